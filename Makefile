@@ -1,0 +1,47 @@
+# Everything here works from a fresh clone on a machine with Python >= 3.11, make and git:
+# each command makes the environment it needs in .venv, once.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+OUT    ?= regmax-demo
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format types clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
+
+install: $(READY)  ## make .venv with regmax (editable) and every extra
+
+demo: $(READY)  ## validate the six regularizers, train on real digits, draw the attention maps
+	$(BIN)/regmax demo --out "$(OUT)"
+
+# One torch thread per test process: two processes on two cores are faster than four threads.
+test: $(READY)  ## run the test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+lint: $(READY)  ## check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)  ## put style and formatting right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(READY)  ## check the types, strictly
+	$(BIN)/mypy
+
+clean:  ## remove .venv, caches and what the demo wrote
+	rm -rf $(VENV) build dist regmax-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp makes a second run instant; a change of the metadata or the constraints installs again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "regmax needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "Python could not make a virtual environment (on Debian: install python3-venv)" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
