@@ -1,0 +1,147 @@
+"""Derivatives of Π_Ω: Proposition 1 on the support, for scores and every hyperparameter.
+
+For any θ that x, γ or Ω depend on (Niculae & Blondel 2017, Prop. 1; design: one matrix),
+
+    dy* = J d( x/γ − ∇Ω(y*; θ) )|_{y* fixed},       J symmetric positive semidefinite,
+
+so backward is v ↦ Jv followed by the vector–Jacobian product of x/γ − ∇Ω(y*; θ). With a penalty,
+J averages over the groups of y* first and ∇Ω gains λu, u ∈ ∂R(y*): a constant on each group.
+
+Backward consists of differentiable operations on y* itself, so it can be differentiated again.
+:func:`unrolled` and :func:`dense_jacobian` are the slow twins that tests compare with.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import simplex
+from .penalty import Penalized, smooth_part
+from .regularizer import Regularizer
+
+
+def attach(
+    y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None
+) -> Tensor:
+    """y = Π_Ω(x), found without gradients, made a differentiable function of z = x/γ and of Ω."""
+    if not torch.is_grad_enabled():
+        return y
+    if isinstance(omega, Penalized):
+        z = omega.reduced(z, y, mask)
+    smooth = smooth_part(omega)
+    tensors = smooth.tensors()
+    if smooth.hyperparameters is None:
+        z = _through_hidden(y, z, smooth, tensors)
+    if not (z.requires_grad or tensors):
+        return y
+    out: Tensor = _Argmax.apply(y, z, smooth, tuple(tensors), *tensors.values())
+    return out
+
+
+def jacobian_product(omega: Regularizer, y: Tensor, v: Tensor) -> Tensor:
+    """J v, with J = ∂Π_Ω/∂z at y = Π_Ω: differentiable in y, v and the tensors of Ω."""
+    return omega.curvature(simplex.inward(y)).jacobian(v, y > 0)
+
+
+class _Argmax(torch.autograd.Function):
+    """Returns y; its backward is the adjoint of the optimality condition at y."""
+
+    @staticmethod
+    def forward(
+        y: Tensor, z: Tensor, omega: Regularizer, names: tuple[str, ...], *tensors: Tensor
+    ) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, _, ctx.omega, ctx.names, *tensors = inputs
+        ctx.save_for_backward(output, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:  # type: ignore[override]
+        y, *tensors = ctx.saved_tensors
+        omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+        w = jacobian_product(omega, y, v)
+        wanted = ctx.needs_input_grad[4:]
+        theta = _hyperparameter_product(ctx.omega, ctx.names, tensors, y, w) if any(wanted) else ()
+        return None, w, None, None, *theta
+
+
+def _hyperparameter_product(
+    omega: Regularizer, names: tuple[str, ...], tensors: list[Tensor], y: Tensor, w: Tensor
+) -> tuple[Tensor | None, ...]:
+    """−(∂∇Ω(y; θ)/∂θ)ᵀ w with y and w held fixed, for every tensor θ of Ω."""
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # aliases: y also depends on θ, and only the direct dependence is wanted here
+        aliases = [t.view_as(t) if t.requires_grad else t.requires_grad_() for t in tensors]
+        gradient = omega.with_tensors(dict(zip(names, aliases, strict=True))).grad(
+            simplex.inward(y)
+        )
+        if not gradient.requires_grad:
+            return tuple(None for _ in tensors)
+        return torch.autograd.grad(
+            gradient, aliases, -w, create_graph=keep, allow_unused=True
+        )
+
+
+def _through_hidden(
+    y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str, Tensor]
+) -> Tensor:
+    """z with the first-order dependence of ∇Ω on tensors that are not attributes of Ω.
+
+    A ``value`` may close over a tensor that regmax cannot name. Its gradient flows through
+    z − (∇Ω(y) − ∇Ω(y)|detached): exact once, refused with torch's message when asked for twice.
+    """
+    known = omega.with_tensors({name: t.detach() for name, t in tensors.items()})
+    with torch.enable_grad():
+        gradient = known.grad(simplex.inward(y.detach()))
+    if not gradient.requires_grad:
+        return z
+    once: Tensor = _Once.apply(gradient)
+    return z - (once - once.detach())
+
+
+class _Once(torch.autograd.Function):
+    """The identity; differentiating its backward raises instead of dropping a term."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:
+        return v.clone()
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, v: Tensor) -> Tensor:  # type: ignore[override]
+        return v
+
+
+def dense_jacobian(omega: Regularizer, y: Tensor) -> Tensor:
+    """∂Π_Ω/∂z of one row y (d,), from (I + A(B − I)) J = A as printed: the oracle for ``attach``.
+
+    A = diag(s) − ssᵀ/|S| is the Jacobian of P_Δ on the support S of y, B = ∇²Ω(y) by autograd.
+    """
+    s = (y > 0).to(y.dtype)
+    a = torch.diag(s) - torch.outer(s, s) / s.sum()
+    b: Tensor = torch.autograd.functional.hessian(omega.value, simplex.inward(y))  # type: ignore[no-untyped-call]
+    b = b * torch.outer(s, s)  # A hides the rest, where B may be infinite
+    eye = torch.eye(len(y), dtype=y.dtype, device=y.device)
+    j: Tensor = torch.linalg.solve(eye + a @ (b - eye), a)
+    return j
+
+
+def unrolled(
+    omega: Regularizer, z: Tensor, step: float | Tensor, iterations: int, mask: Tensor | None = None
+) -> Tensor:
+    """Π_Ω by projected gradient steps of a fixed size that autograd records: a slow oracle.
+
+    y ← P_Δ(y + t (z − ∇Ω(y))), each step differentiable; converges for t below 1/L, where L is
+    the largest curvature of Ω on Δ.
+    """
+    y = simplex.uniform(z, mask)
+    for _ in range(iterations):
+        y = simplex.project(y + step * (z - omega.grad(simplex.inward(y))), mask)
+    return y

@@ -1,0 +1,59 @@
+"""What a validation backend is: an independent road to Π_Ω(x) and to its vector–Jacobian products."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..regularizer import Regularizer
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Rows to answer: argmax_{y ∈ Δ} ⟨y, z⟩ − Ω(y) for z (rows, d), and J v for v (rows, d).
+
+    ``mask`` (rows, d) is None where every entry takes part; entries of z are finite. Per-row
+    hyperparameters of ``omega`` are floats or have shape (1, 1) or (rows, 1).
+    """
+
+    omega: Regularizer
+    z: Tensor
+    v: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """One road's answer. ``vjp`` is None where the road gives values only.
+
+    ``tol`` and ``vjp_tol``: the error bounds above which the road is held to be wrong, because it
+    is known to reach them.
+    """
+
+    road: str
+    y: Tensor
+    vjp: Tensor | None
+    seconds: float
+    tol: float
+    vjp_tol: float
+
+
+class Backend(ABC):
+    """An independent way to compute Π_Ω."""
+
+    name: ClassVar[str] = ""
+
+    @abstractmethod
+    def missing(self) -> str | None:
+        """What must be installed before this backend runs, or None."""
+
+    @abstractmethod
+    def unsuitable(self, omega: Regularizer) -> str | None:
+        """Why this backend cannot take Ω, or None."""
+
+    @abstractmethod
+    def answers(self, task: Task) -> list[Answer]:
+        """One answer per road of this backend (a road is, for instance, one solver)."""

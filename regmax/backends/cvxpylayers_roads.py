@@ -1,0 +1,99 @@
+"""cvxpylayers: conic solvers that differentiate their own solution (DIFFCP, and MOREAU)."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..regularizer import Regularizer
+from .base import Answer, Backend, Task
+from .conic import Program, batches, lacks_program, program, scatter
+
+# Settings under which these solvers reach 1e-5 in y and 1e-4 in vector–Jacobian products; their
+# defaults do not. Clarabel for exponential cones, which SCS leaves inaccurate without a warning.
+DIFFCP_COMMON = {"n_jobs_forward": 1, "n_jobs_backward": 1, "mode": "lsmr"}
+DIFFCP_EXPONENTIAL = {
+    "solve_method": "CLARABEL",
+    "tol_gap_abs": 1e-12,
+    "tol_gap_rel": 1e-12,
+    "tol_feas": 1e-12,
+    "tol_ktratio": 1e-10,
+}
+DIFFCP_OTHER = {"solve_method": "SCS", "eps": 1e-8, "max_iters": 50000}
+# "auto" would pick an active-set method that fails in silence on larger penalties.
+MOREAU = {
+    "solver": "ipm",
+    "ipm_settings": {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12},
+}
+
+
+class CvxpyLayers(Backend):
+    """DIFFCP always, MOREAU where it is installed.
+
+    DIFFCP works on the CPU in float64; scores on a GPU are copied there and back. MOREAU keeps
+    them where its own build can, and copies otherwise.
+    """
+
+    name: ClassVar[str] = "cvxpylayers"
+
+    def missing(self) -> str | None:
+        if importlib.util.find_spec("cvxpylayers") is None:
+            return 'cvxpylayers is not installed: pip install "regmax[validate]"'
+        return None
+
+    def unsuitable(self, omega: Regularizer) -> str | None:
+        return lacks_program(omega)
+
+    def answers(self, task: Task) -> list[Answer]:
+        answers = [_road("DIFFCP", task, 1e-5, 1e-4)]
+        if importlib.util.find_spec("moreau") is not None:
+            answers.append(_road("MOREAU", task, 1e-5, 1e-3))
+        return answers
+
+
+def _road(solver: str, task: Task, tol: float, vjp_tol: float) -> Answer:
+    start = time.perf_counter()
+    y, vjp = torch.zeros_like(task.z), torch.zeros_like(task.z)
+    for omega, index, entries in batches(task):
+        z = task.z[index].gather(-1, entries)
+        v = task.v[index].gather(-1, entries)
+        solution, product = _solve(solver, program(omega, entries.shape[-1]), z, v)
+        scatter(solution, y, index, entries)
+        scatter(product, vjp, index, entries)
+    seconds = time.perf_counter() - start
+    return Answer(f"cvxpylayers {solver}", y, vjp, seconds, tol, vjp_tol)
+
+
+def _solve(solver: str, conic: Program, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    from cvxpylayers.torch import CvxpyLayer
+
+    place = z.device if solver == "MOREAU" and _moreau_runs_on(z.device) else torch.device("cpu")
+    z = z.detach().to(place, torch.float64).requires_grad_()
+    with warnings.catch_warnings():
+        # cvxpy notes that it approximates powers by second-order cones (exact for rationals)
+        warnings.simplefilter("ignore")
+        layer = CvxpyLayer(conic.problem, parameters=[conic.z], variables=[conic.y], solver=solver)
+        with torch.enable_grad():
+            (y,) = layer(z, solver_args=_arguments(solver, conic))
+            (product,) = torch.autograd.grad(y, z, v.to(y))
+    return y, product
+
+
+def _arguments(solver: str, conic: Program) -> dict[str, Any]:
+    if solver == "MOREAU":
+        return MOREAU
+    exponential = conic.problem.get_problem_data("SCS")[0]["dims"].exp > 0
+    return DIFFCP_COMMON | (DIFFCP_EXPONENTIAL if exponential else DIFFCP_OTHER)
+
+
+def _moreau_runs_on(device: torch.device) -> bool:
+    if device.type == "cpu":
+        return True
+    import moreau
+
+    return bool(moreau.device_available(device.type))

@@ -1,0 +1,87 @@
+"""Checks of arguments: every message names the argument, what came, and what is accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def scores(x: Any, dim: Any) -> tuple[Tensor, int]:
+    """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}")
+    if not x.dtype.is_floating_point:
+        raise TypeError(f"x must be floating (float16, bfloat16, float32, float64); got {x.dtype}")
+    if x.ndim == 0:
+        raise ValueError("x must have at least one dimension; got a 0-d tensor")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be an int; got {dim!r}")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(
+            f"dim must be in [{-x.ndim}, {x.ndim - 1}] for x of shape {tuple(x.shape)}; got {dim}"
+        )
+    if x.shape[dim] == 0:
+        raise ValueError(f"x must not be empty along dim={dim}; got shape {tuple(x.shape)}")
+    return x, dim % x.ndim
+
+
+def mask(mask: Any, x: Tensor) -> Tensor | None:
+    """``mask`` expanded to the shape of ``x``."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a bool torch.Tensor or None; got {type(mask).__name__}")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
+    try:
+        return mask.to(x.device).expand(x.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"mask must broadcast to x: mask has shape {tuple(mask.shape)}, x {tuple(x.shape)}"
+        ) from None
+
+
+def hyperparameter(
+    name: str, item: Any, accepted: str, holds: Callable[[Any], Any]
+) -> float | Tensor:
+    """A number or floating tensor for which ``holds`` is true everywhere; ``accepted`` says which.
+
+    Tensors are looked into on the CPU only, where that costs no synchronisation.
+    """
+    if isinstance(item, Tensor):
+        if not item.dtype.is_floating_point:
+            raise TypeError(f"{name} must be a float or a floating tensor; got {item.dtype}")
+        if item.device.type == "cpu" and not torch.compiler.is_compiling():
+            wrong = ~(holds(item.detach()) & torch.isfinite(item.detach()))
+            if bool(wrong.any()):
+                at = tuple(int(i) for i in wrong.nonzero()[0])
+                where = f" at index {at}" if item.ndim else ""
+                raise ValueError(f"{name} must be {accepted}; got {item[at].item():g}{where}")
+        return item
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        raise TypeError(
+            f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {item!r}"
+        )
+    if not (math.isfinite(item) and holds(item)):
+        raise ValueError(f"{name} must be {accepted}; got {item}")
+    return float(item)
+
+
+def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:
+    """A per-row tensor as it broadcasts to ``x`` with ``dim`` moved last; floats pass through."""
+    if not isinstance(item, Tensor):
+        return item
+    shape = (1,) * (x.ndim - item.ndim) + tuple(item.shape)
+    fits = len(shape) == x.ndim and all(
+        n == 1 or (n == m and i != dim) for i, (n, m) in enumerate(zip(shape, x.shape, strict=True))
+    )
+    if item.ndim > x.ndim or not fits:
+        raise ValueError(
+            f"{name} must broadcast to x with size 1 along dim={dim}: {name} has shape "
+            f"{tuple(item.shape)}, x {tuple(x.shape)}"
+        )
+    return item.reshape(shape).movedim(dim, -1).to(x)

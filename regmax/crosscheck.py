@@ -1,0 +1,273 @@
+"""Independent roads to Π_Ω(x), compared, each judged by the error that it certifies.
+
+Every answer is certified with Ω's definition (its value, differentiated by autograd), never with a
+method under test; where another road's answer c has the better certificate, the bound used is
+‖y − c‖ + bound(c). Two roads agree when they differ by no more than the sum of their bounds, and
+each bound is as small as its road is known to reach. So a lie in a closed form, a gradient or a
+convex program shows, and the report says on which road.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks, engine, simplex
+from .backends.base import Answer, Backend, Task
+from .backends.generic import definition
+from .optimality import Problem
+from .penalty import Penalized, smooth_part
+from .plugins import registry
+from .regularizer import Regularizer, overrides
+from .report import Claim, Pair, Report
+from .rows import Rows, prepare
+
+
+def crosscheck(
+    omega: Regularizer,
+    x: Tensor,
+    against: Sequence[str] = ("generic", "cvxpylayers"),
+    gamma: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    seed: int = 0,
+) -> Report:
+    """Compare the layer's own answer at ``x`` with every road of the backends ``against``.
+
+    Values, and vector–Jacobian products with random vectors (from ``seed``), along the last
+    dimension. The claims of Ω (overridden ``grad``, ``curvature``, ``conjugate``,
+    ``strong_convexity``) are compared with its value besides.
+
+    x: (*batch, d), float32 or float64, −inf for an entry that takes no part. Returns a
+    :class:`regmax.Report`. A backend that cannot take Ω is listed in ``report.skipped``.
+    """
+    if not isinstance(omega, Regularizer):
+        raise TypeError(f"omega must be a regmax.Regularizer; got {type(omega).__name__}")
+    if isinstance(against, str):
+        against = (against,)
+    backends = [_ready(name) for name in against]
+    gamma = checks.hyperparameter("gamma", gamma, "> 0", lambda g: g > 0)
+    x, _ = checks.scores(x, -1)
+    if x.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"x must be float32 or float64 to be cross-checked; got {x.dtype}")
+    rows = _flat(prepare(omega, x.detach(), gamma, -1, mask))
+    if rows.x.shape[0] == 0:
+        raise ValueError(f"x must have at least one row; got shape {tuple(x.shape)}")
+    if rows.spoilt is not None and bool((rows.spoilt | _filled(rows.empty)).any()):
+        raise ValueError("x must have no NaN, no +inf, and a participant in every row")
+
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64).to(rows.x)
+    if rows.mask is not None:
+        v = torch.where(rows.mask, v, 0)
+    task = Task(rows.omega, rows.z.detach(), v, rows.mask)
+    answers, skipped = [_own(rows, v)], []
+    for backend in backends:
+        reason = backend.unsuitable(rows.omega)
+        if reason is None:
+            answers += backend.answers(task)
+        else:
+            skipped.append(f"{backend.name}: {reason}")
+    return _judge(omega, task, answers, skipped)
+
+
+def _ready(name: str) -> Backend:
+    backend: Backend = registry().get("backend", name)()
+    missing = backend.missing()
+    if missing is not None:
+        raise ImportError(f"{missing}, or leave {name!r} out of against")
+    return backend
+
+
+def _filled(empty: Tensor | None) -> Tensor:
+    return torch.zeros(1, dtype=torch.bool) if empty is None else empty
+
+
+def _flat(rows: Rows) -> Rows:
+    """The same rows with one batch dimension, per-row hyperparameters expanded along."""
+    batch, d = rows.x.shape[:-1], rows.x.shape[-1]
+
+    def flat(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
+
+    values: dict[str, Tensor] = {}
+    for prefix, module in rows.omega.named_modules():
+        for name in getattr(module, "hyperparameters", None) or ():
+            item = getattr(module, name)
+            if isinstance(item, Tensor):
+                key = f"{prefix}.{name}" if prefix else name
+                values[key] = flat(item) if item.ndim else item.detach()
+    return Rows(
+        x=rows.x.reshape(-1, d),
+        gamma=flat(rows.gamma),
+        mask=None if rows.mask is None else rows.mask.reshape(-1, d),
+        omega=rows.omega.with_tensors(values),
+        shift=flat(rows.shift),
+        empty=flat(rows.empty),
+        spoilt=flat(rows.spoilt),
+        dim=1,
+        dtype=rows.dtype,
+    )
+
+
+def _own(rows: Rows, v: Tensor) -> Answer:
+    """The layer's own road, in the scaled scores z = x/γ."""
+    start = time.perf_counter()
+    scaled = Rows(
+        x=rows.z.detach().requires_grad_(),
+        gamma=1.0,
+        mask=rows.mask,
+        omega=rows.omega,
+        shift=rows.shift,
+        empty=None,
+        spoilt=None,
+        dim=1,
+        dtype=rows.dtype,
+    )
+    with torch.enable_grad():
+        y, road = engine.argmax(scaled, engine.Settings(on_failure="ignore"))
+        (vjp,) = torch.autograd.grad(y, scaled.x, v)
+    tol = 1e-7 if y.dtype == torch.float64 else 1e-4
+    seconds = time.perf_counter() - start
+    return Answer(road.path, y.detach(), vjp, seconds, tol, 100 * tol)
+
+
+@dataclass(frozen=True, eq=False)
+class _Center:
+    """The best certified point of each row, and J v there by definition."""
+
+    y: Tensor
+    bound: Tensor
+    vjp: Tensor
+    vjp_bound: Tensor
+
+
+def _judge(
+    omega: Regularizer, task: Task, answers: list[Answer], skipped: list[str]
+) -> Report:
+    problem = Problem(definition(task.omega), task.z, task.mask)
+    own = [problem.certify(answer.y).error_bound for answer in answers]
+    center = _center(problem, task, answers, own)
+    bounds, vjp_bounds = [], []
+    for answer, bound in zip(answers, own, strict=True):
+        through = (answer.y - center.y).norm(dim=-1) + center.bound
+        bounds.append(_worst(torch.minimum(bound, _or_inf(through))))
+        if answer.vjp is None:
+            vjp_bounds.append(None)
+        else:
+            off = (answer.vjp - center.vjp).norm(dim=-1) + center.vjp_bound
+            vjp_bounds.append(_worst(_or_inf(off)))
+    pairs = [
+        _pair(answers[i], answers[j], (bounds[i], bounds[j]), (vjp_bounds[i], vjp_bounds[j]))
+        for i, j in itertools.combinations(range(len(answers)), 2)
+    ]
+    return Report(
+        name=repr(omega),
+        rows=[pair.to_dict() for pair in pairs],
+        pairs=pairs,
+        claims=_claims(task, problem, center.y),
+        skipped=skipped,
+        problems=task.z.shape[0],
+        d=task.z.shape[1],
+    )
+
+
+def _or_inf(t: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(t), t, torch.inf)
+
+
+def _worst(t: Tensor) -> float:
+    return float(t.max())
+
+
+def _center(
+    problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]
+) -> _Center:
+    best = torch.stack(bounds).argmin(0)
+    at = torch.arange(len(best), device=best.device)
+    y = torch.nan_to_num(torch.stack([a.y for a in answers])[best, at])
+    bound = torch.stack(bounds)[best, at]
+    support = problem.support(y)
+    v = task.v
+    with torch.no_grad():
+        if isinstance(task.omega, Penalized):
+            v = task.omega.penalty.average(v, y, task.mask)
+        curvature = problem.curvature(y)
+        vjp = curvature.jacobian(v, support)
+        # relative change of the curvature within the bound, on the smallest entry of the support
+        least = torch.where(support, y, torch.inf).amin(-1)
+        slack = vjp.norm(dim=-1) * (bound / least).clamp_max(1)
+        slack = slack + 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
+    return _Center(y, bound, vjp, slack)
+
+
+def _pair(
+    a: Answer,
+    b: Answer,
+    bounds: tuple[float, float],
+    vjp_bounds: tuple[float | None, float | None],
+) -> Pair:
+    dy = float(_or_inf((a.y - b.y).abs()).max())
+    wrong = [r.road for r, e in zip((a, b), bounds, strict=True) if not e <= r.tol]
+    apart = not float(_or_inf((a.y - b.y).norm(dim=-1)).max()) <= sum(bounds)
+    dvjp = None
+    if a.vjp is not None and b.vjp is not None:
+        dvjp = float(_or_inf((a.vjp - b.vjp).abs()).max())
+        for road, bound in zip((a, b), vjp_bounds, strict=True):
+            if bound is not None and not bound <= road.vjp_tol and road.road not in wrong:
+                wrong.append(road.road)
+    return Pair(
+        a=a.road,
+        b=b.road,
+        max_dy=dy,
+        max_dvjp=dvjp,
+        bound_a=bounds[0],
+        bound_b=bounds[1],
+        vjp_bound_a=vjp_bounds[0],
+        vjp_bound_b=vjp_bounds[1],
+        seconds_a=a.seconds,
+        seconds_b=b.seconds,
+        wrong=tuple(wrong),
+        ok=not wrong and not apart,
+    )
+
+
+def _claims(task: Task, problem: Problem, y: Tensor) -> list[Claim]:
+    """Each overridden method against Ω's value, at the best certified point."""
+    smooth, plain = smooth_part(task.omega), smooth_part(problem.omega)
+    support = problem.support(y)
+    point = simplex.inward(y)
+    eps = torch.finfo(y.dtype).eps
+    claims: list[Claim] = []
+
+    def claim(method: str, got: Tensor, expected: Tensor, slack: float) -> None:
+        difference = torch.where(torch.isfinite(got), (got - expected).abs(), torch.inf)
+        scale = 1 + expected.abs()
+        claims.append(Claim(method, float((difference / scale).max()), slack))
+
+    with torch.no_grad():
+        if overrides(smooth, "grad"):
+            got = torch.where(support, smooth.grad(point), 0)
+            claim("grad", got, torch.where(support, plain.grad(point), 0), eps**0.5)
+        if overrides(smooth, "curvature"):
+            v = torch.where(support, task.v, 0)
+            got = torch.where(support, smooth.curvature(point).matvec(v), 0)
+            expected = torch.where(support, plain.curvature(point).matvec(v), 0)
+            claim("curvature", got, expected, eps**0.5)
+        if overrides(smooth, "strong_convexity") and smooth.strong_convexity is not None:
+            declared = torch.as_tensor(smooth.strong_convexity, dtype=y.dtype)
+            low = plain.curvature(point).lowest(support)
+            excess = (declared.squeeze(-1) if declared.ndim else declared) - low
+            claim("strong_convexity", excess.clamp_min(0), torch.zeros_like(low), eps**0.5)
+        if overrides(task.omega, "conjugate"):
+            got = task.omega.conjugate(task.z, 1.0, task.mask)
+            if got is not None:
+                claim("conjugate", got, problem.objective(y), eps**0.5)
+    return claims

@@ -1,0 +1,269 @@
+"""The curvature ∇²Ω(y) in its four structures, and the one matrix built from it.
+
+On the support S of y, with H = ∇²Ω(y)_SS, the Jacobian of Π_Ω is
+
+    J = H⁻¹ − H⁻¹1 1ᵀH⁻¹ / (1ᵀH⁻¹1)       on S, 0 elsewhere
+
+(Peters, Niculae & Martins 2019, Prop. 2), which is the solution of
+(I + A(B − I))J = A (Niculae & Blondel 2017, Prop. 1) written on the support. It is symmetric and
+positive semidefinite. Each structure below applies it at its own cost: O(d) for diagonal and
+diagonal plus rank one, O(d³) for dense, conjugate gradients for matrix-free.
+
+All operations are differentiable, so a second backward differentiates the first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .simplex import row_dot
+
+
+class Curvature(ABC):
+    """A symmetric matrix per row, for vectors of shape (*batch, d)."""
+
+    @abstractmethod
+    def matvec(self, v: Tensor) -> Tensor:
+        """H v."""
+
+    @abstractmethod
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        """H + diag(t)."""
+
+    @abstractmethod
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        """J v, the solution w of H_SS w_S + τ1 = v_S, 1ᵀw = 0, w = 0 off S."""
+
+    @abstractmethod
+    def lowest(self, support: Tensor) -> Tensor:
+        """A lower bound on the smallest eigenvalue along {w : 1ᵀw = 0, w = 0 off S}, one per row.
+
+        Exact for dense, safe for the others (an estimate for matrix-free); +inf where S has one
+        element, as there is no such direction.
+        """
+
+
+def _single(support: Tensor) -> Tensor:
+    return support.sum(-1) <= 1
+
+
+class Diagonal(Curvature):
+    """H = diag(h)."""
+
+    def __init__(self, h: Tensor) -> None:
+        self.h = h
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return self.h * v
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return Diagonal(self.h + t)
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        # s_i = 1/h_i on S;  J v = s ∘ (v − ⟨s, v⟩ / Σs)   (2019, Prop. 2, separable case)
+        s = torch.where(support, 1 / torch.where(support, self.h, 1), 0)
+        v = torch.where(support, v, 0)
+        return s * (v - row_dot(s, v) / s.sum(-1, keepdim=True))
+
+    def lowest(self, support: Tensor) -> Tensor:
+        low = torch.where(support, self.h, torch.inf).amin(-1)
+        return torch.where(_single(support), torch.inf, low)
+
+
+class DiagonalPlusRankOne(Curvature):
+    """H = diag(h) + u uᵀ."""
+
+    def __init__(self, h: Tensor, u: Tensor) -> None:
+        self.h, self.u = h, u
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return self.h * v + self.u * row_dot(self.u, v)
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return DiagonalPlusRankOne(self.h + t, self.u)
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        # With D = J of diag(h) alone: J = D − D u uᵀD / (1 + uᵀD u)   (Sherman–Morrison)
+        first = Diagonal(self.h)
+        dv, du = first.jacobian(v, support), first.jacobian(self.u, support)
+        u = torch.where(support, self.u, 0)
+        return dv - du * (row_dot(u, dv) / (1 + row_dot(u, du)))
+
+    def lowest(self, support: Tensor) -> Tensor:
+        return Diagonal(self.h).lowest(support)
+
+
+class Dense(Curvature):
+    """H given entry by entry, shape (*batch, d, d)."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return (self.matrix @ v.unsqueeze(-1)).squeeze(-1)
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return Dense(self.matrix + torch.diag_embed(t.expand(self.matrix.shape[:-1])))
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
+        on = support.to(v.dtype)
+        h = self.matrix * on.unsqueeze(-1) * on.unsqueeze(-2) + torch.diag_embed(1 - on)
+        top = torch.cat([h, on.unsqueeze(-1)], -1)
+        corner = torch.zeros_like(on[..., :1])
+        bottom = torch.cat([on, corner], -1).unsqueeze(-2)
+        rhs = torch.cat([torch.where(support, v, 0), corner], -1)
+        w: Tensor = torch.linalg.solve(torch.cat([top, bottom], -2), rhs.unsqueeze(-1))
+        return torch.where(support, w[..., :-1, 0], 0)
+
+    def lowest(self, support: Tensor) -> Tensor:
+        on = support.to(self.matrix.dtype)
+        h = self.matrix * on.unsqueeze(-1) * on.unsqueeze(-2)
+        h = torch.nan_to_num(h)
+        # P H P with P the projector on the tangent space, its other directions moved out of the way
+        p = torch.diag_embed(on) - on.unsqueeze(-1) * on.unsqueeze(-2) / on.sum(-1)[..., None, None]
+        away = h.abs().sum(-1).amax(-1)[..., None, None] + 1
+        eye = torch.eye(on.shape[-1], dtype=on.dtype, device=on.device)
+        low: Tensor = torch.linalg.eigvalsh(p @ h @ p + away * (eye - p))[..., 0]
+        return torch.where(_single(support), torch.inf, low)
+
+
+class MatrixFree(Curvature):
+    """H given by its product with a vector; systems are solved by conjugate gradients.
+
+    ``product`` maps v to H v, both of shape (*batch, d). Derivatives of ``jacobian`` are exact up
+    to the third order: the solution is restated by two exact refinements, whose value is zero.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor]) -> None:
+        self.product = product
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return self.product(v)
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return MatrixFree(lambda v: self.product(v) + t * v)
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        with torch.no_grad():
+            w = _conjugate_gradients(self.product, v, support)
+        if not torch.is_grad_enabled():
+            return w
+        for _ in range(2):  # w = w + J (v − H w): zero in value, exact in derivative
+            residual = v - self.product(w)
+            w = w + _SelfAdjoint.apply(residual - residual.detach(), self.product, support)
+        return w
+
+    def lowest(self, support: Tensor) -> Tensor:
+        # Power iteration for the largest eigenvalue of J on the tangent space; safe side: half of
+        # its inverse, as the iteration approaches from below.
+        with torch.no_grad():
+            generator = torch.Generator(support.device).manual_seed(0)
+            probe = torch.randn(
+                support.shape[-1], generator=generator, device=support.device, dtype=torch.float64
+            )
+            w = _tangent(probe.to(torch.get_default_dtype()).expand(support.shape), support)
+            w = w.to(self.product(torch.zeros_like(w)).dtype)
+            norm = torch.zeros_like(w[..., 0])
+            for _ in range(6):
+                w = w / w.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
+                w = _conjugate_gradients(self.product, w, support)
+                norm = w.norm(dim=-1)
+            return torch.where(_single(support), torch.inf, 0.5 / norm)
+
+
+class _SelfAdjoint(torch.autograd.Function):
+    """v ↦ J v for a fixed symmetric J: its own derivative and its own adjoint."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: torch.autograd.function.FunctionCtx,
+        v: Tensor,
+        product: Callable[[Tensor], Tensor],
+        support: Tensor,
+    ) -> Tensor:
+        ctx.product, ctx.support = product, support  # type: ignore[attr-defined]
+        return _conjugate_gradients(product, v, support)
+
+    @staticmethod
+    def backward(ctx, u: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def,override]
+        return _SelfAdjoint.apply(u, ctx.product, ctx.support), None, None
+
+
+def _tangent(v: Tensor, support: Tensor) -> Tensor:
+    """Orthogonal projection on {w : 1ᵀw = 0, w = 0 off S}."""
+    v = torch.where(support, v, 0)
+    mean = v.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_min(1)
+    return torch.where(support, v - mean, 0)
+
+
+def _conjugate_gradients(
+    product: Callable[[Tensor], Tensor], v: Tensor, support: Tensor
+) -> Tensor:
+    """J v by conjugate gradients on the tangent space, every row to its own last bits."""
+    with torch.no_grad():
+        r = _tangent(v.detach(), support)
+        w, direction = torch.zeros_like(r), r
+        rr = row_dot(r, r)
+        target = rr * torch.finfo(r.dtype).eps ** 2
+        for _ in range(4 * r.shape[-1] + 20):
+            active = rr > target
+            if not bool(active.any()):
+                break
+            hd = _tangent(product(direction).detach(), support)
+            curvature = row_dot(direction, hd)
+            active = active & (curvature > 0)
+            step = torch.where(active, rr / torch.where(active, curvature, 1), 0)
+            w, r = w + step * direction, r - step * hd
+            new = row_dot(r, r)
+            if not bool(active.any()):
+                break
+            direction = torch.where(active, r + new / rr.clamp_min(1e-300) * direction, direction)
+            rr = torch.where(active, new, torch.zeros_like(rr))
+        return w
+
+
+DENSE_LIMIT = 512
+"""Above this d, a curvature found by autograd is matrix-free instead of dense."""
+
+
+def by_autograd(
+    gradient: Callable[[Tensor], Tensor], y: Tensor, separable: bool | None
+) -> Curvature:
+    """∇²Ω(y) from ∇Ω alone: diagonal if Ω is separable, else dense or matrix-free.
+
+    With ``separable`` None, H r = (H1) ∘ r is tested on one random r. The result is
+    differentiable in y, and in whatever ``gradient`` depends on, when grad mode is enabled.
+    """
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
+        g = gradient(z)
+
+    def product(v: Tensor) -> Tensor:
+        if not g.requires_grad:
+            return torch.zeros_like(z)
+        (hv,) = torch.autograd.grad(
+            g, z, v, create_graph=torch.is_grad_enabled(), retain_graph=True, allow_unused=True
+        )
+        return torch.zeros_like(z) if hv is None else hv
+
+    with torch.set_grad_enabled(keep):
+        diagonal = product(torch.ones_like(y))
+        if separable is None:
+            generator = torch.Generator(y.device).manual_seed(0)
+            probe = torch.randn(y.shape[-1], generator=generator, dtype=y.dtype, device=y.device)
+            got, expected = product(probe.expand_as(y)).detach(), diagonal.detach() * probe
+            tol = 256 * torch.finfo(y.dtype).eps
+            separable = bool(((got - expected).abs() <= tol * expected.abs()).all())
+        if separable:
+            return Diagonal(diagonal)
+        if y.shape[-1] > DENSE_LIMIT:
+            return MatrixFree(product)
+        eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+        columns = [product(e.expand_as(y)) for e in eye]
+        return Dense(torch.stack(columns, -1))

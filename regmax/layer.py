@@ -1,0 +1,145 @@
+"""``RegularizedMax``: Π_Ω and max_Ω as a layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import checks, engine
+from .curvature import Curvature
+from .errors import RegularizerError
+from .optimality import Problem
+from .penalty import smooth_part
+from .regularizer import Regularizer, overrides
+from .rows import Rows, prepare
+from .solution import Solution
+from .solvers import Solver
+
+
+class RegularizedMax(nn.Module):
+    """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), differentiable in x, γ and every tensor inside Ω.
+
+    Parameters
+    ----------
+    omega: a :class:`regmax.Regularizer`.
+    gamma: γ > 0, a float, or a tensor that broadcasts to x with size 1 along ``dim``.
+    dim: the dimension that sums to 1.
+    solver: ``"auto"`` (the closed form where there is one, else a solver chosen for Ω; ask
+        :meth:`explain`), the name of a solver, or a :class:`regmax.solvers.Solver`.
+    tol: the certified error ‖y − y*‖ at which a solver stops; by default 1e-8 in float64 and 1e-4
+        in float32. Closed forms ignore it.
+    max_iter: the budget of iterations of a solver.
+    on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.
+
+    Shapes: x of any shape and strides, floating; the output has x's shape, dtype and device.
+    float16 and bfloat16 compute in float32. ``mask`` is bool, broadcastable to x, True = takes
+    part; −inf counts as masked out. A row without participants gives zeros and zero gradients; a
+    NaN or +inf makes its row NaN and no other. Π_Ω is Niculae & Blondel (2017), §2.2.
+    """
+
+    def __init__(
+        self,
+        omega: Regularizer,
+        gamma: float | Tensor = 1.0,
+        dim: int = -1,
+        solver: str | Solver = "auto",
+        *,
+        tol: float | None = None,
+        max_iter: int = 2000,
+        on_failure: engine.OnFailure = "warn",
+    ) -> None:
+        super().__init__()
+        if not isinstance(omega, Regularizer):
+            raise TypeError(
+                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r} "
+                "(regmax.regularizer(name) makes one by name)"
+            )
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise TypeError(f"dim must be an int; got {dim!r}")
+        if not isinstance(solver, str | Solver):
+            raise TypeError(f'solver must be "auto", a name or a Solver; got {solver!r}')
+        if solver != "auto":
+            engine.named_solver(solver)
+        if tol is not None and not tol > 0:
+            raise ValueError(f"tol must be > 0 or None; got {tol}")
+        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+            raise ValueError(f"max_iter must be an int >= 1; got {max_iter!r}")
+        if on_failure not in ("warn", "raise", "ignore"):
+            raise ValueError(
+                f'on_failure must be "warn", "raise" or "ignore"; got {on_failure!r}'
+            )
+        self.omega = omega
+        self.gamma = checks.hyperparameter("gamma", gamma, "> 0", lambda g: g > 0)
+        self.dim = dim
+        self.settings = engine.Settings(solver, tol, max_iter, on_failure)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Π_Ω(x), of x's shape, dtype and device."""
+        rows = self._rows(x, mask)
+        return rows.restore(engine.argmax(rows, self.settings)[0])
+
+    def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """max_Ω(x) = max_{y ∈ Δ} ⟨y, x⟩ − γΩ(y): x's shape without ``dim``; its gradient is Π_Ω(x).
+
+        0 for a row without participants.
+        """
+        rows = self._rows(x, mask)
+        return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
+
+    def solve(self, x: Tensor, mask: Tensor | None = None) -> Solution:
+        """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken."""
+        return engine.solution(self._rows(x, mask), self.settings)
+
+    def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
+        """Which path ``self(x)`` takes, and why."""
+        rows = self._rows(x.detach(), mask)
+        with torch.no_grad():
+            y, road = engine.argmax(rows, self.settings)
+        omega = rows.omega
+        lines = [
+            f"{self!r}",
+            f"rows: {rows.x[..., 0].numel()} of {rows.x.shape[-1]} scores along dim {self.dim}, "
+            f"computed in {str(rows.x.dtype).removeprefix('torch.')}",
+            f"forward: {road.path}: {road.why}",
+            f"backward: {self._backward(omega, rows, y)}",
+        ]
+        lines += [f"note: {line}" for line in omega.notes(rows.x)]
+        return "\n".join(lines)
+
+    @staticmethod
+    def _backward(omega: Regularizer, rows: Rows, y: Tensor) -> str:
+        if not omega.exact:
+            return "autograd through the closed form"
+        smooth = smooth_part(omega)
+        if y.numel() == 0:
+            return "Proposition 1 on the support"
+        curvature: Curvature = Problem(omega, rows.z, rows.mask).curvature(y)
+        source = "declared by" if overrides(smooth, "curvature") else "found by autograd from"
+        groups = "group averages, then " if smooth is not omega else ""
+        return (
+            f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
+            f"{source} {type(smooth).__name__}"
+        )
+
+    def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
+        return prepare(self.omega, x, self.gamma, self.dim, mask)
+
+    def __repr__(self) -> str:
+        s = self.settings
+        parts = [repr(self.omega)]
+        gamma: Any = self.gamma
+        if isinstance(gamma, Tensor) or gamma != 1.0:
+            parts.append(f"gamma={gamma!r}" if not isinstance(gamma, Tensor) else "gamma=<tensor>")
+        if self.dim != -1:
+            parts.append(f"dim={self.dim}")
+        if s.solver != "auto":
+            parts.append(f"solver={s.solver!r}")
+        if s.tol is not None:
+            parts.append(f"tol={s.tol!r}")
+        if s.max_iter != 2000:
+            parts.append(f"max_iter={s.max_iter}")
+        if s.on_failure != "warn":
+            parts.append(f"on_failure={s.on_failure!r}")
+        return f"RegularizedMax({', '.join(parts)})"

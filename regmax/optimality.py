@@ -1,0 +1,165 @@
+"""The optimality condition, written once. Solvers stop on it, the adjoint differentiates it, tests
+certify with it.
+
+With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for some threshold τ,
+
+    r := z − ∇Ω(y) − λu     satisfies     r_i = τ where y_i > 0,   r_i ≤ τ where y_i = 0,
+
+with u ∈ ∂R(y) where Ω has a penalty λR (and no such term where it has none). It is the fixed point
+y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the support.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import simplex
+from .curvature import Curvature, Diagonal
+from .errors import RegularizerError
+from .penalty import Penalized, smooth_part, value_of
+from .regularizer import Definition, Regularizer
+from .simplex import row_dot
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """How far y can be from the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂."""
+
+    gap: Tensor
+    error_bound: Tensor
+    estimated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One batch of problems max_{y ∈ Δ} ⟨y, z⟩ − Ω(y), with z = x/γ of shape (*batch, d)."""
+
+    omega: Regularizer
+    z: Tensor
+    mask: Tensor | None = None
+
+    @functools.cached_property
+    def steep(self) -> bool:
+        """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0.
+
+        Told by how ∂Ω/∂y_i moves from ε to ε² and from ε² to ε⁴: by less and less where the slope
+        is finite; logarithms and negative powers go on.
+        """
+        smooth, eps = smooth_part(self.omega), torch.finfo(self.z.dtype).eps
+        with torch.no_grad():
+            near, nearer, nearest = (
+                smooth.grad(torch.full_like(self.z, eps**k)) for k in (1, 2, 4)
+            )
+        return bool(((nearest - nearer).abs() > 0.5 * (nearer - near).abs()).any())
+
+    @functools.cached_property
+    def separable(self) -> bool:
+        """Whether the smooth part of Ω has a diagonal curvature."""
+        return isinstance(self.curvature(simplex.uniform(self.z, self.mask)), Diagonal)
+
+    @property
+    def structured(self) -> bool:
+        return isinstance(self.omega, Penalized)
+
+    def participants(self) -> Tensor:
+        """The mask, made explicit."""
+        return torch.ones_like(self.z, dtype=torch.bool) if self.mask is None else self.mask
+
+    def support(self, y: Tensor) -> Tensor:
+        return (y > 0) & self.participants()
+
+    def slope(self, y: Tensor) -> Tensor:
+        """z − ∇Ω(y), for the smooth part of Ω."""
+        return self.z - smooth_part(self.omega).grad(simplex.inward(y))
+
+    def curvature(self, y: Tensor) -> Curvature:
+        """∇²Ω(y) of the smooth part."""
+        return smooth_part(self.omega).curvature(simplex.inward(y))
+
+    def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
+        """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.
+
+        With a penalty, z is reduced to the groups of y first.
+        """
+        slope = self.slope(y)
+        if isinstance(self.omega, Penalized):
+            slope = slope - self.z + self.omega.reduced(self.z, y, self.mask)
+        return self.curvature(y).jacobian(slope, support)
+
+    def certify(self, y: Tensor) -> Certificate:
+        """Bound ‖y − y*‖ from Ω's value alone (autograd supplies ∇Ω), never from a claim.
+
+        Strong convexity gives β e² ≤ Σ_i (r_i − τ)(y*_i − y_i) for every τ, with e = ‖y − y*‖. An
+        entry with r_i < τ adds at most |r_i − τ| y_i, any other at most |r_i − τ| e; so with
+        a = ‖(r − τ)_A‖, b = Σ_B |r_i − τ| y_i and B the entries with r_i < τ where that is less,
+        e ≤ (a + sqrt(a² + 4βb)) / (2β). With B = ∅ it is the distance of 0 to the subdifferential
+        over β, with A = ∅ the bound of the duality gap. Rounding of r is added to a. All of it is
+        evaluated at the point of Δ next to y, whose distance to y is added to the bound.
+        """
+        eps = torch.finfo(y.dtype).eps
+        on = self.participants()
+        smooth = Definition(smooth_part(self.omega))
+        with torch.no_grad():
+            point = simplex.normalize(torch.where(on, simplex.inward(y), 0))
+            off = (point - y).norm(dim=-1)
+            gradient = smooth.grad(simplex.inward(point))
+            r = self.z - gradient
+            size = self.z.abs() + gradient.abs()
+            if isinstance(self.omega, Penalized):
+                u = self._penalty_subgradient(self.omega, point)
+                r, size = r - u, size + u.abs()
+            tau = torch.where(on, point * r, 0).sum(-1, keepdim=True)
+            gap = (torch.where(on, r, -torch.inf).amax(-1, keepdim=True) - tau).clamp_min(0)
+            rounding = 8 * eps * size
+            rho = r - tau
+            beta, estimated = self._strong_convexity(smooth, y)
+            # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less
+            below = (rho <= 0) & ((y <= eps) | (rho.abs() > 2 * beta * point))
+            a_i = torch.where(on & ~below, rho.abs() + rounding, 0)
+            a_i = torch.where(on & below & (-rho < rounding), rounding, a_i)
+            b_i = torch.where(on & below, (rho.abs() + rounding) * point, 0)
+            a, b = a_i.norm(dim=-1), b_i.sum(-1)
+            distance = (a + (a * a + 4 * beta.squeeze(-1) * b).sqrt()) / (2 * beta.squeeze(-1))
+            by_gap = (2 * (gap + row_dot(point, rounding)) / beta).sqrt().squeeze(-1)
+            bound = torch.minimum(distance, by_gap).clamp_max(2**0.5)  # the diameter of Δ
+            bound = bound + off + 4 * eps
+            bound = torch.where(torch.isfinite(bound), bound, torch.inf)
+        return Certificate(gap.squeeze(-1), bound, estimated)
+
+    def _penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
+        """λu with u ∈ ∂R(y). The prox only proposes where to look: ``subgradient`` decides."""
+        proposal = self.z - omega.penalty.prox(self.z, omega.lam, self.mask)
+        return omega.penalty.subgradient(y, proposal, omega.lam, self.mask)
+
+    def _strong_convexity(self, smooth: Regularizer, y: Tensor) -> tuple[Tensor, bool]:
+        declared = smooth_part(self.omega).strong_convexity
+        if declared is not None:
+            beta = torch.as_tensor(declared, dtype=y.dtype, device=y.device)
+            return (beta if beta.ndim else beta.reshape(1)).expand(*y.shape[:-1], 1), False
+        with torch.no_grad():
+            support = self.support(y)
+            matrix = smooth.curvature(simplex.inward(y))
+            low = matrix.lowest(support)
+            vertex = row_dot(y, matrix.matvec(y)).squeeze(-1)  # curvature at a vertex
+            low = torch.where(torch.isinf(low), vertex, low)
+        # half: the curvature between y and y* may be lower than at y
+        return (0.5 * low).clamp_min(torch.finfo(y.dtype).tiny).unsqueeze(-1), True
+
+    def objective(self, y: Tensor) -> Tensor:
+        """⟨y, z⟩ − Ω(y), one number per row."""
+        return row_dot(y, self.z).squeeze(-1) - value_of(self.omega, simplex.inward(y), self.mask)
+
+    def check_convex(self, y: Tensor) -> None:
+        """Refuse an Ω whose curvature along the support of y is not positive."""
+        with torch.no_grad():
+            low = self.curvature(y).lowest(self.support(y))
+        if bool((low < 0).any()):
+            row = tuple(int(i) for i in (low < 0).nonzero()[0])
+            raise RegularizerError(
+                f"{type(self.omega).__name__} is not convex: its curvature along the support is "
+                f"{low[row].item():.3g} at row {row}; Π_Ω needs a strictly convex Ω"
+            )

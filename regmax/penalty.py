@@ -1,0 +1,137 @@
+"""Structured penalties R, and Ω = base + λR (one theorem for fusedmax, oscarmax and their kin).
+
+Let R be the Lovász extension of a submodular function (total variation, ordered weights, …) and
+``base`` permutation-invariant, strictly convex and differentiable inside Δ. Then
+
+    Π_{base+λR}(x) = Π_base(γ prox_{λR}(x/γ)),      J = J_base · (averaging over the groups).
+
+Why: z = prox_{λR}(x/γ) means x/γ − z ∈ λ∂R(z), and y = Π_base(γz) keeps the order of z and can
+only merge ties, so ∂R(z) ⊆ ∂R(y); base's own optimality adds the rest. With base = ½‖·‖² and the
+chain's total variation this is Proposition 2 of Niculae & Blondel (2017).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .regularizer import Regularizer
+
+
+class Penalty(ABC):
+    """R(y) = max_{u ∈ ∂R(0)} ⟨u, y⟩: convex, positively homogeneous, with fused groups.
+
+    Rows are along the last dimension; ``mask`` is None or a bool tensor of y's shape (True = takes
+    part): a masked row behaves as the shorter row of its participants.
+    """
+
+    name: ClassVar[str] = ""
+
+    @abstractmethod
+    def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """R(y): (*batch, d) -> (*batch)."""
+
+    @abstractmethod
+    def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        """argmin_z ½‖z − v‖² + step·R(z); members of a group are bit-for-bit equal.
+
+        ``step`` is a number or broadcasts to (*batch, 1).
+        """
+
+    @abstractmethod
+    def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The group of each entry: int64 ids in [0, d), the same id for the members of a group."""
+
+    @abstractmethod
+    def subgradient(
+        self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """An element of step·∂R(y), close to ``near``: from the definition of R, not from ``prox``.
+
+        Certificates rest on it: it must be a subgradient up to rounding, whatever ``near`` is.
+        """
+
+    def as_cvxpy(self, y: Any) -> Any:
+        """R as a cvxpy expression of a nonnegative cvxpy variable of shape (d,)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no as_cvxpy(self, y)")
+
+    def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        """J_prox v: the mean of v over each group of z (2017, Prop. 3). Differentiable in v."""
+        ids = self.groups(z, mask)
+        if mask is not None:
+            v = torch.where(mask, v, 0)
+        zeros = torch.zeros_like(v)
+        size = zeros.scatter_add(-1, ids, torch.ones_like(v) if mask is None else mask.to(v.dtype))
+        mean = zeros.scatter_add(-1, ids, v) / size.clamp_min(1)
+        return mean.gather(-1, ids)
+
+    def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Some element of ∂R(y), by autograd; its mean over each group does not depend on which."""
+        with torch.enable_grad():
+            z = y.detach().requires_grad_()
+            (u,) = torch.autograd.grad(self.value(z, mask).sum(), z)
+        return u
+
+
+class Penalized(Regularizer):
+    """Ω(y) = base(y) + λ R(y).
+
+    ``lam`` ≥ 0: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
+    """
+
+    hyperparameters = ("lam",)
+
+    def __init__(self, base: Regularizer, penalty: Penalty, lam: float | Tensor) -> None:
+        self.base, self.penalty, self.lam = base, penalty, lam
+
+    def value(self, y: Tensor) -> Tensor:
+        return self.masked_value(y, None)
+
+    def masked_value(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        """Ω of the participants of y alone."""
+        total: Tensor = self.base.value(y) + self.per_row("lam") * self.penalty.value(y, mask)
+        return total
+
+    def as_cvxpy(self, y: Any) -> Any:
+        return self.base.as_cvxpy(y) + float(self.lam) * self.penalty.as_cvxpy(y)
+
+    def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        """γ prox_{λR}(x/γ): the scores that ``base`` maps to Π_Ω(x), by the theorem above."""
+        return gamma * self.penalty.prox(x / gamma, self.lam, mask)
+
+    def reduced(self, z: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z − λu averaged over the groups of y, u ∈ ∂R(y) (2017, Prop. 3 and Lemma 1).
+
+        What is left for ``base``: Π_base of it is Π_Ω(z) when y has the right groups and order.
+        Differentiable in z and λ: the groups' average, and −⟨·, u⟩.
+        """
+        u = self.penalty.any_subgradient(y, mask)
+        return self.penalty.average(z - self.lam * u, y.detach(), mask)
+
+    def with_base(self, base: Regularizer) -> Penalized:
+        """The same penalty on another base."""
+        clone: Penalized = self.with_tensors({})  # type: ignore[assignment]
+        clone._modules["base"] = base
+        return clone
+
+    def extra_repr(self) -> str:
+        if type(self) is Penalized:
+            return f"{self.base!r}, {type(self.penalty).__name__}(), {super().extra_repr()}"
+        return super().extra_repr()
+
+    @property
+    def strong_convexity(self) -> float | Tensor | None:
+        return self.base.strong_convexity
+
+
+def smooth_part(omega: Regularizer) -> Regularizer:
+    """The differentiable part of Ω."""
+    return omega.base if isinstance(omega, Penalized) else omega
+
+
+def value_of(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Tensor:
+    """Ω(y) of the participants of a row."""
+    return omega.masked_value(y, mask) if isinstance(omega, Penalized) else omega.value(y)

@@ -1,0 +1,162 @@
+"""Finds plugins through the entry-point group ``regmax``; the built-in ones have no other door.
+
+A plugin at fault never takes regmax down: one :class:`regmax.PluginWarning` names the plugin, its
+distribution, the hook and the reason, and the rest works. A name that two plugins claim is an
+error when that name is asked for, and only then.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from . import hooks
+from .errors import PluginError, PluginWarning
+
+GROUP = "regmax"
+KINDS = {
+    "regularizer": "regmax_regularizers",
+    "solver": "regmax_solvers",
+    "backend": "regmax_backends",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One class that one plugin offers."""
+
+    name: str
+    cls: type[Any]
+    plugin: str
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"{self.cls.__qualname__} of plugin {self.plugin!r} ({self.distribution})"
+
+
+class Registry:
+    """Everything that the installed plugins offer, by kind and name."""
+
+    def __init__(self, points: list[EntryPoint]) -> None:
+        self.faults: list[str] = []
+        self._offers: dict[str, dict[str, list[Offer]]] = {k: defaultdict(list) for k in KINDS}
+        # one installation can be found through several folders of sys.path
+        unique = {(p.name, p.value, _distribution(p)): p for p in points}
+        for _, point in sorted(unique.items()):
+            self._load(point)
+
+    def _load(self, point: EntryPoint) -> None:
+        plugin, distribution = point.name, _distribution(point)
+        # one manager per plugin: two entry points of one name must not hide each other
+        manager = pluggy.PluginManager(GROUP)
+        manager.add_hookspecs(hooks)
+        try:
+            manager.register(point.load(), plugin)
+        except Exception as error:
+            self._fault(plugin, distribution, "its import", error)
+            return
+        try:
+            manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            known = ", ".join(f"{h}()" for h in KINDS.values())
+            self._fault(plugin, distribution, f"an unknown hook (known: {known})", error)
+        for kind, hook in KINDS.items():
+            for impl in getattr(manager.hook, hook).get_hookimpls():
+                try:
+                    classes = list(impl.function())
+                    offers = [Offer(_name(c), c, plugin, distribution) for c in classes]
+                except Exception as error:
+                    self._fault(plugin, distribution, f"hook {hook}", error)
+                    continue
+                for offer in offers:
+                    self._offers[kind][offer.name].append(offer)
+
+    def _fault(self, plugin: str, distribution: str, where: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {error}"
+        message = f"regmax plugin {plugin!r} ({distribution}) failed in {where}: {reason}"
+        self.faults.append(message)
+        warnings.warn(message, PluginWarning, stacklevel=2)
+
+    def offers(self, kind: str) -> Iterator[Offer]:
+        """Every offer of a kind, sorted by name; contested names come once per claimant."""
+        for name in sorted(self._offers[kind]):
+            yield from self._offers[kind][name]
+
+    def names(self, kind: str) -> dict[str, type[Any]]:
+        """The uncontested names of a kind."""
+        found = self._offers[kind]
+        return {name: found[name][0].cls for name in sorted(found) if len(found[name]) == 1}
+
+    def get(self, kind: str, name: str) -> type[Any]:
+        """The class that goes by ``name``; :class:`PluginError` if none or several do."""
+        return self._one(self._offers[kind].get(name, []), kind, name, self.names(kind))
+
+    def origin(self, kind: str, name: str) -> str:
+        """The distribution that offers ``name``."""
+        self.get(kind, name)
+        return self._offers[kind][name][0].distribution
+
+    @functools.cached_property
+    def _mappings(self) -> dict[str, list[Offer]]:
+        found: dict[str, list[Offer]] = defaultdict(list)
+        for offer in self.offers("regularizer"):
+            mapping = offer.cls.mapping
+            for name in (mapping,) if isinstance(mapping, str) else tuple(mapping):
+                found[name].append(offer)
+        return dict(found)
+
+    def mappings(self) -> list[str]:
+        """Names of ``regmax.functional``."""
+        return sorted(self._mappings)
+
+    def mapping(self, name: str) -> type[Any]:
+        """The regularizer behind a mapping of ``regmax.functional``."""
+        return self._one(self._mappings.get(name, []), "mapping", name, self._mappings)
+
+    def regularizers(self) -> dict[str, type[Any]]:
+        return self.names("regularizer")
+
+    def solvers(self) -> dict[str, type[Any]]:
+        return self.names("solver")
+
+    def backends(self) -> dict[str, type[Any]]:
+        return self.names("backend")
+
+    def _one(self, found: list[Offer], kind: str, name: str, known: Any) -> type[Any]:
+        if len(found) == 1:
+            return found[0].cls
+        if found:
+            claims = " and ".join(str(offer) for offer in found)
+            raise PluginError(
+                f"the {kind} name {name!r} is claimed by {claims}; uninstall one of them"
+            )
+        hint = "" if known else " No plugin is installed: install regmax itself (pip install -e .)."
+        if self.faults:
+            hint += f" Failed plugins: {'; '.join(self.faults)}."
+        raise PluginError(
+            f"no {kind} is named {name!r}; accepted: {', '.join(sorted(known)) or '(none)'}.{hint}"
+        )
+
+
+def _name(cls: Any) -> str:
+    name = getattr(cls, "name", "")
+    if not isinstance(cls, type) or not isinstance(name, str) or not name:
+        raise TypeError(f"expected classes with a non-empty string attribute `name`; got {cls!r}")
+    return name
+
+
+def _distribution(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "no distribution"
+
+
+@functools.cache
+def registry() -> Registry:
+    """The one registry of this process, made when first asked for."""
+    return Registry(list(entry_points(group=GROUP)))

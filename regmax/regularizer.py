@@ -1,0 +1,215 @@
+"""Ω: what a plugin author writes. Only ``value`` is required; the rest has safe defaults."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from . import curvature as curvatures
+from .errors import RegularizerError
+
+
+class Regularizer(nn.Module):
+    """A convex function Ω on the simplex Δ.
+
+    Required: :meth:`value`. Optional, each a claim that the cross-check tests: :meth:`grad`,
+    :meth:`curvature`, :meth:`closed_form`, :meth:`conjugate`, :meth:`as_cvxpy`,
+    :attr:`strong_convexity`.
+
+    Every method sees rows along the last dimension, ``y`` of shape (*batch, d), floating, with all
+    entries positive: where the true entry is 0 it sees ε² (5e-32 in float64), so that log y and
+    y^(α−2) are finite. Tensors stored as attributes (or nn.Parameters, or in nested modules) are
+    hyperparameters: they get their gradient.
+
+    Class attributes
+    ----------------
+    name: the plugin's name, as in ``regmax.regularizer(name)``.
+    mapping: the name, or names, of its mapping in ``regmax.functional``.
+    presets: hyperparameters that a mapping's name fixes ({"entmax15": {"alpha": 1.5}}).
+    hyperparameters: the attributes that hold one number per row (a float, or a tensor that
+        broadcasts to the scores with size 1 along ``dim``). None: not declared; every tensor
+        inside Ω is then looked for.
+    permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
+    separable: whether Ω(y) = Σ g_i(y_i); None lets regmax find out.
+    exact: False for a mapping that only approximates the argmax of its Ω; it then differentiates
+        its own closed form.
+    """
+
+    name: ClassVar[str] = ""
+    mapping: ClassVar[str | tuple[str, ...]] = ()
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    hyperparameters: ClassVar[tuple[str, ...] | None] = None
+    permutation_invariant: ClassVar[bool] = False
+    separable: ClassVar[bool | None] = None
+    exact: bool = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Regularizer:
+        """Ready the nn.Module, so that a user's ``__init__`` need not call super()."""
+        self = super().__new__(cls)
+        nn.Module.__init__(self)
+        return self
+
+    def __init__(self) -> None:
+        """Nothing to do: ``__new__`` made the module."""
+
+    def value(self, y: Tensor) -> Tensor:
+        """Ω(y): (*batch, d) -> (*batch)."""
+        raise NotImplementedError(
+            f"{type(self).__name__} defines no value(self, y); it is the one required method"
+        )
+
+    def grad(self, y: Tensor) -> Tensor:
+        """∇Ω(y): (*batch, d) -> (*batch, d). Default: autograd through ``value``."""
+        return _gradient(self.value, type(self).__name__, y)
+
+    def curvature(self, y: Tensor) -> curvatures.Curvature:
+        """∇²Ω(y) as a :class:`regmax.curvature.Curvature`. Default: autograd through ``grad``."""
+        return curvatures.by_autograd(self.grad, y, self.separable)
+
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
+        """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), or None where no formula is known.
+
+        ``x`` (*batch, d) is finite, its largest participating entry of each row is 0, and each row
+        has at least one participant; ``gamma`` is a float or has size 1 in its last dimension;
+        ``mask`` is None or bool of x's shape. Its gradient is not used: regmax differentiates the
+        optimality condition.
+        """
+        return None
+
+    def conjugate(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
+        """max_Ω(x), (*batch, d) -> (*batch), or None to use ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x)."""
+        return None
+
+    def as_cvxpy(self, y: Any) -> Any:
+        """Ω as a cvxpy expression of the cvxpy variable ``y`` of shape (d,)."""
+        raise NotImplementedError(
+            f"{type(self).__name__} defines no as_cvxpy(self, y), so no convex solver can check it"
+        )
+
+    @property
+    def strong_convexity(self) -> float | Tensor | None:
+        """β > 0 with Ω β-strongly convex on Δ in ‖·‖₂, or None: estimated at the solution."""
+        return None
+
+    def notes(self, x: Tensor) -> list[str]:
+        """Lines that ``RegularizedMax.explain(x)`` adds: which kernel runs, for instance."""
+        return []
+
+    def extra_repr(self) -> str:
+        """``lam=0.1``: what the constructor needs to make this object again."""
+        return ", ".join(f"{k}={_show(getattr(self, k))}" for k in self.hyperparameters or ())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    # -- hyperparameters ---------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor inside Ω that requires grad, by dotted name."""
+        found: dict[str, Tensor] = {}
+        for prefix, module in self.named_modules():
+            own = {**vars(module), **module._parameters, **module._buffers}
+            for key, item in own.items():
+                if isinstance(item, Tensor) and item.requires_grad:
+                    found[f"{prefix}.{key}" if prefix else key] = item
+        return found
+
+    def with_tensors(self, values: dict[str, Tensor]) -> Regularizer:
+        """A shallow copy in which the named tensors are replaced."""
+        return _replace(self, values)
+
+    def per_row(self, name: str) -> Any:
+        """The hyperparameter ``name`` shaped like a row's value: without its last dimension."""
+        item = getattr(self, name)
+        return item.squeeze(-1) if isinstance(item, Tensor) and item.ndim else item
+
+
+def parameters_of(cls: type[Regularizer]) -> dict[str, inspect.Parameter]:
+    """What the constructor of ``cls`` takes, by name."""
+    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+
+
+def overrides(omega: Regularizer, method: str) -> bool:
+    """Whether the class of ``omega`` makes this claim itself."""
+    return getattr(type(omega), method) is not getattr(Regularizer, method)
+
+
+class Definition(Regularizer):
+    """Ω reduced to its value: what certificates and the generic road of a cross-check use."""
+
+    def __init__(self, omega: Regularizer) -> None:
+        self.omega = omega
+
+    def value(self, y: Tensor) -> Tensor:
+        return self.omega.value(y)
+
+
+def checked_value(omega: Regularizer, y: Tensor) -> Tensor:
+    """Ω(y), refused with a message unless it is one finite number per row."""
+    value = omega.value(y)
+    who = f"{type(omega).__name__}.value"
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{who}(y) must return a Tensor; got {type(value).__name__}")
+    if value.shape != y.shape[:-1]:
+        raise RegularizerError(
+            f"{who}(y) must return one number per row: shape {tuple(y.shape[:-1])} for y of shape "
+            f"{tuple(y.shape)}; got {tuple(value.shape)} (sum over the last dimension only)"
+        )
+    if not bool(torch.isfinite(value).all()):
+        row = tuple(int(i) for i in (~torch.isfinite(value)).nonzero()[0])
+        raise RegularizerError(
+            f"{who}(y) must be finite on the simplex; got {value[row].item()} at row {row}, where "
+            f"y = {y[row].tolist()[:8]} (is there a log, root or division of an entry near 0?)"
+        )
+    return value
+
+
+def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
+        total = value(z).sum()
+        if not total.requires_grad:
+            raise RegularizerError(
+                f"{who}.value(y) does not depend on y through PyTorch operations, so it has no "
+                "gradient (a detach, .item(), numpy call, or a constant Ω?)"
+            )
+        (g,) = torch.autograd.grad(total, z, create_graph=True, allow_unused=True)
+    if g is None:
+        g = torch.zeros_like(y)
+    return g if keep else g.detach()
+
+
+def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
+    clone = copy.copy(module)
+    for store in ("_parameters", "_buffers", "_modules"):
+        clone.__dict__[store] = dict(clone.__dict__[store])
+    nested: dict[str, dict[str, Tensor]] = {}
+    for key, item in values.items():
+        head, _, rest = key.partition(".")
+        if rest:
+            nested.setdefault(head, {})[rest] = item
+        else:
+            clone._parameters.pop(head, None)
+            clone._buffers.pop(head, None)
+            clone.__dict__[head] = item
+    for head, inner in nested.items():
+        clone._modules[head] = _replace(module._modules[head], inner)  # type: ignore[arg-type]
+    return clone
+
+
+@functools.singledispatch
+def _show(item: object) -> str:
+    return repr(item)
+
+
+@_show.register
+def _(item: Tensor) -> str:
+    if item.numel() == 1:
+        return f"{item.item():g}" if item.ndim == 0 else f"tensor({item.tolist()})"
+    return f"tensor(shape={tuple(item.shape)})"

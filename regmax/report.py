@@ -1,0 +1,138 @@
+"""The report of a cross-check: as objects, a table, a dict, JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two roads compared over all rows of a batch."""
+
+    a: str
+    b: str
+    max_dy: float
+    max_dvjp: float | None
+    bound_a: float
+    bound_b: float
+    vjp_bound_a: float | None
+    vjp_bound_b: float | None
+    seconds_a: float
+    seconds_b: float
+    wrong: tuple[str, ...]
+    ok: bool
+
+    @property
+    def verdict(self) -> str:
+        if self.ok:
+            return "agree"
+        return f"DISAGREE ({', '.join(self.wrong)})" if self.wrong else "DISAGREE"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "wrong": list(self.wrong), "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One overridden method of Ω against its value: relative error, and what is allowed."""
+
+    method: str
+    error: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.allowed
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What :func:`regmax.crosscheck` found.
+
+    ``rows`` has one dict per pair of roads; ``claims`` one entry per overridden method of Ω;
+    ``skipped`` names backends that could not take Ω, and why.
+    """
+
+    name: str
+    rows: list[dict[str, Any]]
+    pairs: list[Pair] = field(repr=False)
+    claims: list[Claim] = field(repr=False)
+    skipped: list[str]
+    problems: int
+    d: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether every pair agrees and every claim holds."""
+        return all(p.ok for p in self.pairs) and all(c.ok for c in self.claims)
+
+    @property
+    def culprits(self) -> list[str]:
+        """The roads and methods that disagree with the rest."""
+        roads = [road for pair in self.pairs for road in pair.wrong]
+        return list(dict.fromkeys(roads + [f"claim {c.method}" for c in self.claims if not c.ok]))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "problems": self.problems,
+            "d": self.d,
+            "ok": self.ok,
+            "culprits": self.culprits,
+            "rows": self.rows,
+            "claims": [c.to_dict() for c in self.claims],
+            "skipped": list(self.skipped),
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """JSON; infinite and missing numbers are null."""
+
+        def plain(item: Any) -> Any:
+            if isinstance(item, dict):
+                return {k: plain(v) for k, v in item.items()}
+            if isinstance(item, list):
+                return [plain(v) for v in item]
+            if isinstance(item, float) and item != item or item in (float("inf"), -float("inf")):
+                return None
+            return item
+
+        return json.dumps(plain(self.to_dict()), indent=indent, allow_nan=False)
+
+    def table(self) -> str:
+        """Text for people: one line per pair of roads, then the claims."""
+        head = ("roads", "max |Δy|", "bounds", "max |ΔVJP|", "bounds", "seconds", "verdict")
+        lines = [head]
+        for p in self.pairs:
+            lines.append(
+                (
+                    f"{p.a} | {p.b}",
+                    _number(p.max_dy),
+                    f"{_number(p.bound_a)} + {_number(p.bound_b)}",
+                    _number(p.max_dvjp),
+                    f"{_number(p.vjp_bound_a)} + {_number(p.vjp_bound_b)}",
+                    f"{p.seconds_a:.3f} | {p.seconds_b:.3f}",
+                    p.verdict,
+                )
+            )
+        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        out = [f"{self.name}: {self.problems} rows of {self.d}: {'ok' if self.ok else 'FAILED'}"]
+        for line in lines:
+            out.append("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)))
+        for c in self.claims:
+            state = "holds" if c.ok else "FAILS"
+            out.append(f"  claim {c.method} {state}: error {_number(c.error)}")
+        out += [f"  skipped {reason}" for reason in self.skipped]
+        if self.culprits:
+            out.append(f"  disagreeing with the rest: {', '.join(self.culprits)}")
+        return "\n".join(line.rstrip() for line in out)
+
+    __str__ = table
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}"

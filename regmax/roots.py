@@ -1,0 +1,40 @@
+"""Scalar roots, one per row, for closed forms that come down to one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def increasing_root(
+    residual: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor
+) -> Tensor:
+    """t with f(t) = 0 for an increasing f, f(low) ≤ 0 ≤ f(high): Newton kept inside a bracket.
+
+    ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops at its last
+    bits: when the step no longer moves t, or f is 0. A bisection step replaces a Newton step that
+    leaves the bracket or fails to halve the residual's bracket.
+    """
+    eps = torch.finfo(low.dtype).eps
+    t = low.clone()
+    width = high - low
+    done = torch.zeros_like(low, dtype=torch.bool)
+    for _ in range(200):
+        f, slope = residual(t)
+        low, high = torch.where(f <= 0, t, low), torch.where(f >= 0, t, high)
+        step = -f / slope
+        trial = t + step
+        # inside the bracket, and not creeping: the last step must have shrunk by half
+        safe = (trial >= low) & (trial <= high) & (step.abs() <= width / 2)
+        middle = low + (high - low) / 2
+        following = torch.where(safe, trial, middle)
+        width = torch.where(safe, step.abs(), (high - low) / 2)
+        moved = (following - t).abs()
+        new = done | (f == 0) | (moved <= eps * t.abs()) | ~torch.isfinite(f)
+        t = torch.where(done | (f == 0), t, following)
+        done = new
+        if bool(done.all()):
+            break
+    return t

@@ -1,0 +1,109 @@
+"""From the user's tensor to clean rows along the last dimension, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import checks
+from .penalty import Penalized
+from .regularizer import Regularizer
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Scores as Ω and the solvers see them.
+
+    ``x`` (*batch, d) is float32 or float64 and finite; the largest participating entry of a row is
+    0 and each row has a participant; ``mask`` is None where all take part. ``gamma`` and the
+    hyperparameters of ``omega`` are floats or have size 1 in their last dimension. ``empty`` and
+    ``spoilt`` mark rows, (*batch, 1), that had no participant, or a NaN or +inf among them; None
+    where there are none.
+    """
+
+    x: Tensor
+    gamma: float | Tensor
+    mask: Tensor | None
+    omega: Regularizer
+    shift: Tensor
+    empty: Tensor | None
+    spoilt: Tensor | None
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def z(self) -> Tensor:
+        """x/γ, kept finite."""
+        z = self.x / self.gamma
+        return z.clamp_min(-(torch.finfo(z.dtype).max ** 0.5))
+
+    def fill(self, t: Tensor, empty: float = 0.0) -> Tensor:
+        """``t`` with the rows that have no answer set: ``empty`` there, NaN where spoilt."""
+        if self.empty is not None:
+            t = torch.where(self.empty, empty, t)
+        if self.spoilt is not None:
+            t = t * torch.where(self.spoilt, torch.nan, 1.0).to(t.dtype)
+        return t
+
+    def restore(self, y: Tensor) -> Tensor:
+        """The user's layout and dtype."""
+        return self.fill(y).movedim(-1, self.dim).to(self.dtype)
+
+    def restore_rows(self, t: Tensor, empty: float = 0.0) -> Tensor:
+        """One number per row, (*batch)."""
+        return self.fill(t.unsqueeze(-1), empty).squeeze(-1)
+
+
+def prepare(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any
+) -> Rows:
+    """Check the arguments and make :class:`Rows` of them.
+
+    The shift by the maximum does not change Π_Ω (⟨y, 1⟩ = 1) and keeps the accuracy of x where
+    scores are large.
+    """
+    x, dim = checks.scores(x, dim)
+    takes_part = checks.mask(mask, x)
+    dtype = x.dtype
+    rows = x.to(torch.float32 if dtype in HALF else dtype)
+    gamma = checks.aligned("gamma", gamma, rows, dim)
+    omega = _aligned(omega, rows, dim)
+    rows = rows.movedim(dim, -1)
+    on = None if takes_part is None else takes_part.movedim(dim, -1)
+
+    empty = spoilt = None
+    if on is not None or not bool(torch.isfinite(rows.detach()).all()):
+        seen = rows.detach()
+        on = torch.ones_like(seen, dtype=torch.bool) if on is None else on
+        on = on & (seen != -torch.inf)
+        spoilt = (on & ~(seen < torch.inf)).any(-1, keepdim=True)  # NaN or +inf
+        empty = ~on.any(-1, keepdim=True)
+        rows = torch.where(on & ~spoilt, rows, 0)
+        on = on | empty
+        top = torch.where(on, rows.detach(), -torch.inf).amax(-1, keepdim=True)
+        rows = torch.where(on, rows - top, 0)
+    else:
+        top = rows.detach().amax(-1, keepdim=True)
+        rows = rows - top
+    return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype)
+
+
+def _aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
+    """``omega`` with each declared per-row tensor laid out as the rows are."""
+    values: dict[str, Tensor] = {}
+    for name in omega.hyperparameters or ():
+        item = getattr(omega, name)
+        if isinstance(item, Tensor):
+            values[name] = checks.aligned(name, item, x, dim)
+    if values:
+        omega = omega.with_tensors(values)
+    if isinstance(omega, Penalized):
+        base = _aligned(omega.base, x, dim)
+        if base is not omega.base:
+            omega = omega.with_base(base)
+    return omega

@@ -1,0 +1,54 @@
+"""The simplex Δ = {y ≥ 0, Σ y = 1}: its Euclidean projection, and points in its interior."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Euclidean projection P_Δ(v) = argmin_{y ∈ Δ} ½‖y − v‖², row by row.
+
+    y = max(v − τ, 0) with τ = (Σ_S v − 1)/|S| on the support S, found by sorting
+    (Michelot 1986; Duchi et al. 2008; Niculae & Blondel 2017, App. B.1). O(d log d).
+
+    Shapes: ``v`` (*batch, d), ``mask`` bool of the same shape (True = takes part; at least one
+    per row). Zeros are exactly 0. No gradient formula of its own.
+    """
+    if mask is not None:
+        v = v.masked_fill(~mask, -torch.inf)
+    v = v - v.amax(-1, keepdim=True)
+    ordered = v.sort(-1, descending=True).values
+    k = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
+    size = (1 + k * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)  # |S|
+    inside = v >= ordered.gather(-1, size - 1)
+    total = torch.where(inside, v, 0).sum(-1, keepdim=True)
+    tau = (total - 1) / inside.sum(-1, keepdim=True)
+    return normalize((v - tau).clamp_min(0))
+
+
+def normalize(y: Tensor) -> Tensor:
+    """y / Σy: takes the rounding of a threshold out of the row's sum."""
+    return y / y.sum(-1, keepdim=True)
+
+
+def uniform(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The barycentre of each row's face."""
+    if mask is None:
+        return torch.full_like(x, 1 / x.shape[-1])
+    return mask / mask.sum(-1, keepdim=True).to(x.dtype)
+
+
+def inward(y: Tensor) -> Tensor:
+    """y with its zeros replaced by ε², so that an Ω with infinite slope at 0 can be evaluated.
+
+    The shift is far below rounding (5e-32 in float64), and derivatives that are infinite at 0
+    stay finite: multiplied by a zero, they give 0 and not NaN.
+    """
+    tiny = torch.finfo(y.dtype).eps ** 2
+    return torch.where(y > tiny, y, tiny)
+
+
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """⟨a, b⟩ of each row, kept as a last dimension of size 1."""
+    return (a * b).sum(-1, keepdim=True)

@@ -1,0 +1,28 @@
+"""The solvers that regmax ships, offered through the same hook as anybody's."""
+
+from __future__ import annotations
+
+from ..hooks import hookimpl
+from ..optimality import Problem
+from .base import Solved, Solver, polish, solve
+from .dual import DualRoot
+from .fista import Fista
+from .interior import Interior
+
+__all__ = ["DualRoot", "Fista", "Interior", "Solved", "Solver", "choose", "polish", "solve"]
+
+
+@hookimpl
+def regmax_solvers() -> list[type[Solver]]:
+    return [DualRoot, Fista, Interior]
+
+
+def choose(problem: Problem) -> tuple[list[Solver], str]:
+    """The solvers that ``"auto"`` tries, in order, and why the first comes first."""
+    if problem.structured:
+        return [Fista()], "Ω has a penalty: proximal gradient steps"
+    if problem.separable:
+        return [DualRoot(), Interior()], "Ω is separable: the dual is one scalar root"
+    if problem.steep:
+        return [Interior()], "the slope of Ω is infinite at 0"
+    return [Fista(), Interior()], "Ω is smooth up to the boundary of the simplex"

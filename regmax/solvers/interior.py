@@ -1,0 +1,95 @@
+"""Primal–dual interior point, for any smooth convex Ω, infinite slopes at 0 included."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import simplex
+from ..optimality import Problem
+from ..simplex import row_dot
+from .base import Solver, newton
+
+
+class Interior(Solver):
+    """Newton on the perturbed KKT system (Boyd & Vandenberghe 2004, §11.7)
+
+        ∇Ω(y) − z + τ1 − s = 0,   1ᵀy = 1,   y_i s_i = μ,   y, s > 0
+
+    with μ → 0. Eliminating s gives (H + diag(s/y)) Δy + Δτ 1 = q, 1ᵀΔy = 0: Proposition 1's
+    operator with s/y added to the curvature.
+    """
+
+    name: ClassVar[str] = "interior"
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        return "a penalty has no Hessian" if problem.structured else None
+
+    def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
+        on = problem.participants()
+        y = simplex.uniform(problem.z, problem.mask)
+        s = torch.where(on, torch.ones_like(y), 0)
+        tau = torch.where(on, problem.slope(y), -torch.inf).amax(-1, keepdim=True)
+        best, bound = y, problem.certify(y).error_bound
+        iterations = torch.zeros_like(bound, dtype=torch.int64)
+        count = on.sum(-1, keepdim=True)
+        for k in range(1, min(max_iter, 300) + 1):
+            mu = 0.1 * row_dot(y, s) / count
+            y, s, tau = _step(problem, y, s, tau, mu, on)
+            active = bound > tol
+            for candidate in (y, _finish(problem, y, s, on)):
+                trial = problem.certify(candidate).error_bound
+                better = active & (trial < bound)
+                best = torch.where(better.unsqueeze(-1), candidate, best)
+                bound = torch.where(better, trial, bound)
+            iterations = torch.where(active, k, iterations)
+            if bool((bound <= tol).all()):
+                break
+        return best, iterations
+
+
+def _finish(problem: Problem, y: Tensor, s: Tensor, on: Tensor) -> Tensor:
+    """The support that y and its multipliers tell (y_i > s_i), and one Newton step on it."""
+    if not problem.steep:
+        y = torch.where(on & (y > s), y, 0)
+    total = y.sum(-1, keepdim=True)
+    y = torch.where(total > 0, y / total.clamp_min(1e-30), simplex.uniform(y, on))
+    return newton(problem, y)
+
+
+def _residual(
+    problem: Problem, y: Tensor, s: Tensor, tau: Tensor, mu: Tensor, on: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Dual residual, complementarity, and the norm of both."""
+    dual = torch.where(on, tau - problem.slope(y) - s, 0)
+    central = torch.where(on, y * s - mu, 0)
+    return dual, central, (row_dot(dual, dual) + row_dot(central, central)).sqrt()
+
+
+def _step(
+    problem: Problem, y: Tensor, s: Tensor, tau: Tensor, mu: Tensor, on: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    dual, central, norm = _residual(problem, y, s, tau, mu, on)
+    inside = torch.where(on, y, 1)
+    matrix = problem.curvature(y).plus_diagonal(s / inside)
+    q = -dual - central / inside
+    dy = torch.nan_to_num(matrix.jacobian(q, on))
+    ds = torch.where(on, -(central + s * dy) / inside, 0)
+    # the multiplier of 1ᵀΔy = 0, from the first row of the system
+    dtau = torch.where(on, q - matrix.matvec(dy), 0).sum(-1, keepdim=True)
+    dtau = dtau / on.sum(-1, keepdim=True)
+
+    def largest(v: Tensor, dv: Tensor) -> Tensor:
+        ratio = torch.where(on & (dv < 0), -v / torch.where(dv < 0, dv, -1), torch.inf)
+        return ratio.amin(-1, keepdim=True)
+
+    t = (0.99 * torch.minimum(largest(y, dy), largest(s, ds))).clamp_max(1)
+    for _ in range(30):
+        fits = _residual(problem, y + t * dy, s + t * ds, tau + t * dtau, mu, on)[2]
+        ok = fits <= (1 - 0.01 * t) * norm
+        if bool(ok.all()):
+            break
+        t = torch.where(ok, t, t / 2)
+    return y + t * dy, s + t * ds, tau + t * dtau
