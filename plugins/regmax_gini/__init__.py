@@ -1,0 +1,48 @@
+"""Gini entropy (the squared 2-norm): sparsemax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regmax
+from regmax.curvature import Diagonal
+from regmax.simplex import project
+
+
+class Gini(regmax.Regularizer):
+    """Ω(y) = ½‖y‖². Π_Ω(x) = P_Δ(x/γ) is sparsemax (Niculae & Blondel 2017, §2.3)."""
+
+    name = "gini"
+    mapping = "sparsemax"
+    hyperparameters = ()
+    permutation_invariant = True
+    separable = True
+    strong_convexity = 1.0
+
+    def value(self, y: Tensor) -> Tensor:
+        return y.square().sum(-1) / 2
+
+    def grad(self, y: Tensor) -> Tensor:
+        return y.clone()
+
+    def curvature(self, y: Tensor) -> Diagonal:
+        return Diagonal(torch.ones_like(y))
+
+    def closed_form(
+        self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """P_Δ(x/γ)."""
+        return project(x / gamma, mask)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        return 0.5 * cvxpy.sum_squares(y)
+
+
+@regmax.hookimpl
+def regmax_regularizers() -> list[type[regmax.Regularizer]]:
+    return [Gini]

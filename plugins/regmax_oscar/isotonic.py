@@ -1,0 +1,180 @@
+r"""Isotonic regression, the projection on the decreasing vectors,
+
+    z = argmin_z 1/2 ||z - v||^2  subject to  z_1 >= z_2 >= .. >= z_d.
+
+The solution is constant on blocks B of neighbours, with z_B = mean(v_B).  On the CPU the rows go
+through the pool adjacent violators algorithm compiled with numba, O(d) a row (`_isotonic_numba`);
+elsewhere, and without numba, through `isotonic_decreasing_reference`, which joins solved halves.
+With x = -v, increasing solutions l of a left half and r of a right half are joined by pooling the
+entries of l above m and those of r below m, where
+
+    F(m) = sum_i (m - r_i)_+  -  sum_i (l_i - m)_+  =  0,
+
+and as F increases, l_j is pooled iff F(l_j) > 0 and r_j iff F(r_j) < 0; none is where the last l
+is not above the first r.  O(log d) levels, each of O(log d) vector steps over all halves.
+
+Sources: M. J. Best and N. Chakravarti, "Active set algorithms for isotonic regression; a unifying
+framework", Mathematical Programming 47, 1990; for the use in the OSCAR proximal operator,
+X. Zeng and M. Figueiredo, "The ordered weighted l1 norm", 2014, and V. Niculae and M. Blondel,
+"A regularized framework for sparse and structured neural attention", NeurIPS 2017, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+__all__ = ["isotonic_decreasing", "isotonic_decreasing_reference", "kernel"]
+
+
+@cache
+def _compiled() -> Callable[..., Any] | None:
+    """The numba kernel; None where numba is missing or finds no place to cache what it compiles."""
+    try:
+        from ._isotonic_numba import isotonic_rows
+    except (ImportError, RuntimeError):
+        return None
+    rows: Callable[..., Any] = isotonic_rows
+    return rows
+
+
+def kernel(v: Tensor) -> str:
+    """Which implementation `isotonic_decreasing` runs for v: "numba" or "torch"."""
+    return "numba" if v.device.type == "cpu" and _compiled() is not None else "torch"
+
+
+def _checked(v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """v and mask as (R, d)."""
+    if v.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"v must be float32 or float64, got {v.dtype}")
+    if v.dim() == 0:
+        raise ValueError("v must have at least one dimension")
+    shape = (v.shape[:-1].numel(), v.shape[-1])
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask must be bool, got {mask.dtype}")
+        if mask.shape != v.shape:
+            raise ValueError(f"mask has shape {tuple(mask.shape)}, v {tuple(v.shape)}")
+        mask = mask.to(v.device).reshape(shape)
+    return v.detach().reshape(shape), mask
+
+
+def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
+    r"""z = argmin_z 1/2 ||z - v||^2 subject to z_1 >= z_2 >= .. >= z_d, per row.
+
+    v: (*batch, d), float32 or float64, any strides.  mask: bool, the shape of v; only entries
+    where it is True take part, in their order, and z is 0 elsewhere.
+
+    Returns z, of the shape, dtype and device of v, without a gradient.  Entries of a block are
+    equal bit for bit, an entry that is a block of its own is v_i exactly, and z decreases exactly.
+    Accumulation is in float64, rounded once.
+
+    A row whose taking part entries are not all finite is NaN in these entries; other rows are not
+    affected.
+
+    Raises TypeError for another dtype of v or mask, ValueError where the shapes do not fit.
+
+    Source: Best and Chakravarti (1990), see the module.
+    """
+    rows = _compiled() if v.device.type == "cpu" else None
+    if rows is None:
+        return isotonic_decreasing_reference(v, mask)
+    x, m = _checked(v, mask)
+    out = torch.empty(x.shape, dtype=x.dtype)
+    used = torch.empty((0, 0), dtype=torch.bool) if m is None else m.contiguous()
+    rows(x.contiguous().numpy(), used.numpy(), m is not None, out.numpy())
+    return out.reshape(v.shape)
+
+
+def isotonic_decreasing_reference(v: Tensor, mask: Tensor | None = None) -> Tensor:
+    r"""z = argmin_z 1/2 ||z - v||^2 subject to z_1 >= z_2 >= .. >= z_d, in plain PyTorch.
+
+    Shapes, dtypes, results and errors as in `isotonic_decreasing`; any device.  Every operation
+    is elementwise over the rows, so that a row's result does not depend on its batch.
+
+    Source: pooling of adjacent blocks, Best and Chakravarti (1990), by halves; see the module.
+    """
+    x, m = _checked(v, mask)
+    d = x.shape[1]
+    if x.numel() == 0:
+        return torch.zeros_like(v, requires_grad=False)
+    used = torch.ones_like(x, dtype=torch.bool) if m is None else m
+    bad = (used & ~x.isfinite()).any(1, keepdim=True)
+    # participants first, in their order; x = -v, and inf up to a power of two, never pooled
+    order = used.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+    full = torch.where(used, torch.where(bad, 0, -x), torch.inf).double().gather(1, order)
+    full = pad(full, (0, (1 << (d - 1).bit_length()) - d), value=torch.inf)
+    end = _blocks(full)
+    z = -_means(torch.where(full.isinf(), 0, full), end, used.sum(1, keepdim=True))
+    z = torch.where(bad, torch.nan, z[:, :d]) + 0.0
+    z = torch.zeros_like(z).scatter(1, order, z)
+    return torch.where(used, z, 0).to(v.dtype).reshape(v.shape)
+
+
+def _positions(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[-1], device=x.device)
+
+
+def _scan(x: Tensor, first: Tensor | None = None) -> Tensor:
+    """sum_{first_i <= j <= i} x_j, by halves: the left half's last sum goes to all of the right."""
+    x = x.clone()
+    h = 1
+    while h < x.shape[-1]:
+        half = x.view(*x.shape[:-1], -1, 2, h)
+        left = half[..., 0, -1:]
+        if first is not None:
+            mid = _positions(x).view(-1, 2, h)[:, 1, :1]
+            left = torch.where(first.view(half.shape)[..., 1, :] < mid, left, 0)
+        half[..., 1, :] += left
+        h *= 2
+    return x
+
+
+def _blocks(x: Tensor) -> Tensor:
+    """The last entries of the blocks of the increasing regression of x, (R, a power of two)."""
+    z = x.clone()
+    end = torch.ones_like(x, dtype=torch.bool)
+    h = 1
+    while h < x.shape[1]:
+        shape = (len(x), -1, 2, h)
+        left, right = z.view(shape)[:, :, 0].contiguous(), z.view(shape)[:, :, 1].contiguous()
+        at = _positions(left)
+        # suf_j = sum_{i >= j} l_i, pre_j = sum_{i < j} r_i, j = 0..h
+        suf, pre = pad(_scan(left.flip(-1)).flip(-1), (0, 1)), pad(_scan(right), (1, 0))
+        # F(l_j), F(r_j): p = #{r < l_j}, q = #{l <= r_j}
+        p = torch.searchsorted(right, left)
+        q = torch.searchsorted(left, right, right=True)
+        f_left = p * left - pre.gather(-1, p) - (suf[..., :h] - (h - at) * left)
+        f_right = at * right - pre[..., :h] - (suf.gather(-1, q) - (h - q) * right)
+        above = (f_left > 0).sum(-1, keepdim=True)
+        below = (f_right < 0).sum(-1, keepdim=True)
+        # m = (sum of the pooled) / (their number)
+        mean = (suf.gather(-1, h - above) + pre.gather(-1, below)) / (above + below)
+        joined = (left[..., -1:] > right[..., :1]) & (above > 0) & (below > 0)
+        from_left, from_right = joined & (at >= h - above), joined & (at < below)
+        z = torch.stack(
+            (torch.where(from_left, mean, left), torch.where(from_right, mean, right)), 2
+        ).view_as(x)
+        inner = torch.stack((from_left, joined & (at < below - 1)), 2).view_as(x)
+        end &= ~inner
+        h *= 2
+    return end
+
+
+def _means(x: Tensor, end: Tensor, length: Tensor) -> Tensor:
+    """mean(x_B) from the data; blocks out of order among the first length entries become one."""
+    at = _positions(x)
+    while True:
+        first = pad(torch.where(end[:, :-1], at[1:], 0), (1, 0)).cummax(1).values
+        last = torch.where(end, at, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
+        ref = x.gather(1, last)
+        z = ref + _scan(x - ref, first).gather(1, last) / (last - first + 1)
+        wrong = pad(z[:, :-1] > z[:, 1:], (0, 1)) & (at < length - 1)
+        if not bool(wrong.any()):
+            return z
+        end = end & ~wrong

@@ -1,0 +1,90 @@
+"""Total variation along a chain: fusedmax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regmax
+from regmax.checks import hyperparameter
+
+from .chain import kernel, prox_chain_tv
+
+
+class ChainTV(regmax.Penalty):
+    """R(y) = Σ_i |y_{i+1} − y_i|, over neighbours among the participants of a row.
+
+    R(y) = max ⟨Dᵀt, y⟩ over |t_i| ≤ 1, with (Dy)_i = y_{i+1} − y_i: so ∂R(y) = {Dᵀt} with
+    t_i = sign(y_{i+1} − y_i) where that is not 0, and t_i in [−1, 1] where it is.
+    """
+
+    name = "tv"
+
+    def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            return y.diff(dim=-1).abs().sum(-1)
+        order = _participants_first(mask)
+        jumps = y.gather(-1, order).diff(dim=-1).abs()
+        return torch.where(mask.gather(-1, order)[..., 1:], jumps, 0).sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        return prox_chain_tv(v, step, mask)
+
+    def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        order = None if mask is None else _participants_first(mask)
+        z = z if order is None else z.gather(-1, order)
+        ids = torch.zeros_like(z, dtype=torch.int64)
+        ids[..., 1:] = (z[..., 1:] != z[..., :-1]).cumsum(-1)
+        return ids if order is None else torch.empty_like(ids).scatter(-1, order, ids)
+
+    def subgradient(
+        self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        order = None if mask is None else _participants_first(mask)
+        if mask is not None and order is not None:
+            y, near = y.gather(-1, order), torch.where(mask, near, 0).gather(-1, order)
+        jump = y.diff(dim=-1)
+        # u_i = t_{i−1} − t_i, so t_i = −Σ_{j≤i} u_j
+        limit = torch.as_tensor(step, dtype=y.dtype, device=y.device)
+        inside = torch.minimum(torch.maximum(-near.cumsum(-1)[..., :-1], -limit), limit)
+        t = torch.where(jump != 0, jump.sign() * limit, inside)
+        if mask is not None and order is not None:
+            t = torch.where(mask.gather(-1, order)[..., 1:], t, 0)
+        zero = torch.zeros_like(y[..., :1])
+        u = -torch.cat([zero, t, zero], -1).diff(dim=-1)
+        return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        return cvxpy.norm1(cvxpy.diff(y)) if y.size > 1 else cvxpy.Constant(0.0)
+
+
+def _participants_first(mask: Tensor) -> Tensor:
+    """Indices that bring the participants of each row to its front, in their order."""
+    return (~mask).to(torch.uint8).argsort(dim=-1, stable=True)
+
+
+class TV(regmax.Penalized):
+    """Ω(y) = ½‖y‖² + λ Σ_i |y_{i+1} − y_i|, λ ≥ 0. Π_Ω is fusedmax.
+
+    ``lam``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
+    Gini plus a penalty: Π_Ω = P_Δ ∘ prox_TV (Niculae & Blondel 2017, Prop. 2).
+    """
+
+    name = "tv"
+    mapping = "fusedmax"
+
+    def __init__(self, lam: float | Tensor = 0.1) -> None:
+        lam = hyperparameter("lam", lam, ">= 0", lambda lam: lam >= 0)
+        super().__init__(regmax.regularizer("gini"), ChainTV(), lam)
+
+    def notes(self, x: Tensor) -> list[str]:
+        return [f"prox of total variation: {kernel(x)} kernel"]
+
+
+@regmax.hookimpl
+def regmax_regularizers() -> list[type[regmax.Regularizer]]:
+    return [TV]

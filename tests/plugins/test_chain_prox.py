@@ -1,0 +1,237 @@
+"""The proximal operator of TV on a chain: optimality, groups, masks, isolation, hard inputs."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import lsq_linear
+
+from regmax_tv import chain
+from regmax_tv.chain import kernel, prox_chain_tv, prox_chain_tv_reference
+
+BOTH = pytest.mark.parametrize("prox", [prox_chain_tv, prox_chain_tv_reference])
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def hard_rows(d: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(d)
+    i = torch.arange(d, dtype=torch.float64)
+    normal = torch.randn(d, generator=g, dtype=torch.float64)
+    return {
+        "normal": normal,
+        "ties": torch.randint(-2, 3, (d,), generator=g).double(),
+        "plateaus": normal[(i // 7).long()],
+        "constant": torch.full((d,), 0.1, dtype=torch.float64),
+        "sawtooth": 1 - 2 * (i % 2),
+        "teeth": i % 5,
+        "ramp": i / 8,
+        "fall": -i / 3,
+        "parabola": (i - d / 2) ** 2 / d,
+        "walk": normal.cumsum(0),
+        "step": (i > d / 3).double(),
+        "spike": (i == d // 2).double() * 100,
+        "geometric": 2.0 ** -(i % 40),
+    }
+
+
+def check_optimal(v: torch.Tensor, w: float, z: torch.Tensor) -> None:
+    """u_k = sum_{i<=k} (v_i - z_i):  |u| <= w,  u_k = w sign(z_k - z_{k+1}) at jumps,  u_d = 0;
+
+    and the value of each group, mean(v_G) + (u_b - u_{a-1}) / |G|, in exact summation.
+    """
+    vs, zs = v.double().numpy(), z.double().numpy()
+    eps = torch.finfo(v.dtype).eps
+    rounding = eps if v.dtype == torch.float32 else 0.0
+    top = np.abs(vs).max()
+    spread = float(np.abs(vs - vs.mean()).sum())
+    tol = 1e-15 * (min(w, spread) + spread) * 8 + len(vs) * max(rounding, 2e-16) * top
+    u = np.cumsum(vs.astype(np.longdouble) - zs)
+    assert abs(u[-1]) <= tol
+    assert np.abs(u[:-1]).max(initial=0) <= w + tol
+    jump = np.flatnonzero(np.diff(zs))
+    if len(jump) and math.isfinite(w):
+        assert np.abs(u[jump] + w * np.sign(np.diff(zs))[jump]).max() <= tol
+    bounds = [-1, *jump.tolist(), len(vs) - 1]
+    signs = [0.0, *(-np.sign(np.diff(zs))[jump]).tolist(), 0.0]
+    for k in range(min(len(bounds) - 1, 300)):
+        a, b = bounds[k] + 1, bounds[k + 1]
+        turn = signs[k] - signs[k + 1]
+        exact = math.fsum([*vs[a : b + 1], w * turn if turn else 0.0]) / (b - a + 1)
+        # groups equal up to rounding leave their common jump out: allow the rounding of u
+        scale = max(abs(exact), np.abs(vs[a : b + 1]).max())
+        assert abs(zs[a] - exact) <= 4 * eps * scale + tol / (b - a + 1) * 1e-2
+        if a == b and turn == 0:
+            assert zs[a] == vs[a]
+
+
+@BOTH
+@DTYPES
+@pytest.mark.parametrize("d", [1, 2, 3, 10, 64, 257])
+def test_optimality_on_hard_inputs(prox, dtype, d):
+    for row in hard_rows(d).values():
+        for scale in (1e-3, 1.0, 1e6):
+            for shift in (0.0, 1e6):
+                v = (row * scale + shift).to(dtype)
+                weights = torch.tensor([1e-9, 0.01, 0.3, 1.0, 7.5, 100.0, 1e9, math.inf]).double()
+                weights = torch.cat([weights[:-1] * scale, weights[-1:]])
+                z = prox(v.expand(len(weights), d), weights[:, None])
+                assert z.dtype == dtype
+                for w, out in zip(weights.tolist(), z, strict=True):
+                    check_optimal(v, w, out)
+
+
+@DTYPES
+@pytest.mark.parametrize("d", [1, 2, 3, 5, 33, 64, 300])
+def test_kernel_and_reference_agree(dtype, d):
+    g = torch.Generator().manual_seed(0)
+    for v in (torch.randn(300, d, generator=g), torch.randint(-3, 4, (300, d), generator=g)):
+        v = v.to(dtype)
+        w = torch.rand(300, 1, generator=g) * 3
+        a, b = prox_chain_tv(v, w), prox_chain_tv_reference(v, w)
+        torch.testing.assert_close(a, b, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+@BOTH
+@pytest.mark.parametrize("w", [0.05, 0.7, 3.0])
+def test_against_the_dense_dual(prox, w):
+    # z = v - D^T u,  u = argmin_{|u| <= w} ||D^T u - v||^2,  (D z)_i = z_i - z_{i+1}
+    g = torch.Generator().manual_seed(1)
+    for d in (2, 5, 20):
+        v = torch.randn(d, generator=g, dtype=torch.float64)
+        diff = (np.eye(d) - np.eye(d, k=1))[:-1]
+        dual = lsq_linear(diff.T, v.numpy(), (-w, w), tol=1e-14, max_iter=500, lsq_solver="exact")
+        expected = torch.from_numpy(v.numpy() - diff.T @ dual.x)
+        torch.testing.assert_close(prox(v, w), expected, rtol=0, atol=1e-6)
+
+
+@BOTH
+@DTYPES
+def test_long_rows(prox, dtype):
+    for row in hard_rows(100_000).values():
+        v = row.to(dtype)
+        check_optimal(v, 2.5, prox(v, 2.5))
+
+
+@BOTH
+@DTYPES
+def test_limits_of_the_weight(prox, dtype):
+    v = torch.randn(4, 37, generator=torch.Generator().manual_seed(2)).to(dtype) * 100
+    w = torch.tensor([[0.0], [math.inf], [1e30], [1e-30]])
+    z = prox(v, w)
+    mean = v.double().mean(-1).to(dtype)
+    assert torch.equal(z[0], v[0])
+    for k in (1, 2):
+        assert (z[k] == z[k, 0]).all()
+        torch.testing.assert_close(z[k, 0], mean[k])
+    torch.testing.assert_close(z[3], v[3], rtol=0, atol=100 * torch.finfo(dtype).eps)
+
+
+@BOTH
+def test_monotone_row_moves_only_at_its_ends(prox):
+    v = torch.arange(9.0)
+    z = prox(v, 0.5)
+    assert torch.equal(z[1:-1], v[1:-1])
+    assert z[0] == 0.5
+    assert z[-1] == 7.5
+
+
+@BOTH
+@DTYPES
+def test_mask_is_the_shorter_row(prox, dtype):
+    g = torch.Generator().manual_seed(3)
+    v = torch.randn(40, 29, generator=g).to(dtype)
+    mask = torch.rand(40, 29, generator=g) < torch.linspace(0, 1, 40)[:, None]
+    mask[0], mask[-1] = False, True
+    w = torch.rand(40, 1, generator=g)
+    dirty = torch.where(mask, v, torch.tensor([math.nan, math.inf, 3.0])[torch.arange(29) % 3])
+    z = prox(dirty.to(dtype), w, mask)
+    assert (z[~mask] == 0).all()
+    for k in range(40):
+        assert torch.equal(z[k, mask[k]], prox(v[k, mask[k]], w[k]))
+
+
+@BOTH
+@DTYPES
+def test_bad_rows_are_nan_and_alone(prox, dtype):
+    v = torch.randn(7, 13, generator=torch.Generator().manual_seed(4)).to(dtype)
+    w = torch.full((7, 1), 0.4)
+    clean = prox(v, w)
+    mask = torch.ones_like(v, dtype=torch.bool)
+    mask[1, 0] = mask[6, 5] = False
+    v[1, 4], v[2, 0], v[3, 12], v[6, 5] = math.nan, math.inf, -math.inf, math.nan
+    w[4], w[5] = -1.0, math.nan
+    z = prox(v, w, mask)
+    assert torch.equal(z[0], clean[0])
+    assert z[1, 0] == 0
+    assert z[1, 1:].isnan().all()
+    assert z[2:6].isnan().all()
+    assert z[6].isfinite().all()
+    assert z[6, 5] == 0
+
+
+@BOTH
+def test_a_row_does_not_depend_on_its_batch(prox):
+    g = torch.Generator().manual_seed(5)
+    v = torch.randn(50, 45, generator=g) * 10
+    w = torch.rand(50, 1, generator=g) * 20
+    z = prox(v, w)
+    for k in range(50):
+        assert torch.equal(z[k], prox(v[k], w[k]))
+    assert torch.equal(z.reshape(5, 10, 45), prox(v.reshape(5, 10, 45), w.reshape(5, 10, 1)))
+
+
+@BOTH
+@DTYPES
+def test_shapes_and_strides(prox, dtype):
+    for shape in ((0, 4), (3, 0), (0,), (2, 0, 5)):
+        z = prox(torch.empty(shape, dtype=dtype), 1.0, torch.empty(shape, dtype=torch.bool))
+        assert z.shape == shape
+        assert z.dtype == dtype
+    v = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(6)).to(dtype)
+    before = v.clone()
+    z = prox(v.requires_grad_().permute(2, 1, 0)[:, ::2, ::2], torch.tensor([[0.2], [0.6]]))
+    assert not z.requires_grad
+    assert torch.equal(v, before)
+    inner = before.permute(2, 1, 0)[:, ::2, ::2].contiguous()
+    assert torch.equal(z, prox(inner, torch.tensor([[0.2], [0.6]]).expand(5, 2, 1)))
+
+
+@BOTH
+def test_errors(prox):
+    v = torch.zeros(2, 3)
+    with pytest.raises(TypeError, match="float32"):
+        prox(v.half(), 1.0)
+    with pytest.raises(TypeError, match="bool"):
+        prox(v, 1.0, v)
+    with pytest.raises(ValueError, match="mask"):
+        prox(v, 1.0, torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="weight"):
+        prox(v, torch.ones(3, 1))
+    with pytest.raises(ValueError, match="dimension"):
+        prox(torch.tensor(1.0), 1.0)
+
+
+def test_kernel_choice(monkeypatch):
+    pytest.importorskip("numba")
+    v = torch.randn(3, 8)
+    assert kernel(v) == "numba"
+    assert kernel(v.to("meta")) == "torch"
+    monkeypatch.setattr(chain, "_compiled", lambda: None)
+    assert kernel(v) == "torch"
+    assert torch.equal(prox_chain_tv(v, 0.3), prox_chain_tv_reference(v, 0.3))
+
+
+def test_numba_is_imported_at_the_first_call_only():
+    code = "import sys, regmax_tv.chain as c; assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
