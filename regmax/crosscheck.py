@@ -199,12 +199,13 @@ def _center(
     with torch.no_grad():
         if isinstance(task.omega, Penalized):
             v = task.omega.penalty.average(v, y, task.mask)
-        curvature = problem.curvature(y)
-        vjp = curvature.jacobian(v, support)
-        # relative change of the curvature within the bound, on the smallest entry of the support
-        least = torch.where(support, y, torch.inf).amin(-1)
-        slack = vjp.norm(dim=-1) * (bound / least).clamp_max(1)
-        slack = slack + 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
+        vjp = problem.curvature(y).jacobian(v, support)
+        # how J v moves when y moves by its bound
+        slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
+        for sign in (-1, 1):
+            near = torch.where(support, (y + sign * bound.unsqueeze(-1)).clamp_min(0), 0)
+            moved = problem.curvature(near).jacobian(v, support)
+            slack = slack + _or_inf((moved - vjp).norm(dim=-1))
     return _Center(y, bound, vjp, slack)
 
 

@@ -14,11 +14,11 @@ def increasing_root(
     """t with f(t) = 0 for an increasing f, f(low) ≤ 0 ≤ f(high): Newton kept inside a bracket.
 
     ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops at its last
-    bits: when the step no longer moves t, or f is 0. A bisection step replaces a Newton step that
-    leaves the bracket or fails to halve the residual's bracket.
+    bits: when |f| is within 4 roundings of 1, or the step no longer moves t. A bisection step
+    replaces a Newton step that leaves the bracket or is not half as long as the one before.
     """
     eps = torch.finfo(low.dtype).eps
-    t = low.clone()
+    t = high.clone()  # where the answer is a vertex, often the root itself
     width = high - low
     done = torch.zeros_like(low, dtype=torch.bool)
     for _ in range(200):
@@ -32,9 +32,9 @@ def increasing_root(
         following = torch.where(safe, trial, middle)
         width = torch.where(safe, step.abs(), (high - low) / 2)
         moved = (following - t).abs()
-        new = done | (f == 0) | (moved <= eps * t.abs()) | ~torch.isfinite(f)
-        t = torch.where(done | (f == 0), t, following)
-        done = new
+        done = done | (f.abs() <= 4 * eps) | ~torch.isfinite(f)
+        t = torch.where(done, t, following)
+        done = done | (moved <= eps * t.abs())
         if bool(done.all()):
             break
     return t
