@@ -6,7 +6,7 @@ from typing import Any
 
 from . import curvature, functional
 from ._version import __version__
-from .crosscheck import Report, crosscheck
+from .crosscheck import crosscheck
 from .errors import (
     ConvergenceError,
     ConvergenceWarning,
@@ -19,6 +19,7 @@ from .layer import RegularizedMax
 from .penalty import Penalized, Penalty
 from .plugins import registry
 from .regularizer import Regularizer, parameters_of
+from .report import Report
 from .solution import Solution
 
 __all__ = [

@@ -24,9 +24,7 @@ from .penalty import Penalized, smooth_part
 from .regularizer import Regularizer
 
 
-def attach(
-    y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None
-) -> Tensor:
+def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
     """y = Π_Ω(x), found without gradients, made a differentiable function of z = x/γ and of Ω."""
     if not torch.is_grad_enabled():
         return y
@@ -38,7 +36,9 @@ def attach(
         z = _through_hidden(y, z, smooth, tensors)
     if not (z.requires_grad or tensors):
         return y
-    out: Tensor = _Argmax.apply(y, z, smooth, tuple(tensors), *tensors.values())
+    out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]
+        y, z, smooth, tuple(tensors), *tensors.values()
+    )
     return out
 
 
@@ -62,7 +62,7 @@ class _Argmax(torch.autograd.Function):
         ctx.save_for_backward(output, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, v: Tensor) -> Any:
         y, *tensors = ctx.saved_tensors
         omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
         w = jacobian_product(omega, y, v)
@@ -84,14 +84,10 @@ def _hyperparameter_product(
         )
         if not gradient.requires_grad:
             return tuple(None for _ in tensors)
-        return torch.autograd.grad(
-            gradient, aliases, -w, create_graph=keep, allow_unused=True
-        )
+        return torch.autograd.grad(gradient, aliases, -w, create_graph=keep, allow_unused=True)
 
 
-def _through_hidden(
-    y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str, Tensor]
-) -> Tensor:
+def _through_hidden(y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str, Tensor]) -> Tensor:
     """z with the first-order dependence of ∇Ω on tensors that are not attributes of Ω.
 
     A ``value`` may close over a tensor that regmax cannot name. Its gradient flows through
@@ -102,7 +98,7 @@ def _through_hidden(
         gradient = known.grad(simplex.inward(y.detach()))
     if not gradient.requires_grad:
         return z
-    once: Tensor = _Once.apply(gradient)
+    once: Tensor = _Once.apply(gradient)  # type: ignore[no-untyped-call]
     return z - (once - once.detach())
 
 
@@ -114,8 +110,8 @@ class _Once(torch.autograd.Function):
         return v.clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, v: Tensor) -> Tensor:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> Tensor:
         return v
 
 
@@ -126,7 +122,7 @@ def dense_jacobian(omega: Regularizer, y: Tensor) -> Tensor:
     """
     s = (y > 0).to(y.dtype)
     a = torch.diag(s) - torch.outer(s, s) / s.sum()
-    b: Tensor = torch.autograd.functional.hessian(omega.value, simplex.inward(y))  # type: ignore[no-untyped-call]
+    b: Tensor = torch.autograd.functional.hessian(omega.value, simplex.inward(y))
     b = b * torch.outer(s, s)  # A hides the rest, where B may be infinite
     eye = torch.eye(len(y), dtype=y.dtype, device=y.device)
     j: Tensor = torch.linalg.solve(eye + a @ (b - eye), a)

@@ -149,13 +149,12 @@ class _Center:
     vjp_bound: Tensor
 
 
-def _judge(
-    omega: Regularizer, task: Task, answers: list[Answer], skipped: list[str]
-) -> Report:
+def _judge(omega: Regularizer, task: Task, answers: list[Answer], skipped: list[str]) -> Report:
     problem = Problem(definition(task.omega), task.z, task.mask)
     own = [problem.certify(answer.y).error_bound for answer in answers]
     center = _center(problem, task, answers, own)
-    bounds, vjp_bounds = [], []
+    bounds: list[float] = []
+    vjp_bounds: list[float | None] = []
     for answer, bound in zip(answers, own, strict=True):
         through = (answer.y - center.y).norm(dim=-1) + center.bound
         bounds.append(_worst(torch.minimum(bound, _or_inf(through))))
@@ -187,9 +186,7 @@ def _worst(t: Tensor) -> float:
     return float(t.max())
 
 
-def _center(
-    problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]
-) -> _Center:
+def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]) -> _Center:
     best = torch.stack(bounds).argmin(0)
     at = torch.arange(len(best), device=best.device)
     y = torch.nan_to_num(torch.stack([a.y for a in answers])[best, at])

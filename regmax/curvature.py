@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,8 +43,8 @@ class Curvature(ABC):
     def lowest(self, support: Tensor) -> Tensor:
         """A lower bound on the smallest eigenvalue along {w : 1ᵀw = 0, w = 0 off S}, one per row.
 
-        Exact for dense, safe for the others (an estimate for matrix-free); +inf where S has one
-        element, as there is no such direction.
+        Exact for dense (0 where rounding hides its sign), safe for the others (an estimate for
+        matrix-free); +inf where S has one element, as there is no such direction.
         """
 
 
@@ -112,7 +113,7 @@ class Dense(Curvature):
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
         on = support.to(v.dtype)
-        h = self.matrix * on.unsqueeze(-1) * on.unsqueeze(-2) + torch.diag_embed(1 - on)
+        h = self._on(support) + torch.diag_embed(1 - on)
         top = torch.cat([h, on.unsqueeze(-1)], -1)
         corner = torch.zeros_like(on[..., :1])
         bottom = torch.cat([on, corner], -1).unsqueeze(-2)
@@ -122,14 +123,19 @@ class Dense(Curvature):
 
     def lowest(self, support: Tensor) -> Tensor:
         on = support.to(self.matrix.dtype)
-        h = self.matrix * on.unsqueeze(-1) * on.unsqueeze(-2)
-        h = torch.nan_to_num(h)
+        h = torch.nan_to_num(self._on(support))
         # P H P with P the projector on the tangent space, its other directions moved out of the way
         p = torch.diag_embed(on) - on.unsqueeze(-1) * on.unsqueeze(-2) / on.sum(-1)[..., None, None]
         away = h.abs().sum(-1).amax(-1)[..., None, None] + 1
         eye = torch.eye(on.shape[-1], dtype=on.dtype, device=on.device)
         low: Tensor = torch.linalg.eigvalsh(p @ h @ p + away * (eye - p))[..., 0]
+        noise = 8 * torch.finfo(h.dtype).eps * away[..., 0, 0]
+        low = torch.where(low.abs() <= noise, 0, low)
         return torch.where(_single(support), torch.inf, low)
+
+    def _on(self, support: Tensor) -> Tensor:
+        """H_SS, with zeros elsewhere (where H may be infinite)."""
+        return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.matrix, 0)
 
 
 class MatrixFree(Curvature):
@@ -155,7 +161,7 @@ class MatrixFree(Curvature):
             return w
         for _ in range(2):  # w = w + J (v − H w): zero in value, exact in derivative
             residual = v - self.product(w)
-            w = w + _SelfAdjoint.apply(residual - residual.detach(), self.product, support)
+            w = w + _self_adjoint(residual - residual.detach(), self.product, support)
         return w
 
     def lowest(self, support: Tensor) -> Tensor:
@@ -180,18 +186,23 @@ class _SelfAdjoint(torch.autograd.Function):
     """v ↦ J v for a fixed symmetric J: its own derivative and its own adjoint."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
+    def forward(
+        ctx: Any,
         v: Tensor,
         product: Callable[[Tensor], Tensor],
         support: Tensor,
     ) -> Tensor:
-        ctx.product, ctx.support = product, support  # type: ignore[attr-defined]
+        ctx.product, ctx.support = product, support
         return _conjugate_gradients(product, v, support)
 
     @staticmethod
-    def backward(ctx, u: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def,override]
-        return _SelfAdjoint.apply(u, ctx.product, ctx.support), None, None
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None]:
+        return _self_adjoint(u, ctx.product, ctx.support), None, None
+
+
+def _self_adjoint(v: Tensor, product: Callable[[Tensor], Tensor], support: Tensor) -> Tensor:
+    out: Tensor = _SelfAdjoint.apply(v, product, support)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _tangent(v: Tensor, support: Tensor) -> Tensor:
@@ -201,9 +212,7 @@ def _tangent(v: Tensor, support: Tensor) -> Tensor:
     return torch.where(support, v - mean, 0)
 
 
-def _conjugate_gradients(
-    product: Callable[[Tensor], Tensor], v: Tensor, support: Tensor
-) -> Tensor:
+def _conjugate_gradients(product: Callable[[Tensor], Tensor], v: Tensor, support: Tensor) -> Tensor:
     """J v by conjugate gradients on the tangent space, every row to its own last bits."""
     with torch.no_grad():
         r = _tangent(v.detach(), support)

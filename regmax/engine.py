@@ -1,4 +1,4 @@
-"""The roads to Π_Ω(x): a closed form, a prox followed by one, or a solver; and what each certifies."""
+"""The roads to Π_Ω(x): a closed form, a prox followed by one, or a solver; their certificates."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def _closed_form(
     return y
 
 
-def _by_solver(
-    omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings
-) -> Road:
+def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Road:
     if z.numel() == 0:
         return Road(z.clone(), "empty batch", "nothing to solve")
     problem = Problem(omega, z, mask)

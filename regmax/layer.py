@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from . import checks, engine
 from .curvature import Curvature
-from .errors import RegularizerError
 from .optimality import Problem
 from .penalty import smooth_part
 from .regularizer import Regularizer, overrides
@@ -67,9 +66,7 @@ class RegularizedMax(nn.Module):
         if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
             raise ValueError(f"max_iter must be an int >= 1; got {max_iter!r}")
         if on_failure not in ("warn", "raise", "ignore"):
-            raise ValueError(
-                f'on_failure must be "warn", "raise" or "ignore"; got {on_failure!r}'
-            )
+            raise ValueError(f'on_failure must be "warn", "raise" or "ignore"; got {on_failure!r}')
         self.omega = omega
         self.gamma = checks.hyperparameter("gamma", gamma, "> 0", lambda g: g > 0)
         self.dim = dim
@@ -100,8 +97,8 @@ class RegularizedMax(nn.Module):
         omega = rows.omega
         lines = [
             f"{self!r}",
-            f"rows: {rows.x[..., 0].numel()} of {rows.x.shape[-1]} scores along dim {self.dim}, "
-            f"computed in {str(rows.x.dtype).removeprefix('torch.')}",
+            f"rows: {rows.x[..., 0].numel()} of {rows.x.shape[-1]} scores along dim {self.dim}",
+            f"dtype: {x.dtype}, computed in {rows.x.dtype}",
             f"forward: {road.path}: {road.why}",
             f"backward: {self._backward(omega, rows, y)}",
         ]

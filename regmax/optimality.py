@@ -156,10 +156,13 @@ class Problem:
     def check_convex(self, y: Tensor) -> None:
         """Refuse an Ω whose curvature along the support of y is not positive."""
         with torch.no_grad():
-            low = self.curvature(y).lowest(self.support(y))
-        if bool((low < 0).any()):
-            row = tuple(int(i) for i in (low < 0).nonzero()[0])
+            support, matrix = self.support(y), self.curvature(y)
+            low = matrix.lowest(support)
+            flat = (matrix.matvec(torch.where(support, 1.0 + y, 0)) == 0).all(-1)
+        wrong = (low < 0) | (low.isfinite() & (low == 0) & flat)
+        if bool(wrong.any()):
+            row = tuple(int(i) for i in wrong.nonzero()[0])
             raise RegularizerError(
-                f"{type(self.omega).__name__} is not convex: its curvature along the support is "
-                f"{low[row].item():.3g} at row {row}; Π_Ω needs a strictly convex Ω"
+                f"{type(self.omega).__name__} is not strictly convex: its curvature along the "
+                f"support is {low[row].item():.3g} at row {row}, and must be positive"
             )

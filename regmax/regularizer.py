@@ -50,7 +50,7 @@ class Regularizer(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Regularizer:
         """Ready the nn.Module, so that a user's ``__init__`` need not call super()."""
-        self = super().__new__(cls)
+        self: Regularizer = super().__new__(cls)
         nn.Module.__init__(self)
         return self
 
@@ -121,7 +121,8 @@ class Regularizer(nn.Module):
 
     def with_tensors(self, values: dict[str, Tensor]) -> Regularizer:
         """A shallow copy in which the named tensors are replaced."""
-        return _replace(self, values)
+        clone: Regularizer = _replace(self, values)
+        return clone
 
     def per_row(self, name: str) -> Any:
         """The hyperparameter ``name`` shaped like a row's value: without its last dimension."""

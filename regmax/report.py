@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -97,7 +98,7 @@ class Report:
                 return {k: plain(v) for k, v in item.items()}
             if isinstance(item, list):
                 return [plain(v) for v in item]
-            if isinstance(item, float) and item != item or item in (float("inf"), -float("inf")):
+            if isinstance(item, float) and not math.isfinite(item):
                 return None
             return item
 

@@ -25,7 +25,8 @@ class Entropy(regmax.Regularizer):
     strong_convexity = 1.0
 
     def value(self, y: Tensor) -> Tensor:
-        return -torch.special.entr(y).sum(-1)
+        entropy: Tensor = torch.special.entr(y).sum(-1)
+        return -entropy
 
     def grad(self, y: Tensor) -> Tensor:
         return y.log() + 1
@@ -33,17 +34,13 @@ class Entropy(regmax.Regularizer):
     def curvature(self, y: Tensor) -> Diagonal:
         return Diagonal(1 / y)
 
-    def closed_form(
-        self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None
-    ) -> Tensor:
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """exp(x/γ) / Σ exp(x/γ)."""
         return _masked(x / gamma, mask).softmax(-1)
 
-    def conjugate(
-        self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None
-    ) -> Tensor:
+    def conjugate(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """γ log Σ exp(x/γ)."""
-        total = gamma * _masked(x / gamma, mask).logsumexp(-1, keepdim=True)
+        total: Tensor = gamma * _masked(x / gamma, mask).logsumexp(-1, keepdim=True)
         return total.squeeze(-1)
 
     def as_cvxpy(self, y: Any) -> Any:

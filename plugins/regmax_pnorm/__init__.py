@@ -56,9 +56,7 @@ class PNorm(regmax.Regularizer):
             (self.p - 1) * share ** (self.p - 2), root * share ** (self.p - 1)
         )
 
-    def closed_form(
-        self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None
-    ) -> Tensor:
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1.
 
         Written with s = max(x/γ) − t and v_i = (1 − δ_i/s)₊^q, where δ_i ≥ 0 is the distance to

@@ -53,9 +53,7 @@ class Tsallis(regmax.Regularizer):
         """diag(y^(α−2))."""
         return Diagonal(y ** (self.alpha - 2))
 
-    def closed_form(
-        self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None
-    ) -> Tensor:
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y_i = [1 + (α−1)(x_i/γ − τ)]₊^{1/(α−1)} with Σ y = 1 (2019, Lemma 2)."""
         z = x / gamma
         if mask is not None:

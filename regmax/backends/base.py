@@ -1,4 +1,4 @@
-"""What a validation backend is: an independent road to Π_Ω(x) and to its vector–Jacobian products."""
+"""What a validation backend is: an independent road to Π_Ω(x) and to its VJPs."""
 
 from __future__ import annotations
 

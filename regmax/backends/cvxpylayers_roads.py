@@ -15,9 +15,9 @@ from .base import Answer, Backend, Task
 from .conic import Program, batches, lacks_program, program, scatter
 
 # Settings under which these solvers reach 1e-5 in y and 1e-4 in vector–Jacobian products; their
-# defaults do not. Exponential cones go to Clarabel, as SCS leaves them inaccurate without a warning,
-# and no tighter than 1e-11: closer to the boundary, diffcp's derivative of that cone breaks down
-# (softmax of 40 scores of scale 4: error 40 in a product at 1e-12, 3e-6 at 1e-11).
+# defaults do not. Exponential cones go to Clarabel, as SCS leaves them inaccurate without a
+# warning, and no tighter than 1e-11: closer to the boundary, diffcp's derivative of that cone
+# breaks down (softmax of 40 scores of scale 4: error 40 in a product at 1e-12, 3e-6 at 1e-11).
 DIFFCP_COMMON = {"n_jobs_forward": 1, "n_jobs_backward": 1, "mode": "lsmr"}
 DIFFCP_EXPONENTIAL = {
     "solve_method": "CLARABEL",
