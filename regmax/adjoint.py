@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from . import simplex
 from .penalty import Penalized, smooth_part
@@ -91,28 +90,49 @@ def _through_hidden(y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str,
     """z with the first-order dependence of ∇Ω on tensors that are not attributes of Ω.
 
     A ``value`` may close over a tensor that regmax cannot name. Its gradient flows through
-    z − (∇Ω(y) − ∇Ω(y)|detached): exact once, refused with torch's message when asked for twice.
+    z − (∇Ω(y) − ∇Ω(y)|detached): exact once, refused with a message when asked for twice.
     """
     known = omega.with_tensors({name: t.detach() for name, t in tensors.items()})
     with torch.enable_grad():
         gradient = known.grad(simplex.inward(y.detach()))
     if not gradient.requires_grad:
         return z
-    once: Tensor = _Once.apply(gradient)  # type: ignore[no-untyped-call]
+    once: Tensor = _Once.apply(gradient, z, *tensors.values())  # type: ignore[no-untyped-call]
     return z - (once - once.detach())
 
 
 class _Once(torch.autograd.Function):
-    """The identity; differentiating its backward raises instead of dropping a term."""
+    """The identity on its first argument, which may be differentiated once.
+
+    Its backward stays connected to everything that a second derivative could be asked for, and
+    refuses there, instead of dropping the terms that it cannot know.
+    """
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor) -> Tensor:
+    def forward(ctx: Any, v: Tensor, *others: Tensor) -> Tensor:
+        ctx.save_for_backward(v, *others)
         return v.clone()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> Tensor:
-        return v
+    def backward(ctx: Any, u: Tensor) -> Any:
+        out = _Refuse.apply(u, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return out, *(None for _ in ctx.saved_tensors[1:])
+
+
+class _Refuse(torch.autograd.Function):
+    """The identity on its first argument, not differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, *others: Tensor) -> Tensor:
+        return u.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(
+            "Ω depends on a tensor that is not one of its attributes (a closure, or a tensor in a "
+            "list): its gradient is exact, but cannot be differentiated again. Store the tensor as "
+            "an attribute of the Regularizer (self.w = w) for double backward"
+        )
 
 
 def dense_jacobian(omega: Regularizer, y: Tensor) -> Tensor:

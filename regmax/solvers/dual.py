@@ -87,11 +87,12 @@ def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[
         rise = problem.slope(y) - tau  # decreases in y
         low = torch.where(rise > 0, logs, low)
         high = torch.where(rise <= 0, logs, high)
-        trial = logs + rise / (_diagonal(problem, y) * y)  # Newton on log y
-        safe = (trial > low) & (trial < high) & torch.isfinite(trial)
-        trial = torch.where(safe, trial, (low + high) / 2)
-        settled = zero | one | ((trial - logs).abs() <= eps**0.5)
-        logs = trial
+        step = rise / (_diagonal(problem, y) * y)  # Newton on log y
+        trial = logs + step
+        near = step.abs() <= eps**0.5
+        safe = near | ((trial > low) & (trial < high) & torch.isfinite(trial))
+        logs = torch.where(safe, trial, (low + high) / 2).clamp(lowest, torch.zeros_like(logs))
+        settled = zero | one | near
         if bool(settled.all()):
             break
     y = torch.where(zero, 0, torch.where(one, 1, logs.exp()))
