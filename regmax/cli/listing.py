@@ -1,0 +1,120 @@
+"""``regmax list``: what is installed, and from where."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import textwrap
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import PluginWarning
+from ..penalty import Penalized
+from ..plugins import Offer, Registry, registry
+from ..regularizer import Regularizer
+from .common import table
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "list",
+        help="every regularizer, solver and validation backend, and the plugin it comes from",
+        description="Lists every registered regularizer with its mappings in regmax.functional, "
+        "its hyperparameters and their defaults, whether it has a closed form and a convex "
+        "program, and the distribution that it comes from; then solvers, validation backends, "
+        "and what could not be loaded.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the listing, plugins at fault and contested names included."""
+    found = quiet_registry()
+    header = ["name", "mapping", "hyperparameters", "closed form", "convex program", "from"]
+    rows = [regularizer_row(offer) for offer in uncontested(found, "regularizer")]
+    print("regularizers")
+    print(table(header, rows) if rows else "  (none: install regmax itself, pip install -e .)")
+    for kind in ("solver", "backend"):
+        offers = list(uncontested(found, kind))
+        rows = [[offer.name, summary(offer.cls), offer.distribution] for offer in offers]
+        print(f"\n{kind}s")
+        print(table(["name", "what it is", "from"], rows) if rows else "  (none)")
+    problems = [*found.faults, *contested(found)]
+    if problems:
+        print("\nat fault")
+        print("\n".join(f"  {problem}" for problem in problems))
+    return 0
+
+
+def quiet_registry() -> Registry:
+    """The registry; its faults are in ``faults``, and the command prints them itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        return registry()
+
+
+def uncontested(found: Registry, kind: str) -> Iterator[Offer]:
+    """The offers of a kind whose name only one plugin claims, sorted by name."""
+    usable = found.names(kind)
+    return (offer for offer in found.offers(kind) if offer.name in usable)
+
+
+def contested(found: Registry) -> list[str]:
+    """One line for each name that several plugins claim."""
+    claims: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for kind in ("regularizer", "solver", "backend"):
+        for offer in found.offers(kind):
+            claims[kind, offer.name].append(str(offer))
+    return [
+        f"the {kind} name {name!r} is claimed by {' and '.join(who)}; uninstall one of them"
+        for (kind, name), who in claims.items()
+        if len(who) > 1
+    ]
+
+
+def regularizer_row(offer: Offer) -> list[str]:
+    """name, mappings, hyperparameters, closed form, convex program, distribution."""
+    cls = offer.cls
+    mapping = [cls.mapping] if isinstance(cls.mapping, str) else list(cls.mapping)
+    return [
+        offer.name,
+        ", ".join(m for m in mapping if m) or "-",
+        hyperparameters(cls),
+        closed_form(cls),
+        "yes" if issubclass(cls, Penalized) or claims(cls, "as_cvxpy") else "no",
+        offer.distribution,
+    ]
+
+
+def hyperparameters(cls: type[Any]) -> str:
+    """``lam=0.1, exact=True``; a name alone has no default."""
+    parts = [
+        key if p.default is p.empty else f"{key}={p.default!r}"
+        for key, p in inspect.signature(cls).parameters.items()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    return ", ".join(parts) or "-"
+
+
+def closed_form(cls: type[Any]) -> str:
+    """``yes``; ``prox`` where a penalty's prox is followed by the base's closed form; ``no``."""
+    if issubclass(cls, Penalized):
+        return "prox"
+    return "yes" if claims(cls, "closed_form") else "no"
+
+
+def claims(cls: type[Any], method: str) -> bool:
+    """Whether the class defines the method itself."""
+    own = getattr(cls, method, None)
+    return own not in (None, getattr(Regularizer, method), getattr(Penalized, method))
+
+
+def summary(cls: type[Any]) -> str:
+    """The beginning of the docstring, in one line."""
+    text = (inspect.getdoc(cls) or "-").split("\n\n")[0]
+    plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", text).replace("`", "")
+    return textwrap.shorten(plain, 72, placeholder=" …").rstrip(".")

@@ -1,0 +1,237 @@
+"""``regmax validate``: every regularizer against independent roads, on built-in or own scores."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..crosscheck import crosscheck
+from ..errors import PluginError
+from ..plugins import Registry
+from ..regularizer import Regularizer
+from ..report import Report
+from .common import UsageError, note, table, working
+from .listing import contested, quiet_registry
+from .scores import builtin, load
+
+DEFAULT_AGAINST = ("generic", "cvxpylayers")
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "validate",
+        help="cross-check regularizers: closed form, generic solver, convex solvers",
+        description="Computes each mapping and its vector-Jacobian products on independent roads "
+        "and compares them, each judged by the error that it certifies. Exit status 1 if any "
+        "verdict fails, 2 if the command is used wrongly.",
+        epilog="example: regmax validate tv tsallis:alpha=1.3 --scores attention.npy --gamma 0.5",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a regularizer or a mapping, with hyperparameters if wanted: tv, fusedmax, tv:lam=0.5 "
+        "(default: all regularizers)",
+    )
+    parser.add_argument(
+        "--scores",
+        type=Path,
+        metavar="FILE",
+        help="your own scores, .npy, .pt or .csv, of shape (..., d) (default: built-in ones)",
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=64,
+        metavar="N",
+        help="use at most N rows of FILE, evenly spread; 0 for all of them (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="LIST",
+        help="validation backends, comma-separated (default: generic,cvxpylayers)",
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float64")
+    parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports here as well")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one table per regularizer and the verdicts. Status 1 if any verdict fails."""
+    found = quiet_registry()
+    for fault in [*found.faults, *contested(found)]:
+        note(f"warning: {fault}")
+    if not (math.isfinite(arguments.gamma) and arguments.gamma > 0):
+        raise UsageError(f"--gamma must be a finite number > 0; got {arguments.gamma}")
+    if arguments.rows < 0:
+        raise UsageError(f"--rows must be at least 0; got {arguments.rows}")
+    if arguments.json is not None and not arguments.json.resolve().parent.is_dir():
+        raise UsageError(f"--json {arguments.json}: its folder does not exist")
+    if arguments.names:
+        omegas: list[tuple[str, Subject]] = [named(found, text) for text in arguments.names]
+    else:
+        omegas = [by_default(found, name) for name in found.regularizers()]
+    if not omegas:
+        raise UsageError("no regularizer is installed: install regmax itself (pip install -e .)")
+    against = backends(found, arguments.against)
+    device = usable_device(arguments.device, DTYPES[arguments.dtype])
+    if arguments.scores is None:
+        x = builtin()
+    else:
+        x, total = load(arguments.scores, arguments.rows)
+        if len(x) < total:
+            note(f"{arguments.scores}: {len(x)} of {total} rows, evenly spread (--rows 0: all)")
+    x = x.to(device, DTYPES[arguments.dtype])
+    outcomes = check(omegas, x, against, arguments.gamma)
+    if arguments.json is not None:
+        document = {
+            "ok": all(ok(outcome) for _, outcome in outcomes),
+            "gamma": arguments.gamma,
+            "dtype": arguments.dtype,
+            "device": str(device),
+            "against": list(against),
+            "reports": {label: to_dict(label, outcome) for label, outcome in outcomes},
+        }
+        try:
+            arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--json {arguments.json}: {error.strerror or error}") from error
+    return summarize(outcomes)
+
+
+Outcome = Report | Exception
+"""A report, or why there is none."""
+
+Subject = Regularizer | Exception
+"""A regularizer, or why it could not be made."""
+
+
+def check(
+    omegas: Sequence[tuple[str, Subject]], x: Tensor, against: Sequence[str], gamma: float
+) -> list[tuple[str, Outcome]]:
+    """Cross-check each, print its table, and go on where one raises."""
+    outcomes: list[tuple[str, Outcome]] = []
+    for number, (label, omega) in enumerate(omegas, start=1):
+        outcome: Outcome
+        try:
+            if isinstance(omega, Exception):
+                raise omega
+            with working(f"validating {label} ({number} of {len(omegas)})"):
+                outcome = crosscheck(omega, x, against=against, gamma=gamma)
+            text = outcome.table()
+        except Exception as error:  # a plugin's code may raise anything; the others go on
+            outcome, text = error, f"{label}: FAILED\n  {type(error).__name__}: {error}"
+        outcomes.append((label, outcome))
+        print(text + "\n", flush=True)
+    return outcomes
+
+
+def summarize(outcomes: Sequence[tuple[str, Outcome]]) -> int:
+    """Print one verdict per regularizer; the exit status."""
+    rows = [[label, "ok" if ok(outcome) else "FAILED", why(outcome)] for label, outcome in outcomes]
+    print(table(["regularizer", "verdict", ""], rows, indent=""))
+    failed = sum(not ok(outcome) for _, outcome in outcomes)
+    print(f"\n{len(outcomes) - failed} of {len(outcomes)} agree on every road")
+    return 1 if failed else 0
+
+
+def ok(outcome: Outcome) -> bool:
+    """Whether there is a report and every verdict in it holds."""
+    return isinstance(outcome, Report) and outcome.ok
+
+
+def why(outcome: Outcome) -> str:
+    """Which road disagrees with the rest, or what was raised."""
+    if isinstance(outcome, Report):
+        return "" if outcome.ok else ", ".join(outcome.culprits) or "the roads disagree"
+    return f"{type(outcome).__name__}: {str(outcome).splitlines()[0] if str(outcome) else ''}"
+
+
+def to_dict(label: str, outcome: Outcome) -> dict[str, Any]:
+    """Plain JSON data; infinite numbers are null."""
+    if isinstance(outcome, Report):
+        data: dict[str, Any] = json.loads(outcome.to_json())
+        return data
+    return {"name": label, "ok": False, "error": f"{type(outcome).__name__}: {outcome}"}
+
+
+def named(found: Registry, text: str) -> tuple[str, Regularizer]:
+    """``tv``, ``fusedmax`` or ``tv:lam=0.5,…`` as a regularizer."""
+    name, _, tail = text.partition(":")
+    hyper = dict(_setting(text, part) for part in tail.split(",")) if tail else {}
+    try:
+        if name not in found.regularizers() and name in found.mappings():
+            cls = found.mapping(name)
+            hyper = {**cls.presets.get(name, {}), **hyper}
+        else:
+            cls = found.get("regularizer", name)
+    except PluginError as error:
+        raise UsageError(str(error)) from error
+    try:
+        return text, cls(**hyper)
+    except Exception as error:  # a plugin's code may raise anything
+        raise UsageError(f"{text}: {error}") from error
+
+
+def by_default(found: Registry, name: str) -> tuple[str, Subject]:
+    """A regularizer with its defaults; one that cannot be made is a failure of that one alone."""
+    try:
+        return named(found, name)
+    except UsageError as error:
+        return name, error
+
+
+def _setting(text: str, part: str) -> tuple[str, float | bool]:
+    key, _, value = part.partition("=")
+    if key and value in ("True", "False"):
+        return key.strip(), value == "True"
+    try:
+        return key.strip(), float(value)
+    except ValueError:
+        raise UsageError(f"{text}: expected NAME:key=number,...; got {part!r}") from None
+
+
+def backends(found: Registry, wanted: str | None) -> list[str]:
+    """The backends asked for; by default those of the default ones that are installed."""
+    if wanted is None:
+        names = []
+        for name in DEFAULT_AGAINST:
+            missing = found.get("backend", name)().missing() if name in found.backends() else name
+            if missing is None:
+                names.append(name)
+            else:
+                note(f"warning: not validated against {name}: {missing}")
+        return names
+    names = list(dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip()))
+    if not names:
+        raise UsageError(f"--against names no backend; accepted: {', '.join(found.backends())}")
+    for name in names:
+        try:
+            missing = found.get("backend", name)().missing()
+        except PluginError as error:
+            raise UsageError(f"--against: {error}") from error
+        if missing is not None:
+            raise UsageError(f"--against {name}: {missing}")
+    return names
+
+
+def usable_device(text: str, dtype: torch.dtype) -> torch.device:
+    """The device, once a tensor has been put there."""
+    try:
+        device = torch.device(text)
+        torch.zeros(1, device=device, dtype=dtype)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"--device {text}: not usable on this machine: {reason}") from error
+    return device
