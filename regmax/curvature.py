@@ -141,18 +141,18 @@ class Dense(Curvature):
 class MatrixFree(Curvature):
     """H given by its product with a vector; systems are solved by conjugate gradients.
 
-    ``product`` maps v to H v, both of shape (*batch, d). Derivatives of ``jacobian`` are exact up
+    ``product`` maps v to H v, both of shape (*batch, d) and of ``dtype``. Derivatives of ``jacobian`` are exact up
     to the third order: the solution is restated by two exact refinements, whose value is zero.
     """
 
-    def __init__(self, product: Callable[[Tensor], Tensor]) -> None:
-        self.product = product
+    def __init__(self, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+        self.product, self.dtype = product, dtype
 
     def matvec(self, v: Tensor) -> Tensor:
         return self.product(v)
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
-        return MatrixFree(lambda v: self.product(v) + t * v)
+        return MatrixFree(lambda v: self.product(v) + t * v, self.dtype)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         with torch.no_grad():
@@ -170,10 +170,9 @@ class MatrixFree(Curvature):
         with torch.no_grad():
             generator = torch.Generator(support.device).manual_seed(0)
             probe = torch.randn(
-                support.shape[-1], generator=generator, device=support.device, dtype=torch.float64
+                support.shape[-1], generator=generator, device=support.device, dtype=self.dtype
             )
-            w = _tangent(probe.to(torch.get_default_dtype()).expand(support.shape), support)
-            w = w.to(self.product(torch.zeros_like(w)).dtype)
+            w = _tangent(probe.expand(support.shape), support)
             norm = torch.zeros_like(w[..., 0])
             for _ in range(6):
                 w = w / w.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
@@ -272,7 +271,7 @@ def by_autograd(
         if separable:
             return Diagonal(diagonal)
         if y.shape[-1] > DENSE_LIMIT:
-            return MatrixFree(product)
+            return MatrixFree(product, y.dtype)
         eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
         columns = [product(e.expand_as(y)) for e in eye]
         return Dense(torch.stack(columns, -1))
