@@ -97,13 +97,10 @@ def _flat(rows: Rows) -> Rows:
             return t
         return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
 
-    values: dict[str, Tensor] = {}
-    for prefix, module in rows.omega.named_modules():
-        for name in getattr(module, "hyperparameters", None) or ():
-            item = getattr(module, name)
-            if isinstance(item, Tensor):
-                key = f"{prefix}.{name}" if prefix else name
-                values[key] = flat(item) if item.ndim else item.detach()
+    values = {
+        name: flat(item) if item.ndim else item.detach()
+        for name, item in rows.omega.per_row_tensors().items()
+    }
     return Rows(
         x=rows.x.reshape(-1, d),
         gamma=flat(rows.gamma),

@@ -53,7 +53,8 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     """Π_Ω(x), with gradients, and the road taken."""
     omega = rows.omega
     if not omega.exact:
-        y = _closed_form(omega, rows.x, rows.gamma, rows.mask)
+        # it may depend on where the scores' 0 is
+        y = _closed_form(omega, rows.x + rows.shift, rows.gamma, rows.mask)
         if y is None:
             raise RegularizerError(f"{type(omega).__name__} is not exact and has no closed form")
         return y, Road(y, "closed form", "an approximation, differentiated as it is written")

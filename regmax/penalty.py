@@ -111,12 +111,6 @@ class Penalized(Regularizer):
         u = self.penalty.any_subgradient(y, mask)
         return self.penalty.average(z - self.lam * u, y.detach(), mask)
 
-    def with_base(self, base: Regularizer) -> Penalized:
-        """The same penalty on another base."""
-        clone: Penalized = self.with_tensors({})  # type: ignore[assignment]
-        clone._modules["base"] = base
-        return clone
-
     def extra_repr(self) -> str:
         if type(self) is Penalized:
             return f"{self.base!r}, {type(self.penalty).__name__}(), {super().extra_repr()}"

@@ -119,6 +119,16 @@ class Regularizer(nn.Module):
                     found[f"{prefix}.{key}" if prefix else key] = item
         return found
 
+    def per_row_tensors(self) -> dict[str, Tensor]:
+        """The declared hyperparameters that are tensors, of nested Ω too, by dotted name."""
+        return {
+            f"{prefix}.{name}" if prefix else name: item
+            for prefix, module in self.named_modules()
+            if isinstance(module, Regularizer)
+            for name in module.hyperparameters or ()
+            if isinstance(item := getattr(module, name), Tensor)
+        }
+
     def with_tensors(self, values: dict[str, Tensor]) -> Regularizer:
         """A shallow copy in which the named tensors are replaced."""
         clone: Regularizer = _replace(self, values)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from . import checks
-from .penalty import Penalized
 from .regularizer import Regularizer
 
 HALF = (torch.float16, torch.bfloat16)
@@ -38,9 +37,8 @@ class Rows:
 
     @property
     def z(self) -> Tensor:
-        """x/γ, kept finite."""
-        z = self.x / self.gamma
-        return z.clamp_min(-(torch.finfo(z.dtype).max ** 0.5))
+        """x/γ."""
+        return self.x / self.gamma
 
     def fill(self, t: Tensor, empty: float = 0.0) -> Tensor:
         """``t`` with the rows that have no answer set: ``empty`` there, NaN where spoilt."""
@@ -76,8 +74,12 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
 
     empty = spoilt = None
     # a look at the values, where it costs no synchronisation, spares all that follows
-    clean = on is None and x.device.type == "cpu" and bool(torch.isfinite(rows.detach()).all())
-    if not clean:
+    low = -(torch.finfo(rows.dtype).max ** 0.5)
+    clean = on is None and x.device.type == "cpu" and bool((rows.detach().abs() < -low).all())
+    if clean:
+        top = rows.detach().amax(-1, keepdim=True)
+        rows = rows - top
+    else:
         seen = rows.detach()
         on = torch.ones_like(seen, dtype=torch.bool) if on is None else on
         on = on & (seen != -torch.inf)
@@ -86,24 +88,15 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
         rows = torch.where(on & ~spoilt, rows, 0)
         on = on | empty
         top = torch.where(on, rows.detach(), -torch.inf).amax(-1, keepdim=True)
-        rows = torch.where(on, rows - top, 0)
-    else:
-        top = rows.detach().amax(-1, keepdim=True)
-        rows = rows - top
+        # scores as low as finfo.min must not overflow when they are shifted or divided by γ
+        rows = torch.where(on, (rows - top).clamp_min(low), 0)
     return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype)
 
 
 def _aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
-    """``omega`` with each declared per-row tensor laid out as the rows are."""
-    values: dict[str, Tensor] = {}
-    for name in omega.hyperparameters or ():
-        item = getattr(omega, name)
-        if isinstance(item, Tensor):
-            values[name] = checks.aligned(name, item, x, dim)
-    if values:
-        omega = omega.with_tensors(values)
-    if isinstance(omega, Penalized):
-        base = _aligned(omega.base, x, dim)
-        if base is not omega.base:
-            omega = omega.with_base(base)
-    return omega
+    """``omega`` with each declared per-row tensor, of nested Ω too, laid out as the rows are."""
+    values = {
+        name: checks.aligned(name.rpartition(".")[2], item, x, dim)
+        for name, item in omega.per_row_tensors().items()
+    }
+    return omega.with_tensors(values) if values else omega

@@ -81,6 +81,16 @@ class TV(regmax.Penalized):
         lam = hyperparameter("lam", lam, ">= 0", lambda lam: lam >= 0)
         super().__init__(regmax.regularizer("gini"), ChainTV(), lam)
 
+    def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        """As for any penalty, with scores that cannot matter raised to where they cannot harm.
+
+        The set {prox > t} depends on v_i < t only through min(t − v_i, 2λ), and P_Δ cuts everything
+        that is 1 below the maximum of the prox, itself at most 2λ below that of v. Scores of −1e20
+        would otherwise absorb all others in the sums of the prox.
+        """
+        floor = torch.as_tensor(-1 - 4 * self.lam).to(x)  # the maximum of x is 0
+        return gamma * self.penalty.prox(torch.maximum(x / gamma, floor), self.lam, mask)
+
     def notes(self, x: Tensor) -> list[str]:
         return [f"prox of total variation: {kernel(x)} kernel"]
 

@@ -72,11 +72,7 @@ def scatter(values: Tensor, like: Tensor, index: Tensor, entries: Tensor) -> Non
 
 def _numbers(omega: Regularizer, row: int) -> dict[str, float]:
     """The per-row hyperparameters of one row, by dotted name."""
-    found: dict[str, float] = {}
-    for prefix, module in omega.named_modules():
-        for name in getattr(module, "hyperparameters", None) or ():
-            item = getattr(module, name)
-            if isinstance(item, Tensor):
-                key = f"{prefix}.{name}" if prefix else name
-                found[key] = item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
-    return found
+    return {
+        name: item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
+        for name, item in omega.per_row_tensors().items()
+    }

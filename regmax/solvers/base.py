@@ -58,11 +58,11 @@ def polish(problem: Problem, y: Tensor, steps: int = 6) -> tuple[Tensor, Certifi
     y ← y + J (z − ∇Ω(y)): quadratic convergence, to the last bits.
     """
     best = problem.certify(y)
-    current = y
+    better = torch.ones_like(best.error_bound, dtype=torch.bool)
     for _ in range(steps):
-        current = newton(problem, current)
+        current = newton(problem, y)
         trial = problem.certify(current)
-        better = trial.error_bound < best.error_bound
+        better = better & (trial.error_bound < best.error_bound)
         if not bool(better.any()):
             break
         y = torch.where(better.unsqueeze(-1), current, y)

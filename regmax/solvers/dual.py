@@ -82,6 +82,7 @@ def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[
     logs = start.clamp(lowest, high)
     zero = ~on | (problem.slope(torch.zeros_like(start)) <= tau)  # z_i − g_i'(0) ≤ τ
     one = on & (problem.slope(torch.ones_like(start)) >= tau)
+    settled = zero | one
     for _ in range(100):
         y = logs.exp()
         rise = problem.slope(y) - tau  # decreases in y
@@ -91,8 +92,9 @@ def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[
         trial = logs + step
         near = step.abs() <= eps**0.5
         safe = near | ((trial > low) & (trial < high) & torch.isfinite(trial))
-        logs = torch.where(safe, trial, (low + high) / 2).clamp(lowest, torch.zeros_like(logs))
-        settled = zero | one | near
+        trial = torch.where(safe, trial, (low + high) / 2).clamp(lowest, torch.zeros_like(logs))
+        logs = torch.where(settled, logs, trial)
+        settled = settled | near
         if bool(settled.all()):
             break
     y = torch.where(zero, 0, torch.where(one, 1, logs.exp()))

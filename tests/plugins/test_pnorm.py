@@ -1,0 +1,89 @@
+"""sq-pnorm-max: against bisection on its optimality condition; gradients; the common properties."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import references
+import torch
+from mapping_checks import MappingChecks, check_gradients, check_road, check_values, normal
+
+from regmax.functional import pnormmax, sparsemax
+
+POWERS = [1.2, 1.5, 1.8, 2.0]
+
+
+@pytest.mark.parametrize("p", POWERS)
+def test_values(p: float) -> None:
+    check_values(functools.partial(pnormmax, p=p), functools.partial(references.pnorm, p=p))
+
+
+@pytest.mark.parametrize("p", [1.2, 1.5, 1.8])
+def test_optimality(p: float) -> None:
+    """x/γ − ‖y‖_p^(2−p) y^(p−1) is constant on the support and nowhere above that constant."""
+    x, gamma = normal(20, 9, seed=1).numpy(), 0.6
+    y = pnormmax(torch.from_numpy(x), p=p, gamma=gamma).numpy()
+    slope = (y**p).sum(-1, keepdims=True) ** ((2 - p) / p) * y ** (p - 1)
+    r = x / gamma - slope
+    tau = r.max(-1, keepdims=True)
+    assert (r - tau <= 1e-13).all()
+    assert np.abs(np.where(y > 1e-9, r - tau, 0)).max() < 1e-12
+
+
+def test_two_is_sparsemax() -> None:
+    x = normal(20, 9, seed=2)
+    torch.testing.assert_close(pnormmax(x, p=2), sparsemax(x), rtol=0, atol=1e-15)
+    near = pnormmax(x, p=torch.tensor(2 - 1e-9, dtype=torch.float64))
+    torch.testing.assert_close(near, sparsemax(x), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("p", [1.2, 1.5, 1.8])
+def test_gradients(p: float) -> None:
+    check_gradients("pnorm", {"p": p})
+
+
+@pytest.mark.parametrize("claims", [True, False])
+@pytest.mark.parametrize("solver", ["fista", "interior"])
+def test_solvers(solver: str, claims: bool) -> None:
+    check_road("pnorm", {"p": 1.5}, solver, claims)
+
+
+def test_jacobian() -> None:
+    """(I + A(B − I)) J = A with B = diag((p−1) t^(p−2)) + (2−p) t^(p−1)(t^(p−1))ᵀ, t = y/‖y‖_p
+    (2017, Prop. 1 and §3.1), on the support."""
+    p, gamma = 1.5, 0.7
+    x = normal(7, seed=2).requires_grad_()
+    j = torch.autograd.functional.jacobian(lambda x: pnormmax(x, p=p, gamma=gamma), x).numpy()
+    y = references.rows(functools.partial(references.pnorm, p=p), x, gamma)
+    on = y > 0
+    assert 1 < on.sum() < 7
+    t = y[on] / (y[on] ** p).sum() ** (1 / p)
+    b = np.diag((p - 1) * t ** (p - 2)) + (2 - p) * np.outer(t ** (p - 1), t ** (p - 1))
+    n = on.sum()
+    a = np.eye(n) - 1 / n
+    expected = np.zeros((7, 7))
+    expected[np.ix_(on, on)] = np.linalg.solve(np.eye(n) + a @ (gamma * b - np.eye(n)), a)
+    np.testing.assert_allclose(j, expected, atol=1e-12)
+
+
+def test_gradient_in_p() -> None:
+    """Against central differences of the reference in extended precision."""
+    x = normal(3, 6, seed=4)
+    for value in (1.2, 1.5, 1.9):
+        p = torch.tensor(value, dtype=torch.float64)
+        j = torch.autograd.functional.jacobian(lambda p: pnormmax(x, p=p), p).numpy()
+        step = 1e-6
+        up, down = (
+            references.rows(functools.partial(references.pnorm, p=value + s), x)
+            for s in (step, -step)
+        )
+        np.testing.assert_allclose(j, (up - down) / (2 * step), atol=1e-8)
+
+
+class TestProperties(MappingChecks):
+    name, mapping = "pnorm", "pnormmax"
+    solvers = ("fista", "interior")
+    hyper = {"p": 1.5}  # noqa: RUF012
+    refused = {"p": (1.0, 0.5, -2.0, 2.5)}  # noqa: RUF012

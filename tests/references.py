@@ -1,0 +1,229 @@
+"""Π_Ω from its definition, in numpy, by algorithms that regmax does not use.
+
+Rows are 1-d arrays and z = x/γ. Roots are found by bisection in extended precision; the prox of
+total variation by its path in λ; small structured problems by trying every pattern.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+
+Row = NDArray[np.floating]
+Long = np.longdouble
+
+
+def rows(f: Callable[[Row], Row], x: torch.Tensor, gamma: float = 1.0, dim: int = -1) -> Row:
+    """f(z) of every row of x along dim, as a float64 array of x's shape."""
+    z = np.moveaxis(x.detach().numpy().astype(Long), dim, -1) / Long(gamma)
+    y = np.empty_like(z)
+    for at in np.ndindex(z.shape[:-1]):
+        y[at] = f(z[at] - z[at].max())
+    return np.moveaxis(y, -1, dim).astype(np.float64)
+
+
+def bisect(increasing: Callable[[Row], Row], low: float | Row, high: float | Row) -> Row:
+    """The root of an increasing function, to the last bits."""
+    low, high = Long(low), Long(high)
+    for _ in range(120):
+        middle = low + (high - low) / 2
+        if increasing(middle) < 0:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def tsallis(z: Row, alpha: float) -> Row:
+    """(y^a − 1)/a = z − τ on the support, Σy = 1, a = α − 1: bisection on τ."""
+    a, z = Long(alpha) - 1, z.astype(Long) - z.max()
+
+    def y(tau: Row) -> Row:
+        u = z - tau
+        if a == 0:
+            return np.exp(u)
+        inside = a * u > -1
+        return np.where(inside, np.exp(np.log1p(np.where(inside, a * u, 0)) / a), 0)
+
+    log_d = np.log(Long(len(z)))
+    high = log_d if a == 0 else -np.expm1(-a * log_d) / a
+    return y(bisect(lambda tau: 1 - y(tau).sum(), 0, high))
+
+
+def entropy(z: Row) -> Row:
+    return tsallis(z, 1.0)
+
+
+def pnorm(z: Row, p: float) -> Row:
+    """‖y‖_p^(2−p) y_i^(p−1) = (z_i − τ)₊: y = ‖u‖_p^(p−2) u, u = (z − τ)₊^(1/(p−1)), Σy = 1."""
+    z, p = z.astype(Long) - z.max(), Long(p)
+
+    def y(s: Row) -> Row:
+        u = np.maximum(z + s, 0) ** (1 / (p - 1))
+        return (u**p).sum() ** ((p - 2) / p) * u
+
+    return y(bisect(lambda s: y(s).sum() - 1, Long(len(z)) ** (2 / p - 2) / 2, 1))
+
+
+def sparsemax(z: Row) -> Row:
+    """P_Δ(z), z − τ on an active set that only shrinks."""
+    z = z.astype(Long) - z.max()
+    active = np.ones(len(z), dtype=bool)
+    while True:
+        tau = (z[active].sum() - 1) / active.sum()
+        if (z[active] > tau).all():
+            return np.where(active, z - tau, 0)
+        active &= z > tau
+
+
+def prox_tv(v: Row, lam: float) -> Row:
+    """prox of λ Σ|z_{i+1} − z_i| by its path: groups move at constant speed in λ and never split.
+
+    dz_G/dλ = (s_a − s_b)/|G|, s_a = sign(left neighbour − z_G), s_b = sign(z_G − right neighbour).
+    """
+    value = list(v.astype(Long))
+    size, now = [1] * len(value), Long(0)
+    while True:
+        k = 0
+        while k + 1 < len(value):
+            if value[k] == value[k + 1]:
+                size[k] += size.pop(k + 1)
+                value.pop(k + 1)
+            else:
+                k += 1
+        z, n = np.array(value), np.array(size)
+        s = np.concatenate([[0], np.sign(z[:-1] - z[1:]), [0]])
+        speed = (s[:-1] - s[1:]) / n
+        gap, closing = np.abs(np.diff(z)), np.sign(-np.diff(z)) * np.diff(speed)
+        meet = np.where(closing > 0, gap / np.where(closing > 0, closing, 1), np.inf)
+        step = min(meet.min(initial=np.inf), Long(lam) - now)
+        z = z + step * speed
+        now += step
+        if now >= lam:
+            return np.repeat(z, n)
+        for k in np.flatnonzero(meet == step):
+            z[k + 1] = z[k]
+        value = list(z)
+
+
+def fusedmax(z: Row, lam: float) -> Row:
+    return sparsemax(prox_tv(z, lam))
+
+
+def oscarmax(z: Row, lam: float) -> Row:
+    """P_Δ of scipy's isotonic regression of sort(z) − λw, w_k = d − k."""
+    order = np.argsort(-z, kind="stable")
+    weights = len(z) - 1 - np.arange(len(z))
+    fitted = isotonic_regression(
+        (z[order] - Long(lam) * weights).astype(np.float64), increasing=False
+    )
+    y = np.empty(len(z), Long)
+    y[order] = sparsemax(np.asarray(fitted.x))
+    return y
+
+
+def prox_oscar(v: Row, lam: float) -> Row:
+    """P_OSC(v) = argmin ½‖z − v‖² + λ Σ_{i<j} max(|z_i|, |z_j|) (2017, Lemma 2)."""
+    order = np.argsort(-np.abs(v), kind="stable")
+    weights = len(v) - 1 - np.arange(len(v))
+    target = np.abs(v)[order] - lam * weights
+    fitted = isotonic_regression(target.astype(np.float64), increasing=False)
+    z = np.empty(len(v))
+    z[order] = np.maximum(fitted.x, 0)
+    return np.sign(v).astype(np.float64) * z
+
+
+# -- every pattern: the definition alone, no theorem -------------------------------------------
+
+
+def tv_value(y: Row) -> float:
+    return float(np.abs(np.diff(y)).sum())
+
+
+def oscar_value(y: Row) -> float:
+    return float(sum(max(abs(a), abs(b)) for a, b in itertools.combinations(y, 2)))
+
+
+def _tv_pieces(d: int) -> Iterator[tuple[list[list[int]], Row]]:
+    """(groups, gradient of R) for every pattern of jumps."""
+    for signs in itertools.product((-1, 0, 1), repeat=d - 1):
+        u, groups = np.zeros(d), [[0]]
+        for i, s in enumerate(signs):
+            u[i + 1] += s
+            u[i] -= s
+            if s == 0:
+                groups[-1].append(i + 1)
+            else:
+                groups.append([i + 1])
+        yield groups, u
+
+
+def _oscar_pieces(d: int) -> Iterator[tuple[list[list[int]], Row]]:
+    for order in itertools.permutations(range(d)):
+        u = np.empty(d)
+        u[list(order)] = d - 1 - np.arange(d)
+        for ties in itertools.product((False, True), repeat=d - 1):
+            groups = [[order[0]]]
+            for i, tied in zip(order[1:], ties, strict=True):
+                if tied:
+                    groups[-1].append(i)
+                else:
+                    groups.append([i])
+            yield groups, u
+
+
+def by_enumeration(z: Row, lam: float, penalty: str) -> Row:
+    """argmax over Δ of ⟨y, z⟩ − ½‖y‖² − λR(y), as the best feasible of all patterns' solutions.
+
+    Within a pattern (groups of ties, order, zeros) the problem is a projection on a subspace. The
+    solution of each pattern, where it lies in Δ, is a candidate; the maximiser is one of them.
+    """
+    z = z.astype(np.float64)
+    value, pieces = {"tv": (tv_value, _tv_pieces), "oscar": (oscar_value, _oscar_pieces)}[penalty]
+    best, top = None, -math.inf
+    for groups, u in pieces(len(z)):
+        means = np.array([(z - lam * u)[g].mean() for g in groups])
+        sizes = np.array([len(g) for g in groups])
+        for used in itertools.product((False, True), repeat=len(groups)):
+            on = np.array(used)
+            if not on.any():
+                continue
+            tau = ((means * sizes)[on].sum() - 1) / sizes[on].sum()
+            y = np.zeros(len(z))
+            for g, m, keep in zip(groups, means, used, strict=True):
+                y[g] = m - tau if keep else 0
+            if (y < 0).any():
+                continue
+            objective = y @ z - y @ y / 2 - lam * value(y)
+            if objective > top:
+                best, top = y, objective
+    assert best is not None
+    return best
+
+
+# -- Jacobians ---------------------------------------------------------------------------------
+
+
+def support_jacobian(s: Row) -> Row:
+    """diag(s) − ssᵀ/Σs (2019, Prop. 1); s is the support's indicator for sparsemax."""
+    return np.diag(s) - np.outer(s, s) / s.sum()
+
+
+def averaging(groups: Row) -> Row:
+    """1/|G| for each pair in the same group (2017, Prop. 3)."""
+    same = (groups[:, None] == groups[None, :]).astype(np.float64)
+    return same / same.sum(1, keepdims=True)
+
+
+def group_ids(z: Row, order: Row | None = None) -> Row:
+    """Ids of runs of equal values along ``order``."""
+    order = np.arange(len(z)) if order is None else order
+    ids = np.zeros(len(z), int)
+    ids[order[1:]] = (np.abs(np.diff(z[order])) > 1e-10).cumsum()
+    return ids
