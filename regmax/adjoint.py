@@ -93,12 +93,28 @@ def _through_hidden(y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str,
     z − (∇Ω(y) − ∇Ω(y)|detached): exact once, refused with a message when asked for twice.
     """
     known = omega.with_tensors({name: t.detach() for name, t in tensors.items()})
-    with torch.enable_grad():
-        gradient = known.grad(simplex.inward(y.detach()))
-    if not gradient.requires_grad:
+    leaf = y.detach().requires_grad_()
+    gradient = known.grad(simplex.inward(leaf))
+    if _leaves(gradient) <= {leaf}:
         return z
     once: Tensor = _Once.apply(gradient, z, *tensors.values())  # type: ignore[no-untyped-call]
     return z - (once - once.detach())
+
+
+def _leaves(t: Tensor) -> set[Tensor]:
+    """The tensors that require grad at the ends of the graph of ``t``."""
+    found: set[Tensor] = set()
+    seen: set[Any] = set()
+    stack = [t.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        stack += [following for following, _ in node.next_functions]
+    return found
 
 
 class _Once(torch.autograd.Function):

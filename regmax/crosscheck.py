@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from .plugins import registry
 from .regularizer import Regularizer, overrides
 from .report import Claim, Pair, Report
 from .rows import Rows, prepare
+from .solvers import polish
 
 
 def crosscheck(
@@ -50,6 +51,8 @@ def crosscheck(
         raise TypeError(f"omega must be a regmax.Regularizer; got {type(omega).__name__}")
     if isinstance(against, str):
         against = (against,)
+    if not isinstance(against, Sequence) or not all(isinstance(name, str) for name in against):
+        raise TypeError(f"against must be a sequence of names of backends; got {against!r}")
     backends = [_ready(name) for name in against]
     gamma = checks.hyperparameter("gamma", gamma, "> 0", lambda g: g > 0)
     x, _ = checks.scores(x, -1)
@@ -73,7 +76,7 @@ def crosscheck(
             answers += backend.answers(task)
         else:
             skipped.append(f"{backend.name}: {reason}")
-    return _judge(omega, task, answers, skipped)
+    return _judge(omega, rows, task, answers, skipped)
 
 
 def _ready(name: str) -> Backend:
@@ -115,25 +118,17 @@ def _flat(rows: Rows) -> Rows:
 
 
 def _own(rows: Rows, v: Tensor) -> Answer:
-    """The layer's own road, in the scaled scores z = x/γ."""
+    """The layer's own road; its product is taken to the scaled scores z = x/γ of the others."""
     start = time.perf_counter()
-    scaled = Rows(
-        x=rows.z.detach().requires_grad_(),
-        gamma=1.0,
-        mask=rows.mask,
-        omega=rows.omega,
-        shift=rows.shift,
-        empty=None,
-        spoilt=None,
-        dim=1,
-        dtype=rows.dtype,
-    )
+    x = rows.x.detach().requires_grad_()
     with torch.enable_grad():
-        y, road = engine.argmax(scaled, engine.Settings(on_failure="ignore"))
-        (vjp,) = torch.autograd.grad(y, scaled.x, v)
+        y, road = engine.argmax(replace(rows, x=x), engine.Settings(on_failure="ignore"))
+        (vjp,) = torch.autograd.grad(y, x, v)
     tol = 1e-7 if y.dtype == torch.float64 else 1e-4
     seconds = time.perf_counter() - start
-    return Answer(road.path, y.detach(), vjp, seconds, tol, 100 * tol)
+    return Answer(
+        road.path, y.detach(), vjp * rows.gamma, seconds, tol, 100 * tol, exact_zeros=True
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,15 +141,21 @@ class _Center:
     vjp_bound: Tensor
 
 
-def _judge(omega: Regularizer, task: Task, answers: list[Answer], skipped: list[str]) -> Report:
+def _judge(
+    omega: Regularizer, rows: Rows, task: Task, answers: list[Answer], skipped: list[str]
+) -> Report:
     problem = Problem(definition(task.omega), task.z, task.mask)
     own = [problem.certify(answer.y).error_bound for answer in answers]
     center = _center(problem, task, answers, own)
+    reaches = [(center.y, center.bound)]
+    reaches += [(a.y, bound) for a, bound in zip(answers, own, strict=True)]
     bounds: list[float] = []
     vjp_bounds: list[float | None] = []
     for answer, bound in zip(answers, own, strict=True):
-        through = (answer.y - center.y).norm(dim=-1) + center.bound
-        bounds.append(_worst(torch.minimum(bound, _or_inf(through))))
+        for other, reach in reaches:
+            through = (answer.y - other).norm(dim=-1) + reach
+            bound = torch.minimum(bound, _or_inf(through))
+        bounds.append(_worst(bound))
         if answer.vjp is None:
             vjp_bounds.append(None)
         else:
@@ -168,7 +169,7 @@ def _judge(omega: Regularizer, task: Task, answers: list[Answer], skipped: list[
         name=repr(omega),
         rows=[pair.to_dict() for pair in pairs],
         pairs=pairs,
-        claims=_claims(task, problem, center.y),
+        claims=_claims(rows, task, problem, center.y),
         skipped=skipped,
         problems=task.z.shape[0],
         d=task.z.shape[1],
@@ -184,10 +185,24 @@ def _worst(t: Tensor) -> float:
 
 
 def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]) -> _Center:
-    best = torch.stack(bounds).argmin(0)
+    points, reach = [], []
+    digits = 6 if task.z.dtype == torch.float64 else 5
+    for answer, bound in zip(answers, bounds, strict=True):
+        if answer.exact_zeros:
+            points.append(torch.nan_to_num(answer.y))
+            reach.append(bound)
+        # its support and ties, as far as they can be told, and Newton steps on them
+        rough = torch.nan_to_num(answer.y).round(decimals=digits).clamp_min(0)
+        total = rough.sum(-1, keepdim=True)
+        start = simplex.uniform(task.z, task.mask)
+        rough = torch.where(total > 0, rough / torch.where(total > 0, total, 1), start)
+        with torch.no_grad():
+            polished, certificate = polish(problem, rough)
+        points.append(polished)
+        reach.append(certificate.error_bound)
+    best = torch.stack(reach).argmin(0)
     at = torch.arange(len(best), device=best.device)
-    y = torch.nan_to_num(torch.stack([a.y for a in answers])[best, at])
-    bound = torch.stack(bounds)[best, at]
+    y, bound = torch.stack(points)[best, at], torch.stack(reach)[best, at]
     support = problem.support(y)
     v = task.v
     with torch.no_grad():
@@ -234,7 +249,7 @@ def _pair(
     )
 
 
-def _claims(task: Task, problem: Problem, y: Tensor) -> list[Claim]:
+def _claims(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Claim]:
     """Each overridden method against Ω's value, at the best certified point."""
     smooth, plain = smooth_part(task.omega), smooth_part(problem.omega)
     support = problem.support(y)
@@ -257,12 +272,22 @@ def _claims(task: Task, problem: Problem, y: Tensor) -> list[Claim]:
             expected = torch.where(support, plain.curvature(point).matvec(v), 0)
             claim("curvature", got, expected, eps**0.5)
         if overrides(smooth, "strong_convexity") and smooth.strong_convexity is not None:
-            declared = torch.as_tensor(smooth.strong_convexity, dtype=y.dtype)
-            low = plain.curvature(point).lowest(support)
-            excess = (declared.squeeze(-1) if declared.ndim else declared) - low
-            claim("strong_convexity", excess.clamp_min(0), torch.zeros_like(low), eps**0.5)
+            declared = torch.as_tensor(smooth.strong_convexity, dtype=y.dtype, device=y.device)
+            declared = declared.squeeze(-1) if declared.ndim else declared
+            on = problem.participants()
+            points = [(point, support)]
+            for k in (1, 4, 16):  # all over Δ: flat, peaked, next to the vertices
+                spread = torch.where(on, task.v.abs() ** k + 1e-4, 0)
+                points.append((simplex.inward(simplex.normalize(spread)), on))
+            excess = torch.zeros_like(y[..., 0])
+            for at, along in points:
+                matrix = plain.curvature(at)
+                noise = 64 * eps * matrix.matvec(along.to(y.dtype)).abs().amax(-1)
+                excess = torch.maximum(excess, declared - matrix.lowest(along) - noise)
+            claim("strong_convexity", excess, torch.zeros_like(excess), eps**0.5)
         if overrides(task.omega, "conjugate"):
-            got = task.omega.conjugate(task.z, 1.0, task.mask)
+            got = task.omega.conjugate(rows.x, rows.gamma, rows.mask)
             if got is not None:
-                claim("conjugate", got, problem.objective(y), eps**0.5)
+                gamma = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
+                claim("conjugate", got, gamma * problem.objective(y), eps**0.5)
     return claims

@@ -131,6 +131,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         if bool((found.certificate.error_bound <= tol).all()):
             break
         found = _better(found, solve(problem, other, tol, settings.max_iter))
+    checked_value(omega, simplex.inward(found.y))
     problem.check_convex(found.y)
     _report_failure(found, tol, settings.on_failure)
     return Road(found.y, found.path, why, found)

@@ -21,7 +21,7 @@ from . import checks, engine
 from .errors import PluginError
 from .plugins import registry
 from .regularizer import parameters_of
-from .rows import prepare
+from .rows import outside_inference, prepare
 
 _COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None))
 
@@ -55,6 +55,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
     )
     hyper = tuple(p.name for p in own)
 
+    @outside_inference
     def mapping(*args: Any, **kwargs: Any) -> Tensor:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

@@ -12,7 +12,7 @@ from .curvature import Curvature
 from .optimality import Problem
 from .penalty import smooth_part
 from .regularizer import Regularizer, overrides
-from .rows import Rows, prepare
+from .rows import Rows, outside_inference, prepare
 from .solution import Solution
 from .solvers import Solver
 
@@ -61,6 +61,8 @@ class RegularizedMax(nn.Module):
             raise TypeError(f'solver must be "auto", a name or a Solver; got {solver!r}')
         if solver != "auto":
             engine.named_solver(solver)
+        if tol is not None and (isinstance(tol, bool) or not isinstance(tol, int | float)):
+            raise TypeError(f"tol must be a number > 0 or None; got {tol!r}")
         if tol is not None and not tol > 0:
             raise ValueError(f"tol must be > 0 or None; got {tol}")
         if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
@@ -72,11 +74,13 @@ class RegularizedMax(nn.Module):
         self.dim = dim
         self.settings = engine.Settings(solver, tol, max_iter, on_failure)
 
+    @outside_inference
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Π_Ω(x), of x's shape, dtype and device."""
         rows = self._rows(x, mask)
         return rows.restore(engine.argmax(rows, self.settings)[0])
 
+    @outside_inference
     def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """max_Ω(x) = max_{y ∈ Δ} ⟨y, x⟩ − γΩ(y): x's shape without ``dim``; its gradient is Π_Ω(x).
 
@@ -85,14 +89,16 @@ class RegularizedMax(nn.Module):
         rows = self._rows(x, mask)
         return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
 
+    @outside_inference
     def solve(self, x: Tensor, mask: Tensor | None = None) -> Solution:
         """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken."""
         return engine.solution(self._rows(x, mask), self.settings)
 
+    @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
         """Which path ``self(x)`` takes, and why."""
-        rows = self._rows(x.detach(), mask)
         with torch.no_grad():
+            rows = self._rows(x, mask)
             y, road = engine.argmax(rows, self.settings)
         omega = rows.omega
         lines = [

@@ -26,6 +26,12 @@ KINDS = {
     "solver": "regmax_solvers",
     "backend": "regmax_backends",
 }
+# what a class must have, and what to subclass to have it
+REQUIRED = {
+    "regularizer": (("value", "with_tensors"), "regmax.Regularizer"),
+    "solver": (("unsuitable", "run"), "regmax.solvers.Solver"),
+    "backend": (("missing", "unsuitable", "answers"), "regmax.backends.Backend"),
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Registry:
             for impl in getattr(manager.hook, hook).get_hookimpls():
                 try:
                     classes = list(impl.function())
-                    offers = [Offer(_name(c), c, plugin, distribution) for c in classes]
+                    offers = [Offer(_name(c, kind), c, plugin, distribution) for c in classes]
                 except Exception as error:
                     self._fault(plugin, distribution, f"hook {hook}", error)
                     continue
@@ -107,8 +113,7 @@ class Registry:
     def _mappings(self) -> dict[str, list[Offer]]:
         found: dict[str, list[Offer]] = defaultdict(list)
         for offer in self.offers("regularizer"):
-            mapping = offer.cls.mapping
-            for name in (mapping,) if isinstance(mapping, str) else tuple(mapping):
+            for name in _mapping_names(offer.cls):
                 found[name].append(offer)
         return dict(found)
 
@@ -145,11 +150,29 @@ class Registry:
         )
 
 
-def _name(cls: Any) -> str:
+def _name(cls: Any, kind: str) -> str:
+    """The name of an offered class; TypeError if it is not what the hook asks for."""
     name = getattr(cls, "name", "")
-    if not isinstance(cls, type) or not isinstance(name, str) or not name:
-        raise TypeError(f"expected classes with a non-empty string attribute `name`; got {cls!r}")
+    methods, base = REQUIRED[kind]
+    if not isinstance(cls, type) or not all(hasattr(cls, method) for method in methods):
+        raise TypeError(f"expected subclasses of {base}; got {cls!r}")
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"{cls!r} needs a class attribute `name`, a non-empty str; got {name!r}")
+    if kind == "regularizer":
+        _mapping_names(cls)
     return name
+
+
+def _mapping_names(cls: Any) -> tuple[str, ...]:
+    mapping = cls.mapping
+    names = (mapping,) if isinstance(mapping, str) else mapping
+    if not isinstance(names, tuple | list) or not all(
+        isinstance(n, str) and n.isidentifier() for n in names
+    ):
+        raise TypeError(
+            f"{cls!r}: `mapping` must be a Python name or a tuple of names; got {mapping!r}"
+        )
+    return tuple(names)
 
 
 def _distribution(point: EntryPoint) -> str:

@@ -69,8 +69,8 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every pair agrees and every claim holds."""
-        return all(p.ok for p in self.pairs) and all(c.ok for c in self.claims)
+        """Whether there is a pair of roads, every pair agrees, and every claim holds."""
+        return bool(self.pairs) and all(p.ok for p in self.pairs) and all(c.ok for c in self.claims)
 
     @property
     def culprits(self) -> list[str]:
@@ -127,6 +127,8 @@ class Report:
         for c in self.claims:
             state = "holds" if c.ok else "FAILS"
             out.append(f"  claim {c.method} {state}: error {_number(c.error)}")
+        if not self.pairs:
+            out.append("  nothing to compare with")
         out += [f"  skipped {reason}" for reason in self.skipped]
         if self.culprits:
             out.append(f"  disagreeing with the rest: {', '.join(self.culprits)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from torch import Tensor
 from . import checks
 from .regularizer import Regularizer
 
+T = TypeVar("T")
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -55,6 +58,25 @@ class Rows:
     def restore_rows(self, t: Tensor, empty: float = 0.0) -> Tensor:
         """One number per row, (*batch)."""
         return self.fill(t.unsqueeze(-1), empty).squeeze(-1)
+
+
+def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
+    """Run ``function`` as under no_grad where inference mode is on: Ω's gradient needs autograd."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(
+                *(_ordinary(a) for a in args), **{k: _ordinary(a) for k, a in kwargs.items()}
+            )
+
+    return call
+
+
+def _ordinary(item: Any) -> Any:
+    return item.clone() if isinstance(item, Tensor) and item.is_inference() else item
 
 
 def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Rows:

@@ -52,3 +52,12 @@ def inward(y: Tensor) -> Tensor:
 def row_dot(a: Tensor, b: Tensor) -> Tensor:
     """⟨a, b⟩ of each row, kept as a last dimension of size 1."""
     return (a * b).sum(-1, keepdim=True)
+
+
+def tangent(v: Tensor, support: Tensor) -> Tensor:
+    """Orthogonal projection on {w : 1ᵀw = 0, w = 0 off S}."""
+    v = torch.where(support, v, 0)
+    count = support.sum(-1, keepdim=True).clamp_min(1)
+    for _ in range(2):  # the second takes away what rounding left of a nearly constant v
+        v = torch.where(support, v - v.sum(-1, keepdim=True) / count, 0)
+    return v

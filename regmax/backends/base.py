@@ -30,7 +30,8 @@ class Answer:
     """One road's answer. ``vjp`` is None where the road gives values only.
 
     ``tol`` and ``vjp_tol``: the error bounds above which the road is held to be wrong, because it
-    is known to reach them.
+    is known to reach them. ``exact_zeros``: whether its zeros and ties are exact, so that support
+    and groups can be read off y.
     """
 
     road: str
@@ -39,6 +40,7 @@ class Answer:
     seconds: float
     tol: float
     vjp_tol: float
+    exact_zeros: bool = False
 
 
 class Backend(ABC):

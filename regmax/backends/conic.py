@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,15 @@ class Program:
     problem: Any
     z: Any
     y: Any
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without cvxpy's warnings: that it approximates powers by second-order cones (exact for
+    rationals), and that a solution may be inaccurate, which its certificate judges."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def program(omega: Regularizer, d: int) -> Program:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-import warnings
 from typing import ClassVar
 
 import torch
 
 from ..regularizer import Regularizer
 from .base import Answer, Backend, Task
-from .conic import batches, lacks_program, program, scatter
+from .conic import batches, lacks_program, program, quiet, scatter
 
 TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "tol_ktratio": 1e-10}
 
@@ -33,15 +32,14 @@ class Cvxpy(Backend):
     def answers(self, task: Task) -> list[Answer]:
         start = time.perf_counter()
         y = torch.zeros_like(task.z)
-        for omega, index, entries in batches(task):
-            conic = program(omega, entries.shape[-1])
-            for i, row in zip(index, task.z[index].gather(-1, entries), strict=True):
-                conic.z.value = row.detach().double().cpu().numpy()
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # "inaccurate": the certificate judges it
+        with quiet():
+            for omega, index, entries in batches(task):
+                conic = program(omega, entries.shape[-1])
+                rows = task.z[index].gather(-1, entries)
+                for i, z, where in zip(index, rows, entries, strict=True):
+                    conic.z.value = z.detach().double().cpu().numpy()
                     conic.problem.solve(solver="CLARABEL", **TIGHT)
-                found = conic.y.value
-                values = torch.full_like(row, math.nan) if found is None else torch.tensor(found)
-                at = (index == i).nonzero()[0, 0]
-                scatter(values.unsqueeze(0), y, i.reshape(1), entries[at].unsqueeze(0))
+                    found = conic.y.value
+                    values = torch.full_like(z, math.nan) if found is None else torch.tensor(found)
+                    scatter(values.unsqueeze(0), y, i.reshape(1), where.unsqueeze(0))
         return [Answer("cvxpy Clarabel", y, None, time.perf_counter() - start, 1e-5, math.inf)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import time
-import warnings
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..regularizer import Regularizer
 from .base import Answer, Backend, Task
-from .conic import Program, batches, lacks_program, program, scatter
+from .conic import Program, batches, lacks_program, program, quiet, scatter
 
 # Settings under which these solvers reach 1e-5 in y and 1e-4 in vector–Jacobian products; their
 # defaults do not. Exponential cones go to Clarabel, as SCS leaves them inaccurate without a
@@ -53,9 +52,10 @@ class CvxpyLayers(Backend):
         return lacks_program(omega)
 
     def answers(self, task: Task) -> list[Answer]:
-        answers = [_road("DIFFCP", task, 1e-5, 5e-4)]
-        if importlib.util.find_spec("moreau") is not None:
-            answers.append(_road("MOREAU", task, 1e-5, 1e-2))
+        with quiet():
+            answers = [_road("DIFFCP", task, 1e-5, 5e-4)]
+            if importlib.util.find_spec("moreau") is not None:
+                answers.append(_road("MOREAU", task, 1e-5, 1e-2))
         return answers
 
 
@@ -82,19 +82,16 @@ def _solve(solver: str, conic: Program, z: Tensor, v: Tensor) -> tuple[Tensor, T
 
     place = z.device if solver == "MOREAU" and _moreau_runs_on(z.device) else torch.device("cpu")
     z = z.detach().to(place, torch.float64).requires_grad_()
-    with warnings.catch_warnings():
-        # cvxpy notes that it approximates powers by second-order cones (exact for rationals)
-        warnings.simplefilter("ignore")
-        layer = CvxpyLayer(
-            conic.problem,
-            parameters=[conic.z],
-            variables=[conic.y],
-            solver=solver,
-            solver_args=_arguments(solver, conic),
-        )
-        with torch.enable_grad():
-            (y,) = layer(z)
-            (product,) = torch.autograd.grad(y, z, v.to(y))
+    layer = CvxpyLayer(
+        conic.problem,
+        parameters=[conic.z],
+        variables=[conic.y],
+        solver=solver,
+        solver_args=_arguments(solver, conic),
+    )
+    with torch.enable_grad():
+        (y,) = layer(z)
+        (product,) = torch.autograd.grad(y, z, v.to(y))
     return y, product
 
 

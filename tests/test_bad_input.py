@@ -1,0 +1,303 @@
+"""Wrong arguments: the message names the argument, what came, and what is accepted."""
+
+import pytest
+import torch
+
+import regmax
+from regmax import PluginError, RegularizedMax, Regularizer, RegularizerError
+
+F64 = torch.float64
+f = regmax.functional
+X = torch.tensor([[0.1, 0.4, -0.3], [1.0, 0.2, 0.3]], dtype=F64)
+GINI = regmax.regularizer("gini")
+MAPPINGS = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
+
+
+class Square(Regularizer):
+    def value(self, y):
+        return y.square().sum(-1) / 2
+
+
+def roads():
+    """Every door through which scores come in."""
+    layer, generic = RegularizedMax(GINI), RegularizedMax(Square())
+    return {
+        **{name: getattr(f, name) for name in MAPPINGS},
+        "layer": layer,
+        "generic": generic,
+        "max": layer.max,
+        "solve": layer.solve,
+        "explain": layer.explain,
+        "crosscheck": lambda x, **kw: regmax.crosscheck(GINI, x, ("generic",), **kw),
+    }
+
+
+@pytest.fixture(params=sorted(roads()))
+def road(request):
+    return roads()[request.param]
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "match"),
+    [
+        ([1.0, 2.0], TypeError, r"x must be a torch\.Tensor.*list"),
+        (None, TypeError, r"x must be a torch\.Tensor.*None"),
+        (torch.tensor([1, 2]), TypeError, r"x must be floating.*float32.*int64"),
+        (torch.tensor([True]), TypeError, r"x must be floating.*bool"),
+        (torch.tensor([1j]), TypeError, r"x must be floating.*complex"),
+        (torch.tensor(1.0), ValueError, r"x must have at least one dimension.*0-d"),
+        (torch.zeros(2, 0), ValueError, r"x must not be empty along dim.*\(2, 0\)"),
+    ],
+)
+def test_scores(road, x, error, match):
+    with pytest.raises(error, match=match):
+        road(x)
+
+
+@pytest.mark.parametrize(
+    ("mask", "error", "match"),
+    [
+        ([True, False, True], TypeError, r"mask must be a bool.*list"),
+        (torch.ones(3), TypeError, r"mask must be bool.*float32"),
+        (torch.ones(3, dtype=torch.uint8), TypeError, r"mask must be bool.*uint8"),
+        (torch.ones(4, dtype=torch.bool), ValueError, r"mask must broadcast.*\(4,\).*\(2, 3\)"),
+        (torch.ones(5, 2, 3, dtype=torch.bool), ValueError, r"mask must broadcast.*\(5, 2, 3\)"),
+    ],
+)
+def test_mask(road, mask, error, match):
+    with pytest.raises(error, match=match):
+        road(X, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("dim", "error", "match"),
+    [
+        (True, TypeError, r"dim must be an int.*True"),
+        (1.0, TypeError, r"dim must be an int.*1\.0"),
+        (None, TypeError, r"dim must be an int.*None"),
+        ((0, 1), TypeError, r"dim must be an int"),
+        (2, ValueError, r"dim must be in \[-2, 1\].*2"),
+        (-3, ValueError, r"dim must be in \[-2, 1\].*-3"),
+    ],
+)
+def test_dim(dim, error, match):
+    for name in MAPPINGS:
+        with pytest.raises(error, match=match):
+            getattr(f, name)(X, dim=dim)
+    with pytest.raises(error, match=match):
+        RegularizedMax(GINI, dim=dim)(X)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "error", "match"),
+    [
+        (0.0, ValueError, r"gamma must be > 0; got 0"),
+        (-1, ValueError, r"gamma must be > 0; got -1"),
+        (float("nan"), ValueError, r"gamma must be > 0; got nan"),
+        (float("inf"), ValueError, r"gamma must be .*; got inf"),
+        ("1", TypeError, r"gamma must be a number.*str"),
+        (None, TypeError, r"gamma must be a number.*None"),
+        (True, TypeError, r"gamma must be a number.*bool"),
+        (torch.tensor([1, 2]), TypeError, r"gamma must be.*floating.*int64"),
+        (torch.tensor([[1.0], [-0.5]]), ValueError, r"gamma must be > 0; got -0\.5.*\(1, 0\)"),
+        (torch.tensor([[torch.nan], [1.0]]), ValueError, r"gamma must be > 0; got nan.*\(0, 0\)"),
+        (torch.ones(2, 3), ValueError, r"gamma must broadcast.*size 1 along dim.*\(2, 3\)"),
+        (torch.ones(3, 1), ValueError, r"gamma must broadcast.*\(3, 1\).*\(2, 3\)"),
+        (torch.ones(1, 2, 1), ValueError, r"gamma must broadcast.*\(1, 2, 1\).*\(2, 3\)"),
+    ],
+)
+def test_gamma(gamma, error, match):
+    for name in MAPPINGS:
+        with pytest.raises(error, match=match):
+            getattr(f, name)(X, gamma=gamma)
+    with pytest.raises(error, match=match):
+        RegularizedMax(Square(), gamma=gamma)(X)
+    with pytest.raises(error, match=match):
+        regmax.crosscheck(GINI, X, ("generic",), gamma=gamma)
+
+
+@pytest.mark.parametrize(
+    ("name", "mapping", "key", "wrong", "accepted"),
+    [
+        ("tsallis", "entmax", "alpha", -0.5, "> 0"),
+        ("tsallis", "entmax", "alpha", 0.0, "> 0"),
+        ("pnorm", "pnormmax", "p", 1.0, r"in \(1, 2\]"),
+        ("pnorm", "pnormmax", "p", 2.5, r"in \(1, 2\]"),
+        ("tv", "fusedmax", "lam", -0.1, ">= 0"),
+        ("oscar", "oscarmax", "lam", -0.1, ">= 0"),
+    ],
+)
+def test_hyperparameters_out_of_range(name, mapping, key, wrong, accepted):
+    right = 1.5
+    message = rf"{key} must be {accepted}; got {wrong:g}"
+    doors = (
+        lambda v: regmax.regularizer(name, **{key: v}),
+        lambda v: getattr(f, mapping)(X, **{key: v}),
+    )
+    for call in doors:
+        with pytest.raises(ValueError, match=message):
+            call(wrong)
+        tensor = torch.full((2, 1), right, dtype=F64)
+        tensor[1] = wrong
+        with pytest.raises(ValueError, match=message + r" at index \(1, 0\)"):
+            call(tensor)
+        tensor[1] = torch.nan
+        with pytest.raises(ValueError, match=rf"{key} must be {accepted}; got nan at index"):
+            call(tensor)
+        with pytest.raises(ValueError, match=rf"{key} must be {accepted}; got nan"):
+            call(float("nan"))
+        with pytest.raises(TypeError, match=rf"{key} must be a number.*str"):
+            call("big")
+        with pytest.raises(TypeError, match=rf"{key} must be .*float.*int64"):
+            call(torch.tensor([[2]]))
+    with pytest.raises(ValueError, match=rf"{key} must broadcast.*\(2, 3\)"):
+        getattr(f, mapping)(X, **{key: torch.full((2, 3), right)})
+
+
+def test_hyperparameters_unknown():
+    with pytest.raises(TypeError, match=r"'tv'.*'lamda'.*accepted: lam"):
+        regmax.regularizer("tv", lamda=1.0)
+    with pytest.raises(TypeError, match=r"'gini'.*'alpha'.*none"):
+        regmax.regularizer("gini", alpha=1.0)
+    with pytest.raises(TypeError, match="lamda"):
+        f.fusedmax(X, lamda=0.1)
+    with pytest.raises(TypeError, match=r"exact must be a bool.*1"):
+        regmax.regularizer("oscar", exact=1)
+    with pytest.raises(TypeError, match=r"name must be a str.*int"):
+        regmax.regularizer(3)
+    with pytest.raises(PluginError, match=r"'lasso'.*gini"):
+        regmax.regularizer("lasso")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "match"),
+    [
+        ({"omega": "gini"}, TypeError, r"omega must be a regmax\.Regularizer.*str.*regularizer\("),
+        ({"omega": Square}, TypeError, r"omega must be a regmax\.Regularizer"),
+        ({"omega": None}, TypeError, r"omega must be a regmax\.Regularizer.*None"),
+        ({"solver": "newton"}, PluginError, r"'newton'.*accepted.*fista"),
+        ({"solver": 3}, TypeError, r"solver must be.*3"),
+        ({"tol": 0.0}, ValueError, r"tol must be > 0.*0"),
+        ({"tol": -1.0}, ValueError, r"tol must be > 0.*-1"),
+        ({"tol": float("nan")}, ValueError, r"tol must be > 0.*nan"),
+        ({"tol": "small"}, TypeError, r"tol must be.*str|tol must be.*small"),
+        ({"max_iter": 0}, ValueError, r"max_iter must be an int >= 1; got 0"),
+        ({"max_iter": 1.5}, (TypeError, ValueError), r"max_iter must be an int >= 1; got 1\.5"),
+        ({"max_iter": True}, (TypeError, ValueError), r"max_iter must be an int.*True"),
+        ({"on_failure": "stop"}, ValueError, r'on_failure must be "warn".*\'stop\''),
+    ],
+)
+def test_layer_arguments(kwargs, error, match):
+    with pytest.raises(error, match=match):
+        RegularizedMax(**{"omega": GINI, **kwargs})
+
+
+def test_crosscheck_arguments():
+    with pytest.raises(TypeError, match=r"omega must be a regmax\.Regularizer.*str"):
+        regmax.crosscheck("gini", X)
+    with pytest.raises(PluginError, match=r"'mosek'.*accepted.*cvxpylayers.*generic"):
+        regmax.crosscheck(GINI, X, ("mosek",))
+    with pytest.raises(TypeError, match=r"against"):
+        regmax.crosscheck(GINI, X, against=3)
+    with pytest.raises(TypeError, match=r"x must be float32 or float64.*float16"):
+        regmax.crosscheck(GINI, X.half(), ("generic",))
+    with pytest.raises(ValueError, match=r"x must have at least one row.*\(0, 3\)"):
+        regmax.crosscheck(GINI, X[:0], ("generic",))
+    for bad in (torch.nan, torch.inf):
+        x = X.clone()
+        x[1, 1] = bad
+        with pytest.raises(ValueError, match=r"x must have no NaN, no \+inf"):
+            regmax.crosscheck(GINI, x, ("generic",))
+    x = X.clone()
+    x[1] = -torch.inf
+    with pytest.raises(ValueError, match=r"participant in every row"):
+        regmax.crosscheck(GINI, x, ("generic",))
+
+
+def omega_of(function, **attributes):
+    return type("Mine", (Regularizer,), {"value": lambda self, y: function(y), **attributes})()
+
+
+NOT_CONVEX = {
+    "concave": lambda y: -y.square().sum(-1) / 2,
+    "negative entropy upside down": lambda y: -torch.xlogy(y, y).sum(-1),
+    "saddle": lambda y: y[..., 0].square() - y[..., 1].square(),
+    "linear": lambda y: (y * torch.arange(3.0, dtype=y.dtype)).sum(-1),
+    "flat in one direction": lambda y: (y[..., 0] - y[..., 1]).square(),
+    "constant on the simplex": lambda y: y.sum(-1).square(),
+}
+
+
+@pytest.mark.parametrize("name", sorted(NOT_CONVEX))
+@pytest.mark.parametrize("solver", ["auto", "interior", "fista"])
+def test_not_convex(name, solver):
+    with pytest.raises(RegularizerError, match=r"Mine.*(convex|curvature)"):
+        RegularizedMax(omega_of(NOT_CONVEX[name]), solver=solver)(X)
+
+
+def test_not_convex_away_from_the_barycentre():
+    """Convex where the search starts, concave where it goes: told, not answered."""
+    omega = omega_of(lambda y: (y - 1 / 3).square().sum(-1) - 4.8 * (y - 1 / 3).pow(4).sum(-1))
+    with pytest.raises((RegularizerError, regmax.ConvergenceError), match=r"convex|tolerance"):
+        RegularizedMax(omega, on_failure="raise", max_iter=300)(4 * X)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "match"),
+    [
+        (lambda y: y.square(), RegularizerError, r"Mine\.value.*per row.*\(2,\).*\(2, 3\)"),
+        (lambda y: y.square().sum(), RegularizerError, r"Mine\.value.*one number per row"),
+        (lambda y: y.square().sum(-1, keepdim=True), RegularizerError, r"per row.*\(2, 1\)"),
+        (lambda y: float(y.square().sum()), TypeError, r"Mine\.value.*Tensor.*float"),
+        (lambda y: None, TypeError, r"Mine\.value.*Tensor.*NoneType"),
+        (lambda y: y.square().sum(-1) * torch.nan, RegularizerError, r"Mine\.value.*finite.*nan"),
+        (lambda y: (y - 1).log().sum(-1), RegularizerError, r"Mine\.value.*finite.*nan.*row"),
+        (lambda y: y.square().sum(-1).detach(), RegularizerError, r"Mine\.value.*depend on y"),
+        (lambda y: torch.zeros(y.shape[:-1]), RegularizerError, r"Mine\.value"),
+    ],
+)
+def test_value_at_fault(function, error, match):
+    for call in (RegularizedMax(omega_of(function)), RegularizedMax(omega_of(function)).solve):
+        with pytest.raises(error, match=match):
+            call(X)
+
+
+def test_value_that_is_nan_only_at_the_solution():
+    omega = omega_of(lambda y: y.square().sum(-1) + torch.where(y > 0.9, torch.nan, 0.0).sum(-1))
+    with pytest.raises(RegularizerError, match=r"finite|NaN|nan"):
+        RegularizedMax(omega)(torch.tensor([[9.0, 0.0, 0.0]], dtype=F64))
+
+
+def test_no_value():
+    class Empty(Regularizer):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Empty.*value\(self, y\)"):
+        RegularizedMax(Empty())(X)
+
+
+@pytest.mark.parametrize(
+    ("formula", "match"),
+    [
+        (lambda self, x, gamma, mask=None: x.sum(-1), r"Mine\.closed_form.*\(2, 3\).*\(2,\)"),
+        (lambda self, x, gamma, mask=None: x.float(), r"Mine\.closed_form.*float64.*float32"),
+        (lambda self, x, gamma, mask=None: 3, r"Mine\.closed_form.*int"),
+    ],
+)
+def test_closed_form_at_fault(formula, match):
+    omega = omega_of(lambda y: y.square().sum(-1))
+    type(omega).closed_form = formula
+    with pytest.raises(RegularizerError, match=match):
+        RegularizedMax(omega)(X)
+
+
+def test_tensor_inside_of_another_length():
+    class Weighted(Regularizer):
+        def __init__(self, w):
+            self.w = w
+
+        def value(self, y):
+            return (self.w * y * y).sum(-1)
+
+    with pytest.raises(RuntimeError, match="size"):
+        RegularizedMax(Weighted(torch.ones(5)))(X)

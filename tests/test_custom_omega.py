@@ -1,0 +1,558 @@
+"""A user's own Ω, given by its value alone: optimum, certificate, gradients."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import regmax
+from regmax import RegularizedMax, Regularizer
+
+F64 = torch.float64
+
+
+class Cubic(Regularizer):
+    def value(self, y):
+        return y.pow(3).sum(-1) / 6
+
+
+class QuadraticCubic(Regularizer):
+    def __init__(self, q):
+        self.q = q
+
+    def value(self, y):
+        return ((y @ self.q) * y).sum(-1) / 2 + y.pow(3).sum(-1)
+
+
+class EntropyQuadratic(Regularizer):
+    def __init__(self, q):
+        self.q = q
+
+    def value(self, y):
+        return torch.xlogy(y, y).sum(-1) + ((y @ self.q) * y).sum(-1) / 2
+
+
+class Power(Regularizer):
+    def __init__(self, a):
+        self.a = a
+
+    def value(self, y):
+        return (y.pow(self.a).sum(-1) - 1) / (self.a * (self.a - 1))
+
+
+class Weighted(Regularizer):
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y):
+        return (self.w * y * y).sum(-1) / 2
+
+
+class LogSumExp(Regularizer):
+    def __init__(self, a):
+        self.a = a
+
+    def value(self, y):
+        return (y @ self.a).logsumexp(-1) + y.square().sum(-1) / 2
+
+
+def spd(d, seed=0):
+    b = np.random.default_rng(seed).normal(size=(d, d)) / d**0.5
+    return b @ b.T + 0.3 * np.eye(d)
+
+
+def case(name, d):
+    """Ω as a user writes it, and ∇Ω, ∇²Ω in numpy, written by hand."""
+    q = spd(d)
+    w = np.random.default_rng(1).uniform(0.5, 2, d)
+    a = np.random.default_rng(2).normal(size=(d, 4))
+
+    def soft(y):
+        e = np.exp(y @ a - (y @ a).max())
+        return e / e.sum()
+
+    def power(p):
+        return Power(p), lambda y: y ** (p - 1) / (p - 1), lambda y: np.diag(y ** (p - 2))
+
+    tq = torch.tensor(q)
+    return {
+        "cubic": lambda: (Cubic(), lambda y: y * y / 2, np.diag),
+        "quadratic+cubic": lambda: (
+            QuadraticCubic(tq),
+            lambda y: q @ y + 3 * y * y,
+            lambda y: q + np.diag(6 * y),
+        ),
+        "entropy+quadratic": lambda: (
+            EntropyQuadratic(tq),
+            lambda y: np.log(y) + 1 + q @ y,
+            lambda y: np.diag(1 / y) + q,
+        ),
+        "tsallis 1.5": lambda: power(1.5),
+        "tsallis 0.7": lambda: power(0.7),
+        "weighted": lambda: (Weighted(torch.tensor(w)), lambda y: w * y, lambda y: np.diag(w)),
+        "logsumexp": lambda: (
+            LogSumExp(torch.tensor(a)),
+            lambda y: a @ soft(y) + y,
+            lambda y: a @ (np.diag(soft(y)) - np.outer(soft(y), soft(y))) @ a.T + np.eye(d),
+        ),
+    }[name]()
+
+
+NAMES = (
+    "cubic",
+    "quadratic+cubic",
+    "entropy+quadratic",
+    "tsallis 1.5",
+    "tsallis 0.7",
+    "weighted",
+    "logsumexp",
+)
+STEEP = {"entropy+quadratic": None, "tsallis 0.7": 0.7}
+
+
+def reference(name, grad, hess, z):
+    """argmax by scipy, then Newton on the KKT system of an active set, until KKT holds."""
+    d = len(z)
+    if name == "tsallis 0.7":  # one root: y = (0.3 (τ − z))^(−1/0.3)
+        low = z.max() + 1e-12
+
+        def excess(t):
+            return ((0.3 * (t - z)) ** (-1 / 0.3)).sum() - 1
+
+        t = scipy.optimize.brentq(excess, low, z.max() + 10 + 4 * d, xtol=1e-15, rtol=1e-15)
+        y = (0.3 * (t - z)) ** (-1 / 0.3)
+        return y / y.sum()
+    tiny = 1e-200 if name in STEEP else 0.0
+    y = np.full(d, 1 / d)
+    on = np.ones(d, dtype=bool)
+    if name == "entropy+quadratic":  # damped Newton on log y, from the barycentre
+        for _ in range(300):
+            g, h = z - grad(y), hess(y)
+            k = np.block([[h, np.ones((d, 1))], [np.ones((1, d)), np.zeros((1, 1))]])
+            step = np.linalg.solve(k, np.append(g, 0))[:d]
+            t = min(1.0, 0.9 / max(1e-300, (-step / y).max()))
+            y = np.maximum(y + t * step, tiny)
+            y /= y.sum()
+        return y
+    found = scipy.optimize.minimize(
+        lambda v: 0.5 * ((v - z) ** 2).sum(),
+        y,
+        jac=lambda v: v - z,
+        bounds=[(0, 1)] * d,
+        constraints={"type": "eq", "fun": lambda v: v.sum() - 1, "jac": lambda v: np.ones(d)},
+        method="SLSQP",
+    )
+    y = np.maximum(found.x, 0)
+    y /= y.sum()
+    on = y > 1e-6
+    for _ in range(200):
+        y = np.where(on, np.maximum(y, 1e-6), 0)
+        y /= y.sum()
+        for _ in range(60):
+            s = np.flatnonzero(on)
+            n = len(s)
+            h, g = hess(np.maximum(y, 1e-30))[np.ix_(s, s)], (z - grad(y))[s]
+            k = np.block([[h, np.ones((n, 1))], [np.ones((1, n)), np.zeros((1, 1))]])
+            step = np.linalg.solve(k, np.append(g, 1 - y.sum()))[:n]
+            bad = y[s] + step < 0
+            t = min(1.0, 0.95 * (-y[s][bad] / step[bad]).min()) if bad.any() else 1.0
+            y[s] += t * step
+            if np.abs(step).max() < 1e-15:
+                break
+        small = on & (y < 1e-13)
+        r = z - grad(y)
+        tau = r[y > 1e-9].mean()
+        worst = np.where(~on, r - tau, -1)
+        if small.any():
+            on = on & ~small
+        elif worst.max() > 1e-13:
+            on[worst.argmax()] = True
+        else:
+            assert np.abs((r - tau)[on]).max() < 1e-10
+            return y
+    raise AssertionError("the reference did not converge")
+
+
+def closed_form(name, x):
+    """The plugins' formulas as ground truth for the same Ω by value."""
+    f = regmax.functional
+    return {
+        "entropy": (lambda y: torch.xlogy(y, y).sum(-1), f.softmax),
+        "gini": (lambda y: y.square().sum(-1) / 2, f.sparsemax),
+        "tsallis 1.5": (Power(1.5).value, f.entmax15),
+        "tsallis 1.2": (Power(1.2).value, lambda x: f.entmax(x, alpha=1.2)),
+        "tsallis 0.7": (Power(0.7).value, lambda x: f.entmax(x, alpha=0.7)),
+        "tsallis 3": (Power(3.0).value, lambda x: f.entmax(x, alpha=3.0)),
+        "pnorm": (lambda y: (y**1.5).sum(-1) ** (4 / 3) / 2, lambda x: f.pnormmax(x, p=1.5)),
+    }[name]
+
+
+def by_value(value):
+    class ByValue(Regularizer):
+        def value(self, y):
+            return value(y)
+
+    return ByValue()
+
+
+def scores(rows, d, scale, seed=0):
+    return scale * torch.randn(
+        rows, d, dtype=F64, generator=torch.Generator().manual_seed(seed + d)
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("d", [1, 2, 10])
+def test_optimum(name, d):
+    omega, grad, hess = case(name, d)
+    layer = RegularizedMax(omega)
+    for scale in (0.05, 1, 6):
+        x = scores(2, d, scale)
+        sol = layer.solve(x)
+        for i in range(len(x)):
+            ref = torch.tensor(reference(name, grad, hess, x[i].numpy()))
+            error = (sol.y[i] - ref).norm()
+            assert error <= 1e-9
+            assert error <= sol.error_bound[i] + 2e-14  # the rounding of the reference
+        assert (sol.error_bound <= 1e-8).all()
+        assert sol.converged.all()
+        assert (sol.y >= 0).all()
+        assert ((sol.y.sum(-1) - 1).abs() <= 2 * 2.3e-16 * max(d, 4) ** 0.5).all()
+
+
+@pytest.mark.parametrize("name", ["cubic", "quadratic+cubic", "tsallis 1.5"])
+def test_optimum_of_100(name):
+    omega, grad, hess = case(name, 100)
+    x = scores(1, 100, 1.0)
+    sol = RegularizedMax(omega).solve(x)
+    ref = torch.tensor(reference(name, grad, hess, x[0].numpy()))
+    assert sol.error_bound.item() <= 1e-8
+    assert (sol.y[0] - ref).norm() <= min(1e-9, sol.error_bound.item() + 2e-14)
+
+
+@pytest.mark.parametrize(
+    "name", ["entropy", "gini", "tsallis 1.5", "tsallis 1.2", "tsallis 0.7", "tsallis 3", "pnorm"]
+)
+@pytest.mark.parametrize("gamma", [0.5, 1, 3])
+def test_bound_against_closed_form(name, gamma):
+    value, formula = closed_form(name, None)
+    layer = RegularizedMax(by_value(value), gamma=gamma)
+    for d in (1, 2, 9, 25):
+        for scale in (0.05, 6):
+            x = scores(3, d, scale, seed=5)
+            sol = layer.solve(x)
+            error = (sol.y - formula(x / gamma)).norm(dim=-1)
+            assert (error <= sol.error_bound + 1e-14).all(), (d, scale)
+            assert (sol.error_bound <= 1e-8).all(), (d, scale, sol.error_bound)
+
+
+@pytest.mark.parametrize("name", ["gini", "tsallis 1.5", "tsallis 0.7", "tsallis 3", "pnorm"])
+@pytest.mark.parametrize("max_iter", [1, 3, 8])
+@pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
+def test_bound_of_an_unfinished_solve(name, max_iter, solver):
+    if (name == "pnorm" and solver == "dual") or (name == "tsallis 0.7" and solver == "fista"):
+        pytest.skip("unsuitable")
+    value, formula = closed_form(name, None)
+    layer = RegularizedMax(by_value(value), solver=solver, max_iter=max_iter, on_failure="ignore")
+    for d in (3, 20):
+        for scale in (0.05, 1, 4):
+            x = scores(6, d, scale, seed=7)
+            sol = layer.solve(x)
+            error = (sol.y - formula(x)).norm(dim=-1)
+            assert (error <= sol.error_bound + 1e-14).all(), (d, scale, error, sol.error_bound)
+
+
+ugly = st.one_of(
+    st.floats(-1, 1),
+    st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e-12, -1e-9]),
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 9).flatmap(
+        lambda d: st.lists(st.lists(ugly, min_size=d, max_size=d), min_size=1, max_size=3)
+    ),
+    exponent=st.floats(-3, 4),
+    name=st.sampled_from(["entropy", "gini", "tsallis 1.5", "tsallis 3"]),
+)
+def test_ugly_rows(rows, exponent, name):
+    """Ties, constant rows, scales 1e-3 … 1e4."""
+    x = torch.tensor(rows, dtype=F64) * 10**exponent
+    value, formula = closed_form(name, None)
+    sol = RegularizedMax(by_value(value), on_failure="ignore").solve(x)
+    assert torch.isfinite(sol.y).all()
+    assert (sol.y >= 0).all()
+    assert torch.allclose(sol.y.sum(-1), torch.ones_like(sol.y[:, 0]), atol=1e-14, rtol=0)
+    error = (sol.y - formula(x)).norm(dim=-1)
+    assert (error <= sol.error_bound + 1e-14).all()
+    assert (sol.converged == (sol.error_bound <= 1e-8)).all()
+    if name != "tsallis 3":  # whose strong convexity vanishes at 0
+        assert sol.converged.all()
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    row=st.lists(ugly, min_size=2, max_size=8),
+    exponent=st.floats(-3, 3),
+    name=st.sampled_from(["cubic", "quadratic+cubic", "weighted", "logsumexp"]),
+)
+def test_ugly_rows_meet_the_optimality_condition(row, exponent, name):
+    x = torch.tensor([row], dtype=F64) * 10**exponent
+    omega, grad, _ = case(name, len(row))
+    sol = RegularizedMax(omega, on_failure="ignore").solve(x)
+    assert torch.isfinite(sol.y).all()
+    y, z = sol.y[0].detach().numpy(), x[0].numpy()
+    r = z - grad(y)
+    tau = r[y > 0].max()
+    size = np.abs(z).max() + 1
+    if sol.converged.all():
+        assert (r - tau).max() <= 1e-6 * size
+        assert np.abs(r - tau)[y > 1e-6].max() <= 1e-6 * size
+
+
+# -- gradients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradient_of_scores_and_gamma(name):
+    omega, *_ = case(name, 3)
+    x = scores(1, 3, 0.4, seed=3).requires_grad_()
+    gamma = torch.tensor([[0.9]], dtype=F64, requires_grad=True)
+
+    def f(x, gamma):
+        return RegularizedMax(omega, gamma=gamma)(x)
+
+    assert gradcheck(f, (x, gamma), atol=1e-6)
+    assert gradgradcheck(f, (x, gamma), atol=1e-5)
+
+
+def test_gradient_of_an_attribute_tensor():
+    x = scores(1, 3, 0.4).requires_grad_()
+    w = torch.tensor([0.7, 1.0, 1.5], dtype=F64, requires_grad=True)
+
+    def f(x, w):
+        return RegularizedMax(Weighted(w))(x)
+
+    assert gradcheck(f, (x, w))
+    assert gradgradcheck(f, (x, w))
+
+
+@pytest.mark.parametrize("make", [QuadraticCubic, EntropyQuadratic])
+def test_gradient_of_a_matrix_inside(make):
+    x = scores(1, 3, 0.4).requires_grad_()
+    b = torch.tensor(spd(3), requires_grad=True)
+
+    def f(x, b):
+        return RegularizedMax(make((b + b.T) / 2))(x)
+
+    assert gradcheck(f, (x, b), atol=1e-6)
+    assert gradgradcheck(f, (x, b), atol=1e-5)
+
+
+def test_gradient_of_an_exponent():
+    x = scores(1, 3, 0.4).requires_grad_()
+    a = torch.tensor(1.6, dtype=F64, requires_grad=True)
+    assert gradcheck(lambda x, a: RegularizedMax(Power(a))(x), (x, a), atol=1e-6)
+    assert gradgradcheck(lambda x, a: RegularizedMax(Power(a))(x), (x, a), atol=1e-5)
+
+
+def test_gradient_of_a_tensor_made_elsewhere():
+    """w is a function of θ: θ gets its gradient through w."""
+    theta = torch.tensor([0.1, -0.3, 0.2], dtype=F64, requires_grad=True)
+    x = scores(1, 3, 0.4)
+    assert gradcheck(lambda t: RegularizedMax(Weighted(t.exp()))(x), (theta,))
+    assert gradgradcheck(lambda t: RegularizedMax(Weighted(t.exp()))(x), (theta,))
+
+
+def exact_weighted_gradient(w, x, g):
+    """∇_w ⟨g, y(w)⟩ by hand on the support: dy = −J diag(y) dw."""
+    y = RegularizedMax(Weighted(w.detach()))(x)
+    s = (y > 0) / w.detach()
+    jg = s * (g - (s * g).sum(-1, keepdim=True) / s.sum(-1, keepdim=True))
+    return -(y * jg).sum(0)
+
+
+def test_gradient_of_a_parameter():
+    class Learnt(Regularizer):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([0.7, 1.0, 1.5, 2.0], dtype=F64))
+
+        def value(self, y):
+            return (self.w * y * y).sum(-1) / 2
+
+    omega, x, g = Learnt(), scores(3, 4, 0.4), scores(3, 4, 1.0, seed=9)
+    layer = RegularizedMax(omega)
+    assert [p is omega.w for p in layer.parameters()] == [True]
+    (layer(x) * g).sum().backward()
+    assert torch.allclose(omega.w.grad, exact_weighted_gradient(omega.w, x, g), atol=1e-12)
+
+
+def test_gradient_of_a_nested_module():
+    class Nested(Regularizer):
+        def __init__(self):
+            self.inner = nn.Linear(4, 2).double()
+
+        def value(self, y):
+            return y.square().sum(-1) / 2 + self.inner(y).logsumexp(-1)
+
+    torch.manual_seed(0)
+    omega, x = Nested(), scores(1, 4, 0.4)
+    layer = RegularizedMax(omega)
+    names = [name for name, _ in layer.named_parameters()]
+    assert names == ["omega.inner.weight", "omega.inner.bias"]
+    weight, bias = (p.detach().clone().requires_grad_() for p in omega.inner.parameters())
+
+    def f(weight, bias):
+        values = {"inner.weight": weight, "inner.bias": bias}
+        return RegularizedMax(omega.with_tensors(values))(x)
+
+    assert gradcheck(f, (weight, bias), atol=1e-6)
+    assert gradgradcheck(f, (weight, bias), atol=1e-5)
+    layer(x).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
+
+
+def hidden(how, w):
+    class InList(Regularizer):
+        def __init__(self):
+            self.weights = [w]
+
+        def value(self, y):
+            return (self.weights[0] * y * y).sum(-1) / 2
+
+    class InClosure(Regularizer):
+        def value(self, y):
+            return (w * y * y).sum(-1) / 2
+
+    return InList() if how == "list" else InClosure()
+
+
+@pytest.mark.parametrize("how", ["list", "closure"])
+def test_gradient_of_a_hidden_tensor(how):
+    w = torch.tensor([0.7, 1.0, 1.5, 2.0], dtype=F64, requires_grad=True)
+    x, g = scores(3, 4, 0.4).requires_grad_(), scores(3, 4, 1.0, seed=9)
+    y = RegularizedMax(hidden(how, w))(x)
+    gx, gw = torch.autograd.grad((y * g).sum(), (x, w), retain_graph=True)
+    assert torch.allclose(gw, exact_weighted_gradient(w, x.detach(), g), atol=1e-12)
+    assert torch.allclose(gx.sum(-1), torch.zeros(3, dtype=F64), atol=1e-12)
+    # twice: right, or refused; never silently wrong
+    (first,) = torch.autograd.grad((y * g).sum(), w, create_graph=True)
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(first.square().sum(), w)
+
+
+@pytest.mark.parametrize("how", ["list", "closure"])
+def test_mixed_second_derivative_of_a_hidden_tensor_is_not_wrong(how):
+    """∂²/∂x∂w through ∂/∂x: the right number, or an error."""
+    w = torch.tensor([0.7, 1.0, 1.5, 2.0], dtype=F64, requires_grad=True)
+    x, g = scores(1, 4, 0.4).requires_grad_(), scores(1, 4, 1.0, seed=9)
+
+    def first(omega):
+        y = RegularizedMax(omega)(x)
+        return torch.autograd.grad((y * g).sum(), x, create_graph=True)[0].square().sum()
+
+    (expected,) = torch.autograd.grad(first(Weighted(w)), w)
+    try:
+        (got,) = torch.autograd.grad(first(hidden(how, w)), w, allow_unused=True)
+    except RuntimeError:
+        return
+    assert got is not None, "a missing derivative without an error"
+    assert torch.allclose(got, expected, atol=1e-10)
+
+
+def test_no_graph_where_nothing_asks_for_one():
+    assert not RegularizedMax(Cubic())(scores(2, 3, 1.0)).requires_grad
+
+
+def test_gradient_is_zero_outside_the_support():
+    x = scores(4, 6, 3.0).requires_grad_()
+    y = RegularizedMax(QuadraticCubic(torch.tensor(spd(6))))(x)
+    (g,) = torch.autograd.grad((y * scores(4, 6, 1.0, seed=2)).sum(), x)
+    assert (y == 0).any()
+    assert (g[y == 0] == 0).all()
+
+
+# -- masks, layouts, dtypes --------------------------------------------------------------------
+
+
+def shorter(omega_of, x, keep):
+    """The row of participants alone, written back."""
+    y = torch.zeros_like(x)
+    for i in range(len(x)):
+        on = keep[i]
+        if on.any():
+            y[i, on] = RegularizedMax(omega_of(on))(x[i, on])
+    return y
+
+
+@pytest.mark.parametrize("how", ["mask", "-inf"])
+def test_mask_is_the_shorter_row(how):
+    q = torch.tensor(spd(6))
+    x = scores(4, 6, 1.0)
+    keep = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)) < 0.6
+    keep[3] = False
+    x.requires_grad_()
+    layer = RegularizedMax(QuadraticCubic(q))
+    if how == "mask":
+        noisy = torch.where(keep, x, torch.nan)
+        y = layer(noisy, mask=keep)
+    else:
+        y = layer(torch.where(keep, x, -torch.inf))
+    expected = shorter(lambda on: QuadraticCubic(q[on][:, on]), x.detach(), keep)
+    assert torch.allclose(y, expected, atol=1e-8, rtol=0)
+    assert (y[~keep] == 0).all()
+    (g,) = torch.autograd.grad((y * scores(4, 6, 1.0, seed=8)).sum(), x)
+    assert (g[~keep] == 0).all()
+    assert torch.isfinite(g).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spoilt_rows_stay_alone(name):
+    omega, *_ = case(name, 4)
+    layer = RegularizedMax(omega)
+    x = scores(4, 4, 1.0)
+    clean = layer(x)
+    x[1, 2], x[2, 0] = torch.nan, torch.inf
+    y = layer(x)
+    assert y[[1, 2]].isnan().all()
+    assert torch.allclose(y[[0, 3]], clean[[0, 3]], atol=1e-15, rtol=0)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -3, -2])
+def test_other_dims(dim):
+    omega, *_ = case("quadratic+cubic", 5)
+    x = scores(6, 5, 1.0).reshape(2, 3, 5).movedim(-1, dim)
+    y = RegularizedMax(omega, dim=dim)(x)
+    assert y.shape == x.shape
+    expected = RegularizedMax(omega)(x.movedim(dim, -1)).movedim(-1, dim)
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_round_once(dtype):
+    layer = RegularizedMax(Cubic(), on_failure="ignore")
+    x = scores(3, 6, 0.5).to(dtype).requires_grad_()
+    y = layer(x)
+    assert y.dtype == dtype
+    assert torch.equal(y, layer(x.detach().float()).to(dtype))
+    (g,) = torch.autograd.grad(y[:, 0].sum(), x)
+    assert g.dtype == dtype
+    assert layer.max(x).dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["entropy", "gini", "tsallis 1.5", "pnorm"])
+def test_float32(name):
+    value, formula = closed_form(name, None)
+    for scale in (0.05, 1, 6):
+        x = scores(4, 20, scale).float()
+        sol = RegularizedMax(by_value(value)).solve(x)
+        assert sol.y.dtype == torch.float32
+        assert (sol.error_bound <= 1e-4).all()
+        error = (sol.y.double() - formula(x.double())).norm(dim=-1)
+        assert (error <= sol.error_bound.double() + 1e-7).all()

@@ -1,0 +1,151 @@
+"""Imports point one way."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import regmax
+
+ROOT = Path(regmax.__file__).parent
+PLUGINS = ROOT.parent / "plugins"
+# from the lowest layer up: a module imports from strictly lower layers
+LAYERS = (
+    ("_version", "errors", "solution", "hooks", "checks", "simplex", "roots", "report"),
+    ("curvature",),
+    ("regularizer",),
+    ("penalty",),
+    ("optimality",),
+    ("solvers", "adjoint"),
+    ("plugins",),
+    ("rows", "engine"),
+    ("functional", "layer"),
+    ("backends",),
+    ("crosscheck",),
+    ("__init__",),
+    ("cli", "__main__"),
+)
+MODULES = {
+    ".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in sorted(ROOT.rglob("*.py"))
+}
+
+
+def imports(path, name):
+    """Dotted names below ``regmax`` that a file imports, at any depth of its code."""
+    package = name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+                base = base + (node.module.split(".") if node.module else [])
+            elif node.module and node.module.split(".")[0] == "regmax":
+                base = node.module.split(".")[1:]
+            else:
+                continue
+            for alias in node.names:
+                yield resolve([*base, alias.name])
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "regmax":
+                    yield resolve(parts[1:])
+
+
+def resolve(parts):
+    """The module that a dotted name lives in."""
+    for n in range(len(parts), -1, -1):
+        head = ".".join(parts[:n])
+        for candidate in (head, f"{head}.__init__" if head else "__init__"):
+            if candidate in MODULES:
+                return candidate
+    raise AssertionError(parts)
+
+
+def layer_of(module):
+    top = module.split(".")[0]
+    for i, names in enumerate(LAYERS):
+        if top in names:
+            return i
+    raise AssertionError(f"{module} is in no layer")
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_down(module):
+    for other in imports(MODULES[module], module):
+        if other.split(".")[0] == module.split(".")[0]:
+            continue  # within one package: the cycle test
+        if other == "__init__" and layer_of(module) == len(LAYERS) - 1:
+            continue
+        same = layer_of(other) == layer_of(module)
+        assert layer_of(other) <= layer_of(module), f"{module} imports {other}"
+        assert not (same and module < other and other in CYCLES), f"{module} imports {other}"
+
+
+def cycles():
+    graph = {m: {o for o in imports(p, m) if o != m} for m, p in MODULES.items()}
+    found, state, path = [], {}, []
+
+    def visit(m):
+        state[m] = "open"
+        path.append(m)
+        for o in sorted(graph[m]):
+            if state.get(o) == "open":
+                found.append([*path[path.index(o) :], o])
+            elif o not in state:
+                visit(o)
+        path.pop()
+        state[m] = "done"
+
+    for m in sorted(graph):
+        if m not in state:
+            visit(m)
+    return found
+
+
+CYCLES = {m for cycle in cycles() for m in cycle}
+
+
+def test_no_cycles():
+    assert cycles() == []
+
+
+def plugin_names():
+    return sorted(p.name for p in PLUGINS.iterdir() if (p / "__init__.py").exists())
+
+
+def test_regmax_names_no_plugin():
+    names = plugin_names()
+    assert len(names) >= 6
+    for module, path in MODULES.items():
+        text = path.read_text()
+        for name in names:
+            assert name not in text, f"{module} names {name}"
+        assert "plugins/" not in text, module
+
+
+def plugin_files():
+    return sorted(PLUGINS.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", plugin_files(), ids=lambda p: str(p.relative_to(PLUGINS)))
+def test_plugins_use_public_names(path):
+    """Nothing with a leading underscore, and nobody else's plugin."""
+    tree = ast.parse(path.read_text())
+    own = path.relative_to(PLUGINS).parts[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            parts = [*node.module.split("."), *(a.name for a in node.names)]
+        elif isinstance(node, ast.Import):
+            parts = [p for a in node.names for p in a.name.split(".")]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            parts = [node.value.id, node.attr]
+        else:
+            continue
+        if parts[0] == "regmax":
+            assert not [p for p in parts if p.startswith("_")], (path.name, parts)
+        assert parts[0] == own or not parts[0].startswith("regmax_"), (path.name, parts)
+
+
+def test_no_file_holds_two_ideas():
+    for path in [*MODULES.values(), *plugin_files()]:
+        assert len(path.read_text().splitlines()) <= 420, path.name

@@ -1,0 +1,266 @@
+"""``RegularizedMax`` as an nn.Module, its smooth maximum, its solutions."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import regmax
+from regmax import RegularizedMax, Regularizer
+
+F64 = torch.float64
+NAMES = ("entropy", "gini", "pnorm", "tsallis", "tv", "oscar")
+
+
+class Mixed(Regularizer):
+    """Neither separable nor closed: the generic path."""
+
+    def value(self, y):
+        return y.square().sum(-1) + (y * y.roll(1, -1)).sum(-1) / 2 + y.pow(3).sum(-1)
+
+
+def omegas():
+    return {**{n: regmax.regularizer(n) for n in NAMES}, "mixed": Mixed()}
+
+
+def scores(*shape, scale=1.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=generator, dtype=F64)
+
+
+@pytest.fixture(params=[*NAMES, "mixed"])
+def omega(request):
+    return omegas()[request.param]
+
+
+def test_max_has_the_layer_as_gradient(omega):
+    gamma = torch.tensor([[0.7], [1.3]], dtype=F64, requires_grad=True)
+    layer = RegularizedMax(omega, gamma=gamma)
+    x = scores(2, 5, scale=0.5, seed=4).requires_grad_()
+    m = layer.max(x)
+    assert m.shape == (2,)
+    y = layer(x)
+    assert torch.allclose(torch.autograd.grad(m.sum(), x)[0], y, atol=1e-12)
+    with torch.no_grad():
+        value = (y * x).sum(-1) - gamma.squeeze(-1) * omega.value(y.clamp_min(1e-300))
+    assert torch.allclose(m, value, atol=1e-12)
+
+    def f(x, gamma):
+        return RegularizedMax(omega, gamma=gamma).max(x)
+
+    assert gradcheck(f, (x, gamma), atol=1e-6)
+    assert gradgradcheck(f, (x, gamma), atol=1e-5)
+
+
+def test_max_is_a_maximum(omega):
+    layer = RegularizedMax(omega, gamma=0.8)
+    x = scores(4, 6)
+    best = layer.max(x)
+    torch.manual_seed(0)
+    for _ in range(30):
+        y = torch.distributions.Dirichlet(torch.full((4, 6), 0.7, dtype=F64)).sample()
+        y = 0.9 * y + 0.1 / 6
+        assert ((y * x).sum(-1) - 0.8 * omega.value(y) <= best + 1e-12).all()
+    shifted = layer.max(x + 100)
+    assert torch.allclose(shifted, best + 100, atol=1e-10)
+
+
+def test_solution(omega):
+    layer = RegularizedMax(omega, dim=1)
+    x = scores(2, 5, 3)
+    sol = layer.solve(x)
+    assert sol.y.shape == x.shape
+    for field in ("value", "gap", "error_bound", "iterations", "converged"):
+        assert getattr(sol, field).shape == (2, 3), field
+    assert torch.equal(sol.y, layer(x))
+    assert torch.equal(sol.value, layer.max(x))
+    assert sol.iterations.dtype == torch.int64
+    assert sol.converged.dtype == torch.bool
+    assert sol.converged.all()
+    assert (sol.gap >= 0).all()
+    assert (sol.error_bound <= 1e-8).all()
+    assert isinstance(sol.path, str)
+    assert isinstance(sol.estimated, bool)
+    closed = "closed form" in sol.path
+    assert closed == (not isinstance(omega, Mixed))
+    assert (sol.iterations == 0).all() == closed
+
+
+def test_solution_of_odd_rows(omega):
+    layer = RegularizedMax(omega)
+    x = scores(4, 3)
+    x[0] = -torch.inf
+    x[1, 0] = torch.nan
+    x[2, 1] = -torch.inf
+    sol = layer.solve(x)
+    assert torch.equal(sol.y[0], torch.zeros(3, dtype=F64))
+    assert sol.value[0] == 0
+    assert sol.y[1].isnan().all()
+    assert sol.value[1].isnan()
+    assert not sol.converged[1]
+    assert sol.y[2, 1] == 0
+    assert sol.converged[[0, 2, 3]].all()
+
+
+def test_all_masked(omega):
+    layer = RegularizedMax(omega)
+    x = scores(2, 4).requires_grad_()
+    mask = torch.tensor([[True, True, False, True], [False] * 4])
+    y, m = layer(x, mask=mask), layer.max(x, mask=mask)
+    assert (y[1] == 0).all()
+    assert m[1] == 0
+    (g,) = torch.autograd.grad(y[:, 0].sum() + m.sum(), x)
+    assert (g[1] == 0).all()
+    assert (g[~mask] == 0).all()
+    assert torch.isfinite(g).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0, 4), (0, 1), (2, 1), (1,), (5,)])
+def test_small_shapes(omega, shape):
+    layer = RegularizedMax(omega)
+    x = scores(*shape).requires_grad_()
+    y, m, sol = layer(x), layer.max(x), layer.solve(x)
+    assert y.shape == shape
+    assert m.shape == shape[:-1] == sol.value.shape == sol.iterations.shape
+    assert torch.allclose(y.sum(-1), torch.ones(shape[:-1], dtype=F64))
+    (g,) = torch.autograd.grad(y.sum() + m.sum(), x)
+    assert g.shape == shape
+    assert "forward" in layer.explain(x)
+
+
+def test_every_dim(omega):
+    x = scores(3, 4, 5)
+    for dim in range(-3, 3):
+        layer = RegularizedMax(omega, dim=dim)
+        y = layer(x)
+        expected = RegularizedMax(omega)(x.movedim(dim, -1)).movedim(-1, dim)
+        assert torch.allclose(y, expected, atol=1e-14)
+        sums = y.sum(dim)
+        assert torch.allclose(sums, torch.ones_like(sums), atol=1e-14)
+        assert layer.max(x).shape == sums.shape
+
+
+def test_strides(omega):
+    layer = RegularizedMax(omega)
+    x = scores(6, 8)
+    assert torch.allclose(layer(x.T), layer(x.T.contiguous()), atol=1e-14)
+    assert torch.allclose(layer(x[::2, ::3]), layer(x[::2, ::3].contiguous()), atol=1e-14)
+    row = x[:1].clone().requires_grad_()
+    y = layer(row.expand(5, 8))
+    assert torch.allclose(y, layer(row).expand(5, 8), atol=1e-14)
+    y[:, 0].sum().backward()
+    assert torch.isfinite(row.grad).all()
+    mask = torch.tensor([True, False] * 4)
+    assert torch.equal(layer(x, mask=mask), layer(x, mask=mask.expand(6, 8)))
+    before = x.clone()
+    layer(x)
+    assert torch.equal(x, before)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((3, 1, 1), 1.5, dtype=F64))
+        self.pool = RegularizedMax(regmax.regularizer("tsallis", alpha=self.alpha))
+
+
+def test_learnable_hyperparameters_are_parameters():
+    layer = RegularizedMax(
+        regmax.regularizer("tsallis", alpha=nn.Parameter(torch.tensor([1.5], dtype=F64))),
+        gamma=nn.Parameter(torch.tensor(1.0, dtype=F64)),
+    )
+    assert sorted(n for n, _ in layer.named_parameters()) == ["gamma", "omega.alpha"]
+    assert sorted(layer.state_dict()) == ["gamma", "omega.alpha"]
+    x = scores(2, 5).requires_grad_()
+    layer(x).square().sum().backward()
+    assert all(torch.isfinite(p.grad).all() and p.grad.abs() > 0 for p in layer.parameters())
+    twin = copy.deepcopy(layer)
+    twin.load_state_dict({"gamma": torch.tensor(2.0), "omega.alpha": torch.tensor([1.2])})
+    assert torch.allclose(twin(x), regmax.functional.entmax(x, alpha=1.2, gamma=2.0), atol=1e-7)
+    assert torch.allclose(layer(x), regmax.functional.entmax15(x), atol=1e-12)
+
+
+def test_copies(omega):
+    if isinstance(omega, Mixed):
+        layer = RegularizedMax(omega, gamma=0.7, solver="interior", max_iter=500)
+    else:
+        layer = RegularizedMax(omega, gamma=0.7)
+    x = scores(3, 5)
+    for twin in (copy.deepcopy(layer), copy.copy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x), layer(x))
+        assert repr(twin) == repr(layer)
+    assert layer.to(torch.float32)(x.float()).dtype == torch.float32
+    assert layer.eval() is layer
+    assert "RegularizedMax" in repr(nn.Sequential(layer))
+
+
+def test_repr():
+    assert repr(RegularizedMax(regmax.regularizer("tv", lam=0.2))) == "RegularizedMax(TV(lam=0.2))"
+    text = repr(RegularizedMax(regmax.regularizer("gini"), gamma=2.0, dim=1, solver="fista"))
+    assert text == "RegularizedMax(Gini(), gamma=2.0, dim=1, solver='fista')"
+    assert "exact=False" in repr(regmax.regularizer("oscar", exact=False))
+
+
+def test_one_alpha_per_head_trains():
+    torch.manual_seed(0)
+    head = Head()
+    x = scores(2, 3, 4, 6, scale=2.0)
+    target = torch.stack(
+        [regmax.functional.entmax(x[:, h], alpha=a) for h, a in enumerate((1.2, 1.5, 1.9))], 1
+    )
+    opt = torch.optim.Adam(head.parameters(), lr=0.1)
+    losses = []
+    for _ in range(60):
+        opt.zero_grad()
+        loss = (head.pool(x) - target).square().sum()
+        loss.backward()
+        assert head.alpha.grad.shape == (3, 1, 1)
+        opt.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+    expected = torch.tensor([1.2, 1.5, 1.9], dtype=F64)
+    assert torch.allclose(head.alpha.detach().flatten(), expected, atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "values"),
+    [
+        ("tsallis", "alpha", (1.3, 2.0)),
+        ("pnorm", "p", (1.3, 1.8)),
+        ("tv", "lam", (0.05, 0.3)),
+        ("oscar", "lam", (0.01, 0.1)),
+    ],
+)
+def test_per_head_hyperparameters(name, key, values):
+    item = torch.tensor(values, dtype=F64).reshape(2, 1, 1)
+    x = scores(3, 2, 4, 5)
+    for dim in (-1, -2):
+        y = RegularizedMax(regmax.regularizer(name, **{key: item}), dim=dim)(x)
+        for h, value in enumerate(values):
+            one = RegularizedMax(regmax.regularizer(name, **{key: value}), dim=dim)(x[:, h])
+            assert torch.allclose(y[:, h], one, atol=1e-12)
+
+
+def test_dtype_and_device_follow_the_scores(omega):
+    layer = RegularizedMax(omega, gamma=torch.tensor(1.0, dtype=F64))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, F64):
+        x = scores(3, 5).to(dtype)
+        y = layer(x)
+        assert y.dtype == dtype
+        assert layer.max(x).dtype == dtype
+        if dtype in (torch.float16, torch.bfloat16):
+            assert torch.equal(y, layer(x.float()).to(dtype))
+
+
+def test_no_grad_and_inference_mode(omega):
+    layer = RegularizedMax(omega)
+    x = scores(2, 4)
+    with torch.no_grad():
+        assert not layer(x.clone().requires_grad_()).requires_grad
+        layer.max(x)
+    with torch.inference_mode():
+        y = layer(x.clone())
+    assert torch.allclose(y, layer(x), atol=1e-14)
