@@ -75,12 +75,15 @@ def polish(problem: Problem, y: Tensor, steps: int = 6) -> tuple[Tensor, Certifi
 
 
 def newton(problem: Problem, y: Tensor) -> Tensor:
-    """One Newton step that stays in Δ: an entry that it would make negative leaves the support,
-    or shrinks by a factor where the slope of Ω is infinite at 0 and no entry can leave."""
-    step = torch.nan_to_num(problem.newton_step(y, problem.support(y)))
-    moved = y + step
+    """One Newton step that stays in Δ: an entry that it would make negative leaves the support.
+
+    Where the slope of Ω is infinite at 0 no entry can leave; the step is then taken in log y,
+    where entropies are nearly linear: y ∝ y exp(Δy/y).
+    """
+    support = problem.support(y)
+    step = torch.nan_to_num(problem.newton_step(y, support))
     if problem.steep:
-        shrunk = y * torch.exp((step / y.clamp_min(torch.finfo(y.dtype).tiny)).clamp(-50, 0))
-        moved = torch.where(step < -0.5 * y, shrunk, moved)
-    moved = moved.clamp_min(0)
+        inside = torch.where(support, y, 1)
+        return torch.where(support, inside.log() + step / inside, -torch.inf).softmax(-1)
+    moved = (y + step).clamp_min(0)
     return moved / moved.sum(-1, keepdim=True)

@@ -19,10 +19,12 @@ class Interior(Solver):
         ∇Ω(y) − z + τ1 − s = 0,   1ᵀy = 1,   y_i s_i = μ,   y, s > 0
 
     with μ → 0. Eliminating s gives (H + diag(s/y)) Δy + Δτ 1 = q, 1ᵀΔy = 0: Proposition 1's
-    operator with s/y added to the curvature.
+    operator with s/y added to the curvature. Where the slope is infinite at 0, plain Newton steps
+    in log y from the barycentre are tried alongside: near an entropy they arrive first.
     """
 
     name: ClassVar[str] = "interior"
+    DIRECT: ClassVar[int] = 20
 
     def unsuitable(self, problem: Problem) -> str | None:
         return "a penalty has no Hessian" if problem.structured else None
@@ -35,11 +37,16 @@ class Interior(Solver):
         best, bound = y, problem.certify(y).error_bound
         iterations = torch.zeros_like(bound, dtype=torch.int64)
         count = on.sum(-1, keepdim=True)
+        direct = y
         for k in range(1, min(max_iter, 300) + 1):
             mu = 0.1 * row_dot(y, s) / count
             y, s, tau = _step(problem, y, s, tau, mu, on)
+            candidates = [y, _finish(problem, y, s, on)]
+            if problem.steep and k <= self.DIRECT:
+                direct = newton(problem, direct)
+                candidates.append(direct)
             active = bound > tol
-            for candidate in (y, _finish(problem, y, s, on)):
+            for candidate in candidates:
                 trial = problem.certify(candidate).error_bound
                 better = active & (trial < bound)
                 best = torch.where(better.unsqueeze(-1), candidate, best)
