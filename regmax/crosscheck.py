@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import checks, engine, simplex
-from .backends.base import Answer, Backend, Task
+from .backends.base import Answer, Backend, Task, tolerances
 from .backends.generic import definition
 from .optimality import Problem
 from .penalty import Penalized, smooth_part
@@ -124,11 +124,9 @@ def _own(rows: Rows, v: Tensor) -> Answer:
     with torch.enable_grad():
         y, road = engine.argmax(replace(rows, x=x), engine.Settings(on_failure="ignore"))
         (vjp,) = torch.autograd.grad(y, x, v)
-    tol = 1e-7 if y.dtype == torch.float64 else 1e-4
     seconds = time.perf_counter() - start
-    return Answer(
-        road.path, y.detach(), vjp * rows.gamma, seconds, tol, 100 * tol, exact_zeros=True
-    )
+    vjp = vjp * rows.gamma
+    return Answer(road.path, y.detach(), vjp, seconds, *tolerances(y.dtype), exact_zeros=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +142,12 @@ class _Center:
 def _judge(
     omega: Regularizer, rows: Rows, task: Task, answers: list[Answer], skipped: list[str]
 ) -> Report:
+    # judged in float64, whatever the answers are in
+    wide = Problem(task.omega, task.z, task.mask).widened()
+    task = replace(task, omega=wide.omega, z=wide.z, v=task.v.double())
+    answers = [
+        replace(a, y=a.y.double(), vjp=None if a.vjp is None else a.vjp.double()) for a in answers
+    ]
     problem = Problem(definition(task.omega), task.z, task.mask)
     own = [problem.certify(answer.y).error_bound for answer in answers]
     center = _center(problem, task, answers, own)
@@ -186,13 +190,12 @@ def _worst(t: Tensor) -> float:
 
 def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]) -> _Center:
     points, reach = [], []
-    digits = 6 if task.z.dtype == torch.float64 else 5
     for answer, bound in zip(answers, bounds, strict=True):
         if answer.exact_zeros:
             points.append(torch.nan_to_num(answer.y))
             reach.append(bound)
         # its support and ties, as far as they can be told, and Newton steps on them
-        rough = torch.nan_to_num(answer.y).round(decimals=digits).clamp_min(0)
+        rough = torch.nan_to_num(answer.y).round(decimals=6).clamp_min(0)
         total = rough.sum(-1, keepdim=True)
         start = simplex.uniform(task.z, task.mask)
         rough = torch.where(total > 0, rough / torch.where(total > 0, total, 1), start)
@@ -289,5 +292,6 @@ def _claims(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Claim]:
             got = task.omega.conjugate(rows.x, rows.gamma, rows.mask)
             if got is not None:
                 gamma = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
-                claim("conjugate", got, gamma * problem.objective(y), eps**0.5)
+                rounding = torch.finfo(rows.x.dtype).eps ** 0.5
+                claim("conjugate", got, gamma * problem.objective(y), rounding)
     return claims

@@ -27,7 +27,7 @@ class RegularizedMax(nn.Module):
     dim: the dimension that sums to 1.
     solver: ``"auto"`` (the closed form where there is one, else a solver chosen for Ω; ask
         :meth:`explain`), the name of a solver, or a :class:`regmax.solvers.Solver`.
-    tol: the certified error ‖y − y*‖ at which a solver stops; by default 1e-8 in float64 and 1e-4
+    tol: the certified error ‖y − y*‖ at which a solver stops; by default 1e-8 in float64 and 1e-3
         in float32. Closed forms ignore it.
     max_iter: the budget of iterations of a solver.
     on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.

@@ -45,6 +45,14 @@ class Problem:
     z: Tensor
     mask: Tensor | None = None
 
+    def widened(self) -> Problem:
+        """The same problem in float64, where certificates lose nothing to rounding."""
+        if self.z.dtype == torch.float64:
+            return self
+        inside = self.omega.tensors(fixed=True)
+        wide = {k: t.double() for k, t in inside.items() if t.dtype.is_floating_point}
+        return Problem(self.omega.with_tensors(wide), self.z.double(), self.mask)
+
     @functools.cached_property
     def steep(self) -> bool:
         """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0.
@@ -117,7 +125,7 @@ class Problem:
                 r, size = r - u, size + u.abs()
             tau = torch.where(on, point * r, 0).sum(-1, keepdim=True)
             gap = (torch.where(on, r, -torch.inf).amax(-1, keepdim=True) - tau).clamp_min(0)
-            rounding = 8 * eps * size
+            rounding = 4 * eps * size
             rho = r - tau
             # entries that may enter the support count: Ω may be flat there (Σ y³ at 0)
             beta, estimated = self._strong_convexity(

@@ -109,13 +109,13 @@ class Regularizer(nn.Module):
 
     # -- hyperparameters ---------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor inside Ω that requires grad, by dotted name."""
+    def tensors(self, fixed: bool = False) -> dict[str, Tensor]:
+        """Every tensor inside Ω that requires grad (or any, if ``fixed``), by dotted name."""
         found: dict[str, Tensor] = {}
         for prefix, module in self.named_modules():
             own = {**vars(module), **module._parameters, **module._buffers}
             for key, item in own.items():
-                if isinstance(item, Tensor) and item.requires_grad:
+                if isinstance(item, Tensor) and (fixed or item.requires_grad):
                     found[f"{prefix}.{key}" if prefix else key] = item
         return found
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..regularizer import Regularizer
@@ -41,6 +42,11 @@ class Answer:
     tol: float
     vjp_tol: float
     exact_zeros: bool = False
+
+
+def tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """The bounds on y and on a product that a closed form or a polished solve must meet."""
+    return (1e-7, 1e-5) if dtype == torch.float64 else (1e-4, 1e-3)
 
 
 class Backend(ABC):

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 
 from ..engine import Settings, argmax
+from ..optimality import Problem
 from ..penalty import Penalized
 from ..regularizer import Definition, Regularizer
 from ..rows import Rows
-from .base import Answer, Backend, Task
+from .base import Answer, Backend, Task, tolerances
 
 
 def definition(omega: Regularizer) -> Regularizer:
@@ -22,7 +23,7 @@ def definition(omega: Regularizer) -> Regularizer:
 
 
 class Generic(Backend):
-    """Solve and differentiate Ω from :meth:`regmax.Regularizer.value` alone."""
+    """Solve and differentiate Ω from :meth:`regmax.Regularizer.value` alone, in float64."""
 
     name: ClassVar[str] = "generic"
 
@@ -34,12 +35,13 @@ class Generic(Backend):
 
     def answers(self, task: Task) -> list[Answer]:
         start = time.perf_counter()
-        z = task.z.detach().requires_grad_()
+        wide = Problem(task.omega, task.z.detach(), task.mask).widened()
+        z = wide.z.detach().requires_grad_()
         rows = Rows(
             x=z - z.detach().amax(-1, keepdim=True),
             gamma=1.0,
             mask=task.mask,
-            omega=definition(task.omega),
+            omega=definition(wide.omega),
             shift=z.detach().amax(-1, keepdim=True),
             empty=None,
             spoilt=None,
@@ -48,7 +50,8 @@ class Generic(Backend):
         )
         with torch.enable_grad():
             y, _ = argmax(rows, Settings(on_failure="ignore"))
-            (vjp,) = torch.autograd.grad(y, z, task.v)
-        tol = 1e-7 if z.dtype == torch.float64 else 1e-4
+            (vjp,) = torch.autograd.grad(y, z, task.v.to(y))
         seconds = time.perf_counter() - start
-        return [Answer("generic", y.detach(), vjp, seconds, tol, 100 * tol, exact_zeros=True)]
+        return [
+            Answer("generic", y.detach(), vjp, seconds, *tolerances(task.z.dtype), exact_zeros=True)
+        ]
