@@ -43,7 +43,9 @@ def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Ten
 
 def jacobian_product(omega: Regularizer, y: Tensor, v: Tensor) -> Tensor:
     """J v, with J = ∂Π_Ω/∂z at y = Π_Ω: differentiable in y, v and the tensors of Ω."""
-    return omega.curvature(simplex.inward(y)).jacobian(v, y > 0)
+    support = y > 0
+    several = support.sum(-1, keepdim=True) > 1  # at a vertex J = 0, whatever the curvature
+    return omega.curvature(simplex.inward(y)).jacobian(v, support & several)
 
 
 class _Argmax(torch.autograd.Function):
@@ -82,6 +84,11 @@ def _hyperparameter_product(
             simplex.inward(y)
         )
         if not gradient.requires_grad:
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                raise NotImplementedError(
+                    "the gradient of a hyperparameter inside torch.func.jacrev or vmap is not "
+                    "supported; torch.autograd.functional.jacobian is"
+                )
             return tuple(None for _ in tensors)
         return torch.autograd.grad(gradient, aliases, -w, create_graph=keep, allow_unused=True)
 

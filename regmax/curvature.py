@@ -68,7 +68,8 @@ class Diagonal(Curvature):
         # s_i = 1/h_i on S;  J v = s ∘ (v − ⟨s, v⟩ / Σs)   (2019, Prop. 2, separable case)
         s = torch.where(support, 1 / torch.where(support, self.h, 1), 0)
         v = torch.where(support, v, 0)
-        return s * (v - row_dot(s, v) / s.sum(-1, keepdim=True))
+        total = s.sum(-1, keepdim=True)
+        return s * (v - row_dot(s, v) / torch.where(total > 0, total, 1))
 
     def lowest(self, support: Tensor) -> Tensor:
         low = torch.where(support, self.h, torch.inf).amin(-1)
@@ -115,9 +116,10 @@ class Dense(Curvature):
         on = support.to(v.dtype)
         h = self._on(support) + torch.diag_embed(1 - on)
         top = torch.cat([h, on.unsqueeze(-1)], -1)
-        corner = torch.zeros_like(on[..., :1])
+        zero = torch.zeros_like(on[..., :1])
+        corner = (on.sum(-1, keepdim=True) == 0).to(v.dtype)  # an empty S: w = 0
         bottom = torch.cat([on, corner], -1).unsqueeze(-2)
-        rhs = torch.cat([torch.where(support, v, 0), corner], -1)
+        rhs = torch.cat([torch.where(support, v, 0), zero], -1)
         w: Tensor = torch.linalg.solve(torch.cat([top, bottom], -2), rhs.unsqueeze(-1))
         return torch.where(support, w[..., :-1, 0], 0)
 

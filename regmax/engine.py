@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import simplex
 from .adjoint import attach
@@ -56,6 +57,12 @@ class Road:
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     """Π_Ω(x), with gradients, and the road taken."""
     omega = rows.omega
+    for t in (rows.x, rows.gamma, *omega.tensors(fixed=True).values()):
+        if isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError(
+                "forward-mode derivatives of Π_Ω are not supported; J is symmetric, so reverse "
+                "mode (torch.autograd.grad, torch.func.vjp) gives the same product"
+            )
     if not omega.exact:
         # it may depend on where the scores' 0 is
         y = _closed_form(omega, rows.x + rows.shift, rows.gamma, rows.mask)

@@ -143,6 +143,7 @@ class Problem:
             if estimated:  # the curvature at y says nothing of places far from y
                 bound = torch.where(bound <= TRUSTED, bound, torch.inf)
             bound = bound.clamp_max(2**0.5)  # the diameter of Δ
+            bound = torch.where(on.sum(-1) == 1, 0, bound)  # one participant: Δ is a point
             bound = bound + off + 4 * eps
             bound = torch.where(torch.isfinite(bound), bound, torch.inf)
         return Certificate(gap.squeeze(-1), bound, estimated)

@@ -264,3 +264,40 @@ def test_no_grad_and_inference_mode(omega):
     with torch.inference_mode():
         y = layer(x.clone())
     assert torch.allclose(y, layer(x), atol=1e-14)
+
+
+class Norm(regmax.Regularizer):
+    """‖y‖: strictly convex on the simplex, with no curvature along y itself."""
+
+    def value(self, y):
+        return y.norm(dim=-1)
+
+
+def test_one_participant_needs_no_curvature():
+    x = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, False, False]])
+    solution = RegularizedMax(Norm()).solve(x, mask=mask)
+    assert solution.y.tolist() == [[1.0, 0.0, 0.0]]
+    assert solution.error_bound.item() < 1e-14
+    (grad,) = torch.autograd.grad(solution.y[0, 0], x, create_graph=True)
+    assert grad.tolist() == [[0.0, 0.0, 0.0]]
+    (second,) = torch.autograd.grad(grad.sum(), x, allow_unused=True)
+    assert second is None or second.tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_mode_raises_and_drops_nothing():
+    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for omega in (Norm(), regmax.regularizer("tv"), regmax.regularizer("entropy")):
+        with (
+            torch.autograd.forward_ad.dual_level(),
+            pytest.raises(NotImplementedError, match="forward-mode"),
+        ):
+            RegularizedMax(omega)(torch.autograd.forward_ad.make_dual(x, x))
+
+
+def test_hyperparameters_inside_jacrev_raise_and_are_not_zero():
+    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    alpha = torch.tensor(1.5, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="jacrev"):
+        torch.func.jacrev(lambda a: regmax.functional.entmax(x, alpha=a))(alpha)
