@@ -15,10 +15,13 @@ SUFFIXES = (".npy", ".pt", ".csv")
 
 
 def builtin(seed: int = 0, d: int = 12) -> Tensor:
-    """(6, d) float64 scores: two rows each of scale 0.3, 1 and 3."""
+    """(6, d) float64 scores: two rows each of scale 0.3, 1 and 3, with masked entries in one."""
     generator = torch.Generator().manual_seed(seed)
     scale = torch.tensor([0.3, 0.3, 1.0, 1.0, 3.0, 3.0], dtype=torch.float64)
-    return torch.randn(6, d, generator=generator, dtype=torch.float64) * scale[:, None]
+    x = torch.randn(6, d, generator=generator, dtype=torch.float64) * scale[:, None]
+    x[3, x[3].argmax()] = -torch.inf  # a mapping that ignores masks would put its weight here
+    x[3, d // 2] = -torch.inf
+    return x
 
 
 def load(path: Path, limit: int) -> tuple[Tensor, int]:
