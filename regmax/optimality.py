@@ -102,7 +102,7 @@ class Problem:
         return self.curvature(y).jacobian(slope, support)
 
     def certify(self, y: Tensor) -> Certificate:
-        """Bound ‖y − y*‖ from Ω's value alone (autograd supplies ∇Ω), never from a claim.
+        """Bound ‖y − y*‖ from Ω's value (autograd supplies ∇Ω) and its declared β, if any.
 
         Strong convexity gives β e² ≤ Σ_i (r_i − τ)(y*_i − y_i) for every τ, with e = ‖y − y*‖. An
         entry with r_i < τ adds at most |r_i − τ| y_i, any other at most |r_i − τ| e; so with

@@ -255,7 +255,7 @@ def test_bound_against_closed_form(name, gamma):
 @pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
 def test_bound_of_an_unfinished_solve(name, max_iter, solver):
     if (name == "pnorm" and solver == "dual") or (name == "tsallis 0.7" and solver == "fista"):
-        pytest.skip("unsuitable")
+        pytest.skip(f"{solver} does not take {name}")
     value, formula = closed_form(name, None)
     layer = RegularizedMax(by_value(value), solver=solver, max_iter=max_iter, on_failure="ignore")
     for d in (3, 20):
