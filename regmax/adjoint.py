@@ -8,7 +8,9 @@ so backward is v ↦ Jv followed by the vector–Jacobian product of x/γ − �
 J averages over the groups of y* first and ∇Ω gains λu, u ∈ ∂R(y*): a constant on each group.
 
 Backward consists of differentiable operations on y* itself, so it can be differentiated again.
-:func:`unrolled` and :func:`dense_jacobian` are the slow twins that tests compare with.
+:func:`restate` says the same to transforms (torch.func, forward mode, compile), which cannot use a
+hand-written backward. :func:`unrolled` and :func:`dense_jacobian` are the slow twins that tests
+compare with.
 """
 
 from __future__ import annotations
@@ -41,11 +43,32 @@ def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Ten
     return out
 
 
+def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
+    """As :func:`attach`, in PyTorch operations that any transform can follow: its twin.
+
+    From y0 = y, a constant, k Newton steps y ← y + J(y) (z − ∇Ω(y)) have value y, and the
+    derivatives of Π_Ω up to order 2^k − 1, as Newton's method squares the distance: k = 2.
+    """
+    if isinstance(omega, Penalized):
+        z = omega.reduced(z, y, mask)
+    smooth = smooth_part(omega)
+    support = _movable(y)
+    for _ in range(2):
+        inside = simplex.inward(y)
+        step = smooth.curvature(inside).jacobian(z - smooth.grad(inside), support)
+        y = y + (step - step.detach())
+    return y
+
+
 def jacobian_product(omega: Regularizer, y: Tensor, v: Tensor) -> Tensor:
     """J v, with J = ∂Π_Ω/∂z at y = Π_Ω: differentiable in y, v and the tensors of Ω."""
+    return omega.curvature(simplex.inward(y)).jacobian(v, _movable(y))
+
+
+def _movable(y: Tensor) -> Tensor:
+    """The support of y, without those of one entry: at a vertex J = 0, whatever the curvature."""
     support = y > 0
-    several = support.sum(-1, keepdim=True) > 1  # at a vertex J = 0, whatever the curvature
-    return omega.curvature(simplex.inward(y)).jacobian(v, support & several)
+    return support & (support.sum(-1, keepdim=True) > 1)
 
 
 class _Argmax(torch.autograd.Function):
@@ -84,11 +107,6 @@ def _hyperparameter_product(
             simplex.inward(y)
         )
         if not gradient.requires_grad:
-            if torch._C._functorch.peek_interpreter_stack() is not None:
-                raise NotImplementedError(
-                    "the gradient of a hyperparameter inside torch.func.jacrev or vmap is not "
-                    "supported; torch.autograd.functional.jacobian is"
-                )
             return tuple(None for _ in tensors)
         return torch.autograd.grad(gradient, aliases, -w, create_graph=keep, allow_unused=True)
 

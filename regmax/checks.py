@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import transforms
+
 
 def scores(x: Any, dim: Any) -> tuple[Tensor, int]:
     """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int."""
@@ -18,6 +20,8 @@ def scores(x: Any, dim: Any) -> tuple[Tensor, int]:
         raise TypeError(f"x must be floating (float16, bfloat16, float32, float64); got {x.dtype}")
     if x.ndim == 0:
         raise ValueError("x must have at least one dimension; got a 0-d tensor")
+    if isinstance(dim, torch.SymInt):
+        dim = int(dim)  # a number that torch.compile would keep open
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int; got {dim!r}")
     if not -x.ndim <= dim < x.ndim:
@@ -50,18 +54,21 @@ def hyperparameter(
 ) -> float | Tensor:
     """A number or floating tensor for which ``holds`` is true everywhere; ``accepted`` says which.
 
-    Tensors are looked into on the CPU only, where that costs no synchronisation.
+    Tensors are looked into where that costs no synchronisation: on the CPU, in plain PyTorch.
     """
     if isinstance(item, Tensor):
         if not item.dtype.is_floating_point:
             raise TypeError(f"{name} must be a float or a floating tensor; got {item.dtype}")
-        if item.device.type == "cpu" and not torch.compiler.is_compiling():
-            wrong = ~(holds(item.detach()) & torch.isfinite(item.detach()))
-            if bool(wrong.any()):
-                at = tuple(int(i) for i in wrong.nonzero()[0])
-                where = f" at index {at}" if item.ndim else ""
-                raise ValueError(f"{name} must be {accepted}; got {item[at].item():g}{where}")
+        right = holds(item.detach()) & torch.isfinite(item.detach())
+        if transforms.may_look(item) and not bool(right.all()):
+            at = tuple(int(i) for i in (~right).nonzero()[0])
+            where = f" at index {at}" if item.ndim else ""
+            raise ValueError(f"{name} must be {accepted}; got {item[at].item():g}{where}")
         return item
+    if isinstance(item, torch.SymFloat | torch.SymInt):
+        # a number that torch.compile keeps open, and, in a product, puts into a tensor by itself
+        kept: Tensor = torch.ones((), dtype=torch.float64) * item
+        return kept
     if isinstance(item, bool) or not isinstance(item, int | float):
         raise TypeError(
             f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {item!r}"
@@ -69,6 +76,18 @@ def hyperparameter(
     if not (math.isfinite(item) and holds(item)):
         raise ValueError(f"{name} must be {accepted}; got {item}")
     return float(item)
+
+
+POSITIVE = ("> 0", lambda t: t > 0)
+
+
+def used(name: str, item: Any, accepted: str, holds: Callable[[Any], Any]) -> float | Tensor:
+    """As :func:`hyperparameter`, at the time of use: where a tensor cannot be looked into, numbers
+    out of range become NaN, and so will their rows."""
+    item = hyperparameter(name, item, accepted, holds)
+    if isinstance(item, Tensor) and not transforms.may_look(item):
+        item = torch.where(holds(item.detach()), item, torch.nan)
+    return item
 
 
 def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, engine, simplex
+from . import checks, engine, roads, simplex
 from .backends.base import Answer, Backend, Task, tolerances
 from .backends.generic import definition
 from .optimality import Problem
@@ -54,7 +54,7 @@ def crosscheck(
     if not isinstance(against, Sequence) or not all(isinstance(name, str) for name in against):
         raise TypeError(f"against must be a sequence of names of backends; got {against!r}")
     backends = [_ready(name) for name in against]
-    gamma = checks.hyperparameter("gamma", gamma, "> 0", lambda g: g > 0)
+    gamma = checks.hyperparameter("gamma", gamma, *checks.POSITIVE)
     x, _ = checks.scores(x, -1)
     if x.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"x must be float32 or float64 to be cross-checked; got {x.dtype}")
@@ -122,7 +122,7 @@ def _own(rows: Rows, v: Tensor) -> Answer:
     start = time.perf_counter()
     x = rows.x.detach().requires_grad_()
     with torch.enable_grad():
-        y, road = engine.argmax(replace(rows, x=x), engine.Settings(on_failure="ignore"))
+        y, road = engine.argmax(replace(rows, x=x), roads.Settings(on_failure="ignore"))
         (vjp,) = torch.autograd.grad(y, x, v)
     seconds = time.perf_counter() - start
     vjp = vjp * rows.gamma

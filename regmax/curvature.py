@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import transforms
 from .simplex import row_dot, tangent
 
 
@@ -66,10 +67,17 @@ class Diagonal(Curvature):
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # s_i = 1/h_i on S;  J v = s ∘ (v − ⟨s, v⟩ / Σs)   (2019, Prop. 2, separable case)
-        s = torch.where(support, 1 / torch.where(support, self.h, 1), 0)
-        v = torch.where(support, v, 0)
-        total = s.sum(-1, keepdim=True)
-        return s * (v - row_dot(s, v) / torch.where(total > 0, total, 1))
+        # relative to the least h of S, at p: with w = s h_p and u = v − v_p nothing cancels,
+        # however far apart the h_i are:  J v = (w / h_p) ∘ (u − ⟨w, u⟩ / Σw)
+        tiny = torch.finfo(self.h.dtype).tiny
+        h = torch.where(support, self.h, 1)
+        h = torch.where(h.abs() < tiny, tiny, h)
+        p = torch.where(support, h.detach(), torch.inf).argmin(-1, keepdim=True)
+        least = h.gather(-1, p)
+        w = torch.where(support, least / h, 0)
+        u = torch.where(support, v - v.gather(-1, p), 0)
+        total = w.sum(-1, keepdim=True)
+        return w / least * (u - row_dot(w, u) / torch.where(total > 0, total, 1))
 
     def lowest(self, support: Tensor) -> Tensor:
         low = torch.where(support, self.h, torch.inf).amin(-1)
@@ -77,23 +85,23 @@ class Diagonal(Curvature):
 
 
 class DiagonalPlusRankOne(Curvature):
-    """H = diag(h) + u uᵀ."""
+    """H = diag(h) + c u uᵀ, c ≥ 0: a number, or broadcasting to the rows with a last size of 1."""
 
-    def __init__(self, h: Tensor, u: Tensor) -> None:
-        self.h, self.u = h, u
+    def __init__(self, h: Tensor, u: Tensor, c: float | Tensor = 1.0) -> None:
+        self.h, self.u, self.c = h, u, c
 
     def matvec(self, v: Tensor) -> Tensor:
-        return self.h * v + self.u * row_dot(self.u, v)
+        return self.h * v + self.c * self.u * row_dot(self.u, v)
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
-        return DiagonalPlusRankOne(self.h + t, self.u)
+        return DiagonalPlusRankOne(self.h + t, self.u, self.c)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
-        # With D = J of diag(h) alone: J = D − D u uᵀD / (1 + uᵀD u)   (Sherman–Morrison)
+        # With D = J of diag(h) alone: J = D − c D u uᵀD / (1 + c uᵀD u)   (Sherman–Morrison)
         first = Diagonal(self.h)
         dv, du = first.jacobian(v, support), first.jacobian(self.u, support)
         u = torch.where(support, self.u, 0)
-        return dv - du * (row_dot(u, dv) / (1 + row_dot(u, du)))
+        return dv - du * (self.c * row_dot(u, dv) / (1 + self.c * row_dot(u, du)))
 
     def lowest(self, support: Tensor) -> Tensor:
         return Diagonal(self.h).lowest(support)
@@ -264,6 +272,8 @@ def by_autograd(
     With ``separable`` None, H r = (H1) ∘ r is tested on one random r. The result is
     differentiable in y, and in whatever ``gradient`` depends on, when grad mode is enabled.
     """
+    if transforms.watched((y,)):
+        return _by_transform(gradient, y, separable)
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
@@ -293,6 +303,24 @@ def by_autograd(
             return MatrixFree(product, y.dtype)
         eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
         return Dense(_columns(g, z, eye, product))
+
+
+def _by_transform(
+    gradient: Callable[[Tensor], Tensor], y: Tensor, separable: bool | None
+) -> Curvature:
+    """As :func:`by_autograd` where a transform looks on: nothing may depend on y's numbers."""
+    pull = torch.func.vjp(gradient, y)[1]  # H is symmetric: vᵀH = H v
+    if separable:
+        return Diagonal(pull(torch.ones_like(y))[0])
+    d = y.shape[-1]
+    if d > DENSE_LIMIT:
+        raise NotImplementedError(
+            f"transforms of torch.func, forward mode and compile need Ω to declare its curvature, "
+            f"or separable=True, above d = {DENSE_LIMIT}; got d = {d}"
+        )
+    eye = torch.eye(d, dtype=y.dtype, device=y.device)
+    rows = [pull(v.expand_as(y))[0] for v in eye]
+    return Dense(torch.stack(rows, -1))
 
 
 def _columns(g: Tensor, z: Tensor, eye: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:

@@ -1,199 +1,46 @@
-"""The roads to Π_Ω(x): a closed form, a prox followed by one, or a solver; their certificates."""
+"""Π_Ω(x) with its gradients, max_Ω(x), and solutions with certificates."""
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from . import simplex
-from .adjoint import attach
-from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
-from .optimality import Certificate, Problem
-from .penalty import Penalized, value_of
-from .plugins import registry
-from .regularizer import Regularizer, checked_value, overrides
+from . import opaque, simplex, transforms
+from .adjoint import attach, restate
+from .errors import RegularizerError
+from .optimality import Problem
+from .penalty import value_of
+from .regularizer import overrides
+from .roads import Road, Settings, closed_form, travel
 from .rows import Rows
 from .solution import Solution
-from .solvers import Solved, Solver, choose, solve
-
-OnFailure = Literal["warn", "raise", "ignore"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to solve: independent of what is solved and of how it is differentiated."""
-
-    solver: str | Solver = "auto"
-    tol: float | None = None
-    max_iter: int = 2000
-    on_failure: OnFailure = "warn"
-
-    def tolerance(self, dtype: torch.dtype) -> float:
-        """The certified error to reach: 1e-8 in float64, 1e-3 in float32, unless set.
-
-        In float32 the certificate's own rounding, some 4e-7 of the scores, is most of the bound;
-        the answers are far better.
-        """
-        if self.tol is not None:
-            return self.tol
-        return 1e-8 if dtype == torch.float64 else 1e-3
-
-
-@dataclass(frozen=True, eq=False)
-class Road:
-    """y and how it was found; ``solved`` is None for a closed form."""
-
-    y: Tensor
-    path: str
-    why: str
-    solved: Solved | None = None
 
 
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     """Π_Ω(x), with gradients, and the road taken."""
     omega = rows.omega
-    for t in (rows.x, rows.gamma, *omega.tensors(fixed=True).values()):
-        if isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None:
-            raise NotImplementedError(
-                "forward-mode derivatives of Π_Ω are not supported; J is symmetric, so reverse "
-                "mode (torch.autograd.grad, torch.func.vjp) gives the same product"
-            )
-    if not omega.exact:
-        # it may depend on where the scores' 0 is
-        y = _closed_form(omega, rows.x + rows.shift, rows.gamma, rows.mask)
-        if y is None:
-            raise RegularizerError(f"{type(omega).__name__} is not exact and has no closed form")
-        return y, Road(y, "closed form", "an approximation, differentiated as it is written")
-    with torch.no_grad():
-        road = travel(rows, settings)
-    return attach(road.y, rows.z, omega, rows.mask), road
-
-
-def travel(rows: Rows, settings: Settings) -> Road:
-    """Find Π_Ω(x), without gradients."""
-    with torch.no_grad():
-        if settings.solver == "auto":
-            road = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
-            if road is not None:
-                return road
-        return _by_solver(rows.omega, rows.z, rows.mask, settings)
-
-
-def _by_formula(
-    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
-) -> Road | None:
-    y = _closed_form(omega, x, gamma, mask)
-    if y is not None:
-        return Road(y, "closed form", f"{type(omega).__name__} has one")
-    if isinstance(omega, Penalized) and omega.base.permutation_invariant:
-        x = omega.composed(x, gamma, mask)
-        top = x if mask is None else torch.where(mask, x, -torch.inf)
-        x = x - top.amax(-1, keepdim=True)  # as closed forms expect it
-        road = _by_formula(omega.base, x, gamma, mask, settings)
-        road = road or _by_solver(omega.base, x / gamma, mask, settings)
-        return Road(
-            road.y,
-            f"prox, then {road.path}",
-            f"{omega.base.name or type(omega.base).__name__} is permutation-invariant, so "
-            f"Π = Π_base ∘ γ prox({omega.penalty.name}); {road.why}",
-            road.solved,
-        )
-    return None
-
-
-def _closed_form(
-    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None
-) -> Tensor | None:
-    y = omega.closed_form(x, gamma, mask)
-    if y is None:
-        return None
-    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
-        got = f"{tuple(y.shape)}, {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
-        raise RegularizerError(
-            f"{type(omega).__name__}.closed_form must return a tensor like x: "
-            f"{tuple(x.shape)}, {x.dtype}; got {got}"
-        )
-    return y
-
-
-def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Road:
-    if z.numel() == 0:
-        return Road(z.clone(), "empty batch", "nothing to solve")
-    problem = Problem(omega, z, mask)
-    start = simplex.uniform(z, mask)
-    checked_value(omega, simplex.inward(start))
-    problem.check_convex(start)
-    if settings.solver == "auto":
-        solvers, why = choose(problem)
-    else:
-        solvers, why = [named_solver(settings.solver)], "asked for"
-        reason = solvers[0].unsuitable(problem)
-        if reason is not None:
-            raise ValueError(
-                f"solver={solvers[0].name!r} cannot take {type(omega).__name__}: {reason}; "
-                'solver="auto" chooses one that can'
-            )
-    tol = settings.tolerance(z.dtype)
-    found = solve(problem, solvers[0], tol, settings.max_iter)
-    for other in solvers[1:]:
-        if bool((found.certificate.error_bound <= tol).all()):
-            break
-        found = _better(found, solve(problem, other, tol, settings.max_iter))
-    checked_value(omega, simplex.inward(found.y))
-    problem.check_convex(found.y)
-    _report_failure(found, tol, settings.on_failure)
-    return Road(found.y, found.path, why, found)
-
-
-def named_solver(solver: str | Solver) -> Solver:
-    """The solver that a name stands for."""
-    if isinstance(solver, Solver):
-        return solver
-    found: Solver = registry().get("solver", solver)()
-    return found
-
-
-def _better(a: Solved, b: Solved) -> Solved:
-    """The better certified of two answers, row by row."""
-    use = b.certificate.error_bound < a.certificate.error_bound
-
-    def pick(first: Tensor, second: Tensor) -> Tensor:
-        return torch.where(use, second, first)
-
-    return Solved(
-        torch.where(use.unsqueeze(-1), b.y, a.y),
-        pick(a.iterations, a.iterations + b.iterations),
-        Certificate(
-            pick(a.certificate.gap, b.certificate.gap),
-            pick(a.certificate.error_bound, b.certificate.error_bound),
-            a.certificate.estimated,
-        ),
-        f"{a.path}, then {b.path}" if bool(use.any()) else a.path,
-    )
-
-
-def _report_failure(found: Solved, tol: float, on_failure: OnFailure) -> None:
-    bound = found.certificate.error_bound
-    failed = ~(bound <= tol)
-    if on_failure == "ignore" or not bool(failed.any()):
-        return
-    where = [tuple(int(i) for i in at) for at in failed.nonzero()[:4]]
-    worst = torch.where(failed, bound, 0).max().item()
-    gap = torch.where(failed, found.certificate.gap, 0).max().item()
-    message = (
-        f"{found.path}: {int(failed.sum())} of {failed.numel()} rows did not reach the tolerance "
-        f"{tol:g} (rows {where}{', …' if int(failed.sum()) > 4 else ''}; worst certified error "
-        f"{worst:.2g}, gap {gap:.2g}). Raise max_iter or tol, compute in float64, "
-        "or try another solver"
-    )
-    if on_failure == "raise":
-        raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=2)
+    seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
+    with transforms.full_precision(rows.x.device.type):
+        if not omega.exact:
+            if seen:
+                raise NotImplementedError(
+                    f"{omega!r} approximates, and is differentiated as it is written: by autograd "
+                    "in reverse mode only, without torch.func, forward mode, compile or export"
+                )
+            # it may depend on where the scores' 0 is
+            y = closed_form(omega, rows.x + rows.shift, rows.gamma, rows.mask)
+            if y is None:
+                raise RegularizerError(
+                    f"{type(omega).__name__} is not exact and has no closed form"
+                )
+            return y, Road(y, "closed form", "an approximation, differentiated as it is written")
+        if seen:
+            y = opaque.find(rows, settings)
+            road = Road(y, "one operator", "a transform or a tracer looks on")
+            return restate(y, rows.z, omega, rows.mask), road
+        with torch.no_grad():
+            road = travel(rows, settings)
+        return attach(road.y, rows.z, omega, rows.mask), road
 
 
 def smooth_max(rows: Rows, y: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import checks, engine
+from . import engine, recorded, roads
 from .errors import PluginError
 from .plugins import registry
 from .regularizer import parameters_of
@@ -53,17 +53,21 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             *(inspect.Parameter(key, kind, default=value) for key, value in _COMMON),
         ]
     )
-    hyper = tuple(p.name for p in own)
+    names = tuple(signature.parameters)
+    defaults = {p.name: p.default for p in signature.parameters.values()}
 
     @outside_inference
     def mapping(*args: Any, **kwargs: Any) -> Tensor:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        gamma = checks.hyperparameter("gamma", given["gamma"], "> 0", lambda g: g > 0)
-        omega = cls(**{key: given[key] for key in hyper}, **preset)
-        rows = prepare(omega, given["x"], gamma, given["dim"], given["mask"])
-        return rows.restore(engine.argmax(rows, engine.Settings())[0])
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        missing = any(value is inspect.Parameter.empty for value in given.values())
+        if missing or len(given) > len(names) or len(args) + len(kwargs) > len(given):
+            signature.bind(*args, **kwargs)  # says what is wrong
+        x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
+        hyper = {key: preset[key] if key in preset else given[key] for key in cls.arguments}
+        if recorded.wanted():
+            return recorded.mapping(cls.name, x, gamma, dim, mask, *hyper.values())
+        rows = prepare(cls(**hyper), x, gamma, dim, mask)
+        return rows.restore(engine.argmax(rows, roads.Settings())[0])
 
     mapping.__name__ = mapping.__qualname__ = name
     mapping.__module__ = __name__

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import checks, engine
+from . import checks, engine, recorded, roads
 from .curvature import Curvature
 from .optimality import Problem
 from .penalty import smooth_part
@@ -47,7 +48,7 @@ class RegularizedMax(nn.Module):
         *,
         tol: float | None = None,
         max_iter: int = 2000,
-        on_failure: engine.OnFailure = "warn",
+        on_failure: roads.OnFailure = "warn",
     ) -> None:
         super().__init__()
         if not isinstance(omega, Regularizer):
@@ -60,7 +61,7 @@ class RegularizedMax(nn.Module):
         if not isinstance(solver, str | Solver):
             raise TypeError(f'solver must be "auto", a name or a Solver; got {solver!r}')
         if solver != "auto":
-            engine.named_solver(solver)
+            roads.named_solver(solver)
         if tol is not None and (isinstance(tol, bool) or not isinstance(tol, int | float)):
             raise TypeError(f"tol must be a number > 0 or None; got {tol!r}")
         if tol is not None and not tol > 0:
@@ -70,13 +71,18 @@ class RegularizedMax(nn.Module):
         if on_failure not in ("warn", "raise", "ignore"):
             raise ValueError(f'on_failure must be "warn", "raise" or "ignore"; got {on_failure!r}')
         self.omega = omega
-        self.gamma = checks.hyperparameter("gamma", gamma, "> 0", lambda g: g > 0)
+        self.gamma = checks.hyperparameter("gamma", gamma, *checks.POSITIVE)
         self.dim = dim
-        self.settings = engine.Settings(solver, tol, max_iter, on_failure)
+        self.settings = roads.Settings(solver, tol, max_iter, on_failure)
 
     @outside_inference
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Π_Ω(x), of x's shape, dtype and device."""
+        if recorded.wanted():
+            return self._recorded(recorded.mapping, self._forward, x, mask)
+        return self._forward(x, mask)
+
+    def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         rows = self._rows(x, mask)
         return rows.restore(engine.argmax(rows, self.settings)[0])
 
@@ -86,6 +92,11 @@ class RegularizedMax(nn.Module):
 
         0 for a row without participants.
         """
+        if recorded.wanted():
+            return self._recorded(recorded.smooth_max, self._max, x, mask)
+        return self._max(x, mask)
+
+    def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
         rows = self._rows(x, mask)
         return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
 
@@ -125,6 +136,16 @@ class RegularizedMax(nn.Module):
             f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
             f"{source} {type(smooth).__name__}"
         )
+
+    def _recorded(
+        self, what: Callable[..., Tensor], plain: Callable[..., Tensor], x: Tensor, mask: Any
+    ) -> Tensor:
+        """One call in the graph of torch.compile, or outside of it where Ω does not allow that."""
+        omega = self.omega
+        if not recorded.possible(omega, self.settings):
+            return recorded.outside(plain, x, mask)
+        arguments = [getattr(omega, key) for key in omega.arguments]
+        return what(omega.name, x, self.gamma, self.dim, mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
         return prepare(self.omega, x, self.gamma, self.dim, mask)

@@ -115,9 +115,11 @@ class Problem:
         on = self.participants()
         smooth = Definition(smooth_part(self.omega))
         with torch.no_grad():
-            point = simplex.normalize(torch.where(on, simplex.inward(y), 0))
+            # zeros of y are lifted by so little that |r_i| y_i stays far below rounding
+            lift = eps**2 / self.z.abs().amax(-1, keepdim=True).clamp_min(1)
+            point = simplex.normalize(torch.where(on, torch.maximum(y, lift), 0))
             off = (point - y).norm(dim=-1)
-            gradient = smooth.grad(simplex.inward(point))
+            gradient = smooth.grad(torch.maximum(point, lift))
             r = self.z - gradient
             size = self.z.abs() + gradient.abs()
             if isinstance(self.omega, Penalized):

@@ -70,9 +70,7 @@ class Penalty(ABC):
 
     def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Some element of ∂R(y), by autograd; its mean over each group does not depend on which."""
-        with torch.enable_grad():
-            z = y.detach().requires_grad_()
-            (u,) = torch.autograd.grad(self.value(z, mask).sum(), z)
+        u: Tensor = torch.func.grad(lambda t: self.value(t, mask).sum())(y.detach())
         return u
 
 
@@ -83,9 +81,10 @@ class Penalized(Regularizer):
     """
 
     hyperparameters = ("lam",)
+    ranges = {"lam": (">= 0", lambda lam: lam >= 0)}  # noqa: RUF012
 
     def __init__(self, base: Regularizer, penalty: Penalty, lam: float | Tensor) -> None:
-        self.base, self.penalty, self.lam = base, penalty, lam
+        self.base, self.penalty, self.lam = base, penalty, self.checked("lam", lam)
 
     def value(self, y: Tensor) -> Tensor:
         return self.masked_value(y, None)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from . import curvature as curvatures
+from . import transforms
+from .checks import hyperparameter
 from .errors import RegularizerError
 
 
@@ -34,19 +37,30 @@ class Regularizer(nn.Module):
     hyperparameters: the attributes that hold one number per row (a float, or a tensor that
         broadcasts to the scores with size 1 along ``dim``). None: not declared; every tensor
         inside Ω is then looked for.
+    ranges: for each of them what is accepted, in words and as a predicate:
+        {"alpha": ("> 0", lambda a: a > 0)}. The core checks it at every call; a constructor that
+        sets ``self.alpha = self.checked("alpha", alpha)`` checks it at once.
     permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
     separable: whether Ω(y) = Σ g_i(y_i); None lets regmax find out.
     exact: False for a mapping that only approximates the argmax of its Ω; it then differentiates
         its own closed form.
+    arguments: the names of the constructor's arguments, filled in. Where each is an attribute too,
+        torch.compile and torch.export can record the mapping.
     """
 
     name: ClassVar[str] = ""
     mapping: ClassVar[str | tuple[str, ...]] = ()
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
+    ranges: ClassVar[dict[str, tuple[str, Callable[[Any], Any]]]] = {}
     permutation_invariant: ClassVar[bool] = False
     separable: ClassVar[bool | None] = None
     exact: bool = True
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.arguments = tuple(parameters_of(cls))
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Regularizer:
         """Ready the nn.Module, so that a user's ``__init__`` need not call super()."""
@@ -119,15 +133,24 @@ class Regularizer(nn.Module):
                     found[f"{prefix}.{key}" if prefix else key] = item
         return found
 
+    def declared(self) -> Iterator[tuple[str, str, Regularizer]]:
+        """(prefix, name, owner) of each declared hyperparameter, of nested Ω too."""
+        for prefix, module in self.named_modules():
+            if isinstance(module, Regularizer):
+                for name in module.hyperparameters or ():
+                    yield f"{prefix}." if prefix else "", name, module
+
     def per_row_tensors(self) -> dict[str, Tensor]:
-        """The declared hyperparameters that are tensors, of nested Ω too, by dotted name."""
+        """The declared hyperparameters that are tensors, by dotted name."""
         return {
-            f"{prefix}.{name}" if prefix else name: item
-            for prefix, module in self.named_modules()
-            if isinstance(module, Regularizer)
-            for name in module.hyperparameters or ()
-            if isinstance(item := getattr(module, name), Tensor)
+            prefix + name: item
+            for prefix, name, owner in self.declared()
+            if isinstance(item := getattr(owner, name), Tensor)
         }
+
+    def checked(self, name: str, item: Any) -> Any:
+        """``item``, refused with a message where it is out of the range of the hyperparameter."""
+        return hyperparameter(name, item, *self.ranges[name])
 
     def with_tensors(self, values: dict[str, Tensor]) -> Regularizer:
         """A shallow copy in which the named tensors are replaced."""
@@ -181,6 +204,9 @@ def checked_value(omega: Regularizer, y: Tensor) -> Tensor:
 
 
 def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
+    if transforms.watched((y,)):
+        transformed: Tensor = torch.func.grad(lambda t: value(t).sum())(y)
+        return transformed
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from . import checks
+from . import checks, transforms
 from .regularizer import Regularizer
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> T:
-        if not torch.is_inference_mode_enabled():
+        if transforms.tracing() or not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return function(
@@ -89,6 +89,7 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     takes_part = checks.mask(mask, x)
     dtype = x.dtype
     rows = x.to(torch.float32 if dtype in HALF else dtype)
+    gamma = checks.used("gamma", gamma, *checks.POSITIVE)
     gamma = checks.aligned("gamma", gamma, rows, dim)
     omega = _aligned(omega, rows, dim)
     rows = rows.movedim(dim, -1)
@@ -97,8 +98,7 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     empty = spoilt = None
     # a look at the values, where it costs no synchronisation, spares all that follows
     low = -(torch.finfo(rows.dtype).max ** 0.5)
-    clean = on is None and x.device.type == "cpu" and bool((rows.detach().abs() < -low).all())
-    if clean:
+    if on is None and transforms.may_look(rows) and bool((rows.detach().abs() < -low).all()):
         top = rows.detach().amax(-1, keepdim=True)
         rows = rows - top
     else:
@@ -116,9 +116,15 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
 
 
 def _aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
-    """``omega`` with each declared per-row tensor, of nested Ω too, laid out as the rows are."""
-    values = {
-        name: checks.aligned(name.rpartition(".")[2], item, x, dim)
-        for name, item in omega.per_row_tensors().items()
-    }
+    """``omega`` with its hyperparameters checked, per-row tensors laid out as the rows are.
+
+    They are checked at every call: a tensor that learns may leave its range.
+    """
+    values = {}
+    for prefix, name, owner in omega.declared():
+        item = getattr(owner, name)
+        if name in owner.ranges:
+            item = checks.used(name, item, *owner.ranges[name])
+        if isinstance(item, Tensor):
+            values[prefix + name] = checks.aligned(name, item, x, dim)
     return omega.with_tensors(values) if values else omega

@@ -11,17 +11,19 @@ ROOT = Path(regmax.__file__).parent
 PLUGINS = ROOT.parent / "plugins"
 # from the lowest layer up: a module imports from strictly lower layers
 LAYERS = (
-    ("_version", "errors", "solution", "hooks", "checks", "simplex", "roots", "report"),
+    ("_version", "errors", "solution", "hooks", "simplex", "roots", "report", "transforms"),
+    ("checks",),
     ("curvature",),
     ("regularizer",),
     ("penalty",),
     ("optimality",),
     ("solvers", "adjoint"),
     ("plugins",),
-    ("rows", "engine"),
+    ("rows", "roads", "opaque", "engine", "recorded"),
     ("functional", "layer"),
     ("backends",),
     ("crosscheck",),
+    ("testing",),
     ("__init__",),
     ("cli", "__main__"),
 )

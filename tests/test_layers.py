@@ -283,21 +283,3 @@ def test_one_participant_needs_no_curvature():
     assert grad.tolist() == [[0.0, 0.0, 0.0]]
     (second,) = torch.autograd.grad(grad.sum(), x, allow_unused=True)
     assert second is None or second.tolist() == [[0.0, 0.0, 0.0]]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_forward_mode_raises_and_drops_nothing():
-    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for omega in (Norm(), regmax.regularizer("tv"), regmax.regularizer("entropy")):
-        with (
-            torch.autograd.forward_ad.dual_level(),
-            pytest.raises(NotImplementedError, match="forward-mode"),
-        ):
-            RegularizedMax(omega)(torch.autograd.forward_ad.make_dual(x, x))
-
-
-def test_hyperparameters_inside_jacrev_raise_and_are_not_zero():
-    x = torch.randn(2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    alpha = torch.tensor(1.5, dtype=torch.float64)
-    with pytest.raises(NotImplementedError, match="jacrev"):
-        torch.func.jacrev(lambda a: regmax.functional.entmax(x, alpha=a))(alpha)

@@ -7,10 +7,11 @@ from typing import ClassVar
 
 import torch
 
-from ..engine import Settings, argmax
+from ..engine import argmax
 from ..optimality import Problem
 from ..penalty import Penalized
 from ..regularizer import Definition, Regularizer
+from ..roads import Settings
 from ..rows import Rows
 from .base import Answer, Backend, Task, tolerances
 

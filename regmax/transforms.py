@@ -1,0 +1,53 @@
+"""Who is looking at a computation: plain PyTorch, or something that transforms it.
+
+Plain code may look into tensors, run compiled kernels and record a hand-written backward. Under
+``torch.func``, forward-mode differentiation, ``torch.compile`` and ``torch.export`` there is no
+number to look at, or more than one; :mod:`regmax.opaque` and :func:`regmax.adjoint.restate` then
+take over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def tracing() -> bool:
+    """Whether ``torch.compile`` or ``torch.export`` is recording, without numbers."""
+    return torch.compiler.is_compiling()
+
+
+def transforming() -> bool:
+    """Whether a transform of ``torch.func`` is active."""
+    # what torch.autograd.Function.apply asks as well; there is no public question
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def has_tangent(t: Tensor) -> bool:
+    """Whether t is a dual number of forward-mode differentiation."""
+    return forward_ad.unpack_dual(t).tangent is not None
+
+
+def watched(tensors: Iterable[object]) -> bool:
+    """Whether anything but plain PyTorch looks at a computation with these inputs."""
+    return (
+        tracing()
+        or transforming()
+        or any(isinstance(t, Tensor) and has_tangent(t) for t in tensors)
+    )
+
+
+def may_look(t: Tensor) -> bool:
+    """Whether looking at t's numbers costs no synchronisation and breaks no transform."""
+    return t.device.type == "cpu" and not tracing() and not transforming()
+
+
+def full_precision(device_type: str) -> AbstractContextManager[object]:
+    """No autocasting: solvers and Jacobians compute in the dtype of the rows."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()

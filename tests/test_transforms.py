@@ -1,0 +1,475 @@
+"""Every derivative of every mapping, by every road of PyTorch that takes one, in x and in every
+hyperparameter. The truth is reverse mode, which the tests of the plugins hold against differences.
+"""
+
+import functools
+import io
+import shutil
+
+import pytest
+import torch
+from mapping_checks import away_from_kinks, normal
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+import regmax
+from regmax import functional
+
+F64 = torch.float64
+MAPPINGS = {
+    "softmax": ("entropy", {}),
+    "sparsemax": ("gini", {}),
+    "pnormmax": ("pnorm", {"p": 1.4}),
+    "entmax": ("tsallis", {"alpha": 1.3}),
+    "entmax15": ("tsallis", {}),
+    "fusedmax": ("tv", {"lam": 0.1}),
+    "oscarmax": ("oscar", {"lam": 0.05}),
+}
+# forward mode warns that it is in beta
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+class Case:
+    """A mapping as a function of x, its hyperparameters and γ, and a point away from kinks."""
+
+    def __init__(self, name):
+        self.plugin, hyper = MAPPINGS[name]
+        self.name, self.keys, self.mapping = name, tuple(hyper), getattr(functional, name)
+        values = [torch.tensor(v, dtype=F64) for v in hyper.values()]
+        gamma = torch.tensor([[0.8], [1.0], [1.2]], dtype=F64)
+        x = away_from_kinks(lambda x: self(x, *values, gamma), 3, 5)
+        self.inputs = (x, *values, gamma)
+        self.argnums = tuple(range(len(self.inputs)))
+        self.weights = normal(3, 5, seed=9)
+
+    def __call__(self, x, *values, **kwargs):
+        return self.mapping(x, **self.arguments(values), **kwargs)
+
+    def arguments(self, values):
+        return dict(zip((*self.keys, "gamma"), values, strict=False))
+
+    def tangents(self):
+        return tuple(normal(*t.shape or (1,), seed=3).reshape(t.shape) for t in self.inputs)
+
+    def loss(self, *inputs):
+        return (self(*inputs).pow(3) * self.weights).sum()
+
+    def layer(self, gamma=None):
+        hyper = self.arguments([nn.Parameter(v.clone()) for v in self.inputs[1:]])
+        learnt = hyper.pop("gamma")
+        omega = regmax.regularizer(self.plugin, **hyper)
+        return regmax.RegularizedMax(omega, gamma=learnt if gamma is None else gamma)
+
+
+@functools.cache
+def made(name):
+    return Case(name)
+
+
+@pytest.fixture(params=MAPPINGS)
+def case(request):
+    torch._dynamo.reset()
+    return made(request.param)
+
+
+def same(got, expected, atol=1e-10):
+    """Equal, tree by tree, and not because both are zero."""
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=atol)
+    flat = torch.utils._pytree.tree_leaves(expected)
+    assert all(bool((t != 0).any()) for t in flat), "the check is about zeros"
+
+
+def jacobian(f, inputs):
+    return torch.autograd.functional.jacobian(f, tuple(inputs))
+
+
+# -- torch.func ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [jacrev, jacfwd])
+def test_jacobians(case, transform):
+    same(transform(case, argnums=case.argnums)(*case.inputs), jacobian(case, case.inputs))
+
+
+@pytest.mark.parametrize("vectorize", ["reverse-mode", "forward-mode"])
+def test_vectorized_jacobians(case, vectorize):
+    got = torch.autograd.functional.jacobian(case, case.inputs, vectorize=True, strategy=vectorize)
+    same(got, jacobian(case, case.inputs))
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        hessian,
+        lambda f, argnums: jacrev(jacrev(f, argnums), argnums),
+        lambda f, argnums: jacrev(jacfwd(f, argnums), argnums),
+        lambda f, argnums: jacfwd(jacfwd(f, argnums), argnums),
+    ],
+    ids=["hessian", "rev-rev", "rev-fwd", "fwd-fwd"],
+)
+def test_second_derivatives(case, second):
+    expected = torch.autograd.functional.hessian(case.loss, case.inputs)
+    same(second(case.loss, case.argnums)(*case.inputs), expected, atol=1e-9)
+
+
+def test_third_derivatives():
+    f, x = functional.entmax, normal(4, seed=2) / 2
+    third = jacfwd(jacrev(jacfwd(lambda x: f(x, alpha=1.3))))(x)
+
+    def second(x):
+        return torch.autograd.functional.jacobian(
+            lambda x: jacobian_with_graph(lambda x: f(x, alpha=1.3), x), x, create_graph=True
+        )
+
+    def jacobian_with_graph(f, x):
+        return torch.autograd.functional.jacobian(f, x, create_graph=True)
+
+    same(third, torch.autograd.functional.jacobian(second, x), atol=1e-9)
+
+
+def test_products(case):
+    tangents = case.tangents()
+    j = jacobian(case, case.inputs)
+    pushed = sum(
+        (m.reshape(15, -1) @ t.reshape(-1)).reshape(3, 5) for m, t in zip(j, tangents, strict=True)
+    )
+    y, got = jvp(case, case.inputs, tangents)
+    assert torch.equal(y, case(*case.inputs))
+    same(got, pushed)
+    _, pull = vjp(case, *case.inputs)
+    v = normal(3, 5, seed=4)
+    leaves = [t.clone().requires_grad_() for t in case.inputs]
+    same(pull(v), torch.autograd.grad(case(*leaves), leaves, v))
+    for one in range(len(tangents)):  # nothing is dropped when only one input moves
+        only = tuple(t if i == one else torch.zeros_like(t) for i, t in enumerate(tangents))
+        part = (j[one].reshape(15, -1) @ only[one].reshape(-1)).reshape(3, 5)
+        same(jvp(case, case.inputs, only)[1], part)
+
+
+def test_dual_numbers(case):
+    tangents = case.tangents()
+    j = jacobian(case, case.inputs)
+    for one, v in enumerate(tangents):
+        with forward_ad.dual_level():
+            duals = list(case.inputs)
+            duals[one] = forward_ad.make_dual(duals[one], v)
+            out = forward_ad.unpack_dual(case(*duals))
+        assert torch.equal(out.primal, case(*case.inputs))
+        same(out.tangent, (j[one].reshape(15, -1) @ v.reshape(-1)).reshape(3, 5))
+
+
+def test_all_modes_against_differences(case):
+    inputs = [t.clone().requires_grad_() for t in case.inputs]
+    assert gradcheck(
+        case,
+        inputs,
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+    assert gradgradcheck(
+        case, inputs, fast_mode=True, atol=1e-4, check_fwd_over_rev=True, check_rev_over_rev=True
+    )
+
+
+def test_vmap(case):
+    x, *values, gamma = case.inputs
+    rows = torch.stack([case(x[i], *values, gamma[i]) for i in range(3)])
+    inner = (0, *(None for _ in values), 0)
+    torch.testing.assert_close(vmap(case, inner)(x, *values, gamma), rows, rtol=0, atol=1e-15)
+    turned = vmap(case, (1, *(None for _ in values), 1), 1)(x.t(), *values, gamma.t())
+    torch.testing.assert_close(turned, rows.t(), rtol=0, atol=1e-15)
+    # a batch of hyperparameters, nested, with gradients
+    many = [torch.stack([0.9 * v, v, 1.1 * v]) for v in (*values, gamma[0])]
+    for argument in range(len(many)):
+        axes = [None] * len(many)
+        axes[argument] = 0
+        fixed = [m if a == 0 else m[1] for m, a in zip(many, axes, strict=True)]
+        got = vmap(case, (None, *axes))(x, *fixed)
+        expected = [
+            case(x, *(m[i] if a == 0 else m for m, a in zip(fixed, axes, strict=True)))
+            for i in range(3)
+        ]
+        torch.testing.assert_close(got, torch.stack(expected), rtol=0, atol=1e-15)
+
+    def loss(row, *values):
+        return case(row, *values).pow(3).sum()
+
+    everything = tuple(range(1 + len(many)))
+    got = vmap(grad(loss, everything), (0, *(None for _ in values), 0))(x, *values, gamma)
+    leaves = [[t.clone().requires_grad_() for t in (x[i], *values, gamma[i])] for i in range(3)]
+    expected = zip(*(torch.autograd.grad(loss(*row), row) for row in leaves), strict=True)
+    same(got, tuple(torch.stack(g) for g in expected))
+
+
+def test_vmap_of_masks_and_odd_rows(case):
+    x = normal(4, 6, seed=5)
+    x[1, 2], x[2, 3] = torch.nan, -torch.inf
+    mask = torch.rand(4, 6, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask[0], mask[3] = False, True
+    expected = case.mapping(x, mask=mask)
+    got = vmap(lambda x, m: case.mapping(x, mask=m))(x, mask)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-15, equal_nan=True)
+    got = vmap(lambda m: case.mapping(x, mask=m))(torch.stack([mask, ~mask]))
+    assert torch.equal(got[0].nan_to_num(7), expected.nan_to_num(7))
+    for transform in (jacrev, jacfwd):
+        j = transform(lambda x: case.mapping(x, mask=mask))(x.nan_to_num(0, neginf=-torch.inf))
+        assert torch.isfinite(j).all()
+        assert (j[0] == 0).all()
+
+
+def test_ensembles_of_layers(case):
+    layer = case.layer()
+    if not case.keys:
+        return
+    stacked = {k: torch.stack([p, 0.9 * p]).detach() for k, p in layer.named_parameters()}
+    x = case.inputs[0]
+    got = vmap(lambda p: functional_call(layer, p, (x,)))(stacked)
+    for i in range(2):
+        one = functional_call(layer, {k: p[i] for k, p in stacked.items()}, (x,))
+        torch.testing.assert_close(got[i], one, rtol=0, atol=1e-15)
+
+
+def test_max_too(case):
+    def smooth(x, *values):
+        hyper = case.arguments(values)
+        gamma = hyper.pop("gamma")
+        return regmax.RegularizedMax(regmax.regularizer(case.plugin, **hyper), gamma=gamma).max(x)
+
+    j = jacobian(smooth, case.inputs)
+    same(jacrev(smooth, case.argnums)(*case.inputs), j)
+    same(jacfwd(smooth, case.argnums)(*case.inputs), j)
+    same(j[0].sum(0), case(*case.inputs))
+
+
+# -- torch.compile, torch.export --------------------------------------------------------------
+
+
+def gradients(f, inputs):
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    return torch.autograd.grad(f(*leaves), leaves)
+
+
+def test_compiled_training(case):
+    compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
+    same(gradients(compiled, case.inputs), gradients(case.loss, case.inputs))
+
+
+def test_compiled_layers(case):
+    layer = case.layer()
+    x = case.inputs[0]
+
+    def both(x):
+        return layer(x).pow(3).sum() + layer.max(x).sum()
+
+    parameters = list(layer.parameters())
+    expected = torch.autograd.grad(both(x), parameters)
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    same(torch.autograd.grad(compiled(x), parameters), expected)
+    with torch.no_grad():  # a parameter that moves is followed
+        for p in parameters:
+            p.mul_(0.9)
+    same(compiled(x), both(x))
+
+
+def test_compiled_shapes_and_numbers_stay_open(case):
+    def f(x, number):
+        keys = {key: number for key in case.keys}
+        return case.mapping(x, gamma=number, **keys)
+
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend=counter)
+    for shape, number in (((3, 5), 1.2), ((4, 7), 1.3), ((2, 9), 1.9), ((6, 4), 1.05)):
+        x = normal(*shape, seed=1)
+        torch.testing.assert_close(compiled(x, number), f(x, number), rtol=0, atol=1e-13)
+    assert counter.frame_count <= 2
+
+
+def test_compiled_masks(case):
+    mask = torch.tensor([[True, True, False, True, True], [False] * 5, [True] * 5])
+    x = normal(3, 5, seed=1)
+    compiled = torch.compile(case.mapping, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, mask=mask), case.mapping(x, mask=mask), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("transform", [grad, hessian, lambda f: vmap(grad(f))])
+def test_compiled_transforms(case, transform):
+    def loss(x):
+        return case.mapping(x).pow(3).sum()
+
+    x = case.inputs[0]
+    expected = transform(loss)(x)
+    compiled = torch.compile(transform(loss), fullgraph=True, backend="aot_eager")
+    same(compiled(x), expected)
+
+
+def test_compiled_forward_mode(case):
+    def push(*inputs):
+        return jvp(case, inputs, tuple(t.cos() for t in inputs))[1]
+
+    compiled = torch.compile(push, fullgraph=True, backend="aot_eager")
+    same(compiled(*case.inputs), push(*case.inputs))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_inductor():
+    case = made("fusedmax")
+    torch._dynamo.reset()
+    compiled = torch.compile(case.loss, fullgraph=True)
+    same(gradients(compiled, case.inputs), gradients(case.loss, case.inputs))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(case, strict):
+    layer, x = case.layer(gamma=0.9), case.inputs[0]
+    dims = {0: torch.export.Dim("rows"), 1: torch.export.Dim("d", min=3)}
+    program = torch.export.export(layer, (x,), dynamic_shapes=(dims,), strict=strict)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for shape in ((3, 5), (4, 8)):
+        x = normal(*shape, seed=3)
+        torch.testing.assert_close(loaded(x), layer(x), rtol=0, atol=1e-14)
+
+
+class Cubic(regmax.Regularizer):
+    """Given by its value alone."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y):
+        return (y.square() / 2 + self.w * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1)
+
+
+def test_an_omega_of_ones_own():
+    w, x = torch.rand(5, dtype=F64, generator=torch.Generator().manual_seed(0)), normal(3, 5) / 2
+
+    def f(x, w):
+        return regmax.RegularizedMax(Cubic(w))(x)
+
+    def closure(w):
+        class Hidden(regmax.Regularizer):
+            def value(self, y):
+                return (y.square() / 2 + w * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1)
+
+        return regmax.RegularizedMax(Hidden())(x)
+
+    j = jacobian(f, (x, w))
+    same(jacrev(f, (0, 1))(x, w), j)
+    same(jacfwd(f, (0, 1))(x, w), j)
+    same(jacfwd(closure)(w), j[1])
+
+    def loss(x, w):
+        return f(x, w).pow(3).sum()
+
+    expected = torch.autograd.functional.hessian(loss, (x, w))
+    same(hessian(loss, (0, 1))(x, w), expected)
+    same(jacrev(grad(lambda w: closure(w).pow(3).sum()))(w), expected[1][1])
+    many = torch.stack([w, 1 - w, w / 2])  # one w for each row
+    got = vmap(f)(x, many)
+    for i in range(3):
+        torch.testing.assert_close(got[i], f(x[i], many[i]), rtol=0, atol=1e-14)
+    layer = regmax.RegularizedMax(Cubic(nn.Parameter(w)))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: layer(2 * x) + 1, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), layer(2 * x) + 1, rtol=0, atol=1e-14)
+
+
+# -- what is refused is refused aloud -----------------------------------------------------------
+
+
+def test_what_cannot_be_recorded_says_so():
+    layer = regmax.RegularizedMax(Cubic(torch.ones(5, dtype=F64)))
+    with pytest.raises(NotImplementedError, match="Cubic is not one"):
+        torch.export.export(layer, (normal(3, 5),))
+    solver = regmax.RegularizedMax(regmax.regularizer("gini"), solver="fista")
+    with pytest.raises(NotImplementedError, match="solver='fista'"):
+        torch.export.export(solver, (normal(3, 5),))
+    for refused in (layer, solver):
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="disable"):
+            torch.compile(refused, fullgraph=True, backend="aot_eager")(normal(3, 5))
+
+
+def test_what_is_differentiated_as_written_says_so():
+    def f(x):
+        return functional.oscarmax(x, exact=False)
+
+    for transform in (jacrev, jacfwd, vmap):
+        with pytest.raises(NotImplementedError, match=r"exact=False.*as it is written"):
+            transform(f)(normal(3, 5))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"exact=False"):
+        torch.compile(f, fullgraph=True, backend="aot_eager")(normal(3, 5))
+
+
+def test_a_curvature_too_large_to_write_down_says_so():
+    class Coupled(regmax.Regularizer):
+        def value(self, y):
+            return y.square().sum(-1) + y.mean(-1).square()
+
+    with pytest.raises(NotImplementedError, match="declare its curvature"):
+        vmap(regmax.RegularizedMax(Coupled()))(normal(2, 600))
+
+
+def test_out_of_range_where_nobody_looks_is_nan(case):
+    x, *values, gamma = case.inputs
+    for i, key in enumerate((*case.keys, "gamma")):
+        good = (*values, gamma[0])[i]
+        bad = torch.stack([good, -torch.ones_like(good), good])
+        f = functools.partial(lambda x, key, v: case.mapping(x, **{key: v}), x, key)
+        y = vmap(f)(bad)
+        assert y[1].isnan().all(), key
+        torch.testing.assert_close(y[[0, 2]], torch.stack([f(good)] * 2), rtol=0, atol=1e-15)
+
+
+# -- autocast, checkpoints -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(case, reentrant):
+    leaves = [t.clone().requires_grad_() for t in case.inputs]
+    torch.utils.checkpoint.checkpoint(case.loss, *leaves, use_reentrant=reentrant).backward()
+    same(tuple(t.grad for t in leaves), gradients(case.loss, case.inputs))
+
+
+def test_autocast(case):
+    """Rows keep their dtype, and solvers and Jacobians their precision."""
+    expected = gradients(case.loss, case.inputs)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = case(*case.inputs)
+        assert y.dtype == F64
+        same(gradients(case.loss, case.inputs), expected)
+        half = torch.nn.functional.linear(normal(3, 4).float(), normal(5, 4).float())
+        assert half.dtype == torch.bfloat16
+        assert case.mapping(half).dtype == torch.bfloat16
+
+
+def test_autocast_spares_solvers():
+    layer = regmax.RegularizedMax(Cubic(torch.ones(5, dtype=F64)))
+    x = normal(3, 5).requires_grad_()
+    expected = torch.autograd.grad(layer(x)[0, 0], x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        same(torch.autograd.grad(layer(x)[0, 0], x), expected)
+
+
+# -- zeros ----------------------------------------------------------------------------------------
+
+
+def test_no_nan_where_outputs_are_zero(case):
+    """Second derivatives in x and every hyperparameter with most of y at 0, or a row at a vertex."""
+    x = normal(4, 6, seed=1) * 8
+    x[3] = torch.tensor([50.0, 0, 0, 0, 0, 0])
+    leaves = [x.requires_grad_(), *(t.clone().requires_grad_() for t in case.inputs[1:-1])]
+    y = case.mapping(leaves[0], **case.arguments(leaves[1:]))
+    first = torch.autograd.grad(y.pow(3).sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(
+        sum(g.square().sum() for g in first), leaves, materialize_grads=True
+    )
+    assert all(torch.isfinite(g).all() for g in (*first, *second))
+    got = hessian(lambda x: case.mapping(x).pow(3).sum())(x.detach())
+    assert torch.isfinite(got).all()
