@@ -67,7 +67,8 @@ def hyperparameter(
         return item
     if isinstance(item, torch.SymFloat | torch.SymInt):
         # a number that torch.compile keeps open, and, in a product, puts into a tensor by itself
-        kept: Tensor = torch.ones((), dtype=torch.float64) * item
+        open_number: Any = item
+        kept: Tensor = torch.ones((), dtype=torch.float64) * open_number
         return kept
     if isinstance(item, bool) or not isinstance(item, int | float):
         raise TypeError(
@@ -84,10 +85,11 @@ POSITIVE = ("> 0", lambda t: t > 0)
 def used(name: str, item: Any, accepted: str, holds: Callable[[Any], Any]) -> float | Tensor:
     """As :func:`hyperparameter`, at the time of use: where a tensor cannot be looked into, numbers
     out of range become NaN, and so will their rows."""
-    item = hyperparameter(name, item, accepted, holds)
-    if isinstance(item, Tensor) and not transforms.may_look(item):
-        item = torch.where(holds(item.detach()), item, torch.nan)
-    return item
+    checked = hyperparameter(name, item, accepted, holds)
+    if isinstance(checked, Tensor) and not transforms.may_look(checked):
+        right = holds(checked.detach()) & torch.isfinite(checked.detach())
+        return torch.where(right, checked, torch.nan)
+    return checked
 
 
 def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:

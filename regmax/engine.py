@@ -37,10 +37,10 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
         if seen:
             y = opaque.find(rows, settings)
             road = Road(y, "one operator", "a transform or a tracer looks on")
-            return restate(y, rows.z, omega, rows.mask), road
+            return restate(y, rows.z_from(y), omega, rows.mask), road
         with torch.no_grad():
             road = travel(rows, settings)
-        return attach(road.y, rows.z, omega, rows.mask), road
+        return attach(road.y, rows.z_from(road.y), omega, rows.mask), road
 
 
 def smooth_max(rows: Rows, y: Tensor) -> Tensor:
@@ -63,6 +63,10 @@ def smooth_max(rows: Rows, y: Tensor) -> Tensor:
 
 def solution(rows: Rows, settings: Settings) -> Solution:
     """Π_Ω(x) with its certificate."""
+    if transforms.compiling() or transforms.transforming():
+        raise NotImplementedError(
+            "a certificate looks at numbers, which transforms and tracers hide: call solve outside"
+        )
     y, road = argmax(rows, settings)
     # a prox composed with a solve is certified for the whole Ω, as any answer
     problem = Problem(rows.omega, rows.z.detach(), rows.mask)

@@ -26,7 +26,9 @@ from .rows import outside_inference, prepare
 _COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None))
 
 
-def __getattr__(name: str) -> Callable[..., Tensor]:
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return __dir__()
     if name.startswith("__"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -100,11 +100,13 @@ class RegularizedMax(nn.Module):
         rows = self._rows(x, mask)
         return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
 
+    @recorded.left_alone
     @outside_inference
     def solve(self, x: Tensor, mask: Tensor | None = None) -> Solution:
         """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken."""
         return engine.solution(self._rows(x, mask), self.settings)
 
+    @recorded.left_alone
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
         """Which path ``self(x)`` takes, and why."""

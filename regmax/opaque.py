@@ -55,10 +55,14 @@ def find(rows: Rows, settings: Settings) -> Tensor:
     given = [rows.gamma] if isinstance(rows.gamma, Tensor) else []
     tensors = [t.detach() for t in (*given, *inside.values())]
     x = rows.x.detach()
-    if transforms.tracing():
-        written = _written(rows.omega, number, tuple(inside), settings)
-        recorded: Tensor = _argmax(x, rows.mask, tensors, written)
-        return recorded
+    if transforms.tracing() or x.is_meta:
+        reason = not_recordable(rows.omega, settings)
+        if reason is None:
+            written = _written(rows.omega, number, tuple(inside))
+            recorded: Tensor = _argmax(x, rows.mask, tensors, written)
+            return recorded
+        if transforms.compiling():
+            raise NotImplementedError(reason)
     per_row = frozenset(rows.omega.per_row_tensors())
     recipe = _Recipe(rows.omega.with_tensors, tuple(inside), per_row, number, settings)
     y: Tensor = _Find.apply(x, rows.mask, recipe, *tensors)  # type: ignore[no-untyped-call]
@@ -94,13 +98,8 @@ class _Find(torch.autograd.Function):
         return _batched(again, info.batch_size, dims, recipe, x, mask, list(tensors)), 0
 
 
-def _written(
-    omega: Regularizer, gamma: float | None, names: tuple[str, ...], settings: Settings
-) -> str:
+def _written(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str:
     """A recipe that can be read in another process."""
-    reason = not_recordable(omega, settings)
-    if reason is not None:
-        raise NotImplementedError(reason)
     numbers = {k: getattr(omega, k) for k in type(omega).arguments if k not in names}
     return json.dumps(
         {

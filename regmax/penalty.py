@@ -105,9 +105,11 @@ class Penalized(Regularizer):
         """z − λu averaged over the groups of y, u ∈ ∂R(y) (2017, Prop. 3 and Lemma 1).
 
         What is left for ``base``: Π_base of it is Π_Ω(z) when y has the right groups and order.
-        Differentiable in z and λ: the groups' average, and −⟨·, u⟩.
+        Differentiable in z and λ: the groups' average, and −⟨·, u⟩, u up to a constant.
         """
         u = self.penalty.any_subgradient(y, mask)
+        on = torch.ones_like(u) if mask is None else mask.to(u.dtype)
+        u = on * (u - (on * u).sum(-1, keepdim=True) / on.sum(-1, keepdim=True))
         return self.penalty.average(z - self.lam * u, y.detach(), mask)
 
     def extra_repr(self) -> str:

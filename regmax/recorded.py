@@ -7,7 +7,7 @@ tensors and numbers, which the stages after Dynamo trace into. ``torch.export`` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from .plugins import registry
 from .regularizer import Regularizer
 from .roads import Settings
 from .rows import prepare
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _mapping(
@@ -59,9 +62,13 @@ def _possible(omega: Regularizer, settings: Settings) -> bool:
 possible: Callable[..., bool] = torch.compiler.assume_constant_result(_possible)
 
 
-def _outside(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def left_alone(function: Callable[P, T]) -> Callable[P, T]:
+    """``function``, which the compiler breaks its graph for."""
+    alone: Callable[P, T] = torch.compiler.disable(function)
+    return alone
+
+
+@left_alone
+def outside(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """A call that the compiler leaves alone."""
     return function(*arguments)
-
-
-outside: Callable[..., Tensor] = torch.compiler.disable(_outside)

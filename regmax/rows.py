@@ -43,6 +43,17 @@ class Rows:
         """x/γ."""
         return self.x / self.gamma
 
+    def z_from(self, y: Tensor) -> Tensor:
+        """x/γ up to a constant of each row: 0 at the smallest positive entry of y.
+
+        J annihilates constants, but where α-entmax is steep (α > 2), at that entry, what rounding
+        leaves of ⟨J v, 1⟩ is large, and would be multiplied by that score in the gradient of γ.
+        """
+        if not isinstance(self.gamma, Tensor):
+            return self.z
+        least = torch.where(y > 0, y.detach(), torch.inf).argmin(-1, keepdim=True)
+        return (self.x - self.x.detach().gather(-1, least)) / self.gamma
+
     def fill(self, t: Tensor, empty: float = 0.0) -> Tensor:
         """``t`` with the rows that have no answer set: ``empty`` there, NaN where spoilt."""
         if self.empty is not None:
@@ -65,7 +76,7 @@ def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> T:
-        if transforms.tracing() or not torch.is_inference_mode_enabled():
+        if transforms.compiling() or not torch.is_inference_mode_enabled():
             return function(*args, **kwargs)
         with torch.inference_mode(False), torch.no_grad():
             return function(

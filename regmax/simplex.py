@@ -13,18 +13,29 @@ def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
     (Michelot 1986; Duchi et al. 2008; Niculae & Blondel 2017, App. B.1). O(d log d).
 
     Shapes: ``v`` (*batch, d), ``mask`` bool of the same shape (True = takes part; at least one
-    per row). Zeros are exactly 0. No gradient formula of its own.
+    per row). Zeros are exactly 0. No gradient formula of its own. Sums are in float64: those of a
+    million float32 scores would lose the support.
     """
     if mask is not None:
         v = v.masked_fill(~mask, -torch.inf)
-    v = v - v.amax(-1, keepdim=True)
-    ordered = v.sort(-1, descending=True).values
-    k = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
-    size = (1 + k * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)  # |S|
-    inside = v >= ordered.gather(-1, size - 1)
-    total = torch.where(inside, v, 0).sum(-1, keepdim=True)
+    ordered = v.sort(-1, descending=True).values.double()
+    u = v.double() - ordered[..., :1]
+    ordered = ordered - ordered[..., :1]
+    k = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=u.dtype)
+    size = (1 + k * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True).clamp_min(1)  # |S|
+    inside = u >= ordered.gather(-1, size - 1)
+    total = torch.where(inside, u, 0).sum(-1, keepdim=True)
     tau = (total - 1) / inside.sum(-1, keepdim=True)
-    return normalize((v - tau).clamp_min(0))
+    y = (u - tau).clamp_min(0)
+    off = (y.sum(-1, keepdim=True) - 1).abs()  # within its own rounding: 1/d stays 1/d
+    close = off <= torch.finfo(y.dtype).eps * v.shape[-1] ** 0.5
+    return torch.where(close, y, normalize(y)).to(v.dtype)
+
+
+def softmax(z: Tensor) -> Tensor:
+    """exp(z) / Σ exp(z). In long rows the sum is taken twice: torch's own adds in sequence."""
+    y = z.softmax(-1)
+    return normalize(y) if z.shape[-1] > 4096 else y
 
 
 def normalize(y: Tensor) -> Tensor:

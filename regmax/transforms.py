@@ -16,9 +16,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
-def tracing() -> bool:
-    """Whether ``torch.compile`` or ``torch.export`` is recording, without numbers."""
+def compiling() -> bool:
+    """Whether ``torch.compile`` or ``torch.export`` is recording."""
     return torch.compiler.is_compiling()
+
+
+def tracing() -> bool:
+    """Whether operators are recorded, maybe without numbers: as above, or by a dispatch mode
+    (``make_fx``, ``torch.func.linearize``, fake tensors)."""
+    return compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def transforming() -> bool:
@@ -37,7 +43,7 @@ def watched(tensors: Iterable[object]) -> bool:
     return (
         tracing()
         or transforming()
-        or any(isinstance(t, Tensor) and has_tangent(t) for t in tensors)
+        or any(isinstance(t, Tensor) and (has_tangent(t) or t.is_meta) for t in tensors)
     )
 
 
@@ -48,6 +54,6 @@ def may_look(t: Tensor) -> bool:
 
 def full_precision(device_type: str) -> AbstractContextManager[object]:
     """No autocasting: solvers and Jacobians compute in the dtype of the rows."""
-    if torch.is_autocast_enabled(device_type):
+    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()

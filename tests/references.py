@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import mpmath
 import numpy as np
 import torch
+from mpmath import mpf
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
@@ -137,6 +139,97 @@ def prox_oscar(v: Row, lam: float) -> Row:
     z = np.empty(len(v))
     z[order] = np.maximum(fitted.x, 0)
     return np.sign(v).astype(np.float64) * z
+
+
+# -- with as many digits as it takes: Π_Ω, J v and the derivative in the hyperparameter -----------
+
+
+def entmax_digits(x: Sequence[float], alpha: float, v: Sequence[float]) -> tuple[Row, Row, Row]:
+    """y, J v, dy/dα from (y^a − 1)/a = z − τ, a = α − 1, and J = diag(s) − ssᵀ/Σs, s = y^(2−α)."""
+    with mpmath.workdps(50 + 3 * max(0, int(alpha))):  # a threshold may be 1/d^a away
+        z, a = [mpf(float(t)) for t in x], mpf(float(alpha)) - 1
+
+        def y(tau: mpf) -> list[mpf]:
+            if a == 0:
+                return [mpmath.exp(t - max(z) - tau) for t in z]
+            base = [1 + a * (t - max(z) - tau) for t in z]
+            return [mpmath.exp(mpmath.log(b) / a) if b > 0 else mpf(0) for b in base]
+
+        high = mpmath.log(len(z)) if a == 0 else (1 - mpf(len(z)) ** -a) / a
+        p = y(_bisect_digits(lambda tau: 1 - sum(y(tau)), mpf(0), high))
+        s = [t ** (1 - a) if t > 0 else mpf(0) for t in p]
+        log = [mpmath.log(t) if t > 0 else mpf(0) for t in p]
+        # ∂/∂α of (y^a − 1)/a
+        if a == 0:
+            slope = [t**2 / 2 for t in log]
+        else:
+            slope = [mpmath.exp(a * t) * t / a - mpmath.expm1(a * t) / a**2 for t in log]
+        return (
+            _floats(p),
+            _floats(_project(s, [mpf(float(t)) for t in v])),
+            _floats(_project(s, [-t for t in slope])),
+        )
+
+
+def pnorm_digits(x: Sequence[float], p: float, v: Sequence[float]) -> tuple[Row, Row, Row]:
+    """y, J v, dy/dp from ‖y‖_p^(2−p) y^(p−1) = (z − τ)₊ and J = D − c D uuᵀ D/(1 + c uᵀ D u),
+    D = diag(s) − ssᵀ/Σs, with t = y/‖y‖_p, 1/s = (p−1) t^(p−2), u = t^(p−1), c = 2 − p."""
+    with mpmath.workdps(50):
+        z, r = [mpf(float(t)) for t in x], mpf(float(p))
+
+        def power(t: mpf, q: mpf) -> mpf:
+            return t**q if t > 0 else mpf(0)
+
+        def unscaled(height: mpf) -> list[mpf]:
+            w = [power(t - max(z) + height, 1 / (r - 1)) for t in z]
+            return [sum(power(t, r) for t in w) ** ((r - 2) / r) * t for t in w]
+
+        low = mpf(len(z)) ** (2 / r - 2) / 2
+        y = unscaled(_bisect_digits(lambda h: sum(unscaled(h)) - 1, low, mpf(1)))
+        total = sum(power(t, r) for t in y)
+        norm = total ** (1 / r)
+        share = [t / norm for t in y]
+        s = [power(t, 2 - r) / (r - 1) for t in share]
+        u = [power(t, r - 1) for t in share]
+        du = _project(s, u)
+
+        def jacobian(v: list[mpf]) -> list[mpf]:
+            dv = _project(s, v)
+            k = (2 - r) * mpmath.fdot(u, dv) / (1 + (2 - r) * mpmath.fdot(u, du))
+            return [a - k * b for a, b in zip(dv, du, strict=True)]
+
+        log = [mpmath.log(t) if t > 0 else mpf(0) for t in y]
+        # d log‖y‖_p / dp, and ∂/∂p of ‖y‖^(2−p) y^(p−1)
+        dn = sum(power(t, r) * k for t, k in zip(y, log, strict=True)) / (r * total)
+        dn -= mpmath.log(total) / r**2
+        slope = [
+            norm * a * (k - mpmath.log(norm) + (2 - r) * dn) for a, k in zip(u, log, strict=True)
+        ]
+        return (
+            _floats(y),
+            _floats(jacobian([mpf(float(t)) for t in v])),
+            _floats(jacobian([-t for t in slope])),
+        )
+
+
+def _bisect_digits(increasing: Callable[[mpf], mpf], low: mpf, high: mpf) -> mpf:
+    for _ in range(mpmath.mp.prec + 20):
+        middle = (low + high) / 2
+        if increasing(middle) < 0:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _project(s: list[mpf], v: list[mpf]) -> list[mpf]:
+    """(diag(s) − ssᵀ/Σs) v."""
+    mean = mpmath.fdot(s, v) / mpmath.fsum(s)
+    return [a * (b - mean) for a, b in zip(s, v, strict=True)]
+
+
+def _floats(t: list[mpf]) -> Row:
+    return np.array([float(k) for k in t])
 
 
 # -- every pattern: the definition alone, no theorem -------------------------------------------

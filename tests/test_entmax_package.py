@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 def test_the_tests_in_its_wheel_pass(tmp_path):
-    """All that concern sparsemax and entmax, run from the installed wheel with regmax's mappings."""
+    """All that concern sparsemax and entmax, run from the installed wheel, on regmax."""
     pytest.importorskip("entmax")
     modules = ("entmax.test_root_finding", "entmax.test_topk", "entmax.test_mask")
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), "-c", os.devnull]

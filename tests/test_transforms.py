@@ -11,8 +11,11 @@ import torch
 from mapping_checks import away_from_kinks, normal
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import regmax
 from regmax import functional
@@ -244,6 +247,22 @@ def test_max_too(case):
     same(j[0].sum(0), case(*case.inputs))
 
 
+def test_recorders_of_operators(case):
+    """linearize, make_fx, fake and meta tensors, dispatch modes."""
+    x = case.inputs[0]
+    y, push = linearize(case.mapping, x)
+    assert torch.equal(y, case.mapping(x))
+    same(push(x.cos()), jvp(case.mapping, (x,), (x.cos(),))[1])
+    torch.testing.assert_close(make_fx(case.mapping)(x)(x + 1), case.mapping(x + 1))
+    assert case.mapping(x.to("meta")).shape == x.shape
+    with FakeTensorMode() as mode:
+        assert case.mapping(mode.from_tensor(x)).shape == x.shape
+    with FlopCounterMode(display=False):
+        torch.testing.assert_close(case.mapping(x), case.mapping(x))
+        ones = regmax.RegularizedMax(Cubic(torch.ones(5, dtype=F64)))(x)
+        assert torch.allclose(ones.sum(-1), torch.ones(3, dtype=F64))
+
+
 # -- torch.compile, torch.export --------------------------------------------------------------
 
 
@@ -276,7 +295,7 @@ def test_compiled_layers(case):
 
 def test_compiled_shapes_and_numbers_stay_open(case):
     def f(x, number):
-        keys = {key: number for key in case.keys}
+        keys = dict.fromkeys(case.keys, number)
         return case.mapping(x, gamma=number, **keys)
 
     counter = CompileCounterWithBackend("aot_eager")
@@ -395,6 +414,16 @@ def test_what_cannot_be_recorded_says_so():
             torch.compile(refused, fullgraph=True, backend="aot_eager")(normal(3, 5))
 
 
+def test_certificates_are_taken_outside():
+    layer, x = regmax.RegularizedMax(regmax.regularizer("tv")), normal(3, 5)
+    for transform in (vmap, jacrev, jacfwd):
+        with pytest.raises(NotImplementedError, match="call solve outside"):
+            transform(lambda x: layer.solve(x).value)(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: 2 * layer.solve(x + 1).value, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), 2 * layer.solve(x + 1).value)
+
+
 def test_what_is_differentiated_as_written_says_so():
     def f(x):
         return functional.oscarmax(x, exact=False)
@@ -420,11 +449,11 @@ def test_out_of_range_where_nobody_looks_is_nan(case):
     x, *values, gamma = case.inputs
     for i, key in enumerate((*case.keys, "gamma")):
         good = (*values, gamma[0])[i]
-        bad = torch.stack([good, -torch.ones_like(good), good])
+        bad = [torch.full_like(good, v) for v in (-1.0, torch.nan, torch.inf)]
         f = functools.partial(lambda x, key, v: case.mapping(x, **{key: v}), x, key)
-        y = vmap(f)(bad)
-        assert y[1].isnan().all(), key
-        torch.testing.assert_close(y[[0, 2]], torch.stack([f(good)] * 2), rtol=0, atol=1e-15)
+        y = vmap(f)(torch.stack([good, *bad, good]))
+        assert y[1:4].isnan().all(), key
+        torch.testing.assert_close(y[[0, 4]], torch.stack([f(good)] * 2), rtol=0, atol=1e-15)
 
 
 # -- autocast, checkpoints -----------------------------------------------------------------------
@@ -447,6 +476,8 @@ def test_autocast(case):
         half = torch.nn.functional.linear(normal(3, 4).float(), normal(5, 4).float())
         assert half.dtype == torch.bfloat16
         assert case.mapping(half).dtype == torch.bfloat16
+        compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
+        same(gradients(compiled, case.inputs), expected)
 
 
 def test_autocast_spares_solvers():
@@ -461,7 +492,7 @@ def test_autocast_spares_solvers():
 
 
 def test_no_nan_where_outputs_are_zero(case):
-    """Second derivatives in x and every hyperparameter with most of y at 0, or a row at a vertex."""
+    """Second derivatives in everything with most of y at 0, or a row at a vertex."""
     x = normal(4, 6, seed=1) * 8
     x[3] = torch.tensor([50.0, 0, 0, 0, 0, 0])
     leaves = [x.requires_grad_(), *(t.clone().requires_grad_() for t in case.inputs[1:-1])]

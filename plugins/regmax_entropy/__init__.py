@@ -9,6 +9,7 @@ from torch import Tensor
 
 import regmax
 from regmax.curvature import Diagonal
+from regmax.simplex import softmax
 
 
 class Entropy(regmax.Regularizer):
@@ -36,7 +37,7 @@ class Entropy(regmax.Regularizer):
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """exp(x/γ) / Σ exp(x/γ)."""
-        return _masked(x / gamma, mask).softmax(-1)
+        return softmax(_masked(x / gamma, mask))
 
     def conjugate(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """γ log Σ exp(x/γ)."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import regmax
-from regmax.checks import hyperparameter
 
 from .isotonic import isotonic_decreasing, kernel
 
@@ -16,32 +16,37 @@ from .isotonic import isotonic_decreasing, kernel
 class OrderedPairs(regmax.Penalty):
     """R(y) = Σ_{i<j} max(y_i, y_j) = Σ_k (m − k) y_[k], y_[1] ≥ … ≥ y_[m] the participants sorted.
 
-    On y ≥ 0 this is the OSCAR penalty. On Δ a multiple of Σy is constant, so the weights are used
-    centred, w_k = (m + 1)/2 − k, which keeps numbers small; ``prox`` and ``subgradient`` are those
-    of R up to a shift of each row. ∂R(y) puts on each group of ties a vector that the group's
-    weights majorize.
+    On y ≥ 0 this is the OSCAR penalty. On Δ a multiple of Σy is constant, so ``prox`` and
+    ``subgradient`` are those of R up to a shift of each row, which keeps numbers small. ∂R(y) puts
+    on each group of ties a vector that the group's weights majorize.
     """
 
     name = "oscar"
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         ordered = _low_when_masked(y, mask).sort(-1, descending=True).values
-        rank = torch.arange(1, y.shape[-1] + 1, device=y.device, dtype=y.dtype)
-        if mask is None:
-            return ((y.shape[-1] - rank) * ordered).sum(-1)
-        left = mask.sum(-1, keepdim=True) - rank
-        return (left.clamp_min(0) * torch.where(left >= 0, ordered, 0)).sum(-1)
+        weights, part = _weights(y, mask)
+        return (weights * (ordered if part is None else torch.where(part, ordered, 0))).sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """Isotonic regression of the sorted v minus step·w, sorted back."""
+        """Isotonic regression of sort(v) + step·(0, 1, …, m − 1), sorted back. In float64 until its
+        maximum is shifted to 0: unshifted it may be step·m/2 away, and its rounding as large."""
         order = _low_when_masked(v, mask).argsort(dim=-1, descending=True)
-        weights, part = _weights(v, mask)
-        z = isotonic_decreasing(v.gather(-1, order) - step * weights, part)
-        return torch.empty_like(z).scatter(-1, order, z)
+        weights, part = _weights(v.double(), mask)
+        rise = step * (weights[..., :1] - weights)
+        z = isotonic_decreasing(v.double().gather(-1, order) + rise, part)
+        z = z - z[..., :1]
+        z = z if part is None else torch.where(part, z, 0)
+        return torch.zeros_like(z).scatter(-1, order, z).to(v.dtype)
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         ordered, order = _low_when_masked(z, mask).sort(-1, descending=True)
-        return torch.empty_like(order).scatter(-1, order, _runs(ordered))
+        return torch.zeros_like(order).scatter(-1, order, _runs(ordered))
+
+    def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The weights m − k by rank, ties in any order."""
+        order = _low_when_masked(y, mask).argsort(dim=-1, descending=True)
+        return torch.zeros_like(y).scatter(-1, order, _weights(y, mask)[0])
 
     def subgradient(
         self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
@@ -52,10 +57,10 @@ class OrderedPairs(regmax.Penalty):
         order = first.gather(-1, second.argsort(dim=-1, descending=True, stable=True))
         ids = _runs(_low_when_masked(y, mask).gather(-1, order))
         weights, part = _weights(y, mask)
-        weights = step * weights
+        weights = step * (weights - weights[..., :1] / 2)
         u = near.gather(-1, order)
         if part is not None:
-            u = torch.where(part, u, 0)
+            u, weights = torch.where(part, u, 0), torch.where(part, weights, 0)
 
         def per_group(t: Tensor) -> Tensor:
             return torch.zeros_like(t).scatter_add(-1, ids, t).gather(-1, ids)
@@ -66,19 +71,14 @@ class OrderedPairs(regmax.Penalty):
         # Σ_{j≤k} u_j ≤ Σ_{j≤k} w_j within the group; mixing with the mean restores it
         excess = (u - weights).cumsum(-1)
         room = (weights - mean).cumsum(-1)
-        last = torch.ones_like(ids, dtype=torch.bool)
-        last[..., :-1] = ids[..., 1:] != ids[..., :-1]
-        before = torch.where(last, excess, 0)[..., :-1]
-        start = torch.zeros_like(u)
-        new = ~torch.ones_like(last)
-        new[..., 1:] = last[..., :-1]
-        start[..., 1:] = torch.where(new[..., 1:], before, 0)
+        last = pad(ids[..., 1:] != ids[..., :-1], (0, 1), value=True)
+        start = pad(torch.where(last, excess, 0)[..., :-1], (1, 0))
         excess = (excess - per_group(start)).clamp_min(0)
         inner = ~last & (excess > 0)
         share = torch.where(inner, excess / torch.where(inner, excess + room, 1), 0)
         theta = torch.zeros_like(u).scatter_reduce(-1, ids, share, "amax").gather(-1, ids)
         u = u + theta * (mean - u)
-        return torch.empty_like(u).scatter(-1, order, u)
+        return torch.zeros_like(u).scatter(-1, order, u)
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -92,21 +92,17 @@ def _low_when_masked(y: Tensor, mask: Tensor | None) -> Tensor:
     return y if mask is None else y.masked_fill(~mask, -torch.inf)
 
 
-def _weights(v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Centred weights by rank, and which ranks belong to participants (None: all)."""
-    rank = torch.arange(1, v.shape[-1] + 1, device=v.device, dtype=v.dtype)
-    if mask is None:
-        return ((v.shape[-1] + 1) / 2 - rank).expand_as(v), None
-    count = mask.sum(-1, keepdim=True)
-    part = rank <= count
-    return torch.where(part, (count + 1) / 2 - rank, 0), part
+def _weights(y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """m − k by rank, and which ranks belong to participants (None: all); 0 for the others."""
+    rank = torch.arange(1, y.shape[-1] + 1, device=y.device)
+    count = y.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
+    weights = (count - rank).clamp_min(0).to(y.dtype).expand_as(y)
+    return weights, None if mask is None else rank <= count
 
 
 def _runs(ordered: Tensor) -> Tensor:
     """Ids of the runs of equal values."""
-    ids = torch.zeros_like(ordered, dtype=torch.int64)
-    ids[..., 1:] = (ordered[..., 1:] != ordered[..., :-1]).cumsum(-1)
-    return ids
+    return pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
 
 
 class Oscar(regmax.Penalized):
@@ -124,9 +120,20 @@ class Oscar(regmax.Penalized):
     def __init__(self, lam: float | Tensor = 0.01, exact: bool = True) -> None:
         if not isinstance(exact, bool):
             raise TypeError(f"exact must be a bool; got {exact!r}")
-        lam = hyperparameter("lam", lam, ">= 0", lambda lam: lam >= 0)
         super().__init__(regmax.regularizer("gini"), OrderedPairs(), lam)
         self.exact = exact
+
+    def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        """γ prox_{λR}(x/γ) = prox_{γλR}(x), with scores that cannot matter raised.
+
+        A block of the isotonic regression with scores below −γ − γλm lies γ below the maximum of
+        the prox, which is at least that of x, 0; P_Δ cuts it. Scores of −1e20 would otherwise
+        absorb what the weights add.
+        """
+        lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
+        gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
+        v = x.double().clamp_min(-2 * gamma * (1 + lam * x.shape[-1]))
+        return self.penalty.prox(v, gamma * lam, mask).to(x.dtype)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
         """None where exact: the theorem's composition then applies."""
@@ -153,13 +160,10 @@ def _prox_absolute(
     size = v.abs() if mask is None else torch.where(mask, v.abs(), 0)
     order = _low_when_masked(size.detach(), mask).argsort(dim=-1, descending=True)
     weights, part = _weights(v, mask)
-    weights = weights + (v.shape[-1] if mask is None else mask.sum(-1, keepdim=True)) / 2 - 0.5
-    if part is not None:
-        weights = torch.where(part, weights, 0)
-    target = size - lam * torch.empty_like(weights).contiguous().scatter(-1, order, weights)
+    target = size - lam * torch.zeros_like(size).scatter(-1, order, weights)
     with torch.no_grad():
         z = isotonic_decreasing(target.gather(-1, order), part)
-        z = torch.empty_like(z).scatter(-1, order, z).clamp_min(0)
+        z = torch.zeros_like(z).scatter(-1, order, z).clamp_min(0)
     mean = penalty.average(target, z, mask)
     return v.detach().sign() * (z + torch.where(z > 0, mean - mean.detach(), 0))
 

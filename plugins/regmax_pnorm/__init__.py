@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.checks import hyperparameter
 from regmax.curvature import DiagonalPlusRankOne
 from regmax.roots import increasing_root
 from regmax.simplex import normalize, row_dot
@@ -25,11 +24,12 @@ class PNorm(regmax.Regularizer):
     name = "pnorm"
     mapping = "pnormmax"
     hyperparameters = ("p",)
+    ranges = {"p": ("in (1, 2]", lambda p: (p > 1) & (p <= 2))}  # noqa: RUF012
     permutation_invariant = True
     separable = False
 
     def __init__(self, p: float | Tensor = 1.5) -> None:
-        self.p = hyperparameter("p", p, "in (1, 2]", lambda p: (p > 1) & (p <= 2))
+        self.p = self.checked("p", p)
 
     @property
     def strong_convexity(self) -> float | Tensor | None:
@@ -50,40 +50,14 @@ class PNorm(regmax.Regularizer):
 
     def curvature(self, y: Tensor) -> DiagonalPlusRankOne:
         """diag((p−1) (y/‖y‖)^(p−2)) + (2−p) vvᵀ, v = (y/‖y‖)^(p−1)."""
-        share = y / self._norm(y)
-        root = (2 - self.p) ** 0.5 if not isinstance(self.p, Tensor) else _root(2 - self.p)
-        return DiagonalPlusRankOne(
-            (self.p - 1) * share ** (self.p - 2), root * share ** (self.p - 1)
-        )
+        p, share = self.p, y / self._norm(y)
+        return DiagonalPlusRankOne((p - 1) * share ** (p - 2), share ** (p - 1), 2 - p)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1.
-
-        Written with s = max(x/γ) − t and v_i = (1 − δ_i/s)₊^q, where δ_i ≥ 0 is the distance to
-        the maximum: log s + (p−2)/p log Σv^p + log Σv = 0, increasing in log s, with
-        s in [m^(2/p − 2), 1] for m participants.
-        """
-        p, delta = self.p, -x / gamma
-        on = torch.ones_like(x) if mask is None else mask.to(x.dtype)
-        q = 1 / (p - 1)
-
-        def residual(log_s: Tensor) -> tuple[Tensor, Tensor]:
-            ratio = delta * (-log_s).exp()
-            inside = ratio < 1
-            base = torch.where(inside, 1 - ratio, 1)
-            log_v = q * base.log()
-            v = torch.where(inside, log_v.exp(), 0) * on
-            vp = torch.where(inside, (p * log_v).exp(), 0) * on
-            sum_v, sum_vp = v.sum(-1, keepdim=True), vp.sum(-1, keepdim=True)
-            # d log v_i / d log s = q (δ_i/s) / (1 − δ_i/s)
-            rate = q * torch.where(inside, ratio, 0) / base
-            slope = 1 + (p - 2) * row_dot(vp, rate) / sum_vp + row_dot(v, rate) / sum_v
-            return log_s + (p - 2) / p * sum_vp.log() + sum_v.log(), slope
-
-        low = (2 / p - 2) * on.sum(-1, keepdim=True).log()
-        log_s = increasing_root(residual, low, torch.zeros_like(low))
-        base = (1 - delta * (-log_s).exp()).clamp_min(0)
-        return normalize(base**q * on)
+        """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1."""
+        on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+        p = self.p if isinstance(self.p, Tensor) else x.new_full((), self.p, dtype=torch.float64)
+        return pnormmax_root(-x / gamma, on, p)
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -92,9 +66,36 @@ class PNorm(regmax.Regularizer):
         return 0.5 * (cvxpy.sum_squares(y) if p == 2 else cvxpy.square(cvxpy.pnorm(y, p)))
 
 
-def _root(t: Tensor) -> Tensor:
-    """√t for t ≥ 0, with derivative 0 instead of ∞ at 0."""
-    return torch.where(t > 0, torch.where(t > 0, t, 1).sqrt(), 0)
+def pnormmax_root(delta: Tensor, on: Tensor, p: Tensor) -> Tensor:
+    """sq-pnorm-max from the distances δ ≥ 0 of x/γ to its maximum; NaN where p is.
+
+    With s = max(x/γ) − t and v_i = (1 − δ_i/s)₊^q, y = v/Σv where log s + (p−2)/p log Σv^p +
+    log Σv = 0, increasing in log s, with s in [m^(2/p − 2), 1] for m participants, ``on``. In
+    float64: many float32 entries that are differences of nearby numbers have a sum in error.
+    """
+    dtype, delta, p = delta.dtype, delta.double(), p.double()
+    q = 1 / (p - 1)
+
+    def powers(log_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """v, v^p and δ/s, which is 0 where v is."""
+        ratio = delta * (-log_s).exp()
+        inside = on & (ratio < 1)
+        ratio = torch.where(inside, ratio, 0)
+        log_v = q * torch.log1p(-ratio)
+        v, vp = (torch.where(inside, t.exp(), 0) for t in (log_v, p * log_v))
+        return v, vp, ratio
+
+    def residual(log_s: Tensor) -> tuple[Tensor, Tensor]:
+        v, vp, ratio = powers(log_s)
+        sum_v, sum_vp = v.sum(-1, keepdim=True), vp.sum(-1, keepdim=True)
+        # d log v_i / d log s = q (δ_i/s) / (1 − δ_i/s)
+        rate = q * ratio / (1 - ratio)
+        slope = 1 + (p - 2) * row_dot(vp, rate) / sum_vp + row_dot(v, rate) / sum_v
+        return log_s + (p - 2) / p * sum_vp.log() + sum_v.log(), slope
+
+    low = (2 / p - 2) * on.sum(-1, keepdim=True).to(delta.dtype).log()
+    log_s = increasing_root(residual, low, torch.zeros_like(low))
+    return normalize(powers(log_s)[0]).to(dtype)
 
 
 @regmax.hookimpl

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import regmax
-from regmax.checks import hyperparameter
 from regmax.curvature import Diagonal
 from regmax.roots import increasing_root
-from regmax.simplex import normalize, project
+from regmax.simplex import normalize, project, softmax
 
 
 class Tsallis(regmax.Regularizer):
@@ -27,11 +27,12 @@ class Tsallis(regmax.Regularizer):
     mapping = ("entmax", "entmax15")
     presets = {"entmax15": {"alpha": 1.5}}  # noqa: RUF012
     hyperparameters = ("alpha",)
+    ranges = {"alpha": ("> 0", lambda alpha: alpha > 0)}  # noqa: RUF012
     permutation_invariant = True
     separable = True
 
     def __init__(self, alpha: float | Tensor = 1.5) -> None:
-        self.alpha = hyperparameter("alpha", alpha, "> 0", lambda a: a > 0)
+        self.alpha = self.checked("alpha", alpha)
 
     @property
     def strong_convexity(self) -> float | Tensor | None:
@@ -40,33 +41,43 @@ class Tsallis(regmax.Regularizer):
         return 1.0 if convex else None  # ∇²Ω = diag(y^(α−2)) vanishes at 0 for α > 2
 
     def value(self, y: Tensor) -> Tensor:
-        # (Σ y^α − 1)/(α(α−1)) = Σ y log_α(y) / α where Σ y = 1, which has a limit at α = 1
+        # below α = 2 as Σ y log_α(y)/α, equal where Σ y = 1, which has a limit at α = 1
         log = y.clamp_min(torch.finfo(y.dtype).tiny).log()
-        total: Tensor = (y * _log_alpha(self.alpha, log) / self.alpha).sum(-1)
-        return total
+        return _by_range(
+            self.alpha,
+            lambda alpha: (y * _log_alpha(alpha, log)).sum(-1, keepdim=True) / alpha,
+            lambda alpha: ((y**alpha).sum(-1, keepdim=True) - 1) / (alpha * (alpha - 1)),
+        ).squeeze(-1)
 
     def grad(self, y: Tensor) -> Tensor:
-        """log_α(y) + 1/α, with log_α(y) = (y^(α−1) − 1)/(α − 1)."""
-        return _log_alpha(self.alpha, y.log()) + 1 / self.alpha
+        """y^(α−1)/(α−1), and below α = 2 log_α(y) + 1/α, with log_α(y) = (y^(α−1) − 1)/(α − 1).
+
+        They differ by a constant, which J annihilates up to rounding: for α > 2, where J may be as
+        large as y^(2−α), there must be none.
+        """
+        return _by_range(
+            self.alpha,
+            lambda alpha: _log_alpha(alpha, y.log()) + 1 / alpha,
+            lambda alpha: y ** (alpha - 1) / (alpha - 1),
+        )
 
     def curvature(self, y: Tensor) -> Diagonal:
-        """diag(y^(α−2))."""
-        return Diagonal(y ** (self.alpha - 2))
+        """diag(y^(α−2)), positive where it underflows."""
+        return Diagonal((y ** (self.alpha - 2)).clamp_min(torch.finfo(y.dtype).tiny))
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y_i = [1 + (α−1)(x_i/γ − τ)]₊^{1/(α−1)} with Σ y = 1 (2019, Lemma 2)."""
-        z = x / gamma
-        if mask is not None:
-            z = z.masked_fill(~mask, -torch.inf)
+        on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
         if isinstance(self.alpha, Tensor):
-            return _by_root(z, self.alpha)
+            return entmax_root(x, on, _tensor(gamma, x), self.alpha)
+        z = (x / gamma).masked_fill(~on, -torch.inf)
         if self.alpha == 1:
-            return z.softmax(-1)
+            return softmax(z)
         if self.alpha == 1.5:
             return _entmax15(z)
         if self.alpha == 2:
             return project(z)
-        return _by_root(z, torch.tensor(self.alpha, dtype=z.dtype, device=z.device))
+        return entmax_root(x, on, _tensor(gamma, x), _tensor(self.alpha, x))
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -77,6 +88,18 @@ class Tsallis(regmax.Regularizer):
         if a == 2:
             return 0.5 * (cvxpy.sum_squares(y) - 1)
         return (cvxpy.sum(cvxpy.power(y, a)) - 1) / (a * (a - 1))
+
+
+def _by_range(
+    alpha: float | Tensor,
+    below: Callable[[Any], Tensor],
+    above: Callable[[Any], Tensor],
+) -> Tensor:
+    """``below(α)`` for α < 2, ``above(α)`` for α ≥ 2."""
+    if not isinstance(alpha, Tensor):
+        return above(alpha) if alpha >= 2 else below(alpha)
+    high = alpha >= 2
+    return torch.where(high, above(torch.where(high, alpha, 2)), below(torch.where(high, 1, alpha)))
 
 
 def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:
@@ -95,16 +118,40 @@ def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:
     return log * torch.where(near, series, torch.expm1(large) / large)
 
 
-def _by_root(z: Tensor, alpha: Tensor) -> Tensor:
-    """α-entmax for any α > 0, by the logarithm ℓ of its largest entry.
+def _tensor(t: float | Tensor, x: Tensor) -> Tensor:
+    return t if isinstance(t, Tensor) else x.new_full((), t, dtype=torch.float64)
 
-    With δ_i ≥ 0 the distance of z_i to the maximum, y_i = e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a): exact in
-    relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). log Σ y increases in ℓ,
-    and ℓ lies in [−log m, 0] for m participants.
+
+def entmax_root(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
+    """α-entmax of x/γ for any α > 0, ``on`` the participants; NaN where α is.
+
+    In float64: many float32 entries that are differences of nearby numbers have a sum in error.
     """
-    a, delta = alpha - 1, z.amax(-1, keepdim=True) - z
-    on = delta < torch.inf
-    delta = torch.where(on, delta, 0)
+    steep = alpha > 2
+    below, above = torch.where(steep, 1, alpha).double(), torch.where(steep, alpha, 3).double()
+    wide, gamma = x.double(), gamma.double()
+    if bool(steep.all()):
+        y = _from_the_bottom(wide, on, gamma, above)
+    elif not bool(steep.any()):
+        y = _from_the_top(wide, on, gamma, below)
+    else:
+        y = torch.where(
+            steep,
+            _from_the_bottom(wide, on, gamma, above),
+            _from_the_top(wide, on, gamma, below),
+        )
+    return y.to(x.dtype)
+
+
+def _from_the_top(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
+    """α ≤ 2: by the logarithm ℓ of the largest entry.
+
+    With δ_i ≥ 0 the distance of x_i/γ to the maximum, y_i = e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a): exact
+    in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). log Σ y increases in
+    ℓ, and ℓ lies in [−log m, 0] for m participants.
+    """
+    a, x = alpha - 1, torch.where(on, x, -torch.inf)
+    delta = torch.where(on, (x.amax(-1, keepdim=True) - x) / gamma, 0)
     zero = a == 0
     divisor = torch.where(zero, 1, a)
 
@@ -123,32 +170,75 @@ def _by_root(z: Tensor, alpha: Tensor) -> Tensor:
         # dy_i/dℓ = y_i / (1 − a δ_i e^(−aℓ))
         return total.log(), (y / base).sum(-1, keepdim=True) / total
 
-    low = -on.sum(-1, keepdim=True).to(z.dtype).log()
+    low = -on.sum(-1, keepdim=True).to(x.dtype).log()
     log_top = increasing_root(residual, low, torch.zeros_like(low))
     return normalize(entries(log_top)[0])
+
+
+def _from_the_bottom(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
+    """α > 2: by the smallest entry t of the support, as y is infinitely steep at its threshold.
+
+    With Δ_i ≥ 0 the distance of x_i/γ to the smallest supported score, y_i = (aΔ_i + t^a)^(1/a),
+    a = α − 1. The k-th largest score is supported iff Σ (aΔ_i)^(1/a) < 1 for the distances to it.
+    Σ y is convex and increases in t, and t lies in [(1 − Σ (aΔ_i)^(1/a))/k, 1/k] for k supported.
+    """
+    a, x = alpha - 1, torch.where(on, x, -torch.inf)
+    ordered = x.sort(-1, descending=True).values
+
+    def log_powers(smallest: Tensor) -> Tensor:
+        """log aΔ, −∞ where Δ ≤ 0."""
+        return (x - smallest).clamp_min(0).log() + (a / gamma).log()
+
+    def total(k: Tensor) -> Tensor:
+        """Σ (aΔ_i)^(1/a) for the distances to the k-th largest score."""
+        return (log_powers(ordered.gather(-1, k - 1)) / a).exp().sum(-1, keepdim=True)
+
+    beyond = on.sum(-1, keepdim=True) + 1
+    size = torch.ones_like(beyond)
+    for _ in range(x.shape[-1].bit_length()):
+        middle = (size + beyond) // 2
+        fits = total(middle) < 1
+        size, beyond = torch.where(fits, middle, size), torch.where(fits, beyond, middle)
+    smallest = ordered.gather(-1, size - 1)
+    inside, logs = x >= smallest, log_powers(smallest)
+
+    def log_entries(t: Tensor) -> Tensor:
+        return torch.where(inside, torch.logaddexp(logs, a * t.log()) / a, -torch.inf)
+
+    def residual(t: Tensor) -> tuple[Tensor, Tensor]:
+        log_y = log_entries(t)
+        # dy_i/dt = (t/y_i)^(a−1)
+        rate = torch.where(inside, ((a - 1) * (t.log() - log_y)).exp(), 0)
+        return log_y.exp().sum(-1, keepdim=True) - 1, rate.sum(-1, keepdim=True)
+
+    count = inside.sum(-1, keepdim=True)
+    t = increasing_root(residual, (1 - total(size)) / count, (1 / count).to(x.dtype))
+    return normalize(log_entries(t).exp())
 
 
 def _entmax15(z: Tensor) -> Tensor:
     """1.5-entmax by sorting (2019, Prop. 3 and Algorithm 2): y = [z/2 − τ]₊².
 
     On the k largest entries the threshold is τ_k = M_k − sqrt((1 − S_k)/k), M_k their mean and S_k
-    their sum of squared deviations; the right k is the number of thresholds below their entry.
+    their sum of squared deviations; the right k is the number of thresholds below their entry,
+    among the entries less than 1 below the largest. Sums are in float64: those of a million
+    float32 scores would lose the support.
     """
-    half = (z - z.amax(-1, keepdim=True)) / 2
-    half = half.clamp_min(-2)  # no entry further than 1 below the maximum is in the support
-    ordered = half.sort(-1, descending=True).values
-    k = torch.arange(1, z.shape[-1] + 1, device=z.device, dtype=z.dtype)
+    ordered = z.sort(-1, descending=True).values.double() / 2
+    half = (z.double() / 2 - ordered[..., :1]).clamp_min(-1)
+    ordered = (ordered - ordered[..., :1]).clamp_min(-1)
+    k = torch.arange(1, z.shape[-1] + 1, device=z.device)
     mean = ordered.cumsum(-1) / k
     spread = ordered.square().cumsum(-1) - k * mean.square()
     tau = mean - ((1 - spread).clamp_min(0) / k).sqrt()
-    size = (tau <= ordered).sum(-1, keepdim=True)
+    size = ((tau <= ordered) & (ordered > -1)).sum(-1, keepdim=True).clamp_min(1)
     # once more from the support alone, without the rounding of the running sums
     inside = half >= ordered.gather(-1, size - 1)
     count = inside.sum(-1, keepdim=True)
     center = torch.where(inside, half, 0).sum(-1, keepdim=True) / count
     spread = torch.where(inside, half - center, 0).square().sum(-1, keepdim=True)
     tau = center - ((1 - spread).clamp_min(0) / count).sqrt()
-    return normalize((half - tau).clamp_min(0).square())
+    return normalize((half - tau).clamp_min(0).square()).to(z.dtype)
 
 
 @regmax.hookimpl

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import regmax
-from regmax.checks import hyperparameter
 
 from .chain import kernel, prox_chain_tv
 
@@ -35,9 +35,18 @@ class ChainTV(regmax.Penalty):
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         order = None if mask is None else _participants_first(mask)
         z = z if order is None else z.gather(-1, order)
-        ids = torch.zeros_like(z, dtype=torch.int64)
-        ids[..., 1:] = (z[..., 1:] != z[..., :-1]).cumsum(-1)
-        return ids if order is None else torch.empty_like(ids).scatter(-1, order, ids)
+        ids = pad((z[..., 1:] != z[..., :-1]).cumsum(-1), (1, 0))
+        return ids if order is None else torch.zeros_like(ids).scatter(-1, order, ids)
+
+    def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Dᵀ sign(Dy)."""
+        order = None if mask is None else _participants_first(mask)
+        y = y if order is None else y.gather(-1, order)
+        t = y.diff(dim=-1).sign()
+        if mask is not None and order is not None:
+            t = torch.where(mask.gather(-1, order)[..., 1:], t, 0)
+        u = -pad(t, (1, 1)).diff(dim=-1)
+        return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
     def subgradient(
         self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
@@ -52,8 +61,7 @@ class ChainTV(regmax.Penalty):
         t = torch.where(jump != 0, jump.sign() * limit, inside)
         if mask is not None and order is not None:
             t = torch.where(mask.gather(-1, order)[..., 1:], t, 0)
-        zero = torch.zeros_like(y[..., :1])
-        u = -torch.cat([zero, t, zero], -1).diff(dim=-1)
+        u = -pad(t, (1, 1)).diff(dim=-1)
         return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
     def as_cvxpy(self, y: Any) -> Any:
@@ -78,18 +86,22 @@ class TV(regmax.Penalized):
     mapping = "fusedmax"
 
     def __init__(self, lam: float | Tensor = 0.1) -> None:
-        lam = hyperparameter("lam", lam, ">= 0", lambda lam: lam >= 0)
         super().__init__(regmax.regularizer("gini"), ChainTV(), lam)
 
     def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """As for any penalty, with scores that cannot matter raised to where they cannot harm.
+        """γ prox_{λR}(x/γ) = prox_{γλR}(x), in float64, with scores that cannot matter raised.
 
-        The set {prox > t} depends on v_i < t only through min(t − v_i, 2λ), and P_Δ cuts everything
-        that is 1 below the maximum of the prox, itself at most 2λ below that of v. Scores of −1e20
-        would otherwise absorb all others in the sums of the prox.
+        The set {prox > t} depends on v_i < t only through min(t − v_i, 2γλ), and P_Δ cuts all that
+        is γ below the maximum of the prox, itself at most 2γλ below that of v, which is 0. Scores
+        of −1e20 would otherwise absorb all others in the sums of the prox. It is rounded once its
+        maximum is 0, however large λ is.
         """
-        floor = torch.as_tensor(-1 - 4 * self.lam).to(x)  # the maximum of x is 0
-        return gamma * self.penalty.prox(torch.maximum(x / gamma, floor), self.lam, mask)
+        lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
+        gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
+        v = x.double().clamp_min(-2 * gamma * (1 + 2 * lam))
+        z = self.penalty.prox(v, gamma * lam, mask)
+        top = z if mask is None else torch.where(mask, z, -torch.inf)
+        return (z - top.amax(-1, keepdim=True)).to(x.dtype)
 
     def notes(self, x: Tensor) -> list[str]:
         return [f"prox of total variation: {kernel(x)} kernel"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import references
 import torch
 from mapping_checks import MappingChecks, check_gradients, check_road, check_values, normal
+from torch import Tensor
 
 import regmax
-from regmax.functional import sparsemax
+from regmax.functional import entmax15, softmax, sparsemax
 
 
 def test_values() -> None:
@@ -50,6 +54,68 @@ def test_large_scores_keep_their_accuracy() -> None:
     x = torch.round(normal(5, 20, seed=4) * 1024) / 1024
     for shift in (1e6, -1e6, 2.0**40):
         assert torch.equal(sparsemax(x + shift), sparsemax(x))
+
+
+def hard_rows(d: int) -> dict[str, Tensor]:
+    i = torch.arange(d, dtype=torch.float64)
+    plateaus = normal(d // 50 + 1, seed=d)[(i // 50).long()]
+    return {
+        "normal": normal(d, seed=d + 1),
+        "small": normal(d, seed=d + 2) * 1e-7,
+        "large": normal(d, seed=d + 3) * 1e9,
+        "shifted": normal(d, seed=d + 4) + 1e6,
+        "denormal": normal(d, seed=d + 5) * 1e-41,
+        "equal": torch.full_like(i, 0.37),
+        "plateaus": plateaus * 0.01,
+        "two levels": (i % 2) * 1e-6,
+        "one above": (i == 0) * 0.5,
+        "sawtooth": (i % 7) * 1e-5,
+        "ramp": -i / d,
+    }
+
+
+def check_float32(f: Callable[..., Tensor], x: Tensor, gamma: float = 1.0) -> None:
+    """Next to the float64 mapping of the same scores; rows sum to 1."""
+    y, expected = f(x, gamma=gamma), f(x.double(), gamma=gamma)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), expected, rtol=0, atol=2e-7)
+    for row in (y, expected):
+        slack = 2 * torch.finfo(row.dtype).eps * math.sqrt(len(row))
+        assert abs(math.fsum(row.tolist()) - 1) <= slack
+
+
+@pytest.mark.parametrize("f", [sparsemax, entmax15])
+@pytest.mark.parametrize("gamma", [1e-6, 1.0, 1e6])
+def test_hard_rows(f: Callable[..., Tensor], gamma: float) -> None:
+    for d in (2, 100, 10_000):
+        for x in hard_rows(d).values():
+            check_float32(f, x.float(), gamma)
+
+
+@pytest.mark.parametrize("f", [sparsemax, entmax15, softmax])
+@pytest.mark.parametrize("kind", ["equal", "one above", "small"])
+def test_a_million_scores(f: Callable[..., Tensor], kind: str) -> None:
+    x = hard_rows(1_000_000)[kind].float()
+    check_float32(f, x)
+    if kind == "equal" and f is not softmax:
+        assert torch.equal(f(x), torch.full_like(x, 1e-6))
+
+
+def test_equal_scores_share_exactly() -> None:
+    for d in range(1, 200):
+        x = torch.full((d,), 0.3, dtype=torch.float64)
+        assert torch.equal(sparsemax(x), torch.full_like(x, 1 / d))
+
+
+def test_gradient_in_extreme_gamma() -> None:
+    """dy/dγ = −J x/γ², J = (I − 11ᵀ/|S|)/γ on the support."""
+    for gamma in (1e-6, 1e-3, 1e3, 1e6):
+        x = normal(6, seed=7) * gamma
+        g = torch.tensor(gamma, dtype=torch.float64)
+        j = torch.autograd.functional.jacobian(lambda g, x=x: sparsemax(x, gamma=g), g)
+        on = references.rows(references.sparsemax, x, gamma) > 0
+        expected = np.where(on, -(x.numpy() - x.numpy()[on].mean()) / gamma**2, 0)
+        np.testing.assert_allclose(j.numpy() * gamma, expected * gamma, atol=1e-13)
 
 
 def test_the_smooth_maximum() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 
 import numpy as np
 import pytest
@@ -131,6 +132,106 @@ def test_float32_alpha_near_one() -> None:
         alpha = torch.tensor(1 + step, dtype=torch.float32)
         expected = reference(x, float(alpha))
         np.testing.assert_allclose(entmax(x, alpha=alpha).numpy(), expected, atol=5e-6)
+
+
+# -- against as many digits as it takes --------------------------------------------------------
+
+
+def check_digits(x: Tensor, alpha: float, v: Tensor) -> None:
+    """y, J v and dy/dα: 1e-11 of the largest in float64, 1e-5 in float32."""
+    for dtype, tol in ((torch.float64, 1e-11), (torch.float32, 1e-5)):
+        score = x.to(dtype).requires_grad_()
+        t = torch.tensor(alpha, dtype=dtype, requires_grad=True)
+        w = v.to(dtype)
+        y = entmax(score, alpha=t)
+        (jv,) = torch.autograd.grad(y, score, w, retain_graph=True)
+        (da,) = torch.autograd.functional.jacobian(
+            lambda t, score=score: entmax(score.detach(), alpha=t), (t,)
+        )
+        expected = references.entmax_digits(score.tolist(), t.item(), w.tolist())
+        for got, right in zip((y, jv, da), expected, strict=True):
+            error = np.abs(got.detach().double().numpy() - right).max()
+            assert error <= tol * (1 + np.abs(right).max()), (dtype, alpha, x.tolist(), error)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.3, 0.5, 1.2, 1.7, 1.99, 2.01, 3.0, 5.0, 10.0, 20.0, 50.0])
+def test_every_alpha(alpha: float) -> None:
+    for k, scale in enumerate((0.01, 0.3, 3.0)):
+        check_digits(normal(5, seed=40 + k) * scale, alpha, normal(5, seed=50 + k))
+
+
+@pytest.mark.parametrize("around", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("sign", [-1, 0, 1])
+def test_every_alpha_around(around: float, sign: int) -> None:
+    x, v = normal(5, seed=60) * 0.7, normal(5, seed=61)
+    for k in (1, 3, 5, 6, 7, 9, 12) if sign else (0,):
+        check_digits(x, around + sign * 10.0**-k, v)
+
+
+def test_alphas_and_scores_never_seen() -> None:
+    for _ in range(6):
+        seed = random.SystemRandom().getrandbits(40)
+        draw = random.Random(seed)
+        alpha = draw.choice([0.2 * 250 ** draw.random(), 1 + 10 ** draw.uniform(-8, 0)])
+        x = normal(6, seed=seed) * 10 ** draw.uniform(-3, 1)
+        check_digits(x, alpha, normal(6, seed=seed + 1))
+
+
+@pytest.mark.parametrize("alpha", [2.5, 5.0, 12.0])
+def test_ties_at_the_threshold(alpha: float) -> None:
+    for row in ([0.3, 0.29, 0.29, 0.29, 0.2], [0.1] * 4, [1.0, 0.9, 0.9, 0.9, 0.9, -5.0]):
+        check_digits(torch.tensor(row, dtype=torch.float64), alpha, normal(len(row), seed=70))
+
+
+@pytest.mark.parametrize("alpha", [3.0, 10.0, 50.0])
+def test_scores_a_rounding_apart(alpha: float) -> None:
+    """Differences of scores are exact, and y is steep: 1e-16 of a score is 0.4 of y at α = 50."""
+    eps = torch.finfo(torch.float64).eps
+    for scale in (1.0, 1e-9):
+        x = scale * (1 + eps * torch.tensor([0.0, 1, 2, 5, 9], dtype=torch.float64))
+        y = entmax(x, alpha=alpha)
+        expected, _, _ = references.entmax_digits(x.tolist(), alpha, x.tolist())
+        np.testing.assert_allclose(y.numpy(), expected, atol=1e-14)
+        y32 = entmax((x - x[0]).float() * 2**50, alpha=alpha, gamma=2.0**50)
+        expected, _, _ = references.entmax_digits((x - x[0]).float().tolist(), alpha, x.tolist())
+        np.testing.assert_allclose(y32.numpy(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_gradient_is_nan(dtype: torch.dtype) -> None:
+    """Where y^(α−2) underflows, as for many ties, J is beyond all numbers: still none is NaN."""
+    for alpha in (2.0, 3.0, 20.0, 50.0, 400.0):
+        for x in (torch.zeros(9), torch.tensor([0.02] + [0.0] * 40), normal(9) * 1e-30):
+            score = x.to(dtype).requires_grad_()
+            t, gamma = (torch.tensor(k, dtype=dtype, requires_grad=True) for k in (alpha, 1.0))
+            y = entmax(score, alpha=t, gamma=gamma)
+            np.testing.assert_allclose(y.sum().item(), 1, atol=1e-6)
+            v = normal(len(x), seed=2, dtype=dtype)
+            for g in torch.autograd.grad(y, (score, t, gamma), v):
+                assert not torch.isnan(g).any()
+
+
+def test_one_alpha_per_row_on_both_sides_of_two() -> None:
+    alpha = torch.tensor([[0.5], [1.0], [1.5], [2.0], [2.5], [30.0]], dtype=torch.float64)
+    x, v = normal(6, 9, seed=80) * 0.4, normal(6, 9, seed=81)
+    alpha.requires_grad_()
+    y = entmax(x, alpha=alpha)
+    (g,) = torch.autograd.grad(y, alpha, v)
+    for i in range(6):
+        one = alpha[i].detach().requires_grad_()
+        row = entmax(x[i], alpha=one)
+        assert torch.equal(y[i], row)
+        torch.testing.assert_close(g[i], *torch.autograd.grad(row, one, v[i]), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.5, 1.9, 1.999, 2.001, 5.0])
+def test_long_rows_in_float32(alpha: float) -> None:
+    """Many entries that are differences of nearby numbers have a sum in error."""
+    i = torch.arange(30_000)
+    for x in ((i == 0) * 0.5, (i % 7) * 1e-3, normal(30_000), -i / 30_000, torch.zeros(30_000)):
+        y = entmax(x.float(), alpha=alpha)
+        expected = entmax(x.float().double(), alpha=alpha)
+        torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-7)
 
 
 class TestProperties(MappingChecks):

@@ -1,0 +1,248 @@
+"""Every mapping on the shared table of hard inputs: values, zeros, gradients, masks, precision."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import references
+import torch
+from mapping_checks import normal
+
+import regmax
+from regmax import functional
+from regmax.testing import HARD_INPUTS, hard_inputs
+
+F32, F64 = torch.float32, torch.float64
+MAPPINGS = {
+    "softmax": (functional.softmax, references.entropy),
+    "sparsemax": (functional.sparsemax, references.sparsemax),
+    "entmax15": (functional.entmax15, functools.partial(references.tsallis, alpha=1.5)),
+    "entmax .5": (
+        functools.partial(functional.entmax, alpha=0.5),
+        functools.partial(references.tsallis, alpha=0.5),
+    ),
+    "entmax 1.3": (
+        functools.partial(functional.entmax, alpha=1.3),
+        functools.partial(references.tsallis, alpha=1.3),
+    ),
+    "entmax 4": (
+        functools.partial(functional.entmax, alpha=4.0),
+        functools.partial(references.tsallis, alpha=4.0),
+    ),
+    "pnormmax": (functional.pnormmax, functools.partial(references.pnorm, p=1.5)),
+    "fusedmax": (functional.fusedmax, functools.partial(references.fusedmax, lam=0.1)),
+    "oscarmax": (functional.oscarmax, functools.partial(references.oscarmax, lam=0.01)),
+}
+SMALL = [case for case in hard_inputs() if case.name not in ("no rows", "1000 entries, scale 1000")]
+
+
+def by_name(cases):
+    return pytest.mark.parametrize("case", cases, ids=str)
+
+
+@pytest.fixture(params=MAPPINGS)
+def mapping(request):
+    return MAPPINGS[request.param]
+
+
+def participants(x, mask):
+    on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.expand(x.shape)
+    return on & (x != -torch.inf)
+
+
+def expected(reference, x, mask, gamma=1.0):
+    """The reference row by row, on the participants alone; NaN for a spoilt row."""
+    y = torch.zeros(x.shape, dtype=F64)
+    for at in np.ndindex(x.shape[:-1]):
+        on = participants(x, mask)[at]
+        row = x[at][on]
+        if not torch.isfinite(row).all():
+            y[at] = torch.nan
+        elif len(row):
+            y[at][on] = torch.from_numpy(references.rows(reference, row[None], gamma)[0])
+    return y
+
+
+@by_name(SMALL)
+def test_values(mapping, case):
+    f, reference = mapping
+    x, mask = case.make(F64)
+    if x.shape[-1] > 100 and reference is not references.sparsemax:
+        return  # the references are slow
+    torch.testing.assert_close(
+        f(x, mask=mask), expected(reference, x, mask), rtol=0, atol=1e-12, equal_nan=True
+    )
+    x, mask = case.make(F32)
+    y = f(x, mask=mask)
+    assert y.dtype == F32
+    torch.testing.assert_close(
+        y.double(), expected(reference, x, mask), rtol=0, atol=1e-6, equal_nan=True
+    )
+
+
+@by_name(hard_inputs())
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_gradients(mapping, case, dtype):
+    """First and second derivatives are finite, also where y is 0; J1 = 0; empty rows get zeros."""
+    f, _ = mapping
+    x, mask = case.make(dtype)
+    x = x.contiguous().requires_grad_()
+    gamma = torch.tensor(1.0, dtype=dtype, requires_grad=True)
+    y = f(x, mask=mask, gamma=gamma)
+    good = ~y.detach().isnan().any(-1, keepdim=True)
+    v = normal(*x.shape, seed=1).to(dtype)
+    g, g_gamma = torch.autograd.grad(torch.where(good, y, 0), (x, gamma), v, create_graph=True)
+    g = torch.where(good, g, 0)
+    assert torch.isfinite(g).all()
+    assert (g[~participants(x.detach(), mask)] == 0).all()
+    assert torch.isfinite(g_gamma) or case.spoilt
+    largest = g.detach().abs().amax(-1) if x.numel() else g.sum(-1)
+    slack = (100 + x.shape[-1]) * torch.finfo(dtype).eps
+    assert (g.detach().sum(-1).abs() <= slack * (1 + largest)).all()
+    if g.requires_grad:
+        second = torch.autograd.grad((g * v).sum(), (x, gamma), materialize_grads=True)
+        assert torch.isfinite(torch.where(good, second[0], 0)).all()
+
+
+@by_name([case for case in hard_inputs(finite=True) if case.name != "no rows"])
+def test_gradients_of_float32_are_those_of_float64(mapping, case):
+    f, _ = mapping
+    x, mask = case.make(F32)
+    found = []
+    for dtype in (F32, F64):
+        leaf = x.to(dtype).contiguous().requires_grad_()
+        y = f(leaf, mask=mask)
+        (g,) = torch.autograd.grad(y, leaf, normal(*x.shape, seed=1).to(dtype))
+        found.append((y.detach().double(), g.double()))
+    (y32, g32), (y, g) = found
+    same = ((y32 > 0) == (y > 0)).all(-1)  # an entry of 1e-8 may be 0 in one of them
+    # and where the slope of y is infinite at 0 (α > 2), the least entry decides
+    steep = torch.where(y > 0, y, 1).amin(-1) < 1e-3
+    use = same & ~(steep & (g.abs().amax(-1) > 10))
+    torch.testing.assert_close(g32[use], g[use], rtol=1e-3, atol=2e-5)
+
+
+@by_name(hard_inputs(masked=True, spoilt=False))
+def test_a_masked_row_is_the_shorter_row(mapping, case):
+    f, _ = mapping
+    for dtype in (F32, F64):
+        x, mask = case.make(dtype)
+        y = f(x, mask=mask)
+        for at in np.ndindex(x.shape[:-1]):
+            on = participants(x, mask)[at]
+            if not on.any():
+                assert (y[at] == 0).all()
+                continue
+            short, long = f(x[at][on]), y[at][on]
+            assert torch.equal(short == 0, long == 0)
+            torch.testing.assert_close(long, short, rtol=8 * torch.finfo(dtype).eps, atol=0)
+            ties = short[:, None] == short
+            assert torch.equal(long[:, None] == long, ties)
+
+
+@pytest.mark.parametrize("gamma", [1e-6, 1e-3, 1e3, 1e6])
+def test_gamma(mapping, gamma):
+    """Values, and γ ∂y/∂γ = −J x: Π_Ω does not change when x and γ grow together."""
+    f, reference = mapping
+    for scale in (gamma, 1.0):
+        x = normal(3, 6, seed=2) * scale
+        y = expected(reference, x, None, gamma)
+        torch.testing.assert_close(f(x, gamma=gamma), y, rtol=0, atol=1e-12)
+        y32 = f(x.float(), gamma=gamma).double()
+        right = expected(reference, x.float(), None, gamma)
+        torch.testing.assert_close(y32, right, rtol=0, atol=1e-6)
+        for dtype, rtol in ((F64, 1e-9), (F32, 1e-3)):
+            leaf = x.to(dtype).requires_grad_()
+            t = torch.tensor(gamma, dtype=dtype, requires_grad=True)
+            v = normal(3, 6, seed=3).to(dtype)
+            g, g_gamma = torch.autograd.grad(f(leaf, gamma=t), (leaf, t), v)
+            centred = leaf.detach() - leaf.detach().amax(-1, keepdim=True)
+            right = -(g * centred).sum() / gamma
+            size = (g * centred).abs().sum() / gamma
+            rounding = 1e2 * torch.finfo(dtype).eps * centred.abs().max() / gamma**2
+            atol = float(rtol * size + rounding)
+            torch.testing.assert_close(g_gamma, right, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["fusedmax", "oscarmax"])
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_extremes_of_lam(name, dtype):
+    """λ = 0 is sparsemax, λ → ∞ uniform among participants; gradients stay finite."""
+    f = getattr(functional, name)
+    x = normal(4, 7, seed=4).to(dtype)
+    mask = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) < 0.7
+    mask[0], mask[3] = True, False
+    assert torch.equal(f(x, lam=0.0, mask=mask), functional.sparsemax(x, mask=mask))
+    even = mask.double() / mask.sum(-1, keepdim=True).clamp_min(1)
+    for lam in (1e3, 1e9, 1e30):
+        t = torch.tensor(lam, dtype=dtype, requires_grad=True)
+        leaf = x.clone().requires_grad_()
+        y = f(leaf, lam=t, mask=mask)
+        torch.testing.assert_close(y, even.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=0)
+        first = torch.autograd.grad(y, (leaf, t), normal(4, 7).to(dtype))
+        assert all(torch.isfinite(g).all() for g in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("d", [7, 4096, 100_000])
+def test_half_precision(mapping, dtype, d):
+    """Computed in float32, rounded once; rows sum to one within a unit of the output's rounding.
+
+    Unless all entries are 1e-5, as oscarmax makes them here: for float16 that is 168 units of its
+    least spacing or 167, and nothing between.
+    """
+    f, _ = mapping
+    x = normal(2, d, seed=5).to(dtype)
+    y = f(x)
+    assert y.dtype == dtype
+    assert torch.equal(y, f(x.float()).to(dtype))
+    even = bool((y == y[:, :1]).all())
+    unit = torch.finfo(dtype).eps
+    least = torch.finfo(dtype).smallest_normal * unit
+    assert (y.double().sum(-1) - 1).abs().max() <= max(unit, d * least / 2 if even else 0)
+
+
+@by_name([case for case in HARD_INPUTS if case.big])
+def test_big(mapping, case):
+    """Rows sum to one within 2 ulp·√d, and float32 keeps 1e-6 of what float64 finds."""
+    f, _ = mapping
+    x, mask = case.make(F32)
+    y, wide = f(x, mask=mask), f(x.double(), mask=mask)
+    slack = 2 * math.sqrt(x.shape[-1])
+    assert (y.double().sum(-1) - 1).abs().max() <= slack * torch.finfo(F32).eps
+    assert (wide.sum(-1) - 1).abs().max() <= slack * torch.finfo(F64).eps
+    torch.testing.assert_close(y.double(), wide, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [-3, -2, -1, 0, 1, 2])
+def test_every_dim(mapping, dim):
+    f, _ = mapping
+    x = normal(3, 4, 5, seed=6)
+    torch.testing.assert_close(f(x, dim=dim), f(x.movedim(dim, -1)).movedim(-1, dim))
+    with pytest.raises(ValueError, match="0-d"):
+        f(torch.tensor(1.0))
+
+
+def test_certificates(mapping):
+    """Every answer to a hard input is certified, but for three out of the certificate's reach.
+
+    Where Ω has no curvature at 0 (α > 2) an entry exactly at the threshold could move at no cost;
+    at scores of 1e9 with all entries positive (α < 1), one rounding of a score is 1e-7; a score of
+    −1e154 absorbs the others in the sums of a subgradient of total variation.
+    """
+    f, _ = mapping
+    entmax = isinstance(f, functools.partial)
+    plugins = {"softmax": "entropy", "sparsemax": "gini", "entmax15": "tsallis"}
+    plugins |= {"pnormmax": "pnorm", "fusedmax": "tv", "oscarmax": "oscar"}
+    name = "tsallis" if entmax else plugins[f.__name__]
+    omega = regmax.regularizer(name, **(f.keywords if entmax else {}))
+    for case in hard_inputs():
+        x, mask = case.make(F64)
+        solution = regmax.RegularizedMax(omega).solve(x, mask)
+        found = solution.error_bound[~solution.y.isnan().any(-1)]
+        if (name == "tv" and case.name == "finfo.min") or (
+            entmax and case.name in ("scale 1e+09", "ties")
+        ):
+            continue
+        assert (found <= 1e-8).all(), case.name
