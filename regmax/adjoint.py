@@ -108,7 +108,7 @@ def _hyperparameter_product(
         )
         if not gradient.requires_grad:
             return tuple(None for _ in tensors)
-        return torch.autograd.grad(gradient, aliases, -w, create_graph=keep, allow_unused=True)
+        return torch.autograd.grad(gradient, aliases, 0 - w, create_graph=keep, allow_unused=True)
 
 
 def _through_hidden(y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str, Tensor]) -> Tensor:

@@ -77,7 +77,8 @@ class Diagonal(Curvature):
         w = torch.where(support, least / h, 0)
         u = torch.where(support, v - v.gather(-1, p), 0)
         total = w.sum(-1, keepdim=True)
-        return w / least * (u - row_dot(w, u) / torch.where(total > 0, total, 1))
+        step = w / least * (u - row_dot(w, u) / torch.where(total > 0, total, 1))
+        return torch.where(support, step, 0)
 
     def lowest(self, support: Tensor) -> Tensor:
         low = torch.where(support, self.h, torch.inf).amin(-1)
