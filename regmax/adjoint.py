@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import simplex
+from . import simplex, transforms
 from .penalty import Penalized, smooth_part
 from .regularizer import Regularizer
 
@@ -47,13 +47,14 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     """As :func:`attach`, in PyTorch operations that any transform can follow: its twin.
 
     From y0 = y, a constant, k Newton steps y ← y + J(y) (z − ∇Ω(y)) have value y, and the
-    derivatives of Π_Ω up to order 2^k − 1, as Newton's method squares the distance: k = 2.
+    derivatives of Π_Ω up to order 2^k − 1, as Newton's method squares the distance: 3 for k = 2,
+    and 7 where three transforms or more are nested.
     """
     if isinstance(omega, Penalized):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega)
     support = _movable(y)
-    for _ in range(2):
+    for _ in range(2 if transforms.nesting() < 3 else 3):
         inside = simplex.inward(y)
         step = smooth.curvature(inside).jacobian(z - smooth.grad(inside), support)
         y = y + (step - step.detach())

@@ -148,7 +148,7 @@ class Regularizer(nn.Module):
             if isinstance(item := getattr(owner, name), Tensor)
         }
 
-    def checked(self, name: str, item: Any) -> Any:
+    def checked(self, name: str, item: Any) -> float | Tensor:
         """``item``, refused with a message where it is out of the range of the hyperparameter."""
         return hyperparameter(name, item, *self.ranges[name])
 

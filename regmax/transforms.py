@@ -33,6 +33,11 @@ def transforming() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def nesting() -> int:
+    """How many transforms of ``torch.func`` are active, one inside the other."""
+    return int(torch._C._functorch.maybe_current_level() or 0)
+
+
 def has_tangent(t: Tensor) -> bool:
     """Whether t is a dual number of forward-mode differentiation."""
     return forward_ad.unpack_dual(t).tangent is not None
