@@ -129,7 +129,7 @@ class Dense(Curvature):
         corner = (on.sum(-1, keepdim=True) == 0).to(v.dtype)  # an empty S: w = 0
         bottom = torch.cat([on, corner], -1).unsqueeze(-2)
         rhs = torch.cat([torch.where(support, v, 0), zero], -1)
-        w: Tensor = torch.linalg.solve(torch.cat([top, bottom], -2), rhs.unsqueeze(-1))
+        w = _solve(torch.cat([top, bottom], -2), rhs.unsqueeze(-1))
         return torch.where(support, w[..., :-1, 0], 0)
 
     def lowest(self, support: Tensor) -> Tensor:
@@ -150,6 +150,17 @@ class Dense(Curvature):
     def _on(self, support: Tensor) -> Tensor:
         """H_SS, with zeros elsewhere (where H may be infinite)."""
         return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.matrix, 0)
+
+
+def _solve(a: Tensor, b: Tensor) -> Tensor:
+    """a⁻¹ b. torch.linalg.solve is silently wrong in forward mode, nested (pytorch#196695) or under
+    vmap (measured with torch 2.13); its inverse is not."""
+    x: Tensor
+    if transforms.watched((a, b)):
+        x = torch.linalg.inv(a) @ b
+    else:
+        x = torch.linalg.solve(a, b)
+    return x
 
 
 def _lowest_across(h: Tensor, normal: Tensor, support: Tensor) -> Tensor:

@@ -200,6 +200,10 @@ def test_vmap(case):
     def loss(row, *values):
         return case(row, *values).pow(3).sum()
 
+    for transform in (jacfwd, hessian):
+        got = vmap(transform(lambda row: case(row, *values, gamma[0])[..., 0]))(x)
+        one = [transform(lambda row: case(row, *values, gamma[0])[..., 0])(row) for row in x]
+        torch.testing.assert_close(got, torch.stack(one), rtol=1e-9, atol=1e-12)
     everything = tuple(range(1 + len(many)))
     got = vmap(grad(loss, everything), (0, *(None for _ in values), 0))(x, *values, gamma)
     leaves = [[t.clone().requires_grad_() for t in (x[i], *values, gamma[i])] for i in range(3)]
@@ -388,6 +392,10 @@ def test_an_omega_of_ones_own():
     expected = torch.autograd.functional.hessian(loss, (x, w))
     same(hessian(loss, (0, 1))(x, w), expected)
     same(jacrev(grad(lambda w: closure(w).pow(3).sum()))(w), expected[1][1])
+    for transform in (jacfwd, jacrev, hessian):
+        got = vmap(transform(lambda x: f(x, w)[..., 0]))(x)
+        one = [transform(lambda x: f(x, w)[..., 0])(row) for row in x]
+        same(got, torch.stack(one))
     many = torch.stack([w, 1 - w, w / 2])  # one w for each row
     got = vmap(f)(x, many)
     for i in range(3):
