@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import simplex, transforms
-from .penalty import Penalized, smooth_part
+from .penalty import Average, Penalized, averaging, jacobian_product, smooth_part
 from .regularizer import Regularizer
 
 
@@ -37,8 +37,9 @@ def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Ten
         z = _through_hidden(y, z, smooth, tensors)
     if not (z.requires_grad or tensors):
         return y
+    average = averaging(omega, y, mask)
     out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]
-        y, z, smooth, tuple(tensors), *tensors.values()
+        y, z, smooth, average, tuple(tensors), *tensors.values()
     )
     return out
 
@@ -53,17 +54,12 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     if isinstance(omega, Penalized):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega)
-    support = _movable(y)
+    support, average = _movable(y), averaging(omega, y, mask)
     for _ in range(2 if transforms.nesting() < 3 else 3):
-        inside = simplex.inward(y)
-        step = smooth.curvature(inside).jacobian(z - smooth.grad(inside), support)
+        slope = z - smooth.grad(simplex.inward(y))
+        step = jacobian_product(smooth, average, y, slope, support)
         y = y + (step - step.detach())
     return y
-
-
-def jacobian_product(omega: Regularizer, y: Tensor, v: Tensor) -> Tensor:
-    """J v, with J = ∂Π_Ω/∂z at y = Π_Ω: differentiable in y, v and the tensors of Ω."""
-    return omega.curvature(simplex.inward(y)).jacobian(v, _movable(y))
 
 
 def _movable(y: Tensor) -> Tensor:
@@ -77,23 +73,29 @@ class _Argmax(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        y: Tensor, z: Tensor, omega: Regularizer, names: tuple[str, ...], *tensors: Tensor
+        y: Tensor,
+        z: Tensor,
+        smooth: Regularizer,
+        average: Average | None,
+        names: tuple[str, ...],
+        *tensors: Tensor,
     ) -> Tensor:
         return y.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, ctx.omega, ctx.names, *tensors = inputs
+        _, _, ctx.smooth, ctx.average, ctx.names, *tensors = inputs
         ctx.save_for_backward(output, *tensors)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
         y, *tensors = ctx.saved_tensors
-        omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-        w = jacobian_product(omega, y, v)
-        wanted = ctx.needs_input_grad[4:]
-        theta = _hyperparameter_product(ctx.omega, ctx.names, tensors, y, w) if any(wanted) else ()
-        return None, w, None, None, *theta
+        smooth = ctx.smooth.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+        w = jacobian_product(smooth, ctx.average, y, v, _movable(y))
+        theta: tuple[Tensor | None, ...] = ()
+        if any(ctx.needs_input_grad[5:]):
+            theta = _hyperparameter_product(smooth, ctx.names, tensors, y, w)
+        return None, w, None, None, None, *theta
 
 
 def _hyperparameter_product(

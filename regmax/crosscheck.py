@@ -22,7 +22,7 @@ from . import checks, engine, roads, simplex
 from .backends.base import Answer, Backend, Task, tolerances
 from .backends.generic import definition
 from .optimality import Problem
-from .penalty import Penalized, smooth_part
+from .penalty import averaging, jacobian_product, smooth_part
 from .plugins import registry
 from .regularizer import Regularizer, overrides
 from .report import Claim, Pair, Report
@@ -208,16 +208,19 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
     y, bound = torch.stack(points)[best, at], torch.stack(reach)[best, at]
     support = problem.support(y)
     v = task.v
+
+    average = averaging(problem.omega, y, task.mask)
+
+    def product(at: Tensor) -> Tensor:
+        return jacobian_product(smooth_part(problem.omega), average, at, v, support)
+
     with torch.no_grad():
-        if isinstance(task.omega, Penalized):
-            v = task.omega.penalty.average(v, y, task.mask)
-        vjp = problem.curvature(y).jacobian(v, support)
+        vjp = product(y)
         # how J v moves when y moves by its bound
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
         for sign in (-1, 1):
             near = torch.where(support, (y + sign * bound.unsqueeze(-1)).clamp_min(0), 0)
-            moved = problem.curvature(near).jacobian(v, support)
-            slack = slack + _or_inf((moved - vjp).norm(dim=-1))
+            slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
     return _Center(y, bound, vjp, slack)
 
 

@@ -41,6 +41,11 @@ class Curvature(ABC):
         """J v, the solution w of H_SS w_S + τ1 = v_S, 1ᵀw = 0, w = 0 off S."""
 
     @abstractmethod
+    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+        """A matrix that acts as PHP on the range of the projection P = ``average``, and leaves it
+        and its orthogonal complement apart: what remains of H where groups of y move as one."""
+
+    @abstractmethod
     def lowest(self, support: Tensor) -> Tensor:
         """A lower bound on the smallest eigenvalue along {w : 1ᵀw = 0, w = 0 off S}, one per row.
 
@@ -64,6 +69,9 @@ class Diagonal(Curvature):
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return Diagonal(self.h + t)
+
+    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+        return Diagonal(average(self.h))
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # s_i = 1/h_i on S;  J v = s ∘ (v − ⟨s, v⟩ / Σs)   (2019, Prop. 2, separable case)
@@ -97,6 +105,9 @@ class DiagonalPlusRankOne(Curvature):
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return DiagonalPlusRankOne(self.h + t, self.u, self.c)
 
+    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+        return DiagonalPlusRankOne(average(self.h), average(self.u), self.c)
+
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # With D = J of diag(h) alone: J = D − c D u uᵀD / (1 + c uᵀD u)   (Sherman–Morrison)
         first = Diagonal(self.h)
@@ -119,6 +130,14 @@ class Dense(Curvature):
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return Dense(self.matrix + torch.diag_embed(t.expand(self.matrix.shape[:-1])))
+
+    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+        # PHP + I − P
+        eye = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
+        columns = torch.stack([average(v) for v in self.matrix.unbind(-1)], -1)
+        rows = [average(v) for v in columns.unbind(-2)]
+        p = [average(e.expand(self.matrix.shape[:-1])) for e in eye]
+        return Dense(torch.stack(rows, -2) + eye - torch.stack(p, -2))
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
@@ -189,6 +208,9 @@ class MatrixFree(Curvature):
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return MatrixFree(lambda v: self.product(v) + t * v, self.dtype)
+
+    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+        return MatrixFree(lambda v: average(self.product(average(v))) + v - average(v), self.dtype)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         with torch.no_grad():

@@ -15,9 +15,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from . import engine, recorded, roads
+from . import engine, roads
 from .errors import PluginError
 from .plugins import registry
 from .regularizer import parameters_of
@@ -66,7 +67,9 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             signature.bind(*args, **kwargs)  # says what is wrong
         x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
         hyper = {key: preset[key] if key in preset else given[key] for key in cls.arguments}
-        if recorded.wanted():
+        if torch.compiler.is_dynamo_compiling():
+            from . import recorded  # loads the compiler
+
             return recorded.mapping(cls.name, x, gamma, dim, mask, *hyper.values())
         rows = prepare(cls(**hyper), x, gamma, dim, mask)
         return rows.restore(engine.argmax(rows, roads.Settings())[0])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checks, engine, recorded, roads
+from . import checks, engine, roads
 from .curvature import Curvature
 from .optimality import Problem
 from .penalty import smooth_part
@@ -78,8 +78,9 @@ class RegularizedMax(nn.Module):
     @outside_inference
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Π_Ω(x), of x's shape, dtype and device."""
-        if recorded.wanted():
-            return self._recorded(recorded.mapping, self._forward, x, mask)
+        if torch.compiler.is_dynamo_compiling():
+            recorded: Tensor = self._recorded(self._forward, "mapping", x, mask)
+            return recorded
         return self._forward(x, mask)
 
     def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -92,21 +93,26 @@ class RegularizedMax(nn.Module):
 
         0 for a row without participants.
         """
-        if recorded.wanted():
-            return self._recorded(recorded.smooth_max, self._max, x, mask)
+        if torch.compiler.is_dynamo_compiling():
+            recorded: Tensor = self._recorded(self._max, "max", x, mask)
+            return recorded
         return self._max(x, mask)
 
     def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
         rows = self._rows(x, mask)
         return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
 
-    @recorded.left_alone
     @outside_inference
     def solve(self, x: Tensor, mask: Tensor | None = None) -> Solution:
         """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken."""
+        if torch.compiler.is_dynamo_compiling():
+            solved: Solution = self._recorded(self._solve, "solve", x, mask)
+            return solved
+        return self._solve(x, mask)
+
+    def _solve(self, x: Tensor, mask: Tensor | None) -> Solution:
         return engine.solution(self._rows(x, mask), self.settings)
 
-    @recorded.left_alone
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
         """Which path ``self(x)`` takes, and why."""
@@ -139,15 +145,15 @@ class RegularizedMax(nn.Module):
             f"{source} {type(smooth).__name__}"
         )
 
-    def _recorded(
-        self, what: Callable[..., Tensor], plain: Callable[..., Tensor], x: Tensor, mask: Any
-    ) -> Tensor:
-        """One call in the graph of torch.compile, or outside of it where Ω does not allow that."""
+    def _recorded(self, plain: Callable[..., Any], what: str, x: Tensor, mask: Any) -> Any:
+        """``what`` as one call in torch.compile's graph; outside of it where that cannot be."""
+        from . import recorded  # loads the compiler
+
         omega = self.omega
-        if not recorded.possible(omega, self.settings):
+        if what not in recorded.CALLS or not recorded.possible(omega, self.settings):
             return recorded.outside(plain, x, mask)
         arguments = [getattr(omega, key) for key in omega.arguments]
-        return what(omega.name, x, self.gamma, self.dim, mask, *arguments)
+        return recorded.CALLS[what](omega.name, x, self.gamma, self.dim, mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
         return prepare(self.omega, x, self.gamma, self.dim, mask)

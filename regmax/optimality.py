@@ -20,7 +20,7 @@ from torch import Tensor
 from . import simplex
 from .curvature import Curvature, Diagonal
 from .errors import RegularizerError
-from .penalty import Penalized, smooth_part, value_of
+from .penalty import Penalized, averaging, jacobian_product, smooth_part, value_of
 from .regularizer import Definition, Regularizer
 from .simplex import row_dot
 
@@ -99,7 +99,8 @@ class Problem:
         slope = self.slope(y)
         if isinstance(self.omega, Penalized):
             slope = slope - self.z + self.omega.reduced(self.z, y, self.mask)
-        return self.curvature(y).jacobian(slope, support)
+        average = averaging(self.omega, y, self.mask)
+        return jacobian_product(smooth_part(self.omega), average, y, slope, support)
 
     def certify(self, y: Tensor) -> Certificate:
         """Bound ‖y − y*‖ from Ω's value (autograd supplies ∇Ω) and its declared β, if any.

@@ -13,11 +13,13 @@ chain's total variation this is Proposition 2 of Niculae & Blondel (2017).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from . import simplex
 from .regularizer import Regularizer
 
 
@@ -120,6 +122,31 @@ class Penalized(Regularizer):
     @property
     def strong_convexity(self) -> float | Tensor | None:
         return self.base.strong_convexity
+
+
+Average = Callable[[Tensor], Tensor]
+
+
+def averaging(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Average | None:
+    """P, the averages over the groups of y that the penalty of Ω makes; None without a penalty."""
+    if not isinstance(omega, Penalized):
+        return None
+    penalty, y = omega.penalty, y.detach()
+    return lambda v: penalty.average(v, y, mask)
+
+
+def jacobian_product(
+    smooth: Regularizer, average: Average | None, y: Tensor, v: Tensor, support: Tensor
+) -> Tensor:
+    """J v, J = ∂Π_Ω/∂z on ``support``, for Ω = ``smooth``: differentiable in y, v and its tensors.
+
+    With a penalty the groups of y move as one, and J = P (PHP)⁺ P with their averages P. (For a
+    permutation-invariant base H and P commute, and this is J_base P.)
+    """
+    curvature = smooth.curvature(simplex.inward(y))
+    if average is not None:
+        curvature, v = curvature.averaged(average), average(v)
+    return curvature.jacobian(v, support)
 
 
 def smooth_part(omega: Regularizer) -> Regularizer:

@@ -2,12 +2,15 @@
 
 Dynamo cannot follow the making of an nn.Module; what is recorded is therefore one function of
 tensors and numbers, which the stages after Dynamo trace into. ``torch.export`` needs none of it.
+
+Imported by Dynamo's own doing, when it meets a mapping: the marks below load the compiler, which
+would double the time of ``import regmax``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +21,6 @@ from .plugins import registry
 from .regularizer import Regularizer
 from .roads import Settings
 from .rows import prepare
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def _mapping(
@@ -46,12 +46,10 @@ def _make(name: str, arguments: tuple[Any, ...]) -> Regularizer:
 
 
 mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)
-smooth_max: Callable[..., Tensor] = torch.compiler.allow_in_graph(_smooth_max)
-
-
-def wanted() -> bool:
-    """Whether Dynamo is following."""
-    return torch.compiler.is_dynamo_compiling()
+CALLS: dict[str, Callable[..., Tensor]] = {
+    "mapping": mapping,
+    "max": torch.compiler.allow_in_graph(_smooth_max),
+}
 
 
 def _possible(omega: Regularizer, settings: Settings) -> bool:
@@ -62,13 +60,9 @@ def _possible(omega: Regularizer, settings: Settings) -> bool:
 possible: Callable[..., bool] = torch.compiler.assume_constant_result(_possible)
 
 
-def left_alone(function: Callable[P, T]) -> Callable[P, T]:
-    """``function``, which the compiler breaks its graph for."""
-    alone: Callable[P, T] = torch.compiler.disable(function)
-    return alone
-
-
-@left_alone
-def outside(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """A call that the compiler leaves alone."""
+def _outside(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A call that the compiler breaks its graph for."""
     return function(*arguments)
+
+
+outside: Callable[..., Any] = torch.compiler.disable(_outside)

@@ -21,6 +21,11 @@ from .solvers import Solved, Solver, choose, solve
 OnFailure = Literal["warn", "raise", "ignore"]
 
 
+LOWEST = -1e12
+"""Solvers take lower scores (finfo.min, as additive masks have it) for this: y is 0, or below
+rounding, there, and the others keep their digits."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How to solve: independent of what is solved and of how it is differentiated."""
@@ -110,6 +115,7 @@ def closed_form(
 def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Road:
     if z.numel() == 0:
         return Road(z.clone(), "empty batch", "nothing to solve")
+    z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask)
     start = simplex.uniform(z, mask)
     checked_value(omega, simplex.inward(start))
@@ -129,7 +135,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
     for other in solvers[1:]:
         if bool((found.certificate.error_bound <= tol).all()):
             break
-        found = _better(found, solve(problem, other, tol, settings.max_iter))
+        found = _better(found, solve(problem, other, tol, settings.max_iter), tol)
     checked_value(omega, simplex.inward(found.y))
     problem.check_convex(found.y)
     _report_failure(found, tol, settings.on_failure)
@@ -144,16 +150,17 @@ def named_solver(solver: str | Solver) -> Solver:
     return found
 
 
-def _better(a: Solved, b: Solved) -> Solved:
-    """The better certified of two answers, row by row."""
-    use = b.certificate.error_bound < a.certificate.error_bound
+def _better(a: Solved, b: Solved, tol: float) -> Solved:
+    """Row by row a, or where it missed the tolerance the better certified of the two."""
+    missed = ~(a.certificate.error_bound <= tol)
+    use = missed & (b.certificate.error_bound < a.certificate.error_bound)
 
     def pick(first: Tensor, second: Tensor) -> Tensor:
         return torch.where(use, second, first)
 
     return Solved(
         torch.where(use.unsqueeze(-1), b.y, a.y),
-        pick(a.iterations, a.iterations + b.iterations),
+        torch.where(missed, a.iterations + b.iterations, a.iterations),
         Certificate(
             pick(a.certificate.gap, b.certificate.gap),
             pick(a.certificate.error_bound, b.certificate.error_bound),
