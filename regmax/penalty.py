@@ -144,9 +144,9 @@ def jacobian_product(
     permutation-invariant base H and P commute, and this is J_base P.)
     """
     curvature = smooth.curvature(simplex.inward(y))
-    if average is not None:
-        curvature, v = curvature.averaged(average), average(v)
-    return curvature.jacobian(v, support)
+    if average is None:
+        return curvature.jacobian(v, support)
+    return average(curvature.averaged(average).jacobian(average(v), support))
 
 
 def smooth_part(omega: Regularizer) -> Regularizer:

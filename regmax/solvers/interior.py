@@ -52,7 +52,8 @@ class Interior(Solver):
                 best = torch.where(better.unsqueeze(-1), candidate, best)
                 bound = torch.where(better, trial, bound)
             iterations = torch.where(active, k, iterations)
-            if bool((bound <= tol).all()):
+            spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
+            if bool(((bound <= tol) | spent).all()):
                 break
         return best, iterations
 

@@ -1,0 +1,201 @@
+"""Promises of Π_Ω and max_Ω: optimality, by Ω's value, and agreement of every road to them."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from .. import simplex
+from ..backends.conic import lacks_program, quiet
+from ..crosscheck import crosscheck
+from ..errors import ConvergenceWarning
+from ..layer import RegularizedMax
+from ..penalty import Penalty
+from ..regularizer import overrides
+from .inputs import normal
+from .layout import closed
+from .promise import Broken, Case, Skipped, exact, fixed, searched, worst
+from .subject import Subject
+from .values import points
+
+EPS = torch.finfo(torch.float64).eps
+REACHED = 1e-7
+"""The certified error that an answer in float64 must have."""
+
+
+@searched(exact, costly=True)
+def check_optimality(s: Subject, case: Case) -> None:
+    """y maximises ⟨y, x⟩ − γΩ(y): certified from Ω's value, and reached without a warning."""
+    layer = RegularizedMax(s.omega, case.gamma, on_failure="warn")
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always", ConvergenceWarning)
+        y = layer.solve(case.x, case.mask).y
+    late = [str(w.message) for w in caught if issubclass(w.category, ConvergenceWarning)]
+    if late:
+        raise Broken("a solver that converges", late[0], s.where("value"))
+    problem = s.problem(case.x, case.gamma, case.mask)
+    certificate = problem.certify(y)
+    # where Ω has next to no curvature, only the objective can tell
+    near = certificate.gap <= 64 * EPS * (1 + problem.z.abs().amax(-1))
+    near = near & ((y.sum(-1) - 1).abs() <= 64 * EPS)
+    wrong = ~((certificate.error_bound <= REACHED) | near)
+    if bool(wrong.any()):
+        raise Broken(
+            f"‖y − Π(x)‖ ≤ {REACHED:g}, certified by Ω's value",
+            f"at most {certificate.error_bound.tolist()} for y = {y.tolist()}, "
+            f"duality gap {certificate.gap.tolist()}",
+            closed(s),
+        )
+
+
+@searched(lambda s: exact(s) and s.has_formula, costly=True)
+def check_closed_form(s: Subject, case: Case) -> None:
+    """The formula gives what a solver finds from Ω's value."""
+    y = s.pi(case.x, case.gamma, case.mask)
+    solved = s.generic(case.x, case.gamma, case.mask)
+    slack = s.slack(case.x, case.gamma, case.mask).squeeze(-1)
+    off = (y - solved.y).norm(dim=-1)
+    sure = solved.error_bound <= REACHED
+    if bool((sure & ~(off <= solved.error_bound + slack)).any()):
+        raise Broken(
+            f"{solved.y.tolist()}, by a solver that is certified to {solved.error_bound.tolist()}",
+            f"{y.tolist()}, off by {off.tolist()}",
+            closed(s),
+        )
+
+
+@searched(exact)
+def check_zeros_exact(s: Subject, case: Case) -> None:
+    """y_i > 0 only where x_i/γ − ∂Ω/∂y_i = τ: an entry whose slope is below τ is exactly 0."""
+    for dtype, noise in ((torch.float64, 1e-7), (torch.float32, 1e-3)):
+        y = s.pi(case.x.to(dtype), case.gamma, case.mask).double()
+        slope, size = _slope(s, case, y)
+        on = case.participants()
+        tau = torch.where(on, y * slope, 0).sum(-1, keepdim=True)
+        wrong = on & (y > 0) & (slope < tau - noise * (1 + size)) & (y < 1e-3)
+        if bool(wrong.any()):
+            raise Broken(
+                "y_i = 0 exactly where x_i/γ − ∂Ω/∂y_i < τ",
+                f"y_i = {y[wrong].tolist()} where it is "
+                f"{(tau - slope)[wrong].tolist()} below τ, in {dtype}",
+                closed(s),
+                y=y,
+            )
+
+
+def _slope(s: Subject, case: Case, y: Tensor) -> tuple[Tensor, Tensor]:
+    """x/γ − ∇Ω(y) − λu with u ∈ ∂R(y), and the size of its terms."""
+    problem = s.problem(case.x, case.gamma, case.mask)
+    with torch.no_grad():
+        gradient = s.truth.grad(simplex.inward(y))
+        slope, size = problem.z - gradient, problem.z.abs() + gradient.abs()
+        if s.penalty is not None:
+            lam = s.lam
+            v = y + slope
+            u = s.penalty.subgradient(y, v - s.penalty.prox(v, lam, case.mask), lam, case.mask)
+            slope, size = slope - u, size + u.abs()
+    return slope, size
+
+
+@searched(exact)
+def check_max(s: Subject, case: Case) -> None:
+    """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), and its gradient is Π_Ω(x)."""
+    x = case.x.clone().requires_grad_()
+    best = s.layer(case.gamma).max(x, case.mask)
+    expected = s.maximum(case.x, case.gamma, case.mask)
+    look = f"{s.where('conjugate')}, {s.where('value')}"
+    allowed = 1e-10 * (1 + worst(case.x))
+    if best.shape != expected.shape:
+        raise Broken(f"shape {tuple(expected.shape)}", f"{tuple(best.shape)}", look)
+    if worst(best - expected) > allowed:
+        raise Broken(f"max(x) = ⟨y, x⟩ − γΩ(y) = {expected.tolist()}", f"{best.tolist()}", look)
+    (g,) = torch.autograd.grad(best.sum(), x)
+    y = s.pi(case.x, case.gamma, case.mask)
+    if worst(g - y) > 1e-10:
+        raise Broken(f"∇max(x) = Π(x) = {y.tolist()}", f"{g.tolist()}", look)
+
+
+@searched(lambda s: exact(s) and overrides(s.omega, "conjugate"))
+def check_conjugate(s: Subject, case: Case) -> None:
+    """conjugate(x) = max_y ⟨y, x⟩ − γΩ(y)."""
+    on = case.participants()
+    x = case.x - torch.where(on, case.x, -torch.inf).amax(-1, keepdim=True)
+    x = torch.where(on, x, 0)
+    expected = s.maximum(x, case.gamma, case.mask)
+    for gamma in (case.gamma, torch.full_like(x[:, :1], case.gamma)):
+        with torch.no_grad():
+            found = s.omega.conjugate(x, gamma, case.mask)
+        if found is None:
+            return
+        if found.shape != expected.shape or worst(found - expected) > 1e-9 * (1 + worst(x)):
+            raise Broken(
+                f"⟨y, x⟩ − γΩ(y) at y = Π(x): {expected.tolist()}",
+                f"conjugate(x) = {found.tolist()}",
+                s.where("conjugate"),
+                y=s.pi(x, case.gamma, case.mask),
+            )
+
+
+@searched(exact)
+def check_fenchel_young(s: Subject, case: Case) -> None:
+    """L(t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0 on Δ, and 0 at t = Π_Ω(x) alone."""
+    on = case.participants()
+    y = s.pi(case.x, case.gamma, case.mask)
+    with torch.no_grad():
+        best = s.layer(case.gamma).max(case.x, case.mask)
+
+    def loss(t: Tensor) -> Tensor:
+        linear = simplex.row_dot(t, torch.where(on, case.x, 0)).squeeze(-1)
+        return best + case.gamma * s.value(t, case.mask) - linear
+
+    look = f"{closed(s)}, {s.where('conjugate')}"
+    noise = 1e-10 * (1 + worst(case.x))
+    if worst(loss(y)) > noise:
+        raise Broken("L(Π(x)) = 0", f"{loss(y).tolist()}", look, t=y)
+    for t in points(case):
+        t = simplex.normalize(torch.where(on, t, 0))
+        for target in (t, y + 0.1 * (t - y)):
+            far = (target - y).norm(dim=-1)
+            if bool((loss(target) < -noise).any()):
+                raise Broken("L(t) ≥ 0 for t ∈ Δ", f"{loss(target).tolist()}", look, t=target)
+            if bool(((far > 0.02) & (loss(target) <= 0)).any()):
+                raise Broken("L(t) > 0 for t ≠ Π(x)", f"{loss(target).tolist()}", look, t=target)
+
+
+def _has_program(s: Subject) -> bool:
+    described = s.penalty is None or type(s.penalty).as_cvxpy is not Penalty.as_cvxpy
+    return exact(s) and described and lacks_program(s.omega) is None
+
+
+@fixed(_has_program)
+def check_as_cvxpy(s: Subject) -> None:
+    """as_cvxpy(y) is a convex expression equal to Ω(y), whose program has the layer's answer."""
+    try:
+        import cvxpy
+    except ImportError as error:
+        raise Skipped("check_as_cvxpy needs cvxpy: pip install regmax[validate]") from error
+    look = s.where("as_cvxpy")
+    for d in s.sizes[-2:]:
+        variable = cvxpy.Variable(d, nonneg=True)
+        with quiet():
+            expression = s.omega.as_cvxpy(variable)
+            if not expression.is_convex():
+                raise Broken("a convex expression", f"{expression.curvature}", look)
+            for y in (normal(4, d, seed=d) * 2).softmax(-1):
+                variable.value = y.numpy()
+                found, expected = float(expression.value), float(s.omega.value(y))
+                if not abs(found - expected) <= 1e-8 * (1 + abs(expected)):
+                    raise Broken(
+                        f"Ω(y) = {expected!r}", f"as_cvxpy(y).value = {found!r}", look, y=y
+                    )
+        x = normal(2, d, seed=30 + d)
+        pairs = crosscheck(s.omega, x, against=("cvxpy",), gamma=0.5).pairs
+        if not all(pair.ok for pair in pairs):
+            raise Broken(
+                "the layer's answer from the convex program",
+                "; ".join(f"{p.a} and {p.b} differ by {p.max_dy:.3g}" for p in pairs),
+                f"{look}, {closed(s)}",
+                x=x,
+            )

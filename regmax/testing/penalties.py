@@ -1,0 +1,163 @@
+"""Promises of a penalty R, for Ω = base + λR: its prox, its subgradients, its groups.
+
+On Δ a multiple of Σy is constant, so the prox and the subgradients count up to a shift of each row:
+everything here is tested along directions w with Σw = 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..penalty import Penalty
+from .promise import Broken, Case, searched, worst
+from .subject import Subject
+from .values import points
+
+STEPS = (0.3, 0.02)
+
+
+def structured(s: Subject) -> bool:
+    return s.penalty is not None
+
+
+def _penalty(s: Subject) -> tuple[Penalty, str]:
+    assert s.penalty is not None
+    return s.penalty, type(s.penalty).__name__
+
+
+def _along(case: Case, v: Tensor) -> Tensor:
+    """v without its mean over the participants, 0 elsewhere."""
+    on = case.participants()
+    v = torch.where(on, v, 0)
+    return torch.where(on, v - v.sum(-1, keepdim=True) / on.sum(-1, keepdim=True), 0)
+
+
+@searched(structured)
+def check_prox(s: Subject, case: Case) -> None:
+    """z = prox(v) minimises ½‖z − v‖² + step·R(z): no other point is better by definition, and
+    v − z ∈ step·∂R(z)."""
+    penalty, name = _penalty(s)
+    v = case.x
+    for step in STEPS:
+        z = penalty.prox(v, step, case.mask)
+        if z.shape != v.shape or z.dtype != v.dtype:
+            raise Broken(f"a tensor like v: {tuple(v.shape)}", f"{z!r}", f"{name}.prox")
+
+        def objective(z: Tensor, step: float = step) -> Tensor:
+            apart = torch.where(case.participants(), z - v, 0)
+            return apart.square().sum(-1) / 2 + step * penalty.value(z, case.mask)
+
+        for w in _along(case, case.direction(3)):
+            for size in (1.0, 1e-2, 1e-4):
+                # strong convexity: F(z + w) ≥ F(z) + ½‖w‖²
+                rise = objective(z + size * w) - objective(z)
+                least = (size * w).square().sum(-1) / 2
+                noise = 1e-13 * (1 + objective(z).abs() + v.abs().amax(-1))
+                if bool((rise < least - noise).any()):
+                    raise Broken(
+                        f"F(z + w) ≥ F(z) + ½‖w‖² with F(z) = ½‖z − v‖² + {step:g}·R(z)",
+                        f"F(z + w) − F(z) = {rise.tolist()}, ½‖w‖² = {least.tolist()}",
+                        f"{name}.prox",
+                        z=z,
+                        w=size * w,
+                    )
+        u = penalty.subgradient(z, v - z, step, case.mask)
+        off = _along(case, u - (v - z))
+        if worst(off) > 1e-9 * (1 + worst(v)):
+            raise Broken(
+                f"v − z ∈ {step:g}·∂R(z), up to a constant: {_along(case, v - z).tolist()}",
+                f"the nearest subgradient offered is {_along(case, u).tolist()}",
+                f"{name}.prox, {name}.subgradient",
+                z=z,
+            )
+
+
+@searched(structured)
+def check_subgradient(s: Subject, case: Case) -> None:
+    """u = subgradient(y, near, step): step·R(t) ≥ step·R(y) + ⟨u, t − y⟩ for every t, whatever
+    ``near`` is."""
+    penalty, name = _penalty(s)
+    on = case.participants()
+    for y in [*points(case), case.x, points(case)[0].round(decimals=1)]:
+        for near in (case.direction(), torch.zeros_like(y)):
+            for step in STEPS:
+                u = penalty.subgradient(y, near, step, case.mask)
+                for w in _along(case, case.direction(4)):
+                    for size in (1.0, 1e-3):
+                        t = y + size * w
+                        at_y, at_t = (step * penalty.value(p, case.mask) for p in (y, t))
+                        linear = torch.where(on, u * size * w, 0).sum(-1)
+                        noise = 1e-13 * (1 + at_y.abs() + u.abs().amax(-1))
+                        if bool((at_t < at_y + linear - noise).any()):
+                            raise Broken(
+                                f"{step:g}·R(t) ≥ {step:g}·R(y) + ⟨u, t − y⟩ = "
+                                f"{(at_y + linear).tolist()}",
+                                f"{step:g}·R(t) = {at_t.tolist()} with u = {u.tolist()}",
+                                f"{name}.subgradient",
+                                y=y,
+                                near=near,
+                                t=t,
+                            )
+
+
+@searched(structured)
+def check_groups(s: Subject, case: Case) -> None:
+    """groups(z) are ids in [0, d), equal entries alike; the prox's Jacobian averages over them."""
+    penalty, name = _penalty(s)
+    v, d, on = case.x, case.x.shape[-1], case.participants()
+    for step in STEPS:
+        z = penalty.prox(v, step, case.mask)
+        ids = penalty.groups(z, case.mask)
+        right = ids.shape == z.shape and ids.dtype == torch.int64
+        if not (right and bool(((ids >= 0) & (ids < d)).all())):
+            raise Broken(
+                f"int64 ids in [0, {d}) of shape {tuple(z.shape)}",
+                f"{ids.dtype}: {ids.tolist()}",
+                f"{name}.groups",
+                z=z,
+            )
+        together = (ids.unsqueeze(-1) == ids.unsqueeze(-2)) & on.unsqueeze(-1) & on.unsqueeze(-2)
+        apart = z.unsqueeze(-1) != z.unsqueeze(-2)
+        if bool((together & apart).any()):
+            raise Broken(
+                "equal entries, to the bit, in a group",
+                f"z = {z.tolist()}, groups {ids.tolist()}",
+                f"{name}.groups, {name}.prox",
+            )
+        for w in _along(case, case.direction(2)):
+            found = _along(case, penalty.average(w, z, case.mask))
+            h = 1e-6
+            ends = [penalty.prox(v + k * h * w, step, case.mask) for k in (-2, -1, 1, 2)]
+            slopes = [(ends[3] - ends[0]) / (4 * h), (ends[2] - ends[1]) / (2 * h)]
+            expected = _along(case, slopes[1])
+            # rows where the groups change at v have no derivative
+            smooth = ((slopes[0] - slopes[1]).abs() < 1e-7).all(-1, keepdim=True)
+            sides = (ends[2] - 2 * z + ends[1]) / h
+            smooth = smooth & (torch.where(on, sides, 0).abs() < 1e-7).all(-1, keepdim=True)
+            if worst(torch.where(smooth, found - expected, 0)) > 1e-6:
+                raise Broken(
+                    f"the derivative of prox along w, by differences: {expected.tolist()}",
+                    f"its mean over the groups: {found.tolist()}, groups {ids.tolist()}",
+                    f"{name}.groups, {name}.average",
+                    z=z,
+                    w=w,
+                )
+
+
+@searched(lambda s: structured(s) and s.omega.exact)
+def check_fused_groups_equal(s: Subject, case: Case) -> None:
+    """Entries that stay together when the scores move a little are equal to the bit."""
+    x, gamma, mask = case.x, case.gamma, case.mask
+    y = s.pi(x, gamma, mask)
+    fused = case.participants().unsqueeze(-1) & case.participants().unsqueeze(-2)
+    for direction in case.direction(6):
+        near = s.pi(x + 0.01 * gamma * direction, gamma, mask)
+        fused = fused & ((near.unsqueeze(-1) - near.unsqueeze(-2)).abs() <= 1e-10)
+    if bool((fused & (y.unsqueeze(-1) != y.unsqueeze(-2))).any()):
+        i, j, k = (int(n) for n in (fused & (y.unsqueeze(-1) != y.unsqueeze(-2))).nonzero()[0])
+        raise Broken(
+            f"y_{j} = y_{k} to the bit in row {i}, which stay together around x",
+            f"{y[i, j].item()!r} and {y[i, k].item()!r}",
+            f"{s.name}.penalty.prox, {s.where('closed_form')}",
+        )

@@ -1,0 +1,117 @@
+"""What a promise is: a function of an Ω under test and of scores that raises where it is broken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .inputs import normal
+from .subject import Subject
+
+
+class Skipped(Exception):
+    """A check that cannot run here: an optional package is missing."""
+
+
+class Broken(Exception):
+    """A promise that does not hold: what was expected, what was found, where to look."""
+
+    def __init__(self, expected: str, found: str, look: str, **tensors: Tensor) -> None:
+        super().__init__(f"{expected}; {found}")
+        self.expected, self.found, self.look, self.tensors = expected, found, look, tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Scores (rows, d) in float64, γ, a mask or None, and a seed for random directions."""
+
+    x: Tensor
+    gamma: float = 1.0
+    mask: Tensor | None = None
+    seed: int = 0
+
+    def direction(self, *more: int) -> Tensor:
+        """A random vector per row, (rows, d)."""
+        return normal(*more, *self.x.shape, seed=1000 + self.seed)
+
+    def rows(self, keep: Tensor) -> Case:
+        """The rows that a bool or index tensor selects."""
+        return replace(self, x=self.x[keep], mask=None if self.mask is None else self.mask[keep])
+
+    def entries(self, keep: Tensor) -> Case:
+        """The entries of each row that an index tensor selects."""
+        mask = None if self.mask is None else self.mask[:, keep]
+        return replace(self, x=self.x[:, keep], mask=mask)
+
+    def participants(self) -> Tensor:
+        return torch.ones_like(self.x, dtype=torch.bool) if self.mask is None else self.mask
+
+    def describe(self) -> str:
+        """The case as code."""
+        lines = [f"x = {show(self.x)}", f"gamma = {self.gamma!r}"]
+        lines.append("mask = None" if self.mask is None else f"mask = {show(self.mask)}")
+        return "\n".join(lines)
+
+
+def show(t: Tensor) -> str:
+    """A tensor as code that makes it again, where it is small enough to be read."""
+    if t.numel() > 64:
+        return f"<tensor of shape {tuple(t.shape)}, {t.dtype}>"
+    numbers = repr(t.tolist()).replace("nan", "math.nan").replace("inf", "math.inf")
+    return f"torch.tensor({numbers}, dtype={t.dtype})"
+
+
+def worst(t: Tensor) -> float:
+    """The largest absolute entry; NaN counts as infinite."""
+    return float(torch.nan_to_num(t.detach().abs(), nan=math.inf).max()) if t.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a promise is tried on. ``costly``: it solves by definition, so on few cases."""
+
+    masks: bool = True
+    costly: bool = False
+
+
+Promise = Callable[[Subject, Case], None]
+Applies = Callable[[Subject], bool]
+
+
+def always(s: Subject) -> bool:
+    return True
+
+
+def exact(s: Subject) -> bool:
+    return s.omega.exact
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A named promise about the Ω that it ``applies`` to. ``search`` is None where ``function``
+    has inputs of its own."""
+
+    name: str
+    applies: Applies
+    search: Search | None
+    function: Callable[..., None]
+
+
+def searched(
+    applies: Applies = always, masks: bool = True, costly: bool = False
+) -> Callable[[Promise], Kind]:
+    """Make ``check_name(subject, case)`` a promise about every case."""
+    return lambda function: _kind(function, applies, Search(masks, costly))
+
+
+def fixed(applies: Applies = always) -> Callable[[Callable[[Subject], None]], Kind]:
+    """Make ``check_name(subject)`` a promise about inputs of its own."""
+    return lambda function: _kind(function, applies, None)
+
+
+def _kind(function: Callable[..., None], applies: Applies, search: Search | None) -> Kind:
+    return Kind(function.__qualname__, applies, search, function)

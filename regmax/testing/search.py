@@ -1,0 +1,218 @@
+"""The search for an input on which a promise is broken, and the message that reports it.
+
+A promise is a function of (Ω, case). It is tried on fixed cases, then on drawn ones; whatever
+breaks it is made as small as possible: fewer rows, fewer entries, rounder scores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..curvature import Curvature
+from ..penalty import Penalty
+from ..regularizer import Definition, Regularizer
+from .inputs import normal
+from .promise import Broken, Case, Promise, Search, Skipped, show
+from .subject import Subject
+
+GAMMAS = (1.0, 0.5, 2.0)
+
+
+def smallest_broken(promise: Promise, subject: Subject, search: Search) -> Case | None:
+    """The smallest case found on which ``promise`` raises, or None."""
+    quick = subject.has_formula and not search.costly
+    sizes = range(1, 7) if subject.any_size else subject.sizes[:1]
+    number = 10 if quick else 4 if subject.has_formula else 2
+    draws = Draws(sizes, search.masks, number)
+    fixed = list(fixed_cases(subject.sizes, search.masks))
+    if not subject.has_formula:
+        fixed = fixed[-2:] if search.costly else fixed[1:]
+    for case in (*fixed, *_drawn(draws)):
+        if _breaks(promise, subject, case):
+            drawn = _shrunk(promise, subject, draws) if quick else None
+            return drawn or _reduced(promise, subject, case)
+    return None
+
+
+def fixed_cases(sizes: Sequence[int], masks: bool) -> Iterator[Case]:
+    """Rows of every size, far apart, tied, close together, and masked."""
+    for k, d in enumerate(sizes):
+        yield Case(normal(2, d, seed=k), seed=k)
+    d = sizes[-1]
+    yield Case(normal(3, d, seed=11) * 4, 0.5, seed=11)
+    yield Case((normal(3, d, seed=12) * 2).round() / 2, 2.0, seed=12)
+    yield Case(normal(3, d, seed=15) / 4, seed=15)
+    if masks and d > 1:
+        mask = normal(4, d, seed=13) < 0.5
+        mask[:, 1] = True
+        yield Case(normal(4, d, seed=14) * 2, 0.5, mask, seed=13)
+
+
+def _breaks(promise: Promise, subject: Subject, case: Case) -> bool:
+    try:
+        promise(subject, case)
+    except Skipped:
+        raise
+    except Exception:
+        return True
+    return False
+
+
+def hypothesis() -> ModuleType:
+    """The package that draws and shrinks."""
+    try:
+        import hypothesis as package
+    except ImportError as error:
+        raise ImportError(
+            "regmax.testing draws its inputs with hypothesis: pip install regmax[testing]"
+        ) from error
+    return package
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What is drawn: rows of these sizes, with or without masks, this many."""
+
+    sizes: Sequence[int]
+    masks: bool
+    number: int
+
+
+@functools.cache
+def _drawn(draws: Draws) -> tuple[Case, ...]:
+    """The cases that every promise is tried on: the same, so that answers can be remembered."""
+    cases: list[Case] = []
+    _attempts(draws, cases.append)
+    return tuple(cases)
+
+
+def _shrunk(promise: Promise, subject: Subject, draws: Draws) -> Case | None:
+    """The smallest of the drawn cases, shrunk, that break ``promise``, or None."""
+    broken: list[Case] = []
+
+    def attempt(case: Case) -> None:
+        try:
+            promise(subject, case)
+        except Exception:
+            broken.append(case)
+            raise
+
+    try:
+        _attempts(draws, attempt)
+    except Exception:
+        # whatever hypothesis says of one that fails only now and then
+        if not broken:
+            raise
+    return min(broken, key=_size) if broken else None
+
+
+def _attempts(draws: Draws, use: Callable[[Case], None]) -> None:
+    package = hypothesis()
+    st = package.strategies
+
+    @st.composite  # type: ignore[untyped-decorator]
+    def cases(draw: Callable[[Any], Any]) -> Case:
+        n, d = draw(st.integers(1, 3)), draw(st.sampled_from(draws.sizes))
+        eighths = draw(st.lists(st.integers(-32, 32), min_size=n * d, max_size=n * d))
+        gamma, seed = draw(st.sampled_from(GAMMAS)), draw(st.integers(0, 7))
+        off = draw(st.lists(st.booleans(), min_size=n * d, max_size=n * d))
+        x = torch.tensor(eighths, dtype=torch.float64).reshape(n, d) / 8
+        masked = torch.tensor(off).reshape(n, d)  # shrinks to no mask
+        masked = masked & ~masked.all(-1, keepdim=True)
+        mask = ~masked if draws.masks and bool(masked.any()) else None
+        return Case(x, gamma, mask, seed)
+
+    @package.settings(  # type: ignore[untyped-decorator]
+        max_examples=draws.number,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=(package.Phase.generate, package.Phase.shrink),
+        suppress_health_check=list(package.HealthCheck),
+        report_multiple_bugs=False,
+        verbosity=package.Verbosity.quiet,
+    )
+    @package.given(cases())  # type: ignore[untyped-decorator]
+    def attempt(case: Case) -> None:
+        use(case)
+
+    attempt()
+
+
+def _size(case: Case) -> tuple[float, ...]:
+    return (
+        case.x.numel(),
+        case.mask is not None,
+        GAMMAS.index(case.gamma),
+        float(case.x.abs().sum()),
+    )
+
+
+def _reduced(promise: Promise, subject: Subject, case: Case) -> Case:
+    """``case`` with fewer rows, then fewer entries, then rounder scores, while it breaks."""
+
+    def smaller(case: Case) -> Iterator[Case]:
+        n, d = case.x.shape
+        if n > 1:
+            yield from (case.rows(torch.tensor([i])) for i in range(n))
+        if case.mask is not None:
+            yield replace(case, mask=None)
+        for j in range(d):
+            keep = torch.tensor([i for i in range(d) if i != j])
+            if d - 1 in subject.sizes and bool(case.entries(keep).participants().any(-1).all()):
+                yield case.entries(keep)
+        for digits in (0, 1, 2):
+            rounder = case.x.round(decimals=digits)
+            if not torch.equal(rounder, case.x) and digits < _digits(case.x):
+                yield replace(case, x=rounder)
+
+    with contextlib.suppress(StopIteration):
+        while True:
+            case = next(c for c in smaller(case) if _breaks(promise, subject, c))
+    return case
+
+
+def _digits(x: Tensor) -> int:
+    """How many decimals the scores have, 16 at most."""
+    return next((k for k in range(16) if torch.equal(x.round(decimals=k), x)), 16)
+
+
+def report(name: str, subject: Subject, case: Case | None, error: Exception) -> str:
+    """What a failed check says."""
+    omega = subject.omega
+    if isinstance(error, Broken):
+        expected, found, look = error.expected, error.found, error.look
+        tensors = error.tensors
+    else:
+        # what only knows the value of Ω says so under the name of a stand-in
+        said = str(error).replace("Definition.value", subject.where("value"))
+        expected, found = "no exception", f"{type(error).__name__}: {said}"
+        look, tensors = _raiser(error) or subject.where("value"), {}
+    lines = [f"{name} failed for {omega!r}", f"  expected: {expected}", f"  found: {found}"]
+    if case is not None:
+        lines.append("  smallest input found:")
+        lines += [f"    {line}" for line in case.describe().splitlines()]
+    lines += [f"    {key} = {show(t)}" for key, t in tensors.items()]
+    lines.append(f"  look at: {look}")
+    return "\n".join(lines)
+
+
+def _raiser(error: Exception) -> str | None:
+    """``Class.method`` of the innermost code of a plugin's object in the traceback."""
+    found, frames = None, error.__traceback__
+    while frames is not None:
+        frame = frames.tb_frame
+        owner = frame.f_locals.get("self")
+        author = isinstance(owner, Regularizer | Penalty | Curvature)
+        if author and not isinstance(owner, Definition):
+            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {frames.tb_lineno}"
+        frames = frames.tb_next
+    return found

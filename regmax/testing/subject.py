@@ -1,0 +1,204 @@
+"""An Ω under test: what it claims, what its layer answers, and the truth from its value alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import simplex
+from ..backends.generic import definition
+from ..layer import RegularizedMax
+from ..optimality import Problem
+from ..penalty import Penalized, Penalty, smooth_part, value_of
+from ..regularizer import Definition, Regularizer, overrides
+from ..solution import Solution
+from .inputs import normal
+
+SIZES = (1, 2, 3, 5)
+MAX_ITER = 100
+"""Enough for a solver that converges; one that does not is the matter of check_optimality."""
+
+
+class Subject:
+    """Ω with one number for each hyperparameter, its answers remembered.
+
+    ``smooth``: the differentiable part of Ω. ``truth``: that part by its value alone, so that
+    gradients and curvatures are those of autograd.
+    """
+
+    def __init__(self, omega: Regularizer) -> None:
+        if not isinstance(omega, Regularizer):
+            raise TypeError(
+                f"omega must be an instance of regmax.Regularizer; got {omega!r}"
+                + (" (a class: call it first)" if isinstance(omega, type) else "")
+            )
+        # a layer brings these to the dtype of the scores
+        single = {
+            name: t.detach().reshape(-1)[0].double() for name, t in omega.per_row_tensors().items()
+        }
+        self.given = omega
+        self.omega = omega.with_tensors(single) if single else omega
+        self.smooth = smooth_part(self.omega)
+        self.truth = Definition(self.smooth)
+        structured = self.omega if isinstance(self.omega, Penalized) else None
+        self.penalty: Penalty | None = structured.penalty if structured else None
+        self.lam: float | Tensor = structured.lam if structured else 0.0
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    @property
+    def name(self) -> str:
+        return type(self.omega).__name__
+
+    def claims(self, method: str) -> bool:
+        """Whether the class of Ω, or of its smooth part, makes this claim."""
+        return overrides(self.omega, method) or overrides(self.smooth, method)
+
+    def where(self, method: str) -> str:
+        """``Class.method``, in the class that defines it."""
+        for part in (self.omega, self.smooth):
+            if overrides(part, method):
+                owner = next(c for c in type(part).__mro__ if method in vars(c))
+                own = owner is Penalized or type(part).__name__
+                return f"{'Penalized' if own is True else own}.{method}"
+        return f"{self.name}.{method}"
+
+    @functools.cached_property
+    def has_formula(self) -> bool:
+        """Whether Π_Ω needs no solver."""
+        return _has_formula(self.omega)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The row sizes that Ω accepts: all, unless tensors inside it fix one."""
+        accepted = [d for d in SIZES if self._accepts(d)]
+        if len(accepted) > 1 and accepted[-1] == SIZES[-1]:
+            return SIZES
+        inside = {n for t in self.omega.tensors(fixed=True).values() for n in t.shape if n > 1}
+        fixed = [d for d in sorted(inside) if self._accepts(d)]
+        return tuple(fixed) or SIZES
+
+    @property
+    def any_size(self) -> bool:
+        return self.sizes == SIZES
+
+    def _accepts(self, d: int) -> bool:
+        y = torch.full((2, d), 1 / d, dtype=torch.float64)
+        try:
+            return bool(self.omega.value(y).shape == (2,))
+        except Exception:
+            return False
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def layer(self, gamma: float | Tensor = 1.0, dim: int = -1) -> RegularizedMax:
+        return layer_of(self.omega, gamma, dim)
+
+    def pi(self, x: Tensor, gamma: float = 1.0, mask: Tensor | None = None) -> Tensor:
+        """Π_Ω(x), remembered, without gradients."""
+
+        def answer() -> Tensor:
+            with torch.no_grad():
+                y: Tensor = self.layer(gamma)(x, mask)
+            return y
+
+        y: Tensor = self.remember("pi", answer, x, gamma, mask)
+        return y.clone()
+
+    def slack(self, x: Tensor, gamma: float, mask: Tensor | None, eps: float = 2e-15) -> Tensor:
+        """How far apart two right answers may be, (rows, 1): how far Π_Ω moves when the scores move
+        by ``eps`` of their size, and what a solver leaves open."""
+        y = self.pi(x, gamma, mask)
+        size = eps * (1 + torch.where(torch.isfinite(x), x, 0).abs().amax(-1, keepdim=True))
+        moves = torch.stack([normal(*x.shape, seed=seed).sign().to(x) for seed in range(4)])
+        near = (x + size * moves).flatten(0, 1)
+        masks = None if mask is None else mask.repeat(4, 1)
+        there = self.pi(near, gamma, masks).unflatten(0, (4, -1))
+        moved = (there - y).abs().amax(-1, keepdim=True).amax(0)
+        # where Π_Ω is continuous but not Lipschitz (at a kink of α-entmax, α > 2) it moves by √eps
+        slack: Tensor = 16 * eps + 4 * moved.clamp_max(2.5 * eps**0.5)
+        if not self.has_formula:
+            bound = self.bound(y, x, gamma, mask).unsqueeze(-1)
+            slack = slack + 2 * bound.clamp_max(1e-6)
+        return slack
+
+    def generic(self, x: Tensor, gamma: float, mask: Tensor | None) -> Solution:
+        """Π_Ω(x) by a solver that knows the value of Ω only, remembered."""
+
+        def answer() -> Solution:
+            with torch.no_grad():
+                return layer_of(definition(self.omega), gamma).solve(x, mask)
+
+        found: Solution = self.remember("generic", answer, x, gamma, mask)
+        return found
+
+    def remember(
+        self, what: str, answer: Callable[[], Any], x: Tensor, gamma: float, mask: Tensor | None
+    ) -> Any:
+        """``answer()``, asked for once."""
+        key = (what, x.dtype, gamma, *_key(x), *_key(mask))
+        if key not in self._known:
+            self._known[key] = answer()
+        return self._known[key]
+
+    # -- truth ---------------------------------------------------------------------------------
+
+    def problem(self, x: Tensor, gamma: float, mask: Tensor | None) -> Problem:
+        """max ⟨y, z⟩ − Ω(y), z = x/γ shifted to a maximum of 0, by definition."""
+        on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+        top = torch.where(on, x, -torch.inf).amax(-1, keepdim=True)
+        return Problem(definition(self.omega), torch.where(on, (x - top) / gamma, 0), mask)
+
+    def bound(self, y: Tensor, x: Tensor, gamma: float, mask: Tensor | None) -> Tensor:
+        """A bound on ‖y − Π_Ω(x)‖ for each row, from Ω's value."""
+        return self.problem(x, gamma, mask).certify(y).error_bound
+
+    def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Ω(y) of the participants, at ε² for an entry 0 where Ω has no number there."""
+        with torch.no_grad():
+            there = value_of(self.omega, y, mask)
+            return torch.where(
+                torch.isfinite(there), there, value_of(self.omega, simplex.inward(y), mask)
+            )
+
+    def maximum(self, x: Tensor, gamma: float, mask: Tensor | None) -> Tensor:
+        """⟨y, x⟩ − γΩ(y) at y = Π_Ω(x)."""
+        y = self.pi(x, gamma, mask)
+        on = y if mask is None else torch.where(mask, y, 0)
+        return simplex.row_dot(on, x).squeeze(-1) - gamma * self.value(y, mask)
+
+    def hessian(self, y: Tensor) -> Tensor:
+        """∇² of the smooth part at y (rows, d), by autograd through its value: (rows, d, d)."""
+        z = y.detach().requires_grad_()
+        with torch.enable_grad():
+            g = self.truth.grad(z)
+            columns = [
+                torch.autograd.grad(g[:, j].sum(), z, retain_graph=True, allow_unused=True)[0]
+                if g.requires_grad
+                else None
+                for j in range(y.shape[-1])
+            ]
+        zero = torch.zeros_like(y)
+        return torch.stack([zero if c is None else c for c in columns], -1).detach()
+
+
+def layer_of(omega: Regularizer, gamma: float | Tensor, dim: int = -1) -> RegularizedMax:
+    return RegularizedMax(omega, gamma, dim, max_iter=MAX_ITER, on_failure="ignore")
+
+
+def _has_formula(omega: Regularizer) -> bool:
+    if overrides(omega, "closed_form"):
+        return True
+    composed = isinstance(omega, Penalized) and omega.base.permutation_invariant
+    return composed and isinstance(omega, Penalized) and _has_formula(omega.base)
+
+
+def _key(t: Tensor | None) -> tuple[Any, ...]:
+    """The numbers of ``t`` and how they lie in memory."""
+    if t is None:
+        return (None,)
+    bits = t.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)
+    return tuple(t.shape), t.stride(), bits.numpy().tobytes()

@@ -1,0 +1,64 @@
+"""The regularizers that regmax ships, and two of a user's, keep every promise."""
+
+import pytest
+import torch
+
+import regmax
+from regmax.testing import check_regularizer, parametrize_with_checks
+
+BUILT_IN = [
+    *(regmax.regularizer(name) for name in regmax.available()),
+    *(regmax.regularizer("tsallis", alpha=alpha) for alpha in (1.0, 1.3, 3.0)),
+    *(regmax.regularizer("pnorm", p=p) for p in (1.2, 2.0)),
+    regmax.regularizer("tv", lam=0.0),
+    regmax.regularizer("oscar", lam=0.05),
+    regmax.regularizer("oscar", exact=False),
+]
+
+
+class Cubic(regmax.Regularizer):
+    """Known by its value alone."""
+
+    def value(self, y):
+        return y.pow(3).sum(-1) / 6 + y.square().sum(-1) / 2
+
+
+class Quadratic(regmax.Regularizer):
+    """Ω(y) = ½ yᵀQy, on three entries."""
+
+    def __init__(self):
+        b = torch.tensor([[1.0, 0.4, -0.2], [0.0, 0.9, 0.3], [0.1, 0.0, 1.1]])
+        self.q = (b @ b.T).double()
+
+    def value(self, y):
+        return ((y @ self.q.to(y)) * y).sum(-1) / 2
+
+
+@parametrize_with_checks(BUILT_IN)
+def test_a_built_in_keeps(omega, check):
+    check(omega)
+
+
+@parametrize_with_checks([Cubic(), Quadratic()])
+def test_an_omega_of_a_user_keeps(omega, check):
+    check(omega)
+
+
+def test_all_built_ins_are_here():
+    assert {type(omega).name for omega in BUILT_IN} == set(regmax.available())
+
+
+ABSORBED = {"check_hard_inputs": "a score of -1e154 absorbs the others in the sums of the prox"}
+
+
+@pytest.mark.parametrize(
+    ("base", "waived"), [(regmax.regularizer("entropy"), ABSORBED), (Quadratic(), {})], ids=repr
+)
+def test_a_penalty_on_another_base(base, waived):
+    omega = regmax.Penalized(base, regmax.regularizer("tv").penalty, 0.2)
+    check_regularizer(omega, waived)
+
+
+def test_hyperparameters_may_be_tensors():
+    omega = regmax.regularizer("oscar", lam=torch.tensor([[0.1], [0.2]]))
+    check_regularizer(omega)

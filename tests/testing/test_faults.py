@@ -1,0 +1,365 @@
+"""Each check finds the lie that it is there for, and says where to look."""
+
+import re
+
+import pytest
+import torch
+
+import regmax
+from regmax.curvature import Diagonal
+from regmax.simplex import project
+from regmax.testing import checks_for
+from regmax.testing.harness import KINDS
+
+Entropy = type(regmax.regularizer("entropy"))
+Gini = type(regmax.regularizer("gini"))
+PNorm = type(regmax.regularizer("pnorm"))
+TV = type(regmax.regularizer("tv"))
+ChainTV = type(regmax.regularizer("tv").penalty)
+SMALL = 1 + 1e-5
+
+
+def lie(base, **attributes):
+    """An instance of a subclass of ``base`` with one thing changed."""
+    return type(f"Lying{base.__name__}", (base,), attributes)()
+
+
+def tv_with(**attributes):
+    class LyingTV(TV):
+        def __init__(self):
+            super().__init__(0.1)
+            self.penalty = lie(ChainTV, **attributes)
+
+    return LyingTV()
+
+
+def formula(function):
+    """Gini with a closed form that is not P_Δ(x/γ)."""
+
+    def closed_form(self, x, gamma, mask=None):
+        return function(x / gamma, mask)
+
+    return lie(Gini, closed_form=closed_form)
+
+
+def hessian(jacobian):
+    """Gini with a Jacobian that is not that of ½‖y‖²: ``jacobian(right, v, support)``."""
+
+    class Lying(Diagonal):
+        def jacobian(self, v, support):
+            return jacobian(super().jacobian(v, support), v, support)
+
+    return lie(Gini, curvature=lambda self, y: Lying(torch.ones_like(y)))
+
+
+def scaled(function, by=SMALL):
+    return lambda self, *args: function(self, *args) * by
+
+
+class Concave(regmax.Regularizer):
+    def value(self, y):
+        return -y.square().sum(-1)
+
+
+class SumsTheBatch(regmax.Regularizer):
+    def value(self, y):
+        return y.square().sum()
+
+
+class NeighboursInTheBatch(regmax.Regularizer):
+    def value(self, y):
+        return (y - 0.1 * y.roll(1, 0)).square().sum(-1)
+
+
+class Constant(regmax.Regularizer):
+    def value(self, y):
+        return torch.zeros_like(y).sum(-1)
+
+
+class Ordered(regmax.Regularizer):
+    permutation_invariant = True
+
+    def value(self, y):
+        return ((1 + torch.arange(y.shape[-1])) * y.square()).sum(-1)
+
+
+class Counting(Gini):
+    """A closed form that remembers how often it ran."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def closed_form(self, x, gamma, mask=None):
+        self.calls += 1
+        return project(x / gamma * (1 + 1e-6 * self.calls), mask)
+
+
+class Ridge(regmax.Regularizer):
+    """Ω(y) = λ/2 ‖y‖²."""
+
+    hyperparameters = ("lam",)
+    separable = True
+
+    def __init__(self, lam=0.7):
+        self.lam = lam
+
+    def value(self, y):
+        return self.per_row("lam") * y.square().sum(-1) / 2
+
+    def grad(self, y):
+        return self.lam * y
+
+    def curvature(self, y):
+        return Diagonal(self.lam * torch.ones_like(y))
+
+    def closed_form(self, x, gamma, mask=None):
+        return project(x / gamma / self.lam, mask)
+
+
+def constant_lam(self, y):
+    lam = self.lam.detach() if isinstance(self.lam, torch.Tensor) else self.lam
+    return lam * y
+
+
+def mean_lam(self, x, gamma, mask=None):
+    return project(x / gamma / torch.as_tensor(self.lam).mean(), mask)
+
+
+def contiguous_memory(z, mask):
+    """As a kernel that reads memory row by row."""
+    strides = [1]
+    for n in z.shape[:0:-1]:
+        strides.insert(0, strides[0] * n)
+    return project(z.as_strided(z.shape, strides), mask)
+
+
+def ulps(self, v, step, mask=None):
+    z = ChainTV.prox(self, v, step, mask)
+    return z + 4e-16 * torch.arange(z.shape[-1])
+
+
+def tilted(z, mask):
+    y = project(z, mask)
+    return y + 1e-9 * torch.rand(z.shape[-1], dtype=z.dtype)
+
+
+FAULTS = {
+    "check_value": [
+        (SumsTheBatch, "SumsTheBatch.value"),
+        (NeighboursInTheBatch, "NeighboursInTheBatch.value"),
+        (lambda: lie(Gini, value=lambda self, y: y.detach().square().sum(-1)), "value"),
+        (lambda: lie(Gini, value=lambda self, y: (y * y.sub(0.2).log()).sum(-1)), "value"),
+    ],
+    "check_value_convex": [(Concave, "Concave.value"), (Constant, "Constant.value")],
+    "check_simplex": [
+        (lambda: formula(lambda z, mask: project(z, mask) * (1 + 1e-14)), "closed_form"),
+        (lambda: formula(lambda z, mask: z.softmax(-1)), "closed_form"),
+    ],
+    "check_zeros_exact": [
+        (lambda: formula(lambda z, mask: project(z, mask).clamp_min(1e-18)), "closed_form")
+    ],
+    "check_fused_groups_equal": [(lambda: tv_with(prox=ulps), "penalty.prox")],
+    "check_shift_invariance": [(Counting, "Counting.closed_form")],
+    "check_permutation_invariant": [(Ordered, "Ordered.permutation_invariant")],
+    "check_gamma_scaling": [
+        (
+            lambda: lie(Gini, closed_form=lambda self, x, gamma, mask=None: project(x, mask)),
+            "closed_form",
+        )
+    ],
+    "check_order_preserved": [(lambda: formula(lambda z, mask: project(-z, mask)), "closed_form")],
+    "check_batch_independence": [
+        (lambda: formula(lambda z, mask: project(z * (1 + 1e-9 * z.mean()), mask)), "closed_form")
+    ],
+    "check_strides": [(lambda: formula(contiguous_memory), "closed_form")],
+    "check_dim": [(lambda: formula(contiguous_memory), "closed_form")],
+    "check_dtype": [
+        (
+            lambda: formula(
+                lambda z, mask: project(z.bfloat16().to(z) if z.dtype == torch.float32 else z, mask)
+            ),
+            "closed_form",
+        )
+    ],
+    "check_deterministic": [(lambda: formula(tilted), "closed_form")],
+    "check_mask": [
+        (lambda: formula(lambda z, mask: project(z)), "closed_form"),
+        (
+            lambda: formula(lambda z, mask: project(z * (1 if mask is None else 1 + 1e-9), mask)),
+            "closed_form",
+        ),
+    ],
+    "check_hard_inputs": [
+        (
+            lambda: formula(lambda z, mask: project(z.masked_fill(z < -1e5, torch.nan), mask)),
+            "closed_form",
+        ),
+        (
+            lambda: formula(lambda z, mask: z.exp() / z.exp().sum(-1, keepdim=True)),
+            "closed_form",
+        ),
+    ],
+    "check_optimality": [
+        (lambda: formula(lambda z, mask: project(z * SMALL, mask)), "closed_form"),
+        (lambda: lie(Entropy, closed_form=scaled(Entropy.closed_form)), "closed_form"),
+    ],
+    "check_closed_form": [
+        (lambda: formula(lambda z, mask: project(z * SMALL, mask)), "closed_form"),
+        (
+            lambda: lie(
+                Entropy,
+                closed_form=lambda self, x, gamma, mask=None: Entropy.closed_form(
+                    self, x * SMALL, gamma, mask
+                ),
+            ),
+            "closed_form",
+        ),
+        (lambda: tv_with(prox=lambda self, v, step, mask=None: v.clone()), "penalty.prox"),
+    ],
+    "check_as_cvxpy": [(lambda: lie(Gini, as_cvxpy=scaled(Gini.as_cvxpy)), "as_cvxpy")],
+    "check_max": [
+        (lambda: lie(Entropy, conjugate=lambda self, *a: Entropy.conjugate(self, *a) + 1e-5), "max")
+    ],
+    "check_fenchel_young": [
+        (
+            lambda: lie(Entropy, conjugate=lambda self, *a: Entropy.conjugate(self, *a) - 1e-5),
+            "conjugate",
+        )
+    ],
+    "check_strong_convexity": [(lambda: lie(Gini, strong_convexity=SMALL), "strong_convexity")],
+    "check_grad": [
+        (lambda: lie(Gini, grad=scaled(Gini.grad)), "grad"),
+        (lambda: lie(Entropy, grad=lambda self, y: y.log()), "grad"),
+        (lambda: lie(Gini, grad=lambda self, y: y.sum(-1)), "grad"),
+    ],
+    "check_curvature": [
+        (lambda: lie(Gini, curvature=lambda self, y: Diagonal(SMALL + 0 * y)), "matvec"),
+        (lambda: hessian(lambda right, v, support: right * SMALL), "jacobian"),
+        (
+            lambda: lie(
+                Entropy,
+                curvature=lambda self, y: lie_in_lowest(1 / y),
+            ),
+            "lowest",
+        ),
+    ],
+    "check_prox": [
+        (
+            lambda: tv_with(
+                prox=lambda self, v, step, mask=None: ChainTV.prox(self, v, step * SMALL, mask)
+            ),
+            "prox",
+        )
+    ],
+    "check_groups": [
+        (
+            lambda: tv_with(
+                groups=lambda self, z, mask=None: torch.arange(z.shape[-1]).expand(z.shape)
+            ),
+            "groups",
+        ),
+        (lambda: tv_with(groups=lambda self, z, mask=None: torch.zeros_like(z).long()), "groups"),
+    ],
+    "check_subgradient": [
+        (lambda: tv_with(subgradient=lambda self, y, near, step, mask=None: near), "subgradient"),
+        (
+            lambda: tv_with(subgradient=lambda self, *a: ChainTV.subgradient(self, *a) * SMALL),
+            "subgradient",
+        ),
+    ],
+    "check_conjugate": [
+        (
+            lambda: lie(Entropy, conjugate=lambda self, *a: Entropy.conjugate(self, *a) + 1e-5),
+            "conjugate",
+        )
+    ],
+    "check_separable": [(lambda: lie(PNorm, separable=True), "separable")],
+    "check_jacobian_symmetric": [
+        (
+            lambda: hessian(
+                lambda right, v, support: right + 1e-6 * (v.roll(1, -1) - v.roll(-1, -1))
+            ),
+            "curvature",
+        )
+    ],
+    "check_jacobian_psd": [(lambda: hessian(lambda right, v, support: -right), "curvature")],
+    "check_jacobian_rows_sum_to_zero": [
+        (lambda: hessian(lambda right, v, support: torch.where(support, v, 0)), "curvature")
+    ],
+    "check_jacobian_support": [
+        (
+            lambda: hessian(lambda right, v, support: v - v.mean(-1, keepdim=True)),
+            "curvature",
+        )
+    ],
+    "check_jacobian_finite_differences": [
+        (lambda: hessian(lambda right, v, support: right * SMALL), "curvature"),
+        (
+            lambda: lie(Entropy, curvature=lambda self, y: Diagonal(SMALL / y)),
+            "curvature",
+        ),
+    ],
+    "check_vjp_is_jvp": [
+        (
+            lambda: hessian(
+                lambda right, v, support: right + 1e-6 * (v.roll(1, -1) - v.roll(-1, -1))
+            ),
+            "curvature",
+        )
+    ],
+    "check_transforms": [
+        (
+            lambda: lie(
+                Gini,
+                curvature=lambda self, y: Diagonal(
+                    torch.ones_like(y) * (1.0 if y.ndim == 2 else 2.0)
+                ),
+            ),
+            "curvature",
+        )
+    ],
+    "check_hyperparameter_gradients": [
+        (lambda: lie(Ridge, grad=constant_lam), "lam"),
+        (lambda: lie(Ridge, grad=constant_lam), "grad"),
+    ],
+    "check_hyperparameters_per_row": [(lambda: lie(Ridge, closed_form=mean_lam), "lam")],
+    "check_double_backward": [
+        (lambda: lie(Entropy, curvature=lambda self, y: Diagonal(1 / y.detach())), "curvature"),
+    ],
+}
+
+
+def lie_in_lowest(h):
+    class Lying(Diagonal):
+        def lowest(self, support):
+            return super().lowest(support) * 2
+
+    return Lying(h)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, k) for name, some in FAULTS.items() for k in range(len(some))]
+)
+def test_a_planted_fault_is_found(name, number):
+    make, where = FAULTS[name][number]
+    omega = make()
+    check = next(check for check in checks_for(omega) if check.name == name)
+    with pytest.raises(AssertionError) as caught:
+        check(omega)
+    message = str(caught.value)
+    assert message.startswith(f"{name} failed for")
+    for part in ("expected: ", "found: ", "look at: "):
+        assert part in message
+    look = re.search("look at: .*", message)
+    assert where in look.group() or where in message.partition("expected:")[2], message
+
+
+def test_every_check_has_a_planted_fault():
+    assert set(FAULTS) == set(KINDS)
+
+
+@pytest.mark.parametrize("make", [Ridge, lambda: tv_with()])
+def test_what_faults_are_planted_in_is_right(make):
+    omega = make()
+    for check in checks_for(omega):
+        check(omega)
