@@ -21,8 +21,15 @@ import torch
 from torch import Tensor
 
 from . import simplex, transforms
-from .penalty import Average, Penalized, averaging, jacobian_product, smooth_part
-from .regularizer import Regularizer
+from .penalty import (
+    Average,
+    Penalized,
+    averaging,
+    jacobian_product,
+    smooth_part,
+    value_of,
+)
+from .regularizer import Regularizer, frozen, overrides
 
 
 def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
@@ -32,14 +39,14 @@ def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Ten
     if isinstance(omega, Penalized):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega)
-    tensors = smooth.tensors()
-    if smooth.hyperparameters is None:
-        z = _through_hidden(y, z, smooth, tensors)
-    if not (z.requires_grad or tensors):
+    learnt = smooth.tensors()
+    if may_hide_tensors(smooth):
+        z = _through_hidden(y, z, smooth, learnt)
+    if not (z.requires_grad or learnt):
         return y
-    average = averaging(omega, y, mask)
+    tensors = smooth.tensors(fixed=True)
     out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]
-        y, z, smooth, average, tuple(tensors), *tensors.values()
+        y, z, frozen(smooth), averaging(omega, y, mask), tuple(tensors), *tensors.values()
     )
     return out
 
@@ -56,7 +63,7 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     smooth = smooth_part(omega)
     support, average = _movable(y), averaging(omega, y, mask)
     for _ in range(2 if transforms.nesting() < 3 else 3):
-        slope = z - smooth.grad(simplex.inward(y))
+        slope = z - smooth.grad(smooth.seen(y))
         step = jacobian_product(smooth, average, y, slope, support)
         y = y + (step - step.detach())
     return y
@@ -91,27 +98,117 @@ class _Argmax(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor) -> Any:
         y, *tensors = ctx.saved_tensors
         smooth = ctx.smooth.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-        w = jacobian_product(smooth, ctx.average, y, v, _movable(y))
-        theta: tuple[Tensor | None, ...] = ()
-        if any(ctx.needs_input_grad[5:]):
-            theta = _hyperparameter_product(smooth, ctx.names, tensors, y, w)
+        with transforms.full_precision(y.device.type):
+            w = jacobian_product(smooth, ctx.average, y, v, _movable(y))
+            wanted = ctx.needs_input_grad[5:]
+            theta = _hyperparameter_product(smooth, ctx.names, tensors, wanted, y, w)
         return None, w, None, None, None, *theta
 
 
 def _hyperparameter_product(
-    omega: Regularizer, names: tuple[str, ...], tensors: list[Tensor], y: Tensor, w: Tensor
-) -> tuple[Tensor | None, ...]:
-    """−(∂∇Ω(y; θ)/∂θ)ᵀ w with y and w held fixed, for every tensor θ of Ω."""
+    smooth: Regularizer,
+    names: tuple[str, ...],
+    tensors: list[Tensor],
+    wanted: tuple[bool, ...],
+    y: Tensor,
+    w: Tensor,
+) -> list[Tensor | None]:
+    """−(∂∇Ω(y; θ)/∂θ)ᵀ w with y and w held fixed, for every tensor θ of Ω that wants it."""
+    found: list[Tensor | None] = [None for _ in tensors]
+    if not any(wanted):
+        return found
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         # aliases: y also depends on θ, and only the direct dependence is wanted here
-        aliases = [t.view_as(t) if t.requires_grad else t.requires_grad_() for t in tensors]
-        gradient = omega.with_tensors(dict(zip(names, aliases, strict=True))).grad(
-            simplex.inward(y)
-        )
-        if not gradient.requires_grad:
-            return tuple(None for _ in tensors)
-        return torch.autograd.grad(gradient, aliases, 0 - w, create_graph=keep, allow_unused=True)
+        aliases = {
+            name: t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
+            for name, t, wants in zip(names, tensors, wanted, strict=True)
+            if wants
+        }
+        gradient = smooth.with_tensors(aliases).grad(smooth.seen(y))
+        if gradient.requires_grad:
+            products = torch.autograd.grad(
+                gradient, list(aliases.values()), 0 - w, create_graph=keep, allow_unused=True
+            )
+            for name, product in zip(aliases, products, strict=True):
+                found[names.index(name)] = product
+    return found
+
+
+def may_hide_tensors(omega: Regularizer) -> bool:
+    """Whether Ω may depend on tensors that are no attributes: not where a class declares its
+    hyperparameters and writes its gradient down."""
+    smooth = smooth_part(omega)
+    return smooth.hyperparameters is None or not overrides(smooth, "grad")
+
+
+def objective(
+    omega: Regularizer, x: Tensor, gamma: float | Tensor, y: Tensor, mask: Tensor | None
+) -> Tensor:
+    """⟨y, x⟩ − γΩ(y), one number per row."""
+    gamma = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
+    linear = simplex.row_dot(y, x).squeeze(-1)
+    return linear - gamma * value_of(omega, simplex.inward(y), mask)
+
+
+def envelope(
+    value: Tensor,
+    x: Tensor,
+    gamma: float | Tensor,
+    omega: Regularizer,
+    y: Tensor,
+    mask: Tensor | None,
+) -> Tensor:
+    """max_Ω(x), whose value is known, with the derivatives of ⟨y, x⟩ − γΩ(y) for fixed y (Danskin).
+
+    To differentiate through y as well would add J·0, with whatever rounding leaves of that 0.
+    """
+    if not torch.is_grad_enabled():
+        return value
+    tensors = omega.tensors(fixed=True)
+    given = gamma if isinstance(gamma, Tensor) else torch.as_tensor(gamma, dtype=x.dtype)
+    out: Tensor = _Envelope.apply(  # type: ignore[no-untyped-call]
+        value, y, frozen(omega), mask, tuple(tensors), x, given, *tensors.values()
+    )
+    return out
+
+
+class _Envelope(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        value: Tensor,
+        y: Tensor,
+        omega: Regularizer,
+        mask: Tensor | None,
+        names: tuple[str, ...],
+        *arguments: Tensor,
+    ) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, y, ctx.omega, ctx.mask, ctx.names, *arguments = inputs
+        ctx.save_for_backward(y, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        y, *arguments = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[5:]
+        keep = torch.is_grad_enabled()
+        with torch.enable_grad(), transforms.full_precision(y.device.type):
+            aliases = [
+                t.view_as(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)
+            ]
+            x, gamma, *tensors = aliases
+            omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+            total = objective(omega, x, gamma, y, ctx.mask)
+            free = [t for t, wants in zip(aliases, wanted, strict=True) if wants]
+            found = iter(
+                torch.autograd.grad(total, free, v, create_graph=keep, allow_unused=True)
+                if free
+                else ()
+            )
+        return None, None, None, None, None, *(next(found) if w else None for w in wanted)
 
 
 def _through_hidden(y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str, Tensor]) -> Tensor:
@@ -122,7 +219,7 @@ def _through_hidden(y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str,
     """
     known = omega.with_tensors({name: t.detach() for name, t in tensors.items()})
     leaf = y.detach().requires_grad_()
-    gradient = known.grad(simplex.inward(leaf))
+    gradient = known.grad(known.seen(leaf))
     if _leaves(gradient) <= {leaf}:
         return z
     once: Tensor = _Once.apply(gradient, z, *tensors.values())  # type: ignore[no-untyped-call]

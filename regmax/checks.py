@@ -16,7 +16,7 @@ def scores(x: Any, dim: Any) -> tuple[Tensor, int]:
     """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int."""
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}")
-    if not x.dtype.is_floating_point:
+    if x.dtype not in DTYPES:
         raise TypeError(f"x must be floating (float16, bfloat16, float32, float64); got {x.dtype}")
     if x.ndim == 0:
         raise ValueError("x must have at least one dimension; got a 0-d tensor")
@@ -74,22 +74,15 @@ def hyperparameter(
         raise TypeError(
             f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {item!r}"
         )
-    if not (math.isfinite(item) and holds(item)):
+    if math.isinf(item):
+        raise ValueError(f"{name} must be {accepted} and finite; got {item}")
+    if not holds(item):
         raise ValueError(f"{name} must be {accepted}; got {item}")
     return float(item)
 
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 POSITIVE = ("> 0", lambda t: t > 0)
-
-
-def used(name: str, item: Any, accepted: str, holds: Callable[[Any], Any]) -> float | Tensor:
-    """As :func:`hyperparameter`, at the time of use: where a tensor cannot be looked into, numbers
-    out of range become NaN, and so will their rows."""
-    checked = hyperparameter(name, item, accepted, holds)
-    if isinstance(checked, Tensor) and not transforms.may_look(checked):
-        right = holds(checked.detach()) & torch.isfinite(checked.detach())
-        return torch.where(right, checked, torch.nan)
-    return checked
 
 
 def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:
@@ -106,3 +99,23 @@ def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:
             f"{tuple(item.shape)}, x {tuple(x.shape)}"
         )
     return item.reshape(shape).movedim(dim, -1).to(x)
+
+
+def per_row(
+    name: str, item: Any, accepted: tuple[str, Callable[[Any], Any]] | None, x: Tensor, dim: int
+) -> Any:
+    """A hyperparameter at the time of use: in range, and laid out and rounded as the rows ``x``.
+
+    Where a tensor cannot be looked into, numbers out of range become NaN, and so will their rows.
+    """
+    if accepted is not None:
+        item = hyperparameter(name, item, *accepted)
+    laid_out = aligned(name, item, x, dim)
+    if accepted is None or not isinstance(laid_out, Tensor):
+        return laid_out
+    if laid_out.dtype != item.dtype:  # 1 + 1e-9 is 1 in float32
+        hyperparameter(name, laid_out, *accepted)
+    if transforms.may_look(laid_out):
+        return laid_out
+    seen = laid_out.detach()
+    return torch.where(accepted[1](seen) & torch.isfinite(seen), laid_out, torch.nan)

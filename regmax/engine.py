@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from . import opaque, simplex, transforms
-from .adjoint import attach, restate
+from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import RegularizerError
 from .optimality import Problem
-from .penalty import value_of
+from .penalty import Penalized, value_of
 from .regularizer import overrides
 from .roads import Road, Settings, closed_form, travel
 from .rows import Rows
@@ -19,7 +19,14 @@ from .solution import Solution
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     """Π_Ω(x), with gradients, and the road taken."""
     omega = rows.omega
-    seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
+    if transforms.baking():
+        raise NotImplementedError(
+            "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
+        )
+    inside: list[object] = [rows.x, rows.gamma, *omega.tensors(fixed=True).values()]
+    if isinstance(omega, Penalized):
+        inside += vars(omega.penalty).values()
+    seen = transforms.watched(inside)
     with transforms.full_precision(rows.x.device.type):
         if not omega.exact:
             if seen:
@@ -46,18 +53,21 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
 def smooth_max(rows: Rows, y: Tensor) -> Tensor:
     """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y."""
     omega, gamma = rows.omega, rows.gamma
-    if isinstance(gamma, Tensor):
-        gamma = gamma.squeeze(-1)
-    linear = simplex.row_dot(y, rows.x).squeeze(-1)
-    value = linear - gamma * value_of(omega, simplex.inward(y), rows.mask)
-    with torch.no_grad():
-        best = None
-        if overrides(omega, "conjugate"):
-            best = omega.conjugate(rows.x, rows.gamma, rows.mask)
-        if best is None:  # at the exact zeros of y, where Ω is finite there
-            best = linear - gamma * value_of(omega, y, rows.mask)
-        best = torch.where(torch.isfinite(best), best, value)
-    value = value + (best - value).detach()
+    with transforms.full_precision(rows.x.device.type):
+        value = objective(omega, rows.x, gamma, y, rows.mask)
+        with torch.no_grad():
+            best = None
+            if overrides(omega, "conjugate"):
+                best = omega.conjugate(rows.x, gamma, rows.mask)
+            if best is None:  # at the exact zeros of y, where Ω is finite there
+                gamma = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
+                linear = simplex.row_dot(y, rows.x).squeeze(-1)
+                best = linear - gamma * value_of(omega, y, rows.mask)
+            best = torch.where(torch.isfinite(best), best, value)
+        if transforms.watched((rows.x, y)) or may_hide_tensors(omega):
+            value = value + (best - value).detach()
+        else:
+            value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)
     return rows.restore_rows(value + rows.shift.squeeze(-1))
 
 

@@ -19,7 +19,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from . import simplex
 from .regularizer import Regularizer
 
 
@@ -143,7 +142,7 @@ def jacobian_product(
     With a penalty the groups of y move as one, and J = P (PHP)⁺ P with their averages P. (For a
     permutation-invariant base H and P commute, and this is J_base P.)
     """
-    curvature = smooth.curvature(simplex.inward(y))
+    curvature = smooth.curvature(smooth.seen(y))
     if average is None:
         return curvature.jacobian(v, support)
     return average(curvature.averaged(average).jacobian(average(v), support))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from . import curvature as curvatures
 from . import transforms
 from .checks import hyperparameter
 from .errors import RegularizerError
+from .simplex import positive
 
 
 class Regularizer(nn.Module):
@@ -121,6 +122,18 @@ class Regularizer(nn.Module):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
+    def smallest(self, tiny: float) -> float | Tensor:
+        """The smallest y_i at which ``grad``, ``curvature`` and their derivatives are finite.
+
+        ``tiny`` is the smallest normal number, where 1/y is finite and the 1/y² of its derivative
+        is not, unless it is written exp(−log y). Default: √tiny. Smaller entries are taken for it.
+        """
+        return math.sqrt(tiny)
+
+    def seen(self, y: Tensor) -> Tensor:
+        """y as derivatives see it: positive, and as small as this Ω can take it."""
+        return positive(y, self.smallest(torch.finfo(y.dtype).tiny))
+
     # -- hyperparameters ---------------------------------------------------------------------
 
     def tensors(self, fixed: bool = False) -> dict[str, Tensor]:
@@ -222,10 +235,24 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
     return g if keep else g.detach()
 
 
-def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
-    clone = copy.copy(module)
+def frozen(module: nn.Module) -> Any:
+    """A copy, module by module, whose attributes do not follow those of ``module``."""
+    clone = _copy(module)
+    for name, inner in module._modules.items():
+        clone._modules[name] = None if inner is None else frozen(inner)
+    return clone
+
+
+def _copy(module: nn.Module) -> Any:
+    clone = object.__new__(type(module))  # copy.copy refuses parametrized modules
+    clone.__dict__ = dict(module.__dict__)
     for store in ("_parameters", "_buffers", "_modules"):
         clone.__dict__[store] = dict(clone.__dict__[store])
+    return clone
+
+
+def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
+    clone = _copy(module)
     nested: dict[str, dict[str, Tensor]] = {}
     for key, item in values.items():
         head, _, rest = key.partition(".")

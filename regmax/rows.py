@@ -59,7 +59,7 @@ class Rows:
         if self.empty is not None:
             t = torch.where(self.empty, empty, t)
         if self.spoilt is not None:
-            t = t * torch.where(self.spoilt, torch.nan, 1.0).to(t.dtype)
+            t = torch.where(self.spoilt, torch.nan, t)
         return t
 
     def restore(self, y: Tensor) -> Tensor:
@@ -100,10 +100,9 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     takes_part = checks.mask(mask, x)
     dtype = x.dtype
     rows = x.to(torch.float32 if dtype in HALF else dtype)
-    gamma = checks.used("gamma", gamma, *checks.POSITIVE)
-    gamma = checks.aligned("gamma", gamma, rows, dim)
+    gamma = checks.per_row("gamma", gamma, checks.POSITIVE, rows, dim)
     omega = _aligned(omega, rows, dim)
-    rows = rows.movedim(dim, -1)
+    rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
     on = None if takes_part is None else takes_part.movedim(dim, -1)
 
     empty = spoilt = None
@@ -133,9 +132,7 @@ def _aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
     """
     values = {}
     for prefix, name, owner in omega.declared():
-        item = getattr(owner, name)
-        if name in owner.ranges:
-            item = checks.used(name, item, *owner.ranges[name])
+        item = checks.per_row(name, getattr(owner, name), owner.ranges.get(name), x, dim)
         if isinstance(item, Tensor):
-            values[prefix + name] = checks.aligned(name, item, x, dim)
+            values[prefix + name] = item
     return omega.with_tensors(values) if values else omega

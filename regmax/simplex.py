@@ -60,6 +60,12 @@ def inward(y: Tensor) -> Tensor:
     return torch.where(y > tiny, y, tiny)
 
 
+def positive(y: Tensor, floor: float | Tensor) -> Tensor:
+    """y with its zeros replaced by ε², as :func:`inward`, and nothing else but what is below
+    ``floor``: derivatives of log y at y = 1e-30 need that y."""
+    return torch.where(y > 0, y.clamp(min=floor), torch.finfo(y.dtype).eps ** 2)
+
+
 def row_dot(a: Tensor, b: Tensor) -> Tensor:
     """⟨a, b⟩ of each row, kept as a last dimension of size 1."""
     return (a * b).sum(-1, keepdim=True)

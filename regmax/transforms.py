@@ -33,6 +33,11 @@ def transforming() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def baking() -> bool:
+    """Whether ``torch.jit.trace`` records, which keeps what it cannot follow as a constant."""
+    return bool(torch._C._get_tracing_state() is not None)
+
+
 def nesting() -> int:
     """How many transforms of ``torch.func`` are active, one inside the other."""
     return int(torch._C._functorch.maybe_current_level() or 0)

@@ -33,7 +33,10 @@ class Entropy(regmax.Regularizer):
         return y.log() + 1
 
     def curvature(self, y: Tensor) -> Diagonal:
-        return Diagonal(1 / y)
+        return Diagonal((-y.log()).exp())  # 1/y, with a derivative that does not overflow
+
+    def smallest(self, tiny: float) -> float:
+        return tiny
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """exp(x/γ) / Σ exp(x/γ)."""

@@ -50,8 +50,11 @@ class PNorm(regmax.Regularizer):
 
     def curvature(self, y: Tensor) -> DiagonalPlusRankOne:
         """diag((p−1) (y/‖y‖)^(p−2)) + (2−p) vvᵀ, v = (y/‖y‖)^(p−1)."""
-        p, share = self.p, y / self._norm(y)
-        return DiagonalPlusRankOne((p - 1) * share ** (p - 2), share ** (p - 1), 2 - p)
+        p, log = self.p, (y / self._norm(y)).log()
+        return DiagonalPlusRankOne((p - 1) * ((p - 2) * log).exp(), ((p - 1) * log).exp(), 2 - p)
+
+    def smallest(self, tiny: float) -> float:
+        return tiny
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1."""

@@ -62,8 +62,16 @@ class Tsallis(regmax.Regularizer):
         )
 
     def curvature(self, y: Tensor) -> Diagonal:
-        """diag(y^(α−2)), positive where it underflows."""
-        return Diagonal((y ** (self.alpha - 2)).clamp_min(torch.finfo(y.dtype).tiny))
+        """diag(y^(α−2)), positive and finite where it underflows or overflows."""
+        info = torch.finfo(y.dtype)
+        return Diagonal(((self.alpha - 2) * y.log()).exp().clamp(info.tiny, info.max))
+
+    def smallest(self, tiny: float) -> float | Tensor:
+        # y^(α−2) is finite there for α ≥ 1
+        alpha = self.alpha
+        if isinstance(alpha, Tensor):
+            return torch.where(alpha.detach() >= 1, tiny, tiny**0.5)
+        return tiny if alpha >= 1 else tiny**0.5
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y_i = [1 + (α−1)(x_i/γ − τ)]₊^{1/(α−1)} with Σ y = 1 (2019, Lemma 2)."""
