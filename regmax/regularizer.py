@@ -89,8 +89,8 @@ class Regularizer(nn.Module):
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
         """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), or None where no formula is known.
 
-        ``x`` (*batch, d) is finite, its largest participating entry of each row is 0, and each row
-        has at least one participant; ``gamma`` is a float or has size 1 in its last dimension;
+        ``x`` (*batch, d) is contiguous and finite; the largest participating entry of each row is
+        0, and each row has a participant; ``gamma`` is a float or has size 1 in its last dimension;
         ``mask`` is None or bool of x's shape. Its gradient is not used: regmax differentiates the
         optimality condition.
         """

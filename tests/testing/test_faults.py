@@ -125,12 +125,13 @@ def mean_lam(self, x, gamma, mask=None):
     return project(x / gamma / torch.as_tensor(self.lam).mean(), mask)
 
 
-def contiguous_memory(z, mask):
-    """As a kernel that reads memory row by row."""
-    strides = [1]
-    for n in z.shape[:0:-1]:
-        strides.insert(0, strides[0] * n)
-    return project(z.as_strided(z.shape, strides), mask)
+def by_the_size_of_the_batch(z, mask):
+    """As a kernel whose blocks depend on the number of rows."""
+    return project(z * (1 + 1e-3 * z.shape[0]), mask)
+
+
+def for_matrices_only(z, mask):
+    return project(z if z.ndim == 2 else z * (1 + 1e-9), mask)
 
 
 def ulps(self, v, step, mask=None):
@@ -171,8 +172,8 @@ FAULTS = {
     "check_batch_independence": [
         (lambda: formula(lambda z, mask: project(z * (1 + 1e-9 * z.mean()), mask)), "closed_form")
     ],
-    "check_strides": [(lambda: formula(contiguous_memory), "closed_form")],
-    "check_dim": [(lambda: formula(contiguous_memory), "closed_form")],
+    "check_strides": [(lambda: formula(by_the_size_of_the_batch), "closed_form")],
+    "check_dim": [(lambda: formula(for_matrices_only), "closed_form")],
     "check_dtype": [
         (
             lambda: formula(
