@@ -19,10 +19,6 @@ from .solution import Solution
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     """Π_Ω(x), with gradients, and the road taken."""
     omega = rows.omega
-    if transforms.baking():
-        raise NotImplementedError(
-            "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
-        )
     inside: list[object] = [rows.x, rows.gamma, *omega.tensors(fixed=True).values()]
     if isinstance(omega, Penalized):
         inside += vars(omega.penalty).values()

@@ -96,6 +96,10 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     The shift by the maximum does not change Π_Ω (⟨y, 1⟩ = 1) and keeps the accuracy of x where
     scores are large.
     """
+    if transforms.baking():
+        raise NotImplementedError(
+            "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
+        )
     x, dim = checks.scores(x, dim)
     takes_part = checks.mask(mask, x)
     dtype = x.dtype
