@@ -22,10 +22,11 @@ from torch import Tensor
 
 from . import simplex, transforms
 from .penalty import (
-    Average,
     Penalized,
+    Penalty,
     averaging,
     jacobian_product,
+    penalty_of,
     smooth_part,
     value_of,
 )
@@ -46,7 +47,7 @@ def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Ten
         return y
     tensors = smooth.tensors(fixed=True)
     out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]
-        y, z, frozen(smooth), averaging(omega, y, mask), tuple(tensors), *tensors.values()
+        y, z, mask, frozen(smooth), penalty_of(omega), tuple(tensors), *tensors.values()
     )
     return out
 
@@ -61,7 +62,7 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     if isinstance(omega, Penalized):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega)
-    support, average = _movable(y), averaging(omega, y, mask)
+    support, average = _movable(y), averaging(penalty_of(omega), y, mask)
     for _ in range(2 if transforms.nesting() < 3 else 3):
         slope = z - smooth.grad(smooth.seen(y))
         step = jacobian_product(smooth, average, y, slope, support)
@@ -82,8 +83,9 @@ class _Argmax(torch.autograd.Function):
     def forward(
         y: Tensor,
         z: Tensor,
+        mask: Tensor | None,
         smooth: Regularizer,
-        average: Average | None,
+        penalty: Penalty | None,
         names: tuple[str, ...],
         *tensors: Tensor,
     ) -> Tensor:
@@ -91,18 +93,19 @@ class _Argmax(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, ctx.smooth, ctx.average, ctx.names, *tensors = inputs
-        ctx.save_for_backward(output, *tensors)
+        _, _, mask, ctx.smooth, ctx.penalty, ctx.names, *tensors = inputs
+        ctx.save_for_backward(output, mask, *tensors)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
-        y, *tensors = ctx.saved_tensors
+        y, mask, *tensors = ctx.saved_tensors
         smooth = ctx.smooth.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
         with transforms.full_precision(y.device.type):
-            w = jacobian_product(smooth, ctx.average, y, v, _movable(y))
-            wanted = ctx.needs_input_grad[5:]
+            average = averaging(ctx.penalty, y, mask)
+            w = jacobian_product(smooth, average, y, v, _movable(y))
+            wanted = ctx.needs_input_grad[6:]
             theta = _hyperparameter_product(smooth, ctx.names, tensors, wanted, y, w)
-        return None, w, None, None, None, *theta
+        return None, w, None, None, None, None, *theta
 
 
 def _hyperparameter_product(
@@ -139,7 +142,12 @@ def may_hide_tensors(omega: Regularizer) -> bool:
     """Whether Ω may depend on tensors that are no attributes: not where a class declares its
     hyperparameters and writes its gradient down."""
     smooth = smooth_part(omega)
-    return smooth.hyperparameters is None or not overrides(smooth, "grad")
+    held = (v for m in omega.modules() for k, v in vars(m).items() if not k.startswith("_"))
+    return (
+        smooth.hyperparameters is None
+        or not overrides(smooth, "grad")
+        or any(isinstance(v, list | tuple | dict | set) for v in held)
+    )
 
 
 def objective(
@@ -166,7 +174,7 @@ def envelope(
     if not torch.is_grad_enabled():
         return value
     tensors = omega.tensors(fixed=True)
-    given = gamma if isinstance(gamma, Tensor) else torch.as_tensor(gamma, dtype=x.dtype)
+    given = gamma if isinstance(gamma, Tensor) else x.new_full((), gamma)
     out: Tensor = _Envelope.apply(  # type: ignore[no-untyped-call]
         value, y, frozen(omega), mask, tuple(tensors), x, given, *tensors.values()
     )
@@ -187,12 +195,12 @@ class _Envelope(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, y, ctx.omega, ctx.mask, ctx.names, *arguments = inputs
-        ctx.save_for_backward(y, *arguments)
+        _, y, ctx.omega, mask, ctx.names, *arguments = inputs
+        ctx.save_for_backward(y, mask, *arguments)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
-        y, *arguments = ctx.saved_tensors
+        y, mask, *arguments = ctx.saved_tensors
         wanted = ctx.needs_input_grad[5:]
         keep = torch.is_grad_enabled()
         with torch.enable_grad(), transforms.full_precision(y.device.type):
@@ -201,7 +209,7 @@ class _Envelope(torch.autograd.Function):
             ]
             x, gamma, *tensors = aliases
             omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-            total = objective(omega, x, gamma, y, ctx.mask)
+            total = objective(omega, x, gamma, y, mask)
             free = [t for t, wants in zip(aliases, wanted, strict=True) if wants]
             found = iter(
                 torch.autograd.grad(total, free, v, create_graph=keep, allow_unused=True)

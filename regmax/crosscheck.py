@@ -22,7 +22,7 @@ from . import checks, engine, roads, simplex
 from .backends.base import Answer, Backend, Task, tolerances
 from .backends.generic import definition
 from .optimality import Problem
-from .penalty import averaging, jacobian_product, smooth_part
+from .penalty import averaging, jacobian_product, penalty_of, smooth_part
 from .plugins import registry
 from .regularizer import Regularizer, overrides
 from .report import Claim, Pair, Report
@@ -209,7 +209,7 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
     support = problem.support(y)
     v = task.v
 
-    average = averaging(problem.omega, y, task.mask)
+    average = averaging(penalty_of(problem.omega), y, task.mask)
 
     def product(at: Tensor) -> Tensor:
         return jacobian_product(smooth_part(problem.omega), average, at, v, support)

@@ -9,7 +9,7 @@ from . import opaque, simplex, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import RegularizerError
 from .optimality import Problem
-from .penalty import Penalized, value_of
+from .penalty import value_of
 from .regularizer import overrides
 from .roads import Road, Settings, closed_form, travel
 from .rows import Rows
@@ -19,10 +19,7 @@ from .solution import Solution
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     """Π_Ω(x), with gradients, and the road taken."""
     omega = rows.omega
-    inside: list[object] = [rows.x, rows.gamma, *omega.tensors(fixed=True).values()]
-    if isinstance(omega, Penalized):
-        inside += vars(omega.penalty).values()
-    seen = transforms.watched(inside)
+    seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
     with transforms.full_precision(rows.x.device.type):
         if not omega.exact:
             if seen:

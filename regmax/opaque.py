@@ -104,7 +104,7 @@ def _written(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) ->
     return json.dumps(
         {
             "name": omega.name,
-            "numbers": {k: v if isinstance(v, bool) else float(v) for k, v in numbers.items()},
+            "numbers": numbers,
             "tensors": names,
             "gamma": gamma,
         }
@@ -121,10 +121,15 @@ def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
             f"torch.compile and torch.export record closed forms of registered regularizers; "
             f"{cls.__name__} is not one (compile without fullgraph, or outside of this layer)"
         )
-    if not all(hasattr(omega, key) for key in cls.arguments):
+    held = set(omega.tensors(fixed=True))
+    plain = [k for k in cls.arguments if k not in held]
+    if not held <= set(cls.arguments) or not all(
+        isinstance(getattr(omega, k, None), bool | int | float | str) for k in plain
+    ):
         return (
-            f"{cls.__name__} cannot be made again: each argument of its constructor "
-            f"({', '.join(cls.arguments)}) must be an attribute"
+            f"{cls.__name__} cannot be made again from its constructor's arguments "
+            f"({', '.join(cls.arguments)}): each must be an attribute (a number, str or tensor), "
+            "and there must be no other tensor"
         )
     return None
 

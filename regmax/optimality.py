@@ -20,7 +20,14 @@ from torch import Tensor
 from . import simplex
 from .curvature import Curvature, Diagonal
 from .errors import RegularizerError
-from .penalty import Penalized, averaging, jacobian_product, smooth_part, value_of
+from .penalty import (
+    Penalized,
+    averaging,
+    jacobian_product,
+    penalty_of,
+    smooth_part,
+    value_of,
+)
 from .regularizer import Definition, Regularizer
 from .simplex import row_dot
 
@@ -99,7 +106,7 @@ class Problem:
         slope = self.slope(y)
         if isinstance(self.omega, Penalized):
             slope = slope - self.z + self.omega.reduced(self.z, y, self.mask)
-        average = averaging(self.omega, y, self.mask)
+        average = averaging(penalty_of(self.omega), y, self.mask)
         return jacobian_product(smooth_part(self.omega), average, y, slope, support)
 
     def certify(self, y: Tensor) -> Certificate:

@@ -12,17 +12,18 @@ chain's total variation this is Proposition 2 of Niculae & Blondel (2017).
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .regularizer import Regularizer
 
 
-class Penalty(ABC):
+class Penalty(nn.Module, ABC):
     """R(y) = max_{u ∈ ∂R(0)} ⟨u, y⟩: convex, positively homogeneous, with fused groups.
 
     Rows are along the last dimension; ``mask`` is None or a bool tensor of y's shape (True = takes
@@ -30,6 +31,15 @@ class Penalty(ABC):
     """
 
     name: ClassVar[str] = ""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Penalty:
+        """Ready the nn.Module, so that an ``__init__`` need not call super()."""
+        self: Penalty = super().__new__(cls)
+        nn.Module.__init__(self)
+        return self
+
+    def __init__(self) -> None:
+        """Nothing to do: ``__new__`` made the module."""
 
     @abstractmethod
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -54,6 +64,10 @@ class Penalty(ABC):
 
         Certificates rest on it: it must be a subgradient up to rounding, whatever ``near`` is.
         """
+
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        """How far below others an entry of d must lie for them not to feel where it lies."""
+        return math.inf
 
     def as_cvxpy(self, y: Any) -> Any:
         """R as a cvxpy expression of a nonnegative cvxpy variable of shape (d,)."""
@@ -99,8 +113,18 @@ class Penalized(Regularizer):
         return self.base.as_cvxpy(y) + float(self.lam) * self.penalty.as_cvxpy(y)
 
     def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """γ prox_{λR}(x/γ): the scores that ``base`` maps to Π_Ω(x), by the theorem above."""
-        return gamma * self.penalty.prox(x / gamma, self.lam, mask)
+        """γ prox_{λR}(x/γ) = prox_{γλR}(x), its maximum shifted to 0: by the theorem above the
+        scores that ``base`` maps to Π_Ω(x).
+
+        In float64 until then. Scores that cannot matter, as ``base`` gives them 0 and the others do
+        not feel where they lie, are raised: −1e20 would absorb the others in the sums of a prox.
+        """
+        lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
+        gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
+        matters = gamma * (self.base.reach() + self.penalty.margin(lam, x.shape[-1]))
+        z = self.penalty.prox(x.double().clamp(min=-2 * matters), gamma * lam, mask)
+        top = z if mask is None else torch.where(mask, z, -torch.inf)
+        return (z - top.amax(-1, keepdim=True)).to(x.dtype)
 
     def reduced(self, z: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """z − λu averaged over the groups of y, u ∈ ∂R(y) (2017, Prop. 3 and Lemma 1).
@@ -126,11 +150,11 @@ class Penalized(Regularizer):
 Average = Callable[[Tensor], Tensor]
 
 
-def averaging(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Average | None:
-    """P, the averages over the groups of y that the penalty of Ω makes; None without a penalty."""
-    if not isinstance(omega, Penalized):
+def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Average | None:
+    """P, the averages over the groups of y that the penalty makes; None without a penalty."""
+    if penalty is None:
         return None
-    penalty, y = omega.penalty, y.detach()
+    y = y.detach()
     return lambda v: penalty.average(v, y, mask)
 
 
@@ -151,6 +175,11 @@ def jacobian_product(
 def smooth_part(omega: Regularizer) -> Regularizer:
     """The differentiable part of Ω."""
     return omega.base if isinstance(omega, Penalized) else omega
+
+
+def penalty_of(omega: Regularizer) -> Penalty | None:
+    """The penalty of Ω, if it has one."""
+    return omega.penalty if isinstance(omega, Penalized) else None
 
 
 def value_of(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Tensor:

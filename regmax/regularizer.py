@@ -122,6 +122,13 @@ class Regularizer(nn.Module):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
 
+    def reach(self) -> float | Tensor:
+        """How far below the largest, over γ, a score has y_i = 0 or below any rounding.
+
+        Default: no such distance is known.
+        """
+        return math.inf
+
     def smallest(self, tiny: float) -> float | Tensor:
         """The smallest y_i at which ``grad``, ``curvature`` and their derivatives are finite.
 
@@ -251,6 +258,15 @@ def _copy(module: nn.Module) -> Any:
     return clone
 
 
+def _unparametrized(module: nn.Module, clone: Any) -> Any:
+    """``clone`` with plain attributes where torch.nn.utils.parametrize put properties."""
+    if "parametrizations" in clone._modules:
+        values = {name: getattr(module, name) for name in clone._modules.pop("parametrizations")}
+        clone.__class__ = type(module).__mro__[1]
+        clone.__dict__.update(values)
+    return clone
+
+
 def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
     clone = _copy(module)
     nested: dict[str, dict[str, Tensor]] = {}
@@ -259,6 +275,8 @@ def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
         if rest:
             nested.setdefault(head, {})[rest] = item
         else:
+            if head in getattr(module, "parametrizations", ()):
+                clone = _unparametrized(module, clone)
             clone._parameters.pop(head, None)
             clone._buffers.pop(head, None)
             clone.__dict__[head] = item

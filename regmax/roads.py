@@ -82,8 +82,6 @@ def _by_formula(
         return Road(y, "closed form", f"{type(omega).__name__} has one")
     if isinstance(omega, Penalized) and omega.base.permutation_invariant:
         x = omega.composed(x, gamma, mask)
-        top = x if mask is None else torch.where(mask, x, -torch.inf)
-        x = x - top.amax(-1, keepdim=True)  # as closed forms expect it
         road = _by_formula(omega.base, x, gamma, mask, settings)
         road = road or _by_solver(omega.base, x / gamma, mask, settings)
         return Road(

@@ -130,11 +130,15 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
 
 
 def _aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
-    """``omega`` with its hyperparameters checked, per-row tensors laid out as the rows are.
+    """``omega`` in the dtype of the rows, its hyperparameters checked and laid out as these are.
 
     They are checked at every call: a tensor that learns may leave its range.
     """
-    values = {}
+    values = {
+        name: t.to(x.dtype)
+        for name, t in omega.tensors(fixed=True).items()
+        if t.dtype.is_floating_point and t.dtype != x.dtype
+    }
     for prefix, name, owner in omega.declared():
         item = checks.per_row(name, getattr(owner, name), owner.ranges.get(name), x, dim)
         if isinstance(item, Tensor):

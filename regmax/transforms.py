@@ -22,9 +22,12 @@ def compiling() -> bool:
 
 
 def tracing() -> bool:
-    """Whether operators are recorded, maybe without numbers: as above, or by a dispatch mode
-    (``make_fx``, ``torch.func.linearize``, fake tensors)."""
-    return compiling() or torch._C._len_torch_dispatch_stack() > 0
+    """Whether operators are recorded, or have no numbers: as above, or by ``make_fx``,
+    ``torch.func.linearize`` or fake tensors."""
+    keys = torch._C._TorchDispatchModeKey
+    return compiling() or any(
+        torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY)
+    )
 
 
 def transforming() -> bool:

@@ -224,3 +224,103 @@ def test_a_hyperparameter_that_rounds_out_of_its_range_is_refused():
         functional.fusedmax(x, lam=float("inf"))
     with pytest.raises(TypeError, match=r"x must be floating .*float8"):
         functional.softmax(x.to(torch.float8_e4m3fn))
+
+
+def test_a_matrix_follows_the_dtype_of_the_scores():
+    class Quadratic(Regularizer):
+        def __init__(self, a):
+            self.a = a
+
+        def value(self, y):
+            return ((y @ self.a) * y).sum(-1) / 2
+
+    a = torch.eye(4) + 0.1
+    for dtype in (torch.float32, F64):
+        x = normal(3, 4).to(dtype)
+        y = RegularizedMax(Quadratic(a))(x)
+        assert y.dtype == dtype
+        assert torch.equal(y, RegularizedMax(Quadratic(a.double()))(x))
+
+
+# -- penalties -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("low", [-1e20, torch.finfo(F64).min])
+def test_low_scores_do_not_absorb_the_others(low):
+    tv = regmax.regularizer("tv").penalty
+    x = normal(1, 5)
+    x[0, 1] = low
+    gini = RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), tv, 0.1))
+    assert torch.equal(gini(x), functional.fusedmax(x, lam=0.1))
+    entropy = RegularizedMax(regmax.Penalized(regmax.regularizer("entropy"), tv, 0.1))
+    torch.testing.assert_close(entropy(x), entropy(x.clamp_min(-1e4)), rtol=0, atol=1e-12)
+
+
+def test_a_penalty_learns_too():
+    class Scaled(type(regmax.regularizer("tv").penalty)):
+        def __init__(self, w):
+            self.w = w
+
+        def value(self, y, mask=None):
+            return self.w * super().value(y, mask)
+
+        def prox(self, v, step, mask=None):
+            return super().prox(v, step * self.w, mask)
+
+        def any_subgradient(self, y, mask=None):
+            return self.w * super().any_subgradient(y, mask)
+
+    w, x = nn.Parameter(torch.tensor(1.0, dtype=F64)), normal(6) / 5
+    layer = RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), Scaled(w), 0.05))
+    assert [name for name, _ in layer.named_parameters()] == ["omega.penalty.w"]
+    for f in (lambda: loss(layer(x)), lambda: layer.max(x)):
+        (got,) = grad(f(), w)
+        with torch.no_grad():
+            around = []
+            for step in (1e-6, -1e-6):
+                w += step
+                around.append(f())
+                w -= step
+        torch.testing.assert_close(got, (around[0] - around[1]) / 2e-6, rtol=1e-6, atol=1e-8)
+        assert got != 0
+
+
+# -- hyperparameters that other modules make -------------------------------------------------------
+
+
+def test_a_parametrized_alpha_per_row():
+    class Above(nn.Module):
+        def forward(self, t):
+            return 1 + t.sigmoid()
+
+    raw, x = normal(3, 1, seed=1), normal(3, 3, 3)
+    omega = regmax.regularizer("tsallis", alpha=nn.Parameter(1.5 + 0 * raw))
+    parametrize.register_parametrization(omega, "alpha", Above(), unsafe=True)
+    with torch.no_grad():
+        omega.parametrizations.alpha.original.copy_(raw)
+    y = RegularizedMax(omega, dim=0)(x)
+    torch.testing.assert_close(y, functional.entmax(x, alpha=1 + raw.sigmoid(), dim=0))
+    (got,) = grad(loss(y), list(omega.parameters()))
+    leaf = raw.requires_grad_()
+    (expected,) = grad(loss(functional.entmax(x, alpha=1 + leaf.sigmoid(), dim=0)), leaf)
+    torch.testing.assert_close(got, expected)
+
+
+def test_only_what_its_arguments_make_again_is_recorded(monkeypatch):
+    class Learner(type(regmax.regularizer("gini"))):
+        name = "learner"
+
+        def __init__(self, mode="a", k=2):
+            self.mode, self.k = mode, k
+
+    from regmax import opaque, roads
+
+    class Known:
+        def regularizers(self):
+            return {"learner": Learner}
+
+    monkeypatch.setattr(opaque, "registry", Known)
+    omega = Learner()
+    assert opaque.not_recordable(omega, roads.Settings()) is None
+    omega.s = nn.Parameter(torch.ones(()))
+    assert "no other tensor" in opaque.not_recordable(omega, roads.Settings())

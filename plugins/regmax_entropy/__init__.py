@@ -38,6 +38,9 @@ class Entropy(regmax.Regularizer):
     def smallest(self, tiny: float) -> float:
         return tiny
 
+    def reach(self) -> float:
+        return 800.0  # exp(−800) is 0
+
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """exp(x/γ) / Σ exp(x/γ)."""
         return softmax(_masked(x / gamma, mask))

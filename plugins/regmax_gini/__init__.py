@@ -31,6 +31,9 @@ class Gini(regmax.Regularizer):
     def curvature(self, y: Tensor) -> Diagonal:
         return Diagonal(torch.ones_like(y))
 
+    def reach(self) -> float:
+        return 1.0
+
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """P_Δ(x/γ)."""
         return project(x / gamma, mask)

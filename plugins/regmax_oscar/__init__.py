@@ -39,6 +39,10 @@ class OrderedPairs(regmax.Penalty):
         z = z if part is None else torch.where(part, z, 0)
         return torch.zeros_like(z).scatter(-1, order, z).to(v.dtype)
 
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        """What the weights add to a block of the isotonic regression is at most step·d."""
+        return step * d
+
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         ordered, order = _low_when_masked(z, mask).sort(-1, descending=True)
         return torch.zeros_like(order).scatter(-1, order, _runs(ordered))
@@ -122,18 +126,6 @@ class Oscar(regmax.Penalized):
             raise TypeError(f"exact must be a bool; got {exact!r}")
         super().__init__(regmax.regularizer("gini"), OrderedPairs(), lam)
         self.exact = exact
-
-    def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """γ prox_{λR}(x/γ) = prox_{γλR}(x), with scores that cannot matter raised.
-
-        A block of the isotonic regression with scores below −γ − γλm lies γ below the maximum of
-        the prox, which is at least that of x, 0; P_Δ cuts it. Scores of −1e20 would otherwise
-        absorb what the weights add.
-        """
-        lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
-        gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
-        v = x.double().clamp_min(-2 * gamma * (1 + lam * x.shape[-1]))
-        return self.penalty.prox(v, gamma * lam, mask).to(x.dtype)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
         """None where exact: the theorem's composition then applies."""

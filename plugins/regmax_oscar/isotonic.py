@@ -85,8 +85,8 @@ def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
     if rows is None:
         return isotonic_decreasing_reference(v, mask)
     x, m = _checked(v, mask)
-    out = torch.empty(x.shape, dtype=x.dtype)
-    used = torch.empty((0, 0), dtype=torch.bool) if m is None else m.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    used = torch.empty((0, 0), dtype=torch.bool, device=x.device) if m is None else m.contiguous()
     rows(x.contiguous().numpy(), used.numpy(), m is not None, out.numpy())
     return out.reshape(v.shape)
 

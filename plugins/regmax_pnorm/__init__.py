@@ -56,6 +56,9 @@ class PNorm(regmax.Regularizer):
     def smallest(self, tiny: float) -> float:
         return tiny
 
+    def reach(self) -> float:
+        return 1.0
+
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1."""
         on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask

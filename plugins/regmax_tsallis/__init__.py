@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,15 @@ class Tsallis(regmax.Regularizer):
         if isinstance(alpha, Tensor):
             return torch.where(alpha.detach() >= 1, tiny, tiny**0.5)
         return tiny if alpha >= 1 else tiny**0.5
+
+    def reach(self) -> float | Tensor:
+        """1/(α − 1) for α > 1, where y_i is below exp(−δ_i) besides."""
+        alpha = self.alpha
+        if not isinstance(alpha, Tensor):
+            return min(1 / (alpha - 1), 800.0) if alpha > 1 else 800.0 if alpha == 1 else math.inf
+        above = alpha.detach() - 1
+        reach = (1 / above).clamp(max=800.0)
+        return torch.where(above > 0, reach, torch.where(above == 0, 800.0, torch.inf))
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y_i = [1 + (α−1)(x_i/γ − τ)]₊^{1/(α−1)} with Σ y = 1 (2019, Lemma 2)."""

@@ -32,6 +32,11 @@ class ChainTV(regmax.Penalty):
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
         return prox_chain_tv(v, step, mask)
 
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        """{prox > t} depends on v_i < t only through min(t − v_i, 2·step), and the maximum of the
+        prox is at most 2·step below that of v."""
+        return 2 * step
+
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         order = None if mask is None else _participants_first(mask)
         z = z if order is None else z.gather(-1, order)
@@ -87,21 +92,6 @@ class TV(regmax.Penalized):
 
     def __init__(self, lam: float | Tensor = 0.1) -> None:
         super().__init__(regmax.regularizer("gini"), ChainTV(), lam)
-
-    def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """γ prox_{λR}(x/γ) = prox_{γλR}(x), in float64, with scores that cannot matter raised.
-
-        The set {prox > t} depends on v_i < t only through min(t − v_i, 2γλ), and P_Δ cuts all that
-        is γ below the maximum of the prox, itself at most 2γλ below that of v, which is 0. Scores
-        of −1e20 would otherwise absorb all others in the sums of the prox. It is rounded once its
-        maximum is 0, however large λ is.
-        """
-        lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
-        gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
-        v = x.double().clamp_min(-2 * gamma * (1 + 2 * lam))
-        z = self.penalty.prox(v, gamma * lam, mask)
-        top = z if mask is None else torch.where(mask, z, -torch.inf)
-        return (z - top.amax(-1, keepdim=True)).to(x.dtype)
 
     def notes(self, x: Tensor) -> list[str]:
         return [f"prox of total variation: {kernel(x)} kernel"]

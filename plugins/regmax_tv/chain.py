@@ -104,8 +104,8 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     if rows is None:
         return prox_chain_tv_reference(v, weight, mask)
     x, w, m = _checked(v, weight, mask)
-    out = torch.empty(x.shape, dtype=x.dtype)
-    used = torch.empty((0, 0), dtype=torch.bool) if m is None else m.contiguous()
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    used = torch.empty((0, 0), dtype=torch.bool, device=x.device) if m is None else m.contiguous()
     rows(x.contiguous().numpy(), w.contiguous().numpy(), used.numpy(), m is not None, out.numpy())
     return out.reshape(v.shape)
 

@@ -291,7 +291,12 @@ def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
     n = len(case.x)
     for name in s.omega.hyperparameters or ():
         number = torch.as_tensor(getattr(s.omega, name), dtype=torch.float64).detach()
-        per_row = number.reshape(-1)[0] * torch.linspace(1, 0.95, n).double().unsqueeze(-1)
+        holds = s.omega.ranges[name][1] if name in s.omega.ranges else torch.isfinite
+        spreads = [
+            number.reshape(-1)[0] * torch.linspace(1, end, n).double().unsqueeze(-1)
+            for end in (0.95, 1.05, 1.0)
+        ]
+        per_row = next((t for t in spreads if bool(holds(t).all())), spreads[-1])
 
         def answer(value: Tensor, rows: Case, name: str = name) -> Tensor:
             omega = s.omega.with_tensors({name: value})

@@ -1,9 +1,4 @@
-"""The checks of an Ω: what selects them, runs them, and reports them.
-
-@parametrize_with_checks([MyOmega()])
-def test_mine(omega, check):
-    check(omega)
-"""
+"""The checks of an Ω: what selects them, runs them, and reports them."""
 
 from __future__ import annotations
 

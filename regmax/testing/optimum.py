@@ -89,7 +89,7 @@ def _slope(s: Subject, case: Case, y: Tensor) -> tuple[Tensor, Tensor]:
     """x/γ − ∇Ω(y) − λu with u ∈ ∂R(y), and the size of its terms."""
     problem = s.problem(case.x, case.gamma, case.mask)
     with torch.no_grad():
-        gradient = s.truth.grad(simplex.inward(y))
+        gradient = s.truth.grad(s.smooth.seen(y))
         slope, size = problem.z - gradient, problem.z.abs() + gradient.abs()
         if s.penalty is not None:
             lam = s.lam

@@ -15,6 +15,7 @@ from ..layer import RegularizedMax
 from ..optimality import Problem
 from ..penalty import Penalized, Penalty, smooth_part, value_of
 from ..regularizer import Definition, Regularizer, overrides
+from ..roads import has_formula
 from ..solution import Solution
 from .inputs import normal
 
@@ -37,9 +38,9 @@ class Subject:
                 + (" (a class: call it first)" if isinstance(omega, type) else "")
             )
         # a layer brings these to the dtype of the scores
-        single = {
-            name: t.detach().reshape(-1)[0].double() for name, t in omega.per_row_tensors().items()
-        }
+        inside = omega.tensors(fixed=True)
+        single = {k: t.detach().double() for k, t in inside.items() if t.dtype.is_floating_point}
+        single |= {k: single[k].reshape(-1)[0] for k in omega.per_row_tensors()}
         self.given = omega
         self.omega = omega.with_tensors(single) if single else omega
         self.smooth = smooth_part(self.omega)
@@ -58,28 +59,27 @@ class Subject:
         return overrides(self.omega, method) or overrides(self.smooth, method)
 
     def where(self, method: str) -> str:
-        """``Class.method``, in the class that defines it."""
+        """``Class.method``: where to look."""
         for part in (self.omega, self.smooth):
             if overrides(part, method):
                 owner = next(c for c in type(part).__mro__ if method in vars(c))
-                own = owner is Penalized or type(part).__name__
-                return f"{'Penalized' if own is True else own}.{method}"
+                name = "Penalized" if owner is Penalized else type(part).__name__
+                return f"{name}.{method}"
         return f"{self.name}.{method}"
 
     @functools.cached_property
     def has_formula(self) -> bool:
         """Whether Π_Ω needs no solver."""
-        return _has_formula(self.omega)
+        return has_formula(self.omega)
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """The row sizes that Ω accepts: all, unless tensors inside it fix one."""
-        accepted = [d for d in SIZES if self._accepts(d)]
-        if len(accepted) > 1 and accepted[-1] == SIZES[-1]:
+        if all(self._accepts(d) for d in SIZES):
             return SIZES
-        inside = {n for t in self.omega.tensors(fixed=True).values() for n in t.shape if n > 1}
-        fixed = [d for d in sorted(inside) if self._accepts(d)]
-        return tuple(fixed) or SIZES
+        inside = {n for t in self.omega.tensors(fixed=True).values() for n in t.shape}
+        accepted = [d for d in sorted({*range(2, 11), *inside} - {1}) if self._accepts(d)]
+        return tuple(accepted) or SIZES
 
     @property
     def any_size(self) -> bool:
@@ -187,13 +187,6 @@ class Subject:
 
 def layer_of(omega: Regularizer, gamma: float | Tensor, dim: int = -1) -> RegularizedMax:
     return RegularizedMax(omega, gamma, dim, max_iter=MAX_ITER, on_failure="ignore")
-
-
-def _has_formula(omega: Regularizer) -> bool:
-    if overrides(omega, "closed_form"):
-        return True
-    composed = isinstance(omega, Penalized) and omega.base.permutation_invariant
-    return composed and isinstance(omega, Penalized) and _has_formula(omega.base)
 
 
 def _key(t: Tensor | None) -> tuple[Any, ...]:
