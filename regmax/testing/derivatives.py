@@ -24,6 +24,7 @@ CENTRAL = ((-2, 1 / 12), (-1, -8 / 12), (1, 8 / 12), (2, -1 / 12))
 FORWARD = ((0, -25 / 12), (1, 4.0), (2, -3.0), (3, 4 / 3), (4, -1 / 4))
 STEP = 5e-4
 MARGIN = 2e-2
+STEEP = 0.25
 
 
 def slope_at(s: Subject) -> str:
@@ -43,13 +44,15 @@ def pattern(s: Subject, y: Tensor) -> Tensor:
 
 
 def smooth_rows(s: Subject, case: Case) -> Case | None:
-    """The rows around which support and groups stay, or None."""
+    """The rows around which support and groups stay and y moves little, or None: differences say
+    nothing of a mapping that is as steep as 10-entmax can be."""
     x, n = case.x, len(case.x)
     moves = torch.cat([torch.zeros_like(x).unsqueeze(0), case.direction(6).clamp(-1, 1)])
     near = (x + MARGIN * case.gamma * moves).reshape(-1, x.shape[-1])
     mask = None if case.mask is None else case.mask.repeat(7, 1)
-    seen = pattern(s, s.pi(near, case.gamma, mask)).reshape(7, n, -1)
-    keep = (seen == seen[0]).all(-1).all(0)
+    y = s.pi(near, case.gamma, mask)
+    seen, y = pattern(s, y).reshape(7, n, -1), y.reshape(7, n, -1)
+    keep = ((seen == seen[0]).all(-1) & ((y - y[0]).abs() <= STEEP).all(-1)).all(0)
     return case.rows(keep) if bool(keep.any()) else None
 
 
