@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-pytest.register_assert_rewrite("references", "mapping_checks")
+pytest.register_assert_rewrite("references", "mapping_checks", "precision_checks")
 
 
 @pytest.fixture(autouse=True)

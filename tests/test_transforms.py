@@ -229,8 +229,6 @@ def test_vmap_of_masks_and_odd_rows(case):
 
 def test_ensembles_of_layers(case):
     layer = case.layer()
-    if not case.keys:
-        return
     stacked = {k: torch.stack([p, 0.9 * p]).detach() for k, p in layer.named_parameters()}
     x = case.inputs[0]
     got = vmap(lambda p: functional_call(layer, p, (x,)))(stacked)

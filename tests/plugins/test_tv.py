@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import references
 import torch
-from mapping_checks import MappingChecks, cases, check_gradients, check_road, check_values, normal
+from mapping_checks import cases, check_gradients, check_road, check_values, normal
+from precision_checks import PenaltyChecks
 
-import regmax
 from regmax.functional import fusedmax, sparsemax
 
 
@@ -94,64 +94,9 @@ def test_neighbours_are_neighbours_among_participants() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_weight_is_sparsemax(dtype: torch.dtype) -> None:
-    for d in (1, 2, 9, 3000):
-        for gamma in (1e-6, 0.3, 7.0, torch.tensor([[0.3], [1.7]])):
-            for scale in (1e-3, 1.0, 1e9):
-                x = normal(2, d, seed=d, dtype=dtype) * scale
-                for lam in (0.0, torch.zeros(2, 1)):
-                    assert torch.equal(fusedmax(x, lam=lam, gamma=gamma), sparsemax(x, gamma=gamma))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_great_weight_shares_equally(dtype: torch.dtype) -> None:
-    for lam in (1e9, 1e30):
-        for d in (1, 2, 6, 7, 49, 3000):
-            x = normal(2, d, seed=d, dtype=dtype)
-            assert torch.equal(fusedmax(x, lam=lam), torch.full_like(x, 1 / d))
-        x, on = normal(3, 40, seed=2, dtype=dtype) * 10, normal(3, 40, seed=3) > 0
-        share = (on / on.sum(-1, keepdim=True).double()).to(dtype)
-        assert torch.equal(fusedmax(x, lam=lam, mask=on), share)
-        x.requires_grad_()
-        theta = [torch.tensor(t, dtype=dtype, requires_grad=True) for t in (lam, 1.0)]
-        y = fusedmax(x, lam=theta[0], gamma=theta[1], mask=on)
-        for g in torch.autograd.grad(y, (x, *theta), normal(3, 40, seed=4, dtype=dtype)):
-            assert g.abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("lam", [1e-4, 0.1, 10.0, 1e3])
-def test_long_rows_in_float32(lam: float) -> None:
-    """Next to the float64 mapping of the same scores, and certified."""
-    d = 20_000
-    i = torch.arange(d)
-    layer = regmax.RegularizedMax(regmax.regularizer("tv", lam=lam))
-    for x in (normal(d), normal(d) * 1e-4, (i % 7) * 1e-3, -i / d, -lam * (1 + 1e-5) * i):
-        x = x.float()
-        expected = fusedmax(x.double(), lam=lam)
-        torch.testing.assert_close(fusedmax(x, lam=lam).double(), expected, rtol=0, atol=1e-7)
-    assert layer.solve(x.double()).error_bound < 1e-8
-
-
-def test_the_penalty_row_by_row() -> None:
-    """R(y) = ⟨u, y⟩ for u ∈ ∂R(y), whose means over groups are those by autograd; under vmap."""
-    penalty = regmax.regularizer("tv").penalty
-    y = (normal(9, 7, seed=5).abs() * 4).round() / 4
-    some = normal(9, 7, seed=6) > -0.5
-    for mask in (None, some):
-        given = (y,) if mask is None else (y, mask)
-        for f in (penalty.value, penalty.groups, penalty.any_subgradient):
-            assert torch.equal(torch.func.vmap(f)(*given), f(*given))
-        u = penalty.any_subgradient(*given)
-        taking_part = y if mask is None else torch.where(mask, y, 0)
-        torch.testing.assert_close((u * taking_part).sum(-1), penalty.value(*given))
-        by_autograd = torch.func.grad(lambda y, mask=mask: penalty.value(y, mask).sum())(y)
-        mean, right = (penalty.average(t, y, mask) for t in (u, by_autograd))
-        torch.testing.assert_close(mean, right)
-
-
-class TestProperties(MappingChecks):
+class TestProperties(PenaltyChecks):
     name, mapping = "tv", "fusedmax"
     solvers = ("fista",)
     hyper = {"lam": 0.1}  # noqa: RUF012
     refused = {"lam": (-1e-3, -1.0)}  # noqa: RUF012
+    lams = (1e-4, 0.1, 10.0, 1e3)
