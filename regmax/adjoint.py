@@ -122,12 +122,8 @@ def _hyperparameter_product(
         return found
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
-        # aliases: y also depends on θ, and only the direct dependence is wanted here
-        aliases = {
-            name: t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
-            for name, t, wants in zip(names, tensors, wanted, strict=True)
-            if wants
-        }
+        chosen = zip(names, tensors, wanted, strict=True)
+        aliases = {name: _alias(t) for name, t, wants in chosen if wants}
         gradient = smooth.with_tensors(aliases).grad(smooth.seen(y))
         if gradient.requires_grad:
             products = torch.autograd.grad(
@@ -136,6 +132,11 @@ def _hyperparameter_product(
             for name, product in zip(aliases, products, strict=True):
                 found[names.index(name)] = product
     return found
+
+
+def _alias(t: Tensor) -> Tensor:
+    """t as a variable of its own: y also depends on t, and only the direct dependence is wanted."""
+    return t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
 
 
 def may_hide_tensors(omega: Regularizer) -> bool:
@@ -151,12 +152,17 @@ def may_hide_tensors(omega: Regularizer) -> bool:
 
 
 def objective(
-    omega: Regularizer, x: Tensor, gamma: float | Tensor, y: Tensor, mask: Tensor | None
+    omega: Regularizer,
+    x: Tensor,
+    gamma: float | Tensor,
+    y: Tensor,
+    mask: Tensor | None,
+    at: Tensor | None = None,
 ) -> Tensor:
-    """⟨y, x⟩ − γΩ(y), one number per row."""
+    """⟨y, x⟩ − γΩ(y), one number per row, with Ω evaluated ``at`` y lifted off 0 unless given."""
     gamma = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
     linear = simplex.row_dot(y, x).squeeze(-1)
-    return linear - gamma * value_of(omega, simplex.inward(y), mask)
+    return linear - gamma * value_of(omega, simplex.inward(y) if at is None else at, mask)
 
 
 def envelope(
@@ -205,7 +211,7 @@ class _Envelope(torch.autograd.Function):
         keep = torch.is_grad_enabled()
         with torch.enable_grad(), transforms.full_precision(y.device.type):
             aliases = [
-                t.view_as(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)
+                _alias(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)
             ]
             x, gamma, *tensors = aliases
             omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))

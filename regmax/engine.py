@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import opaque, simplex, transforms
+from . import opaque, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import RegularizerError
 from .optimality import Problem
-from .penalty import value_of
 from .regularizer import overrides
 from .roads import Road, Settings, closed_form, travel
 from .rows import Rows
@@ -53,9 +52,7 @@ def smooth_max(rows: Rows, y: Tensor) -> Tensor:
             if overrides(omega, "conjugate"):
                 best = omega.conjugate(rows.x, gamma, rows.mask)
             if best is None:  # at the exact zeros of y, where Ω is finite there
-                gamma = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
-                linear = simplex.row_dot(y, rows.x).squeeze(-1)
-                best = linear - gamma * value_of(omega, y, rows.mask)
+                best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
             best = torch.where(torch.isfinite(best), best, value)
         if transforms.watched((rows.x, y)) or may_hide_tensors(omega):
             value = value + (best - value).detach()

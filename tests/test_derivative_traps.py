@@ -65,6 +65,12 @@ def test_a_parameter_frozen_before_backward_stays_frozen():
     w.requires_grad_(False)
     grad(loss(y), x)
     assert not w.requires_grad
+    alpha = nn.Parameter(torch.tensor(1.5, dtype=F64))
+    layer = RegularizedMax(regmax.regularizer("tsallis", alpha=alpha))
+    y, m = layer(x), layer.max(x)
+    alpha.requires_grad_(False)
+    assert torch.equal(grad(m, x)[0], y)
+    assert not alpha.requires_grad
 
 
 def test_parametrized_tensors():
