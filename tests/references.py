@@ -146,7 +146,7 @@ def prox_oscar(v: Row, lam: float) -> Row:
 
 def entmax_digits(x: Sequence[float], alpha: float, v: Sequence[float]) -> tuple[Row, Row, Row]:
     """y, J v, dy/dα from (y^a − 1)/a = z − τ, a = α − 1, and J = diag(s) − ssᵀ/Σs, s = y^(2−α)."""
-    with mpmath.workdps(50 + 3 * max(0, int(alpha))):  # a threshold may be 1/d^a away
+    with mpmath.workdps(50 + 10 * max(0, int(alpha))):  # a threshold may be y^a away
         z, a = [mpf(float(t)) for t in x], mpf(float(alpha)) - 1
 
         def y(tau: mpf) -> list[mpf]:
