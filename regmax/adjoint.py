@@ -62,7 +62,7 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     if isinstance(omega, Penalized):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega)
-    support, average = _movable(y), averaging(penalty_of(omega), y, mask)
+    support, average = movable(y), averaging(penalty_of(omega), y, mask)
     for _ in range(2 if transforms.nesting() < 3 else 3):
         slope = z - smooth.grad(smooth.seen(y))
         step = jacobian_product(smooth, average, y, slope, support)
@@ -70,7 +70,7 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     return y
 
 
-def _movable(y: Tensor) -> Tensor:
+def movable(y: Tensor) -> Tensor:
     """The support of y, without those of one entry: at a vertex J = 0, whatever the curvature."""
     support = y > 0
     return support & (support.sum(-1, keepdim=True) > 1)
@@ -102,13 +102,13 @@ class _Argmax(torch.autograd.Function):
         smooth = ctx.smooth.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
         with transforms.full_precision(y.device.type):
             average = averaging(ctx.penalty, y, mask)
-            w = jacobian_product(smooth, average, y, v, _movable(y))
+            w = jacobian_product(smooth, average, y, v, movable(y))
             wanted = ctx.needs_input_grad[6:]
-            theta = _hyperparameter_product(smooth, ctx.names, tensors, wanted, y, w)
+            theta = hyperparameter_product(smooth, ctx.names, tensors, wanted, y, w)
         return None, w, None, None, None, None, *theta
 
 
-def _hyperparameter_product(
+def hyperparameter_product(
     smooth: Regularizer,
     names: tuple[str, ...],
     tensors: list[Tensor],

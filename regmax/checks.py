@@ -59,8 +59,12 @@ def hyperparameter(
     if isinstance(item, Tensor):
         if not item.dtype.is_floating_point:
             raise TypeError(f"{name} must be a float or a floating tensor; got {item.dtype}")
+        if not transforms.may_look(item):
+            return item
+        if item.numel() == 1 and holds(number := item.item()) and math.isfinite(number):
+            return item
         right = holds(item.detach()) & torch.isfinite(item.detach())
-        if transforms.may_look(item) and not bool(right.all()):
+        if not bool(right.all()):
             at = tuple(int(i) for i in (~right).nonzero()[0])
             where = f" at index {at}" if item.ndim else ""
             raise ValueError(f"{name} must be {accepted}; got {item[at].item():g}{where}")
@@ -98,7 +102,9 @@ def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:
             f"{name} must broadcast to x with size 1 along dim={dim}: {name} has shape "
             f"{tuple(item.shape)}, x {tuple(x.shape)}"
         )
-    return item.reshape(shape).movedim(dim, -1).to(x)
+    item = item.reshape(shape) if item.ndim != x.ndim else item
+    item = item.movedim(dim, -1) if dim != x.ndim - 1 else item
+    return item if item.dtype == x.dtype and item.device == x.device else item.to(x)
 
 
 def per_row(

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from . import opaque, transforms
+from . import fused, opaque, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import RegularizerError
 from .optimality import Problem
-from .regularizer import overrides
+from .regularizer import Regularizer, overrides
 from .roads import Road, Settings, closed_form, travel
-from .rows import Rows
+from .rows import Rows, prepare
 from .solution import Solution
+
+
+def mapping(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
+) -> Tensor:
+    """Π_Ω(x), as the user calls it."""
+    if settings.solver == "auto":
+        y = fused.argmax(omega, x, gamma, dim, mask)
+        if y is not None:
+            return y
+    rows = prepare(omega, x, gamma, dim, mask)
+    return rows.restore(argmax(rows, settings)[0])
 
 
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:

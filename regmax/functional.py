@@ -21,9 +21,10 @@ from torch import Tensor
 from . import engine, roads
 from .errors import PluginError
 from .plugins import registry
-from .regularizer import parameters_of
-from .rows import outside_inference, prepare
+from .regularizer import Regularizer, parameters_of
+from .rows import outside_inference
 
+_SETTINGS = roads.Settings()
 _COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None))
 
 
@@ -40,6 +41,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return registry().mappings()
+
+
+def _made(cls: type[Regularizer], hyper: dict[str, Any]) -> Regularizer:
+    """Ω; the same one again where only numbers make it."""
+    if all(type(item) in (float, int, bool) for item in hyper.values()):
+        kinds = tuple(map(type, hyper.values()))
+        return _from_numbers(cls, tuple(hyper.items()), kinds)  # type: ignore[arg-type]
+    return cls(**hyper)
+
+
+@functools.lru_cache(maxsize=256)
+def _from_numbers(
+    cls: type[Regularizer], hyper: tuple[tuple[str, Any], ...], types: tuple[type, ...]
+) -> Regularizer:
+    return cls(**dict(hyper))
 
 
 @functools.cache
@@ -71,8 +87,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             from . import recorded  # loads the compiler
 
             return recorded.mapping(cls.name, x, gamma, dim, mask, *hyper.values())
-        rows = prepare(cls(**hyper), x, gamma, dim, mask)
-        return rows.restore(engine.argmax(rows, roads.Settings())[0])
+        return engine.mapping(_made(cls, hyper), x, gamma, dim, mask, _SETTINGS)
 
     mapping.__name__ = mapping.__qualname__ = name
     mapping.__module__ = __name__

@@ -84,8 +84,7 @@ class RegularizedMax(nn.Module):
         return self._forward(x, mask)
 
     def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        rows = self._rows(x, mask)
-        return rows.restore(engine.argmax(rows, self.settings)[0])
+        return engine.mapping(self.omega, x, self.gamma, self.dim, mask, self.settings)
 
     @outside_inference
     def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

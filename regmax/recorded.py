@@ -27,8 +27,7 @@ def _mapping(
     name: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
 ) -> Tensor:
     """Π_Ω(x), Ω the regularizer of that name with these arguments."""
-    rows = prepare(_make(name, arguments), x, gamma, dim, mask)
-    return rows.restore(engine.argmax(rows, Settings())[0])
+    return engine.mapping(_make(name, arguments), x, gamma, dim, mask, Settings())
 
 
 def _smooth_max(

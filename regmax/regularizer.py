@@ -15,6 +15,7 @@ from . import curvature as curvatures
 from . import transforms
 from .checks import hyperparameter
 from .errors import RegularizerError
+from .kernels import Kernel
 from .simplex import positive
 
 
@@ -93,6 +94,14 @@ class Regularizer(nn.Module):
         0, and each row has a participant; ``gamma`` is a float or has size 1 in its last dimension;
         ``mask`` is None or bool of x's shape. Its gradient is not used: regmax differentiates the
         optimality condition.
+        """
+        return None
+
+    def kernel(self, x: Tensor) -> Kernel | None:
+        """Compiled code for tensors like ``x``, or None: see :mod:`regmax.kernels`.
+
+        Offered by a class whose Ω depends on nothing but its ``hyperparameters``. A subclass that
+        redefines ``value``, ``grad``, ``curvature`` or ``closed_form`` must offer its own.
         """
         return None
 

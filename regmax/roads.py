@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import simplex
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from .fused import kernel_of, values
 from .optimality import Certificate, Problem
 from .penalty import Penalized, smooth_part
 from .plugins import registry
@@ -68,10 +69,18 @@ def travel(rows: Rows, settings: Settings) -> Road:
     """Find Π_Ω(x), without gradients."""
     with torch.no_grad():
         if settings.solver == "auto":
+            kernel = kernel_of(rows.omega, rows.x)
+            if kernel is not None:
+                y = values(kernel, rows.omega, rows.x, rows.gamma, rows.mask)
+                return Road(y, "closed form", f"{kernel.name} kernel of {_who(rows.omega)}")
             road = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
             if road is not None:
                 return road
         return _by_solver(rows.omega, rows.z, rows.mask, settings)
+
+
+def _who(omega: Regularizer) -> str:
+    return type(omega).__name__
 
 
 def _by_formula(
@@ -79,7 +88,7 @@ def _by_formula(
 ) -> Road | None:
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
-        return Road(y, "closed form", f"{type(omega).__name__} has one")
+        return Road(y, "closed form", f"{_who(omega)} has one, in PyTorch")
     if isinstance(omega, Penalized) and omega.base.permutation_invariant:
         x = omega.composed(x, gamma, mask)
         road = _by_formula(omega.base, x, gamma, mask, settings)

@@ -16,6 +16,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
 def compiling() -> bool:
     """Whether ``torch.compile`` or ``torch.export`` is recording."""
     return torch.compiler.is_compiling()
@@ -24,9 +28,10 @@ def compiling() -> bool:
 def tracing() -> bool:
     """Whether operators are recorded, or have no numbers: as above, or by ``make_fx``,
     ``torch.func.linearize`` or fake tensors."""
-    keys = torch._C._TorchDispatchModeKey
-    return compiling() or any(
-        torch._C._get_dispatch_mode(key) is not None for key in (keys.FAKE, keys.PROXY)
+    return (
+        compiling()
+        or torch._C._get_dispatch_mode(_FAKE) is not None
+        or torch._C._get_dispatch_mode(_PROXY) is not None
     )
 
 
@@ -41,6 +46,11 @@ def baking() -> bool:
     return bool(torch._C._get_tracing_state() is not None)
 
 
+def batched(t: Tensor) -> bool:
+    """Whether t stands for a batch, as in ``autograd.grad(..., is_grads_batched=True)``."""
+    return bool(torch._C._functorch.is_legacy_batchedtensor(t))
+
+
 def nesting() -> int:
     """How many transforms of ``torch.func`` are active, one inside the other."""
     return int(torch._C._functorch.maybe_current_level() or 0)
@@ -53,11 +63,13 @@ def has_tangent(t: Tensor) -> bool:
 
 def watched(tensors: Iterable[object]) -> bool:
     """Whether anything but plain PyTorch looks at a computation with these inputs."""
-    return (
-        tracing()
-        or transforming()
-        or any(isinstance(t, Tensor) and (has_tangent(t) or t.is_meta) for t in tensors)
-    )
+    if tracing() or transforming():
+        return True
+    duals = forward_ad._current_level >= 0  # there are none outside of a level
+    for t in tensors:
+        if isinstance(t, Tensor) and (t.is_meta or (duals and has_tangent(t))):
+            return True
+    return False
 
 
 def may_look(t: Tensor) -> bool:

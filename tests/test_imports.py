@@ -12,12 +12,14 @@ PLUGINS = ROOT.parent / "plugins"
 # from the lowest layer up: a module imports from strictly lower layers
 LAYERS = (
     ("_version", "errors", "solution", "hooks", "simplex", "roots", "report", "transforms"),
+    ("kernels",),
     ("checks",),
     ("curvature",),
     ("regularizer",),
     ("penalty",),
     ("optimality",),
     ("solvers", "adjoint"),
+    ("fused",),
     ("plugins",),
     ("rows", "roads", "opaque", "engine", "recorded"),
     ("functional", "layer"),

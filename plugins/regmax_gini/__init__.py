@@ -9,7 +9,10 @@ from torch import Tensor
 
 import regmax
 from regmax.curvature import Diagonal
+from regmax.kernels import Kernel, Lazy
 from regmax.simplex import project
+
+KERNELS = Lazy(cpu="regmax_gini._cpu", cuda="regmax_gini._gpu")
 
 
 class Gini(regmax.Regularizer):
@@ -33,6 +36,9 @@ class Gini(regmax.Regularizer):
 
     def reach(self) -> float:
         return 1.0
+
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return KERNELS.get(x.device.type)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """P_Δ(x/γ)."""

@@ -9,8 +9,11 @@ from torch import Tensor
 
 import regmax
 from regmax.curvature import DiagonalPlusRankOne
+from regmax.kernels import Kernel, Lazy
 from regmax.roots import increasing_root
 from regmax.simplex import normalize, row_dot
+
+KERNELS = Lazy(cpu="regmax_pnorm._cpu", cuda="regmax_pnorm._gpu")
 
 
 class PNorm(regmax.Regularizer):
@@ -58,6 +61,9 @@ class PNorm(regmax.Regularizer):
 
     def reach(self) -> float:
         return 1.0
+
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return KERNELS.get(x.device.type)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1."""

@@ -11,8 +11,11 @@ from torch import Tensor
 
 import regmax
 from regmax.curvature import Diagonal
+from regmax.kernels import Kernel, Lazy
 from regmax.roots import increasing_root
 from regmax.simplex import normalize, project, softmax
+
+KERNELS = Lazy(cpu="regmax_tsallis._cpu", cuda="regmax_tsallis._gpu")
 
 
 class Tsallis(regmax.Regularizer):
@@ -82,6 +85,9 @@ class Tsallis(regmax.Regularizer):
         above = alpha.detach() - 1
         reach = (1 / above).clamp(max=800.0)
         return torch.where(above > 0, reach, torch.where(above == 0, 800.0, torch.inf))
+
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return KERNELS.get(x.device.type)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y_i = [1 + (α−1)(x_i/γ − τ)]₊^{1/(α−1)} with Σ y = 1 (2019, Lemma 2)."""

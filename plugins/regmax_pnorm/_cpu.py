@@ -1,0 +1,197 @@
+"""sq-pnorm-max and its derivatives, compiled with numba.
+
+    y = v/Σv,  v_i = (1 − δ_i/s)₊^q,  q = 1/(p − 1),  δ = max z − z,  z = x/γ,
+    log s + (p − 2)/p log Σv^p + log Σv = 0,
+
+increasing in log s ≤ 0 (the conditions of Niculae & Blondel 2017, §3.1, solved for one scalar; see
+:mod:`regmax_pnorm`). With r = y/‖y‖_p the curvature is (p − 1) diag(r^(p−2)) + (2 − p) uuᵀ,
+u = r^(p−1), and J follows by Sherman–Morrison.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from regmax.kernels import cpu, elementary, projection, simd
+from regmax.kernels.simd import LANES
+
+
+@njit
+def _entries(delta: Any, n: int, p: float, log_s: float, v: Any) -> tuple[float, float]:
+    """v; returns the residual and its slope in log s."""
+    q = 1.0 / (p - 1.0)
+    shrink = -math.exp(-log_s)
+    zero = simd.spread(simd.load(delta, 0), 0.0)
+    sums, powers, slopes, power_slopes = zero, zero, zero, zero
+    for i in range(0, n, LANES):
+        t = simd.load(delta, i) * shrink  # −δ/s
+        b = t + 1.0
+        inside = b > 0.0
+        b = simd.select(inside, b, 1.0)
+        if q == 2.0:
+            w = b * b
+        else:
+            w = elementary.exp(elementary.log1p(simd.select(inside, t, 0.0)) * q)
+        w = simd.select(inside, w, 0.0)
+        rest = simd.select(inside, 0.0 - t, 0.0)
+        # v^p = v b;  dv/dlog s = q v (δ/s)/b, dv^p/dlog s = p q v (δ/s)
+        sums = sums + w
+        powers = powers + w * b
+        slopes = slopes + w * rest / b
+        power_slopes = power_slopes + w * rest
+        simd.store(v, i, w)
+    s1, sp = simd.total(sums), simd.total(powers)
+    residual = log_s + (p - 2.0) / p * math.log(sp) + math.log(s1)
+    slope = 1.0 + q * ((p - 2.0) * simd.total(power_slopes) / sp + simd.total(slopes) / s1)
+    return residual, slope
+
+
+@njit
+def _solve(delta: Any, n: int, count: int, p: float, tol: float, v: Any) -> None:
+    """v ← y for the distances ``delta``: Newton in log s, kept in a bracket."""
+    low, high = (2.0 / p - 2.0) * math.log(count), 0.0
+    log_s = 0.0
+    for _ in range(200):
+        off, slope = _entries(delta, n, p, log_s, v)
+        if not abs(off) > tol:
+            break
+        if off > 0.0:
+            high = min(high, log_s)
+        else:
+            low = max(low, log_s)
+        trial = log_s - off / slope
+        if not (low <= trial <= high):
+            trial = 0.5 * (low + high)
+        if abs(trial - log_s) <= cpu.EPS * abs(log_s):
+            break
+        log_s = trial
+    zero = simd.spread(simd.load(v, 0), 0.0)
+    sums, lost = zero, zero
+    for i in range(0, n, LANES):
+        sums, lost = cpu.added(sums, lost, simd.load(v, i))
+    cpu.scaled(v, n, 1.0 / simd.total(sums))
+
+
+@njit
+def _forward_row(
+    row: Any, d: int, best: Any, gamma: float, p: float, z: Any, v: Any, kept: Any, out: Any
+) -> None:
+    top = np.float64(simd.largest(best))
+    low = cpu.floor(row, top, gamma)
+    n = cpu.pack(row, d, low, top, -1.0 / gamma, kept, z)
+    tol = 4.0 * cpu.EPS if simd.resolution(row) < 1e-10 else 1e-9
+    _solve(z, n, n, p, tol, v)
+    cpu.unpack(row, d, low, n, v, kept, out)
+
+
+def _forward(job: Any, like: Any) -> None:
+    d = job[cpu.WIDTH]
+    wide, own = cpu.scratch(2, d), cpu.scratch_like(2, d, like)
+    first, last = cpu.take(job)
+    while first < last:
+        for r in range(first, last):
+            row = cpu.participants(job, r, 3, like, simd.row(own, 1))
+            out, kept = cpu.rows_at(job, 4, r, like), simd.row(own, 0)
+            g, p = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r)
+            z, v = simd.row(wide, 0), simd.row(wide, 1)
+            best, bad = cpu.scan(row, d)
+            if bad or not (g > 0.0 and p > 1.0 and p <= 2.0):
+                cpu.fill(out, d, np.nan)
+            elif simd.largest(best) == -np.inf:
+                cpu.fill(out, d, 0.0)
+            elif p == 2.0:
+                projection.forward(row, d, g, z, kept, out)
+            else:
+                _forward_row(row, d, best, g, p, z, v, kept, out)
+        first, last = cpu.take(job)
+
+
+@njit
+def _norm(y: Any, n: int, p: float, log: Any) -> tuple[float, float]:
+    """log ‖y‖_p and Σ y^p log y/Σ y^p; ``log`` ← log y."""
+    zero = simd.spread(simd.load(y, 0), 0.0)
+    sums, logs = zero, zero
+    for i in range(0, n, LANES):
+        t = elementary.log(simd.larger(simd.load(y, i), 2.3e-308))
+        power = simd.select(simd.first(n - i), elementary.exp(t * p), 0.0)
+        sums = sums + power
+        logs = logs + power * t
+        simd.store(log, i, t)
+    total = simd.total(sums)
+    return math.log(total) / p, simd.total(logs) / total
+
+
+@njit
+def _weights(logs: Any, n: int, p: float, log_norm: float, s: Any, u: Any) -> None:
+    """s = r^(2−p)/(p − 1) and u = r^(p−1), 0 beyond n."""
+    for i in range(0, n, LANES):
+        on = simd.first(n - i)
+        log_r = simd.load(logs, i) - log_norm
+        grown = elementary.exp(log_r * (2.0 - p)) * (1.0 / (p - 1.0))
+        simd.store(u, i, simd.select(on, elementary.exp(log_r * (p - 1.0)), 0.0))
+        simd.store(s, i, simd.select(on, grown, 0.0))
+
+
+@njit
+def _product(y: Any, w: Any, n: int, p: float, s: Any, u: Any, logs: Any) -> tuple[float, float]:
+    """w ← Jw of the packed support, u ← r^(p−1), logs ← log y; y is lost. Returns log ‖y‖ and
+    Σ y^p log y/Σ y^p."""
+    # J w = Dw − c Du ⟨u, Dw⟩ / (1 + c ⟨u, Du⟩), D the product for the diagonal alone, c = 2 − p
+    log_norm, mean_log = _norm(y, n, p, logs)
+    _weights(logs, n, p, log_norm, s, u)
+    cpu.diagonal_product(s, w, n, w[0], 1.0)
+    if p < 2.0:
+        for i in range(0, n, LANES):
+            simd.store(y, i, simd.load(u, i))
+        cpu.diagonal_product(s, y, n, y[0], 1.0)
+        share = (2.0 - p) * cpu.dot(u, w, n) / (1.0 + (2.0 - p) * cpu.dot(u, y, n))
+        for i in range(0, n, LANES):
+            simd.store(w, i, simd.load(w, i) - simd.load(y, i) * share)
+    return log_norm, mean_log
+
+
+@njit
+def _along_slope(
+    w: Any, u: Any, logs: Any, n: int, p: float, log_norm: float, mean_log: float
+) -> float:
+    """⟨w, ∂∇Ω/∂p⟩: ∇Ω = ‖y‖u, ∂ log ∇Ω/∂p = log r + (2 − p)/p (Σ y^p log y/Σ y^p − log ‖y‖)."""
+    shift = (2.0 - p) / p * (mean_log - log_norm)
+    sums = simd.spread(simd.load(w, 0), 0.0)
+    for i in range(0, n, LANES):
+        rate = (simd.load(logs, i) - log_norm) + shift
+        sums = sums + simd.load(w, i) * simd.load(u, i) * rate
+    return math.exp(log_norm) * simd.total(sums)
+
+
+def _backward(job: Any, like: Any) -> None:
+    d = job[cpu.WIDTH]
+    wide, own = cpu.scratch(5, d), cpu.scratch_like(2, d, like)
+    hyper = cpu.given(job, 5)
+    first, last = cpu.take(job)
+    while first < last:
+        for r in range(first, last):
+            y, v = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 1, r, like)
+            out = cpu.rows_at(job, 4, r, like)
+            scale, p = 1.0 / cpu.number_at(job, 2, r), cpu.number_at(job, 3, r)
+            ys, w, kept = simd.row(wide, 0), simd.row(wide, 1), simd.row(own, 0)
+            s, u, logs = simd.row(wide, 2), simd.row(wide, 3), simd.row(wide, 4)
+            n = cpu.pack_support(y, v, d, kept, simd.row(own, 1), ys, w)
+            dp = 0.0
+            if n == 0:
+                cpu.fill(out, d, 0.0)
+            else:
+                log_norm, mean_log = _product(ys, w, n, p, s, u, logs)
+                if hyper:
+                    dp = -_along_slope(w, u, logs, n, p, log_norm, mean_log)
+                cpu.scaled(w, n, scale)
+                cpu.unpack_support(y, d, n, w, kept, out)
+            if hyper:
+                cpu.set_number(job, 5, r, dp)
+        first, last = cpu.take(job)
+
+
+KERNEL = cpu.CompiledRows(_forward, _backward)

@@ -1,0 +1,199 @@
+"""Π_Ω by its kernel: one pass forward, one backward, nothing saved but y.
+
+For plain PyTorch. What transforms and tracers look at goes through :mod:`regmax.engine`, which asks
+the same kernels for values; the gradient of a gradient is made of the operations of
+:mod:`regmax.adjoint`, here as there.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import adjoint, checks, simplex, transforms
+from .kernels import Kernel
+from .penalty import Penalized, averaging, jacobian_product, penalty_of, smooth_part
+from .regularizer import Regularizer
+
+_REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
+
+
+def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
+    """The kernel that Ω offers for tensors like x, unless its class redefines what it computes."""
+    if not (_trusted(type(omega)) and omega.exact):  # type: ignore[arg-type]
+        return None
+    return omega.kernel(x)
+
+
+@functools.cache
+def _trusted(cls: type[Regularizer]) -> bool:
+    """Whether ``kernel`` comes with the definitions that it computes, or after them."""
+    order = cls.__mro__
+
+    def depth(name: str) -> int:
+        return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
+
+    return depth("kernel") < order.index(Regularizer) and all(
+        depth("kernel") <= depth(name) for name in _REPLACED
+    )
+
+
+def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
+    """Π_Ω(x) with its gradients, or None where no kernel takes it."""
+    if type(x) not in (Tensor, nn.Parameter) or transforms.baking():
+        return None
+    kernel = kernel_of(omega, x)
+    if kernel is None:
+        return None
+    given = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    if transforms.watched((x, *given)):
+        return None
+    x, dim = checks.scores(x, dim)
+    takes_part = checks.mask(mask, x)
+    rows = x if x.dtype in kernel.dtypes else x.float()
+    names = ("gamma", *(omega.hyperparameters or ()))
+    ranges = {"gamma": checks.POSITIVE, **omega.ranges}
+    numbers = [
+        checks.per_row(name, item, ranges.get(name), rows, dim)
+        for name, item in zip(names, given, strict=True)
+    ]
+    if dim != x.ndim - 1:
+        rows = rows.movedim(dim, -1)
+        takes_part = None if takes_part is None else takes_part.movedim(dim, -1)
+    y: Tensor
+    if torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in (rows, *numbers)
+    ):
+        y = _Fused.apply(rows, takes_part, kernel, omega, *numbers)  # type: ignore[no-untyped-call]
+    else:
+        y, _ = _forward(kernel, rows.detach(), takes_part, numbers)
+    if dim != x.ndim - 1:
+        y = y.movedim(-1, dim)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
+    """Π_Ω of rows as Ω sees them, without gradients."""
+    numbers = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    return _forward(kernel, x.detach(), mask, numbers)[0]
+
+
+@functools.lru_cache(maxsize=256)
+def _constant(value: float, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((1,), value, dtype=torch.float64, device=device)
+
+
+def _per_row(item: float | Tensor, x: Tensor) -> Tensor:
+    """A hyperparameter in float64, one number or one for each row of x."""
+    if not isinstance(item, Tensor):
+        return _constant(item, x.device)
+    t = item.detach().double()
+    if t.numel() == 1:
+        return t.reshape(1)
+    return t.expand(*x.shape[:-1], 1).reshape(-1)
+
+
+def _rows(t: Tensor) -> Tensor:
+    """(R, d), the entries of a row adjacent in memory."""
+    t = t.reshape(-1, t.shape[-1]) if t.ndim != 2 else t
+    return t if t.stride(1) == 1 else t.contiguous()
+
+
+def _forward(
+    kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
+) -> tuple[Tensor, Tensor | None]:
+    gamma, *theta = (_per_row(item, x) for item in numbers)
+    on = None if mask is None else _rows(mask).contiguous()
+    y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
+    return y if y.shape == x.shape else y.view(x.shape), part
+
+
+class _Fused(torch.autograd.Function):
+    """Forward and backward by the kernel; a second backward by differentiable operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mask: Tensor | None, kernel: Kernel, omega: Regularizer, *numbers: Any
+    ) -> Tensor:
+        y, part = _forward(kernel, x, mask, list(numbers))
+        ctx.kernel, ctx.omega = kernel, omega
+        ctx.fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
+        # γ's gradient needs x: y, rounded, does not tell x/γ
+        scores = x if ctx.needs_input_grad[4] else None
+        ctx.save_for_backward(y, part, scores, *(t for t in numbers if isinstance(t, Tensor)))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        y, part, x, *tensors = ctx.saved_tensors
+        saved = iter(tensors)
+        numbers = [next(saved) if t is None else t for t in ctx.fixed]
+        wants = ctx.needs_input_grad[4:]
+        if torch.is_grad_enabled() or transforms.watched((v,)) or transforms.batched(v):
+            gx, dtheta = _differentiable(ctx.omega, y, part, v, numbers, wants[1:])
+        else:
+            gx, dtheta = _compiled(ctx.kernel, y, part, v, numbers, wants[1:])
+        dgamma = None if x is None else _reduced(_along(gx, x, y) / -numbers[0], numbers[0])
+        return gx, None, None, None, dgamma, *dtheta
+
+
+def _along(gx: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """⟨gx, x⟩, one number per row, with x relative to its smallest supported entry: where α-entmax
+    is steep, at that entry, what rounding leaves of ⟨gx, 1⟩ is large."""
+    on = y.detach() > 0
+    least = torch.where(on, y.detach(), torch.inf).argmin(-1, keepdim=True)
+    x = torch.where(on, x - x.detach().gather(-1, least), 0)
+    return simplex.row_dot(gx.double(), x.double())  # neither may overflow
+
+
+def _reduced(t: Tensor, item: Tensor) -> Tensor:
+    """One number per row, (*batch, 1), summed to the shape of the hyperparameter."""
+    total = t.sum().view(item.shape) if item.numel() == 1 else t.sum_to_size(item.shape)
+    return total.to(item.dtype)
+
+
+def _compiled(
+    kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], wants: Any
+) -> tuple[Tensor, list[Tensor | None]]:
+    gamma, *theta = (_per_row(item, y) for item in numbers)
+    gx, dtheta = kernel.backward(_rows(y), _rows(v), gamma, tuple(theta), part, any(wants))
+    if gx.shape != y.shape:
+        gx = gx.view(y.shape)
+    if dtheta is None:
+        return gx, [None] * len(theta)
+    shape = (*y.shape[:-1], 1)
+    return gx, [
+        _reduced(t.view(shape), item) if want else None
+        for t, item, want in zip(dtheta, numbers[1:], wants, strict=True)
+    ]
+
+
+def _differentiable(
+    omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], wants: Any
+) -> tuple[Tensor, list[Tensor | None]]:
+    """w/γ with w = Jv, and −⟨w, ∂∇Ω(y; θ)/∂θ⟩, by operations that can be differentiated again."""
+    gamma, *theta = numbers
+    names = omega.hyperparameters or ()
+    omega = omega.with_tensors(dict(zip(names, theta, strict=True)))
+    smooth = smooth_part(omega)
+    y = torch.where(torch.isnan(y.detach()), 0, y)
+    with transforms.full_precision(y.device.type):
+        average = averaging(penalty_of(omega), y, part)
+        w = jacobian_product(smooth, average, y, v, adjoint.movable(y))
+        tensors = smooth.tensors(fixed=True)
+        items = list(tensors.values())
+        learnt = tuple(t.requires_grad for t in items)
+        products = adjoint.hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
+        found = dict(zip(tensors, products, strict=True))
+        if isinstance(omega, Penalized):
+            u = omega.penalty.any_subgradient(y, part)
+            found["lam"] = -simplex.row_dot(w, u)
+    each = [
+        _reduced(t, item) if want and (t := found.get(name)) is not None else None
+        for name, item, want in zip(names, theta, wants, strict=True)
+    ]
+    return w / gamma, each

@@ -1,0 +1,82 @@
+"""What a kernel is, and how one is loaded when it is first asked for."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+Hyper = tuple[Tensor, ...]
+
+
+class Kernel(ABC):
+    """Π_Ω(x) and v ↦ Jᵀv in compiled code, for the scores as the user gives them.
+
+    Rows: ``x``, ``y`` and ``v`` are (R, d), d ≥ 1, R ≥ 0, of a dtype in ``dtypes``, all on one
+    device, without gradient; entries of a row are adjacent in memory (last stride 1), rows need not
+    be. ``x`` may hold anything: −inf, and what ``mask`` (R, d) leaves out (False), NaN included,
+    does not take part; a row in which a participant is NaN or +inf is NaN throughout; a row without
+    participants is 0. Any finite scores are right, finfo.min among them, whatever their shift.
+
+    ``gamma`` and each of ``theta`` (the ``hyperparameters`` of Ω, in their order) are float64, of
+    shape (1,) or (R,). Out of range they are NaN, and so is the row.
+    """
+
+    name: ClassVar[str]
+    """What ``explain`` calls it: "numba", "triton"."""
+    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float64)
+    """The dtypes it takes; others are computed in float32."""
+
+    @abstractmethod
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """y = Π_Ω(x), new and contiguous, and what ``backward`` must know of who takes part: a bool
+        (R, d), or None where y tells enough (always, unless neighbours matter)."""
+
+    @abstractmethod
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        """For the gradient v with respect to y, those with respect to x and θ.
+
+        The first is w/γ with w = Jv, like y; if ``hyper``, the others are −⟨w, ∂∇Ω(y; θ)/∂θ⟩ (for
+        a penalty λR, −⟨w, u⟩ with u ∈ ∂R(y)), float64 (R,), one number per row; else None. ``mask``
+        is what ``forward`` returned. Rows that are NaN, or 0 throughout, give 0 to all of them.
+        """
+
+
+class Lazy:
+    """Kernels by device, each the ``KERNEL`` of a module that is imported when first asked for.
+
+    ``Lazy(cpu="my_plugin._cpu", cuda="my_plugin._gpu")``.
+    """
+
+    def __init__(self, **modules: str) -> None:
+        self.modules = modules
+        self.loaded: dict[str, Kernel | None] = {}
+        self.reasons: dict[str, str] = {}
+
+    def get(self, device: str) -> Kernel | None:
+        """The kernel for a device, or None: no module, or its import failed (see ``reasons``)."""
+        try:
+            return self.loaded[device]
+        except KeyError:
+            pass
+        kernel: Kernel | None = None
+        if device in self.modules:
+            try:
+                kernel = importlib.import_module(self.modules[device]).KERNEL
+            except (ImportError, RuntimeError) as error:  # numba: no place for its cache
+                self.reasons[device] = f"{type(error).__name__}: {error}"
+        self.loaded[device] = kernel
+        return kernel

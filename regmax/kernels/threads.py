@@ -1,0 +1,107 @@
+"""Compiled code over the rows of a tensor, on as many threads as PyTorch uses.
+
+A task is a C function of one pointer, to a job of int64 numbers of which the first is a counter:
+every thread that runs the task takes rows from the counter until none is left, so that any number
+of threads, one included, does the work.
+
+PyTorch's own OpenMP threads run it, where they can be had (``GOMP_parallel`` of the library that
+PyTorch is linked with): they wait actively for some milliseconds after each operation, and threads
+of our own would have to wait for their cores. Elsewhere, and in forked children, whom OpenMP's
+threads do not survive, it is a pool of plain threads. Nothing of the process is set or changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+GRAIN = 1 << 14
+"""Entries below which a second thread costs more than it saves."""
+ROWS, STEP = 1, 2
+"""Where a job holds the number of rows, and how many to take at a time; 0 is the counter."""
+
+Task = Callable[[int], None]
+
+
+class _Pool:
+    """Plain threads that wait for a task and its job."""
+
+    def __init__(self) -> None:
+        self.tasks: SimpleQueue[tuple[Task, int, threading.Lock]] = SimpleQueue()
+        self.size = 0
+        self.lock = threading.Lock()
+
+    def run(self, task: Task, job: int, threads: int) -> None:
+        with self.lock:
+            while self.size < threads - 1:
+                threading.Thread(target=self._wait, daemon=True, name=f"regmax-{self.size}").start()
+                self.size += 1
+        waits = [threading.Lock() for _ in range(threads - 1)]
+        for done in waits:
+            done.acquire()
+            self.tasks.put((task, job, done))
+        task(job)
+        for done in waits:
+            done.acquire()
+
+    def _wait(self) -> None:
+        while True:
+            task, job, done = self.tasks.get()
+            task(job)
+            done.release()
+
+
+_pool = _Pool()
+_forked = False
+
+
+def _in_child() -> None:
+    global _pool, _forked
+    _pool, _forked = _Pool(), True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+@functools.cache
+def _openmp() -> Any:
+    """GOMP_parallel(task, job, threads, flags) of PyTorch's OpenMP library, or None."""
+    folder = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        try:
+            found = ctypes.CDLL(str(folder / name)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        found.restype = None
+        return found
+    return None
+
+
+def over_rows(task: Any, job: Any) -> None:
+    """Run ``task``, a ctypes function, until the rows of ``job``, an array of c_int64, are done.
+
+    The GIL is released meanwhile. Safe from several threads at once.
+    """
+    rows, width = job[ROWS], job[ROWS + 2]
+    address = ctypes.addressof(job)
+    threads = min(torch.get_num_threads(), rows, rows * width // GRAIN)
+    if threads <= 1:
+        job[STEP] = rows
+        task(address)
+        return
+    job[STEP] = max(1, rows // (8 * threads))
+    parallel = None if _forked else _openmp()
+    if parallel is None:
+        _pool.run(task, address, threads)
+    else:
+        parallel(ctypes.cast(task, ctypes.c_void_p), address, threads, 0)
