@@ -6,12 +6,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OUT    ?= regmax-demo
+BENCH  ?= build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types clean
+.PHONY: help install demo test bench bench-gpu lint format types clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 install: $(READY)  ## make .venv with regmax (editable) and every extra
 
@@ -21,6 +22,17 @@ demo: $(READY)  ## validate the six regularizers, train on real digits, draw the
 # One torch thread per test process: two processes on two cores are faster than four threads.
 test: $(READY)  ## run the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+bench: $(READY)  ## measure speed and memory on the CPU (BENCH=docs: into the committed page)
+	$(BIN)/python -m benchmarks --out "$(BENCH)"
+
+# The device is looked for first: without one, the packages to compare with are a long download.
+bench-gpu: $(READY)  ## the same on a CUDA device
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \
+	  f"no CUDA device: torch {torch.__version__} finds none")'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  -r benchmarks/requirements-gpu.txt
+	$(BIN)/python -m benchmarks --device cuda --out "$(BENCH)"
 
 lint: $(READY)  ## check style and formatting
 	$(BIN)/ruff check .

@@ -1,0 +1,203 @@
+"""What needs a process of its own: peak memory, and first calls.
+
+Memory on the CPU is the peak of the resident set during a pass, minus the resident set before it:
+allocations of compiled code count, as those of PyTorch do. Every block of 64 KiB or more is mapped
+on its own (glibc's MALLOC_MMAP_THRESHOLD_), so that nothing freed earlier hides what a pass takes,
+and the kernel resets the peak before each pass (/proc/self/clear_refs; Linux only). On CUDA it is
+``torch.cuda.max_memory_allocated``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+WARM = 64
+"""Rows of the pass that compiles, before memory is looked at."""
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Failed(Exception):
+    """A child that gave no figures; ``ours`` if the code at fault is regmax's."""
+
+    def __init__(self, message: str, *, ours: bool) -> None:
+        super().__init__(message)
+        self.ours = ours
+
+
+def memory(
+    device: str, threads: int, kinds: Sequence[str], rows: int, d: int, names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Peak memory of each candidate, forward and both, in units of the scores' size."""
+    if device == "cpu" and not CLEAR.exists():
+        raise Failed("needs Linux: /proc/self/clear_refs resets the peak", ours=False)
+    task = {"device": device, "threads": threads, "rows": rows, "d": d}
+    named = {"kinds": list(kinds), "names": list(names)}
+    found: list[dict[str, Any]] = _call("memory", {**task, **named}, {})
+    return found
+
+
+def first(device: str, threads: int, mapping: str, rows: int, d: int) -> dict[str, Any]:
+    """Seconds of the first pass with an empty cache, with a full one, and of a later pass."""
+    task = {"device": device, "threads": threads, "mapping": mapping, "rows": rows, "d": d}
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"NUMBA_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
+        cold = _call("first", task, caches)
+        warm = _call("first", task, caches)
+    return {
+        "mapping": mapping,
+        "rows": rows,
+        "d": d,
+        "import": warm["import"],
+        "cold": cold["first"],
+        "warm": warm["first"],
+        "later": warm["later"],
+    }
+
+
+def _call(what: str, task: dict[str, Any], extra: dict[str, str]) -> Any:
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", **extra}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.child", what, json.dumps(task)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise Failed(lines[-1], ours=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _first(task: dict[str, Any]) -> dict[str, float]:
+    import torch
+
+    torch.set_num_threads(task["threads"])
+    begin = time.perf_counter()
+    import regmax.functional  # noqa: F401
+
+    imported = time.perf_counter() - begin
+    from .inputs import case
+    from .peers import Task, regmax_candidate
+
+    def once() -> float:
+        begin = time.perf_counter()
+        run.forward()
+        run.backward()
+        if task["device"] == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    scores = case("normal", task["rows"], task["d"], device=task["device"])
+    if task["device"] == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run = Task(regmax_candidate(task["mapping"]), scores)
+    made = time.perf_counter() - begin
+    took = made + once()
+    run.reset()
+    later = []
+    for _ in range(5):
+        later.append(once())
+        run.reset()
+    return {"import": imported, "first": took, "later": sorted(later)[2]}
+
+
+def _memory(task: dict[str, Any]) -> list[dict[str, Any]]:
+    import torch
+
+    from .inputs import case
+    from .peers import Task, candidates
+    from .plan import MAPPINGS
+
+    torch.set_num_threads(task["threads"])
+    rows, d, device = task["rows"], task["d"], task["device"]
+    peak = _CudaPeak() if device == "cuda" else _CpuPeak()
+    found = []
+    wanted = [c for c in candidates(device, MAPPINGS)[0] if c.name in task["names"]]
+    scores = [case(kind, rows, d, device=device) for kind in task["kinds"]]
+    few = case("normal", min(rows, WARM), d, device=device)
+    for candidate, given in itertools.product(wanted, scores):
+        size = given.x.nbytes
+        with contextlib.suppress(Exception):  # the timed sections say what fails
+            warm = Task(candidate, few)  # compiles
+            warm.forward()
+            warm.backward()
+            warm.reset()
+            run = Task(candidate, given)
+            peak.reset()
+            run.forward()
+            forward = peak.read()
+            run.backward()
+            both = max(forward, peak.read())
+            run.reset()
+            found.append(
+                {
+                    "rows": rows,
+                    "d": d,
+                    "input": given.kind,
+                    "name": candidate.name,
+                    "family": candidate.family,
+                    "mapping": candidate.mapping,
+                    "forward": forward / size,
+                    "both": both / size,
+                }
+            )
+    return found
+
+
+class _CpuPeak:
+    def __init__(self) -> None:
+        self.before = 0
+        self.trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+    def reset(self) -> None:
+        gc.collect()
+        gc.freeze()  # the next collection is quick
+        if self.trim is not None:
+            self.trim(0)
+        CLEAR.write_text("5")
+        self.before = self._status("VmRSS")
+
+    def read(self) -> int:
+        return max(0, self._status("VmHWM") - self.before)
+
+    @staticmethod
+    def _status(key: str) -> int:
+        line = next(s for s in STATUS.read_text().splitlines() if s.startswith(f"{key}:"))
+        return 1024 * int(line.split()[1])
+
+
+class _CudaPeak:
+    def reset(self) -> None:
+        import torch
+
+        gc.collect()
+        gc.freeze()  # the next collection is quick
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self.before = torch.cuda.memory_allocated()
+
+    def read(self) -> int:
+        import torch
+
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - self.before
+
+
+if __name__ == "__main__":
+    print(json.dumps({"first": _first, "memory": _memory}[sys.argv[1]](json.loads(sys.argv[2]))))

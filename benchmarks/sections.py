@@ -1,0 +1,233 @@
+"""The measurements, one function for each section of the page; each returns rows of figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from . import child, peers
+from .inputs import Case, case
+from .peers import Candidate, Task
+from .plan import Plan
+from .timing import Watch, interleave
+
+Row = dict[str, Any]
+CHECKED = 64
+"""Rows of an output that are compared with float64."""
+
+
+class Bench:
+    """One run: the plan, the candidates, the stopwatch, and what went wrong."""
+
+    def __init__(
+        self, device: str, plan: Plan, watch: Watch, threads: int, say: Callable[[str], None]
+    ) -> None:
+        self.device, self.plan, self.watch = device, plan, watch
+        self.threads, self.say = threads, say
+        self.candidates, missing = peers.candidates(device, plan.mappings)
+        self.left_out = [{"what": what, "reason": why} for what, why in missing.items()]
+        self.regmax = [c for c in self.candidates if c.family == "regmax"]
+        self.failed = False
+
+    def case(self, kind: str, rows: int, d: int, dtype: str = "float32") -> Case:
+        return case(kind, rows, d, getattr(torch, dtype), self.device)
+
+    def leave_out(self, what: str, error: Exception, *, ours: bool) -> None:
+        self.left_out.append({"what": what, "reason": peers.reason(error)})
+        self.failed = self.failed or ours
+
+    def measure(self, case: Case, candidates: Sequence[Candidate]) -> list[Row]:
+        """Warm everybody up, look at what each returns, then time all by turns."""
+        where = case.describe()
+        label = f"{where['rows']} × {where['d']} {where['dtype']} {where['input']}"
+        tasks: list[Task] = []
+        seen: dict[str, Row] = {}
+        references: dict[str, torch.Tensor] = {}
+        for candidate in candidates:
+            self.say(f"{label}: {candidate.name}")
+            task = Task(candidate, case)
+            try:
+                task.forward()
+                facts = self._facts(task, case, references)
+                task.backward()
+            except Exception as error:  # another's limits are not ours; ours fail the run
+                ours = candidate.family == "regmax"
+                self.leave_out(f"{candidate.name}, {label}", error, ours=ours)
+                continue
+            finally:
+                task.reset()
+            tasks.append(task)
+            seen[task.name] = facts
+        self.say(f"{label}: rounds")
+        p = self.plan
+        times = interleave(tasks, self.watch, budget=p.budget, rounds=p.rounds, at_least=p.at_least)
+        return [
+            {
+                **where,
+                **_who(task.candidate),
+                **seen[task.name],
+                **dataclasses.asdict(times[task.name]),
+            }
+            for task in tasks
+        ]
+
+    def _facts(self, task: Task, case: Case, references: dict[str, torch.Tensor]) -> Row:
+        """The share of exact zeros, and the distance to the same map in float64."""
+        assert task.y is not None
+        mapping, y = task.candidate.mapping, task.y.detach()
+        zeros = float((y == 0).sum()) / y.numel()
+        if mapping == "copy":
+            return {"zeros": zeros, "error": 0.0}
+        head = case.head(CHECKED)
+        if mapping not in references:
+            with torch.no_grad():
+                exact = peers.regmax_candidate(mapping).apply(head.x, head.alpha)
+            references[mapping] = exact
+        error = (y[:CHECKED].double() - references[mapping]).abs().max()
+        return {"zeros": zeros, "error": float(error)}
+
+
+def _who(candidate: Candidate) -> Row:
+    return {
+        "name": candidate.name,
+        "family": candidate.family,
+        "mapping": candidate.mapping,
+        "variant": candidate.variant,
+    }
+
+
+def main(bench: Bench) -> list[Row]:
+    """Everybody, on the shapes and inputs that the bars are about."""
+    p = bench.plan
+    return [
+        row
+        for dtype in p.dtypes
+        for rows, d in p.shapes
+        for kind in p.main_inputs
+        for row in bench.measure(bench.case(kind, rows, d, dtype), bench.candidates)
+    ]
+
+
+def size(bench: Bench) -> list[Row]:
+    """Short rows to long ones, the number of scores kept."""
+    p = bench.plan
+    cases = (bench.case("normal", p.elements // d, d) for d in p.sizes)
+    return [row for c in cases for row in bench.measure(c, _defaults(bench))]
+
+
+def rows(bench: Bench) -> list[Row]:
+    """One row to many; on the CPU, the cost of a call itself is at the left."""
+    p = bench.plan
+    cases = (bench.case("normal", n, p.row_d) for n in p.row_counts)
+    return [row for c in cases for row in bench.measure(c, _defaults(bench))]
+
+
+def _defaults(bench: Bench) -> list[Candidate]:
+    """Everybody as they come: no variants of a peer but its default."""
+    return [c for c in bench.candidates if c.variant in ("", "default") and c.mapping != "copy"]
+
+
+def inputs(bench: Bench) -> list[Row]:
+    """Random and adversarial scores, regmax against torch.softmax."""
+    p = bench.plan
+    ours = [peers.softmax(), *bench.regmax]
+    cases = (bench.case(kind, *p.input_shape) for kind in p.inputs)
+    return [row for c in cases for row in bench.measure(c, ours)]
+
+
+def linear(bench: Bench) -> list[Row]:
+    """fusedmax on short and on long rows, the number of scores kept."""
+    p = bench.plan
+    fused = [c for c in bench.regmax if c.mapping == "fusedmax"]
+    cases = (bench.case(kind, p.elements // d, d) for kind in p.linear_inputs for d in p.linear)
+    return [row for c in cases for row in bench.measure(c, fused)]
+
+
+def memory(bench: Bench) -> list[Row]:
+    """Peak memory beyond the scores, in units of the scores' own size."""
+    rows, d = bench.plan.memory
+    names = [c.name for c in bench.candidates if c.mapping != "copy"]
+    bench.say("")
+    try:
+        return child.memory(bench.device, bench.threads, ("normal", "equal"), rows, d, names)
+    except child.Failed as error:
+        bench.leave_out("memory", error, ours=error.ours)
+        return []
+
+
+def conic(bench: Bench) -> list[Row]:
+    """Each mapping beside the same problem in cvxpylayers, on the CPU in float64."""
+    p = bench.plan
+    few, many = (case("normal", n, p.conic_d, torch.float64) for n in (p.conic_rows, p.conic_many))
+    found: list[Row] = []
+    for candidate in bench.regmax:
+        if candidate.mapping == "entmax":  # its α per row is no convex program
+            continue
+        with _quiet():
+            try:
+                conic = peers.cvxpylayer(candidate.mapping, p.conic_d)
+            except Exception as error:
+                bench.leave_out(f"cvxpylayers {candidate.mapping}", error, ours=False)
+                if isinstance(error, ImportError):
+                    break
+                continue
+            found += bench.measure(few, [candidate, conic])
+        found += bench.measure(many, [candidate])
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Solvers warn about approximations and inaccuracies of theirs; their error is in the table."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def first(bench: Bench) -> list[Row]:
+    """First calls in fresh processes: an empty cache of compiled kernels, then a full one."""
+    found: list[Row] = []
+    for mapping in bench.plan.isolated:
+        bench.say(mapping)
+        try:
+            found.append(child.first(bench.device, bench.threads, mapping, *bench.plan.first))
+        except child.Failed as error:
+            bench.leave_out(f"first call of {mapping}", error, ours=error.ours)
+    return found
+
+
+ALL: dict[str, Callable[[Bench], list[Row]]] = {
+    "main": main,
+    "size": size,
+    "rows": rows,
+    "inputs": inputs,
+    "linear": linear,
+    "memory": memory,
+    "conic": conic,
+    "first": first,
+}
+
+
+def run(bench: Bench, names: Sequence[str], begin: Callable[[str], None]) -> dict[str, list[Row]]:
+    """The sections asked for, in the order of the page."""
+    found = {}
+    for name, section in ALL.items():
+        if name in names and not (name == "conic" and bench.device != "cpu"):
+            begin(name)
+            found[name] = section(bench)
+    return found
+
+
+def roads(bench: Bench) -> dict[str, str]:
+    """Which path each mapping takes on this machine."""
+    x = bench.case("normal", 8, 64).x
+    found = {}
+    for mapping in bench.plan.mappings:
+        with suppress(Exception):  # the sections report what fails
+            found[mapping] = peers.road(mapping, x)
+    return found

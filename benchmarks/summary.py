@@ -1,0 +1,211 @@
+"""Ratios, means and verdicts, from the rows of figures alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from . import plan
+from .inputs import describe
+from .peers import COPY, REFERENCE
+
+Row = dict[str, Any]
+Key = tuple[int, int, str, str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A figure beside its bar; the figure is None where it could not be measured."""
+
+    what: str
+    figure: float | None
+    bar: float
+    at_most: bool
+    worst: str = ""
+    """The case that the figure is from, if it is from one."""
+
+    @property
+    def ok(self) -> bool:
+        if self.figure is None:
+            return False
+        return self.figure <= self.bar if self.at_most else self.figure >= self.bar
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
+
+
+def geomean(values: Iterable[float]) -> float:
+    """The mean for ratios: swapping both sides inverts it."""
+    logs = [math.log(value) for value in values]
+    if not logs:
+        raise ValueError("no values")
+    return math.exp(math.fsum(logs) / len(logs))
+
+
+def key(row: Row) -> Key:
+    """The case of a row."""
+    return row["rows"], row["d"], row["dtype"], row["input"]
+
+
+def label(where: Key) -> str:
+    """A case in words."""
+    rows, d, dtype, kind = where
+    return f"{rows} × {d}, {describe(kind)}" + ("" if dtype == "float32" else f", {dtype}")
+
+
+def medians(rows: Sequence[Row], name: str, phase: str = "both") -> dict[Key, float]:
+    """Median seconds of one candidate, by case."""
+    return {key(row): row[phase]["median"] for row in rows if row["name"] == name}
+
+
+def ratios(rows: Sequence[Row], name: str, reference: str, phase: str = "both") -> dict[Key, float]:
+    """Median of ``name`` over that of ``reference``, in every case that has both."""
+    over, under = medians(rows, name, phase), medians(rows, reference, phase)
+    return {where: over[where] / under[where] for where in over if where in under}
+
+
+def worst(found: dict[Key, float]) -> tuple[Key, float]:
+    """The case with the largest ratio."""
+    return max(found.items(), key=lambda item: item[1])
+
+
+def verdicts(device: str, sections: dict[str, list[Row]], mappings: Sequence[str]) -> list[Verdict]:
+    """Every bar of the device that the sections allow to be judged."""
+    found: list[Verdict] = []
+    if "main" in sections:
+        found += _softmax(device, sections["main"], mappings)
+        if device == "cuda":
+            found += _adasplash(sections["main"])
+            found += _copy(sections["main"], mappings)
+        else:
+            found += _entmax(sections["main"], mappings)
+    if "conic" in sections:
+        found += _conic(sections["conic"])
+    if "linear" in sections:
+        found += _linear(sections["linear"])
+    return found
+
+
+def _softmax(device: str, rows: list[Row], mappings: Sequence[str]) -> list[Verdict]:
+    cases = {key(row) for row in rows}
+    found = []
+    for mapping, (mean_bar, case_bar) in plan.SOFTMAX_BARS[device].items():
+        if mapping not in mappings:
+            continue
+        by_case = ratios(rows, f"regmax {mapping}", REFERENCE)
+        what = f"{mapping} / torch.softmax"
+        if set(by_case) != cases:  # a case that failed is no case that passed
+            found.append(Verdict(what, None, mean_bar, at_most=True))
+            continue
+        where, most = worst(by_case)
+        mean = geomean(by_case.values())
+        found.append(Verdict(f"{what}, geometric mean", mean, mean_bar, at_most=True))
+        found.append(Verdict(f"{what}, worst case", most, case_bar, True, label(where)))
+    return found
+
+
+def _entmax(rows: list[Row], mappings: Sequence[str]) -> list[Verdict]:
+    found = []
+    for mapping, bar in plan.ENTMAX_BARS.items():
+        faster = ratios(rows, f"entmax {mapping}", f"regmax {mapping}")
+        if mapping in mappings and faster:
+            what = f"{mapping}: times faster than the entmax package"
+            found.append(Verdict(what, geomean(faster.values()), bar, at_most=False))
+    return found
+
+
+def _adasplash(rows: list[Row]) -> list[Verdict]:
+    """Against the fastest of its variants that is about as accurate."""
+    found = []
+    for mapping in ("sparsemax", "entmax15"):
+        by_case: dict[Key, float] = {}
+        for ours in (row for row in rows if row["name"] == f"regmax {mapping}"):
+            rivals = [
+                row["both"]["median"]
+                for row in rows
+                if row["family"] == "adasplash"
+                and row["mapping"] == mapping
+                and key(row) == key(ours)
+                and row["error"] <= 2 * ours["error"]
+            ]
+            if rivals:
+                by_case[key(ours)] = ours["both"]["median"] / min(rivals)
+        if by_case:
+            where, most = worst(by_case)
+            what = f"{mapping} / adasplash at equal error, worst case"
+            found.append(Verdict(what, most, 1.0, True, label(where)))
+    return found
+
+
+def shares(rows: Sequence[Row], name: str) -> dict[Key, dict[str, float]]:
+    """The share of the copy bandwidth, if forward moves 2 and backward 3 tensors of x's size."""
+    found: dict[Key, dict[str, float]] = {}
+    for phase, tensors in (("forward", 2), ("backward", 3), ("both", 5)):
+        copies = medians(rows, COPY, "forward")
+        for where, seconds in medians(rows, name, phase).items():
+            if where in copies and seconds > 0:
+                share = tensors / 2 * copies[where] / seconds
+                found.setdefault(where, {})[phase] = share
+    return found
+
+
+def _copy(rows: list[Row], mappings: Sequence[str]) -> list[Verdict]:
+    found = []
+    for mapping in plan.COPY_MAPPINGS:
+        share = {where: s["both"] for where, s in shares(rows, f"regmax {mapping}").items()}
+        if mapping in mappings and share:
+            where, least = min(share.items(), key=lambda item: item[1])
+            what = f"{mapping}: share of the copy bandwidth, worst case"
+            found.append(Verdict(what, least, plan.COPY_BAR, False, label(where)))
+    return found
+
+
+def conic_speedups(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """By mapping: times faster on the same rows, and per row at each one's better batch."""
+    found = {}
+    for theirs in (row for row in rows if row["family"] == "cvxpylayers"):
+        mapping = theirs["mapping"]
+        own = {r["rows"]: r["both"]["median"] for r in rows if r["name"] == f"regmax {mapping}"}
+        if theirs["rows"] in own and len(own) == 2:
+            few, many = theirs["rows"], max(own)
+            seconds = theirs["both"]["median"]
+            found[mapping] = {
+                "same": seconds / own[few],
+                "per row": (seconds / few) / (own[many] / many),
+                "error": theirs["error"],
+            }
+    return found
+
+
+def _conic(rows: list[Row]) -> list[Verdict]:
+    return [
+        Verdict(
+            f"{mapping}: times faster than cvxpylayers, per row",
+            s["per row"],
+            plan.CONIC_BAR,
+            False,
+        )
+        for mapping, s in conic_speedups(rows).items()
+    ]
+
+
+def growth(rows: Sequence[Row]) -> dict[str, float]:
+    """By input: time per score of the long row over that of the short row."""
+    by_input: dict[str, dict[int, float]] = {}
+    for row in rows:
+        per_score = row["both"]["median"] / (row["rows"] * row["d"])
+        by_input.setdefault(row["input"], {})[row["d"]] = per_score
+    return {
+        kind: by_d[max(by_d)] / by_d[min(by_d)] for kind, by_d in by_input.items() if len(by_d) > 1
+    }
+
+
+def _linear(rows: list[Row]) -> list[Verdict]:
+    return [
+        Verdict(
+            f"fusedmax, time per score of long rows over short, {kind}", g, plan.LINEAR_BAR, True
+        )
+        for kind, g in growth(rows).items()
+    ]
