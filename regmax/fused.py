@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import adjoint, checks, simplex, transforms
-from .kernels import Kernel
+from .kernels import Kernel, asked
 from .penalty import Penalized, averaging, jacobian_product, penalty_of, smooth_part
 from .regularizer import Regularizer
 
@@ -23,7 +23,7 @@ _REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "compo
 
 def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel that Ω offers for tensors like x, unless its class redefines what it computes."""
-    if not (_trusted(type(omega)) and omega.exact):  # type: ignore[arg-type]
+    if not (asked() and omega.exact and _trusted(type(omega))):  # type: ignore[arg-type]
         return None
     return omega.kernel(x)
 
@@ -57,7 +57,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     names = ("gamma", *(omega.hyperparameters or ()))
     ranges = {"gamma": checks.POSITIVE, **omega.ranges}
     numbers = [
-        checks.per_row(name, item, ranges.get(name), rows, dim)
+        _checked(name, item, ranges.get(name), rows, dim)
         for name, item in zip(names, given, strict=True)
     ]
     if dim != x.ndim - 1:
@@ -73,6 +73,18 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     if dim != x.ndim - 1:
         y = y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any:
+    if (
+        isinstance(item, Tensor)
+        and item.ndim == 0
+        and item.dtype == rows.dtype
+        and item.device.type == rows.device.type == "cpu"
+        and accepted is not None
+    ):
+        return checks.hyperparameter(name, item, *accepted)  # nothing to lay out
+    return checks.per_row(name, item, accepted, rows, dim)
 
 
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
@@ -109,7 +121,9 @@ def _forward(
     gamma, *theta = (_per_row(item, x) for item in numbers)
     on = None if mask is None else _rows(mask).contiguous()
     y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
-    return y if y.shape == x.shape else y.view(x.shape), part
+    if y.shape == x.shape:
+        return y, part
+    return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
 class _Fused(torch.autograd.Function):
@@ -134,9 +148,9 @@ class _Fused(torch.autograd.Function):
         numbers = [next(saved) if t is None else t for t in ctx.fixed]
         wants = ctx.needs_input_grad[4:]
         if torch.is_grad_enabled() or transforms.watched((v,)) or transforms.batched(v):
-            gx, dtheta = _differentiable(ctx.omega, y, part, v, numbers, wants[1:])
+            gx, dtheta = differentiable(ctx.omega, y, part, v, numbers, wants[1:])
         else:
-            gx, dtheta = _compiled(ctx.kernel, y, part, v, numbers, wants[1:])
+            gx, dtheta = compiled(ctx.kernel, y, part, v, numbers, wants[1:])
         dgamma = None if x is None else _reduced(_along(gx, x, y) / -numbers[0], numbers[0])
         return gx, None, None, None, dgamma, *dtheta
 
@@ -156,11 +170,14 @@ def _reduced(t: Tensor, item: Tensor) -> Tensor:
     return total.to(item.dtype)
 
 
-def _compiled(
+def compiled(
     kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], wants: Any
 ) -> tuple[Tensor, list[Tensor | None]]:
+    """The gradients of x and θ for y's gradient v, by the kernel; ``numbers`` are γ and θ."""
     gamma, *theta = (_per_row(item, y) for item in numbers)
-    gx, dtheta = kernel.backward(_rows(y), _rows(v), gamma, tuple(theta), part, any(wants))
+    gx, dtheta = kernel.backward(
+        _rows(y), _rows(v), gamma, tuple(theta), None if part is None else _rows(part), any(wants)
+    )
     if gx.shape != y.shape:
         gx = gx.view(y.shape)
     if dtheta is None:
@@ -172,10 +189,11 @@ def _compiled(
     ]
 
 
-def _differentiable(
+def differentiable(
     omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], wants: Any
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """w/γ with w = Jv, and −⟨w, ∂∇Ω(y; θ)/∂θ⟩, by operations that can be differentiated again."""
+    """The same by operations that can be differentiated again: with w = Jv, w/γ and
+    −⟨w, ∂∇Ω(y; θ)/∂θ⟩, and −⟨w, u⟩ for the weight of a penalty, u ∈ ∂R(y)."""
     gamma, *theta = numbers
     names = omega.hyperparameters or ()
     omega = omega.with_tensors(dict(zip(names, theta, strict=True)))

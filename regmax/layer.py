@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from . import checks, engine, roads
 from .curvature import Curvature
+from .fused import kernel_of
+from .kernels import why_none
 from .optimality import Problem
 from .penalty import smooth_part
 from .regularizer import Regularizer, overrides
@@ -126,6 +128,8 @@ class RegularizedMax(nn.Module):
             f"forward: {road.path}: {road.why}",
             f"backward: {self._backward(omega, rows, y)}",
         ]
+        if overrides(omega, "kernel") and omega.exact and kernel_of(omega, rows.x) is None:
+            lines.append(f"note: {why_none(rows.x.device.type)}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
         return "\n".join(lines)
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
@@ -66,10 +65,7 @@ def watched(tensors: Iterable[object]) -> bool:
     if tracing() or transforming():
         return True
     duals = forward_ad._current_level >= 0  # there are none outside of a level
-    for t in tensors:
-        if isinstance(t, Tensor) and (t.is_meta or (duals and has_tangent(t))):
-            return True
-    return False
+    return any(isinstance(t, Tensor) and (t.is_meta or (duals and has_tangent(t))) for t in tensors)
 
 
 def may_look(t: Tensor) -> bool:

@@ -8,25 +8,25 @@ from regmax.kernels import cpu, projection, simd
 
 
 def _forward(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
+    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
     wide, own = cpu.scratch(1, d), cpu.scratch_like(2, d, like)
     first, last = cpu.take(job)
     while first < last:
         for r in range(first, last):
             row = cpu.participants(job, r, 2, like, simd.row(own, 1))
             gamma, y = cpu.number_at(job, 1, r), cpu.rows_at(job, 3, r, like)
-            projection.forward(row, d, gamma, simd.row(wide, 0), simd.row(own, 0), y)
+            projection.forward(row, d, gamma, simd.row(wide, 0), simd.row(own, 0), y, blank)
         first, last = cpu.take(job)
 
 
 def _backward(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
+    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
     first, last = cpu.take(job)
     while first < last:
         for r in range(first, last):
             y, v = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 1, r, like)
             out = cpu.rows_at(job, 3, r, like)
-            projection.backward(y, v, d, 1.0 / cpu.number_at(job, 2, r), out)
+            projection.backward(y, v, d, 1.0 / cpu.number_at(job, 2, r), out, blank)
         first, last = cpu.take(job)
 
 

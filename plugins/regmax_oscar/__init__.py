@@ -9,8 +9,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import regmax
+from regmax.kernels import Kernel, Lazy
 
 from .isotonic import isotonic_decreasing, kernel
+
+KERNELS = Lazy(cpu="regmax_oscar._cpu", cuda="regmax_oscar._gpu")
 
 
 class OrderedPairs(regmax.Penalty):
@@ -134,8 +137,11 @@ class Oscar(regmax.Penalized):
         z = _prox_absolute(x / gamma, self.lam, self.penalty, mask)
         return regmax.functional.sparsemax(gamma * z, gamma=gamma, mask=mask)
 
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return KERNELS.get(x.device.type) if self.exact else None
+
     def notes(self, x: Tensor) -> list[str]:
-        return [f"isotonic regression: {kernel(x)} kernel"]
+        return [] if self.kernel(x) else [f"isotonic regression: {kernel(x)} kernel"]
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.exact else ", exact=False")

@@ -54,7 +54,7 @@ def _entries(delta: Any, n: int, p: float, log_s: float, v: Any) -> tuple[float,
 def _solve(delta: Any, n: int, count: int, p: float, tol: float, v: Any) -> None:
     """v ← y for the distances ``delta``: Newton in log s, kept in a bracket."""
     low, high = (2.0 / p - 2.0) * math.log(count), 0.0
-    log_s = 0.0
+    log_s, width = 0.0, -low
     for _ in range(200):
         off, slope = _entries(delta, n, p, log_s, v)
         if not abs(off) > tol:
@@ -64,8 +64,9 @@ def _solve(delta: Any, n: int, count: int, p: float, tol: float, v: Any) -> None
         else:
             low = max(low, log_s)
         trial = log_s - off / slope
-        if not (low <= trial <= high):
+        if not (low <= trial <= high and abs(trial - log_s) <= 0.5 * width):
             trial = 0.5 * (low + high)
+        width = abs(trial - log_s)
         if abs(trial - log_s) <= cpu.EPS * abs(log_s):
             break
         log_s = trial
@@ -78,18 +79,27 @@ def _solve(delta: Any, n: int, count: int, p: float, tol: float, v: Any) -> None
 
 @njit
 def _forward_row(
-    row: Any, d: int, best: Any, gamma: float, p: float, z: Any, v: Any, kept: Any, out: Any
+    row: Any,
+    d: int,
+    best: Any,
+    gamma: float,
+    p: float,
+    z: Any,
+    v: Any,
+    kept: Any,
+    out: Any,
+    blank: bool,
 ) -> None:
     top = np.float64(simd.largest(best))
     low = cpu.floor(row, top, gamma)
     n = cpu.pack(row, d, low, top, -1.0 / gamma, kept, z)
     tol = 4.0 * cpu.EPS if simd.resolution(row) < 1e-10 else 1e-9
     _solve(z, n, n, p, tol, v)
-    cpu.unpack(row, d, low, n, v, kept, out)
+    cpu.unpack(row, d, low, n, v, kept, out, blank)
 
 
 def _forward(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
+    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
     wide, own = cpu.scratch(2, d), cpu.scratch_like(2, d, like)
     first, last = cpu.take(job)
     while first < last:
@@ -104,9 +114,9 @@ def _forward(job: Any, like: Any) -> None:
             elif simd.largest(best) == -np.inf:
                 cpu.fill(out, d, 0.0)
             elif p == 2.0:
-                projection.forward(row, d, g, z, kept, out)
+                projection.forward(row, d, g, z, kept, out, blank)
             else:
-                _forward_row(row, d, best, g, p, z, v, kept, out)
+                _forward_row(row, d, best, g, p, z, v, kept, out, blank)
         first, last = cpu.take(job)
 
 
@@ -168,7 +178,7 @@ def _along_slope(
 
 
 def _backward(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
+    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
     wide, own = cpu.scratch(5, d), cpu.scratch_like(2, d, like)
     hyper = cpu.given(job, 5)
     first, last = cpu.take(job)
@@ -179,7 +189,7 @@ def _backward(job: Any, like: Any) -> None:
             scale, p = 1.0 / cpu.number_at(job, 2, r), cpu.number_at(job, 3, r)
             ys, w, kept = simd.row(wide, 0), simd.row(wide, 1), simd.row(own, 0)
             s, u, logs = simd.row(wide, 2), simd.row(wide, 3), simd.row(wide, 4)
-            n = cpu.pack_support(y, v, d, kept, simd.row(own, 1), ys, w)
+            n = cpu.pack_support(y, v, d, kept, simd.row(own, 1), ys, w, blank)
             dp = 0.0
             if n == 0:
                 cpu.fill(out, d, 0.0)
@@ -188,7 +198,7 @@ def _backward(job: Any, like: Any) -> None:
                 if hyper:
                     dp = -_along_slope(w, u, logs, n, p, log_norm, mean_log)
                 cpu.scaled(w, n, scale)
-                cpu.unpack_support(y, d, n, w, kept, out)
+                cpu.unpack_support(y, d, n, w, kept, out, blank)
             if hyper:
                 cpu.set_number(job, 5, r, dp)
         first, last = cpu.take(job)

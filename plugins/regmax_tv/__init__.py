@@ -9,8 +9,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import regmax
+from regmax.kernels import Kernel, Lazy
 
 from .chain import kernel, prox_chain_tv
+
+KERNELS = Lazy(cpu="regmax_tv._cpu", cuda="regmax_tv._gpu")
 
 
 class ChainTV(regmax.Penalty):
@@ -93,8 +96,11 @@ class TV(regmax.Penalized):
     def __init__(self, lam: float | Tensor = 0.1) -> None:
         super().__init__(regmax.regularizer("gini"), ChainTV(), lam)
 
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return KERNELS.get(x.device.type)
+
     def notes(self, x: Tensor) -> list[str]:
-        return [f"prox of total variation: {kernel(x)} kernel"]
+        return [] if self.kernel(x) else [f"prox of total variation: {kernel(x)} kernel"]
 
 
 @regmax.hookimpl

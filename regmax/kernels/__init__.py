@@ -7,7 +7,6 @@ slower. ``layer.explain(x)`` says which ran.
 
 from __future__ import annotations
 
-from .base import Kernel, Lazy
-from .threads import over_rows
+from .base import Kernel, Lazy, asked, reference, why_none
 
-__all__ = ["Kernel", "Lazy", "over_rows"]
+__all__ = ["Kernel", "Lazy", "asked", "reference", "why_none"]

@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 Hyper = tuple[Tensor, ...]
+
+_asked = ContextVar("regmax_kernels", default=True)
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """``with regmax.kernels.reference():`` computes mappings by PyTorch operations alone.
+
+    For comparisons, and to find out whether a kernel is to blame.
+    """
+    before = _asked.set(False)
+    try:
+        yield
+    finally:
+        _asked.reset(before)
+
+
+def asked() -> bool:
+    """Whether kernels may be used: not inside :func:`reference`."""
+    return _asked.get()
+
+
+def why_none(device: str) -> str:
+    """Why a kernel does not run for tensors on a device."""
+    if not asked():
+        return "kernels are switched off (regmax.kernels.reference)"
+    package = {"cpu": "numba", "cuda": "triton"}.get(device)
+    if package is None or importlib.util.find_spec(package) is not None:
+        return f"there is no kernel for {device} tensors"
+    return f"no kernel runs, {package} is missing (pip install 'regmax[fast]')"
 
 
 class Kernel(ABC):

@@ -14,19 +14,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import cfunc, njit, types
+from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
 from . import simd
 from .base import Hyper, Kernel
+from .compiling import compile_cached
 from .simd import LANES
 from .threads import ROWS, STEP, over_rows
 
 EPS = float(np.finfo(np.float64).eps)
-WIDTH = 3
-"""Where a job holds d; the arrays follow, each an address and the entries from row to row."""
-_ARRAYS = 4
+WIDTH, BLANK = 3, 4
+"""Where a job holds d, and whether its results are 0 already: what is not written then costs
+nothing. The arrays follow, each an address and the entries from row to row."""
+_ARRAYS = 5
+_LARGE = 1 << 25
+"""Bytes above which the C library maps fresh memory for every tensor. It is 0, and most of the
+cost of a large sparse result is to touch it."""
+
+
+def result(like: Tensor) -> Tensor:
+    """Memory for a result: 0 throughout if it is large, else anything."""
+    if like.numel() * like.element_size() < _LARGE:
+        return torch.empty(like.shape, dtype=like.dtype)
+    return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
 
 
 class CompiledRows(Kernel):
@@ -51,14 +63,13 @@ class CompiledRows(Kernel):
             like = types.float32 if dtype == torch.float32 else types.float64
             # C functions ignore what they are not given: ``like`` is a type, never a value
             signature = types.void(types.CPointer(types.int64), types.CPointer(like))
-            make = cfunc(signature, nopython=True, cache=True, error_model="numpy")
-            compiled = make(self.functions[which])
+            compiled = compile_cached(self.functions[which], signature)
             task = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
             self.compiled[which, dtype] = compiled, task
             return task
 
     def run(self, which: int, x: Tensor, *arrays: Tensor | None) -> None:
-        numbers = [0, x.shape[0], 0, x.shape[1]]
+        numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
         for t in (x, *arrays):
             if t is None:
                 numbers += (0, 0)
@@ -70,7 +81,7 @@ class CompiledRows(Kernel):
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        y = torch.empty(x.shape, dtype=x.dtype)
+        y = result(x)
         self.run(0, x, gamma, *theta, mask, y)
         return y, None
 
@@ -83,10 +94,13 @@ class CompiledRows(Kernel):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
-        out = torch.empty(y.shape, dtype=y.dtype)
-        each = gamma.new_empty((len(theta), len(y))) if hyper and theta else None
-        self.run(1, y, v, gamma, *theta, out, *([None] * len(theta) if each is None else each))
-        return out, None if each is None else tuple(each)
+        out = result(y)
+        if not hyper:
+            self.run(1, y, v, gamma, *theta, out, *(None for _ in theta))
+            return out, None
+        each = tuple(gamma.new_empty(len(y)) for _ in theta)
+        self.run(1, y, v, gamma, *theta, out, *each)
+        return out, each
 
 
 @njit
@@ -115,13 +129,18 @@ def given(job: Any, k: int) -> bool:
 
 
 @njit
+def octets_at(job: Any, k: int, r: int) -> Any:
+    """A pointer to row r of the job's array k, of bytes."""
+    return simd.octets(job[_ARRAYS + 2 * k] + r * job[_ARRAYS + 2 * k + 1])
+
+
+@njit
 def participants(job: Any, r: int, mask: int, like: Any, part: Any) -> Any:
     """Row r of the scores, array 0; if there is an array ``mask``, copied with −inf in ``part``."""
     row = rows_at(job, 0, r, like)
     if not given(job, mask):
         return row
-    on = simd.octets(job[_ARRAYS + 2 * mask] + r * job[_ARRAYS + 2 * mask + 1])
-    masked(row, on, job[WIDTH], part)
+    masked(row, octets_at(job, mask, r), job[WIDTH], part)
     return part
 
 
@@ -218,15 +237,17 @@ def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: A
 
 
 @njit
-def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any) -> None:
+def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, blank: bool) -> None:
     """out_i = y_1, y_2, … where x_i ≥ low, else 0: the inverse of ``pack``."""
     narrow(y, n, kept)
     full = d - d % LANES
     n = 0
     for i in range(0, full, LANES):
         on = simd.load(row, i) >= low
-        simd.store(out, i, simd.expand(kept, n, on))
-        n += simd.count(on)
+        size = simd.count(on)
+        if size > 0 or not blank:
+            simd.store(out, i, simd.expand(kept, n, on))
+            n += size
     if full < d:
         rest = simd.first(d - full)
         on = simd.load_part(row, full, rest, -np.inf) >= low
@@ -234,17 +255,21 @@ def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any) ->
 
 
 @njit
-def pack_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: Any) -> int:
+def pack_support(
+    y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: Any, blank: bool
+) -> int:
     """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in their order; up to a whole number of vectors
     y = 1 and v = 0."""
     full = d - d % LANES
     n = 0
     for i in range(0, full, LANES):
-        a, b = simd.load(y, i), simd.load(v, i)
+        a = simd.load(y, i)
         on = a > 0.0
-        simd.compress(kept_y, n, a, on)
-        simd.compress(kept_v, n, b, on)
-        n += simd.count(on)
+        size = simd.count(on)
+        if size > 0 or not blank:
+            simd.compress(kept_y, n, a, on)
+            simd.compress(kept_v, n, simd.load(v, i), on)
+            n += size
     if full < d:
         rest = simd.first(d - full)
         a, b = simd.load_part(y, full, rest, 0.0), simd.load_part(v, full, rest, 0.0)
@@ -261,15 +286,17 @@ def pack_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: 
 
 
 @njit
-def unpack_support(y: Any, d: int, n: int, w: Any, kept: Any, out: Any) -> None:
+def unpack_support(y: Any, d: int, n: int, w: Any, kept: Any, out: Any, blank: bool) -> None:
     """out_i = w_1, w_2, … where y_i > 0, else 0."""
     narrow(w, n, kept)
     full = d - d % LANES
     n = 0
     for i in range(0, full, LANES):
         on = simd.load(y, i) > 0.0
-        simd.store(out, i, simd.expand(kept, n, on))
-        n += simd.count(on)
+        size = simd.count(on)
+        if size > 0 or not blank:
+            simd.store(out, i, simd.expand(kept, n, on))
+            n += size
     if full < d:
         rest = simd.first(d - full)
         on = simd.load_part(y, full, rest, 0.0) > 0.0

@@ -66,13 +66,14 @@ def log(x: Any) -> Any:
 
 
 @njit
-def rough_exp(x: Any) -> Any:
-    """e^x of float32, to 1e-6, for x ≤ 88; e^−87 below −87."""
+def exp32(x: Any) -> Any:
+    """e^x of float32, to about one rounding, for x ≤ 88; e^−87 below −87."""
     x = simd.larger(x, -87.0)
     shifted = x * 1.44269504 + 12582912.0
     k = shifted - 12582912.0
     r = (x - k * 0.693359375) - k * -2.12194440e-4
-    p = r * 0.008333334 + 0.041666666
+    p = r * 0.0013888889 + 0.008333334
+    p = p * r + 0.041666666
     p = p * r + 0.16666667
     p = p * r + 0.5
     p = p * r + 1.0
@@ -81,8 +82,8 @@ def rough_exp(x: Any) -> Any:
 
 
 @njit
-def rough_log(x: Any) -> Any:
-    """log x of float32, to 1e-6, for normal x > 0."""
+def log32(x: Any) -> Any:
+    """log x of float32, to about one rounding, for normal x > 0."""
     bits_of = simd.as_bits32(x)
     shifted = simd.sub_int(bits_of, 0x3F3504F3)
     k = simd.shift_right(shifted, 23)
@@ -92,7 +93,8 @@ def rough_log(x: Any) -> Any:
     t = s * s
     p = t * 0.2857142857142857 + 0.4
     p = p * t + 0.6666666666666666
-    return simd.to_float32(k) * 0.6931472 + (s * 2.0 + s * t * p)
+    number = simd.to_float32(k)
+    return number * 0.693359375 + (f - (s * (f - t * p) - number * -2.12194440e-4))
 
 
 @njit

@@ -22,7 +22,7 @@ SHORT = 64
 
 
 @njit
-def _bound(z: Any) -> float:
+def bound(z: Any) -> float:
     """At most τ, from sixteen of the entries."""
     tau = -1.0
     for _ in range(2):
@@ -61,7 +61,7 @@ def threshold(z: Any, n: int, tau: float) -> tuple[float, float]:
 
 
 @njit
-def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any) -> None:
+def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any, blank: bool) -> None:
     """out = P_Δ(row / γ)."""
     best, bad = cpu.scan(row, d)
     top = np.float64(simd.largest(best))
@@ -72,7 +72,7 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any) -> None
         cpu.fill(out, d, 0.0)
         return
     scale = 1.0 / gamma
-    tau = _bound((simd.wide(best) - top) * scale)
+    tau = bound((simd.wide(best) - top) * scale)
     low = cpu.floor(row, top, -tau * gamma)
     n = cpu.pack(row, d, low, top, scale, kept, z)
     tau, rest = threshold(z, n, tau)
@@ -83,7 +83,7 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any) -> None
         if simd.count(v >= low) > 0:
             y = simd.larger(((simd.wide(v) - top) * scale - tau) - rest, 0.0)
             simd.store(out, i, simd.like(v, y))
-        else:
+        elif not blank:
             simd.store(out, i, zero)
     if full < d:
         on = simd.first(d - full)
@@ -93,7 +93,7 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any) -> None
 
 
 @njit
-def backward(y: Any, v: Any, d: int, scale: float, out: Any) -> None:
+def backward(y: Any, v: Any, d: int, scale: float, out: Any, blank: bool) -> None:
     """out = Jv·scale."""
     full = d - d % LANES
     rest = simd.first(d - full)
@@ -105,15 +105,18 @@ def backward(y: Any, v: Any, d: int, scale: float, out: Any) -> None:
         size += simd.count(on)
         sums = sums + simd.wide(simd.select(on, b, 0.0))
     for i in range(0, full, LANES):
-        a, b = simd.load(y, i), simd.load(v, i)
-        on = a > 0.0
-        size += simd.count(on)
-        sums = sums + simd.wide(simd.select(on, b, 0.0))
+        on = simd.load(y, i) > 0.0
+        here = simd.count(on)
+        if here > 0 or not blank:
+            size += here
+            sums = sums + simd.wide(simd.select(on, simd.load(v, i), 0.0))
     mean = simd.total(sums) / size
     for i in range(0, full, LANES):
-        a, b = simd.load(y, i), simd.load(v, i)
-        t = simd.like(b, (simd.wide(b) - mean) * scale)
-        simd.store(out, i, simd.select(a > 0.0, t, 0.0))
+        on = simd.load(y, i) > 0.0
+        if simd.count(on) > 0 or not blank:
+            b = simd.load(v, i)
+            t = simd.like(b, (simd.wide(b) - mean) * scale)
+            simd.store(out, i, simd.select(on, t, 0.0))
     if full < d:
         a, b = simd.load_part(y, full, rest, 0.0), simd.load_part(v, full, rest, 0.0)
         t = simd.like(b, (simd.wide(b) - mean) * scale)

@@ -449,3 +449,13 @@ def _constant(array: Any, value: float) -> Any:
 as_bits32 = _converted(types.int32, lambda builder, v, kind: builder.bitcast(v, kind))
 to_float32 = _converted(types.float32, lambda builder, v, kind: builder.sitofp(v, kind))
 from_bits32 = _converted(types.float32, lambda builder, v, kind: builder.bitcast(v, kind))
+
+
+@intrinsic
+def size(typingctx: Any, pointer: Any) -> Any:
+    """Bytes of an entry."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_constant(types.int64, pointer.dtype.bitwidth // 8)
+
+    return types.int64(pointer), code

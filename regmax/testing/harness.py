@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import ConvergenceWarning
 from ..regularizer import Regularizer
-from . import derivatives, layout, optimum, penalties, values
+from . import derivatives, kernels, layout, optimum, penalties, values
 from .promise import Case, Kind, Skipped
 from .search import report, smallest_broken
 from .subject import Subject
@@ -19,7 +19,7 @@ Waivers = Mapping[str, str] | Callable[[Regularizer], Mapping[str, str]]
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for module in (values, layout, optimum, penalties, derivatives)
+    for module in (values, layout, optimum, penalties, kernels, derivatives)
     for kind in vars(module).values()
     if isinstance(kind, Kind)
 }

@@ -1,0 +1,7 @@
+"""Sparsemax in Triton: Michelot's iteration on the entries within γ of a row's maximum."""
+
+from __future__ import annotations
+
+from regmax.kernels.triton_mappings import ThresholdKernel
+
+KERNEL = ThresholdKernel("gini")

@@ -1,0 +1,7 @@
+"""Oscarmax in Triton: sorted by PyTorch, isotonic regression by the scans of fusedmax, then P_Δ."""
+
+from __future__ import annotations
+
+from regmax.kernels.triton_mappings import ChainKernel
+
+KERNEL = ChainKernel(ranked=True)

@@ -1,0 +1,179 @@
+"""Oscarmax on the CPU: passes over a row, sixteen entries at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from regmax.kernels import simd
+from regmax.kernels.simd import LANES
+
+
+@njit
+def scan(row: Any, d: int) -> Any:
+    """As ``cpu.scan``, and the smallest entry and the number of those that are not −inf."""
+    full = d - d % LANES
+    v = simd.load_part(row, full, simd.first(d - full), -np.inf)
+    best = simd.larger(v, -np.inf)
+    on = v > -np.inf
+    least = simd.select(on, v, np.inf)
+    bad = simd.not_below(v, np.inf)
+    m = simd.count(on)
+    for i in range(0, full, LANES):
+        v = simd.load(row, i)
+        best = simd.larger(v, best)
+        on = v > -np.inf
+        least = simd.smaller(simd.select(on, v, np.inf), least)
+        bad = bad | simd.not_below(v, np.inf)
+        m += simd.count(on)
+    return best, simd.count(bad) > 0, smallest(least), m
+
+
+@njit
+def count_above(row: Any, d: int, low: float) -> Any:
+    """How many entries are at least ``low``, and sixteen of these, the smallest among them."""
+    full = d - d % LANES
+    v = simd.load_part(row, full, simd.first(d - full), -np.inf)
+    on = v >= low
+    least = simd.select(on, v, np.inf)
+    n = simd.count(on)
+    for i in range(0, full, LANES):
+        v = simd.load(row, i)
+        on = v >= low
+        least = simd.smaller(simd.select(on, v, np.inf), least)
+        n += simd.count(on)
+    return n, least
+
+
+@njit
+def smallest(v: Any) -> float:
+    """The smallest of the 16 numbers, of which none may be NaN."""
+    return -np.float64(simd.largest(v * -1.0))
+
+
+@njit
+def pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int:
+    """The n entries x_i ≥ low, in their order, to kept[:n], and their i to index[:n]."""
+    full = d - d % LANES
+    n = 0
+    for i in range(0, full, LANES):
+        v = simd.load(row, i)
+        on = v >= low
+        simd.compress(kept, n, v, on)
+        simd.compress(index, n, simd.add_int(lanes, i), on)
+        n += simd.count(on)
+    if full < d:
+        v = simd.load_part(row, full, simd.first(d - full), -np.inf)
+        on = v >= low
+        simd.compress(kept, n, v, on)
+        simd.compress(index, n, simd.add_int(lanes, full), on)
+        n += simd.count(on)
+    return n
+
+
+@njit
+def write(row: Any, d: int, low: float, high: float, value: float, out: Any, blank: bool) -> None:
+    """out_i = value where low ≤ x_i ≤ high, else 0, which it is already if ``blank``."""
+    full = d - d % LANES
+    zero = simd.spread(simd.load_part(row, full, simd.first(0), 0.0), 0.0)
+    level = simd.spread(zero, value)
+    for i in range(0, full, LANES):
+        v = simd.load(row, i)
+        on = v >= low
+        if not blank or simd.count(on) > 0:
+            simd.store(out, i, simd.select(v > high, zero, simd.select(on, level, zero)))
+    if full < d:
+        rest = simd.first(d - full)
+        v = simd.load_part(row, full, rest, -np.inf)
+        v = simd.select(v > high, zero, simd.select(v >= low, level, zero))
+        simd.store_part(out, full, rest, v)
+
+
+@njit
+def moments(row: Any, d: int, low: float, top: float) -> Any:
+    """Σ (x − top) and Σ (x − top)² of the entries x ≥ low."""
+    full = d - d % LANES
+    rest = simd.first(d - full)
+    sums = simd.wide(simd.load_part(row, full, simd.first(0), 0.0))
+    squares = sums
+    for i in range(0, d, LANES):
+        v = simd.load(row, i) if i < full else simd.load_part(row, full, rest, -np.inf)
+        t = simd.wide(simd.select(v >= low, v, top)) - top
+        sums = sums + t
+        squares = squares + t * t
+    return simd.total(sums), simd.total(squares)
+
+
+@njit
+def parts(row: Any, d: int, bounds: Any, top: float, lanes: Any, above: Any, below: Any) -> Any:
+    """The entries above ``high`` to ``above``, those in [low, lower) to ``below``; how many; and
+    of those between, Σ (x − top) and Σ (x − top)²."""
+    low, lower, high = bounds
+    kept, index = above
+    kept_below, index_below = below
+    full = d - d % LANES
+    rest = simd.first(d - full)
+    a, b = 0, 0
+    sums = simd.wide(simd.load_part(row, full, simd.first(0), 0.0))
+    squares = sums
+    for i in range(0, d, LANES):
+        v = simd.load(row, i) if i < full else simd.load_part(row, full, rest, -np.inf)
+        numbers = simd.add_int(lanes, i)
+        over, under = v > high, v < lower
+        t = simd.wide(simd.select(over | under, simd.spread(v, top), v)) - top
+        sums = sums + t
+        squares = squares + t * t
+        under = under & (v >= low)
+        simd.compress(kept, a, v, over)
+        simd.compress(index, a, numbers, over)
+        a += simd.count(over)
+        simd.compress(kept_below, b, v, under)
+        simd.compress(index_below, b, numbers, under)
+        b += simd.count(under)
+    return a, b, simd.total(sums), simd.total(squares)
+
+
+@njit
+def levels(y: Any, d: int) -> Any:
+    """The largest entry, the smallest positive one, and how many are positive."""
+    full = d - d % LANES
+    v = simd.load_part(y, full, simd.first(d - full), 0.0)
+    most = v
+    on = v > 0.0
+    least = simd.select(on, v, np.inf)
+    n = simd.count(on)
+    for i in range(0, full, LANES):
+        v = simd.load(y, i)
+        most = simd.larger(v, most)
+        on = v > 0.0
+        least = simd.smaller(simd.select(on, v, np.inf), least)
+        n += simd.count(on)
+    return simd.largest(most), np.float64(smallest(least)), n
+
+
+@njit
+def split(y: Any, v: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> Any:
+    """The entries above ``low`` to kept, their places to index; and of those where y is ``low``,
+    the number and Σ v."""
+    full = d - d % LANES
+    rest = simd.first(d - full)
+    n, size = 0, 0
+    sums = simd.wide(simd.load_part(v, full, simd.first(0), 0.0))
+    for i in range(0, d, LANES):
+        a = simd.load(y, i) if i < full else simd.load_part(y, full, rest, 0.0)
+        on, over = (a >= low) & (a > 0.0), a > low
+        inside = simd.count(on)
+        if inside == 0:
+            continue
+        simd.compress(kept, n, a, over)
+        simd.compress(index, n, simd.add_int(lanes, i), over)
+        more = simd.count(over)
+        n += more
+        if inside > more:
+            b = simd.load(v, i) if i < full else simd.load_part(v, full, rest, 0.0)
+            zero = simd.spread(b, 0.0)
+            sums = sums + simd.wide(simd.select(over, zero, simd.select(on, b, zero)))
+            size += inside - more
+    return n, size, simd.total(sums)

@@ -1,0 +1,7 @@
+"""sq-pnorm-max in Triton: Newton's method on log(max(x/γ) − t), t the threshold."""
+
+from __future__ import annotations
+
+from regmax.kernels.triton_mappings import ThresholdKernel
+
+KERNEL = ThresholdKernel("pnorm")

@@ -1,0 +1,7 @@
+"""Fusedmax in Triton: groups of neighbours split by scans of composed clips, then P_Δ."""
+
+from __future__ import annotations
+
+from regmax.kernels.triton_mappings import ChainKernel
+
+KERNEL = ChainKernel(ranked=False)

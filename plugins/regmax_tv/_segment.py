@@ -1,0 +1,268 @@
+r"""The prox of total variation on the segments of a row that low entries part, with numba.
+
+A segment is a run of neighbours v_1, …, v_n whose outer neighbours, where there are any, are lower
+in the answer, so that they pull its ends down:
+
+    min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),    left, right ∈ {0, 1}.
+
+It is one group iff no partial sum of what is left of v leaves [−w, w]. If one does, Johnson's
+dynamic programme finds where the jumps are and which way they go, in O(n): with
+f_1(x) = ½ (x − v_1)² + w left x and
+
+    f_{k+1}(x) = ½ (x − v_{k+1})² + min_y f_k(y) + w |x − y|,
+
+f_k' is increasing and piecewise linear, and the inner minimum clips it to [−w, w]. Its knots sit in
+a deque, each with the change of slope a and of offset b there; clipping removes knots at the two
+ends and puts back one at each. low_k and high_k are the points where f_k' is −w and w:
+z_k = clip(z_{k+1}, low_k, high_k) reads the solution from the back. Where both ends of
+[low_k, high_k] lead back to the same z_j, all up to j is settled, whatever follows, and is let go:
+memory that was never touched is slow.
+
+The value of a group G = {a, …, b} is computed afresh from its data,
+
+    z_G = mean(v_G) + w (s_{a−1} − s_b)/|G|,      s_k = sign(z_k − z_{k+1}).
+
+Source: N. Johnson, "A dynamic programming algorithm for the fused lasso and L0-segmentation",
+Journal of Computational and Graphical Statistics 22(2), 2013.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from regmax.kernels import simd
+from regmax.kernels.simd import LANES
+
+WINDOW = 512
+"""After so many entries the first look at what is settled."""
+
+
+@njit
+def _mean(kept: Any, first: int, size: int, top: float) -> float:
+    """The mean of kept − top over size entries = r + Σ (v_i − r)/size, r = v_first."""
+    ref = np.float64(kept[first])
+    if size == 1:
+        return ref - top
+    full = size - size % LANES
+    rest = 0.0
+    for i in range(first + full, first + size):
+        rest += np.float64(kept[i]) - ref
+    if full:
+        sums = simd.wide(simd.load(kept, first)) - ref
+        for i in range(first + LANES, first + full, LANES):
+            sums = sums + (simd.wide(simd.load(kept, i)) - ref)
+        rest += simd.total(sums)
+    return (ref - top) + rest / size
+
+
+@njit
+def _close(
+    kept: Any,
+    top: float,
+    begin: int,
+    end: int,
+    w: float,
+    before: int,
+    after: int,
+    groups: Any,
+    base: int,
+    count: int,
+) -> int:
+    """A group begin, …, end − 1 between jumps of signs ``before`` and ``after``; the new count.
+
+    ``groups``: where each starts, mean(v_G), and s_{a−1} − s_b. Two whose values contradict the
+    sign of the jump between them (equal up to rounding) are one.
+    """
+    start, mean, sides = groups
+    start[count], mean[count] = begin, _mean(kept, begin, end - begin, top)
+    sides[count] = before - after
+    while count > base:
+        here, there = start[count], start[count - 1]
+        value = mean[count] + w * (sides[count] / (end - here))
+        other = mean[count - 1] + w * (sides[count - 1] / (here - there))
+        if before * (other - value) >= 0.0:
+            break
+        # mean(A ∪ B) = mean(A) + (mean(B) − mean(A)) |B| / |A ∪ B|
+        mean[count - 1] += (mean[count] - mean[count - 1]) * ((end - here) / (end - there))
+        before += sides[count - 1]
+        count -= 1
+        sides[count] = before - after
+    return count + 1
+
+
+@njit
+def _settle(
+    kept: Any,
+    top: float,
+    at: int,
+    n: int,
+    z: float,
+    w: float,
+    state: Any,
+    space: Any,
+    groups: Any,
+    base: int,
+) -> Any:
+    """Close the groups that end before entry n of the window, of value z there.
+
+    ``state``: where the open group begins, the sign of the jump before it, the count of groups.
+    """
+    low, high, s = space[3], space[4], space[5]
+    for j in range(n - 1, -1, -1):
+        # z_j = clip(z_{j+1}, low_j, high_j)
+        sign = 0
+        if z > high[j]:
+            z = high[j]
+            sign = -1
+        elif z < low[j]:
+            z = low[j]
+            sign = 1
+        s[j] = sign
+    begin, before, count = state
+    for j in range(n):
+        sign = s[j]
+        if sign != 0:
+            count = _close(kept, top, begin, at + j + 1, w, before, sign, groups, base, count)
+            begin, before = at + j + 1, sign
+    return begin, before, count
+
+
+@njit
+def _settled(low: Any, high: Any, last: int) -> Any:
+    """The last entry of the window 0 … last whose z no longer depends on what follows, and z; or
+    −1."""
+    a, b = low[last], high[last]
+    for j in range(last - 1, 0, -1):
+        a = min(max(a, low[j]), high[j])
+        b = min(max(b, low[j]), high[j])
+        if a == b:
+            return j, a
+    return -1, a
+
+
+@njit
+def _centred(x: Any, a: Any, b: Any, lo: int, hi: int, to: int) -> None:
+    """Move the knots lo … hi to ``to``."""
+    if to < lo:
+        for j in range(hi + 1 - lo):
+            x[to + j], a[to + j], b[to + j] = x[lo + j], a[lo + j], b[lo + j]
+    elif to > lo:
+        for j in range(hi - lo, -1, -1):
+            x[to + j], a[to + j], b[to + j] = x[lo + j], a[lo + j], b[lo + j]
+
+
+@njit
+def _programme(
+    kept: Any,
+    top: float,
+    first: int,
+    n: int,
+    w: float,
+    left: int,
+    right: int,
+    centre: float,
+    space: Any,
+    groups: Any,
+    base: int,
+) -> Any:
+    """Johnson's recursion on v − centre, n ≥ 2; the groups to groups[base:], the new count.
+
+    ``space``: x, a, b of 2 n knots; low, high and s of n entries, of which the window begins with
+    entry ``done``.
+    """
+    x, a, b, low, high, _ = space
+    state = first, -left, base
+    done, limit = 0, WINDOW
+    # at most one knot more at either side in each step: 0 < lo < hi < 2 n
+    lo, hi = n - 1, n
+    y = (np.float64(kept[first]) - top) - centre - w * left
+    low[0], high[0] = y - w, y + w
+    x[lo], a[lo], b[lo] = low[0], 1.0, w - y
+    x[hi], a[hi], b[hi] = high[0], -1.0, w + y
+    for k in range(1, n - 1):
+        y = (np.float64(kept[first + k]) - top) - centre
+        # f'(t) = t − y − w to the left of all knots; it is −w at low
+        slope, offset = 1.0, -w - y
+        while lo <= hi and slope * x[lo] + offset <= -w:
+            slope += a[lo]
+            offset += b[lo]
+            lo += 1
+        # −f'(t) = −t + y − w to the right of all knots
+        back, behind = -1.0, y - w
+        while hi >= lo and back * x[hi] + behind <= -w:
+            back += a[hi]
+            behind += b[hi]
+            hi -= 1
+        lo -= 1
+        hi += 1
+        below, above = (-w - offset) / slope, (w + behind) / -back
+        last = k - done
+        low[last], high[last] = below, above
+        x[lo], a[lo], b[lo] = below, slope, offset + w
+        x[hi], a[hi], b[hi] = above, back, behind + w
+        if last >= limit:
+            j, z = _settled(low, high, last)
+            if j > 0:
+                state = _settle(kept, top, first + done, j, z, w, state, space, groups, base)
+                for i in range(j, last + 1):
+                    low[i - j], high[i - j] = low[i], high[i]
+                done += j
+                to = n - (hi + 1 - lo) // 2
+                _centred(x, a, b, lo, hi, to)
+                lo, hi = to, to + hi - lo
+            if 2 * (k - done) > limit:
+                limit *= 2
+    # f' = 0 at the last entry
+    y = (np.float64(kept[first + n - 1]) - top) - centre - w * right
+    slope, offset = 1.0, -w - y
+    while lo <= hi and slope * x[lo] + offset <= 0.0:
+        slope += a[lo]
+        offset += b[lo]
+        lo += 1
+    z = -offset / slope
+    state = _settle(kept, top, first + done, n - 1 - done, z, w, state, space, groups, base)
+    begin, before, count = state
+    return _close(kept, top, begin, first + n, w, before, right, groups, base, count)
+
+
+@njit
+def solve(
+    kept: Any,
+    top: float,
+    first: int,
+    n: int,
+    w: float,
+    left: int,
+    right: int,
+    space: Any,
+    groups: Any,
+    at: int,
+) -> Any:
+    """The groups of the segment kept[first : first + n] − top, to groups[at:]; the new count."""
+    start, mean, sides = groups
+    start[at] = first
+    if n <= 2:  # most are
+        a, b = np.float64(kept[first]) - top, np.float64(kept[first + n - 1]) - top
+        gap = (a - w * left) - (b - w * right)
+        if n == 1 or abs(gap) <= 2.0 * w:
+            mean[at], sides[at] = a + (b - a) / 2.0, -left - right
+            return at + 1
+        sign = 1 if gap > 0.0 else -1
+        start[at + 1] = first + 1
+        mean[at], mean[at + 1] = a, b
+        sides[at], sides[at + 1] = -left - sign, sign - right
+        return at + 2
+    centre = _mean(kept, first, n, top)
+    # of v − centre, as the ends are pulled, less their mean
+    slope = w * (left + right) / n
+    total, most = -w * left, 0.0
+    for i in range(first, first + n - 1):
+        total += ((np.float64(kept[i]) - top) - centre) + slope
+        most = max(most, abs(total))
+    if most > w:
+        return _programme(kept, top, first, n, w, left, right, centre, space, groups, at)
+    mean[at], sides[at] = centre, -left - right
+    return at + 1

@@ -1,0 +1,140 @@
+"""What the Triton kernels share: where they run, the shape of their tiles, and how a row is read.
+
+A tile is (rows, columns); what is per row is (rows, 1). Arithmetic is float32, and float64 for
+float64. A row's distances to its maximum, δ_i = (max x − x_i)/γ ≥ 0, are +∞ for what does not take
+part, so that one tile says all.
+"""
+
+# ruff: noqa: RET505 (what is decided at compilation needs its own if and else)
+# mypy: disable-error-code="import-not-found, import-untyped"
+# mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LIMIT = {"gini": 16384, "tsallis": 8192, "pnorm": 8192}
+"""The longest row that one program keeps on the chip; half of it in float64."""
+
+GINI = tl.constexpr(0)
+TSALLIS = tl.constexpr(1)
+PNORM = tl.constexpr(2)
+KINDS = {"gini": 0, "tsallis": 1, "pnorm": 2}
+
+BIG = tl.constexpr(1e30)
+"""δ is at most this for those who take part, and +∞ for the others."""
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on tensors of the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def check_device(x: Tensor) -> None:
+    """Kernels follow their tensors: CUDA, or the CPU in the interpreter."""
+    if x.device.type != "cuda" and not interpreted():
+        raise ValueError(f"Triton kernels need a CUDA tensor; got one on {x.device}")
+
+
+def limit_of(kind: str, x: Tensor, limit: int | None) -> int:
+    """The longest row for one program."""
+    return limit or LIMIT[kind] // (2 if x.dtype == torch.float64 else 1)
+
+
+def chunks_of(d: int, limit: int) -> tuple[int, int]:
+    """The entries of a chunk of a longer row, and how many chunks it has."""
+    chunk = min(8192, triton.next_power_of_2(max(limit // 2, 16)))
+    return chunk, triton.cdiv(d, chunk)
+
+
+def guard(x: Tensor) -> AbstractContextManager[object]:
+    """Kernels start on the current device: make it that of x."""
+    if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
+
+
+def steps(*values: Tensor) -> list[int]:
+    """How far apart the values of neighbouring rows are: 0 where one serves all."""
+    return [0 if value.numel() == 1 else 1 for value in values]
+
+
+def shape_of(d: int, wide: bool, alone: bool = False) -> dict[str, int]:
+    """Rows (one if ``alone``) and columns of a program's tile, and its warps.
+
+    A function of d and the dtype: what a row comes out as does not depend on its batch.
+    """
+    block = max(16, triton.next_power_of_2(d))
+    rows = 1 if alone else max(1, 512 // block)
+    warps = min(max(rows * block // (128 if wide else 512), 1), 16)
+    return {"ROWS": rows, "BLOCK": block, "num_warps": warps}
+
+
+@triton.jit
+def divide(a, b):
+    """a/b to the last bit: Triton's float32 division is not."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def distance(x, top, gamma):
+    """δ = (top − x)/γ in [0, BIG]; +∞ where x is −∞."""
+    off = top - x
+    delta = tl.minimum(divide(off, tl.zeros_like(off) + gamma), BIG)
+    delta = tl.where(off > 0, delta, 0.0)
+    return tl.where(x == -float("inf"), float("inf"), delta)
+
+
+@triton.jit
+def load_scores(x_ptr, mask_ptr, at, mask_at, inside, HAS_MASK: tl.constexpr):
+    """Scores in the arithmetic's dtype, −∞ for what does not take part."""
+    x = tl.load(x_ptr + at, mask=inside, other=-float("inf"))
+    if x.dtype != tl.float64:
+        x = x.to(tl.float32)
+    if HAS_MASK:
+        on = tl.load(mask_ptr + mask_at, mask=inside, other=0)
+        x = tl.where(on != 0, x, -float("inf"))
+    return x
+
+
+@triton.jit
+def survey(x):
+    """Per row: the maximum (0 without a finite participant), how many take part, and whether one
+    of them is NaN or +∞."""
+    on = x != -float("inf")
+    wrong = on & (x < float("inf"))
+    top = tl.max(tl.where(wrong, x, -float("inf")), 1, keep_dims=True)
+    count = tl.sum(on.to(tl.int32), 1, keep_dims=True)
+    finite = tl.sum(wrong.to(tl.int32), 1, keep_dims=True)
+    return tl.where(top == -float("inf"), 0.0, top), count, (finite != count).to(tl.int32)
+
+
+@triton.jit
+def per_row(ptr, row, step, rows):
+    """A hyperparameter of each row of the tile: float64, (rows, 1)."""
+    return tl.load(ptr + row * step, mask=row < rows, other=1.0)
+
+
+@triton.jit
+def exponents(theta, KIND: tl.constexpr):
+    """a, k = 1/a (0 at a = 0), and the reach of the support, from α or p in float64."""
+    if KIND == GINI:
+        a = tl.zeros_like(theta) + 1.0
+    else:
+        a = theta - 1.0
+    k = tl.where(a == 0, 0.0, 1.0 / tl.where(a == 0, 1.0, a))
+    if KIND == TSALLIS:
+        # y_i ≤ e^(−δ_i) for a ≥ 0; a little more than 1/a, for rounding
+        reach = tl.where(a < 0, float("inf"), tl.where(a == 0, 800.0, tl.minimum(1.001 * k, 800.0)))
+    else:
+        reach = tl.zeros_like(a) + 1.001
+    return a, k, reach

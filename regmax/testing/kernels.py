@@ -1,0 +1,70 @@
+"""The promise of a kernel: it computes what the PyTorch forms compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import fused
+from ..kernels import reference
+from .promise import Broken, Case, searched, worst
+from .subject import Subject
+
+
+def _offers(s: Subject) -> bool:
+    return fused.kernel_of(s.omega, torch.zeros(1, 1, dtype=torch.float64)) is not None
+
+
+@searched(_offers)
+def check_kernel(s: Subject, case: Case) -> None:
+    """Π_Ω(x), Jv and the gradients of the hyperparameters are those of the PyTorch forms."""
+    look = s.where("kernel")
+    for dtype, eps, close in ((torch.float64, 2e-15, 1e-9), (torch.float32, 2e-7, 2e-3)):
+        x = case.x.to(dtype)
+        with torch.no_grad():
+            y = s.layer(case.gamma)(x, case.mask)
+            with reference():
+                expected = s.layer(case.gamma)(x, case.mask)
+            slack = s.slack(x.double(), case.gamma, case.mask, eps)
+        if bool(((y - expected).abs() > slack).any()) or bool(
+            (y.isnan() != expected.isnan()).any()
+        ):
+            raise Broken(
+                f"the closed form in PyTorch: {expected.tolist()}",
+                f"{y.tolist()} by the kernel, in {dtype}",
+                look,
+            )
+        found, right = _gradients(s, case, y, case.direction().to(dtype))
+        names = ("x", *(s.omega.hyperparameters or ()))
+        for name, a, b in zip(names, found, right, strict=True):
+            if a is None or b is None:
+                continue
+            size = 1 + worst(b) + worst(found[0] if found[0] is not None else b)
+            if worst(a - b) > close * size:
+                raise Broken(
+                    f"the gradient of {name} by PyTorch operations: {b.tolist()}",
+                    f"{a.tolist()} by the kernel's backward, in {dtype}",
+                    look,
+                    y=y,
+                )
+
+
+def _gradients(
+    s: Subject, case: Case, y: Tensor, v: Tensor
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Of x and θ at y, by the kernel and by differentiable operations."""
+    kernel = fused.kernel_of(s.omega, y)
+    assert kernel is not None
+    theta = [
+        torch.as_tensor(getattr(s.omega, name), dtype=y.dtype).requires_grad_()
+        for name in s.omega.hyperparameters or ()
+    ]
+    numbers: list[Any] = [case.gamma, *theta]
+    wants = tuple(True for _ in theta)
+    with torch.no_grad():
+        gx, dtheta = fused.compiled(kernel, y, case.mask, v, numbers, wants)
+    with torch.enable_grad():
+        hx, dright = fused.differentiable(s.omega, y, case.mask, v, numbers, wants)
+    return [gx, *dtheta], [hx.detach(), *(None if t is None else t.detach() for t in dright)]

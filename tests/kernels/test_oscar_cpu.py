@@ -1,0 +1,96 @@
+"""The CPU kernel of oscarmax: what holds for both penalties, ties, and each way to spare a sort."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import references
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from mapping_checks import normal
+from penalty_kernel_checks import BOTH, F32, F64, SOME, PenaltyKernelChecks, eps, number
+
+
+def exact(x: torch.Tensor, lam: float) -> np.ndarray:
+    """P_Δ of the regression by its minimax formula's blocks, in extended precision."""
+    z = np.sort(x.double().numpy().astype(np.longdouble))[::-1]
+    order = np.argsort(-x.double().numpy(), kind="stable")
+    g = (z - z[0]) + np.longdouble(lam) * np.arange(len(z))
+    sums: list[np.longdouble] = []
+    sizes: list[int] = []
+    for t in g:
+        total, size = t, 1
+        while sums and sums[-1] / sizes[-1] <= total / size:
+            total, size = total + sums.pop(), size + sizes.pop()
+        sums.append(total)
+        sizes.append(size)
+    y = np.empty(len(z), np.longdouble)
+    y[order] = references.sparsemax(np.repeat(np.array(sums) / np.array(sizes), sizes))
+    return y.astype(np.float64)
+
+
+class TestOscarmax(PenaltyKernelChecks):
+    name = "oscar"
+    reference = references.oscarmax
+    lams = (0.01, 0.0003, 0.1, 3.0)
+
+    @SOME
+    @given(st.data())
+    def test_ties(self, data: st.DataObject) -> None:
+        self.check_ties(data)
+
+    def test_who_takes_part_is_told_where_y_does_not_tell(self) -> None:
+        x = normal(3, 9)
+        x[2, 3] = -torch.inf
+        assert self.kernel.forward(x, number(1), (number(0.1),), x > 0)[1] is None
+
+    @BOTH
+    @pytest.mark.parametrize("d", [64, 200, 512, 1500, 4096])
+    def test_long_rows(self, dtype: torch.dtype, d: int) -> None:
+        """Single blocks, blocks with few entries beside them, few survivors, and sorted rows."""
+        seen = set()
+        for scale in (1e-3, 0.3, 1.0, 2.0, 4.0, 30.0):
+            for kind in range(3):
+                x = normal(d, seed=d + kind)
+                if kind == 1:
+                    x = x.round(decimals=1)
+                if kind == 2:
+                    x = x.abs().log()
+                x = (x * scale).to(dtype)
+                for lam in (1e-4, 1e-3, 0.01, 0.03, 0.1):
+                    y, right = self.y(x[None], lam)[0], exact(x, lam)
+                    bound = 1e-14 * (1 + lam * d) + (eps(F32) / 2 if dtype == F32 else 0)
+                    assert np.abs(y.double().numpy() - right).max() <= bound, (scale, kind, lam)
+                    levels = len(np.unique(y))
+                    seen.add((levels == 1, levels < 10, int((y > 0).sum()) > d // 2))
+        assert len(seen) > 3
+
+    @BOTH
+    def test_where_no_sort_is_spared(self, dtype: torch.dtype) -> None:
+        """Scores a little more than λ apart: all are in the support, none are pooled."""
+        for d in (100, 1000):
+            lam = 0.25 / d**2
+            x = -lam * (1 + 1 / 128) * torch.arange(d, dtype=F64)
+            x = x[torch.randperm(d, generator=torch.Generator().manual_seed(d))].to(dtype)
+            y = self.y(x[None], lam)[0]
+            bound = 1e-12 if dtype == F64 else eps(F32) / d
+            assert np.abs(y.double().numpy() - exact(x, lam)).max() <= bound
+            if dtype == F64:
+                assert len(y.unique()) == d
+            self.check_gradients(x[None], number(1), number(lam))
+
+    @BOTH
+    def test_what_is_equal_stays_equal(self, dtype: torch.dtype) -> None:
+        for d in (12, 300, 2000):
+            x = (normal(3, d, seed=d) * 8).round().to(dtype) / 8
+            for lam in self.lams:
+                for row, z in zip(self.y(x, lam), x, strict=True):
+                    order = z.argsort(descending=True, stable=True)
+                    ties = z[order][1:] == z[order][:-1]
+                    assert torch.equal(row[order][1:][ties], row[order][:-1][ties])
+                    assert (row[order].diff() <= 0).all()
+
+    def test_negative_scores(self) -> None:
+        x = torch.tensor([[1.0, -1.0, 0.5]], dtype=F64)
+        np.testing.assert_allclose(self.y(x, 0.3).numpy(), [[0.6, 0, 0.4]], atol=1e-15)
