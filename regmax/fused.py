@@ -18,6 +18,7 @@ from .kernels import Kernel, asked
 from .penalty import Penalized, averaging, jacobian_product, penalty_of, smooth_part
 from .regularizer import Regularizer
 
+HALF = (torch.float16, torch.bfloat16)
 _REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
 
 
@@ -56,8 +57,10 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     rows = x if x.dtype in kernel.dtypes else x.float()
     names = ("gamma", *(omega.hyperparameters or ()))
     ranges = {"gamma": checks.POSITIVE, **omega.ranges}
+    # hyperparameters are rounded to the dtype that is computed in
+    like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
     numbers = [
-        _checked(name, item, ranges.get(name), rows, dim)
+        _checked(name, item, ranges.get(name), like, dim)
         for name, item in zip(names, given, strict=True)
     ]
     if dim != x.ndim - 1:
@@ -195,6 +198,9 @@ def differentiable(
     """The same by operations that can be differentiated again: with w = Jv, w/γ and
     −⟨w, ∂∇Ω(y; θ)/∂θ⟩, and −⟨w, u⟩ for the weight of a penalty, u ∈ ∂R(y)."""
     gamma, *theta = numbers
+    dtype = y.dtype
+    if dtype in HALF:
+        y, v = y.float(), v.float()
     names = omega.hyperparameters or ()
     omega = omega.with_tensors(dict(zip(names, theta, strict=True)))
     smooth = smooth_part(omega)
@@ -214,4 +220,4 @@ def differentiable(
         _reduced(t, item) if want and (t := found.get(name)) is not None else None
         for name, item, want in zip(names, theta, wants, strict=True)
     ]
-    return w / gamma, each
+    return (w / gamma).to(dtype), each

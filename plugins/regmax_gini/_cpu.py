@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regmax.kernels import cpu, projection, simd
+from regmax.kernels import cpu, memory, projection
 
 
 def _forward(job: Any, like: Any) -> None:
@@ -13,9 +13,9 @@ def _forward(job: Any, like: Any) -> None:
     first, last = cpu.take(job)
     while first < last:
         for r in range(first, last):
-            row = cpu.participants(job, r, 2, like, simd.row(own, 1))
+            row = cpu.participants(job, r, 2, like, memory.row(own, 1))
             gamma, y = cpu.number_at(job, 1, r), cpu.rows_at(job, 3, r, like)
-            projection.forward(row, d, gamma, simd.row(wide, 0), simd.row(own, 0), y, blank)
+            projection.forward(row, d, gamma, memory.row(wide, 0), memory.row(own, 0), y, blank)
         first, last = cpu.take(job)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, projection, simd
+from regmax.kernels import cpu, memory, projection, simd
 from regmax.kernels.simd import LANES
 
 from ._blocks import blocks_of, certain, middle_from, spread
@@ -127,13 +127,13 @@ def _forward(job: Any, like: Any) -> None:
     begin, end = cpu.take(job)
     while begin < end:
         for r in range(begin, end):
-            row = cpu.participants(job, r, 3, like, simd.row(own, 2))
+            row = cpu.participants(job, r, 3, like, memory.row(own, 2))
             out = cpu.rows_at(job, 4, r, like)
             best, bad, least, m = scan(row, d)
             gamma, lam = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r)
             if bad or m == 0 or lam == 0.0:
                 projection.forward(
-                    row, d, gamma, simd.row(wide, 0), simd.row(own, 0), out, job[cpu.BLANK] != 0
+                    row, d, gamma, memory.row(wide, 0), memory.row(own, 0), out, job[cpu.BLANK] != 0
                 )
             elif gamma > 0.0 and lam > 0.0:
                 _forward_row(
@@ -144,15 +144,15 @@ def _forward(job: Any, like: Any) -> None:
                     m,
                     gamma,
                     min(gamma * lam, HIGHEST),
-                    simd.load(simd.row(numbers, 0), 0),
-                    (simd.row(own, 0), simd.row(whole, 0)),
-                    (simd.row(own, 1), simd.row(whole, 1)),
-                    simd.row(wide, 0),
-                    simd.row(whole, 2),
-                    (simd.row(wide, 1), simd.row(wide, 2), simd.row(wide, 3)),
+                    simd.load(memory.row(numbers, 0), 0),
+                    (memory.row(own, 0), memory.row(whole, 0)),
+                    (memory.row(own, 1), memory.row(whole, 1)),
+                    memory.row(wide, 0),
+                    memory.row(whole, 2),
+                    (memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3)),
                     keys,
                     places,
-                    simd.row(counters, 0),
+                    memory.row(counters, 0),
                     out,
                     blank,
                 )
@@ -256,16 +256,16 @@ def _backward(job: Any, like: Any) -> None:
                 d,
                 cpu.number_at(job, 2, r),
                 hyper,
-                simd.load(simd.row(numbers, 0), 0),
-                simd.row(own, 0),
-                simd.row(whole, 0),
-                simd.row(wide, 0),
-                simd.row(whole, 1),
-                simd.row(wide, 1),
-                simd.row(whole, 2),
+                simd.load(memory.row(numbers, 0), 0),
+                memory.row(own, 0),
+                memory.row(whole, 0),
+                memory.row(wide, 0),
+                memory.row(whole, 1),
+                memory.row(wide, 1),
+                memory.row(whole, 2),
                 keys,
                 places,
-                simd.row(counters, 0),
+                memory.row(counters, 0),
                 cpu.rows_at(job, 4, r, like),
                 blank,
             )

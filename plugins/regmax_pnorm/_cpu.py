@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, elementary, projection, simd
+from regmax.kernels import cpu, elementary, memory, projection, simd
 from regmax.kernels.simd import LANES
 
 
@@ -32,10 +32,7 @@ def _entries(delta: Any, n: int, p: float, log_s: float, v: Any) -> tuple[float,
         b = t + 1.0
         inside = b > 0.0
         b = simd.select(inside, b, 1.0)
-        if q == 2.0:
-            w = b * b
-        else:
-            w = elementary.exp(elementary.log1p(simd.select(inside, t, 0.0)) * q)
+        w = elementary.exp(elementary.log1p(simd.select(inside, t, 0.0)) * q)
         w = simd.select(inside, w, 0.0)
         rest = simd.select(inside, 0.0 - t, 0.0)
         # v^p = v b;  dv/dlog s = q v (δ/s)/b, dv^p/dlog s = p q v (δ/s)
@@ -70,6 +67,49 @@ def _solve(delta: Any, n: int, count: int, p: float, tol: float, v: Any) -> None
         if abs(trial - log_s) <= cpu.EPS * abs(log_s):
             break
         log_s = trial
+    _normalized(v, n)
+
+
+@njit
+def _solve_three_halves(delta: Any, n: int, tol: float, v: Any) -> None:
+    """v ← y for p = 1.5, where u = (s − δ)₊, y = u²/Σu² and Σu² = (Σu³)^⅓.
+
+    Newton on Σu² (Σu³)^(−⅓), which is linear in s where all entries are equal.
+    """
+    zero = simd.spread(simd.load(delta, 0), 0.0)
+    low, high, s = 0.0, 1.0, 1.0
+    width = 1.0
+    for _ in range(200):
+        first, second, third = zero, zero, zero
+        for i in range(0, n, LANES):
+            u = simd.larger(s - simd.load(delta, i), 0.0)
+            square = u * u
+            first = first + u
+            second = second + square
+            third = third + square * u
+            simd.store(v, i, square)
+        a, b = simd.total(second), simd.total(third)
+        root = b ** (1.0 / 3.0)
+        off = a - root
+        if not abs(off) > tol * root:
+            break
+        if off > 0.0:
+            high = min(high, s)
+        else:
+            low = max(low, s)
+        trial = s - off / (2.0 * simd.total(first) - a * a / b)
+        if not (low < trial < high and abs(trial - s) <= 0.5 * width):
+            trial = 0.5 * (low + high)
+        width = abs(trial - s)
+        if width <= cpu.EPS * s:
+            break
+        s = trial
+    _normalized(v, n)
+
+
+@njit
+def _normalized(v: Any, n: int) -> None:
+    """v ← v/Σv."""
     zero = simd.spread(simd.load(v, 0), 0.0)
     sums, lost = zero, zero
     for i in range(0, n, LANES):
@@ -94,7 +134,10 @@ def _forward_row(
     low = cpu.floor(row, top, gamma)
     n = cpu.pack(row, d, low, top, -1.0 / gamma, kept, z)
     tol = 4.0 * cpu.EPS if simd.resolution(row) < 1e-10 else 1e-9
-    _solve(z, n, n, p, tol, v)
+    if p == 1.5:
+        _solve_three_halves(z, n, tol, v)
+    else:
+        _solve(z, n, n, p, tol, v)
     cpu.unpack(row, d, low, n, v, kept, out, blank)
 
 
@@ -104,10 +147,10 @@ def _forward(job: Any, like: Any) -> None:
     first, last = cpu.take(job)
     while first < last:
         for r in range(first, last):
-            row = cpu.participants(job, r, 3, like, simd.row(own, 1))
-            out, kept = cpu.rows_at(job, 4, r, like), simd.row(own, 0)
+            row = cpu.participants(job, r, 3, like, memory.row(own, 1))
+            out, kept = cpu.rows_at(job, 4, r, like), memory.row(own, 0)
             g, p = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r)
-            z, v = simd.row(wide, 0), simd.row(wide, 1)
+            z, v = memory.row(wide, 0), memory.row(wide, 1)
             best, bad = cpu.scan(row, d)
             if bad or not (g > 0.0 and p > 1.0 and p <= 2.0):
                 cpu.fill(out, d, np.nan)
@@ -147,12 +190,34 @@ def _weights(logs: Any, n: int, p: float, log_norm: float, s: Any, u: Any) -> No
 
 
 @njit
-def _product(y: Any, w: Any, n: int, p: float, s: Any, u: Any, logs: Any) -> tuple[float, float]:
+def _weights_three_halves(y: Any, n: int, s: Any, u: Any) -> None:
+    """As ``_weights``: for p = 1.5 both are multiples of √r."""
+    sums = simd.spread(simd.load(y, 0), 0.0)
+    for i in range(0, n, LANES):
+        t = simd.select(simd.first(n - i), simd.load(y, i), 0.0)
+        root = simd.sqrt(t)
+        sums = sums + root * t
+        simd.store(u, i, root)
+    norm = simd.total(sums) ** (-1.0 / 3.0)  # ‖y‖^(−½)
+    for i in range(0, n, LANES):
+        t = simd.load(u, i) * norm
+        simd.store(u, i, t)
+        simd.store(s, i, t * 2.0)
+
+
+@njit
+def _product(
+    y: Any, w: Any, n: int, p: float, s: Any, u: Any, logs: Any, hyper: bool
+) -> tuple[float, float]:
     """w ← Jw of the packed support, u ← r^(p−1), logs ← log y; y is lost. Returns log ‖y‖ and
     Σ y^p log y/Σ y^p."""
     # J w = Dw − c Du ⟨u, Dw⟩ / (1 + c ⟨u, Du⟩), D the product for the diagonal alone, c = 2 − p
-    log_norm, mean_log = _norm(y, n, p, logs)
-    _weights(logs, n, p, log_norm, s, u)
+    log_norm, mean_log = 0.0, 0.0
+    if p == 1.5 and not hyper:
+        _weights_three_halves(y, n, s, u)
+    else:
+        log_norm, mean_log = _norm(y, n, p, logs)
+        _weights(logs, n, p, log_norm, s, u)
     cpu.diagonal_product(s, w, n, w[0], 1.0)
     if p < 2.0:
         for i in range(0, n, LANES):
@@ -187,14 +252,14 @@ def _backward(job: Any, like: Any) -> None:
             y, v = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 1, r, like)
             out = cpu.rows_at(job, 4, r, like)
             scale, p = 1.0 / cpu.number_at(job, 2, r), cpu.number_at(job, 3, r)
-            ys, w, kept = simd.row(wide, 0), simd.row(wide, 1), simd.row(own, 0)
-            s, u, logs = simd.row(wide, 2), simd.row(wide, 3), simd.row(wide, 4)
-            n = cpu.pack_support(y, v, d, kept, simd.row(own, 1), ys, w, blank)
+            ys, w, kept = memory.row(wide, 0), memory.row(wide, 1), memory.row(own, 0)
+            s, u, logs = memory.row(wide, 2), memory.row(wide, 3), memory.row(wide, 4)
+            n = cpu.pack_support(y, v, d, kept, memory.row(own, 1), ys, w, blank)
             dp = 0.0
             if n == 0:
                 cpu.fill(out, d, 0.0)
             else:
-                log_norm, mean_log = _product(ys, w, n, p, s, u, logs)
+                log_norm, mean_log = _product(ys, w, n, p, s, u, logs, hyper)
                 if hyper:
                     dp = -_along_slope(w, u, logs, n, p, log_norm, mean_log)
                 cpu.scaled(w, n, scale)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, simd, tiles
+from regmax.kernels import cpu, memory, simd, tiles
 from regmax.kernels.simd import LANES
 
-from . import _rows, _tiles
+from . import _powers, _rows, _tiles
 
 EACH, HALF, POWER = 0, 1, 2
 """A row by itself; α = 1.5 and a short row; 1.05 < α < 2."""
@@ -29,7 +29,7 @@ def _kind(d: int, gamma: float, a: float, like: Any) -> int:
 
 @njit
 def _short(d: int, like: Any) -> bool:
-    return d <= tiles.SHORT and simd.size(like) == 4
+    return d <= tiles.SHORT and memory.size(like) == 4
 
 
 @njit
@@ -46,40 +46,40 @@ def _forward_tile(job: Any, like: Any, rows: Any, n: int, room: Any, own: Any) -
     """Rows ``rows[:n]``; what is left of the tile repeats the first."""
     d = job[cpu.WIDTH]
     where = np.empty((2, LANES), np.int64)
-    z, y = simd.row(room, 0), simd.row(room, 1)
-    part = simd.row(own, LANES)
+    z, y = memory.row(room, 0), memory.row(room, 1)
+    part = memory.row(own, LANES)
     for k in range(LANES):
         if k >= n:
             rows[k] = rows[0]
-        row = cpu.participants(job, rows[k], 3, like, simd.row(own, k))
-        where[0, k] = tiles.address_of(row)
-        where[1, k] = tiles.address_of(cpu.rows_at(job, 4, rows[k], like))
+        row = cpu.participants(job, rows[k], 3, like, memory.row(own, k))
+        where[0, k] = memory.address_of(row)
+        where[1, k] = memory.address_of(cpu.rows_at(job, 4, rows[k], like))
     scale, _ = _lanes(job, like, rows, 1, y)
-    tiles.gather(simd.row(where, 0), d, -np.inf, like, part, z)
+    tiles.gather(memory.row(where, 0), d, -np.inf, like, part, z)
     top, bad = tiles.top_of(z, d)
-    tiles.shifted(z, d, top, scale)
-    _tiles.solve15(z, d)
+    rough = memory.pointer(memory.address_of(y), 0, part)
+    _tiles.solve15(z, d, top, scale, rough)
     tiles.finish(z, d, top, bad)
-    tiles.scatter(z, d, simd.row(where, 1), like, part)
+    tiles.scatter(z, d, memory.row(where, 1), like, part)
 
 
 @njit
 def _backward_tile(job: Any, like: Any, kind: int, rows: Any, n: int, room: Any, own: Any) -> None:
     d, hyper = job[cpu.WIDTH], cpu.given(job, 5)
     where = np.empty((3, LANES), np.int64)
-    y, v, s = simd.row(room, 0), simd.row(room, 1), simd.row(room, 2)
-    part = simd.row(own, LANES)
+    y, v, s = memory.row(room, 0), memory.row(room, 1), memory.row(room, 2)
+    part = memory.row(own, LANES)
     for k in range(LANES):
         if k >= n:
             rows[k] = rows[0]
-        where[0, k] = tiles.address_of(cpu.rows_at(job, 0, rows[k], like))
-        where[1, k] = tiles.address_of(cpu.rows_at(job, 1, rows[k], like))
-        where[2, k] = tiles.address_of(cpu.rows_at(job, 4, rows[k], like))
+        where[0, k] = memory.address_of(cpu.rows_at(job, 0, rows[k], like))
+        where[1, k] = memory.address_of(cpu.rows_at(job, 1, rows[k], like))
+        where[2, k] = memory.address_of(cpu.rows_at(job, 4, rows[k], like))
     scale, a = _lanes(job, like, rows, 2, s)
-    tiles.gather(simd.row(where, 0), d, 0.0, like, part, y)
-    tiles.gather(simd.row(where, 1), d, 0.0, like, part, v)
+    tiles.gather(memory.row(where, 0), d, 0.0, like, part, y)
+    tiles.gather(memory.row(where, 1), d, 0.0, like, part, v)
     dalpha = _tiles.product(y, v, d, a, scale, kind == HALF, hyper, s)
-    tiles.scatter(v, d, simd.row(where, 2), like, part)
+    tiles.scatter(v, d, memory.row(where, 2), like, part)
     if hyper:
         simd.store(s, 0, dalpha)
         for k in range(n):
@@ -92,7 +92,7 @@ def _forward(job: Any, like: Any) -> None:
     wide, own = cpu.scratch(3, d), cpu.scratch_like(2, d, like)
     room = cpu.scratch(2, LANES * (d + LANES) if short else 1)
     lanes = cpu.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
-    group = _rows.GROUP if d <= 2048 else 1
+    group = _powers.GROUP if d <= 2048 else 1
     many, few = cpu.scratch(group + 2, d), cpu.scratch_like(2 * group, d, like)
     full = np.array((1, LANES, group))
     waiting, count = np.empty((3, LANES), np.int64), np.zeros(3, np.int64)
@@ -109,17 +109,17 @@ def _forward(job: Any, like: Any) -> None:
                 if kind == HALF:
                     _forward_tile(job, like, waiting[HALF], LANES, room, lanes)
                 else:
-                    _rows.forward_power(job, like, waiting[POWER], group, many, few)
+                    _powers.forward_power(job, like, waiting[POWER], group, many, few)
                 count[kind] = 0
         first, last = cpu.take(job)
     if count[HALF] > 0:
         _forward_tile(job, like, waiting[HALF], count[HALF], room, lanes)
     if count[POWER] > 0:
-        _rows.forward_power(job, like, waiting[POWER], count[POWER], many, few)
+        _powers.forward_power(job, like, waiting[POWER], count[POWER], many, few)
 
 
 def _backward(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
+    d, hyper = job[cpu.WIDTH], cpu.given(job, 5)
     short = _short(d, like)
     wide, own = cpu.scratch(3, d), cpu.scratch_like(2, d, like)
     room = cpu.scratch(3, LANES * (d + LANES) if short else 1)
@@ -129,7 +129,7 @@ def _backward(job: Any, like: Any) -> None:
     while first < last:
         for r in range(first, last):
             kind = _kind(d, cpu.number_at(job, 2, r), cpu.number_at(job, 3, r) - 1.0, like)
-            if kind == EACH or not short:
+            if not short or kind == EACH or (kind == HALF and not hyper):
                 _rows.backward(job, r, like, wide, own)
                 continue
             waiting[kind, count[kind]] = r

@@ -17,10 +17,25 @@ from ._rows import PHI_SLOPE, TERMS
 
 
 @njit
-def threshold15(h: Any, d: int) -> Any:
-    """τ with Σ (h − τ)₊² = 1, and what is left of it: as for one row, until every lane is done."""
-    zero = simd.spread(simd.load(h, 0), 0.0)
-    tau, safe, aim = zero - 1.0, zero - 1.0, zero - 1.0
+def _below15(h: Any, d: int) -> Any:
+    """At most τ, nearly: Newton from below, h in float32."""
+    none = simd.spread(simd.load(h, 0), 0.0)
+    tau = none - 1.0
+    for _ in range(5):
+        first, second = none, none
+        for i in range(d):
+            t = simd.larger(simd.load(h, LANES * i) - tau, 0.0)
+            first = first + t
+            second = second + t * t
+        tau = tau + (second - 1.0) / (first * 2.0)
+    return simd.larger(simd.wide(tau) - 4e-6, -1.0)
+
+
+@njit
+def threshold15(h: Any, d: int, tau: Any) -> Any:
+    """τ with Σ (h − τ)₊² = 1, from a lower one: as for one row, until every lane is done."""
+    zero = simd.spread(tau, 0.0)
+    safe, aim = tau, zero - 1.0
     rest = zero
     for _ in range(100):
         first, second, size = zero, zero, zero
@@ -46,11 +61,13 @@ def threshold15(h: Any, d: int) -> Any:
 
 
 @njit
-def solve15(z: Any, d: int) -> None:
-    """z ← 1.5-entmax of z."""
+def solve15(z: Any, d: int, top: Any, scale: Any, rough: Any) -> None:
+    """z ← 1.5-entmax of (z − top)·scale; ``rough`` is scratch of float32."""
     for i in range(d):
-        simd.store(z, LANES * i, simd.load(z, LANES * i) * 0.5)
-    tau = threshold15(z, d)
+        t = (simd.load(z, LANES * i) - top) * (scale * 0.5)
+        simd.store(z, LANES * i, t)
+        simd.store(rough, LANES * i, simd.narrow(t))
+    tau = threshold15(z, d, _below15(rough, d))
     for i in range(d):
         t = simd.larger(simd.load(z, LANES * i) - tau, 0.0)
         simd.store(z, LANES * i, t * t)

@@ -20,7 +20,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from regmax.kernels import cpu, projection, simd
+from regmax.kernels import cpu, memory, projection, simd
 from regmax.kernels.simd import LANES
 
 from ._passes import all_above, pack, pack_where, scan
@@ -195,30 +195,30 @@ def _forward(job: Any, like: Any) -> None:
     begin, end = cpu.take(job)
     while begin < end:
         for r in range(begin, end):
-            lanes = simd.load(simd.row(numbers, 0), 0)
-            index, place = simd.row(whole, 0), simd.row(whole, 1)
-            kept, spare = simd.row(own, 0), simd.row(spares, 0)
+            lanes = simd.load(memory.row(numbers, 0), 0)
+            index, place = memory.row(whole, 0), memory.row(whole, 1)
+            kept, spare = memory.row(own, 0), memory.row(spares, 0)
             space = (
-                simd.row(knots, 0),
-                simd.row(knots, 1),
-                simd.row(knots, 2),
-                simd.row(wide, 0),
-                simd.row(wide, 1),
-                simd.row(signs, 0),
+                memory.row(knots, 0),
+                memory.row(knots, 1),
+                memory.row(knots, 2),
+                memory.row(wide, 0),
+                memory.row(wide, 1),
+                memory.row(signs, 0),
             )
-            groups = simd.row(whole, 2), simd.row(wide, 2), simd.row(signs, 1)
-            scores = cpu.participants(job, r, 3, like, simd.row(own, 1))
+            groups = memory.row(whole, 2), memory.row(wide, 2), memory.row(signs, 1)
+            scores = cpu.participants(job, r, 3, like, memory.row(own, 1))
             out = cpu.rows_at(job, 4, r, like)
             best, bad, gap = scan(scores, d)
             gamma, lam = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r)
             n, row = d, scores
             if gap and not bad:
                 cpu.set_number(job, 5, 0, 1.0)
-                row = simd.row(own, 2)
+                row = memory.row(own, 2)
                 n = pack(scores, d, -np.inf, lanes, row, place)
             if lam == 0.0 or bad or n == 0:
                 projection.forward(
-                    scores, d, gamma, simd.row(wide, 0), kept, out, job[cpu.BLANK] != 0
+                    scores, d, gamma, memory.row(wide, 0), kept, out, job[cpu.BLANK] != 0
                 )
             elif not (gamma > 0.0 and lam > 0.0):
                 cpu.fill(out, d, np.nan)
@@ -324,16 +324,16 @@ def _backward(job: Any, like: Any) -> None:
     begin, end = cpu.take(job)
     while begin < end:
         for r in range(begin, end):
-            lanes = simd.load(simd.row(numbers, 0), 0)
-            place = simd.row(whole, 1)
+            lanes = simd.load(memory.row(numbers, 0), 0)
+            place = memory.row(whole, 1)
             y, out = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 5, r, like)
             if not blank:
                 cpu.fill(out, d, 0.0)
             n = d
             if moved:
                 on = cpu.octets_at(job, 4, r)
-                n = pack_where(y, on, d, lanes, simd.row(own, 1), place)
-                y = simd.row(own, 1)
+                n = pack_where(y, on, d, lanes, memory.row(own, 1), place)
+                y = memory.row(own, 1)
             dlam = _backward_row(
                 y,
                 n,
@@ -343,10 +343,10 @@ def _backward(job: Any, like: Any) -> None:
                 lanes,
                 place,
                 moved,
-                simd.row(own, 0),
-                simd.row(whole, 0),
-                simd.row(whole, 2),
-                simd.row(wide, 0),
+                memory.row(own, 0),
+                memory.row(whole, 0),
+                memory.row(whole, 2),
+                memory.row(wide, 0),
                 out,
             )
             if hyper:

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
-from . import simd
+from . import memory, simd
 from .base import Hyper, Kernel
 from .compiling import compile_cached
 from .simd import LANES
@@ -106,20 +106,20 @@ class CompiledRows(Kernel):
 @njit
 def take(job: Any) -> tuple[int, int]:
     """The next rows, first … last − 1; none where first = last."""
-    first = simd.fetch_add(job, job[STEP])
+    first = memory.fetch_add(job, job[STEP])
     return min(first, job[ROWS]), min(first + job[STEP], job[ROWS])
 
 
 @njit
 def rows_at(job: Any, k: int, r: int, like: Any) -> Any:
     """A pointer to row r of the job's array k, of ``like``'s type."""
-    return simd.pointer(job[_ARRAYS + 2 * k], r * job[_ARRAYS + 2 * k + 1], like)
+    return memory.pointer(job[_ARRAYS + 2 * k], r * job[_ARRAYS + 2 * k + 1], like)
 
 
 @njit
 def number_at(job: Any, k: int, r: int) -> float:
     """The number of row r in the job's array k, where all rows may share one."""
-    return simd.doubles(job[_ARRAYS + 2 * k])[r * job[_ARRAYS + 2 * k + 1]]
+    return memory.doubles(job[_ARRAYS + 2 * k])[r * job[_ARRAYS + 2 * k + 1]]
 
 
 @njit
@@ -131,7 +131,7 @@ def given(job: Any, k: int) -> bool:
 @njit
 def octets_at(job: Any, k: int, r: int) -> Any:
     """A pointer to row r of the job's array k, of bytes."""
-    return simd.octets(job[_ARRAYS + 2 * k] + r * job[_ARRAYS + 2 * k + 1])
+    return memory.octets(job[_ARRAYS + 2 * k] + r * job[_ARRAYS + 2 * k + 1])
 
 
 @njit
@@ -147,14 +147,14 @@ def participants(job: Any, r: int, mask: int, like: Any, part: Any) -> Any:
 @njit
 def set_number(job: Any, k: int, r: int, value: float) -> None:
     """The number of row r in the job's array k."""
-    simd.doubles(job[_ARRAYS + 2 * k])[r] = value
+    memory.doubles(job[_ARRAYS + 2 * k])[r] = value
 
 
 @njit
 def scratch(count: int, d: int) -> Any:
     """``count`` rows of float64 with room for d entries and a vector after them.
 
-    Use ``simd.row(scratch, i)`` inside the loop over rows: a pointer does not keep memory alive.
+    Use ``memory.row(scratch, i)`` inside the loop over rows: a pointer does not keep memory alive.
     """
     return np.empty((count, d + 2 * LANES), np.float64)
 

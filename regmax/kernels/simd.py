@@ -4,8 +4,7 @@ Numba leaves vectorisation to LLVM, which does not vectorise a maximum of floats
 short loop. Here the vectors are explicit; LLVM splits them into what the machine has (one register
 of AVX-512, two of AVX2, four of SSE or NEON).
 
-    a = row(x, r)                        a pointer to x[r, 0]
-    v = load(a, i)                       a[i : i + 16]
+    v = load(a, i)                       a[i : i + 16] of a pointer (:mod:`regmax.kernels.memory`)
     v + w, v - 1.0, v * w, v / w, v > w  lane by lane; numbers are spread over the lanes
     store(a, i, v), compress(a, i, v, m), total(v), largest(v), select(m, v, w), count(m), …
 
@@ -67,62 +66,6 @@ def _suffix(vector: Any) -> str:
 
 def _address(context: Any, builder: Any, pointer: Any, index: Any) -> Any:
     return builder.gep(pointer, [index])
-
-
-@intrinsic
-def pointer(typingctx: Any, address: Any, offset: Any, like: Any) -> Any:
-    """The address, and ``offset`` entries more, as a pointer of ``like``'s type."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = context.get_value_type(signature.return_type)
-        start = builder.inttoptr(args[0], kind)
-        return builder.gep(start, [args[1]])
-
-    return like(types.int64, types.int64, like), code
-
-
-@intrinsic
-def doubles(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to float64."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float64)(types.int64), code
-
-
-@intrinsic
-def octets(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to bytes."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.uint8)(types.int64), code
-
-
-@intrinsic
-def fetch_add(typingctx: Any, counter: Any, step: Any) -> Any:
-    """counter[0], then counter[0] += step, as one operation among threads."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", args[0], args[1], "monotonic")
-
-    return types.int64(counter, types.int64), code
-
-
-@intrinsic
-def row(typingctx: Any, array: Any, r: Any) -> Any:
-    """A pointer to a[r, 0] of a two-dimensional array: unlike a[r], free of reference counts."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0]
-        view = context.make_array(kind)(context, builder, args[0])
-        strides = cgutils.unpack_tuple(builder, view.strides, kind.ndim)
-        offset = builder.mul(strides[0], args[1])
-        return cgutils.pointer_add(builder, view.data, offset, view.data.type)
-
-    return types.CPointer(array.dtype)(array, types.intp), code
 
 
 @intrinsic
@@ -449,13 +392,3 @@ def _constant(array: Any, value: float) -> Any:
 as_bits32 = _converted(types.int32, lambda builder, v, kind: builder.bitcast(v, kind))
 to_float32 = _converted(types.float32, lambda builder, v, kind: builder.sitofp(v, kind))
 from_bits32 = _converted(types.float32, lambda builder, v, kind: builder.bitcast(v, kind))
-
-
-@intrinsic
-def size(typingctx: Any, pointer: Any) -> Any:
-    """Bytes of an entry."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.get_constant(types.int64, pointer.dtype.bitwidth // 8)
-
-    return types.int64(pointer), code

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from . import simd
+from . import memory, simd
 from .simd import LANES
 
 SHORT = 128
@@ -88,16 +88,6 @@ def _scatter(typingctx: Any, tile: Any, column: Any, like: Any, rows: Any) -> An
     return types.void(doubles, types.int64, like, addresses), code
 
 
-@intrinsic
-def address_of(typingctx: Any, pointer: Any) -> Any:
-    """A pointer as an integer."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(args[0], ir.IntType(64))
-
-    return types.int64(pointer), code
-
-
 @njit
 def addresses() -> Any:
     """Room for the addresses of sixteen rows; see ``cpu.scratch``."""
@@ -109,15 +99,17 @@ def gather(rows: Any, d: int, fill: float, like: Any, part: Any, tile: Any) -> N
     """tile ← sixteen rows of d entries; ``part`` is scratch for 16 · 16 entries like them."""
     full = d - d % LANES
     for i in range(0, full, LANES):
-        _gather(rows, i, like, simd.doubles(address_of(tile) + 8 * LANES * i))
+        _gather(rows, i, like, memory.doubles(memory.address_of(tile) + 8 * LANES * i))
     if full < d:
         ends = addresses()
         for k in range(LANES):
-            row = simd.pointer(rows[k], full, like)
+            row = memory.pointer(rows[k], full, like)
             for j in range(LANES):
                 part[LANES * k + j] = row[j] if j < d - full else fill
-            ends[0, k] = address_of(part) + k * LANES * simd.size(part)
-        _gather(simd.row(ends, 0), 0, like, simd.doubles(address_of(tile) + 8 * LANES * full))
+            ends[0, k] = memory.address_of(part) + k * LANES * memory.size(part)
+        _gather(
+            memory.row(ends, 0), 0, like, memory.doubles(memory.address_of(tile) + 8 * LANES * full)
+        )
 
 
 @njit
@@ -125,14 +117,16 @@ def scatter(tile: Any, d: int, rows: Any, like: Any, part: Any) -> None:
     """The rows ← tile."""
     full = d - d % LANES
     for i in range(0, full, LANES):
-        _scatter(simd.doubles(address_of(tile) + 8 * LANES * i), i, like, rows)
+        _scatter(memory.doubles(memory.address_of(tile) + 8 * LANES * i), i, like, rows)
     if full < d:
         ends = addresses()
         for k in range(LANES):
-            ends[0, k] = address_of(part) + k * LANES * simd.size(part)
-        _scatter(simd.doubles(address_of(tile) + 8 * LANES * full), 0, like, simd.row(ends, 0))
+            ends[0, k] = memory.address_of(part) + k * LANES * memory.size(part)
+        _scatter(
+            memory.doubles(memory.address_of(tile) + 8 * LANES * full), 0, like, memory.row(ends, 0)
+        )
         for k in range(LANES):
-            row = simd.pointer(rows[k], full, like)
+            row = memory.pointer(rows[k], full, like)
             for j in range(d - full):
                 row[j] = part[LANES * k + j]
 
