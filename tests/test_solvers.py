@@ -5,6 +5,7 @@ import torch
 
 import regmax
 from regmax import ConvergenceError, ConvergenceWarning, RegularizedMax, Regularizer
+from regmax.kernels import reference
 from regmax.solvers import Solver
 
 F64 = torch.float64
@@ -155,7 +156,8 @@ def test_auto_explains_its_choice():
         "tv": ("prox|fista", "penalty|permutation"),
     }
     for name, (solver, why) in expected.items():
-        text = RegularizedMax(TRUTH[name][0]).explain(x)
+        with reference():
+            text = RegularizedMax(TRUTH[name][0]).explain(x)
         assert any(s in text for s in solver.split("|")), text
         assert any(w in text for w in why.split("|")), text
     mixed = type("Mixed", (Regularizer,), {})
@@ -166,6 +168,9 @@ def test_auto_explains_its_choice():
     text = RegularizedMax(regmax.regularizer("gini")).explain(x)
     assert "closed form" in text
     text = RegularizedMax(regmax.regularizer("tv")).explain(x)
+    assert "kernel" in text
+    with reference():
+        text = RegularizedMax(regmax.regularizer("tv")).explain(x)
     assert "prox" in text
     assert "permutation-invariant" in text
     assert "asked for" in RegularizedMax(Square(), solver="fista").explain(x)

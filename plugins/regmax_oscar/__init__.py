@@ -138,7 +138,8 @@ class Oscar(regmax.Penalized):
         return regmax.functional.sparsemax(gamma * z, gamma=gamma, mask=mask)
 
     def kernel(self, x: Tensor) -> Kernel | None:
-        return KERNELS.get(x.device.type) if self.exact else None
+        ours = type(self.penalty) is OrderedPairs and self.base.name == "gini"
+        return KERNELS.get(x.device.type) if ours and self.exact else None
 
     def notes(self, x: Tensor) -> list[str]:
         return [] if self.kernel(x) else [f"isotonic regression: {kernel(x)} kernel"]

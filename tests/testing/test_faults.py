@@ -7,6 +7,7 @@ import torch
 
 import regmax
 from regmax.curvature import Diagonal
+from regmax.kernels import Kernel
 from regmax.simplex import project
 from regmax.testing import checks_for
 from regmax.testing.harness import KINDS
@@ -54,6 +55,26 @@ def hessian(jacobian):
 
 def scaled(function, by=SMALL):
     return lambda self, *args: function(self, *args) * by
+
+
+class OffKernel(Kernel):
+    """Sparsemax by PyTorch operations, wrong by a factor in one of the two ways."""
+
+    name = "lying"
+
+    def __init__(self, forward=1.0, backward=1.0):
+        self.forward_by, self.backward_by = forward, backward
+
+    def forward(self, x, gamma, theta, mask):
+        on = x > -torch.inf if mask is None else mask & (x > -torch.inf)
+        y = project((x / gamma.unsqueeze(-1)).to(x), on)
+        y = torch.where(on.any(-1, keepdim=True), y, 0)
+        bad = (on & ~(x < torch.inf)).any(-1, keepdim=True)
+        return torch.where(bad, torch.nan, y * self.forward_by), None
+
+    def backward(self, y, v, gamma, theta, mask, hyper):
+        w = Diagonal(torch.ones_like(y)).jacobian(v, y > 0)
+        return (w / gamma.unsqueeze(-1)).to(y) * self.backward_by, () if hyper else None
 
 
 class Concave(regmax.Regularizer):
@@ -216,6 +237,10 @@ FAULTS = {
             "closed_form",
         ),
         (lambda: tv_with(prox=lambda self, v, step, mask=None: v.clone()), "penalty.prox"),
+    ],
+    "check_kernel": [
+        (lambda: lie(Gini, kernel=lambda self, x: OffKernel(forward=SMALL)), "kernel"),
+        (lambda: lie(Gini, kernel=lambda self, x: OffKernel(backward=1.01)), "kernel"),
     ],
     "check_as_cvxpy": [(lambda: lie(Gini, as_cvxpy=scaled(Gini.as_cvxpy)), "as_cvxpy")],
     "check_max": [
