@@ -9,7 +9,10 @@ from torch import Tensor
 
 import regmax
 from regmax.curvature import Diagonal
+from regmax.kernels import Kernel, Lazy
 from regmax.simplex import softmax
+
+KERNELS = Lazy(cpu="regmax_entropy._softmax", cuda="regmax_entropy._softmax")
 
 
 class Entropy(regmax.Regularizer):
@@ -40,6 +43,9 @@ class Entropy(regmax.Regularizer):
 
     def reach(self) -> float:
         return 800.0  # exp(−800) is 0
+
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return KERNELS.get(x.device.type)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """exp(x/γ) / Σ exp(x/γ)."""

@@ -1,0 +1,64 @@
+"""Softmax and its derivative by PyTorch's own operators: there is nothing to gain over them.
+
+y = exp(x/γ)/Σ exp(x/γ),          J v = y ∘ (v − ⟨y, v⟩).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regmax.kernels import Kernel
+from regmax.simplex import softmax
+
+Hyper = tuple[Tensor, ...]
+
+
+class _Softmax(Kernel):
+    name = "PyTorch"
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, None]:
+        if mask is not None:
+            x = x.masked_fill(~mask, -torch.inf)
+        y = softmax(_divided(x, gamma))
+        first = y[:, :1]
+        nobody = torch.isnan(first)
+        if x.device.type != "cpu" or bool(nobody.any()):  # a NaN, or nothing to sum
+            y = torch.where(nobody & (x == -torch.inf).all(-1, keepdim=True), 0, y)
+        return y, None
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        w: Tensor = torch._softmax_backward_data(v, y, -1, y.dtype)
+        if not _is_one(gamma):
+            w = w.div_(gamma.to(w.dtype).unsqueeze(-1))
+        nobody = torch.isnan(w[:, :1])
+        if w.device.type != "cpu" or bool(nobody.any()):
+            w = torch.where(torch.isnan(y[:, :1]), 0, w)
+        return w, () if hyper else None
+
+
+def _is_one(gamma: Tensor) -> bool:
+    """Whether γ is 1 for all rows, as far as can be seen without waiting for a device."""
+    return gamma.device.type == "cpu" and gamma.numel() == 1 and gamma.item() == 1.0
+
+
+def _divided(x: Tensor, gamma: Tensor) -> Tensor:
+    """x/γ, relative to the largest of each row where that is divided at all."""
+    if _is_one(gamma):
+        return x
+    top = x.amax(-1, keepdim=True)
+    top = torch.where(torch.isfinite(top), top, 0)
+    return (x - top) / torch.where(gamma > 0, gamma, torch.nan).to(x.dtype).unsqueeze(-1)
+
+
+KERNEL = _Softmax()
