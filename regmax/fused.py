@@ -42,6 +42,13 @@ def _trusted(cls: type[Regularizer]) -> bool:
     )
 
 
+@functools.cache
+def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """γ and the hyperparameters: their names, and what is accepted."""
+    names = tuple(cls.hyperparameters or ())
+    return ("gamma", *names), (checks.POSITIVE, *(cls.ranges.get(name) for name in names))
+
+
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
     """Π_Ω(x) with its gradients, or None where no kernel takes it."""
     if type(x) not in (Tensor, nn.Parameter) or transforms.baking():
@@ -49,19 +56,18 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     kernel = kernel_of(omega, x)
     if kernel is None:
         return None
-    given = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    names, ranges = _declared(type(omega))  # type: ignore[arg-type]
+    given = [gamma, *(getattr(omega, name) for name in names[1:])]
     if transforms.watched((x, *given)):
         return None
     x, dim = checks.scores(x, dim)
     takes_part = checks.mask(mask, x)
     rows = x if x.dtype in kernel.dtypes else x.float()
-    names = ("gamma", *(omega.hyperparameters or ()))
-    ranges = {"gamma": checks.POSITIVE, **omega.ranges}
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
     numbers = [
-        _checked(name, item, ranges.get(name), like, dim)
-        for name, item in zip(names, given, strict=True)
+        _checked(name, item, accepted, like, dim)
+        for name, item, accepted in zip(names, given, ranges, strict=True)
     ]
     if dim != x.ndim - 1:
         rows = rows.movedim(dim, -1)

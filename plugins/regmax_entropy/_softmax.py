@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from regmax.kernels import Kernel
-from regmax.simplex import softmax
 
+LONG = 4096
+"""Rows above which a sum in sequence, as PyTorch's, loses digits."""
 Hyper = tuple[Tensor, ...]
 
 
@@ -22,7 +23,9 @@ class _Softmax(Kernel):
     ) -> tuple[Tensor, None]:
         if mask is not None:
             x = x.masked_fill(~mask, -torch.inf)
-        y = softmax(_divided(x, gamma))
+        y = _divided(x, gamma).softmax(-1)
+        if y.shape[-1] > LONG:
+            y.div_(y.sum(-1, keepdim=True))
         first = y[:, :1]
         nobody = torch.isnan(first)
         if x.device.type != "cpu" or bool(nobody.any()):  # a NaN, or nothing to sum

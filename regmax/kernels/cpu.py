@@ -53,20 +53,22 @@ class CompiledRows(Kernel):
 
     def __init__(self, forward: Callable[..., None], backward: Callable[..., None]) -> None:
         self.functions = forward, backward
-        self.compiled: dict[tuple[int, torch.dtype], Any] = {}
+        self.compiled: dict[tuple[int, torch.dtype], tuple[Any, int]] = {}
+        self.kept: list[Any] = []
 
-    def task(self, which: int, dtype: torch.dtype) -> Any:
-        """A C function of a job."""
+    def task(self, which: int, dtype: torch.dtype) -> tuple[Any, int]:
+        """A C function of a job, and its address."""
         try:
-            return self.compiled[which, dtype][1]
+            return self.compiled[which, dtype]
         except KeyError:
             like = types.float32 if dtype == torch.float32 else types.float64
             # C functions ignore what they are not given: ``like`` is a type, never a value
             signature = types.void(types.CPointer(types.int64), types.CPointer(like))
             compiled = compile_cached(self.functions[which], signature)
-            task = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled.address)
-            self.compiled[which, dtype] = compiled, task
-            return task
+            task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(compiled.address)
+            self.kept.append(compiled)
+            self.compiled[which, dtype] = task, compiled.address
+            return task, compiled.address
 
     def run(self, which: int, x: Tensor, *arrays: Tensor | None) -> None:
         numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
@@ -75,8 +77,7 @@ class CompiledRows(Kernel):
                 numbers += (0, 0)
             else:
                 numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
-        task = self.task(which, x.dtype)
-        over_rows(task, (ctypes.c_int64 * len(numbers))(*numbers))
+        over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers))
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None

@@ -81,14 +81,15 @@ def _openmp() -> Any:
             found = ctypes.CDLL(str(folder / name)).GOMP_parallel
         except (OSError, AttributeError):
             continue
-        found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        found.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_uint, ctypes.c_uint)
         found.restype = None
         return found
     return None
 
 
-def over_rows(task: Any, job: Any) -> None:
-    """Run ``task``, a ctypes function, until the rows of ``job``, an array of c_int64, are done.
+def over_rows(task: Task, code: int, job: Any) -> None:
+    """Run ``task``, a ctypes function at the address ``code``, until the rows of ``job``, an array
+    of c_int64, are done.
 
     The GIL is released meanwhile. Safe from several threads at once.
     """
@@ -104,4 +105,4 @@ def over_rows(task: Any, job: Any) -> None:
     if parallel is None:
         _pool.run(task, address, threads)
     else:
-        parallel(ctypes.cast(task, ctypes.c_void_p), address, threads, 0)
+        parallel(code, address, threads, 0)
