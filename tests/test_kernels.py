@@ -148,6 +148,28 @@ class TestWhatRuns:
         assert "in PyTorch" in run.stdout
         assert "numba is missing" in run.stdout
 
+    def test_nowhere_to_keep_what_is_compiled(self, monkeypatch):
+        from regmax.kernels import compiling
+        from regmax_gini import _cpu
+
+        def nowhere(function):
+            raise RuntimeError("cannot cache function: no locator available")
+
+        monkeypatch.setattr(compiling, "_Cache", nowhere)
+        monkeypatch.setattr(_cpu.KERNEL, "compiled", {})
+        x = torch.tensor([[1.0, 0.5, -1.0]])
+        assert sparsemax(x).tolist() == [[0.75, 0.25, 0.0]]
+
+    def test_a_kernel_that_cannot_be_loaded_is_warned_of(self, monkeypatch):
+        def broken(name):
+            raise ImportError("undefined symbol")
+
+        monkeypatch.setattr(kernels.base.importlib, "import_module", broken)
+        lazy = kernels.Lazy(cpu="a_plugin._cpu")
+        with pytest.warns(RuntimeWarning, match=r"a_plugin\._cpu .* undefined symbol"):
+            assert lazy.get("cpu") is None
+        assert lazy.get("cpu") is None  # once
+
     def test_a_subclass_that_redefines_omega_has_no_kernel_of_its_parent(self):
         gini = type(regmax.regularizer("gini"))
 

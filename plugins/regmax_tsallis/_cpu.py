@@ -33,7 +33,7 @@ def _short(d: int, like: Any) -> bool:
 
 
 @njit
-def _lanes(job: Any, like: Any, rows: Any, gamma: int, tile: Any) -> Any:
+def _lanes(job: Any, rows: Any, gamma: int, tile: Any) -> Any:
     """1/γ and a of a tile's rows; ``tile`` is scratch."""
     for k in range(LANES):
         tile[k] = 1.0 / cpu.number_at(job, gamma, rows[k])
@@ -54,7 +54,7 @@ def _forward_tile(job: Any, like: Any, rows: Any, n: int, room: Any, own: Any) -
         row = cpu.participants(job, rows[k], 3, like, memory.row(own, k))
         where[0, k] = memory.address_of(row)
         where[1, k] = memory.address_of(cpu.rows_at(job, 4, rows[k], like))
-    scale, _ = _lanes(job, like, rows, 1, y)
+    scale, _ = _lanes(job, rows, 1, y)
     tiles.gather(memory.row(where, 0), d, -np.inf, like, part, z)
     top, bad = tiles.top_of(z, d)
     rough = memory.pointer(memory.address_of(y), 0, part)
@@ -75,7 +75,7 @@ def _backward_tile(job: Any, like: Any, kind: int, rows: Any, n: int, room: Any,
         where[0, k] = memory.address_of(cpu.rows_at(job, 0, rows[k], like))
         where[1, k] = memory.address_of(cpu.rows_at(job, 1, rows[k], like))
         where[2, k] = memory.address_of(cpu.rows_at(job, 4, rows[k], like))
-    scale, a = _lanes(job, like, rows, 2, s)
+    scale, a = _lanes(job, rows, 2, s)
     tiles.gather(memory.row(where, 0), d, 0.0, like, part, y)
     tiles.gather(memory.row(where, 1), d, 0.0, like, part, v)
     dalpha = _tiles.product(y, v, d, a, scale, kind == HALF, hyper, s)

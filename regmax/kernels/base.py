@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,10 +98,10 @@ class Lazy:
     def __init__(self, **modules: str) -> None:
         self.modules = modules
         self.loaded: dict[str, Kernel | None] = {}
-        self.reasons: dict[str, str] = {}
 
     def get(self, device: str) -> Kernel | None:
-        """The kernel for a device, or None: no module, or its import failed (see ``reasons``)."""
+        """The kernel for a device, or None: there is none, or a package that it needs is missing.
+        Any other failure of its import is warned of, once."""
         try:
             return self.loaded[device]
         except KeyError:
@@ -109,7 +110,14 @@ class Lazy:
         if device in self.modules:
             try:
                 kernel = importlib.import_module(self.modules[device]).KERNEL
-            except (ImportError, RuntimeError) as error:  # numba: no place for its cache
-                self.reasons[device] = f"{type(error).__name__}: {error}"
+            except ModuleNotFoundError:
+                kernel = None
+            except (ImportError, RuntimeError) as error:
+                warnings.warn(
+                    f"the kernel {self.modules[device]} cannot be loaded, and PyTorch operations "
+                    f"take its place: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         self.loaded[device] = kernel
         return kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -24,7 +25,8 @@ def compile_cached(function: Callable[..., None], signature: Any) -> Any:
     compiled: Any = CFunc(
         function, sigutils.normalize_signature(signature), locals={}, options=options
     )
-    compiled._cache = _Cache(function)
+    with contextlib.suppress(RuntimeError):  # nowhere to write: compiled anew in each process
+        compiled._cache = _Cache(function)
     compiled.compile()
     return compiled
 

@@ -308,17 +308,6 @@ def largest(typingctx: Any, v: Any) -> Any:
 
 
 @intrinsic
-def bits(typingctx: Any, m: Any) -> Any:
-    """A mask as an integer, lane 0 its lowest bit."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        packed = builder.bitcast(args[0], ir.IntType(LANES))
-        return builder.zext(packed, ir.IntType(64))
-
-    return types.int64(m), code
-
-
-@intrinsic
 def count(typingctx: Any, m: Any) -> Any:
     """How many lanes of a mask are set."""
 

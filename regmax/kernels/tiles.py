@@ -144,13 +144,6 @@ def top_of(tile: Any, d: int) -> Any:
 
 
 @njit
-def shifted(tile: Any, d: int, top: Any, scale: Any) -> None:
-    """tile ← (tile − top)·scale."""
-    for i in range(d):
-        simd.store(tile, LANES * i, (simd.load(tile, LANES * i) - top) * scale)
-
-
-@njit
 def finish(tile: Any, d: int, top: Any, bad: Any) -> None:
     """Rows without participants are 0, spoilt ones NaN."""
     empty = top < -1.7976931348623157e308
