@@ -45,6 +45,20 @@ class Curvature(ABC):
         """A matrix that acts as PHP on the range of the projection P = ``average``, and leaves it
         and its orthogonal complement apart: what remains of H where groups of y move as one."""
 
+    def scaled(self, c: float | Tensor) -> Curvature:
+        """c H, c > 0: a number, or broadcasting to the rows with a last size of 1."""
+        return MatrixFree(lambda v: c * self.matvec(v), _dtype(self))
+
+    def plus(self, other: Curvature) -> Curvature:
+        """The sum of two matrices, in the simplest structure that holds it."""
+        for one, rest in ((self, other), (other, self)):
+            if isinstance(one, Diagonal):
+                return rest.plus_diagonal(one.h)
+        entries = _matrix(self), _matrix(other)
+        if entries[0] is not None and entries[1] is not None:
+            return Dense(entries[0] + entries[1])
+        return MatrixFree(lambda v: self.matvec(v) + other.matvec(v), _dtype(self))
+
     @abstractmethod
     def lowest(self, support: Tensor) -> Tensor:
         """A lower bound on the smallest eigenvalue along {w : 1ᵀw = 0, w = 0 off S}, one per row.
@@ -74,6 +88,9 @@ class Diagonal(Curvature):
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return Diagonal(self.h + t)
+
+    def scaled(self, c: float | Tensor) -> Curvature:
+        return Diagonal(c * self.h)
 
     def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
         return Diagonal(average(self.h))
@@ -116,6 +133,9 @@ class DiagonalPlusRankOne(Curvature):
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return DiagonalPlusRankOne(self.h + t, self.u, self.c)
 
+    def scaled(self, c: float | Tensor) -> Curvature:
+        return DiagonalPlusRankOne(c * self.h, self.u, c * self.c)
+
     def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
         return DiagonalPlusRankOne(average(self.h), average(self.u), self.c)
 
@@ -141,6 +161,9 @@ class Dense(Curvature):
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return Dense(self.matrix + torch.diag_embed(t.expand(self.matrix.shape[:-1])))
+
+    def scaled(self, c: float | Tensor) -> Curvature:
+        return Dense((c * torch.ones_like(self.matrix[..., 0])).unsqueeze(-1) * self.matrix)
 
     def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
         # PHP + I − P
@@ -180,6 +203,16 @@ class Dense(Curvature):
     def _on(self, support: Tensor) -> Tensor:
         """H_SS, with zeros elsewhere (where H may be infinite)."""
         return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.matrix, 0)
+
+
+def _matrix(a: Curvature) -> Tensor | None:
+    if isinstance(a, DiagonalPlusRankOne) and a.h.shape[-1] <= DENSE_LIMIT:
+        return (a.c * a.u).unsqueeze(-1) * a.u.unsqueeze(-2) + torch.diag_embed(a.h)
+    return a.matrix if isinstance(a, Dense) else None
+
+
+def _dtype(a: Curvature) -> Any:
+    return getattr(a, "dtype", torch.float32)
 
 
 def _solve(a: Tensor, b: Tensor) -> Tensor:
