@@ -17,7 +17,7 @@ from .errors import (
 from .hooks import hookimpl
 from .layer import RegularizedMax
 from .penalty import Penalized, Penalty
-from .plugins import registry
+from .plugins import KINDS, registry
 from .regularizer import Regularizer, parameters_of
 from .report import Report
 from .solution import Solution
@@ -40,26 +40,43 @@ __all__ = [
     "curvature",
     "functional",
     "hookimpl",
+    "penalty",
     "regularizer",
 ]
 
 
-def available() -> list[str]:
-    """The names of all installed regularizers, sorted."""
-    return list(registry().regularizers())
+def available(kind: str = "regularizer") -> list[str]:
+    """The names of all installed regularizers, sorted; or of another kind: ``"penalty"``,
+    ``"solver"``, ``"backend"``."""
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}; got {kind!r}")
+    return list(registry().names(kind))
 
 
 def regularizer(name: str, **hyperparameters: Any) -> Regularizer:
     """The regularizer that goes by ``name`` ("tv"), with its hyperparameters (``lam=0.1``)."""
+    omega: Regularizer = _made("regularizer", name, hyperparameters)
+    return omega
+
+
+def penalty(name: str, **hyperparameters: Any) -> Penalty:
+    """The penalty that goes by ``name`` ("grid_tv"), with its arguments (``shape=(14, 14)``).
+
+    ``regmax.Penalized(base, penalty, lam)`` is the regularizer base + λR.
+    """
+    r: Penalty = _made("penalty", name, hyperparameters)
+    return r
+
+
+def _made(kind: str, name: str, hyperparameters: dict[str, Any]) -> Any:
     if not isinstance(name, str):
         raise TypeError(f"name must be a str; got {type(name).__name__}")
-    cls = registry().get("regularizer", name)
+    cls = registry().get(kind, name)
     accepted = parameters_of(cls)
     unknown = [key for key in hyperparameters if key not in accepted]
     if unknown:
         raise TypeError(
-            f"regularizer {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
+            f"{kind} {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
             f"accepted: {', '.join(accepted) or '(none)'}"
         )
-    omega: Regularizer = cls(**hyperparameters)
-    return omega
+    return cls(**hyperparameters)

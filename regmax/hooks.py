@@ -14,6 +14,11 @@ def regmax_regularizers() -> list[type]:  # type: ignore[empty-body]
 
 
 @hookspec
+def regmax_penalties() -> list[type]:  # type: ignore[empty-body]
+    """Subclasses of :class:`regmax.Penalty`, each with a ``name``."""
+
+
+@hookspec
 def regmax_solvers() -> list[type]:  # type: ignore[empty-body]
     """Subclasses of :class:`regmax.solvers.Solver`, each with a ``name``."""
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .kernels import Kernel
 from .regularizer import Regularizer
 
 
@@ -73,6 +74,12 @@ class Penalty(nn.Module, ABC):
         """R as a cvxpy expression of a nonnegative cvxpy variable of shape (d,)."""
         raise NotImplementedError(f"{type(self).__name__} defines no as_cvxpy(self, y)")
 
+    def kernel(self, base: Regularizer, x: Tensor) -> Kernel | None:
+        """Compiled code for Ω = ``base`` + λR and tensors like ``x``, whose one hyperparameter is
+        λ, or None. A penalty offers it for the classes, its own and the base's, that it knows: a
+        subclass may redefine them."""
+        return None
+
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
         """J_prox v: the mean of v over each group of z (2017, Prop. 3). Differentiable in v."""
         ids = self.groups(z, mask)
@@ -112,6 +119,9 @@ class Penalized(Regularizer):
     def as_cvxpy(self, y: Any) -> Any:
         return self.base.as_cvxpy(y) + float(self.lam) * self.penalty.as_cvxpy(y)
 
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return self.penalty.kernel(self.base, x)
+
     def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """γ prox_{λR}(x/γ) = prox_{γλR}(x), its maximum shifted to 0: by the theorem above the
         scores that ``base`` maps to Π_Ω(x).
@@ -139,7 +149,7 @@ class Penalized(Regularizer):
 
     def extra_repr(self) -> str:
         if type(self) is Penalized:
-            return f"{self.base!r}, {type(self.penalty).__name__}(), {super().extra_repr()}"
+            return f"{self.base!r}, {self.penalty!r}, {super().extra_repr()}"
         return super().extra_repr()
 
     @property

@@ -23,12 +23,14 @@ from .errors import PluginError, PluginWarning
 GROUP = "regmax"
 KINDS = {
     "regularizer": "regmax_regularizers",
+    "penalty": "regmax_penalties",
     "solver": "regmax_solvers",
     "backend": "regmax_backends",
 }
 # what a class must have, and what to subclass to have it
 REQUIRED = {
     "regularizer": (("value", "with_tensors"), "regmax.Regularizer"),
+    "penalty": (("value", "prox"), "regmax.Penalty"),
     "solver": (("unsuitable", "run"), "regmax.solvers.Solver"),
     "backend": (("missing", "unsuitable", "answers"), "regmax.backends.Backend"),
 }
@@ -127,6 +129,9 @@ class Registry:
 
     def regularizers(self) -> dict[str, type[Any]]:
         return self.names("regularizer")
+
+    def penalties(self) -> dict[str, type[Any]]:
+        return self.names("penalty")
 
     def solvers(self) -> dict[str, type[Any]]:
         return self.names("solver")

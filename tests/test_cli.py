@@ -120,12 +120,23 @@ class TestList:
     def test_every_built_in_with_its_mapping_and_distribution(self, capsys):
         assert main(["list"]) == 0
         out = capsys.readouterr().out
+        regularizers = out.split("\npenalties\n")[0]
         for name, mapping in SIX.items():
-            (line,) = [ln for ln in out.splitlines() if ln.startswith(f"  {name} ")]
+            (line,) = [ln for ln in regularizers.splitlines() if ln.startswith(f"  {name} ")]
             assert mapping in line
             assert f"regmax {regmax.__version__}" in line
         assert "lam=0.1" in out
         assert "alpha=1.5" in out
+
+    def test_penalties(self, capsys):
+        main(["list"])
+        part = capsys.readouterr().out.split("\npenalties\n")[1].split("\n\n")[0]
+        for name in regmax.available("penalty"):
+            (line,) = [ln for ln in part.splitlines() if ln.startswith(f"  {name} ")]
+            assert "R(y) = Σ" in line
+            assert f"regmax {regmax.__version__}" in line
+        (line,) = [ln for ln in part.splitlines() if ln.startswith("  owl ")]
+        assert "weights" in line
 
     def test_solvers_and_backends(self, capsys):
         main(["list"])

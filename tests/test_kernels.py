@@ -186,6 +186,33 @@ class TestWhatRuns:
 
         assert fused.kernel_of(Same(), x) is not None
 
+    def test_a_hand_made_penalty_on_gini_has_the_kernel_of_the_mapping(self):
+        x, gini = torch.zeros(1), regmax.regularizer("gini")
+        for name in ("tv", "oscar"):
+            made = regmax.Penalized(gini, regmax.penalty(name), 0.1)
+            mapping = regmax.regularizer(name)
+            assert fused.kernel_of(made, x) is fused.kernel_of(mapping, x) is not None
+
+            class Other(type(mapping.penalty)):
+                def value(self, y, mask=None):
+                    return 2 * super().value(y, mask)
+
+            class Half(type(gini)):
+                def value(self, y):
+                    return y.square().sum(-1) / 4
+
+            class Redefined(type(mapping)):
+                def value(self, y):
+                    return 2 * super().value(y)
+
+            for omega in (
+                regmax.Penalized(gini, Other(), 0.1),
+                regmax.Penalized(Half(), regmax.penalty(name), 0.1),
+                regmax.Penalized(regmax.regularizer("entropy"), regmax.penalty(name), 0.1),
+                Redefined(),
+            ):
+                assert fused.kernel_of(omega, x) is None
+
     def test_approximate_oscarmax_has_none(self):
         assert fused.kernel_of(regmax.regularizer("oscar", exact=False), torch.zeros(1)) is None
 

@@ -74,6 +74,7 @@ def test_built_ins():
     mappings = {"softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax"}
     assert mappings <= set(dir(regmax.functional))
     made = registry()
+    assert {"clique_tv", "oscar", "owl", "tv"} <= set(made.penalties())
     assert {"dual", "fista", "interior"} <= set(made.solvers())
     assert {"generic", "cvxpylayers", "cvxpy"} <= set(made.backends())
     assert made.faults == []
@@ -125,6 +126,27 @@ FAULTS = {
     "raising solver hook": (
         "import regmax\n@regmax.hookimpl\ndef regmax_solvers():\n    raise RuntimeError('boom')",
         ["boom", "regmax_solvers"],
+        None,
+    ),
+    "raising penalty hook": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_penalties():\n    raise OSError('boom')",
+        ["boom", "regmax_penalties"],
+        None,
+    ),
+    "a regularizer among the penalties": (
+        (
+            "import regmax\nclass A(regmax.Regularizer):\n    name = 'aaa'\n"
+            "@regmax.hookimpl\ndef regmax_penalties():\n    return [A]"
+        ),
+        ["regmax_penalties", "regmax.Penalty"],
+        None,
+    ),
+    "a penalty without a name": (
+        (
+            "import regmax\nclass A(regmax.Penalty):\n    value = prox = None\n"
+            "@regmax.hookimpl\ndef regmax_penalties():\n    return [A]"
+        ),
+        ["regmax_penalties", "name"],
         None,
     ),
     "no list": (
@@ -229,6 +251,63 @@ def test_a_built_in_name_cannot_be_taken(install):
     with pytest.raises(PluginError, match=r"regmax .* and .*thief|thief.* and .*regmax "):
         made.mapping("sparsemax")
     assert made.mapping("softmax").name == "entropy"
+
+
+PENALTY = """
+import regmax
+import torch
+
+
+class Range(regmax.Penalty):
+    \"\"\"R(y) = max y − min y.\"\"\"
+
+    name = {name!r}
+
+    def __init__(self, weight=1.0):
+        self.weight = weight
+
+    def value(self, y, mask=None): raise NotImplementedError
+    def prox(self, v, step, mask=None): raise NotImplementedError
+    def groups(self, z, mask=None): raise NotImplementedError
+    def subgradient(self, y, near, step, mask=None): raise NotImplementedError
+
+
+@regmax.hookimpl
+def regmax_penalties():
+    return [Range]
+"""
+
+
+def test_a_third_partys_penalty(install, monkeypatch):
+    install("range-dist", "range_penalty", PENALTY.format(name="range"))
+    made = registry()
+    assert made.origin("penalty", "range") == "range-dist 1.2"
+    monkeypatch.setattr(regmax, "registry", lambda: made)
+    assert "range" in regmax.available("penalty")
+    assert "range" not in regmax.available()
+    assert regmax.penalty("range", weight=2.0).weight == 2.0
+
+
+def test_a_contested_penalty(install):
+    install("first-dist", "first_penalty", PENALTY.format(name="tv"))
+    made, messages = registry(recorded=True)
+    assert messages == []
+    assert "tv" not in made.penalties()
+    assert made.get("regularizer", "tv").mapping == "fusedmax"
+    with pytest.raises(PluginError, match=r"penalty name 'tv' .*first-dist"):
+        made.get("penalty", "tv")
+
+
+def test_a_penalty_by_name():
+    assert isinstance(regmax.penalty("tv"), type(regmax.regularizer("tv").penalty))
+    with pytest.raises(PluginError, match=r"no penalty is named 'nosuch'; .*oscar, owl"):
+        regmax.penalty("nosuch")
+    with pytest.raises(TypeError, match=r"penalty 'owl' has no hyperparameter 'w'; .* weights"):
+        regmax.penalty("owl", w=1)
+    with pytest.raises(TypeError, match="name must be a str; got int"):
+        regmax.penalty(3)
+    with pytest.raises(ValueError, match=r"kind must be one of .*'penalty'.*; got 'penalties'"):
+        regmax.available("penalties")
 
 
 def test_a_contested_mapping_of_uncontested_names(install):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -72,10 +73,19 @@ class ChainTV(regmax.Penalty):
         u = -pad(t, (1, 1)).diff(dim=-1)
         return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
+    def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
+        ours = type(self) is ChainTV and type(base) is _gini()
+        return KERNELS.get(x.device.type) if ours else None
+
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
         return cvxpy.norm1(cvxpy.diff(y)) if y.size > 1 else cvxpy.Constant(0.0)
+
+
+@functools.cache
+def _gini() -> type[regmax.Regularizer]:
+    return type(regmax.regularizer("gini"))
 
 
 def _participants_first(mask: Tensor) -> Tensor:
@@ -96,10 +106,6 @@ class TV(regmax.Penalized):
     def __init__(self, lam: float | Tensor = 0.1) -> None:
         super().__init__(regmax.regularizer("gini"), ChainTV(), lam)
 
-    def kernel(self, x: Tensor) -> Kernel | None:
-        ours = type(self.penalty) is ChainTV and self.base.name == "gini"
-        return KERNELS.get(x.device.type) if ours else None
-
     def notes(self, x: Tensor) -> list[str]:
         return [] if self.kernel(x) else [f"prox of total variation: {kernel(x)} kernel"]
 
@@ -107,3 +113,8 @@ class TV(regmax.Penalized):
 @regmax.hookimpl
 def regmax_regularizers() -> list[type[regmax.Regularizer]]:
     return [TV]
+
+
+@regmax.hookimpl
+def regmax_penalties() -> list[type[regmax.Penalty]]:
+    return [ChainTV]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import PluginWarning
-from ..penalty import Penalized
-from ..plugins import Offer, Registry, registry
+from ..penalty import Penalized, Penalty
+from ..plugins import KINDS, Offer, Registry, registry
 from ..regularizer import Regularizer
 from .common import table
 
@@ -22,11 +22,11 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's subcommands."""
     parser = commands.add_parser(
         "list",
-        help="every regularizer, solver and validation backend, and the plugin it comes from",
+        help="every regularizer, penalty, solver and validation backend, and where it comes from",
         description="Lists every registered regularizer with its mappings in regmax.functional, "
         "its hyperparameters and their defaults, whether it has a closed form and a convex "
-        "program, and the distribution that it comes from; then solvers, validation backends, "
-        "and what could not be loaded.",
+        "program, and the distribution that it comes from; then penalties, solvers, validation "
+        "backends, and what could not be loaded.",
     )
     parser.set_defaults(run=run)
 
@@ -38,6 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     rows = [regularizer_row(offer) for offer in uncontested(found, "regularizer")]
     print("regularizers")
     print(table(header, rows) if rows else "  (none: install regmax itself, pip install -e .)")
+    header = ["name", "what it is", "hyperparameters", "convex program", "from"]
+    rows = [penalty_row(offer) for offer in uncontested(found, "penalty")]
+    print("\npenalties")
+    print(table(header, rows) if rows else "  (none)")
     for kind in ("solver", "backend"):
         offers = list(uncontested(found, kind))
         rows = [[offer.name, summary(offer.cls), offer.distribution] for offer in offers]
@@ -66,7 +70,7 @@ def uncontested(found: Registry, kind: str) -> Iterator[Offer]:
 def contested(found: Registry) -> list[str]:
     """One line for each name that several plugins claim."""
     claims: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for kind in ("regularizer", "solver", "backend"):
+    for kind in KINDS:
         for offer in found.offers(kind):
             claims[kind, offer.name].append(str(offer))
     return [
@@ -86,6 +90,18 @@ def regularizer_row(offer: Offer) -> list[str]:
         hyperparameters(cls),
         closed_form(cls),
         "yes" if issubclass(cls, Penalized) or claims(cls, "as_cvxpy") else "no",
+        offer.distribution,
+    ]
+
+
+def penalty_row(offer: Offer) -> list[str]:
+    """name, what it is, hyperparameters, convex program, distribution."""
+    described = offer.cls.as_cvxpy is not Penalty.as_cvxpy
+    return [
+        offer.name,
+        summary(offer.cls),
+        hyperparameters(offer.cls),
+        "yes" if described else "no",
         offer.distribution,
     ]
 

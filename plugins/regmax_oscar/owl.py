@@ -1,0 +1,220 @@
+"""Ordered weights: what every penalty Σ_k w_k y_[k] shares, and the one whose weights are given."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import regmax
+
+from .isotonic import isotonic_decreasing
+
+
+class Ordered(regmax.Penalty):
+    """R(y) = Σ_k w_k y_[k], w_1 ≥ … ≥ w_m, y_[1] ≥ … ≥ y_[m] the participants sorted.
+
+    On Δ a multiple of Σy is constant, so ``prox`` and ``subgradient`` are those of R up to a shift
+    of each row, which keeps numbers small. ∂R(y) puts on each group of ties a vector that the
+    group's weights majorize. Source: Zeng & Figueiredo, "The ordered weighted l1 norm" (2014).
+    """
+
+    @abstractmethod
+    def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        """w_k by rank, of y's dtype and shape; 0 beyond the participants."""
+
+    @abstractmethod
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        """What the weights add to a block of the isotonic regression: at most step·(w_1 − w_d)."""
+
+    def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        ordered = low_when_masked(y, mask).sort(-1, descending=True).values
+        ordered = ordered if mask is None else torch.where(participating(mask), ordered, 0)
+        return (self.ranked(y, mask) * ordered).sum(-1)
+
+    def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        """Isotonic regression of sort(v) − step·(w − w_1), sorted back. In float64 until its
+        maximum is shifted to 0: unshifted it may be step·m/2 away, and its rounding as large."""
+        order = low_when_masked(v, mask).argsort(dim=-1, descending=True)
+        part = None if mask is None else participating(mask)
+        weights = self.ranked(v.double(), mask).detach()
+        rise = step * (weights[..., :1] - weights)
+        z = isotonic_decreasing(v.double().gather(-1, order) + rise, part)
+        z = z - z[..., :1]
+        z = z if part is None else torch.where(part, z, 0)
+        return torch.zeros_like(z).scatter(-1, order, z).to(v.dtype)
+
+    def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        ordered, order = low_when_masked(z, mask).sort(-1, descending=True)
+        return torch.zeros_like(order).scatter(-1, order, _runs(ordered))
+
+    def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The weights by rank, ties in any order."""
+        order = low_when_masked(y, mask).argsort(dim=-1, descending=True)
+        return torch.zeros_like(y).scatter(-1, order, self.ranked(y, mask))
+
+    def subgradient(
+        self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        # by y, ties by ``near``
+        first = near.argsort(dim=-1, descending=True)
+        second = low_when_masked(y, mask).gather(-1, first)
+        order = first.gather(-1, second.argsort(dim=-1, descending=True, stable=True))
+        ids = _runs(low_when_masked(y, mask).gather(-1, order))
+        weights = self.ranked(y, mask).detach()
+        part = None if mask is None else participating(mask)
+        lowest = weights if part is None else torch.where(part, weights, torch.inf)
+        middle = (weights[..., :1] + lowest.amin(-1, keepdim=True)) / 2
+        weights = step * (weights - middle)
+        u = near.gather(-1, order)
+        if part is not None:
+            u, weights = torch.where(part, u, 0), torch.where(part, weights, 0)
+
+        def per_group(t: Tensor) -> Tensor:
+            return torch.zeros_like(t).scatter_add(-1, ids, t).gather(-1, ids)
+
+        size = per_group(torch.ones_like(u))
+        mean = per_group(weights) / size
+        u = u - per_group(u) / size + mean
+        # Σ_{j≤k} u_j ≤ Σ_{j≤k} w_j within the group; mixing with the mean restores it
+        excess = (u - weights).cumsum(-1)
+        room = (weights - mean).cumsum(-1)
+        last = pad(ids[..., 1:] != ids[..., :-1], (0, 1), value=True)
+        start = pad(torch.where(last, excess, 0)[..., :-1], (1, 0))
+        excess = (excess - per_group(start)).clamp_min(0)
+        inner = ~last & (excess > 0)
+        share = torch.where(inner, excess / torch.where(inner, excess + room, 1), 0)
+        theta = torch.zeros_like(u).scatter_reduce(-1, ids, share, "amax").gather(-1, ids)
+        u = u + theta * (mean - u)
+        return torch.zeros_like(u).scatter(-1, order, u)
+
+
+class OWL(Ordered):
+    """R(y) = Σ_k w_k y_[k] for weights w_1 ≥ … ≥ w_d of any sign (``weights``).
+
+    ``weights``: d numbers, or a floating tensor of shape (d,), which gets its gradient if it
+    requires one. Rows must have d entries. Of a masked row with m participants the first m weights
+    count, as masked entries are 0 and so the last. Raises ValueError where weights increase, at
+    every call where that costs no synchronisation. Source: Zeng & Figueiredo (2014).
+    """
+
+    name = "owl"
+
+    def __init__(self, weights: Tensor | Sequence[float]) -> None:
+        self.weights = _checked(weights)
+
+    @property
+    def entries(self) -> int:
+        return int(self.weights.shape[0])
+
+    def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        if y.shape[-1] != self.entries:
+            raise ValueError(
+                f"weights must be one for each entry of a row: there are {self.entries}, and rows "
+                f"have {y.shape[-1]} entries"
+            )
+        weights = self.weights.to(y).expand_as(y)
+        return weights if mask is None else torch.where(participating(mask), weights, 0)
+
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        w = self.weights.detach()
+        spread: float | Tensor = step * (w[0] - w[-1])
+        return spread
+
+    def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.weights.device.type == "cpu":
+            _refuse_increasing(self.weights)
+        return super().prox(v, step, mask)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        w = self.weights.detach().double().tolist()
+        total = w[-1] * cvxpy.sum(y)
+        for k in range(1, len(w)):
+            total += (w[k - 1] - w[k]) * cvxpy.sum_largest(y, k)
+        return total
+
+    def extra_repr(self) -> str:
+        w = self.weights
+        return f"weights={w.tolist()}" if len(w) <= 4 else f"weights=tensor(shape={tuple(w.shape)})"
+
+
+class CliqueTV(Ordered):
+    """R(y) = Σ_{i<j} |y_i − y_j| = Σ_k (m + 1 − 2k) y_[k], over the pairs of participants.
+
+    Total variation over the complete graph: entries near each other fuse, wherever they lie. It has
+    no arguments and takes rows of any length, in O(d log d).
+    """
+
+    name = "clique_tv"
+
+    def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
+        rank, count = ranks(y, mask)
+        weights = torch.where(rank <= count, count + 1 - 2 * rank, 0)
+        return weights.to(y.dtype).expand_as(y)
+
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        return 2 * step * d
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+        import numpy as np
+
+        i, j = np.triu_indices(y.size, 1)
+        return cvxpy.norm1(y[i] - y[j]) if len(i) else cvxpy.Constant(0.0)
+
+
+def ranks(y: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
+    """1 … d, and the number of participants."""
+    rank = torch.arange(1, y.shape[-1] + 1, device=y.device)
+    return rank, y.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
+
+
+def participating(mask: Tensor) -> Tensor:
+    """Which ranks belong to participants."""
+    rank, count = ranks(mask, mask)
+    part: Tensor = rank <= count
+    return part
+
+
+def low_when_masked(y: Tensor, mask: Tensor | None) -> Tensor:
+    return y if mask is None else y.masked_fill(~mask, -torch.inf)
+
+
+def _runs(ordered: Tensor) -> Tensor:
+    """Ids of the runs of equal values."""
+    return pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
+
+
+def _checked(weights: Any) -> Tensor:
+    accepted = "numbers w_1 >= w_2 >= … >= w_d, a sequence or a floating tensor of shape (d,)"
+    if not isinstance(weights, Tensor):
+        try:
+            weights = torch.tensor([float(w) for w in weights], dtype=torch.float64)
+        except (TypeError, ValueError):
+            raise TypeError(f"weights must be {accepted}; got {weights!r}") from None
+    if not weights.dtype.is_floating_point:
+        raise TypeError(f"weights must be {accepted}; got {weights.dtype}")
+    if weights.ndim != 1 or not len(weights):
+        raise ValueError(f"weights must be {accepted}; got shape {tuple(weights.shape)}")
+    _refuse_increasing(weights)
+    return weights
+
+
+def _refuse_increasing(weights: Tensor) -> None:
+    w = weights.detach()
+    if not bool(torch.isfinite(w).all()):
+        k = int((~torch.isfinite(w)).nonzero()[0])
+        raise ValueError(f"weights must be finite; got {w[k].item():g} at index {k}")
+    rises = w[1:] > w[:-1]
+    if bool(rises.any()):
+        k = int(rises.nonzero()[0])
+        raise ValueError(
+            f"weights must not increase; got {w[k].item():g} at index {k} and then "
+            f"{w[k + 1].item():g}"
+        )
