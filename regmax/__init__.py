@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import curvature, functional
+from . import algebra, curvature, functional
 from ._version import __version__
 from .crosscheck import crosscheck
 from .errors import (
@@ -35,6 +35,7 @@ __all__ = [
     "Report",
     "Solution",
     "__version__",
+    "algebra",
     "available",
     "crosscheck",
     "curvature",

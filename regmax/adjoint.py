@@ -142,13 +142,11 @@ def _alias(t: Tensor) -> Tensor:
 def may_hide_tensors(omega: Regularizer) -> bool:
     """Whether Ω may depend on tensors that are no attributes: not where a class declares its
     hyperparameters and writes its gradient down."""
-    smooth = smooth_part(omega)
+    leaves = smooth_part(omega).leaves()
     held = (v for m in omega.modules() for k, v in vars(m).items() if not k.startswith("_"))
-    return (
-        smooth.hyperparameters is None
-        or not overrides(smooth, "grad")
-        or any(isinstance(v, list | tuple | dict | set) for v in held)
-    )
+    return any(
+        leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves
+    ) or any(isinstance(v, list | tuple | dict | set) for v in held)
 
 
 def objective(

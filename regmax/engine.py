@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import fused, opaque, transforms
+from . import composition, fused, opaque, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import RegularizerError
 from .optimality import Problem
@@ -51,6 +51,10 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
             y = opaque.find(rows, settings)
             road = Road(y, "one operator", "a transform or a tracer looks on")
             return restate(y, rows.z_from(y), omega, rows.mask), road
+        if settings.solver == "auto" and torch.is_grad_enabled():
+            composed = composition.argmax(rows)
+            if composed is not None:
+                return composed, Road(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
             road = travel(rows, settings)
         return attach(road.y, rows.z_from(road.y), omega, rows.mask), road

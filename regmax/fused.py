@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from . import adjoint, checks, simplex, transforms
+from .algebra import Scaled
 from .kernels import Kernel, asked
 from .penalty import Penalized, averaging, jacobian_product, penalty_of, smooth_part
 from .regularizer import Regularizer
 
 HALF = (torch.float16, torch.bfloat16)
-_REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
+REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
 
 
 def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
@@ -38,7 +39,7 @@ def _trusted(cls: type[Regularizer]) -> bool:
         return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
 
     return depth("kernel") < order.index(Regularizer) and all(
-        depth("kernel") <= depth(name) for name in _REPLACED
+        depth("kernel") <= depth(name) for name in REPLACED
     )
 
 
@@ -53,12 +54,16 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     """Π_Ω(x) with its gradients, or None where no kernel takes it."""
     if type(x) not in (Tensor, nn.Parameter) or transforms.baking():
         return None
+    factors = []
+    while isinstance(omega, Scaled):
+        factors.append(omega.c)
+        omega = omega.base
     kernel = kernel_of(omega, x)
     if kernel is None:
         return None
     names, ranges = _declared(type(omega))  # type: ignore[arg-type]
     given = [gamma, *(getattr(omega, name) for name in names[1:])]
-    if transforms.watched((x, *given)):
+    if transforms.watched((x, *given, *factors)):
         return None
     x, dim = checks.scores(x, dim)
     takes_part = checks.mask(mask, x)
@@ -69,19 +74,32 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
         _checked(name, item, accepted, like, dim)
         for name, item, accepted in zip(names, given, ranges, strict=True)
     ]
+    for c in factors:
+        numbers[0] = numbers[0] * _checked("c", c, Scaled.ranges["c"], like, dim)
     if dim != x.ndim - 1:
         rows = rows.movedim(dim, -1)
         takes_part = None if takes_part is None else takes_part.movedim(dim, -1)
-    y: Tensor
-    if torch.is_grad_enabled() and any(
-        isinstance(t, Tensor) and t.requires_grad for t in (rows, *numbers)
-    ):
-        y = _Fused.apply(rows, takes_part, kernel, omega, *numbers)  # type: ignore[no-untyped-call]
-    else:
-        y, _ = _forward(kernel, rows.detach(), takes_part, numbers)
+    y = _with_gradients(kernel, omega, rows, takes_part, numbers)
     if dim != x.ndim - 1:
         y = y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+def _with_gradients(
+    kernel: Kernel, omega: Regularizer, rows: Tensor, mask: Tensor | None, numbers: list[Any]
+) -> Tensor:
+    if torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in (rows, *numbers)
+    ):
+        y: Tensor = _Fused.apply(rows, mask, kernel, omega, *numbers)  # type: ignore[no-untyped-call]
+        return y
+    return _forward(kernel, rows.detach(), mask, numbers)[0]
+
+
+def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
+    """Π_Ω of rows as Ω sees them, with gradients."""
+    numbers = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    return _with_gradients(kernel, omega, x, mask, numbers)
 
 
 def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any:
@@ -160,7 +178,7 @@ class _Fused(torch.autograd.Function):
             gx, dtheta = differentiable(ctx.omega, y, part, v, numbers, wants[1:])
         else:
             gx, dtheta = compiled(ctx.kernel, y, part, v, numbers, wants[1:])
-        dgamma = None if x is None else _reduced(_along(gx, x, y) / -numbers[0], numbers[0])
+        dgamma = None if x is None else reduced(_along(gx, x, y) / -numbers[0], numbers[0])
         return gx, None, None, None, dgamma, *dtheta
 
 
@@ -173,7 +191,7 @@ def _along(gx: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return simplex.row_dot(gx.double(), x.double())  # neither may overflow
 
 
-def _reduced(t: Tensor, item: Tensor) -> Tensor:
+def reduced(t: Tensor, item: Tensor) -> Tensor:
     """One number per row, (*batch, 1), summed to the shape of the hyperparameter."""
     total = t.sum().view(item.shape) if item.numel() == 1 else t.sum_to_size(item.shape)
     return total.to(item.dtype)
@@ -193,7 +211,7 @@ def compiled(
         return gx, [None] * len(theta)
     shape = (*y.shape[:-1], 1)
     return gx, [
-        _reduced(t.view(shape), item) if want else None
+        reduced(t.view(shape), item) if want else None
         for t, item, want in zip(dtheta, numbers[1:], wants, strict=True)
     ]
 
@@ -223,7 +241,7 @@ def differentiable(
             u = omega.penalty.any_subgradient(y, part)
             found["lam"] = -simplex.row_dot(w, u)
     each = [
-        _reduced(t, item) if want and (t := found.get(name)) is not None else None
+        reduced(t, item) if want and (t := found.get(name)) is not None else None
         for name, item, want in zip(names, theta, wants, strict=True)
     ]
     return (w / gamma).to(dtype), each

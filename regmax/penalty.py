@@ -21,10 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import Kernel
-from .regularizer import Regularizer
+from .operators import Operand
+from .regularizer import Regularizer, show
 
 
-class Penalty(nn.Module, ABC):
+class Penalty(Operand, nn.Module, ABC):
     """R(y) = max_{u ∈ ∂R(0)} ⟨u, y⟩: convex, positively homogeneous, with fused groups.
 
     Rows are along the last dimension; ``mask`` is None or a bool tensor of y's shape (True = takes
@@ -147,10 +148,11 @@ class Penalized(Regularizer):
         u = on * (u - (on * u).sum(-1, keepdim=True) / on.sum(-1, keepdim=True))
         return self.penalty.average(z - self.lam * u, y.detach(), mask)
 
-    def extra_repr(self) -> str:
-        if type(self) is Penalized:
-            return f"{self.base!r}, {self.penalty!r}, {super().extra_repr()}"
-        return super().extra_repr()
+    def __repr__(self) -> str:
+        if type(self) is not Penalized:
+            return super().__repr__()
+        weight = "" if isinstance(self.lam, float) and self.lam == 1 else f"{show(self.lam)}*"
+        return f"{self.base!r} + {weight}{self.penalty!r}"
 
     @property
     def strong_convexity(self) -> float | Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -16,10 +16,11 @@ from . import transforms
 from .checks import hyperparameter
 from .errors import RegularizerError
 from .kernels import Kernel
+from .operators import Operand
 from .simplex import positive
 
 
-class Regularizer(nn.Module):
+class Regularizer(Operand, nn.Module):
     """A convex function Ω on the simplex Δ.
 
     Required: :meth:`value`. Optional, each a claim that the cross-check tests: :meth:`grad`,
@@ -53,8 +54,6 @@ class Regularizer(nn.Module):
     name: ClassVar[str] = ""
     mapping: ClassVar[str | tuple[str, ...]] = ()
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    hyperparameters: ClassVar[tuple[str, ...] | None] = None
-    ranges: ClassVar[dict[str, tuple[str, Callable[[Any], Any]]]] = {}
     permutation_invariant: ClassVar[bool] = False
     separable: ClassVar[bool | None] = None
     exact: bool = True
@@ -126,7 +125,7 @@ class Regularizer(nn.Module):
 
     def extra_repr(self) -> str:
         """``lam=0.1``: what the constructor needs to make this object again."""
-        return ", ".join(f"{k}={_show(getattr(self, k))}" for k in self.hyperparameters or ())
+        return ", ".join(f"{k}={show(getattr(self, k))}" for k in self.hyperparameters or ())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"
@@ -150,22 +149,32 @@ class Regularizer(nn.Module):
         """y as derivatives see it: positive, and as small as this Ω can take it."""
         return positive(y, self.smallest(torch.finfo(y.dtype).tiny))
 
+    # -- structure ---------------------------------------------------------------------------
+
+    def claims(self, method: str) -> bool:
+        """Whether this Ω makes the claim of an optional method itself, not by a default."""
+        return getattr(type(self), method) is not getattr(Regularizer, method)
+
+    def leaves(self) -> tuple[Regularizer, ...]:
+        """The regularizers that this one is an expression of (:mod:`regmax.algebra`)."""
+        return (self,)
+
     # -- hyperparameters ---------------------------------------------------------------------
 
     def tensors(self, fixed: bool = False) -> dict[str, Tensor]:
         """Every tensor inside Ω that requires grad (or any, if ``fixed``), by dotted name."""
         found: dict[str, Tensor] = {}
-        for prefix, module in self.named_modules():
+        for prefix, module in self.named_modules(remove_duplicate=False):
             own = {**vars(module), **module._parameters, **module._buffers}
             for key, item in own.items():
                 if isinstance(item, Tensor) and (fixed or item.requires_grad):
                     found[f"{prefix}.{key}" if prefix else key] = item
         return found
 
-    def declared(self) -> Iterator[tuple[str, str, Regularizer]]:
-        """(prefix, name, owner) of each declared hyperparameter, of nested Ω too."""
-        for prefix, module in self.named_modules():
-            if isinstance(module, Regularizer):
+    def declared(self) -> Iterator[tuple[str, str, Any]]:
+        """(prefix, name, owner) of each declared hyperparameter, of nested Ω and penalties too."""
+        for prefix, module in self.named_modules(remove_duplicate=False):
+            if isinstance(module, Operand):
                 for name in module.hyperparameters or ():
                     yield f"{prefix}." if prefix else "", name, module
 
@@ -188,18 +197,22 @@ class Regularizer(nn.Module):
 
     def per_row(self, name: str) -> Any:
         """The hyperparameter ``name`` shaped like a row's value: without its last dimension."""
-        item = getattr(self, name)
-        return item.squeeze(-1) if isinstance(item, Tensor) and item.ndim else item
+        return per_row(getattr(self, name))
 
 
-def parameters_of(cls: type[Regularizer]) -> dict[str, inspect.Parameter]:
+def per_row(item: Any) -> Any:
+    """A number for each row, without the last dimension, in which it has size 1."""
+    return item.squeeze(-1) if isinstance(item, Tensor) and item.ndim else item
+
+
+def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
     """What the constructor of ``cls`` takes, by name."""
     return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
 
 def overrides(omega: Regularizer, method: str) -> bool:
-    """Whether the class of ``omega`` makes this claim itself."""
-    return getattr(type(omega), method) is not getattr(Regularizer, method)
+    """Whether ``omega`` makes this claim itself."""
+    return omega.claims(method)
 
 
 class Definition(Regularizer):
@@ -295,11 +308,12 @@ def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
 
 
 @functools.singledispatch
-def _show(item: object) -> str:
+def show(item: object) -> str:
+    """A hyperparameter as it is printed."""
     return repr(item)
 
 
-@_show.register
+@show.register
 def _(item: Tensor) -> str:
     if item.numel() == 1:
         return f"{item.item():g}" if item.ndim == 0 else f"tensor({item.tolist()})"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import simplex
+from .algebra import unscaled
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from .fused import kernel_of, values
 from .optimality import Certificate, Problem
@@ -69,10 +70,6 @@ def travel(rows: Rows, settings: Settings) -> Road:
     """Find Π_Ω(x), without gradients."""
     with torch.no_grad():
         if settings.solver == "auto":
-            kernel = kernel_of(rows.omega, rows.x)
-            if kernel is not None:
-                y = values(kernel, rows.omega, rows.x, rows.gamma, rows.mask)
-                return Road(y, "closed form", f"{kernel.name} kernel of {_who(rows.omega)}")
             road = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
             if road is not None:
                 return road
@@ -86,6 +83,11 @@ def _who(omega: Regularizer) -> str:
 def _by_formula(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
 ) -> Road | None:
+    omega, gamma = unscaled(omega, gamma)
+    kernel = kernel_of(omega, x)
+    if kernel is not None:
+        y = values(kernel, omega, x, gamma, mask)
+        return Road(y, "closed form", f"{kernel.name} kernel of {_who(omega)}")
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return Road(y, "closed form", f"{_who(omega)} has one, in PyTorch")
@@ -96,7 +98,7 @@ def _by_formula(
         return Road(
             road.y,
             f"prox, then {road.path}",
-            f"{omega.base.name or type(omega.base).__name__} is permutation-invariant, so "
+            f"{omega.base.name or repr(omega.base)} is permutation-invariant, so "
             f"Π = Π_base ∘ γ prox({omega.penalty.name}); {road.why}",
             road.solved,
         )

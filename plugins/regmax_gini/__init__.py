@@ -34,6 +34,9 @@ class Gini(regmax.Regularizer):
     def curvature(self, y: Tensor) -> Diagonal:
         return Diagonal(torch.ones_like(y))
 
+    def smallest(self, tiny: float) -> float:
+        return tiny
+
     def reach(self) -> float:
         return 1.0
 

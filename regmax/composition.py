@@ -1,0 +1,87 @@
+"""Π_{base+λR} = Π_base ∘ prox_{γλR} with gradients, by the compiled code of both.
+
+The chain rule needs no more than the groups of s = prox_{γλR}(x): J = J_base · P, with P the
+averages over these, and ∂s/∂(γλ) = −P u, u ∈ ∂R(s) (Niculae & Blondel 2017, Prop. 3).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import fused
+from .algebra import unscaled, unweighted
+from .fused import kernel_of
+from .penalty import Penalized
+from .regularizer import Regularizer
+from .rows import Rows
+from .simplex import row_dot
+
+
+def argmax(rows: Rows) -> Tensor | None:
+    """Π_Ω(x), or None where Ω is no such composition, or its base has no kernel."""
+    omega = rows.omega
+    if not (isinstance(omega, Penalized) and composes(type(omega))):  # type: ignore[arg-type]
+        return None
+    if not omega.base.permutation_invariant or kernel_of(omega, rows.x) is not None:
+        return None
+    base, gamma = unscaled(omega.base, rows.gamma)
+    kernel = kernel_of(base, rows.x)
+    if kernel is None:
+        return None
+    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
+    held = Regularizer.tensors(penalty)  # type: ignore[arg-type]
+    if held:  # the penalty itself learns
+        return None
+    s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
+        rows.x, weight, rows.mask, omega, rows.gamma, penalty
+    )
+    return fused.apply(kernel, base, s, gamma, rows.mask)
+
+
+@functools.cache
+def composes(cls: type[Penalized]) -> bool:
+    """Whether Ω is base + λR as :class:`regmax.Penalized` writes it."""
+    return all(getattr(cls, name) is getattr(Penalized, name) for name in fused.REPLACED)
+
+
+def _double(item: Any) -> Any:
+    return item.double() if isinstance(item, Tensor) else item
+
+
+class _Prox(torch.autograd.Function):
+    """prox_{weight·R}(x), its maximum shifted to 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: float | Tensor,
+        mask: Tensor | None,
+        omega: Penalized,
+        gamma: float | Tensor,
+        penalty: Any,
+    ) -> Tensor:
+        s = omega.composed(x, gamma, mask)
+        ctx.penalty = penalty
+        ctx.number = weight if isinstance(weight, Tensor) else None
+        ctx.save_for_backward(s, mask)
+        return s
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        s, mask = ctx.saved_tensors
+        s = s.detach()
+        w = ctx.penalty.average(v, s, mask)
+        if mask is not None:
+            w = torch.where(mask, w, 0)
+        along = None
+        if ctx.needs_input_grad[1]:
+            u = ctx.penalty.any_subgradient(s, mask)
+            # 0 where the row's maximum is: w adds up to 0 but for rounding
+            u = u - u.gather(-1, s.argmax(-1, keepdim=True))
+            along = fused.reduced(-row_dot(w.double(), u.double()), ctx.number)
+        return w, along, None, None, None, None
