@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from . import checks, operators
 from .curvature import Curvature
 from .penalty import Penalized, Penalty
-from .regularizer import Regularizer, per_row, show
+from .regularizer import Regularizer, common_entries, per_row, show
 
 _BEFORE = ("value", "masked_value", "grad", "curvature", "composed")
 
@@ -47,6 +47,10 @@ class Scaled(Regularizer):
     @property
     def separable(self) -> bool | None:  # type: ignore[override]
         return self.base.separable
+
+    @property
+    def entries(self) -> int | None:  # type: ignore[override]
+        return self.base.entries
 
     def value(self, y: Tensor) -> Tensor:
         scaled: Tensor = self.per_row("c") * self.base.value(y)
@@ -118,6 +122,10 @@ class Sum(Regularizer):
         return all(term.permutation_invariant for term in self._each())
 
     @property
+    def entries(self) -> int | None:  # type: ignore[override]
+        return common_entries(*self._each())
+
+    @property
     def separable(self) -> bool | None:  # type: ignore[override]
         return True if all(term.separable for term in self._each()) else None
 
@@ -179,6 +187,10 @@ class ScaledPenalty(Penalty):
     def name(self) -> str:  # type: ignore[override]
         return self.penalty.name
 
+    @property
+    def entries(self) -> int | None:  # type: ignore[override]
+        return self.penalty.entries
+
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         scaled: Tensor = per_row(self.lam) * self.penalty.value(y, mask)
         return scaled
@@ -211,10 +223,9 @@ class ScaledPenalty(Penalty):
 
 
 def _larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        like = a if isinstance(a, Tensor) else b
-        return torch.maximum(*(torch.as_tensor(t).to(like) for t in (a, b)))
-    return max(a, b)
+    if isinstance(a, Tensor):
+        return torch.maximum(a, torch.as_tensor(b, dtype=a.dtype, device=a.device))
+    return _larger(b, a) if isinstance(b, Tensor) else max(a, b)
 
 
 # -- what the operators make ---------------------------------------------------------------------

@@ -33,6 +33,15 @@ def scores(x: Any, dim: Any) -> tuple[Tensor, int]:
     return x, dim % x.ndim
 
 
+def entries(x: Tensor, dim: int, wanted: int | None, who: Any) -> None:
+    """Refuse rows of another number of entries than ``wanted``, which ``who`` is made for."""
+    if wanted is not None and x.shape[dim] != wanted:
+        raise ValueError(
+            f"x must have {wanted} entries along dim={dim}, as {who!r} is made for; got "
+            f"{x.shape[dim]}, shape {tuple(x.shape)}"
+        )
+
+
 def mask(mask: Any, x: Tensor) -> Tensor | None:
     """``mask`` expanded to the shape of ``x``."""
     if mask is None:

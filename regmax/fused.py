@@ -66,6 +66,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     if transforms.watched((x, *given, *factors)):
         return None
     x, dim = checks.scores(x, dim)
+    checks.entries(x, dim, omega.entries, omega)
     takes_part = checks.mask(mask, x)
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in

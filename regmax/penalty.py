@@ -22,17 +22,19 @@ from torch import Tensor, nn
 
 from .kernels import Kernel
 from .operators import Operand
-from .regularizer import Regularizer, show
+from .regularizer import Regularizer, common_entries, show
 
 
 class Penalty(Operand, nn.Module, ABC):
     """R(y) = max_{u ∈ ∂R(0)} ⟨u, y⟩: convex, positively homogeneous, with fused groups.
 
     Rows are along the last dimension; ``mask`` is None or a bool tensor of y's shape (True = takes
-    part): a masked row behaves as the shorter row of its participants.
+    part): a masked row behaves as the shorter row of its participants. ``entries``: how many a row
+    must have, where R is made for one number (the nodes of a graph); None: any.
     """
 
     name: ClassVar[str] = ""
+    entries: int | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Penalty:
         """Ready the nn.Module, so that an ``__init__`` need not call super()."""
@@ -108,6 +110,10 @@ class Penalized(Regularizer):
 
     def __init__(self, base: Regularizer, penalty: Penalty, lam: float | Tensor) -> None:
         self.base, self.penalty, self.lam = base, penalty, self.checked("lam", lam)
+
+    @property
+    def entries(self) -> int | None:  # type: ignore[override]
+        return common_entries(self.base, self.penalty)
 
     def value(self, y: Tensor) -> Tensor:
         return self.masked_value(y, None)

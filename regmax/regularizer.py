@@ -45,6 +45,7 @@ class Regularizer(Operand, nn.Module):
         sets ``self.alpha = self.checked("alpha", alpha)`` checks it at once.
     permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
     separable: whether Ω(y) = Σ g_i(y_i); None lets regmax find out.
+    entries: how many entries a row must have, where Ω is made for one number; None: any.
     exact: False for a mapping that only approximates the argmax of its Ω; it then differentiates
         its own closed form.
     arguments: the names of the constructor's arguments, filled in. Where each is an attribute too,
@@ -57,6 +58,7 @@ class Regularizer(Operand, nn.Module):
     permutation_invariant: ClassVar[bool] = False
     separable: ClassVar[bool | None] = None
     exact: bool = True
+    entries: int | None = None
     arguments: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -203,6 +205,18 @@ class Regularizer(Operand, nn.Module):
 def per_row(item: Any) -> Any:
     """A number for each row, without the last dimension, in which it has size 1."""
     return item.squeeze(-1) if isinstance(item, Tensor) and item.ndim else item
+
+
+def common_entries(*parts: Any) -> int | None:
+    """The number of entries that all parts of an Ω are made for; None: any."""
+    found = [part for part in parts if part.entries is not None]
+    for part in found[1:]:
+        if part.entries != found[0].entries:
+            raise ValueError(
+                f"{found[0]!r} is made for rows of {found[0].entries} entries, and {part!r} for "
+                f"rows of {part.entries}: they have no sum"
+            )
+    return found[0].entries if found else None
 
 
 def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:

@@ -101,6 +101,7 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
             "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
         )
     x, dim = checks.scores(x, dim)
+    checks.entries(x, dim, omega.entries, omega)
     takes_part = checks.mask(mask, x)
     dtype = x.dtype
     rows = x.to(torch.float32 if dtype in HALF else dtype)

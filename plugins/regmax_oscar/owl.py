@@ -6,11 +6,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 import regmax
+from regmax import transforms
 
 from .isotonic import isotonic_decreasing
 
@@ -96,20 +98,23 @@ class Ordered(regmax.Penalty):
 class OWL(Ordered):
     """R(y) = Σ_k w_k y_[k] for weights w_1 ≥ … ≥ w_d of any sign (``weights``).
 
-    ``weights``: d numbers, or a floating tensor of shape (d,), which gets its gradient if it
-    requires one. Rows must have d entries. Of a masked row with m participants the first m weights
-    count, as masked entries are 0 and so the last. Raises ValueError where weights increase, at
-    every call where that costs no synchronisation. Source: Zeng & Figueiredo (2014).
+    ``weights``: d numbers, or a floating tensor of shape (d,), a hyperparameter, which gets its
+    gradient if it requires one. Rows must have d entries. Of a masked row with m participants the
+    first m weights count, as masked entries are 0 and so the last. Raises ValueError where weights
+    increase, at every call where that costs no synchronisation. Source: Zeng & Figueiredo (2014).
     """
 
     name = "owl"
 
     def __init__(self, weights: Tensor | Sequence[float]) -> None:
-        self.weights = _checked(weights)
+        checked = _checked(weights)
+        self.entries = len(checked)
+        self.weights = checked if isinstance(weights, Tensor) else tuple(checked.tolist())
+        # numbers stay numbers: no tensor that could learn
+        self._numbers: tuple[Tensor, ...] = () if isinstance(weights, Tensor) else (checked,)
 
-    @property
-    def entries(self) -> int:
-        return int(self.weights.shape[0])
+    def _w(self) -> Tensor:
+        return self.weights if isinstance(self.weights, Tensor) else self._numbers[0]
 
     def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
         if y.shape[-1] != self.entries:
@@ -117,31 +122,41 @@ class OWL(Ordered):
                 f"weights must be one for each entry of a row: there are {self.entries}, and rows "
                 f"have {y.shape[-1]} entries"
             )
-        weights = self.weights.to(y).expand_as(y)
+        weights = self._w().to(y).expand_as(y)
         return weights if mask is None else torch.where(participating(mask), weights, 0)
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
-        w = self.weights.detach()
+        w = self._w().detach()
         spread: float | Tensor = step * (w[0] - w[-1])
         return spread
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.weights.device.type == "cpu":
-            _refuse_increasing(self.weights)
+        _refuse_increasing(self._w())
         return super().prox(v, step, mask)
+
+    def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Ties whose weights differ: R is smooth where equal entries have equal weights."""
+        ordered, order = low_when_masked(z, mask).sort(-1, descending=True)
+        rank = torch.arange(z.shape[-1], device=z.device).expand_as(order)
+        tied = ordered[..., 1:] == ordered[..., :-1]
+        first = torch.where(pad(tied, (1, 0)), 0, rank).cummax(-1).values
+        last = torch.where(pad(tied, (0, 1)), z.shape[-1] - 1, rank).flip(-1).cummin(-1).values
+        weights = self.ranked(z, mask).detach()
+        apart = weights.gather(-1, first) != weights.gather(-1, last.flip(-1))
+        return torch.zeros_like(order).scatter(-1, order, torch.where(apart, first, rank))
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
-        w = self.weights.detach().double().tolist()
+        w = self._w().detach().double().tolist()
         total = w[-1] * cvxpy.sum(y)
         for k in range(1, len(w)):
             total += (w[k - 1] - w[k]) * cvxpy.sum_largest(y, k)
         return total
 
     def extra_repr(self) -> str:
-        w = self.weights
-        return f"weights={w.tolist()}" if len(w) <= 4 else f"weights=tensor(shape={tuple(w.shape)})"
+        w = self._w()
+        return f"weights={w.tolist()}" if len(w) <= 4 else f"weights=<{len(w)} numbers>"
 
 
 class CliqueTV(Ordered):
@@ -163,7 +178,6 @@ class CliqueTV(Ordered):
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
-        import numpy as np
 
         i, j = np.triu_indices(y.size, 1)
         return cvxpy.norm1(y[i] - y[j]) if len(i) else cvxpy.Constant(0.0)
@@ -195,7 +209,8 @@ def _checked(weights: Any) -> Tensor:
     accepted = "numbers w_1 >= w_2 >= … >= w_d, a sequence or a floating tensor of shape (d,)"
     if not isinstance(weights, Tensor):
         try:
-            weights = torch.tensor([float(w) for w in weights], dtype=torch.float64)
+            # torch.tensor would belong to the transform that looks on, if one does
+            weights = torch.from_numpy(np.array([float(w) for w in weights]))
         except (TypeError, ValueError):
             raise TypeError(f"weights must be {accepted}; got {weights!r}") from None
     if not weights.dtype.is_floating_point:
@@ -207,6 +222,8 @@ def _checked(weights: Any) -> Tensor:
 
 
 def _refuse_increasing(weights: Tensor) -> None:
+    if not transforms.may_look(weights):
+        return
     w = weights.detach()
     if not bool(torch.isfinite(w).all()):
         k = int((~torch.isfinite(w)).nonzero()[0])

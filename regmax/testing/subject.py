@@ -74,7 +74,9 @@ class Subject:
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The row sizes that Ω accepts: all, unless tensors inside it fix one."""
+        """The row sizes that Ω accepts: all, unless it says which, or tensors inside it fix one."""
+        if self.omega.entries is not None:
+            return (self.omega.entries,)
         if all(self._accepts(d) for d in SIZES):
             return SIZES
         inside = {n for t in self.omega.tensors(fixed=True).values() for n in t.shape}

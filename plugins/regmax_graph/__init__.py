@@ -1,0 +1,168 @@
+"""Total variation over graphs: any list of weighted edges, and the grid of an image (TVmax)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regmax
+
+from .arguments import Pairs, checked_edges, checked_shape, checked_weights, grid, refuse_negative
+from .graph import Graph, compiled
+
+__all__ = ["GraphTV", "GridTV", "compiled"]
+
+
+class GraphTV(regmax.Penalty):
+    """R(y) = Σ_{(i,j) ∈ E} w_ij |y_i − y_j| for the edges of a graph on the entries of a row.
+
+    R(y) = max ⟨Dᵀt, y⟩ over |t_e| ≤ w_e, with (Dy)_e = y_i − y_j: so ∂R(y) = {Dᵀt} with
+    t_e = w_e·sign(y_i − y_j) where that is not 0, and t_e in [−w_e, w_e] where it is. Groups are
+    the connected parts of equal entries.
+
+    edges: pairs (i, j) of entries, i ≠ j, a sequence or an integer tensor (m, 2). Edges given twice
+        add up.
+    weights: m numbers ≥ 0, or a floating tensor (m,), a hyperparameter, which gets its gradient if
+        it requires one; 1 unless given. An edge of weight 0 is none.
+    nodes: d, the number of entries of a row; unless given, up to the largest that an edge names.
+
+    An edge with a masked end is absent. The prox is exact, in float64 whatever the dtype, by
+    minimum cuts (Hochbaum 2001; Chambolle & Darbon 2009, §3), on the CPU: tensors of other devices
+    go there and come back. Raises TypeError or ValueError where edges, weights or rows do not fit.
+    """
+
+    name = "graph_tv"
+
+    def __init__(
+        self,
+        edges: Tensor | Pairs | Sequence[tuple[int, int]],
+        weights: Tensor | Sequence[float] | None = None,
+        nodes: int | None = None,
+    ) -> None:
+        d, pairs = checked_edges(edges, nodes)
+        self.graph, self.entries = Graph(d, pairs), d
+        checked = checked_weights(weights, self.graph.m)
+        self.weights = checked if isinstance(weights, Tensor) else None
+        # numbers stay numbers: no tensor that could learn
+        self._numbers: tuple[Tensor, ...] = () if isinstance(weights, Tensor) else (checked,)
+
+    def _w(self) -> Tensor:
+        return self._numbers[0] if self.weights is None else self.weights
+
+    def _jumps(self, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """tails, heads, w_e and y_i − y_j, 0 where an end is masked."""
+        self.graph.check(y)
+        tails, heads = self.graph.on(y.device)
+        jumps = y[..., tails] - y[..., heads]
+        if mask is not None:
+            jumps = torch.where(mask[..., tails] & mask[..., heads], jumps, 0)
+        return tails, heads, self._w().to(y), jumps
+
+    def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        *_, weights, jumps = self._jumps(y, mask)
+        return (weights * jumps.abs()).sum(-1)
+
+    def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Dᵀt, t = w·sign(Dy): differentiable in the weights."""
+        tails, heads, weights, jumps = self._jumps(y, mask)
+        t = weights * jumps.sign()
+        zero = torch.zeros_like(y)
+        return zero.index_add(-1, tails, t) - zero.index_add(-1, heads, t)
+
+    def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        refuse_negative(self._w())
+        return self.graph.prox(v, step, self._w(), mask)
+
+    def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        ids: Tensor = _Groups.apply(z, mask, self._w().detach(), self.graph)  # type: ignore[no-untyped-call]
+        return ids
+
+    def subgradient(
+        self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """The element nearest to ``near``: a sum over edges, each within its bounds."""
+        return self.graph.subgradient(y, near, step, self._w(), mask)
+
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        """{prox > t} depends on v_i < t only through min(t − v_i, step·Σ_j w_ij), and the maximum
+        of the prox is at most the largest of these below that of v."""
+        w = self._w().detach()
+        tails, heads = self.graph.on(w.device)
+        degree = w.new_zeros(d).index_add(0, tails, w).index_add(0, heads, w)
+        most: float | Tensor = step * degree.max()
+        return most
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        if not self.graph.m:
+            return cvxpy.Constant(0.0)
+        tails, heads = self.graph.ends
+        weights = self._w().detach().double().cpu().numpy()
+        return cvxpy.sum(cvxpy.multiply(weights, cvxpy.abs(y[tails] - y[heads])))
+
+    def extra_repr(self) -> str:
+        return f"{self.graph.m} edges, nodes={self.graph.d}"
+
+
+class GridTV(GraphTV):
+    """R(y) = Σ |y_i − y_j| over neighbours in a grid of h × w, row-major: d = h·w entries.
+
+    ``shape``: (h, w); each entry has up to four neighbours. With the Gini entropy Π_Ω is TVmax
+    (Martins et al. 2020, "Sparse and structured visual attention"). The rest is as in ``graph_tv``.
+    """
+
+    name = "grid_tv"
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = checked_shape(shape)
+        super().__init__(grid(*self.shape), nodes=self.shape[0] * self.shape[1])
+
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}"
+
+
+class _Groups(torch.autograd.Function):
+    """``Graph.groups`` under the transforms of torch.func: rows are independent."""
+
+    @staticmethod
+    def forward(z: Tensor, mask: Tensor | None, weights: Tensor, graph: Graph) -> Tensor:
+        return graph.groups(z, weights, mask)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        z: Tensor,
+        mask: Tensor | None,
+        weights: Tensor,
+        graph: Graph,
+    ) -> tuple[Tensor, int]:
+        def front(t: Tensor, dim: int | None) -> Tensor:
+            t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+            return t.expand(info.batch_size, *t.shape[1:])
+
+        z = front(z, in_dims[0])
+        mask = None if mask is None else front(mask, in_dims[1]).expand(z.shape)
+        if in_dims[2] is None:
+            ids: Tensor = _Groups.apply(z, mask, weights, graph)  # type: ignore[no-untyped-call]
+            return ids, 0
+        each = [
+            _Groups.apply(  # type: ignore[no-untyped-call]
+                z[i], None if mask is None else mask[i], weights.select(in_dims[2], i), graph
+            )
+            for i in range(info.batch_size)
+        ]
+        return torch.stack(each), 0
+
+
+@regmax.hookimpl
+def regmax_penalties() -> list[type[regmax.Penalty]]:
+    return [GraphTV, GridTV]

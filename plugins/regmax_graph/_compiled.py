@@ -1,0 +1,79 @@
+"""The rows as a C function that any number of threads may run (:mod:`regmax.kernels.threads`)."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from numba import carray, njit, types
+
+from regmax.kernels import memory
+from regmax.kernels.compiling import compile_cached
+from regmax.kernels.threads import ROWS, STEP, over_rows
+
+from ._rows import do_rows, scratch
+
+_ASKED, _NODES, _EDGES, _MASKED, _ARRAYS = 4, 5, 6, 7, 8
+"""Where a job holds these, after what :func:`over_rows` reads; addresses follow."""
+WORK = 32
+"""A node or edge costs about as much as this many entries of an ordinary row."""
+
+
+@njit
+def _reals(job: Any, k: int, shape: Any) -> Any:
+    return carray(memory.doubles(job[_ARRAYS + k]), shape)
+
+
+@njit
+def _whole(job: Any, k: int, shape: Any) -> Any:
+    return carray(memory.pointer(job[_ARRAYS + k], 0, job), shape)
+
+
+def _task(job: Any) -> None:
+    count, d, m = job[ROWS], job[_NODES], job[_EDGES]
+    s = scratch(d, m)
+    v, near, step = _reals(job, 0, (count, d)), _reals(job, 1, (count, d)), _reals(job, 2, count)
+    mask = carray(memory.octets(job[_ARRAYS + 3]), (count, d))
+    weights = _reals(job, 4, m)
+    ends = (_whole(job, 5, m), _whole(job, 6, m))
+    arcs = (_whole(job, 7, d + 1), _whole(job, 8, 2 * m), _whole(job, 9, 2 * m))
+    way = _reals(job, 10, 2 * m)
+    out, ids = _reals(job, 11, (count, d)), _whole(job, 12, (count, d))
+    while True:
+        first = memory.fetch_add(job, job[STEP])
+        last = min(first + job[STEP], count)
+        if first >= last:
+            return
+        do_rows(
+            job[_ASKED],
+            (first, last),
+            v,
+            near,
+            step,
+            mask,
+            job[_MASKED] != 0,
+            weights,
+            ends,
+            arcs,
+            way,
+            out,
+            ids,
+            s,
+        )
+
+
+@cache
+def _compiled() -> tuple[Any, int, Any]:
+    compiled = compile_cached(_task, types.void(types.CPointer(types.int64)))
+    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(compiled.address), compiled.address, compiled
+
+
+def run(asked: int, masked: bool, shape: tuple[int, int, int], arrays: tuple[Any, ...]) -> None:
+    """``do_rows`` for all rows: ``shape`` is their number, d and m; ``arrays`` are numpy's, those
+    that :func:`_task` reads, in its order."""
+    count, d, m = shape
+    numbers = [0, count, 0, WORK * (d + m), asked, d, m, int(masked)]
+    numbers += [array.ctypes.data for array in arrays]
+    task, code, _ = _compiled()
+    over_rows(task, code, (ctypes.c_int64 * len(numbers))(*numbers))

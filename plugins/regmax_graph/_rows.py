@@ -1,0 +1,57 @@
+"""A task of many rows: what is asked of each, and the memory that it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ._jit import njit
+from ._split import groups_row, prox_row, subgradient_row
+
+PROX, SUBGRADIENT, GROUPS = 0, 1, 2
+
+
+@njit
+def scratch(d: int, m: int) -> Any:
+    """What the functions of a row write to, for d nodes and m edges."""
+    return (
+        np.empty((2, d), np.float64),
+        np.empty((3, m), np.float64),
+        np.empty((4, 2 * d + 2), np.float64),
+        np.empty((10, d), np.int64),
+        np.empty(2 * d + 2, np.int64),
+    )
+
+
+@njit
+def do_rows(
+    asked: int,
+    rows: Any,
+    v: Any,
+    near: Any,
+    step: Any,
+    mask: Any,
+    masked: bool,
+    weights: Any,
+    ends: Any,
+    arcs: Any,
+    way: Any,
+    out: Any,
+    ids: Any,
+    s: Any,
+) -> None:
+    """out[r] or ids[r] for the rows first … last − 1, of which ``rows`` is the pair.
+
+    v, near, mask, out and ids are (R, d), step (R,); what is not asked for is not looked at.
+    """
+    label = s[3][9]
+    for r in range(rows[0], rows[1]):
+        for i in range(v.shape[1]):
+            label[i] = -1 if masked and mask[r, i] == 0 else 0
+        if asked == PROX:
+            prox_row(v[r], step[r], weights, ends, arcs, way, label, out[r], s)
+        elif asked == SUBGRADIENT:
+            subgradient_row(v[r], near[r], step[r], weights, ends, arcs, way, label, out[r], s)
+        else:
+            groups_row(v[r], weights, arcs, label, ids[r], s[3][0])

@@ -1,0 +1,100 @@
+"""The arguments of the penalties of graphs: every message names what came and what is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regmax import transforms
+
+Pairs = NDArray[np.int64]
+EDGES = "pairs (i, j) of entries, i != j >= 0: a sequence of pairs or an integer tensor (m, 2)"
+WEIGHTS = "numbers >= 0, one for each edge: a sequence or a floating tensor (m,)"
+
+
+def checked_edges(edges: Any, nodes: Any) -> tuple[int, Pairs]:
+    """The number of nodes, and the edges (m, 2)."""
+    try:
+        if isinstance(edges, Tensor):
+            given = edges.detach().cpu().numpy()
+        else:
+            given = np.array([tuple(pair) for pair in edges])
+            given = given if given.size else np.empty((0, 2), np.int64)
+    except (TypeError, ValueError):
+        raise TypeError(f"edges must be {EDGES}; got {edges!r}") from None
+    if given.dtype.kind not in "iu":
+        raise TypeError(f"edges must be {EDGES}; got {given.dtype}")
+    if given.ndim != 2 or given.shape[1] != 2:
+        raise ValueError(f"edges must be {EDGES}; got shape {given.shape}")
+    edges = given.astype(np.int64)
+    wrong = (edges < 0).any(1) | (edges[:, 0] == edges[:, 1])
+    if wrong.any():
+        k = int(wrong.argmax())
+        raise ValueError(f"edges must be {EDGES}; got {tuple(edges[k].tolist())} at index {k}")
+    least = int(edges.max()) + 1 if len(edges) else 0
+    if nodes is None:
+        if not len(edges):
+            raise ValueError("nodes must be given where there are no edges: the entries of a row")
+        return least, edges
+    if isinstance(nodes, bool) or not isinstance(nodes, int):
+        raise TypeError(f"nodes must be an int or None; got {nodes!r}")
+    if nodes < max(least, 1):
+        raise ValueError(
+            f"nodes must be >= {max(least, 1)}, as edges name entries below {least}; got {nodes}"
+        )
+    return nodes, edges
+
+
+def checked_weights(weights: Any, m: int) -> Tensor:
+    """A floating tensor (m,), the one that came if it is one."""
+    if weights is None:
+        weights = [1.0] * m
+    if not isinstance(weights, Tensor):
+        try:
+            # torch.tensor would belong to the transform that looks on, if one does
+            weights = torch.from_numpy(np.array([float(w) for w in weights], np.float64))
+        except (TypeError, ValueError):
+            raise TypeError(f"weights must be {WEIGHTS}; got {weights!r}") from None
+    if not weights.dtype.is_floating_point:
+        raise TypeError(f"weights must be {WEIGHTS}; got {weights.dtype}")
+    if weights.shape != (m,):
+        raise ValueError(
+            f"weights must be {WEIGHTS}; got shape {tuple(weights.shape)} for {m} edges"
+        )
+    refuse_negative(weights)
+    return weights
+
+
+def refuse_negative(weights: Tensor) -> None:
+    """Weights that learn may leave their range; looked at where it costs no synchronisation."""
+    if not transforms.may_look(weights):
+        return
+    w = weights.detach()
+    wrong = ~((w >= 0) & torch.isfinite(w))
+    if bool(wrong.any()):
+        k = int(wrong.nonzero()[0])
+        raise ValueError(f"weights must be finite and >= 0; got {w[k].item():g} at index {k}")
+
+
+def checked_shape(shape: Any) -> tuple[int, int]:
+    """(h, w), two positive ints."""
+    accepted = "(h, w), two ints >= 1"
+    if not isinstance(shape, tuple | list | torch.Size) or len(shape) != 2:
+        raise TypeError(f"shape must be {accepted}; got {shape!r}")
+    if any(isinstance(n, bool) or not isinstance(n, int) for n in shape):
+        raise TypeError(f"shape must be {accepted}; got {shape!r}")
+    if min(shape) < 1:
+        raise ValueError(f"shape must be {accepted}; got {tuple(shape)}")
+    return int(shape[0]), int(shape[1])
+
+
+def grid(h: int, w: int) -> Pairs:
+    """The edges between neighbours of a grid, (m, 2), entries numbered row by row."""
+    at = np.arange(h * w).reshape(h, w)
+    across = np.stack([at[:, :-1].ravel(), at[:, 1:].ravel()], 1)
+    down = np.stack([at[:-1].ravel(), at[1:].ravel()], 1)
+    return np.concatenate([across, down])

@@ -1,0 +1,153 @@
+"""A graph with weighted edges, and the rows of a tensor on it.
+
+Everything is computed in float64 on the CPU, compiled with numba; without numba (``pip install
+'regmax[fast]'``) the same functions run as they are, some hundred times slower. Tensors of other
+devices come to the CPU and go back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ._rows import GROUPS, PROX, SUBGRADIENT, do_rows, scratch
+
+__all__ = ["Graph", "compiled"]
+
+
+@cache
+def _run() -> Callable[..., None] | None:
+    try:
+        from ._compiled import run
+    except ImportError:
+        return None
+    return run
+
+
+def compiled() -> bool:
+    """Whether the functions are compiled."""
+    return _run() is not None
+
+
+class Graph:
+    """d nodes and edges (tail, head), from an array (m, 2)."""
+
+    def __init__(self, d: int, pairs: NDArray[np.int64]) -> None:
+        m = len(pairs)
+        self.d, self.m = d, m
+        tails, heads = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+        self.ends = tails, heads
+        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        # arcs by the node that they leave: first all from tails, then all from heads
+        leaves = np.concatenate([tails, heads])
+        order = np.argsort(leaves, kind="stable")
+        start = np.concatenate([[0], np.cumsum(np.bincount(leaves, minlength=d))]).astype(np.int64)
+        to = np.concatenate([heads, tails])[order]
+        self.arcs = start, to, np.ascontiguousarray(order % max(m, 1))
+        self.way = np.where(order < m, 1.0, -1.0)
+
+    def check(self, y: Tensor) -> None:
+        """ValueError unless rows have d entries."""
+        if y.shape[-1] != self.d:
+            raise ValueError(
+                f"the graph has {self.d} nodes, one for each entry of a row; rows have "
+                f"{y.shape[-1]} entries"
+            )
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Tails and heads as tensors of a device."""
+        found = self._on.get(device)
+        if found is None:
+            with torch.inference_mode(False):
+                tails, heads = (torch.from_numpy(ends).to(device) for ends in self.ends)
+            found = self._on[device] = (tails, heads)
+        return found
+
+    def prox(self, v: Tensor, step: float | Tensor, weights: Tensor, mask: Tensor | None) -> Tensor:
+        """argmin_z ½‖z − v‖² + step·Σ_e w_e |z_i − z_j| over the participants, 0 elsewhere.
+
+        v (*batch, d) of any floating dtype, step ≥ 0 a number or broadcastable to (*batch, 1),
+        weights (m,), mask bool of v's shape. Equal members of a group are equal to the bit. A row
+        with a NaN or infinite participant, or a step that is NaN or below 0, is NaN there.
+        """
+        return self._on_rows(PROX, v, None, step, weights, mask)
+
+    def subgradient(
+        self, y: Tensor, near: Tensor, step: float | Tensor, weights: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The element of step·∂R(y) nearest to ``near``, R = Σ_e w_e |y_i − y_j|; as ``prox``."""
+        return self._on_rows(SUBGRADIENT, y, near, step, weights, mask)
+
+    def groups(self, z: Tensor, weights: Tensor, mask: Tensor | None) -> Tensor:
+        """The lowest node that each is joined to by edges of positive weight between equals."""
+        return self._on_rows(GROUPS, z, None, 0.0, weights, mask)
+
+    def _on_rows(
+        self,
+        asked: int,
+        v: Tensor,
+        near: Tensor | None,
+        step: float | Tensor,
+        weights: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        self.check(v)
+        batch, d = v.shape[:-1], v.shape[-1]
+        count = batch.numel()
+        steps = torch.as_tensor(step, dtype=torch.float64).detach().cpu()
+        x = _rows(v, count, d)
+        on = np.empty((0, 0), np.uint8) if mask is None else _rows(mask, count, d, torch.uint8)
+        wanted = asked == GROUPS
+        out = np.empty((0 if wanted else count, d))
+        ids = np.empty((count if wanted else 0, d), np.int64)
+        arrays = (
+            x,
+            np.empty((0, d)) if near is None else _rows(near.expand_as(v), count, d),
+            np.ascontiguousarray(steps.expand(*batch, 1).reshape(count).numpy()),
+            on,
+            np.ascontiguousarray(weights.detach().to("cpu", torch.float64).numpy()),
+            *self.ends,
+            *self.arcs,
+            self.way,
+            out,
+            ids,
+        )
+        run = _run() or _uncompiled
+        run(asked, mask is not None, (count, d, self.m), arrays)
+        found = torch.from_numpy(ids if wanted else out).reshape(v.shape)
+        return found.to(v.device) if wanted else found.to(v)
+
+
+def _rows(t: Tensor, count: int, d: int, dtype: torch.dtype = torch.float64) -> Any:
+    return np.ascontiguousarray(t.detach().to("cpu", dtype).reshape(count, d).numpy())
+
+
+def _uncompiled(
+    asked: int, masked: bool, shape: tuple[int, int, int], arrays: tuple[Any, ...]
+) -> None:
+    count, d, m = shape
+    v, near, step, on, weights, tails, heads, *arcs, way, out, ids = arrays
+    s = scratch(d, m)
+    with np.errstate(all="ignore"):
+        do_rows(
+            asked,
+            (0, count),
+            v,
+            near,
+            step,
+            on,
+            masked,
+            weights,
+            (tails, heads),
+            tuple(arcs),
+            way,
+            out,
+            ids,
+            s,
+        )
