@@ -93,7 +93,7 @@ class BinaryEntropy(Atom):
         return self.weight * (torch.xlogy(y, y) + torch.xlogy(1 - y, 1 - y)).sum(-1)
 
     def slope(self, y):
-        return self.w * (np.log(y) - np.log1p(-np.minimum(y, 1 - y.dtype.type(1e-19))))
+        return self.w * (np.log(y) - np.log(np.maximum(1 - y, 1e-19)))
 
     def bend(self, y):
         y = y.astype(np.float64)

@@ -14,7 +14,7 @@ from .promise import Case, Kind, Skipped
 from .search import report, smallest_broken
 from .subject import Subject
 
-Waivers = Mapping[str, str] | Callable[[Regularizer], Mapping[str, str]]
+Waivers = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 
 
 KINDS: dict[str, Kind] = {
@@ -95,7 +95,7 @@ def check_regularizer(omega: Regularizer, expected_failures: Waivers | None = No
     must fail. A check that needs a package that is not installed does not count.
     """
     checks = checks_for(omega)
-    waived = _waivers(expected_failures, omega, [check.name for check in checks])
+    waived = waivers(expected_failures, omega, [check.name for check in checks])
     failures: list[str] = []
     ground: list[str] = []
     left_out = 0
@@ -151,7 +151,7 @@ def parametrize_with_checks(
     for omega, subject, some in zip(omegas, subjects, kinds, strict=True):
         per_omega = callable(expected_failures)
         names = [kind.name for kind in some] if per_omega else everywhere
-        waived = _waivers(expected_failures, omega, names)
+        waived = waivers(expected_failures, omega, names)
         label = next(
             name
             for k in range(1, len(omegas) + 2)
@@ -182,20 +182,20 @@ def parametrize_with_checks(
     return decorate
 
 
-def _waivers(given: Waivers | None, omega: Regularizer, names: list[str]) -> dict[str, str]:
+def waivers(given: Waivers | None, subject: object, names: list[str]) -> dict[str, str]:
     """{check: reason}, refused where a check is not known or a reason is missing."""
-    waived = given(omega) if callable(given) else given
+    waived = given(subject) if callable(given) else given
     if waived is None:
         return {}
     if not isinstance(waived, Mapping):
         raise TypeError(
-            f"expected_failures must be {{check name: reason}}, or a function from Ω to that; "
+            f"expected_failures must be {{check name: reason}}, or a function to that; "
             f"got {waived!r}"
         )
     for name, reason in waived.items():
         if name not in names:
             raise ValueError(
-                f"expected_failures names {name!r}, which is no check of {omega!r}; "
+                f"expected_failures names {name!r}, which is no check of {subject!r}; "
                 f"accepted: {', '.join(sorted(set(names)))}"
             )
         if not isinstance(reason, str) or not reason.strip():

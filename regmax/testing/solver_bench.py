@@ -1,0 +1,164 @@
+"""What a solver is tried on: the problems that it suits, and rows of scores."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layer import RegularizedMax
+from ..optimality import Problem
+from ..regularizer import Definition, Regularizer
+from ..solution import Solution
+from ..solvers import Solver
+from .inputs import normal
+from .known import Known, known_problems
+from .promise import Broken, show
+
+TOL = 1e-8
+MAX_ITER = 2000
+
+
+class Overrun(Exception):
+    """A solver evaluates Ω without end."""
+
+
+class Counted(Definition):
+    """Ω that refuses to be evaluated more than ``limit`` times."""
+
+    def __init__(self, omega: Regularizer, limit: int) -> None:
+        super().__init__(omega)
+        self.left = [limit]
+
+    def value(self, y: Tensor) -> Tensor:
+        self.left[0] -= 1
+        if self.left[0] < 0:
+            raise Overrun
+        return super().value(y)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Rows of scores for one problem of the table."""
+
+    known: Known
+    z: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def on(self) -> Tensor:
+        return torch.ones_like(self.z, dtype=torch.bool) if self.mask is None else self.mask
+
+    @functools.cached_property
+    def answer(self) -> Tensor:
+        assert self.known.answer is not None
+        return self.known.answer(self.z.double(), self.on)
+
+    def rows(self, keep: list[int]) -> Trial:
+        mask = None if self.mask is None else self.mask[keep]
+        return replace(self, z=self.z[keep], mask=mask)
+
+    def smaller(self) -> Iterator[Trial]:
+        """One row, no mask, an entry less, rounder scores."""
+        n, d = self.z.shape
+        if n > 1:
+            yield from (self.rows([i]) for i in range(n))
+        if self.mask is not None:
+            yield replace(self, mask=None)
+        for j in range(d if d > 1 else 0):
+            keep = [i for i in range(d) if i != j]
+            mask = None if self.mask is None else self.mask[:, keep]
+            if mask is None or bool(mask.any(-1).all()):
+                yield replace(self, z=self.z[:, keep], mask=mask)
+        for digits in (0, 1):
+            rounder = self.z.round(decimals=digits)
+            if not torch.equal(rounder, self.z):
+                yield replace(self, z=rounder)
+                break
+
+    def describe(self) -> str:
+        mask = "None" if self.mask is None else show(self.mask)
+        return f"omega = {self.known}\nx = {show(self.z)}\nmask = {mask}"
+
+
+class Bench:
+    """A solver under test, and the problems that it says it suits."""
+
+    def __init__(self, solver: Solver) -> None:
+        if not isinstance(solver, Solver):
+            raise TypeError(
+                f"solver must be an instance of regmax.solvers.Solver; got {solver!r}"
+                + (" (a class: call it first)" if isinstance(solver, type) else "")
+            )
+        self.solver = solver
+        self.name = type(solver).__name__
+        self.table = known_problems()
+
+    @functools.cached_property
+    def suited(self) -> list[Known]:
+        """The problems that the solver takes: none where it cannot even say."""
+        with contextlib.suppress(Exception):
+            return [k for k in self.table if self.unsuitable(k) is None]
+        return []
+
+    def unsuitable(self, known: Known) -> str | None:
+        return self.solver.unsuitable(known.problem(normal(2, 3, seed=1)))
+
+    def where(self, method: str) -> str:
+        return f"{self.name}.{method}"
+
+    def run(
+        self, problem: Problem, tol: float = TOL, max_iter: int = MAX_ITER
+    ) -> tuple[Tensor, Tensor]:
+        """What the solver itself answers, before anything polishes it."""
+        with torch.no_grad():
+            found: Any = self.solver.run(problem, tol, max_iter)
+        if (
+            not isinstance(found, tuple)
+            or len(found) != 2
+            or not all(isinstance(t, Tensor) for t in found)
+            or found[0].shape != problem.z.shape
+            or found[0].dtype != problem.z.dtype
+            or found[1].shape != problem.z.shape[:-1]
+        ):
+            raise Broken(
+                f"(y, iterations) of shapes {tuple(problem.z.shape)}, "
+                f"{tuple(problem.z.shape[:-1])}, y of {problem.z.dtype}",
+                f"{found!r}",
+                self.where("run"),
+            )
+        y, iterations = found
+        return y, iterations
+
+    def solve(self, trial: Trial, dtype: torch.dtype = torch.float64, **kind: Any) -> Solution:
+        """What a layer with this solver answers."""
+        layer = RegularizedMax(trial.known.omega, solver=self.solver, on_failure="ignore", **kind)
+        with torch.no_grad():
+            return layer.solve(trial.z.to(dtype), trial.mask)
+
+
+Promise = Callable[[Bench, Trial], None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A named promise, and the rows that it is tried on for each problem."""
+
+    name: str
+    function: Callable[..., None]
+    trials: Callable[[Known], Iterable[Trial]] | None
+
+
+def tried_on(trials: Callable[[Known], Iterable[Trial]]) -> Callable[[Promise], Kind]:
+    """Make ``check_name(bench, trial)`` a promise about each trial of each problem that suits."""
+    return lambda function: Kind(function.__qualname__, function, trials)
+
+
+def once(function: Callable[[Bench], None]) -> Kind:
+    """Make ``check_name(bench)`` a promise about inputs of its own."""
+    return Kind(function.__qualname__, function, None)
