@@ -7,14 +7,16 @@ averages over these, and ∂s/∂(γλ) = −P u, u ∈ ∂R(s) (Niculae & Blond
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import fused
 from .algebra import unscaled, unweighted
 from .fused import kernel_of
+from .kernels import Kernel
 from .penalty import Penalized
 from .regularizer import Regularizer
 from .rows import Rows
@@ -23,18 +25,12 @@ from .simplex import row_dot
 
 def argmax(rows: Rows) -> Tensor | None:
     """Π_Ω(x), or None where Ω is no such composition, or its base has no kernel."""
-    omega = rows.omega
-    if not (isinstance(omega, Penalized) and composes(type(omega))):  # type: ignore[arg-type]
-        return None
-    if not omega.base.permutation_invariant or kernel_of(omega, rows.x) is not None:
+    omega, kernel = rows.omega, base_kernel(rows.omega, rows.x)
+    if kernel is None or not isinstance(omega, Penalized):
         return None
     base, gamma = unscaled(omega.base, rows.gamma)
-    kernel = kernel_of(base, rows.x)
-    if kernel is None:
-        return None
     penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
-    held = Regularizer.tensors(penalty)  # type: ignore[arg-type]
-    if held:  # the penalty itself learns
+    if any(t.requires_grad for t in _held_by(penalty)):  # the penalty itself learns
         return None
     s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
         rows.x, weight, rows.mask, omega, rows.gamma, penalty
@@ -42,10 +38,27 @@ def argmax(rows: Rows) -> Tensor | None:
     return fused.apply(kernel, base, s, gamma, rows.mask)
 
 
+def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
+    """The kernel of the base that Π_Ω is by the theorem, where Ω has none of its own."""
+    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+        return None
+    if not omega.base.permutation_invariant or kernel_of(omega, x) is not None:
+        return None
+    return kernel_of(unscaled(omega.base, 1.0)[0], x)
+
+
 @functools.cache
-def composes(cls: type[Penalized]) -> bool:
+def _composes(cls: type[Penalized]) -> bool:
     """Whether Ω is base + λR as :class:`regmax.Penalized` writes it."""
     return all(getattr(cls, name) is getattr(Penalized, name) for name in fused.REPLACED)
+
+
+def _held_by(penalty: nn.Module) -> Iterator[Tensor]:
+    """The tensors inside."""
+    for module in penalty.modules():
+        for item in (*vars(module).values(), *module.parameters(False), *module.buffers(False)):
+            if isinstance(item, Tensor):
+                yield item
 
 
 def _double(item: Any) -> Any:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from . import checks, engine, roads
+from .algebra import unscaled
 from .curvature import Curvature
-from .fused import kernel_of
 from .kernels import why_none
 from .optimality import Problem
-from .penalty import smooth_part
+from .penalty import Penalized, smooth_part
+from .plugins import registry
 from .regularizer import Regularizer, overrides
 from .rows import Rows, outside_inference, prepare
 from .solution import Solution
@@ -128,7 +129,11 @@ class RegularizedMax(nn.Module):
             f"forward: {road.path}: {road.why}",
             f"backward: {self._backward(omega, rows, y)}",
         ]
-        if overrides(omega, "kernel") and omega.exact and kernel_of(omega, rows.x) is None:
+        known = _known_as(omega)
+        if known is not None:
+            lines.insert(1, f"Π_Ω is {known}")
+        bare, _ = unscaled(smooth_part(omega), 1.0)
+        if overrides(bare, "kernel") and omega.exact and "kernel of" not in road.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
         return "\n".join(lines)
@@ -145,7 +150,7 @@ class RegularizedMax(nn.Module):
         groups = "group averages, then " if smooth is not omega else ""
         return (
             f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
-            f"{source} {type(smooth).__name__}"
+            f"{source} {roads.who(smooth)}"
         )
 
     def _recorded(self, plain: Callable[..., Any], what: str, x: Tensor, mask: Any) -> Any:
@@ -178,3 +183,20 @@ class RegularizedMax(nn.Module):
         if s.on_failure != "warn":
             parts.append(f"on_failure={s.on_failure!r}")
         return f"RegularizedMax({', '.join(parts)})"
+
+
+def _known_as(omega: Regularizer) -> str | None:
+    """The mapping of a registered regularizer that is the same base with the same penalty."""
+    if type(omega) is not Penalized:
+        return None
+    for cls in registry().regularizers().values():
+        try:
+            known: Any = cls()
+        except TypeError:  # it has no default
+            continue
+        if not isinstance(known, Penalized):
+            continue
+        parts = ((o.base, o.penalty) for o in (omega, known))
+        if len({tuple((type(part), repr(part)) for part in pair) for pair in parts}) == 1:
+            return cls.mapping if isinstance(cls.mapping, str) else cls.mapping[0]
+    return None

@@ -14,7 +14,7 @@ from .algebra import unscaled
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from .fused import kernel_of, values
 from .optimality import Certificate, Problem
-from .penalty import Penalized, smooth_part
+from .penalty import Penalized, penalty_of, smooth_part
 from .plugins import registry
 from .regularizer import Regularizer, checked_value, overrides
 from .rows import Rows
@@ -76,8 +76,12 @@ def travel(rows: Rows, settings: Settings) -> Road:
         return _by_solver(rows.omega, rows.z, rows.mask, settings)
 
 
-def _who(omega: Regularizer) -> str:
-    return type(omega).__name__
+def who(omega: Regularizer) -> str:
+    """The classes that Ω is made of."""
+    composed = type(omega) is Penalized
+    parts = [type(leaf).__name__ for leaf in (smooth_part(omega) if composed else omega).leaves()]
+    penalty = penalty_of(omega) if composed else None
+    return " + ".join(parts if penalty is None else [*parts, penalty.name or repr(penalty)])
 
 
 def _by_formula(
@@ -86,11 +90,11 @@ def _by_formula(
     omega, gamma = unscaled(omega, gamma)
     kernel = kernel_of(omega, x)
     if kernel is not None:
-        y = values(kernel, omega, x, gamma, mask)
-        return Road(y, "closed form", f"{kernel.name} kernel of {_who(omega)}")
+        found = values(kernel, omega, x, gamma, mask)
+        return Road(found, "closed form", f"{kernel.name} kernel of {who(omega)}")
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
-        return Road(y, "closed form", f"{_who(omega)} has one, in PyTorch")
+        return Road(y, "closed form", f"{who(omega)} has one, in PyTorch")
     if isinstance(omega, Penalized) and omega.base.permutation_invariant:
         x = omega.composed(x, gamma, mask)
         road = _by_formula(omega.base, x, gamma, mask, settings)
@@ -98,7 +102,7 @@ def _by_formula(
         return Road(
             road.y,
             f"prox, then {road.path}",
-            f"{omega.base.name or repr(omega.base)} is permutation-invariant, so "
+            f"{omega.base.name or who(omega.base)} is permutation-invariant, so "
             f"Π = Π_base ∘ γ prox({omega.penalty.name}); {road.why}",
             road.solved,
         )

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..regularizer import Regularizer
 from .inputs import normal
 from .layout import closed
 from .promise import Broken, Case, exact, searched, worst
@@ -199,13 +198,9 @@ Values = dict[str, Tensor]
 def parameters(s: Subject, case: Case) -> Values:
     """γ and everything that Ω holds as a number, by dotted name, as float64 tensors."""
     found: Values = {"gamma": torch.tensor(case.gamma, dtype=torch.float64)}
-    for prefix, module in s.omega.named_modules():
-        if not isinstance(module, Regularizer):
-            continue
-        for name in module.hyperparameters or ():
-            item = getattr(module, name)
-            key = f"{prefix}.{name}" if prefix else name
-            found[key] = torch.as_tensor(item, dtype=torch.float64).detach().clone()
+    for prefix, name, owner in s.omega.declared():
+        item = torch.as_tensor(getattr(owner, name), dtype=torch.float64)
+        found[prefix + name] = item.detach().clone()
     for key, item in s.omega.tensors(fixed=True).items():
         if key not in found and item.dtype.is_floating_point:
             found[key] = item.detach().double().clone()
@@ -287,14 +282,15 @@ def _scalar_gradient(total: Tensor, leaf: Tensor, direction: Tensor) -> float:
     return float((g * direction).sum())
 
 
-@searched(lambda s: bool(s.omega.hyperparameters))
+@searched(lambda s: any(True for _ in s.omega.declared()))
 def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
     """A hyperparameter with one entry per row gives each row what the number gives."""
     slack = s.slack(case.x, case.gamma, case.mask)
     n = len(case.x)
-    for name in s.omega.hyperparameters or ():
-        number = torch.as_tensor(getattr(s.omega, name), dtype=torch.float64).detach()
-        holds = s.omega.ranges[name][1] if name in s.omega.ranges else torch.isfinite
+    for prefix, plain, owner in s.omega.declared():
+        name = prefix + plain
+        number = torch.as_tensor(getattr(owner, plain), dtype=torch.float64).detach()
+        holds = owner.ranges[plain][1] if plain in owner.ranges else torch.isfinite
         spreads = [
             number.reshape(-1)[0] * torch.linspace(1, end, n).double().unsqueeze(-1)
             for end in (0.95, 1.05, 1.0)

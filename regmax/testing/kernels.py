@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import fused
+from .. import composition, fused
 from ..kernels import reference
+from .derivatives import mapped, parameters
 from .promise import Broken, Case, searched, worst
 from .subject import Subject
 
 
 def _offers(s: Subject) -> bool:
-    return fused.kernel_of(s.omega, torch.zeros(1, 1, dtype=torch.float64)) is not None
+    row = torch.zeros(1, 1, dtype=torch.float64)
+    return bool(fused.kernel_of(s.omega, row) or composition.base_kernel(s.omega, row))
 
 
 @searched(_offers)
@@ -36,8 +38,12 @@ def check_kernel(s: Subject, case: Case) -> None:
                 f"{y.tolist()} by the kernel, in {dtype}",
                 look,
             )
-        found, right = _gradients(s, case, y, case.direction().to(dtype))
-        names = ("x", *(s.omega.hyperparameters or ()))
+        v = case.direction().to(dtype)
+        if composition.base_kernel(s.omega, x) is not None:
+            names, found, right = _composed(s, case, x, v)
+        else:
+            names = ("x", *(s.omega.hyperparameters or ()))
+            found, right = _gradients(s, case, y, v)
         for name, a, b in zip(names, found, right, strict=True):
             if a is None or b is None:
                 continue
@@ -68,3 +74,22 @@ def _gradients(
     with torch.enable_grad():
         hx, dright = fused.differentiable(s.omega, y, case.mask, v, numbers, wants)
     return [gx, *dtheta], [hx.detach(), *(None if t is None else t.detach() for t in dright)]
+
+
+def _composed(
+    s: Subject, case: Case, x: Tensor, v: Tensor
+) -> tuple[tuple[str, ...], list[Tensor | None], list[Tensor | None]]:
+    """Of x, γ and the hyperparameters, by prox and kernel and by PyTorch operations."""
+
+    def gradients() -> list[Tensor | None]:
+        leaves = {k: t.to(x.dtype) for k, t in {"x": x, **parameters(s, case)}.items()}
+        leaves = {k: t.detach().clone().requires_grad_() for k, t in leaves.items()}
+        inside = {k: t for k, t in leaves.items() if k != "x"}
+        with torch.enable_grad():
+            y = mapped(s, leaves["x"], case.mask, inside)
+        return list(torch.autograd.grad(y, list(leaves.values()), v, materialize_grads=True))
+
+    found = gradients()
+    with reference():
+        right = gradients()
+    return ("x", *parameters(s, case)), found, right
