@@ -86,7 +86,8 @@ def _mapping(name: str) -> Callable[..., Tensor]:
         if torch.compiler.is_dynamo_compiling():
             from . import recorded  # loads the compiler
 
-            return recorded.mapping(cls.name, x, gamma, dim, mask, *hyper.values())
+            text = f'["regularizer", "{cls.name}"]'
+            return recorded.mapping(text, x, gamma, dim, mask, *hyper.values())
         return engine.mapping(_made(cls, hyper), x, gamma, dim, mask, _SETTINGS)
 
     mapping.__name__ = mapping.__qualname__ = name

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import checks, engine, roads
+from . import checks, engine, recipes, roads
 from .algebra import unscaled
 from .curvature import Curvature
 from .kernels import why_none
@@ -157,11 +157,11 @@ class RegularizedMax(nn.Module):
         """``what`` as one call in torch.compile's graph; outside of it where that cannot be."""
         from . import recorded  # loads the compiler
 
-        omega = self.omega
-        if what not in recorded.CALLS or not recorded.possible(omega, self.settings):
+        text, names = recorded.written(self.omega, self.settings)
+        if what not in recorded.CALLS or not text:
             return recorded.outside(plain, x, mask)
-        arguments = [getattr(omega, key) for key in omega.arguments]
-        return recorded.CALLS[what](omega.name, x, self.gamma, self.dim, mask, *arguments)
+        arguments = [recipes.attribute(self.omega, name) for name in names]
+        return recorded.CALLS[what](text, x, self.gamma, self.dim, mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
         return prepare(self.omega, x, self.gamma, self.dim, mask)

@@ -2,8 +2,8 @@
 
 It is :func:`regmax.roads.travel`, without gradients (:func:`regmax.adjoint.restate` adds them), of
 x, a mask, and the tensors of γ and Ω. A transform of ``torch.func`` meets a Function that holds Ω
-itself; a recorded graph holds the operator ``regmax::argmax``, which knows Ω by the name and the
-arguments of its plugin, so that the graph outlives the process.
+itself; a recorded graph holds the operator ``regmax::argmax``, which knows Ω by the names and the
+arguments of its plugins (:mod:`regmax.recipes`), so that the graph outlives the process.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import transforms
-from .plugins import registry
+from . import recipes, transforms
 from .regularizer import Regularizer
 from .roads import Settings, has_formula, travel
 from .rows import Rows
@@ -100,50 +99,39 @@ class _Find(torch.autograd.Function):
 
 def _written(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str:
     """A recipe that can be read in another process."""
-    numbers = {k: getattr(omega, k) for k in type(omega).arguments if k not in names}
-    return json.dumps(
-        {
-            "name": omega.name,
-            "numbers": numbers,
-            "tensors": names,
-            "gamma": gamma,
-        }
-    )
+    text = recipes.written(omega)
+    given = recipes.arguments(text)
+    numbers = {name: recipes.attribute(omega, name) for name in given if name not in names}
+    return json.dumps({"omega": text, "numbers": numbers, "tensors": names, "gamma": gamma})
 
 
 def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
     """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None."""
-    cls = type(omega)
     if settings.solver != "auto":
         return f"torch.compile and torch.export record closed forms, not solver={settings.solver!r}"
-    if registry().regularizers().get(omega.name) is not cls or not has_formula(omega):
+    try:
+        recipes.written(omega)
+    except TypeError as error:
+        return str(error)
+    if not has_formula(omega):
         return (
-            f"torch.compile and torch.export record closed forms of registered regularizers; "
-            f"{cls.__name__} is not one (compile without fullgraph, or outside of this layer)"
-        )
-    held = set(omega.tensors(fixed=True))
-    plain = [k for k in cls.arguments if k not in held]
-    if not held <= set(cls.arguments) or not all(
-        isinstance(getattr(omega, k, None), bool | int | float | str) for k in plain
-    ):
-        return (
-            f"{cls.__name__} cannot be made again from its constructor's arguments "
-            f"({', '.join(cls.arguments)}): each must be an attribute (a number, str or tensor), "
-            "and there must be no other tensor"
+            f"torch.compile and torch.export record closed forms, and {omega!r} has none (compile "
+            "without fullgraph, or outside of this layer)"
         )
     return None
 
 
 def _read(recipe: str) -> _Recipe:
     written: dict[str, Any] = json.loads(recipe)
-    cls = registry().get("regularizer", written["name"])
     names = tuple(written["tensors"])
     # what is not on the CPU is not looked into: numbers out of range give NaN rows
-    unseen = {name: torch.empty((), device="meta") for name in names}
+    items = {**written["numbers"], **{name: torch.empty((), device="meta") for name in names}}
+    text = written["omega"]
+    omega = recipes.made(text, [items[name] for name in recipes.arguments(text)])
     return _Recipe(
-        make=cls(**written["numbers"], **unseen).with_tensors,
+        make=omega.with_tensors,
         names=names,
-        per_row=frozenset(cls.hyperparameters or ()),
+        per_row=frozenset(prefix + name for prefix, name, _ in omega.declared()),
         gamma=written["gamma"],
         settings=Settings(),
     )

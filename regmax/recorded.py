@@ -15,33 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import engine
+from . import engine, recipes
 from .opaque import not_recordable
-from .plugins import registry
 from .regularizer import Regularizer
 from .roads import Settings
 from .rows import prepare
 
 
 def _mapping(
-    name: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
+    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
 ) -> Tensor:
-    """Π_Ω(x), Ω the regularizer of that name with these arguments."""
-    return engine.mapping(_make(name, arguments), x, gamma, dim, mask, Settings())
+    """Π_Ω(x), Ω the expression of that text with these arguments."""
+    return engine.mapping(recipes.made(text, list(arguments)), x, gamma, dim, mask, Settings())
 
 
 def _smooth_max(
-    name: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
+    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
 ) -> Tensor:
     """max_Ω(x)."""
-    rows = prepare(_make(name, arguments), x, gamma, dim, mask)
+    rows = prepare(recipes.made(text, list(arguments)), x, gamma, dim, mask)
     return engine.smooth_max(rows, engine.argmax(rows, Settings())[0]).to(x.dtype)
-
-
-def _make(name: str, arguments: tuple[Any, ...]) -> Regularizer:
-    cls = registry().get("regularizer", name)
-    omega: Regularizer = cls(**dict(zip(cls.arguments, arguments, strict=True)))
-    return omega
 
 
 mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)
@@ -51,12 +44,16 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _possible(omega: Regularizer, settings: Settings) -> bool:
-    """Whether Π_Ω can be recorded; a graph break is taken where it cannot."""
-    return not_recordable(omega, settings) is None
+def _written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
+    """Ω as a text, and its arguments; an empty text, and a graph break, where Π_Ω cannot be
+    recorded."""
+    if not_recordable(omega, settings) is not None:
+        return "", []
+    text = recipes.written(omega)
+    return text, recipes.arguments(text)
 
 
-possible: Callable[..., bool] = torch.compiler.assume_constant_result(_possible)
+written: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_written)
 
 
 def _outside(function: Callable[..., Any], *arguments: Any) -> Any:

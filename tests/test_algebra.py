@@ -68,7 +68,6 @@ EXPRESSIONS = {
     "c tsallis": lambda: number(1.7) * omega("tsallis", alpha=1.4),
     "c (tsallis + λ tv)": lambda: number(1.3) * (omega("tsallis") + number(0.1) * tv()),
     "entropy + pnorm + oscar": lambda: sum([omega("entropy"), omega("pnorm"), 0.02 * oscar()]),
-    "pnorm + pnorm": lambda: omega("pnorm", p=1.3) + 0.5 * omega("pnorm", p=1.8),
 }
 
 
@@ -86,6 +85,13 @@ def test_against_conic_solvers(made):
     report = regmax.crosscheck(made, x, against=("generic", "cvxpy", "cvxpylayers"))
     assert report.ok, report.table()
     assert not report.skipped
+
+
+def test_two_norms():
+    """Two ranks of one: a dense curvature."""
+    both = omega("pnorm", p=1.3) + 0.5 * omega("pnorm", p=1.8)
+    report = regmax.crosscheck(both, normal(3, 5, seed=3), against=("generic", "cvxpy"))
+    assert report.ok, report.table()
 
 
 @pytest.mark.parametrize("name", ["entmax + tv", "entropy + oscar", "pnorm + tv"])

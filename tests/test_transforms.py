@@ -510,3 +510,108 @@ def test_no_nan_where_outputs_are_zero(case):
     assert all(torch.isfinite(g).all() for g in (*first, *second))
     got = hessian(lambda x: case.mapping(x).pow(3).sum())(x.detach())
     assert torch.isfinite(got).all()
+
+
+# -- expressions -----------------------------------------------------------------------------------
+
+
+def learnt(value):
+    return nn.Parameter(torch.tensor(value, dtype=F64))
+
+
+EXPRESSIONS = {
+    "entmax + tv": lambda: (
+        regmax.regularizer("tsallis", alpha=learnt(1.4)) + learnt(0.1) * regmax.penalty("tv")
+    ),
+    "c (pnorm + λ oscar)": lambda: (
+        learnt(1.3) * (regmax.regularizer("pnorm") + learnt(0.05) * regmax.penalty("oscar"))
+    ),
+    "c entropy": lambda: learnt(2.0) * regmax.regularizer("entropy"),
+    "gini + grid": lambda: (
+        learnt(0.7) * regmax.regularizer("gini") + 0.1 * regmax.penalty("grid_tv", shape=(2, 3))
+    ),
+}
+
+
+class Expression:
+    """A layer of an expression as a function of x, γ and its parameters, away from kinks."""
+
+    def __init__(self, name):
+        self.layer = regmax.RegularizedMax(EXPRESSIONS[name](), gamma=learnt(0.9))
+        self.names = [k for k, _ in self.layer.named_parameters()]
+        self.x = away_from_kinks(lambda x: self.layer(x).detach(), 3, 6)
+        self.inputs = (self.x, *(p.detach().clone() for p in self.layer.parameters()))
+        self.argnums = tuple(range(len(self.inputs)))
+        self.weights = normal(3, 6, seed=9)
+
+    def __call__(self, x, *values):
+        return functional_call(self.layer, dict(zip(self.names, values, strict=True)), (x,))
+
+    def loss(self, *inputs):
+        return (self(*inputs).pow(3) * self.weights).sum()
+
+
+@pytest.fixture(params=EXPRESSIONS)
+def expression(request):
+    torch._dynamo.reset()
+    return Expression(request.param)
+
+
+def test_expressions_under_transforms(expression):
+    j = jacobian(expression, expression.inputs)
+    for transform in (jacrev, jacfwd):
+        same(transform(expression, argnums=expression.argnums)(*expression.inputs), j)
+    expected = torch.autograd.functional.hessian(expression.loss, expression.inputs)
+    same(hessian(expression.loss, expression.argnums)(*expression.inputs), expected, atol=1e-9)
+    rows = torch.stack([expression.layer(row) for row in expression.x])
+    torch.testing.assert_close(vmap(expression.layer)(expression.x), rows, rtol=0, atol=1e-15)
+    many = [torch.stack([t, 0.9 * t]) for t in expression.inputs[1:]]
+    got = vmap(expression, (None, *(0 for _ in many)))(expression.x, *many)
+    for i in range(2):
+        one = expression(expression.x, *(t[i] for t in many))
+        torch.testing.assert_close(got[i], one, rtol=0, atol=1e-15)
+
+
+def test_expressions_compiled(expression):
+    layer, x = expression.layer, expression.x
+    parameters = list(layer.parameters())
+
+    def both(x):
+        return layer(x).pow(3).sum() + layer.max(x).sum()
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    leaf = x.clone().requires_grad_()
+    same(
+        torch.autograd.grad(compiled(leaf), [leaf, *parameters]),
+        torch.autograd.grad(both(leaf), [leaf, *parameters]),
+    )
+    with torch.no_grad():  # a parameter that moves is followed
+        for p in parameters:
+            p.mul_(0.9)
+    same(compiled(x), both(x))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_expressions_exported(expression, strict):
+    layer = expression.layer
+    dims = {0: torch.export.Dim("rows")}
+    program = torch.export.export(layer, (expression.x,), dynamic_shapes=(dims,), strict=strict)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    x = normal(5, 6, seed=3)
+    torch.testing.assert_close(loaded(x), layer(x), rtol=0, atol=1e-14)
+
+
+def test_expressions_that_cannot_be_recorded_say_why():
+    x = normal(2, 3)
+    for omega, words in (
+        (Cubic(torch.ones(3, dtype=F64)) + regmax.regularizer("gini"), "Cubic is not one"),
+        (regmax.regularizer("entropy") + regmax.regularizer("gini"), "has none"),
+    ):
+        torch._dynamo.reset()
+        layer = regmax.RegularizedMax(omega)
+        with pytest.raises(NotImplementedError, match=words):
+            torch.export.export(layer, (x,), strict=False)
+        torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x))

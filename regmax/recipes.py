@@ -1,0 +1,118 @@
+"""Ω as a text and its numbers and tensors, by dotted name: what a recorded graph knows Ω by.
+
+The text names the registered classes that an expression is made of, as nested lists of JSON:
+
+    ["regularizer", "tsallis"]          ["scaled", Ω]           ["sum", Ω, Ω, …]
+    ["penalty", "tv"]                   ["weighted", R]         ["penalized", Ω, R]
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .algebra import Scaled, ScaledPenalty, Sum
+from .penalty import Penalized, Penalty
+from .plugins import registry
+from .regularizer import Regularizer, frozen, parameters_of
+
+# an expression, the arguments of its class that are numbers, and those that are expressions
+_FORMS: dict[type[Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    Scaled: ("scaled", ("c",), ("base",)),
+    ScaledPenalty: ("weighted", ("lam",), ("penalty",)),
+    Penalized: ("penalized", ("lam",), ("base", "penalty")),
+}
+
+
+_KNOWN: dict[tuple[Any, ...], Penalty] = {}
+"""Penalties of plain arguments by name and arguments: what one made under a tracer would compute
+from them, a graph for instance, would be the tracer's."""
+
+
+def written(omega: Regularizer) -> str:
+    """The text, or a TypeError that says why there is none."""
+    return json.dumps(_form(omega))
+
+
+def _form(part: Any) -> list[Any]:
+    if type(part) is Sum:
+        return ["sum", *(_form(term) for term in part.terms)]
+    if type(part) in _FORMS:
+        word, _, inner = _FORMS[type(part)]
+        return [word, *(_form(getattr(part, name)) for name in inner)]
+    kind, cls = ("penalty" if isinstance(part, Penalty) else "regularizer"), type(part)
+    if registry().names(kind).get(part.name) is not cls:
+        raise TypeError(
+            f"torch.compile and torch.export record closed forms of registered regularizers and "
+            f"penalties; {cls.__name__} is not one (compile without fullgraph, or outside of this "
+            "layer)"
+        )
+    held = set(Regularizer.tensors(part, fixed=True))
+    names = tuple(parameters_of(cls))
+    plain = (getattr(part, k, None) for k in names if k not in held)
+    if not held <= set(names) or not all(map(_is_plain, plain)):
+        raise TypeError(
+            f"{cls.__name__} cannot be made again from its constructor's arguments "
+            f"({', '.join(names)}): each must be an attribute (a number, str, tuple or tensor), "
+            "and there must be no other tensor"
+        )
+    if kind == "penalty" and not held:
+        _KNOWN[part.name, tuple(getattr(part, name) for name in names)] = frozen(part)
+    return [kind, part.name]
+
+
+def _is_plain(item: Any) -> bool:
+    if isinstance(item, tuple):
+        return all(map(_is_plain, item))
+    return isinstance(item, bool | int | float | str)
+
+
+def arguments(text: str) -> list[str]:
+    """The dotted names of what the expression is to be made with, in order."""
+    return _arguments(json.loads(text), "")
+
+
+def _arguments(form: list[Any], prefix: str) -> list[str]:
+    word, *inner = form
+    if word == "sum":
+        return [n for i, f in enumerate(inner) for n in _arguments(f, f"{prefix}terms.{i}.")]
+    for known, numbers, names in _FORMS.values():
+        if word == known:
+            own = [prefix + name for name in numbers]
+            below = zip(inner, names, strict=True)
+            return own + [n for f, name in below for n in _arguments(f, f"{prefix}{name}.")]
+    return [prefix + name for name in parameters_of(registry().get(word, inner[0]))]
+
+
+def attribute(omega: Any, name: str) -> Any:
+    """The item of a dotted name."""
+    for key in name.split("."):
+        omega = omega[int(key)] if key.isdigit() else getattr(omega, key)
+    return omega
+
+
+def made(text: str, values: list[Any]) -> Regularizer:
+    """The expression, of the values of its ``arguments``."""
+    items = dict(zip(arguments(text), map(_tuples, values), strict=True))
+    omega: Regularizer = _made(json.loads(text), "", items)
+    return omega
+
+
+def _tuples(item: Any) -> Any:
+    """JSON knows lists only."""
+    return tuple(map(_tuples, item)) if isinstance(item, list) else item
+
+
+def _made(form: list[Any], prefix: str, items: dict[str, Any]) -> Any:
+    word, *inner = form
+    if word == "sum":
+        return Sum(*(_made(f, f"{prefix}terms.{i}.", items) for i, f in enumerate(inner)))
+    for cls, (known, numbers, names) in _FORMS.items():
+        if word == known:
+            own = {name: items[prefix + name] for name in numbers}
+            below = zip(inner, names, strict=True)
+            return cls(**{name: _made(f, f"{prefix}{name}.", items) for f, name in below}, **own)
+    found = registry().get(word, inner[0])
+    own = {name: items[prefix + name] for name in parameters_of(found)}
+    known = all(map(_is_plain, own.values())) and _KNOWN.get((inner[0], tuple(own.values())))
+    return known or found(**own)
