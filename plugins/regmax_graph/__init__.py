@@ -10,8 +10,16 @@ from torch import Tensor
 
 import regmax
 
-from .arguments import Pairs, checked_edges, checked_shape, checked_weights, grid, refuse_negative
-from .graph import Graph, compiled
+from .arguments import (
+    Pairs,
+    as_tensor,
+    checked_edges,
+    checked_shape,
+    checked_weights,
+    grid,
+    refuse_negative,
+)
+from .graph import Graph, compiled, graph_of
 
 __all__ = ["GraphTV", "GridTV", "compiled"]
 
@@ -44,13 +52,15 @@ class GraphTV(regmax.Penalty):
     ) -> None:
         d, pairs = checked_edges(edges, nodes)
         self.graph, self.entries = Graph(d, pairs), d
-        checked = checked_weights(weights, self.graph.m)
-        self.weights = checked if isinstance(weights, Tensor) else None
-        # numbers stay numbers: no tensor that could learn
-        self._numbers: tuple[Tensor, ...] = () if isinstance(weights, Tensor) else (checked,)
+        learnt, self._numbers = checked_weights(weights, self.graph.m)
+        # the arguments, to be made again; numbers stay numbers, no tensor that could learn
+        self.edges, self.nodes = tuple(map(tuple, pairs.tolist())), d
+        self.weights = tuple(self._numbers.tolist()) if learnt is None else learnt
 
     def _w(self) -> Tensor:
-        return self._numbers[0] if self.weights is None else self.weights
+        if isinstance(self.weights, Tensor):
+            return self.weights
+        return as_tensor(self._numbers)
 
     def _jumps(self, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """tails, heads, w_e and y_i − y_j, 0 where an end is masked."""
@@ -77,7 +87,8 @@ class GraphTV(regmax.Penalty):
         return self.graph.prox(v, step, self._w(), mask)
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        ids: Tensor = _Groups.apply(z, mask, self._w().detach(), self.graph)  # type: ignore[no-untyped-call]
+        self.graph.check(z)
+        ids: Tensor = _groups(z, mask, *self.graph.on(z.device), self._w().detach())
         return ids
 
     def subgradient(
@@ -125,42 +136,41 @@ class GridTV(GraphTV):
         return f"shape={self.shape}"
 
 
-class _Groups(torch.autograd.Function):
-    """``Graph.groups`` under the transforms of torch.func: rows are independent."""
+@torch.library.custom_op("regmax_graph::groups", mutates_args=())
+def _groups(
+    z: Tensor, mask: Tensor | None, tails: Tensor, heads: Tensor, weights: Tensor
+) -> Tensor:
+    """``Graph.groups`` for transforms and tracers: one operation."""
+    return graph_of(z.shape[-1], tails, heads).groups(z, weights, mask)
 
-    @staticmethod
-    def forward(z: Tensor, mask: Tensor | None, weights: Tensor, graph: Graph) -> Tensor:
-        return graph.groups(z, weights, mask)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.mark_non_differentiable(output)
+@_groups.register_fake
+def _(z: Tensor, mask: Tensor | None, tails: Tensor, heads: Tensor, weights: Tensor) -> Tensor:
+    return z.new_empty(z.shape, dtype=torch.int64)
 
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        z: Tensor,
-        mask: Tensor | None,
-        weights: Tensor,
-        graph: Graph,
-    ) -> tuple[Tensor, int]:
-        def front(t: Tensor, dim: int | None) -> Tensor:
-            t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
-            return t.expand(info.batch_size, *t.shape[1:])
 
-        z = front(z, in_dims[0])
-        mask = None if mask is None else front(mask, in_dims[1]).expand(z.shape)
-        if in_dims[2] is None:
-            ids: Tensor = _Groups.apply(z, mask, weights, graph)  # type: ignore[no-untyped-call]
-            return ids, 0
-        each = [
-            _Groups.apply(  # type: ignore[no-untyped-call]
-                z[i], None if mask is None else mask[i], weights.select(in_dims[2], i), graph
-            )
-            for i in range(info.batch_size)
-        ]
-        return torch.stack(each), 0
+@_groups.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, ...], z: Tensor, mask: Tensor | None, *graph: Tensor
+) -> tuple[Tensor, int]:
+    def front(t: Tensor, dim: int | None) -> Tensor:
+        t = t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+        return t.expand(info.batch_size, *t.shape[1:])
+
+    z = front(z, in_dims[0])
+    mask = None if mask is None else front(mask, in_dims[1]).expand(z.shape)
+    dims = in_dims[2:]
+    if all(dim is None for dim in dims):
+        return _groups(z, mask, *graph), 0
+    each = [
+        _groups(
+            z[i],
+            None if mask is None else mask[i],
+            *(t if dim is None else t.select(dim, i) for t, dim in zip(graph, dims, strict=True)),
+        )
+        for i in range(info.batch_size)
+    ]
+    return torch.stack(each), 0
 
 
 @regmax.hookimpl

@@ -12,6 +12,7 @@ from torch import Tensor
 from regmax import transforms
 
 Pairs = NDArray[np.int64]
+Reals = NDArray[np.float64]
 EDGES = "pairs (i, j) of entries, i != j >= 0: a sequence of pairs or an integer tensor (m, 2)"
 WEIGHTS = "numbers >= 0, one for each edge: a sequence or a floating tensor (m,)"
 
@@ -49,35 +50,49 @@ def checked_edges(edges: Any, nodes: Any) -> tuple[int, Pairs]:
     return nodes, edges
 
 
-def checked_weights(weights: Any, m: int) -> Tensor:
-    """A floating tensor (m,), the one that came if it is one."""
-    if weights is None:
-        weights = [1.0] * m
+def checked_weights(weights: Any, m: int) -> tuple[Tensor | None, Reals]:
+    """A floating tensor (m,) that came as one, or None; and the numbers, if they came as such."""
     if not isinstance(weights, Tensor):
         try:
-            # torch.tensor would belong to the transform that looks on, if one does
-            weights = torch.from_numpy(np.array([float(w) for w in weights], np.float64))
+            numbers = np.array([1.0] * m if weights is None else [float(w) for w in weights])
         except (TypeError, ValueError):
             raise TypeError(f"weights must be {WEIGHTS}; got {weights!r}") from None
+        _refuse_shape(numbers, m)
+        _refuse_negative(numbers)
+        return None, numbers
     if not weights.dtype.is_floating_point:
         raise TypeError(f"weights must be {WEIGHTS}; got {weights.dtype}")
-    if weights.shape != (m,):
-        raise ValueError(
-            f"weights must be {WEIGHTS}; got shape {tuple(weights.shape)} for {m} edges"
-        )
+    _refuse_shape(weights, m)
     refuse_negative(weights)
-    return weights
+    return weights, np.empty(0)
+
+
+def _refuse_shape(weights: Any, m: int) -> None:
+    if tuple(weights.shape) != (m,):
+        shape = tuple(weights.shape)
+        raise ValueError(f"weights must be {WEIGHTS}; got shape {shape} for {m} edges")
 
 
 def refuse_negative(weights: Tensor) -> None:
     """Weights that learn may leave their range; looked at where it costs no synchronisation."""
-    if not transforms.may_look(weights):
-        return
-    w = weights.detach()
-    wrong = ~((w >= 0) & torch.isfinite(w))
-    if bool(wrong.any()):
-        k = int(wrong.nonzero()[0])
-        raise ValueError(f"weights must be finite and >= 0; got {w[k].item():g} at index {k}")
+    if transforms.may_look(weights):
+        _refuse_negative(weights.detach().double().numpy())
+
+
+def _refuse_negative(w: Reals) -> None:
+    wrong = ~((w >= 0) & np.isfinite(w))
+    if wrong.any():
+        k = int(wrong.argmax())
+        raise ValueError(f"weights must be finite and >= 0; got {w[k]:g} at index {k}")
+
+
+def as_tensor(array: Any, device: Any = "cpu") -> Tensor:
+    """The numbers of an array: a tensor made before would not mix with those of a tracer."""
+    if transforms.tracing():
+        whole = array.dtype.kind == "i"
+        dtype = torch.int64 if whole else torch.float64
+        return torch.tensor(array.tolist(), dtype=dtype, device=device)
+    return torch.from_numpy(array).to(device)
 
 
 def checked_shape(shape: Any) -> tuple[int, int]:

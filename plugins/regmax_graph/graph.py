@@ -8,7 +8,7 @@ devices come to the CPU and go back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ._rows import GROUPS, PROX, SUBGRADIENT, do_rows, scratch
+from regmax import transforms
 
-__all__ = ["Graph", "compiled"]
+from ._rows import GROUPS, PROX, SUBGRADIENT, do_rows, scratch
+from .arguments import as_tensor
+
+__all__ = ["Graph", "compiled", "graph_of"]
 
 
 @cache
@@ -62,11 +65,13 @@ class Graph:
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Tails and heads as tensors of a device."""
-        found = self._on.get(device)
+        found = None if transforms.tracing() else self._on.get(device)
         if found is None:
             with torch.inference_mode(False):
-                tails, heads = (torch.from_numpy(ends).to(device) for ends in self.ends)
-            found = self._on[device] = (tails, heads)
+                tails, heads = (as_tensor(ends, device) for ends in self.ends)
+            found = (tails, heads)
+        if not transforms.tracing():
+            self._on[device] = found
         return found
 
     def prox(self, v: Tensor, step: float | Tensor, weights: Tensor, mask: Tensor | None) -> Tensor:
@@ -122,6 +127,17 @@ class Graph:
         run(asked, mask is not None, (count, d, self.m), arrays)
         found = torch.from_numpy(ids if wanted else out).reshape(v.shape)
         return found.to(v.device) if wanted else found.to(v)
+
+
+def graph_of(d: int, tails: Tensor, heads: Tensor) -> Graph:
+    """The graph with these edges."""
+    ends = (np.ascontiguousarray(t.cpu().numpy()) for t in (tails, heads))
+    return _graph(d, *(t.tobytes() for t in ends))
+
+
+@lru_cache(maxsize=64)
+def _graph(d: int, tails: bytes, heads: bytes) -> Graph:
+    return Graph(d, np.stack([np.frombuffer(t, np.int64) for t in (tails, heads)], 1))
 
 
 def _rows(t: Tensor, count: int, d: int, dtype: torch.dtype = torch.float64) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -84,7 +84,7 @@ class Ordered(regmax.Penalty):
         u = u - per_group(u) / size + mean
         # Σ_{j≤k} u_j ≤ Σ_{j≤k} w_j within the group; mixing with the mean restores it
         excess = (u - weights).cumsum(-1)
-        room = (weights - mean).cumsum(-1)
+        room = (weights - mean).cumsum(-1).clamp_min(0)
         last = pad(ids[..., 1:] != ids[..., :-1], (0, 1), value=True)
         start = pad(torch.where(last, excess, 0)[..., :-1], (1, 0))
         excess = (excess - per_group(start)).clamp_min(0)
@@ -107,14 +107,14 @@ class OWL(Ordered):
     name = "owl"
 
     def __init__(self, weights: Tensor | Sequence[float]) -> None:
-        checked = _checked(weights)
-        self.entries = len(checked)
-        self.weights = checked if isinstance(weights, Tensor) else tuple(checked.tolist())
-        # numbers stay numbers: no tensor that could learn
-        self._numbers: tuple[Tensor, ...] = () if isinstance(weights, Tensor) else (checked,)
+        # numbers stay numbers: no tensor that could learn, or that a tracer does not know
+        self.weights = _checked(weights)
+        self.entries = len(self.weights)
 
     def _w(self) -> Tensor:
-        return self.weights if isinstance(self.weights, Tensor) else self._numbers[0]
+        if isinstance(self.weights, Tensor):
+            return self.weights
+        return torch.tensor(self.weights, dtype=torch.float64)
 
     def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
         if y.shape[-1] != self.entries:
@@ -131,7 +131,7 @@ class OWL(Ordered):
         return spread
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        _refuse_increasing(self._w())
+        _refuse_increasing(self.weights)
         return super().prox(v, step, mask)
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -178,6 +178,7 @@ class CliqueTV(Ordered):
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
+        import numpy as np
 
         i, j = np.triu_indices(y.size, 1)
         return cvxpy.norm1(y[i] - y[j]) if len(i) else cvxpy.Constant(0.0)
@@ -205,33 +206,36 @@ def _runs(ordered: Tensor) -> Tensor:
     return pad((ordered[..., 1:] != ordered[..., :-1]).cumsum(-1), (1, 0))
 
 
-def _checked(weights: Any) -> Tensor:
+def _checked(weights: Any) -> Tensor | tuple[float, ...]:
     accepted = "numbers w_1 >= w_2 >= … >= w_d, a sequence or a floating tensor of shape (d,)"
-    if not isinstance(weights, Tensor):
-        try:
-            # torch.tensor would belong to the transform that looks on, if one does
-            weights = torch.from_numpy(np.array([float(w) for w in weights]))
-        except (TypeError, ValueError):
-            raise TypeError(f"weights must be {accepted}; got {weights!r}") from None
-    if not weights.dtype.is_floating_point:
-        raise TypeError(f"weights must be {accepted}; got {weights.dtype}")
-    if weights.ndim != 1 or not len(weights):
-        raise ValueError(f"weights must be {accepted}; got shape {tuple(weights.shape)}")
-    _refuse_increasing(weights)
-    return weights
+    if isinstance(weights, Tensor):
+        if not weights.dtype.is_floating_point:
+            raise TypeError(f"weights must be {accepted}; got {weights.dtype}")
+        if weights.ndim != 1 or not len(weights):
+            raise ValueError(f"weights must be {accepted}; got shape {tuple(weights.shape)}")
+        _refuse_increasing(weights)
+        return weights
+    try:
+        found = tuple(float(w) for w in weights)
+    except (TypeError, ValueError):
+        raise TypeError(f"weights must be {accepted}; got {weights!r}") from None
+    if not found:
+        raise ValueError(f"weights must be {accepted}; got {weights!r}")
+    _refuse(found)
+    return found
 
 
-def _refuse_increasing(weights: Tensor) -> None:
-    if not transforms.may_look(weights):
-        return
-    w = weights.detach()
-    if not bool(torch.isfinite(w).all()):
-        k = int((~torch.isfinite(w)).nonzero()[0])
-        raise ValueError(f"weights must be finite; got {w[k].item():g} at index {k}")
-    rises = w[1:] > w[:-1]
-    if bool(rises.any()):
-        k = int(rises.nonzero()[0])
-        raise ValueError(
-            f"weights must not increase; got {w[k].item():g} at index {k} and then "
-            f"{w[k + 1].item():g}"
-        )
+def _refuse_increasing(weights: Tensor | tuple[float, ...]) -> None:
+    """Weights that learn may leave their order; looked at where it costs no synchronisation."""
+    if isinstance(weights, Tensor) and transforms.may_look(weights):
+        _refuse(weights.detach().tolist())
+
+
+def _refuse(w: Sequence[float]) -> None:
+    for k, number in enumerate(w):
+        if not math.isfinite(number):
+            raise ValueError(f"weights must be finite; got {number:g} at index {k}")
+        if k and number > w[k - 1]:
+            raise ValueError(
+                f"weights must not increase; got {w[k - 1]:g} at index {k - 1} and then {number:g}"
+            )

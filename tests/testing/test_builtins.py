@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import regmax
+from regmax import Penalized
 from regmax.testing import check_regularizer, parametrize_with_checks
 
 BUILT_IN = [
@@ -51,6 +52,33 @@ def test_all_built_ins_are_here():
 @pytest.mark.parametrize("base", [regmax.regularizer("entropy"), Quadratic()], ids=repr)
 def test_a_penalty_on_another_base(base):
     check_regularizer(regmax.Penalized(base, regmax.regularizer("tv").penalty, 0.2))
+
+
+PENALTIES = [
+    regmax.penalty("tv"),
+    regmax.penalty("oscar"),
+    regmax.penalty("clique_tv"),
+    regmax.penalty("owl", weights=[1.0, 0.5, 0.5, -0.2]),
+    regmax.penalty("graph_tv", edges=[(0, 2), (1, 2), (3, 0)], weights=[1.0, 0.5, 2.0], nodes=5),
+    regmax.penalty("grid_tv", shape=(2, 3)),
+]
+
+
+@parametrize_with_checks([Penalized(regmax.regularizer("pnorm"), R, 0.1) for R in PENALTIES])
+def test_a_penalty_keeps(omega, check):
+    check(omega)
+
+
+def test_all_penalties_are_here():
+    assert {R.name for R in PENALTIES} == set(regmax.available("penalty"))
+
+
+def test_weights_that_learn():
+    weights = torch.tensor([1.0, 0.5, 0.3, 2.0], requires_grad=True)
+    graph = regmax.penalty("graph_tv", edges=[(0, 2), (1, 2), (3, 0), (4, 0)], weights=weights)
+    check_regularizer(Penalized(regmax.regularizer("gini"), graph, 0.1))
+    owl = regmax.penalty("owl", weights=torch.tensor([1.5, 1.0, 0.0, -1.0]))
+    check_regularizer(Penalized(regmax.regularizer("entropy"), owl, 0.1))
 
 
 @pytest.mark.parametrize("n", [4, 5])

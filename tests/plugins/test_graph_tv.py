@@ -1,0 +1,423 @@
+"""Total variation on graphs: against a conic solver, every cut, the chain; groups; gradients."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mapping_checks import normal
+from torch.autograd import gradcheck, gradgradcheck
+
+import regmax
+
+F64 = torch.float64
+EDGES = [(0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5), (5, 0)]
+WEIGHTS = [1.0, 0.5, 0.2, 1.3, 0.7, 0.1, 2.0, 0.4]
+
+
+def graph(edges=None, **kwargs):
+    return regmax.penalty("graph_tv", edges=EDGES if edges is None else edges, **kwargs)
+
+
+def path(d):
+    return regmax.penalty("graph_tv", edges=[(i, i + 1) for i in range(d - 1)], nodes=d)
+
+
+def some_graph(d, m, seed):
+    """Random edges with weights that are far apart; some twice."""
+    rng = np.random.default_rng(seed)
+    edges = [tuple(map(int, rng.choice(d, 2, replace=False))) for _ in range(m)]
+    return graph(edges, weights=(10.0 ** rng.uniform(-2, 1, m)).tolist(), nodes=d)
+
+
+def brute_value(penalty, y, mask=None):
+    on = np.ones(len(y), bool) if mask is None else mask
+    tails, heads = penalty.graph.ends
+    w = penalty._numbers
+    return sum(
+        w[e] * abs(y[i] - y[j])
+        for e, (i, j) in enumerate(zip(tails, heads, strict=True))
+        if on[i] and on[j]
+    )
+
+
+def check_element(penalty, u, y, step=1.0, mask=None, tol=1e-12):
+    """u ∈ step·∂R(y): ⟨u, s⟩ ≤ step·R(s) for the indicators s of all sets, which is enough for a
+    Lovász extension; Σu = 0; ⟨u, y⟩ = step·R(y)."""
+    on = np.ones(len(y), bool) if mask is None else mask
+    if mask is not None:
+        assert not u[~on].any()
+    size = tol * (1 + np.abs(u).max(initial=0))
+    assert abs(u.sum()) <= size
+    for bits in itertools.product([0.0, 1.0], repeat=len(y)):
+        s = np.array(bits)
+        assert u @ s <= step * brute_value(penalty, s, on) + size
+    y = np.where(on, y, 0)
+    assert abs(u @ y - step * brute_value(penalty, y, on)) <= size * (1 + np.abs(y).max())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_cut(seed):
+    """v − z ∈ step·∂R(z) decides the prox of a convex R, and every set of nodes decides ∂R."""
+    d = 1 + seed % 7
+    penalty = some_graph(d, 2 * d, seed) if d > 1 else graph([], nodes=1)
+    v = normal(5, d, seed=seed)
+    v = (2 * v).round() / 2 if seed % 2 else v
+    for step in (0.0, 0.03, 0.3, 1.0, 50.0):
+        z = penalty.prox(v, step)
+        for k in range(5):
+            check_element(penalty, (v - z)[k].numpy(), z[k].numpy(), step)
+
+
+@pytest.mark.parametrize("d", [4, 12, 30])
+def test_a_conic_solver(d):
+    cvxpy = pytest.importorskip("cvxpy")
+    tight = {f"tol_{name}": 1e-13 for name in ("gap_abs", "gap_rel", "feas")}
+    for seed in range(4):
+        penalty = some_graph(d, 3 * d, seed)
+        v = normal(d, seed=seed)
+        for step in (0.02, 0.2):
+            z = cvxpy.Variable(d)
+            objective = cvxpy.sum_squares(z - v.numpy()) / 2 + step * penalty.as_cvxpy(z)
+            cvxpy.Problem(cvxpy.Minimize(objective)).solve(solver="CLARABEL", **tight)
+            np.testing.assert_allclose(penalty.prox(v, step).numpy(), z.value, atol=1e-6)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 17, 200])
+def test_a_path_is_the_chain(d):
+    chain, line = regmax.penalty("tv"), path(d)
+    on = normal(6, d, seed=9) > -1
+    v = normal(6, d, seed=d)
+    for step in (0.0, 0.1, 1.0, 7.0, 1e30):
+        assert torch.equal(line.prox(v, step), chain.prox(v, step))
+    for step in (0.1, 0.5, 1.0):  # with ties, groups that touch may count as one or two
+        a, b = line.prox(v.round(), step), chain.prox(v.round(), step)
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-15)
+        torch.testing.assert_close(line.value(v), chain.value(v))
+        joined = line.groups(v)
+        same = chain.groups(v)
+        assert torch.equal(joined[:, 1:] == joined[:, :-1], same[:, 1:] == same[:, :-1])
+    # a masked entry of a chain is skipped; that of a graph takes its edges with it
+    parts = line.prox(v, 0.1, on)
+    for k in range(6):
+        for _, run in itertools.groupby(range(d), key=lambda i: bool(on[k, i])):
+            at = list(run)
+            if on[k, at[0]]:
+                assert torch.equal(parts[k, at], chain.prox(v[k, at], 0.1))
+
+
+def test_a_clique_is_ordered_weights():
+    for d in (2, 5, 30):
+        penalty = graph(list(itertools.combinations(range(d), 2)))
+        clique = regmax.penalty("clique_tv")
+        v = normal(8, d, seed=d)
+        for step in (0.01, 0.1, 1.0):
+            a, b = penalty.prox(v, step), clique.prox(v, step)
+            a = a - a.amax(-1, keepdim=True)
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+        torch.testing.assert_close(penalty.value(v), clique.value(v))
+
+
+def test_a_grid():
+    penalty = regmax.penalty("grid_tv", shape=(2, 3))
+    y = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 7.0]])
+    assert penalty.value(y.flatten()).item() == (1 + 2) + (0 + 5) + (2 + 1 + 4)
+    assert penalty.entries == 6
+    row = regmax.penalty("grid_tv", shape=(1, 9))
+    v = normal(4, 9, seed=1)
+    assert torch.equal(row.prox(v, 0.3), regmax.penalty("tv").prox(v, 0.3))
+
+
+def test_groups_are_connected():
+    penalty = regmax.penalty("grid_tv", shape=(2, 3))
+    z = torch.tensor([1.0, 2.0, 1.0, 1.0, 2.0, 2.0])
+    assert penalty.groups(z).tolist() == [0, 1, 2, 0, 1, 1]
+    mask = torch.tensor([True, False, True, True, True, True])
+    assert penalty.groups(z, mask).tolist() == [0, 1, 2, 0, 4, 4]
+    without = graph([(0, 1), (1, 2)], weights=[0.0, 1.0])
+    assert without.groups(torch.zeros(3)).tolist() == [0, 1, 1]
+    given = torch.stack([z, torch.ones(6)]).expand(3, 2, 6)
+    assert torch.equal(torch.func.vmap(penalty.groups)(given), penalty.groups(given))
+
+
+def test_groups_are_equal_to_the_bit():
+    penalty = regmax.penalty("grid_tv", shape=(8, 8))
+    for dtype in (torch.float32, F64):
+        v = normal(20, 64, seed=2, dtype=dtype)
+        for step in (0.05, 0.3, 1.0):
+            z = penalty.prox(v, step)
+            assert z.dtype == dtype
+            tails, heads = penalty.graph.on(v.device)
+            jumps = (z[:, tails] - z[:, heads]).abs()
+            assert not ((jumps > 0) & (jumps < 1e-6 if dtype == F64 else jumps < 0)).any()
+            assert bool((jumps == 0).any())
+            wide = penalty.prox(v.double(), step)
+            assert torch.equal(z, wide.to(dtype))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_subgradients(seed):
+    """In ∂R(y) whatever ``near``; ``near`` itself where that is one."""
+    d = 2 + seed % 5
+    penalty = some_graph(d, 2 * d, seed)
+    y = (2 * normal(4, d, seed=seed)).round() / 2
+    on = normal(4, d, seed=seed + 50) > -0.7
+    for mask in (None, on):
+        for step in (0.0, 0.2, 3.0):
+            near = normal(4, d, seed=seed + 100)
+            u = penalty.subgradient(y, near, step, mask)
+            again = penalty.subgradient(y, u, step, mask)
+            torch.testing.assert_close(again, u, rtol=0, atol=1e-13)
+            for k in range(4):
+                some = None if mask is None else mask[k].numpy()
+                check_element(penalty, u[k].numpy(), y[k].numpy(), step, some)
+        element = penalty.any_subgradient(y, mask)
+        for k in range(4):
+            some = None if mask is None else mask[k].numpy()
+            check_element(penalty, element[k].numpy(), y[k].numpy(), 1.0, some)
+
+
+def test_masked_is_the_graph_of_participants():
+    penalty = graph(weights=WEIGHTS)
+    v = normal(5, 6, seed=4)
+    mask = torch.tensor([True, True, False, True, True, False])
+    kept = [(e, w) for e, w in zip(EDGES, WEIGHTS, strict=True) if not {2, 5} & set(e)]
+    place = {0: 0, 1: 1, 3: 2, 4: 3}
+    small = graph([(place[i], place[j]) for (i, j), _ in kept], weights=[w for _, w in kept])
+    held = v.masked_fill(~mask, torch.nan)
+    z = penalty.prox(held, 0.3, mask.expand(5, 6))
+    assert torch.equal(z[:, mask], small.prox(v[:, mask], 0.3))
+    assert (z[:, ~mask] == 0).all()
+    torch.testing.assert_close(penalty.value(held, mask.expand(5, 6)), small.value(v[:, mask]))
+
+
+def test_steps_and_rows():
+    penalty = graph(weights=WEIGHTS)
+    v = normal(2, 3, 6, seed=5)
+    step = torch.tensor([[[0.1], [0.3], [2.0]]])
+    z = penalty.prox(v, step)
+    for i, j in itertools.product(range(2), range(3)):
+        assert torch.equal(z[i, j], penalty.prox(v[i, j], step[0, j].double()))
+    assert torch.equal(penalty.prox(v, 0.0), v)
+    far = penalty.prox(v, 1e30)
+    torch.testing.assert_close(far, v.mean(-1, keepdim=True).expand_as(v))
+    assert (far == far[..., :1]).all()
+    assert penalty.prox(v[:0], 0.1).shape == (0, 3, 6)
+    assert penalty.groups(v[:0]).shape == (0, 3, 6)
+    v[0, 1, 2] = torch.nan
+    spoilt = penalty.prox(v, 0.1)
+    assert spoilt[0, 1].isnan().all()
+    assert not spoilt[0, [0, 2]].isnan().any()
+    assert penalty.prox(v, -0.1).isnan().all()
+    twice, once = graph([(0, 1)] * 2).prox(v[1, :, :2], 0.1), path(2).prox(v[1, :, :2], 0.2)
+    assert torch.equal(twice, once)
+
+
+def test_isolated_nodes_and_no_edges():
+    v = normal(4, 5, seed=6)
+    assert torch.equal(graph([], nodes=5).prox(v, 0.3), v)
+    assert (graph([], nodes=5).value(v) == 0).all()
+    z = graph([(1, 3)], nodes=5).prox(v, 0.1)
+    assert torch.equal(z[:, [0, 2, 4]], v[:, [0, 2, 4]])
+    layer = regmax.RegularizedMax(
+        regmax.Penalized(regmax.regularizer("entropy"), graph([], nodes=5), 0.3)
+    )
+    torch.testing.assert_close(layer(v), v.softmax(-1))
+
+
+numbers = st.one_of(
+    st.sampled_from([0.0, 1.0, -1.0, 1e-300, 1e12, -1e12, 1e150]),
+    st.floats(-10, 10, allow_subnormal=False),
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_hard_rows(data):
+    """v − z is, up to the rounding of the row, the nearest element of step·∂R(z)."""
+    d = data.draw(st.integers(1, 9))
+    pair = st.tuples(st.integers(0, d - 1), st.integers(0, d - 1)).filter(lambda e: e[0] != e[1])
+    edges = data.draw(st.lists(pair, max_size=20)) if d > 1 else []
+    weights = data.draw(
+        st.lists(
+            st.sampled_from([0.0, 1e-9, 0.3, 1.0, 1e9]),
+            min_size=len(edges),
+            max_size=len(edges),
+        )
+    )
+    v = torch.tensor([data.draw(st.lists(numbers, min_size=d, max_size=d))], dtype=F64)
+    step = data.draw(st.sampled_from([0.0, 1e-3, 0.1, 1.0, 1e3, 1e30, 1e300]))
+    penalty = graph(edges, weights=weights, nodes=d)
+    z = penalty.prox(v, step)
+    size = v.abs().max().item()
+    assert z.isfinite().all()
+    assert (z <= v.max()).all()
+    assert (z >= v.min()).all()
+    assert abs((z - v).sum().item()) <= 1e-13 * d * size
+    most = step * max(weights, default=0.0) * len(edges)
+    if most < 1e3 * (1 + size):
+        u = penalty.subgradient(z, v - z, step)
+        assert (u - (v - z)).abs().max().item() <= 1e-12 * (size + most)
+
+
+@pytest.mark.parametrize("base", ["gini", "entropy"])
+def test_gradients(base):
+    def f(x, w, lam):
+        omega = regmax.Penalized(regmax.regularizer(base), graph(weights=w), lam)
+        return regmax.RegularizedMax(omega)(x)
+
+    x = (2 * normal(3, 6, seed=1)).requires_grad_()
+    w = torch.tensor(WEIGHTS, dtype=F64, requires_grad=True)
+    lam = torch.tensor(0.2, dtype=F64, requires_grad=True)
+    y = f(x, w, lam)
+    assert (y[:, 1:] == y[:, :-1]).any()
+    assert gradcheck(f, (x, w, lam))
+    assert gradgradcheck(f, (x, w, lam))
+    loss = lambda x, w, lam: f(x, w, lam).square().sum()  # noqa: E731
+    found = torch.func.grad(loss, (0, 1, 2))(*(t.detach() for t in (x, w, lam)))
+    for a, b in zip(found, torch.autograd.grad(loss(x, w, lam), (x, w, lam)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transforms():
+    penalty = regmax.penalty("grid_tv", shape=(2, 3))
+    layer = regmax.RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), penalty, 0.2))
+    x = normal(4, 6, seed=3)
+    assert torch.equal(torch.func.vmap(layer)(x), layer(x))
+    forward = torch.func.vmap(torch.func.jacfwd(layer))(x)
+    backward = torch.func.vmap(torch.func.jacrev(layer))(x)
+    torch.testing.assert_close(forward, backward, rtol=0, atol=1e-15)
+
+
+def test_the_maximum_learns_too():
+    w = torch.tensor(WEIGHTS, dtype=F64, requires_grad=True)
+    layer = regmax.RegularizedMax(
+        regmax.Penalized(regmax.regularizer("entropy"), graph(weights=w), 0.2)
+    )
+    x = normal(3, 6, seed=1)
+    (g,) = torch.autograd.grad(layer.max(x).sum(), w)
+    y = layer(x).detach()
+    tails, heads = layer.omega.penalty.graph.on(x.device)
+    expected = -0.2 * (y[:, tails] - y[:, heads]).abs().sum(0)
+    torch.testing.assert_close(g, expected)
+
+
+@pytest.mark.parametrize("name", ["gini", "entropy", "tsallis", "pnorm"])
+def test_certificates(name):
+    penalty = regmax.penalty("grid_tv", shape=(7, 9))
+    omega = regmax.Penalized(regmax.regularizer(name), penalty, 0.05)
+    x = normal(8, 63, seed=7)
+    solution = regmax.RegularizedMax(omega).solve(x)
+    assert solution.error_bound.max() < 1e-8
+    assert "prox(grid_tv)" in regmax.RegularizedMax(omega).explain(x)
+
+
+def test_a_base_without_symmetry_goes_to_a_solver():
+    class Priced(regmax.Regularizer):
+        def value(self, y):
+            return (torch.linspace(1, 2, 6, dtype=y.dtype) * y.square()).sum(-1) / 2
+
+    omega = regmax.Penalized(Priced(), graph(), 0.1)
+    solution = regmax.RegularizedMax(omega).solve(normal(5, 6, seed=8))
+    assert solution.error_bound.max() < 1e-8
+
+
+def test_rows_of_another_length():
+    penalty = regmax.penalty("grid_tv", shape=(2, 3))
+    omega = regmax.Penalized(regmax.regularizer("gini"), penalty, 0.1)
+    assert omega.entries == 6
+    for x, dim in ((torch.zeros(2, 5), -1), (torch.zeros(7, 6), 0)):
+        with pytest.raises(ValueError, match=r"x must have 6 entries along dim=\d, as .*GridTV"):
+            regmax.RegularizedMax(omega, dim=dim)(x)
+    for call in (penalty.value, penalty.groups, lambda y: penalty.prox(y, 0.1)):
+        with pytest.raises(ValueError, match=r"6 nodes, .* rows have 5 entries"):
+            call(torch.zeros(2, 5))
+    other = regmax.Penalized(omega.base, regmax.penalty("owl", weights=[1.0, 0.0]), 0.1)
+    with pytest.raises(ValueError, match="x must have 2 entries"):
+        regmax.RegularizedMax(other)(torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"edges": [(0, 0)]}, ValueError, r"edges must be pairs .*got \(0, 0\) at index 0"),
+        ({"edges": [(0, 1), (2, -1)]}, ValueError, r"edges .* got \(2, -1\) at index 1"),
+        ({"edges": [(0, 1.5)]}, TypeError, r"edges .* got float64"),
+        ({"edges": torch.zeros(2, 2)}, TypeError, r"edges .* got float32"),
+        ({"edges": 3}, TypeError, r"edges .* got 3"),
+        ({"edges": [(0, 1, 2)]}, ValueError, r"edges .* got shape \(1, 3\)"),
+        ({"edges": [(0, 1), (1,)]}, TypeError, r"edges .* got \[\(0, 1\), \(1,\)\]"),
+        ({"edges": []}, ValueError, r"nodes must be given where there are no edges"),
+        ({"edges": [(0, 3)], "nodes": 3}, ValueError, r"nodes must be >= 4.*; got 3"),
+        ({"edges": [(0, 3)], "nodes": 4.0}, TypeError, r"nodes must be an int or None; got 4.0"),
+        ({"edges": [(0, 1)], "weights": [1, 2]}, ValueError, r"weights .* shape \(2,\) for 1"),
+        ({"edges": [(0, 1)], "weights": [-1]}, ValueError, r"weights .* got -1 at index 0"),
+        ({"edges": [(0, 1)], "weights": [np.inf]}, ValueError, r"weights .* got inf at index 0"),
+        ({"edges": [(0, 1)], "weights": 2.0}, TypeError, r"weights must be numbers >= 0.* got 2.0"),
+        ({"edges": [(0, 1)], "weights": torch.ones(1, dtype=int)}, TypeError, r"got torch.int64"),
+    ],
+)
+def test_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        regmax.penalty("graph_tv", **arguments)
+
+
+@pytest.mark.parametrize("shape", [3, (3,), (2, 0), (2, 2.0), (2, True), "ab"])
+def test_shapes(shape):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"shape must be \(h, w\), two ints >= 1; got"
+    ):
+        regmax.penalty("grid_tv", shape=shape)
+
+
+def test_weights_that_leave_their_range():
+    w = torch.ones(len(EDGES), dtype=F64, requires_grad=True)
+    layer = regmax.RegularizedMax(
+        regmax.Penalized(regmax.regularizer("gini"), graph(weights=w), 0.1)
+    )
+    layer(normal(2, 6))
+    with torch.no_grad():
+        w[3] = -0.5
+    with pytest.raises(ValueError, match=r"weights must be finite and >= 0; got -0.5 at index 3"):
+        layer(normal(2, 6))
+
+
+def test_threads_share_rows():
+    penalty = regmax.penalty("grid_tv", shape=(14, 14))
+    v = normal(64, 196, seed=1)
+    one = penalty.prox(v, 0.2)
+    torch.set_num_threads(2)
+    assert torch.equal(penalty.prox(v, 0.2), one)
+
+
+def test_without_numba():
+    """The same functions, not compiled: the same numbers."""
+    script = (
+        "import sys; sys.modules['numba'] = None\n"
+        "import json, torch, regmax\n"
+        "import regmax_graph\n"
+        "assert not regmax_graph.compiled()\n"
+        "x = torch.randn(2, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(3))\n"
+        "p = regmax.penalty('grid_tv', shape=(3, 4))\n"
+        "z = p.prox(x, .3); mask = x > -1\n"
+        "print(json.dumps([z.tolist(), p.prox(x, .3, mask).tolist(), p.groups(z).tolist(),\n"
+        "                  p.subgradient(z, x - z, .3).tolist(), p.prox(x, 1e300).tolist()]))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True
+    )
+    x = normal(2, 12, seed=3)
+    p = regmax.penalty("grid_tv", shape=(3, 4))
+    z = p.prox(x, 0.3)
+    expected = [z, p.prox(x, 0.3, x > -1), p.groups(z), p.subgradient(z, x - z, 0.3)]
+    expected.append(p.prox(x, 1e300))
+    for found, right in zip(json.loads(run.stdout), expected, strict=True):
+        assert torch.equal(torch.tensor(found, dtype=right.dtype), right)

@@ -1,0 +1,243 @@
+"""Ordered weights: against a conic solver, every order, OSCAR; groups; gradients; refusals."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mapping_checks import normal
+from torch.autograd import gradcheck, gradgradcheck
+
+import regmax
+
+F64 = torch.float64
+ROWS = [
+    [2.0, 1.5, 1.0, 0.3, -0.4, -1.0],
+    [1.0, 1.0, 1.0, 0.0, 0.0, 0.0],
+    [0.0, 0.0, 0.0, 0.0, 0.0, -3.0],
+    [5.0, 4.0, 3.0, 2.0, 1.0, 0.0],
+    [-1.0] * 6,
+]
+
+
+def owl(weights):
+    return regmax.penalty("owl", weights=weights)
+
+
+def brute_value(w, y):
+    """max over all orders: w does not increase."""
+    return max(float(np.dot(w, p)) for p in itertools.permutations(y))
+
+
+def check_element(w, u, y, step):
+    """u ∈ step·∂R(y) up to a shift: its largest k entries add up to no more than those of step·w,
+    and ⟨u, y⟩ = step·R(y)."""
+    u = u - (u.sum() - step * sum(w)) / len(w)
+    tops = np.sort(u)[::-1].cumsum() - step * np.cumsum(w)
+    size = 1e-12 * (1 + step * np.abs(w).max() + np.abs(u).max())
+    assert tops.max() <= size
+    assert abs(u @ y - step * np.dot(w, np.sort(y)[::-1])) <= size * len(w) * (1 + np.abs(y).max())
+
+
+@pytest.mark.parametrize("w", ROWS, ids=str)
+def test_the_definition(w):
+    penalty = owl(w)
+    y = (2 * normal(4, 6, seed=1)).round() / 2
+    for row, value in zip(y.tolist(), penalty.value(y).tolist(), strict=True):
+        assert value == pytest.approx(brute_value(w, row))
+    for step in (0.0, 0.03, 0.4, 5.0):
+        for v in (y, normal(4, 6, seed=2)):
+            z = penalty.prox(v, step)
+            near = normal(4, 6, seed=3)
+            for point, u in ((z, v - z), (v, penalty.subgradient(v, near, step))):
+                for k in range(4):
+                    check_element(w, u[k].numpy(), point[k].numpy(), step)
+            again = penalty.subgradient(z, v - z, step) - (v - z)
+            assert (again - again.mean(-1, keepdim=True)).abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("w", ROWS, ids=str)
+def test_a_conic_solver(w):
+    cvxpy = pytest.importorskip("cvxpy")
+    tight = {f"tol_{name}": 1e-13 for name in ("gap_abs", "gap_rel", "feas")}
+    penalty = owl(w)
+    for seed in range(3):
+        v = normal(6, seed=seed)
+        for step in (0.05, 0.5):
+            z = cvxpy.Variable(6)
+            objective = cvxpy.sum_squares(z - v.numpy()) / 2 + step * penalty.as_cvxpy(z)
+            cvxpy.Problem(cvxpy.Minimize(objective)).solve(solver="CLARABEL", **tight)
+            expected = z.value - z.value.max()
+            np.testing.assert_allclose(penalty.prox(v, step).numpy(), expected, atol=2e-6)
+
+
+def test_oscar_and_the_clique_are_ordered_weights():
+    d = 9
+    k = torch.arange(1, d + 1)
+    v = normal(5, d, seed=3)
+    on = normal(5, d, seed=4) > -0.8
+    for name, w in (("oscar", d - k), ("clique_tv", d + 1 - 2 * k)):
+        special, general = regmax.penalty(name), owl(w.double())
+        for step in (0.01, 0.1, 1.0):
+            torch.testing.assert_close(special.prox(v, step), general.prox(v, step))
+            torch.testing.assert_close(special.prox(v, step, on), general.prox(v, step, on))
+        torch.testing.assert_close(special.value(v), general.value(v))
+    pairs = (v.unsqueeze(-1) - v.unsqueeze(-2)).abs().sum((-1, -2)) / 2
+    torch.testing.assert_close(special.value(v), pairs)
+
+
+@pytest.mark.parametrize("name", ["oscar", "clique_tv"])
+def test_oscar_and_the_clique_take_the_shorter_row(name):
+    penalty = regmax.penalty(name)
+    v, mask = normal(3, 7, seed=5), torch.tensor([1, 0, 1, 1, 0, 1, 1]).bool()
+    held, on = v.masked_fill(~mask, torch.nan), mask.expand(3, 7)
+    assert torch.equal(penalty.prox(held, 0.2, on)[:, mask], penalty.prox(v[:, mask], 0.2))
+    torch.testing.assert_close(penalty.value(held, on), penalty.value(v[:, mask]))
+
+
+def test_masked_rows_have_the_first_weights():
+    w = ROWS[0]
+    v, mask = normal(3, 6, seed=5), torch.tensor([1, 0, 1, 1, 0, 1]).bool()
+    held, on = v.masked_fill(~mask, torch.nan), mask.expand(3, 6)
+    short = owl(w[:4])
+    z = owl(w).prox(held, 0.2, on)
+    assert torch.equal(z[:, mask], short.prox(v[:, mask], 0.2))
+    assert (z[:, ~mask] == 0).all()
+    torch.testing.assert_close(owl(w).value(held, on), short.value(v[:, mask]))
+    # as of a point of the face of Δ
+    y = normal(3, 6, seed=6).abs() * mask
+    torch.testing.assert_close(owl(w).value(y, on), owl(w).value(y))
+
+
+def test_groups_are_ties_of_unequal_weights():
+    z = torch.tensor([1.0, 3.0, 1.0, 2.0, 2.0, 1.0])
+    ids = owl([3.0, 2.0, 2.0, 1.0, 1.0, 0.5]).groups(z)
+    assert len({ids[i].item() for i in (0, 2, 5)}) == 1
+    assert ids[3] != ids[4]
+    assert len(set(ids.tolist())) == 4
+    assert set(ids.tolist()) <= set(range(6))
+    given = torch.stack([z, torch.ones(6)]).expand(3, 2, 6)
+    penalty = owl(ROWS[0])
+    assert torch.equal(torch.func.vmap(penalty.groups)(given), penalty.groups(given))
+
+
+def test_equal_weights_are_no_penalty():
+    x = normal(4, 6, seed=7).requires_grad_()
+    omega = regmax.Penalized(regmax.regularizer("entropy"), owl([3.0] * 6), 0.5)
+    y = regmax.RegularizedMax(omega)(x)
+    torch.testing.assert_close(y, x.softmax(-1))
+    v = normal(4, 6, seed=8)
+    found = torch.autograd.grad(y, x, v)[0]
+    torch.testing.assert_close(found, torch.autograd.grad(x.softmax(-1), x, v)[0])
+
+
+def test_float32_groups_are_equal():
+    penalty = regmax.penalty("clique_tv")
+    v = normal(20, 50, seed=2, dtype=torch.float32)
+    z = penalty.prox(v, 0.01)
+    assert z.dtype == torch.float32
+    assert torch.equal(z, penalty.prox(v.double(), 0.01).float())
+    sizes = [len(set(row.tolist())) for row in z]
+    assert max(sizes) < 50
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.data())
+def test_hard_rows(data):
+    d = data.draw(st.integers(1, 8))
+    number = st.one_of(st.sampled_from([0.0, 1.0, -1e9, 1e9, 1e-200]), st.floats(-5, 5))
+    v = data.draw(st.lists(number, min_size=d, max_size=d))
+    w = sorted(data.draw(st.lists(number, min_size=d, max_size=d)), reverse=True)
+    step = data.draw(st.sampled_from([0.0, 1e-3, 1.0, 1e6, 1e30]))
+    x = torch.tensor([v], dtype=F64)
+    z = owl(w).prox(x, step)
+    assert z.isfinite().all()
+    assert z.max() == 0
+    most = 1 + x.abs().max().item()
+    if step * (w[0] - w[-1]) < 1e12:
+        order = x[0].argsort(descending=True)
+        assert (z[0][order].diff() <= 0).all()
+        noise = 1e-14 * (most + step * (w[0] - w[-1]))
+        u = (x - z)[0].numpy()
+        u = u - u.mean() + step * np.mean(w)
+        tops = np.sort(u)[::-1].cumsum() - step * np.cumsum(w)
+        assert tops.max() <= 8 * d * noise + 1e-15 * step * np.abs(w).max() * d * 8
+
+
+@pytest.mark.parametrize("base", ["gini", "entropy"])
+def test_gradients(base):
+    def f(x, w, lam):
+        return regmax.RegularizedMax(regmax.Penalized(regmax.regularizer(base), owl(w), lam))(x)
+
+    x = (normal(3, 6, seed=1) / 2).requires_grad_()
+    w = torch.tensor(ROWS[0], dtype=F64, requires_grad=True)
+    lam = torch.tensor(0.2, dtype=F64, requires_grad=True)
+    y = f(x, w, lam)
+    ordered = y.sort(-1).values
+    assert ((ordered.diff() == 0) & (ordered[:, 1:] > 0)).any()
+    assert gradcheck(f, (x, w, lam))
+    assert gradgradcheck(f, (x, w, lam))
+    loss = lambda x, w, lam: f(x, w, lam).square().sum()  # noqa: E731
+    found = torch.func.grad(loss, (0, 1, 2))(*(t.detach() for t in (x, w, lam)))
+    for a, b in zip(found, torch.autograd.grad(loss(x, w, lam), (x, w, lam)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+def test_a_layer_of_float32_with_weights_of_float64():
+    omega = regmax.Penalized(regmax.regularizer("gini"), owl(ROWS[0]), 0.3)
+    x = normal(3, 6, seed=1, dtype=torch.float32)
+    y = regmax.RegularizedMax(omega)(x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), regmax.RegularizedMax(omega)(x.double()))
+
+
+@pytest.mark.parametrize("name", ["gini", "entropy", "pnorm"])
+def test_certificates(name):
+    for penalty in (owl(torch.linspace(1, -1, 30)), regmax.penalty("clique_tv")):
+        omega = regmax.Penalized(regmax.regularizer(name), penalty, 0.02)
+        solution = regmax.RegularizedMax(omega).solve(normal(8, 30, seed=7))
+        assert solution.error_bound.max() < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("weights", "error", "message"),
+    [
+        ([1.0, 2.0], ValueError, r"weights must not increase; got 1 at index 0 and then 2"),
+        ([1.0, np.nan], ValueError, r"weights must be finite; got nan at index 1"),
+        (3, TypeError, r"weights must be numbers w_1 >= .*; got 3"),
+        ("ab", TypeError, r"weights must be .*; got 'ab'"),
+        (torch.tensor([2, 1]), TypeError, r"weights must be .*; got torch.int64"),
+        (torch.ones(2, 2), ValueError, r"weights must be .*; got shape \(2, 2\)"),
+        ([], ValueError, r"weights must be .*; got \[\]"),
+    ],
+)
+def test_arguments(weights, error, message):
+    with pytest.raises(error, match=message):
+        owl(weights)
+
+
+def test_rows_of_another_length():
+    penalty = owl(ROWS[0])
+    with pytest.raises(ValueError, match="there are 6, and rows have 5 entries"):
+        penalty.value(torch.zeros(2, 5))
+    layer = regmax.RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), penalty, 0.1))
+    with pytest.raises(ValueError, match=r"x must have 6 entries along dim=1, as .*OWL"):
+        layer(torch.zeros(2, 5))
+    grid = regmax.penalty("grid_tv", shape=(2, 2))
+    inner = regmax.Penalized(regmax.regularizer("gini"), grid, 0.1)
+    with pytest.raises(ValueError, match=r"rows of 4 entries, and OWL\(.*\) for rows of 6"):
+        _ = regmax.Penalized(inner, penalty, 0.1).entries
+
+
+def test_weights_that_leave_their_range():
+    w = torch.tensor(ROWS[0], dtype=F64, requires_grad=True)
+    layer = regmax.RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), owl(w), 0.1))
+    layer(normal(2, 6))
+    with torch.no_grad():
+        w[3] = 7.0
+    with pytest.raises(ValueError, match="weights must not increase; got 1 at index 2 and then 7"):
+        layer(normal(2, 6))
