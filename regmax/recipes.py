@@ -57,7 +57,7 @@ def _form(part: Any) -> list[Any]:
             "and there must be no other tensor"
         )
     if kind == "penalty" and not held:
-        _KNOWN[part.name, tuple(getattr(part, name) for name in names)] = frozen(part)
+        _KNOWN[(part.name, *(getattr(part, name) for name in names))] = frozen(part)
     return [kind, part.name]
 
 
@@ -114,5 +114,6 @@ def _made(form: list[Any], prefix: str, items: dict[str, Any]) -> Any:
             return cls(**{name: _made(f, f"{prefix}{name}.", items) for f, name in below}, **own)
     found = registry().get(word, inner[0])
     own = {name: items[prefix + name] for name in parameters_of(found)}
-    known = all(map(_is_plain, own.values())) and _KNOWN.get((inner[0], tuple(own.values())))
-    return known or found(**own)
+    if all(map(_is_plain, own.values())) and (inner[0], *own.values()) in _KNOWN:
+        return _KNOWN[(inner[0], *own.values())]
+    return found(**own)

@@ -319,13 +319,13 @@ def test_only_what_its_arguments_make_again_is_recorded(monkeypatch):
         def __init__(self, mode="a", k=2):
             self.mode, self.k = mode, k
 
-    from regmax import opaque, roads
+    from regmax import opaque, recipes, roads
 
     class Known:
-        def regularizers(self):
+        def names(self, kind):
             return {"learner": Learner}
 
-    monkeypatch.setattr(opaque, "registry", Known)
+    monkeypatch.setattr(recipes, "registry", Known)
     omega = Learner()
     assert opaque.not_recordable(omega, roads.Settings()) is None
     omega.s = nn.Parameter(torch.ones(()))
