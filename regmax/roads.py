@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import simplex
 from .algebra import unscaled
+from .diagnosis import diagnose, refuted
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from .fused import kernel_of, values
 from .optimality import Certificate, Problem
@@ -151,7 +152,10 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         found = _better(found, solve(problem, other, tol, settings.max_iter), tol)
     checked_value(omega, simplex.inward(found.y))
     problem.check_convex(found.y)
-    _report_failure(found, tol, settings.on_failure)
+    wrong = refuted(problem, found.y, found.certificate.gap)
+    if wrong is not None:
+        raise RegularizerError(f"{who(omega)}: {wrong}")
+    _report_failure(problem, found, tol, settings.on_failure)
     return Road(found.y, found.path, why, found)
 
 
@@ -183,7 +187,7 @@ def _better(a: Solved, b: Solved, tol: float) -> Solved:
     )
 
 
-def _report_failure(found: Solved, tol: float, on_failure: OnFailure) -> None:
+def _report_failure(problem: Problem, found: Solved, tol: float, on_failure: OnFailure) -> None:
     bound = found.certificate.error_bound
     failed = ~(bound <= tol)
     if on_failure == "ignore" or not bool(failed.any()):
@@ -197,6 +201,11 @@ def _report_failure(found: Solved, tol: float, on_failure: OnFailure) -> None:
         f"{worst:.2g}, gap {gap:.2g}). Raise max_iter or tol, compute in float64, "
         "or try another solver"
     )
+    defect = diagnose(problem, found.y, failed)
+    if defect is not None:
+        message += f". {who(problem.omega)}: {defect.said}"
+        if defect.broken:
+            raise RegularizerError(message)
     if on_failure == "raise":
         raise ConvergenceError(message)
     warnings.warn(message, ConvergenceWarning, stacklevel=2)
