@@ -139,7 +139,7 @@ class Penalized(Regularizer):
         lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
         gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
         matters = gamma * (self.base.reach() + self.penalty.margin(lam, x.shape[-1]))
-        z = self.penalty.prox(x.double().clamp(min=-2 * matters), gamma * lam, mask)
+        z = self.penalty.prox(x.double().clamp(min=-16 * matters), gamma * lam, mask)
         top = z if mask is None else torch.where(mask, z, -torch.inf)
         return (z - top.amax(-1, keepdim=True)).to(x.dtype)
 

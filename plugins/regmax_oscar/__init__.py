@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import regmax
+from regmax import transforms
 from regmax.kernels import Kernel, Lazy
 
 from .isotonic import isotonic_decreasing, kernel
@@ -32,6 +34,25 @@ class OrderedPairs(Ordered):
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
         return step * d
 
+    def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        means = _tie_means()
+        learning = torch.is_grad_enabled() and v.requires_grad
+        if (
+            means is None
+            or learning
+            or not (transforms.may_look(v) and transforms.may_look(z))
+            or transforms.watched((v, z))
+            or transforms.batched(v)
+        ):
+            return super().average(v, z, mask)
+        d = z.shape[-1]
+        out = torch.empty(z.shape, dtype=v.dtype)
+        rows = [t.detach().reshape(-1, d).contiguous() for t in (v.expand_as(z), z)]
+        used = torch.empty(0, 0, dtype=torch.bool) if mask is None else mask.expand_as(z)
+        used = used.reshape(-1, d).contiguous() if mask is not None else used
+        means(*(t.numpy() for t in (*rows, used)), mask is not None, out.view(-1, d).numpy())
+        return out
+
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is OrderedPairs and type(base) is _gini()
         return KERNELS.get(x.device.type) if ours else None
@@ -42,6 +63,17 @@ class OrderedPairs(Ordered):
 
         i, j = np.triu_indices(y.size, 1)
         return cvxpy.sum(cvxpy.maximum(y[i], y[j])) if len(i) else cvxpy.Constant(0.0)
+
+
+@functools.cache
+def _tie_means() -> Callable[..., Any] | None:
+    """The numba kernel; None where numba is missing or finds no place to cache what it compiles."""
+    try:
+        from ._ties_numba import tie_means
+    except (ImportError, RuntimeError):
+        return None
+    means: Callable[..., Any] = tie_means
+    return means
 
 
 @functools.cache
