@@ -102,7 +102,10 @@ def _written(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) ->
     text = recipes.written(omega)
     given = recipes.arguments(text)
     numbers = {name: recipes.attribute(omega, name) for name in given if name not in names}
-    return json.dumps({"omega": text, "numbers": numbers, "tensors": names, "gamma": gamma})
+    fixed = set(names) - set(omega.per_row_tensors())
+    sizes = {name: list(recipes.attribute(omega, name).shape) for name in sorted(fixed)}
+    parts = {"omega": text, "numbers": numbers, "tensors": names, "sizes": sizes, "gamma": gamma}
+    return json.dumps(parts)
 
 
 def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
@@ -125,7 +128,9 @@ def _read(recipe: str) -> _Recipe:
     written: dict[str, Any] = json.loads(recipe)
     names = tuple(written["tensors"])
     # what is not on the CPU is not looked into: numbers out of range give NaN rows
-    items = {**written["numbers"], **{name: torch.empty((), device="meta") for name in names}}
+    sizes = {name: written["sizes"].get(name, ()) for name in names}
+    unseen = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
+    items = {**written["numbers"], **unseen}
     text = written["omega"]
     omega = recipes.made(text, [items[name] for name in recipes.arguments(text)])
     return _Recipe(

@@ -421,3 +421,43 @@ def test_without_numba():
     expected.append(p.prox(x, 1e300))
     for found, right in zip(json.loads(run.stdout), expected, strict=True):
         assert torch.equal(torch.tensor(found, dtype=right.dtype), right)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_recorded():
+    """One graph, without breaks, whose tensors are weights that learn."""
+    w = torch.tensor(WEIGHTS, dtype=F64, requires_grad=True)
+    x = normal(3, 6, seed=1)
+    for penalty in (graph(weights=w), graph(weights=WEIGHTS)):
+        layer = regmax.RegularizedMax(regmax.regularizer("gini") + 0.2 * penalty)
+        leaves = [x.clone().requires_grad_(), *([w] if penalty.weights is w else [])]
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        found, right = (
+            torch.autograd.grad(f(leaves[0]).square().sum(), leaves) for f in (compiled, layer)
+        )
+        for a, b in zip(found, right, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+    exported = torch.export.export(layer, (x,))
+    assert torch.equal(exported.module()(x), layer(x))
+
+
+def test_crosscheck():
+    pytest.importorskip("cvxpy")
+    penalty = regmax.penalty("grid_tv", shape=(2, 3))
+    omega = regmax.regularizer("entropy") + 0.1 * penalty
+    report = regmax.crosscheck(omega, normal(3, 6, seed=1), against=("generic", "cvxpy"))
+    assert report.ok, report.table()
+
+
+def test_layouts_and_weights_per_head():
+    penalty = regmax.penalty("grid_tv", shape=(2, 3))
+    lam = torch.tensor([0.1, 0.3], dtype=F64).reshape(2, 1, 1)
+    x = normal(4, 2, 5, 6, seed=2)
+    y = regmax.RegularizedMax(regmax.regularizer("gini") + lam * penalty)(x)
+    for k in range(2):
+        single = regmax.RegularizedMax(regmax.regularizer("gini") + float(lam[k]) * penalty)
+        assert torch.equal(y[:, k], single(x[:, k]))
+        along = regmax.RegularizedMax(single.omega, dim=1)(x[:, k].movedim(-1, 1))
+        assert torch.equal(along.movedim(1, -1), y[:, k])
+    assert (0.5 * penalty).entries == 6
+    assert (2 * (regmax.regularizer("gini") + 0.5 * penalty)).entries == 6
