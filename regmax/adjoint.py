@@ -15,12 +15,14 @@ compare with.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import simplex, transforms
+from .curvature import Inverse
 from .penalty import (
     Penalized,
     Penalty,
@@ -33,8 +35,17 @@ from .penalty import (
 from .regularizer import Regularizer, frozen, overrides
 
 
-def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
-    """y = Π_Ω(x), found without gradients, made a differentiable function of z = x/γ and of Ω."""
+def attach(
+    y: Tensor,
+    z: Tensor,
+    omega: Regularizer,
+    mask: Tensor | None,
+    inverse: Callable[[Tensor], Inverse | None] | None = None,
+) -> Tensor:
+    """y = Π_Ω(x), found without gradients, made a differentiable function of z = x/γ and of Ω.
+
+    ``inverse`` gives J on a support where a solver has factorised it already.
+    """
     if not torch.is_grad_enabled():
         return y
     if isinstance(omega, Penalized):
@@ -47,7 +58,14 @@ def attach(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Ten
         return y
     tensors = smooth.tensors(fixed=True)
     out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]
-        y, z, mask, frozen(smooth), penalty_of(omega), tuple(tensors), *tensors.values()
+        y,
+        z,
+        mask,
+        frozen(smooth),
+        penalty_of(omega),
+        inverse and inverse(movable(y)),
+        tuple(tensors),
+        *tensors.values(),
     )
     return out
 
@@ -86,6 +104,7 @@ class _Argmax(torch.autograd.Function):
         mask: Tensor | None,
         smooth: Regularizer,
         penalty: Penalty | None,
+        inverse: Inverse | None,
         names: tuple[str, ...],
         *tensors: Tensor,
     ) -> Tensor:
@@ -93,7 +112,7 @@ class _Argmax(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, mask, ctx.smooth, ctx.penalty, ctx.names, *tensors = inputs
+        _, _, mask, ctx.smooth, ctx.penalty, ctx.inverse, ctx.names, *tensors = inputs
         ctx.save_for_backward(output, mask, *tensors)
 
     @staticmethod
@@ -102,10 +121,15 @@ class _Argmax(torch.autograd.Function):
         smooth = ctx.smooth.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
         with transforms.full_precision(y.device.type):
             average = averaging(ctx.penalty, y, mask)
-            w = jacobian_product(smooth, average, y, v, movable(y))
-            wanted = ctx.needs_input_grad[6:]
+            again = torch.is_grad_enabled() or transforms.watched((v,)) or transforms.batched(v)
+            if ctx.inverse is not None and not again:
+                w = ctx.inverse(v if average is None else average(v))
+                w = w if average is None else average(w)
+            else:
+                w = jacobian_product(smooth, average, y, v, movable(y))
+            wanted = ctx.needs_input_grad[7:]
             theta = hyperparameter_product(smooth, ctx.names, tensors, wanted, y, w)
-        return None, w, None, None, None, None, *theta
+        return None, w, None, None, None, None, None, *theta
 
 
 def hyperparameter_product(

@@ -14,14 +14,16 @@ All operations are differentiable, so a second backward differentiates the first
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from . import transforms
+from .reduced import Reduced
 from .simplex import row_dot, tangent
 
 
@@ -39,6 +41,11 @@ class Curvature(ABC):
     @abstractmethod
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         """J v, the solution w of H_SS w_S + τ1 = v_S, 1ᵀw = 0, w = 0 off S."""
+
+    def inverse(self, support: Tensor) -> Inverse:
+        """v ↦ J v without derivatives, and a bound as :meth:`lowest` gives it: what can be
+        factorised is factorised once."""
+        return Applied(self, support)
 
     @abstractmethod
     def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
@@ -66,6 +73,51 @@ class Curvature(ABC):
         Exact for dense (0 where it is lost in rounding), safe for the others (an estimate for
         matrix-free); +inf where S has one element, as there is no such direction.
         """
+
+
+class Inverse(Protocol):
+    """J on a support: a function of v."""
+
+    @property
+    def lowest(self) -> Tensor:
+        """A lower bound on the least curvature, one per row."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """J v."""
+
+
+class Applied:
+    """J of a curvature that has nothing to factorise."""
+
+    def __init__(self, curvature: Curvature, support: Tensor) -> None:
+        self._curvature, self._support = curvature, support
+
+    @functools.cached_property
+    def lowest(self) -> Tensor:
+        return self._curvature.lowest(self._support)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._curvature.jacobian(v, self._support)
+
+
+class Later:
+    """J of a curvature, factorised when it is first asked for."""
+
+    def __init__(self, curvature: Curvature, support: Tensor) -> None:
+        self._make = functools.partial(curvature.inverse, support)
+
+    @functools.cached_property
+    def _inverse(self) -> Inverse:
+        with torch.no_grad():
+            return self._make()
+
+    @property
+    def lowest(self) -> Tensor:
+        return self._inverse.lowest
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self._inverse(v)
 
 
 def _single(support: Tensor) -> Tensor:
@@ -158,6 +210,17 @@ class Dense(Curvature):
 
     def matvec(self, v: Tensor) -> Tensor:
         return (self.matrix @ v.unsqueeze(-1)).squeeze(-1)
+
+    def block(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The entries ``index`` (n, m) of the matrices of ``rows`` (n,): (n, m, m)."""
+        d = self.matrix.shape[-1]
+        if self.matrix.ndim == 2:
+            return self.matrix[index.unsqueeze(-1), index.unsqueeze(-2)]
+        full = self.matrix.reshape(-1, d, d)
+        return full[rows[:, None, None], index.unsqueeze(-1), index.unsqueeze(-2)]
+
+    def inverse(self, support: Tensor) -> Inverse:
+        return Reduced(self.block, support)
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return Dense(self.matrix + torch.diag_embed(t.expand(self.matrix.shape[:-1])))
@@ -340,79 +403,3 @@ def _conjugate_gradients(
 
 DENSE_LIMIT = 512
 """Above this d, a curvature found by autograd is matrix-free instead of dense."""
-
-
-def by_autograd(
-    gradient: Callable[[Tensor], Tensor], y: Tensor, separable: bool | None
-) -> Curvature:
-    """∇²Ω(y) from ∇Ω alone: diagonal if Ω is separable, else dense or matrix-free.
-
-    With ``separable`` None, H r = (H1) ∘ r is tested on one random r. The result is
-    differentiable in y, and in whatever ``gradient`` depends on, when grad mode is enabled.
-    """
-    if transforms.watched((y,)):
-        return _by_transform(gradient, y, separable)
-    keep = torch.is_grad_enabled()
-    with torch.enable_grad():
-        z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
-        g = gradient(z)
-
-    def product(v: Tensor) -> Tensor:
-        if not g.requires_grad:
-            return torch.zeros_like(z)
-        (hv,) = torch.autograd.grad(
-            g, z, v, create_graph=torch.is_grad_enabled(), retain_graph=True, allow_unused=True
-        )
-        return torch.zeros_like(z) if hv is None else hv
-
-    with torch.set_grad_enabled(keep):
-        diagonal = product(torch.ones_like(y))
-        if separable is None:
-            # not a random vector: vmap does not allow them
-            probe = (torch.arange(y.shape[-1], dtype=y.dtype, device=y.device) * 12.9898).sin() + 2
-            got, expected = product(probe.expand_as(y)).detach(), diagonal.detach() * probe
-            tol = torch.finfo(y.dtype).eps ** 0.6
-            same = (got - expected).abs() <= tol * expected.abs()
-            # near 0 curvature may be so large that rounding hides the structure
-            separable = bool((same | (y.detach() <= torch.finfo(y.dtype).eps)).all())
-        if separable:
-            return Diagonal(diagonal)
-        if y.shape[-1] > DENSE_LIMIT:
-            return MatrixFree(product, y.dtype)
-        eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
-        return Dense(_columns(g, z, eye, product))
-
-
-def _by_transform(
-    gradient: Callable[[Tensor], Tensor], y: Tensor, separable: bool | None
-) -> Curvature:
-    """As :func:`by_autograd` where a transform looks on: nothing may depend on y's numbers."""
-    pull = torch.func.vjp(gradient, y)[1]  # H is symmetric: vᵀH = H v
-    if separable:
-        return Diagonal(pull(torch.ones_like(y))[0])
-    d = y.shape[-1]
-    if d > DENSE_LIMIT:
-        raise NotImplementedError(
-            f"transforms of torch.func, forward mode and compile need Ω to declare its curvature, "
-            f"or separable=True, above d = {DENSE_LIMIT}; got d = {d}"
-        )
-    eye = torch.eye(d, dtype=y.dtype, device=y.device)
-    rows = [pull(v.expand_as(y))[0] for v in eye]
-    return Dense(torch.stack(rows, -1))
-
-
-def _columns(g: Tensor, z: Tensor, eye: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-    """H, column by column: all at once where every operation of Ω can be vectorised."""
-    vectors = eye.view(-1, *(1,) * (z.ndim - 1), z.shape[-1]).expand(-1, *z.shape)
-    try:
-        (columns,) = torch.autograd.grad(
-            g,
-            z,
-            vectors,
-            create_graph=torch.is_grad_enabled(),
-            retain_graph=True,
-            is_grads_batched=True,
-        )
-    except RuntimeError:
-        columns = torch.stack([product(v) for v in vectors])
-    return columns.movedim(0, -1)

@@ -14,7 +14,7 @@ from .optimality import Problem
 from .regularizer import Regularizer, overrides
 from .roads import Road, Settings, closed_form, travel
 from .rows import Rows, prepare
-from .solution import Solution
+from .solution import Solution, Status
 
 
 def mapping(
@@ -57,7 +57,8 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
                 return composed, Road(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
             road = travel(rows, settings)
-        return attach(road.y, rows.z_from(road.y), omega, rows.mask), road
+        y = attach(road.y, rows.z_from(road.y), omega, rows.mask, road.inverse)
+        return y, road
 
 
 def smooth_max(rows: Rows, y: Tensor) -> Tensor:
@@ -93,14 +94,28 @@ def solution(rows: Rows, settings: Settings) -> Solution:
     except RuntimeError:  # Ω closes over a float32 tensor that does not mix with float64
         certificate = problem.certify(y.detach())
     bound = rows.restore_rows(certificate.error_bound.to(y.dtype))
-    none = torch.zeros_like(bound, dtype=torch.int64)
+    iterations = torch.zeros_like(bound, dtype=torch.int64)
+    if road.solved is not None:
+        iterations = road.solved.iterations
+    converged = bound <= settings.tolerance(rows.x.dtype)
     return Solution(
         y=rows.restore(y),
         value=smooth_max(rows, y),
         gap=rows.restore_rows(certificate.gap.to(y.dtype)),
         error_bound=bound,
-        iterations=none if road.solved is None else road.solved.iterations,
-        converged=bound <= settings.tolerance(rows.x.dtype),
+        iterations=iterations,
+        converged=converged,
         path=road.path,
         estimated=certificate.estimated,
+        status=_status(rows, converged, iterations >= settings.max_iter),
+        trace=settings.trace,
     )
+
+
+def _status(rows: Rows, converged: Tensor, spent: Tensor) -> Tensor:
+    status = torch.where(spent, Status.BUDGET, Status.STALLED)
+    status = torch.where(converged, Status.CONVERGED, status)
+    for where, what in ((rows.empty, Status.EMPTY), (rows.spoilt, Status.SPOILT)):
+        if where is not None:
+            status = torch.where(where.squeeze(-1), what, status)
+    return status.to(torch.int8)

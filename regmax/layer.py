@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from .penalty import Penalized, smooth_part
 from .plugins import registry
 from .regularizer import Regularizer, overrides
 from .rows import Rows, outside_inference, prepare
-from .solution import Solution
+from .solution import Solution, Trace
 from .solvers import Solver
 
 
@@ -105,15 +107,32 @@ class RegularizedMax(nn.Module):
         return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
 
     @outside_inference
-    def solve(self, x: Tensor, mask: Tensor | None = None) -> Solution:
-        """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken."""
-        if torch.compiler.is_dynamo_compiling():
-            solved: Solution = self._recorded(self._solve, "solve", x, mask)
-            return solved
-        return self._solve(x, mask)
+    def solve(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        y0: Tensor | None = None,
+        trace: bool = False,
+    ) -> Solution:
+        """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken.
 
-    def _solve(self, x: Tensor, mask: Tensor | None) -> Solution:
-        return engine.solution(self._rows(x, mask), self.settings)
+        ``y0``: where a solver starts, of x's shape, its rows nonnegative with a positive sum (they
+        are scaled to 1): the answer for scores like x, for instance. ``trace``: whether the
+        solution keeps the gap, the residual and the support size of each iteration. A closed form
+        has no use for either.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            solve = functools.partial(self._solve, y0=y0, trace=trace)
+            solved: Solution = self._recorded(solve, "solve", x, mask)
+            return solved
+        return self._solve(x, mask, y0, trace)
+
+    def _solve(self, x: Tensor, mask: Tensor | None, y0: Tensor | None, trace: bool) -> Solution:
+        rows = self._rows(x, mask)
+        start = None if y0 is None else rows.start(y0)
+        kept = Trace() if trace else None
+        return engine.solution(rows, replace(self.settings, start=start, trace=kept))
 
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:

@@ -12,24 +12,26 @@ y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the sup
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from . import simplex
-from .curvature import Curvature, Diagonal
+from .curvature import Curvature, Diagonal, DiagonalPlusRankOne, Inverse, Later, MatrixFree
 from .errors import RegularizerError
+from .hessian import Hessian, Local, Shared
 from .penalty import (
     Penalized,
     averaging,
-    jacobian_product,
     penalty_of,
+    restricted,
     smooth_part,
     value_of,
 )
-from .regularizer import Definition, Regularizer
+from .regularizer import Definition, Regularizer, overrides
 from .simplex import row_dot
+from .solution import Trace
 
 TRUSTED = 1e-3
 """How far from y an estimate of the strong convexity at y is taken to hold."""
@@ -37,11 +39,15 @@ TRUSTED = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """How far y can be from the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂."""
+    """How far y can be from the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂.
+
+    ``lowest`` is the least curvature found along the support, where β had to be estimated.
+    """
 
     gap: Tensor
     error_bound: Tensor
     estimated: bool
+    lowest: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +57,10 @@ class Problem:
     omega: Regularizer
     z: Tensor
     mask: Tensor | None = None
+    start: Tensor | None = None
+    trace: Trace | None = None
+    _last: dict[str, tuple[Tensor, Local, bool]] = field(default_factory=dict)
+    _inverses: dict[str, tuple[Tensor, Local, Tensor, Inverse]] = field(default_factory=dict)
 
     def widened(self) -> Problem:
         """The same problem in float64, where certificates lose nothing to rounding."""
@@ -59,6 +69,75 @@ class Problem:
         inside = self.omega.tensors(fixed=True)
         wide = {k: t.double() for k, t in inside.items() if t.dtype.is_floating_point}
         return Problem(self.omega.with_tensors(wide), self.z.double(), self.mask)
+
+    def initial(self) -> Tensor:
+        """Where a solver starts: ``start``, or the barycentre of each row's face."""
+        return simplex.uniform(self.z, self.mask) if self.start is None else self.start
+
+    def observe(self, y: Tensor) -> None:
+        """What a solver calls with the point of each iteration: it enters the trace, if one is
+        kept."""
+        if self.trace is not None:
+            r, _, tau = self._slack(y)
+            on = self.participants()
+            gap = (torch.where(on, r, -torch.inf).amax(-1) - tau.squeeze(-1)).clamp_min(0)
+            residual = torch.where(y > 0, r - tau, 0).norm(dim=-1)
+            self.trace.add(gap, residual, self.support(y).sum(-1))
+
+    def _slack(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """r, the point near y at which it is taken, and τ as the mean of r over y."""
+        point = simplex.inward(y)
+        r = self.z - smooth_part(self.omega).grad(point)
+        if isinstance(self.omega, Penalized):
+            r = r - self._penalty_subgradient(self.omega, y)
+        return r, point, torch.where(self.participants(), y * r, 0).sum(-1, keepdim=True)
+
+    @functools.cached_property
+    def _definition(self) -> Regularizer:
+        smooth = smooth_part(self.omega)
+        return Definition(smooth) if self._written else smooth
+
+    @functools.cached_property
+    def _written(self) -> bool:
+        """Whether Ω writes down derivatives that a certificate must not believe."""
+        leaves = smooth_part(self.omega).leaves()
+        return any(overrides(leaf, "grad") or overrides(leaf, "curvature") for leaf in leaves)
+
+    @functools.cached_property
+    def _curved(self) -> bool:
+        """Whether Ω, and each term of a sum, writes its curvature down."""
+        return all(overrides(leaf, "curvature") for leaf in smooth_part(self.omega).leaves())
+
+    @functools.cached_property
+    def _by_value(self) -> Hessian:
+        """∇²Ω from the value of Ω alone."""
+        return Hessian(self._definition.grad, self.z, self._definition.separable)
+
+    @functools.cached_property
+    def _by_gradient(self) -> Hessian:
+        smooth = smooth_part(self.omega)
+        return Hessian(smooth.grad, self.z, smooth.separable) if self._written else self._by_value
+
+    def local(self, y: Tensor, verified: bool = False) -> Local:
+        """∇Ω and ∇²Ω of the smooth part at y, its zeros lifted; the last point is remembered.
+
+        ``verified``: from the value of Ω alone, whatever else Ω declares.
+        """
+        key = "value" if verified and self._written else "declared"
+        if key in self._last:
+            at, found, sure = self._last[key]
+            if at is y and (sure or not verified):
+                return found
+        smooth, point = smooth_part(self.omega), simplex.inward(y)
+        with torch.no_grad():
+            if key == "value":
+                found = self._by_value.look(point, verify=True)
+            elif self._curved:
+                found = Local(smooth.grad(point), smooth.curvature(point))
+            else:
+                found = self._by_gradient.look(point, verify=verified)
+        self._last[key] = (y, found, verified)
+        return found
 
     @functools.cached_property
     def steep(self) -> bool:
@@ -77,7 +156,9 @@ class Problem:
     @functools.cached_property
     def separable(self) -> bool:
         """Whether the smooth part of Ω has a diagonal curvature."""
-        return isinstance(self.curvature(simplex.uniform(self.z, self.mask)), Diagonal)
+        if self._curved:
+            return isinstance(self.curvature(simplex.uniform(self.z, self.mask)), Diagonal)
+        return self._by_gradient.diagonal
 
     @property
     def structured(self) -> bool:
@@ -92,22 +173,57 @@ class Problem:
 
     def slope(self, y: Tensor) -> Tensor:
         """z − ∇Ω(y), for the smooth part of Ω."""
-        return self.z - smooth_part(self.omega).grad(simplex.inward(y))
+        return self.z - self.smooth_gradient(y)
+
+    def smooth_gradient(self, y: Tensor) -> Tensor:
+        """∇Ω(y) of the smooth part."""
+        return smooth_part(self.omega).grad(simplex.inward(y))
 
     def curvature(self, y: Tensor) -> Curvature:
         """∇²Ω(y) of the smooth part."""
-        return smooth_part(self.omega).curvature(simplex.inward(y))
+        return self.local(y).curvature
+
+    def inverse(self, y: Tensor, support: Tensor, verified: bool = False) -> Inverse:
+        """J of Proposition 1 at y on ``support``: solvers step with it and backward repeats it.
+
+        With a penalty the groups of y move as one. ``verified``: of the smooth part alone, from the
+        value of Ω alone. The last one is remembered.
+        """
+        local = self.local(y, verified)
+        key = "value" if verified and (self._written or self.structured) else "declared"
+        if key in self._inverses:
+            at, of, on, found = self._inverses[key]
+            same = at is y and of is local and (on is support or torch.equal(on, support))
+            if same:
+                return found
+        average = None if verified else averaging(penalty_of(self.omega), y, self.mask)
+        with torch.no_grad():
+            found = restricted(local.curvature, average, support)
+        self._inverses[key] = (y, local, support, found)
+        return found
+
+    def remembered(self, y: Tensor, support: Tensor) -> Inverse | None:
+        """J at y without looking at Ω later, when it may have changed; None where that is no
+        cheaper than to begin anew."""
+        small = torch.finfo(y.dtype).eps ** 2  # there derivatives look at y itself, solvers do not
+        if bool(((y > 0) & (y <= small)).any()):
+            return None
+        last = self._inverses.get("declared")
+        if last is not None and last[0] is y and torch.equal(last[2], support):
+            return None if isinstance(last[1].curvature, MatrixFree) else last[3]
+        if isinstance(self._last["declared"][1].curvature, Diagonal | DiagonalPlusRankOne | Shared):
+            return Later(self.local(y).curvature, support)
+        return None
 
     def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.
 
         With a penalty, z is reduced to the groups of y first.
         """
-        slope = self.slope(y)
+        z = self.z
         if isinstance(self.omega, Penalized):
-            slope = slope - self.z + self.omega.reduced(self.z, y, self.mask)
-        average = averaging(penalty_of(self.omega), y, self.mask)
-        return jacobian_product(smooth_part(self.omega), average, y, slope, support)
+            z = self.omega.reduced(z, y, self.mask)
+        return self.inverse(y, support)(z - self.local(y).gradient)
 
     def certify(self, y: Tensor) -> Certificate:
         """Bound ‖y − y*‖ from Ω's value (autograd supplies ∇Ω) and its declared β, if any.
@@ -121,13 +237,18 @@ class Problem:
         """
         eps = torch.finfo(y.dtype).eps
         on = self.participants()
-        smooth = Definition(smooth_part(self.omega))
         with torch.no_grad():
+            off = (y.sum(-1) - 1).abs()
+            if not bool((off <= 4 * eps * y.shape[-1] ** 0.5).all()):
+                near = simplex.normalize(torch.where(on, y.clamp_min(0), 0))
+                off, y = (near - y).norm(dim=-1), near
             # zeros of y are lifted by so little that |r_i| y_i stays far below rounding
             lift = eps**2 / self.z.abs().amax(-1, keepdim=True).clamp_min(1)
-            point = simplex.normalize(torch.where(on, torch.maximum(y, lift), 0))
-            off = (point - y).norm(dim=-1)
-            gradient = smooth.grad(torch.maximum(point, lift))
+            point = torch.where(on, torch.maximum(y, lift), 0)
+            if self._beta is None:
+                gradient = self.local(y, verified=True).gradient
+            else:
+                gradient = self._definition.grad(simplex.inward(y))
             r = self.z - gradient
             size = self.z.abs() + gradient.abs()
             if isinstance(self.omega, Penalized):
@@ -138,9 +259,12 @@ class Problem:
             rounding = 4 * eps * size
             rho = r - tau
             # entries that may enter the support count: Ω may be flat there (Σ y³ at 0)
-            beta, estimated = self._strong_convexity(
-                smooth, y, self.support(y) | (on & (rho > -rounding))
-            )
+            lowest, estimated = None, self._beta is None
+            if self._beta is not None:
+                beta = self._beta
+            else:
+                lowest = self._least_curvature(y, self.support(y) | (on & (rho > -rounding)))
+                beta = (lowest / 2).clamp_min(torch.finfo(y.dtype).tiny).unsqueeze(-1)
             # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less
             below = (rho <= 0) & ((y <= eps) | (rho.abs() > 2 * beta * point))
             a_i = torch.where(on & ~below, rho.abs() + rounding, 0)
@@ -156,7 +280,7 @@ class Problem:
             bound = torch.where(on.sum(-1) == 1, 0, bound)  # one participant: Δ is a point
             bound = bound + off + 4 * eps
             bound = torch.where(torch.isfinite(bound), bound, torch.inf)
-        return Certificate(gap.squeeze(-1), bound, estimated)
+        return Certificate(gap.squeeze(-1), bound, estimated, lowest)
 
     def _penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
         """λu with u ∈ ∂R(y). The prox only proposes where to look: ``subgradient`` decides."""
@@ -164,36 +288,52 @@ class Problem:
         proposal = v - omega.penalty.prox(v, omega.lam, self.mask)
         return omega.penalty.subgradient(y, proposal, omega.lam, self.mask)
 
-    def _strong_convexity(
-        self, smooth: Regularizer, y: Tensor, support: Tensor
-    ) -> tuple[Tensor, bool]:
-        """β, declared, or estimated from curvatures along ``support``.
-
-        The estimate is half the lowest curvature at y, and half-way from y to the barycentre of
-        the support: at a zero of y, Ω may be much more curved than at y* (y^1.5), or less (y³).
-        """
+    @functools.cached_property
+    def _beta(self) -> Tensor | None:
+        """β as Ω declares it, (*batch, 1)."""
         declared = smooth_part(self.omega).strong_convexity
-        if declared is not None:
-            beta = torch.as_tensor(declared, dtype=y.dtype, device=y.device)
-            return (beta if beta.ndim else beta.reshape(1)).expand(*y.shape[:-1], 1), False
-        with torch.no_grad():
-            beta = torch.full_like(y[..., :1], torch.inf)
-            for point in (y, (y + simplex.uniform(y, support)) / 2):
-                matrix = smooth.curvature(simplex.inward(point))
-                low = matrix.lowest(support)
-                vertex = row_dot(point, matrix.matvec(point)).squeeze(-1)  # where S is one entry
-                low = torch.where(torch.isinf(low), vertex, low)
-                beta = torch.minimum(beta, 0.5 * low.unsqueeze(-1))
-        return beta.clamp_min(torch.finfo(y.dtype).tiny), True
+        if declared is None:
+            return None
+        beta = torch.as_tensor(declared, dtype=self.z.dtype, device=self.z.device)
+        return (beta if beta.ndim else beta.reshape(1)).expand(*self.z.shape[:-1], 1)
+
+    def _least_curvature(self, y: Tensor, support: Tensor) -> Tensor:
+        """The least curvature of Ω along ``support``, at y and half-way from y to the barycentre
+        of the support: at a zero of y, Ω may be much more curved than at y* (y^1.5), or less
+        (y³). A lower bound at those two points, and so an estimate of β around them."""
+        half = (y + simplex.uniform(y, support)) / 2
+        beyond = self._by_value.look(simplex.inward(half), verify=True).curvature
+        low = torch.minimum(
+            self.inverse(y, support, verified=True).lowest, beyond.inverse(support).lowest
+        )
+        if bool(torch.isinf(low).any()):  # where S is one entry
+            vertex = row_dot(y, self.local(y, verified=True).curvature.matvec(y)).squeeze(-1)
+            low = torch.where(torch.isinf(low), vertex, low)
+        return low
 
     def objective(self, y: Tensor) -> Tensor:
         """⟨y, z⟩ − Ω(y), one number per row."""
         return row_dot(y, self.z).squeeze(-1) - value_of(self.omega, simplex.inward(y), self.mask)
 
-    def check_convex(self, y: Tensor) -> None:
-        """Refuse an Ω whose curvature along the support of y is not positive."""
+    def check_start(self) -> None:
+        """Refuse an Ω that is not strictly convex where a solver starts: one row is looked at,
+        among those with the most participants; at the answer :meth:`check_convex` looks at all."""
+        y, on = self.initial(), self.participants()
+        count = on.sum(-1).reshape(-1)
+        chosen = torch.zeros_like(count, dtype=torch.bool)
+        chosen[count.argmax()] = True
+        on = on & chosen.view(on.shape[:-1]).unsqueeze(-1)
         with torch.no_grad():
-            low = self.curvature(y).lowest(self.support(y))
+            low = self.local(y).curvature.inverse(on).lowest
+        self.check_convex(y, torch.where(chosen.view(low.shape), low, torch.inf))
+
+    def check_convex(self, y: Tensor, low: Tensor | None = None) -> None:
+        """Refuse an Ω whose curvature along the support of y is not positive.
+
+        ``low``: the least curvature, where it is known.
+        """
+        if low is None:
+            low = self.inverse(y, self.support(y), verified=self._written).lowest
         wrong = low <= 0
         if bool(wrong.any()):
             row = tuple(int(i) for i in wrong.nonzero()[0])

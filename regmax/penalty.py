@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .curvature import Curvature, Inverse
 from .kernels import Kernel
 from .operators import Operand
 from .regularizer import Regularizer, common_entries, show
@@ -188,6 +189,23 @@ def jacobian_product(
     if average is None:
         return curvature.jacobian(v, support)
     return average(curvature.averaged(average).jacobian(average(v), support))
+
+
+def restricted(curvature: Curvature, average: Average | None, support: Tensor) -> Inverse:
+    """J on ``support`` as :func:`jacobian_product` applies it, without derivatives."""
+    if average is None:
+        return curvature.inverse(support)
+    return _Grouped(curvature.averaged(average).inverse(support), average)
+
+
+class _Grouped:
+    """P (PHP)⁺ P."""
+
+    def __init__(self, inverse: Inverse, average: Average) -> None:
+        self._inverse, self._average, self.lowest = inverse, average, inverse.lowest
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self._average(self._inverse(self._average(v)))
 
 
 def smooth_part(omega: Regularizer) -> Regularizer:

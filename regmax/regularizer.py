@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from . import curvature as curvatures
 from . import transforms
 from .checks import hyperparameter
+from .curvature import Curvature
 from .errors import RegularizerError
+from .hessian import by_autograd
 from .kernels import Kernel
 from .operators import Operand
 from .simplex import positive
@@ -84,9 +85,9 @@ class Regularizer(Operand, nn.Module):
         """∇Ω(y): (*batch, d) -> (*batch, d). Default: autograd through ``value``."""
         return _gradient(self.value, type(self).__name__, y)
 
-    def curvature(self, y: Tensor) -> curvatures.Curvature:
+    def curvature(self, y: Tensor) -> Curvature:
         """∇²Ω(y) as a :class:`regmax.curvature.Curvature`. Default: autograd through ``grad``."""
-        return curvatures.by_autograd(self.grad, y, self.separable)
+        return by_autograd(self.grad, y, self.separable)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
         """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), or None where no formula is known.

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from . import simplex
 from .algebra import unscaled
+from .curvature import Inverse
 from .diagnosis import diagnose, refuted
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from .fused import kernel_of, values
-from .optimality import Certificate, Problem
+from .optimality import Problem
 from .penalty import Penalized, penalty_of, smooth_part
 from .plugins import registry
 from .regularizer import Regularizer, checked_value, overrides
 from .rows import Rows
-from .solvers import Solved, Solver, choose, solve
+from .solution import Trace
+from .solvers import Solved, Solver, choose, chosen, merged, solve
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -31,12 +33,17 @@ rounding, there, and the others keep their digits."""
 
 @dataclass(frozen=True)
 class Settings:
-    """How to solve: independent of what is solved and of how it is differentiated."""
+    """How to solve: independent of what is solved and of how it is differentiated.
+
+    ``start``: rows that a solver starts from; ``trace``: where it notes its iterations.
+    """
 
     solver: str | Solver = "auto"
     tol: float | None = None
     max_iter: int = 2000
     on_failure: OnFailure = "warn"
+    start: Tensor | None = None
+    trace: Trace | None = None
 
     def tolerance(self, dtype: torch.dtype) -> float:
         """The certified error to reach: 1e-8 in float64, 1e-3 in float32, unless set.
@@ -57,6 +64,12 @@ class Road:
     path: str
     why: str
     solved: Solved | None = None
+
+    def inverse(self, support: Tensor) -> Inverse | None:
+        """The factorisation that the solver ended with, if it is that of J at y."""
+        if self.solved is None or self.solved.problem.structured:
+            return None
+        return self.solved.problem.remembered(self.y, support)
 
 
 def has_formula(omega: Regularizer) -> bool:
@@ -130,10 +143,9 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
     if z.numel() == 0:
         return Road(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
-    problem = Problem(omega, z, mask)
-    start = simplex.uniform(z, mask)
-    checked_value(omega, simplex.inward(start))
-    problem.check_convex(start)
+    problem = Problem(omega, z, mask, settings.start, settings.trace)
+    checked_value(omega, simplex.inward(problem.initial()))
+    problem.check_start()
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -151,7 +163,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
             break
         found = _better(found, solve(problem, other, tol, settings.max_iter), tol)
     checked_value(omega, simplex.inward(found.y))
-    problem.check_convex(found.y)
+    problem.check_convex(found.y, found.certificate.lowest)
     wrong = refuted(problem, found.y, found.certificate.gap)
     if wrong is not None:
         raise RegularizerError(f"{who(omega)}: {wrong}")
@@ -171,19 +183,12 @@ def _better(a: Solved, b: Solved, tol: float) -> Solved:
     """Row by row a, or where it missed the tolerance the better certified of the two."""
     missed = ~(a.certificate.error_bound <= tol)
     use = missed & (b.certificate.error_bound < a.certificate.error_bound)
-
-    def pick(first: Tensor, second: Tensor) -> Tensor:
-        return torch.where(use, second, first)
-
     return Solved(
-        torch.where(use.unsqueeze(-1), b.y, a.y),
+        chosen(use, b.y, a.y),
         torch.where(missed, a.iterations + b.iterations, a.iterations),
-        Certificate(
-            pick(a.certificate.gap, b.certificate.gap),
-            pick(a.certificate.error_bound, b.certificate.error_bound),
-            a.certificate.estimated,
-        ),
+        merged(use, b.certificate, a.certificate),
         f"{a.path}, then {b.path}" if bool(use.any()) else a.path,
+        a.problem,
     )
 
 

@@ -54,6 +54,25 @@ class Rows:
         least = torch.where(y > 0, y.detach(), torch.inf).argmin(-1, keepdim=True)
         return (self.x - self.x.detach().gather(-1, least)) / self.gamma
 
+    def start(self, y0: Any) -> Tensor:
+        """``y0`` as points of Δ in these rows, where a solver may start."""
+        shape = self.x.movedim(-1, self.dim).shape
+        if not isinstance(y0, Tensor) or not y0.dtype.is_floating_point:
+            raise TypeError(f"y0 must be a floating tensor like x; got {y0!r}")
+        if y0.shape != shape:
+            raise ValueError(f"y0 must have the shape of x, {tuple(shape)}; got {tuple(y0.shape)}")
+        y = y0.detach().movedim(self.dim, -1).to(self.x)
+        if self.mask is not None:
+            y = torch.where(self.mask, y, 0)
+        total = y.sum(-1, keepdim=True)
+        if not bool(((y >= 0) & (y < torch.inf)).all() & (total > 0).all()):
+            raise ValueError(
+                "y0 must be nonnegative and finite, with a positive sum over the participants of "
+                f"each row; got entries in [{y.min().item():g}, {y.max().item():g}] and sums from "
+                f"{total.min().item():g}"
+            )
+        return y / total
+
     def fill(self, t: Tensor, empty: float = 0.0) -> Tensor:
         """``t`` with the rows that have no answer set: ``empty`` there, NaN where spoilt."""
         if self.empty is not None:

@@ -32,6 +32,27 @@ def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(close, y, normalize(y)).to(v.dtype)
 
 
+def nearest(v: Tensor, mask: Tensor | None) -> Tensor:
+    """P_Δ(v) to rounding, for iterations: Newton's method on τ, which rises to the root and needs
+    no sorting (Michelot 1986)."""
+    if mask is not None:
+        v = v.masked_fill(~mask, -torch.inf)
+    u = v - v.amax(-1, keepdim=True)
+    # no higher than the root: all entries, or the largest alone, in the support
+    count = u.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
+    mean = u.clamp_min(-1) if mask is None else u.clamp_min(-1) * mask
+    tau = ((mean.sum(-1, keepdim=True) - 1) / count).clamp_min_(-1)
+    w = u
+    for k in range(64):
+        w = (u - tau).clamp_min_(0)
+        step = (w.sum(-1, keepdim=True) - 1) / w.sign().sum(-1, keepdim=True)
+        far = step > 2 * torch.finfo(v.dtype).eps
+        tau = tau + far * step
+        if k % 2 and not bool(far.any()):
+            break
+    return normalize((u - tau).clamp_min_(0))
+
+
 def softmax(z: Tensor) -> Tensor:
     """exp(z) / Σ exp(z). In long rows the sum is taken twice: torch's own adds in sequence."""
     y = z.softmax(-1)
@@ -48,6 +69,13 @@ def uniform(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return torch.full_like(x, 1 / x.shape[-1])
     return mask / mask.sum(-1, keepdim=True).to(x.dtype)
+
+
+def generic(like: Tensor, phase: float = 0.0) -> Tensor:
+    """A point of Δ whose entries are not equal by chance."""
+    steps = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
+    weights = 1 + 0.6 * (steps * 2.399963 + phase).sin()
+    return (weights / weights.sum()).expand(like.shape).contiguous()
 
 
 def inward(y: Tensor) -> Tensor:

@@ -175,7 +175,7 @@ def test_hyperparameters_unknown():
         ({"omega": "gini"}, TypeError, r"omega must be a regmax\.Regularizer.*str.*regularizer\("),
         ({"omega": Square}, TypeError, r"omega must be a regmax\.Regularizer"),
         ({"omega": None}, TypeError, r"omega must be a regmax\.Regularizer.*None"),
-        ({"solver": "newton"}, PluginError, r"'newton'.*accepted.*fista"),
+        ({"solver": "simplex"}, PluginError, r"'simplex'.*accepted.*fista"),
         ({"solver": 3}, TypeError, r"solver must be.*3"),
         ({"tol": 0.0}, ValueError, r"tol must be > 0.*0"),
         ({"tol": -1.0}, ValueError, r"tol must be > 0.*-1"),

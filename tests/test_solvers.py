@@ -59,6 +59,7 @@ SUITS = {
     "dual": {"gini", "tsallis15", "tsallis07", "entropy"},
     "fista": {"gini", "tsallis15", "pnorm", "tv", "oscar"},
     "interior": {"gini", "tsallis15", "tsallis07", "entropy", "pnorm"},
+    "newton": {"gini", "tsallis15", "tsallis07", "entropy", "pnorm"},
 }
 
 
@@ -117,7 +118,7 @@ def test_rows_do_not_depend_on_their_batch(solver, name):
         assert torch.equal(whole.y[i] > 0, alone.y[0] > 0)
 
 
-@pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
+@pytest.mark.parametrize("solver", ["dual", "newton", "fista", "interior"])
 def test_bitwise_independent_of_the_batch(solver):
     layer = RegularizedMax(Square(), solver=solver)
     x = torch.cat([scores(3, 8, s, seed=2) for s in (0.01, 1.0, 30.0)])
@@ -125,7 +126,7 @@ def test_bitwise_independent_of_the_batch(solver):
     assert torch.equal(layer(x), alone)
 
 
-@pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
+@pytest.mark.parametrize("solver", ["dual", "newton", "fista", "interior"])
 def test_failure_is_told(solver):
     # the optimum of a flat Ω: one iteration cannot reach it
     omega = Power(3.0)
@@ -152,7 +153,7 @@ def test_auto_explains_its_choice():
     expected = {
         "gini": ("dual", "separable"),
         "entropy": ("dual", "separable"),
-        "pnorm": ("fista", "smooth"),
+        "pnorm": ("newton", "smooth"),
         "tv": ("prox|fista", "penalty|permutation"),
     }
     for name, (solver, why) in expected.items():
@@ -163,7 +164,7 @@ def test_auto_explains_its_choice():
     mixed = type("Mixed", (Regularizer,), {})
     mixed.value = lambda self, y: torch.xlogy(y, y).sum(-1) + (y * y.roll(1, -1)).sum(-1) / 4
     text = RegularizedMax(mixed()).explain(x)
-    assert "interior" in text
+    assert "newton" in text
     assert "infinite" in text
     text = RegularizedMax(regmax.regularizer("gini")).explain(x)
     assert "closed form" in text
@@ -235,7 +236,7 @@ def test_a_wrong_solver_is_caught_by_its_certificate():
     assert (error <= sol.error_bound + 1e-14).all(), (error, sol.error_bound)
 
 
-@pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
+@pytest.mark.parametrize("solver", ["dual", "newton", "fista", "interior"])
 def test_empty_batch_and_one_class(solver):
     layer = RegularizedMax(Square(), solver=solver)
     assert layer(torch.zeros(0, 3)).shape == (0, 3)

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from ..hooks import hookimpl
 from ..optimality import Problem
-from .base import Solved, Solver, polish, solve
+from .base import Solved, Solver, chosen, merged, polish, solve
 from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
+from .semismooth import Newton
 
-__all__ = ["DualRoot", "Fista", "Interior", "Solved", "Solver", "choose", "polish", "solve"]
+__all__ = [
+    "DualRoot",
+    "Fista",
+    "Interior",
+    "Newton",
+    "Solved",
+    "Solver",
+    "choose",
+    "chosen",
+    "merged",
+    "polish",
+    "solve",
+]
 
 
 @hookimpl
 def regmax_solvers() -> list[type[Solver]]:
-    return [DualRoot, Fista, Interior]
+    return [DualRoot, Newton, Fista, Interior]
 
 
 def choose(problem: Problem) -> tuple[list[Solver], str]:
@@ -22,7 +35,7 @@ def choose(problem: Problem) -> tuple[list[Solver], str]:
     if problem.structured:
         return [Fista()], "Ω has a penalty: proximal gradient steps"
     if problem.separable:
-        return [DualRoot(), Interior()], "Ω is separable: the dual is one scalar root"
+        return [DualRoot(), Newton(), Interior()], "Ω is separable: the dual is one scalar root"
     if problem.steep:
-        return [Interior()], "the slope of Ω is infinite at 0"
-    return [Fista(), Interior()], "Ω is smooth up to the boundary of the simplex"
+        return [Newton(), Interior()], "the slope of Ω is infinite at 0: Newton steps in log y"
+    return [Newton(), Interior()], "Ω is smooth up to the boundary of the simplex"

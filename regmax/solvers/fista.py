@@ -11,7 +11,7 @@ from .. import simplex
 from ..optimality import Problem
 from ..penalty import Penalized, smooth_part
 from ..simplex import row_dot
-from .base import Solver, newton
+from .base import Solver, chosen, newton
 
 
 class Fista(Solver):
@@ -19,7 +19,8 @@ class Fista(Solver):
 
     Beck & Teboulle (2009), step sizes by backtracking per row; the momentum restarts when it
     points uphill (O'Donoghue & Candès 2015). Every ``CHECK`` iterations a Newton step on the
-    current support is tried: once the support is right it ends the search.
+    current support (and, with a penalty, on the current groups) is tried: once they are right it
+    ends the search.
     """
 
     name: ClassVar[str] = "fista"
@@ -31,31 +32,60 @@ class Fista(Solver):
         return None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
-        y = simplex.uniform(problem.z, problem.mask)
-        previous, momentum = y, torch.ones_like(y[..., :1])
-        step = torch.ones_like(momentum)
-        done = torch.zeros_like(momentum, dtype=torch.bool)
+        y = problem.initial()
+        problem.observe(y)
+        descent = Descent(problem, y)
+        done = torch.zeros_like(y[..., :1], dtype=torch.bool)
         iterations = torch.zeros(y.shape[:-1], dtype=torch.int64, device=y.device)
         for k in range(1, max_iter + 1):
-            following = (1 + (1 + 4 * momentum**2).sqrt()) / 2
-            ahead = y + (momentum - 1) / following * (y - previous)
-            point = simplex.project(ahead, problem.mask)  # Ω need not be defined outside Δ
-            new, step = _descend(problem, point, step)
-            uphill = row_dot(point - new, new - y) > 0
-            previous = torch.where(done, previous, y)
-            y = torch.where(done, y, new)
-            momentum = torch.where(uphill, 1, following)
+            descent.take(1)
+            y = torch.where(done, y, descent.y)
             iterations = torch.where(done.squeeze(-1), iterations, k)
+            problem.observe(y)
             if k % self.CHECK == 0 or k == max_iter:
+                bound = problem.certify(y).error_bound
                 candidate = newton(problem, y)
-                bound, other = problem.certify(y), problem.certify(candidate)
-                better = other.error_bound < bound.error_bound
-                reached = torch.minimum(bound.error_bound, other.error_bound) <= tol
-                y = torch.where(~done & (better & reached).unsqueeze(-1), candidate, y)
+                other = problem.certify(candidate).error_bound
+                reached = torch.minimum(bound, other) <= tol
+                y = chosen(~done.squeeze(-1) & (other < bound) & reached, candidate, y)
                 done = done | reached.unsqueeze(-1)
                 if bool(done.all()):
                     break
         return y, iterations
+
+
+class Descent:
+    """The iterations of FISTA; ``y`` is the current point."""
+
+    def __init__(self, problem: Problem, y: Tensor) -> None:
+        self._problem, self.y, self._previous = problem, y, y
+        self._momentum = torch.ones_like(y[..., :1])
+        self._taken = 0
+        slope = simplex.tangent(problem.slope(y), problem.participants())
+        bent = row_dot(slope, problem.local(y).curvature.matvec(slope))
+        along = row_dot(slope, slope)
+        self._step = torch.where((bent > 0) & (along > 0), along / bent, 1).clamp(1e-12, 1e6)
+
+    def take(self, count: int) -> None:
+        """``count`` more iterations."""
+        problem = self._problem
+        for _ in range(count):
+            following = (1 + (1 + 4 * self._momentum**2).sqrt()) / 2
+            ahead = self.y + (self._momentum - 1) / following * (self.y - self._previous)
+            point = simplex.normalize(ahead.clamp_min(0))  # Ω need not be defined outside Δ
+            # now and then a longer step is tried: each trial costs all rows
+            self._taken += 1
+            longer = 1.5 if self._taken % 10 == 0 else 1.0
+            new, self._step = _descend(problem, point, longer * self._step)
+            uphill = row_dot(point - new, new - self.y) > 0
+            self._previous, self.y = self.y, new
+            self._momentum = torch.where(uphill, 1, following)
+
+    def restart(self, y: Tensor, where: Tensor) -> None:
+        """Go on from ``y``, without momentum, in the rows ``where``."""
+        self.y = torch.where(where, y, self.y)
+        self._previous = torch.where(where, y, self._previous)
+        self._momentum = torch.where(where, 1, self._momentum)
 
 
 def _descend(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +93,6 @@ def _descend(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Ten
     smooth = smooth_part(problem.omega)
     slope = problem.slope(point)
     base = smooth.value(simplex.inward(point)).unsqueeze(-1)
-    step = step * 1.2
     new = point
     for _ in range(60):
         new = _proximal(problem, point + step * slope, step)
@@ -84,4 +113,4 @@ def _proximal(problem: Problem, v: Tensor, step: Tensor) -> Tensor:
     omega = problem.omega
     if isinstance(omega, Penalized):
         v = omega.penalty.prox(v, step * omega.lam, problem.mask)
-    return simplex.project(v, problem.mask)
+    return simplex.nearest(v, problem.mask)

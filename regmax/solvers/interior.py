@@ -25,6 +25,7 @@ class Interior(Solver):
 
     name: ClassVar[str] = "interior"
     DIRECT: ClassVar[int] = 20
+    CHECK: ClassVar[int] = 4
 
     def unsuitable(self, problem: Problem) -> str | None:
         return "a penalty has no Hessian" if problem.structured else None
@@ -41,8 +42,13 @@ class Interior(Solver):
         for k in range(1, min(max_iter, 300) + 1):
             mu = 0.1 * row_dot(y, s) / count
             y, s, tau = _step(problem, y, s, tau, mu, on)
+            iterations = torch.where(bound > tol, k, iterations)
+            problem.observe(y)
+            spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
+            if k % self.CHECK and not bool(spent.all()):
+                continue
             candidates = [y, _finish(problem, y, s, on)]
-            if problem.steep and k <= self.DIRECT:
+            if problem.steep and k <= self.DIRECT * self.CHECK:
                 direct = newton(problem, direct)
                 candidates.append(direct)
             active = bound > tol
@@ -51,11 +57,9 @@ class Interior(Solver):
                 better = active & (trial < bound)
                 best = torch.where(better.unsqueeze(-1), candidate, best)
                 bound = torch.where(better, trial, bound)
-            iterations = torch.where(active, k, iterations)
-            spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
             if bool(((bound <= tol) | spent).all()):
                 break
-        return best, iterations
+        return simplex.normalize(best), iterations
 
 
 def _finish(problem: Problem, y: Tensor, s: Tensor, on: Tensor) -> Tensor:

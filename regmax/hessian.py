@@ -1,0 +1,248 @@
+"""∇²Ω found by autograd at the many points of one problem: its structure is found once.
+
+Where ∂²Ω/∂y_i∂y_j, i ≠ j, is 0 or does not depend on y (a quadratic form beside separable terms)
+one Hessian–vector product tells the rest of it; else m of them give the block of m entries that a
+Newton step needs. What is taken for granted between, :meth:`Hessian.look` can verify at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import curvature as curvatures
+from . import simplex, transforms
+from .curvature import Curvature, Dense, Diagonal, MatrixFree
+
+Product = Callable[[Tensor], Tensor]
+Gradient = Callable[[Tensor], Tensor]
+
+
+class Local(NamedTuple):
+    """∇Ω and ∇²Ω at a point."""
+
+    gradient: Tensor
+    curvature: Curvature
+
+
+class Shared(Dense):
+    """H = O + diag(h): ``off`` (d, d), with zeros on its diagonal, is the same for all rows."""
+
+    def __init__(self, off: Tensor, h: Tensor) -> None:
+        self.off, self.h = off, h
+
+    @property
+    def matrix(self) -> Tensor:  # type: ignore[override]
+        return self.off + torch.diag_embed(self.h)
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return v @ self.off + self.h * v
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return Shared(self.off, self.h + t)
+
+    def block(self, rows: Tensor, index: Tensor) -> Tensor:
+        h = self.off[index.unsqueeze(-1), index.unsqueeze(-2)]
+        own = self.h.reshape(-1, self.h.shape[-1])[rows]
+        h.diagonal(dim1=-2, dim2=-1).add_(own.gather(-1, index))
+        return h
+
+
+class Columns(Dense):
+    """H by its product: a block of m entries costs m products."""
+
+    def __init__(self, product: Product, like: Tensor, extra: Tensor | None = None) -> None:
+        self.product, self.like, self.extra = product, like, extra
+
+    @property
+    def matrix(self) -> Tensor:  # type: ignore[override]
+        eye = torch.eye(self.like.shape[-1], dtype=self.like.dtype, device=self.like.device)
+        return torch.stack([self.matvec(e.expand_as(self.like)) for e in eye], -1)
+
+    def matvec(self, v: Tensor) -> Tensor:
+        found = self.product(v)
+        return found if self.extra is None else found + self.extra * v
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        t = t.expand(self.like.shape)
+        return Columns(self.product, self.like, t if self.extra is None else self.extra + t)
+
+    def block(self, rows: Tensor, index: Tensor) -> Tensor:
+        if not len(rows):
+            return self.like.new_zeros(0, index.shape[-1], index.shape[-1])
+        d = self.like.shape[-1]
+        places = torch.zeros(self.like.numel() // d, index.shape[-1], dtype=index.dtype)
+        places = places.to(index.device).index_copy(0, rows, index)
+        columns = []
+        for at in places.unbind(-1):
+            unit = torch.zeros_like(self.like).view(-1, d).scatter(-1, at.unsqueeze(-1), 1)
+            column = self.product(unit.view(self.like.shape)).reshape(-1, d)
+            columns.append(column[rows].gather(-1, index))
+        h = torch.stack(columns, -1)
+        h = (h + h.mT) / 2
+        if self.extra is not None:
+            own = self.extra.reshape(-1, d)[rows]
+            h.diagonal(dim1=-2, dim2=-1).add_(own.gather(-1, index))
+        return h
+
+
+class Hessian:
+    """∇²Ω at points of the shape of ``like``, from ``gradient`` alone, without derivatives."""
+
+    def __init__(self, gradient: Gradient, like: Tensor, separable: bool | None) -> None:
+        self.gradient, self._separable, self._like = gradient, separable, like
+        self.off: Tensor | None = None
+        self.diagonal = self._find()
+
+    def look(self, y: Tensor, verify: bool = False) -> Local:
+        """∇Ω(y) and ∇²Ω(y); with ``verify``, what is known of its structure is tested at y."""
+        g, product = self._product(y)
+        if self.diagonal or self.off is not None:
+            h = product(torch.ones_like(y))
+            if self.off is not None:
+                h = h - self.off.sum(-1)
+            if not verify or self._holds(product, h, y):
+                local = Diagonal(h) if self.off is None else Shared(self.off, h)
+                return Local(g.detach(), local)
+        if y.shape[-1] > curvatures.DENSE_LIMIT:
+            return Local(g.detach(), MatrixFree(product, y.dtype))
+        return Local(g.detach(), Columns(product, y))
+
+    def _product(self, y: Tensor) -> tuple[Tensor, Product]:
+        with torch.enable_grad():
+            z = y.detach().requires_grad_()
+            g = self.gradient(z)
+
+        def product(v: Tensor) -> Tensor:
+            if not g.requires_grad:
+                return torch.zeros_like(y)
+            (hv,) = torch.autograd.grad(g, z, v, retain_graph=True, allow_unused=True)
+            return torch.zeros_like(y) if hv is None else hv
+
+        return g, product
+
+    def _find(self) -> bool:
+        """Whether ∇²Ω is diagonal; sets ``off`` where all but its diagonal is one matrix."""
+        if self._separable is not None and (self._separable or self._like.numel() == 0):
+            return self._separable
+        y = simplex.generic(self._like)
+        _, product = self._product(y)
+        if self._separable is None and self._holds(product, product(torch.ones_like(y)), y):
+            return True
+        d = y.shape[-1]
+        if d > curvatures.DENSE_LIMIT:
+            return False
+        try:  # of one row: Ω may hold a number for each
+            one = y.reshape(-1, d)[:1].reshape(*(1,) * (y.ndim - 1), d)
+            _, single = self._product(one)
+            eye = torch.eye(d, dtype=y.dtype, device=y.device)
+            off = torch.stack([single(e.expand_as(one)).reshape(d) for e in eye], -1)
+        except (RuntimeError, ValueError, IndexError):
+            return False
+        off = (off + off.T) / 2
+        off.fill_diagonal_(0)
+        self.off = off
+        for point in (y, simplex.generic(self._like, 7.3)):
+            _, product = self._product(point)
+            h = product(torch.ones_like(point)) - off.sum(-1)
+            if not self._holds(product, h, point):
+                self.off = None
+                return False
+        return False
+
+    def _holds(self, product: Product, h: Tensor, y: Tensor) -> bool:
+        """Whether H r = O r + h ∘ r for one r."""
+        probe = _probe(y)
+        got, expected = product(probe), h * probe
+        size = expected.abs()
+        if self.off is not None:
+            rest = probe @ self.off
+            expected, size = expected + rest, size + rest.abs()
+        eps = torch.finfo(y.dtype).eps
+        same = (got - expected).abs() <= eps**0.6 * size
+        # near 0 curvature may be so large that rounding hides the structure
+        return bool((same | (y <= eps)).all())
+
+
+def _probe(y: Tensor) -> Tensor:
+    steps = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
+    return ((steps * 12.9898).sin() + 2).expand_as(y)
+
+
+def by_autograd(
+    gradient: Callable[[Tensor], Tensor], y: Tensor, separable: bool | None
+) -> Curvature:
+    """∇²Ω(y) from ∇Ω alone: diagonal if Ω is separable, else dense or matrix-free.
+
+    With ``separable`` None, H r = (H1) ∘ r is tested on one random r. The result is
+    differentiable in y, and in whatever ``gradient`` depends on, when grad mode is enabled.
+    """
+    if transforms.watched((y,)):
+        return _by_transform(gradient, y, separable)
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
+        g = gradient(z)
+
+    def product(v: Tensor) -> Tensor:
+        if not g.requires_grad:
+            return torch.zeros_like(z)
+        (hv,) = torch.autograd.grad(
+            g, z, v, create_graph=torch.is_grad_enabled(), retain_graph=True, allow_unused=True
+        )
+        return torch.zeros_like(z) if hv is None else hv
+
+    with torch.set_grad_enabled(keep):
+        diagonal = product(torch.ones_like(y))
+        if separable is None:
+            # not a random vector: vmap does not allow them
+            probe = (torch.arange(y.shape[-1], dtype=y.dtype, device=y.device) * 12.9898).sin() + 2
+            got, expected = product(probe.expand_as(y)).detach(), diagonal.detach() * probe
+            tol = torch.finfo(y.dtype).eps ** 0.6
+            same = (got - expected).abs() <= tol * expected.abs()
+            # near 0 curvature may be so large that rounding hides the structure
+            separable = bool((same | (y.detach() <= torch.finfo(y.dtype).eps)).all())
+        if separable:
+            return Diagonal(diagonal)
+        if y.shape[-1] > curvatures.DENSE_LIMIT:
+            return MatrixFree(product, y.dtype)
+        eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+        return Dense(_columns(g, z, eye, product))
+
+
+def _by_transform(
+    gradient: Callable[[Tensor], Tensor], y: Tensor, separable: bool | None
+) -> Curvature:
+    """As :func:`by_autograd` where a transform looks on: nothing may depend on y's numbers."""
+    pull = torch.func.vjp(gradient, y)[1]  # H is symmetric: vᵀH = H v
+    if separable:
+        return Diagonal(pull(torch.ones_like(y))[0])
+    d = y.shape[-1]
+    if d > curvatures.DENSE_LIMIT:
+        raise NotImplementedError(
+            f"transforms of torch.func, forward mode and compile need Ω to declare its curvature, "
+            f"or separable=True, above d = {curvatures.DENSE_LIMIT}; got d = {d}"
+        )
+    eye = torch.eye(d, dtype=y.dtype, device=y.device)
+    rows = [pull(v.expand_as(y))[0] for v in eye]
+    return Dense(torch.stack(rows, -1))
+
+
+def _columns(g: Tensor, z: Tensor, eye: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+    """H, column by column: all at once where every operation of Ω can be vectorised."""
+    vectors = eye.view(-1, *(1,) * (z.ndim - 1), z.shape[-1]).expand(-1, *z.shape)
+    try:
+        (columns,) = torch.autograd.grad(
+            g,
+            z,
+            vectors,
+            create_graph=torch.is_grad_enabled(),
+            retain_graph=True,
+            is_grads_batched=True,
+        )
+    except RuntimeError:
+        columns = torch.stack([product(v) for v in vectors])
+    return columns.movedim(0, -1)
