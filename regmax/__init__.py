@@ -20,7 +20,7 @@ from .penalty import Penalized, Penalty
 from .plugins import KINDS, registry
 from .regularizer import Regularizer, parameters_of
 from .report import Report
-from .solution import Solution
+from .solution import Solution, Status, Trace
 
 __all__ = [
     "ConvergenceError",
@@ -34,6 +34,8 @@ __all__ = [
     "RegularizerError",
     "Report",
     "Solution",
+    "Status",
+    "Trace",
     "__version__",
     "algebra",
     "available",

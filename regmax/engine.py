@@ -96,7 +96,7 @@ def solution(rows: Rows, settings: Settings) -> Solution:
     bound = rows.restore_rows(certificate.error_bound.to(y.dtype))
     iterations = torch.zeros_like(bound, dtype=torch.int64)
     if road.solved is not None:
-        iterations = road.solved.iterations
+        iterations = rows.restore_rows(road.solved.iterations)
     converged = bound <= settings.tolerance(rows.x.dtype)
     return Solution(
         y=rows.restore(y),
@@ -108,7 +108,7 @@ def solution(rows: Rows, settings: Settings) -> Solution:
         path=road.path,
         estimated=certificate.estimated,
         status=_status(rows, converged, iterations >= settings.max_iter),
-        trace=settings.trace,
+        trace=settings.trace and settings.trace.restored(rows.restore_rows),
     )
 
 

@@ -72,17 +72,24 @@ class Problem:
 
     def initial(self) -> Tensor:
         """Where a solver starts: ``start``, or the barycentre of each row's face."""
-        return simplex.uniform(self.z, self.mask) if self.start is None else self.start
+        middle = simplex.uniform(self.z, self.mask)
+        if self.start is None:
+            return middle
+        missing = self.participants() & (self.start == 0)
+        if not bool(missing.any()) or not self.steep:
+            return self.start
+        # every participant is positive at y*, and no step in log y would make it so
+        return simplex.normalize(torch.where(missing, 1e-3 * middle, self.start))
 
-    def observe(self, y: Tensor) -> None:
-        """What a solver calls with the point of each iteration: it enters the trace, if one is
-        kept."""
+    def observe(self, y: Tensor, answer: bool = False) -> None:
+        """What a solver calls with its start and the point of each iteration: it enters the trace,
+        if one is kept. ``answer``: y is what the last iteration became when it was polished."""
         if self.trace is not None:
             r, _, tau = self._slack(y)
             on = self.participants()
             gap = (torch.where(on, r, -torch.inf).amax(-1) - tau.squeeze(-1)).clamp_min(0)
             residual = torch.where(y > 0, r - tau, 0).norm(dim=-1)
-            self.trace.add(gap, residual, self.support(y).sum(-1))
+            self.trace.add(gap, residual, self.support(y).sum(-1), answer)
 
     def _slack(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """r, the point near y at which it is taken, and τ as the mean of r over y."""
@@ -334,7 +341,7 @@ class Problem:
         """
         if low is None:
             low = self.inverse(y, self.support(y), verified=self._written).lowest
-        wrong = low <= 0
+        wrong = (low <= 0) & (self.participants().sum(-1) > 1)  # of one participant Δ is a point
         if bool(wrong.any()):
             row = tuple(int(i) for i in wrong.nonzero()[0])
             raise RegularizerError(

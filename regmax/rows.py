@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from . import checks, transforms
+from . import checks, simplex, transforms
 from .regularizer import Regularizer
 
 T = TypeVar("T")
@@ -55,15 +55,21 @@ class Rows:
         return (self.x - self.x.detach().gather(-1, least)) / self.gamma
 
     def start(self, y0: Any) -> Tensor:
-        """``y0`` as points of Δ in these rows, where a solver may start."""
+        """``y0`` as points of Δ in these rows, where a solver may start.
+
+        It does not matter what it holds in rows without an answer: zeros or NaN, as answers do.
+        """
         shape = self.x.movedim(-1, self.dim).shape
         if not isinstance(y0, Tensor) or not y0.dtype.is_floating_point:
-            raise TypeError(f"y0 must be a floating tensor like x; got {y0!r}")
+            got = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
+            raise TypeError(f"y0 must be a floating tensor like x; got {got}")
         if y0.shape != shape:
             raise ValueError(f"y0 must have the shape of x, {tuple(shape)}; got {tuple(y0.shape)}")
         y = y0.detach().movedim(self.dim, -1).to(self.x)
         if self.mask is not None:
             y = torch.where(self.mask, y, 0)
+        if self.empty is not None and self.spoilt is not None:
+            y = torch.where(self.empty | self.spoilt, simplex.uniform(y, self.mask), y)
         total = y.sum(-1, keepdim=True)
         if not bool(((y >= 0) & (y < torch.inf)).all() & (total > 0).all()):
             raise ValueError(
@@ -73,19 +79,21 @@ class Rows:
             )
         return y / total
 
-    def fill(self, t: Tensor, empty: float = 0.0) -> Tensor:
-        """``t`` with the rows that have no answer set: ``empty`` there, NaN where spoilt."""
+    def fill(self, t: Tensor, empty: float = 0) -> Tensor:
+        """``t`` with the rows that have no answer set: ``empty`` there, NaN where spoilt; counts
+        are 0 in both."""
+        spoilt = torch.nan if t.dtype.is_floating_point else 0
         if self.empty is not None:
             t = torch.where(self.empty, empty, t)
         if self.spoilt is not None:
-            t = torch.where(self.spoilt, torch.nan, t)
+            t = torch.where(self.spoilt, spoilt, t)
         return t
 
     def restore(self, y: Tensor) -> Tensor:
         """The user's layout and dtype."""
         return self.fill(y).movedim(-1, self.dim).to(self.dtype)
 
-    def restore_rows(self, t: Tensor, empty: float = 0.0) -> Tensor:
+    def restore_rows(self, t: Tensor, empty: float = 0) -> Tensor:
         """One number per row, (*batch)."""
         return self.fill(t.unsqueeze(-1), empty).squeeze(-1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -26,11 +27,14 @@ class Status(IntEnum):
 
 @dataclass(eq=False)
 class Trace:
-    """The points that a solver passed, one entry for each iteration, start included.
+    """The points that a solver passed: its start, then one for each iteration, the last of which
+    is its answer.
 
     ``gap``: duality gap; ``residual``: distance of the slopes of the support from their common
-    value, ‖(r − τ)_S‖; ``support``: entries above 0. Each has shape (iterations + 1, *batch).
-    ``solvers`` names the solver that made each entry.
+    value, ‖(r − τ)_S‖; ``support``: entries above 0. Each has shape (points, *batch): that of the
+    scores without ``dim``, after the points, which are 1 + the iterations of the slowest row; a row
+    that is done stays where it is. ``solvers`` names the solver of each point: where one takes over
+    from another it begins at the start again.
     """
 
     solvers: list[str] = field(default_factory=list)
@@ -39,12 +43,20 @@ class Trace:
     _residual: list[Tensor] = field(default_factory=list)
     _support: list[Tensor] = field(default_factory=list)
 
-    def add(self, gap: Tensor, residual: Tensor, support: Tensor) -> None:
-        """One more iteration."""
+    def add(self, gap: Tensor, residual: Tensor, support: Tensor, answer: bool = False) -> None:
+        """One more point; the ``answer`` of a solver takes the place of the last one it noted."""
+        if answer and self.solvers and self.solvers[-1] == self.name:
+            for kept in (self._gap, self._residual, self._support, self.solvers):
+                kept.pop()
         self._gap.append(gap.detach())
         self._residual.append(residual.detach())
         self._support.append(support.detach())
         self.solvers.append(self.name)
+
+    def restored(self, to_user: Callable[[Tensor], Tensor]) -> Trace:
+        """The same, with what is said of each row as ``to_user`` lays it out."""
+        rows = [list(map(to_user, kept)) for kept in (self._gap, self._residual, self._support)]
+        return Trace(self.solvers, self.name, *rows)
 
     @property
     def gap(self) -> Tensor:
@@ -83,7 +95,7 @@ class Solution:
     converged: whether ``error_bound`` reached the tolerance.
     path: which road was taken ("closed form", "solver fista", …).
     estimated: True where Ω declares no strong convexity, so that the bound uses an estimate of it.
-    status: a :class:`regmax.solution.Status` for each row, int8.
+    status: a :class:`regmax.Status` for each row, int8.
     trace: the iterations, as a :class:`Trace`, where ``solve(x, trace=True)`` asked for them; a
         closed form has none.
     """

@@ -32,7 +32,8 @@ class Solver(ABC):
 
         A row stops when its error is at most ``tol``, as far as the solver can tell; the others go
         on, ``max_iter`` iterations at most. Rows are independent of each other. A solver starts at
-        ``problem.initial()`` where it can, and tells ``problem.observe(y)`` of each iteration.
+        ``problem.initial()`` where it can, and tells ``problem.observe(y)`` of it and of each
+        iteration.
         """
 
 
@@ -54,6 +55,7 @@ def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved
     with torch.no_grad():
         y, iterations = solver.run(problem, tol, max_iter)
         y, certificate = polish(problem, y, tol)
+        problem.observe(y, answer=True)
     return Solved(y, iterations, certificate, f"solver {solver.name}", problem)
 
 
@@ -78,7 +80,6 @@ def polish(
         if not bool(better.any()):
             break
         y, best = chosen(better, current, y), merged(better, trial, best)
-    problem.observe(y)
     return y, best
 
 

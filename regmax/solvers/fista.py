@@ -42,7 +42,8 @@ class Fista(Solver):
             y = torch.where(done, y, descent.y)
             iterations = torch.where(done.squeeze(-1), iterations, k)
             problem.observe(y)
-            if k % self.CHECK == 0 or k == max_iter:
+            warm = k == 1 and problem.start is not None  # it may have been the answer
+            if k % self.CHECK == 0 or k == max_iter or warm:
                 bound = problem.certify(y).error_bound
                 candidate = newton(problem, y)
                 other = problem.certify(candidate).error_bound
@@ -61,8 +62,9 @@ class Descent:
         self._problem, self.y, self._previous = problem, y, y
         self._momentum = torch.ones_like(y[..., :1])
         self._taken = 0
-        slope = simplex.tangent(problem.slope(y), problem.participants())
-        bent = row_dot(slope, problem.local(y).curvature.matvec(slope))
+        middle = simplex.uniform(problem.z, problem.mask)  # at zeros of y Ω may bend without end
+        slope = simplex.tangent(problem.slope(middle), problem.participants())
+        bent = row_dot(slope, problem.local(middle).curvature.matvec(slope))
         along = row_dot(slope, slope)
         self._step = torch.where((bent > 0) & (along > 0), along / bent, 1).clamp(1e-12, 1e6)
 
