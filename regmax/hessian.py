@@ -2,7 +2,7 @@
 
 Where ∂²Ω/∂y_i∂y_j, i ≠ j, is 0 or does not depend on y (a quadratic form beside separable terms)
 one Hessian–vector product tells the rest of it; else m of them give the block of m entries that a
-Newton step needs. What is taken for granted between, :meth:`Hessian.look` can verify at any point.
+Newton step needs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import Tensor
 from . import curvature as curvatures
 from . import simplex, transforms
 from .curvature import Curvature, Dense, Diagonal, MatrixFree
+
+CHUNK = 2**22
+"""Entries of the vectors that are multiplied by a Hessian at once."""
 
 Product = Callable[[Tensor], Tensor]
 Gradient = Callable[[Tensor], Tensor]
@@ -52,15 +55,18 @@ class Shared(Dense):
 
 
 class Columns(Dense):
-    """H by its product: a block of m entries costs m products."""
+    """H by its product, which takes one vector a row or a stack of them: a block of m entries costs
+    m products."""
 
     def __init__(self, product: Product, like: Tensor, extra: Tensor | None = None) -> None:
         self.product, self.like, self.extra = product, like, extra
 
     @property
     def matrix(self) -> Tensor:  # type: ignore[override]
-        eye = torch.eye(self.like.shape[-1], dtype=self.like.dtype, device=self.like.device)
-        return torch.stack([self.matvec(e.expand_as(self.like)) for e in eye], -1)
+        d, like = self.like.shape[-1], self.like
+        eye = torch.eye(d, dtype=like.dtype, device=like.device)
+        units = eye.view(d, *(1,) * (like.ndim - 1), d).expand(d, *like.shape)
+        return self.matvec(units).movedim(0, -1)
 
     def matvec(self, v: Tensor) -> Tensor:
         found = self.product(v)
@@ -77,11 +83,13 @@ class Columns(Dense):
         places = torch.zeros(self.like.numel() // d, index.shape[-1], dtype=index.dtype)
         places = places.to(index.device).index_copy(0, rows, index)
         columns = []
-        for at in places.unbind(-1):
-            unit = torch.zeros_like(self.like).view(-1, d).scatter(-1, at.unsqueeze(-1), 1)
-            column = self.product(unit.view(self.like.shape)).reshape(-1, d)
-            columns.append(column[rows].gather(-1, index))
-        h = torch.stack(columns, -1)
+        for some in places.T.split(max(1, CHUNK // max(self.like.numel(), 1))):
+            units = torch.zeros(len(some), *places.shape[:1], d, dtype=self.like.dtype)
+            units = units.to(index.device).scatter_(-1, some.unsqueeze(-1), 1)
+            found = self.product(units.view(len(some), *self.like.shape))
+            found = found.reshape(len(some), -1, d)[:, rows]
+            columns.append(found.gather(-1, index.expand(len(some), *index.shape)))
+        h = torch.cat(columns).movedim(0, -1)
         h = (h + h.mT) / 2
         if self.extra is not None:
             own = self.extra.reshape(-1, d)[rows]
@@ -97,14 +105,14 @@ class Hessian:
         self.off: Tensor | None = None
         self.diagonal = self._find()
 
-    def look(self, y: Tensor, verify: bool = False) -> Local:
-        """∇Ω(y) and ∇²Ω(y); with ``verify``, what is known of its structure is tested at y."""
+    def look(self, y: Tensor) -> Local:
+        """∇Ω(y) and ∇²Ω(y); that it has the structure found before is tested at y."""
         g, product = self._product(y)
         if self.diagonal or self.off is not None:
             h = product(torch.ones_like(y))
             if self.off is not None:
                 h = h - self.off.sum(-1)
-            if not verify or self._holds(product, h, y):
+            if self._holds(product, h, y):
                 local = Diagonal(h) if self.off is None else Shared(self.off, h)
                 return Local(g.detach(), local)
         if y.shape[-1] > curvatures.DENSE_LIMIT:
@@ -116,11 +124,22 @@ class Hessian:
             z = y.detach().requires_grad_()
             g = self.gradient(z)
 
-        def product(v: Tensor) -> Tensor:
-            if not g.requires_grad:
-                return torch.zeros_like(y)
+        def one(v: Tensor) -> Tensor:
             (hv,) = torch.autograd.grad(g, z, v, retain_graph=True, allow_unused=True)
             return torch.zeros_like(y) if hv is None else hv
+
+        def product(v: Tensor) -> Tensor:
+            if not g.requires_grad:
+                return torch.zeros_like(v)
+            if v.shape == y.shape:
+                return one(v)
+            try:  # all at once where every operation of Ω can be vectorised
+                (hv,) = torch.autograd.grad(
+                    g, z, v, retain_graph=True, allow_unused=True, is_grads_batched=True
+                )
+            except RuntimeError:
+                return torch.stack([one(each) for each in v])
+            return torch.zeros_like(v) if hv is None else hv
 
         return g, product
 
@@ -139,7 +158,7 @@ class Hessian:
             one = y.reshape(-1, d)[:1].reshape(*(1,) * (y.ndim - 1), d)
             _, single = self._product(one)
             eye = torch.eye(d, dtype=y.dtype, device=y.device)
-            off = torch.stack([single(e.expand_as(one)).reshape(d) for e in eye], -1)
+            off = single(eye.view(d, *one.shape)).reshape(d, d)
         except (RuntimeError, ValueError, IndexError):
             return False
         off = (off + off.T) / 2

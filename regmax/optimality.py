@@ -59,7 +59,7 @@ class Problem:
     mask: Tensor | None = None
     start: Tensor | None = None
     trace: Trace | None = None
-    _last: dict[str, tuple[Tensor, Local, bool]] = field(default_factory=dict)
+    _last: dict[str, tuple[Tensor, Local]] = field(default_factory=dict)
     _inverses: dict[str, tuple[Tensor, Local, Tensor, Inverse]] = field(default_factory=dict)
 
     def widened(self) -> Problem:
@@ -132,18 +132,18 @@ class Problem:
         """
         key = "value" if verified and self._written else "declared"
         if key in self._last:
-            at, found, sure = self._last[key]
-            if at is y and (sure or not verified):
+            at, found = self._last[key]
+            if at is y:
                 return found
         smooth, point = smooth_part(self.omega), simplex.inward(y)
         with torch.no_grad():
             if key == "value":
-                found = self._by_value.look(point, verify=True)
+                found = self._by_value.look(point)
             elif self._curved:
                 found = Local(smooth.grad(point), smooth.curvature(point))
             else:
-                found = self._by_gradient.look(point, verify=verified)
-        self._last[key] = (y, found, verified)
+                found = self._by_gradient.look(point)
+        self._last[key] = (y, found)
         return found
 
     @functools.cached_property
@@ -199,9 +199,8 @@ class Problem:
         local = self.local(y, verified)
         key = "value" if verified and (self._written or self.structured) else "declared"
         if key in self._inverses:
-            at, of, on, found = self._inverses[key]
-            same = at is y and of is local and (on is support or torch.equal(on, support))
-            if same:
+            at, _, on, found = self._inverses[key]
+            if at is y and (on is support or torch.equal(on, support)):
                 return found
         average = None if verified else averaging(penalty_of(self.omega), y, self.mask)
         with torch.no_grad():
@@ -309,7 +308,7 @@ class Problem:
         of the support: at a zero of y, Ω may be much more curved than at y* (y^1.5), or less
         (y³). A lower bound at those two points, and so an estimate of β around them."""
         half = (y + simplex.uniform(y, support)) / 2
-        beyond = self._by_value.look(simplex.inward(half), verify=True).curvature
+        beyond = self._by_value.look(simplex.inward(half)).curvature
         low = torch.minimum(
             self.inverse(y, support, verified=True).lowest, beyond.inverse(support).lowest
         )

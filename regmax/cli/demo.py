@@ -10,6 +10,7 @@ from typing import Any
 from . import attention_maps, pooling, validate
 from .common import UsageError, needs
 from .listing import quiet_registry
+from .names import named
 from .scores import builtin
 
 MAPPINGS = ("softmax", "sparsemax", "entmax15", "pnormmax", "fusedmax", "oscarmax")
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     print("1. Every mapping against independent roads\n")
     found = quiet_registry()
-    omegas = [validate.named(found, mapping) for mapping in MAPPINGS]
+    omegas = [named(found, mapping) for mapping in MAPPINGS]
     outcomes = validate.check(omegas, builtin(d=8), validate.backends(found, None), gamma=1.0)
     status = validate.summarize(outcomes)
 

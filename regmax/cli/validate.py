@@ -19,6 +19,7 @@ from ..regularizer import Regularizer
 from ..report import Report
 from .common import UsageError, note, table, working
 from .listing import contested, quiet_registry
+from .names import named
 from .scores import builtin, load
 
 DEFAULT_AGAINST = ("generic", "cvxpylayers")
@@ -39,8 +40,8 @@ def add_to(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a regularizer or a mapping, with hyperparameters if wanted: tv, fusedmax, tv:lam=0.5 "
-        "(default: all regularizers)",
+        help="a regularizer or a mapping, with hyperparameters if wanted: tv, fusedmax, "
+        "tv:lam=0.5; or an expression: 'tsallis(alpha=1.5) + 0.1*tv' (default: all regularizers)",
     )
     parser.add_argument(
         "--scores",
@@ -166,40 +167,12 @@ def to_dict(label: str, outcome: Outcome) -> dict[str, Any]:
     return {"name": label, "ok": False, "error": f"{type(outcome).__name__}: {outcome}"}
 
 
-def named(found: Registry, text: str) -> tuple[str, Regularizer]:
-    """``tv``, ``fusedmax`` or ``tv:lam=0.5,…`` as a regularizer."""
-    name, _, tail = text.partition(":")
-    hyper = dict(_setting(text, part) for part in tail.split(",")) if tail else {}
-    try:
-        if name not in found.regularizers() and name in found.mappings():
-            cls = found.mapping(name)
-            hyper = {**cls.presets.get(name, {}), **hyper}
-        else:
-            cls = found.get("regularizer", name)
-    except PluginError as error:
-        raise UsageError(str(error)) from error
-    try:
-        return text, cls(**hyper)
-    except Exception as error:  # a plugin's code may raise anything
-        raise UsageError(f"{text}: {error}") from error
-
-
 def by_default(found: Registry, name: str) -> tuple[str, Subject]:
     """A regularizer with its defaults; one that cannot be made is a failure of that one alone."""
     try:
         return named(found, name)
     except UsageError as error:
         return name, error
-
-
-def _setting(text: str, part: str) -> tuple[str, float | bool]:
-    key, _, value = part.partition("=")
-    if key and value in ("True", "False"):
-        return key.strip(), value == "True"
-    try:
-        return key.strip(), float(value)
-    except ValueError:
-        raise UsageError(f"{text}: expected NAME:key=number,...; got {part!r}") from None
 
 
 def backends(found: Registry, wanted: str | None) -> list[str]:

@@ -26,6 +26,7 @@ class Interior(Solver):
     name: ClassVar[str] = "interior"
     DIRECT: ClassVar[int] = 20
     CHECK: ClassVar[int] = 4
+    PATIENCE: ClassVar[int] = 2
 
     def unsuitable(self, problem: Problem) -> str | None:
         return "a penalty has no Hessian" if problem.structured else None
@@ -35,29 +36,36 @@ class Interior(Solver):
         y = simplex.uniform(problem.z, problem.mask)
         s = torch.where(on, torch.ones_like(y), 0)
         tau = torch.where(on, problem.slope(y), -torch.inf).amax(-1, keepdim=True)
-        best, bound = y, problem.certify(y).error_bound
+        best = problem.initial()  # if it is not the answer, it is no place to start inside
+        problem.observe(best)
+        bound = problem.certify(best).error_bound
         iterations = torch.zeros_like(bound, dtype=torch.int64)
         count = on.sum(-1, keepdim=True)
-        direct = y
-        for k in range(1, min(max_iter, 300) + 1):
+        direct, idle = y, torch.zeros_like(iterations)
+        least = torch.full_like(bound, torch.inf)
+        end = 0 if bool((bound <= tol).all()) else min(max_iter, 300)
+        for k in range(1, end + 1):
             mu = 0.1 * row_dot(y, s) / count
             y, s, tau = _step(problem, y, s, tau, mu, on)
             iterations = torch.where(bound > tol, k, iterations)
             problem.observe(y)
             spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
-            if k % self.CHECK and not bool(spent.all()):
+            if k % self.CHECK and k < end and not bool(spent.all()):
                 continue
             candidates = [y, _finish(problem, y, s, on)]
             if problem.steep and k <= self.DIRECT * self.CHECK:
                 direct = newton(problem, direct)
                 candidates.append(direct)
-            active = bound > tol
+            active, last = bound > tol, bound
             for candidate in candidates:
                 trial = problem.certify(candidate).error_bound
                 better = active & (trial < bound)
                 best = torch.where(better.unsqueeze(-1), candidate, best)
                 bound = torch.where(better, trial, bound)
-            if bool(((bound <= tol) | spent).all()):
+            gains = (bound < 0.5 * last) | (mu.squeeze(-1) < 0.5 * least)
+            least = torch.minimum(least, mu.squeeze(-1))
+            idle = torch.where(gains, 0, idle + 1)
+            if bool(((bound <= tol) | spent | (idle > self.PATIENCE)).all()):
                 break
         return simplex.normalize(best), iterations
 

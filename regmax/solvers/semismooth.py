@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .. import simplex
 from ..optimality import Problem
 from ..simplex import row_dot
 from .base import Solver, moved
@@ -68,54 +69,64 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
     """Up to ``most`` Newton steps from y with one J, and how long the next would be, per row: what
     is left of the error (inf where no step was kept).
 
-    The first is shortened until the objective does not rise; another follows where the step after
-    it is at most half as long (Deuflhard 2011, §2.1: the natural test of a simplified Newton step).
+    A step is kept where the objective does not rise and the step after it is at most half as long
+    (Deuflhard 2011, §2.1: the natural test of a simplified Newton step). Where the first fails, it
+    is shortened until the objective falls.
     """
     eps = torch.finfo(y.dtype).eps
     support = problem.support(y) & ~done.unsqueeze(-1)
     inverse = problem.inverse(y, support)
-    step = torch.nan_to_num(inverse(problem.z - problem.local(y).gradient))
+    step = inverse(problem.z - problem.local(y).gradient)
     length, value = _length(problem, y, step), _value(problem, y)
     left = torch.where(length <= 8 * eps, length, torch.inf)
     going = ~done & (length > 8 * eps)
     for k in range(most):
-        new, now = _shortened(problem, y, step, support, value, going, 1 if k else 6)
-        slope = problem.slope(new)
-        following = torch.nan_to_num(inverse(slope))
-        ahead = _length(problem, new, following)
-        slack = 64 * eps * (1 + value.abs())
-        shrinks = ahead <= 0.5 * length
-        good = going & (now <= value + slack) & (shrinks | (now < value - slack))
+        new = moved(problem, y, step, support)
+        slope, now = problem.slope(new), _value(problem, new)
+        following = inverse(slope)
+        ahead = _length(problem, new, following)  # NaN where Ω has no slope there
+        good = going & (now <= value + _slack(value)) & (ahead <= 0.5 * length)
+        if k == 0 and bool((going & ~good).any()):
+            y = _shortened(problem, y, step, support, value, going & ~good)
         keep = good.unsqueeze(-1)
         left = torch.where(good, ahead + _outside(problem, new, slope), left)
         y, step = torch.where(keep, new, y), torch.where(keep, following, step)
         value, length = torch.where(good, now, value), torch.where(good, ahead, length)
-        going = good & shrinks & (ahead > eps)
+        going = good & (ahead > eps)
         if not bool(going.any()):
             break
     return y, left
 
 
+def _slack(value: Tensor) -> Tensor:
+    """The rounding of an objective."""
+    return 64 * torch.finfo(value.dtype).eps * (1 + value.abs())
+
+
 def _shortened(
-    problem: Problem,
-    y: Tensor,
-    step: Tensor,
-    support: Tensor,
-    value: Tensor,
-    going: Tensor,
-    trials: int,
-) -> tuple[Tensor, Tensor]:
-    """The point that a step leads to, a quarter of it where the objective would rise, and so on."""
-    t = torch.ones_like(y[..., :1])
-    slack = 64 * torch.finfo(y.dtype).eps * (1 + value.abs())
-    for k in range(trials):
+    problem: Problem, y: Tensor, step: Tensor, support: Tensor, value: Tensor, where: Tensor
+) -> Tensor:
+    """y, moved in the rows ``where`` by what part of the step makes the objective fall: the whole,
+    a quarter of it, and so on; where every entry stays positive, in y or in log y."""
+    for k in range(6):
+        t = 0.25**k
         new = moved(problem, y, t * step, support)
         now = _value(problem, new)
-        ok = (now <= value + slack) | ~going
-        if k == trials - 1 or bool(ok.all()):
+        if problem.steep:
+            plain = torch.where(support, torch.maximum(y + t * step, y / 100), 0)
+            plain = simplex.normalize(plain)
+            other = _value(problem, plain)
+            better = (other < now) | ~torch.isfinite(now)
+            new, now = (
+                torch.where(better.unsqueeze(-1), plain, new),
+                torch.where(better, other, now),
+            )
+        falls = where & (now < value - _slack(value))
+        y = torch.where(falls.unsqueeze(-1), new, y)
+        where = where & ~falls
+        if not bool(where.any()):
             break
-        t = torch.where(ok.unsqueeze(-1), t, t / 4)
-    return new, now
+    return y
 
 
 def _length(problem: Problem, y: Tensor, step: Tensor) -> Tensor:
