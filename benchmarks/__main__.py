@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from . import plan, report, sections, summary, system, timing
+from . import plan, report, sections, summary, system, timing, words
 
 DEVICES = ("cpu", "cuda")
 
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     missed = [v for v in result["verdicts"] if not v["ok"]]
     print(f"{len(result['verdicts']) - len(missed)} of {len(result['verdicts'])} bars met")
     for verdict in missed:
-        figure = "not measured" if verdict["figure"] is None else report.number(verdict["figure"])
+        figure = "not measured" if verdict["figure"] is None else words.number(verdict["figure"])
         print(f"  {verdict['what']}: {figure}, bar {verdict['bar']:g}")
     print(page)
     return 1 if failed else 0

@@ -67,16 +67,29 @@ def first(device: str, threads: int, mapping: str, rows: int, d: int) -> dict[st
     }
 
 
-def _call(what: str, task: dict[str, Any], extra: dict[str, str]) -> Any:
+def generic(threads: int, name: str, rows: int, d: int, limit: float) -> dict[str, Any]:
+    """The row of figures of an Ω given by its value, if it takes no longer than ``limit``."""
+    task = {"threads": threads, "name": name, "rows": rows, "d": d, "limit": limit}
+    found: dict[str, Any] = _call("generic", task, {}, limit)
+    return found
+
+
+def _call(
+    what: str, task: dict[str, Any], extra: dict[str, str], limit: float | None = None
+) -> Any:
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", **extra}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.child", what, json.dumps(task)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.child", what, json.dumps(task)],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=limit,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"stopped after {limit:g} seconds", ours=False) from error
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise Failed(lines[-1], ours=True)
@@ -115,6 +128,42 @@ def _first(task: dict[str, Any]) -> dict[str, float]:
         later.append(once())
         run.reset()
     return {"import": imported, "first": took, "later": sorted(later)[2]}
+
+
+def _generic(task: dict[str, Any]) -> dict[str, Any]:
+    import dataclasses
+
+    import torch
+
+    from .inputs import case
+    from .own import certified, own_candidate
+    from .peers import Task
+    from .timing import CpuWatch, interleave, timing
+
+    begin = time.perf_counter()
+    torch.set_num_threads(task["threads"])
+    name, rows, d = task["name"], task["rows"], task["d"]
+    scores = case("normal", rows, d, torch.float64)
+    few = case("normal", 1, 2, torch.float64)
+    candidate = own_candidate(name, d)
+    warm = Task(own_candidate(name, 2), few)
+    warm.forward()
+    warm.backward()
+    facts = certified(name, scores)
+    spent = time.perf_counter() - begin  # a pass takes less than this: two of them and one more
+    run, watch = Task(candidate, scores), CpuWatch()
+    if 6 * spent < task["limit"]:
+        times = interleave([run], watch, budget=task["limit"] / 4, rounds=5, at_least=1)[run.name]
+    else:
+        times = timing([watch.read(watch.start(run))])
+    return {
+        **scores.describe(),
+        **candidate.describe(),
+        "zeros": 0.0,
+        "error": 0.0,
+        **facts,
+        **dataclasses.asdict(times),
+    }
 
 
 def _memory(task: dict[str, Any]) -> list[dict[str, Any]]:
@@ -199,5 +248,7 @@ class _CudaPeak:
         return torch.cuda.max_memory_allocated() - self.before
 
 
+TASKS: dict[str, Any] = {"first": _first, "generic": _generic, "memory": _memory}
+
 if __name__ == "__main__":
-    print(json.dumps({"first": _first, "memory": _memory}[sys.argv[1]](json.loads(sys.argv[2]))))
+    print(json.dumps(TASKS[sys.argv[1]](json.loads(sys.argv[2]))))

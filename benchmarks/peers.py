@@ -44,6 +44,15 @@ class Candidate:
     def name(self) -> str:
         return " ".join(filter(None, (self.family, self.mapping, self.variant)))
 
+    def describe(self) -> dict[str, str]:
+        """The keys by which rows of the results say who they are of."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "mapping": self.mapping,
+            "variant": self.variant,
+        }
+
 
 class Task:
     """A candidate on a case: what a stopwatch runs."""
@@ -147,14 +156,17 @@ def candidates(device: str, mappings: Sequence[str]) -> tuple[list[Candidate], d
 
 
 def cvxpylayer(mapping: str, d: int) -> Candidate:
-    """The mapping as a convex program, with the solver that cvxpylayers takes by default."""
+    """The mapping as a convex program."""
+    name, hyper = OMEGAS[mapping]
+    return conic_layer(mapping, regmax.regularizer(name, **hyper).as_cvxpy, d)
+
+
+def conic_layer(mapping: str, omega: Callable[[Any], Any], d: int) -> Candidate:
+    """Ω as a convex program, with the solver that cvxpylayers takes by default."""
     cp: Any = importlib.import_module("cvxpy")
     layers: Any = importlib.import_module("cvxpylayers.torch")
-    name, hyper = OMEGAS[mapping]
     x, y = cp.Parameter(d), cp.Variable(d)
-    omega = regmax.regularizer(name, **hyper)
-    objective = cp.Minimize(omega.as_cvxpy(y) - x @ y)
-    problem = cp.Problem(objective, [y >= 0, cp.sum(y) == 1])
+    problem = cp.Problem(cp.Minimize(omega(y) - x @ y), [y >= 0, cp.sum(y) == 1])
     layer = layers.CvxpyLayer(problem, parameters=[x], variables=[y])
     jobs = {"n_jobs_forward": 1, "n_jobs_backward": 1}  # faster than a pool on problems this small
     return Candidate("cvxpylayers", mapping, lambda x, a: layer(x, solver_args=jobs)[0])

@@ -7,7 +7,20 @@ from dataclasses import dataclass, replace
 Shape = tuple[int, int]
 
 MAPPINGS = ("softmax", "sparsemax", "entmax15", "entmax", "pnormmax", "fusedmax", "oscarmax")
-SECTIONS = ("main", "size", "rows", "inputs", "linear", "memory", "conic", "first")
+SECTIONS = (
+    "main",
+    "size",
+    "rows",
+    "inputs",
+    "linear",
+    "memory",
+    "conic",
+    "generic",
+    "generic-size",
+    "composed",
+    "first",
+)
+CPU_ONLY = ("conic", "generic", "generic-size", "composed")
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,16 @@ class Plan:
     """What cvxpylayers gets; regmax gets these, and ``conic_many``."""
     conic_many: int
     first: Shape
+    own: Shape = (1024, 64)
+    """An Ω given by its value, and compositions."""
+    own_few: int = 8
+    """What cvxpylayers gets of these."""
+    own_elements: int = 65_536
+    own_sizes: tuple[int, ...] = (16, 64, 256, 512, 1024, 4096)
+    own_limit: float = 60.0
+    """Seconds for an Ω that is not separable on rows too long for a dense Hessian, in all; and by
+    how much fewer rows it gets there."""
+    own_fewer: int = 16
     mappings: tuple[str, ...] = MAPPINGS
     isolated: tuple[str, ...] = MAPPINGS
     """Those with a first call measured in a process of their own."""
@@ -97,6 +120,10 @@ def plan(device: str, quick: bool) -> Plan:
         conic_rows=2,
         conic_many=4,
         first=(2, 8),
+        own=(16, 16),
+        own_few=2,
+        own_elements=640,
+        own_sizes=(16, 640),
         isolated=("softmax",),
         budget=0.002,
         rounds=3,
@@ -132,3 +159,10 @@ LINEAR_BAR = 2.0
 # Share of the copy bandwidth, with the least possible traffic counted (CUDA).
 COPY_BAR = 0.8
 COPY_MAPPINGS = ("sparsemax", "entmax15", "entmax", "pnormmax")
+# An Ω by its value: certified error, median iterations, and time in units of its closed form; how
+# many times faster than cvxpylayers it should be, each says in ``own``.
+OWN_ERROR_BAR = 1e-8
+OWN_ITERATIONS_BAR = 15.0
+OWN_CLOSED_BAR = 100.0
+# A composition in units of prox and base put together by hand.
+COMPOSED_BAR = 1.5

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import summary
 from .inputs import KINDS, describe
+from .own import OWN
 from .peers import REFERENCE
 from .summary import Row
 
@@ -22,6 +23,9 @@ COLOURS = {
     "fusedmax": "#e69f00",
     "oscarmax": "#d55e00",
     "softmax": "#777777",
+    "tsallis15": "#009e73",
+    "quadratic": "#0072b2",
+    "quartic": "#d55e00",
 }
 SETTINGS = {
     "axes.spines.top": False,
@@ -39,7 +43,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     sections, device = result["sections"], result["device"]
     written = []
     with matplotlib.rc_context(SETTINGS):
-        for name, axis in (("size", "d"), ("rows", "rows")):
+        for name, axis in (("size", "d"), ("rows", "rows"), ("generic-size", "d")):
             if sections.get(name):
                 written.append(folder / f"{device}-{name}.svg")
                 _sweep(sections[name], axis, written[-1])
@@ -130,7 +134,7 @@ def _look(row: Row) -> tuple[str, str, float]:
 
 def _label(row: Row) -> str:
     if row["family"] == "regmax":
-        return str(row["mapping"])
+        return OWN[row["mapping"]].label if row["mapping"] in OWN else str(row["mapping"])
     if row["name"] == REFERENCE:
         return "torch.softmax"
     return f"{row['mapping']} ({row['family'].replace('entmax', 'entmax pkg')})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,10 +11,10 @@ from typing import Any
 
 import torch
 
-from . import child, peers
+from . import child, own, peers
 from .inputs import Case, case
 from .peers import Candidate, Task
-from .plan import Plan
+from .plan import CPU_ONLY, Plan
 from .timing import Watch, interleave
 
 Row = dict[str, Any]
@@ -41,8 +42,16 @@ class Bench:
         self.left_out.append({"what": what, "reason": peers.reason(error)})
         self.failed = self.failed or ours
 
-    def measure(self, case: Case, candidates: Sequence[Candidate]) -> list[Row]:
-        """Warm everybody up, look at what each returns, then time all by turns."""
+    def measure(
+        self,
+        case: Case,
+        candidates: Sequence[Candidate],
+        exact: Callable[[str], Candidate] = peers.regmax_candidate,
+    ) -> list[Row]:
+        """Warm everybody up, look at what each returns, then time all by turns.
+
+        ``exact``: from a mapping to what computes it in float64, to measure errors against.
+        """
         where = case.describe()
         label = f"{where['rows']} × {where['d']} {where['dtype']} {where['input']}"
         tasks: list[Task] = []
@@ -53,7 +62,7 @@ class Bench:
             task = Task(candidate, case)
             try:
                 task.forward()
-                facts = self._facts(task, case, references)
+                facts = self._facts(task, case, exact, references)
                 task.backward()
             except Exception as error:  # another's limits are not ours; ours fail the run
                 ours = candidate.family == "regmax"
@@ -69,14 +78,20 @@ class Bench:
         return [
             {
                 **where,
-                **_who(task.candidate),
+                **task.candidate.describe(),
                 **seen[task.name],
                 **dataclasses.asdict(times[task.name]),
             }
             for task in tasks
         ]
 
-    def _facts(self, task: Task, case: Case, references: dict[str, torch.Tensor]) -> Row:
+    def _facts(
+        self,
+        task: Task,
+        case: Case,
+        exact: Callable[[str], Candidate],
+        references: dict[str, torch.Tensor],
+    ) -> Row:
         """The share of exact zeros, and the distance to the same map in float64."""
         assert task.y is not None
         mapping, y = task.candidate.mapping, task.y.detach()
@@ -86,19 +101,9 @@ class Bench:
         head = case.head(CHECKED)
         if mapping not in references:
             with torch.no_grad():
-                exact = peers.regmax_candidate(mapping).apply(head.x, head.alpha)
-            references[mapping] = exact
+                references[mapping] = exact(mapping).apply(head.x, head.alpha)
         error = (y[:CHECKED].double() - references[mapping]).abs().max()
         return {"zeros": zeros, "error": float(error)}
-
-
-def _who(candidate: Candidate) -> Row:
-    return {
-        "name": candidate.name,
-        "family": candidate.family,
-        "mapping": candidate.mapping,
-        "variant": candidate.variant,
-    }
 
 
 def main(bench: Bench) -> list[Row]:
@@ -181,6 +186,74 @@ def conic(bench: Bench) -> list[Row]:
     return found
 
 
+def generic(bench: Bench) -> list[Row]:
+    """Ω by its value alone: beside its closed form, where it has one, and beside cvxpylayers."""
+    p = bench.plan
+    (n, d), found = p.own, list[Row]()
+    few, many = (case("normal", count, d, torch.float64) for count in (p.own_few, n))
+    for name, omega in own.OWN.items():
+        ours, exact = own.own_candidate(name, d), functools.partial(_exact, name, d)
+        closed = [peers.regmax_candidate(omega.closed)] if omega.closed else []
+        found += _certified(bench, many, name, [ours, *closed])
+        with _quiet():
+            try:
+                conic = [own.own_conic(name, d)]
+            except Exception as error:
+                bench.leave_out(f"cvxpylayers {name}", error, ours=False)
+                conic = []
+            found += bench.measure(few, [ours, *conic], exact)
+    return found
+
+
+def generic_size(bench: Bench) -> list[Row]:
+    """The same on short rows and on long ones, the number of scores kept."""
+    p = bench.plan
+    found: list[Row] = []
+    for d in p.own_sizes:
+        scores = case("normal", max(1, p.own_elements // d), d, torch.float64)
+        for name, omega in own.OWN.items():
+            if d <= own.DENSE or omega.separable:
+                found += _certified(bench, scores, name, [own.own_candidate(name, d)])
+            else:
+                found += _alone(bench, scores, name)
+    return found
+
+
+def _exact(name: str, d: int, mapping: str) -> Candidate:
+    """For an Ω by its value, and for its closed form, alike."""
+    return own.reference(name, d)
+
+
+def _certified(bench: Bench, case: Case, name: str, candidates: list[Candidate]) -> list[Row]:
+    """The figures, with the certificate in the row of the generic solver."""
+    rows = bench.measure(case, candidates, functools.partial(_exact, name, case.x.shape[-1]))
+    return [row | own.certified(name, case) if row["mapping"] == name else row for row in rows]
+
+
+def _alone(bench: Bench, case: Case, name: str) -> list[Row]:
+    """In a process that can be stopped, and on fewer rows."""
+    n, d = case.x.shape
+    n = max(1, n // bench.plan.own_fewer)
+    bench.say(f"{n} × {d} {name}")
+    try:
+        found = child.generic(bench.threads, name, n, d, bench.plan.own_limit)
+    except child.Failed as error:
+        bench.leave_out(f"{own.OWN[name].label}, {n} × {d}", error, ours=error.ours)
+        return []
+    return [found]
+
+
+def composed(bench: Bench) -> list[Row]:
+    """A base with a penalty, beside the same two steps put together by hand."""
+    n, d = bench.plan.own
+    scores = bench.case("normal", n, d)
+    found: list[Row] = []
+    for name in own.COMPOSED:
+        candidates = own.composed_candidates(name, d)
+        found += bench.measure(scores, candidates, {name: candidates[0]}.__getitem__)
+    return found
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Solvers warn about approximations and inaccuracies of theirs; their error is in the table."""
@@ -209,6 +282,9 @@ ALL: dict[str, Callable[[Bench], list[Row]]] = {
     "linear": linear,
     "memory": memory,
     "conic": conic,
+    "generic": generic,
+    "generic-size": generic_size,
+    "composed": composed,
     "first": first,
 }
 
@@ -217,7 +293,7 @@ def run(bench: Bench, names: Sequence[str], begin: Callable[[str], None]) -> dic
     """The sections asked for, in the order of the page."""
     found = {}
     for name, section in ALL.items():
-        if name in names and not (name == "conic" and bench.device != "cpu"):
+        if name in names and not (name in CPU_ONLY and bench.device != "cpu"):
             begin(name)
             found[name] = section(bench)
     return found

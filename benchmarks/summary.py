@@ -9,6 +9,7 @@ from typing import Any
 
 from . import plan
 from .inputs import describe
+from .own import COMPOSED, OWN
 from .peers import COPY, REFERENCE
 
 Row = dict[str, Any]
@@ -85,6 +86,10 @@ def verdicts(device: str, sections: dict[str, list[Row]], mappings: Sequence[str
         found += _conic(sections["conic"])
     if "linear" in sections:
         found += _linear(sections["linear"])
+    if "generic" in sections:
+        found += _own(sections["generic"])
+    if "composed" in sections:
+        found += _composed(sections["composed"])
     return found
 
 
@@ -209,3 +214,59 @@ def _linear(rows: list[Row]) -> list[Verdict]:
         )
         for kind, g in growth(rows).items()
     ]
+
+
+def own(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """By Ω: the certificate, seconds per row, and ratios to the closed form and cvxpylayers."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in (row for row in rows if "certified" in row):
+        name, n = row["mapping"], row["rows"]
+        figures = {key: row[key] for key in ("certified", "iterations", "most", "path")}
+        figures |= {phase: row[phase]["median"] / n for phase in ("forward", "both")}
+        for other in rows:
+            both = other["both"]["median"] / other["rows"]
+            if other["mapping"] == name and other["family"] == "cvxpylayers":
+                figures["conic both"], figures["conic error"] = both, other["error"]
+                figures["conic"] = both / figures["both"]
+            if other["mapping"] == OWN[name].closed:
+                figures["closed"] = figures["both"] / both
+        found[name] = figures
+    return found
+
+
+def _own(rows: list[Row]) -> list[Verdict]:
+    found = []
+    figures = own(rows)
+    for name, omega in OWN.items():
+        what, got = f"{omega.label}, by its value", figures.get(name, {})
+        bars = [
+            ("certified error, worst row", "certified", plan.OWN_ERROR_BAR, True),
+            ("iterations, median", "iterations", plan.OWN_ITERATIONS_BAR, True),
+            ("times faster than cvxpylayers, per row", "conic", omega.faster, False),
+        ]
+        if omega.closed:
+            bars.append(("time over its closed form", "closed", plan.OWN_CLOSED_BAR, True))
+        found += [Verdict(f"{what}: {text}", got.get(key), bar, at) for text, key, bar, at in bars]
+    return found
+
+
+def composed(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, float]]]:
+    """By composition: seconds of regmax ("ours") and "by hand", by phase."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in rows:
+        side = "ours" if row["family"] == "regmax" else "by hand"
+        times = {phase: row[phase]["median"] for phase in ("forward", "both")}
+        found.setdefault(row["mapping"], {})[side] = times
+    return {name: sides for name, sides in found.items() if len(sides) == 2}
+
+
+def _composed(rows: list[Row]) -> list[Verdict]:
+    figures = composed(rows)
+    found = []
+    for name in COMPOSED:
+        for phase in ("forward", "both"):
+            sides = figures.get(name)
+            ratio = sides["ours"][phase] / sides["by hand"][phase] if sides else None
+            what = f"{name} / prox and base by hand, {phase}"
+            found.append(Verdict(what, ratio, plan.COMPOSED_BAR, at_most=True))
+    return found

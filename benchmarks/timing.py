@@ -139,14 +139,16 @@ def interleave(
             started = [(run.name, watch.start(run)) for run in due]
             for name, lap in started:
                 laps[name].append(watch.read(lap))
-    return {
-        name: Timing(
-            forward=spread([f for f, _ in taken]),
-            backward=spread([b for _, b in taken]),
-            both=spread([f + b for f, b in taken]),
-        )
-        for name, taken in laps.items()
-    }
+    return {name: timing(taken) for name, taken in laps.items()}
+
+
+def timing(laps: Sequence[tuple[float, float]]) -> Timing:
+    """From the (forward, backward) of each run."""
+    return Timing(
+        forward=spread([f for f, _ in laps]),
+        backward=spread([b for _, b in laps]),
+        both=spread([f + b for f, b in laps]),
+    )
 
 
 @contextmanager

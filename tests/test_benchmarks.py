@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import inputs, plan, report, summary
+from benchmarks import child, inputs, own, plan, report, summary, words
 from benchmarks.peers import COPY, REFERENCE
 from benchmarks.plots import spaced
 from benchmarks.sections import Bench, linear, main
@@ -52,6 +52,10 @@ def check_sections(sections):
         assert len(by_case) == cases
         for found in by_case.values():
             assert names <= found
+    assert {row["mapping"] for row in sections["generic-size"]} == set(own.OWN)
+    assert {row["d"] for row in sections["generic-size"]} == set(wanted.own_sizes)
+    assert set(summary.own(sections["generic"])) == set(own.OWN)
+    assert set(summary.composed(sections["composed"])) == set(own.COMPOSED)
     assert {row["input"] for row in sections["linear"]} == set(wanted.linear_inputs)
     assert [row["mapping"] for row in sections["first"]] == list(wanted.isolated)
     if sys.platform == "linux":
@@ -83,6 +87,10 @@ def check_verdicts(verdicts):
         assert f"{mapping} / torch.softmax, geometric mean" in said
         assert f"{mapping} / torch.softmax, worst case" in said
     assert said.count("time per score") == len(plan.CPU.linear_inputs)
+    for omega in own.OWN.values():
+        assert f"{omega.label}, by its value: certified error" in said
+    for composition in own.COMPOSED:
+        assert f"{composition} / prox and base by hand, both" in said
 
 
 def check_origin(result):
@@ -104,7 +112,7 @@ def check_page(out, result):
         assert len({line.count("|") for line in table.splitlines()}) == 1
     if importlib.util.find_spec("matplotlib") is not None:
         pictures = re.findall(r"\]\((.*\.svg)\)", text)
-        assert len(pictures) == 3
+        assert len(pictures) == 4
         assert all((out / picture).exists() for picture in pictures)
     page.unlink()
     assert command.main(["--render", "--out", str(out)]) == 0
@@ -234,6 +242,56 @@ def test_cvxpylayers_is_compared_per_row():
     assert found["per row"] == pytest.approx((10 / 2) / (4 / 100))
 
 
+def test_an_omega_by_its_value_is_judged_per_row():
+    certificate = {"certified": 1e-7, "iterations": 3.0, "most": 4.0, "path": "solver dual"}
+    rows = [
+        row("regmax tsallis15", 1.0, rows=100) | certificate,
+        row("regmax entmax15", 0.1, rows=100),
+        row("regmax tsallis15", 1.0, rows=2),
+        row("cvxpylayers tsallis15", 5.0, rows=2),
+    ]
+    found = summary.own(rows)["tsallis15"]
+    assert found["conic"] == pytest.approx((5.0 / 2) / (1.0 / 100))
+    assert found["closed"] == pytest.approx(10.0)
+    judged = [v for v in summary.verdicts("cpu", {"generic": rows}, []) if "Tsallis" in v.what]
+    assert [v.ok for v in judged] == [False, True, False, True]
+
+
+def test_an_omega_that_was_not_measured_does_not_pass():
+    verdicts = summary.verdicts("cpu", {"generic": [], "composed": []}, [])
+    assert verdicts
+    assert not any(verdict.ok for verdict in verdicts)
+
+
+def test_compositions_are_compared_with_their_two_steps():
+    rows = [row("regmax a", 1.2) | {"mapping": "tsallis + tv"}]
+    rows += [row("by hand", 1.0) | {"family": "by hand", "mapping": "tsallis + tv"}]
+    verdicts = summary.verdicts("cpu", {"composed": rows}, [])
+    found = {v.what: v.figure for v in verdicts}
+    assert found["tsallis + tv / prox and base by hand, forward"] == pytest.approx(1.2)
+
+
+def test_a_task_that_takes_too_long_is_stopped_and_is_no_fault():
+    with pytest.raises(child.Failed, match="stopped after") as caught:
+        child.generic(1, "quadratic", 1, 16, 0.01)
+    assert not caught.value.ours
+
+
+@pytest.mark.parametrize("name", own.COMPOSED)
+def test_compositions_by_hand_are_the_same(name):
+    x = inputs.case("normal", 4, 16, torch.float64)
+    ours, by_hand = (c.apply(x.x, x.alpha) for c in own.composed_candidates(name, 16))
+    assert torch.allclose(ours, by_hand, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", own.OWN)
+def test_an_omega_and_its_reference_are_the_same(name):
+    x = inputs.case("normal", 4, 16, torch.float64)
+    y = own.own_candidate(name, 16).apply(x.x, x.alpha)
+    assert torch.allclose(y, own.reference(name, 16).apply(x.x, x.alpha), atol=1e-8)
+    assert own.certified(name, x)["certified"] < plan.OWN_ERROR_BAR
+
+
 def test_growth_is_per_score():
     rows = [
         row("regmax fusedmax", 1.0, rows=100, d=10),
@@ -304,4 +362,4 @@ def test_inputs_are_reproducible_and_leave_something_in_each_row(kind):
     [(1.5, "1.5 s"), (2e-3, "2 ms"), (1.234e-5, "12.3 µs"), (5e-9, "5 ns"), (1234.0, "1234 s")],
 )
 def test_seconds(value, text):
-    assert report.seconds(value) == text
+    assert words.seconds(value) == text
