@@ -22,6 +22,7 @@ LAYERS = (
         "transforms",
         "operators",
         "reduced",
+        "conjugate_gradients",
     ),
     ("kernels",),
     ("checks",),
@@ -41,6 +42,7 @@ LAYERS = (
     ("crosscheck",),
     ("testing",),
     ("__init__",),
+    ("plots",),
     ("cli", "__main__"),
 )
 MODULES = {

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import PluginError
 from ..penalty import Penalty
 from ..plugins import Registry
-from ..regularizer import Regularizer
+from ..regularizer import Regularizer, parameters_of
 from .common import UsageError
 
 ACCEPTED = "NAME, NAME:key=number,..., or an expression such as 'tsallis(alpha=1.5) + 0.1*tv'"
@@ -29,7 +29,8 @@ def named(found: Registry, text: str) -> tuple[str, Regularizer]:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise UsageError(f"cannot read {text!r}; accepted: {ACCEPTED}") from None
+        shown = text if len(text) <= 80 else f"{text[:80]}…"
+        raise UsageError(f"cannot read {shown!r}; accepted: {ACCEPTED}") from None
     try:
         made = _made(found, text, tree, alone=True)
     except UsageError:
@@ -62,8 +63,19 @@ def _regularizer(found: Registry, name: str, hyper: dict[str, Any]) -> Regulariz
         hyper = {**cls.presets.get(name, {}), **hyper}
     else:
         cls = found.get("regularizer", name)
-    omega: Regularizer = cls(**hyper)
+    omega: Regularizer = _called("regularizer", name, cls, hyper)
     return omega
+
+
+def _called(kind: str, name: str, cls: type[Any], hyper: dict[str, Any]) -> Any:
+    accepted = parameters_of(cls)
+    unknown = [key for key in hyper if key not in accepted]
+    if unknown:
+        raise TypeError(
+            f"{kind} {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
+            f"accepted: {', '.join(accepted) or '(none)'}"
+        )
+    return cls(**hyper)
 
 
 def _setting(text: str, part: str) -> tuple[str, float | bool]:
@@ -87,12 +99,11 @@ def _made(found: Registry, text: str, node: ast.expr, alone: bool = False) -> An
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
             return -float(number)
         case ast.Name(id=name):
-            prefer_penalty = not alone
-            return _one(found, text, name, {}, prefer_penalty)
+            return _one(found, text, name, {}, prefer_penalty=not alone)
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
             hyper = {k.arg: _literal(text, k.value) for k in keywords if k.arg is not None}
             if len(hyper) == len(keywords):
-                return _one(found, text, name, hyper, False)
+                return _one(found, text, name, hyper, prefer_penalty=False)
     raise UsageError(
         f"{text}: cannot read {ast.unparse(node)!r}; accepted: names, name(key=value, ...), "
         "numbers, + and *"
@@ -105,13 +116,13 @@ def _one(
     regularizers = {*found.regularizers(), *found.mappings()}
     penalties = found.penalties()
     if name in penalties and (prefer_penalty or name not in regularizers):
-        penalty: Penalty = penalties[name](**hyper)
+        penalty: Penalty = _called("penalty", name, penalties[name], hyper)
         return penalty
     try:
         return _regularizer(found, name, hyper)
     except PluginError as error:
         known = f"; penalties: {', '.join(penalties)}" if penalties else ""
-        raise UsageError(f"{text}: {error}{known}") from error
+        raise UsageError(f"{text}: {str(error).rstrip('.')}{known}") from error
 
 
 def _literal(text: str, node: ast.expr) -> Any:

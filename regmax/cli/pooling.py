@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ..layer import RegularizedMax
 from ..penalty import Penalized
+from ..plots import groups
 from ..regularizer import Regularizer
 from .common import needs, progress
 
@@ -162,12 +163,3 @@ def fit(model: AttentionPooling, data: Digits, epochs: int, what: str) -> None:
             F.cross_entropy(scores, data.train_y[batch]).backward()
             optimizer.step()
             schedule.step()
-
-
-def groups(omega: Regularizer, weights: Tensor) -> Tensor:
-    """The group of each pixel: as Ω's penalty fuses them, else pixels of the very same weight."""
-    if isinstance(omega, Penalized):
-        return omega.penalty.groups(weights)
-    ordered, where = weights.sort(-1)
-    new = F.pad((ordered[:, 1:] != ordered[:, :-1]).long(), (1, 0)).cumsum(-1)
-    return torch.empty_like(new).scatter_(-1, where, new)
