@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import transforms
+from . import conjugate_gradients, transforms
 from .reduced import Reduced
 from .simplex import row_dot, tangent
 
@@ -309,6 +309,14 @@ class MatrixFree(Curvature):
 
     def __init__(self, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
         self.product, self.dtype = product, dtype
+        self._scale: Tensor | None = None
+
+    def _scaling(self, support: Tensor) -> Tensor:
+        if self._scale is None:
+            with torch.no_grad():
+                like = torch.zeros(support.shape, dtype=self.dtype, device=support.device)
+                self._scale = conjugate_gradients.scaling(self.product, like)
+        return self._scale
 
     def matvec(self, v: Tensor) -> Tensor:
         return self.product(v)
@@ -321,12 +329,13 @@ class MatrixFree(Curvature):
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         with torch.no_grad():
-            w, _ = _conjugate_gradients(self.product, v, support)
+            scale = self._scaling(support)
+            w, _ = conjugate_gradients.solve(self.product, v, support, scale)
         if not torch.is_grad_enabled():
             return w
         for _ in range(2):  # w = w + J (v − H w): zero in value, exact in derivative
             residual = v - self.product(w)
-            w = w + _self_adjoint(residual - residual.detach(), self.product, support)
+            w = w + _self_adjoint(residual - residual.detach(), self.product, support, scale)
         return w
 
     def lowest(self, support: Tensor) -> Tensor:
@@ -341,7 +350,8 @@ class MatrixFree(Curvature):
             norm, seen = torch.zeros_like(w[..., 0]), torch.full_like(w[..., 0], torch.inf)
             for _ in range(6):
                 w = w / w.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-                w, quotient = _conjugate_gradients(self.product, w, support)
+                scale = self._scaling(support)
+                w, quotient = conjugate_gradients.solve(self.product, w, support, scale)
                 norm, seen = w.norm(dim=-1), torch.minimum(seen, quotient)
             low = torch.where(seen > 0, 0.5 / norm, seen)
             return torch.where(_single(support), torch.inf, low)
@@ -356,49 +366,21 @@ class _SelfAdjoint(torch.autograd.Function):
         v: Tensor,
         product: Callable[[Tensor], Tensor],
         support: Tensor,
+        scale: Tensor,
     ) -> Tensor:
-        ctx.product, ctx.support = product, support
-        return _conjugate_gradients(product, v, support)[0]
+        ctx.product, ctx.support, ctx.scale = product, support, scale
+        return conjugate_gradients.solve(product, v, support, scale)[0]
 
     @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None]:
-        return _self_adjoint(u, ctx.product, ctx.support), None, None
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
+        return _self_adjoint(u, ctx.product, ctx.support, ctx.scale), None, None, None
 
 
-def _self_adjoint(v: Tensor, product: Callable[[Tensor], Tensor], support: Tensor) -> Tensor:
-    out: Tensor = _SelfAdjoint.apply(v, product, support)  # type: ignore[no-untyped-call]
+def _self_adjoint(
+    v: Tensor, product: Callable[[Tensor], Tensor], support: Tensor, scale: Tensor
+) -> Tensor:
+    out: Tensor = _SelfAdjoint.apply(v, product, support, scale)  # type: ignore[no-untyped-call]
     return out
-
-
-def _conjugate_gradients(
-    product: Callable[[Tensor], Tensor], v: Tensor, support: Tensor
-) -> tuple[Tensor, Tensor]:
-    """J v by conjugate gradients on the tangent space, every row to its own last bits; and the
-    lowest Rayleigh quotient met on the way, one per row (+inf where there was none)."""
-    with torch.no_grad():
-        v = torch.where(support, v.detach(), 0)
-        r = tangent(v, support)
-        w, direction = torch.zeros_like(r), r
-        rr = row_dot(r, r)
-        target = row_dot(v, v) * torch.finfo(r.dtype).eps ** 2
-        lowest = torch.full_like(rr, torch.inf)
-        active = rr > target
-        for _ in range(4 * r.shape[-1] + 20):
-            if not bool(active.any()):
-                break
-            hd = tangent(product(direction).detach(), support)
-            curvature = row_dot(direction, hd)
-            quotient = curvature / torch.where(active, row_dot(direction, direction), 1)
-            lowest = torch.where(active, torch.minimum(lowest, quotient), lowest)
-            active = active & (curvature > 0)
-            step = torch.where(active, rr / torch.where(active, curvature, 1), 0)
-            w, r = w + step * direction, tangent(r - step * hd, support)
-            new = row_dot(r, r)
-            ratio = torch.where(active, new / torch.where(active, rr, 1), 0)
-            direction = torch.where(active, r + ratio * direction, direction)
-            rr = torch.where(active, new, rr)
-            active = active & (rr > target)
-        return w, lowest.squeeze(-1)
 
 
 DENSE_LIMIT = 512

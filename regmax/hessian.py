@@ -15,7 +15,8 @@ from torch import Tensor
 
 from . import curvature as curvatures
 from . import simplex, transforms
-from .curvature import Curvature, Dense, Diagonal, MatrixFree
+from .curvature import Curvature, Dense, Diagonal, Inverse, MatrixFree
+from .reduced import Reduced
 
 CHUNK = 2**22
 """Entries of the vectors that are multiplied by a Hessian at once."""
@@ -54,27 +55,39 @@ class Shared(Dense):
         return h
 
 
-class Columns(Dense):
+class Columns(MatrixFree):
     """H by its product, which takes one vector a row or a stack of them: a block of m entries costs
-    m products."""
+    m products. Solved entry by entry for supports of up to ``DENSE_LIMIT``."""
 
     def __init__(self, product: Product, like: Tensor, extra: Tensor | None = None) -> None:
-        self.product, self.like, self.extra = product, like, extra
+        super().__init__(product if extra is None else _plus(product, extra), like.dtype)
+        self.like, self._pure, self._extra = like, product, extra
 
-    @property
-    def matrix(self) -> Tensor:  # type: ignore[override]
+    def dense(self) -> Dense:
+        """All entries."""
         d, like = self.like.shape[-1], self.like
         eye = torch.eye(d, dtype=like.dtype, device=like.device)
         units = eye.view(d, *(1,) * (like.ndim - 1), d).expand(d, *like.shape)
-        return self.matvec(units).movedim(0, -1)
-
-    def matvec(self, v: Tensor) -> Tensor:
-        found = self.product(v)
-        return found if self.extra is None else found + self.extra * v
+        return Dense(self.matvec(units).movedim(0, -1))
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         t = t.expand(self.like.shape)
-        return Columns(self.product, self.like, t if self.extra is None else self.extra + t)
+        return Columns(self._pure, self.like, t if self._extra is None else self._extra + t)
+
+    def averaged(self, average: Product) -> Curvature:
+        small = self.like.shape[-1] <= curvatures.DENSE_LIMIT
+        return self.dense().averaged(average) if small else super().averaged(average)
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        return self.inverse(support)(v)
+
+    def lowest(self, support: Tensor) -> Tensor:
+        return self.inverse(support).lowest
+
+    def inverse(self, support: Tensor) -> Inverse:
+        if support.numel() and int(support.sum(-1).max()) > curvatures.DENSE_LIMIT:
+            return MatrixFree(self.product, self.dtype).inverse(support)
+        return Reduced(self.block, support)
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         if not len(rows):
@@ -91,10 +104,11 @@ class Columns(Dense):
             columns.append(found.gather(-1, index.expand(len(some), *index.shape)))
         h = torch.cat(columns).movedim(0, -1)
         h = (h + h.mT) / 2
-        if self.extra is not None:
-            own = self.extra.reshape(-1, d)[rows]
-            h.diagonal(dim1=-2, dim2=-1).add_(own.gather(-1, index))
         return h
+
+
+def _plus(product: Product, t: Tensor) -> Product:
+    return lambda v: product(v) + t * v
 
 
 class Hessian:
@@ -115,8 +129,6 @@ class Hessian:
             if self._holds(product, h, y):
                 local = Diagonal(h) if self.off is None else Shared(self.off, h)
                 return Local(g.detach(), local)
-        if y.shape[-1] > curvatures.DENSE_LIMIT:
-            return Local(g.detach(), MatrixFree(product, y.dtype))
         return Local(g.detach(), Columns(product, y))
 
     def _product(self, y: Tensor) -> tuple[Tensor, Product]:

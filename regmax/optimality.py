@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import simplex
-from .curvature import Curvature, Diagonal, DiagonalPlusRankOne, Inverse, Later, MatrixFree
+from .curvature import DENSE_LIMIT, Curvature, Diagonal, DiagonalPlusRankOne, Inverse, Later
 from .errors import RegularizerError
 from .hessian import Hessian, Local, Shared
 from .penalty import (
@@ -29,6 +29,7 @@ from .penalty import (
     smooth_part,
     value_of,
 )
+from .reduced import Reduced
 from .regularizer import Definition, Regularizer, overrides
 from .simplex import row_dot
 from .solution import Trace
@@ -214,12 +215,11 @@ class Problem:
         small = torch.finfo(y.dtype).eps ** 2  # there derivatives look at y itself, solvers do not
         if bool(((y > 0) & (y <= small)).any()):
             return None
+        simple = isinstance(self.local(y).curvature, Diagonal | DiagonalPlusRankOne | Shared)
         last = self._inverses.get("declared")
         if last is not None and last[0] is y and torch.equal(last[2], support):
-            return None if isinstance(last[1].curvature, MatrixFree) else last[3]
-        if isinstance(self._last["declared"][1].curvature, Diagonal | DiagonalPlusRankOne | Shared):
-            return Later(self.local(y).curvature, support)
-        return None
+            return last[3] if simple or isinstance(last[3], Reduced) else None
+        return Later(self.local(y).curvature, support) if simple else None
 
     def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.
@@ -323,14 +323,19 @@ class Problem:
 
     def check_start(self) -> None:
         """Refuse an Ω that is not strictly convex where a solver starts: one row is looked at,
-        among those with the most participants; at the answer :meth:`check_convex` looks at all."""
+        among those with the most participants, in all directions or, where these are too many to
+        factorise, in one. At the answer :meth:`check_convex` looks at all rows."""
         y, on = self.initial(), self.participants()
         count = on.sum(-1).reshape(-1)
         chosen = torch.zeros_like(count, dtype=torch.bool)
         chosen[count.argmax()] = True
-        on = on & chosen.view(on.shape[:-1]).unsqueeze(-1)
+        curvature = self.local(y).curvature
         with torch.no_grad():
-            low = self.local(y).curvature.inverse(on).lowest
+            if on.shape[-1] <= DENSE_LIMIT or isinstance(curvature, Diagonal):
+                low = curvature.inverse(on & chosen.view(on.shape[:-1]).unsqueeze(-1)).lowest
+            else:
+                along = simplex.tangent(simplex.generic(y), on)
+                low = row_dot(along, curvature.matvec(along)).squeeze(-1)
         self.check_convex(y, torch.where(chosen.view(low.shape), low, torch.inf))
 
     def check_convex(self, y: Tensor, low: Tensor | None = None) -> None:
