@@ -48,7 +48,7 @@ class Curvature(ABC):
         return Applied(self, support)
 
     @abstractmethod
-    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+    def averaged(self, average: Average) -> Curvature:
         """A matrix that acts as PHP on the range of the projection P = ``average``, and leaves it
         and its orthogonal complement apart: what remains of H where groups of y move as one."""
 
@@ -73,6 +73,16 @@ class Curvature(ABC):
         Exact for dense (0 where it is lost in rounding), safe for the others (an estimate for
         matrix-free); +inf where S has one element, as there is no such direction.
         """
+
+
+class Average(Protocol):
+    """P: an orthogonal projection that takes averages over groups of entries."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """P v."""
+
+    def matrix(self) -> Tensor:
+        """P, entry by entry."""
 
 
 class Inverse(Protocol):
@@ -144,7 +154,7 @@ class Diagonal(Curvature):
     def scaled(self, c: float | Tensor) -> Curvature:
         return Diagonal(c * self.h)
 
-    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+    def averaged(self, average: Average) -> Curvature:
         return Diagonal(average(self.h))
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
@@ -188,7 +198,7 @@ class DiagonalPlusRankOne(Curvature):
     def scaled(self, c: float | Tensor) -> Curvature:
         return DiagonalPlusRankOne(c * self.h, self.u, c * self.c)
 
-    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+    def averaged(self, average: Average) -> Curvature:
         return DiagonalPlusRankOne(average(self.h), average(self.u), self.c)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
@@ -228,13 +238,11 @@ class Dense(Curvature):
     def scaled(self, c: float | Tensor) -> Curvature:
         return Dense((c * torch.ones_like(self.matrix[..., 0])).unsqueeze(-1) * self.matrix)
 
-    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+    def averaged(self, average: Average) -> Curvature:
         # PHP + I − P
-        eye = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
-        columns = torch.stack([average(v) for v in self.matrix.unbind(-1)], -1)
-        rows = [average(v) for v in columns.unbind(-2)]
-        p = [average(e.expand(self.matrix.shape[:-1])) for e in eye]
-        return Dense(torch.stack(rows, -2) + eye - torch.stack(p, -2))
+        p = average.matrix()
+        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        return Dense(p @ self.matrix @ p + eye - p)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
@@ -324,7 +332,7 @@ class MatrixFree(Curvature):
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return MatrixFree(lambda v: self.product(v) + t * v, self.dtype)
 
-    def averaged(self, average: Callable[[Tensor], Tensor]) -> Curvature:
+    def averaged(self, average: Average) -> Curvature:
         return MatrixFree(lambda v: average(self.product(average(v))) + v - average(v), self.dtype)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from . import curvature as curvatures
 from . import simplex, transforms
-from .curvature import Curvature, Dense, Diagonal, Inverse, MatrixFree
+from .curvature import Average, Curvature, Dense, Diagonal, Inverse, MatrixFree
 from .reduced import Reduced
 
 CHUNK = 2**22
@@ -74,7 +74,7 @@ class Columns(MatrixFree):
         t = t.expand(self.like.shape)
         return Columns(self._pure, self.like, t if self._extra is None else self._extra + t)
 
-    def averaged(self, average: Product) -> Curvature:
+    def averaged(self, average: Average) -> Curvature:
         small = self.like.shape[-1] <= curvatures.DENSE_LIMIT
         return self.dense().averaged(average) if small else super().averaged(average)
 

@@ -7,14 +7,14 @@ Let R be the Lovász extension of a submodular function (total variation, ordere
 
 Why: z = prox_{λR}(x/γ) means x/γ − z ∈ λ∂R(z), and y = Π_base(γz) keeps the order of z and can
 only merge ties, so ∂R(z) ⊆ ∂R(y); base's own optimality adds the rest. With base = ½‖·‖² and the
-chain's total variation this is Proposition 2 of Niculae & Blondel (2017).
+chain's total variation this is Proposition 2 of Niculae & Blondel (2017). The whole proof, which
+needs no gradient of ``base``, is in docs/theorem.md.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -166,19 +166,31 @@ class Penalized(Regularizer):
         return self.base.strong_convexity
 
 
-Average = Callable[[Tensor], Tensor]
+class Averages:
+    """P, the averages over the groups of y that a penalty makes."""
+
+    def __init__(self, penalty: Penalty, y: Tensor, mask: Tensor | None) -> None:
+        self._penalty, self._y, self._mask = penalty, y.detach(), mask
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self._penalty.average(v, self._y, self._mask)
+
+    def matrix(self) -> Tensor:
+        """P, entry by entry: (*batch, d, d)."""
+        ids = self._penalty.groups(self._y, self._mask)
+        same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
+        if self._mask is not None:
+            same = same & self._mask.unsqueeze(-1) & self._mask.unsqueeze(-2)
+        return same / same.sum(-1, keepdim=True).clamp_min(1).to(self._y.dtype)
 
 
-def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Average | None:
-    """P, the averages over the groups of y that the penalty makes; None without a penalty."""
-    if penalty is None:
-        return None
-    y = y.detach()
-    return lambda v: penalty.average(v, y, mask)
+def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Averages | None:
+    """P, or None without a penalty."""
+    return None if penalty is None else Averages(penalty, y, mask)
 
 
 def jacobian_product(
-    smooth: Regularizer, average: Average | None, y: Tensor, v: Tensor, support: Tensor
+    smooth: Regularizer, average: Averages | None, y: Tensor, v: Tensor, support: Tensor
 ) -> Tensor:
     """J v, J = ∂Π_Ω/∂z on ``support``, for Ω = ``smooth``: differentiable in y, v and its tensors.
 
@@ -191,7 +203,7 @@ def jacobian_product(
     return average(curvature.averaged(average).jacobian(average(v), support))
 
 
-def restricted(curvature: Curvature, average: Average | None, support: Tensor) -> Inverse:
+def restricted(curvature: Curvature, average: Averages | None, support: Tensor) -> Inverse:
     """J on ``support`` as :func:`jacobian_product` applies it, without derivatives."""
     if average is None:
         return curvature.inverse(support)
@@ -201,7 +213,7 @@ def restricted(curvature: Curvature, average: Average | None, support: Tensor) -
 class _Grouped:
     """P (PHP)⁺ P."""
 
-    def __init__(self, inverse: Inverse, average: Average) -> None:
+    def __init__(self, inverse: Inverse, average: Averages) -> None:
         self._inverse, self._average, self.lowest = inverse, average, inverse.lowest
 
     def __call__(self, v: Tensor) -> Tensor:
