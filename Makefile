@@ -9,7 +9,7 @@ OUT    ?= regmax-demo
 BENCH  ?= build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench bench-gpu lint format types clean
+.PHONY: help install demo test bench bench-gpu figures lint format types clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -33,6 +33,9 @@ bench-gpu: $(READY)  ## the same on a CUDA device
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  -r benchmarks/requirements-gpu.txt
 	$(BIN)/python -m benchmarks --device cuda --out "$(BENCH)"
+
+figures: $(READY)  ## draw the figures of the pages in docs/ again
+	$(BIN)/python docs/figures/theorem.py
 
 lint: $(READY)  ## check style and formatting
 	$(BIN)/ruff check .

@@ -1,9 +1,10 @@
-"""The README keeps its word: its code runs, prints what it says, and its plugin is a plugin."""
+"""The pages keep their word: code runs and prints what it says, the README's plugin is a plugin."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -11,31 +12,50 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/theorem.md")
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, page: str = "README.md") -> list[str]:
     """The fenced blocks of a language, in order."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def test_there_are_blocks_of_each_kind():
     assert len(blocks("python")) >= 6
+    assert len(blocks("python", "docs/theorem.md")) == 2
     assert len(blocks("toml")) == 1
 
 
-def test_python_blocks_run_in_order_and_print_what_they_say(capsys):
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_run_in_order_and_print_what_they_say(page, capsys):
     namespace = {"__name__": "readme"}
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), namespace)
+    for block in blocks("python", page):
+        exec(compile(block, page, "exec"), namespace)
         printed = iter(capsys.readouterr().out.splitlines())
         for said in re.findall(r"^print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE):
             assert said in printed, f"{said!r} is not printed, or not in this order, by\n{block}"
 
 
-def test_each_python_block_stands_alone():
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+@pytest.mark.parametrize("page", PAGES)
+def test_each_python_block_stands_alone(page):
+    for block in blocks("python", page):
+        exec(compile(block, page, "exec"), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
+
+
+def test_the_figure_of_the_theorem_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    script = runpy.run_path(str(ROOT / "docs" / "figures" / "theorem.py"))
+    script["draw"](tmp_path / "theorem.svg")
+    assert "clustered softmax" in (tmp_path / "theorem.svg").read_text(encoding="utf-8")
 
 
 @pytest.fixture
