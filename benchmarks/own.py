@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 import regmax
+from regmax.curvature import DENSE_LIMIT
 
 from .inputs import Case
 from .peers import Candidate, conic_layer, regmax_candidate
 
-DENSE = 512
+DENSE = DENSE_LIMIT
 """Up to this d the Hessian of an Ω that is not separable is a matrix; beyond, it is products."""
 
 

@@ -52,7 +52,7 @@ class Plan:
     own_limit: float = 60.0
     """Seconds for an Ω that is not separable on rows too long for a dense Hessian, in all; and by
     how much fewer rows it gets there."""
-    own_fewer: int = 16
+    own_fewer: int = 4
     mappings: tuple[str, ...] = MAPPINGS
     isolated: tuple[str, ...] = MAPPINGS
     """Those with a first call measured in a process of their own."""
