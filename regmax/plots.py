@@ -77,7 +77,7 @@ def convergence(solutions: Solution | Mapping[str, Solution], axes: Any = None) 
         trace, style = solution.trace, _style(k, len(several))
         assert trace is not None
         steps = enumerate(itertools.pairwise(trace.solvers))
-        changes = [i + 0.5 for i, (before, after) in steps if before != after]
+        changes = {i + 1: after for i, (before, after) in steps if before != after}
         for axis, kept in zip(axes, (trace.gap, trace.residual, trace.support), strict=True):
             _descent(axis, kept, style, changes)
     labels = ("duality gap", "residual ‖(r − τ) on the support‖", "entries above 0")
@@ -127,10 +127,11 @@ def _curves(axis: Any, omega: Regularizer, gamma: float, name: str) -> None:
             y = RegularizedMax(omega, factor * gamma)(pairs)[:, 0]
         label = f"{who}, γ = {factor * gamma:g}"
         axis.plot(t.tolist(), y.tolist(), color=colour, linewidth=2, label=label)
-        soft = (t / gamma).sigmoid()
-        if factor == 1 and not torch.allclose(y, soft, atol=1e-9):
-            label = f"softmax, γ = {gamma:g}"
-            axis.plot(t.tolist(), soft.tolist(), color=QUIET, linestyle="--", label=label)
+        if factor == 1:
+            same = torch.allclose(y, (t / gamma).sigmoid(), atol=1e-9)
+    if not same:
+        soft, label = (t / gamma).sigmoid(), f"softmax, γ = {gamma:g}"
+        axis.plot(t.tolist(), soft.tolist(), color=QUIET, linestyle="--", label=label)
     axis.set(xlabel="t", ylabel="weight of the first score", title="two scores, t and 0")
     axis.legend(frameon=False, loc="upper left", fontsize=9)
     axis.set(xlim=(float(t[0]), float(t[-1])), ylim=(-0.03, 1.03))
@@ -217,17 +218,21 @@ def _count(axis: Any, last: int) -> None:
     axis.xaxis.set_major_formatter("{x:.0f}")
 
 
-def _descent(axis: Any, kept: Tensor, style: dict[str, Any], changes: list[float]) -> None:
-    """The median row and the worst of each point."""
+def _descent(axis: Any, kept: Tensor, style: dict[str, Any], changes: dict[int, str]) -> None:
+    """The median row and the worst of each point; where another solver begins, its name."""
     kept = kept.detach().double().cpu().reshape(len(kept), -1)
     kept = kept if axis.get_yscale() == "linear" else kept.clamp_min(FLOOR)
     median, worst = kept.nanmedian(-1).values, torch.nan_to_num(kept, nan=0.0).amax(-1)
-    at = list(range(len(kept)))
-    every = max(1, len(at) // 25)
-    axis.plot(at, median.tolist(), markersize=style["linewidth"] + 2.5, markevery=every, **style)
-    axis.plot(at, worst.tolist(), color=style["color"], linewidth=1.2, linestyle=":")
-    for change in changes:
-        axis.axvline(change, color=style["color"], linewidth=0.8, alpha=0.5)
+    every, colour = max(1, len(kept) // 25), style["color"]
+    for first, end in itertools.pairwise((0, *changes, len(kept))):
+        at = list(range(first, end))
+        size = style["linewidth"] + 2.5
+        axis.plot(at, median[first:end].tolist(), markersize=size, markevery=every, **style)
+        axis.plot(at, worst[first:end].tolist(), color=colour, linewidth=1.2, linestyle=":")
+    for first, solver in changes.items():
+        axis.axvline(first - 0.5, color=colour, linewidth=0.8, alpha=0.5)
+        place = {"transform": axis.get_xaxis_transform(), "va": "bottom", "fontsize": 8}
+        axis.text(first - 0.4, 0.02, f"then {solver}", color=colour, **place)
 
 
 def _key(figure: Any, names: list[str], several: bool) -> None:

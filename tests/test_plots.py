@@ -129,7 +129,8 @@ class TestConvergence:
         solution.trace.solvers[-1] = "another"
         figure = plots.convergence(solution)
         figure.savefig(tmp_path / "x.png")
-        assert len(figure.axes[0].lines) == 3
+        assert len(figure.axes[0].lines) == 5  # two of each solver, and one between them
+        assert [text.get_text() for text in figure.axes[0].texts] == ["then another"]
 
     def test_rows_without_an_answer_and_exact_answers(self, tmp_path):
         x = torch.zeros(3, 5, dtype=F64)

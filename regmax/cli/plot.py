@@ -167,7 +167,7 @@ def converge(arguments: argparse.Namespace, name: str, omega: Regularizer, x: Te
         if isinstance(solution, str):
             lines.append([asked, "refused", "", "", "", solution])
             continue
-        label = f"auto: {solution.path.removeprefix('solver ')}" if asked == "auto" else asked
+        label = f"auto: {solution.path.replace('solver ', '')}" if asked == "auto" else asked
         solutions[label] = solution
         steps = solution.iterations.double()
         lines.append(
