@@ -282,8 +282,11 @@ def _matrix(a: Curvature) -> Tensor | None:
     return a.matrix if isinstance(a, Dense) else None
 
 
-def _dtype(a: Curvature) -> Any:
-    return getattr(a, "dtype", torch.float32)
+def _dtype(a: Curvature) -> torch.dtype:
+    entries = a.h if isinstance(a, Diagonal | DiagonalPlusRankOne) else None
+    entries = a.matrix if isinstance(a, Dense) else entries
+    dtype: torch.dtype = getattr(a, "dtype", torch.float32) if entries is None else entries.dtype
+    return dtype
 
 
 def _solve(a: Tensor, b: Tensor) -> Tensor:

@@ -131,6 +131,11 @@ class Hessian:
                 return Local(g.detach(), local)
         return Local(g.detach(), Columns(product, y))
 
+    def diagonal_at(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """∇Ω(y) and ∇²Ω(y)1."""
+        g, product = self._product(y)
+        return g.detach(), product(torch.ones_like(y))
+
     def _product(self, y: Tensor) -> tuple[Tensor, Product]:
         with torch.enable_grad():
             z = y.detach().requires_grad_()

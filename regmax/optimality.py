@@ -73,6 +73,10 @@ class Problem:
 
     def initial(self) -> Tensor:
         """Where a solver starts: ``start``, or the barycentre of each row's face."""
+        return self._initial
+
+    @functools.cached_property
+    def _initial(self) -> Tensor:
         middle = simplex.uniform(self.z, self.mask)
         if self.start is None:
             return middle
@@ -190,6 +194,16 @@ class Problem:
     def curvature(self, y: Tensor) -> Curvature:
         """∇²Ω(y) of the smooth part."""
         return self.local(y).curvature
+
+    def diagonal(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """∇Ω(y) and the diagonal of ∇²Ω(y) of a separable Ω, taken for such: a certificate does not
+        rest on it."""
+        if self._curved or y is self._initial:
+            gradient, curvature = self.local(y)
+            if isinstance(curvature, Diagonal):
+                return gradient, curvature.h
+            return gradient, curvature.matvec(torch.ones_like(y))
+        return self._by_gradient.diagonal_at(simplex.inward(y))
 
     def inverse(self, y: Tensor, support: Tensor, verified: bool = False) -> Inverse:
         """J of Proposition 1 at y on ``support``: solvers step with it and backward repeats it.

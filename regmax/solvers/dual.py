@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..curvature import Diagonal
+from .. import simplex
 from ..optimality import Problem
 from .base import Solver
 
@@ -49,18 +49,19 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     floor = info.eps**2
     count = on.sum(-1, keepdim=True).to(z.dtype)
     last = _on(on, torch.maximum(problem.initial() / 16, 1 / (16 * count)))
-    y = _on(on, problem.initial().clamp_min(floor))
-    problem.observe(torch.where(on, y, 0))
+    y = problem.initial()  # looked at already, where it is as it was
+    problem.observe(y)
+    if problem.mask is not None or problem.start is not None:
+        y = _on(on, y.clamp_min(floor))
     (_, h0), (g, h) = _slopes(problem, last), _slopes(problem, y)
     b = _exponent(last, y, h0, h, torch.ones_like(y))
     settled = torch.zeros_like(count, dtype=torch.bool)
     iterations = torch.zeros_like(count, dtype=torch.int64)
     tau, answer = None, y
     for k in range(1, limit + 1):
-        model = _Powers(z - g, y, h, b, on)
-        tau = model.root(tau, count)
-        new = model.at(tau)[0]
-        new = new / new.sum(-1, keepdim=True)
+        model = _Powers(z - g, y, h, b, problem.mask)
+        tau, new = model.root(tau, count)
+        new = simplex.normalize(new)
         seen = new.clamp_min(floor)
         change = torch.where(on, (seen / y - 1).abs(), 0).amax(-1, keepdim=True)
         answer = torch.where(settled, answer, new)
@@ -84,11 +85,9 @@ def _on(on: Tensor, y: Tensor) -> Tensor:
 
 def _slopes(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor]:
     """g_i' and g_i'' > 0."""
-    local = problem.local(y)
-    curvature = local.curvature
-    h = curvature.h if isinstance(curvature, Diagonal) else curvature.matvec(torch.ones_like(y))
+    gradient, h = problem.diagonal(y)
     info = torch.finfo(y.dtype)
-    return local.gradient, torch.nan_to_num(h, nan=info.tiny).clamp(info.tiny, info.max)
+    return gradient, torch.nan_to_num(h, nan=info.tiny).clamp(info.tiny, info.max)
 
 
 def _exponent(y0: Tensor, y1: Tensor, h0: Tensor, h1: Tensor, otherwise: Tensor) -> Tensor:
@@ -102,49 +101,64 @@ def _exponent(y0: Tensor, y1: Tensor, h0: Tensor, h1: Tensor, otherwise: Tensor)
 class _Powers:
     """t_i(τ), the root of g_i'(y_i) + y_i h_i ((t/y_i)^b − 1)/b = z_i − τ, within [0, 1]."""
 
-    def __init__(self, a: Tensor, y: Tensor, h: Tensor, b: Tensor, on: Tensor) -> None:
-        self.a, self.y, self.b, self.on = a, y, b, on
-        self.scale = (y * h).clamp_min(torch.finfo(y.dtype).tiny)
+    def __init__(self, a: Tensor, y: Tensor, h: Tensor, b: Tensor, mask: Tensor | None) -> None:
+        info = torch.finfo(y.dtype)
+        self.a, self.logs, self.b, self.mask = a, y.log(), b, mask
+        self.scale = (y * h).clamp_min(info.tiny)
+        self.rate, self.root_of = b / self.scale, 1 / b
+        self.bend = 1 - b
+        # where t would be within the rounding of a − τ it is 0, if it can be
+        noise = 8 * info.eps * a.abs().amax(-1, keepdim=True) * self.rate
+        self.least = torch.where(b > 0, noise - 1, -1)
+        if mask is not None:  # exp(−∞) = 0
+            self.logs = self.logs.masked_fill(~mask, -torch.inf)
 
-    def at(self, tau: Tensor) -> tuple[Tensor, Tensor]:
-        """t and −dt/dτ."""
-        base = 1 + self.b * ((self.a - tau) / self.scale)
-        positive = base > 0
-        base = torch.where(positive, base, 1)
-        t = self.y * (base.log() / self.b).exp()
-        t = torch.where(positive, t, torch.where(self.b > 0, 0.0, torch.inf))
-        slope = torch.where(positive & (t < 1) & self.on, t / (base * self.scale), 0)
-        return torch.where(self.on, t.clamp_max(1), 0), slope
+    def at(self, tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """t, −dt/dτ and d²t/dτ²."""
+        # below the range of the model log1p(−1) = −∞, and t is 0, or for b < 0 at its largest
+        rise = (self.a - tau) * self.rate
+        rise = torch.where(rise <= self.least, -1, rise)
+        t = rise.log1p().mul_(self.root_of).add_(self.logs).exp_().clamp_max_(1)
+        inside = (rise > -1) & (t < 1)
+        logarithmic = torch.where(inside, rise.add_(1).mul_(self.scale).reciprocal_(), 0)
+        slope = t * logarithmic
+        return t, slope, logarithmic.mul_(slope).mul_(self.bend)
 
     def _threshold(self, t: Tensor) -> Tensor:
         """The τ at which some t_i, and no other, reaches t."""
-        rise = self.scale * torch.expm1(self.b * (t.log() - self.y.log())) / self.b
+        rise = self.scale * torch.expm1(self.b * (t.log() - self.logs)) * self.root_of
         info = torch.finfo(rise.dtype)
         tau = torch.nan_to_num(self.a - rise, nan=0.0).clamp(info.min / 4, info.max / 4)
-        return torch.where(self.on, tau, -torch.inf).amax(-1, keepdim=True)
+        if self.mask is not None:
+            tau = tau.masked_fill(~self.mask, -torch.inf)
+        return tau.amax(-1, keepdim=True)
 
-    def root(self, tau: Tensor | None, count: Tensor) -> Tensor:
-        """τ with Σ t_i(τ) = 1, to half the digits of all but the largest.
-        Newton on log Σ t_i, inside a bracket; whether all rows are done is asked every second
-        step."""
+    def root(self, tau: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:
+        """τ with Σ t_i(τ) = 1, and t(τ), inside a bracket: Newton on (Σ t_i)^p, with the p that
+        makes it a straight line as far as its second derivative tells. Whether all rows are done
+        is asked every second step."""
         low, high = self._threshold(torch.ones_like(count)), self._threshold(1 / count)
         tau = high if tau is None else torch.minimum(torch.maximum(tau, low), high)
         eps = torch.finfo(tau.dtype).eps
         for k in range(80):
-            t, slope = self.at(tau)
+            t, slope, second = self.at(tau)
             total = t.sum(-1, keepdim=True)
-            low, high = torch.where(total > 1, tau, low), torch.where(total <= 1, tau, high)
-            trial = tau + total * total.log() / slope.sum(-1, keepdim=True)
+            rest = total - t.amax(-1, keepdim=True)  # near a vertex it is these that τ must fit
+            above = total > 1
+            low, high = torch.where(above, tau, low), torch.where(above, high, tau)
+            slope, second = slope.sum(-1, keepdim=True), second.sum(-1, keepdim=True)
+            power = (1 - total * second / slope.square()).clamp(-1, 1)
+            power = torch.where(power.abs() > 1e-3, power, 1e-3)  # NaN as well
+            trial = tau - total * torch.expm1(-power * total.log()) / (power * slope)
             safe = (trial >= low) & (trial <= high)
             if k >= 10:  # Newton creeps where t is flat in τ
                 safe = safe & (k % 3 > 0)
-            rest = total - t.amax(-1, keepdim=True)  # near a vertex it is these that τ must fit
-            near = (total - 1).abs() <= eps**0.5 * rest + 4 * eps
-            done = near | (high - low <= eps / 2 * high.abs())
+            rounding = 16 * eps * rest + 4 * eps + 2 * eps * tau.abs() * slope
+            done = ((total - 1).abs() <= rounding) | (high - low <= eps / 2 * high.abs())
             tau = torch.where(done, tau, torch.where(safe, trial, low + (high - low) / 2))
             if k % 2 and bool(done.all()):
                 break
-        return tau
+        return tau, t
 
 
 def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tensor]:
