@@ -84,8 +84,7 @@ def inward(y: Tensor) -> Tensor:
     The shift is far below rounding (5e-32 in float64), and derivatives that are infinite at 0
     stay finite: multiplied by a zero, they give 0 and not NaN.
     """
-    tiny = torch.finfo(y.dtype).eps ** 2
-    return torch.where(y > tiny, y, tiny)
+    return y.clamp_min(torch.finfo(y.dtype).eps ** 2)
 
 
 def positive(y: Tensor, floor: float | Tensor) -> Tensor:

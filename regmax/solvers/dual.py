@@ -71,8 +71,15 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         if k == limit or bool(settled.all()):
             break
         last, h0 = y, h
-        y = torch.where(settled, y, _on(on, new.clamp_min(floor)))
+        y = torch.where(settled, y, _on(on, seen))
         g, h = _slopes(problem, y)
+        # where the model was exact what is left of g' = z − τ is rounding
+        left = z - g - tau
+        rounding = 16 * info.eps * (z.abs() + g.abs() + tau.abs())
+        fits = torch.where(y > floor, left.abs(), left) <= rounding
+        settled = settled | (fits | ~on).all(-1, keepdim=True)
+        if bool(settled.all()):
+            break
         b = _exponent(last, y, h0, h, b)
     spread = torch.isfinite(answer).all(-1, keepdim=True)
     return torch.where(spread, answer, y), settled & spread, iterations

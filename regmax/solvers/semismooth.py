@@ -20,9 +20,9 @@ class Newton(Solver):
 
     Where the slope of Ω is finite at 0, each iteration takes a few accelerated proximal gradient
     steps (they move the support, and alone they are FISTA), then Newton steps on that support with
-    one factorisation, as long as they gain; a row keeps them where its objective does not rise and
-    its residual falls, so that it is never worse off than with FISTA. Where the slope is infinite
-    every entry stays positive: Newton steps in log y, halved until the objective falls.
+    one factorisation, as long as they gain; a row keeps them where its objective does not rise, so
+    that it is never worse off than with FISTA. Where the slope is infinite every entry stays
+    positive, and the steps are taken in y or in log y, shortened until the objective falls.
     """
 
     name: ClassVar[str] = "newton"
