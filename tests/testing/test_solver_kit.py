@@ -164,7 +164,7 @@ FAULTS = {
     ],
     "check_rows_independent": [
         Mixing,
-        faulty(lambda s, p, tol, n, y, k: (y, k.amax().expand(k.shape))),
+        faulty(lambda s, p, tol, n, y, k: (y, k + len(k) - 1)),
         faulty(lambda s, p, tol, n, y, k: (y, k + torch.arange(len(k)))),
     ],
     "check_deterministic": [faulty(noisy), faulty(remembering)],
