@@ -75,8 +75,8 @@ def _size(rows: list[Row], result: dict[str, Any]) -> str:
     note = (
         "Time per row, both passes, float64, N(0, 1), the number of scores kept; the median of the "
         f"iterations in brackets. The worst certified error of all is {worst:.0e}. The Hessian of "
-        f"an Ω that is not separable is a dense matrix up to d = {DENSE}, and known by its "
-        "products, for conjugate gradients, beyond; fewer rows are measured there."
+        f"an Ω that is not separable is found once up to d = {DENSE}, and beyond column by column "
+        "on the support of each row; fewer rows are measured there."
     )
     head = ["d", *(f"{d:,}" for d in sizes)]
     return "\n".join([f"### {title}", "", note, "", picture, "", table(head, lines)])

@@ -17,8 +17,8 @@ from .errors import (
 from .hooks import hookimpl
 from .layer import RegularizedMax
 from .penalty import Penalized, Penalty
-from .plugins import KINDS, registry
-from .regularizer import Regularizer, parameters_of
+from .plugins import KINDS, instance, registry
+from .regularizer import Regularizer
 from .report import Report
 from .solution import Solution, Status, Trace
 
@@ -74,12 +74,4 @@ def penalty(name: str, **hyperparameters: Any) -> Penalty:
 def _made(kind: str, name: str, hyperparameters: dict[str, Any]) -> Any:
     if not isinstance(name, str):
         raise TypeError(f"name must be a str; got {type(name).__name__}")
-    cls = registry().get(kind, name)
-    accepted = parameters_of(cls)
-    unknown = [key for key in hyperparameters if key not in accepted]
-    if unknown:
-        raise TypeError(
-            f"{kind} {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
-            f"accepted: {', '.join(accepted) or '(none)'}"
-        )
-    return cls(**hyperparameters)
+    return instance(registry().get(kind, name), kind, name, hyperparameters)

@@ -19,6 +19,7 @@ import pluggy
 
 from . import hooks
 from .errors import PluginError, PluginWarning
+from .regularizer import parameters_of
 
 GROUP = "regmax"
 KINDS = {
@@ -182,6 +183,18 @@ def _mapping_names(cls: Any) -> tuple[str, ...]:
 
 def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "no distribution"
+
+
+def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any:
+    """``cls(**hyper)``; the TypeError for a wrong keyword says what is accepted."""
+    accepted = parameters_of(cls)
+    unknown = [key for key in hyper if key not in accepted]
+    if unknown:
+        raise TypeError(
+            f"{kind} {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
+            f"accepted: {', '.join(accepted) or '(none)'}"
+        )
+    return cls(**hyper)
 
 
 @functools.cache

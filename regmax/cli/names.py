@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import PluginError
 from ..penalty import Penalty
-from ..plugins import Registry
-from ..regularizer import Regularizer, parameters_of
+from ..plugins import Registry, instance
+from ..regularizer import Regularizer
 from .common import UsageError
 
 ACCEPTED = "NAME, NAME:key=number,..., or an expression such as 'tsallis(alpha=1.5) + 0.1*tv'"
@@ -63,19 +63,8 @@ def _regularizer(found: Registry, name: str, hyper: dict[str, Any]) -> Regulariz
         hyper = {**cls.presets.get(name, {}), **hyper}
     else:
         cls = found.get("regularizer", name)
-    omega: Regularizer = _called("regularizer", name, cls, hyper)
+    omega: Regularizer = instance(cls, "regularizer", name, hyper)
     return omega
-
-
-def _called(kind: str, name: str, cls: type[Any], hyper: dict[str, Any]) -> Any:
-    accepted = parameters_of(cls)
-    unknown = [key for key in hyper if key not in accepted]
-    if unknown:
-        raise TypeError(
-            f"{kind} {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
-            f"accepted: {', '.join(accepted) or '(none)'}"
-        )
-    return cls(**hyper)
 
 
 def _setting(text: str, part: str) -> tuple[str, float | bool]:
@@ -116,7 +105,7 @@ def _one(
     regularizers = {*found.regularizers(), *found.mappings()}
     penalties = found.penalties()
     if name in penalties and (prefer_penalty or name not in regularizers):
-        penalty: Penalty = _called("penalty", name, penalties[name], hyper)
+        penalty: Penalty = instance(penalties[name], "penalty", name, hyper)
         return penalty
     try:
         return _regularizer(found, name, hyper)
