@@ -5,7 +5,7 @@ python docs/figures/theorem.py [FILE]        docs/figures/theorem.svg unless giv
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -133,4 +133,6 @@ def image(ax: Any, y: torch.Tensor, ids: torch.Tensor, most: float, title: str) 
 
 
 if __name__ == "__main__":
-    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else FILE)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, default=FILE, help="an .svg or a .png")
+    draw(parser.parse_args().file)
