@@ -38,6 +38,8 @@ LAYERS = (
     ("recipes",),
     ("rows", "composition", "roads", "opaque", "engine", "recorded"),
     ("functional", "layer"),
+    ("losses", "nn", "analysis"),
+    ("integrations",),
     ("backends",),
     ("crosscheck",),
     ("testing",),

@@ -1,0 +1,1 @@
+"""Experiments of the papers on real data: ``python -m examples.NAME --help``."""
