@@ -1,0 +1,1 @@
+"""What the experiments share: runs that resume, text, a recurrent model, beam search, tables."""
