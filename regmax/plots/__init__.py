@@ -1,0 +1,13 @@
+"""Pictures: what a mapping does to scores, and how solvers get to it; where attention goes, and
+what becomes of its heads. Needs matplotlib (extra ``plot``); no display."""
+
+from .descents import FLOOR, convergence
+from .mappings import example, groups, mapping
+
+__all__ = [
+    "FLOOR",
+    "convergence",
+    "example",
+    "groups",
+    "mapping",
+]

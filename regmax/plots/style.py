@@ -1,0 +1,32 @@
+"""What the pictures have in common: colours, and figures that need no display."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Okabe & Ito: safe for colour-blind readers
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+INK, QUIET, FAINT = "#333333", "#8c8c8c", "#dddddd"
+
+
+def blank(width: float, height: float) -> Any:
+    """An empty figure, in inches."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"a plot needs {error.name}, which is not installed; run: pip install 'regmax[plot]'",
+            name=error.name,
+        ) from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def frame(axis: Any) -> None:
+    """Nothing but two axes and quiet horizontal lines."""
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color=FAINT, linewidth=0.6)
+    axis.set_axisbelow(True)
+
+
+def short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
