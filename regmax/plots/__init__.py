@@ -2,12 +2,17 @@
 what becomes of its heads. Needs matplotlib (extra ``plot``); no display."""
 
 from .descents import FLOOR, convergence
+from .heads import diversity_by_layer, head_densities, histograms, trajectories
 from .mappings import example, groups, mapping
 
 __all__ = [
     "FLOOR",
     "convergence",
+    "diversity_by_layer",
     "example",
     "groups",
+    "head_densities",
+    "histograms",
     "mapping",
+    "trajectories",
 ]

@@ -1,0 +1,148 @@
+"""What becomes of the heads of a model: Figures 2 to 6 of Correia et al. (2019), of any model.
+
+Values are tensors, or nested lists of numbers; blocks ("encoder self-attention", …) and models go
+by the names that the figures give them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .style import INK, PALETTE, blank, frame
+
+Numbers = Tensor | Sequence[Any]
+MARKERS = "osD^vP"
+
+
+def trajectories(
+    steps: Sequence[int], values: Mapping[str, Numbers], ylabel: str = "α", xlabel: str = "step"
+) -> Any:
+    """A figure of hyperparameters along training (Figure 2).
+
+    ``values``: by label, (steps,) for one line, or (steps, …) for as many of one colour: the heads
+    of a layer, as :class:`regmax.analysis.Trajectories` records them.
+    """
+    figure = blank(8, 4.5)
+    axis = figure.subplots()
+    for k, (label, item) in enumerate(values.items()):
+        table = _table(item)
+        if len(table) != len(steps):
+            raise ValueError(
+                f"values[{label!r}] must have one entry for each of the {len(steps)} steps; got "
+                f"{len(table)}"
+            )
+        lines = axis.plot(list(steps), table.reshape(len(steps), -1).numpy(), **_line(k))
+        lines[0].set_label(label)
+    axis.set(xlabel=xlabel, ylabel=ylabel)
+    frame(axis)
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def histograms(
+    values: Mapping[str, Numbers | Mapping[str, Numbers]],
+    xlabel: str = "α",
+    ylabel: str = "heads",
+    span: tuple[float, float] = (1.0, 2.0),
+    bins: int = 20,
+) -> Any:
+    """A figure of distributions, a row for each block (Figure 3: the α of all heads; Figure 4: the
+    densities of all heads and sentences, ``span=(0, 1)``).
+
+    ``values``: by block, numbers of any shape, or by block and model: a column for each model. What
+    lies outside of ``span`` is counted at its end.
+    """
+    nested = {block: v if isinstance(v, Mapping) else {"": v} for block, v in values.items()}
+    figure, axes = _grid(nested, 3.2, 1.6)
+    for (block, model), axis in axes.items():
+        inside = _table(nested[block][model]).reshape(-1).clamp(*span)
+        counts, edges = torch.histogram(inside.cpu(), bins, range=span)
+        axis.stairs(counts.tolist(), edges.tolist(), fill=True, color=PALETTE[0])
+        axis.set(xlim=span)
+        axis.yaxis.get_major_locator().set_params(integer=True, nbins=4)
+        frame(axis)
+    figure.supxlabel(xlabel, color=INK, fontsize=11)
+    figure.supylabel(ylabel, color=INK, fontsize=11)
+    return figure
+
+
+def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
+    """A figure of the density of each head by layer, sorted in each (Figure 5).
+
+    ``values``: by block and model, (layers, heads). Line k joins the kth sparsest heads.
+    """
+    figure, axes = _grid(values, 3.2, 1.9)
+    for (block, model), axis in axes.items():
+        heads = _table(values[block][model]).sort(-1).values
+        line: Any = {"color": PALETTE[0], "linewidth": 1.2, "marker": "o", "markersize": 3}
+        axis.plot(_layers(axis, heads), heads.numpy(), **line)
+        axis.set(ylim=(-0.03, 1.03))
+        frame(axis)
+    figure.supxlabel("layer", color=INK, fontsize=11)
+    figure.supylabel("density", color=INK, fontsize=11)
+    return figure
+
+
+def diversity_by_layer(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
+    """A figure of the Jensen–Shannon divergence between heads by layer (Figure 6).
+
+    ``values``: by block and model, (layers,).
+    """
+    figure = blank(6.5, 1.9 * len(values) + 1.0)
+    axes = figure.subplots(len(values), sharex=True, squeeze=False)[:, 0]
+    names = list(dict.fromkeys(model for by_model in values.values() for model in by_model))
+    for axis, (block, by_model) in zip(axes, values.items(), strict=True):
+        for model, item in by_model.items():
+            layers, k = _table(item), names.index(model)
+            style = {**_line(k), "marker": MARKERS[k % len(MARKERS)]}
+            axis.plot(_layers(axis, layers), layers.tolist(), label=model, **style)
+        axis.set_title(block, loc="left", fontsize=10.5, color=INK)
+        axis.margins(y=0.15)
+        frame(axis)
+    figure.supxlabel("layer", color=INK, fontsize=11)
+    figure.supylabel("Jensen–Shannon divergence", color=INK, fontsize=11)
+    found = {line.get_label(): line for axis in axes for line in axis.lines}
+    handles = [found[name] for name in names]
+    figure.legend(handles=handles, loc="outside right upper", frameon=False)
+    return figure
+
+
+def _grid(
+    values: Mapping[str, Mapping[str, Any]], width: float, height: float
+) -> tuple[Any, dict[tuple[str, str], Any]]:
+    """A figure of axes by block (rows) and model (columns)."""
+    models = list(dict.fromkeys(model for by_model in values.values() for model in by_model))
+    figure = blank(max(width * len(models), 5) + 0.8, height * len(values) + 0.8)
+    grid = figure.subplots(len(values), len(models), sharex=True, sharey="row", squeeze=False)
+    axes = {}
+    for row, (block, by_model) in zip(grid, values.items(), strict=True):
+        for model, axis in zip(models, row, strict=True):
+            axis.set_title(
+                ", ".join(filter(None, (block, model))), loc="left", fontsize=10.5, color=INK
+            )
+            if model in by_model:
+                axes[block, model] = axis
+            else:
+                axis.set_axis_off()
+    return figure, axes
+
+
+def _table(item: Numbers) -> Tensor:
+    return torch.as_tensor(item).detach().double().cpu()
+
+
+def _line(k: int) -> dict[str, Any]:
+    """Of the kth of several: another colour, and another dash once these are used up."""
+    dash = ("-", "--", ":", "-.")[k // len(PALETTE) % 4]
+    return {"color": PALETTE[k % len(PALETTE)], "linestyle": dash, "linewidth": 1.5}
+
+
+def _layers(axis: Any, table: Tensor) -> list[int]:
+    """1, 2, …, as the ticks of ``axis`` too."""
+    layers = list(range(1, len(table) + 1))
+    axis.set_xticks(layers)
+    return layers
