@@ -1,0 +1,23 @@
+"""What torch.compile takes for constant. Dynamo imports it when it meets a name: the mark below
+loads the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import recipes, recorded
+from ..roads import Settings
+from .names import named
+
+
+def _written(name: str) -> tuple[str, list[Any]]:
+    """The regularizer of a mapping's name as a text, with its arguments, which are numbers."""
+    omega = named(name)
+    text, names = recorded.written(omega, Settings())
+    return text, [recipes.attribute(omega, key) for key in names]
+
+
+written: Callable[[str], tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_written)

@@ -1,0 +1,128 @@
+"""Hyperparameters that learn within their range, one for each attention head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..plugins import registry
+from ..regularizer import Regularizer
+
+
+class Between(nn.Module):
+    """low + (high − low) σ(a), a number in (low, high) for each entry of the parameter ``a``.
+
+    ``shape``: that of a, (H, 1, 1) for one number per head. ``init``: the number to begin with, by
+    default the middle. With (1, 2) it is Correia, Niculae & Martins (2019), eq. 10; they draw a at
+    random, ``nn.init.normal_(module.a)``.
+    """
+
+    def __init__(
+        self, low: float, high: float, shape: tuple[int, ...] = (), init: float | None = None
+    ) -> None:
+        super().__init__()
+        if not low < high:
+            raise ValueError(f"low must be < high; got low={low}, high={high}")
+        init = (low + high) / 2 if init is None else init
+        if not low < init < high:
+            raise ValueError(f"init must be in ({low}, {high}); got {init}")
+        self.low, self.high = low, high
+        part = (init - low) / (high - low)
+        self.a = nn.Parameter(torch.full(shape, math.log(part / (1 - part))))
+
+    def forward(self) -> Tensor:
+        return self.low + (self.high - self.low) * self.a.sigmoid()
+
+    def extra_repr(self) -> str:
+        return f"{self.low}, {self.high}, shape={tuple(self.a.shape)}"
+
+
+class Positive(nn.Module):
+    """log(1 + eᵃ), a number > 0 for each entry of the parameter ``a``: γ, λ or a weight.
+
+    ``shape``: that of a, (H, 1, 1) for one number per head. ``init``: the number to begin with.
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), init: float = 1.0) -> None:
+        super().__init__()
+        if not 0 < init < math.inf:
+            raise ValueError(f"init must be > 0 and finite; got {init}")
+        self.a = nn.Parameter(torch.full(shape, init + math.log(-math.expm1(-init))))
+
+    def forward(self) -> Tensor:
+        return nn.functional.softplus(self.a)
+
+    def extra_repr(self) -> str:
+        return f"shape={tuple(self.a.shape)}"
+
+
+class Learnable(nn.Module):
+    """Ω whose hyperparameters learn, each kept in its range by a module that computes it.
+
+    Parameters
+    ----------
+    omega: a :class:`regmax.Regularizer`.
+    hyperparameters: by name, modules that take nothing and return a tensor which broadcasts to the
+        scores with size 1 along the keys, such as :class:`Between` and :class:`Positive`. The
+        names of a sum's or a product's parts are dotted: ``**{"base.alpha": Between(1, 2)}``.
+
+    Calling it gives Ω with the present values, for :class:`regmax.RegularizedMax` or a loss;
+    :func:`regmax.nn.attention` and :class:`regmax.nn.MultiheadAttention` do so at every step.
+    """
+
+    def __init__(self, omega: Regularizer, **hyperparameters: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(omega, Regularizer):
+            raise TypeError(
+                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r}"
+            )
+        known = {prefix + name for prefix, name, _ in omega.declared()} | set(omega.tensors(True))
+        for name, module in hyperparameters.items():
+            if name not in known:
+                raise TypeError(
+                    f"{omega!r} has no hyperparameter {name!r}; "
+                    f"accepted: {', '.join(sorted(known)) or '(none)'}"
+                )
+            if not isinstance(module, nn.Module):
+                raise TypeError(
+                    f"{name} must be a module that computes it, such as regmax.nn.Between(1, 2); "
+                    f"got {type(module).__name__} {module!r}"
+                )
+        self.base = omega
+        self.names = tuple(hyperparameters)
+        self.learned = nn.ModuleDict(
+            {name.replace(".", "_"): module for name, module in hyperparameters.items()}
+        )
+
+    def values(self) -> dict[str, Tensor]:
+        """The hyperparameters as they are now, by name; gradients go to the parameters behind."""
+        return {name: self.learned[name.replace(".", "_")]() for name in self.names}
+
+    def forward(self) -> Regularizer:
+        """Ω at the present values."""
+        return self.base.with_tensors(self.values())
+
+
+class AdaptiveEntmax(Learnable):
+    """Entmax whose α = 1 + σ(a) ∈ (1, 2) each head learns.
+
+    ``heads``: how many; α and ``a`` have shape (heads, 1, 1), for scores of shape
+    (batch, heads, L, S). ``init``: the α to begin with. (Correia, Niculae & Martins 2019, eq. 10,
+    who draw a from the standard normal distribution: ``nn.init.normal_(omega.a)``.)
+    """
+
+    def __init__(self, heads: int, init: float = 1.5) -> None:
+        entmax = registry().mapping("entmax")
+        super().__init__(entmax(), alpha=Between(1, 2, (heads, 1, 1), init))
+
+    @property
+    def a(self) -> Any:
+        return self.learned["alpha"].a
+
+    @property
+    def alpha(self) -> Tensor:
+        """α, with its gradient to ``a``."""
+        return self.values()["alpha"]

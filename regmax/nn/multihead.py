@@ -1,0 +1,260 @@
+"""``torch.nn.MultiheadAttention`` with any Ω."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import checks
+from .attention import attention_weights
+from .mapping import Omega, resolved
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """Concat(head_1, …, head_H) W_o, head_h = Π_Ω(Q_h K_hᵀ / √E_h) V_h.
+
+    Signature, masks, initialisation and state dict are those of
+    :class:`torch.nn.MultiheadAttention`, which this is with the entropy, except that a query with
+    no key left attends to nothing, where softmax gives NaN.
+
+    Parameters
+    ----------
+    embed_dim, …, dtype: as in :class:`torch.nn.MultiheadAttention`.
+    omega: a :class:`regmax.Regularizer`, a :class:`regmax.nn.Learnable`, or the name of a mapping
+        ("entmax15"). Scores have the shape (N, H, L, S): a tensor of shape (H, 1, 1) inside Ω is
+        one number per head, and :class:`regmax.nn.AdaptiveEntmax` lets each head learn its α.
+        What learns appears in the state dict under ``omega.``.
+    gamma: γ > 0, a float, a tensor of such a shape, or a module that computes one, such as
+        ``regmax.nn.Positive((H, 1, 1))``.
+
+    Masks: **True = left out**, in ``key_padding_mask`` (N, S) and ``attn_mask`` (L, S) or
+    (N·H, L, S), as PyTorch has it here, and the opposite of :func:`regmax.nn.attention`. Floating
+    masks are added to the scores. ``is_causal`` is a hint that says nothing beyond ``attn_mask``,
+    which it needs.
+
+    A trained layer of PyTorch's is taken over by ``load_state_dict`` or by :meth:`from_torch`. In
+    its place in a :class:`torch.nn.TransformerEncoderLayer` or a decoder's, this layer is called
+    in inference too, where PyTorch would else compute a softmax by itself.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        omega: Omega,
+        gamma: float | Tensor | nn.Module = 1.0,
+    ) -> None:
+        omega = resolved(omega)
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout,
+            bias,
+            add_bias_kv,
+            add_zero_attn,
+            kdim,
+            vdim,
+            batch_first,
+            device,
+            dtype,
+        )
+        self.omega = omega
+        if not isinstance(gamma, nn.Module):
+            gamma = checks.hyperparameter("gamma", gamma, *checks.POSITIVE)
+        self.gamma = gamma
+
+    @classmethod
+    def from_torch(
+        cls,
+        layer: nn.MultiheadAttention,
+        omega: Omega,
+        gamma: float | Tensor | nn.Module = 1.0,
+    ) -> MultiheadAttention:
+        """A layer with Ω and a copy of the weights of ``layer``."""
+        weight = layer.out_proj.weight
+        made = cls(
+            layer.embed_dim,
+            layer.num_heads,
+            layer.dropout,
+            layer.in_proj_bias is not None,
+            layer.bias_k is not None,
+            layer.add_zero_attn,
+            layer.kdim,
+            layer.vdim,
+            layer.batch_first,
+            weight.device,
+            weight.dtype,
+            omega=omega,
+            gamma=gamma,
+        )
+        own = dict(made.named_parameters())
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                own[name].copy_(parameter)
+                own[name].requires_grad_(parameter.requires_grad)
+        return made.train(layer.training)
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        # nn.TransformerEncoderLayer reads this: were it True, it would not call this layer in
+        # inference, but compute a softmax of its own
+        self._qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The outputs, of query's shape, and the weights: (N, L, S), their mean over the heads, or
+        (N, H, L, S) without ``average_attn_weights``, or None without ``need_weights``."""
+        if is_causal and attn_mask is None:
+            raise ValueError("attn_mask must be given where is_causal=True; got None")
+        if query.is_nested:
+            return self._nested(query, key, value, key_padding_mask, attn_mask)
+        self._check_shapes(query, key, value)
+        batched, itself = query.ndim == 3, query is key and key is value
+        if not batched:
+            query, key, value = (t.unsqueeze(0) for t in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = (t.transpose(0, 1) for t in (query, key, value))
+        mask = self._mask(query, key, key_padding_mask, attn_mask)
+
+        q, k, v = map(self._heads, self._projected(query, key, value, itself))
+        k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
+        gamma = self.gamma() if isinstance(self.gamma, nn.Module) else self.gamma
+        weights = attention_weights(q, k, self.omega, attn_mask=mask, gamma=gamma)
+        weights = F.dropout(weights.to(v.dtype), self.dropout, self.training)
+        out: Tensor = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+
+        if not need_weights:
+            seen = None
+        elif average_attn_weights:
+            seen = weights.mean(1)
+        else:
+            seen = weights
+        if not batched:
+            return out.squeeze(0), None if seen is None else seen.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), seen
+
+    def _projected(
+        self, query: Tensor, key: Tensor, value: Tensor, itself: bool
+    ) -> tuple[Tensor, ...]:
+        """Q, K and V, (N, L or S, E) each."""
+        if self.in_proj_weight is None:
+            matrices = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        elif itself:
+            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+        else:
+            matrices = self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        given = zip((query, key, value), matrices, biases, strict=True)
+        return tuple(F.linear(*arguments) for arguments in given)
+
+    def _heads(self, t: Tensor) -> Tensor:
+        """(N, S, E) as (N, H, S, E_h)."""
+        heads: Tensor = t.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return heads
+
+    def _extended(self, t: Tensor, bias: Tensor | None) -> Tensor:
+        """Keys or values with the learnt one of ``add_bias_kv`` and the 0 of ``add_zero_attn``."""
+        if bias is not None:
+            t = torch.cat([t, self._heads(bias).expand(len(t), -1, -1, -1).to(t.dtype)], 2)
+        return F.pad(t, (0, 0, 0, 1)) if self.add_zero_attn else t
+
+    def _mask(
+        self, query: Tensor, key: Tensor, padding: Tensor | None, attn_mask: Tensor | None
+    ) -> Tensor | None:
+        """One mask for :func:`regmax.nn.attention`, bool or floating, for (N, H, L, S)."""
+        n, rows, keys = len(query), query.shape[1], key.shape[1]
+        masks = []
+        if padding is not None:
+            _check_mask("key_padding_mask", padding, [(n, keys)])
+            masks.append(padding[:, None, None])
+        if attn_mask is not None:
+            _check_mask("attn_mask", attn_mask, [(rows, keys), (n * self.num_heads, rows, keys)])
+            masks.append(
+                attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (n, self.num_heads))
+            )
+        # every query sees the keys that the layer adds
+        more = (self.bias_k is not None) + self.add_zero_attn
+        masks = [F.pad(m, (0, more)) for m in masks]
+        if any(m.is_floating_point() for m in masks):
+            return sum(_floating(m, query.dtype) for m in masks)  # type: ignore[return-value]
+        mask = None
+        for m in masks:
+            mask = ~m if mask is None else mask & ~m
+        return mask
+
+    def _nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding: Tensor | None,
+        attn_mask: Tensor | None,
+    ) -> tuple[Tensor, None]:
+        """Rows of different lengths, as nn.TransformerEncoder makes of padded ones in inference."""
+        if not (query is key and key is value and padding is None and attn_mask is None):
+            raise ValueError(
+                "a nested query must be key and value too, and goes without masks; pad it instead "
+                "(nn.TransformerEncoder does so with enable_nested_tensor=False)"
+            )
+        lengths = [len(row) for row in query.unbind()]
+        padded = query.to_padded_tensor(0.0)
+        kept = torch.arange(padded.shape[1], device=padded.device)
+        left_out = kept >= torch.tensor(lengths, device=padded.device)[:, None]
+        was, self.batch_first = self.batch_first, True
+        out, _ = self.forward(padded, padded, padded, left_out, need_weights=False)
+        self.batch_first = was
+        rows = [row[:length] for row, length in zip(out, lengths, strict=True)]
+        return torch.nested.as_nested_tensor(rows), None
+
+    def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        shapes = [tuple(t.shape) for t in (query, key, value)]
+        wanted = (self.embed_dim, self.kdim, self.vdim)
+        same = len({len(shape) for shape in shapes}) == 1 and shapes[1][:-1] == shapes[2][:-1]
+        dims = tuple(shape[-1] for shape in shapes if shape)
+        if not same or query.ndim not in (2, 3) or dims != wanted:
+            raise ValueError(
+                "query, key and value must have 2 dimensions or, batched, 3, the last ones "
+                f"{wanted}, and key and value agree in the others; got "
+                f"{', '.join(map(str, shapes))}"
+            )
+
+
+def _check_mask(name: str, mask: Any, accepted: list[tuple[int, ...]]) -> None:
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a Tensor or None; got {type(mask).__name__}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"{name} must be bool (True = left out) or floating; got {mask.dtype}")
+    if tuple(mask.shape) not in accepted:
+        shapes = " or ".join(map(str, accepted))
+        raise ValueError(f"{name} must have shape {shapes}; got {tuple(mask.shape)}")
+
+
+def _floating(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores."""
+    if mask.is_floating_point():
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
