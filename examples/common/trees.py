@@ -1,0 +1,112 @@
+"""The tree of all hypotheses of nonzero probability (Peters et al. 2019, Figure 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.figure import Figure
+
+END = "⟨/s⟩"
+SIZE = 10  # points
+WIDTH = 0.602 * SIZE / 72  # inches of a character of DejaVu Sans Mono
+BRANCH = 6.0  # characters
+Hypothesis = tuple[Sequence[str], float]
+"""Symbols, and the logarithm of the probability."""
+
+
+@dataclass
+class Node:
+    """Symbols that follow each other surely, with the probability of the first behind those before,
+    and what may follow."""
+
+    text: str
+    probability: float
+    children: list[Node] = field(default_factory=list)
+    x: float = 0.0
+    y: float = 0.0
+
+    @property
+    def shown(self) -> str:
+        """The text in the node's box."""
+        return self.text or "⟨s⟩"
+
+    @property
+    def end(self) -> float:
+        """Where the box ends, in characters."""
+        return self.x + len(self.shown) + 0.6
+
+
+def tree(hypotheses: Sequence[Hypothesis]) -> Node:
+    """The hypotheses as a tree; their probabilities are all that there is below each beginning."""
+    return _node("", 1.0, [([*symbols, END], logp) for symbols, logp in hypotheses])
+
+
+def _node(text: str, probability: float, below: Sequence[Hypothesis]) -> Node:
+    """The node of ``text``, below which hypotheses are left."""
+    groups: dict[str, list[Hypothesis]] = {}
+    for symbols, logp in below:
+        if symbols:
+            groups.setdefault(symbols[0], []).append((symbols[1:], logp))
+    if len(groups) == 1:
+        [(symbol, rest)] = groups.items()
+        return _node(text + symbol, probability, rest)
+    total = _mass(below)
+    masses = sorted(((_mass(rest) / total, s, rest) for s, rest in groups.items()), reverse=True)
+    return Node(text, probability, [_node(s, mass, rest) for mass, s, rest in masses])
+
+
+def _mass(hypotheses: Sequence[Hypothesis]) -> float:
+    return math.fsum(math.exp(logp) for _, logp in hypotheses)
+
+
+def draw(trees: Sequence[tuple[str, Node]]) -> Any:
+    """A figure of trees with their titles: from left to right, the probability of each branch, and
+    of each whole hypothesis behind it."""
+    leaves = [_place(root, 1.0, 0) for _, root in trees]
+    right = max(_right(root) for _, root in trees)
+    size = (right * WIDTH, sum(0.32 * count + 0.5 for count in leaves))
+    figure = Figure(figsize=size, dpi=150)
+    heights = [count + 1.6 for count in leaves]
+    axes = figure.subplots(len(trees), squeeze=False, height_ratios=heights)[:, 0]
+    figure.subplots_adjust(left=0, right=1, bottom=0, top=1, hspace=0)
+    for axis, (title, root), count in zip(axes, trees, leaves, strict=True):
+        axis.text(0.4, -1, title, fontsize=SIZE, fontweight="bold", va="center")
+        _draw(axis, root, 1.0)
+        axis.set(xlim=(0, right), ylim=(count, -1.6))
+        axis.axis("off")
+    return figure
+
+
+def _place(node: Node, x: float, leaf: int) -> int:
+    """Give leaves the heights from ``leaf`` on, inner nodes the mean of theirs; the next height."""
+    node.x, node.y = x, leaf
+    for child in node.children:
+        leaf = _place(child, node.end + BRANCH, leaf)
+    if not node.children:
+        return leaf + 1
+    node.y = sum(child.y for child in node.children) / len(node.children)
+    return leaf
+
+
+def _right(node: Node) -> float:
+    return max([node.end + BRANCH, *map(_right, node.children)])
+
+
+def _draw(axis: Any, node: Node, mass: float) -> None:
+    """Draw a node, of probability ``mass``, and what is below."""
+    box = {"boxstyle": "round,pad=0.2", "facecolor": "#eaf1f8", "edgecolor": "#0072B2"}
+    style = {"family": "DejaVu Sans Mono", "fontsize": SIZE, "va": "center"}
+    axis.text(node.x, node.y, node.shown, bbox=box, **style)
+    if not node.children:
+        axis.text(node.end + 0.5, node.y, f"{mass:.3f}", color="#333333", **style)
+    for child in node.children:
+        axis.plot((node.end, child.x - 0.5), (node.y, child.y), color="#8c8c8c", lw=1, zorder=0)
+        middle = ((node.end + child.x - 0.5) / 2, (node.y + child.y) / 2)
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+        axis.text(
+            *middle, f"{child.probability:.2g}", fontsize=8, ha="center", va="center", bbox=behind
+        )
+        _draw(axis, child, mass * child.probability)

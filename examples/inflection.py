@@ -1,0 +1,295 @@
+"""Morphological inflection with sparse attention and sparse outputs (Peters et al. 2019, §4.1).
+
+    python -m examples.inflection --smoke --out runs/smoke
+    python -m examples.inflection --data sigmorphon2018.tar.xz --out runs/inflection \\
+        --languages 20 --seeds 0,1,2 --output softmax,entmax15,sparsemax
+
+One model of all languages reads the language, the tags and the lemma's characters, and writes the
+form's characters. The attention takes any mapping, and so does the output, with its Fenchel–Young
+loss. Data: CoNLL–SIGMORPHON 2018 task 1 (github.com/sigmorphon/conll2018), files
+``LANGUAGE-train-medium``, ``LANGUAGE-train-high`` and ``LANGUAGE-dev`` in a folder or a tar
+archive. One in twenty training examples is held out to set the learning rate and to choose the
+epoch; ``dev`` is the test set. Under torchrun the processes share every batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .common import tables, toys, trees
+from .common.mappings import listed
+from .common.processes import Process, process
+from .common.recurrent import Corpus, Recurrent
+from .common.runs import generator, parse, parser, results, settings, train, write_json
+from .common.search import Found
+from .common.seq2seq import Shape
+from .common.text import Inflection, Pair, Vocabulary, inflections
+from .common.timing import interleaved
+
+LONGEST = 60
+"""Characters of a form at most."""
+SHOWN = 4
+"""Examples of the test set whose attention a run keeps, and search trees."""
+SMOKE = {
+    "output": "softmax,entmax15",
+    "attention": "softmax,sparsemax",
+    "epochs": 5,
+    "batch": 32,
+    "hidden": 48,
+    "embedding": 32,
+    "dropout": 0.0,
+    "rate": 1e-2,
+}
+
+
+def options(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What the program is asked for."""
+    made = parser(__doc__)
+    add = made.add_argument
+    add("--setting", choices=("medium", "high"), default="medium", help="size of training data")
+    add("--languages", default="all", help="all, names with commas, or how many, drawn (all)")
+    add("--output", type=listed, default="softmax,entmax15,sparsemax", help="mappings")
+    add("--attention", type=listed, default="softmax,entmax15,sparsemax", help="mappings")
+    add("--embedding", type=int, default=300, help="size of an embedding (%(default)s)")
+    add("--hidden", type=int, default=300, help="size of a state (%(default)s)")
+    add("--layers", type=int, default=2, help="of LSTM, in encoder and decoder (%(default)s)")
+    add("--dropout", type=float, default=0.3, help="(%(default)s)")
+    add("--rate", type=float, default=1e-3, help="Adam's learning rate at first (%(default)s)")
+    add("--beam", type=int, default=5, help="hypotheses in the beam (%(default)s)")
+    return parse(made, argv, SMOKE)
+
+
+def load(args: argparse.Namespace) -> tuple[Corpus, list[Inflection]]:
+    """The data that the options name; the test examples are those of ``corpus.test``."""
+    if args.smoke:
+        tables, dev = toys.inflections(400, seed=0), toys.inflections(40, seed=1)
+    else:
+        tables = inflections(args.data, f"train-{args.setting}")
+        dev = inflections(args.data, "dev")
+    chosen = languages(args.languages, sorted(tables.keys() & dev.keys()))
+    examples = [_pair(example) for name in chosen for example in tables[name]]
+    order = torch.randperm(len(examples), generator=generator(0)).tolist()
+    shuffled = [examples[k] for k in order]
+    held = len(examples) // 20
+    test = [example for name in chosen for example in dev[name]]
+    corpus = Corpus(
+        shuffled[held:],
+        shuffled[:held],
+        [_pair(example) for example in test],
+        Vocabulary(source for source, _ in examples),
+        Vocabulary(target for _, target in examples),
+    )
+    return corpus, test
+
+
+def languages(wanted: str, known: Sequence[str]) -> list[str]:
+    """ "all", names with commas, or a number: as many, drawn once so that few are among many."""
+    if wanted == "all":
+        return list(known)
+    if wanted.isdigit():
+        return sorted(random.Random("languages").sample(known, len(known))[: int(wanted)])
+    unknown = [name for name in wanted.split(",") if name not in known]
+    if unknown:
+        raise ValueError(f"languages: no data of {unknown}; accepted: {', '.join(known)}")
+    return wanted.split(",")
+
+
+def _pair(example: Inflection) -> Pair:
+    return example.source, example.target
+
+
+class Inflector(Recurrent):
+    """A model with one mapping for the output and one for the attention."""
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        corpus: Corpus,
+        test: list[Inflection],
+        names: tuple[str, str],
+        seed: int,
+        process: Process,
+    ) -> None:
+        sizes = (args.embedding, args.hidden, args.layers, args.dropout)
+        super().__init__(corpus, Shape(*corpus.sizes(), *sizes), *names, args.batch, seed, process)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=args.rate)
+        self.names, self.beam, self.test = names, args.beam, test
+        self.previous = float("inf")
+
+    def validate(self, epoch: int) -> dict[str, float]:
+        held, group = self.held(), self.optimizer.param_groups[0]
+        measures = {"held": held["loss"], "score": 100 * held["exact"], "rate": group["lr"]}
+        if held["loss"] > self.previous:
+            group["lr"] /= 2
+        self.previous = held["loss"]
+        return measures
+
+    def state(self) -> dict[str, Any]:
+        return {"previous": self.previous}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.previous = state["previous"]
+
+    def evaluate(self) -> dict[str, Any]:
+        found = self.search(self.corpus.test, self.beam, LONGEST)
+        answers = list(zip(self.test, found, strict=True))
+        by_language = {
+            name: self._shares([pair for pair in answers if pair[0].language == name])
+            for name in sorted({example.language for example in self.test})
+        }
+        shown = self.corpus.test[:: max(1, len(self.test) // SHOWN)][:SHOWN]
+        return {
+            "names": list(self.names),
+            "accuracy": sum(one["accuracy"] for one in by_language.values()) / len(by_language),
+            "all": self._shares(answers),
+            "languages": by_language,
+            **self.nonzeros(self.corpus.test),
+            "attention": [self.attention(*pair) for pair in shown],
+            "trees": self._trees(answers),
+        }
+
+    def _shares(self, answers: list[tuple[Inflection, Found]]) -> dict[str, float]:
+        """Percentages of answers that are right, that have a certificate, that stand alone."""
+        shares = {
+            "accuracy": [self._form(found.best) == example.form for example, found in answers],
+            "covered": [found.covered for _, found in answers],
+            "optimal": [found.optimal for _, found in answers],
+            "alone": [found.covered and len(found.hypotheses) == 1 for _, found in answers],
+        }
+        return {key: 100 * sum(which) / len(which) for key, which in shares.items()}
+
+    def _trees(self, answers: list[tuple[Inflection, Found]]) -> list[dict[str, Any]]:
+        """All hypotheses of some words with three or more, those in most doubt between two."""
+        several = [
+            (example, found.hypotheses)
+            for example, found in answers
+            if found.covered and len(found.hypotheses) > 2
+        ]
+        several.sort(key=lambda item: -item[1][1][1])
+        return [
+            {
+                "language": example.language,
+                "lemma": example.lemma,
+                "tags": list(example.tags),
+                "form": example.form,
+                "hypotheses": [
+                    [self.corpus.target.decode(numbers), logp] for numbers, logp in hypotheses
+                ],
+            }
+            for example, hypotheses in several[:SHOWN]
+        ]
+
+    def _form(self, numbers: list[int]) -> str:
+        return "".join(self.corpus.target.decode(numbers))
+
+
+def report(out: Path) -> None:
+    """Write and print ``inflection.md``, and draw, from all finished runs in ``out``."""
+    runs = tables.by_name(results(out))
+    parts = [_table(runs), _languages(runs)] if runs else []
+    if (out / "timing.json").exists():
+        parts.append(tables.timing(json.loads((out / "timing.json").read_text())))
+    (out / "inflection.md").write_text("\n".join(parts), encoding="utf-8")
+    print("\n".join(parts))
+    _draw_trees(runs, out / "trees.png")
+
+
+def _table(runs: dict[str, list[tables.Run]]) -> str:
+    def row(seeds: list[tables.Run]) -> list[str]:
+        def over(value: Callable[[dict[str, Any]], float], digits: int = 1) -> str:
+            return tables.mean_sd([value(run["result"]) for run in seeds], digits)
+
+        return [
+            *seeds[0]["result"]["names"],
+            over(lambda r: r["accuracy"], 2),
+            over(lambda r: r["all"]["covered"]),
+            over(lambda r: r["all"]["optimal"]),
+            over(lambda r: r["all"]["alone"]),
+            over(lambda r: r["output_nonzeros"], 2),
+            over(lambda r: r["attention_nonzeros"], 2),
+            tables.mean_sd([tables.seconds(run) for run in seeds], 1),
+            str(len(seeds)),
+        ]
+
+    head = (
+        "output",
+        "attention",
+        "accuracy, %",
+        "beam holds all, %",
+        "proven best, %",
+        "one hypothesis, %",
+        "symbols > 0",
+        "weights > 0",
+        "s per epoch",
+        "seeds",
+    )
+    return tables.markdown(head, map(row, runs.values()))
+
+
+def _languages(runs: dict[str, list[tables.Run]]) -> str:
+    """Accuracy by language."""
+
+    def accuracy(seeds: list[tables.Run], language: str) -> str:
+        return tables.mean_sd([r["result"]["languages"][language]["accuracy"] for r in seeds], 1)
+
+    first = next(iter(runs.values()))[0]["result"]["languages"]
+    rows = ([name, *(accuracy(seeds, name) for seeds in runs.values())] for name in first)
+    return tables.markdown(["accuracy, %", *runs], rows)
+
+
+def _draw_trees(runs: dict[str, list[tables.Run]], path: Path) -> None:
+    """All hypotheses of a few words, by the most accurate configuration that has such words."""
+    able = [seeds[0]["result"] for seeds in runs.values() if seeds[0]["result"]["trees"]]
+    if not able:
+        return
+    best = max(able, key=lambda result: result["accuracy"])
+    titled = []
+    for one in best["trees"]:
+        told = f"{one['language']}: {one['lemma']}, {';'.join(one['tags'])} → {one['form']}"
+        titled.append((told, trees.tree([(form, logp) for form, logp in one["hypotheses"]])))
+    trees.draw(titled).savefig(path)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train what is not trained yet, and write tables and figures of all that is."""
+    args = options(argv)
+    if not args.report_only:
+        with process(args.device) as here:
+            _train(args, here)
+            if not here.main:
+                return
+    report(args.out)
+
+
+def _train(args: argparse.Namespace, here: Process) -> None:
+    corpus, test = load(args)
+    configurations = list(product(args.output, args.attention))
+    names = {f"{output}+{attention}": (output, attention) for output, attention in configurations}
+    if args.timing:
+        makes = {
+            name: partial(Inflector, args, corpus, test, pair, 0, here)
+            for name, pair in names.items()
+        }
+        timed = interleaved(makes, args.timing, here)
+        if here.main:
+            args.out.mkdir(parents=True, exist_ok=True)
+            write_json(args.out / "timing.json", timed)
+        return
+    described = settings(args, without=("output", "attention"))
+    for seed in args.seeds:
+        for name, pair in names.items():
+            make = partial(Inflector, args, corpus, test, pair, seed, here)
+            train(make, name, seed, args.epochs, args.out, here, described)
+
+
+if __name__ == "__main__":
+    main()
