@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..plots.heatmaps import ZERO, cells, colours
 from .common import needs
 from .pooling import SIDE, Digits, Trained
 
-ZERO = "#bdbdbd"  # exact zeros, as in Figure 1 of Niculae & Blondel (2017)
-PALETTE = "YlGnBu"  # safe for colour-blind readers
 COLUMNS = 10
 
 
@@ -25,7 +24,6 @@ def draw(results: Sequence[Trained], data: Digits, path: Path) -> None:
     fused group have no line between them, and the digit's outline lies on top.
     """
     with needs("demo", "the demo"):
-        from matplotlib import colormaps
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
@@ -50,14 +48,13 @@ def draw(results: Sequence[Trained], data: Digits, path: Path) -> None:
             "hspace": 0.09,
         },
     )
-    colours = colormaps[PALETTE].with_extremes(bad=ZERO)
     for column, index in enumerate(shown):
         image = data.test_x[index].reshape(SIDE, SIDE)
         axes[0][column].imshow(image.numpy(), cmap="Greys", vmin=0, vmax=1.15)
         axes[0][column].set_title(f"a {int(data.test_y[index])}", fontsize=12, pad=4)
         for row, result in enumerate(results, start=1):
             axis = axes[row][column]
-            _map(axis, result.weights[index], result.groups[index], colours)
+            _map(axis, result.weights[index], result.groups[index])
             _outline(axis, image)
             if not bool(result.correct[index]):
                 _note(axis, f"read as {int(result.predicted[index])}")
@@ -81,7 +78,7 @@ def draw(results: Sequence[Trained], data: Digits, path: Path) -> None:
     )
     bar = figure.add_axes((left / width, 0.62 / height, 3 * cell / width, 0.14 / height))
     figure.colorbar(
-        ScalarMappable(Normalize(0, 1), colormaps[PALETTE]),
+        ScalarMappable(Normalize(0, 1), colours()),
         cax=bar,
         orientation="horizontal",
         label="weight / largest of the map",
@@ -89,7 +86,7 @@ def draw(results: Sequence[Trained], data: Digits, path: Path) -> None:
     figure.legend(
         handles=[
             Patch(facecolor=ZERO, label="weight exactly 0"),
-            Patch(facecolor=colours(0.5), label="no line between pixels: one fused group"),
+            Patch(facecolor=colours()(0.5), label="no line between pixels: one fused group"),
             Patch(facecolor="none", edgecolor="black", label="outline of the digit"),
         ],
         loc="lower right",
@@ -113,21 +110,11 @@ def examples(results: Sequence[Trained], data: Digits) -> list[int]:
     return shown
 
 
-def _map(axis: Any, weights: Tensor, groups: Tensor, colours: Any) -> None:
+def _map(axis: Any, weights: Tensor, groups: Tensor) -> None:
     """The weights as coloured cells, with white lines between cells of different groups."""
-    share = (weights / weights.max()).reshape(SIDE, SIDE)
-    cells = torch.where(share > 0, share, torch.nan)
-    axis.imshow(cells.numpy(), cmap=colours, vmin=0, vmax=1)
-    ids = torch.where(weights > 0, groups, -1).reshape(SIDE, SIDE)
-    segments = []
-    for i in range(SIDE):
-        for j in range(SIDE):
-            if j + 1 < SIDE and ids[i, j] != ids[i, j + 1]:
-                segments.append(((j + 0.5, j + 0.5), (i - 0.5, i + 0.5)))
-            if i + 1 < SIDE and ids[i, j] != ids[i + 1, j]:
-                segments.append(((j - 0.5, j + 0.5), (i + 0.5, i + 0.5)))
-    for x, y in segments:
-        axis.plot(x, y, color="white", linewidth=0.8, solid_capstyle="butt")
+    ids = torch.where(weights > 0, groups, -1)
+    share = weights / weights.max()
+    cells(axis, share.reshape(SIDE, SIDE), ids.reshape(SIDE, SIDE), top=1)
 
 
 def _outline(axis: Any, image: Tensor) -> None:

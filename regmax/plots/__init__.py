@@ -3,10 +3,13 @@ what becomes of its heads. Needs matplotlib (extra ``plot``); no display."""
 
 from .descents import FLOOR, convergence
 from .heads import diversity_by_layer, head_densities, histograms, trajectories
+from .heatmaps import attention, attentions
 from .mappings import example, groups, mapping
 
 __all__ = [
     "FLOOR",
+    "attention",
+    "attentions",
     "convergence",
     "diversity_by_layer",
     "example",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..solution import Solution
-from .style import INK, PALETTE, blank, frame
+from .style import INK, MARKERS, PALETTE, blank, frame
 
 FLOOR = 1e-18
 """What is smaller, exact zeros for instance, is drawn here on a logarithmic axis."""
@@ -48,9 +48,6 @@ def convergence(solutions: Solution | Mapping[str, Solution], axes: Any = None) 
     axes[2].yaxis.get_major_locator().set_params(integer=True)
     _key(figure, list(several), any(s.y[..., 0].numel() > 1 for s in several.values()))
     return figure
-
-
-MARKERS = "osD^vP"
 
 
 def _style(k: int, of: int) -> dict[str, Any]:

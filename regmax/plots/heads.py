@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .style import INK, PALETTE, blank, frame
+from .style import INK, MARKERS, PALETTE, blank, frame
 
 Numbers = Tensor | Sequence[Any]
-MARKERS = "osD^vP"
 
 
 def trajectories(
@@ -132,7 +131,7 @@ def _grid(
 
 
 def _table(item: Numbers) -> Tensor:
-    return torch.as_tensor(item).detach().double().cpu()
+    return torch.as_tensor(item, dtype=torch.float64).detach().cpu()
 
 
 def _line(k: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 # Okabe & Ito: safe for colour-blind readers
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "osD^vP"
 INK, QUIET, FAINT = "#333333", "#8c8c8c", "#dddddd"
 
 

@@ -1,0 +1,225 @@
+"""Where attention goes, in the convention of Niculae & Blondel (2017), Figures 1, 4 and 7: exact
+zeros are grey, neighbours of exactly equal weight have no border between them, and the clusters of
+a row are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..analysis import groups
+from .style import INK, blank
+
+ZERO = "#bdbdbd"
+MARKS = "o^sDP*"
+WIDEST = 16.0
+"""Inches that panels side by side may take."""
+
+Words = Sequence[str]
+
+
+def attention(
+    weights: Tensor,
+    source: Words | None = None,
+    target: Words | None = None,
+    *,
+    clusters: bool = False,
+    title: str = "",
+    axes: Any = None,
+) -> Any:
+    """A figure of attention weights: row i shows where attention goes when word i is produced.
+
+    ``weights``: (target, source), floating, nonnegative and finite. ``source``, ``target``: the
+    words; default their positions. ``clusters``: whether to mark the entries of a row that share
+    their weight, each cluster with a sign of its own: for oscarmax. ``axes``: axes of matplotlib to
+    draw on, coloured up to their own largest weight; by default those of a new figure, with a
+    colour bar and a key.
+    """
+    if axes is None:
+        return attentions({title: weights}, source, target, clusters=(title,) * clusters)
+    table = _checked(weights, "weights")
+    _panel(axes, table, source, target, title, clusters, float(table.max()))
+    return axes.figure
+
+
+def attentions(
+    weights: Mapping[str, Tensor],
+    source: Words | None = None,
+    target: Words | Mapping[str, Words] | None = None,
+    *,
+    clusters: Collection[str] = (),
+) -> Any:
+    """A figure of the attention of several mappings to one ``source``, in panels side by side.
+
+    ``weights``: by name, as in :func:`attention`. ``target``: the words that all produce, or by
+    name those that each does. ``clusters``: the names of those whose clusters are marked. Colours
+    mean the same in all panels.
+    """
+    if not weights:
+        raise ValueError("weights must hold one mapping's at least; got none")
+    tables = {name: _checked(item, f"weights[{name!r}]") for name, item in weights.items()}
+    top = max(float(table.max()) for table in tables.values())
+    most = max(max(table.shape) for table in tables.values())
+    cell = min(0.34, max(0.2, 5 / most))  # inches
+    figure = blank(1, 1)  # here an inch is a unit of a figure's coordinates
+    figure.set_layout_engine("none")
+    for name, table in tables.items():
+        axis = figure.add_axes((0, 0, cell * table.shape[1], cell * table.shape[0]))
+        words = target.get(name) if isinstance(target, Mapping) else target
+        _panel(axis, table, source, words, name, name in clusters, top)
+    _arrange(figure, top, _key(bool(clusters)))
+    return figure
+
+
+def colours() -> Any:
+    """From light to dark in order of weight, for colour-blind readers too, the lightest darker than
+    the white of borders; 0, given as NaN, is grey."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    shades = colormaps["YlGnBu"]([0.15 + 0.85 * k / 255 for k in range(256)])
+    return ListedColormap(shades).with_extremes(bad=ZERO)
+
+
+def cells(axis: Any, weights: Tensor, ids: Tensor, top: float) -> None:
+    """``weights`` (rows, columns) as squares coloured up to ``top``, 0 in grey, with white borders
+    between neighbours of different ``ids``."""
+    from matplotlib.collections import LineCollection
+
+    shown = torch.where(weights > 0, weights, torch.nan)
+    axis.imshow(shown.numpy(), cmap=colours(), vmin=0, vmax=top or 1, interpolation="none")
+    beside = (ids[:, 1:] != ids[:, :-1]).nonzero().tolist()
+    below = (ids[1:] != ids[:-1]).nonzero().tolist()
+    lines = [((j + 0.5, i - 0.5), (j + 0.5, i + 0.5)) for i, j in beside]
+    lines += [((j - 0.5, i + 0.5), (j + 0.5, i + 0.5)) for i, j in below]
+    axis.add_collection(LineCollection(lines, colors="white", linewidths=0.9, capstyle="butt"))
+
+
+# -- a panel -------------------------------------------------------------------------------------
+
+
+def _checked(weights: Tensor, name: str) -> Tensor:
+    """float64 on the CPU."""
+    if not isinstance(weights, Tensor) or weights.ndim != 2 or weights.numel() == 0:
+        got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise ValueError(f"{name} must be a tensor of shape (target, source), not empty; got {got}")
+    table = weights.detach().double().cpu()
+    if not bool(((table >= 0) & (table < torch.inf)).all()):
+        raise ValueError(
+            f"{name} must be nonnegative and finite; got entries in [{table.min():g}, "
+            f"{table.max():g}]"
+        )
+    return table
+
+
+def _panel(
+    axis: Any,
+    table: Tensor,
+    source: Words | None,
+    target: Words | None,
+    title: str,
+    clusters: bool,
+    top: float,
+) -> None:
+    rows, columns = table.shape
+    runs = groups(table)
+    row = torch.arange(rows)[:, None]
+    cells(axis, table, torch.where(runs < 0, runs, runs + columns * row), top)
+    pixels = axis.get_window_extent()
+    points = 72 / axis.figure.dpi * min(pixels.width / columns, pixels.height / rows)  # of a cell
+    if clusters:
+        _mark(axis, table, 0.4 * points, top)
+    size = max(5.0, min(10.0, 0.55 * points))
+    turned: Any = {"rotation": 60, "ha": "left", "rotation_mode": "anchor"} if source else {}
+    _words(axis.xaxis, "source", source, columns, size, **turned)
+    _words(axis.yaxis, "target", target, rows, size)
+    axis.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False, left=False, pad=2)
+    axis.spines[:].set_visible(False)
+    axis.set_title(title, fontsize=12, color=INK, parse_math=False)
+
+
+def _words(axis: Any, name: str, words: Words | None, of: int, size: float, **style: Any) -> None:
+    """The words of one axis, as they stand: a $ is no mathematics."""
+    words = [str(k) for k in range(of)] if words is None else list(words)
+    if len(words) != of:
+        raise ValueError(f"{name} must have {of} words, as the weights have; got {len(words)}")
+    axis.set_ticks(range(of), words, fontsize=size, color=INK, parse_math=False, **style)
+
+
+def _mark(axis: Any, table: Tensor, size: float, top: float) -> None:
+    """A sign on each entry of a cluster of two or more, one for each cluster of a row."""
+    ids = groups(table, "clusters")
+    for i, row in enumerate(ids):
+        found, members = row[row >= 0].unique(return_counts=True)
+        for mark, cluster in enumerate(found[members > 1]):
+            at = (row == cluster).nonzero()[:, 0]
+            dark = float(table[i, at[0]]) > 0.5 * top
+            style = {"s": size**2, "color": "white" if dark else INK, "linewidths": 0}
+            axis.scatter(at.tolist(), [i] * len(at), marker=MARKS[mark % len(MARKS)], **style)
+
+
+# -- a figure of panels --------------------------------------------------------------------------
+
+
+def _arrange(figure: Any, top: float, key: Sequence[Any]) -> None:
+    """Panels keep their size, and stand in rows with room for their words; below them the colours
+    and the key."""
+    panels, gap = list(figure.axes), 0.15
+    figure.draw_without_rendering()
+    left, below, right, above = map(max, zip(*map(_room, panels), strict=True))
+    sizes = [tuple(axis.get_position().size) for axis in panels]
+    w, h = map(max, zip(*sizes, strict=True))
+    across, down = left + w + right + gap, above + h + below + gap
+    rows = -(-len(panels) // max(1, int(WIDEST / across)))
+    columns = -(-len(panels) // rows)
+    width = max(columns * across + gap, 3.6)
+    lines = 1 if width > 7.5 else len(key)
+    strip = 0.7 + 0.2 * lines
+    height = rows * down + gap + strip
+
+    figure.set_size_inches(width, height)
+    scale = torch.tensor([width, height, width, height])
+    for k, (axis, (wide, high)) in enumerate(zip(panels, sizes, strict=True)):
+        x = gap + (k % columns) * across + left
+        y = height - gap - (k // columns) * down - above - high
+        axis.set_position((torch.tensor([x, y, wide, high]) / scale).tolist())
+    bar = figure.add_axes((torch.tensor([0.3, strip - 0.15, 2.2, 0.12]) / scale).tolist())
+    _colour_bar(bar, top)
+    place = {"loc": "lower left", "bbox_to_anchor": (0.1 / width, 0.02 / height)}
+    style = {"frameon": False, "fontsize": 9, "handlelength": 1.2, "borderpad": 0.3}
+    figure.legend(handles=key, ncols=len(key) // lines, **place, **style)
+
+
+def _room(axis: Any) -> tuple[float, ...]:
+    """Inches that words take beyond the axes: left, below, right, above."""
+    outer, inner = axis.get_tightbbox(), axis.get_window_extent()
+    sides = (inner.x0 - outer.x0, inner.y0 - outer.y0, outer.x1 - inner.x1, outer.y1 - inner.y1)
+    return tuple(side / axis.figure.dpi for side in sides)
+
+
+def _colour_bar(axis: Any, top: float) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    scale = ScalarMappable(Normalize(0, top or 1), colours())
+    bar = axis.figure.colorbar(scale, cax=axis, orientation="horizontal")
+    bar.outline.set_visible(False)
+    axis.tick_params(labelsize=8, length=2, pad=2)
+    axis.set_xlabel("weight", fontsize=9, labelpad=1, color=INK)
+
+
+def _key(clusters: bool) -> list[Any]:
+    """What greys, borders and signs say."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    key = [
+        Patch(facecolor=ZERO, label="weight exactly 0"),
+        Patch(facecolor=colours()(0.4), label="no border between: equal weights"),
+    ]
+    sign = Line2D([], [], linestyle="", marker="o", markersize=4, color=INK)
+    sign.set_label("one sign in a row: equal weights")
+    return [*key, sign] if clusters else key
