@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 
+from regmax.plots import attentions
+
 from .common import tables, toys, trees
 from .common.mappings import listed
 from .common.processes import Process, process
@@ -201,6 +203,7 @@ def report(out: Path) -> None:
     (out / "inflection.md").write_text("\n".join(parts), encoding="utf-8")
     print("\n".join(parts))
     _draw_trees(runs, out / "trees.png")
+    _draw_attention(runs, out)
 
 
 def _table(runs: dict[str, list[tables.Run]]) -> str:
@@ -257,6 +260,24 @@ def _draw_trees(runs: dict[str, list[tables.Run]], path: Path) -> None:
         told = f"{one['language']}: {one['lemma']}, {';'.join(one['tags'])} → {one['form']}"
         titled.append((told, trees.tree([(form, logp) for form, logp in one["hypotheses"]])))
     trees.draw(titled).savefig(path)
+
+
+def _draw_attention(runs: dict[str, list[tables.Run]], out: Path) -> None:
+    """``attention-1.png`` and so on: a word under all attention mappings, behind one output."""
+    of: dict[str, list[dict[str, Any]]] = {}
+    for seeds in runs.values():
+        output, attention = seeds[0]["result"]["names"]
+        of.setdefault(output, []).append({"name": attention, **seeds[0]["result"]})
+    if not of:
+        return
+    output, shown = max(of.items(), key=lambda item: max(one["accuracy"] for one in item[1]))
+    for k, word in enumerate(shown[0]["attention"]):
+        weights = {
+            f"{one['name']}, {output} output": torch.tensor(one["attention"][k]["weights"])
+            for one in shown
+        }
+        figure = attentions(weights, word["source"], word["target"])
+        figure.savefig(out / f"attention-{k + 1}.png", dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

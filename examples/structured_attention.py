@@ -23,6 +23,8 @@ import sacrebleu
 import torch
 from torch import Tensor, nn
 
+from regmax.plots import attentions
+
 from .common import tables, toys
 from .common.mappings import listed
 from .common.processes import Process, process
@@ -154,6 +156,7 @@ def report(out: Path) -> None:
         parts.append(tables.timing(json.loads((out / "timing.json").read_text())))
     (out / "structured_attention.md").write_text("\n".join(parts), encoding="utf-8")
     print("\n".join(parts))
+    _draw_attention(runs, out)
 
 
 def _table(runs: dict[str, list[tables.Run]]) -> str:
@@ -167,12 +170,27 @@ def _table(runs: dict[str, list[tables.Run]]) -> str:
             over("bleu", 2),
             over("held_right", 2),
             over("attention_nonzeros", 2),
+            over("attention_groups", 2),
             seconds,
             str(len(seeds)),
         ]
 
-    head = ("attention", "BLEU", "words right, %", "weights > 0", "s per epoch", "seeds")
+    head = ("attention", "BLEU", "words right, %", "weights > 0", "groups", "s per epoch", "seeds")
     return tables.markdown(head, (row(name, seeds) for name, seeds in runs.items()))
+
+
+def _draw_attention(runs: dict[str, list[tables.Run]], out: Path) -> None:
+    """``attention-1.png`` and so on: a sentence under all mappings, each with its translation."""
+    first = {name: seeds[0]["result"]["shown"] for name, seeds in runs.items()}
+    for k, shown in enumerate(zip(*first.values(), strict=True)):
+        of = dict(zip(first, shown, strict=True))
+        figure = attentions(
+            {name: torch.tensor(one["weights"], dtype=torch.float64) for name, one in of.items()},
+            shown[0]["source"],
+            {name: one["target"] for name, one in of.items()},
+            clusters=[name for name in of if name.startswith("oscar")],
+        )
+        figure.savefig(out / f"attention-{k + 1}.png", dpi=150)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 import regmax
+from regmax.analysis import group_count
 
 from .mappings import omega
 from .processes import Process
@@ -101,18 +102,21 @@ class Recurrent(Trainee):
         return self._over(pairs, found)
 
     def nonzeros(self, pairs: Sequence[Pair]) -> dict[str, float]:
-        """How many symbols have a probability, and how many source symbols a weight, other than 0:
-        the mean over all steps, with the right symbols before."""
-        total = dict.fromkeys(("output_nonzeros", "attention_nonzeros", "steps"), 0.0)
+        """How many symbols have a probability, and how many source symbols a weight, other than 0,
+        and in how many groups these are: the mean over all steps, with the right symbols before."""
+        keys = ("output_nonzeros", "attention_nonzeros", "attention_groups")
+        total = dict.fromkeys((*keys, "steps"), 0.0)
         for part in self._mine(pairs):
             source, given, wanted = self.tensors(part)
             scores, weights = self.seq2seq(source, given)
             steps = wanted != PAD
             total["output_nonzeros"] += float((self.criterion.mapping(scores[steps]) > 0).sum())
             total["attention_nonzeros"] += float((weights[steps] > 0).sum())
+            groups = group_count(weights[steps], self.seq2seq.mapping.omega)
+            total["attention_groups"] += float(groups.sum())
             total["steps"] += float(steps.sum())
         total = self.process.sum(total)
-        return {key: total[key] / total["steps"] for key in total if key != "steps"}
+        return {key: total[key] / total["steps"] for key in keys}
 
     def attention(self, source: Sequence[str], target: Sequence[str]) -> dict[str, Any]:
         """Where each symbol of the target, and its end, looks in the source."""

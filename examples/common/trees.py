@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 END = "⟨/s⟩"
 SIZE = 10  # points
 WIDTH = 0.602 * SIZE / 72  # inches of a character of DejaVu Sans Mono
-BRANCH = 6.0  # characters
+BRANCH = 8.0  # characters
 Hypothesis = tuple[Sequence[str], float]
 """Symbols, and the logarithm of the probability."""
 
@@ -66,7 +66,7 @@ def draw(trees: Sequence[tuple[str, Node]]) -> Any:
     """A figure of trees with their titles: from left to right, the probability of each branch, and
     of each whole hypothesis behind it."""
     leaves = [_place(root, 1.0, 0) for _, root in trees]
-    right = max(_right(root) for _, root in trees)
+    right = max([*(_right(root) for _, root in trees), *(len(title) * 1.1 for title, _ in trees)])
     size = (right * WIDTH, sum(0.32 * count + 0.5 for count in leaves))
     figure = Figure(figsize=size, dpi=150)
     heights = [count + 1.6 for count in leaves]
