@@ -129,10 +129,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         (N, H, L, S) without ``average_attn_weights``, or None without ``need_weights``."""
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask must be given where is_causal=True; got None")
+        itself = query is key and key is value
         if query.is_nested:
-            return self._nested(query, key, value, key_padding_mask, attn_mask)
+            if not (itself and self.batch_first and key_padding_mask is attn_mask is None):
+                raise ValueError(
+                    "a nested query must be key and value too, and goes with batch_first=True and "
+                    "without masks; pad it instead (nn.TransformerEncoder does, with "
+                    "enable_nested_tensor=False)"
+                )
+            return self._nested(query), None
         self._check_shapes(query, key, value)
-        batched, itself = query.ndim == 3, query is key and key is value
+        batched = query.ndim == 3
         if not batched:
             query, key, value = (t.unsqueeze(0) for t in (query, key, value))
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
@@ -206,29 +213,15 @@ class MultiheadAttention(nn.MultiheadAttention):
             mask = ~m if mask is None else mask & ~m
         return mask
 
-    def _nested(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        padding: Tensor | None,
-        attn_mask: Tensor | None,
-    ) -> tuple[Tensor, None]:
+    def _nested(self, rows: Tensor) -> Tensor:
         """Rows of different lengths, as nn.TransformerEncoder makes of padded ones in inference."""
-        if not (query is key and key is value and padding is None and attn_mask is None):
-            raise ValueError(
-                "a nested query must be key and value too, and goes without masks; pad it instead "
-                "(nn.TransformerEncoder does so with enable_nested_tensor=False)"
-            )
-        lengths = [len(row) for row in query.unbind()]
-        padded = query.to_padded_tensor(0.0)
-        kept = torch.arange(padded.shape[1], device=padded.device)
-        left_out = kept >= torch.tensor(lengths, device=padded.device)[:, None]
-        was, self.batch_first = self.batch_first, True
-        out, _ = self.forward(padded, padded, padded, left_out, need_weights=False)
-        self.batch_first = was
-        rows = [row[:length] for row, length in zip(out, lengths, strict=True)]
-        return torch.nested.as_nested_tensor(rows), None
+        lengths = [len(row) for row in rows.unbind()]
+        x = rows.to_padded_tensor(0.0)
+        left_out = torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]
+        out, _ = self.forward(x, x, x, left_out.to(x.device), need_weights=False)
+        kept = [row[:length] for row, length in zip(out, lengths, strict=True)]
+        nested: Tensor = torch.nested.as_nested_tensor(kept)
+        return nested
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         shapes = [tuple(t.shape) for t in (query, key, value)]

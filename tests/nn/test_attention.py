@@ -1,0 +1,322 @@
+"""Attention beside PyTorch's scaled_dot_product_attention, and what holds for every Ω."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import regmax
+from regmax.functional import entmax, entmax15, fusedmax
+from regmax.nn import AdaptiveEntmax, Learnable, Positive, attention, attention_weights
+
+F64 = torch.float64
+MAPPINGS = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
+EXACT = {"rtol": 0, "atol": 1e-13}
+L, S = 4, 6
+
+
+def normal(*shape, seed=0, **kwargs):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=F64).to(**kwargs)
+
+
+def qkv(heads=2, shared=None, dtype=F64, seed=0):
+    shared = heads if shared is None else shared
+    shapes = ((3, heads, L, 5), (3, shared, S, 5), (3, shared, S, 7))
+    return [
+        normal(*shape, seed=seed + i, dtype=dtype).requires_grad_()
+        for i, shape in enumerate(shapes)
+    ]
+
+
+def scores(q, k, scale=None):
+    return q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+
+
+def gradients(out, inputs, seed=9):
+    return torch.autograd.grad((out * normal(*out.shape, seed=seed).to(out)).sum(), inputs)
+
+
+def bools(*shape, seed=5):
+    """A mask that leaves something of every row."""
+    mask = normal(*shape, seed=seed) > 0
+    mask[..., 2] = True
+    return mask
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.3},
+    "bool": {"attn_mask": bools(L, S)},
+    "bool of keys": {"attn_mask": bools(3, 1, 1, S)},
+    "bool of all": {"attn_mask": bools(3, 2, L, S)},
+    "float": {"attn_mask": normal(2, L, S, seed=6)},
+    "float -inf": {"attn_mask": torch.where(bools(L, S), normal(L, S, seed=6), -torch.inf)},
+    "float min": {"attn_mask": torch.where(bools(L, S), 0.0, normal(1) * 0 + torch.finfo(F64).min)},
+}
+
+
+@pytest.mark.parametrize("arguments", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("gqa", [False, True])
+def test_entropy_is_pytorchs(arguments, gqa):
+    inputs = qkv(*((2, 1) if gqa else (2, 2)))
+    ours = attention(*inputs, "softmax", enable_gqa=gqa, **arguments)
+    theirs = sdpa(*inputs, enable_gqa=gqa, **arguments)
+    torch.testing.assert_close(ours, theirs, **EXACT)
+    for a, b in zip(gradients(ours, inputs), gradients(theirs, inputs), strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+def test_six_heads_over_two():
+    inputs = qkv(6, 2)
+    ours = attention(*inputs, "softmax", enable_gqa=True)
+    torch.testing.assert_close(ours, sdpa(*inputs, enable_gqa=True), **EXACT)
+
+
+@pytest.mark.parametrize("shape", [(L, S), (3, L, S)])
+def test_without_heads(shape):
+    q, k, v = (normal(*shape[:-2], n, 5, seed=n) for n in (L, S, S))
+    torch.testing.assert_close(attention(q, k, v, "softmax"), sdpa(q, k, v), **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    inputs = qkv(dtype=dtype)
+    mask = torch.zeros(L, S)  # float32, as a model in half precision may have it
+    for omega in ("softmax", "entmax15"):
+        out = attention(*inputs, omega, attn_mask=mask)
+        exact = attention(*(t.double() for t in inputs), omega)
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), exact, rtol=0, atol=8 * torch.finfo(dtype).eps)
+        assert all(g.dtype == dtype and g.isfinite().all() for g in gradients(out, inputs))
+
+
+def test_autocast():
+    inputs = qkv(dtype=torch.float32)
+    exact = attention(*inputs, "entmax15")
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attention(*inputs, "entmax15")
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), exact, rtol=0, atol=0.05)
+    assert all(g.dtype == torch.float32 for g in gradients(out, inputs))
+
+
+# -- every mapping --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_it_is_the_mapping_of_the_scores(name):
+    q, k, v = qkv()
+    mask = bools(3, 1, L, S)
+    mapping = getattr(regmax.functional, name)
+    weights = mapping(scores(q, k), gamma=0.5, mask=mask)
+    ours = attention_weights(q, k, name, attn_mask=mask, gamma=0.5)
+    torch.testing.assert_close(ours, weights, **EXACT)
+    out = attention(q, k, v, name, attn_mask=mask, gamma=0.5)
+    torch.testing.assert_close(out, weights @ v, **EXACT)
+    left_out = torch.where(mask, 0.0, -torch.inf).double()
+    added = attention(q, k, v, name, attn_mask=left_out, gamma=0.5)
+    torch.testing.assert_close(added, out, **EXACT)
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_queries_without_keys_give_zeros(name, kind):
+    inputs = qkv()
+    mask = bools(L, S)
+    mask[1] = False
+    if kind == "float":
+        mask = torch.where(mask, 0.0, -torch.inf).double()
+    out = attention(*inputs, name, attn_mask=mask)
+    assert (out[..., 1, :] == 0).all()
+    assert out[..., 0, :].all()
+    assert all(g.isfinite().all() for g in gradients(out, inputs))
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_causal(name):
+    q, k, _ = qkv()
+    weights = attention_weights(q, k, name, is_causal=True)
+    assert (weights.triu(1) == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, L, dtype=F64), **EXACT)
+    seen = attention_weights(q[..., 2:3, :], k[..., :3, :], name)
+    torch.testing.assert_close(weights[..., 2:3, :3], seen, **EXACT)
+
+
+def test_neighbours_are_keys():
+    q, k = (t.detach() for t in qkv()[:2])
+    omega = regmax.regularizer("tv", lam=0.3)
+    weights = attention_weights(q, k, omega)
+    torch.testing.assert_close(weights, fusedmax(scores(q, k), lam=0.3), **EXACT)
+    assert (weights.diff(dim=-1) == 0).any()
+    # with the middle key left out, its neighbours are neighbours
+    keep = torch.tensor([0, 1, 3, 4, 5])
+    mask = torch.ones(S, dtype=torch.bool)
+    mask[2] = False
+    fewer = attention_weights(q, k[..., keep, :], omega)
+    torch.testing.assert_close(
+        attention_weights(q, k, omega, attn_mask=mask)[..., keep], fewer, **EXACT
+    )
+
+
+def test_an_omega_by_its_value_alone():
+    class Quartic(regmax.Regularizer):
+        def value(self, y):
+            return (y.square() + y.pow(4)).sum(-1)
+
+    q, k, v = qkv()
+    out = attention(q, k, v, Quartic(), is_causal=True)
+    weights = regmax.RegularizedMax(Quartic())(
+        scores(q, k), mask=torch.ones(L, S, dtype=torch.bool).tril()
+    )
+    torch.testing.assert_close(out, weights @ v, rtol=0, atol=1e-10)
+
+
+def test_dropout():
+    q, k, v = qkv()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        out = attention(q, k, v, "entmax15", dropout_p=0.5)
+        torch.manual_seed(0)
+        weights = torch.dropout(entmax15(scores(q, k)), 0.5, True)
+    torch.testing.assert_close(out, weights @ v, **EXACT)
+    assert (attention(q, k, v, "entmax15", dropout_p=1.0) == 0).all()
+
+
+# -- what learns ----------------------------------------------------------------------------------
+
+
+def test_a_hyperparameter_per_head():
+    q, k, v = qkv()
+    alpha = torch.tensor([1.2, 1.8], dtype=F64).view(2, 1, 1).requires_grad_()
+    gamma = torch.tensor([0.5, 2.0], dtype=F64).view(2, 1, 1).requires_grad_()
+    ours = attention(q, k, v, regmax.regularizer("tsallis", alpha=alpha), gamma=gamma)
+    plain = entmax(scores(q, k), alpha=alpha, gamma=gamma) @ v
+    torch.testing.assert_close(ours, plain, **EXACT)
+    for a, b in zip(gradients(ours, [alpha, gamma]), gradients(plain, [alpha, gamma]), strict=True):
+        assert a.all()
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AdaptiveEntmax(2),
+        lambda: Learnable(regmax.regularizer("tv"), lam=Positive((2, 1, 1), 0.1)),
+    ],
+)
+def test_learnable(make):
+    q, k, v = qkv()
+    omega = make().double()
+    out, again = attention(q, k, v, omega), attention(q, k, v, omega())
+    torch.testing.assert_close(out, again, rtol=0, atol=0)
+    (grad,) = gradients(out, list(omega.parameters()))
+    assert grad.all()
+    torch.testing.assert_close(grad, gradients(again, list(omega.parameters()))[0], **EXACT)
+
+
+# -- transforms -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_vmap_and_grad(name):
+    q, k, v = (t.detach() for t in qkv())
+    out = torch.func.vmap(lambda q, k, v: attention(q, k, v, name, is_causal=True))(q, k, v)
+    torch.testing.assert_close(out, attention(q, k, v, name, is_causal=True), **EXACT)
+
+    def loss(q):
+        return attention(q, k, v, name, is_causal=True).square().sum()
+
+    leaf = q.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(q), expected, rtol=0, atol=1e-11)
+
+
+COMPILED = {
+    **{name: lambda name=name: name for name in MAPPINGS},
+    "a sum": lambda: regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv"),
+    "learnt": lambda: AdaptiveEntmax(2).double(),
+}
+
+
+@pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
+def test_compiled(make):
+    omega, inputs = make(), qkv()
+    if isinstance(omega, torch.nn.Module):
+        inputs += omega.parameters()
+
+    def plain(q, k, v):
+        return attention(q, k, v, omega, is_causal=True, gamma=0.7)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
+    out, expected = compiled(*inputs[:3]), plain(*inputs[:3])
+    torch.testing.assert_close(out, expected, **EXACT)
+    for a, b in zip(gradients(out, inputs), gradients(expected, inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def test_compiled_around_an_omega_by_its_value():
+    class Quartic(regmax.Regularizer):
+        def value(self, y):
+            return (y.square() + y.pow(4)).sum(-1)
+
+    inputs, omega = [t.detach() for t in qkv()], Quartic()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *a: attention(*a, omega) + 1, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), attention(*inputs, omega) + 1, **EXACT)
+
+
+def test_inference_mode():
+    inputs = qkv()
+    for omega in ("entmax15", "fusedmax", AdaptiveEntmax(2)):
+        with torch.inference_mode():
+            out = attention(*inputs, omega)
+        torch.testing.assert_close(out, attention(*inputs, omega), rtol=0, atol=0)
+
+
+# -- wrong arguments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "change"),
+    [
+        (ValueError, "attn_mask must be None where is_causal=True", {"is_causal": True}),
+        (TypeError, "attn_mask must be bool .* got torch.int64", {"attn_mask": bools(L, S).long()}),
+        (TypeError, "attn_mask must be a Tensor or None; got list", {"attn_mask": [True]}),
+        (ValueError, r"= \(3, 2, 4, 6\); got \(5, 6\)", {"attn_mask": torch.ones(5, S)}),
+        (ValueError, r"got \(1, 1, 1, 1, 6\)", {"attn_mask": torch.ones(1, 1, 1, 1, S)}),
+        (ValueError, "omega must be one of .*entmax15.*; got 'hardmax'", {"omega": "hardmax"}),
+        (TypeError, r"omega must be a regmax\.Regularizer.* got function", {"omega": entmax15}),
+        (ValueError, "with the same E; got", {"k": torch.ones(3, 2, S, 4, dtype=F64)}),
+        (ValueError, "with the same S; got", {"v": torch.ones(3, 2, 5, 7, dtype=F64)}),
+        (ValueError, "must be a multiple of k's", {"k": normal(3, 4, S, 5), "enable_gqa": True}),
+        (ValueError, "gamma must be > 0; got -1", {"gamma": -1.0}),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(error, message, change):
+    q, k, v = qkv()
+    arguments = {"q": q, "k": k, "v": v, "omega": "entmax15", "attn_mask": torch.zeros(L, S)}
+    attention(**arguments)
+    with pytest.raises(error, match=message):
+        attention(**{**arguments, **change})
+
+
+def test_a_name_that_needs_arguments(monkeypatch):
+    class Needy(regmax.Regularizer):
+        name = "needy"
+
+        def __init__(self, weight):
+            self.weight = weight
+
+    known = regmax.plugins.registry()
+    names = known.names("regularizer")
+    monkeypatch.setattr(known, "names", lambda kind: {**names, "needy": Needy})
+    monkeypatch.setattr(known, "get", lambda kind, name: Needy)
+    q, k, v = qkv()
+    with pytest.raises(ValueError, match=r"'needy' leaves weight open.*weight=\.\.\."):
+        attention(q, k, v, "needy")

@@ -1,0 +1,183 @@
+"""Hyperparameters that learn, one for each head."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import regmax
+from regmax.functional import entmax
+from regmax.nn import AdaptiveEntmax, Between, Learnable, MultiheadAttention, Positive
+
+F64 = torch.float64
+EXACT = {"rtol": 0, "atol": 1e-12}
+N, L, S, E, H = 3, 4, 5, 8, 2
+
+
+def normal(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=F64)
+
+
+def layer_of(omega, gamma=1.0):
+    """A layer with the same weights for every Ω."""
+    layer = MultiheadAttention(E, H, batch_first=True, dtype=F64, omega=omega, gamma=gamma)
+    for i, name in enumerate(("in_proj_weight", "in_proj_bias", "out_proj.weight")):
+        weight = layer.get_parameter(name)
+        weight.data = normal(*weight.shape, seed=i) / 2
+    return layer
+
+
+def same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, **EXACT)
+
+
+def test_each_head_learns_its_alpha():
+    ours, x = layer_of(AdaptiveEntmax(H).double()), 2 * normal(N, S, E)
+    with torch.no_grad():
+        ours.omega.a.copy_(torch.tensor([-1.0, 2.0]).view(H, 1, 1))
+    torch.testing.assert_close(ours.omega.alpha, 1 + ours.omega.a.sigmoid(), rtol=0, atol=0)
+    out, weights = ours(x, x, x, average_attn_weights=False)
+    fixed = layer_of(regmax.regularizer("tsallis", alpha=ours.omega.alpha.detach()))
+    same((out, weights), fixed(x, x, x, average_attn_weights=False))
+    assert (weights[:, 1] == 0).sum() > (weights[:, 0] == 0).sum()
+    out.square().sum().backward()
+    assert ours.omega.a.grad.all()
+
+
+def test_the_gradient_of_a():
+    omega, x = AdaptiveEntmax(H).double(), 2 * normal(N, H, L, S)
+    a = normal(H, 1, 1, seed=3).requires_grad_()
+    with torch.no_grad():
+        omega.a.copy_(a)
+    weight = normal(N, H, L, S, seed=4)
+    (ours,) = torch.autograd.grad((regmax.RegularizedMax(omega())(x) * weight).sum(), omega.a)
+    (plain,) = torch.autograd.grad((entmax(x, alpha=1 + a.sigmoid()) * weight).sum(), a)
+    assert plain.all()
+    torch.testing.assert_close(ours, plain, **EXACT)
+
+
+@pytest.mark.parametrize("init", [1.1, 1.5, 1.9])
+def test_where_alpha_begins(init):
+    omega = AdaptiveEntmax(3, init)
+    torch.testing.assert_close(omega.alpha, torch.full((3, 1, 1), init))
+
+
+@pytest.mark.parametrize(
+    ("module", "value", "low", "high"),
+    [
+        (Between(1, 2, (3, 1, 1)), 1.5, 1, 2),
+        (Between(0.0, 4.0, (), 1.0), 1.0, 0, 4),
+        (Positive((3, 1, 1), 0.1), 0.1, 0, 1e3),
+        (Positive((), 30.0), 30.0, 0, 1e3),
+        (Positive((), 1e-6), 1e-6, 0, 1e3),
+    ],
+)
+def test_ranges(module, value, low, high):
+    module = module.double()
+    torch.testing.assert_close(module(), torch.full_like(module.a, value), rtol=1e-6, atol=0)
+    for far in (-20.0, 20.0):
+        with torch.no_grad():
+            module.a.fill_(far)
+        assert (module() > low).all()
+        assert (module() < high).all()
+
+
+def learning():
+    omega = Learnable(regmax.regularizer("tv"), lam=Positive((H, 1, 1), 0.1))
+    return layer_of(omega.double(), Positive((H, 1, 1), 0.5).double())
+
+
+def test_lambda_and_gamma_learn():
+    layer, x = learning(), normal(N, S, E) / 2
+    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+    lam, gamma = layer.omega.values()["lam"].detach(), layer.gamma().detach()
+    layer(x, x, x)[0].square().sum().backward()
+    optimizer.step()
+    assert (layer.omega.values()["lam"] != lam).all()
+    assert (layer.gamma() != gamma).all()
+
+
+def test_a_sum_that_learns():
+    omega = regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv")
+    names = {"base.alpha": Between(1, 2, (H, 1, 1)), "lam": Positive((H, 1, 1), 0.1)}
+    learns = Learnable(omega, **names).double()
+    x = normal(N, H, L, S)
+    torch.testing.assert_close(
+        regmax.RegularizedMax(learns())(x), regmax.RegularizedMax(omega)(x), rtol=0, atol=1e-7
+    )
+    (regmax.RegularizedMax(learns())(x) * normal(N, H, L, S, seed=1)).sum().backward()
+    assert all(p.grad.all() for p in learns.parameters())
+    assert list(learns.state_dict()) == ["learned.base_alpha.a", "learned.lam.a"]
+
+
+def saved(layer):
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def loaded(layer):
+    other = learning()
+    assert set(other.state_dict()) - set(nn.MultiheadAttention(E, H).state_dict()) == {
+        "omega.learned.lam.a",
+        "gamma.a",
+    }
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        copy.deepcopy,
+        lambda layer: pickle.loads(pickle.dumps(layer)),
+        saved,
+        loaded,
+    ],
+    ids=["deepcopy", "pickle", "save", "state_dict"],
+)
+def test_copies(again):
+    layer, x = learning(), normal(N, S, E)
+    with torch.no_grad():
+        layer.omega.learned["lam"].a.add_(0.3)
+    other = again(layer)
+    same(other(x, x, x), layer(x, x, x))
+    with torch.no_grad():
+        other.omega.learned["lam"].a.add_(1.0)
+    assert not torch.allclose(other(x, x, x)[1], layer(x, x, x)[1])
+
+
+def test_compiled():
+    layer, x = learning(), normal(N, S, E)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    leaves = list(layer.parameters())
+    gradients = []
+    for f in (layer, compiled):
+        out, _ = f(x, x, x, key_padding_mask=torch.arange(S) > torch.tensor([[4], [2], [3]]))
+        gradients.append(torch.autograd.grad(out.square().sum(), leaves))
+    torch.testing.assert_close(*gradients, **EXACT)
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match=r"omega must be a regmax\.Regularizer; got str"):
+        Learnable("entmax")
+    gini, tv = regmax.regularizer("gini"), regmax.regularizer("tv")
+    with pytest.raises(TypeError, match=r"'alpha'; accepted: \(none\)"):
+        Learnable(gini, alpha=Between(1, 2))
+    with pytest.raises(TypeError, match="lam must be a module that computes it"):
+        Learnable(tv, lam=0.1)
+    with pytest.raises(ValueError, match="low must be < high"):
+        Between(2, 1)
+    with pytest.raises(ValueError, match=r"init must be in \(1, 2\); got 2"):
+        Between(1, 2, init=2.0)
+    with pytest.raises(ValueError, match="init must be > 0 and finite; got 0"):
+        Positive(init=0.0)
