@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import regmax
+import regmax.nn
 from regmax import analysis
 from regmax.functional import entmax15, fusedmax, oscarmax, softmax
 
@@ -130,6 +131,8 @@ class TestGroups:
         assert analysis.group_count(y, omega).item() == 2
         assert analysis.group_count(y).item() == 3
         assert analysis.group_count(y, regmax.regularizer("gini")).item() == 2
+        columns = torch.stack([y, y.roll(1)], -1).bfloat16()
+        assert analysis.group_count(columns, omega, dim=0).tolist() == [2, 3]
 
 
 def js(rows):
@@ -242,12 +245,21 @@ def model():
                 gamma=torch.nn.Parameter(torch.ones(2, 1)),
             ),
             "priced": regmax.RegularizedMax(Priced(torch.ones(5, requires_grad=True))),
-            "linear": torch.nn.Linear(2, 2),
+            "heads": regmax.nn.MultiheadAttention(
+                6, 3, omega=regmax.nn.AdaptiveEntmax(3), gamma=regmax.nn.Positive()
+            ),
         }
     )
 
 
-NAMES = {"learned.omega.alpha", "sum.omega.lam", "sum.gamma", "priced.omega.w"}
+NAMES = {
+    "learned.omega.alpha",
+    "sum.omega.lam",
+    "sum.gamma",
+    "priced.omega.w",
+    "heads.omega.alpha",
+    "heads.gamma",
+}
 
 
 class TestTrajectories:
@@ -258,6 +270,7 @@ class TestTrajectories:
             with torch.no_grad():
                 net["learned"].omega.a.fill_(n)
                 net["sum"].omega.lam.fill_(n)
+                net["heads"].omega.a.fill_(n)
             record.step(n)
         assert record.steps == [0, 10, 20]
         values = record.values
@@ -267,6 +280,8 @@ class TestTrajectories:
         assert values["sum.omega.lam"].tolist() == [0, 10, 20]
         at = torch.tensor([0.0, 10.0, 20.0]).sigmoid() + 1
         assert values["learned.omega.alpha"][:, 1, 0, 0].tolist() == pytest.approx(at.tolist())
+        assert torch.equal(values["heads.omega.alpha"], values["learned.omega.alpha"])
+        assert values["heads.gamma"].tolist() == pytest.approx([1.0] * 3)
         assert not any(table.requires_grad for table in values.values())
 
     def test_made_without_grad(self):
