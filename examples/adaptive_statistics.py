@@ -1,4 +1,4 @@
-"""What the attention of a trained Transformer looks like, in numbers that JSON holds."""
+"""What the attention of a trained Transformer is like, in numbers that JSON holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regmax.analysis import AttentionSummary
+from regmax.analysis import AttentionSummary, Trajectories
 
 from .common.text import PAD
 from .common.transformer import BLOCKS, Transformer
@@ -17,18 +17,31 @@ BINS = 20
 """Of the histogram of densities."""
 
 
-def statistics(model: Transformer, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Of each kind of block, over batches of source (B, S) and target so far (B, T):
+def alphas(model: Transformer, record: Trajectories) -> dict[str, Any]:
+    """``alpha``: by block, (layers, heads), α of the model as it is; ``trajectories``: by block,
+    (steps, layers, heads), α at the ``steps`` that were recorded. Empty where none is learned."""
+    names = {module: name for name, module in model.named_modules()}
+    values, trajectories = record.values, {}
+    for block in model.alphas():
+        layers = [values[f"{names[layer]}.omega.alpha"] for layer in model.attention(block)]
+        trajectories[block] = torch.stack(layers, 1).flatten(2).tolist()
+    alpha = {block: alpha.tolist() for block, alpha in model.alphas().items()}
+    return {"alpha": alpha, "trajectories": trajectories, "steps": record.steps}
 
-    ``density``: the mean density of each layer's heads; ``histogram``: how many (sentence, head)
-    have a density in each of 20 equal bins of [0, 1]; ``diversity``: the Jensen–Shannon divergence
-    between the heads of each layer. The density of a head in a sentence is the mean over its
-    queries of the share of keys with a weight above 0, among those it may look at.
+
+def statistics(model: Transformer, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
+    """Of each block, over batches of sources (B, S) and of what the decoder is given (B, T):
+
+    ``density``: (layers, heads), the mean over sentences; ``histogram``: how many pairs of a
+    sentence and a head have their density in each of 20 equal bins of [0, 1]; ``diversity``:
+    (layers,), the mean over sentences of the Jensen–Shannon divergence between heads. A sentence's
+    density is the mean over queries of the share of keys with a weight above 0, among the keys
+    that the query may look at.
     """
     summary = AttentionSummary()
     for source, target in batches:
         masks = _masks(source, target)
-        for block, layers in _weights(model, source, target).items():
+        for block, layers in model.weights(source, target).items():
             for k, weights in enumerate(layers):
                 summary.add(f"{block} {k}", weights, masks[block])
     density, diversity = (
@@ -42,30 +55,24 @@ def statistics(model: Transformer, batches: Iterable[tuple[Tensor, Tensor]]) -> 
     }
 
 
-def example(model: Transformer, source: Tensor, target: Tensor) -> list[dict[str, Any]]:
-    """In each kind of block the head whose weights on one sentence (1, S), (1, T) are the most
-    concentrated, and the one whose are the least: by the mean over queries of the largest weight.
-    """
-    shown = []
-    for block, layers in _weights(model, source, target).items():
+def example(model: Transformer, source: Tensor, target: Tensor) -> dict[str, list[dict[str, Any]]]:
+    """The weights of two heads of each block on one sentence, (1, S) and (1, T): of the head whose
+    weights are the most concentrated, and of the one whose are the least, by the mean over queries
+    of the largest weight."""
+    shown = {}
+    for block, layers in model.weights(source, target).items():
         heads = torch.cat(layers).flatten(0, 1)  # (layers · heads, Q, K)
         largest = heads.amax(-1).mean(-1)
-        for k in (int(largest.argmax()), int(largest.argmin())):
-            layer, head = divmod(k, layers[0].shape[1])
-            item = {"block": block, "layer": layer, "head": head, "weights": heads[k].tolist()}
-            shown.append(item)
+        ends = [divmod(int(k), layers[0].shape[1]) for k in (largest.argmax(), largest.argmin())]
+        shown[block] = [
+            {"layer": layer, "head": head, "weights": layers[layer][0, head].tolist()}
+            for layer, head in ends
+        ]
     return shown
 
 
-def _weights(model: Transformer, source: Tensor, target: Tensor) -> dict[str, list[Tensor]]:
-    """(B, H, Q, K) by block and layer."""
-    with model.watched() as kept:
-        model(source, target)
-    return {block: [calls[0] for calls in layers] for block, layers in kept.items()}
-
-
 def _masks(source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Which queries and keys of each kind of block are words: (B, 1, Q, K)."""
+    """Which queries and keys of each block are words that take part: (B, 1, Q, K)."""
     s, t = source != PAD, target != PAD
     pairs = {"encoder": (s, s), "context": (t, s), "decoder": (t, t)}
     masks = {b: (q[:, :, None] & k[:, None, :])[:, None] for b, (q, k) in pairs.items()}
@@ -74,5 +81,4 @@ def _masks(source: Tensor, target: Tensor) -> dict[str, Tensor]:
 
 
 def _histogram(density: Tensor) -> list[int]:
-    counts = torch.histc(density.float(), BINS, 0, 1)
-    return [int(count) for count in counts.tolist()]
+    return [int(count) for count in torch.histc(density.float().cpu(), BINS, 0, 1)]

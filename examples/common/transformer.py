@@ -8,14 +8,11 @@ softmax becomes α-entmax with one α = 1 + sigmoid(a) for each head of each blo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-import regmax
-from regmax.functional import entmax
+from regmax.nn import AdaptiveEntmax, MultiheadAttention
 
 from .mappings import omega
 from .text import PAD
@@ -25,47 +22,14 @@ BLOCKS = ("encoder", "context", "decoder")
 """Encoder self-attention, attention from the decoder to the encoder, decoder self-attention."""
 
 
-class Attention(nn.Module):
-    """softmax(QKᵀ/√d)V for each head, with another mapping in softmax's place.
-
-    ``mapping``: what :func:`examples.common.mappings.omega` accepts, or ``"adaptive"``: entmax with
-    a learned α per head, where a starts as a draw of N(0, 1).
-    """
-
-    def __init__(self, width: int, heads: int, mapping: str) -> None:
-        super().__init__()
-        if width % (2 * heads):
-            raise ValueError(f"width must be a multiple of 2·heads = {2 * heads}; got {width}")
-        self.heads = heads
-        self.a = nn.Parameter(torch.randn(heads, 1, 1)) if mapping == ADAPTIVE else None
-        self.fixed = regmax.RegularizedMax(omega("entmax15" if mapping == ADAPTIVE else mapping))
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.output = nn.Linear(width, width)
-        self.kept: list[Tensor] | None = None
-
-    @property
-    def alpha(self) -> Tensor | None:
-        """(H,) α of each head, where it is learned."""
-        return None if self.a is None else 1 + torch.sigmoid(self.a.flatten())
-
-    def forward(self, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
-        """``x`` (B, Q, width) attends to ``memory`` (B, K, width) where ``allowed`` is True."""
-        q = self._split(self.query(x))
-        k, v = map(self._split, self.key_value(memory).chunk(2, -1))
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        if self.a is None:
-            weights = self.fixed(scores, allowed)
-        else:
-            weights = entmax(scores, alpha=1 + torch.sigmoid(self.a), mask=allowed)
-        if self.kept is not None:
-            self.kept.append(weights.detach())
-        out: Tensor = self.output((weights @ v).transpose(1, 2).flatten(2))
-        return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        parts: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return parts
+def attention(width: int, heads: int, mapping: str) -> MultiheadAttention:
+    """An attention block. ``mapping``: what :func:`examples.common.mappings.omega` accepts, or
+    ``"adaptive"``: entmax with a learned α per head, where a starts as a draw of N(0, 1)."""
+    if mapping != ADAPTIVE:
+        return MultiheadAttention(width, heads, batch_first=True, omega=omega(mapping))
+    learned = AdaptiveEntmax(heads)
+    nn.init.normal_(learned.a)
+    return MultiheadAttention(width, heads, batch_first=True, omega=learned)
 
 
 class Layer(nn.Module):
@@ -75,8 +39,8 @@ class Layer(nn.Module):
         self, width: int, heads: int, mapping: str, dropout: float, *, decoder: bool
     ) -> None:
         super().__init__()
-        self.self_attention = Attention(width, heads, mapping)
-        self.context = Attention(width, heads, mapping) if decoder else None
+        self.self_attention = attention(width, heads, mapping)
+        self.context = attention(width, heads, mapping) if decoder else None
         self.feed = nn.Sequential(
             nn.Linear(width, 4 * width),
             nn.ReLU(),
@@ -88,24 +52,38 @@ class Layer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        allowed: Tensor,
+        padding: Tensor,
+        future: Tensor | None = None,
         memory: Tensor | None = None,
-        memory_allowed: Tensor | None = None,
+        memory_padding: Tensor | None = None,
     ) -> Tensor:
+        """(B, T, width) from ``x``, of that shape; masks are True at what nobody may look at."""
         y = self.norms[0](x)
-        x = x + self.dropout(self.self_attention(y, y, allowed))
+        x = x + self.dropout(self._attend(self.self_attention, y, y, padding, future))
         if self.context is not None:
             y = self.norms[1](x)
-            x = x + self.dropout(self.context(y, memory, memory_allowed))
-        x = x + self.dropout(self.feed(self.norms[-1](x)))
-        return x
+            x = x + self.dropout(self._attend(self.context, y, memory, memory_padding))
+        out: Tensor = x + self.dropout(self.feed(self.norms[-1](x)))
+        return out
+
+    @staticmethod
+    def _attend(
+        block: MultiheadAttention,
+        x: Tensor,
+        memory: Tensor | None,
+        padding: Tensor | None,
+        future: Tensor | None = None,
+    ) -> Tensor:
+        given = {"key_padding_mask": padding, "attn_mask": future}
+        out: Tensor = block(x, memory, memory, **given, average_attn_weights=False)[0]
+        return out
 
 
 class Transformer(nn.Module):
     """Logits of the next target word from a source sentence and the target words so far.
 
     ``words``: how many the source's and the target's vocabulary hold. ``mapping``: as in
-    :class:`Attention`, for all three kinds of block. Dropout is applied to what a block adds and to
+    :func:`attention`, for all three kinds of block. Dropout is applied to what a block adds and to
     the embeddings with their positions.
     """
 
@@ -142,18 +120,18 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor) -> Tensor:
         """(B, S, width) what the source says."""
-        x, allowed = self._embed(0, source), self._words(source)
+        x, padding = self._embed(0, source), source == PAD
         for layer in self.encoder:
-            x = layer(x, allowed)
+            x = layer(x, padding)
         out: Tensor = self.norms[0](x)
         return out
 
     def decode(self, memory: Tensor, source: Tensor, target: Tensor) -> Tensor:
         """(B, T, width) from what :meth:`encode` returned, the source and the target so far."""
         x, steps = self._embed(1, target), target.shape[1]
-        causal = torch.ones(steps, steps, dtype=torch.bool, device=target.device).tril()
+        future = torch.ones(steps, steps, dtype=torch.bool, device=target.device).triu(1)
         for layer in self.decoder:
-            x = layer(x, causal & self._words(target), memory, self._words(source))
+            x = layer(x, target == PAD, future, memory, source == PAD)
         out: Tensor = self.norms[1](x)
         return out
 
@@ -163,44 +141,41 @@ class Transformer(nn.Module):
         assert isinstance(table, nn.Embedding)
         return nn.functional.linear(x, table.weight)
 
-    def attention(self, block: str) -> list[Attention]:
+    def attention(self, block: str) -> list[MultiheadAttention]:
         """The attention of each layer, in order: ``block`` is one of ``BLOCKS``."""
         layers = self.encoder if block == "encoder" else self.decoder
         which = "context" if block == "context" else "self_attention"
         return [getattr(layer, which) for layer in layers]
 
-    @contextmanager
-    def watched(self) -> Iterator[dict[str, list[list[Tensor]]]]:
-        """Within it, the weights (B, H, Q, K) of every call are kept: by block, layer and call."""
-        blocks = {block: self.attention(block) for block in BLOCKS}
-        kept: dict[str, list[list[Tensor]]] = {b: [[] for _ in blocks[b]] for b in BLOCKS}
-        for block, modules in blocks.items():
-            for module, weights in zip(modules, kept[block], strict=True):
-                module.kept = weights
+    def weights(self, source: Tensor, target: Tensor) -> dict[str, list[Tensor]]:
+        """The attention weights (B, H, Q, K) of a forward pass, by block and layer."""
+        found: dict[str, list[Tensor]] = {block: [] for block in BLOCKS}
+        hooks = [
+            module.register_forward_hook(lambda _, given, out, kept=kept: kept.append(out[1]))
+            for block, kept in found.items()
+            for module in self.attention(block)
+        ]
         try:
-            yield kept
+            self(source, target)
         finally:
-            for modules in blocks.values():
-                for module in modules:
-                    module.kept = None
+            for hook in hooks:
+                hook.remove()
+        return found
 
-    def alphas(self) -> dict[str, list[list[float]]]:
-        """α of each head, by block and layer; empty where no α is learned."""
-        found: dict[str, list[list[float]]] = {}
+    def alphas(self) -> dict[str, Tensor]:
+        """α by block, (layers, heads); empty where no α is learned."""
+        found = {}
         for block in BLOCKS:
-            learned = [module.alpha for module in self.attention(block)]
-            if all(alpha is not None for alpha in learned):
-                found[block] = [alpha.tolist() for alpha in learned if alpha is not None]
+            omegas = [module.omega for module in self.attention(block)]
+            learned = [o.alpha.flatten() for o in omegas if isinstance(o, AdaptiveEntmax)]
+            if learned:
+                found[block] = torch.stack(learned)
         return found
 
     def _embed(self, side: int, words: Tensor) -> Tensor:
         x = self.embeddings[side](words)
         out: Tensor = self.dropout(x * math.sqrt(x.shape[-1]) + _positions(x))
         return out
-
-    def _words(self, words: Tensor) -> Tensor:
-        """(B, 1, 1, T): False at padding."""
-        return (words != PAD)[:, None, None]
 
 
 def _positions(x: Tensor) -> Tensor:
