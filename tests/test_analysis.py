@@ -131,7 +131,8 @@ class TestGroups:
         assert analysis.group_count(y, omega).item() == 2
         assert analysis.group_count(y).item() == 3
         assert analysis.group_count(y, regmax.regularizer("gini")).item() == 2
-        columns = torch.stack([y, y.roll(1)], -1).bfloat16()
+        apart = torch.tensor([0.25, 0.0, 0.0, 0.25, 0.5, 0.0])
+        columns = torch.stack([y, apart], -1).bfloat16()
         assert analysis.group_count(columns, omega, dim=0).tolist() == [2, 3]
 
 
