@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import algebra, curvature, functional
+from . import algebra, curvature, functional, losses
 from ._version import __version__
 from .crosscheck import crosscheck
 from .errors import (
@@ -16,6 +16,7 @@ from .errors import (
 )
 from .hooks import hookimpl
 from .layer import RegularizedMax
+from .losses import FenchelYoungLoss
 from .penalty import Penalized, Penalty
 from .plugins import KINDS, instance, registry
 from .regularizer import Regularizer
@@ -25,6 +26,7 @@ from .solution import Solution, Status, Trace
 __all__ = [
     "ConvergenceError",
     "ConvergenceWarning",
+    "FenchelYoungLoss",
     "Penalized",
     "Penalty",
     "PluginError",
@@ -43,9 +45,17 @@ __all__ = [
     "curvature",
     "functional",
     "hookimpl",
+    "losses",
     "penalty",
     "regularizer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``regmax.SparsemaxLoss`` and its like: the names of :mod:`regmax.losses`."""
+    if name.endswith("Loss"):
+        return getattr(losses, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def available(kind: str = "regularizer") -> list[str]:

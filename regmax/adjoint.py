@@ -147,7 +147,7 @@ def hyperparameter_product(
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         chosen = zip(names, tensors, wanted, strict=True)
-        aliases = {name: _alias(t) for name, t, wants in chosen if wants}
+        aliases = {name: alias(t) for name, t, wants in chosen if wants}
         gradient = smooth.with_tensors(aliases).grad(smooth.seen(y))
         if gradient.requires_grad:
             products = torch.autograd.grad(
@@ -158,7 +158,7 @@ def hyperparameter_product(
     return found
 
 
-def _alias(t: Tensor) -> Tensor:
+def alias(t: Tensor) -> Tensor:
     """t as a variable of its own: y also depends on t, and only the direct dependence is wanted."""
     return t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
 
@@ -233,7 +233,7 @@ class _Envelope(torch.autograd.Function):
         keep = torch.is_grad_enabled()
         with torch.enable_grad(), transforms.full_precision(y.device.type):
             aliases = [
-                _alias(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)
+                alias(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)
             ]
             x, gamma, *tensors = aliases
             omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))

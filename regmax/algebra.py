@@ -49,6 +49,10 @@ class Scaled(Regularizer):
         return self.base.separable
 
     @property
+    def ignores_zeros(self) -> bool:  # type: ignore[override]
+        return self.base.ignores_zeros
+
+    @property
     def entries(self) -> int | None:  # type: ignore[override]
         return self.base.entries
 
@@ -128,6 +132,10 @@ class Sum(Regularizer):
     @property
     def separable(self) -> bool | None:  # type: ignore[override]
         return True if all(term.separable for term in self._each()) else None
+
+    @property
+    def ignores_zeros(self) -> bool:  # type: ignore[override]
+        return all(term.ignores_zeros for term in self._each())
 
     def value(self, y: Tensor) -> Tensor:
         total: Tensor = sum(term.value(y) for term in self._each())  # type: ignore[assignment]

@@ -58,13 +58,19 @@ def _from_numbers(
     return cls(**dict(hyper))
 
 
+def hyperparameters_of(name: str) -> tuple[type[Regularizer], list[inspect.Parameter]]:
+    """The class of Ω behind a mapping, and those of its arguments that the name leaves open."""
+    cls: type[Regularizer] = registry().mapping(name)
+    preset: dict[str, Any] = cls.presets.get(name, {})
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return cls, [p.replace(kind=kind) for k, p in parameters_of(cls).items() if k not in preset]
+
+
 @functools.cache
 def _mapping(name: str) -> Callable[..., Tensor]:
-    cls = registry().mapping(name)
+    cls, own = hyperparameters_of(name)
     preset: dict[str, Any] = cls.presets.get(name, {})
-    own = [p for key, p in parameters_of(cls).items() if key not in preset]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    own = [p.replace(kind=kind) for p in own]
     signature = inspect.Signature(
         [
             inspect.Parameter("x", kind),

@@ -46,6 +46,7 @@ class Regularizer(Operand, nn.Module):
         sets ``self.alpha = self.checked("alpha", alpha)`` checks it at once.
     permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
     separable: whether Ω(y) = Σ g_i(y_i); None lets regmax find out.
+    ignores_zeros: whether Ω(y) is that of the positive entries of y alone, in any order.
     entries: how many entries a row must have, where Ω is made for one number; None: any.
     exact: False for a mapping that only approximates the argmax of its Ω; it then differentiates
         its own closed form.
@@ -58,6 +59,7 @@ class Regularizer(Operand, nn.Module):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     permutation_invariant: ClassVar[bool] = False
     separable: ClassVar[bool | None] = None
+    ignores_zeros: ClassVar[bool] = False
     exact: bool = True
     entries: int | None = None
     arguments: ClassVar[tuple[str, ...]] = ()

@@ -133,7 +133,7 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     dtype = x.dtype
     rows = x.to(torch.float32 if dtype in HALF else dtype)
     gamma = checks.per_row("gamma", gamma, checks.POSITIVE, rows, dim)
-    omega = _aligned(omega, rows, dim)
+    omega = aligned(omega, rows, dim)
     rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
     on = None if takes_part is None else takes_part.movedim(dim, -1)
 
@@ -157,7 +157,7 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype)
 
 
-def _aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
+def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
     """``omega`` in the dtype of the rows, its hyperparameters checked and laid out as these are.
 
     They are checked at every call: a tensor that learns may leave its range.

@@ -36,7 +36,7 @@ LAYERS = (
     ("fused",),
     ("plugins",),
     ("recipes",),
-    ("rows", "composition", "roads", "opaque", "engine", "recorded"),
+    ("rows", "composition", "roads", "opaque", "engine", "fenchel_young", "recorded"),
     ("functional", "layer"),
     ("losses", "nn", "analysis"),
     ("integrations",),

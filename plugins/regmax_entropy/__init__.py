@@ -26,6 +26,7 @@ class Entropy(regmax.Regularizer):
     hyperparameters = ()
     permutation_invariant = True
     separable = True
+    ignores_zeros = True
     strong_convexity = 1.0
 
     def value(self, y: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ class Gini(regmax.Regularizer):
     hyperparameters = ()
     permutation_invariant = True
     separable = True
+    ignores_zeros = True
     strong_convexity = 1.0
 
     def value(self, y: Tensor) -> Tensor:

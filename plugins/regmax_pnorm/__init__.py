@@ -30,6 +30,7 @@ class PNorm(regmax.Regularizer):
     ranges = {"p": ("in (1, 2]", lambda p: (p > 1) & (p <= 2))}  # noqa: RUF012
     permutation_invariant = True
     separable = False
+    ignores_zeros = True
 
     def __init__(self, p: float | Tensor = 1.5) -> None:
         self.p = self.checked("p", p)

@@ -34,6 +34,7 @@ class Tsallis(regmax.Regularizer):
     ranges = {"alpha": ("> 0", lambda alpha: alpha > 0)}  # noqa: RUF012
     permutation_invariant = True
     separable = True
+    ignores_zeros = True
 
     def __init__(self, alpha: float | Tensor = 1.5) -> None:
         self.alpha = self.checked("alpha", alpha)

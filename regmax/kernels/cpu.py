@@ -152,6 +152,15 @@ def set_number(job: Any, k: int, r: int, value: float) -> None:
 
 
 @njit
+def write(job: Any, k: int, r: int, values: Any, n: int) -> None:
+    """The first n of row r in the job's array k of float64."""
+    out = memory.doubles(job[_ARRAYS + 2 * k])
+    start = r * job[_ARRAYS + 2 * k + 1]
+    for i in range(n):
+        out[start + i] = values[i]
+
+
+@njit
 def scratch(count: int, d: int) -> Any:
     """``count`` rows of float64 with room for d entries and a vector after them.
 

@@ -1,0 +1,372 @@
+"""Fenchel–Young losses, row by row (Blondel, Martins & Niculae 2020; Peters et al. 2019, App. A.2):
+
+    L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩,        ∇_x L = Π_Ω(x) − t,
+
+and for γ and every θ in Ω, by the envelope theorem, the derivative of γ(Ω(t; θ) − Ω(y; θ)) with
+y = Π_Ω(x) held fixed. :func:`losses` finds y once and turns it into the gradient in place;
+:func:`reference`, its twin, says the same in operations that any transform can follow, and is what
+a second derivative differentiates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import adjoint, engine, simplex, transforms
+from .fused import kernel_of
+from .kernels import asked
+from .penalty import value_of
+from .regularizer import Regularizer, frozen, overrides
+from .roads import Settings
+from .rows import prepare
+
+BLOCK = 1 << 18
+"""Entries to work on at a time: temporaries of so many stay in a core's cache."""
+F64 = torch.float64
+
+
+class Target(NamedTuple):
+    """t = a·t₀ + (1 − a)·s for rows (*batch, d): t₀ is a vertex e_k or a distribution. s, of label
+    smoothing, is a distribution over vertices, each of which has a loss of its own."""
+
+    vertex: Tensor | None = None
+    """k, (*batch, 1), or"""
+    given: Tensor | None = None
+    """t₀, (*batch, d)."""
+    spread: Tensor | None = None
+    """s; broadcasts to (*batch, d)."""
+    share: Tensor | None = None
+    """a; broadcasts to (*batch, 1)."""
+
+    def dot(self, x: Tensor) -> Tensor:
+        """⟨t, x⟩ for finite x, (*batch)."""
+        if self.vertex is not None:
+            first = x.gather(-1, self.vertex).squeeze(-1).to(F64)
+        else:
+            assert self.given is not None
+            first = (self.given * x).sum(-1, dtype=F64)
+        if self.spread is None or self.share is None:
+            return first
+        a = self.share.squeeze(-1)
+        return a * first + (1 - a) * (self.spread * x).sum(-1, dtype=F64)
+
+    def taken_from(self, y: Tensor) -> Tensor:
+        """y ← y − t, in place."""
+        a = self.share
+        if self.vertex is not None:
+            one = -torch.ones_like(y[..., :1])
+            y.scatter_add_(-1, self.vertex, one if a is None else one * a)
+        else:
+            assert self.given is not None
+            y.sub_(self.given if a is None else a * self.given)
+        if a is None or self.spread is None:
+            return y
+        return y.sub_((1 - a) * self.spread)
+
+    def inside(self, on: Tensor) -> Tensor:
+        """Whether t lies on the entries ``on``, (*batch); s always does."""
+        if self.vertex is not None:
+            return on.gather(-1, self.vertex).squeeze(-1)
+        assert self.given is not None
+        return ~((self.given > 0) & ~on).any(-1)
+
+    def value(self, omega: Regularizer, like: Tensor, on: Tensor | None) -> Tensor:
+        """a·Ω(t₀) + (1 − a)·Σ_c s_c Ω(e_c), (*batch), for rows ``like``."""
+        if self.vertex is not None:
+            first = _at_vertex(omega, like, on, self.vertex)
+        else:
+            assert self.given is not None
+            first = omega_at(omega, self.given, on)
+        if self.spread is None or self.share is None:
+            return first
+        a = self.share.squeeze(-1)
+        at = torch.zeros_like(like[..., :1], dtype=torch.int64)
+        if omega.ignores_zeros:
+            second = _at_vertex(omega, like, on, at)
+        else:
+            each = (_at_vertex(omega, like, on, at + c) for c in range(like.shape[-1]))
+            second = sum(self.spread[..., c] * one for c, one in enumerate(each))  # type: ignore[assignment]
+        return a * first + (1 - a) * second
+
+
+def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
+    """Ω(y) at the zeros of y, or next to them where Ω is not finite there."""
+    value = value_of(omega, y, on)
+    if transforms.may_look(value) and bool(torch.isfinite(value).all()):
+        return value
+    return torch.where(torch.isfinite(value), value, value_of(omega, simplex.inward(y), on))
+
+
+def _at_vertex(omega: Regularizer, like: Tensor, on: Tensor | None, k: Tensor) -> Tensor:
+    """Ω(e_k), (*batch)."""
+    if omega.ignores_zeros:  # one vertex is as another
+        return omega.value(torch.ones_like(like[..., :1]))
+    return omega_at(omega, torch.zeros_like(like).scatter(-1, k, 1), on)
+
+
+def losses(
+    omega: Regularizer,
+    x: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    target: Target,
+    skip: Tensor | None,
+    settings: Settings,
+) -> Tensor:
+    """L_Ω(x; t) of rows (*batch, d) in float32 or float64, with gradients: float64, (*batch).
+
+    ``gamma`` and the hyperparameters of Ω are laid out for these rows. 0 in rows of ``skip`` and
+    where nothing takes part; +inf where the target is masked; NaN where a participant is NaN or
+    +inf: all without gradient.
+    """
+    tensors = omega.tensors(fixed=True)
+    if (
+        transforms.watched((x, gamma, *tensors.values(), *target))
+        or not omega.exact
+        or adjoint.may_hide_tensors(omega)
+        or any(isinstance(t, Tensor) and t.requires_grad for t in target)
+    ):
+        return reference(omega, x, gamma, mask, target, skip, settings)
+    task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
+    if torch.is_grad_enabled():
+        out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
+        return out
+    return task.solve(x, gamma, tuple(tensors.values())).value
+
+
+def reference(
+    omega: Regularizer,
+    x: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    target: Target,
+    skip: Tensor | None,
+    settings: Settings,
+) -> Tensor:
+    """The same by max_Ω and its derivatives."""
+    rows = prepare(omega, x, gamma, -1, mask)
+    y, _ = engine.argmax(rows, settings)
+    rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
+    constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
+    value = engine.smooth_max(rows, y).to(F64) + constant - target.dot(rows.x)
+    if rows.mask is not None:
+        value = torch.where(target.inside(rows.mask), value, torch.inf)
+    spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
+    return _filled(value, spoilt, empty, skip)
+
+
+def _number(gamma: Any) -> Any:
+    """γ of each row, (*batch)."""
+    return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
+
+
+def _filled(
+    value: Tensor, spoilt: Tensor | None, empty: Tensor | None, skip: Tensor | None
+) -> Tensor:
+    """``value``, but in rows that have no answer or that nobody asks for."""
+    if spoilt is not None:
+        value = torch.where(spoilt, torch.nan, value)
+    if empty is not None:
+        value = torch.where(empty, 0, value)
+    return value if skip is None else torch.where(skip, 0, value)
+
+
+class _Solved(NamedTuple):
+    value: Tensor
+    dx: Tensor
+    """y − t; 0 in rows without gradient."""
+    seen: Tensor
+    """y, or its positive entries alone: what Ω is evaluated at."""
+    on: Tensor | None
+    plain: Tensor
+    """The rows that have a gradient."""
+
+
+class _Task(NamedTuple):
+    """A loss of rows, but for the tensors that it is differentiated in."""
+
+    omega: Regularizer
+    names: tuple[str, ...]
+    mask: Tensor | None
+    target: Target
+    skip: Tensor | None
+    settings: Settings
+
+    def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
+        return self.omega.with_tensors(dict(zip(self.names, tensors, strict=True)))
+
+    def reference(self, x: Tensor, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
+        omega = self.regularizer(tensors)
+        return reference(omega, x, gamma, self.mask, self.target, self.skip, self.settings)
+
+    def solve(
+        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool = False
+    ) -> _Solved:
+        """L and its gradient from one y; ``keep``: whether y must outlive this."""
+        omega, target, x = self.regularizer(tensors), self.target, x.detach()
+        with torch.no_grad(), transforms.full_precision(x.device.type):
+            y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
+            some, spoilt = y.amax(-1) > 0, torch.isnan(y[..., 0])
+            on = self._participants(x)
+            inside = torch.ones_like(some) if on is None else target.inside(on)
+            plain = some & inside if self.skip is None else some & inside & ~self.skip
+            top = (x if on is None else torch.where(on, x, -torch.inf)).amax(-1, keepdim=True)
+            packed = _packed(omega, x, y) if target.given is None else None
+            own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may keep its own
+            if packed is None:
+                seen = y.clone() if keep and own is y else y
+                rows = (x, y, on, top, target.vertex, target.given, target.spread, target.share)
+                numbers = (gamma, *tensors)
+                value = _in_blocks(functools.partial(_dense, omega, gamma), rows, numbers)
+            else:
+                seen, xs = packed
+                wide = self.regularizer([t.to(F64) for t in tensors])
+                value = _gain(wide, gamma, xs - top, seen, seen > 0)
+                value = value + _number(gamma) * target.value(wide, seen, seen > 0)
+                value = value - _linear(target, x, on, top)
+            dx = target.taken_from(own)
+            value = torch.where(inside, value, torch.inf)
+            value = _filled(value, spoilt, ~(some | spoilt), self.skip)
+            if not (transforms.may_look(x) and bool(plain.all())):
+                dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
+        return _Solved(value, dx, seen, on if packed is None else seen > 0, plain)
+
+    def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
+        """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
+        omega = self.regularizer(tensors)
+        seen = torch.where(solved.plain.unsqueeze(-1), solved.seen, 1 / solved.seen.shape[-1])
+        change = self.target.value(omega, seen, solved.on) - omega_at(omega, seen, solved.on)
+        return torch.where(solved.plain, _number(gamma) * change, 0).to(F64)
+
+    def _participants(self, x: Tensor) -> Tensor | None:
+        """Who takes part; None: everybody."""
+        if self.mask is None and transforms.may_look(x) and bool((x.amin(-1) > -torch.inf).all()):
+            return None
+        finite = x != -torch.inf
+        return finite if self.mask is None else self.mask & finite
+
+
+def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
+    """L of rows by all of their entries."""
+    x, y, on, top, *target = rows
+    t = Target(*target)
+    z = _relative(x, on, top)
+    constant: Tensor = _number(gamma) * t.value(omega, y, on)
+    return _gain(omega, gamma, z, y, on) + constant - t.dot(z)
+
+
+def _relative(x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
+    return x - top if on is None else torch.where(on, x - top, 0)
+
+
+def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | None) -> Tensor:
+    """max_Ω(z) at y = Π_Ω(z)."""
+    if overrides(omega, "conjugate"):
+        known: Tensor | None = omega.conjugate(z, gamma, on)
+        if known is not None:
+            return known.to(F64)
+    linear = torch.where(y > 0, y * z, 0).sum(-1, dtype=F64)
+    value: Tensor = linear - _number(gamma) * omega_at(omega, y, on)
+    return value
+
+
+def _linear(target: Target, x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
+    """⟨t, x − top⟩."""
+    if target.spread is None and target.vertex is not None:
+        return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
+    rows = (x, on, top, *target)
+    return _in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows, ())
+
+
+def _in_blocks(
+    function: Callable[..., Tensor], rows: Sequence[Tensor | None], numbers: Sequence[Any]
+) -> Tensor:
+    """function(*rows), (*batch), a few rows at a time where all together leave the caches; not
+    where one of ``numbers`` differs from row to row."""
+    x = rows[0]
+    assert x is not None
+    shared = all(not isinstance(t, Tensor) or t.numel() == 1 for t in numbers)
+    if x.device.type != "cpu" or x.numel() < 2 * BLOCK or not shared:
+        return function(*rows)
+    batch, step = x.shape[:-1], max(1, BLOCK // x.shape[-1])
+    flat = [t if t is None or _is_one_row(t) else t.reshape(-1, t.shape[-1]) for t in rows]
+    parts = [
+        function(*(t if t is None or len(t) == 1 else t[i : i + step] for t in flat))
+        for i in range(0, batch.numel(), step)
+    ]
+    return torch.cat(parts).view(batch)
+
+
+def _is_one_row(t: Tensor) -> bool:
+    return t.ndim == 2 and len(t) == 1
+
+
+def _packed(omega: Regularizer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The positive y_i and their x_i, (*batch, k) in float64, where k is far below d."""
+    d = x.shape[-1]
+    if d < 256 or not (omega.ignores_zeros and asked() and transforms.may_look(x)):
+        return None
+    pack = _packer()
+    found = pack and pack(_flat(y), _flat(x), d // 8)
+    return found and tuple(t.view(*x.shape[:-1], -1) for t in found)
+
+
+def _flat(t: Tensor) -> Tensor:
+    t = t.reshape(-1, t.shape[-1])
+    return t if t.stride(1) == 1 else t.contiguous()
+
+
+@functools.cache
+def _packer() -> Any:
+    try:
+        from .kernels.support import packed
+    except ModuleNotFoundError:  # numba
+        return None
+    return packed
+
+
+class _Loss(torch.autograd.Function):
+    """Forward makes the gradient in x, backward hands it on. Who asks once more pays once more; a
+    gradient of the gradient is that of the twin."""
+
+    @staticmethod
+    def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
+        ctx.task, ctx.learns = task, any(ctx.needs_input_grad[2:])
+        ctx.solved = task.solve(x, gamma, tensors, keep=ctx.learns)
+        ctx.gamma = None if isinstance(gamma, Tensor) else gamma
+        ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
+        value: Tensor = ctx.solved.value
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[1:]
+        again = torch.is_grad_enabled() or transforms.watched((g,)) or transforms.batched(g)
+        if not again and ctx.solved is None:
+            gamma = inputs[1] if ctx.gamma is None else ctx.gamma
+            ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], keep=ctx.learns)
+        found: list[Any] = [None for _ in inputs]
+        free = [i for i, wants in enumerate(wanted) if wants and (again or i > 0)]
+        if free:
+            with torch.enable_grad(), transforms.full_precision(g.device.type):
+                for i in free:
+                    inputs[i] = adjoint.alias(inputs[i])
+                gamma = inputs[1] if ctx.gamma is None else ctx.gamma
+                if again:
+                    total = ctx.task.reference(inputs[0], gamma, inputs[2:])
+                else:
+                    total = ctx.task.constant(ctx.solved, gamma, inputs[2:])
+                chosen = [inputs[i] for i in free]
+                grads = torch.autograd.grad(total, chosen, g, create_graph=again, allow_unused=True)
+            for i, t in zip(free, grads, strict=True):
+                found[i] = t
+        if wanted[0] and not again:
+            found[0] = ctx.solved.dx.mul_(g.unsqueeze(-1))
+            ctx.solved = None  # the memory is its receiver's now, who may write to it
+        return None, *found

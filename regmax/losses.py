@@ -1,0 +1,283 @@
+"""Fenchel–Young losses: ``regmax.FenchelYoungLoss(omega)``, and by name ``SparsemaxLoss()``.
+
+    SoftmaxLoss()  SparsemaxLoss()  EntmaxLoss(alpha=1.5)  Entmax15Loss()  PnormmaxLoss(p=1.5)  …
+
+There is one for each mapping of ``regmax.functional``, a third party's among them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import checks, fenchel_young, functional
+from .fenchel_young import Target
+from .layer import RegularizedMax
+from .plugins import registry
+from .regularizer import Regularizer
+from .rows import HALF, aligned, outside_inference
+from .solvers import Solver
+from .transforms import may_look
+
+Reduction = Literal["mean", "sum", "none"]
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class FenchelYoungLoss(nn.Module):
+    """L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0, which is 0 only where Π_Ω(x) = t.
+
+    Its gradient in the logits x is Π_Ω(x) − t: no second pass is made for it. With Ω the negative
+    entropy it is the cross-entropy; with a sparse mapping it has a margin: it is exactly 0, and so
+    is its gradient, once the target's logit leads by enough (Blondel, Martins & Niculae 2020; for
+    entmax Peters et al. 2019, Eq. 11 and 12).
+
+    Parameters
+    ----------
+    omega: a :class:`regmax.Regularizer`.
+    gamma: γ > 0, a float or a tensor; it and every tensor inside Ω get their gradients.
+    dim: the dimension of the classes: 1, as in ``torch.nn.CrossEntropyLoss`` (0 for 1-d logits).
+    weight: a factor for each class, (C,).
+    ignore_index: rows with this index as target count for nothing, whatever they hold.
+    reduction: "mean" (over the weights of the targets that count; 0 where there are none), "sum",
+        or "none".
+    label_smoothing: ε in [0, 1]: (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c) over the
+        classes that take part, as cross-entropy has it.
+    solver, tol, max_iter, on_failure: as for :class:`regmax.RegularizedMax`.
+
+    ``forward(input, target, mask=None)``: logits of any shape, floating; as target, indices, of the
+    shape of ``input`` without ``dim``, or distributions, of its shape, floating and nonnegative.
+    With distributions the loss differs from cross-entropy's by the constant γΩ(t). ``mask`` (True =
+    takes part) broadcasts to the logits; −inf counts as masked. A target on what is masked costs
+    +inf, and a row of which nothing takes part 0, both without gradient.
+
+    ``loss.mapping(input)`` gives the probabilities.
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        omega: Regularizer,
+        gamma: float | Tensor = 1.0,
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        solver: str | Solver = "auto",
+        tol: float | None = None,
+        max_iter: int = 2000,
+        on_failure: Literal["warn", "raise", "ignore"] = "warn",
+    ) -> None:
+        super().__init__()
+        settings: Any = {"tol": tol, "max_iter": max_iter, "on_failure": on_failure}
+        self.mapping = RegularizedMax(omega, gamma, dim, solver, **settings)
+        if weight is not None and (
+            not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 1
+        ):
+            raise TypeError(f"weight must be a floating tensor of shape (C,) or None; got {weight}")
+        if weight is not None and may_look(weight) and not bool((weight >= 0).all()):
+            raise ValueError(f"weight must be >= 0; got {weight.min().item():g}")
+        if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+            raise TypeError(f"ignore_index must be an int; got {ignore_index!r}")
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none"; got {reduction!r}')
+        number = isinstance(label_smoothing, int | float) and not isinstance(label_smoothing, bool)
+        if not number or not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be a number in [0, 1]; got {label_smoothing!r}")
+        self.register_buffer("weight", weight)
+        self.dim, self.ignore_index, self.reduction = dim, ignore_index, reduction
+        self.label_smoothing = float(label_smoothing)
+
+    @property
+    def omega(self) -> Regularizer:
+        """Ω."""
+        return self.mapping.omega
+
+    @property
+    def gamma(self) -> float | Tensor:
+        """γ."""
+        return self.mapping.gamma
+
+    @outside_inference
+    def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of logits: a number, or with reduction "none" one for each target."""
+        dim = 0 if self.dim == 1 and isinstance(input, Tensor) and input.ndim == 1 else self.dim
+        logits, dim = checks.scores(input, dim)
+        checks.entries(logits, dim, self.omega.entries, self.omega)
+        on = checks.mask(mask, logits)
+        wide = logits.float() if logits.dtype in HALF else logits
+        gamma = checks.per_row("gamma", self.gamma, checks.POSITIVE, wide, dim)
+        omega = aligned(self.omega, wide, dim)
+        x = wide.movedim(dim, -1)
+        on = None if on is None else on.movedim(dim, -1)
+        weight = self._weight(x)
+        index = skip = wrong = given = mass = None
+        if _is_index(target, input, dim):
+            index, skip, wrong = self._index(target, x)
+            mass = None if weight is None else weight[index]
+        else:
+            given, mass = _distribution(target, x, dim, weight)
+        t, scale = self._target(x, index, given, mass, on, weight)
+        rows = fenchel_young.losses(omega, x, gamma, on, t, skip, self.mapping.settings)
+        if scale is not None:
+            rows = torch.where(scale > 0, rows * scale, 0)
+        if wrong is not None:
+            rows = torch.where(wrong, torch.nan, rows)
+        return self._reduced(rows, mass if given is None else None, skip).to(input.dtype)
+
+    def _weight(self, x: Tensor) -> Tensor | None:
+        if self.weight is not None and self.weight.shape[0] != x.shape[-1]:
+            raise ValueError(
+                f"weight must have one number for each class: it has {self.weight.shape[0]}, and "
+                f"input {x.shape[-1]} classes along dim={self.dim}"
+            )
+        return None if self.weight is None else self.weight.to(x)
+
+    def _index(self, target: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Indices in range, who is ignored, and who is out of range where nobody may look."""
+        skip = target == self.ignore_index
+        index = target.long().masked_fill(skip, 0)
+        wrong = (index < 0) | (index >= x.shape[-1])
+        if not may_look(target):
+            return index.masked_fill(wrong, 0), skip, wrong
+        if bool(wrong.any()):
+            at = tuple(int(i) for i in wrong.nonzero()[0])
+            raise ValueError(
+                f"target must hold indices in [0, {x.shape[-1] - 1}] or ignore_index="
+                f"{self.ignore_index}; got {target[at].item()}{f' at index {at}' if at else ''}"
+            )
+        return index, skip if bool(skip.any()) else None, None
+
+    def _target(
+        self,
+        x: Tensor,
+        index: Tensor | None,
+        given: Tensor | None,
+        mass: Tensor | None,
+        on: Tensor | None,
+        weight: Tensor | None,
+    ) -> tuple[Target, Tensor | None]:
+        """t, and what its loss is multiplied by, (*batch); None: 1."""
+        k = None if index is None else index.unsqueeze(-1)
+        epsilon = self.label_smoothing
+        if epsilon == 0:
+            return Target(k, given), mass
+        if on is not None or not may_look(x) or bool((x.amin() == -torch.inf).any()):
+            on = x != -torch.inf if on is None else on & (x != -torch.inf)
+            spread = on.to(x.dtype)
+        else:
+            spread = x.new_ones(x.shape[-1]).expand((1,) * (x.ndim - 1) + (-1,))
+        count = spread.sum(-1).clamp_min(1)
+        spread = spread if weight is None else spread * weight
+        total = spread.sum(-1)
+        own = (1 - epsilon) * (1 if mass is None else mass)
+        scale = own + epsilon * total / count
+        share = (own / torch.where(scale > 0, scale, 1)).unsqueeze(-1)
+        spread = spread / torch.where(total > 0, total, 1).unsqueeze(-1)
+        plain = mass is None and weight is None
+        return Target(k, given, spread, share), None if plain else scale
+
+    def _reduced(self, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Tensor:
+        if self.reduction == "none":
+            return rows
+        total = rows.sum()
+        if self.reduction == "sum":
+            return total
+        if mass is None and skip is None:
+            return total / max(rows.numel(), 1)
+        mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
+        count = mass.sum() if skip is None else torch.where(skip, 0, mass).sum()
+        return total / torch.where(count > 0, count, 1)
+
+    def extra_repr(self) -> str:
+        parts = [] if self.dim == 1 else [f"dim={self.dim}"]
+        if self.weight is not None:
+            parts.append(f"weight=<{self.weight.shape[0]} classes>")
+        if self.ignore_index != -100:
+            parts.append(f"ignore_index={self.ignore_index}")
+        if self.reduction != "mean":
+            parts.append(f"reduction={self.reduction!r}")
+        if self.label_smoothing:
+            parts.append(f"label_smoothing={self.label_smoothing}")
+        return ", ".join(parts)
+
+
+def _is_index(target: Any, input: Tensor, dim: int) -> bool:
+    """Whether the target holds indices, not distributions; refused unless its shape is right."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor; got {type(target).__name__}")
+    indices = target.dtype in _INTEGERS
+    if not indices and not target.is_floating_point():
+        raise TypeError(
+            f"target must hold indices (integers) or distributions (floating); got {target.dtype}"
+        )
+    rows = input.shape[:dim] + input.shape[dim + 1 :]
+    expected = rows if indices else input.shape
+    if target.shape != expected:
+        kind = "indices" if indices else "distributions"
+        raise ValueError(
+            f"target of {kind} ({target.dtype}) must have shape {tuple(expected)} for input of "
+            f"shape {tuple(input.shape)} with its classes along dim={dim}; got "
+            f"{tuple(target.shape)}"
+        )
+    return indices
+
+
+def _distribution(
+    target: Tensor, x: Tensor, dim: int, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """w∘t over its sum, and that sum."""
+    t = target.to(x.dtype).movedim(dim, -1)
+    if may_look(t) and not bool((t.detach().amin() >= 0).all() if t.numel() else True):
+        raise ValueError(f"target distributions must be >= 0; got {t.min().item():g}")
+    t = t if weight is None else t * weight
+    mass = t.sum(-1)
+    return t / torch.where(mass > 0, mass, 1).unsqueeze(-1), mass
+
+
+# -- by name ---------------------------------------------------------------------------------------
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("__") and name.endswith("Loss"):
+        for mapping in registry().mappings():
+            if _class_name(mapping) == name:
+                return _named(mapping)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return ["FenchelYoungLoss", *map(_class_name, registry().mappings())]
+
+
+def _class_name(mapping: str) -> str:
+    return "".join(part.capitalize() for part in mapping.split("_")) + "Loss"
+
+
+@functools.cache
+def _named(mapping: str) -> type[FenchelYoungLoss]:
+    """The loss of a mapping of ``regmax.functional``: its hyperparameters come first."""
+    cls, own = functional.hyperparameters_of(mapping)
+    preset = cls.presets.get(mapping, {})
+    common = list(inspect.signature(FenchelYoungLoss.__init__).parameters.values())[2:]
+    signature = inspect.Signature([*own, *common])
+    names = {parameter.name for parameter in own}
+
+    def __init__(self: FenchelYoungLoss, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        omega = cls(**preset, **{k: v for k, v in given.items() if k in names})
+        rest = {k: v for k, v in given.items() if k not in names}
+        FenchelYoungLoss.__init__(self, omega, **rest)
+
+    doc = f"The :class:`FenchelYoungLoss` of {mapping}: Ω = {cls.__name__}.\n\n{cls.__doc__ or ''}"
+    name = _class_name(mapping)
+    made = type(name, (FenchelYoungLoss,), {"__init__": __init__, "__doc__": doc})
+    made.__module__, made.__qualname__ = __name__, name
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made
