@@ -367,6 +367,6 @@ class _Loss(torch.autograd.Function):
             for i, t in zip(free, grads, strict=True):
                 found[i] = t
         if wanted[0] and not again:
-            found[0] = ctx.solved.dx.mul_(g.unsqueeze(-1))
+            found[0] = ctx.solved.dx.mul_(g.unsqueeze(-1).to(ctx.solved.dx.dtype))
             ctx.solved = None  # the memory is its receiver's now, who may write to it
         return None, *found
