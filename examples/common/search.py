@@ -32,6 +32,7 @@ class Rows(Protocol):
         """The state of the hypotheses ``rows``, (m,) of int64."""
 
 
+F64 = torch.float64
 State = TypeVar("State", bound=Rows)
 
 
@@ -84,10 +85,10 @@ class _Beam:
 
     def __init__(self, sentences: int, beam: int, device: torch.device) -> None:
         self.words = torch.full((sentences, beam, 1), BOS, device=device)
-        self.logp = torch.full((sentences, beam), -torch.inf, device=device)
+        self.logp = torch.full((sentences, beam), -torch.inf, dtype=F64, device=device)
         self.logp[:, 0] = 0.0
         self.done = torch.zeros(sentences, beam, dtype=torch.bool, device=device)
-        self.lost = torch.full((sentences,), -torch.inf, device=device)
+        self.lost = torch.full((sentences,), -torch.inf, dtype=F64, device=device)
         """The most that ever fell off."""
         self.stopped = torch.zeros(sentences, dtype=torch.bool, device=device)
 
@@ -104,11 +105,13 @@ class _Beam:
     def advance(self, rows: Tensor, probability: Tensor) -> Tensor:
         """Continue the hypotheses ``rows`` = live; which of their states the live ones take up."""
         n, beam = self.logp.shape
-        top = probability.log().topk(min(beam + 1, probability.shape[-1]))
-        logp = torch.full((n * beam, beam + 1), -torch.inf, device=rows.device)
+        top = probability.topk(min(beam + 1, probability.shape[-1]))
+        logp = torch.full((n * beam, beam + 1), -torch.inf, dtype=F64, device=rows.device)
         word = torch.full((n * beam, beam + 1), PAD, device=rows.device)
         logp[:, 0] = self.logp.flatten()  # what is not live stays as it is
-        logp[rows, : top.values.shape[1]] = self.logp.flatten()[rows, None] + top.values
+        logp[rows, : top.values.shape[1]] = (
+            self.logp.flatten()[rows, None] + top.values.to(F64).log()
+        )
         word[rows, : top.values.shape[1]] = top.indices
 
         best = logp.view(n, -1).topk(beam + 1)

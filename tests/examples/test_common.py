@@ -1,0 +1,328 @@
+"""What the experiments share: text, runs that resume, processes, search with certificates."""
+
+import gzip
+import itertools
+import json
+import tarfile
+
+import pytest
+import torch
+from torch import nn
+
+import regmax
+
+pytest.importorskip("tqdm")
+
+from examples.common import runs, toys, trees
+from examples.common.mappings import listed, omega
+from examples.common.processes import Process
+from examples.common.search import beam_search
+from examples.common.seq2seq import Seq2Seq, Shape
+from examples.common.tables import markdown, mean_sd
+from examples.common.text import (
+    BOS,
+    EOS,
+    PAD,
+    Vocabulary,
+    bucketed,
+    inflections,
+    pad,
+    parallel,
+    shifted,
+)
+from examples.common.timing import interleaved
+
+HERE = Process(torch.device("cpu"))
+
+
+# -- text ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tables(tmp_path):
+    folder = tmp_path / "task1"
+    folder.mkdir()
+    (folder / "latin-train-medium").write_text("amo\tamat\tV;3;SG\nsum\test\tV;3;SG\n", "utf-8")
+    (folder / "old-irish-train-medium").write_text("céol\tcíuil\tN;GEN\n", "utf-8")
+    (folder / "latin-dev").write_text("do\tdat\tV;3;SG\n", "utf-8")
+    return folder
+
+
+def test_inflections(tables):
+    found = inflections(tables, "train-medium")
+    assert list(found) == ["latin", "old-irish"]
+    assert found["latin"][1].source == ["<latin>", "<V>", "<3>", "<SG>", "s", "u", "m"]
+    assert found["old-irish"][0].target == list("cíuil")
+    assert [e.form for e in inflections(tables, "dev")["latin"]] == ["dat"]
+
+
+def test_inflections_of_an_archive(tables, tmp_path):
+    archive = tmp_path / "data.tar.xz"
+    with tarfile.open(archive, "w:xz") as tar:
+        tar.add(tables, "sigmorphon2018")
+    assert inflections(archive, "train-medium") == inflections(tables, "train-medium")
+
+
+def test_inflections_that_are_not_there(tables):
+    with pytest.raises(ValueError, match="data: no files LANGUAGE-train-high"):
+        inflections(tables, "train-high")
+
+
+def test_parallel(tmp_path):
+    # a separator of Unicode does not end a line; a pair with an empty side is no pair
+    french, english = "un chat\u2028noir\n\ndeux\n", "a black cat\nnothing\ntwo\n"
+    (tmp_path / "train.lc.norm.tok.fr.gz").write_bytes(gzip.compress(french.encode()))
+    (tmp_path / "train.lc.norm.tok.en").write_text(english, "utf-8")
+    found = parallel(tmp_path, "train", "fr", "en")
+    assert found == [(["un", "chat", "noir"], ["a", "black", "cat"]), (["deux"], ["two"])]
+
+
+def test_parallel_of_different_lengths(tmp_path):
+    (tmp_path / "val.fr").write_text("un\ndeux\n", "utf-8")
+    (tmp_path / "val.en").write_text("one\n", "utf-8")
+    with pytest.raises(ValueError, match="data: val has 2 lines in fr, 1 in en"):
+        parallel(tmp_path, "val", "fr", "en")
+    with pytest.raises(ValueError, match=r"data: no file train\*\.fr"):
+        parallel(tmp_path, "train", "fr", "en")
+
+
+def test_vocabulary():
+    words = Vocabulary([["b", "a", "b"], ["c", "b", "a"]], min_count=2)
+    assert words.symbols[4:] == ["b", "a"]
+    assert words.encode("abc") == [5, 4, 3]
+    assert words.decode([BOS, 5, 4, EOS, 4]) == ["a", "b"]
+    assert Vocabulary([["b", "a", "b"]], size=1).symbols[4:] == ["b"]
+
+
+def test_padding():
+    assert pad([[5], [6, 7]]).tolist() == [[5, PAD], [6, 7]]
+    given, wanted = shifted([[5], [6, 7]])
+    assert given.tolist() == [[BOS, 5, PAD], [BOS, 6, 7]]
+    assert wanted.tolist() == [[5, EOS, PAD], [6, 7, EOS]]
+
+
+def test_buckets():
+    lengths = torch.randint(1, 30, (500,), generator=torch.Generator().manual_seed(0)).tolist()
+    batches = bucketed(lengths, 8, runs.generator(0, 1))
+    assert sorted(itertools.chain(*batches)) == list(range(500))
+    spread = [max(lengths[k] for k in b) - min(lengths[k] for k in b) for b in batches]
+    assert sum(spread) / len(spread) < 3
+    assert batches == bucketed(lengths, 8, runs.generator(0, 1))
+    assert batches != bucketed(lengths, 8, runs.generator(0, 2))
+    assert lengths[bucketed(lengths, 8)[0][0]] == max(lengths)
+
+
+def test_toys_follow_their_rules():
+    for example in itertools.chain(*toys.inflections(50).values()):
+        stem = example.lemma[:2] * ("PL" in example.tags) + example.lemma
+        ending = f"t{example.lemma[-1]}" * ("PST" in example.tags)
+        whole = ending + stem if example.language == "prefixing" else stem + ending
+        assert example.form == whole
+    assert toys.translations(20) == toys.translations(20)
+
+
+# -- mappings, tables, trees ---------------------------------------------------------------------
+
+
+def test_mappings_by_name():
+    assert listed("softmax, entmax:alpha=1.3,sparsemax") == [
+        "softmax",
+        "entmax:alpha=1.3",
+        "sparsemax",
+    ]
+    assert repr(omega("entmax:alpha=1.3")) == repr(regmax.regularizer("tsallis", alpha=1.3))
+
+
+def test_tables():
+    assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |\n"
+    assert mean_sd([1.0]) == "1.00"
+    assert mean_sd([1.0, 3.0], 1) == "2.0 ± 1.4"
+
+
+def test_tree():
+    logs = torch.tensor([0.5, 0.3, 0.2]).log().tolist()
+    root = trees.tree(list(zip(("drawn", "drawed", "drew"), logs, strict=True)))
+    assert root.text == "dr"
+    assert [child.text for child in root.children] == ["aw", f"ew{trees.END}"]
+    first = root.children[0]
+    assert first.probability == pytest.approx(0.8)
+    assert [child.text for child in first.children] == [f"n{trees.END}", f"ed{trees.END}"]
+    assert [child.probability for child in first.children] == pytest.approx([0.625, 0.375])
+
+
+# -- search --------------------------------------------------------------------------------------
+
+LONGEST = 3
+WORDS = 6
+
+
+def tiny(attention, output, seed, sharp):
+    """A random model and its next-word probabilities; the larger ``sharp``, the sparser."""
+    torch.manual_seed(seed)
+    model = Seq2Seq(Shape(9, WORDS, 5, 6, 1, 0.0), omega(attention)).double().eval()
+    nn.init.normal_(model.scores.weight, std=sharp)
+    nn.init.constant_(model.scores.bias[EOS : EOS + 1].data, sharp / 2)  # some sentences do end
+    mapping = regmax.RegularizedMax(omega(output))
+
+    def step(words, state):
+        scores, _, state = model.step(words, state)
+        return mapping(scores), state
+
+    return model, step
+
+
+def enumerated(step, state):
+    """All finished sequences of nonzero probability up to LONGEST, and the beginnings cut there."""
+    finished, cut = {}, {}
+    stack = [((), 0.0, state)]
+    while stack:
+        words, logp, state = stack.pop()
+        if len(words) == LONGEST:
+            cut[words] = logp
+            continue
+        last = torch.tensor([words[-1] if words else BOS])
+        probability, after = step(last, state)
+        for word, p in enumerate(probability[0].tolist()):
+            if p > 0:
+                total = logp + torch.tensor(p, dtype=torch.float64).log().item()
+                if word == EOS:
+                    finished[words] = total
+                else:
+                    stack.append(((*words, word), total, after))
+    return finished, cut
+
+
+@pytest.mark.parametrize("output", ["softmax", "entmax15", "sparsemax"])
+def test_certificates_against_enumeration(output):
+    seen = {"covered": set(), "optimal": set()}
+    source = pad([[4, 5, 6, 7], [5, 8], [6, 4, 4]])
+    for seed in range(8):
+        model, step = tiny("sparsemax", output, seed, sharp=0.5 + seed)
+        with torch.no_grad():
+            state = model.start(source)
+            found = beam_search(step, state, 3, 3, LONGEST, source.device)
+            for k, one in enumerate(found):
+                finished, cut = enumerated(step, state.select(torch.tensor([k])))
+                everything = {**finished, **cut}
+                seen["covered"].add(one.covered)
+                seen["optimal"].add(one.optimal)
+                if one.covered:
+                    assert not cut
+                    assert len(finished) <= 3
+                    held = {tuple(words): logp for words, logp in one.hypotheses}
+                    assert held == pytest.approx(finished, abs=1e-9)
+                    assert one.optimal
+                if one.optimal:
+                    best = max(everything.values())
+                    assert finished[tuple(one.best)] == pytest.approx(best, abs=1e-9)
+                if len(finished) + len(cut) == 1 and finished:
+                    assert one.covered
+    assert seen["optimal"] == {True, False}
+    assert seen["covered"] == ({False} if output == "softmax" else {True, False})
+
+
+def test_search_does_not_mix_sentences():
+    model, step = tiny("softmax", "softmax", 0, sharp=1.0)
+    source = pad([[4, 5, 6, 7], [5, 8], [6, 4, 4]])
+    with torch.no_grad():
+        together = beam_search(step, model.start(source), 3, 4, LONGEST, source.device)
+        for k, one in enumerate(together):
+            row = source[k : k + 1, : int((source[k] != PAD).sum())]
+            alone = beam_search(step, model.start(row), 1, 4, LONGEST, source.device)[0]
+            assert alone.best == one.best
+            assert alone.optimal == one.optimal
+
+
+def test_steps_are_the_forward_pass():
+    model, _ = tiny("entmax15", "softmax", 0, sharp=1.0)
+    source, given = pad([[4, 5, 6, 7], [5, 8]]), torch.tensor([[1, 4, 5], [1, 5, 4]])
+    scores, weights = model(source, given)
+    state = model.start(source)
+    for t in range(3):
+        s, w, state = model.step(given[:, t], state)
+        assert torch.allclose(s, scores[:, t])
+        assert torch.allclose(w, weights[:, t])
+    assert (weights[1, :, 2:] == 0).all()
+
+
+# -- runs ----------------------------------------------------------------------------------------
+
+
+class Line(runs.Trainee):
+    """A line through 24 points, with dropout so that generators matter."""
+
+    def __init__(self, stop=None):
+        self.model = nn.Sequential(nn.Dropout(0.2), nn.Linear(3, 1))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.x = torch.randn(24, 3, generator=torch.Generator().manual_seed(5))
+        self.stop, self.calls = stop, 0
+
+    def batches(self, epoch):
+        return bucketed([1] * 24, 8, runs.generator(0, epoch))
+
+    def loss(self, model, batch):
+        x = self.x[batch]
+        return (model(x).squeeze(-1) - x.sum(-1)).square().sum(), len(batch)
+
+    def validate(self, epoch):
+        if epoch == self.stop:
+            raise KeyboardInterrupt
+        self.calls += 1
+        return {"score": -float((self.model(self.x).squeeze(-1) - self.x.sum(-1)).square().mean())}
+
+    def evaluate(self):
+        return {"weight": self.model[1].weight.tolist(), "calls": self.calls}
+
+    def state(self):
+        return {"calls": self.calls}
+
+    def load_state(self, state):
+        self.calls = state["calls"]
+
+
+def run(out, make=Line, epochs=5, **described):
+    return runs.train(make, "line:a=1", 3, epochs, out, HERE, described)
+
+
+def untimed(result):
+    return [{k: v for k, v in epoch.items() if k != "seconds"} for epoch in result["history"]]
+
+
+def test_interrupted_and_resumed_is_uninterrupted(tmp_path):
+    whole = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", lambda: Line(stop=3))
+    folder = runs.folder_of(tmp_path / "parts", "line:a=1", 3)
+    assert sorted(path.name for path in folder.iterdir()) == ["best.pt", "last.pt"]
+    torch.rand(7)  # another state of the generator
+    parts = run(tmp_path / "parts")
+    assert untimed(parts) == untimed(whole)
+    assert parts["result"] == whole["result"]
+    assert parts["result"]["calls"] == 5
+    assert len({epoch["loss"] for epoch in whole["history"]}) == 5
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    first = run(tmp_path, rate=0.1)
+    assert run(tmp_path, make=None, rate=0.1) == first
+    assert runs.results(tmp_path) == [json.loads(json.dumps(first))]
+    assert first["best"] == max(range(5), key=lambda k: first["history"][k]["score"])
+    assert {path.name for path in (tmp_path / "line-a=1-3").iterdir()} == {"best.pt", "result.json"}
+    with pytest.raises(ValueError, match=r"out: .* holds a run with rate 0.1, not 0.2"):
+        run(tmp_path, rate=0.2)
+
+
+def test_options(tmp_path):
+    made = runs.parser("what")
+    args = runs.parse(made, ["--out", str(tmp_path), "--smoke", "--seeds", "1,2"], {"epochs": 3})
+    assert (args.seeds, args.epochs, args.batch) == ([1, 2], 3, 64)
+    assert runs.settings(args) == {"smoke": True, "epochs": 3, "batch": 64}
+    with pytest.raises(SystemExit):
+        runs.parse(runs.parser("what"), ["--out", str(tmp_path)], {})
+
+
+def test_interleaved_steps():
+    timed = interleaved({"a": Line, "b": Line}, 4, HERE)
+    assert timed["a"]["ratio"] == timed["a"]["total"] == 1
+    assert timed["b"]["ratio"] > 0
+    assert timed["b"]["steps"] == 4
