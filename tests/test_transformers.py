@@ -23,12 +23,12 @@ def _registered():
     register()
 
 
-def llama(attention, **kwargs):
+def llama(attention, layers=2, **kwargs):
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         pad_token_id=0,
@@ -246,6 +246,16 @@ def test_training(mapping):
     gradients = [p.grad for p in model.parameters()]
     assert all(torch.isfinite(g).all() for g in gradients)
     assert all(g.any() for g in gradients)
+
+
+def test_compiled():
+    model, (ids, kept) = llama("regmax-entmax15", layers=1), padded("left")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    arguments = {"attention_mask": kept, "use_cache": False}
+    with torch.no_grad():
+        ours, expected = (f(ids, **arguments).logits for f in (compiled, model))
+    torch.testing.assert_close(ours, expected, **EXACT)
 
 
 def test_an_omega_of_ones_own():

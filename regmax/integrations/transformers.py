@@ -115,8 +115,8 @@ def _refuse(module: Any, attention_mask: Tensor | None, kwargs: dict[str, Any]) 
         ]
     if found:
         raise NotImplementedError(
-            f"regmax's attention does not take what {type(module).__name__} asks for: "
-            f'{", ".join(found)}; accepted by attn_implementation="eager"'
+            f"{type(module).__name__} asks for what regmax's attention does not do: "
+            f"{', '.join(found)}"
         )
 
 

@@ -167,6 +167,12 @@ def test_compiled():
     torch.testing.assert_close(*gradients, **EXACT)
 
 
+def test_exported():
+    layer, x = learning().eval(), normal(N, S, E)
+    exported = torch.export.export(layer, (x, x, x)).module()
+    same(exported(x, x, x), layer(x, x, x))
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"omega must be a regmax\.Regularizer; got str"):
         Learnable("entmax")
