@@ -75,20 +75,26 @@ def _table(runs: Runs) -> str:
 
 
 def _learned(runs: Runs) -> str:
-    """How far the α of the heads, of all seeds, lie apart."""
+    """How far the α of the heads, of all seeds, lie apart, and how far they went."""
     rows = [
-        [f"{name}, {NAMES[block]}", *_spread(_alpha(seeds, block))]
+        [f"{name}, {NAMES[block]}", *_spread(_alpha(seeds, block)), _moved(seeds, block)]
         for name, seeds in runs.items()
         if _learns(seeds)
         for block in BLOCKS
     ]
-    head = ("α of the heads", "smallest", "first quartile", "median", "third quartile", "largest")
+    head = ["α of the heads", "smallest", "first quartile", "median", "third quartile", "largest"]
+    head.append("mean distance from the start")
     return tables.markdown(head, rows) if rows else ""
 
 
 def _spread(alpha: Tensor) -> list[str]:
     quantiles = torch.quantile(alpha, torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]))
     return [f"{alpha:.2f}" for alpha in quantiles.tolist()]
+
+
+def _moved(seeds: list[tables.Run], block: str) -> str:
+    first = torch.tensor([run["result"]["trajectories"][block][0] for run in seeds]).flatten()
+    return f"{float((_alpha(seeds, block) - first).abs().mean()):.2f}"
 
 
 def _alpha(seeds: list[tables.Run], block: str) -> Tensor:
@@ -154,9 +160,9 @@ def _heads(runs: Runs, block: str) -> Any:
     results = {name: seeds[0]["result"] for name, seeds in runs.items()}
     words = next(iter(results.values()))
     panels = {}
-    for name, result in results.items():
-        for head in result["heads"][block]:
-            panels[_title(name, result, block, head)] = torch.tensor(head["weights"])
+    for k, (name, result) in itertools.product(range(2), results.items()):
+        head = result["heads"][block][k]
+        panels[_title(name, result, block, head)] = torch.tensor(head["weights"])
     source = words["target" if block == "decoder" else "source"]
     return plots.attentions(panels, source, words["source" if block == "encoder" else "target"])
 

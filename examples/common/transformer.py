@@ -96,6 +96,8 @@ class Transformer(nn.Module):
         mapping: str,
         dropout: float = 0.1,
     ) -> None:
+        if width % heads or width % 2:
+            raise ValueError(f"width must be even and a multiple of heads = {heads}; got {width}")
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, width, PAD) for n in words)
         for table in self.embeddings:
