@@ -203,6 +203,20 @@ def test_packed_sentences_do_not_see_each_other():
     torch.testing.assert_close(together, alone, **EXACT)
 
 
+@pytest.mark.parametrize("kind", ["causal", "bidirectional"])
+def test_a_mask_is_made_where_softmax_needs_none(kind):
+    config = transformers.LlamaConfig(is_causal=kind == "causal")
+    config._attn_implementation = "regmax-entmax15"
+    made = getattr(transformers.masking_utils, f"create_{kind}_mask")
+    arguments = {"inputs_embeds": torch.zeros(2, 4, 8), "attention_mask": None}
+    if kind == "causal":
+        arguments["past_key_values"] = None
+    mask = made(config, **arguments)
+    every = torch.ones(4, 4, dtype=torch.bool)
+    expected = every.tril() if kind == "causal" else every
+    assert torch.equal(mask, expected.expand(2, 1, 4, 4))
+
+
 # -- use ------------------------------------------------------------------------------------------
 
 
