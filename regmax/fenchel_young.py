@@ -22,7 +22,7 @@ from . import adjoint, engine, simplex, transforms
 from .fused import kernel_of
 from .kernels import asked
 from .penalty import value_of
-from .regularizer import Regularizer, frozen, overrides
+from .regularizer import Regularizer, frozen
 from .roads import Settings
 from .rows import prepare
 
@@ -137,7 +137,7 @@ def losses(
     if torch.is_grad_enabled():
         out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
         return out
-    return task.solve(x, gamma, tuple(tensors.values())).value
+    return task.solve(x, gamma, tuple(tensors.values()))[0]
 
 
 def reference(
@@ -178,7 +178,6 @@ def _filled(
 
 
 class _Solved(NamedTuple):
-    value: Tensor
     dx: Tensor
     """y − t; 0 in rows without gradient."""
     seen: Tensor
@@ -207,7 +206,7 @@ class _Task(NamedTuple):
 
     def solve(
         self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool = False
-    ) -> _Solved:
+    ) -> tuple[Tensor, _Solved]:
         """L and its gradient from one y; ``keep``: whether y must outlive this."""
         omega, target, x = self.regularizer(tensors), self.target, x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
@@ -235,7 +234,7 @@ class _Task(NamedTuple):
             value = _filled(value, spoilt, ~(some | spoilt), self.skip)
             if not (transforms.may_look(x) and bool(plain.all())):
                 dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
-        return _Solved(value, dx, seen, on if packed is None else seen > 0, plain)
+        return value, _Solved(dx, seen, on if packed is None else seen > 0, plain)
 
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
@@ -267,10 +266,9 @@ def _relative(x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
 
 def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | None) -> Tensor:
     """max_Ω(z) at y = Π_Ω(z)."""
-    if overrides(omega, "conjugate"):
-        known: Tensor | None = omega.conjugate(z, gamma, on)
-        if known is not None:
-            return known.to(F64)
+    known: Tensor | None = omega.conjugate_at(z, y, gamma, on)
+    if known is not None:
+        return known.to(F64)
     linear = torch.where(y > 0, y * z, 0).sum(-1, dtype=F64)
     value: Tensor = linear - _number(gamma) * omega_at(omega, y, on)
     return value
@@ -338,10 +336,9 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
         ctx.task, ctx.learns = task, any(ctx.needs_input_grad[2:])
-        ctx.solved = task.solve(x, gamma, tensors, keep=ctx.learns)
+        value, ctx.solved = task.solve(x, gamma, tensors, keep=ctx.learns)
         ctx.gamma = None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
-        value: Tensor = ctx.solved.value
         return value
 
     @staticmethod
@@ -350,7 +347,7 @@ class _Loss(torch.autograd.Function):
         again = torch.is_grad_enabled() or transforms.watched((g,)) or transforms.batched(g)
         if not again and ctx.solved is None:
             gamma = inputs[1] if ctx.gamma is None else ctx.gamma
-            ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], keep=ctx.learns)
+            _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], keep=ctx.learns)
         found: list[Any] = [None for _ in inputs]
         free = [i for i, wants in enumerate(wanted) if wants and (again or i > 0)]
         if free:

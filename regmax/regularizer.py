@@ -113,6 +113,12 @@ class Regularizer(Operand, nn.Module):
         """max_Ω(x), (*batch, d) -> (*batch), or None to use ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x)."""
         return None
 
+    def conjugate_at(
+        self, x: Tensor, y: Tensor, gamma: float | Tensor, mask: Tensor | None = None
+    ) -> Any:
+        """max_Ω(x) at y = Π_Ω(x), which is known: (*batch), or None to use ⟨y, x⟩ − γΩ(y)."""
+        return self.conjugate(x, gamma, mask)
+
     def as_cvxpy(self, y: Any) -> Any:
         """Ω as a cvxpy expression of the cvxpy variable ``y`` of shape (d,)."""
         raise NotImplementedError(

@@ -57,6 +57,14 @@ class Entropy(regmax.Regularizer):
         total: Tensor = gamma * _masked(x / gamma, mask).logsumexp(-1, keepdim=True)
         return total.squeeze(-1)
 
+    def conjugate_at(
+        self, x: Tensor, y: Tensor, gamma: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """x_i − γ log y_i, which is the same for all i, at the largest."""
+        top = _masked(x, mask).amax(-1, keepdim=True)
+        value: Tensor = top - gamma * y.amax(-1, keepdim=True).log()
+        return value.squeeze(-1)
+
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
