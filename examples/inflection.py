@@ -15,7 +15,6 @@ epoch; ``dev`` is the test set. Under torchrun the processes share every batch.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,12 +29,12 @@ from regmax.plots import attentions
 from .common import tables, toys, trees
 from .common.mappings import listed
 from .common.processes import Process, process
+from .common.programs import carry_out, publish
 from .common.recurrent import Corpus, Recurrent
-from .common.runs import generator, parse, parser, results, settings, train, write_json
+from .common.runs import generator, parse, parser, results
 from .common.search import Found
 from .common.seq2seq import Shape
 from .common.text import Inflection, Pair, Vocabulary, inflections
-from .common.timing import interleaved
 
 LONGEST = 60
 """Characters of a form at most."""
@@ -73,12 +72,12 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
 def load(args: argparse.Namespace) -> tuple[Corpus, list[Inflection]]:
     """The data that the options name; the test examples are those of ``corpus.test``."""
     if args.smoke:
-        tables, dev = toys.inflections(400, seed=0), toys.inflections(40, seed=1)
+        known, dev = toys.inflections(400, seed=0), toys.inflections(40, seed=1)
     else:
-        tables = inflections(args.data, f"train-{args.setting}")
+        known = inflections(args.data, f"train-{args.setting}")
         dev = inflections(args.data, "dev")
-    chosen = languages(args.languages, sorted(tables.keys() & dev.keys()))
-    examples = [_pair(example) for name in chosen for example in tables[name]]
+    chosen = languages(args.languages, sorted(known.keys() & dev.keys()))
+    examples = [_pair(example) for name in chosen for example in known[name]]
     order = torch.randperm(len(examples), generator=generator(0)).tolist()
     shuffled = [examples[k] for k in order]
     held = len(examples) // 20
@@ -109,6 +108,11 @@ def _pair(example: Inflection) -> Pair:
     return example.source, example.target
 
 
+def _drawable(example: Inflection) -> bool:
+    """Whether matplotlib's font has the letters: Latin, Greek, Cyrillic and Armenian ones."""
+    return all(ord(letter) < 0x590 for letter in example.lemma + example.form)
+
+
 class Inflector(Recurrent):
     """A model with one mapping for the output and one for the attention."""
 
@@ -117,9 +121,9 @@ class Inflector(Recurrent):
         args: argparse.Namespace,
         corpus: Corpus,
         test: list[Inflection],
+        process: Process,
         names: tuple[str, str],
         seed: int,
-        process: Process,
     ) -> None:
         sizes = (args.embedding, args.hidden, args.layers, args.dropout)
         super().__init__(corpus, Shape(*corpus.sizes(), *sizes), *names, args.batch, seed, process)
@@ -148,7 +152,8 @@ class Inflector(Recurrent):
             name: self._shares([pair for pair in answers if pair[0].language == name])
             for name in sorted({example.language for example in self.test})
         }
-        shown = self.corpus.test[:: max(1, len(self.test) // SHOWN)][:SHOWN]
+        drawn = [_pair(example) for example in self.test if _drawable(example)]
+        shown = drawn[:: max(1, len(drawn) // SHOWN)][:SHOWN]
         return {
             "names": list(self.names),
             "accuracy": sum(one["accuracy"] for one in by_language.values()) / len(by_language),
@@ -174,7 +179,7 @@ class Inflector(Recurrent):
         several = [
             (example, found.hypotheses)
             for example, found in answers
-            if found.covered and len(found.hypotheses) > 2
+            if found.covered and len(found.hypotheses) > 2 and _drawable(example)
         ]
         several.sort(key=lambda item: -item[1][1][1])
         return [
@@ -197,11 +202,7 @@ class Inflector(Recurrent):
 def report(out: Path) -> None:
     """Write and print ``inflection.md``, and draw, from all finished runs in ``out``."""
     runs = tables.by_name(results(out))
-    parts = [_table(runs), _languages(runs)] if runs else []
-    if (out / "timing.json").exists():
-        parts.append(tables.timing(json.loads((out / "timing.json").read_text())))
-    (out / "inflection.md").write_text("\n".join(parts), encoding="utf-8")
-    print("\n".join(parts))
+    publish(out, "inflection", [_table(runs), _languages(runs)] if runs else [])
     _draw_trees(runs, out / "trees.png")
     _draw_attention(runs, out)
 
@@ -293,23 +294,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _train(args: argparse.Namespace, here: Process) -> None:
     corpus, test = load(args)
-    configurations = list(product(args.output, args.attention))
-    names = {f"{output}+{attention}": (output, attention) for output, attention in configurations}
-    if args.timing:
-        makes = {
-            name: partial(Inflector, args, corpus, test, pair, 0, here)
-            for name, pair in names.items()
-        }
-        timed = interleaved(makes, args.timing, here)
-        if here.main:
-            args.out.mkdir(parents=True, exist_ok=True)
-            write_json(args.out / "timing.json", timed)
-        return
-    described = settings(args, without=("output", "attention"))
-    for seed in args.seeds:
-        for name, pair in names.items():
-            make = partial(Inflector, args, corpus, test, pair, seed, here)
-            train(make, name, seed, args.epochs, args.out, here, described)
+    pairs = {f"{pair[0]}+{pair[1]}": pair for pair in product(args.output, args.attention)}
+    makes = {name: partial(Inflector, args, corpus, test, here, p) for name, p in pairs.items()}
+    carry_out(args, makes, ("output", "attention"), here)
 
 
 if __name__ == "__main__":

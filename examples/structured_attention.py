@@ -13,7 +13,6 @@ in lower case (github.com/multi30k/dataset), files ``train.*.fr``, ``train.*.en`
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -28,11 +27,11 @@ from regmax.plots import attentions
 from .common import tables, toys
 from .common.mappings import listed
 from .common.processes import Process, process
+from .common.programs import carry_out, publish
 from .common.recurrent import Corpus, Recurrent
-from .common.runs import parse, parser, results, settings, train, write_json
+from .common.runs import parse, parser, results
 from .common.seq2seq import Shape, uniform_
 from .common.text import Pair, Vocabulary, parallel
-from .common.timing import interleaved
 
 LONGEST_TRAINED, LONGEST = 50, 100
 """Words of a sentence at most, in training and in testing (C.3)."""
@@ -95,7 +94,7 @@ class Translator(Recurrent):
     """A model with softmax at its output and a mapping as its attention."""
 
     def __init__(
-        self, args: argparse.Namespace, corpus: Corpus, attention: str, seed: int, process: Process
+        self, args: argparse.Namespace, corpus: Corpus, process: Process, attention: str, seed: int
     ) -> None:
         shape = Shape(
             *corpus.sizes(),
@@ -151,11 +150,7 @@ def _some(test: Sequence[Pair]) -> list[int]:
 def report(out: Path) -> None:
     """Write and print ``structured_attention.md``, and draw, from all finished runs in ``out``."""
     runs = tables.by_name(results(out))
-    parts = [_table(runs)] if runs else []
-    if (out / "timing.json").exists():
-        parts.append(tables.timing(json.loads((out / "timing.json").read_text())))
-    (out / "structured_attention.md").write_text("\n".join(parts), encoding="utf-8")
-    print("\n".join(parts))
+    publish(out, "structured_attention", [_table(runs)] if runs else [])
     _draw_attention(runs, out)
 
 
@@ -206,18 +201,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _train(args: argparse.Namespace, here: Process) -> None:
     corpus = load(args)
-    if args.timing:
-        makes = {name: partial(Translator, args, corpus, name, 0, here) for name in args.attention}
-        timed = interleaved(makes, args.timing, here)
-        if here.main:
-            args.out.mkdir(parents=True, exist_ok=True)
-            write_json(args.out / "timing.json", timed)
-        return
-    described = settings(args, without=("attention",))
-    for seed in args.seeds:
-        for name in args.attention:
-            make = partial(Translator, args, corpus, name, seed, here)
-            train(make, name, seed, args.epochs, args.out, here, described)
+    makes = {name: partial(Translator, args, corpus, here, name) for name in args.attention}
+    carry_out(args, makes, ("attention",), here)
 
 
 if __name__ == "__main__":

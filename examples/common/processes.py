@@ -46,6 +46,11 @@ class Process:
         dist.all_gather_object(parts, list(shared))
         return [parts[k % self.world][k // self.world] for k in range(sum(map(len, parts)))]
 
+    def wait(self) -> None:
+        """Until all processes have come here."""
+        if self.world > 1:
+            dist.barrier()
+
 
 @contextmanager
 def process(device: str | None = None) -> Iterator[Process]:

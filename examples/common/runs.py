@@ -264,7 +264,7 @@ def _finish(
     described: Mapping[str, Any],
     process: Process,
 ) -> dict[str, Any]:
-    process.sum({"wait": 0.0})  # until the main process has written the best epoch
+    process.wait()  # for the main process to write the best epoch
     load_best(trainee.model, folder, process.device)
     trainee.model.eval()
     with torch.no_grad():
@@ -280,7 +280,7 @@ def _finish(
     if process.main:
         write_json(folder / "result.json", done)
         (folder / "last.pt").unlink()
-    process.sum({"wait": 0.0})  # until the result can be read
+    process.wait()  # for the result, which the next one may read
     return done
 
 

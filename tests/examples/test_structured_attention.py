@@ -41,7 +41,7 @@ def test_rate_of_sgd(tmp_path):
     )
     corpus = structured_attention.load(args)
     here = Process(torch.device("cpu"))
-    trainee = structured_attention.Translator(args, corpus, "softmax", 0, here)
+    trainee = structured_attention.Translator(args, corpus, here, "softmax", 0)
     with torch.no_grad():
         rates = [trainee.validate(epoch)["rate"] for epoch in range(10)]
     assert rates == [1.0] * 8 + [0.5, 0.25]
