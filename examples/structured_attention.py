@@ -40,13 +40,13 @@ SHOWN = 6
 """Sentences of the test set whose attention a run keeps."""
 SMOKE = {
     "attention": "softmax,fusedmax,oscarmax",
-    "epochs": 3,
+    "epochs": 6,
     "batch": 32,
     "hidden": 64,
     "layers": 1,
     "dropout": 0.0,
     "optimizer": "adam",
-    "rate": 1e-2,
+    "rate": 5e-3,
 }
 
 
