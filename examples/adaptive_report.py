@@ -6,7 +6,6 @@ The figures are numbers 2 to 6 of Correia et al. (2019), and some heads as heat 
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from regmax import plots
 
 from .common import tables
+from .common.programs import publish
 from .common.runs import results
 from .common.transformer import BLOCKS
 
@@ -34,11 +34,7 @@ def report(out: Path) -> None:
     """Write and print ``adaptive_transformer.md``, and draw, from all finished runs in ``out``."""
     runs = _ordered(tables.by_name(results(out)))
     parts = [_table(runs), _learned(runs)] if runs else []
-    if (out / "timing.json").exists():
-        parts.append(tables.timing(json.loads((out / "timing.json").read_text())))
-    text = "\n".join(filter(None, parts))
-    (out / "adaptive_transformer.md").write_text(text, encoding="utf-8")
-    print(text)
+    publish(out, "adaptive_transformer", list(filter(None, parts)))
     for name, figure in figures(runs):
         for kind in ("svg", "png"):
             figure.savefig(out / f"{name}.{kind}")

@@ -33,11 +33,11 @@ from .adaptive_statistics import alphas, example, statistics
 from .common import toys
 from .common.mappings import listed
 from .common.processes import Process, process
+from .common.programs import carry_out
 from .common.recurrent import Corpus
-from .common.runs import Trainee, generator, parse, parser, settings, train, write_json
+from .common.runs import Trainee, generator, parse, parser
 from .common.search import beam_search
 from .common.text import PAD, Pair, Vocabulary, bucketed, pad, parallel, shifted
-from .common.timing import interleaved
 from .common.transformer import ADAPTIVE, Transformer
 
 HELD_OUT = 1000
@@ -62,7 +62,6 @@ SMOKE = {
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
     """What the program is asked for."""
     made = parser(__doc__)
-    made.set_defaults(batch=128)
     add = made.add_argument
     add("--source", default="de", help="language to translate from (%(default)s)")
     add("--target", default="en", help="language to translate to (%(default)s)")
@@ -74,8 +73,8 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--layers", type=int, default=3, help="in encoder and decoder (%(default)s)")
     add("--heads", type=int, default=8, help="of each attention block (%(default)s)")
     add("--dropout", type=float, default=0.1, help="(%(default)s)")
-    add("--rate", type=float, default=1e-3, help="highest learning rate (%(default)s)")
-    add("--warmup", type=int, default=800, help="steps until then (%(default)s)")
+    add("--rate", type=float, default=2e-3, help="highest learning rate (%(default)s)")
+    add("--warmup", type=int, default=400, help="steps until then (%(default)s)")
     add("--beam", type=int, default=5, help="hypotheses in the beam (%(default)s)")
     return parse(made, argv, SMOKE)
 
@@ -117,7 +116,7 @@ class Translator(Trainee):
     clip = 1.0
 
     def __init__(
-        self, args: argparse.Namespace, corpus: Corpus, attention: str, seed: int, process: Process
+        self, args: argparse.Namespace, corpus: Corpus, process: Process, attention: str, seed: int
     ) -> None:
         self.args, self.corpus, self.seed, self.process = args, corpus, seed, process
         shape = (args.width, args.layers, args.heads)
@@ -230,18 +229,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _train(args: argparse.Namespace, here: Process) -> None:
     corpus = load(args)
-    if args.timing:
-        makes = {name: partial(Translator, args, corpus, name, 0, here) for name in args.attention}
-        timed = interleaved(makes, args.timing, here)
-        if here.main:
-            args.out.mkdir(parents=True, exist_ok=True)
-            write_json(args.out / "timing.json", timed)
-        return
-    described = settings(args, without=("attention",))
-    for seed in args.seeds:
-        for name in args.attention:
-            make = partial(Translator, args, corpus, name, seed, here)
-            train(make, name, seed, args.epochs, args.out, here, described)
+    makes = {name: partial(Translator, args, corpus, here, name) for name in args.attention}
+    carry_out(args, makes, ("attention",), here)
 
 
 if __name__ == "__main__":
