@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import algebra, curvature, functional, losses
+from . import algebra, analysis, curvature, functional, losses, nn
 from ._version import __version__
 from .crosscheck import crosscheck
 from .errors import (
@@ -40,12 +40,14 @@ __all__ = [
     "Trace",
     "__version__",
     "algebra",
+    "analysis",
     "available",
     "crosscheck",
     "curvature",
     "functional",
     "hookimpl",
     "losses",
+    "nn",
     "penalty",
     "regularizer",
 ]

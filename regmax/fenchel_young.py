@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import adjoint, engine, simplex, transforms
+from . import adjoint, checks, engine, simplex, transforms
 from .fused import kernel_of
 from .kernels import asked
 from .penalty import value_of
 from .regularizer import Regularizer, frozen
 from .roads import Settings
-from .rows import prepare
+from .rows import HALF, aligned, prepare
 
 BLOCK = 1 << 18
 """Entries to work on at a time: temporaries of so many stay in a core's cache."""
@@ -81,18 +81,11 @@ class Target(NamedTuple):
         if self.vertex is not None:
             first = _at_vertex(omega, like, on, self.vertex)
         else:
-            assert self.given is not None
-            first = omega_at(omega, self.given, on)
+            first = _in_blocks(lambda t, on: omega_at(omega, t, on), (self.given, on), omega)
         if self.spread is None or self.share is None:
             return first
         a = self.share.squeeze(-1)
-        at = torch.zeros_like(like[..., :1], dtype=torch.int64)
-        if omega.ignores_zeros:
-            second = _at_vertex(omega, like, on, at)
-        else:
-            each = (_at_vertex(omega, like, on, at + c) for c in range(like.shape[-1]))
-            second = sum(self.spread[..., c] * one for c, one in enumerate(each))  # type: ignore[assignment]
-        return a * first + (1 - a) * second
+        return a * first + (1 - a) * _mean_of_vertices(omega, like, on, self.spread)
 
 
 def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
@@ -110,21 +103,44 @@ def _at_vertex(omega: Regularizer, like: Tensor, on: Tensor | None, k: Tensor) -
     return omega_at(omega, torch.zeros_like(like).scatter(-1, k, 1), on)
 
 
+def _mean_of_vertices(
+    omega: Regularizer, like: Tensor, on: Tensor | None, spread: Tensor
+) -> Tensor:
+    """Σ_c s_c Ω(e_c), (*batch): Ω is evaluated d times, unless all vertices are one to it."""
+    if on is None:  # rows do not differ
+        like = like[tuple(slice(1) for _ in like.shape[:-1])]
+    if omega.ignores_zeros:
+        return _at_vertex(omega, like, on, torch.zeros_like(like[..., :1], dtype=torch.int64))
+    total = torch.zeros_like(spread[..., 0])
+    for c in range(like.shape[-1]):
+        k = torch.full_like(like[..., :1], c, dtype=torch.int64)
+        total = total + spread[..., c] * _at_vertex(omega, like, on, k)
+    return total
+
+
 def losses(
     omega: Regularizer,
     x: Tensor,
     gamma: float | Tensor,
+    dim: int,
     mask: Tensor | None,
     target: Target,
     skip: Tensor | None,
     settings: Settings,
 ) -> Tensor:
-    """L_Ω(x; t) of rows (*batch, d) in float32 or float64, with gradients: float64, (*batch).
+    """L_Ω(x; t) of the scores along ``dim``, with gradients: float64, of x's shape without ``dim``.
 
-    ``gamma`` and the hyperparameters of Ω are laid out for these rows. 0 in rows of ``skip`` and
-    where nothing takes part; +inf where the target is masked; NaN where a participant is NaN or
-    +inf: all without gradient.
+    ``target`` and ``skip`` are of rows along the last dimension. 0 in rows of ``skip`` and where
+    nothing takes part; +inf where the target is masked; NaN where a participant is NaN or +inf:
+    all without gradient.
     """
+    x, dim = checks.scores(x, dim)
+    checks.entries(x, dim, omega.entries, omega)
+    mask = checks.mask(mask, x)
+    x = x.float() if x.dtype in HALF else x
+    gamma = checks.per_row("gamma", gamma, checks.POSITIVE, x, dim)
+    omega, x = aligned(omega, x, dim), x.movedim(dim, -1)
+    mask = None if mask is None else mask.movedim(dim, -1)
     tensors = omega.tensors(fixed=True)
     if (
         transforms.watched((x, gamma, *tensors.values(), *target))
@@ -211,18 +227,18 @@ class _Task(NamedTuple):
         omega, target, x = self.regularizer(tensors), self.target, x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
             y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
-            some, spoilt = y.amax(-1) > 0, torch.isnan(y[..., 0])
-            on = self._participants(x)
+            on, spoilt = self._participants(x), torch.isnan(y[..., 0])
+            some = ~spoilt if on is None else y.amax(-1) > 0
             inside = torch.ones_like(some) if on is None else target.inside(on)
             plain = some & inside if self.skip is None else some & inside & ~self.skip
             top = (x if on is None else torch.where(on, x, -torch.inf)).amax(-1, keepdim=True)
-            packed = _packed(omega, x, y) if target.given is None else None
+            packed = _packed(omega, x, y, keep) if target.given is None else None
             own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may keep its own
             if packed is None:
                 seen = y.clone() if keep and own is y else y
-                rows = (x, y, on, top, target.vertex, target.given, target.spread, target.share)
-                numbers = (gamma, *tensors)
-                value = _in_blocks(functools.partial(_dense, omega, gamma), rows, numbers)
+                rows = (x, y, on, top, *target)
+                value = _in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
+                value = value + _number(gamma) * target.value(omega, y, on)
             else:
                 seen, xs = packed
                 wide = self.regularizer([t.to(F64) for t in tensors])
@@ -245,19 +261,18 @@ class _Task(NamedTuple):
 
     def _participants(self, x: Tensor) -> Tensor | None:
         """Who takes part; None: everybody."""
-        if self.mask is None and transforms.may_look(x) and bool((x.amin(-1) > -torch.inf).all()):
+        look = self.mask is None and transforms.may_look(x)
+        if look and (not x.numel() or bool(x.amin() > -torch.inf)):
             return None
         finite = x != -torch.inf
         return finite if self.mask is None else self.mask & finite
 
 
 def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
-    """L of rows by all of their entries."""
+    """max_Ω(x) − ⟨t, x⟩ of rows by all of their entries."""
     x, y, on, top, *target = rows
-    t = Target(*target)
     z = _relative(x, on, top)
-    constant: Tensor = _number(gamma) * t.value(omega, y, on)
-    return _gain(omega, gamma, z, y, on) + constant - t.dot(z)
+    return _gain(omega, gamma, z, y, on) - Target(*target).dot(z)
 
 
 def _relative(x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
@@ -269,9 +284,9 @@ def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | Non
     known: Tensor | None = omega.conjugate_at(z, y, gamma, on)
     if known is not None:
         return known.to(F64)
-    linear = torch.where(y > 0, y * z, 0).sum(-1, dtype=F64)
+    linear = (y * z).sum(-1)
     value: Tensor = linear - _number(gamma) * omega_at(omega, y, on)
-    return value
+    return value.to(F64)
 
 
 def _linear(target: Target, x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
@@ -279,21 +294,25 @@ def _linear(target: Target, x: Tensor, on: Tensor | None, top: Tensor) -> Tensor
     if target.spread is None and target.vertex is not None:
         return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
     rows = (x, on, top, *target)
-    return _in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows, ())
+    return _in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
 
 
 def _in_blocks(
-    function: Callable[..., Tensor], rows: Sequence[Tensor | None], numbers: Sequence[Any]
+    function: Callable[..., Tensor],
+    rows: Sequence[Tensor | None],
+    omega: Regularizer | None = None,
+    gamma: Any = None,
 ) -> Tensor:
     """function(*rows), (*batch), a few rows at a time where all together leave the caches; not
-    where one of ``numbers`` differs from row to row."""
+    where γ or what is inside Ω differs from row to row."""
     x = rows[0]
     assert x is not None
+    numbers = [gamma, *(omega.tensors(fixed=True).values() if omega is not None else ())]
     shared = all(not isinstance(t, Tensor) or t.numel() == 1 for t in numbers)
-    if x.device.type != "cpu" or x.numel() < 2 * BLOCK or not shared:
+    if not transforms.may_look(x) or x.numel() < 2 * BLOCK or not shared:
         return function(*rows)
     batch, step = x.shape[:-1], max(1, BLOCK // x.shape[-1])
-    flat = [t if t is None or _is_one_row(t) else t.reshape(-1, t.shape[-1]) for t in rows]
+    flat = [None if t is None else t.reshape(-1, t.shape[-1]) for t in rows]
     parts = [
         function(*(t if t is None or len(t) == 1 else t[i : i + step] for t in flat))
         for i in range(0, batch.numel(), step)
@@ -301,17 +320,16 @@ def _in_blocks(
     return torch.cat(parts).view(batch)
 
 
-def _is_one_row(t: Tensor) -> bool:
-    return t.ndim == 2 and len(t) == 1
-
-
-def _packed(omega: Regularizer, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The positive y_i and their x_i, (*batch, k) in float64, where k is far below d."""
+def _packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tensor, Tensor] | None:
+    """The positive y_i and their x_i, (*batch, k) in float64, where k is far below d; or half of
+    it, to ``keep`` for Ω's own gradients, which cost more."""
     d = x.shape[-1]
-    if d < 256 or not (omega.ignores_zeros and asked() and transforms.may_look(x)):
+    if d < (16 if keep else 256) or not (
+        omega.ignores_zeros and asked() and transforms.may_look(x)
+    ):
         return None
     pack = _packer()
-    found = pack and pack(_flat(y), _flat(x), d // 8)
+    found = pack and pack(_flat(y), _flat(x), d // (2 if keep else 8))
     return found and tuple(t.view(*x.shape[:-1], -1) for t in found)
 
 

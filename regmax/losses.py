@@ -14,12 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import checks, fenchel_young, functional
+from . import checks, fenchel_young, functional, recipes
 from .fenchel_young import Target
 from .layer import RegularizedMax
 from .plugins import registry
 from .regularizer import Regularizer
-from .rows import HALF, aligned, outside_inference
+from .rows import HALF, outside_inference
 from .solvers import Solver
 from .transforms import may_look
 
@@ -109,27 +109,42 @@ class FenchelYoungLoss(nn.Module):
         """The loss of logits: a number, or with reduction "none" one for each target."""
         dim = 0 if self.dim == 1 and isinstance(input, Tensor) and input.ndim == 1 else self.dim
         logits, dim = checks.scores(input, dim)
-        checks.entries(logits, dim, self.omega.entries, self.omega)
         on = checks.mask(mask, logits)
-        wide = logits.float() if logits.dtype in HALF else logits
-        gamma = checks.per_row("gamma", self.gamma, checks.POSITIVE, wide, dim)
-        omega = aligned(self.omega, wide, dim)
-        x = wide.movedim(dim, -1)
+        x = logits.movedim(dim, -1)
+        x = x.float() if x.dtype in HALF else x
         on = None if on is None else on.movedim(dim, -1)
         weight = self._weight(x)
         index = skip = wrong = given = mass = None
         if _is_index(target, input, dim):
             index, skip, wrong = self._index(target, x)
-            mass = None if weight is None else weight[index]
+            mass = None if weight is None else _taken(weight, index)
         else:
             given, mass = _distribution(target, x, dim, weight)
         t, scale = self._target(x, index, given, mass, on, weight)
-        rows = fenchel_young.losses(omega, x, gamma, on, t, skip, self.mapping.settings)
+        rows = self._rows(logits, dim, mask, t, skip)
         if scale is not None:
             rows = torch.where(scale > 0, rows * scale, 0)
         if wrong is not None:
             rows = torch.where(wrong, torch.nan, rows)
         return self._reduced(rows, mass if given is None else None, skip).to(input.dtype)
+
+    def _rows(
+        self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None
+    ) -> Tensor:
+        """L of each row, also where torch.compile records."""
+        settings = self.mapping.settings
+        if not torch.compiler.is_dynamo_compiling():
+            return fenchel_young.losses(
+                self.omega, x, self.gamma, dim, mask, target, skip, settings
+            )
+        from . import recorded  # loads the compiler
+
+        text, names = recorded.written(self.omega, settings)
+        if not text:
+            outside: Tensor = recorded.outside(self._rows, x, dim, mask, target, skip)
+            return outside
+        inside = [recipes.attribute(self.omega, name) for name in names]
+        return recorded.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
 
     def _weight(self, x: Tensor) -> Tensor | None:
         if self.weight is not None and self.weight.shape[0] != x.shape[-1]:
@@ -168,7 +183,7 @@ class FenchelYoungLoss(nn.Module):
         epsilon = self.label_smoothing
         if epsilon == 0:
             return Target(k, given), mass
-        if on is not None or not may_look(x) or bool((x.amin() == -torch.inf).any()):
+        if on is not None or not may_look(x) or (x.numel() and bool(x.amin() == -torch.inf)):
             on = x != -torch.inf if on is None else on & (x != -torch.inf)
             spread = on.to(x.dtype)
         else:
@@ -206,6 +221,11 @@ class FenchelYoungLoss(nn.Module):
         if self.label_smoothing:
             parts.append(f"label_smoothing={self.label_smoothing}")
         return ", ".join(parts)
+
+
+def _taken(weight: Tensor, index: Tensor) -> Tensor:
+    """The weight of each index; under vmap too."""
+    return weight.index_select(0, index.reshape(-1)).view(index.shape)
 
 
 def _is_index(target: Any, input: Tensor, dim: int) -> bool:

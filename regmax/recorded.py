@@ -1,4 +1,4 @@
-"""The way of ``torch.compile`` to Π_Ω and max_Ω: one call in the graph, traced without Dynamo.
+"""The way of ``torch.compile`` to Π_Ω, max_Ω and L_Ω: one call in the graph, traced without Dynamo.
 
 Dynamo cannot follow the making of an nn.Module; what is recorded is therefore one function of
 tensors and numbers, which the stages after Dynamo trace into. ``torch.export`` needs none of it.
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import engine, recipes
+from . import engine, fenchel_young, recipes
+from .fenchel_young import Target
 from .opaque import not_recordable
 from .regularizer import Regularizer
 from .roads import Settings
@@ -37,6 +38,15 @@ def _smooth_max(
     return engine.smooth_max(rows, engine.argmax(rows, Settings())[0]).to(x.dtype)
 
 
+def _losses(text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *rest: Any) -> Tensor:
+    """L_Ω(x; t), one number per row; ``rest``: the parts of t, the rows to skip, the arguments."""
+    *target, skip = rest[: len(Target._fields) + 1]
+    omega = recipes.made(text, list(rest[len(Target._fields) + 1 :]))
+    t = Target(*target)
+    return fenchel_young.losses(omega, x, gamma, dim, mask, t, skip, Settings())
+
+
+losses: Callable[..., Tensor] = torch.compiler.allow_in_graph(_losses)
 mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)
 CALLS: dict[str, Callable[..., Tensor]] = {
     "mapping": mapping,

@@ -1,6 +1,7 @@
 """A pytest plugin (``-p entmax_adapter``): the names of the ``entmax`` package, computed by regmax.
 
-With it the tests that ship in that package's wheel test ``regmax.functional``.
+With it the tests that ship in that package's wheel test ``regmax.functional`` and
+``regmax.losses``.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import entmax.activations
+import entmax.losses
 import entmax.root_finding
 import torch
 from torch import Tensor, nn
 
-from regmax import functional
+from regmax import functional, losses
 
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
@@ -58,6 +60,27 @@ def entmax15_threshold(X: Tensor, dim: int = -1, k: int | None = None) -> tuple[
     return X.amax(dim, keepdim=True) - top, (y > 0).sum(dim, keepdim=True)
 
 
+def loss(name: str) -> Any:
+    """The constructor of a loss: "elementwise_mean" is its default, an index may be a tensor."""
+
+    def make(
+        alpha: Any = None,
+        k: int | None = None,
+        n_iter: int = 50,
+        ignore_index: Any = -100,
+        reduction: str = "elementwise_mean",
+    ) -> nn.Module:
+        given = {} if alpha is None else {"alpha": alpha}
+        reduction = {"elementwise_mean": "mean"}.get(reduction, reduction)
+        found: nn.Module = getattr(losses, name)(
+            **given, ignore_index=int(ignore_index), reduction=reduction
+        )
+        return found
+
+    make.__name__ = name  # in the names of tests
+    return make
+
+
 for module, names in {
     entmax.activations: {
         "sparsemax": sparsemax,
@@ -66,6 +89,12 @@ for module, names in {
         "Entmax15": Entmax15,
         "_sparsemax_threshold_and_support": sparsemax_threshold,
         "_entmax_threshold_and_support": entmax15_threshold,
+    },
+    entmax.losses: {
+        "SparsemaxLoss": loss("SparsemaxLoss"),
+        "Entmax15Loss": loss("Entmax15Loss"),
+        "SparsemaxBisectLoss": loss("SparsemaxLoss"),
+        "EntmaxBisectLoss": loss("EntmaxLoss"),
     },
     entmax.root_finding: {"sparsemax_bisect": sparsemax_bisect, "entmax_bisect": entmax_bisect},
 }.items():
