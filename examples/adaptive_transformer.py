@@ -74,6 +74,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--heads", type=int, default=8, help="of each attention block (%(default)s)")
     add("--dropout", type=float, default=0.1, help="(%(default)s)")
     add("--rate", type=float, default=2e-3, help="highest learning rate (%(default)s)")
+    add("--alpha-rate", type=float, default=1.0, help="how much faster α learns (%(default)s)")
     add("--warmup", type=int, default=400, help="steps until then (%(default)s)")
     add("--beam", type=int, default=5, help="hypotheses in the beam (%(default)s)")
     return parse(made, argv, SMOKE)
@@ -122,13 +123,21 @@ class Translator(Trainee):
         shape = (args.width, args.layers, args.heads)
         self.transformer = Transformer(corpus.sizes(), *shape, attention, args.dropout)
         self.model = self.transformer.to(process.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+        self.optimizer = torch.optim.Adam(self._groups(), betas=(0.9, 0.98), eps=1e-9)
         self.criterion = regmax.FenchelYoungLoss(
             regmax.regularizer("entropy"), label_smoothing=0.1, reduction="sum"
         )
         self.steps = 0
         self.every = max(1, len(corpus.train) * args.epochs // args.batch // POINTS)
         self.record = Trajectories(self.model)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """What is learnt, and how much faster: α apart from the weights."""
+        named = list(self.model.named_parameters())
+        alphas = [t for name, t in named if ".omega." in name]
+        weights = [t for name, t in named if ".omega." not in name]
+        groups = [{"params": weights, "faster": 1.0}]
+        return groups + [{"params": alphas, "faster": self.args.alpha_rate}] * bool(alphas)
 
     def batches(self, epoch: int) -> list[list[int]]:
         lengths = [len(source) + len(target) for source, target in self.corpus.train]
@@ -140,7 +149,7 @@ class Translator(Trainee):
         self.steps += 1
         warm = self.steps / self.args.warmup
         for group in self.optimizer.param_groups:
-            group["lr"] = self.args.rate * min(warm, warm**-0.5)
+            group["lr"] = self.args.rate * group["faster"] * min(warm, warm**-0.5)
         source, given, wanted = self._tensors([self.corpus.train[k] for k in batch])
         real = wanted != PAD
         return self.criterion(model(source, given)[real], wanted[real]), int(real.sum())

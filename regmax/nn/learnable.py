@@ -111,7 +111,7 @@ class AdaptiveEntmax(Learnable):
 
     ``heads``: how many; α and ``a`` have shape (heads, 1, 1), for scores of shape
     (batch, heads, L, S). ``init``: the α to begin with. (Correia, Niculae & Martins 2019, eq. 10,
-    who draw a from the standard normal distribution: ``nn.init.normal_(omega.a)``.)
+    who begin at random: ``nn.init.normal_(omega.a)``, for instance.)
     """
 
     def __init__(self, heads: int, init: float = 1.5) -> None:
