@@ -9,7 +9,7 @@ OUT    ?= regmax-demo
 BENCH  ?= build/bench
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench bench-gpu figures lint format types clean
+.PHONY: help install demo test examples bench bench-gpu figures lint format types clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,10 @@ demo: $(READY)  ## validate the six regularizers, train on real digits, draw the
 # One torch thread per test process: two processes on two cores are faster than four threads.
 test: $(READY)  ## run the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+examples: $(READY)  ## run the three experiments on generated data, a minute or two
+	@for name in inflection adaptive_transformer structured_attention; do \
+	  $(BIN)/python -m examples.$$name --smoke --out build/examples/$$name || exit 1; done
 
 bench: $(READY)  ## measure speed and memory on the CPU (BENCH=docs: into the committed page)
 	$(BIN)/python -m benchmarks --out "$(BENCH)"
