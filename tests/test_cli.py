@@ -426,7 +426,7 @@ class TestDemo:
         y = torch.tensor([[0.0, 0.2, 0.2, 0.1, 0.2, 0.0, 0.3, 0.0]])
 
         def count(omega):
-            groups = pooling.groups(omega, y)
+            groups = pooling.groups(y, omega)
             empty = torch.zeros(1, dtype=torch.bool)
             return pooling.Trained("x", y, groups, True, empty, empty, 0.0).group_count
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..analysis import groups
 from ..layer import RegularizedMax
 from ..penalty import Penalized
-from ..plots import groups
 from ..regularizer import Regularizer
 from .common import needs, progress
 
@@ -116,9 +116,7 @@ class Trained:
     @property
     def group_count(self) -> float:
         """Mean number of groups among the pixels with non-zero weight."""
-        ids = torch.where(self.weights > 0, self.groups, -1).sort(-1).values
-        starts = (ids[:, 1:] != ids[:, :-1]) & (ids[:, 1:] >= 0)
-        return float((starts.sum(-1) + (ids[:, 0] >= 0)).double().mean())
+        return float((self.groups.amax(-1) + 1).double().mean())
 
 
 def train(mapping: str, omega: Regularizer, data: Digits, epochs: int, seed: int) -> Trained:
@@ -140,7 +138,7 @@ def train(mapping: str, omega: Regularizer, data: Digits, epochs: int, seed: int
     return Trained(
         mapping,
         weights,
-        groups(omega, weights),
+        groups(weights, omega),
         isinstance(omega, Penalized),
         predicted,
         predicted == data.test_y,

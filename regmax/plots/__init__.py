@@ -4,7 +4,7 @@ what becomes of its heads. Needs matplotlib (extra ``plot``); no display."""
 from .descents import FLOOR, convergence
 from .heads import diversity_by_layer, head_densities, histograms, trajectories
 from .heatmaps import attention, attentions
-from .mappings import example, groups, mapping
+from .mappings import example, mapping
 
 __all__ = [
     "FLOOR",
@@ -13,7 +13,6 @@ __all__ = [
     "convergence",
     "diversity_by_layer",
     "example",
-    "groups",
     "head_densities",
     "histograms",
     "mapping",

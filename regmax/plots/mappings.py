@@ -48,11 +48,6 @@ def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, nam
     return figure
 
 
-def groups(omega: Regularizer, weights: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The group of each entry: as Ω's penalty fuses them, else entries of the very same weight."""
-    return analysis.groups(weights, omega, mask=mask)
-
-
 def _rows(
     omega: Regularizer, x: Tensor, gamma: float, name: str
 ) -> list[tuple[str, Tensor, Tensor]]:
@@ -63,7 +58,7 @@ def _rows(
         others = (("softmax", (x / gamma).softmax(-1)), ("sparsemax", project(x / gamma, on)))
     alone = torch.arange(len(x))
     found = [(n, z, alone) for n, z in others if not torch.allclose(y, z, atol=1e-9)]
-    return [*found, (name, y, groups(omega, y, on))]
+    return [*found, (name, y, analysis.groups(y, omega, mask=on))]
 
 
 def _curves(axis: Any, omega: Regularizer, gamma: float, name: str) -> None:
