@@ -22,5 +22,6 @@ the time on the device, and a buffer larger than the L2 cache is written before 
     timing     the rounds                           child      what needs a process of its own
     sections   the sections of the page             system     machine, versions, commit
     own        Ω by its value, and compositions     own_page   their part of the page
-    words      tables and numbers
+    words      tables and numbers                   learning_page   of these two:
+    loss_steps, attention_steps    what is learnt with, beside PyTorch's own
 """

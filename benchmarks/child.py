@@ -21,7 +21,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a child imports torch first, and times regmax's import
+    from .peers import Step
 
 ROOT = Path(__file__).parents[1]
 WARM = 64
@@ -41,12 +44,17 @@ def memory(
     device: str, threads: int, kinds: Sequence[str], rows: int, d: int, names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Peak memory of each candidate, forward and both, in units of the scores' size."""
-    if device == "cpu" and not CLEAR.exists():
-        raise Failed("needs Linux: /proc/self/clear_refs resets the peak", ours=False)
+    if device == "cpu":
+        _can_reset()
     task = {"device": device, "threads": threads, "rows": rows, "d": d}
     named = {"kinds": list(kinds), "names": list(names)}
     found: list[dict[str, Any]] = _call("memory", {**task, **named}, {})
     return found
+
+
+def _can_reset() -> None:
+    if not CLEAR.exists():
+        raise Failed("needs Linux: /proc/self/clear_refs resets the peak", ours=False)
 
 
 def first(device: str, threads: int, mapping: str, rows: int, d: int) -> dict[str, Any]:
@@ -65,6 +73,17 @@ def first(device: str, threads: int, mapping: str, rows: int, d: int) -> dict[st
         "warm": warm["first"],
         "later": warm["later"],
     }
+
+
+def losses(
+    device: str, threads: int, rows: int, d: int, package: bool
+) -> dict[str, dict[str, float]]:
+    """The same of each loss, by name, in units of the logits' size."""
+    if device == "cpu":
+        _can_reset()
+    task = {"device": device, "threads": threads, "rows": rows, "d": d, "package": package}
+    found: dict[str, dict[str, float]] = _call("losses", task, {})
+    return found
 
 
 def generic(threads: int, name: str, rows: int, d: int, limit: float) -> dict[str, Any]:
@@ -175,25 +194,14 @@ def _memory(task: dict[str, Any]) -> list[dict[str, Any]]:
 
     torch.set_num_threads(task["threads"])
     rows, d, device = task["rows"], task["d"], task["device"]
-    peak = _CudaPeak() if device == "cuda" else _CpuPeak()
+    peak = _peak(device)
     found = []
     wanted = [c for c in candidates(device, MAPPINGS)[0] if c.name in task["names"]]
     scores = [case(kind, rows, d, device=device) for kind in task["kinds"]]
     few = case("normal", min(rows, WARM), d, device=device)
     for candidate, given in itertools.product(wanted, scores):
-        size = given.x.nbytes
         with contextlib.suppress(Exception):  # the timed sections say what fails
-            warm = Task(candidate, few)  # compiles
-            warm.forward()
-            warm.backward()
-            warm.reset()
-            run = Task(candidate, given)
-            peak.reset()
-            run.forward()
-            forward = peak.read()
-            run.backward()
-            both = max(forward, peak.read())
-            run.reset()
+            figures = _used(peak, Task(candidate, few), Task(candidate, given))
             found.append(
                 {
                     "rows": rows,
@@ -202,11 +210,49 @@ def _memory(task: dict[str, Any]) -> list[dict[str, Any]]:
                     "name": candidate.name,
                     "family": candidate.family,
                     "mapping": candidate.mapping,
-                    "forward": forward / size,
-                    "both": both / size,
+                    **figures,
                 }
             )
     return found
+
+
+def _losses(task: dict[str, Any]) -> dict[str, dict[str, float]]:
+    import torch
+
+    from .inputs import case
+    from .loss_steps import batch, steps
+
+    torch.set_num_threads(task["threads"])
+    rows, d, device = task["rows"], task["d"], task["device"]
+    peak = _peak(device)
+    few, given = (
+        steps(batch(case("normal", n, d, device=device)), package=task["package"])
+        for n in (min(rows, WARM), rows)
+    )
+    found = {}
+    for warm, step in zip(few, given, strict=True):
+        with contextlib.suppress(Exception):  # the timed section says what fails
+            found[step.name] = _used(peak, warm, step)
+    return found
+
+
+def _used(peak: _CpuPeak | _CudaPeak, warm: Step, step: Step) -> dict[str, float]:
+    """The peak of a step, forward and both, in units of what it is given; ``warm`` compiles."""
+    warm.forward()
+    warm.backward()
+    warm.reset()
+    peak.reset()
+    step.forward()
+    forward = peak.read()
+    step.backward()
+    both = max(forward, peak.read())
+    step.reset()
+    size = step.leaves[0].nbytes
+    return {"forward": forward / size, "both": both / size}
+
+
+def _peak(device: str) -> _CpuPeak | _CudaPeak:
+    return _CudaPeak() if device == "cuda" else _CpuPeak()
 
 
 class _CpuPeak:
@@ -248,7 +294,12 @@ class _CudaPeak:
         return torch.cuda.max_memory_allocated() - self.before
 
 
-TASKS: dict[str, Any] = {"first": _first, "generic": _generic, "memory": _memory}
+TASKS: dict[str, Any] = {
+    "first": _first,
+    "generic": _generic,
+    "memory": _memory,
+    "losses": _losses,
+}
 
 if __name__ == "__main__":
     print(json.dumps(TASKS[sys.argv[1]](json.loads(sys.argv[2]))))

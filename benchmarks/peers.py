@@ -32,11 +32,11 @@ COPY = "torch copy"
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that computes ``mapping``: ``apply(x, alpha)``."""
+    """Something that computes ``mapping``: ``apply(x, alpha)``, or of whatever its step has."""
 
     family: str
     mapping: str
-    apply: Callable[[Tensor, Tensor], Tensor]
+    apply: Callable[..., Tensor]
     variant: str = ""
     differentiable: bool = True
 
@@ -54,14 +54,11 @@ class Candidate:
         }
 
 
-class Task:
-    """A candidate on a case: what a stopwatch runs."""
+class Step:
+    """A candidate on tensors that get gradients, its output's being v: what a stopwatch runs."""
 
-    def __init__(self, candidate: Candidate, case: Case) -> None:
-        self.candidate = candidate
-        self.x = case.x.detach().requires_grad_(candidate.differentiable)
-        self.alpha = case.alpha.detach().requires_grad_(candidate.differentiable)
-        self.v = case.v
+    def __init__(self, candidate: Candidate, leaves: Sequence[Tensor], v: Tensor | None) -> None:
+        self.candidate, self.leaves, self.v = candidate, leaves, v
         self.y: Tensor | None = None
 
     @property
@@ -69,14 +66,25 @@ class Task:
         return self.candidate.name
 
     def forward(self) -> None:
-        self.y = self.candidate.apply(self.x, self.alpha)
+        self.y = self.candidate.apply(*self.leaves)
 
     def backward(self) -> None:
         if self.candidate.differentiable and self.y is not None:
             self.y.backward(self.v)
 
     def reset(self) -> None:
-        self.x.grad = self.alpha.grad = self.y = None
+        self.y = None
+        for leaf in self.leaves:
+            leaf.grad = None
+
+
+class Task(Step):
+    """A candidate on a case."""
+
+    def __init__(self, candidate: Candidate, case: Case) -> None:
+        learns = candidate.differentiable
+        leaves = [t.detach().requires_grad_(learns) for t in (case.x, case.alpha)]
+        super().__init__(candidate, leaves, case.v)
 
 
 def regmax_candidate(mapping: str) -> Candidate:

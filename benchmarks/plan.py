@@ -18,6 +18,8 @@ SECTIONS = (
     "generic",
     "generic-size",
     "composed",
+    "losses",
+    "attention",
     "first",
 )
 CPU_ONLY = ("conic", "generic", "generic-size", "composed")
@@ -53,6 +55,12 @@ class Plan:
     """Seconds for an Ω that is not separable on rows too long for a dense Hessian, in all; and by
     how much fewer rows it gets there."""
     own_fewer: int = 4
+    losses: tuple[Shape, ...] = ((512, 1_000), (512, 10_000), (256, 32_768))
+    """Rows × classes; the last is smoothed too, is what other packages get, and is measured for
+    memory."""
+    smoothing: float = 0.1
+    attention: tuple[tuple[int, int, int, int], ...] = ((8, 8, 128, 64), (2, 8, 512, 64))
+    """Sequences × heads × queries, which are as many as keys × width of a head."""
     mappings: tuple[str, ...] = MAPPINGS
     isolated: tuple[str, ...] = MAPPINGS
     """Those with a first call measured in a process of their own."""
@@ -98,6 +106,8 @@ CUDA = replace(
     row_counts=(1, 16, 256, 4096, 65536),
     input_shape=(16384, 2048),
     memory=(16384, 4096),
+    losses=((16384, 1_000), (8192, 10_000), (4096, 32_768)),
+    attention=((64, 16, 128, 64), (4, 16, 1024, 64)),
 )
 
 
@@ -124,6 +134,8 @@ def plan(device: str, quick: bool) -> Plan:
         own_few=2,
         own_elements=640,
         own_sizes=(16, 640),
+        losses=((8, 10), (4, 32)),
+        attention=((2, 2, 4, 8),),
         isolated=("softmax",),
         budget=0.002,
         rounds=3,
@@ -166,3 +178,5 @@ OWN_ITERATIONS_BAR = 15.0
 OWN_CLOSED_BAR = 100.0
 # A composition in units of prox and base put together by hand.
 COMPOSED_BAR = 1.5
+# A loss in units of CrossEntropyLoss, on the most classes.
+LOSS_BAR = 1.0

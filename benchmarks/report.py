@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from . import own_page, plan, summary
+from . import learning_page, own_page, plan, summary
 from .inputs import KINDS, describe
 from .peers import REFERENCE
 from .summary import Key, Row
@@ -314,6 +314,7 @@ WRITERS = {
     "memory": _memory,
     "conic": _conic,
     **own_page.WRITERS,
+    **learning_page.WRITERS,
     "first": _first,
 }
 

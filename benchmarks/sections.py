@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,9 +12,9 @@ from typing import Any
 
 import torch
 
-from . import child, own, peers
+from . import attention_steps, child, loss_steps, own, peers
 from .inputs import Case, case
-from .peers import Candidate, Task
+from .peers import Candidate, Step, Task
 from .plan import CPU_ONLY, Plan
 from .timing import Watch, interleave
 
@@ -52,42 +53,45 @@ class Bench:
 
         ``exact``: from a mapping to what computes it in float64, to measure errors against.
         """
-        where = case.describe()
-        label = f"{where['rows']} × {where['d']} {where['dtype']} {where['input']}"
-        tasks: list[Task] = []
-        seen: dict[str, Row] = {}
         references: dict[str, torch.Tensor] = {}
-        for candidate in candidates:
-            self.say(f"{label}: {candidate.name}")
-            task = Task(candidate, case)
+        tasks = [Task(candidate, case) for candidate in candidates]
+        facts = functools.partial(self._facts, case=case, exact=exact, references=references)
+        return self.time(case.describe(), tasks, facts)
+
+    def time(self, where: Row, steps: Sequence[Step], facts: Callable[[Step], Row]) -> list[Row]:
+        """A row of figures for each step of the case ``where``; ``facts`` sees it after a pass."""
+        label = f"{where['rows']} × {where['d']} {where['dtype']} {where['input']}"
+        warm: list[Step] = []
+        seen: dict[str, Row] = {}
+        for step in steps:
+            self.say(f"{label}: {step.name}")
             try:
-                task.forward()
-                facts = self._facts(task, case, exact, references)
-                task.backward()
+                step.forward()
+                step.backward()
+                seen[step.name] = facts(step)
             except Exception as error:  # another's limits are not ours; ours fail the run
-                ours = candidate.family == "regmax"
-                self.leave_out(f"{candidate.name}, {label}", error, ours=ours)
+                ours = step.candidate.family == "regmax"
+                self.leave_out(f"{step.name}, {label}", error, ours=ours)
                 continue
             finally:
-                task.reset()
-            tasks.append(task)
-            seen[task.name] = facts
+                step.reset()
+            warm.append(step)
         self.say(f"{label}: rounds")
         p = self.plan
-        times = interleave(tasks, self.watch, budget=p.budget, rounds=p.rounds, at_least=p.at_least)
+        times = interleave(warm, self.watch, budget=p.budget, rounds=p.rounds, at_least=p.at_least)
         return [
             {
                 **where,
-                **task.candidate.describe(),
-                **seen[task.name],
-                **dataclasses.asdict(times[task.name]),
+                **step.candidate.describe(),
+                **seen[step.name],
+                **dataclasses.asdict(times[step.name]),
             }
-            for task in tasks
+            for step in warm
         ]
 
     def _facts(
         self,
-        task: Task,
+        task: Step,
         case: Case,
         exact: Callable[[str], Candidate],
         references: dict[str, torch.Tensor],
@@ -262,6 +266,37 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+def losses(bench: Bench) -> list[Row]:
+    """Every loss beside cross-entropy; on the most classes also smoothed, and its peak memory."""
+    p = bench.plan
+    most = p.losses[-1]
+    theirs = any(candidate.family == "entmax" for candidate in bench.candidates)
+    cases = [(shape, kind, 0.0) for shape in p.losses for kind in p.main_inputs]
+    found: list[Row] = []
+    for shape, kind, smoothing in [*cases, (most, p.main_inputs[0], p.smoothing)]:
+        given = loss_steps.batch(bench.case(kind, *shape), smoothing)
+        steps = loss_steps.steps(given, package=theirs and shape == most and not smoothing)
+        facts = functools.partial(loss_steps.facts, given=given, checked=CHECKED)
+        found += bench.time(given.describe(), steps, facts)
+    bench.say("memory")
+    try:
+        peaks = child.losses(bench.device, bench.threads, *most, theirs)
+    except child.Failed as error:
+        bench.leave_out("memory of losses", error, ours=error.ours)
+        return found
+    return [row | {"memory": peaks[row["name"]]} if row["name"] in peaks else row for row in found]
+
+
+def attention(bench: Bench) -> list[Row]:
+    """Every mapping inside attention, beside PyTorch's own."""
+    found: list[Row] = []
+    for shape, causal in itertools.product(bench.plan.attention, (False, True)):
+        given = attention_steps.heads(shape, causal, bench.device)
+        facts = functools.partial(attention_steps.facts, given=given)
+        found += bench.time(given.describe(), attention_steps.steps(given), facts)
+    return found
+
+
 def first(bench: Bench) -> list[Row]:
     """First calls in fresh processes: an empty cache of compiled kernels, then a full one."""
     found: list[Row] = []
@@ -285,6 +320,8 @@ ALL: dict[str, Callable[[Bench], list[Row]]] = {
     "generic": generic,
     "generic-size": generic_size,
     "composed": composed,
+    "losses": losses,
+    "attention": attention,
     "first": first,
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import plan
+from . import loss_steps, plan
 from .inputs import describe
 from .own import COMPOSED, OWN
 from .peers import COPY, REFERENCE
@@ -90,6 +90,8 @@ def verdicts(device: str, sections: dict[str, list[Row]], mappings: Sequence[str
         found += _own(sections["generic"])
     if "composed" in sections:
         found += _composed(sections["composed"])
+    if "losses" in sections:
+        found += _losses(sections["losses"])
     return found
 
 
@@ -269,4 +271,21 @@ def _composed(rows: list[Row]) -> list[Verdict]:
             ratio = sides["ours"][phase] / sides["by hand"][phase] if sides else None
             what = f"{name} / prox and base by hand, {phase}"
             found.append(Verdict(what, ratio, plan.COMPOSED_BAR, at_most=True))
+    return found
+
+
+def _losses(rows: list[Row]) -> list[Verdict]:
+    """The worst case with the most classes."""
+    most = max((row["d"] for row in rows), default=0)
+    rows = [row for row in rows if row["d"] == most]
+    cases = {key(row) for row in rows}
+    found = []
+    for name in loss_steps.NAMES:
+        by_case = ratios(rows, name, loss_steps.CROSS_ENTROPY)
+        what = f"{name.removeprefix('regmax ')} / CrossEntropyLoss, {most:,} classes"
+        if not cases or set(by_case) != cases:
+            found.append(Verdict(what, None, plan.LOSS_BAR, at_most=True))
+            continue
+        where, ratio = worst(by_case)
+        found.append(Verdict(f"{what}, worst case", ratio, plan.LOSS_BAR, True, where[3]))
     return found
