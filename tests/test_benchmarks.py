@@ -19,7 +19,6 @@ from benchmarks import (
     attention_steps,
     child,
     inputs,
-    learning_page,
     loss_steps,
     own,
     plan,
@@ -301,65 +300,6 @@ def test_compositions_are_compared_with_their_two_steps():
     verdicts = summary.verdicts("cpu", {"composed": rows}, [])
     found = {v.what: v.figure for v in verdicts}
     assert found["tsallis + tv / prox and base by hand, forward"] == pytest.approx(1.2)
-
-
-def test_losses_are_judged_on_the_most_classes_by_their_worst_case():
-    few = [row(loss_steps.CROSS_ENTROPY, 1.0), row(loss_steps.NAMES[0], 9.0)]
-    many = [
-        row(name, seconds, d=100, kind=kind)
-        for kind in ("a", "b")
-        for name, seconds in [
-            (loss_steps.CROSS_ENTROPY, 1.0),
-            *((name, 0.5 if kind == "a" else 0.75) for name in loss_steps.NAMES[:-1]),
-        ]
-    ]
-    rows = [*few, *many, row(loss_steps.NAMES[-1], 0.5, d=100, kind="a")]
-    verdicts = summary.verdicts("cpu", {"losses": rows}, [])
-    assert [v.figure for v in verdicts] == [pytest.approx(0.75)] * (len(verdicts) - 1) + [None]
-    assert [v.ok for v in verdicts] == [True] * (len(verdicts) - 1) + [False]
-    assert verdicts[0].worst == "b"
-    assert not any(v.ok for v in summary.verdicts("cpu", {"losses": []}, []))
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_a_loss_that_is_off_shows_in_its_error(smoothing):
-    given = loss_steps.batch(inputs.case("normal", 6, 10), smoothing)
-    package = not smoothing and importlib.util.find_spec("entmax") is not None
-    steps = loss_steps.steps(given, package=package)
-    assert len({step.name for step in steps}) == len(steps)
-    for step in steps:
-        step.forward()
-        step.backward()
-        x = step.leaves[0]
-        assert loss_steps.facts(step, given, 4)["error"] < 1e-6, step.name
-        x.grad[1, 2] += 1e-3 / 6
-        assert loss_steps.facts(step, given, 4)["error"] == pytest.approx(1e-3, rel=1e-2)
-        step.reset()
-        assert all(leaf.grad is None for leaf in step.leaves)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_attention_that_is_off_shows_in_its_error(causal):
-    given = attention_steps.heads((2, 3, 4, 8), causal, "cpu")
-    for step in attention_steps.steps(given):
-        step.forward()
-        step.backward()
-        assert all(leaf.grad is not None for leaf in step.leaves), step.name
-        assert attention_steps.facts(step, given)["error"] < 1e-5, step.name
-        step.y = step.y + 1e-3
-        assert attention_steps.facts(step, given)["error"] == pytest.approx(1e-3, rel=1e-2)
-
-
-def test_what_learns_is_in_units_of_pytorch_s_own():
-    rows = [row(loss_steps.CROSS_ENTROPY, 2.0), row("regmax SparsemaxLoss", 1.0)]
-    rows[1]["memory"] = {"forward": 1.0, "both": 1.25}
-    times = {"low": 1.0, "high": 2.0, "n": 3}
-    for one in rows:
-        for phase in ("forward", "backward", "both"):
-            one[phase] |= times
-    text = learning_page.WRITERS["losses"](rows, {})
-    assert "| torch CrossEntropyLoss | 1.00 | – |" in text
-    assert "| regmax SparsemaxLoss | 0.50 | 1.00, 1.25 |" in text
 
 
 def test_a_task_that_takes_too_long_is_stopped_and_is_no_fault():
