@@ -63,6 +63,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--attention", type=listed, default=mappings, help="mappings (%(default)s)")
     add("--hidden", type=int, default=500, help="size of states, embeddings (%(default)s)")
     add("--layers", type=int, default=2, help="of LSTM, in encoder and decoder (%(default)s)")
+    add("--gamma", type=float, default=1.0, help="attention's, divides the scores (%(default)s)")
     add("--dropout", type=float, default=0.3, help="(%(default)s)")
     add("--optimizer", choices=("sgd", "adam"), default="sgd", help="(%(default)s)")
     add("--rate", type=float, help="learning rate at first (1 for sgd, 0.001 for adam)")
@@ -103,6 +104,7 @@ class Translator(Recurrent):
             args.layers,
             args.dropout,
             bidirectional=False,
+            gamma=args.gamma,
         )
         super().__init__(corpus, shape, "softmax", attention, args.batch, seed, process)
         uniform_(self.model, 0.1)

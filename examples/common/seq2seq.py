@@ -16,7 +16,8 @@ from .text import PAD
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model; ``hidden`` is that of both directions together."""
+    """Sizes of a model; ``hidden`` is that of both directions together. ``gamma``: γ of the
+    attention, by which scores are divided."""
 
     source: int
     target: int
@@ -25,6 +26,7 @@ class Shape:
     layers: int = 2
     dropout: float = 0.3
     bidirectional: bool = True
+    gamma: float = 1.0
 
 
 class State(NamedTuple):
@@ -72,7 +74,7 @@ class Seq2Seq(nn.Module):
         self.key = nn.Linear(size, size, bias=False)
         self.combine = nn.Linear(2 * size, size)
         self.scores = nn.Linear(size, shape.target)
-        self.mapping = regmax.RegularizedMax(omega)
+        self.mapping = regmax.RegularizedMax(omega, shape.gamma)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
