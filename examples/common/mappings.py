@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 
 import regmax
+from regmax.cli.common import UsageError
 from regmax.cli.names import named
 from regmax.plugins import registry
 
@@ -13,7 +15,10 @@ def listed(text: str) -> list[str]:
     """The names in a list with commas; ``key=value`` behind a comma goes with the name before."""
     parts = re.split(r",(?!\s*\w+\s*=)", text)
     for part in parts:
-        omega(part)  # says now what is wrong with a name
+        try:
+            omega(part)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     return [part.strip() for part in parts]
 
 
