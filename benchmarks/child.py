@@ -53,6 +53,7 @@ def memory(
 
 
 def _can_reset() -> None:
+    """Whether there is a peak of the resident set to read."""
     if not CLEAR.exists():
         raise Failed("needs Linux: /proc/self/clear_refs resets the peak", ours=False)
 
@@ -78,7 +79,7 @@ def first(device: str, threads: int, mapping: str, rows: int, d: int) -> dict[st
 def losses(
     device: str, threads: int, rows: int, d: int, package: bool
 ) -> dict[str, dict[str, float]]:
-    """The same of each loss, by name, in units of the logits' size."""
+    """Peak memory of each loss, by name: forward and both, in units of the logits' size."""
     if device == "cpu":
         _can_reset()
     task = {"device": device, "threads": threads, "rows": rows, "d": d, "package": package}
