@@ -29,11 +29,11 @@ def _count(job: Any, like: Any) -> None:
 def _pack(job: Any, like: Any) -> None:
     d = job[cpu.WIDTH]
     wide, kept = cpu.scratch(2, d), cpu.scratch_like(2, d, like)
-    ys, xs = memory.row(wide, 0), memory.row(wide, 1)
     first, last = cpu.take(job)
     while first < last:
         for r in range(first, last):
             y, x = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 1, r, like)
+            ys, xs = memory.row(wide, 0), memory.row(wide, 1)
             n = cpu.pack_support(
                 y, x, d, memory.row(kept, 0), memory.row(kept, 1), ys, xs, job[cpu.BLANK] != 0
             )
