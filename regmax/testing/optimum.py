@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,21 +122,41 @@ def check_max(s: Subject, case: Case) -> None:
 @searched(lambda s: exact(s) and overrides(s.omega, "conjugate"))
 def check_conjugate(s: Subject, case: Case) -> None:
     """conjugate(x) = max_y ⟨y, x⟩ − γΩ(y)."""
+
+    def conjugate(x: Tensor, y: Tensor, gamma: float | Tensor) -> Any:
+        return s.omega.conjugate(x, gamma, case.mask)
+
+    _is_the_maximum(s, case, "conjugate", conjugate)
+
+
+@searched(lambda s: exact(s) and overrides(s.omega, "conjugate_at"))
+def check_conjugate_at(s: Subject, case: Case) -> None:
+    """conjugate_at(x, y) = max_y ⟨y, x⟩ − γΩ(y), where y = Π_Ω(x)."""
+
+    def conjugate_at(x: Tensor, y: Tensor, gamma: float | Tensor) -> Any:
+        return s.omega.conjugate_at(x, y, gamma, case.mask)
+
+    _is_the_maximum(s, case, "conjugate_at", conjugate_at)
+
+
+def _is_the_maximum(s: Subject, case: Case, method: str, claim: Callable[..., Any]) -> None:
+    """``claim(x, Π_Ω(x), gamma)`` is max_Ω(x)."""
     on = case.participants()
     x = case.x - torch.where(on, case.x, -torch.inf).amax(-1, keepdim=True)
     x = torch.where(on, x, 0)
+    y = s.pi(x, case.gamma, case.mask)
     expected = s.maximum(x, case.gamma, case.mask)
     for gamma in (case.gamma, torch.full_like(x[:, :1], case.gamma)):
         with torch.no_grad():
-            found = s.omega.conjugate(x, gamma, case.mask)
+            found = claim(x, y, gamma)
         if found is None:
             return
         if found.shape != expected.shape or worst(found - expected) > 1e-9 * (1 + worst(x)):
             raise Broken(
                 f"⟨y, x⟩ − γΩ(y) at y = Π(x): {expected.tolist()}",
-                f"conjugate(x) = {found.tolist()}",
-                s.where("conjugate"),
-                y=s.pi(x, case.gamma, case.mask),
+                f"{method} gives {found.tolist()}",
+                s.where(method),
+                y=y,
             )
 
 

@@ -281,6 +281,27 @@ def check_permutation_invariant(s: Subject, case: Case) -> None:
             )
 
 
+@searched(lambda s: s.smooth.ignores_zeros, masks=False)
+def check_ignores_zeros(s: Subject, case: Case) -> None:
+    """ignores_zeros = True: Ω(y) is that of the positive entries of y alone, in any order."""
+    generator = torch.Generator().manual_seed(case.seed)
+    for y in points(case):
+        for zeros in (0, 1, 7):
+            longer = torch.cat([y, y.new_zeros(len(y), zeros)], -1)
+            longer = longer[:, torch.randperm(longer.shape[-1], generator=generator)]
+            with torch.no_grad():
+                expected, found = s.smooth.value(y), s.smooth.value(longer)
+                near = s.smooth.value(simplex.inward(longer))
+            found = torch.where(torch.isfinite(found), found, near)
+            if worst((found - expected) / (1 + expected.abs())) > 1e-12:
+                raise Broken(
+                    f"Ω of the positive entries alone, {expected.tolist()}",
+                    f"{found.tolist()} with {zeros} zeros among them, in another order",
+                    f"{type(s.smooth).__name__}.ignores_zeros",
+                    y=longer,
+                )
+
+
 @searched(lambda s: s.omega.permutation_invariant and s.omega.exact, masks=False)
 def check_order_preserved(s: Subject, case: Case) -> None:
     """x_i ≥ x_j ⇒ y_i ≥ y_j, for a permutation-invariant Ω."""

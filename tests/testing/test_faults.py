@@ -104,6 +104,11 @@ class Ordered(regmax.Regularizer):
         return ((1 + torch.arange(y.shape[-1])) * y.square()).sum(-1)
 
 
+def centred(self, y):
+    """½‖y − 1/d‖²: Gini's mapping, but d is seen."""
+    return (y - 1 / y.shape[-1]).square().sum(-1) / 2
+
+
 class Counting(Gini):
     """A closed form that remembers how often it ran."""
 
@@ -298,6 +303,18 @@ FAULTS = {
             lambda: lie(Entropy, conjugate=lambda self, *a: Entropy.conjugate(self, *a) + 1e-5),
             "conjugate",
         )
+    ],
+    "check_conjugate_at": [
+        (
+            lambda: lie(
+                Entropy, conjugate_at=lambda self, *a: Entropy.conjugate_at(self, *a) + 1e-5
+            ),
+            "conjugate_at",
+        )
+    ],
+    "check_ignores_zeros": [
+        (lambda: lie(Gini, value=centred), "ignores_zeros"),
+        (lambda: lie(Ordered, ignores_zeros=True), "ignores_zeros"),
     ],
     "check_separable": [(lambda: lie(PNorm, separable=True), "separable")],
     "check_jacobian_symmetric": [

@@ -79,6 +79,7 @@ OPTIONAL = {
     "curvature": "check_curvature",
     "closed_form": "check_closed_form",
     "conjugate": "check_conjugate",
+    "conjugate_at": "check_conjugate_at",
     "strong_convexity": "check_strong_convexity",
     "as_cvxpy": "check_as_cvxpy",
 }
@@ -93,11 +94,11 @@ def test_an_override_is_a_claim(method, name):
 
 
 def test_a_declaration_is_a_claim():
-    assert not {"check_separable", "check_permutation_invariant"} & set(names(ByValue()))
-    declared = type("D", (ByValue,), {"separable": True, "permutation_invariant": True})
-    assert {"check_separable", "check_permutation_invariant", "check_order_preserved"} <= set(
-        names(declared())
-    )
+    mine = {"check_separable", "check_permutation_invariant", "check_ignores_zeros"}
+    assert not mine & set(names(ByValue()))
+    claims = dict.fromkeys(("separable", "permutation_invariant", "ignores_zeros"), True)
+    declared = type("D", (ByValue,), claims)
+    assert {*mine, "check_order_preserved"} <= set(names(declared()))
 
 
 def test_a_penalty_is_a_claim():
