@@ -32,8 +32,8 @@ from .adaptive_report import report
 from .adaptive_statistics import alphas, example, statistics
 from .common import toys
 from .common.mappings import listed
-from .common.processes import Process, process
-from .common.programs import carry_out
+from .common.processes import Process
+from .common.programs import carry_out, conduct
 from .common.recurrent import Corpus
 from .common.runs import Trainee, generator, parse, parser
 from .common.search import beam_search
@@ -227,13 +227,7 @@ class Translator(Trainee):
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train what is not trained yet, and write tables and figures of all that is."""
-    args = options(argv)
-    if not args.report_only:
-        with process(args.device) as here:
-            _train(args, here)
-            if not here.main:
-                return
-    report(args.out)
+    conduct(options(argv), _train, report)
 
 
 def _train(args: argparse.Namespace, here: Process) -> None:

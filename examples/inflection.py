@@ -28,8 +28,8 @@ from regmax.plots import attentions
 
 from .common import tables, toys, trees
 from .common.mappings import listed
-from .common.processes import Process, process
-from .common.programs import carry_out, publish
+from .common.processes import Process
+from .common.programs import carry_out, conduct, publish
 from .common.recurrent import Corpus, Recurrent
 from .common.runs import generator, parse, parser, results
 from .common.search import Found
@@ -283,13 +283,7 @@ def _draw_attention(runs: dict[str, list[tables.Run]], out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train what is not trained yet, and write tables and figures of all that is."""
-    args = options(argv)
-    if not args.report_only:
-        with process(args.device) as here:
-            _train(args, here)
-            if not here.main:
-                return
-    report(args.out)
+    conduct(options(argv), _train, report)
 
 
 def _train(args: argparse.Namespace, here: Process) -> None:

@@ -44,7 +44,7 @@ def test_each_python_block_stands_alone(page):
         exec(compile(block, page, "exec"), {"__name__": "readme"})
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "docs/experiments.md"])
 def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text(encoding="utf-8"))
     assert links

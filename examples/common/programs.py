@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from . import tables
-from .processes import Process
+from .processes import Process, process
 from .runs import Trainee, settings, train, write_json
 from .timing import interleaved
 
@@ -34,6 +34,20 @@ def carry_out(
     for seed in args.seeds:
         for name, make in makes.items():
             train(partial(make, seed), name, seed, args.epochs, args.out, process, described)
+
+
+def conduct(
+    args: argparse.Namespace,
+    training: Callable[[argparse.Namespace, Process], None],
+    report: Callable[[Path], None],
+) -> None:
+    """Train, unless a report alone is asked for, and let one process report of ``args.out``."""
+    if not args.report_only:
+        with process(args.device) as here:
+            training(args, here)
+            if not here.main:
+                return
+    report(args.out)
 
 
 def publish(out: Path, name: str, parts: Sequence[str]) -> None:
