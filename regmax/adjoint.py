@@ -232,9 +232,7 @@ class _Envelope(torch.autograd.Function):
         wanted = ctx.needs_input_grad[5:]
         keep = torch.is_grad_enabled()
         with torch.enable_grad(), transforms.full_precision(y.device.type):
-            aliases = [
-                alias(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)
-            ]
+            aliases = [alias(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)]
             x, gamma, *tensors = aliases
             omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
             total = objective(omega, x, gamma, y, mask)
