@@ -89,11 +89,15 @@ class Target(NamedTuple):
 
 
 def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
-    """Ω(y) at the zeros of y, or next to them where Ω is not finite there."""
-    value = value_of(omega, y, on)
-    if transforms.may_look(value) and bool(torch.isfinite(value).all()):
+    """Ω(y) at the zeros of y, or next to them where Ω is not finite there. Its derivatives are
+    those next to them: at a zero that of y^p log y in p is NaN."""
+    with torch.no_grad():
+        value = value_of(omega, y, on)
+        finite = torch.isfinite(value)
+    if not torch.is_grad_enabled() and transforms.may_look(value) and bool(finite.all()):
         return value
-    return torch.where(torch.isfinite(value), value, value_of(omega, simplex.inward(y), on))
+    near = value_of(omega, y + (simplex.inward(y) - y).detach(), on)
+    return near + torch.where(finite, value - near, 0).detach()
 
 
 def _at_vertex(omega: Regularizer, like: Tensor, on: Tensor | None, k: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from typing import Any, Literal
 
 import torch
@@ -80,7 +81,9 @@ class FenchelYoungLoss(nn.Module):
         if weight is not None and (
             not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 1
         ):
-            raise TypeError(f"weight must be a floating tensor of shape (C,) or None; got {weight}")
+            raise TypeError(
+                f"weight must be a floating tensor of shape (C,) or None; got {_kind(weight)}"
+            )
         if weight is not None and may_look(weight) and not bool((weight >= 0).all()):
             raise ValueError(f"weight must be >= 0; got {weight.min().item():g}")
         if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
@@ -183,7 +186,7 @@ class FenchelYoungLoss(nn.Module):
         epsilon = self.label_smoothing
         if epsilon == 0:
             return Target(k, given), mass
-        if on is not None or not may_look(x) or (x.numel() and bool(x.amin() == -torch.inf)):
+        if on is not None or not may_look(x) or (x.numel() and not bool(x.amin() > -torch.inf)):
             on = x != -torch.inf if on is None else on & (x != -torch.inf)
             spread = on.to(x.dtype)
         else:
@@ -223,6 +226,12 @@ class FenchelYoungLoss(nn.Module):
         return ", ".join(parts)
 
 
+def _kind(item: Any) -> str:
+    if not isinstance(item, Tensor):
+        return repr(item)
+    return f"a tensor of shape {tuple(item.shape)}, {item.dtype}"
+
+
 def _taken(weight: Tensor, index: Tensor) -> Tensor:
     """The weight of each index; under vmap too."""
     return weight.index_select(0, index.reshape(-1)).view(index.shape)
@@ -254,8 +263,11 @@ def _distribution(
 ) -> tuple[Tensor, Tensor]:
     """w∘t over its sum, and that sum."""
     t = target.to(x.dtype).movedim(dim, -1)
-    if may_look(t) and not bool((t.detach().amin() >= 0).all() if t.numel() else True):
-        raise ValueError(f"target distributions must be >= 0; got {t.min().item():g}")
+    if may_look(t) and t.numel():
+        low, high = (end.item() for end in t.detach().aminmax())
+        if not 0 <= low <= high < math.inf:
+            wrong = high if low >= 0 else low
+            raise ValueError(f"target distributions must be finite and >= 0; got {wrong:g}")
     t = t if weight is None else t * weight
     mass = t.sum(-1)
     return t / torch.where(mass > 0, mass, 1).unsqueeze(-1), mass
