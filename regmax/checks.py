@@ -12,24 +12,27 @@ from torch import Tensor
 from . import transforms
 
 
-def scores(x: Any, dim: Any) -> tuple[Tensor, int]:
-    """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int."""
+def scores(x: Any, dim: Any, name: str = "x") -> tuple[Tensor, int]:
+    """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int; ``name``
+    is what messages call it."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"x must be a torch.Tensor; got {type(x).__name__}")
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
     if x.dtype not in DTYPES:
-        raise TypeError(f"x must be floating (float16, bfloat16, float32, float64); got {x.dtype}")
+        accepted = "floating (float16, bfloat16, float32, float64)"
+        raise TypeError(f"{name} must be {accepted}; got {x.dtype}")
     if x.ndim == 0:
-        raise ValueError("x must have at least one dimension; got a 0-d tensor")
+        raise ValueError(f"{name} must have at least one dimension; got a 0-d tensor")
     if isinstance(dim, torch.SymInt):
         dim = int(dim)  # a number that torch.compile would keep open
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int; got {dim!r}")
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(
-            f"dim must be in [{-x.ndim}, {x.ndim - 1}] for x of shape {tuple(x.shape)}; got {dim}"
+            f"dim must be in [{-x.ndim}, {x.ndim - 1}] for {name} of shape {tuple(x.shape)}; "
+            f"got {dim}"
         )
     if x.shape[dim] == 0:
-        raise ValueError(f"x must not be empty along dim={dim}; got shape {tuple(x.shape)}")
+        raise ValueError(f"{name} must not be empty along dim={dim}; got shape {tuple(x.shape)}")
     return x, dim % x.ndim
 
 

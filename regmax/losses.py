@@ -55,7 +55,7 @@ class FenchelYoungLoss(nn.Module):
     takes part) broadcasts to the logits; −inf counts as masked. A target on what is masked costs
     +inf, and a row of which nothing takes part 0, both without gradient.
 
-    ``loss.mapping(input)`` gives the probabilities.
+    ``loss.mapping(input)`` gives the probabilities along ``dim``.
     """
 
     weight: Tensor | None
@@ -111,7 +111,7 @@ class FenchelYoungLoss(nn.Module):
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or with reduction "none" one for each target."""
         dim = 0 if self.dim == 1 and isinstance(input, Tensor) and input.ndim == 1 else self.dim
-        logits, dim = checks.scores(input, dim)
+        logits, dim = checks.scores(input, dim, "input")
         on = checks.mask(mask, logits)
         x = logits.movedim(dim, -1)
         x = x.float() if x.dtype in HALF else x
