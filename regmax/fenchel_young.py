@@ -231,30 +231,33 @@ class _Task(NamedTuple):
         omega, target, x = self.regularizer(tensors), self.target, x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
             y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
-            on, spoilt = self._participants(x), torch.isnan(y[..., 0])
-            some = ~spoilt if on is None else y.amax(-1) > 0
-            inside = torch.ones_like(some) if on is None else target.inside(on)
-            plain = some & inside if self.skip is None else some & inside & ~self.skip
-            top = (x if on is None else torch.where(on, x, -torch.inf)).amax(-1, keepdim=True)
             packed = _packed(omega, x, y, keep) if target.given is None else None
             own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may keep its own
+            spoilt, part = torch.isnan(y[..., 0]), None
             if packed is None:
-                seen = y.clone() if keep and own is y else y
+                on, top = self._participants(x)
+                some = ~spoilt if on is None else y.amax(-1) > 0
+                inside = torch.ones_like(some) if on is None else target.inside(on)
+                seen, part = (y.clone() if keep and own is y else y), on
                 rows = (x, y, on, top, *target)
                 value = _in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
                 value = value + _number(gamma) * target.value(omega, y, on)
-            else:
+            else:  # what has no weight is not looked at
                 seen, xs = packed
+                part = seen > 0
+                some, inside = part[..., 0], self._vertex_inside(x)
+                top = torch.where(part, xs, -torch.inf).amax(-1, keepdim=True)
                 wide = self.regularizer([t.to(F64) for t in tensors])
-                value = _gain(wide, gamma, xs - top, seen, seen > 0)
-                value = value + _number(gamma) * target.value(wide, seen, seen > 0)
-                value = value - _linear(target, x, on, top)
+                value = _gain(wide, gamma, xs - top, seen, part)
+                value = value + _number(gamma) * target.value(wide, seen, part)
+                value = value - self._linear(x, top)
+            plain = some & inside if self.skip is None else some & inside & ~self.skip
             dx = target.taken_from(own)
             value = torch.where(inside, value, torch.inf)
             value = _filled(value, spoilt, ~(some | spoilt), self.skip)
             if not (transforms.may_look(x) and bool(plain.all())):
                 dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
-        return value, _Solved(dx, seen, on if packed is None else seen > 0, plain)
+        return value, _Solved(dx, seen, part, plain)
 
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
@@ -263,13 +266,30 @@ class _Task(NamedTuple):
         change = self.target.value(omega, seen, solved.on) - omega_at(omega, seen, solved.on)
         return torch.where(solved.plain, _number(gamma) * change, 0).to(F64)
 
-    def _participants(self, x: Tensor) -> Tensor | None:
-        """Who takes part; None: everybody."""
-        look = self.mask is None and transforms.may_look(x)
-        if look and (not x.numel() or bool(x.amin() > -torch.inf)):
-            return None
-        finite = x != -torch.inf
-        return finite if self.mask is None else self.mask & finite
+    def _participants(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Who takes part, None: everybody; and the largest of these, (*batch, 1)."""
+        if self.mask is None and transforms.may_look(x):
+            low, high = x.aminmax(dim=-1, keepdim=True)
+            if bool((low > -torch.inf).all()):
+                return None, high
+        on = x != -torch.inf
+        on = on if self.mask is None else self.mask & on
+        return on, torch.where(on, x, -torch.inf).amax(-1, keepdim=True)
+
+    def _vertex_inside(self, x: Tensor) -> Tensor:
+        """Whether the vertex of the target takes part, (*batch)."""
+        k = self.target.vertex
+        assert k is not None
+        inside = x.gather(-1, k) != -torch.inf
+        return (inside if self.mask is None else inside & self.mask.gather(-1, k)).squeeze(-1)
+
+    def _linear(self, x: Tensor, top: Tensor) -> Tensor:
+        """⟨t, x − top⟩ for a vertex, smoothed or not."""
+        target = self.target
+        if target.spread is None and target.vertex is not None:
+            return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
+        rows = (x, self._participants(x)[0], top, *target)
+        return _in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
 
 
 def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
@@ -291,14 +311,6 @@ def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | Non
     linear = (y * z).sum(-1)
     value: Tensor = linear - _number(gamma) * omega_at(omega, y, on)
     return value.to(F64)
-
-
-def _linear(target: Target, x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
-    """⟨t, x − top⟩."""
-    if target.spread is None and target.vertex is not None:
-        return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
-    rows = (x, on, top, *target)
-    return _in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
 
 
 def _in_blocks(

@@ -7,52 +7,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import cpu, memory, simd
+from . import cpu, memory
 from .cpu import CompiledRows
-from .simd import LANES
 
-
-def _count(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
-    full = d - d % LANES
-    first, last = cpu.take(job)
-    while first < last:
-        for r in range(first, last):
-            y = cpu.rows_at(job, 0, r, like)
-            n = simd.count(simd.load_part(y, full, simd.first(d - full), 0.0) > 0.0)
-            for i in range(0, full, LANES):
-                n += simd.count(simd.load(y, i) > 0.0)
-            cpu.set_number(job, 1, r, n)
-        first, last = cpu.take(job)
+ROOM = 512
+"""Entries of a row that there is room for at first; a row with more is packed once more."""
 
 
 def _pack(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
+    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
+    room = int(cpu.number_at(job, 5, 0))
     wide, kept = cpu.scratch(2, d), cpu.scratch_like(2, d, like)
     first, last = cpu.take(job)
     while first < last:
         for r in range(first, last):
             y, x = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 1, r, like)
             ys, xs = memory.row(wide, 0), memory.row(wide, 1)
-            n = cpu.pack_support(
-                y, x, d, memory.row(kept, 0), memory.row(kept, 1), ys, xs, job[cpu.BLANK] != 0
-            )
-            cpu.write(job, 2, r, ys, n)
-            cpu.write(job, 3, r, xs, n)
+            own = memory.row(kept, 0), memory.row(kept, 1)
+            n = cpu.pack_support(y, x, d, own[0], own[1], ys, xs, blank)
+            cpu.set_number(job, 4, r, n)
+            cpu.write(job, 2, r, ys, min(n, room))
+            cpu.write(job, 3, r, xs, min(n, room))
         first, last = cpu.take(job)
 
 
-_ROWS = CompiledRows(_count, _pack)
+_ROWS = CompiledRows(_pack, _pack)
 
 
 def packed(y: Tensor, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
     """For rows (R, d): the y_i > 0 and their x_i, in order, (R, k) in float64 with zeros behind,
     k ≥ 1 the largest number of them; None where k > ``most``."""
-    count = torch.empty(len(y), dtype=torch.float64)
-    _ROWS.run(0, y, count)
-    k = max(1, int(count.max())) if len(y) else 1
-    if k > most:
-        return None
-    ys, xs = (torch.zeros(len(y), k, dtype=torch.float64) for _ in range(2))
-    _ROWS.run(1, y, x, ys, xs)
-    return ys, xs
+    count, room = torch.zeros(len(y), dtype=torch.float64), min(most, ROOM)
+    while True:
+        ys, xs = (torch.zeros(len(y), room, dtype=torch.float64) for _ in range(2))
+        _ROWS.run(0, y, x, ys, xs, count, torch.full((1,), room, dtype=torch.float64))
+        k = max(1, int(count.max())) if len(y) else 1
+        if k > most:
+            return None
+        if k <= room:
+            return ys[:, :k], xs[:, :k]
+        room = k
