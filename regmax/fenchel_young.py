@@ -53,8 +53,9 @@ class Target(NamedTuple):
             first = (self.given * x).sum(-1, dtype=F64)
         if self.spread is None or self.share is None:
             return first
-        a = self.share.squeeze(-1)
-        return a * first + (1 - a) * (self.spread * x).sum(-1, dtype=F64)
+        a, s = self.share.squeeze(-1), self.spread
+        mean = x @ s.flatten() if s.numel() == s.shape[-1] else (s * x).sum(-1)
+        return a * first + (1 - a) * mean.to(F64)
 
     def taken_from(self, y: Tensor) -> Tensor:
         """y ← y − t, in place."""
@@ -268,10 +269,9 @@ class _Task(NamedTuple):
 
     def _participants(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """Who takes part, None: everybody; and the largest of these, (*batch, 1)."""
-        if self.mask is None and transforms.may_look(x):
-            low, high = x.aminmax(dim=-1, keepdim=True)
-            if bool((low > -torch.inf).all()):
-                return None, high
+        look = self.mask is None and transforms.may_look(x)
+        if look and (not x.numel() or bool(x.amin() > -torch.inf)):
+            return None, x.amax(-1, keepdim=True)
         on = x != -torch.inf
         on = on if self.mask is None else self.mask & on
         return on, torch.where(on, x, -torch.inf).amax(-1, keepdim=True)
@@ -288,7 +288,7 @@ class _Task(NamedTuple):
         target = self.target
         if target.spread is None and target.vertex is not None:
             return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
-        rows = (x, self._participants(x)[0], top, *target)
+        rows = (x, self._participants(x)[0], top.to(x.dtype), *target)
         return _in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
 
 
