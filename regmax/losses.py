@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from . import checks, fenchel_young, functional, recipes
-from .fenchel_young import Target
 from .layer import RegularizedMax
 from .plugins import registry
 from .regularizer import Regularizer
 from .rows import HALF, outside_inference
 from .solvers import Solver
+from .targets import Target
 from .transforms import may_look
 
 Reduction = Literal["mean", "sum", "none"]

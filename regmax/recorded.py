@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from . import engine, fenchel_young, recipes
-from .fenchel_young import Target
 from .opaque import not_recordable
 from .regularizer import Regularizer
 from .roads import Settings
 from .rows import prepare
+from .targets import Target
 
 
 def _mapping(

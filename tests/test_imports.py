@@ -33,7 +33,7 @@ LAYERS = (
     ("algebra",),
     ("optimality",),
     ("solvers", "adjoint", "diagnosis"),
-    ("fused",),
+    ("fused", "targets"),
     ("plugins",),
     ("recipes",),
     ("rows", "composition", "roads", "opaque", "engine", "fenchel_young", "recorded"),

@@ -21,7 +21,7 @@ from mapping_checks import normal
 from torch.func import grad, hessian, jvp, vmap
 
 import regmax
-from regmax import fenchel_young
+from regmax import fenchel_young, targets
 from regmax.losses import EntmaxLoss, FenchelYoungLoss, SparsemaxLoss
 
 # forward mode makes PyTorch warn of its own deprecated parts
@@ -98,7 +98,7 @@ def test_blocks_change_nothing(monkeypatch):
             loss = FenchelYoungLoss(OMEGAS[name][0](30), dim=-1, label_smoothing=smoothing)
             whole = value_and_gradient(loss, x, target)
             with monkeypatch.context() as patch:
-                patch.setattr(fenchel_young, "BLOCK", 100)
+                patch.setattr(targets, "BLOCK", 100)
                 for a, b in zip(whole, value_and_gradient(loss, x, target), strict=True):
                     close(a, b, 1e-15)
 
