@@ -20,9 +20,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     :class:`torch.nn.MultiheadAttention`, which this is with the entropy, except that a query with
     no key left attends to nothing, where softmax gives NaN.
 
+    From ``embed_dim`` to ``dtype`` the arguments are those of :class:`torch.nn.MultiheadAttention`.
+
     Parameters
     ----------
-    embed_dim, …, dtype: as in :class:`torch.nn.MultiheadAttention`.
     omega: a :class:`regmax.Regularizer`, a :class:`regmax.nn.Learnable`, or the name of a mapping
         ("entmax15"). Scores have the shape (N, H, L, S): a tensor of shape (H, 1, 1) inside Ω is
         one number per head, and :class:`regmax.nn.AdaptiveEntmax` lets each head learn its α.
@@ -30,7 +31,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     gamma: γ > 0, a float, a tensor of such a shape, or a module that computes one, such as
         ``regmax.nn.Positive((H, 1, 1))``.
 
-    Masks: **True = left out**, in ``key_padding_mask`` (N, S) and ``attn_mask`` (L, S) or
+    Masks: True = left out, in ``key_padding_mask`` (N, S) and ``attn_mask`` (L, S) or
     (N·H, L, S), as PyTorch has it here, and the opposite of :func:`regmax.nn.attention`. Floating
     masks are added to the scores. ``is_causal`` is a hint that says nothing beyond ``attn_mask``,
     which it needs.

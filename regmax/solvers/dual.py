@@ -20,7 +20,7 @@ class DualRoot(Solver):
     power, g_i''(t) ≈ g_i''(y_i) (t/y_i)^(b−1), with b from the last two points: exact for Σ y^α and
     Σ y log y, and with the right first derivative for every Ω, so that it converges as Newton's
     method does. In the model τ is one increasing root. Rows for which this does not settle go to
-    :func:`_nested`, which keeps both inversions inside brackets, so that it cannot fail on a convex
+    ``_nested``, which keeps both inversions inside brackets, so that it cannot fail on a convex
     Ω.
     """
 

@@ -1,0 +1,76 @@
+"""regmax's docstrings as reStructuredText: mathematics in Unicode, sections of ``name: what``.
+
+A docstring is plain text with double backquotes and roles. What reStructuredText would take for
+markup (the bars of |y|, the star of y*) is escaped, an indented block stands as it is, and a
+section such as ``Parameters``, which ends at an empty line, becomes a list of fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+# what stands as it is: ``code``, and a role with its text
+MARKUP = re.compile(r"(``.+?``|:[a-z:]+:`[^`]+`)", flags=re.DOTALL)
+ENTRY = re.compile(r"(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*): (?P<text>.*)", flags=re.DOTALL)
+SECTIONS = {"Parameters": "param", "Attributes": "ivar", "Class attributes": "cvar"}
+
+
+def converted(lines: list[str]) -> list[str]:
+    """A docstring, line by line, as reStructuredText."""
+    out: list[str] = []
+    for paragraph in _paragraphs(lines):
+        first, *rest = paragraph
+        if first.startswith(" "):
+            out += ["::", "", *paragraph, ""]
+        elif first in SECTIONS and rest and set(rest[0]) == {"-"}:
+            out += [*_fields(SECTIONS[first], rest[1:]), ""]
+        else:
+            out += [*_escaped("\n".join(paragraph)).split("\n"), ""]
+    return out
+
+
+def _paragraphs(lines: list[str]) -> Iterator[list[str]]:
+    """Lines between empty ones; an indented block under a line of text is one of its own."""
+    kept: list[str] = []
+    section = False
+    for line in [*lines, ""]:
+        turns = bool(kept) and not section and kept[-1].startswith(" ") != line.startswith(" ")
+        if kept and (not line.strip() or turns):
+            yield kept
+            kept, section = [], False
+        if line.strip():
+            section = section or line in SECTIONS
+            kept.append(line)
+
+
+def _fields(kind: str, lines: list[str]) -> list[str]:
+    """``a, b: text`` as a field for a and one for b."""
+    entries = re.split(r"\n(?! )", "\n".join(lines))
+    found = [entry for entry in map(ENTRY.fullmatch, entries) if entry]
+    if len(found) != len(entries):
+        raise ValueError(f"each entry of a section is `name: what it is`; got {entries}")
+    return [
+        line
+        for entry in found
+        for name in entry["names"].split(", ")
+        for line in f":{kind} {name}: {_escaped(entry['text'])}".split("\n")
+    ]
+
+
+def _escaped(text: str) -> str:
+    pieces = MARKUP.split(text)
+    pieces[::2] = [re.sub(r"[*|`\\]|_(?!\w)", r"\\\g<0>", piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Sphinx's event: ``lines`` is changed in place."""
+    lines[:] = converted(lines)
+
+
+def setup(app: Any) -> dict[str, Any]:
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-process-docstring", process)
+    return {"parallel_read_safe": True, "version": "1"}

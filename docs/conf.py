@@ -1,0 +1,60 @@
+"""The documentation site: Markdown pages (MyST), and an API reference from the docstrings."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import regmax  # noqa: E402
+
+METADATA = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+project = "regmax"
+author = METADATA["authors"][0]["name"]
+copyright = author
+release = regmax.__version__
+version = ".".join(release.split(".")[:2])
+
+extensions = [
+    "docstrings",
+    "sources",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build", "_ext", "figures", "benchmarks", "experiments"]
+source_suffix = {".md": "markdown"}
+myst_enable_extensions = ["amsmath", "attrs_inline", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+nitpicky = True
+# Others' names, and ours that are nobody's to call, stay text: a build needs no network.
+nitpick_ignore_regex = [
+    (r"py:.*", r"(torch|collections|numpy|pathlib|typing|Tensor|dict)\b.*"),
+    (r"py:.*", r"regmax\.hessian\.Local"),
+    (r"py:.*", r"regmax\.testing\.(subject|promise|solver_bench|solvers)\b.*"),
+]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_class_signature = "mixed"
+
+sources_root = str(HERE.parent)
+sources_url = METADATA["urls"]["Source"] + "/blob/main"
+
+html_theme = "furo"
+html_title = f"regmax {version}"
+html_static_path = ["_static"]
+html_css_files = ["regmax.css"]
+html_theme_options = {
+    "source_repository": METADATA["urls"]["Source"],
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
