@@ -48,7 +48,10 @@ def crosscheck(
     :class:`regmax.Report`. A backend that cannot take Ω is listed in ``report.skipped``.
     """
     if not isinstance(omega, Regularizer):
-        raise TypeError(f"omega must be a regmax.Regularizer; got {type(omega).__name__}")
+        raise TypeError(
+            f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r} "
+            "(regmax.regularizer(name) makes one by name)"
+        )
     if isinstance(against, str):
         against = (against,)
     if not isinstance(against, Sequence) or not all(isinstance(name, str) for name in against):
@@ -61,8 +64,7 @@ def crosscheck(
     rows = _flat(prepare(omega, x.detach(), gamma, -1, mask))
     if rows.x.shape[0] == 0:
         raise ValueError(f"x must have at least one row; got shape {tuple(x.shape)}")
-    if rows.spoilt is not None and bool((rows.spoilt | _filled(rows.empty)).any()):
-        raise ValueError("x must have no NaN, no +inf, and a participant in every row")
+    _refuse_unanswerable(rows)
 
     generator = torch.Generator().manual_seed(seed)
     v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64).to(rows.x)
@@ -87,8 +89,14 @@ def _ready(name: str) -> Backend:
     return backend
 
 
-def _filled(empty: Tensor | None) -> Tensor:
-    return torch.zeros(1, dtype=torch.bool) if empty is None else empty
+def _refuse_unanswerable(rows: Rows) -> None:
+    found = {"a NaN or +inf": rows.spoilt, "no participant": rows.empty}
+    for what, where in found.items():
+        if where is not None and bool(where.any()):
+            raise ValueError(
+                "x must have no NaN, no +inf, and a participant in every row; got "
+                f"{what} in row {int(where.flatten().nonzero()[0])}"
+            )
 
 
 def _flat(rows: Rows) -> Rows:

@@ -86,7 +86,10 @@ def _mapping(name: str) -> Callable[..., Tensor]:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         missing = any(value is inspect.Parameter.empty for value in given.values())
         if missing or len(given) > len(names) or len(args) + len(kwargs) > len(given):
-            signature.bind(*args, **kwargs)  # says what is wrong
+            try:
+                signature.bind(*args, **kwargs)  # says what is wrong
+            except TypeError as error:
+                raise TypeError(f"{name}: {error}; accepted: {', '.join(names)}") from None
         x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
         hyper = {key: preset[key] if key in preset else given[key] for key in cls.arguments}
         if torch.compiler.is_dynamo_compiling():

@@ -110,6 +110,11 @@ class Penalized(Regularizer):
     ranges = {"lam": (">= 0", lambda lam: lam >= 0)}  # noqa: RUF012
 
     def __init__(self, base: Regularizer, penalty: Penalty, lam: float | Tensor) -> None:
+        for name, item, cls in (("base", base, Regularizer), ("penalty", penalty, Penalty)):
+            if not isinstance(item, cls):
+                raise TypeError(
+                    f"{name} must be a regmax.{cls.__name__}; got {type(item).__name__} {item!r}"
+                )
         self.base, self.penalty, self.lam = base, penalty, self.checked("lam", lam)
 
     @property

@@ -8,6 +8,7 @@ error when that name is asked for, and only then.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
@@ -194,6 +195,12 @@ def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any
             f"{kind} {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
             f"accepted: {', '.join(accepted) or '(none)'}"
         )
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [k for k, p in accepted.items() if p.default is p.empty and p.kind not in many]
+    missing = [key for key in required if key not in hyper]
+    if missing:
+        needed = ", ".join(f"{key}=..." for key in missing)
+        raise TypeError(f"{kind} {name!r} needs {needed}; got {', '.join(hyper) or 'nothing'}")
     return cls(**hyper)
 
 

@@ -51,15 +51,17 @@ def kernel(v: Tensor) -> str:
 def _checked(v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """v and mask as (R, d)."""
     if v.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"v must be float32 or float64, got {v.dtype}")
+        raise TypeError(f"v must be float32 or float64; got {v.dtype}")
     if v.dim() == 0:
-        raise ValueError("v must have at least one dimension")
+        raise ValueError("v must have at least one dimension; got a 0-d tensor")
     shape = (v.shape[:-1].numel(), v.shape[-1])
     if mask is not None:
         if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool, got {mask.dtype}")
+            raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
         if mask.shape != v.shape:
-            raise ValueError(f"mask has shape {tuple(mask.shape)}, v {tuple(v.shape)}")
+            raise ValueError(
+                f"mask must have the shape of v, {tuple(v.shape)}; got {tuple(mask.shape)}"
+            )
         mask = mask.to(v.device).reshape(shape)
     return v.detach().reshape(shape), mask
 

@@ -60,9 +60,9 @@ def _checked(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """v and mask as (R, d), weight as (R,) float64."""
     if v.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"v must be float32 or float64, got {v.dtype}")
+        raise TypeError(f"v must be float32 or float64; got {v.dtype}")
     if v.dim() == 0:
-        raise ValueError("v must have at least one dimension")
+        raise ValueError("v must have at least one dimension; got a 0-d tensor")
     shape = (v.shape[:-1].numel(), v.shape[-1])
     if isinstance(weight, Tensor):
         weight = weight.detach()
@@ -71,13 +71,16 @@ def _checked(
         weight = weight.expand(*v.shape[:-1], 1).reshape(shape[0])
     except RuntimeError as error:
         raise ValueError(
-            f"weight of shape {tuple(weight.shape)} does not broadcast to {(*v.shape[:-1], 1)}"
+            f"weight must broadcast to {(*v.shape[:-1], 1)}, one number per row; got "
+            f"{tuple(weight.shape)}"
         ) from error
     if mask is not None:
         if mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool, got {mask.dtype}")
+            raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
         if mask.shape != v.shape:
-            raise ValueError(f"mask has shape {tuple(mask.shape)}, v {tuple(v.shape)}")
+            raise ValueError(
+                f"mask must have the shape of v, {tuple(v.shape)}; got {tuple(mask.shape)}"
+            )
         mask = mask.to(v.device).reshape(shape)
     return v.detach().reshape(shape), weight, mask
 

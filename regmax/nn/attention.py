@@ -79,6 +79,7 @@ def attention_weights(
 
 def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
     """q kᵀ · scale, (…, Hq, L, S)."""
+    _check_tensors(q=q, k=k)
     if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1]:
         raise ValueError(
             "q and k must have shapes (..., L, E) and (..., S, E) with the same E; got "
@@ -138,7 +139,14 @@ def _ungrouped(t: Tensor, like: Tensor) -> Tensor:
     return t.reshape(*t.shape[:-3], heads, length, t.shape[-1])
 
 
+def _check_tensors(**tensors: Any) -> None:
+    for name, item in tensors.items():
+        if not isinstance(item, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor; got {type(item).__name__}")
+
+
 def _check_values(k: Tensor, v: Tensor) -> None:
+    _check_tensors(k=k, v=v)
     if k.ndim < 2 or v.ndim < 2 or k.shape[-2] != v.shape[-2]:
         raise ValueError(
             "k and v must have shapes (..., S, E) and (..., S, Ev) with the same S; got "
