@@ -7,9 +7,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 OUT    ?= regmax-demo
 BENCH  ?= build/bench
+MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test examples bench bench-gpu figures lint format types clean
+.PHONY: help install demo test examples docs fuzz bench bench-gpu figures lint format types dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -22,6 +23,10 @@ demo: $(READY)  ## validate the six regularizers, train on real digits, draw the
 # One torch thread per test process: two processes on two cores are faster than four threads.
 test: $(READY)  ## run the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+
+docs: $(READY)  ## build the documentation site into build/docs; a warning fails it
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo build/docs/index.html
 
 examples: $(READY)  ## run the three experiments on generated data, a minute or two
 	@for name in inflection adaptive_transformer structured_attention; do \
@@ -51,6 +56,9 @@ format: $(READY)  ## put style and formatting right
 
 types: $(READY)  ## check the types, strictly
 	$(BIN)/mypy
+
+dist: $(READY)  ## build wheel and sdist into dist/, and run each in an environment of its own
+	.ci/dist
 
 clean:  ## remove .venv, caches and what the demo wrote
 	rm -rf $(VENV) build dist regmax-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

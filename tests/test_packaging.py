@@ -54,7 +54,7 @@ def test_it_depends_on_torch_and_pluggy_alone(wheel):
     )
     needed = [r for r in metadata.get_all("Requires-Dist") if "extra ==" not in r]
     assert sorted(re.match(r"[\w-]+", r)[0] for r in needed) == ["pluggy", "torch"]
-    extras = {"fast", "validate", "testing", "plot", "demo", "transformers", "examples"}
+    extras = {"fast", "validate", "testing", "plot", "demo", "transformers", "examples", "docs"}
     assert set(metadata.get_all("Provides-Extra")) == extras | {"dev", "all"}
 
 
