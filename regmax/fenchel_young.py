@@ -221,7 +221,7 @@ def _packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tenso
     """The positive y_i and their x_i, (*batch, k) in float64, where k is far below d; or half of
     it, to ``keep`` for Ω's own gradients, which cost more."""
     d = x.shape[-1]
-    if d < (16 if keep else 256) or not (
+    if not x.numel() or d < (16 if keep else 256) or not (
         omega.ignores_zeros and asked() and transforms.may_look(x)
     ):
         return None
