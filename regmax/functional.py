@@ -20,8 +20,9 @@ from torch import Tensor
 
 from . import engine, roads
 from .errors import PluginError
+from .operators import parameters_of
 from .plugins import registry
-from .regularizer import Regularizer, parameters_of
+from .regularizer import Regularizer
 from .rows import outside_inference
 
 _SETTINGS = roads.Settings()
@@ -78,7 +79,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             *(inspect.Parameter(key, kind, default=value) for key, value in _COMMON),
         ]
     )
-    names = tuple(signature.parameters)
+    names, arguments = tuple(signature.parameters), cls.arguments
     defaults = {p.name: p.default for p in signature.parameters.values()}
 
     @outside_inference
@@ -91,7 +92,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             except TypeError as error:
                 raise TypeError(f"{name}: {error}; accepted: {', '.join(names)}") from None
         x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
-        hyper = {key: preset[key] if key in preset else given[key] for key in cls.arguments}
+        hyper = {key: preset[key] if key in preset else given[key] for key in arguments}
         if torch.compiler.is_dynamo_compiling():
             from . import recorded  # loads the compiler
 

@@ -4,16 +4,45 @@ which is built on both."""
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from torch import nn
 
-class Operand:
+
+class _Arguments:
+    """The names of a constructor's arguments, looked up when they are first asked for: the
+    constructor of a dataclass is made after its class."""
+
+    def __get__(self, item: object, cls: type[Operand]) -> tuple[str, ...]:
+        cls.arguments = tuple(parameters_of(cls))
+        return cls.arguments
+
+
+class Operand(nn.Module):
     """What can be added, and multiplied by a number."""
 
     __array_ufunc__ = None  # numbers of numpy leave products with an operand to it
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
     ranges: ClassVar[dict[str, tuple[str, Callable[[Any], Any]]]] = {}
+    arguments: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.arguments = _Arguments()  # type: ignore[assignment]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Ready the nn.Module, so that an ``__init__`` need not call super()."""
+        if cls.__hash__ is None:  # a dataclass; a module is itself, whatever its fields
+            cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
+        self = super().__new__(cls)
+        _ = cls.arguments  # found now, as Dynamo could not
+        nn.Module.__init__(self)
+        return self
+
+    def __init__(self) -> None:
+        """Nothing to do: ``__new__`` made the module."""
 
     def __add__(self, other: Any) -> Any:
         return plus(self, other)
@@ -26,6 +55,11 @@ class Operand:
 
     def __rmul__(self, c: Any) -> Any:
         return times(self, c)
+
+
+def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
+    """What the constructor of ``cls`` takes, by name."""
+    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
 
 @functools.singledispatch

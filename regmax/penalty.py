@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .curvature import Curvature, Inverse
 from .kernels import Kernel
@@ -26,7 +26,7 @@ from .operators import Operand
 from .regularizer import Regularizer, common_entries, show
 
 
-class Penalty(Operand, nn.Module, ABC):
+class Penalty(Operand, ABC):
     """R(y) = max_{u ∈ ∂R(0)} ⟨u, y⟩: convex, positively homogeneous, with fused groups.
 
     Rows are along the last dimension; ``mask`` is None or a bool tensor of y's shape (True = takes
@@ -36,15 +36,6 @@ class Penalty(Operand, nn.Module, ABC):
 
     name: ClassVar[str] = ""
     entries: int | None = None
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Penalty:
-        """Ready the nn.Module, so that an ``__init__`` need not call super()."""
-        self: Penalty = super().__new__(cls)
-        nn.Module.__init__(self)
-        return self
-
-    def __init__(self) -> None:
-        """Nothing to do: ``__new__`` made the module."""
 
     @abstractmethod
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ import pluggy
 
 from . import hooks
 from .errors import PluginError, PluginWarning
-from .regularizer import parameters_of
+from .operators import parameters_of
 
 GROUP = "regmax"
 KINDS = {

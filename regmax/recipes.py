@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from torch import Tensor, nn
+
 from .algebra import Scaled, ScaledPenalty, Sum
 from .penalty import Penalized, Penalty
 from .plugins import registry
-from .regularizer import Regularizer, frozen, parameters_of
+from .regularizer import Regularizer, frozen
 
 # an expression, the arguments of its class that are numbers, and those that are expressions
 _FORMS: dict[type[Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
@@ -31,34 +33,71 @@ from them, a graph for instance, would be the tracer's."""
 
 def written(omega: Regularizer) -> str:
     """The text, or a TypeError that says why there is none."""
-    return json.dumps(_form(omega))
+    found = text(form(omega))
+    for part in omega.modules():
+        if isinstance(part, Penalty) and type(part) not in _FORMS and not _held(part):
+            _KNOWN[(part.name, *(getattr(part, k) for k in part.arguments))] = frozen(part)
+    return found
 
 
-def _form(part: Any) -> list[Any]:
-    if type(part) is Sum:
-        return ["sum", *(_form(term) for term in part.terms)]
-    if type(part) in _FORMS:
-        word, _, inner = _FORMS[type(part)]
-        return [word, *(_form(getattr(part, name)) for name in inner)]
-    kind, cls = ("penalty" if isinstance(part, Penalty) else "regularizer"), type(part)
-    if registry().names(kind).get(part.name) is not cls:
+def form(part: Any) -> tuple[Any, ...]:
+    """What the text depends on: the classes of the expression and, of each registered one, the
+    names of its tensors and of the arguments that are no numbers.
+
+    Dynamo follows this walk, so that layers of one form share one graph.
+    """
+    cls = type(part)
+    if cls is Sum:
+        return (cls, *[form(term) for term in part.terms])
+    if cls in _FORMS:
+        return (cls, *[form(getattr(part, name)) for name in _FORMS[cls][2]])
+    held = _held(part)
+    odd = [k for k in cls.arguments if k not in held and not _is_plain(getattr(part, k, None))]
+    return cls, tuple(held), tuple(odd)
+
+
+def text(form: tuple[Any, ...]) -> str:
+    """The text of a form, or a TypeError that says why there is none."""
+    return json.dumps(_listed(form))
+
+
+def remembered(form: tuple[Any, ...]) -> bool:
+    """Whether a penalty of plain arguments is among the parts, which ``written`` keeps."""
+    cls, *inner = form
+    if cls is Sum or cls in _FORMS:
+        return any(remembered(part) for part in inner)
+    return issubclass(cls, Penalty) and cls.arguments != inner[0]
+
+
+def _held(part: nn.Module) -> list[str]:
+    """The names of the tensors inside a part, dotted where they are in parts of it."""
+    own = [*part.__dict__.items(), *part._parameters.items(), *part._buffers.items()]
+    below = [f"{key}.{name}" for key, module in part.named_children() for name in _held(module)]
+    return [key for key, item in own if isinstance(item, Tensor)] + below
+
+
+def _listed(form: tuple[Any, ...]) -> list[Any]:
+    cls: Any
+    cls, *inner = form
+    if cls is Sum:
+        return ["sum", *map(_listed, inner)]
+    if cls in _FORMS:
+        return [_FORMS[cls][0], *map(_listed, inner)]
+    kind = "penalty" if issubclass(cls, Penalty) else "regularizer"
+    if registry().names(kind).get(cls.name) is not cls:
         raise TypeError(
             f"torch.compile and torch.export record closed forms of registered regularizers and "
             f"penalties; {cls.__name__} is not one (compile without fullgraph, or outside of this "
             "layer)"
         )
-    held = set(Regularizer.tensors(part, fixed=True))
-    names = tuple(parameters_of(cls))
-    plain = (getattr(part, k, None) for k in names if k not in held)
-    if not held <= set(names) or not all(map(_is_plain, plain)):
+    names, (held, odd) = cls.arguments, inner
+    if odd or not set(held) <= set(names):
         raise TypeError(
             f"{cls.__name__} cannot be made again from its constructor's arguments "
             f"({', '.join(names)}): each must be an attribute (a number, str, tuple or tensor), "
             "and there must be no other tensor"
         )
-    if kind == "penalty" and not held:
-        _KNOWN[(part.name, *(getattr(part, name) for name in names))] = frozen(part)
-    return [kind, part.name]
+    return [kind, cls.name]
 
 
 def _is_plain(item: Any) -> bool:
@@ -81,7 +120,7 @@ def _arguments(form: list[Any], prefix: str) -> list[str]:
             own = [prefix + name for name in numbers]
             below = zip(inner, names, strict=True)
             return own + [n for f, name in below for n in _arguments(f, f"{prefix}{name}.")]
-    return [prefix + name for name in parameters_of(registry().get(word, inner[0]))]
+    return [prefix + name for name in registry().get(word, inner[0]).arguments]
 
 
 def attribute(omega: Any, name: str) -> Any:
@@ -113,7 +152,7 @@ def _made(form: list[Any], prefix: str, items: dict[str, Any]) -> Any:
             below = zip(inner, names, strict=True)
             return cls(**{name: _made(f, f"{prefix}{name}.", items) for f, name in below}, **own)
     found = registry().get(word, inner[0])
-    own = {name: items[prefix + name] for name in parameters_of(found)}
+    own = {name: items[prefix + name] for name in found.arguments}
     if all(map(_is_plain, own.values())) and (inner[0], *own.values()) in _KNOWN:
         return _KNOWN[(inner[0], *own.values())]
     return found(**own)

@@ -18,7 +18,7 @@ from torch import Tensor
 from . import engine, fenchel_young, recipes
 from .opaque import not_recordable
 from .regularizer import Regularizer
-from .roads import Settings
+from .roads import Settings, has_formula
 from .rows import prepare
 from .targets import Target
 
@@ -54,16 +54,36 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
+def written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     """Ω as a text, and its arguments; an empty text, and a graph break, where Π_Ω cannot be
-    recorded."""
+    recorded.
+
+    Dynamo follows the walk through Ω: an object that it took for a constant would be a graph's own,
+    and each layer of a stack would be compiled by itself.
+    """
+    form = recipes.form(omega)
+    if recipes.remembered(form):
+        return _of_object(omega, settings)
+    return _of_form(form) if settings.solver == "auto" and has_formula(omega) else ("", [])
+
+
+def _found(form: tuple[Any, ...]) -> tuple[str, list[str]]:
+    try:
+        text = recipes.text(form)
+    except TypeError:
+        return "", []
+    return text, recipes.arguments(text)
+
+
+def _written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     if not_recordable(omega, settings) is not None:
         return "", []
     text = recipes.written(omega)
     return text, recipes.arguments(text)
 
 
-written: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_written)
+_of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_found)
+_of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_written)
 
 
 def _outside(function: Callable[..., Any], *arguments: Any) -> Any:

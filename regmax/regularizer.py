@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from .operators import Operand
 from .simplex import positive
 
 
-class Regularizer(Operand, nn.Module):
+class Regularizer(Operand):
     """A convex function Ω on the simplex Δ.
 
     Required: :meth:`value`. Optional, each a claim that the cross-check tests: :meth:`grad`,
@@ -62,20 +61,6 @@ class Regularizer(Operand, nn.Module):
     ignores_zeros: ClassVar[bool] = False
     exact: bool = True
     entries: int | None = None
-    arguments: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        cls.arguments = tuple(parameters_of(cls))
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Regularizer:
-        """Ready the nn.Module, so that a user's ``__init__`` need not call super()."""
-        self: Regularizer = super().__new__(cls)
-        nn.Module.__init__(self)
-        return self
-
-    def __init__(self) -> None:
-        """Nothing to do: ``__new__`` made the module."""
 
     def value(self, y: Tensor) -> Tensor:
         """Ω(y): (*batch, d) -> (*batch)."""
@@ -226,11 +211,6 @@ def common_entries(*parts: Any) -> int | None:
                 f"rows of {part.entries}: they have no sum"
             )
     return found[0].entries if found else None
-
-
-def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """What the constructor of ``cls`` takes, by name."""
-    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
 
 def overrides(omega: Regularizer, method: str) -> bool:

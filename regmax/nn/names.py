@@ -6,8 +6,9 @@ import functools
 from typing import Any
 
 from ..errors import PluginError
+from ..operators import parameters_of
 from ..plugins import registry
-from ..regularizer import Regularizer, parameters_of
+from ..regularizer import Regularizer
 
 
 @functools.cache
