@@ -10,16 +10,23 @@ from torch import Tensor
 
 import regmax
 
-from .arguments import (
-    Pairs,
-    as_tensor,
-    checked_edges,
-    checked_shape,
-    checked_weights,
-    grid,
-    refuse_negative,
-)
-from .graph import Graph, compiled, graph_of
+try:
+    from .arguments import (
+        Pairs,
+        as_tensor,
+        checked_edges,
+        checked_shape,
+        checked_weights,
+        grid,
+        refuse_negative,
+    )
+    from .graph import Graph, compiled, graph_of
+except ModuleNotFoundError as error:  # PyTorch does without NumPy, and so does the rest of regmax
+    if error.name != "numpy":
+        raise
+    _WITHOUT_NUMPY = True
+else:
+    _WITHOUT_NUMPY = False
 
 __all__ = ["GraphTV", "GridTV", "compiled"]
 
@@ -50,6 +57,7 @@ class GraphTV(regmax.Penalty):
         weights: Tensor | Sequence[float] | None = None,
         nodes: int | None = None,
     ) -> None:
+        _need_numpy()
         d, pairs = checked_edges(edges, nodes)
         self.graph, self.entries = Graph(d, pairs), d
         learnt, self._numbers = checked_weights(weights, self.graph.m)
@@ -129,11 +137,20 @@ class GridTV(GraphTV):
     name = "grid_tv"
 
     def __init__(self, shape: tuple[int, int]) -> None:
+        _need_numpy()
         self.shape = checked_shape(shape)
         super().__init__(grid(*self.shape), nodes=self.shape[0] * self.shape[1])
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}"
+
+
+def _need_numpy() -> None:
+    if _WITHOUT_NUMPY:
+        raise ImportError(
+            "penalties over graphs compute with NumPy, which is not installed: "
+            "pip install 'regmax[fast]' brings it, and numba, which compiles them"
+        )
 
 
 @torch.library.custom_op("regmax_graph::groups", mutates_args=())
