@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from . import checks, operators
 from .curvature import Curvature
 from .penalty import Penalized, Penalty
-from .regularizer import Regularizer, common_entries, per_row, show
+from .regularizer import Regularizer, common_entries, per_row
+from .shown import show
 
 _BEFORE = ("value", "masked_value", "grad", "curvature", "composed")
 
@@ -101,8 +102,7 @@ class Scaled(Regularizer):
         return self.base.leaves()
 
     def __repr__(self) -> str:
-        inner = f"({self.base!r})" if isinstance(self.base, Sum) else repr(self.base)
-        return f"{show(self.c)}*{inner}"
+        return f"{show(self.c)}*{_factor_of(self.base)}"
 
 
 class Sum(Regularizer):
@@ -227,7 +227,12 @@ class ScaledPenalty(Penalty):
         return float(self.lam) * self.penalty.as_cvxpy(y)
 
     def __repr__(self) -> str:
-        return f"{show(self.lam)}*{self.penalty!r}"
+        return f"{show(self.lam)}*{_factor_of(self.penalty)}"
+
+
+def _factor_of(item: Regularizer | Penalty) -> str:
+    """What stands behind a ``*``."""
+    return f"({item!r})" if isinstance(item, Scaled | ScaledPenalty | Sum) else repr(item)
 
 
 def _larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:

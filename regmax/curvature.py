@@ -22,13 +22,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import conjugate_gradients, transforms
+from . import conjugate_gradients, shown, transforms
 from .reduced import Reduced
 from .simplex import row_dot, tangent
 
 
 class Curvature(ABC):
     """A symmetric matrix per row, for vectors of shape (*batch, d)."""
+
+    def __repr__(self) -> str:
+        return shown.called(self, shown.arguments(self))
 
     @abstractmethod
     def matvec(self, v: Tensor) -> Tensor:

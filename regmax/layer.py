@@ -19,6 +19,7 @@ from .penalty import Penalized, smooth_part
 from .plugins import registry
 from .regularizer import Regularizer, overrides
 from .rows import Rows, outside_inference, prepare
+from .shown import called, short, unusual
 from .solution import Solution, Trace
 from .solvers import Solver
 
@@ -89,7 +90,7 @@ class RegularizedMax(nn.Module):
         return self._forward(x, mask)
 
     def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return engine.mapping(self.omega, x, self.gamma, self.dim, mask, self.settings)
+        return engine.mapping(self.omega, x, self.gamma, self._along(x), mask, self.settings)
 
     @outside_inference
     def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -142,8 +143,8 @@ class RegularizedMax(nn.Module):
             y, road = engine.argmax(rows, self.settings)
         omega = rows.omega
         lines = [
-            f"{self!r}",
-            f"rows: {rows.x[..., 0].numel()} of {rows.x.shape[-1]} scores along dim {self.dim}",
+            str(self),
+            f"rows: {rows.x[..., 0].numel()} of {rows.x.shape[-1]} scores along dim {self._along(x)}",
             f"dtype: {x.dtype}, computed in {rows.x.dtype}",
             f"forward: {road.path}: {road.why}",
             f"backward: {self._backward(omega, rows, y)}",
@@ -180,28 +181,32 @@ class RegularizedMax(nn.Module):
         if what not in recorded.CALLS or not text:
             return recorded.outside(plain, x, mask)
         arguments = [recipes.attribute(self.omega, name) for name in names]
-        return recorded.CALLS[what](text, x, self.gamma, self.dim, mask, *arguments)
+        return recorded.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
-        return prepare(self.omega, x, self.gamma, self.dim, mask)
+        return prepare(self.omega, x, self.gamma, self._along(x), mask)
+
+    def _along(self, x: Any) -> int:
+        """The dimension of x that sums to 1."""
+        return self.dim
+
+    def options(self) -> list[str]:
+        """``gamma=0.5``, ``tol=1e-06``, …: what has not its default, but for ``dim``."""
+        s = self.settings
+        return unusual(
+            gamma=(self.gamma, 1.0),
+            solver=(s.solver, "auto"),
+            tol=(s.tol, None),
+            max_iter=(s.max_iter, 2000),
+            on_failure=(s.on_failure, "warn"),
+        )
 
     def __repr__(self) -> str:
-        s = self.settings
-        parts = [repr(self.omega)]
-        gamma: Any = self.gamma
-        if isinstance(gamma, Tensor) or gamma != 1.0:
-            parts.append(f"gamma={gamma!r}" if not isinstance(gamma, Tensor) else "gamma=<tensor>")
-        if self.dim != -1:
-            parts.append(f"dim={self.dim}")
-        if s.solver != "auto":
-            parts.append(f"solver={s.solver!r}")
-        if s.tol is not None:
-            parts.append(f"tol={s.tol!r}")
-        if s.max_iter != 2000:
-            parts.append(f"max_iter={s.max_iter}")
-        if s.on_failure != "warn":
-            parts.append(f"on_failure={s.on_failure!r}")
-        return f"RegularizedMax({', '.join(parts)})"
+        return called(self, [repr(self.omega), *unusual(dim=(self.dim, -1)), *self.options()])
+
+    def __str__(self) -> str:
+        with short():
+            return repr(self)
 
 
 def _known_as(omega: Regularizer) -> str | None:

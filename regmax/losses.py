@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +20,20 @@ from .layer import RegularizedMax
 from .plugins import registry
 from .regularizer import Regularizer
 from .rows import HALF, outside_inference
+from .shown import called, show, unusual
 from .solvers import Solver
 from .targets import Target
 from .transforms import may_look
 
 Reduction = Literal["mean", "sum", "none"]
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Probabilities(RegularizedMax):
+    """The probabilities of classes, along dimension 1 or, of 1-d logits, 0."""
+
+    def _along(self, x: Any) -> int:
+        return 0 if self.dim == 1 and isinstance(x, Tensor) and x.ndim == 1 else self.dim
 
 
 class FenchelYoungLoss(nn.Module):
@@ -55,10 +63,11 @@ class FenchelYoungLoss(nn.Module):
     takes part) broadcasts to the logits; −inf counts as masked. A target on what is masked costs
     +inf, and a row of which nothing takes part 0, both without gradient.
 
-    ``loss.mapping(input)`` gives the probabilities along ``dim``.
+    ``loss.mapping(input)`` gives the probabilities along ``dim``, as ``forward`` understands it.
     """
 
     weight: Tensor | None
+    hyperparameters: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(
         self,
@@ -77,7 +86,7 @@ class FenchelYoungLoss(nn.Module):
     ) -> None:
         super().__init__()
         settings: Any = {"tol": tol, "max_iter": max_iter, "on_failure": on_failure}
-        self.mapping = RegularizedMax(omega, gamma, dim, solver, **settings)
+        self.mapping = Probabilities(omega, gamma, dim, solver, **settings)
         if weight is not None and (
             not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 1
         ):
@@ -110,8 +119,7 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or with reduction "none" one for each target."""
-        dim = 0 if self.dim == 1 and isinstance(input, Tensor) and input.ndim == 1 else self.dim
-        logits, dim = checks.scores(input, dim, "input")
+        logits, dim = checks.scores(input, self.mapping._along(input), "input")
         on = checks.mask(mask, logits)
         x = logits.movedim(dim, -1)
         x = x.float() if x.dtype in HALF else x
@@ -213,17 +221,19 @@ class FenchelYoungLoss(nn.Module):
         count = mass.sum() if skip is None else torch.where(skip, 0, mass).sum()
         return total / torch.where(count > 0, count, 1)
 
-    def extra_repr(self) -> str:
-        parts = [] if self.dim == 1 else [f"dim={self.dim}"]
-        if self.weight is not None:
-            parts.append(f"weight=<{self.weight.shape[0]} classes>")
-        if self.ignore_index != -100:
-            parts.append(f"ignore_index={self.ignore_index}")
-        if self.reduction != "mean":
-            parts.append(f"reduction={self.reduction!r}")
-        if self.label_smoothing:
-            parts.append(f"label_smoothing={self.label_smoothing}")
-        return ", ".join(parts)
+    def __repr__(self) -> str:
+        """Of a named loss with its hyperparameters: ``EntmaxLoss(alpha=1.3, reduction='sum')``."""
+        made = [repr(self.omega)]
+        if self.hyperparameters is not None:
+            made = [f"{name}={show(getattr(self.omega, name))}" for name in self.hyperparameters]
+        own = unusual(
+            dim=(self.dim, 1),
+            weight=(self.weight, None),
+            ignore_index=(self.ignore_index, -100),
+            reduction=(self.reduction, "mean"),
+            label_smoothing=(self.label_smoothing, 0.0),
+        )
+        return called(self, made + own + self.mapping.options())
 
 
 def _kind(item: Any) -> str:
@@ -299,7 +309,7 @@ def _named(mapping: str) -> type[FenchelYoungLoss]:
     preset = cls.presets.get(mapping, {})
     common = list(inspect.signature(FenchelYoungLoss.__init__).parameters.values())[2:]
     signature = inspect.Signature([*own, *common])
-    names = {parameter.name for parameter in own}
+    names = tuple(parameter.name for parameter in own)
 
     def __init__(self: FenchelYoungLoss, *args: Any, **kwargs: Any) -> None:
         given = signature.bind(*args, **kwargs).arguments
@@ -309,7 +319,8 @@ def _named(mapping: str) -> type[FenchelYoungLoss]:
 
     doc = f"The :class:`FenchelYoungLoss` of {mapping}: Ω = {cls.__name__}.\n\n{cls.__doc__ or ''}"
     name = _class_name(mapping)
-    made = type(name, (FenchelYoungLoss,), {"__init__": __init__, "__doc__": doc})
+    inside = {"__init__": __init__, "__doc__": doc, "hyperparameters": names}
+    made = type(name, (FenchelYoungLoss,), inside)
     made.__module__, made.__qualname__ = __name__, name
     made.__signature__ = signature  # type: ignore[attr-defined]
     return made

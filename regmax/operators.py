@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from . import shown
+
 
 class _Arguments:
     """The names of a constructor's arguments, looked up when they are first asked for: the
@@ -43,6 +45,21 @@ class Operand(nn.Module):
 
     def __init__(self) -> None:
         """Nothing to do: ``__new__`` made the module."""
+
+    def extra_repr(self) -> str:
+        """``lam=0.1``: what the constructor needs to make this object again. Default: those of its
+        arguments that are attributes too, unless they have their defaults and are no
+        hyperparameters."""
+        return ", ".join(shown.arguments(self, self.hyperparameters or ()))
+
+    def __repr__(self) -> str:
+        """The Python that makes this object again, see :mod:`regmax.shown`."""
+        return shown.called(self, [self.extra_repr()])
+
+    def __str__(self) -> str:
+        """The formula, with tensors by their numbers or shapes."""
+        with shown.short():
+            return repr(self)
 
     def __add__(self, other: Any) -> Any:
         return plus(self, other)

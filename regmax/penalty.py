@@ -23,7 +23,8 @@ from torch import Tensor
 from .curvature import Curvature, Inverse
 from .kernels import Kernel
 from .operators import Operand
-from .regularizer import Regularizer, common_entries, show
+from .regularizer import Regularizer, common_entries
+from .shown import show
 
 
 class Penalty(Operand, ABC):
@@ -155,7 +156,10 @@ class Penalized(Regularizer):
         if type(self) is not Penalized:
             return super().__repr__()
         weight = "" if isinstance(self.lam, float) and self.lam == 1 else f"{show(self.lam)}*"
-        return f"{self.base!r} + {weight}{self.penalty!r}"
+        inner = (
+            f"({self.penalty!r})" if weight and "*" in repr(self.penalty) else repr(self.penalty)
+        )
+        return f"{self.base!r} + {weight}{inner}"
 
     @property
     def strong_convexity(self) -> float | Tensor | None:

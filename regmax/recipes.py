@@ -77,20 +77,20 @@ def _held(part: nn.Module) -> list[str]:
 
 
 def _listed(form: tuple[Any, ...]) -> list[Any]:
-    cls: Any
     cls, *inner = form
     if cls is Sum:
         return ["sum", *map(_listed, inner)]
-    if cls in _FORMS:
-        return [_FORMS[cls][0], *map(_listed, inner)]
-    kind = "penalty" if issubclass(cls, Penalty) else "regularizer"
-    if registry().names(kind).get(cls.name) is not cls:
+    return [_FORMS[cls][0], *map(_listed, inner)] if cls in _FORMS else _leaf(*form)
+
+
+def _leaf(cls: Any, held: tuple[str, ...], odd: tuple[str, ...]) -> list[Any]:
+    kind, names = ("penalty" if issubclass(cls, Penalty) else "regularizer"), cls.arguments
+    if registry().names(kind).get(cls.name) != cls:
         raise TypeError(
             f"torch.compile and torch.export record closed forms of registered regularizers and "
             f"penalties; {cls.__name__} is not one (compile without fullgraph, or outside of this "
             "layer)"
         )
-    names, (held, odd) = cls.arguments, inner
     if odd or not set(held) <= set(names):
         raise TypeError(
             f"{cls.__name__} cannot be made again from its constructor's arguments "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -118,13 +117,6 @@ class Regularizer(Operand):
     def notes(self, x: Tensor) -> list[str]:
         """Lines that ``RegularizedMax.explain(x)`` adds: which kernel runs, for instance."""
         return []
-
-    def extra_repr(self) -> str:
-        """``lam=0.1``: what the constructor needs to make this object again."""
-        return ", ".join(f"{k}={show(getattr(self, k))}" for k in self.hyperparameters or ())
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"
 
     def reach(self) -> float | Tensor:
         """How far below the largest, over γ, a score has y_i = 0 or below any rounding.
@@ -308,16 +300,3 @@ def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
     for head, inner in nested.items():
         clone._modules[head] = _replace(module._modules[head], inner)  # type: ignore[arg-type]
     return clone
-
-
-@functools.singledispatch
-def show(item: object) -> str:
-    """A hyperparameter as it is printed."""
-    return repr(item)
-
-
-@show.register
-def _(item: Tensor) -> str:
-    if item.numel() == 1:
-        return f"{item.item():g}" if item.ndim == 0 else f"tensor({item.tolist()})"
-    return f"tensor(shape={tuple(item.shape)})"

@@ -110,3 +110,12 @@ class Solution:
     estimated: bool
     status: Tensor
     trace: Trace | None = None
+
+    def __repr__(self) -> str:
+        """A summary: an answer is data, and its tensors are at hand."""
+        counts = self.status.flatten().tolist()
+        said = ", ".join(f"{counts.count(s)} {s.name}" for s in Status if s in counts)
+        worst = f", error_bound <= {self.error_bound.max().item():.2g}" if counts else ""
+        return (
+            f"Solution(y of shape {tuple(self.y.shape)} by {self.path}: {said or 'no rows'}{worst})"
+        )

@@ -21,6 +21,7 @@ LAYERS = (
         "report",
         "transforms",
         "operators",
+        "shown",
         "reduced",
         "conjugate_gradients",
     ),

@@ -200,7 +200,7 @@ def test_copies(omega):
 def test_repr():
     assert repr(RegularizedMax(regmax.regularizer("tv", lam=0.2))) == "RegularizedMax(TV(lam=0.2))"
     text = repr(RegularizedMax(regmax.regularizer("gini"), gamma=2.0, dim=1, solver="fista"))
-    assert text == "RegularizedMax(Gini(), gamma=2.0, dim=1, solver='fista')"
+    assert text == "RegularizedMax(Gini(), dim=1, gamma=2.0, solver='fista')"
     assert "exact=False" in repr(regmax.regularizer("oscar", exact=False))
 
 

@@ -143,14 +143,10 @@ def test_names():
     ):
         assert isinstance(made, FenchelYoungLoss)
         assert repr(made.omega) == omega
-        assert repr(made).startswith(f"{type(made).__name__}(\n")
-        assert omega in repr(made)
     full = EntmaxLoss(
         1.3, 2.0, dim=-1, reduction="sum", weight=torch.ones(3), label_smoothing=0.1, ignore_index=0
     )
     assert full.gamma == 2.0
-    said = "dim=-1, weight=<3 classes>, ignore_index=0, reduction='sum', label_smoothing=0.1"
-    assert said in repr(full)
     for module in (regmax, losses):
         with pytest.raises(AttributeError, match="NoneSuchLoss"):
             _ = module.NoneSuchLoss

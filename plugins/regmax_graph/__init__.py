@@ -123,9 +123,6 @@ class GraphTV(regmax.Penalty):
         weights = self._w().detach().double().cpu().numpy()
         return cvxpy.sum(cvxpy.multiply(weights, cvxpy.abs(y[tails] - y[heads])))
 
-    def extra_repr(self) -> str:
-        return f"{self.graph.m} edges, nodes={self.graph.d}"
-
 
 class GridTV(GraphTV):
     """R(y) = Σ |y_i − y_j| over neighbours in a grid of h × w, row-major: d = h·w entries.
@@ -140,9 +137,6 @@ class GridTV(GraphTV):
         _need_numpy()
         self.shape = checked_shape(shape)
         super().__init__(grid(*self.shape), nodes=self.shape[0] * self.shape[1])
-
-    def extra_repr(self) -> str:
-        return f"shape={self.shape}"
 
 
 def _need_numpy() -> None:

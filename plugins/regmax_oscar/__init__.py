@@ -113,9 +113,6 @@ class Oscar(regmax.Penalized):
     def notes(self, x: Tensor) -> list[str]:
         return [] if self.kernel(x) else [f"isotonic regression: {kernel(x)} kernel"]
 
-    def extra_repr(self) -> str:
-        return super().extra_repr() + ("" if self.exact else ", exact=False")
-
 
 def _prox_absolute(v: Tensor, lam: float | Tensor, penalty: Any, mask: Tensor | None) -> Tensor:
     """P_OSC(v) = argmin_z ½‖z − v‖² + λ Σ_{i<j} max(|z_i|, |z_j|), differentiable in v and λ.

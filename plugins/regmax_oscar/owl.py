@@ -154,10 +154,6 @@ class OWL(Ordered):
             total += (w[k - 1] - w[k]) * cvxpy.sum_largest(y, k)
         return total
 
-    def extra_repr(self) -> str:
-        w = self._w()
-        return f"weights={w.tolist()}" if len(w) <= 4 else f"weights=<{len(w)} numbers>"
-
 
 class CliqueTV(Ordered):
     """R(y) = Σ_{i<j} |y_i − y_j| = Σ_k (m + 1 − 2k) y_[k], over the pairs of participants.

@@ -99,6 +99,9 @@ class Lazy:
         self.modules = modules
         self.loaded: dict[str, Kernel | None] = {}
 
+    def __repr__(self) -> str:
+        return f"Lazy({', '.join(f'{k}={v!r}' for k, v in self.modules.items())})"
+
     def get(self, device: str) -> Kernel | None:
         """The kernel for a device, or None: there is none, or a package that it needs is missing.
         Any other failure of its import is warned of, once."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..plugins import registry
 from ..regularizer import Regularizer
+from ..shown import called, unusual
 
 
 def _check_numbers(**numbers: Any) -> None:
@@ -37,15 +38,18 @@ class Between(nn.Module):
         _check_numbers(init=init)
         if not low < init < high:
             raise ValueError(f"init must be in ({low}, {high}); got {init}")
-        self.low, self.high = low, high
+        self.low, self.high, self.init = low, high, init
         part = (init - low) / (high - low)
         self.a = nn.Parameter(torch.full(shape, math.log(part / (1 - part))))
 
     def forward(self) -> Tensor:
         return self.low + (self.high - self.low) * self.a.sigmoid()
 
-    def extra_repr(self) -> str:
-        return f"{self.low}, {self.high}, shape={tuple(self.a.shape)}"
+    def __repr__(self) -> str:
+        """The module as it began; what it learned is in its state dict."""
+        middle = (self.low + self.high) / 2
+        options = unusual(shape=(tuple(self.a.shape), ()), init=(self.init, middle))
+        return called(self, [repr(self.low), repr(self.high), *options])
 
 
 class Positive(nn.Module):
@@ -59,13 +63,15 @@ class Positive(nn.Module):
         _check_numbers(init=init)
         if not 0 < init < math.inf:
             raise ValueError(f"init must be > 0 and finite; got {init}")
+        self.init = init
         self.a = nn.Parameter(torch.full(shape, init + math.log(-math.expm1(-init))))
 
     def forward(self) -> Tensor:
         return nn.functional.softplus(self.a)
 
-    def extra_repr(self) -> str:
-        return f"shape={tuple(self.a.shape)}"
+    def __repr__(self) -> str:
+        """The module as it began."""
+        return called(self, unusual(shape=(tuple(self.a.shape), ()), init=(self.init, 1.0)))
 
 
 class Learnable(nn.Module):
@@ -114,6 +120,13 @@ class Learnable(nn.Module):
         """Ω at the present values."""
         return self.base.with_tensors(self.values())
 
+    def __repr__(self) -> str:
+        parts = [repr(self.base)]
+        for name in self.names:
+            module = self.learned[name.replace(".", "_")]
+            parts.append(f"**{{{name!r}: {module!r}}}" if "." in name else f"{name}={module!r}")
+        return called(self, parts)
+
 
 class AdaptiveEntmax(Learnable):
     """Entmax whose α = 1 + σ(a) ∈ (1, 2) each head learns.
@@ -126,6 +139,9 @@ class AdaptiveEntmax(Learnable):
     def __init__(self, heads: int, init: float = 1.5) -> None:
         entmax = registry().mapping("entmax")
         super().__init__(entmax(), alpha=Between(1, 2, (heads, 1, 1), init))
+
+    def __repr__(self) -> str:
+        return called(self, [str(self.a.numel()), *unusual(init=(self.learned["alpha"].init, 1.5))])
 
     @property
     def a(self) -> Any:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import checks
+from ..shown import called, unusual
 from .attention import attention_weights
 from .mapping import Omega, resolved
 
@@ -107,6 +108,23 @@ class MultiheadAttention(nn.MultiheadAttention):
                 own[name].copy_(parameter)
                 own[name].requires_grad_(parameter.requires_grad)
         return made.train(layer.training)
+
+    def __repr__(self) -> str:
+        weight = self.out_proj.weight
+        options = unusual(
+            dropout=(self.dropout, 0.0),
+            bias=(self.in_proj_bias is not None, True),
+            add_bias_kv=(self.bias_k is not None, False),
+            add_zero_attn=(self.add_zero_attn, False),
+            kdim=(self.kdim, self.embed_dim),
+            vdim=(self.vdim, self.embed_dim),
+            batch_first=(self.batch_first, False),
+            device=(str(weight.device), str(torch.get_default_device())),
+            dtype=(weight.dtype, torch.get_default_dtype()),
+            omega=(self.omega, None),
+            gamma=(self.gamma, 1.0),
+        )
+        return called(self, [str(self.embed_dim), str(self.num_heads), *options])
 
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None

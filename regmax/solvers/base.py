@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import simplex
+from .. import shown, simplex
 from ..optimality import Certificate, Problem
 
 
@@ -21,6 +21,9 @@ class Solver(ABC):
     """
 
     name: ClassVar[str] = ""
+
+    def __repr__(self) -> str:
+        return shown.called(self, shown.arguments(self))
 
     @abstractmethod
     def unsuitable(self, problem: Problem) -> str | None:
