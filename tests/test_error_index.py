@@ -82,7 +82,7 @@ def kind_of(call: ast.Call) -> str:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     name = call.func.id if isinstance(call.func, ast.Name) else name
     if name == "warn":
-        return ast.unparse(call.args[1])
+        return ast.unparse(call.args[1]) if len(call.args) > 1 else "UserWarning"
     same_again = isinstance(call.func, ast.Call) and ast.unparse(call.func) == "type(error)"
     return "TypeError, ValueError" if same_again else name * name.endswith(("Error", *INTERNAL))
 
