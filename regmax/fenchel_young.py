@@ -23,7 +23,7 @@ from .fused import kernel_of
 from .kernels import asked
 from .regularizer import Regularizer, frozen
 from .roads import Settings
-from .rows import HALF, aligned, prepare
+from .rows import HALF, Rows, aligned, prepare
 from .targets import F64, Target, in_blocks, omega_at
 
 
@@ -45,6 +45,8 @@ def losses(
     """
     x, dim = checks.scores(x, dim)
     checks.entries(x, dim, omega.entries, omega)
+    if isinstance(mask, Tensor) and torch.is_grad_enabled():
+        mask = mask.clone()  # a second backward reads it, when it may have been written to
     mask = checks.mask(mask, x)
     x = x.float() if x.dtype in HALF else x
     gamma = checks.per_row("gamma", gamma, checks.POSITIVE, x, dim)
@@ -77,13 +79,21 @@ def reference(
     """The same by max_Ω and its derivatives."""
     rows = prepare(omega, x, gamma, -1, mask)
     y, _ = engine.argmax(rows, settings)
-    rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
-    value = engine.smooth_max(rows, y).to(F64) + constant - target.dot(rows.x)
+    linear = 2 * target.dot(_half(x, rows))
+    rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
+    value = engine.smooth_max(rows, y).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(target.inside(rows.mask), value, torch.inf)
     spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
     return _filled(value, spoilt, empty, skip)
+
+
+def _half(x: Tensor, rows: Rows) -> Tensor:
+    """Half the distances of the scores from the largest, 0 where none takes part. ``rows.x`` takes
+    very low ones for less low ones, without a gradient; all of it may overflow, half does not."""
+    on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
+    return torch.where(on, x, rows.shift) / 2 - rows.shift / 2
 
 
 def _number(gamma: Any) -> Any:
@@ -204,7 +214,8 @@ def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
 
 
 def _relative(x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
-    return x - top if on is None else torch.where(on, x - top, 0)
+    z = (x - top).clamp_min_(torch.finfo(x.dtype).min)  # times an entry that is 0
+    return z if on is None else torch.where(on, z, 0)
 
 
 def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | None) -> Tensor:
@@ -221,8 +232,10 @@ def _packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tenso
     """The positive y_i and their x_i, (*batch, k) in float64, where k is far below d; or half of
     it, to ``keep`` for Ω's own gradients, which cost more."""
     d = x.shape[-1]
-    if not x.numel() or d < (16 if keep else 256) or not (
-        omega.ignores_zeros and asked() and transforms.may_look(x)
+    if (
+        not x.numel()
+        or d < (16 if keep else 256)
+        or not (omega.ignores_zeros and asked() and transforms.may_look(x))
     ):
         return None
     pack = _packer()
