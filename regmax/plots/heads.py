@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .style import INK, MARKERS, PALETTE, blank, frame
+from .style import INK, MARKERS, PALETTE, blank, frame, line
 
 Numbers = Tensor | Sequence[Any]
 
@@ -34,7 +34,9 @@ def trajectories(
                 f"values[{label!r}] must have one entry for each of the {len(steps)} steps; got "
                 f"{len(table)}"
             )
-        lines = axis.plot(list(steps), table.reshape(len(steps), -1).numpy(), **_line(k))
+        lines = axis.plot(
+            list(steps), table.reshape(len(steps), -1).numpy(), linewidth=1.5, **line(k)
+        )
         lines[0].set_label(label)
     axis.set(xlabel=xlabel, ylabel=ylabel)
     frame(axis)
@@ -77,8 +79,8 @@ def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     figure, axes = _grid(values, 3.2, 1.9)
     for (block, model), axis in axes.items():
         heads = _table(values[block][model]).sort(-1).values
-        line: Any = {"color": PALETTE[0], "linewidth": 1.2, "marker": "o", "markersize": 3}
-        axis.plot(_layers(axis, heads), heads.numpy(), **line)
+        look: Any = {"color": PALETTE[0], "linewidth": 1.2, "marker": "o", "markersize": 3}
+        axis.plot(_layers(axis, heads), heads.numpy(), **look)
         axis.set(ylim=(-0.03, 1.03))
         frame(axis)
     figure.supxlabel("layer", color=INK, fontsize=11)
@@ -97,7 +99,7 @@ def diversity_by_layer(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     for axis, (block, by_model) in zip(axes, values.items(), strict=True):
         for model, item in by_model.items():
             layers, k = _table(item), names.index(model)
-            style = {**_line(k), "marker": MARKERS[k % len(MARKERS)]}
+            style = {**line(k), "linewidth": 1.5, "marker": MARKERS[k % len(MARKERS)]}
             axis.plot(_layers(axis, layers), layers.tolist(), label=model, **style)
         axis.set_title(block, loc="left", fontsize=10.5, color=INK)
         axis.margins(y=0.15)
@@ -132,12 +134,6 @@ def _grid(
 
 def _table(item: Numbers) -> Tensor:
     return torch.as_tensor(item, dtype=torch.float64).detach().cpu()
-
-
-def _line(k: int) -> dict[str, Any]:
-    """Of the kth of several: another colour, and another dash once these are used up."""
-    dash = ("-", "--", ":", "-.")[k // len(PALETTE) % 4]
-    return {"color": PALETTE[k % len(PALETTE)], "linestyle": dash, "linewidth": 1.5}
 
 
 def _layers(axis: Any, table: Tensor) -> list[int]:

@@ -13,6 +13,8 @@ from ..layer import RegularizedMax
 from ..regularizer import Regularizer
 from ..simplex import project
 from .style import FAINT, INK, PALETTE, QUIET, blank, frame, short
+from .subjects import label
+from .twoscores import scores, slopes, temperatures
 
 
 def example(d: int = 20, seed: int = 3) -> Tensor:
@@ -23,6 +25,15 @@ def example(d: int = 20, seed: int = 3) -> Tensor:
     return 0.25 * levels.repeat_interleave(4)[:d] + 0.07 * noise
 
 
+def one_row(x: Tensor) -> Tensor:
+    """(d,) float64 scores on the CPU; ValueError for anything but one row of them."""
+    if x.ndim != 1 or not bool(((x < torch.inf) & ~x.isnan()).all()):
+        raise ValueError(
+            f"x must be one row of scores, of shape (d,), finite or -inf; got {tuple(x.shape)}"
+        )
+    return x.detach().double().cpu()
+
+
 def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, name: str = "") -> Any:
     """A figure of Π_Ω: at two scores as a curve, and on the row ``x`` beside softmax and sparsemax.
 
@@ -31,17 +42,13 @@ def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, nam
     """
     if x is None:
         x = example(20 if omega.entries is None else omega.entries)
-    if x.ndim != 1 or not bool(((x < torch.inf) & ~x.isnan()).all()):
-        raise ValueError(
-            f"x must be one row of scores, of shape (d,), finite or -inf; got {tuple(x.shape)}"
-        )
-    x = x.detach().double().cpu()
-    name, pairs = name or repr(omega), omega.entries in (None, 2)
+    x = one_row(x)
+    name, pairs = name or label(omega), omega.entries in (None, 2)
     rows = _rows(omega, x, gamma, name)
     figure = blank(12.5 if pairs else 8.5, 1.35 * (1 + len(rows)) + 1.3)
     grid = figure.add_gridspec(1 + len(rows), 1 + pairs, width_ratios=(1, 1.75)[1 - pairs :])
     if pairs:
-        _curves(figure.add_subplot(grid[:, 0]), omega, gamma, name)
+        _curves(figure.add_subplot(grid[:, 0]), omega, gamma)
     axes = [figure.add_subplot(grid[k, -1]) for k in range(1 + len(rows))]
     _bars(axes, x, rows)
     figure.suptitle(f"{name}, γ = {gamma:g}", fontsize=14, color=INK)
@@ -61,26 +68,12 @@ def _rows(
     return [*found, (name, y, analysis.groups(y, omega, mask=on))]
 
 
-def _curves(axis: Any, omega: Regularizer, gamma: float, name: str) -> None:
+def _curves(axis: Any, omega: Regularizer, gamma: float) -> None:
     """Π_Ω([t, 0])₁ for three γ, and softmax."""
-    t = torch.linspace(-4 * gamma, 4 * gamma, 801, dtype=torch.float64)
-    pairs = torch.stack([t, torch.zeros_like(t)], -1)
-    who = name if len(name) <= 20 else "Π"
-    shades = (("#9ecae1", 2.0), ("#0072B2", 1.0), ("#08306b", 0.5))
-    for colour, factor in shades:
-        with torch.no_grad():
-            y = RegularizedMax(omega, factor * gamma)(pairs)[:, 0]
-        label = f"{who}, γ = {factor * gamma:g}"
-        axis.plot(t.tolist(), y.tolist(), color=colour, linewidth=2, label=label)
-        if factor == 1:
-            same = torch.allclose(y, (t / gamma).sigmoid(), atol=1e-9)
-    if not same:
-        soft, label = (t / gamma).sigmoid(), f"softmax, γ = {gamma:g}"
-        axis.plot(t.tolist(), soft.tolist(), color=QUIET, linestyle="--", label=label)
-    axis.set(xlabel="t", ylabel="weight of the first score", title="two scores, t and 0")
+    t = scores(gamma)
+    slopes(axis, temperatures(omega, gamma, t), t, gamma)
+    axis.set(ylabel="weight of the first score", title="two scores, t and 0")
     axis.legend(frameon=False, loc="upper left", fontsize=9)
-    axis.set(xlim=(float(t[0]), float(t[-1])), ylim=(-0.03, 1.03))
-    frame(axis)
 
 
 def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tensor]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 # Okabe & Ito: safe for colour-blind readers
@@ -27,6 +28,22 @@ def frame(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color=FAINT, linewidth=0.6)
     axis.set_axisbelow(True)
+
+
+def line(k: int) -> dict[str, Any]:
+    """Of the kth of several: another colour, and another dash once these are used up."""
+    dash = ("-", "--", ":", "-.")[k // len(PALETTE) % 4]
+    return {"color": PALETTE[k % len(PALETTE)], "linestyle": dash}
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as .png, .svg or .pdf: the same figure, the same bytes."""
+    from matplotlib import rc_context
+
+    dates = {".svg": "Date", ".pdf": "CreationDate"}
+    undated = {key: None for suffix, key in dates.items() if path.suffix.lower() == suffix}
+    with rc_context({"svg.hashsalt": "regmax"}):
+        figure.savefig(path, metadata=undated)
 
 
 def short(text: str, most: int) -> str:

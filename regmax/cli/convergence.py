@@ -1,0 +1,89 @@
+"""Solvers at work on an Ω that they know by its value alone: a table, and a picture."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import plots
+from ..backends.generic import definition
+from ..layer import RegularizedMax
+from ..regularizer import Regularizer
+from ..solution import Solution
+from .common import UsageError, table, working
+from .listing import quiet_registry
+
+
+def made_up(rows: int, d: int) -> Tensor:
+    """(rows, d) scores of scale 0.3, 1 and 3 in turn."""
+    scale = torch.tensor([0.3, 1.0, 3.0], dtype=torch.float64).repeat(rows // 3 + 1)[:rows, None]
+    generator = torch.Generator().manual_seed(0)
+    return scale * torch.randn(rows, d, generator=generator, dtype=torch.float64)
+
+
+def converge(
+    name: str, omega: Regularizer, x: Tensor, gamma: float, wanted: list[str]
+) -> tuple[Any, str]:
+    """The picture of the way to the answer with each solver, and a table of what came of it."""
+    solutions: dict[str, Solution] = {}
+    lines = []
+    for asked in wanted:
+        with working(f"solving {name} with {asked}"):
+            solution, seconds = solved(omega, x, gamma, asked)
+        if isinstance(solution, str):
+            lines.append([asked, "refused", "", "", "", solution])
+            continue
+        label = f"auto: {solution.path.replace('solver ', '')}" if asked == "auto" else asked
+        solutions[label] = solution
+        steps = solution.iterations.double()
+        lines.append(
+            [
+                label,
+                f"{int(solution.converged.sum())} of {solution.converged.numel()}",
+                f"{steps.median():g}",
+                f"{steps.max():g}",
+                f"{solution.error_bound.max():.1e}",
+                f"{seconds:.3f}",
+            ]
+        )
+    if not solutions:
+        reasons = "; ".join(f"{line[0]}: {line[-1]}" for line in lines)
+        raise UsageError(f"--solver: none can take {name} ({reasons}); auto chooses one that can")
+    header = ["solver", "converged", "iterations", "most", "worst certified error", "seconds"]
+    title = f"{name}, γ = {gamma:g}: {len(x)} rows of {x.shape[-1]} scores"
+    said = f"{title}; Ω by its value; iterations of the median row, and the most of any"
+    figure = plots.convergence(solutions)
+    figure.suptitle(title)
+    return figure, f"{said}\n{table(header, lines)}"
+
+
+def solvers(wanted: str | None) -> list[str]:
+    """The names asked for, each once."""
+    names = list(dict.fromkeys(n.strip() for n in (wanted or "auto").split(",") if n.strip()))
+    known = ["auto", *quiet_registry().solvers()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        got = ", ".join(map(repr, unknown)) or repr(wanted)
+        raise UsageError(f"--solver must name solvers: {', '.join(known)}; got {got}")
+    return names
+
+
+def solved(
+    omega: Regularizer, x: Tensor, gamma: float, solver: str
+) -> tuple[Solution | str, float]:
+    """A traced solution of Ω by its value alone, and the seconds that it takes untraced; or why the
+    solver refuses."""
+    layer = RegularizedMax(definition(omega), gamma, solver=solver, on_failure="ignore")
+    with torch.no_grad():
+        try:
+            solution = layer.solve(x, trace=True)
+        except ValueError as error:
+            if "cannot take" not in str(error):
+                raise
+            return str(error).partition(": ")[2].partition(";")[0], 0.0
+        start = time.perf_counter()
+        layer(x)
+        return solution, time.perf_counter() - start

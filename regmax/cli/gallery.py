@@ -1,0 +1,82 @@
+"""``regmax plot --all``: pictures of every registered regularizer, and of all of them together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from .. import plots
+from ..plots.subjects import takes
+from ..plugins import Registry
+from ..regularizer import Regularizer
+from .common import UsageError, note, working
+from .convergence import converge, made_up
+from .names import named
+
+TOGETHER = {"curves": 2, "surface": 3, "simplex": 3}
+"""The kinds that show several Ω on one picture, and for how many entries these must be made."""
+
+
+def run(found: Registry, gamma: float, folder: Path) -> int:
+    """Draw them, print the path of each, and go on where a regularizer is at fault: status 1."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror or error}") from error
+    names = list(found.regularizers())
+    sound: dict[str, Regularizer] = {}
+    for number, name in enumerate(names, start=1):
+        try:
+            _, omega = named(found, name)
+            with working(f"drawing {name} ({number} of {len(names)})"):
+                figures = alone(omega, gamma)
+        except Exception as error:  # a plugin's code may raise anything; the others go on
+            origin = found.origin("regularizer", name)
+            note(f"regmax plot: {name} ({origin}): {type(error).__name__}: {error}")
+            continue
+        sound[plots.label(omega)] = omega
+        for kind, figure in figures.items():
+            both(figure, folder / stem(name, kind))
+    for kind, entries in TOGETHER.items():
+        fit = {name: omega for name, omega in sound.items() if takes(omega, entries)}
+        if len(fit) < len(sound):
+            left = ", ".join(name for name in sound if name not in fit)
+            note(f"{kind}: without {left}, which takes rows of another number of entries")
+        if fit:
+            with working(f"drawing {kind} of all"):
+                figure = getattr(plots, kind)(fit, gamma)
+            both(figure, folder / kind)
+    return 1 if len(sound) < len(names) else 0
+
+
+def alone(omega: Regularizer, gamma: float) -> dict[str, Any]:
+    """The pictures of one Ω by kind."""
+    x = made_up(64, omega.entries or 20)
+    name = plots.label(omega)
+    return {
+        "overview": plots.overview(omega, gamma),
+        "mapping": plots.mapping(omega, gamma=gamma),
+        "convergence": converge(name, omega, x, gamma, ["auto"])[0],
+    }
+
+
+def both(figure: Any, path: Path) -> None:
+    """The picture as .svg and as .png, and their paths on the way."""
+    for suffix in (".svg", ".png"):
+        file = path.with_name(path.name + suffix)
+        write(figure, file)
+        print(file, flush=True)
+
+
+def write(figure: Any, path: Path) -> None:
+    """Save the figure; :class:`UsageError` where that cannot be."""
+    try:
+        plots.save(figure, path)
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror or error}") from error
+
+
+def stem(*words: str) -> str:
+    """``tv-lam-0.5-path``: what is safe as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(words)).strip("-")

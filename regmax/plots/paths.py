@@ -1,0 +1,150 @@
+"""Regularization paths: the weights of one row as γ, or a hyperparameter, changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import analysis
+from ..layer import RegularizedMax
+from ..regularizer import Regularizer
+from .mappings import one_row
+from .style import INK, QUIET, blank, frame, line
+from .subjects import label
+
+POINTS = 400
+
+
+def path(
+    omega: Regularizer,
+    x: Tensor | None = None,
+    gamma: float = 1.0,
+    over: Sequence[str] | None = None,
+    name: str = "",
+    figure: Any = None,
+) -> Any:
+    """A figure of Π_Ω(x), each entry a line, over γ and over each hyperparameter of Ω.
+
+    Where entries are equal bit for bit, a wide grey line lies below the one that they share. A
+    dotted line is at the value that Ω has; the others keep theirs.
+
+    ``x``: scores of shape (d,), −inf for one that takes no part; default six, of which three
+    neighbours are near each other, or as many as Ω is made for. ``over``: ``"gamma"``, or names of
+    declared hyperparameters, those of nested Ω dotted (``"base.alpha"``); default all, γ first.
+    ``name``: how the figure calls Π_Ω. ``figure``: a figure or subfigure of matplotlib to draw in;
+    by default a new one. ValueError for a name that is not there, or x that is not one row.
+    """
+    x = default_row(omega) if x is None else one_row(x)
+    names = varied(omega, over)
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    if figure is None:
+        figure = blank(max(4 * columns, 5) + 1, 3.2 * rows + 0.4)
+        others = "" if names == ["gamma"] else f", γ = {gamma:g}"
+        figure.suptitle(f"{name or label(omega)}{others}", fontsize=13, color=INK)
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    fused = [
+        _draw(axis, omega, x, gamma, over) for over, axis in zip(names, axes.flat, strict=False)
+    ]
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
+    for axis in axes[:, 0]:
+        axis.set_ylabel("weight")
+    _key(figure, x, any(fused))
+    return figure
+
+
+def default_row(omega: Regularizer) -> Tensor:
+    """(d,) scores: two runs of neighbours at about one level each, with noise."""
+    level = torch.tensor([0.15, 0.0, 0.95, 1.2, 1.05, 0.55], dtype=torch.float64)
+    d = omega.entries or len(level)
+    return level.repeat(-(-d // len(level)))[:d] + 0.01 * torch.arange(d) * (d > len(level))
+
+
+def varied(omega: Regularizer, over: Sequence[str] | None) -> list[str]:
+    """The names to draw over; ValueError for one that is not there."""
+    known = ["gamma", *dict.fromkeys(prefix + name for prefix, name, _ in omega.declared())]
+    names = known if over is None else list(dict.fromkeys(over))
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        got = ", ".join(map(repr, unknown)) or "none"
+        raise ValueError(f"over must name one of {', '.join(known)}; got {got}")
+    return names
+
+
+def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor, float]:
+    """Values of γ or of a hyperparameter to draw at, evenly on a logarithmic axis, all of them
+    accepted; and the one that Ω has."""
+    if over == "gamma":
+        on = x[x > -torch.inf]
+        wide = max(float(on.max() - on.min()), 1e-3)
+        return _even(min(0.03 * wide, gamma / 2), max(10 * wide, 2 * gamma)), gamma
+    owner = next(o for prefix, key, o in omega.declared() if prefix + key == over)
+    attribute = over.rpartition(".")[2]
+    value = float(torch.as_tensor(getattr(owner, attribute)).detach().double().mean())
+    around = _even(1 / 30, 30.0, 3001) * (value or 0.1)
+    words, accepts = owner.ranges.get(attribute, ("", torch.isfinite))
+    inside = around[accepts(around)].tolist()
+    if not inside:
+        raise ValueError(f"{over} is {value:g} and must be {words}: no value near it is accepted")
+    return _even(inside[0], inside[-1]), value
+
+
+def _even(first: float, last: float, points: int = POINTS) -> Tensor:
+    """Evenly in the logarithm, from one to the other, which have one sign."""
+    between = first * (last / first) ** torch.linspace(0, 1, points, dtype=torch.float64)
+    between[-1] = last  # and not beyond what is accepted by a rounding
+    return between
+
+
+def along(omega: Regularizer, x: Tensor, gamma: float, over: str, at: Tensor) -> Tensor:
+    """(points, d): Π_Ω(x) with γ, or a hyperparameter, at each of the values."""
+    column, rows = at[:, None], x.expand(len(at), -1)
+    if over == "gamma":
+        layer = RegularizedMax(omega, column)
+    else:
+        layer = RegularizedMax(omega.with_tensors({over: column}), gamma)
+    with torch.no_grad():
+        y: Tensor = layer(rows)
+        return y
+
+
+def _draw(axis: Any, omega: Regularizer, x: Tensor, gamma: float, over: str) -> bool:
+    """The lines over one of them; whether any are fused."""
+    at, present = span(omega, over, x, gamma)
+    y = along(omega, x, gamma, over, at)
+    on = (x > -torch.inf).expand_as(y)
+    ids = analysis.groups(y, omega, mask=on)
+    fused = False
+    for k in on[0].nonzero()[:, 0].tolist():
+        same = ((ids == ids[:, k : k + 1]) & (ids >= 0)).sum(-1) > 1
+        fused = fused or bool(same.any())
+        shared = torch.where(same, y[:, k], torch.nan)
+        axis.plot(at.tolist(), shared.tolist(), **_SHARED, zorder=1)
+        axis.plot(at.tolist(), y[:, k].tolist(), linewidth=1.5, **line(k))
+    axis.axvline(present, color=QUIET, linewidth=1, linestyle=":")
+    axis.set(xlabel="γ" if over == "gamma" else over, ylim=(-0.03, 1.03))
+    low, high = sorted((float(at[0]), float(at[-1])))
+    axis.set(xscale="log" if high > 4 * low > 0 else "linear", xlim=(low, high))
+    axis.xaxis.set_major_formatter("{x:g}")
+    frame(axis)
+    return fused
+
+
+_SHARED: dict[str, Any] = {"color": "#c9c9c9", "linewidth": 6}
+
+
+def _key(figure: Any, x: Tensor, fused: bool) -> None:
+    """The score behind each line, of up to eight; and what grey says."""
+    from matplotlib.lines import Line2D
+
+    shown = [Line2D([], [], **_SHARED, label="equal weights")] if fused else []
+    if len(x) <= 8:
+        scores = [(k, item) for k, item in enumerate(x.tolist()) if item > -torch.inf]
+        said = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
+        shown = [*said, *shown]
+    if shown:
+        figure.legend(handles=shown, loc="outside right upper", frameon=False, fontsize=9)

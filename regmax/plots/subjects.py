@@ -1,0 +1,84 @@
+"""What is drawn: one Ω or several by name, and what they give in three entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layer import RegularizedMax
+from ..regularizer import Regularizer
+from .style import PALETTE
+
+Omegas = Regularizer | Mapping[str, Regularizer]
+
+PATTERNS = (
+    ("three entries above 0", "#cfe1f2"),
+    ("three, two of them fused", "#fdd49e"),
+    ("three, all fused", PALETTE[1]),
+    ("two entries above 0", "#6aaed6"),
+    ("two, fused", PALETTE[4]),
+    ("one entry above 0", "#08519c"),
+)
+"""What Π_Ω(x) of three scores can look like, and its colour: blues, and oranges where fused."""
+
+
+def label(omega: Regularizer) -> str:
+    """``fusedmax(lam=0.1)``: the mapping with its hyperparameters; without one, Ω as it prints."""
+    names = [omega.mapping] if isinstance(omega.mapping, str) else list(omega.mapping)
+    if not names:
+        return repr(omega)
+    inner = omega.extra_repr()
+    return f"{names[0]}({inner})" if inner else names[0]
+
+
+def several(omegas: Omegas, entries: int) -> dict[str, Regularizer]:
+    """Ω by name; ValueError where one is made for rows of another length."""
+    found = {label(omegas): omegas} if isinstance(omegas, Regularizer) else dict(omegas)
+    if not found:
+        raise ValueError("omegas must hold one regularizer at least; got none")
+    for name, omega in found.items():
+        if not isinstance(omega, Regularizer):
+            raise TypeError(f"{name} must be a regmax.Regularizer; got {type(omega).__name__}")
+        if not takes(omega, entries):
+            raise ValueError(
+                f"{name} is made for rows of {omega.entries} entries; this picture is of {entries}"
+            )
+    return found
+
+
+def takes(omega: Regularizer, entries: int) -> bool:
+    """Whether Ω is for rows of that many entries."""
+    return omega.entries in (None, entries)
+
+
+def weights(omega: Regularizer, x: Tensor, gamma: float) -> Tensor:
+    """Π_Ω(x), which is not to learn."""
+    with torch.no_grad():
+        y: Tensor = RegularizedMax(omega, gamma)(x)
+        return y
+
+
+def patterns(y: Tensor) -> Tensor:
+    """(..., 3) weights -> which of :data:`PATTERNS` each row is, int64."""
+    equal = ((y == y.roll(1, -1)) & (y > 0)).sum(-1)
+    table = torch.tensor([[5, 5, 5, 5], [3, 4, 5, 5], [0, 1, 2, 2]])
+    return table[(y > 0).sum(-1).clamp(1, 3) - 1, equal]
+
+
+def key(figure: Any, shown: Tensor, columns: int) -> None:
+    """A key of the patterns among ``shown``, below."""
+    from matplotlib.patches import Patch
+
+    found = [PATTERNS[k] for k in shown.unique().tolist()]
+    patches = [Patch(facecolor=colour, label=said) for said, colour in found]
+    place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+    figure.legend(handles=patches, ncols=min(columns, len(found)), **place)
+
+
+def title(found: dict[str, Regularizer], gamma: float, of_several: str = "") -> str:
+    """``sparsemax, γ = 1``."""
+    name = next(iter(found)) if len(found) == 1 else of_several
+    return f"{name}, γ = {gamma:g}" if name else f"γ = {gamma:g}"

@@ -1,0 +1,141 @@
+"""The simplex of three entries as a triangle, and the plane of scores around it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..regularizer import Regularizer
+from .style import INK, blank
+from .subjects import PATTERNS, Omegas, key, patterns, several, title, weights
+
+SPAN = 2.4
+"""How far the plane of scores is drawn, in units of γ; the triangle's corners are 1 from its
+centre."""
+PIXELS = 240
+FORMULA = "Π$_Ω$(x)"
+CORNERS = torch.tensor(
+    [[math.cos(a), math.sin(a)] for a in (math.pi * 7 / 6, -math.pi / 6, math.pi / 2)],
+    dtype=torch.float64,
+)
+
+
+def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
+    """A figure of Π_Ω on three scores: which pattern of zeros and equal weights each score gets,
+    and where on the simplex Δ the answers lie.
+
+    Left, the scores: x is drawn at Σ xᵢ cᵢ, cᵢ the corners of a triangle, so x and x + c·1, which
+    have the same answer, are one point; γΔ is outlined. Right, Δ: a dot for each of a lattice of
+    scores, at its Π_Ω(x), the larger the more of them share it, over the level sets of Ω.
+
+    ``omegas``: one Ω, or several by name, with the answers below the scores and fewer dots.
+    ``figure``: a figure or subfigure of matplotlib to draw in; by default a new one. ValueError
+    where an Ω is not made for three entries.
+    """
+    found = several(omegas, 3)
+    columns = min(3, len(found))
+    rows = 2 * -(-len(found) // columns) if len(found) > 1 else 1
+    if figure is None:
+        figure = blank(3.3 * columns if rows > 1 else 7.2, 3.2 * rows + 1.2)
+        said = f"x by the pattern of {FORMULA}, and {FORMULA} on the simplex"
+        figure.suptitle(title(found, gamma, said), fontsize=13, color=INK)
+    axes = figure.subplots(rows, columns if rows > 1 else 2, squeeze=False)
+    for axis in axes.flat:
+        axis.set_axis_off()
+    seen = []
+    for k, (name, omega) in enumerate(found.items()):
+        upper, column = 2 * (k // columns), k % columns
+        left = axes[upper, column]
+        right = axes[upper + 1, column] if rows > 1 else axes[0, 1]
+        seen.append(_scores(left, omega, gamma))
+        _answers(right, omega, gamma, lattice(0.2 if len(found) == 1 else 0.3))
+        alone = f"scores x, by the pattern of {FORMULA}"
+        left.set_title(name if rows > 1 else alone, fontsize=10, color=INK)
+        if rows == 1:
+            right.set_title(f"{FORMULA} of a lattice of x, over Ω", fontsize=10, color=INK)
+    key(figure, torch.stack(seen), 3)
+    return figure
+
+
+def scores_at(points: Tensor) -> Tensor:
+    """(..., 2) points of the plane -> (..., 3) scores that sum to 0."""
+    return 2 / 3 * points @ CORNERS.T
+
+
+def lattice(step: float) -> Tensor:
+    """(n, 3) scores evenly over the plane, in units of γ: off the lines on which two are equal."""
+    n = int(2 * SPAN / step)
+    k = torch.arange(-n, n + 1, dtype=torch.float64)
+    i, j = torch.meshgrid(k, k, indexing="ij")
+    points = step * torch.stack([i + j / 2, math.sqrt(3) / 2 * j], -1).reshape(-1, 2)
+    turn = torch.tensor([[math.cos(0.3), -math.sin(0.3)], [math.sin(0.3), math.cos(0.3)]])
+    points = points @ turn.to(points) + 0.031
+    return scores_at(points[points.norm(dim=-1) <= SPAN])
+
+
+def _scores(axis: Any, omega: Regularizer, gamma: float) -> Tensor:
+    """The plane of scores in the colours of the patterns; and these."""
+    from matplotlib.colors import ListedColormap
+
+    at = torch.linspace(-SPAN, SPAN, PIXELS, dtype=torch.float64)
+    across, up = torch.meshgrid(at, at + 1e-4, indexing="xy")  # off the lines of equal scores
+    y = weights(omega, gamma * scores_at(torch.stack([across, up], -1)), gamma)
+    which = patterns(y)
+    image: Any = {"extent": (-SPAN, SPAN, -SPAN, SPAN), "origin": "lower"}
+    colours = ListedColormap([colour for _, colour in PATTERNS])
+    shown = {"cmap": colours, "vmin": -0.5, "vmax": len(PATTERNS) - 0.5, "interpolation": "none"}
+    axis.imshow(which.numpy(), **image, **shown)
+    coarse = slice(None, None, 3)
+    heights = (at[coarse], at[coarse], y.amax(-1)[coarse, coarse])
+    axis.contour(*heights, (0.4, 0.6, 0.8), colors="white", linewidths=0.5)
+    _outline(axis)
+    for k, corner in enumerate(CORNERS):
+        ends = (corner * r for r in (1.65, 1.05))
+        axis.annotate("", *(end.tolist() for end in ends), arrowprops={"arrowstyle": "->"})
+        axis.text(*(1.85 * corner).tolist(), f"x$_{k + 1}$", ha="center", va="center", fontsize=10)
+    axis.set(xlim=(-SPAN, SPAN), ylim=(-SPAN, SPAN), aspect="equal")
+    place: Any = {"transform": axis.transAxes, "ha": "center", "va": "top", "fontsize": 8.5}
+    axis.text(0.5, -0.02, "white: largest weight 0.4, 0.6, 0.8", color=INK, **place)
+    return which
+
+
+def _answers(axis: Any, omega: Regularizer, gamma: float, x: Tensor) -> None:
+    """Dots at Π_Ω(x), over the level sets of Ω."""
+    _levels(axis, omega)
+    _outline(axis)
+    y = weights(omega, gamma * x, gamma)
+    near = (1e3 * y).round()
+    places, which, shared = near.unique(dim=0, return_inverse=True, return_counts=True)
+    found = torch.zeros(len(places), dtype=torch.int64).scatter(0, which, patterns(y))
+    points = 1e-3 * places @ CORNERS
+    for size in shared.unique().tolist():
+        for k, (_, colour) in enumerate(PATTERNS):
+            here = points[(shared == size) & (found == k)]
+            if len(here):
+                look: Any = {"markersize": 3.3 * size**0.3, "color": colour, "markeredgecolor": INK}
+                at = here.T.tolist()
+                axis.plot(*at, "o", markeredgewidth=0.25, clip_on=False, zorder=3, **look)
+    for k, (x, up) in enumerate(CORNERS.tolist()):
+        place: Any = {"ha": "center", "va": "bottom" if up > 0 else "top", "fontsize": 10}
+        axis.text(x, up + (0.07 if up > 0 else -0.08), f"y$_{k + 1}$ = 1", **place)
+    axis.set(xlim=(-1.1, 1.1), ylim=(-0.8, 1.25), aspect="equal")
+
+
+def _levels(axis: Any, omega: Regularizer) -> None:
+    """Ω on the triangle, darker where it is larger."""
+    across = torch.linspace(-0.9, 0.9, 200, dtype=torch.float64)
+    up = torch.linspace(-0.5, 1.0, 200, dtype=torch.float64)
+    y = scores_at(torch.stack(torch.meshgrid(across, up, indexing="xy"), -1)) + 1 / 3
+    with torch.no_grad():
+        value = omega.value(omega.seen(y.clamp(min=0)))
+    value = torch.where((y >= 0).all(-1), value, torch.nan)
+    shaded = axis.contourf(across, up, value.numpy(), levels=12, cmap="Greys", alpha=0.4)
+    shaded.set_rasterized(True)
+
+
+def _outline(axis: Any) -> None:
+    """The triangle."""
+    axis.plot(*CORNERS[[0, 1, 2, 0]].T.tolist(), color=INK, linewidth=1)

@@ -1,0 +1,103 @@
+"""max_Ω and Π_Ω at two scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layer import RegularizedMax
+from ..regularizer import Regularizer
+from .style import INK, QUIET, blank, frame, line
+from .subjects import Omegas, several, title
+
+Line = tuple[str, dict[str, Any], Tensor, Tensor]
+"""A name, how it is drawn, max_Ω and Π_Ω."""
+SHADES = (("#9ecae1", 2.0), ("#0072B2", 1.0), ("#08306b", 0.5))
+"""Of three temperatures, in units of γ."""
+
+
+def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
+    """A figure of max_Ω([t, 0]) and its slope Π_Ω([t, 0])₁ over t, side by side: Niculae & Blondel
+    (2017), Figure 2.
+
+    ``omegas``: one Ω, drawn at γ/2, γ and 2γ, or several by name, drawn at γ; those with the same
+    curves share a line. max_Ω is shifted by γΩ(e₂), so that it leaves 0, as max(t, 0) does.
+    ``figure``: a figure or subfigure of matplotlib to draw in; by default a new one. ValueError
+    where an Ω is not made for two entries.
+    """
+    found = several(omegas, 2)
+    if figure is None:
+        figure = blank(9, 4.1)
+        figure.suptitle(title(found, gamma), fontsize=13, color=INK)
+    left, right = figure.subplots(1, 2)
+    t = scores(gamma)
+    if len(found) == 1:
+        lines = temperatures(next(iter(found.values())), gamma, t)
+    else:
+        each = [(name, *_both(omega, gamma, t)) for name, omega in found.items()]
+        lines = [(name, line(k), top, y) for k, (name, top, y) in enumerate(_merged(each))]
+    for name, style, top, _ in lines:
+        left.plot(t.tolist(), top.tolist(), linewidth=2, label=name, **style)
+    left.plot(t.tolist(), t.clamp(min=0).tolist(), **_REFERENCE, label="max(t, 0)")
+    left.legend(frameon=False, loc="upper left", fontsize=9)
+    left.set_title("max$_Ω$([t, 0]), up to a constant", fontsize=11, color=INK)
+    left.set(xlabel="t", xlim=(float(t[0]), float(t[-1])))
+    frame(left)
+    dashed = slopes(right, lines, t, gamma)
+    right.legend(handles=dashed, frameon=False, loc="upper left", fontsize=9)
+    right.set_title("Π$_Ω$([t, 0])$_1$", fontsize=11, color=INK)
+    return figure
+
+
+def scores(gamma: float) -> Tensor:
+    """(points,) t from −4γ to 4γ."""
+    return torch.linspace(-4 * gamma, 4 * gamma, 401, dtype=torch.float64)
+
+
+def temperatures(omega: Regularizer, gamma: float, t: Tensor) -> list[Line]:
+    """At 2γ, γ and γ/2."""
+    return [
+        (f"γ = {factor * gamma:g}", {"color": colour}, *_both(omega, factor * gamma, t))
+        for colour, factor in SHADES
+    ]
+
+
+def slopes(axis: Any, lines: list[Line], t: Tensor, gamma: float) -> list[Any]:
+    """Draw Π_Ω([t, 0])₁, and softmax where it is none of them; the line of that."""
+    for name, style, _, y in lines:
+        axis.plot(t.tolist(), y.tolist(), linewidth=2, label=name, **style)
+    axis.set(xlabel="t", xlim=(float(t[0]), float(t[-1])), ylim=(-0.03, 1.03))
+    frame(axis)
+    soft = (t / gamma).sigmoid()
+    if any(torch.allclose(y, soft, atol=1e-9) for *_, y in lines):
+        return []
+    said = "softmax" if gamma == 1 else f"softmax, γ = {gamma:g}"
+    drawn: list[Any] = axis.plot(t.tolist(), soft.tolist(), **_REFERENCE, label=said)
+    return drawn
+
+
+_REFERENCE: dict[str, Any] = {"color": QUIET, "linestyle": (0, (4, 3)), "linewidth": 1.2}
+
+
+def _both(omega: Regularizer, gamma: float, t: Tensor) -> tuple[Tensor, Tensor]:
+    """max_Ω([t, 0]) + γΩ(e₂), and Π_Ω([t, 0])₁."""
+    pairs = torch.stack([t, torch.zeros_like(t)], -1)
+    layer = RegularizedMax(omega, gamma)
+    with torch.no_grad():
+        end = omega.value(omega.seen(torch.tensor([0.0, 1.0], dtype=t.dtype)))
+        return layer.max(pairs) + gamma * end, layer(pairs)[:, 0]
+
+
+def _merged(each: list[tuple[str, Tensor, Tensor]]) -> list[tuple[str, Tensor, Tensor]]:
+    """Equal curves once, by all of their names."""
+    found: list[tuple[str, Tensor, Tensor]] = []
+    for name, top, y in each:
+        for k, (said, _, other) in enumerate(found):
+            if torch.allclose(y, other, atol=1e-9):
+                found[k] = (f"{said}, {name}", top, y)
+                break
+        else:
+            found.append((name, top, y))
+    return found
