@@ -291,6 +291,7 @@ def __getattr__(name: str) -> Any:
         for mapping in registry().mappings():
             if _class_name(mapping) == name:
                 return _named(mapping)
+        raise AttributeError(f"no loss is named {name!r}; accepted: {', '.join(__dir__())}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

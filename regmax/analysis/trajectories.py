@@ -29,6 +29,8 @@ class Trajectories:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
         with torch.enable_grad():  # a property requires grad only where it is recorded
             self._learns = {
                 (f"{prefix}." if prefix else "") + name: (module, name)

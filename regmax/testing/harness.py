@@ -143,6 +143,8 @@ def parametrize_with_checks(
     def skip(reason: str) -> None:
         pytest.skip(reason)
 
+    if isinstance(regularizers, Regularizer):
+        raise TypeError(f"regularizers must be a list of them; got {regularizers!r} alone")
     omegas = list(regularizers)
     subjects = [Subject(omega) for omega in omegas]
     kinds = [[k for k in KINDS.values() if k.applies(subject)] for subject in subjects]
