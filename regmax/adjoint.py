@@ -15,7 +15,8 @@ compare with.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -170,7 +171,20 @@ def may_hide_tensors(omega: Regularizer) -> bool:
     held = (v for m in omega.modules() for k, v in vars(m).items() if not k.startswith("_"))
     return any(
         leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves
-    ) or any(isinstance(v, list | tuple | dict | set) for v in held)
+    ) or any(isinstance(v, (dict, *_SEQUENCES)) and _hides(v) for v in held)
+
+
+_SEQUENCES = (list, tuple, set, frozenset)
+_PLAIN = frozenset((int, float, complex, bool, str, type(None)))
+
+
+def _hides(items: Iterable[Any]) -> bool:
+    """Whether a container holds more than numbers and names, and containers of these."""
+    items = list(items.values() if isinstance(items, dict) else items)
+    more = set(map(type, items)) - _PLAIN
+    if not more.issubset(_SEQUENCES):
+        return True
+    return bool(more) and _hides(chain.from_iterable(t for t in items if type(t) not in _PLAIN))
 
 
 def objective(
