@@ -1,4 +1,4 @@
-"""The command line: ``regmax list``, ``regmax validate``, ``regmax plot``, ``regmax demo``.
+"""The command line: ``regmax list``, ``validate``, ``plot``, ``demo`` and ``new-plugin``.
 
 Exit status: 0 all is well, 1 a verdict failed, 2 the command was used wrongly, 130 interrupted.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from .._version import __version__
-from . import demo, listing, plot, validate
+from . import demo, listing, new_plugin, plot, validate
 from .common import UsageError
 
 __all__ = ["main"]
@@ -47,6 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"regmax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (listing, validate, plot, demo):
+    for module in (listing, validate, plot, demo, new_plugin):
         module.add_to(commands)
     return parser
