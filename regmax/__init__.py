@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from . import algebra, analysis, curvature, functional, losses, nn
+from . import algebra, curvature, functional
 from ._version import __version__
 from .crosscheck import crosscheck
 from .errors import (
@@ -16,12 +17,15 @@ from .errors import (
 )
 from .hooks import hookimpl
 from .layer import RegularizedMax
-from .losses import FenchelYoungLoss
 from .penalty import Penalized, Penalty
 from .plugins import KINDS, instance, registry
 from .regularizer import Regularizer
 from .report import Report
 from .solution import Solution, Status, Trace
+
+if TYPE_CHECKING:
+    from . import analysis, losses, nn
+    from .losses import FenchelYoungLoss
 
 __all__ = [
     "ConvergenceError",
@@ -50,14 +54,25 @@ __all__ = [
     "nn",
     "penalty",
     "regularizer",
+    "safe_globals",
 ]
 
 
+_LATER = ("analysis", "losses", "nn")
+
+
 def __getattr__(name: str) -> Any:
-    """``regmax.SparsemaxLoss`` and its like: the names of :mod:`regmax.losses`."""
+    """What is imported when it is first asked for; and ``regmax.SparsemaxLoss`` and its like, the
+    names of :mod:`regmax.losses`."""
+    if name in _LATER:
+        return importlib.import_module(f"{__name__}.{name}")
     if name.endswith("Loss"):
-        return getattr(losses, name)
+        return getattr(importlib.import_module(f"{__name__}.losses"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def available(kind: str = "regularizer") -> list[str]:
@@ -81,6 +96,22 @@ def penalty(name: str, **hyperparameters: Any) -> Penalty:
     """
     r: Penalty = _made("penalty", name, hyperparameters)
     return r
+
+
+def safe_globals() -> list[type[Any]]:
+    """The classes that saved layers, losses and regularizers are made of, those of installed
+    plugins too: what ``torch.load(weights_only=True)`` must be told to load a whole layer.
+
+        with torch.serialization.safe_globals(regmax.safe_globals()):
+            layer = torch.load("layer.pt")
+
+    Add the classes of your own. A ``state_dict`` needs none of this. Such a file can make objects
+    of these classes, of any content, and call their constructors, which check and keep what they
+    are given; it can run no code of its own.
+    """
+    from . import saving
+
+    return saving.classes()
 
 
 def _made(kind: str, name: str, hyperparameters: dict[str, Any]) -> Any:

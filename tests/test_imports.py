@@ -40,7 +40,7 @@ LAYERS = (
     ("rows", "composition", "roads", "opaque", "engine", "fenchel_young", "recorded"),
     ("functional", "layer"),
     ("losses", "nn", "analysis"),
-    ("integrations",),
+    ("integrations", "saving"),
     ("backends",),
     ("crosscheck",),
     ("testing",),

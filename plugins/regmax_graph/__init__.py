@@ -65,6 +65,15 @@ class GraphTV(regmax.Penalty):
         self.edges, self.nodes = tuple(map(tuple, pairs.tolist())), d
         self.weights = tuple(self._numbers.tolist()) if learnt is None else learnt
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is saved: the arguments alone, in plain numbers and tensors."""
+        return {k: item for k, item in vars(self).items() if k not in ("graph", "_numbers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.graph = Graph(*checked_edges(self.edges, self.nodes))
+        _, self._numbers = checked_weights(self.weights, self.graph.m)
+
     def _w(self) -> Tensor:
         if isinstance(self.weights, Tensor):
             return self.weights

@@ -55,11 +55,6 @@ class Graph:
         self.arcs = start, to, np.ascontiguousarray(order % max(m, 1))
         self.way = np.where(order < m, 1.0, -1.0)
 
-    def __reduce__(self) -> Any:
-        """A graph is saved as its edges, in plain numbers."""
-        tails, heads = (ends.tolist() for ends in self.ends)
-        return _of_ends, (self.d, tails, heads)
-
     def __repr__(self) -> str:
         return f"Graph({self.d} nodes, {self.m} edges)"
 
@@ -135,10 +130,6 @@ class Graph:
         run(asked, mask is not None, (count, d, self.m), arrays)
         found = torch.from_numpy(ids if wanted else out).reshape(v.shape)
         return found.to(v.device) if wanted else found.to(v)
-
-
-def _of_ends(d: int, tails: list[int], heads: list[int]) -> Graph:
-    return Graph(d, np.array([tails, heads], np.int64).T)
 
 
 def graph_of(d: int, tails: Tensor, heads: Tensor) -> Graph:
