@@ -43,8 +43,9 @@ bench-gpu: $(READY)  ## the same on a CUDA device
 	  -r benchmarks/requirements-gpu.txt
 	$(BIN)/python -m benchmarks --device cuda --out "$(BENCH)"
 
-figures: $(READY)  ## draw the figures of the pages in docs/ again
+figures: $(READY)  ## draw the figures of the pages in docs/ again, a minute or two
 	$(BIN)/python docs/figures/theorem.py
+	$(BIN)/python docs/figures/gallery.py
 
 lint: $(READY)  ## check style and formatting
 	$(BIN)/ruff check .

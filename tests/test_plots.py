@@ -1,4 +1,4 @@
-"""``regmax plot``, the figures behind it, and the expressions that the command line reads."""
+"""Figures of a mapping on a row and of convergence, and the expressions that commands read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import builtins
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -176,116 +175,6 @@ def test_matplotlib_loads_when_asked_for():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-class TestCommand:
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        return tmp_path
-
-    def refused(self, capsys, *argv):
-        assert main(["plot", *argv]) == 2
-        out = capsys.readouterr()
-        assert out.out == ""
-        return out.err
-
-    @pytest.mark.parametrize(
-        ("name", "file"),
-        [
-            ("fusedmax", "regmax-fusedmax.png"),
-            ("tv:lam=0.5", "regmax-tv-lam-0.5.png"),
-            ("tsallis(alpha=1.5) + 0.1*tv", "regmax-tsallis-alpha-1.5-0.1-tv.png"),
-        ],
-    )
-    def test_writes_and_names_a_picture(self, name, file, folder, capsys):
-        assert main(["plot", name]) == 0
-        assert capsys.readouterr().out == f"{file}\n"
-        assert (folder / file).read_bytes().startswith(b"\x89PNG")
-
-    def test_own_scores_and_svg(self, folder, capsys):
-        np.save("x.npy", np.array([[1.0, 2.0, -np.inf], [0.0, 1.0, 0.5]]))
-        for argv in ([], ["--row", "1", "--gamma", "2"]):
-            assert main(["plot", "gini", "--scores", "x.npy", "--out", "y.svg", *argv]) == 0
-            assert "<svg" in (folder / "y.svg").read_text()
-
-    def test_convergence(self, folder, capsys):
-        argv = ["plot", "tsallis", "--convergence", "--solver", "auto,newton,fista", "--dim", "9"]
-        assert main([*argv, "--rows", "7"]) == 0
-        out = capsys.readouterr().out
-        assert "tsallis, γ = 1: 7 rows of 9 scores" in out
-        for solver in ("auto: dual", "newton", "fista"):
-            (line,) = [ln for ln in out.splitlines() if ln.startswith(f"  {solver}  ")]
-            assert "7 of 7" in line
-        assert out.endswith("\nregmax-tsallis-convergence.png\n")
-        assert (folder / "regmax-tsallis-convergence.png").exists()
-
-    def test_convergence_of_own_scores_says_what_is_left_out(self, capsys):
-        np.save("x.npy", np.random.default_rng(0).normal(size=(30, 4)))
-        argv = ["plot", "gini", "--convergence", "--scores", "x.npy"]
-        assert main([*argv, "--rows", "8"]) == 0
-        out = capsys.readouterr()
-        assert "8 rows of 4 scores" in out.out
-        assert "8 of 30 rows" in out.err
-        assert main([*argv, "--rows", "0"]) == 0
-        assert "30 rows of 4 scores" in capsys.readouterr().out
-
-    def test_a_solver_that_refuses_says_why(self, capsys):
-        assert main(["plot", "tv", "--convergence", "--solver", "dual,fista", "--rows", "3"]) == 0
-        out = capsys.readouterr().out
-        assert "refused" in out
-        assert "a penalty is not separable" in out
-        message = self.refused(capsys, "tv", "--convergence", "--solver", "dual", "--rows", "3")
-        assert "none can take tv (dual: a penalty is not separable)" in message
-
-    def test_code_that_raises_is_status_1(self, capsys, monkeypatch):
-        class Raises(regmax.Regularizer):
-            name = "raises"
-
-            def value(self, y):
-                raise ZeroDivisionError("a fault of the plugin")
-
-        found = registry()
-        names, get = found.names, found.get
-        monkeypatch.setattr(found, "names", lambda k: {**names(k), "raises": Raises})
-        monkeypatch.setattr(found, "get", lambda k, n: Raises if n == "raises" else get(k, n))
-        for argv in ([], ["--convergence"]):
-            assert main(["plot", "raises", *argv]) == 1
-            out = capsys.readouterr()
-            assert out.out == ""
-            assert "raises: ZeroDivisionError: a fault of the plugin" in out.err
-
-    @pytest.mark.parametrize(
-        ("argv", "words"),
-        [
-            (["--gamma", "0"], "--gamma must be a finite number > 0; got 0.0"),
-            (["--dim", "0"], "--dim must be at least 1; got 0"),
-            (["--rows", "-1", "--convergence"], "--rows must be at least 0"),
-            (["--rows", "0", "--convergence"], "--rows must be at least 1 without --scores"),
-            (["--rows", "3"], "--rows goes with --convergence"),
-            (["--solver", "dual"], "--solver goes with --convergence"),
-            (["--row", "0", "--convergence"], "--row goes without --convergence"),
-            (["--row", "1"], "--row goes with --scores FILE"),
-            (["--convergence", "--solver", "oracle"], "auto, dual, fista, interior, newton; got"),
-            (["--convergence", "--solver", ","], "--solver must name solvers"),
-            (["--out", "x.gif"], "must end in one of .png, .svg, .pdf"),
-            (["--out", "no/x.png"], "its folder does not exist"),
-            (["--scores", "no.npy"], "no such file"),
-        ],
-    )
-    def test_refuses(self, argv, words, capsys):
-        assert words in self.refused(capsys, "gini", *argv)
-
-    def test_refuses_a_row_that_is_not_there(self, capsys):
-        np.save("x.npy", np.zeros((2, 3)))
-        message = self.refused(capsys, "gini", "--scores", "x.npy", "--row", "2")
-        assert "x.npy has rows 0 to 1" in message
-        message = self.refused(capsys, "gini", "--scores", "x.npy", "--dim", "2")
-        assert "leave out --dim or --scores" in message
-
-    def test_refuses_a_folder_as_picture(self, folder, capsys):
-        (folder / "x.png").mkdir()
-        assert "--out x.png" in self.refused(capsys, "gini", "--out", "x.png")
-
-
 class TestNames:
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -300,7 +189,7 @@ class TestNames:
             ("tsallis(alpha=1.5) + 0.1*tv", "Tsallis(alpha=1.5) + 0.1*ChainTV()"),
             (" 0.5 * (gini + 2*tv) ", "0.5*Gini() + ChainTV()"),
             ("2*3*entropy + gini", "6.0*Entropy() + Gini()"),
-            ("gini + owl(weights=[3, 2.5, -1])", "Gini() + OWL(weights=[3.0, 2.5, -1.0])"),
+            ("gini + owl(weights=[3, 2.5, -1])", "Gini() + OWL(weights=(3.0, 2.5, -1.0))"),
             ("gini + 0.1*grid_tv(shape=(4, 5))", "Gini() + 0.1*GridTV(shape=(4, 5))"),
             ("tv(lam=0.2) + entropy", "Gini() + Entropy() + 0.2*ChainTV()"),
         ],

@@ -40,7 +40,7 @@ COMMANDS = {
     "tsallis": ("entmax15", "--kind", "overview"),
     "tv": ("fusedmax:lam=0.2", "--kind", "overview"),
     "oscar": ("oscarmax:lam=0.2", "--kind", "overview"),
-    "clique_tv": ("gini + 0.1*clique_tv", "--kind", "overview"),
+    "clique_tv": ("entropy + 0.1*clique_tv", "--kind", "overview"),
     "owl": ("gini + 0.4*owl(weights=[1, 0, 0])", "--kind", "overview"),
     "graph_tv": ("gini + 0.2*graph_tv(edges=[(0, 1), (0, 2)])", "--kind", "overview"),
 }
@@ -78,21 +78,24 @@ def image() -> Figure:
     """Scores of an image's cells, and what a penalty of the grid makes of sparsemax."""
     h, w = SHAPE
     level = torch.zeros(h, w, dtype=torch.float64)
-    level[2:6, 2:7] = 0.6
-    level[5:9, 9:12] = 0.45
+    level[2:6, 2:7] = 0.3
+    level[5:9, 9:12] = 0.25
     noise = torch.randn(h, w, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    x = (level + 0.12 * noise).flatten()
-    figure = Figure(figsize=(9.6, 3.9), dpi=150, layout="constrained")
-    axes = figure.subplots(1, 3)
-    for axis, lam in zip(axes, (0.0, 0.02, 0.1), strict=True):
+    x = (level + 0.08 * noise).flatten()
+    figure = Figure(figsize=(9.6, 2.4), dpi=150, layout="constrained")
+    first, *axes = figure.subplots(1, 4)
+    first.imshow(x.reshape(SHAPE).numpy(), cmap="Greys", interpolation="none")
+    first.set_title("scores", fontsize=11)
+    for axis, lam in zip(axes, (0.0, 0.02, 0.06), strict=True):
         penalty = regmax.penalty("grid_tv", shape=SHAPE)
         y = regmax.RegularizedMax(regmax.regularizer("gini") + lam * penalty)(x)
         ids = torch.where(y > 0, penalty.groups(y), -1)
         cells(axis, (y / y.max()).reshape(SHAPE), ids.reshape(SHAPE), 1)
         groups = len(ids[ids >= 0].unique())
-        said = f"{int((y > 0).sum())} of {h * w} cells above 0, in {groups} groups"
         axis.set_title(f"gini + {lam:g}*grid_tv" if lam else "gini", fontsize=11)
-        axis.set(xticks=[], yticks=[], xlabel=said)
+        axis.set_xlabel(f"{int((y > 0).sum())} cells above 0, {groups} groups", fontsize=9)
+    for axis in (first, *axes):
+        axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
     return figure
 

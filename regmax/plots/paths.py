@@ -84,7 +84,7 @@ def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor
         return _even(min(0.03 * wide, gamma / 2), max(10 * wide, 2 * gamma)), gamma
     owner = next(o for prefix, key, o in omega.declared() if prefix + key == over)
     attribute = over.rpartition(".")[2]
-    value = float(torch.as_tensor(getattr(owner, attribute)).detach().double().mean())
+    value = float(torch.as_tensor(getattr(owner, attribute), dtype=torch.float64).detach().mean())
     around = _even(1 / 30, 30.0, 3001) * (value or 0.1)
     words, accepts = owner.ranges.get(attribute, ("", torch.isfinite))
     inside = around[accepts(around)].tolist()

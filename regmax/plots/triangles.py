@@ -51,7 +51,7 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         left = axes[upper, column]
         right = axes[upper + 1, column] if rows > 1 else axes[0, 1]
         seen.append(_scores(left, omega, gamma))
-        _answers(right, omega, gamma, lattice(0.2 if len(found) == 1 else 0.3))
+        _answers(right, omega, gamma, lattice(0.2 if len(found) == 1 else 0.36))
         alone = f"scores x, by the pattern of {FORMULA}"
         left.set_title(name if rows > 1 else alone, fontsize=10, color=INK)
         if rows == 1:
@@ -88,7 +88,7 @@ def _scores(axis: Any, omega: Regularizer, gamma: float) -> Tensor:
     colours = ListedColormap([colour for _, colour in PATTERNS])
     shown = {"cmap": colours, "vmin": -0.5, "vmax": len(PATTERNS) - 0.5, "interpolation": "none"}
     axis.imshow(which.numpy(), **image, **shown)
-    coarse = slice(None, None, 3)
+    coarse = slice(None, None, 4)
     heights = (at[coarse], at[coarse], y.amax(-1)[coarse, coarse])
     axis.contour(*heights, (0.4, 0.6, 0.8), colors="white", linewidths=0.5)
     _outline(axis)
@@ -107,10 +107,9 @@ def _answers(axis: Any, omega: Regularizer, gamma: float, x: Tensor) -> None:
     _levels(axis, omega)
     _outline(axis)
     y = weights(omega, gamma * x, gamma)
-    near = (1e3 * y).round()
-    places, which, shared = near.unique(dim=0, return_inverse=True, return_counts=True)
-    found = torch.zeros(len(places), dtype=torch.int64).scatter(0, which, patterns(y))
-    points = 1e-3 * places @ CORNERS
+    near = torch.cat([(1e3 * y).round(), patterns(y)[:, None]], -1)
+    places, shared = near.unique(dim=0, return_counts=True)
+    points, found = 1e-3 * places[:, :3] @ CORNERS, places[:, 3]
     for size in shared.unique().tolist():
         for k, (_, colour) in enumerate(PATTERNS):
             here = points[(shared == size) & (found == k)]
