@@ -1,0 +1,95 @@
+"""The plugin in examples/regmax-normmax: installed as anybody's, it is there and keeps its word."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import plugin_packages
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / "examples" / "regmax-normmax"
+PAGE = ROOT / "docs" / "writing-a-regularizer.md"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Runs Python with the plugin installed, in a copy of its folder."""
+    pytest.importorskip("hatchling")
+    home = tmp_path_factory.mktemp("home") / HOME.name
+    shutil.copytree(HOME, home, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    return plugin_packages.installed(home, tmp_path_factory.mktemp("site"))
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass(installed):
+    pytest.importorskip("hypothesis")
+    assert plugin_packages.passing_tests(installed) > 80
+
+
+def test_it_is_listed_and_valid(installed):
+    listed = installed("-m", "regmax", "list")
+    (line,) = [line for line in listed.splitlines() if line.startswith("  norm ")]
+    assert "normmax" in line
+    assert "alpha=2.0" in line
+    assert "regmax-normmax 0.1.0" in line
+    assert "1 of 1 agree" in installed("-m", "regmax", "validate", "norm")
+
+
+PROGRAM = """
+import pickle, torch, regmax, regmax_normmax
+from regmax.functional import normmax, sparsemax
+
+x = torch.tensor([[1.0, 1.1, 0.2, -0.5, 0.9]], dtype=torch.float64)
+alpha = torch.tensor([[1.5]], requires_grad=True)
+y = normmax(x, alpha=alpha)
+y[0, 0].backward()
+assert alpha.grad.shape == (1, 1) and alpha.grad.item() != 0
+
+target = torch.tensor([1])
+loss = regmax.NormmaxLoss(alpha=3.0)
+same = regmax.FenchelYoungLoss(regmax.regularizer("norm", alpha=3.0))
+assert loss(x, target) == same(x, target)
+assert regmax.RegularizedMax(regmax.regularizer("norm")).explain(x).count("closed form")
+
+# one entry, ties, huge and tiny scores, masks, every size of alpha, in both precisions
+assert normmax(torch.tensor([3.0])).item() == 1
+for dtype in (torch.float32, torch.float64):
+    for a in (1.001, 1.5, 2.0, 3.0, 1e4):
+        assert (normmax(torch.full((5,), 7.0, dtype=dtype), alpha=a) == 0.2).all()
+        for size in (1e-20, 1.0, 1e30):
+            z = (size * torch.randn(4, 6, dtype=dtype)).requires_grad_()
+            gamma = torch.tensor(1e-3, requires_grad=True)
+            mask = torch.ones(4, 6, dtype=torch.bool)
+            mask[0, 1:] = mask[1, ::2] = False
+            y = normmax(z, alpha=a, gamma=gamma, mask=mask)
+            assert ((y.sum(-1) - 1).abs() < 1e-6).all() and (y >= 0).all() and (y[~mask] == 0).all()
+            y.square().sum().backward()
+            assert z.grad.isfinite().all() and gamma.grad.isfinite()
+
+# large alpha: equal weights on the support; alpha near 1: all on the largest
+y = normmax(x, alpha=1e4)
+assert ((y == 0) | ((y - 1 / 3).abs() < 1e-3)).all()
+assert normmax(x, alpha=1.001).max() > 0.999
+"""
+
+
+def test_it_is_there_by_name_and_takes_ugly_scores(installed):
+    installed("-W", "error", "-c", PROGRAM)
+
+
+def test_what_its_readme_says_is_printed(installed):
+    text = (HOME / "README.md").read_text(encoding="utf-8")
+    (block,) = [code for language, code in FENCE.findall(text) if language == "python"]
+    said = re.findall(r"^print\(.*\)\s+# (.*)$", block, flags=re.MULTILINE)
+    assert len(said) == 2
+    assert installed("-W", "error", "-c", block).splitlines() == said
+
+
+@pytest.mark.parametrize("name", ["regmax_normmax.py", "pyproject.toml"])
+def test_the_tutorial_has_it_word_for_word(name):
+    blocks = [code for _, code in FENCE.findall(PAGE.read_text(encoding="utf-8"))]
+    assert (HOME / name).read_text(encoding="utf-8") in blocks
