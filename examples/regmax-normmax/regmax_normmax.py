@@ -35,8 +35,7 @@ class Norm(regmax.Regularizer):
         self.alpha = self.checked("alpha", alpha)
 
     def value(self, y: Tensor) -> Tensor:
-        """‖y‖_α + ½(Σy − 1)², which is ‖y‖_α on Δ, and curved along y too, where a norm is flat."""
-        return self._norm(y).squeeze(-1) + (y.sum(-1) - 1).square() / 2
+        return self._norm(y).squeeze(-1)
 
     def _norm(self, y: Tensor) -> Tensor:
         # relative to the largest entry, so that no power under- or overflows
@@ -44,8 +43,8 @@ class Norm(regmax.Regularizer):
         return top * ((y / top) ** self.alpha).sum(-1, keepdim=True) ** (1 / self.alpha)
 
     def grad(self, y: Tensor) -> Tensor:
-        """u^(α−1) + Σy − 1, u = y/‖y‖_α."""
-        return (y / self._norm(y)) ** (self.alpha - 1) + (y.sum(-1, keepdim=True) - 1)
+        """u^(α−1), u = y/‖y‖_α."""
+        return (y / self._norm(y)) ** (self.alpha - 1)
 
     def curvature(self, y: Tensor) -> NormCurvature:
         norm = self._norm(y)
@@ -93,7 +92,7 @@ class Norm(regmax.Regularizer):
 
 
 class NormCurvature(MatrixFree):
-    """∇²Ω = k (D − vvᵀ) + 11ᵀ with D = diag(u^(α−2)), v = u^(α−1), k = (α − 1)/‖y‖_α.
+    """∇²Ω = k (D − vvᵀ) with D = diag(u^(α−2)), v = u^(α−1), k = (α − 1)/‖y‖_α.
 
     It is given by its products, and J = ∂Π_Ω/∂x, which backward applies, by its own formula.
     """
@@ -104,7 +103,7 @@ class NormCurvature(MatrixFree):
         self.u, self.v, self.k, self.inverse_d = u, v, k, ((2 - alpha) * log).exp()
 
         def product(w: Tensor) -> Tensor:
-            return k * (d * w - v * row_dot(v, w)) + w.sum(-1, keepdim=True)
+            return k * (d * w - v * row_dot(v, w))
 
         super().__init__(product, u.dtype)
 
