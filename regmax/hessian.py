@@ -93,12 +93,14 @@ class Columns(MatrixFree):
         if not len(rows):
             return self.like.new_zeros(0, index.shape[-1], index.shape[-1])
         d = self.like.shape[-1]
-        places = torch.zeros(self.like.numel() // d, index.shape[-1], dtype=index.dtype)
-        places = places.to(index.device).index_copy(0, rows, index)
+        places = torch.zeros(
+            self.like.numel() // d, index.shape[-1], dtype=index.dtype, device=index.device
+        ).index_copy(0, rows, index)
         columns = []
         for some in places.T.split(max(1, CHUNK // max(self.like.numel(), 1))):
-            units = torch.zeros(len(some), *places.shape[:1], d, dtype=self.like.dtype)
-            units = units.to(index.device).scatter_(-1, some.unsqueeze(-1), 1)
+            shape = (len(some), len(places), d)
+            units = torch.zeros(shape, dtype=self.like.dtype, device=index.device)
+            units = units.scatter_(-1, some.unsqueeze(-1), 1)
             found = self.product(units.view(len(some), *self.like.shape))
             found = found.reshape(len(some), -1, d)[:, rows]
             columns.append(found.gather(-1, index.expand(len(some), *index.shape)))

@@ -86,7 +86,7 @@ def _numbers(item: Any, dtype: torch.dtype) -> str:
         return {"inf": "torch.inf", "-inf": "-torch.inf"}.get(str(item), "torch.nan")
     for digits in range(1, 17):  # the fewest that this dtype does not need more than
         number = float(f"{item:.{digits}g}")
-        if torch.tensor(number, dtype=dtype).item() == item:
+        if torch.tensor(number, dtype=dtype, device="cpu").item() == item:
             return repr(number)
     return repr(item)
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from ._jit import njit
 from ._split import groups_row, prox_row, subgradient_row
-
-PROX, SUBGRADIENT, GROUPS = 0, 1, 2
+from .arguments import PROX, SUBGRADIENT
 
 
 @njit

@@ -16,6 +16,9 @@ Reals = NDArray[np.float64]
 EDGES = "pairs (i, j) of entries, i != j >= 0: a sequence of pairs or an integer tensor (m, 2)"
 WEIGHTS = "numbers >= 0, one for each edge: a sequence or a floating tensor (m,)"
 
+PROX, SUBGRADIENT, GROUPS = 0, 1, 2
+"""What may be asked of the rows of a graph."""
+
 
 def checked_edges(edges: Any, nodes: Any) -> tuple[int, Pairs]:
     """The number of nodes, and the edges (m, 2)."""

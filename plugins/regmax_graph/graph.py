@@ -18,8 +18,7 @@ from torch import Tensor
 
 from regmax import transforms
 
-from ._rows import GROUPS, PROX, SUBGRADIENT, do_rows, scratch
-from .arguments import as_tensor
+from .arguments import GROUPS, PROX, SUBGRADIENT, as_tensor
 
 __all__ = ["Graph", "compiled", "graph_of"]
 
@@ -108,7 +107,7 @@ class Graph:
         self.check(v)
         batch, d = v.shape[:-1], v.shape[-1]
         count = batch.numel()
-        steps = torch.as_tensor(step, dtype=torch.float64).detach().cpu()
+        steps = torch.as_tensor(step, dtype=torch.float64, device="cpu").detach()
         x = _rows(v, count, d)
         on = np.empty((0, 0), np.uint8) if mask is None else _rows(mask, count, d, torch.uint8)
         wanted = asked == GROUPS
@@ -152,6 +151,8 @@ def _uncompiled(
 ) -> None:
     count, d, m = shape
     v, near, step, on, weights, tails, heads, *arcs, way, out, ids = arrays
+    from ._rows import do_rows, scratch  # loads numba
+
     s = scratch(d, m)
     with np.errstate(all="ignore"):
         do_rows(

@@ -46,9 +46,9 @@ class OrderedPairs(Ordered):
         ):
             return super().average(v, z, mask)
         d = z.shape[-1]
-        out = torch.empty(z.shape, dtype=v.dtype)
+        out = v.new_empty(z.shape)
         rows = [t.detach().reshape(-1, d).contiguous() for t in (v.expand_as(z), z)]
-        used = torch.empty(0, 0, dtype=torch.bool) if mask is None else mask.expand_as(z)
+        used = z.new_empty(0, 0, dtype=torch.bool) if mask is None else mask.expand_as(z)
         used = used.reshape(-1, d).contiguous() if mask is not None else used
         means(*(t.numpy() for t in (*rows, used)), mask is not None, out.view(-1, d).numpy())
         return out

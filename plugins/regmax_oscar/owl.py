@@ -114,7 +114,7 @@ class OWL(Ordered):
     def _w(self) -> Tensor:
         if isinstance(self.weights, Tensor):
             return self.weights
-        return torch.tensor(self.weights, dtype=torch.float64)
+        return torch.tensor(self.weights, dtype=torch.float64, device="cpu")
 
     def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
         if y.shape[-1] != self.entries:

@@ -37,7 +37,7 @@ cost of a large sparse result is to touch it."""
 def result(like: Tensor) -> Tensor:
     """Memory for a result: 0 throughout if it is large, else anything."""
     if like.numel() * like.element_size() < _LARGE:
-        return torch.empty(like.shape, dtype=like.dtype)
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
     return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
 
 

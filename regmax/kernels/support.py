@@ -37,10 +37,10 @@ _ROWS = CompiledRows(_pack, _pack)
 def packed(y: Tensor, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
     """For rows (R, d): the y_i > 0 and their x_i, in order, (R, k) in float64 with zeros behind,
     k ≥ 1 the largest number of them; None where k > ``most``."""
-    count, room = torch.zeros(len(y), dtype=torch.float64), min(most, ROOM)
+    count, room = y.new_zeros(len(y), dtype=torch.float64), min(most, ROOM)
     while True:
-        ys, xs = (torch.zeros(len(y), room, dtype=torch.float64) for _ in range(2))
-        _ROWS.run(0, y, x, ys, xs, count, torch.full((1,), room, dtype=torch.float64))
+        ys, xs = (y.new_zeros(len(y), room, dtype=torch.float64) for _ in range(2))
+        _ROWS.run(0, y, x, ys, xs, count, y.new_full((1,), room, dtype=torch.float64))
         k = max(1, int(count.max())) if len(y) else 1
         if k > most:
             return None

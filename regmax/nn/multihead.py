@@ -236,8 +236,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Rows of different lengths, as nn.TransformerEncoder makes of padded ones in inference."""
         lengths = [len(row) for row in rows.unbind()]
         x = rows.to_padded_tensor(0.0)
-        left_out = torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]
-        out, _ = self.forward(x, x, x, left_out.to(x.device), need_weights=False)
+        ends = torch.tensor(lengths, device=x.device)[:, None]
+        left_out = torch.arange(x.shape[1], device=x.device) >= ends
+        out, _ = self.forward(x, x, x, left_out, need_weights=False)
         kept = [row[:length] for row, length in zip(out, lengths, strict=True)]
         nested: Tensor = torch.nested.as_nested_tensor(kept)
         return nested

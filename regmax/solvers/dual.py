@@ -36,8 +36,8 @@ class DualRoot(Solver):
         y, settled, iterations = _modelled(problem, min(self.LIMIT, max_iter))
         if max_iter > self.LIMIT and not bool(settled.all()):
             slow, more = _nested(problem, min(max_iter - self.LIMIT, 200), settled)
-            better = problem.objective(slow) > problem.objective(y)
-            y = torch.where(settled | ~better.unsqueeze(-1), y, slow)
+            worse = problem.objective(slow) <= problem.objective(y)
+            y = torch.where(settled | worse.unsqueeze(-1), y, slow)
             iterations = torch.where(settled, iterations, iterations + more)
         return y, iterations.squeeze(-1)
 
@@ -114,9 +114,11 @@ class _Powers:
         self.scale = (y * h).clamp_min(info.tiny)
         self.rate, self.root_of = b / self.scale, 1 / b
         self.bend = 1 - b
-        # where t would be within the rounding of a − τ it is 0, if it can be
+        # where t would be within the rounding of a − τ it is 0, if it can be: not at the largest a
         noise = 8 * info.eps * a.abs().amax(-1, keepdim=True) * self.rate
-        self.least = torch.where(b > 0, noise - 1, -1)
+        seen = a if mask is None else a.masked_fill(~mask, -torch.inf)
+        below = seen < seen.amax(-1, keepdim=True)
+        self.least = torch.where(below & (b > 0), noise - 1, -1)
         if mask is not None:  # exp(−∞) = 0
             self.logs = self.logs.masked_fill(~mask, -torch.inf)
 
@@ -205,7 +207,7 @@ def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tens
 def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
     """y_i(τ) and its logarithm, from the last τ's."""
     eps = torch.finfo(tau.dtype).eps
-    lowest = torch.full_like(start, 2 * torch.log(torch.tensor(eps)).item())
+    lowest = torch.full_like(start, 2 * torch.log(torch.tensor(eps, device="cpu")).item())
     low, high = lowest, torch.zeros_like(start)
     logs = start.clamp(lowest, high)
     zero = ~on | (problem.slope(torch.zeros_like(start)) <= tau)  # z_i − g_i'(0) ≤ τ
