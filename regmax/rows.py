@@ -148,7 +148,7 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     else:
         seen = rows.detach()
         on = torch.ones_like(seen, dtype=torch.bool) if on is None else on
-        on = on & (seen != -torch.inf)
+        on = (on & (seen != -torch.inf)).contiguous()  # or what comes of it is laid out as it was
         spoilt = (on & ~(seen < torch.inf)).any(-1, keepdim=True)  # NaN or +inf
         empty = ~on.any(-1, keepdim=True)
         rows = torch.where(on & ~spoilt, rows, 0)

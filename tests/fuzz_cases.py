@@ -33,6 +33,7 @@ SPECIAL = (
     -math.inf,
 )
 SPOILT = (math.nan, math.inf)
+DRAWN = ("float32", "float64", "float32", "float64", "float16", "float32", "float64", "bfloat16")
 LAYOUTS = ("contiguous", "transposed", "every other", "expanded", "offset")
 SHAPES = ("normal", "rounded", "constant", "sorted", "near ties", "walk")
 
@@ -188,30 +189,32 @@ NUMBERS = {
 }
 
 
-def _mostly(plain, other, share=4):
+@st.composite
+def _mostly(draw, plain, other, share):
     """``plain`` in ``share`` of share + 1 draws."""
-    return st.one_of(*[plain] * share, other)
+    return draw(other if draw(st.integers(0, share)) == share else plain)
 
 
 @st.composite
-def scores(draw, dtypes=tuple(DTYPES), long=300, clean=False, batches=3):
-    batch = tuple(draw(st.lists(_mostly(st.integers(1, 3), st.just(0), 12), max_size=batches)))
-    d = draw(_mostly(st.integers(1, 9), st.sampled_from([16, 33, 64, 100, long]), 6))
-    spots = st.tuples(
-        st.integers(0, 80), _mostly(st.sampled_from(SPECIAL), st.sampled_from(SPOILT))
+def scores(draw, dtypes=DRAWN, long=300, most=3):
+    batch = tuple(
+        draw(_mostly(st.integers(1, 3), st.just(0), 30))
+        for _ in range(draw(_mostly(st.integers(0, 2), st.just(most), 4)))
     )
+    spots = st.tuples(
+        st.integers(0, 80), _mostly(st.sampled_from(SPECIAL), st.sampled_from(SPOILT), 4)
+    )
+    usual = st.sampled_from([1.0, 0.3, 0.1, 4.0])
     return Scores(
         batch=batch,
-        d=d,
+        d=draw(_mostly(st.integers(1, 9), st.sampled_from([16, 33, 64, 100, long]), 5)),
         dim=draw(st.integers(-len(batch) - 1, len(batch))),
         dtype=draw(st.sampled_from(dtypes)),
         kind=draw(st.sampled_from(SHAPES)),
         seed=draw(st.integers(0, 999)),
-        scale=draw(
-            _mostly(st.sampled_from([1.0, 0.1, 4.0, 30.0]), st.integers(-30, 30).map(_power), 3)
-        ),
-        shift=draw(_mostly(st.just(0.0), st.sampled_from([5.0, -5.0, 1e3, -1e6]))),
-        spots=() if clean else tuple(draw(_mostly(st.just([]), st.lists(spots, max_size=4), 2))),
+        scale=draw(_mostly(usual, st.integers(-30, 30).map(_power), 3)),
+        shift=draw(_mostly(st.just(0.0), st.sampled_from([5.0, -5.0, 1e3, -1e6]), 3)),
+        spots=tuple(draw(_mostly(st.just([]), st.lists(spots, min_size=1, max_size=4), 2))),
         layout=draw(st.sampled_from(LAYOUTS)),
     )
 
@@ -234,7 +237,8 @@ def masks():
 
 @st.composite
 def numbers(draw, name):
-    value = draw(st.sampled_from(NUMBERS[name]))
-    form = draw(_mostly(st.just("float"), st.sampled_from(["tensor", "rows", "some rows"]), 1))
+    first, *others = NUMBERS[name]
+    value = draw(_mostly(st.sampled_from([first, *others[:3]]), st.sampled_from(others), 1))
+    form = draw(st.sampled_from(["float", "tensor", "rows", "some rows"]))
     spread = {"p": 0.0, "alpha": draw(st.sampled_from([0.0, 0.01, 0.25]))}.get(name, 0.1)
     return Number(value, form, spread, draw(st.sampled_from(["same", "float64", "float32"])))

@@ -1,4 +1,4 @@
-"""What RegularizedMax promises of expressions of regularizers, on one case each. A finding raises."""
+"""What RegularizedMax promises of expressions of regularizers, on one case. A finding raises."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import fuzz_truth as truth
 import numpy as np
 import torch
 from fuzz_cases import HALF, ONE, Mask, Number, Scores
-from fuzz_checks import check_gradients, check_simplex, flat, optimal, per_row
+from fuzz_checks import check_gradients, check_layout, check_simplex, flat, optimal, per_row
 from fuzz_truth import Omega, Term
 
 import regmax
@@ -76,10 +76,14 @@ def check_layer(case):
     mask = None if case.mask is None else case.mask.make(x, dim)
     given = {"gamma": case.gamma, "c": case.omega.c, "lam": case.omega.lam}
     given = {k: n.make(x, dim, learns=True) for k, n in given.items()}
-    omega = case.omega.make(given["c"], given["lam"], d)
-    layer = regmax.RegularizedMax(
-        omega, given["gamma"], dim, case.solver, on_failure="ignore", max_iter=300
-    )
+
+    def made(dim, gamma, c, lam):
+        omega = case.omega.make(c, lam, d)
+        return regmax.RegularizedMax(
+            omega, gamma, dim, case.solver, on_failure="ignore", max_iter=300
+        )
+
+    layer = made(dim, **given)
     leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
     try:
         y = layer(leaf, mask)
@@ -90,9 +94,18 @@ def check_layer(case):
     solution = layer.solve(x, mask)
     x = x.detach()
     good, on = check_simplex(y.detach(), x, mask, dim)
-    assert torch.equal(solution.y.nan_to_num(9), y.nan_to_num(9)), "solve gives another answer"
+    # a kernel shifts the scores itself, and may round another bit
+    close = (solution.y - y).nan_to_num(0).abs().max() if y.numel() else 0
+    assert close <= 16 * torch.finfo(y.dtype).eps, f"solve gives another answer: {solution.y}"
     if case.x.dtype in HALF:
         return
+    check_layout(
+        lambda x, dim, mask, **numbers: made(dim, **numbers)(x, mask),
+        x,
+        y.detach(),
+        {**given, "dim": dim, "mask": mask},
+        dim,
+    )
     dtype = x.dtype
     numbers = {k: per_row(t, x, dim, dtype) for k, t in given.items()}
     rows, scores = flat(y, dim), flat(x, dim)
@@ -103,9 +116,12 @@ def check_layer(case):
     if dtype == torch.float64 and case.solver == "auto":
         z = (scores - torch.where(on, scores, -torch.inf).amax(-1, keepdim=True)).abs()
         largest = torch.where(on, z, 0).amax(-1) / torch.tensor(numbers["gamma"])
+        weight = torch.tensor(numbers["c"]) * max(term.c for term in case.omega.terms)
         if case.omega.penalty is not None:
             largest = largest + d * torch.tensor(numbers["lam"])
-        sure = good & (largest <= 1e5)  # 64 ε of what is larger is beyond the tolerance, 1e-8
+        sure = good & (
+            largest <= 1e4 * weight
+        )  # 64 ε of what is larger is beyond the tolerance, 1e-8
         assert bool(solution.converged.flatten()[sure].all()), (
             f"not certified: {bound} by {solution.path}, y = {rows.tolist()}"
         )

@@ -109,6 +109,9 @@ def judge(case, numbers, x, y, mask, dim, index, t, weight, got, g):
         if ignored or not keep.any():
             rows.append((truth.Long(0), truth.Long(0), np.zeros(d), truth.Long(0)))
             continue
+        if factor == 0 and not case.smoothing:  # of no weight, whatever it holds
+            rows.append((truth.Long(0), truth.Long(0), np.zeros(d), truth.Long(0)))
+            continue
         if not bool((scores[i][on[i]] < torch.inf).all()):
             rows.append((truth.Long(math.nan), truth.Long(0), None, truth.Long(0)))
             continue

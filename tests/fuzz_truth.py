@@ -186,14 +186,15 @@ def _ordered(w, y, lam, noise, off):
 
 
 def jacobian_product(omega, y, v, tiny):
-    """J v and the size of its terms, entry by entry. At most one of Ω's terms is a p-norm.
+    """J v, the size of its terms, and how far it may be off besides, entry by entry. At most one of
+    Ω's terms is a p-norm.
 
     Derivatives may take smaller entries for ``tiny``, or √tiny where y^(α−2) would overflow."""
     y, v = (np.asarray(t, dtype=Long) for t in (y, v))
-    out, size = np.zeros_like(y), np.zeros_like(y)
+    out, size, off = np.zeros_like(y), np.zeros_like(y), np.zeros_like(y)
     on = y > 0
     if on.sum() < 2:
-        return out, size
+        return out, size, off
     t, u = y[on], v[on]
     if omega.penalty is not None:
         ids = _groups(omega.penalty, y, on)
@@ -212,10 +213,12 @@ def jacobian_product(omega, y, v, tiny):
             w = w - de * (c * (e * w).sum() / (1 + c * (e * de).sum()))
     out[on] = w
     least = tiny if all(k.name != "tsallis" or k.theta >= 1 for k in omega.terms) else tiny**0.5
-    seen = np.maximum(t, least)
-    s = np.maximum(s, 1 / sum(1 / term.gain(seen, t) for term in omega.terms))
-    size[on] = s * (np.abs(u) + (s * np.abs(u)).sum() / s.sum())
-    return out, size
+    lifted = 1 / sum(1 / term.gain(np.maximum(t, least), t) for term in omega.terms)
+    mean = (s * np.abs(u)).sum() / s.sum()
+    size[on] = s * (np.abs(u) + mean)
+    more = np.abs(lifted - s) * (np.abs(u) + mean)
+    off[on] = 2 * (more + s / s.sum() * more.sum())
+    return out, size, off
 
 
 def _groups(penalty, y, on):
@@ -255,14 +258,16 @@ def hyper_slope(omega, name, y, z, gamma):
     return np.where(on, slope, 0), np.where(on, size, 0)
 
 
-def along(y, w, size, slope):
-    """−⟨w, slope⟩ and the size of its terms; w adds up to 0, so a constant may be taken off: the
-    slope at the least entry, where w is largest if Ω is flat there."""
+def along(y, w, size, off, slope):
+    """−⟨w, slope⟩, the size of its terms, and how far it may be off besides. w adds up to 0, so a
+    constant may be taken off: the slope at the least entry, where w is largest if Ω is flat there.
+    """
     slope, noise = slope
     on = y > 0
     least = np.where(on, y, np.inf).argmin()
     moved = np.where(on, slope - slope[least], 0)
-    return -(w * moved).sum(), (size * (np.abs(moved) + noise)).sum()
+    spread = np.abs(moved) + noise
+    return -(w * moved).sum(), (size * spread).sum(), (off * spread).sum()
 
 
 def _subgradient(penalty, y):

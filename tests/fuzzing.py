@@ -55,7 +55,7 @@ def layered():
     return st.builds(
         Layered,
         expressions(),
-        scores(long=64, batches=2),
+        scores(long=64, most=2),
         numbers("gamma"),
         masks(),
         st.sampled_from(SOLVERS),
@@ -83,7 +83,7 @@ def attended():
     return st.builds(
         Attended,
         st.sampled_from(dir(functional)),
-        scores(dtypes=("float32", "float64"), batches=1),
+        scores(dtypes=("float32", "float64"), most=1),
         heads=st.integers(1, 3),
         groups=st.integers(1, 2),
         length=st.integers(1, 5),

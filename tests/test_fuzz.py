@@ -96,3 +96,28 @@ def test_numbers_in_a_tuple_hide_no_tensor():
     y = RegularizedMax(omega)(x).detach()
     t = torch.nn.functional.one_hot(torch.tensor(3), 16)
     torch.testing.assert_close(g, y - t, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("omega", "scale"),
+    [
+        (2.0 * regmax.regularizer("gini"), 1e6),
+        (0.001 * regmax.regularizer("entropy"), 1e10),
+    ],
+    ids=str,
+)
+def test_scores_whose_rounding_is_beyond_the_slopes(omega, scale):
+    """float32 scores far apart: the largest takes all, it is not lost in the rounding."""
+    x = torch.tensor([1.54, -0.29, -2.18]) * scale
+    for solver in ("dual", "auto"):
+        assert RegularizedMax(omega, 0.5, solver=solver)(x).tolist() == [1, 0, 0]
+
+
+def test_a_masks_strides_are_not_those_of_the_rows():
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
+    mask = torch.rand(16, 6, generator=torch.Generator().manual_seed(1)) < 0.5
+    omega = 2.0 * (regmax.regularizer("entropy") + regmax.regularizer("gini"))
+    layer = RegularizedMax(omega, dim=0)
+    y = layer(x, mask)
+    for i in range(6):
+        assert torch.equal(layer(x[:, i], mask[:, i]), y[:, i])
