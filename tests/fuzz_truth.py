@@ -87,6 +87,15 @@ class Omega:
         """The largest |λu_i|."""
         return Long(self.lam) * {None: 0, "tv": 2, "oscar": d}[self.penalty]
 
+    def steered(self, y):
+        """How far ∂Ω/∂y_i moves with the norm, to a change of one of y: |δ‖y‖_p| ≤ √d ‖δy‖."""
+        found = Long(0)
+        for term in self.terms:
+            if term.name == "pnorm":
+                share = (2 - Long(term.theta)) * np.sqrt(Long(len(y))) / _norm(y, term.theta)
+                found = found + share * term.slope(y, y)
+        return found
+
     def slope(self, y, at):
         return sum(term.slope(y, at) for term in self.terms)
 
@@ -121,10 +130,11 @@ def violation(omega, z, y, eps, tiny, off=0.0, lowest=-np.inf):
         g_low, g_high = omega.slope(low, y), omega.slope(high, y)
         size = np.maximum(np.abs(omega.slope(np.maximum(y, tiny), y)), 0)
     noise = eps * (np.abs(z) + np.where(np.isfinite(size) & (y > 0), size, 0))
-    noise = np.where(z < lowest, -z, noise)
+    noise = np.where(z < lowest, -z, noise) + off * omega.steered(y)
     if omega.penalty is None:
         bottom = (z - noise - g_high).max()  # τ is no lower
-        top = (z + noise - g_low)[y > 0].min()  # nor higher
+        sure = low > 0  # an entry that may be 0 says no more than r_i ≤ τ
+        top = (z + noise - g_low)[sure].min() if sure.any() else bottom  # nor higher
         unit = eps * (1 + np.abs(z[y > 0]).max())
         return max(float((bottom - top) / unit), 0.0)
     # the rounding of a prox is that of the scores that matter

@@ -38,7 +38,12 @@ def mapped(draw):
     _, own = functional.hyperparameters_of(name)
     hyper = {p.name: draw(numbers(p.name)) for p in own if p.name in NUMBERS}
     return Mapped(
-        name, draw(scores()), draw(numbers("gamma")), hyper, draw(masks()), draw(st.booleans())
+        name,
+        draw(scores(long=5000)),
+        draw(numbers("gamma")),
+        hyper,
+        draw(masks()),
+        reference=draw(st.booleans()),
     )
 
 
