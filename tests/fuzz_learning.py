@@ -109,7 +109,8 @@ def judge(case, numbers, x, y, mask, dim, index, t, weight, got, g):
         if ignored or not keep.any():
             rows.append((truth.Long(0), truth.Long(0), np.zeros(d), truth.Long(0)))
             continue
-        if factor == 0 and not case.smoothing:  # of no weight, whatever it holds
+        smoothed = case.smoothing * (w * keep).sum()
+        if (1 - case.smoothing) * factor + smoothed == 0:  # of no weight, whatever it holds
             rows.append((truth.Long(0), truth.Long(0), np.zeros(d), truth.Long(0)))
             continue
         if not bool((scores[i][on[i]] < torch.inf).all()):
