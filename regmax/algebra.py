@@ -21,11 +21,9 @@ from torch import Tensor, nn
 
 from . import checks, operators
 from .curvature import Curvature
-from .penalty import Penalized, Penalty
+from .penalty import DEFINED, Penalized, Penalty
 from .regularizer import Regularizer, common_entries, per_row
 from .shown import show
-
-_BEFORE = ("value", "masked_value", "grad", "curvature", "composed")
 
 
 class Scaled(Regularizer):
@@ -332,7 +330,7 @@ def _parts(omega: Regularizer) -> tuple[Regularizer, Penalty | None, float | Ten
         raise TypeError(f"{omega!r} only approximates its Ω: there are no sums and multiples of it")
     if not isinstance(omega, Penalized):
         return omega, None, 0.0
-    for name in _BEFORE:
+    for name in DEFINED:
         if getattr(type(omega), name) is not getattr(Penalized, name):
             raise TypeError(
                 f"{type(omega).__name__} redefines {name}, so it is no base + lam * penalty: put "

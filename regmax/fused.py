@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from . import adjoint, checks, simplex, transforms
 from .algebra import Scaled
 from .kernels import Kernel, asked
-from .penalty import Penalized, averaging, jacobian_product, penalty_of, smooth_part
+from .penalty import (
+    Penalized,
+    averaging,
+    jacobian_product,
+    penalty_of,
+    smooth_part,
+    unpenalized,
+)
 from .regularizer import Regularizer
 
 HALF = (torch.float16, torch.bfloat16)
@@ -54,7 +61,8 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     """Π_Ω(x) with its gradients, or None where no kernel takes it."""
     if type(x) not in (Tensor, nn.Parameter) or transforms.baking():
         return None
-    factors = []
+    whole, factors = omega, []
+    omega = unpenalized(omega)
     while isinstance(omega, Scaled):
         factors.append(omega.c)
         omega = omega.base
@@ -66,7 +74,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     if transforms.watched((x, *given, *factors)):
         return None
     x, dim = checks.scores(x, dim)
-    checks.entries(x, dim, omega.entries, omega)
+    checks.entries(x, dim, whole.entries, whole)
     takes_part = checks.mask(mask, x)
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in

@@ -220,6 +220,27 @@ class _Grouped:
         return self._average(self._inverse(self._average(v)))
 
 
+def unpenalized(omega: Regularizer) -> Regularizer:
+    """Ω, or its base where the penalty's weight is the number 0: equal entries are then no group.
+
+    A tensor that is 0 keeps the penalty, and its groups: derivatives are the limit of those for
+    λ > 0, and λ has one.
+    """
+    if not (isinstance(omega, Penalized) and omega.exact and _is_zero(omega.lam)):
+        return omega
+    own = any(getattr(type(omega), k) is not getattr(Penalized, k) for k in DEFINED)
+    learns = any(name.startswith("penalty.") for name in omega.tensors())
+    return omega if own or learns else omega.base
+
+
+DEFINED = ("value", "masked_value", "grad", "curvature", "composed")
+"""What a subclass of :class:`Penalized` may redefine, and then is no base + λR."""
+
+
+def _is_zero(lam: float | Tensor) -> bool:
+    return not isinstance(lam, Tensor) and lam == 0
+
+
 def smooth_part(omega: Regularizer) -> Regularizer:
     """The differentiable part of Ω."""
     return omega.base if isinstance(omega, Penalized) else omega

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import checks, simplex, transforms
+from .penalty import unpenalized
 from .regularizer import Regularizer
 
 T = TypeVar("T")
@@ -173,4 +174,4 @@ def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
         item = checks.per_row(name, getattr(owner, name), owner.ranges.get(name), x, dim)
         if isinstance(item, Tensor):
             values[prefix + name] = item
-    return omega.with_tensors(values) if values else omega
+    return unpenalized(omega.with_tensors(values) if values else omega)

@@ -121,3 +121,23 @@ def test_a_masks_strides_are_not_those_of_the_rows():
     y = layer(x, mask)
     for i in range(6):
         assert torch.equal(layer(x[:, i], mask[:, i]), y[:, i])
+
+
+@pytest.mark.parametrize("name", ["tv", "oscar"])
+@pytest.mark.parametrize("base", ["gini", "entropy"])
+def test_no_weight_holds_no_ties_together(name, base):
+    """With the number 0 as its weight a penalty is none, and equal scores move by themselves."""
+    x = torch.tensor([0.5, 0.5, 0.2, 0.2], dtype=torch.float64, requires_grad=True)
+    v = torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=torch.float64)
+    without = regmax.regularizer(base)
+    (expected,) = torch.autograd.grad(RegularizedMax(without)(x), x, v)
+    same = without + 0 * regmax.penalty(name)
+    (g,) = torch.autograd.grad(RegularizedMax(same)(x), x, v)
+    assert torch.equal(g, expected)
+    with regmax.kernels.reference():
+        (g,) = torch.autograd.grad(RegularizedMax(same)(x), x, v)
+    torch.testing.assert_close(g, expected)
+    assert torch.allclose(torch.func.jacrev(RegularizedMax(same))(x) @ v, expected)
+    mapping = {"tv": regmax.functional.fusedmax, "oscar": regmax.functional.oscarmax}[name]
+    if base == "gini":
+        assert torch.equal(torch.autograd.grad(mapping(x, lam=0.0), x, v)[0], expected)
