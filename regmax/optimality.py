@@ -284,7 +284,7 @@ class Problem:
                 beta = self._beta
             else:
                 lowest = self._least_curvature(y, self.support(y) | (on & (rho > -rounding)))
-                beta = (lowest / 2).clamp_min(torch.finfo(y.dtype).tiny).unsqueeze(-1)
+                beta = (lowest / 2).clamp(torch.finfo(y.dtype).tiny, 1 / eps).unsqueeze(-1)
             # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less
             below = (rho <= 0) & ((y <= eps) | (rho.abs() > 2 * beta * point))
             a_i = torch.where(on & ~below, rho.abs() + rounding, 0)
@@ -297,10 +297,16 @@ class Problem:
             if estimated:  # the curvature at y says nothing of places far from y
                 bound = torch.where(bound <= TRUSTED, bound, torch.inf)
             bound = bound.clamp_max(2**0.5)  # the diameter of Δ
-            bound = torch.where(on.sum(-1) == 1, 0, bound)  # one participant: Δ is a point
+            bound = torch.where(self._alone(y, rho + rounding), 0, bound)
             bound = bound + off + 4 * eps
             bound = torch.where(torch.isfinite(bound), bound, torch.inf)
         return Certificate(gap.squeeze(-1), bound, estimated, lowest)
+
+    def _alone(self, y: Tensor, rho: Tensor) -> Tensor:
+        """Rows in which y is a vertex of Δ and rho_i < 0 elsewhere: every edge leads down, so that
+        convexity alone makes it the optimum. With one participant there is no edge."""
+        others = self.participants() & (y == 0)
+        return ((y > 0).sum(-1) == 1) & ((rho < 0) | ~others).all(-1)
 
     def _penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
         """λu with u ∈ ∂R(y). The prox only proposes where to look: ``subgradient`` decides."""
@@ -326,9 +332,9 @@ class Problem:
         low = torch.minimum(
             self.inverse(y, support, verified=True).lowest, beyond.inverse(support).lowest
         )
-        if bool(torch.isinf(low).any()):  # where S is one entry
-            vertex = row_dot(y, self.local(y, verified=True).curvature.matvec(y)).squeeze(-1)
-            low = torch.where(torch.isinf(low), vertex, low)
+        if bool(torch.isinf(low).any()):  # S is one entry: nothing bends along it, but a hollow may
+            bent = row_dot(y, self.local(y, verified=True).curvature.matvec(y)).squeeze(-1)
+            low = torch.where(torch.isinf(low) & (bent < 0), bent, low)
         return low
 
     def objective(self, y: Tensor) -> Tensor:

@@ -556,3 +556,18 @@ def test_float32(name):
         assert (sol.error_bound <= 1e-4).all()
         error = (sol.y.double() - formula(x.double())).norm(dim=-1)
         assert (error <= sol.error_bound.double() + 1e-7).all()
+
+
+@pytest.mark.parametrize("power", [1.5, 2.0, 3.0])
+def test_a_norm_is_certified_at_a_vertex(power):
+    """A norm does not bend along y: at a vertex, where every edge leads down, convexity is enough."""
+
+    class Norm(regmax.Regularizer):
+        def value(self, y):
+            return torch.linalg.vector_norm(y, power, dim=-1)
+
+    x = torch.tensor([[3.0, 0.0, -1.0], [0.5, 0.3, 0.0]], dtype=torch.float64)
+    solution = regmax.RegularizedMax(Norm(), on_failure="raise").solve(x)
+    assert solution.y[0].tolist() == [1, 0, 0]
+    assert (solution.y[1] > 0).sum() > 1
+    assert (solution.error_bound < 1e-13).all()
