@@ -228,10 +228,12 @@ def check_gradients(omegas, scores, on, rows, v, numbers, good, dtype, dim, lear
                 spoilt = bool((rows[i] != 0).any())
                 total.append((truth.Long(math.nan) if spoilt else nothing, nothing))
     for (name, theta), got in zip(learnt.items(), found[1:], strict=True):
-        check_sum(name, theta, got, totals[name], max(eps, torch.finfo(theta.dtype).eps))
+        kept = torch.finfo(theta.dtype)
+        least = 64 * max(info.tiny, kept.tiny)
+        check_sum(name, theta, got, totals[name], max(eps, kept.eps), least)
 
 
-def check_sum(name, theta, got, rows, eps):
+def check_sum(name, theta, got, rows, eps, least):
     """The rows' derivatives, summed to the shape of θ."""
     assert got.shape == theta.shape
     info = torch.finfo(theta.dtype)
@@ -241,7 +243,7 @@ def check_sum(name, theta, got, rows, eps):
     for k, mine in enumerate(each):
         right = sum((value for value, _ in mine), truth.Long(0))
         # added up and rounded to the dtype of θ
-        allowed = sum((bound + eps * abs(value) for value, bound in mine), 64 * info.tiny)
+        allowed = sum((bound + eps * abs(value) for value, bound in mine), least)
         g = truth.Long(got.flatten()[k].item())
         if np.isnan(right) or not np.isfinite(allowed) or abs(right) > info.max / 1e3:
             continue
