@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from . import checks, engine, recipes, roads
-from .algebra import unscaled
 from .curvature import Curvature
+from .expressions import unscaled
 from .kernels import why_none
 from .optimality import Problem
 from .penalty import Penalized, smooth_part
@@ -141,10 +141,10 @@ class RegularizedMax(nn.Module):
         with torch.no_grad():
             rows = self._rows(x, mask)
             y, road = engine.argmax(rows, self.settings)
-        omega = rows.omega
+        omega, d = rows.omega, rows.x.shape[-1]
         lines = [
             str(self),
-            f"rows: {rows.x[..., 0].numel()} of {rows.x.shape[-1]} scores along dim {self._along(x)}",
+            f"rows: {rows.x[..., 0].numel()} of {d} scores along dim {self._along(x)}",
             f"dtype: {x.dtype}, computed in {rows.x.dtype}",
             f"forward: {road.path}: {road.why}",
             f"backward: {self._backward(omega, rows, y)}",

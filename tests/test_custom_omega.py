@@ -560,7 +560,7 @@ def test_float32(name):
 
 @pytest.mark.parametrize("power", [1.5, 2.0, 3.0])
 def test_a_norm_is_certified_at_a_vertex(power):
-    """A norm does not bend along y: at a vertex, where every edge leads down, convexity is enough."""
+    """It does not bend along y: at a vertex, where every edge leads down, convexity is enough."""
 
     class Norm(regmax.Regularizer):
         def value(self, y):
