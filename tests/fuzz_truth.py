@@ -223,6 +223,7 @@ def jacobian_product(omega, y, v, tiny):
             w = w - de * (c * (e * w).sum() / (1 + c * (e * de).sum()))
     out[on] = w
     least = tiny if all(k.name != "tsallis" or k.theta >= 1 for k in omega.terms) else tiny**0.5
+    least = least * 16 * max(1, *(k.c for k in omega.terms))  # sums and multiples overflow sooner
     lifted = 1 / sum(1 / term.gain(np.maximum(t, least), t) for term in omega.terms)
     mean = (s * np.abs(u)).sum() / s.sum()
     size[on] = s * (np.abs(u) + mean)
