@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import fused
-from .algebra import unscaled, unweighted
+from .expressions import unscaled, unweighted
 from .fused import kernel_of
 from .kernels import Kernel
 from .penalty import Penalized

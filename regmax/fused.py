@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import adjoint, checks, simplex, transforms
-from .algebra import Scaled
+from .expressions import Scaled
 from .kernels import Kernel, asked
 from .penalty import (
     Penalized,

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .algebra import Scaled, ScaledPenalty, Sum
+from .expressions import Scaled, ScaledPenalty, Sum
 from .penalty import Penalized, Penalty
 from .plugins import registry
 from .regularizer import Regularizer, frozen

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from . import simplex
-from .algebra import unscaled
 from .curvature import Inverse
 from .diagnosis import diagnose, refuted
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from .expressions import unscaled
 from .fused import kernel_of, values
 from .optimality import Problem
 from .penalty import Penalized, penalty_of, smooth_part

@@ -12,7 +12,7 @@ from torch.nn import ModuleDict, ModuleList
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from . import losses, nn
-from .algebra import Scaled, ScaledPenalty, Sum
+from .expressions import Scaled, ScaledPenalty, Sum
 from .layer import RegularizedMax
 from .penalty import Penalized
 from .plugins import registry

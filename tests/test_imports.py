@@ -31,6 +31,7 @@ LAYERS = (
     ("hessian",),
     ("regularizer",),
     ("penalty",),
+    ("expressions",),
     ("algebra",),
     ("optimality",),
     ("solvers", "adjoint", "diagnosis"),
