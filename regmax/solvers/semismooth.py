@@ -39,7 +39,7 @@ class Newton(Solver):
         descent = None if problem.steep else Descent(problem, y)
         done = torch.zeros_like(y[..., 0], dtype=torch.bool)
         iterations = torch.zeros_like(done, dtype=torch.int64)
-        small = min(tol, 1e-6) / 10
+        small, least = min(tol, 1e-6) / 10, max(1e-12, torch.finfo(y.dtype).eps)
         value, idle = _value(problem, y), torch.zeros_like(iterations)
         for k in range(1, max_iter + 1):
             if descent is None:
@@ -53,7 +53,7 @@ class Newton(Solver):
             problem.observe(y)
             now = _value(problem, y)
             # the last bits of the objective are rounding: a row that gains no more is left alone
-            gains = now < value - 1e-12 * (1 + value.abs())
+            gains = now < value - least * (1 + value.abs())
             value, idle = now, torch.where(gains, 0, idle + 1)
             done = done | (left <= small) | (idle > self.PATIENCE)
             if bool(done.all()):
