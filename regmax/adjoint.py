@@ -1,6 +1,6 @@
 """Derivatives of Π_Ω: Proposition 1 on the support, for scores and every hyperparameter.
 
-For any θ that x, γ or Ω depend on (Niculae & Blondel 2017, Prop. 1; design: one matrix),
+For any θ that x, γ or Ω depend on (Niculae & Blondel 2017, Prop. 1),
 
     dy* = J d( x/γ − ∇Ω(y*; θ) )|_{y* fixed},       J symmetric positive semidefinite,
 
@@ -9,8 +9,7 @@ J averages over the groups of y* first and ∇Ω gains λu, u ∈ ∂R(y*): a co
 
 Backward consists of differentiable operations on y* itself, so it can be differentiated again.
 :func:`restate` says the same to transforms (torch.func, forward mode, compile), which cannot use a
-hand-written backward. :func:`unrolled` and :func:`dense_jacobian` are the slow twins that tests
-compare with.
+hand-written backward. :func:`dense_jacobian` is the formula as printed, to compare with.
 """
 
 from __future__ import annotations
@@ -336,17 +335,3 @@ def dense_jacobian(omega: Regularizer, y: Tensor) -> Tensor:
     eye = torch.eye(len(y), dtype=y.dtype, device=y.device)
     j: Tensor = torch.linalg.solve(eye + a @ (b - eye), a)
     return j
-
-
-def unrolled(
-    omega: Regularizer, z: Tensor, step: float | Tensor, iterations: int, mask: Tensor | None = None
-) -> Tensor:
-    """Π_Ω by projected gradient steps of a fixed size that autograd records: a slow oracle.
-
-    y ← P_Δ(y + t (z − ∇Ω(y))), each step differentiable; converges for t below 1/L, where L is
-    the largest curvature of Ω on Δ.
-    """
-    y = simplex.uniform(z, mask)
-    for _ in range(iterations):
-        y = simplex.project(y + step * (z - omega.grad(simplex.inward(y))), mask)
-    return y
