@@ -80,12 +80,12 @@ class Rows:
             )
         return y / total
 
-    def fill(self, t: Tensor, empty: float = 0) -> Tensor:
-        """``t`` with the rows that have no answer set: ``empty`` there, NaN where spoilt; counts
-        are 0 in both."""
+    def fill(self, t: Tensor) -> Tensor:
+        """``t`` with the rows that have no answer set: 0 where empty, NaN where spoilt; counts are
+        0 in both."""
         spoilt = torch.nan if t.dtype.is_floating_point else 0
         if self.empty is not None:
-            t = torch.where(self.empty, empty, t)
+            t = torch.where(self.empty, 0, t)
         if self.spoilt is not None:
             t = torch.where(self.spoilt, spoilt, t)
         return t
@@ -94,9 +94,9 @@ class Rows:
         """The user's layout and dtype."""
         return self.fill(y).movedim(-1, self.dim).to(self.dtype)
 
-    def restore_rows(self, t: Tensor, empty: float = 0) -> Tensor:
+    def restore_rows(self, t: Tensor) -> Tensor:
         """One number per row, (*batch)."""
-        return self.fill(t.unsqueeze(-1), empty).squeeze(-1)
+        return self.fill(t.unsqueeze(-1)).squeeze(-1)
 
 
 def outside_inference(function: Callable[..., T]) -> Callable[..., T]:

@@ -90,7 +90,7 @@ def patches() -> torch.Tensor:
     return (level + 0.5 * noise(h, w, seed=4)).flatten()
 
 
-def colours(y: torch.Tensor, ids: torch.Tensor) -> list[str]:
+def colours(ids: torch.Tensor) -> list[str]:
     """One for each group of two or more, in the order of their first entries."""
     found: dict[int, str] = {}
     for i in ids.tolist():
@@ -100,7 +100,7 @@ def colours(y: torch.Tensor, ids: torch.Tensor) -> list[str]:
 
 
 def bars(ax: Any, y: torch.Tensor, ids: torch.Tensor, title: str) -> None:
-    ax.bar(range(len(y)), y.tolist(), width=0.82, color=colours(y, ids), linewidth=0)
+    ax.bar(range(len(y)), y.tolist(), width=0.82, color=colours(ids), linewidth=0)
     ax.set_title(title, fontsize=9, loc="left")
     ax.set_xticks([])
     ax.set_xlim(-0.7, len(y) - 0.3)

@@ -74,7 +74,6 @@ def middle_from(n: Any, total: float, squares: float, mu: float) -> float:
 @njit
 def blocks_of(
     values: Any,
-    order: Any,
     ahead: int,
     middle: int,
     total: float,

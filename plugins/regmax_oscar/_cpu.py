@@ -96,7 +96,7 @@ def _forward_row(
             ):
                 by_comparison(kept, index, a, top, values, order, 0)
                 by_comparison(below[0], below[1], b, top, values, order, a)
-                used = blocks_of(values, order, a, middle, total, a + b, mu, gamma, blocks)
+                used = blocks_of(values, a, middle, total, a + b, mu, gamma, blocks)
                 level, k = 0.0, 0.0
                 for i in range(used):
                     k += blocks[1][i]
@@ -111,7 +111,7 @@ def _forward_row(
         by_comparison(kept, index, n, top, values, order, 0)
     else:
         by_digits(kept, index, n, top, values, order, keys, places, counts)
-    used = blocks_of(values, order, n, 0, 0.0, n, mu, gamma, blocks)
+    used = blocks_of(values, n, 0, 0.0, n, mu, gamma, blocks)
     if not blank:
         cpu.fill(out, d, 0.0)
     spread(order, n, 0, blocks, used, out)
@@ -222,9 +222,8 @@ def _backward_row(
             whole += mean[b] * (start[b + 1] - start[b])
     if size:
         write(y, d, low, low, mean[count - 1] / gamma, out, blank)
-    else:
-        if not blank:
-            cpu.fill(out, d, 0.0)
+    elif not blank:
+        cpu.fill(out, d, 0.0)
     for b in range(several):
         w = mean[b] / gamma
         for k in range(start[b], start[b + 1]):

@@ -45,10 +45,10 @@ class _Model(models.PrimitiveModel):
 MASK = Vector(types.boolean)
 
 
-def _spread(builder: Any, value: Any, lanes: int = LANES) -> Any:
-    vector = ir.VectorType(value.type, lanes)
+def _spread(builder: Any, value: Any) -> Any:
+    vector = ir.VectorType(value.type, LANES)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), None)
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
 
 
