@@ -142,6 +142,32 @@ class Bench:
             return layer.solve(trial.z.to(dtype), trial.mask)
 
 
+def usual(known: Known) -> Iterator[Trial]:
+    """Rows close together, apart and far apart; tied; masked; short and longer."""
+    for k, (d, scale) in enumerate(((2, 1.0), (3, 0.05), (5, 1.0), (6, 6.0))):
+        yield Trial(known, scale * normal(3, d, seed=k))
+    mask = normal(3, 6, seed=5) < 0.5
+    mask[:, 2] = True
+    yield Trial(known, normal(3, 6, seed=6), mask)
+
+
+def hard(known: Known) -> Iterator[Trial]:
+    """Ties, equal scores, one that dominates, huge and tiny ranges, one element."""
+    rows = normal(3, 5, seed=7)
+    yield Trial(known, (rows * 2).round() / 2)
+    yield Trial(known, torch.full((1, 5), 0.7, dtype=torch.float64))
+    yield Trial(known, torch.cat([rows[:1] * 1e-6, rows[1:2] * 1e3, rows[2:] * 1e5]))
+    yield Trial(known, rows[:, :1])
+
+
+def few(known: Known) -> Iterator[Trial]:
+    yield Trial(known, torch.cat([s * normal(2, 5, seed=8) for s in (0.05, 1.0, 20.0)]))
+
+
+def one(known: Known) -> Iterator[Trial]:
+    yield Trial(known, normal(2, 5, seed=9))
+
+
 Promise = Callable[[Bench, Trial], None]
 
 
