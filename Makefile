@@ -64,8 +64,8 @@ types: $(READY)  ## check the types, strictly
 dist: $(READY)  ## build wheel and sdist into dist/, and run each in an environment of its own
 	.ci/dist
 
-clean:  ## remove .venv, caches and what the demo wrote
-	rm -rf $(VENV) build dist regmax-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove .venv, builds, caches, and the folders that demo and plot wrote
+	rm -rf $(VENV) build dist regmax-demo regmax-gallery .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp makes a second run instant; a change of the metadata or the constraints installs again.
