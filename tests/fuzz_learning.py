@@ -14,6 +14,8 @@ import regmax
 from regmax import functional
 from regmax.nn import MultiheadAttention, attention
 
+ZERO = truth.Long(0)
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -66,13 +68,26 @@ def check_loss(case):
     assert got.dtype == x.dtype
     assert got.shape == (rows if case.reduction == "none" else ())
     y = loss.mapping(x, mask)
-    seen = [t for t in given.values() if isinstance(t, torch.Tensor) and t.requires_grad]
-    g = torch.autograd.grad(got.sum(), [leaf, *seen], materialize_grads=True)
+    learnt = {k: t for k, t in given.items() if isinstance(t, torch.Tensor) and t.requires_grad}
+    g = torch.autograd.grad(got.sum(), [leaf, *learnt.values()], materialize_grads=True)
     if case.x.dtype in HALF:
         compare_half(loss, x, target, mask, got, g[0])
         return
     numbers = {k: per_row(n, x, dim, x.dtype) for k, n in given.items()}
-    judge(case, numbers, x, y, mask, dim, index.flatten(), t.reshape(-1, d), weight, got, g)
+    found, count = by_definition(case, numbers, x, y, mask, index.flatten(), t.view(-1, d), weight)
+    mean = case.reduction == "mean" and count > 0
+    scale = 1 / count if mean else truth.Long(1)
+    # a solved y is known to the tolerance, and L to its square
+    solved = 0.0 if len(case.omega.terms) == 1 else (1e-6 if x.dtype == torch.float64 else 1e-2)
+    info = torch.finfo(x.dtype)
+    eps = info.eps * (16 + 2 * math.sqrt(d)) + solved
+    check_scores(found, flat(g[0], dim), scale, eps)
+    if case.omega.penalty not in (None, "tv", "oscar"):
+        return
+    check_value(case, found, got, scale, eps, info)
+    for (name, theta), slope in zip(learnt.items(), g[1:], strict=True):
+        if name in ("gamma", "lam"):
+            check_slope(name, [row.of(name) for row in found], theta, slope, scale, eps, info)
 
 
 def compare_half(loss, x, target, mask, got, g):
@@ -84,102 +99,118 @@ def compare_half(loss, x, target, mask, got, g):
     assert torch.equal(gx.to(g.dtype).nan_to_num(9), g.nan_to_num(9))
 
 
-def judge(case, numbers, x, y, mask, dim, index, t, weight, got, g):
-    on = flat(participants(x, mask), dim)
-    scores, answers, slopes = flat(x, dim), flat(y, dim), flat(g[0], dim)
-    d, info = x.shape[dim], torch.finfo(x.dtype)
+@dataclass(frozen=True)
+class Row:
+    """The loss of a row, the size of its terms, its gradient (None: NaN), the weight of it all, and
+    its derivatives in γ and λ, each with the size of its terms."""
+
+    value: truth.Long = ZERO
+    size: truth.Long = ZERO
+    slope: np.ndarray | float | None = 0.0
+    factor: truth.Long = ZERO
+    gamma: tuple[truth.Long, truth.Long] = (ZERO, ZERO)
+    lam: tuple[truth.Long, truth.Long] = (ZERO, ZERO)
+
+    def of(self, name):
+        return getattr(self, name)
+
+
+def by_definition(case, numbers, x, y, mask, index, t, weight):
+    """Each row's loss, and what the mean divides by."""
+    dim, d = case.x.dim, case.x.d
+    on, scores, answers = flat(participants(x, mask), dim), flat(x, dim), flat(y, dim)
     w = np.ones(d, truth.Long) if weight is None else weight.to(x.dtype).numpy().astype(truth.Long)
-    # a solved y is known to the tolerance, and L to its square
-    solved = 0.0 if len(case.omega.terms) == 1 else (1e-6 if x.dtype == torch.float64 else 1e-2)
-    rows, count = [], truth.Long(0)
+    rows, count, epsilon = [], ZERO, truth.Long(case.smoothing)
+    indices = case.target == "index"
     for i in range(len(scores)):
         keep = on[i].numpy()
-        ignored = case.target == "index" and index[i] < 0
-        if case.target == "index":
-            own = np.zeros(d, truth.Long)
-            own[max(int(index[i]), 0)] = 1
-        else:
-            own = t[i].numpy().astype(truth.Long)
+        ignored = indices and index[i] < 0
+        own = np.eye(d)[max(int(index[i]), 0)] if indices else t[i].numpy().astype(truth.Long)
         factor = (w * own).sum()
         count += 0 if ignored else factor
-        outside = bool((own[~keep] > 0).any()) and (
-            case.target == "index" or bool((w * own)[~keep].any())
-        )
-        own = w * own / (factor if factor > 0 else 1)
-        if ignored or not keep.any():
-            rows.append((truth.Long(0), truth.Long(0), np.zeros(d), truth.Long(0)))
-            continue
-        smoothed = case.smoothing * (w * keep).sum()
-        if (1 - case.smoothing) * factor + smoothed == 0:  # of no weight, whatever it holds
-            rows.append((truth.Long(0), truth.Long(0), np.zeros(d), truth.Long(0)))
-            continue
-        if not bool((scores[i][on[i]] < torch.inf).all()):
-            rows.append((truth.Long(math.nan), truth.Long(0), None, truth.Long(0)))
-            continue
-        omega = case.omega.truth(numbers["c"][i], numbers["lam"][i])
-        gamma = truth.Long(numbers["gamma"][i])
-        spread = w * keep / keep.sum()
-        parts = [((1 - truth.Long(case.smoothing)) * factor, own)]
-        if case.smoothing:
-            parts += [(case.smoothing * s, np.eye(d)[c]) for c, s in enumerate(spread) if s > 0]
-        value, bound, slope = definition(
-            omega, gamma, scores[i].numpy(), answers[i].numpy(), keep, parts, outside
-        )
-        rows.append((value, bound, slope, sum(p for p, _ in parts)))
-    eps = info.eps * (16 + 2 * math.sqrt(d)) + solved
-    total = count if case.target == "index" else truth.Long(len(rows))
-    scale = 1 / total if case.reduction == "mean" and total > 0 else truth.Long(1)
-    if case.omega.penalty in (None, "tv", "oscar"):
-        check_value(case, rows, got, scale, eps, info)
-    for i, (value, _, slope, factor) in enumerate(rows):
-        if slope is None:
-            continue
-        if not np.isfinite(value):
-            slope = np.zeros(d)
-        off = np.abs(slopes[i].double().numpy() - slope * scale).max()
-        assert off <= eps * factor * scale, (
-            f"row {i}: ∂L/∂x = {slopes[i].tolist()}, y − t = {(slope * scale).astype(float)}"
-        )
+        # an index costs +inf on what is masked even if its weight is 0, where smoothing has some
+        outside = bool(((own if indices else w * own)[~keep] > 0).any())
+        total = (1 - epsilon) * factor + epsilon * (w * keep).sum()
+        if ignored or not keep.any() or total == 0:  # counts for nothing, whatever it holds
+            rows.append(Row())
+        elif not bool((scores[i][on[i]] < torch.inf).all()):
+            rows.append(Row(truth.Long(math.nan), slope=None))
+        elif outside:
+            rows.append(Row(truth.Long(math.inf)))
+        else:
+            parts = [((1 - epsilon) * factor, w * own / (factor if factor > 0 else 1))]
+            spread = epsilon * w * keep / keep.sum()
+            parts += [(s, np.eye(d)[c]) for c, s in enumerate(spread) if s > 0]
+            omega = case.omega.truth(numbers["c"][i], numbers["lam"][i])
+            gamma = truth.Long(numbers["gamma"][i])
+            z, p = (part[i].numpy().astype(truth.Long)[keep] for part in (scores, answers))
+            rows.append(definition(omega, case.omega.penalty, gamma, z, p, keep, parts))
+    return rows, count if indices else truth.Long(len(rows))
 
 
-def definition(omega, gamma, x, y, keep, parts, outside):
-    """Σ_k p_k L(x; t_k), the size of its terms, and its gradient; +inf for a target ``outside``."""
-    x, y = x.astype(truth.Long), y.astype(truth.Long)
-    top = x[keep].max()
-    z = np.where(keep, x - top, 0)
-    y_on = y[keep]
-    best = (y_on * z[keep]).sum() - gamma * omega.value(y_on)
-    size_y = (y_on * np.abs(z[keep])).sum() + np.abs(z[y > 0]).max()
-    size_y += gamma * (sum(abs(k.value(y_on)) for k in omega.terms) + abs(omega.value(y_on)))
-    size_y += gamma * slope_size(omega, y_on)
-    total, size, slope = truth.Long(0), truth.Long(0), np.zeros(len(x), truth.Long)
-    if outside and sum(p for p, _ in parts) > 0:
-        return truth.Long(math.inf), truth.Long(0), slope
+def definition(omega, penalty, gamma, x, y, keep, parts):
+    """Σ_k p_k L(x; t_k) for the participants' scores and probabilities."""
+    z = x - x.max()
+    smooth = truth.Omega(omega.terms)
+    at_y, many = omega.value(y), sum(abs(term.value(y)) for term in omega.terms)
+    ridge = truth.penalty_value(penalty, y)
+    rounding = many + abs(at_y) + slope_size(smooth, y)
+    best, size_y = (y * z).sum() - gamma * at_y, (y * np.abs(z)).sum() + np.abs(z[y > 0]).max()
+    value, size, factor, dg, dg_size, dl, dl_size = (ZERO,) * 7
+    slope = np.zeros(len(keep), truth.Long)
     for p, t in parts:
         if p == 0:
             continue
         t = np.asarray(t, truth.Long)
-        linear = (t * z).sum()
-        here = gamma * omega.value(t[keep]) if t.sum() > 0 else gamma * zero_value(omega)
-        total += p * (best + here - linear)
-        many = gamma * sum(abs(k.value(t[keep])) for k in omega.terms) if t.sum() > 0 else 0
-        size += p * (size_y + abs(linear) + abs(here) + many)
-        slope += p * (y - t)
-    return total, size, slope
+        slope[~keep] -= p * t[~keep]
+        t = t[keep]
+        slope[keep] += p * (y - t)
+        at_t = omega.value(t)
+        sizes = rounding + abs(at_t) + sum(abs(term.value(t)) for term in omega.terms)
+        value += p * (best + gamma * at_t - (t * z).sum())
+        size += p * (size_y + abs((t * z).sum()) + gamma * sizes)
+        dg, dg_size = dg + p * (at_t - at_y), dg_size + p * sizes
+        there = truth.penalty_value(penalty, t)
+        dl, dl_size = dl + p * gamma * (there - ridge), dl_size + p * gamma * (there + ridge)
+        factor += p
+    return Row(value, size, slope, factor, (dg, dg_size), (dl, dl_size))
 
 
-def zero_value(omega):
-    return truth.Long(0)
+def check_scores(rows, found, scale, eps):
+    """∂L/∂x = Σ_k p_k (y − t_k)."""
+    for i, row in enumerate(rows):
+        if row.slope is None:
+            continue
+        off = np.abs(found[i].double().numpy() - row.slope * scale).max()
+        assert off <= eps * row.factor * scale, (
+            f"row {i}: ∂L/∂x = {found[i].tolist()}, y − t = {row.slope * scale}"
+        )
+
+
+def check_slope(name, pairs, theta, found, scale, eps, info):
+    """∂L/∂γ = Σ_k p_k (Ω(t_k) − Ω(y)) and ∂L/∂λ = γ Σ_k p_k (R(t_k) − R(y))."""
+    if theta.numel() not in (1, len(pairs)):
+        return
+    kept = torch.finfo(theta.dtype)
+    each = [pairs] if theta.numel() == 1 else [[pair] for pair in pairs]
+    for k, mine in enumerate(each):
+        right = sum((value for value, _ in mine), ZERO) * scale
+        size = sum((size + abs(value) for value, size in mine), ZERO) * scale
+        allowed = max(eps, kept.eps) * size + 8 * max(info.tiny, kept.tiny)
+        got = truth.Long(found.flatten()[k].item())
+        assert size > info.max / 1e3 or abs(got - right) <= allowed, (
+            f"∂L/∂{name}[{k}] = {got}, by definition {right} ± {float(allowed):.2g}"
+        )
 
 
 def check_value(case, rows, got, scale, eps, info):
     if case.reduction == "none":
         pairs = zip(got.detach().flatten().tolist(), rows, strict=True)
-        for i, (a, (value, size, *_)) in enumerate(pairs):
-            compare(a, value, size, eps, info, f"row {i}: ")
+        for i, (a, row) in enumerate(pairs):
+            compare(a, row.value, row.size, eps, info, f"row {i}: ")
         return
-    total = sum((r[0] for r in rows), truth.Long(0)) * scale
-    size = sum((r[1] for r in rows), truth.Long(0)) * scale
+    total = sum((row.value for row in rows), ZERO) * scale
+    size = sum((row.size for row in rows), ZERO) * scale
     compare(got.item(), total, size, eps, info, "")
 
 

@@ -81,7 +81,7 @@ class Omega:
 
     def value(self, y):
         total = sum(term.value(y) for term in self.terms)
-        return total + Long(self.lam) * _penalty(self.penalty, y)
+        return total + Long(self.lam) * penalty_value(self.penalty, y)
 
     def steepest(self, d):
         """The largest |λu_i|."""
@@ -100,7 +100,8 @@ class Omega:
         return sum(term.slope(y, at) for term in self.terms)
 
 
-def _penalty(name, y):
+def penalty_value(name, y):
+    """R(y)."""
     if name is None or len(y) < 2:
         return Long(0)
     if name == "tv":
@@ -128,7 +129,7 @@ def violation(omega, z, y, eps, tiny, off=0.0, lowest=-np.inf):
         low = np.maximum(y * (1 - rel) - tiny - off, 0)
         high = np.minimum(y * (1 + rel) + tiny + off, 1)
         g_low, g_high = omega.slope(low, y), omega.slope(high, y)
-        size = np.maximum(np.abs(omega.slope(np.maximum(y, tiny), y)), 0)
+        size = np.abs(omega.slope(np.maximum(y, tiny), y))
     noise = eps * (np.abs(z) + np.where(np.isfinite(size) & (y > 0), size, 0))
     noise = np.where(z < lowest, -z, noise) + off * omega.steered(y)
     if omega.penalty is None:
@@ -144,7 +145,7 @@ def violation(omega, z, y, eps, tiny, off=0.0, lowest=-np.inf):
     r = np.where(y > 0, z - slope, z - omega.slope(np.full_like(y, tiny), y))
     middle = z - np.where(y > 0, slope, 0)
     tau = (
-        np.where(y > 0, y * middle, 0).sum() - Long(omega.lam) * _penalty(omega.penalty, y)
+        np.where(y > 0, y * middle, 0).sum() - Long(omega.lam) * penalty_value(omega.penalty, y)
     ) / y.sum()
     noise = noise + np.where(y > 0, np.maximum(g_high - slope, slope - g_low), 0)
     judge = _chain if omega.penalty == "tv" else _ordered
