@@ -227,7 +227,8 @@ def jacobian_product(omega, y, v, tiny):
     least = least * 16 * max(1, *(k.c for k in omega.terms))  # sums and multiples overflow sooner
     lifted = 1 / sum(1 / term.gain(np.maximum(t, least), t) for term in omega.terms)
     mean = (s * np.abs(u)).sum() / s.sum()
-    size[on] = s * (np.abs(u) + mean)
+    # a power of y is rounded relative to log y
+    size[on] = s * (np.abs(u) + mean) * (1 + np.abs(np.log(t)) / 16)
     more = np.abs(lifted - s) * (np.abs(u) + mean)
     off[on] = 2 * (more + s / s.sum() * more.sum())
     return out, size, off
