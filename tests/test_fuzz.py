@@ -141,3 +141,13 @@ def test_no_weight_holds_no_ties_together(name, base):
     mapping = {"tv": regmax.functional.fusedmax, "oscar": regmax.functional.oscarmax}[name]
     if base == "gini":
         assert torch.equal(torch.autograd.grad(mapping(x, lam=0.0), x, v)[0], expected)
+
+
+@pytest.mark.parametrize("c", [1e-2, 1e-3, 1e-4])
+def test_a_newton_step_in_log_y_that_goes_too_far_down(c):
+    """Powers with an infinite slope at 0: from below the way back is long."""
+    omega = c * (regmax.regularizer("tsallis", alpha=0.6) + regmax.regularizer("pnorm", p=1.5))
+    x = torch.tensor([1.541, -0.2934], dtype=torch.float64)
+    solution = RegularizedMax(omega, solver="newton").solve(x)
+    assert solution.converged
+    assert solution.iterations <= 20

@@ -86,6 +86,7 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
         following = inverse(slope)
         ahead = _length(problem, new, following)  # NaN where Ω has no slope there
         good = going & (now <= value + _slack(value)) & (ahead <= 0.5 * length)
+        good = good & ~_lost(problem, y, new, slope)
         if k == 0 and bool((going & ~good).any()):
             y = _shortened(problem, y, step, support, value, going & ~good)
         keep = good.unsqueeze(-1)
@@ -122,11 +123,24 @@ def _shortened(
                 torch.where(better, other, now),
             )
         falls = where & (now < value - _slack(value))
+        if problem.steep:
+            falls = falls & ~_lost(problem, y, new, problem.slope(new))
         y = torch.where(falls.unsqueeze(-1), new, y)
         where = where & ~falls
         if not bool(where.any()):
             break
     return y
+
+
+def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:
+    """Whether a step in log y went so far down that it must come back: beyond rounding of y, where
+    r_i > τ. The way back, at a power's infinite slope, is a constant in log y at a time."""
+    if not problem.steep:
+        return torch.zeros_like(y[..., 0], dtype=torch.bool)
+    eps = torch.finfo(y.dtype).eps
+    room = 64 * eps * (problem.z.abs().amax(-1, keepdim=True) + 1)
+    above = slope > row_dot(new, slope) + room
+    return (problem.support(y) & (new < eps * y) & above).any(-1)
 
 
 def _length(problem: Problem, y: Tensor, step: Tensor) -> Tensor:
