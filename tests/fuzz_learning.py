@@ -154,7 +154,8 @@ def definition(omega, penalty, gamma, x, y, keep, parts):
     smooth = truth.Omega(omega.terms)
     at_y, many = omega.value(y), sum(abs(term.value(y)) for term in omega.terms)
     ridge = truth.penalty_value(penalty, y)
-    rounding = many + abs(at_y) + slope_size(smooth, y)
+    # y adds up to 1 but for rounding, and Ω moves by as much times a slope of 1
+    rounding = many + abs(at_y) + slope_size(smooth, y) + sum(term.c for term in omega.terms)
     best, size_y = (y * z).sum() - gamma * at_y, (y * np.abs(z)).sum() + np.abs(z[y > 0]).max()
     value, size, factor, dg, dg_size, dl, dl_size = (ZERO,) * 7
     slope = np.zeros(len(keep), truth.Long)
@@ -209,6 +210,8 @@ def check_value(case, rows, got, scale, eps, info):
         for i, (a, row) in enumerate(pairs):
             compare(a, row.value, row.size, eps, info, f"row {i}: ")
         return
+    if any(abs(row.value) > info.max for row in rows if np.isfinite(row.value)):
+        return  # one that overflows by itself need not be right in a mean
     total = sum((row.value for row in rows), ZERO) * scale
     size = sum((row.size for row in rows), ZERO) * scale
     compare(got.item(), total, size, eps, info, "")

@@ -148,6 +148,8 @@ def violation(omega, z, y, eps, tiny, off=0.0, lowest=-np.inf):
         np.where(y > 0, y * middle, 0).sum() - Long(omega.lam) * penalty_value(omega.penalty, y)
     ) / y.sum()
     noise = noise + np.where(y > 0, np.maximum(g_high - slope, slope - g_low), 0)
+    # τ is that of this y
+    noise = noise + off * np.sqrt(Long(d)) * (np.abs(middle[y > 0]).max() + omega.steepest(d))
     judge = _chain if omega.penalty == "tv" else _ordered
     return judge(r - tau, y, Long(omega.lam), noise, off)
 
