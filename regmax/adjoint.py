@@ -24,12 +24,12 @@ from torch import Tensor
 from . import simplex, transforms
 from .curvature import Inverse
 from .penalty import (
-    Penalized,
     Penalty,
     averaging,
     jacobian_product,
     penalty_of,
     smooth_part,
+    structured,
     value_of,
 )
 from .regularizer import Regularizer, frozen, overrides
@@ -48,9 +48,9 @@ def attach(
     """
     if not torch.is_grad_enabled():
         return y
-    if isinstance(omega, Penalized):
+    if structured(omega):
         z = omega.reduced(z, y, mask)
-    smooth = smooth_part(omega)
+    smooth = smooth_part(omega, mask)
     learnt = smooth.tensors()
     if may_hide_tensors(smooth):
         z = _through_hidden(y, z, smooth, learnt)
@@ -77,9 +77,9 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     derivatives of Π_Ω up to order 2^k − 1, as Newton's method squares the distance: 3 for k = 2,
     and 7 where three transforms or more are nested.
     """
-    if isinstance(omega, Penalized):
+    if structured(omega):
         z = omega.reduced(z, y, mask)
-    smooth = smooth_part(omega)
+    smooth = smooth_part(omega, mask)
     support, average = movable(y), averaging(penalty_of(omega), y, mask)
     for _ in range(2 if transforms.nesting() < 3 else 3):
         slope = z - smooth.grad(smooth.seen(y))

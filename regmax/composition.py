@@ -42,7 +42,7 @@ def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of the base that Π_Ω is by the theorem, where Ω has none of its own."""
     if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
         return None
-    if not omega.base.permutation_invariant or kernel_of(omega, x) is not None:
+    if not omega.composes or kernel_of(omega, x) is not None:
         return None
     return kernel_of(unscaled(omega.base, 1.0)[0], x)
 

@@ -15,47 +15,193 @@ from torch import Tensor
 
 from . import simplex
 from .optimality import Problem
-from .penalty import smooth_part
+from .penalty import Penalized, averaged, group_ids, proxed, value_of
 from .simplex import row_dot
 
 TOP = 4
 SAMPLES = 16
-HALVINGS = 32
+HALVINGS = (24, 16)
+
+
+def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
+    """Why the value of Ω is no function of each row, or None: it differs from call to call, or when
+    every other row is another."""
+    with torch.no_grad():
+        point = simplex.inward(y)
+        value = problem.objective(y)
+        slack = 1e-9 * (1 + value.abs() + row_dot(point, problem.z.abs()).squeeze(-1))
+        again = (problem.objective(y) - value).abs() > slack
+        if bool(again.any()):
+            at = _first(again)
+            return (
+                f"value gives other numbers when it is called again at y = {_shown(y[at])} "
+                f"(row {at}): it must depend on y alone, not on a state or on chance"
+            )
+        odd = (torch.arange(value.numel(), device=y.device) % 2 == 1).view(value.shape)
+        other = torch.where(odd.unsqueeze(-1), simplex.generic(y), y)
+        if problem.mask is not None:
+            other = simplex.normalize(torch.where(problem.mask, other, 0))
+        moved = ((problem.objective(other) - value).abs() > slack) & ~odd
+        if bool(moved.any()):
+            at = _first(moved)
+            return (
+                f"value at y = {_shown(y[at])} (row {at}) changes when other rows change: it must "
+                "reduce over the last dimension alone"
+            )
+    return None
 
 
 def refuted(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
-    """Why Ω cannot be convex, or None. Some point is better than y by more than the duality gap of
-    y, which for a convex Ω is the most that any point can be better; or Ω bulges on the way there.
+    """Why Ω cannot be convex, or strongly convex with the β that it declares, or None.
 
-    The points: the barycentre, the vertices of the three largest scores, and two points on the way
-    from y to each of them.
+    With f = Ω − ⟨·, z⟩: no point is better than y by more than the duality gap of y, and from each
+    point to the next f rises by at least its slope at the first and at most its slope at the next,
+    both by β/2 times the squared distance. The points: five on the way from y to the barycentre,
+    and to the vertices of the three largest scores.
     """
     eps = torch.finfo(y.dtype).eps
-
-    def size(point: Tensor, objective: Tensor) -> Tensor:
-        return row_dot(point, problem.z.abs()).squeeze(-1) + objective.abs() + 1
-
+    ends = torch.stack([simplex.uniform(problem.z, problem.mask), *_vertices(problem, 3)])
+    times = torch.tensor([0, 0.25, 0.5, 0.75, 1], dtype=y.dtype, device=y.device)
+    steps = times.view(-1, *(1,) * ends.ndim)
     with torch.no_grad():
-        here = problem.objective(y)
-        for end in (simplex.uniform(problem.z, problem.mask), *_vertices(problem, 3)):
-            half, most = y + 0.5 * (end - y), y + 0.75 * (end - y)
-            at_half, at_most, at_end = (problem.objective(p) for p in (half, most, end))
-            slack = 1e3 * eps * (size(y, here) + size(end, at_end) + at_half.abs() + at_most.abs())
-            for point, low in (
-                (end, at_end - here - gap),
-                (most, at_most - here - gap),
-                (half, at_half - here - gap),
-                (half, here / 3 + at_most * 2 / 3 - at_half),
-                (most, (at_half + at_end) / 2 - at_most),
-            ):
-                if bool((low > slack).any()):
-                    at = _first(low > slack)
-                    return (
-                        f"Ω is not convex: it breaks the inequality of convexity by "
-                        f"{low[at].item():.3g} between y = {_shown(y[at])} and "
-                        f"{_shown(end[at])}, at {_shown(point[at])} (row {at})"
+        points = y + steps * (ends - y)
+        f, slopes, size = _along(problem, points, ends - y)
+        squares = (ends - y).square().sum(-1) / 16
+        beta = 0.0 if problem.beta is None else problem.beta.squeeze(-1)
+        size = size + f.abs() + 1
+        slack = 1e3 * eps * (size[1:] + size[:-1])
+        rise, bent = f.diff(dim=0), squares / 2
+        for low, what in (
+            (f[0] - gap - f[1:], "a point is better than y by more than the duality gap"),
+            (f[:-1] + slopes[:-1] / 4 - (f[:-1] + rise), "Ω lies below its tangent"),
+            (rise - slopes[1:] / 4, "Ω lies below its tangent"),
+        ):
+            for strength, said in ((0.0, None), (beta, "bends less than strong_convexity says")):
+                if problem.beta is None and said is not None:
+                    continue
+                excess = low + strength * bent * (0 if what.startswith("a point") else 1)
+                if bool((excess > slack).any()):
+                    at = _first(excess > slack)
+                    row = at[2:]
+                    where = (
+                        f"by {excess[at].item():.3g} between y = {_shown(y[row])} and "
+                        f"{_shown(ends[at[1:]])}, next to {_shown(points[1:][at])} (row {row})"
                     )
+                    if said is not None:
+                        declared = problem.beta[row].item()  # type: ignore[index]
+                        return f"Ω {said}, β = {declared:.6g}: {what} raised by β {where}"
+                    return f"Ω is not convex, or autograd does not see all of its value: {what} {where}"
     return None
+
+
+def _along(problem: Problem, points: Tensor, way: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """f = Ω − ⟨·, z⟩ at the points, its slope along ``way``, and the size of what is added up."""
+    at = simplex.inward(points)
+    with torch.enable_grad():
+        at.requires_grad_()
+        value = value_of(problem.omega, at, problem.mask)
+        (g,) = torch.autograd.grad(value.sum(), at)
+    on = problem.participants()
+    terms = torch.where(on & (way != 0), (g - problem.z) * way, 0)
+    linear = torch.where(on, points * problem.z, 0)
+    size = terms.abs().sum(-1) + linear.abs().sum(-1) + value.detach().abs()
+    return value.detach() - linear.sum(-1), terms.sum(-1), size
+
+
+def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
+    """Why the methods of a penalty cannot all be right, or None.
+
+    The certificate of y rests on u ∈ λ∂R(p), p at or next to y, which ``subgradient`` gave or
+    ``prox`` implies: no s may have λR(s) < λR(p) + ⟨u, s − p⟩. Members of a group are equal, and
+    what ``prox`` does to small changes is to average over the groups.
+    """
+    omega, mask = problem.omega, problem.mask
+    if not isinstance(omega, Penalized):
+        return None
+    who = type(omega.penalty).__name__
+    with torch.no_grad():
+        u, p = problem.penalty_subgradient(y)
+        low, s = _above_subgradient(problem, omega, u, p)
+        if bool((low > 0).any()):
+            at = _first(low > 0)
+            method = "subgradient" if problem.structured else "prox"
+            return (
+                f"{who}.{method} and {who}.value do not fit: at p = {_shown(p[at[1:]])} it gives "
+                f"the subgradient {_shown(u[at[1:]])} of λR, but λR at {_shown(s[at])} is less "
+                f"than λR(p) + ⟨u, s − p⟩ by {low[at].item():.3g} (row {at[1:]})"
+            )
+        if not problem.structured:
+            return None
+        ids, on = group_ids(omega.penalty, y, mask), problem.participants()
+        size = torch.zeros_like(y).scatter_add(-1, ids, on.to(y.dtype)).clamp_min(1)
+        mean = torch.zeros_like(y).scatter_add(-1, ids, torch.where(on, y, 0)) / size
+        apart = on & ((mean.gather(-1, ids) - y).abs() > 1e-12)
+        wrong = apart.any(-1) | _averages_otherwise(problem, omega, y)
+        if bool(wrong.any()):
+            at = _first(wrong)
+            return (
+                f"{who}.groups and {who}.prox do not fit: at y = {_shown(y[at])} the groups are "
+                f"{ids[at].tolist()[:8]}, and they are not what prox keeps together (row {at})"
+            )
+    return None
+
+
+def _above_subgradient(
+    problem: Problem, omega: Penalized, u: Tensor, p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """By how much λR(p) + ⟨u, s − p⟩ exceeds λR(s), beyond rounding, at points s: (points, *batch)
+    and the points. Along u − λ∇R near p, ascended for a few steps, and to some points far away."""
+    on, mask = problem.participants(), problem.mask
+    lam = omega.lam.squeeze(-1) if isinstance(omega.lam, Tensor) and omega.lam.ndim else omega.lam
+
+    def weighted(s: Tensor) -> Tensor:
+        return lam * omega.penalty.value(s, mask)
+
+    def slope(s: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = s.detach().requires_grad_()
+            (g,) = torch.autograd.grad(weighted(at).sum(), at, allow_unused=True)
+        return torch.zeros_like(s) if g is None else torch.where(on, torch.nan_to_num(g), 0)
+
+    u = torch.where(on, u, 0)
+    if problem.structured:  # on Δ a multiple of Σs is constant
+        u = simplex.tangent(u, on)
+    here, tiny = weighted(p), torch.finfo(p.dtype).tiny
+    points = [torch.zeros_like(p), 2 * p, simplex.uniform(p, mask), torch.where(on, p + 1, 0)]
+    zeros = torch.where(p == 0, 1.0, 0.0)
+    for part in (torch.ones_like(p), zeros, 1 - zeros):
+        way = torch.where(on, part * u, 0)
+        for k in range(6):
+            way = way / way.norm(dim=-1, keepdim=True).clamp_min(tiny)
+            points += [p + reach * way for reach in ((1e-1, 1e-3, 1e-5) if k in (0, 5) else ())]
+            points += [p - 1e-3 * way] if k == 0 else []
+            rise = part * (u - slope(p + 1e-5 * way))
+            if problem.structured:
+                rise = part * simplex.tangent(rise, on)
+            way = rise if k == 0 else way + rise / u.norm(dim=-1, keepdim=True).clamp_min(tiny)
+    if problem.structured:
+        points = [p + simplex.tangent(s - p, on) for s in points]
+    s = torch.stack(points)
+    there, linear = weighted(s), (torch.where(on, u * (s - p), 0)).sum(-1)
+    size = here.abs() + there.abs() + (u * s).abs().sum(-1) + (u * p).abs().sum(-1)
+    return here + linear - there - 512 * torch.finfo(p.dtype).eps * size, s
+
+
+def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor:
+    """Rows in which the prox next to y is differentiable, and its derivative no average over the
+    groups of y."""
+    on, h = problem.participants(), 1e-6
+    v = y + problem.slope(y)
+    way = simplex.tangent(simplex.generic(y, 3.1) - 1 / y.shape[-1], on)
+    way = way / way.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    ends = [proxed(omega.penalty, v + k * h * way, omega.lam, problem.mask) for k in (-1, 0, 1)]
+    slope = torch.where(on, ends[2] - ends[0], 0) / (2 * h)
+    bend = torch.where(on, ends[2] - 2 * ends[1] + ends[0], 0).abs().amax(-1) / h
+    # of the groups of the prox itself, of which those of y may be several in one
+    found = averaged(omega.penalty, way, ends[1], problem.mask)
+    off = torch.where(on, found - slope, 0)
+    off = (off - off.sum(-1, keepdim=True) / on.sum(-1, keepdim=True)).abs().amax(-1)
+    return (off > 1e-4) & (bend < 1e-6)
 
 
 @dataclass(frozen=True)
@@ -72,26 +218,44 @@ def diagnose(problem: Problem, y: Tensor, failed: Tensor) -> Defect | None:
         return None
     problem, y = problem.widened(), y.double()
     with torch.no_grad():
-        segments = list(_segments(problem, y))
+        segments = _Segments.of(problem, y)
         for find in (_not_finite, _not_convex, _kinked, _flat):
-            for segment in segments:
-                said = find(problem, segment, y, failed)
-                if said is not None:
-                    broken = find in (_not_finite, _not_convex)
-                    return Defect(said, broken)
+            said = find(problem, segments, y, failed)
+            if said is not None:
+                return Defect(said, broken=find in (_not_finite, _not_convex))
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class _Segment:
-    """a + t(b − a) for t in [0, 1], (*batch, d) each; y at t = ``at``, (*batch, 1)."""
+class _Segments:
+    """a + t(b − a) for t in [0, 1], (segments, *batch, d); y at t = ``at``, (segments, *batch, 1).
 
-    a: Tensor
-    b: Tensor
-    at: Tensor
+    ``points``, ``slopes`` and ``sizes`` are those of ``SAMPLES`` + 1 places from a to b.
+    """
+
+    def __init__(self, problem: Problem, a: Tensor, b: Tensor, at: Tensor) -> None:
+        self.problem, self.a, self.b, self.at = problem, a, b, at
+        self.points = [self.point(k / SAMPLES) for k in range(SAMPLES + 1)]
+        slopes = [self.slope(k / SAMPLES) for k in range(SAMPLES + 1)]
+        self.slopes, self.sizes = ([one[i] for one in slopes] for i in (0, 1))
+
+    @classmethod
+    def of(cls, problem: Problem, y: Tensor) -> _Segments:
+        """Those that :func:`_segments` names."""
+        a, b, at = (
+            torch.stack(torch.broadcast_tensors(*some))
+            for some in zip(*_segments(problem, y), strict=True)
+        )
+        return cls(problem, a, b, at)
 
     def point(self, t: float | Tensor) -> Tensor:
         return simplex.inward((self.a + t * (self.b - self.a)).clamp_min(0))
+
+    def slope(self, t: float | Tensor) -> tuple[Tensor, Tensor]:
+        """⟨∇Ω, b − a⟩ at t, (segments, *batch, 1), and the size of its terms."""
+        along = self.b - self.a
+        gradient = self.problem.smooth.grad(self.point(t))
+        terms = torch.where(along == 0, 0, gradient * along)
+        return terms.sum(-1, keepdim=True), terms.abs().sum(-1, keepdim=True)
 
 
 def _vertices(problem: Problem, count: int) -> list[Tensor]:
@@ -102,7 +266,7 @@ def _vertices(problem: Problem, count: int) -> list[Tensor]:
     return [torch.zeros_like(on).scatter(-1, k, 1) for k in best.split(1, -1)]
 
 
-def _segments(problem: Problem, y: Tensor) -> Iterator[_Segment]:
+def _segments(problem: Problem, y: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Chords through y along which one large entry feeds another; from y through the barycentre,
     and to the vertices of the largest scores."""
     big = y.topk(min(TOP, y.shape[-1]), -1).indices
@@ -113,99 +277,90 @@ def _segments(problem: Problem, y: Tensor) -> Iterator[_Segment]:
             zero = torch.zeros_like(y_i)
             a = y.scatter(-1, at_i, zero).scatter(-1, at_j, y_i + y_j)
             b = y.scatter(-1, at_j, zero).scatter(-1, at_i, y_i + y_j)
-            yield _Segment(a, b, y_i / (y_i + y_j).clamp_min(1e-30))
+            yield a, b, y_i / (y_i + y_j).clamp_min(1e-30)
     zero = torch.zeros_like(y[..., :1])
     middle = simplex.uniform(problem.z, problem.mask)
     past = middle - y  # from y through the barycentre, half of the way out again
     room = torch.where(past < 0, -middle / torch.where(past < 0, past, -1), torch.inf)
     reach = (room.amin(-1, keepdim=True) / 2).clamp_max(1)
     for end in (middle + reach * past, *_vertices(problem, 2)):
-        yield _Segment(y, end, zero)
+        yield y, end, zero
 
 
-def _slope(problem: Problem, s: _Segment, t: float | Tensor) -> tuple[Tensor, Tensor]:
-    """⟨∇Ω, b − a⟩ at t, (*batch, 1), and the size of its terms."""
-    along = s.b - s.a
-    gradient = smooth_part(problem.omega).grad(s.point(t))
-    terms = torch.where(along == 0, 0, gradient * along)
-    return terms.sum(-1, keepdim=True), terms.abs().sum(-1, keepdim=True)
-
-
-def _not_finite(problem: Problem, s: _Segment, y: Tensor, failed: Tensor) -> str | None:
-    for k in range(SAMPLES + 1):
-        point = s.point(k / SAMPLES)
-        wrong = ~torch.isfinite(smooth_part(problem.omega).value(point)) & failed
+def _not_finite(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
+    for point in s.points:
+        wrong = ~torch.isfinite(problem.smooth.value(point)) & failed
         if bool(wrong.any()):
             at = _first(wrong)
-            return f"Ω is not finite at y = {_shown(point[at])} (row {at})"
+            return f"Ω is not finite at y = {_shown(point[at])} (row {at[1:]})"
     return None
 
 
-def _not_convex(problem: Problem, s: _Segment, y: Tensor, failed: Tensor) -> str | None:
+def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
     """A slope that falls, by more than the cancellations of a legitimate Ω could do."""
-    last: tuple[Tensor, Tensor, Tensor] | None = None
-    for k in range(SAMPLES + 1):
-        point = s.point(k / SAMPLES)
-        slope, size = _slope(problem, s, k / SAMPLES)
-        inside = point.amax(-1) < 1 - 1e-6  # log(1 − y) has no digits at a vertex
-        if last is not None:
-            fall = (last[0] - slope).squeeze(-1)
-            wrong = fall > 1e-7 * (size + last[1]).squeeze(-1)
-            wrong = wrong & inside & (last[2].amax(-1) < 1 - 1e-6) & failed
-            if bool(wrong.any()):
-                at = _first(wrong)
-                return (
-                    f"Ω is not convex: from y = {_shown(last[2][at])} on towards "
-                    f"{_shown(point[at])} its slope falls (row {at})"
-                )
-        last = slope, size, point
+    for k in range(SAMPLES):
+        fall = (s.slopes[k] - s.slopes[k + 1]).squeeze(-1)
+        wrong = (fall > 1e-7 * (s.sizes[k] + s.sizes[k + 1]).squeeze(-1)) & failed
+        for point in s.points[k : k + 2]:
+            wrong = wrong & (point.amax(-1) < 1 - 1e-6)  # log(1 − y) has no digits at a vertex
+        if bool(wrong.any()):
+            at = _first(wrong)
+            return (
+                f"Ω is not convex: from y = {_shown(s.points[k][at])} on towards "
+                f"{_shown(s.points[k + 1][at])} its slope falls (row {at[1:]})"
+            )
     return None
 
 
-def _kinked(problem: Problem, s: _Segment, y: Tensor, failed: Tensor) -> str | None:
+def _kinked(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
     """A jump of the slope, next to y or where it rises most, found by halving."""
-    ends = [torch.full_like(s.at, 1e-3 + 0.998 * k / SAMPLES) for k in range(SAMPLES + 1)]
-    slopes = torch.cat([_slope(problem, s, t)[0] for t in ends], -1)
-    most = slopes.diff(dim=-1).nan_to_num(-torch.inf).argmax(-1, keepdim=True)
+    slopes, ends = [], []
+    for k in range(SAMPLES + 1):
+        ends.append(torch.full_like(s.at, 1e-3 + 0.998 * k / SAMPLES))
+        slopes.append(s.slope(ends[-1])[0])
+    most = torch.cat(slopes, -1).diff(dim=-1).nan_to_num(-torch.inf).argmax(-1, keepdim=True)
     starts = torch.cat(ends, -1)
     for low, high in (
         ((s.at - 0.05).clamp_min(1e-3), (s.at + 0.05).clamp_max(1 - 1e-3)),
         (starts.gather(-1, most), starts.gather(-1, most + 1)),
     ):
-        said = _jump(problem, s, low, high, failed)
+        said = _jump(s, low, high, failed)
         if said is not None:
             return said
     return None
 
 
-def _jump(problem: Problem, s: _Segment, low: Tensor, high: Tensor, failed: Tensor) -> str | None:
-    (below, size), (above, more) = _slope(problem, s, low), _slope(problem, s, high)
-    size = size + more
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        between, _ = _slope(problem, s, middle)
-        left = between - below >= above - between
-        high, above = torch.where(left, middle, high), torch.where(left, between, above)
-        low, below = torch.where(left, low, middle), torch.where(left, below, between)
-    jump = above - below
+def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None:
+    """A rise of the slope that does not shrink with the interval that it is found in."""
+    (below, size), (above, more) = s.slope(low), s.slope(high)
+    size, jumps = size + more, []
+    for halvings in HALVINGS:
+        for _ in range(halvings):
+            middle = (low + high) / 2
+            between, _ = s.slope(middle)
+            left = between - below >= above - between
+            high, above = torch.where(left, middle, high), torch.where(left, between, above)
+            low, below = torch.where(left, low, middle), torch.where(left, below, between)
+        jumps.append(above - below)
     length = (s.b - s.a).norm(dim=-1, keepdim=True)
     moving = torch.where(s.a != s.b, s.point(low), 0.5)  # near 0 and 1 a slope may be as steep
     inside = (moving > 1e-4) & (moving < 1 - 1e-4)
-    wrong = ((jump > 1e-5 * size) & (length > 1e-3)).squeeze(-1) & inside.all(-1) & failed
+    stays = (jumps[1] > 1e-5 * size) & (jumps[1] > 0.5 * jumps[0])
+    wrong = (stays & (length > 1e-3)).squeeze(-1) & inside.all(-1) & failed
     if not bool(wrong.any()):
         return None
     at = _first(wrong)
     return (
         f"Ω is not differentiable at y = {_shown(s.point(low)[at])}: its slope jumps by "
-        f"{(jump / length.clamp_min(1e-30))[at].item():.3g} there (row {at}); write the kink as a "
-        "regmax.Penalty, or smooth it"
+        f"{(jumps[1] / length.clamp_min(1e-30))[at].item():.3g} there (row {at[1:]}); write the "
+        "kink as a regmax.Penalty, or smooth it, √(t² + 1e-6) for |t|"
     )
 
 
-def _flat(problem: Problem, s: _Segment, y: Tensor, failed: Tensor) -> str | None:
+def _flat(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
     """No rise of the slope at all around y: nothing fixes y there."""
     low, high = (s.at - 0.01).clamp_min(0), (s.at + 0.01).clamp_max(1)
-    (below, size), (above, more) = _slope(problem, s, low), _slope(problem, s, high)
+    (below, size), (above, more) = s.slope(low), s.slope(high)
     inside = (s.at > 0.02) & (s.at < 0.98) & ((s.b - s.a).norm(dim=-1, keepdim=True) > 1e-2)
     none = above - below <= 64 * torch.finfo(y.dtype).eps * (size + more)
     wrong = (none & inside).squeeze(-1) & failed
@@ -213,9 +368,9 @@ def _flat(problem: Problem, s: _Segment, y: Tensor, failed: Tensor) -> str | Non
         return None
     at = _first(wrong)
     return (
-        f"Ω is not strictly convex: around y = {_shown(y[at])} it has no curvature from "
-        f"{_shown(s.a[at])} to {_shown(s.b[at])}, so that the maximiser is not unique (row {at}); "
-        "add a multiple of ½‖y‖²"
+        f"Ω is not strictly convex: around y = {_shown(y[at[1:]])} it has no curvature from "
+        f"{_shown(s.a[at])} to {_shown(s.b[at])}, so that the maximiser is not unique "
+        f"(row {at[1:]}); add a multiple of ½‖y‖²"
     )
 
 

@@ -2,31 +2,87 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import composition, fused, opaque, transforms
+from . import composition, fused, opaque, simplex, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
-from .errors import RegularizerError
-from .optimality import Problem
+from .errors import ConvergenceWarning, RegularizerError
+from .optimality import Certificate, Problem
+from .penalty import Penalized, who
 from .regularizer import Regularizer, overrides
-from .roads import Road, Settings, closed_form, travel
+from .roads import Road, Settings, check_composed, closed_form, report, solves, travel
 from .rows import Rows, prepare
 from .solution import Solution, Status
+
+
+F64 = torch.float64
 
 
 def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
     """Π_Ω(x), as the user calls it."""
+    if settings.certify:
+        return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
         y = fused.argmax(omega, x, gamma, dim, mask)
         if y is not None:
             return y
-    rows = prepare(omega, x, gamma, dim, mask)
+    rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     return rows.restore(argmax(rows, settings)[0])
+
+
+def _certified(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
+) -> Tensor:
+    """Π_Ω(x) as :func:`mapping` gives it, its certificate and its product with J looked at."""
+    y = mapping(omega, x, gamma, dim, mask, replace(settings, certify=False))
+    if transforms.compiling() or transforms.transforming() or not omega.exact:
+        return y
+    with torch.no_grad():
+        wide = prepare(omega, x, gamma, dim, mask, wide=True)
+        problem = Problem(wide.omega, wide.z, wide.mask)
+        found = wide.read(y.detach())
+        certificate = problem.tested(found)
+        path = f"the mapping of {who(wide.omega)}"
+        report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
+    if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
+        _check_product(wide, problem, found, certificate, x, y, path, settings)
+    return y
+
+
+def _check_product(
+    wide: Rows,
+    problem: Problem,
+    found: Tensor,
+    certificate: Certificate,
+    x: Tensor,
+    y: Tensor,
+    path: str,
+    settings: Settings,
+) -> None:
+    """Compare J v by backward with J v by Ω's value, where the support is decided."""
+    v = simplex.generic(found, 0.7) * found.shape[-1]
+    back = v.movedim(-1, wide.dim).to(y.dtype)
+    (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
+    support = certificate.support
+    with torch.no_grad():
+        expected = problem.vector_product(found, support, v) / wide.gamma
+        off = (wide.read(got) - expected).abs().amax(-1)
+        size = 1 + expected.abs().amax(-1)
+        decided = (support == (found > 0)).all(-1)
+        wrong = decided & ~(off <= (1e-5 if y.dtype == F64 else 2e-2) * size)
+    if bool(wrong.any()):
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        raise RegularizerError(
+            f"{path}: the vector–Jacobian product of backward is off by {off[at].item():.3g} at "
+            f"row {at}; a wrong curvature, or a wrong kernel"
+        )
 
 
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
@@ -54,11 +110,31 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
         if settings.solver == "auto" and torch.is_grad_enabled():
             composed = composition.argmax(rows)
             if composed is not None:
+                assert isinstance(omega, Penalized)
+                check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
                 return composed, Road(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
             road = travel(rows, settings)
         y = attach(road.y, rows.z_from(road.y), omega, rows.mask, road.inverse)
-        return y, road
+        return _without_kinks(y, road), road
+
+
+def _without_kinks(y: Tensor, road: Road) -> Tensor:
+    """y, whose gradient is NaN in rows where the penalty has none on the support."""
+    if road.solved is None or not y.requires_grad:
+        return y
+    kinked = road.solved.problem.kinked(road.y)
+    if bool(kinked.any()):
+        where = [tuple(int(i) for i in at) for at in kinked.nonzero()[:4]]
+        warnings.warn(
+            f"{who(road.solved.problem.omega)}: the penalty is not differentiable at y, along the "
+            f"support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
+            "gradient is NaN",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+        y.register_hook(lambda v: torch.where(kinked.unsqueeze(-1), torch.nan, v))
+    return y
 
 
 def smooth_max(rows: Rows, y: Tensor) -> Tensor:
@@ -80,28 +156,43 @@ def smooth_max(rows: Rows, y: Tensor) -> Tensor:
     return rows.restore_rows(value + rows.shift.squeeze(-1))
 
 
-def solution(rows: Rows, settings: Settings) -> Solution:
-    """Π_Ω(x) with its certificate."""
+def solution(
+    omega: Regularizer,
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+    y0: Any = None,
+) -> Solution:
+    """Π_Ω(x) with its certificate: that of the answer in its own dtype, for the scores as they came
+    and not as their dtype rounds what is made of them."""
     if transforms.compiling() or transforms.transforming():
         raise NotImplementedError(
             "a certificate looks at numbers, which transforms and tracers hide: call solve outside"
         )
+    rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
+    if y0 is not None:
+        settings = replace(settings, start=rows.start(y0))
     y, road = argmax(rows, settings)
-    # a prox composed with a solve is certified for the whole Ω, as any answer
-    problem = Problem(rows.omega, rows.z.detach(), rows.mask)
-    try:
-        certificate = problem.widened().certify(y.detach().double())
-    except RuntimeError:  # Ω closes over a float32 tensor that does not mix with float64
-        certificate = problem.certify(y.detach())
-    bound = rows.restore_rows(certificate.error_bound.to(y.dtype))
+    answer = rows.restore(y)
+    with torch.no_grad():
+        wide = prepare(omega, x, gamma, dim, mask, wide=True)
+        # a prox composed with a solve is certified for the whole Ω, as any answer
+        problem = Problem(wide.omega, wide.z, wide.mask)
+        found = wide.point(y.detach())
+        certificate = problem.tested(found)
+        rounded = (wide.read(answer.detach()) - found).norm(dim=-1)
+        bound = certificate.error_bound.to(F64) + rounded
+    bound = rows.restore_rows(_rounded_up(bound, answer.dtype))
     iterations = torch.zeros_like(bound, dtype=torch.int64)
     if road.solved is not None:
         iterations = rows.restore_rows(road.solved.iterations)
-    converged = bound <= settings.tolerance(rows.x.dtype)
+    converged = bound <= settings.tolerance(answer.dtype)
     return Solution(
-        y=rows.restore(y),
-        value=smooth_max(rows, y),
-        gap=rows.restore_rows(certificate.gap.to(y.dtype)),
+        y=answer,
+        value=smooth_max(rows, y).to(answer.dtype),
+        gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
         error_bound=bound,
         iterations=iterations,
         converged=converged,
@@ -110,6 +201,12 @@ def solution(rows: Rows, settings: Settings) -> Solution:
         status=_status(rows, converged, iterations >= settings.max_iter),
         trace=settings.trace and settings.trace.restored(rows.restore_rows),
     )
+
+
+def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bound in a dtype in which it may round down to less than it was."""
+    near = bound.to(dtype)
+    return torch.where(near < bound, torch.nextafter(near, near.new_full((), torch.inf)), near)
 
 
 def _status(rows: Rows, converged: Tensor, spent: Tensor) -> Tensor:

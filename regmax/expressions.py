@@ -189,6 +189,10 @@ class ScaledPenalty(Penalty):
         return self.penalty.name
 
     @property
+    def lovasz(self) -> bool:  # type: ignore[override]
+        return self.penalty.lovasz
+
+    @property
     def entries(self) -> int | None:  # type: ignore[override]
         return self.penalty.entries
 

@@ -22,7 +22,7 @@ from . import adjoint, checks, engine, transforms
 from .fused import kernel_of
 from .kernels import asked
 from .regularizer import Regularizer, frozen
-from .roads import Settings
+from .roads import Settings, solves
 from .rows import HALF, Rows, aligned, prepare
 from .targets import F64, Target, in_blocks, omega_at
 
@@ -77,7 +77,7 @@ def reference(
     settings: Settings,
 ) -> Tensor:
     """The same by max_Ω and its derivatives."""
-    rows = prepare(omega, x, gamma, -1, mask)
+    rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, _ = engine.argmax(rows, settings)
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))

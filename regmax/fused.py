@@ -17,11 +17,11 @@ from . import adjoint, checks, simplex, transforms
 from .expressions import Scaled
 from .kernels import Kernel, asked
 from .penalty import (
-    Penalized,
     averaging,
     jacobian_product,
     penalty_of,
     smooth_part,
+    structured,
     unpenalized,
 )
 from .regularizer import Regularizer
@@ -236,7 +236,7 @@ def differentiable(
         y, v = y.float(), v.float()
     names = omega.hyperparameters or ()
     omega = omega.with_tensors(dict(zip(names, theta, strict=True)))
-    smooth = smooth_part(omega)
+    smooth = smooth_part(omega, part)
     y = torch.where(torch.isnan(y.detach()), 0, y)
     with transforms.full_precision(y.device.type):
         average = averaging(penalty_of(omega), y, part)
@@ -246,7 +246,7 @@ def differentiable(
         learnt = tuple(t.requires_grad for t in items)
         products = adjoint.hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
         found = dict(zip(tensors, products, strict=True))
-        if isinstance(omega, Penalized):
+        if structured(omega):
             u = omega.penalty.any_subgradient(y, part)
             found["lam"] = -simplex.row_dot(w, u)
     each = [

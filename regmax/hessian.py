@@ -16,6 +16,7 @@ from torch import Tensor
 from . import curvature as curvatures
 from . import simplex, transforms
 from .curvature import Average, Curvature, Dense, Diagonal, Inverse, MatrixFree
+from .errors import RegularizerError
 from .reduced import Reduced
 
 CHUNK = 2**22
@@ -164,13 +165,19 @@ class Hessian:
 
     def _find(self) -> bool:
         """Whether ∇²Ω is diagonal; sets ``off`` where all but its diagonal is one matrix."""
-        if self._separable is not None and (self._separable or self._like.numel() == 0):
-            return self._separable
-        y = simplex.generic(self._like)
-        _, product = self._product(y)
-        if self._separable is None and self._holds(product, product(torch.ones_like(y)), y):
-            return True
-        d = y.shape[-1]
+        if self._like.numel() == 0:
+            return bool(self._separable)
+        y, d = simplex.generic(self._like), self._like.shape[-1]
+        if self._separable is not False:
+            # at the barycentre too: what bends where entries are equal may be straight elsewhere
+            points = (y, torch.full_like(y, 1 / d))
+            if all(self._holds(*self._diagonal_of(point), point) for point in points):
+                return True
+            if self._separable:
+                raise RegularizerError(
+                    "separable = True is declared, and ∂²Ω/∂y_i∂y_j is not 0 for i ≠ j: "
+                    "leave separable = None, and regmax finds the structure"
+                )
         if d > curvatures.DENSE_LIMIT:
             return False
         try:  # of one row: Ω may hold a number for each
@@ -190,6 +197,11 @@ class Hessian:
                 self.off = None
                 return False
         return False
+
+    def _diagonal_of(self, y: Tensor) -> tuple[Product, Tensor]:
+        """∇²Ω(y) by its product, and ∇²Ω(y)1."""
+        _, product = self._product(y)
+        return product, product(torch.ones_like(y))
 
     def _holds(self, product: Product, h: Tensor, y: Tensor) -> bool:
         """Whether H r = O r + h ∘ r for one r."""

@@ -15,7 +15,7 @@ from .curvature import Curvature
 from .expressions import unscaled
 from .kernels import why_none
 from .optimality import Problem
-from .penalty import Penalized, smooth_part
+from .penalty import Penalized, smooth_part, structured, who
 from .plugins import registry
 from .regularizer import Regularizer, overrides
 from .rows import Rows, outside_inference, prepare
@@ -38,6 +38,9 @@ class RegularizedMax(nn.Module):
         in float32. Closed forms ignore it.
     max_iter: the budget of iterations of a solver.
     on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.
+    certify: whether every call certifies its answer and its vector–Jacobian product from Ω's value,
+        those of closed forms and kernels too, which are not certified otherwise. For debugging: it
+        costs more than the call.
 
     Shapes: x of any shape and strides, floating; the output has x's shape, dtype and device.
     float16 and bfloat16 compute in float32. ``mask`` is bool, broadcastable to x, True = takes
@@ -55,6 +58,7 @@ class RegularizedMax(nn.Module):
         tol: float | None = None,
         max_iter: int = 2000,
         on_failure: roads.OnFailure = "warn",
+        certify: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(omega, Regularizer):
@@ -79,7 +83,9 @@ class RegularizedMax(nn.Module):
         self.omega = omega
         self.gamma = checks.hyperparameter("gamma", gamma, *checks.POSITIVE)
         self.dim = dim
-        self.settings = roads.Settings(solver, tol, max_iter, on_failure)
+        if not isinstance(certify, bool):
+            raise TypeError(f"certify must be a bool; got {certify!r}")
+        self.settings = roads.Settings(solver, tol, max_iter, on_failure, certify)
 
     @outside_inference
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -130,10 +136,8 @@ class RegularizedMax(nn.Module):
         return self._solve(x, mask, y0, trace)
 
     def _solve(self, x: Tensor, mask: Tensor | None, y0: Tensor | None, trace: bool) -> Solution:
-        rows = self._rows(x, mask)
-        start = None if y0 is None else rows.start(y0)
-        kept = Trace() if trace else None
-        return engine.solution(rows, replace(self.settings, start=start, trace=kept))
+        settings = replace(self.settings, trace=Trace() if trace else None)
+        return engine.solution(self.omega, x, self.gamma, self._along(x), mask, settings, y0)
 
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
@@ -167,10 +171,10 @@ class RegularizedMax(nn.Module):
             return "Proposition 1 on the support"
         curvature: Curvature = Problem(omega, rows.z, rows.mask).curvature(y)
         source = "declared by" if overrides(smooth, "curvature") else "found by autograd from"
-        groups = "group averages, then " if smooth is not omega else ""
+        groups = "group averages, then " if structured(omega) else ""
         return (
             f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
-            f"{source} {roads.who(smooth)}"
+            f"{source} {who(smooth)}"
         )
 
     def _recorded(self, plain: Callable[..., Any], what: str, x: Tensor, mask: Any) -> Any:
@@ -184,7 +188,8 @@ class RegularizedMax(nn.Module):
         return recorded.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
-        return prepare(self.omega, x, self.gamma, self._along(x), mask)
+        wide = roads.solves(self.omega, self.settings)
+        return prepare(self.omega, x, self.gamma, self._along(x), mask, wide)
 
     def _along(self, x: Any) -> int:
         """The dimension of x that sums to 1."""
@@ -199,6 +204,7 @@ class RegularizedMax(nn.Module):
             tol=(s.tol, None),
             max_iter=(s.max_iter, 2000),
             on_failure=(s.on_failure, "warn"),
+            certify=(s.certify, False),
         )
 
     def __repr__(self) -> str:

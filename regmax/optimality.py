@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,17 +21,20 @@ from torch import Tensor
 from . import simplex
 from .curvature import DENSE_LIMIT, Curvature, Diagonal, DiagonalPlusRankOne, Inverse, Later
 from .errors import RegularizerError
-from .hessian import Hessian, Local, Shared
+from .hessian import Columns, Hessian, Local, Shared
 from .penalty import (
     Penalized,
     averaging,
     penalty_of,
+    proxed,
     restricted,
     smooth_part,
+    structured,
     value_of,
+    who,
 )
 from .reduced import Reduced
-from .regularizer import Definition, Regularizer, overrides
+from .regularizer import Definition, Regularizer, like, overrides
 from .simplex import row_dot
 from .solution import Trace
 
@@ -42,13 +46,27 @@ TRUSTED = 1e-3
 class Certificate:
     """How far y can be from the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂.
 
-    ``lowest`` is the least curvature found along the support, where β had to be estimated.
+    ``support``: the entries that the optimality condition wants positive, which is that of y but
+    for entries within the error of y. ``lowest`` is the least curvature found along it, where β had
+    to be estimated.
     """
 
     gap: Tensor
     error_bound: Tensor
     estimated: bool
+    support: Tensor
     lowest: Tensor | None = None
+
+
+class _Residual(NamedTuple):
+    """The optimality condition at a point of Δ next to y: ρ = r − τ and its rounding, the duality
+    gap, and how far the point is from y."""
+
+    point: Tensor
+    rho: Tensor
+    rounding: Tensor
+    gap: Tensor
+    off: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,26 +117,37 @@ class Problem:
     def _slack(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """r, the point near y at which it is taken, and τ as the mean of r over y."""
         point = simplex.inward(y)
-        r = self.z - smooth_part(self.omega).grad(point)
-        if isinstance(self.omega, Penalized):
+        r = self.z - self.smooth.grad(point)
+        if structured(self.omega):
             r = r - self._penalty_subgradient(self.omega, y)
         return r, point, torch.where(self.participants(), y * r, 0).sum(-1, keepdim=True)
 
     @functools.cached_property
+    def smooth(self) -> Regularizer:
+        """What of Ω is differentiated on the support."""
+        return smooth_part(self.omega, self.mask)
+
+    @functools.cached_property
+    def _base(self) -> Problem:
+        """The same scores with the differentiable base of Ω alone."""
+        if not isinstance(self.omega, Penalized):
+            return self
+        return Problem(self.omega.base, self.z, self.mask)
+
+    @functools.cached_property
     def _definition(self) -> Regularizer:
-        smooth = smooth_part(self.omega)
-        return Definition(smooth) if self._written else smooth
+        return Definition(self.smooth) if self._written else self.smooth
 
     @functools.cached_property
     def _written(self) -> bool:
         """Whether Ω writes down derivatives that a certificate must not believe."""
-        leaves = smooth_part(self.omega).leaves()
+        leaves = self.smooth.leaves()
         return any(overrides(leaf, "grad") or overrides(leaf, "curvature") for leaf in leaves)
 
     @functools.cached_property
     def _curved(self) -> bool:
         """Whether Ω, and each term of a sum, writes its curvature down."""
-        return all(overrides(leaf, "curvature") for leaf in smooth_part(self.omega).leaves())
+        return all(overrides(leaf, "curvature") for leaf in self.smooth.leaves())
 
     @functools.cached_property
     def _by_value(self) -> Hessian:
@@ -127,8 +156,9 @@ class Problem:
 
     @functools.cached_property
     def _by_gradient(self) -> Hessian:
-        smooth = smooth_part(self.omega)
-        return Hessian(smooth.grad, self.z, smooth.separable) if self._written else self._by_value
+        if not self._written:
+            return self._by_value
+        return Hessian(self.smooth.grad, self.z, self.smooth.separable)
 
     def local(self, y: Tensor, verified: bool = False) -> Local:
         """∇Ω and ∇²Ω of the smooth part at y, its zeros lifted; the last point is remembered.
@@ -140,12 +170,19 @@ class Problem:
             at, found = self._last[key]
             if at is y:
                 return found
-        smooth, point = smooth_part(self.omega), simplex.inward(y)
+        smooth, point = self.smooth, simplex.inward(y)
         with torch.no_grad():
             if key == "value":
                 found = self._by_value.look(point)
             elif self._curved:
-                found = Local(smooth.grad(point), smooth.curvature(point))
+                name = who(smooth)
+                curvature = smooth.curvature(point)
+                if not isinstance(curvature, Curvature):
+                    raise TypeError(
+                        f"{name}.curvature must return a regmax.curvature.Curvature; got "
+                        f"{type(curvature).__name__}"
+                    )
+                found = Local(like(smooth.grad(point), y, f"{name}.grad"), curvature)
             else:
                 found = self._by_gradient.look(point)
         self._last[key] = (y, found)
@@ -158,7 +195,7 @@ class Problem:
         Told by how ∂Ω/∂y_i moves from ε to ε² and from ε² to ε⁴: by less and less where the slope
         is finite; logarithms and negative powers go on.
         """
-        smooth, eps = smooth_part(self.omega), torch.finfo(self.z.dtype).eps
+        smooth, eps = self.smooth, torch.finfo(self.z.dtype).eps
         with torch.no_grad():
             near, nearer, nearest = (
                 smooth.grad(torch.full_like(self.z, eps**k)) for k in (1, 2, 4)
@@ -174,7 +211,13 @@ class Problem:
 
     @property
     def structured(self) -> bool:
-        return isinstance(self.omega, Penalized)
+        """Whether Ω has a penalty that makes groups."""
+        return structured(self.omega)
+
+    @property
+    def proximal(self) -> bool:
+        """Whether Ω has a penalty that is known by its prox alone."""
+        return isinstance(self.omega, Penalized) and not self.structured
 
     def participants(self) -> Tensor:
         """The mask, made explicit."""
@@ -189,7 +232,7 @@ class Problem:
 
     def smooth_gradient(self, y: Tensor) -> Tensor:
         """∇Ω(y) of the smooth part."""
-        return smooth_part(self.omega).grad(simplex.inward(y))
+        return like(self.smooth.grad(simplex.inward(y)), y, f"{type(self.smooth).__name__}.grad")
 
     def curvature(self, y: Tensor) -> Curvature:
         """∇²Ω(y) of the smooth part."""
@@ -223,6 +266,14 @@ class Problem:
         self._inverses[key] = (y, local, support, found)
         return found
 
+    def vector_product(self, y: Tensor, support: Tensor, v: Tensor) -> Tensor:
+        """J v on ``support`` from the value of Ω alone, and the groups of its penalty."""
+        average = averaging(penalty_of(self.omega), y, self.mask)
+        curvature = self.local(y, verified=True).curvature
+        if isinstance(curvature, Columns) and average is not None:
+            curvature = curvature.dense()
+        return restricted(curvature, average, support)(torch.where(support, v, 0))
+
     def remembered(self, y: Tensor, support: Tensor) -> Inverse | None:
         """J at y without looking at Ω later, when it may have changed; None where that is no
         cheaper than to begin anew."""
@@ -241,12 +292,23 @@ class Problem:
         With a penalty, z is reduced to the groups of y first.
         """
         z = self.z
-        if isinstance(self.omega, Penalized):
+        if structured(self.omega):
             z = self.omega.reduced(z, y, self.mask)
         return self.inverse(y, support)(z - self.local(y).gradient)
 
+    def nearest(self, v: Tensor, step: float | Tensor) -> Tensor:
+        """prox of step·λR plus the indicator of Δ: P_Δ ∘ prox, R a Lovász extension or none (2017,
+        Prop. 2)."""
+        if structured(self.omega):
+            v = proxed(self.omega.penalty, v, step * self.omega.lam, self.mask)
+        return simplex.nearest(v, self.mask)
+
+    def proximal_step(self, y: Tensor) -> Tensor:
+        """P_Δ(prox_λR(y + z − ∇Ω(y))), of which the answer is the fixed point (2017, eq. 2)."""
+        return self.nearest(y + self.slope(y), 1.0)
+
     def certify(self, y: Tensor) -> Certificate:
-        """Bound ‖y − y*‖ from Ω's value (autograd supplies ∇Ω) and its declared β, if any.
+        """Bound ‖y − y*‖ from Ω's value (autograd supplies ∇Ω) and its β, declared or estimated.
 
         Strong convexity gives β e² ≤ Σ_i (r_i − τ)(y*_i − y_i) for every τ, with e = ‖y − y*‖. An
         entry with r_i < τ adds at most |r_i − τ| y_i, any other at most |r_i − τ| e; so with
@@ -255,52 +317,191 @@ class Problem:
         over β, with A = ∅ the bound of the duality gap. Rounding of r is added to a. All of it is
         evaluated at the point of Δ next to y, whose distance to y is added to the bound.
         """
-        eps = torch.finfo(y.dtype).eps
+        return self._certified(y, tested=False)
+
+    def tested(self, y: Tensor) -> Certificate:
+        """The certificate of an answer: an estimate of β is tested at the distance of the bound
+        that it gives, see :meth:`_secant`."""
+        return self._certified(y, tested=True)
+
+    def _certified(self, y: Tensor, tested: bool) -> Certificate:
         on = self.participants()
         with torch.no_grad():
-            off = (y.sum(-1) - 1).abs()
-            if not bool((off <= 4 * eps * y.shape[-1] ** 0.5).all()):
-                near = simplex.normalize(torch.where(on, y.clamp_min(0), 0))
-                off, y = (near - y).norm(dim=-1), near
-            # zeros of y are lifted by so little that |r_i| y_i stays far below rounding
-            lift = eps**2 / self.z.abs().amax(-1, keepdim=True).clamp_min(1)
-            point = torch.where(on, torch.maximum(y, lift), 0)
-            if self._beta is None:
-                gradient = self.local(y, verified=True).gradient
+            seen = self._residual(y)
+            wants = seen.rho > seen.rounding
+            lowest, estimated = None, self.beta is None
+            if self.beta is not None:
+                bound = self._bound(seen, self.beta)
             else:
-                gradient = self._definition.grad(simplex.inward(y))
-            r = self.z - gradient
-            size = self.z.abs() + gradient.abs()
-            if isinstance(self.omega, Penalized):
-                u = self._penalty_subgradient(self.omega, point)
-                r, size = r - u, size + u.abs()
-            tau = torch.where(on, point * r, 0).sum(-1, keepdim=True)
-            gap = (torch.where(on, r, -torch.inf).amax(-1, keepdim=True) - tau).clamp_min(0)
-            rounding = 4 * eps * size
-            rho = r - tau
-            # entries that may enter the support count: Ω may be flat there (Σ y³ at 0)
-            lowest, estimated = None, self._beta is None
-            if self._beta is not None:
-                beta = self._beta
-            else:
-                lowest = self._least_curvature(y, self.support(y) | (on & (rho > -rounding)))
-                beta = (lowest / 2).clamp(torch.finfo(y.dtype).tiny, 1 / eps).unsqueeze(-1)
-            # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less
-            below = (rho <= 0) & ((y <= eps) | (rho.abs() > 2 * beta * point))
-            a_i = torch.where(on & ~below, rho.abs() + rounding, 0)
-            a_i = torch.where(on & below & (-rho < rounding), rounding, a_i)
-            b_i = torch.where(on & below, (rho.abs() + rounding) * point, 0)
-            a, b = a_i.norm(dim=-1), b_i.sum(-1)
-            distance = (a + (a * a + 4 * beta.squeeze(-1) * b).sqrt()) / (2 * beta.squeeze(-1))
-            by_gap = (2 * (gap + row_dot(point, rounding)) / beta).sqrt().squeeze(-1)
-            bound = torch.minimum(distance, by_gap)
-            if estimated:  # the curvature at y says nothing of places far from y
+                # entries that may enter the support count: Ω may be flat there (Σ y³ at 0)
+                wide = self.support(seen.point) & (y > 0) | (on & (seen.rho > -seen.rounding))
+                lowest = self._base._least_curvature(y, wide)
+                info = torch.finfo(y.dtype)
+                beta = (lowest / 2).clamp(info.tiny, 1 / info.eps).unsqueeze(-1)
+                bound = self._bound(seen, beta)
+                if tested:
+                    bound = self._base._with_secants(seen, y, wide, beta, bound)
+                # the curvature at y says nothing of places far from y
                 bound = torch.where(bound <= TRUSTED, bound, torch.inf)
             bound = bound.clamp_max(2**0.5)  # the diameter of Δ
-            bound = torch.where(self._alone(y, rho + rounding), 0, bound)
-            bound = bound + off + 4 * eps
+            bound = torch.where(self._alone(y, seen.rho + seen.rounding), 0, bound)
+            bound = bound + seen.off + 4 * torch.finfo(y.dtype).eps
             bound = torch.where(torch.isfinite(bound), bound, torch.inf)
-        return Certificate(gap.squeeze(-1), bound, estimated, lowest)
+            support = self.support(y)
+            if not (self.structured or self.steep):
+                small = (y <= bound.unsqueeze(-1)) & torch.isfinite(bound).unsqueeze(-1)
+                support = support & ~(small & (seen.rho < -seen.rounding))
+            support = support | (on & wants & (y == 0))
+        return Certificate(seen.gap.squeeze(-1), bound, estimated, support, lowest)
+
+    def _residual(self, y: Tensor) -> _Residual:
+        eps = torch.finfo(y.dtype).eps
+        on = self.participants()
+        off = (y.sum(-1) - 1).abs()
+        close = (off <= 4 * eps * y.shape[-1] ** 0.5).all() & ((y >= 0) & (on | (y == 0))).all()
+        if not bool(close):
+            near = self._inside(y)
+            off, y = (near - y).norm(dim=-1), near
+        # zeros of y are lifted by so little that |r_i| y_i stays far below rounding
+        lift = eps**2 / self.z.abs().amax(-1, keepdim=True).clamp_min(1)
+        point = torch.where(on, torch.maximum(y, lift), 0)
+        u = None
+        if isinstance(self.omega, Penalized):
+            if self.structured:
+                u = self._penalty_subgradient(self.omega, point)
+            else:
+                u, p, further = self._by_prox(self.omega, y)
+                point, off = self._inside(p), off + further
+        if self.beta is None and u is None:
+            gradient = self.local(y, verified=True).gradient
+        else:
+            gradient = self._base._definition.grad(simplex.inward(point))
+        r, size = self.z - gradient, self.z.abs() + gradient.abs()
+        if u is not None:
+            r, size = r - u, size + u.abs()
+        tau = torch.where(on, point * r, 0).sum(-1, keepdim=True)
+        gap = (torch.where(on, r, -torch.inf).amax(-1, keepdim=True) - tau).clamp_min(0)
+        return _Residual(point, r - tau, 4 * eps * size, gap, off)
+
+    def _inside(self, y: Tensor) -> Tensor:
+        """The point of Δ next to y."""
+        return simplex.normalize(torch.where(self.participants(), y.clamp_min(0), 0))
+
+    def _by_prox(self, omega: Penalized, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """u ∈ λ∂R(p), the point p of Δ next to y, and how far y is from what u was taken at.
+
+        With ρ = z − ∇base(y) − τ, the optimum is where ρ = u + c, u ∈ λ∂R(y), c ≤ 0 and c = 0
+        where y > 0: the fixed point y of the prox of λR + the indicator of y ≥ 0, at y + ρ. Dykstra's
+        algorithm finds it from the two, with u = w − p for p = prox_λR(w); where R does not hold an
+        entry at 0 that has no reason to rise, the first round is the last.
+        """
+        eps = torch.finfo(y.dtype).eps
+        on = self.participants()
+        slope = self.z - self._base._definition.grad(simplex.inward(y))
+        whole = self.z - self._definition.grad(simplex.inward(y))
+        tau = torch.where(on & (y > 0), y * whole, 0).sum(-1, keepdim=True)
+        target = torch.where(on, y + slope - tau, 0)
+        w = torch.where(y > 0, target, target.clamp_min(0))
+        c, u, p = target - w, torch.zeros_like(y), y
+        rounding = 64 * eps * (1 + target.norm(dim=-1))
+        for _ in range(30):
+            w = w + u
+            p = proxed(omega.penalty, w, omega.lam, self.mask)
+            p = torch.where(on & torch.isfinite(p), p, 0)
+            u = w - p
+            apart = (p - y).norm(dim=-1)
+            w = torch.where(y > 0, p + c, (p + c).clamp_min(0))
+            c = p + c - w
+            if bool((apart <= rounding).all()):
+                break
+        near = self._inside(p)
+        # away from Δ the subgradients of p are not those of the point next to it
+        small = (near - p).norm(dim=-1) <= rounding
+        return u, p, torch.where(small, (near - y).norm(dim=-1), torch.inf)
+
+    def penalty_subgradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """λu, u ∈ ∂R(p), that the certificate of y rests on, and p, at or next to y."""
+        assert isinstance(self.omega, Penalized)
+        point = self._inside(y)
+        if self.structured:
+            return self._penalty_subgradient(self.omega, point), point
+        u, p, _ = self._by_prox(self.omega, y)
+        return u, p
+
+    def kinked(self, y: Tensor) -> Tensor:
+        """Rows in which the penalty has no derivative at y along the support: its gradient jumps
+        there."""
+        if not self.proximal:
+            return torch.zeros_like(y[..., 0], dtype=torch.bool)
+        with torch.no_grad():
+            support = self.support(y)
+            way = simplex.tangent(simplex.generic(y, 1.7), support)
+            way = 1e-8 * _unit(way)
+            ends = [self._definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]
+            plain = [self._base._definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]
+            jump = (ends[1] - plain[1]) - (ends[0] - plain[0])
+            size = 1 + (ends[0] - plain[0]).abs()
+            jumps = torch.where(support, jump.abs() / size, 0)
+        return ~(jumps.amax(-1) <= 1e-4) & (support.sum(-1) > 1)
+
+    def _bound(self, seen: _Residual, beta: Tensor) -> Tensor:
+        on, rho, rounding = self.participants(), seen.rho, seen.rounding
+        eps = torch.finfo(rho.dtype).eps
+        # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less
+        below = (rho <= 0) & ((seen.point <= eps) | (rho.abs() > 2 * beta * seen.point))
+        a_i = torch.where(on & ~below, rho.abs() + rounding, 0)
+        a_i = torch.where(on & below & (-rho < rounding), rounding, a_i)
+        b_i = torch.where(on & below, (rho.abs() + rounding) * seen.point, 0)
+        a, b = a_i.norm(dim=-1), b_i.sum(-1)
+        distance = (a + (a * a + 4 * beta.squeeze(-1) * b).sqrt()) / (2 * beta.squeeze(-1))
+        by_gap = (2 * (seen.gap + row_dot(seen.point, rounding)) / beta).sqrt().squeeze(-1)
+        return torch.minimum(distance, by_gap)
+
+    def _with_secants(
+        self, seen: _Residual, y: Tensor, support: Tensor, beta: Tensor, bound: Tensor
+    ) -> Tensor:
+        """The bound with a β that holds as far from y as the bound reaches, +inf where none does.
+
+        What bends much at y may bend little next to it (√(t² + ε), at t = 0), and y* may lie there.
+        """
+        ways = self._ways(seen, y, support)
+        for _ in range(4):
+            reach = (2 * bound).clamp(min=1e-7)
+            beta = torch.minimum(beta, self._secant(y, ways, reach).unsqueeze(-1) / 2)
+            beta = beta.clamp_min(torch.finfo(y.dtype).tiny)
+            last, bound = bound, torch.maximum(bound, self._bound(seen, beta))
+            if bool((bound <= torch.maximum(2 * last, reach)).all()):
+                break
+        return torch.where(bound <= reach, bound, torch.inf)
+
+    def _ways(self, seen: _Residual, y: Tensor, support: Tensor) -> Tensor:
+        """Directions, (ways, *batch, d), of length 1, along which y* may lie or Ω bends least: the
+        Newton step, the softest direction of the support, both ways, and the ways to the
+        barycentre and to the best vertex."""
+        inverse = self.inverse(y, support, verified=True)
+        step = torch.nan_to_num(inverse(torch.where(support, seen.rho, 0)))
+        soft = simplex.tangent(simplex.generic(y), support)
+        for _ in range(4):
+            soft = torch.nan_to_num(inverse(_unit(soft)))
+        top = torch.where(self.participants(), seen.rho, -torch.inf).argmax(-1, keepdim=True)
+        vertex = torch.zeros_like(y).scatter(-1, top, 1)
+        middle = simplex.uniform(y, self.mask)
+        ways = torch.stack([step, -step, soft, -soft, vertex - y, middle - y])
+        return _unit(ways)
+
+    def _secant(self, y: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
+        """The least ⟨∇Ω(w) − ∇Ω(y), w − y⟩ / ‖w − y‖² at points w of Δ that far from y."""
+        eps = torch.finfo(y.dtype).eps
+        w = self._inside(y + reach.unsqueeze(-1) * ways)
+        along = w - y
+        far = along.norm(dim=-1)
+        here = self._definition.grad(simplex.inward(y))
+        there = self._definition.grad(simplex.inward(w))
+        squares = far.square().clamp_min(torch.finfo(y.dtype).tiny)
+        found = torch.where(along == 0, 0, (there - here) * along).sum(-1) / squares
+        noise = torch.where(along == 0, 0, (there.abs() + here.abs()) * along.abs()).sum(-1)
+        found = torch.where(far > reach / 4, found + 4 * eps * noise / squares, torch.inf)
+        return torch.nan_to_num(found, nan=0.0, posinf=torch.inf).amin(0)
 
     def _alone(self, y: Tensor, rho: Tensor) -> Tensor:
         """Rows in which y is a vertex of Δ and rho_i < 0 elsewhere: every edge leads down, so that
@@ -311,17 +512,32 @@ class Problem:
     def _penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
         """λu with u ∈ ∂R(y). The prox only proposes where to look: ``subgradient`` decides."""
         v = y + self.slope(y)  # y = P_Δ(prox_λR(v)) at the optimum
-        proposal = v - omega.penalty.prox(v, omega.lam, self.mask)
-        return omega.penalty.subgradient(y, proposal, omega.lam, self.mask)
+        proposal = v - proxed(omega.penalty, v, omega.lam, self.mask)
+        u = omega.penalty.subgradient(y, proposal, omega.lam, self.mask)
+        return like(u, y, f"{type(omega.penalty).__name__}.subgradient")
 
     @functools.cached_property
-    def _beta(self) -> Tensor | None:
+    def beta(self) -> Tensor | None:
         """β as Ω declares it, (*batch, 1)."""
-        declared = smooth_part(self.omega).strong_convexity
+        declared = self.smooth.strong_convexity
         if declared is None:
             return None
+        shape = (*self.z.shape[:-1], 1)
         beta = torch.as_tensor(declared, dtype=self.z.dtype, device=self.z.device)
-        return (beta if beta.ndim else beta.reshape(1)).expand(*self.z.shape[:-1], 1)
+        beta = beta if beta.ndim else beta.reshape(1)
+        if len(shape) < beta.ndim or any(
+            n not in (1, m) for n, m in zip(beta.shape[::-1], shape[::-1], strict=False)
+        ):
+            raise RegularizerError(
+                f"{who(self.smooth)}.strong_convexity must be a number or broadcast to {shape}; "
+                f"got shape {tuple(beta.shape)}"
+            )
+        if not bool((beta > 0).all() & torch.isfinite(beta).all()):
+            raise RegularizerError(
+                f"{who(self.smooth)}.strong_convexity must be > 0 and finite, or None; got "
+                f"{beta.min().item():g}"
+            )
+        return beta.expand(shape)
 
     def _least_curvature(self, y: Tensor, support: Tensor) -> Tensor:
         """The least curvature of Ω along ``support``, at y and half-way from y to the barycentre
@@ -359,16 +575,58 @@ class Problem:
         self.check_convex(y, torch.where(chosen.view(low.shape), low, torch.inf))
 
     def check_convex(self, y: Tensor, low: Tensor | None = None) -> None:
-        """Refuse an Ω whose curvature along the support of y is not positive.
+        """Refuse an Ω whose curvature along the support of y is not positive: negative, or 0 where
+        rounding does not hide what it is. A declared β is not doubted here: see
+        :meth:`check_strong_convexity`.
 
         ``low``: the least curvature, where it is known.
         """
+        if self.beta is not None:
+            return
         if low is None:
             low = self.inverse(y, self.support(y), verified=self._written).lowest
         wrong = (low <= 0) & (self.participants().sum(-1) > 1)  # of one participant Δ is a point
         if bool(wrong.any()):
+            wrong = wrong & ((low < 0) | (self._hidden(y) <= 1e-6))
+        if bool(wrong.any()):
             row = tuple(int(i) for i in wrong.nonzero()[0])
             raise RegularizerError(
-                f"{type(self.omega).__name__} is not strictly convex: its curvature along the "
+                f"{who(self.smooth)} is not strictly convex: its curvature along the "
                 f"support is {low[row].item():.3g} at row {row}, and must be positive"
             )
+
+    def _hidden(self, y: Tensor) -> Tensor:
+        """Curvature that rounding may hide beside the largest at y, one number per row."""
+        signs = torch.where(simplex.generic(y) * y.shape[-1] > 1, 1.0, -1.0).to(y.dtype)
+        with torch.no_grad():
+            size = self.local(y).curvature.matvec(torch.where(self.support(y), signs, 0))
+        noise: Tensor = 64 * torch.finfo(y.dtype).eps * y.shape[-1] * size.abs().amax(-1)
+        return torch.nan_to_num(noise, nan=torch.inf)
+
+    def check_strong_convexity(self, y: Tensor) -> None:
+        """Refuse a declared β that is more than the curvature of Ω at y along its softest
+        direction on the support."""
+        if self.beta is None:
+            return
+        with torch.no_grad():
+            support = self.support(y)
+            inverse = self._base.inverse(y, support, verified=True)
+            soft = simplex.tangent(simplex.generic(y), support)
+            for _ in range(8):
+                soft = torch.nan_to_num(inverse(_unit(soft)))
+            soft = _unit(soft)
+            bent = row_dot(soft, self._base.local(y, verified=True).curvature.matvec(soft))
+            bent = bent.squeeze(-1)
+            least = self.beta.squeeze(-1) * (1 - 1e-6) - self._base._hidden(y)
+            wrong = (bent < least) & (support.sum(-1) > 1) & (soft.norm(dim=-1) > 0.5)
+        if bool(wrong.any()):
+            row = tuple(int(i) for i in wrong.nonzero()[0])
+            raise RegularizerError(
+                f"{who(self.smooth)}.strong_convexity is {self.beta[row].item():.6g}, "
+                f"and the curvature of Ω is {bent[row].item():.6g} at row {row}: it must be at "
+                "most the least curvature on Δ, or None"
+            )
+
+
+def _unit(v: Tensor) -> Tensor:
+    return v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)

@@ -15,27 +15,39 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
 
+from . import transforms
 from .curvature import Curvature, Inverse
+from .errors import RegularizerError
 from .kernels import Kernel
 from .operators import Operand
-from .regularizer import Regularizer, common_entries
+from .regularizer import Regularizer, common_entries, copied, like
 from .shown import show
 
 
 class Penalty(Operand, ABC):
-    """R(y) = max_{u ∈ ∂R(0)} ⟨u, y⟩: convex, positively homogeneous, with fused groups.
+    """R(y): convex, with a proximal operator.
 
     Rows are along the last dimension; ``mask`` is None or a bool tensor of y's shape (True = takes
-    part): a masked row behaves as the shorter row of its participants. ``entries``: how many a row
-    must have, where R is made for one number (the nodes of a graph); None: any.
+    part): a masked row behaves as the shorter row of its participants, and its masked entries are
+    0. Required: :meth:`value` and :meth:`prox`.
+
+    Class attributes
+    ----------------
+    lovasz: whether R is the Lovász extension of a submodular function (total variation, ordered
+        weights, …), up to a multiple of Σy. With such a penalty Ω = base + λR is computed by the
+        theorem above; :meth:`groups` and :meth:`subgradient` are then required too. False: Ω is
+        solved as a whole, by :meth:`prox`, and differentiated where R is smooth on the support.
+    entries: how many entries a row must have, where R is made for one number (the nodes of a
+        graph); None: any.
     """
 
     name: ClassVar[str] = ""
+    lovasz: bool = False
     entries: int | None = None
 
     @abstractmethod
@@ -46,14 +58,13 @@ class Penalty(Operand, ABC):
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """argmin_z ½‖z − v‖² + step·R(z); members of a group are bit-for-bit equal.
 
-        ``step`` is a number or broadcasts to (*batch, 1).
+        ``step`` is a number or broadcasts to (*batch, 1). It carries no gradient.
         """
 
-    @abstractmethod
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         """The group of each entry: int64 ids in [0, d), the same id for the members of a group."""
+        raise NotImplementedError(_missing(self, "groups(self, z, mask=None)"))
 
-    @abstractmethod
     def subgradient(
         self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
     ) -> Tensor:
@@ -61,6 +72,7 @@ class Penalty(Operand, ABC):
 
         Certificates rest on it: it must be a subgradient up to rounding, whatever ``near`` is.
         """
+        raise NotImplementedError(_missing(self, "subgradient(self, y, near, step, mask=None)"))
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
         """How far below others an entry of d must lie for them not to feel where it lies."""
@@ -78,7 +90,7 @@ class Penalty(Operand, ABC):
 
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
         """J_prox v: the mean of v over each group of z (2017, Prop. 3). Differentiable in v."""
-        ids = self.groups(z, mask)
+        ids = group_ids(self, z, mask)
         if mask is not None:
             v = torch.where(mask, v, 0)
         zeros = torch.zeros_like(v)
@@ -90,6 +102,34 @@ class Penalty(Operand, ABC):
         """Some element of ∂R(y), by autograd; its mean over each group does not depend on which."""
         u: Tensor = torch.func.grad(lambda t: self.value(t, mask).sum())(y.detach())
         return u
+
+
+def proxed(penalty: Penalty, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """``penalty.prox(v, step, mask)``, refused with a message unless it is a tensor like v."""
+    return like(penalty.prox(v, step, mask), v, f"{type(penalty).__name__}.prox")
+
+
+def group_ids(penalty: Penalty, z: Tensor, mask: Tensor | None) -> Tensor:
+    """``penalty.groups(z, mask)``, refused with a message unless they are ids in [0, d)."""
+    ids = penalty.groups(z, mask)
+    who, d = f"{type(penalty).__name__}.groups", z.shape[-1]
+    if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.shape != z.shape:
+        got = f"{ids.dtype}, {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
+        raise RegularizerError(
+            f"{who} must return an int64 tensor of the shape of z, {tuple(z.shape)}; got {got}"
+        )
+    if transforms.may_look(ids) and bool(((ids < 0) | (ids >= d)).any()):
+        raise RegularizerError(
+            f"{who} must return ids in [0, {d}); got ids from {int(ids.min())} to {int(ids.max())}"
+        )
+    return ids
+
+
+def _missing(penalty: Penalty, method: str) -> str:
+    return (
+        f"{type(penalty).__name__} declares lovasz = True and defines no {method}; write it, or "
+        "leave lovasz = False"
+    )
 
 
 class Penalized(Regularizer):
@@ -113,8 +153,23 @@ class Penalized(Regularizer):
     def entries(self) -> int | None:  # type: ignore[override]
         return common_entries(self.base, self.penalty)
 
+    @property
+    def composes(self) -> bool:
+        """Whether Π_Ω is the base's mapping of the prox, by the theorem above."""
+        return self.penalty.lovasz and self.base.permutation_invariant
+
     def value(self, y: Tensor) -> Tensor:
-        return self.masked_value(y, None)
+        return self.masked_value(y, self._mask)
+
+    _mask: Tensor | None = None
+
+    def of(self, mask: Tensor | None) -> Penalized:
+        """The same Ω of rows with this mask."""
+        if mask is None:
+            return self
+        bound: Penalized = copied(self)
+        bound.__dict__["_mask"] = mask
+        return bound
 
     def masked_value(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """Ω of the participants of y alone."""
@@ -137,7 +192,7 @@ class Penalized(Regularizer):
         lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
         gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
         matters = gamma * (self.base.reach() + self.penalty.margin(lam, x.shape[-1]))
-        z = self.penalty.prox(x.double().clamp(min=-16 * matters), gamma * lam, mask)
+        z = proxed(self.penalty, x.double().clamp(min=-16 * matters), gamma * lam, mask)
         top = z if mask is None else torch.where(mask, z, -torch.inf)
         return (z - top.amax(-1, keepdim=True)).to(x.dtype)
 
@@ -147,10 +202,10 @@ class Penalized(Regularizer):
         What is left for ``base``: Π_base of it is Π_Ω(z) when y has the right groups and order.
         Differentiable in z and λ: the groups' average, and −⟨·, u⟩, u up to a constant.
         """
-        u = self.penalty.any_subgradient(y, mask)
+        u = like(self.penalty.any_subgradient(y, mask), y, f"{type(self.penalty).__name__}.value")
         on = torch.ones_like(u) if mask is None else mask.to(u.dtype)
         u = on * (u - (on * u).sum(-1, keepdim=True) / on.sum(-1, keepdim=True))
-        return self.penalty.average(z - self.lam * u, y.detach(), mask)
+        return averaged(self.penalty, z - self.lam * u, y.detach(), mask)
 
     def __repr__(self) -> str:
         if type(self) is not Penalized:
@@ -165,6 +220,14 @@ class Penalized(Regularizer):
     def strong_convexity(self) -> float | Tensor | None:
         return self.base.strong_convexity
 
+    def smallest(self, tiny: float) -> float | Tensor:
+        return self.base.smallest(tiny)
+
+
+def averaged(penalty: Penalty, v: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """``penalty.average(v, y, mask)``, refused with a message unless it is a tensor like v."""
+    return like(penalty.average(v, y, mask), v, f"{type(penalty).__name__}.average")
+
 
 class Averages:
     """P, the averages over the groups of y that a penalty makes."""
@@ -173,11 +236,11 @@ class Averages:
         self._penalty, self._y, self._mask = penalty, y.detach(), mask
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self._penalty.average(v, self._y, self._mask)
+        return averaged(self._penalty, v, self._y, self._mask)
 
     def matrix(self) -> Tensor:
         """P, entry by entry: (*batch, d, d)."""
-        ids = self._penalty.groups(self._y, self._mask)
+        ids = group_ids(self._penalty, self._y, self._mask)
         same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
         if self._mask is not None:
             same = same & self._mask.unsqueeze(-1) & self._mask.unsqueeze(-2)
@@ -220,6 +283,13 @@ class _Grouped:
         return self._average(self._inverse(self._average(v)))
 
 
+def who(omega: Regularizer) -> str:
+    """The classes that Ω is made of."""
+    if type(omega) is not Penalized:
+        return " + ".join(type(leaf).__name__ for leaf in omega.leaves())
+    return f"{who(omega.base)} + {omega.penalty.name or omega.penalty}"
+
+
 def unpenalized(omega: Regularizer) -> Regularizer:
     """Ω, or its base where the penalty's weight is the number 0: equal entries are then no group.
 
@@ -241,14 +311,22 @@ def _is_zero(lam: float | Tensor) -> bool:
     return not isinstance(lam, Tensor) and lam == 0
 
 
-def smooth_part(omega: Regularizer) -> Regularizer:
-    """The differentiable part of Ω."""
-    return omega.base if isinstance(omega, Penalized) else omega
+def structured(omega: Regularizer) -> TypeGuard[Penalized]:
+    """Whether Ω is base + λR with fused groups, R a Lovász extension."""
+    return isinstance(omega, Penalized) and omega.penalty.lovasz
+
+
+def smooth_part(omega: Regularizer, mask: Tensor | None = None) -> Regularizer:
+    """What of Ω is differentiated on the support: the base of a structured Ω, else the whole, of
+    rows with this ``mask``."""
+    if structured(omega):
+        return omega.base
+    return omega.of(mask) if isinstance(omega, Penalized) else omega
 
 
 def penalty_of(omega: Regularizer) -> Penalty | None:
-    """The penalty of Ω, if it has one."""
-    return omega.penalty if isinstance(omega, Penalized) else None
+    """The penalty that makes groups, if Ω has one."""
+    return omega.penalty if structured(omega) else None
 
 
 def value_of(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Tensor:

@@ -220,6 +220,18 @@ class Definition(Regularizer):
         return self.omega.value(y)
 
 
+def like(found: Any, y: Tensor, who: str) -> Tensor:
+    """What a method returned, refused with a message unless it is a tensor like y."""
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{who} must return a Tensor; got {type(found).__name__}")
+    if found.shape != y.shape or found.dtype != y.dtype:
+        raise RegularizerError(
+            f"{who} must return a tensor of shape {tuple(y.shape)}, {y.dtype}; got "
+            f"{tuple(found.shape)}, {found.dtype}"
+        )
+    return found
+
+
 def checked_value(omega: Regularizer, y: Tensor) -> Tensor:
     """Ω(y), refused with a message unless it is one finite number per row."""
     value = omega.value(y)
@@ -247,7 +259,12 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
     keep = torch.is_grad_enabled()
     with torch.enable_grad():
         z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
-        total = value(z).sum()
+        try:
+            total = value(z).sum()
+        except RuntimeError as error:
+            if "requires grad" not in str(error):
+                raise
+            raise RegularizerError(f"{who}.value(y) leaves PyTorch: {error}") from error
         if not total.requires_grad:
             raise RegularizerError(
                 f"{who}.value(y) does not depend on y through PyTorch operations, so it has no "
@@ -261,13 +278,14 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
 
 def frozen(module: nn.Module) -> Any:
     """A copy, module by module, whose attributes do not follow those of ``module``."""
-    clone = _copy(module)
+    clone = copied(module)
     for name, inner in module._modules.items():
         clone._modules[name] = None if inner is None else frozen(inner)
     return clone
 
 
-def _copy(module: nn.Module) -> Any:
+def copied(module: nn.Module) -> Any:
+    """A shallow copy with attributes, parameters and buffers of its own."""
     clone = object.__new__(type(module))  # copy.copy refuses parametrized modules
     clone.__dict__ = dict(module.__dict__)
     for store in ("_parameters", "_buffers", "_modules"):
@@ -285,7 +303,7 @@ def _unparametrized(module: nn.Module, clone: Any) -> Any:
 
 
 def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
-    clone = _copy(module)
+    clone = copied(module)
     nested: dict[str, dict[str, Tensor]] = {}
     for key, item in values.items():
         head, _, rest = key.partition(".")

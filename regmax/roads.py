@@ -11,12 +11,12 @@ from torch import Tensor
 
 from . import simplex
 from .curvature import Inverse
-from .diagnosis import diagnose, refuted
+from .diagnosis import Defect, diagnose, mistaken_penalty, refuted, unsteady
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
-from .expressions import unscaled
+from .expressions import unscaled, unweighted
 from .fused import kernel_of, values
-from .optimality import Problem
-from .penalty import Penalized, penalty_of, smooth_part
+from .optimality import Certificate, Problem
+from .penalty import Penalized, Penalty, who
 from .plugins import registry
 from .regularizer import Regularizer, checked_value, overrides
 from .rows import Rows
@@ -42,6 +42,7 @@ class Settings:
     tol: float | None = None
     max_iter: int = 2000
     on_failure: OnFailure = "warn"
+    certify: bool = False
     start: Tensor | None = None
     trace: Trace | None = None
 
@@ -76,8 +77,13 @@ def has_formula(omega: Regularizer) -> bool:
     """Whether Ω claims a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
     if overrides(omega, "closed_form"):
         return True
-    composed = isinstance(omega, Penalized) and omega.base.permutation_invariant
-    return composed and has_formula(smooth_part(omega))
+    return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
+
+
+def solves(omega: Regularizer, settings: Settings) -> bool:
+    """Whether Π_Ω is left to a solver, which computes in float64 whatever the dtype of the scores:
+    the slopes of an Ω that bends sharply have no digits in float32."""
+    return omega.exact and (settings.solver != "auto" or not has_formula(omega))
 
 
 def travel(rows: Rows, settings: Settings) -> Road:
@@ -88,14 +94,6 @@ def travel(rows: Rows, settings: Settings) -> Road:
             if road is not None:
                 return road
         return _by_solver(rows.omega, rows.z, rows.mask, settings)
-
-
-def who(omega: Regularizer) -> str:
-    """The classes that Ω is made of."""
-    composed = type(omega) is Penalized
-    parts = [type(leaf).__name__ for leaf in (smooth_part(omega) if composed else omega).leaves()]
-    penalty = penalty_of(omega) if composed else None
-    return " + ".join(parts if penalty is None else [*parts, penalty.name or repr(penalty)])
 
 
 def _by_formula(
@@ -109,10 +107,11 @@ def _by_formula(
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return Road(y, "closed form", f"{who(omega)} has one, in PyTorch")
-    if isinstance(omega, Penalized) and omega.base.permutation_invariant:
-        x = omega.composed(x, gamma, mask)
-        road = _by_formula(omega.base, x, gamma, mask, settings)
-        road = road or _by_solver(omega.base, x / gamma, mask, settings)
+    if isinstance(omega, Penalized) and omega.composes:
+        scores = omega.composed(x, gamma, mask)
+        road = _by_formula(omega.base, scores, gamma, mask, settings)
+        road = road or _by_solver(omega.base, scores / gamma, mask, settings)
+        check_composed(omega, x, gamma, mask, road.y, settings)
         return Road(
             road.y,
             f"prox, then {road.path}",
@@ -121,6 +120,68 @@ def _by_formula(
             road.solved,
         )
     return None
+
+
+LOOKED_AT = 64
+"""Rows of a composition that are certified at each call."""
+
+
+def check_composed(
+    omega: Penalized,
+    x: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    settings: Settings,
+) -> None:
+    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: a penalty that anybody
+    wrote, a base that calls itself permutation-invariant. A penalty with a kernel is left to the
+    kit, as closed forms are."""
+    if overrides_kernel(omega.penalty) or y.numel() == 0:
+        return
+    with torch.no_grad():
+        tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
+        problem, y = sampled(omega, x, gamma, mask, y)
+        report(problem, y, problem.tested(y), tol, settings, path)
+
+
+def overrides_kernel(penalty: Penalty) -> bool:
+    inner, _ = unweighted(penalty, 1.0)
+    return type(inner).kernel is not Penalty.kernel
+
+
+def sampled(
+    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, y: Tensor
+) -> tuple[Problem, Tensor]:
+    """Some rows as one batch dimension, in float64."""
+    batch, d = x.shape[:-1], x.shape[-1]
+    rows = x[..., 0].numel()
+    count = min(rows, LOOKED_AT)
+    at = torch.linspace(0, rows - 1, count, device=x.device).round().long()
+
+    def some(t: Tensor) -> Tensor:
+        return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])[at]
+
+    values = {k: some(t) for k, t in omega.per_row_tensors().items() if t.ndim}
+    inside = omega.tensors(fixed=True) | values
+    wide = {k: t.detach().double() for k, t in inside.items() if t.dtype.is_floating_point}
+    gamma = some(gamma).double() if isinstance(gamma, Tensor) and gamma.ndim else gamma
+    z = some(x).double() / gamma
+    on = None if mask is None else some(mask)
+    return Problem(omega.with_tensors(wide), z, on), some(y).double()
+
+
+def report(
+    problem: Problem, y: Tensor, certificate: Certificate, tol: float, settings: Settings, path: str
+) -> None:
+    """Say what the certificate of an answer that no solver found does not allow."""
+    wrong = mistaken_penalty(problem, y)
+    if wrong is not None:
+        raise RegularizerError(wrong)
+    found = Solved(y, torch.zeros_like(y[..., 0], dtype=torch.int64), certificate, path, problem)
+    failed = ~(certificate.error_bound <= tol)
+    if bool(failed.any()):
+        _report_failure(found, diagnose(problem, y, failed), tol, settings.on_failure)
 
 
 def closed_form(
@@ -157,18 +218,50 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
                 'solver="auto" chooses one that can'
             )
     tol = settings.tolerance(z.dtype)
-    found = solve(problem, solvers[0], tol, settings.max_iter)
+    found, defect = _searched(problem, solvers, tol, settings)
+    checked_value(omega, simplex.inward(found.y))
+    problem.check_convex(found.y, found.certificate.lowest)
+    problem.check_strong_convexity(found.y)
+    for look in (unsteady, refuted):
+        wrong = look(problem, found.y, found.certificate.gap)
+        if wrong is not None:
+            raise RegularizerError(f"{who(omega)}: {wrong}")
+    wrong = mistaken_penalty(problem, found.y)
+    if wrong is not None:
+        raise RegularizerError(wrong)
+    _report_failure(found, defect, tol, settings.on_failure)
+    return Road(found.y, found.path, why, found)
+
+
+def _searched(
+    problem: Problem, solvers: list[Solver], tol: float, settings: Settings
+) -> tuple[Solved, Defect | None]:
+    """The best of the solvers, and what Ω breaks where they do not arrive. It is looked for early:
+    at a kink a solver would spend all that it may."""
+    budget = settings.max_iter
+    quick = [solver for solver in solvers if solver.SOON < budget]
+    if quick and settings.trace is None:
+        found = _in_turn(problem, quick[:2], tol, None)
+        failed = ~(found.certificate.error_bound <= tol)
+        if not bool(failed.any()):
+            return found, None
+        defect = diagnose(problem, found.y, failed)
+        if defect is not None:
+            return found, defect
+    found = _in_turn(problem, solvers, tol, budget)
+    failed = ~(found.certificate.error_bound <= tol)
+    reported = settings.on_failure != "ignore"
+    return found, diagnose(problem, found.y, failed) if reported else None
+
+
+def _in_turn(problem: Problem, solvers: list[Solver], tol: float, max_iter: int | None) -> Solved:
+    """Each solver for the rows that those before it missed, within ``max_iter``, or soon."""
+    found = solve(problem, solvers[0], tol, max_iter or solvers[0].SOON)
     for other in solvers[1:]:
         if bool((found.certificate.error_bound <= tol).all()):
             break
-        found = _better(found, solve(problem, other, tol, settings.max_iter), tol)
-    checked_value(omega, simplex.inward(found.y))
-    problem.check_convex(found.y, found.certificate.lowest)
-    wrong = refuted(problem, found.y, found.certificate.gap)
-    if wrong is not None:
-        raise RegularizerError(f"{who(omega)}: {wrong}")
-    _report_failure(problem, found, tol, settings.on_failure)
-    return Road(found.y, found.path, why, found)
+        found = _better(found, solve(problem, other, tol, max_iter or other.SOON), tol)
+    return found
 
 
 def named_solver(solver: str | Solver) -> Solver:
@@ -192,10 +285,13 @@ def _better(a: Solved, b: Solved, tol: float) -> Solved:
     )
 
 
-def _report_failure(problem: Problem, found: Solved, tol: float, on_failure: OnFailure) -> None:
+def _report_failure(
+    found: Solved, defect: Defect | None, tol: float, on_failure: OnFailure
+) -> None:
     bound = found.certificate.error_bound
     failed = ~(bound <= tol)
-    if on_failure == "ignore" or not bool(failed.any()):
+    broken = defect is not None and defect.broken
+    if not bool(failed.any()) or (on_failure == "ignore" and not broken):
         return
     where = [tuple(int(i) for i in at) for at in failed.nonzero()[:4]]
     worst = torch.where(failed, bound, 0).max().item()
@@ -206,9 +302,8 @@ def _report_failure(problem: Problem, found: Solved, tol: float, on_failure: OnF
         f"{worst:.2g}, gap {gap:.2g}). Raise max_iter or tol, compute in float64, "
         "or try another solver"
     )
-    defect = diagnose(problem, found.y, failed)
     if defect is not None:
-        message += f". {who(problem.omega)}: {defect.said}"
+        message += f". {who(found.problem.omega)}: {defect.said}"
         if defect.broken:
             raise RegularizerError(message)
     if on_failure == "raise":

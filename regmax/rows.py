@@ -23,7 +23,7 @@ class Rows:
     """Scores as Ω and the solvers see them.
 
     ``x`` (*batch, d) is float32 or float64 and finite; the largest participating entry of a row is
-    0 and each row has a participant; ``mask`` is None where all take part. ``gamma`` and the
+    0 and each row has a participant; ``dtype`` is that of the scores that came; ``mask`` is None where all take part. ``gamma`` and the
     hyperparameters of ``omega`` are floats or have size 1 in their last dimension. ``empty`` and
     ``spoilt`` mark rows, (*batch, 1), that had no participant, or a NaN or +inf among them; None
     where there are none.
@@ -80,6 +80,18 @@ class Rows:
             )
         return y / total
 
+    def read(self, y: Tensor) -> Tensor:
+        """An answer laid out as the scores, as points of these rows."""
+        return self.point(y.movedim(self.dim, -1))
+
+    def point(self, y: Tensor) -> Tensor:
+        """y in the dtype of these rows, and some point of Δ in a row without an answer."""
+        y = y.to(self.x.dtype)
+        for where in (self.empty, self.spoilt):
+            if where is not None:
+                y = torch.where(where, simplex.uniform(y, self.mask), y)
+        return y
+
     def fill(self, t: Tensor) -> Tensor:
         """``t`` with the rows that have no answer set: 0 where empty, NaN where spoilt; counts are
         0 in both."""
@@ -120,11 +132,13 @@ def _ordinary(item: Any) -> Any:
     return item.clone() if isinstance(item, Tensor) and item.is_inference() else item
 
 
-def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Rows:
+def prepare(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, wide: bool = False
+) -> Rows:
     """Check the arguments and make :class:`Rows` of them.
 
     The shift by the maximum does not change Π_Ω (⟨y, 1⟩ = 1) and keeps the accuracy of x where
-    scores are large.
+    scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
     """
     if transforms.baking():
         raise NotImplementedError(
@@ -134,10 +148,14 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
     checks.entries(x, dim, omega.entries, omega)
     takes_part = checks.mask(mask, x)
     dtype = x.dtype
-    rows = x.to(torch.float32 if dtype in HALF else dtype)
+    wide = wide and x.device.type != "mps"  # which has no float64
+    rows = x.to(torch.float64 if wide else torch.float32 if dtype in HALF else dtype)
+    given = omega
     gamma = checks.per_row("gamma", gamma, checks.POSITIVE, rows, dim)
     omega = aligned(omega, rows, dim)
     rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
+    if wide and dtype != torch.float64 and not _computes(omega, rows):
+        return prepare(given, x, gamma, dim, mask)
     on = None if takes_part is None else takes_part.movedim(dim, -1)
 
     empty = spoilt = None
@@ -158,6 +176,19 @@ def prepare(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: A
         # scores as low as finfo.min must not overflow when they are shifted or divided by γ
         rows = torch.where(on, (rows - top).clamp_min(low), 0)
     return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype)
+
+
+def _computes(omega: Regularizer, rows: Tensor) -> bool:
+    """Whether Ω can be evaluated in the dtype of ``rows``: not where it depends on a tensor of
+    another dtype that is no attribute, and multiplies matrices."""
+    if transforms.watched((rows,)) or rows.numel() == 0:
+        return True
+    with torch.no_grad():
+        try:
+            omega.value(simplex.uniform(rows, None))
+        except RuntimeError:
+            return False
+    return True
 
 
 def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:

@@ -262,6 +262,7 @@ class Range(regmax.Penalty):
     \"\"\"R(y) = max y − min y.\"\"\"
 
     name = {name!r}
+    lovasz = True
 
     def __init__(self, weight=1.0):
         self.weight = weight

@@ -49,6 +49,7 @@ class GraphTV(regmax.Penalty):
     go there and come back. Raises TypeError or ValueError where edges, weights or rows do not fit.
     """
 
+    lovasz = True
     name = "graph_tv"
 
     def __init__(

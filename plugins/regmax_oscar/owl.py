@@ -25,6 +25,8 @@ class Ordered(regmax.Penalty):
     group's weights majorize. Source: Zeng & Figueiredo, "The ordered weighted l1 norm" (2014).
     """
 
+    lovasz = True
+
     @abstractmethod
     def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """w_k by rank, of y's dtype and shape; 0 beyond the participants."""

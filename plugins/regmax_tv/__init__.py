@@ -24,6 +24,7 @@ class ChainTV(regmax.Penalty):
     t_i = sign(y_{i+1} − y_i) where that is not 0, and t_i in [−1, 1] where it is.
     """
 
+    lovasz = True
     name = "tv"
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from .base import Solved, Solver, chosen, merged, polish, solve
 from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
+from .proximal import Proximal
 from .semismooth import Newton
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Fista",
     "Interior",
     "Newton",
+    "Proximal",
     "Solved",
     "Solver",
     "choose",
@@ -27,11 +29,13 @@ __all__ = [
 
 @hookimpl
 def regmax_solvers() -> list[type[Solver]]:
-    return [DualRoot, Newton, Fista, Interior]
+    return [DualRoot, Newton, Fista, Proximal, Interior]
 
 
 def choose(problem: Problem) -> tuple[list[Solver], str]:
     """The solvers that ``"auto"`` tries, in order, and why the first comes first."""
+    if problem.proximal:
+        return [Proximal(), Newton()], "Ω has a penalty that is known by its prox: dual steps"
     if problem.structured:
         return [Fista()], "Ω has a penalty: proximal gradient steps"
     if problem.separable:

@@ -21,6 +21,8 @@ class Solver(ABC):
     """
 
     name: ClassVar[str] = ""
+    SOON: ClassVar[int] = 200
+    """Iterations in which most rows arrive; where some do not, Ω is looked at before more."""
 
     def __repr__(self) -> str:
         return shown.called(self, shown.arguments(self))
@@ -52,38 +54,103 @@ class Solved:
 
 
 def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved:
-    """Run ``solver``, polish its answer, certify it. No gradients are recorded."""
+    """Run ``solver``, put its answer in order, polish it, certify it. No gradients are recorded."""
     if problem.trace is not None:
         problem.trace.name = solver.name
     with torch.no_grad():
-        y, iterations = solver.run(problem, tol, max_iter)
+        before = problem.z.clone()
+        answer = solver.run(problem, tol, max_iter)
+        if not torch.equal(problem.z, before):
+            raise ValueError(f"{type(solver).__name__}.run must not write to problem.z")
+        y, iterations = _taken(problem, solver, answer)
         y, certificate = polish(problem, y, tol)
         problem.observe(y, answer=True)
     return Solved(y, iterations, certificate, f"solver {solver.name}", problem)
 
 
+def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Tensor]:
+    """What ``run`` returned, as points of Δ: its start in rows that are not finite or have no
+    positive entry. What is no (y, iterations) at all is refused."""
+    z = problem.z
+    who = f"{type(solver).__name__}.run must return (y, iterations): "
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise TypeError(f"{who}two tensors; got {type(answer).__name__}")
+    y, iterations = answer
+    for name, item, like, kind in (
+        ("y", y, z, str(z.dtype)),
+        ("iterations", iterations, z[..., 0], "int64"),
+    ):
+        shape = tuple(like.shape)
+        if not isinstance(item, Tensor):
+            raise TypeError(f"{who}{name} a tensor of shape {shape}; got {type(item).__name__}")
+        if item.shape != like.shape:
+            raise ValueError(f"{who}{name} of shape {shape}; got {tuple(item.shape)}")
+        right = item.dtype == z.dtype if name == "y" else not item.dtype.is_floating_point
+        if not right or item.device != z.device:
+            raise TypeError(f"{who}{name} {kind} on {z.device}; got {item.dtype} on {item.device}")
+    on = problem.participants()
+    y = y.detach()
+    kept = (y >= 0) & (y < torch.inf) & on | (y == 0)
+    if bool(kept.all()):
+        inside = y
+    else:
+        finite = torch.isfinite(torch.where(on, y, 0)).all(-1, keepdim=True)
+        inside = torch.where(on & finite, y.clamp_min(0), 0)
+    total = inside.sum(-1, keepdim=True)
+    usable = (total > 0) & (total < torch.inf)
+    if not bool(usable.all()):
+        start = problem.initial()
+        inside, total = torch.where(usable, inside, start), torch.where(usable, total, 1)
+    close = (total - 1).abs() <= 4 * torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5
+    return (inside if bool(close.all()) else inside / total), iterations.clamp_min(0)
+
+
 def polish(
     problem: Problem, y: Tensor, tol: float = 0.0, steps: int = 6
 ) -> tuple[Tensor, Certificate]:
-    """Newton steps on the support, kept per row while the certified bound falls: one where it is
-    not far below ``tol``, and more where it is above.
+    """Newton steps on the support that the optimality condition decides, kept per row while the
+    certified bound falls: one where it is not far below ``tol``, and more where it is above, or
+    where y has other zeros than its support.
 
-    y ← y + J (z − ∇Ω(y)): quadratic convergence, to the last bits.
+    y ← y + J (z − ∇Ω(y)): quadratic convergence, to the last bits. With a penalty, members of a
+    group are made equal first, by its prox.
     """
-    best = problem.certify(y)
+    best = problem.tested(y)
+    if problem.structured:
+        y, best = _fused(problem, y, best)
+    eps = torch.finfo(y.dtype).eps
     better = torch.ones_like(best.error_bound, dtype=torch.bool)
     for k in range(steps):
         enough = tol if k else 1e-4 * tol  # what a solver left at its last bits is not touched
-        better = better & (best.error_bound > enough)
+        undecided = _undecided(y, best)
+        better = better & ((best.error_bound > enough) | undecided)
         if not bool(better.any()):
             break
-        current = newton(problem, y)
-        trial = problem.certify(current)
-        better = better & (trial.error_bound < best.error_bound)
+        current = newton(problem, y, best.support)
+        trial = problem.tested(current)
+        settles = undecided & ~_undecided(current, trial)
+        near = trial.error_bound <= torch.maximum(2 * best.error_bound, best.error_bound + 64 * eps)
+        better = better & ((trial.error_bound < best.error_bound) | (settles & near))
         if not bool(better.any()):
             break
         y, best = chosen(better, current, y), merged(better, trial, best)
     return y, best
+
+
+def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
+    """Rows whose zeros are not those of the support."""
+    return (certificate.support != (y > 0)).any(-1)
+
+
+def _fused(problem: Problem, y: Tensor, found: Certificate) -> tuple[Tensor, Certificate]:
+    """y after one proximal step, which leaves the answer where it is and makes the members of a
+    group equal to the bit, where that certifies no worse."""
+    current = problem.proximal_step(y)
+    if torch.equal(current, y):
+        return y, found
+    trial = problem.tested(current)
+    better = trial.error_bound <= torch.maximum(2 * found.error_bound, found.error_bound + 1e-14)
+    return chosen(better, current, y), merged(better, trial, found)
 
 
 def chosen(better: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -101,17 +168,25 @@ def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
         torch.where(better, a.gap, b.gap),
         torch.where(better, a.error_bound, b.error_bound),
         b.estimated,
+        torch.where(better.unsqueeze(-1), a.support, b.support),
         lowest,
     )
 
 
-def newton(problem: Problem, y: Tensor) -> Tensor:
-    """One Newton step that stays in Δ: an entry that it would make negative leaves the support.
+def newton(problem: Problem, y: Tensor, support: Tensor | None = None) -> Tensor:
+    """One Newton step that stays in Δ, on ``support`` or that of y: an entry that it would make
+    negative leaves the support.
 
     Where the slope of Ω is infinite at 0 no entry can leave; the step is then taken in log y,
     where entropies are nearly linear: y ∝ y exp(Δy/y).
     """
-    support = problem.support(y)
+    own = problem.support(y)
+    if support is None or torch.equal(support, own):
+        support = own
+    elif problem.steep:  # no step in log y would make a zero positive
+        y = simplex.normalize(torch.where(support & ~own, 1e-3 / y.shape[-1], y))
+    else:
+        y = torch.where(support, y, 0)
     return moved(problem, y, torch.nan_to_num(problem.newton_step(y, support)), support)
 
 

@@ -25,6 +25,7 @@ class DualRoot(Solver):
     """
 
     name: ClassVar[str] = "dual"
+    SOON: ClassVar[int] = 12
     LIMIT: ClassVar[int] = 25
 
     def unsuitable(self, problem: Problem) -> str | None:

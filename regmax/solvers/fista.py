@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .. import simplex
 from ..optimality import Problem
-from ..penalty import Penalized, smooth_part
 from ..simplex import row_dot
 from .base import Solver, chosen, newton
 
@@ -27,6 +26,8 @@ class Fista(Solver):
     CHECK: ClassVar[int] = 10
 
     def unsuitable(self, problem: Problem) -> str | None:
+        if problem.proximal:
+            return "the prox of λR on Δ is not known"
         if problem.steep:
             return "the slope of Ω is infinite at 0, so no step size is safe"
         return None
@@ -92,12 +93,12 @@ class Descent:
 
 def _descend(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """A proximal gradient step from ``point`` that meets the quadratic upper bound, per row."""
-    smooth = smooth_part(problem.omega)
+    smooth = problem.smooth
     slope = problem.slope(point)
     base = smooth.value(simplex.inward(point)).unsqueeze(-1)
     new = point
     for _ in range(60):
-        new = _proximal(problem, point + step * slope, step)
+        new = problem.nearest(point + step * slope, step)
         change = new - point
         # Ω(y⁺) ≤ Ω(w) + ⟨∇Ω(w), y⁺ − w⟩ + ‖y⁺ − w‖²/(2t)
         linear = row_dot(problem.z - slope, change)
@@ -108,11 +109,3 @@ def _descend(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Ten
             break
         step = torch.where(ok, step, step / 2)
     return new, step
-
-
-def _proximal(problem: Problem, v: Tensor, step: Tensor) -> Tensor:
-    """prox of step·λR plus the indicator of Δ: P_Δ ∘ prox (2017, Prop. 2)."""
-    omega = problem.omega
-    if isinstance(omega, Penalized):
-        v = omega.penalty.prox(v, step * omega.lam, problem.mask)
-    return simplex.nearest(v, problem.mask)

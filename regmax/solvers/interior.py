@@ -24,6 +24,7 @@ class Interior(Solver):
     """
 
     name: ClassVar[str] = "interior"
+    SOON: ClassVar[int] = 60
     DIRECT: ClassVar[int] = 20
     CHECK: ClassVar[int] = 4
     PATIENCE: ClassVar[int] = 2

@@ -26,6 +26,7 @@ class Newton(Solver):
     """
 
     name: ClassVar[str] = "newton"
+    SOON: ClassVar[int] = 6
     GRADIENT: ClassVar[int] = 10
     STEPS: ClassVar[int] = 5
     PATIENCE: ClassVar[int] = 5
@@ -107,29 +108,48 @@ def _slack(value: Tensor) -> Tensor:
 def _shortened(
     problem: Problem, y: Tensor, step: Tensor, support: Tensor, value: Tensor, where: Tensor
 ) -> Tensor:
-    """y, moved in the rows ``where`` by what part of the step makes the objective fall: the whole,
-    a quarter of it, and so on; where every entry stays positive, in y or in log y."""
+    """y, moved in the rows ``where`` by what part of the step makes the objective fall: where every
+    entry stays positive, in y or in log y, the whole, a quarter of it, and so on; else as far as
+    the objective falls along it."""
+    if not problem.steep:
+        new = _searched(problem, y, step, support, where)
+        falls = where & (_value(problem, new) < value - _slack(value))
+        return torch.where(falls.unsqueeze(-1), new, y)
     for k in range(6):
         t = 0.25**k
         new = moved(problem, y, t * step, support)
         now = _value(problem, new)
-        if problem.steep:
-            plain = torch.where(support, torch.maximum(y + t * step, y / 100), 0)
-            plain = simplex.normalize(plain)
-            other = _value(problem, plain)
-            better = (other < now) | ~torch.isfinite(now)
-            new, now = (
-                torch.where(better.unsqueeze(-1), plain, new),
-                torch.where(better, other, now),
-            )
+        plain = torch.where(support, torch.maximum(y + t * step, y / 100), 0)
+        plain = simplex.normalize(plain)
+        other = _value(problem, plain)
+        better = (other < now) | ~torch.isfinite(now)
+        new = torch.where(better.unsqueeze(-1), plain, new)
+        now = torch.where(better, other, now)
         falls = where & (now < value - _slack(value))
-        if problem.steep:
-            falls = falls & ~_lost(problem, y, new, problem.slope(new))
+        falls = falls & ~_lost(problem, y, new, problem.slope(new))
         y = torch.where(falls.unsqueeze(-1), new, y)
         where = where & ~falls
         if not bool(where.any()):
             break
     return y
+
+
+def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where: Tensor) -> Tensor:
+    """The point along a step where the slope of the objective along it is next to 0, by halving:
+    where Ω has bends that are far sharper than the step is long, no fixed fraction meets them."""
+    low, high = torch.zeros_like(y[..., :1]), torch.ones_like(y[..., :1])
+    first = row_dot(problem.slope(y), step)
+    t, new = high, y
+    for _ in range(40):
+        new = moved(problem, y, t * step, support)
+        slope = torch.nan_to_num(row_dot(problem.slope(new), step))
+        near = slope.abs() <= 0.1 * first.abs()
+        if bool((near | (high - low <= 1e-12) | ~where.unsqueeze(-1)).all()):
+            break
+        low = torch.where(~near & (slope > 0), t, low)
+        high = torch.where(~near & (slope <= 0), t, high)
+        t = torch.where(near, t, (low + high) / 2)
+    return new
 
 
 def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:

@@ -114,6 +114,7 @@ class SquaredNorm(Regularizer):
 class Largest(Penalty):
     """R(y) = max y: those that are largest move as one."""
 
+    lovasz = True
     name = "largest"
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -1,0 +1,113 @@
+"""Dual proximal gradient steps for Ω = base + λR, R known by its prox."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import simplex
+from ..optimality import Problem
+from ..penalty import Penalized, proxed
+from ..regularizer import Regularizer
+from ..simplex import row_dot
+from .base import Solver, chosen, newton, solve
+from .dual import DualRoot
+from .semismooth import Newton
+
+
+class Proximal(Solver):
+    """By Fenchel duality
+
+        max_{y ∈ Δ} ⟨y, z⟩ − base(y) − λR(y) = min_u max_base(z − u) + (λR)*(u),
+
+    and y = Π_base(z − u). FISTA on u (Beck & Teboulle 2009): the gradient of max_base is Π_base,
+    Lipschitz with 1/β, and the prox of the conjugate is v − t prox_{λR/t}(v/t) (Moreau's identity).
+    The momentum restarts when it points uphill. Every ``CHECK`` iterations a Newton step on the
+    current support is tried: where R is smooth on it, it ends the search.
+    """
+
+    name: ClassVar[str] = "proximal"
+    CHECK: ClassVar[int] = 10
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        if not isinstance(problem.omega, Penalized):
+            return "Ω has no penalty"
+        return None
+
+    def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
+        omega, z, on = problem.omega, problem.z, problem.participants()
+        assert isinstance(omega, Penalized)
+        base = _Mapping(problem, omega.base)
+        u = previous = torch.zeros_like(z)
+        momentum, step = torch.ones_like(z[..., :1]), base.step
+        y = problem.initial()
+        problem.observe(y)
+        done = torch.zeros_like(z[..., 0], dtype=torch.bool)
+        iterations = torch.zeros_like(done, dtype=torch.int64)
+        for k in range(1, max_iter + 1):
+            following = (1 + (1 + 4 * momentum**2).sqrt()) / 2
+            ahead = u + (momentum - 1) / following * (u - previous)
+            there, value = base(z - ahead)
+            while True:
+                v = ahead + step * there
+                p = proxed(omega.penalty, v / step, omega.lam / step, problem.mask)
+                new = torch.where(on, v - step * torch.nan_to_num(p), 0)
+                if base.declared:
+                    break
+                # max_base(z − u⁺) ≤ max_base(z − w) − ⟨y, u⁺ − w⟩ + ‖u⁺ − w‖²/(2t)
+                change = new - ahead
+                most = value - row_dot(there, change) + row_dot(change, change) / (2 * step)
+                slack = 64 * torch.finfo(z.dtype).eps * (1 + value.abs())
+                fits = (base(z - new)[1] <= most + slack) | (step <= 1e-12)
+                if bool(fits.all()):
+                    break
+                step = torch.where(fits, step, step / 2)
+            uphill = row_dot(ahead - new, new - u) > 0
+            previous, u = u, new
+            momentum = torch.where(uphill, 1, following)
+            y = torch.where(done.unsqueeze(-1), y, there)
+            iterations = torch.where(done, iterations, k)
+            problem.observe(y)
+            if k % self.CHECK == 0 or k == max_iter or k == 1:
+                found = problem.certify(y)
+                candidate = newton(problem, y, found.support)
+                other = problem.certify(candidate).error_bound
+                reached = torch.minimum(found.error_bound, other) <= tol
+                better = ~done & (other < found.error_bound) & reached
+                y = chosen(better, candidate, y)
+                done = done | reached
+                if bool(done.all()):
+                    break
+        return y, iterations
+
+
+class _Mapping:
+    """Π_base and max_base without gradients; ``step``: β as declared, or where to start from."""
+
+    def __init__(self, problem: Problem, base: Regularizer) -> None:
+        self._base, self._mask = base, problem.mask
+        plain = Problem(base, problem.z, problem.mask)
+        self.declared = plain.beta is not None
+        if plain.beta is not None:
+            self.step = plain.beta
+        else:
+            middle = simplex.uniform(problem.z, problem.mask)
+            low = plain.inverse(middle, problem.participants()).lowest
+            self.step = low.clamp(1e-6, 1e6).unsqueeze(-1)
+        self._solver = DualRoot() if plain.separable else Newton()
+        self._last: Tensor | None = None
+
+    def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        top = scores if self._mask is None else scores.masked_fill(~self._mask, -torch.inf)
+        shifted = scores - top.amax(-1, keepdim=True)
+        if self._mask is not None:
+            shifted = torch.where(self._mask, shifted, 0)
+        y = self._base.closed_form(shifted, 1.0, self._mask)
+        if y is None:
+            inner = Problem(self._base, shifted, self._mask, self._last)
+            y = solve(inner, self._solver, 1e-12, 50).y
+            self._last = y
+        value = row_dot(y, scores) - self._base.value(simplex.inward(y)).unsqueeze(-1)
+        return y, value
