@@ -155,7 +155,8 @@ def _above_subgradient(
     lam = omega.lam.squeeze(-1) if isinstance(omega.lam, Tensor) and omega.lam.ndim else omega.lam
 
     def weighted(s: Tensor) -> Tensor:
-        return lam * omega.penalty.value(s, mask)
+        on_s = None if mask is None else mask.expand(s.shape)
+        return lam * omega.penalty.value(s, on_s)
 
     def slope(s: Tensor) -> Tensor:
         with torch.enable_grad():

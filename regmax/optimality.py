@@ -397,7 +397,7 @@ class Problem:
         """
         eps = torch.finfo(y.dtype).eps
         on = self.participants()
-        slope = self.z - self._base._definition.grad(simplex.inward(y))
+        slope = self.base_slope(y)
         whole = self.z - self._definition.grad(simplex.inward(y))
         tau = torch.where(on & (y > 0), y * whole, 0).sum(-1, keepdim=True)
         target = torch.where(on, y + slope - tau, 0)
@@ -418,6 +418,10 @@ class Problem:
         # away from Δ the subgradients of p are not those of the point next to it
         small = (near - p).norm(dim=-1) <= rounding
         return u, p, torch.where(small, (near - y).norm(dim=-1), torch.inf)
+
+    def base_slope(self, y: Tensor) -> Tensor:
+        """z − ∇base(y), by the value of the base alone."""
+        return self.z - self._base._definition.grad(simplex.inward(y))
 
     def penalty_subgradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """λu, u ∈ ∂R(p), that the certificate of y rests on, and p, at or next to y."""

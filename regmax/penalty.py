@@ -173,6 +173,8 @@ class Penalized(Regularizer):
 
     def masked_value(self, y: Tensor, mask: Tensor | None) -> Tensor:
         """Ω of the participants of y alone."""
+        if mask is not None and mask.shape != y.shape:
+            mask = mask.expand(y.shape)
         total: Tensor = self.base.value(y) + self.per_row("lam") * self.penalty.value(y, mask)
         return total
 

@@ -37,7 +37,7 @@ def slope_at(s: Subject) -> str:
 def pattern(s: Subject, y: Tensor) -> Tensor:
     """The support, and with a penalty the ties, of each row: equal where Π_Ω is smooth between."""
     bits = [y > 0]
-    if s.penalty is not None:
+    if s.fuses:
         bits.append((y.unsqueeze(-1) == y.unsqueeze(-2)).flatten(-2))
     return torch.cat(bits, -1)
 

@@ -91,6 +91,10 @@ def _slope(s: Subject, case: Case, y: Tensor) -> tuple[Tensor, Tensor]:
     """x/γ − ∇Ω(y) − λu with u ∈ ∂R(y), and the size of its terms."""
     problem = s.problem(case.x, case.gamma, case.mask)
     with torch.no_grad():
+        if s.penalty is not None and not s.fuses:
+            u, p = problem.penalty_subgradient(y)
+            slope = problem.base_slope(p) - u
+            return slope, problem.z.abs() + slope.abs()
         gradient = s.truth.grad(s.smooth.seen(y))
         slope, size = problem.z - gradient, problem.z.abs() + gradient.abs()
         if s.penalty is not None:

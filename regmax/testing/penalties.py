@@ -1,7 +1,7 @@
 """Promises of a penalty R, for Ω = base + λR: its prox, its subgradients, its groups.
 
-On Δ a multiple of Σy is constant, so the prox and the subgradients count up to a shift of each row:
-everything here is tested along directions w with Σw = 0.
+On Δ a multiple of Σy is constant, so the prox and the subgradients of a Lovász extension count up
+to a shift of each row: they are tested along directions w with Σw = 0.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from .values import points
 STEPS = (0.3, 0.02)
 
 
-def structured(s: Subject) -> bool:
+def penalized(s: Subject) -> bool:
     return s.penalty is not None
+
+
+def structured(s: Subject) -> bool:
+    return s.fuses
 
 
 def _penalty(s: Subject) -> tuple[Penalty, str]:
@@ -33,10 +37,51 @@ def _along(case: Case, v: Tensor) -> Tensor:
     return torch.where(on, v - v.sum(-1, keepdim=True) / on.sum(-1, keepdim=True), 0)
 
 
+def _set_function(penalty: Penalty, sets: Tensor, on: Tensor) -> Tensor:
+    """F(S) = R(1_S), for sets of participants, (*batch, d) of 0 and 1."""
+    return penalty.value(torch.where(on, sets, 0), on)
+
+
 @searched(structured)
+def check_lovasz(s: Subject, case: Case) -> None:
+    """lovasz = True: R(y) = Σ_k (y_[k] − y_[k+1]) F(S_k) for y ≥ 0, S_k the k largest entries and
+    F(S) = R(1_S); and F(S) + F(T) ≥ F(S ∪ T) + F(S ∩ T)."""
+    penalty, name = _penalty(s)
+    on = case.participants()
+    for y in points(case):
+        y = torch.where(on, y, 0)
+        order = y.argsort(-1, descending=True)
+        ranks = order.argsort(-1)
+        ordered = torch.cat([y.gather(-1, order), torch.zeros_like(y[..., :1])], -1)
+        drops = ordered[..., :-1] - ordered[..., 1:]
+        total = torch.zeros_like(y[..., 0])
+        for k in range(y.shape[-1]):
+            largest = (on & (ranks <= k)).to(y.dtype)
+            total = total + drops[..., k] * _set_function(penalty, largest, on)
+        value = penalty.value(y, on)
+        if worst(total - value) > 1e-10 * (1 + worst(value)):
+            raise Broken(
+                f"R(y) = Σ_k (y_[k] − y_[k+1]) R(1 on the k largest) = {total.tolist()}",
+                f"{value.tolist()}",
+                f"{name}.lovasz, {name}.value",
+                y=y,
+            )
+    first, second = ((case.direction(8)[k::2] > 0) for k in (0, 1))
+    parts = [first, second, first | second, first & second]
+    f = [_set_function(penalty, part.to(case.x.dtype), on.expand_as(part)) for part in parts]
+    low = f[0] + f[1] - f[2] - f[3]
+    if bool((low < -1e-10 * (1 + f[2].abs())).any()):
+        raise Broken(
+            "F(S) + F(T) ≥ F(S ∪ T) + F(S ∩ T) with F(S) = R(1_S)",
+            f"less by {(-low).max().item():.3g}",
+            f"{name}.lovasz",
+        )
+
+
+@searched(penalized)
 def check_prox(s: Subject, case: Case) -> None:
-    """z = prox(v) minimises ½‖z − v‖² + step·R(z): no other point is better by definition, and
-    v − z ∈ step·∂R(z)."""
+    """z = prox(v) minimises ½‖z − v‖² + step·R(z): no other point is better by definition, and, of
+    a Lovász extension, v − z ∈ step·∂R(z)."""
     penalty, name = _penalty(s)
     v = case.x
     for step in STEPS:
@@ -48,7 +93,8 @@ def check_prox(s: Subject, case: Case) -> None:
             apart = torch.where(case.participants(), z - v, 0)
             return apart.square().sum(-1) / 2 + step * penalty.value(z, case.mask)
 
-        for w in _along(case, case.direction(3)):
+        ways = case.direction(3)
+        for w in _along(case, ways) if s.fuses else torch.where(case.participants(), ways, 0):
             for size in (1.0, 1e-2, 1e-4):
                 # strong convexity: F(z + w) ≥ F(z) + ½‖w‖²
                 rise = objective(z + size * w) - objective(z)
@@ -62,6 +108,8 @@ def check_prox(s: Subject, case: Case) -> None:
                         z=z,
                         w=size * w,
                     )
+        if not s.fuses:
+            continue
         u = penalty.subgradient(z, v - z, step, case.mask)
         off = _along(case, u - (v - z))
         if worst(off) > 1e-9 * (1 + worst(v)):

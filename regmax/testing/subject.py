@@ -48,6 +48,7 @@ class Subject:
         structured = self.omega if isinstance(self.omega, Penalized) else None
         self.penalty: Penalty | None = structured.penalty if structured else None
         self.lam: float | Tensor = structured.lam if structured else 0.0
+        self.fuses = self.penalty is not None and self.penalty.lovasz
         self._known: dict[tuple[Any, ...], Any] = {}
 
     @property
