@@ -348,10 +348,12 @@ class Problem:
             bound = bound + seen.off + 4 * torch.finfo(y.dtype).eps
             bound = torch.where(torch.isfinite(bound), bound, torch.inf)
             support = self.support(y)
+            # within the error of y, and where that is small: a wrong answer is not made a right one
+            close = (bound <= TRUSTED).unsqueeze(-1)
             if not (self.structured or self.steep):
-                small = (y <= bound.unsqueeze(-1)) & torch.isfinite(bound).unsqueeze(-1)
-                support = support & ~(small & (seen.rho < -seen.rounding))
-            support = support | (on & wants & (y == 0))
+                leaves = (y <= bound.unsqueeze(-1)) & (seen.rho < -seen.rounding)
+                support = support & ~(close & leaves)
+            support = support | (close & on & wants & (y == 0))
         return Certificate(seen.gap.squeeze(-1), bound, estimated, support, lowest)
 
     def _residual(self, y: Tensor) -> _Residual:
