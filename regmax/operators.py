@@ -29,10 +29,23 @@ class Operand(nn.Module):
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
     ranges: ClassVar[dict[str, tuple[str, Callable[[Any], Any]]]] = {}
     arguments: ClassVar[tuple[str, ...]] = ()
+    _methods: ClassVar[dict[str, str]] = {}  # of the base class, and that class
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.arguments = _Arguments()  # type: ignore[assignment]
+        if Operand in cls.__bases__:
+            own = inspect.getmembers(cls, inspect.isfunction)
+            cls._methods = {k: cls.__name__ for k, _ in own if k in vars(cls) and k[0] != "_"}
+        for name in cls._methods.keys() & vars(cls).keys():
+            if not callable(item := vars(cls)[name]) and not hasattr(item, "__get__"):
+                _refuse_hiding(cls, name)
+
+    def __setattr__(self, name: str, item: Any) -> None:
+        """Refuse what would hide a method that the core calls, where it is set."""
+        if name in self._methods and (not callable(item) or isinstance(item, nn.Module)):
+            _refuse_hiding(type(self), name)
+        super().__setattr__(name, item)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Ready the nn.Module, so that an ``__init__`` need not call super()."""
@@ -72,6 +85,13 @@ class Operand(nn.Module):
 
     def __rmul__(self, c: Any) -> Any:
         return times(self, c)
+
+
+def _refuse_hiding(cls: type[Operand], name: str) -> None:
+    raise TypeError(
+        f"{cls.__name__}.{name} is a method of regmax.{cls._methods[name]}, which an attribute of "
+        f"that name would hide: store the argument under another name, such as {name}_"
+    )
 
 
 def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:

@@ -107,14 +107,15 @@ def _differ(item: Any, usual: Any) -> bool:
 
 def arguments(item: Any, always: Iterable[str] = ()) -> list[str]:
     """The same for the arguments of the constructor that are attributes too; those of ``always`` at
-    any rate."""
+    any rate. A method of that name is no attribute: what came is not known."""
     missing = inspect.Parameter.empty
     usual = {k: p.default for k, p in inspect.signature(type(item).__init__).parameters.items()}
     given = {name: getattr(item, name, missing) for name in list(usual)[1:]}
+    own = {name for name, value in given.items() if getattr(value, "__self__", None) is item}
     return unusual(
         **{
             name: (value, missing if name in always else usual[name])
             for name, value in given.items()
-            if value is not missing
+            if value is not missing and name not in own
         }
     )

@@ -15,6 +15,7 @@ from regmax.curvature import Dense, Diagonal, DiagonalPlusRankOne
 from regmax.nn import AdaptiveEntmax, Between, Learnable, MultiheadAttention, Positive
 from regmax.plugins import registry
 from regmax.shown import LIMIT, show
+from regmax.testing.harness import checks_for
 
 F64 = torch.float64
 X = torch.randn(3, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
@@ -267,3 +268,107 @@ def test_answers_are_summed_up():
     assert "3 CONVERGED, 1 EMPTY, error_bound <= " in text
     empty = RegularizedMax(regmax.regularizer("gini")).solve(x[:0])
     assert repr(empty) == "Solution(y of shape (0, 6) by closed form: no rows)"
+
+
+# -- constructors whose arguments have names of methods --------------------------------------------
+
+
+class ByGrad(regmax.Regularizer):
+    """Keeps its argument ``grad`` under another name."""
+
+    def __init__(self, grad=2.0, half=1):
+        self.slope, self.ratio = grad, half
+
+    def value(self, y):
+        return self.slope * y.square().sum(-1) / 2
+
+
+class ByGroups(regmax.Penalty):
+    """Total variation, with an argument ``groups`` that it keeps under another name."""
+
+    def __init__(self, groups=()):
+        self.members = groups
+        self.inner = regmax.penalty("tv")
+
+    def value(self, y, mask=None):
+        return self.inner.value(y, mask)
+
+    def prox(self, v, step, mask=None):
+        return self.inner.prox(v, step, mask)
+
+    def groups(self, z, mask=None):
+        return self.inner.groups(z, mask)
+
+    def subgradient(self, y, near, step, mask=None):
+        return self.inner.subgradient(y, near, step, mask)
+
+
+def test_an_argument_with_the_name_of_a_method():
+    """The method is not the argument: nothing is known of that one."""
+    assert repr(ByGrad(3.0)) == "ByGrad()"
+    assert repr(ByGroups([(0, 1)])) == "ByGroups()"
+    assert str(0.5 * ByGrad() + ByGroups()) == "0.5*ByGrad() + ByGroups()"
+    assert repr(RegularizedMax(ByGrad())) == "RegularizedMax(ByGrad())"
+    for omega in (ByGrad(), ByGrad() + 0.1 * ByGroups()):
+        assert "ByG" in RegularizedMax(omega).explain(X)
+
+
+@pytest.mark.parametrize(
+    ("base", "name"),
+    [
+        (ByGroups, "groups"),
+        (ByGroups, "subgradient"),
+        (ByGrad, "grad"),
+        (ByGrad, "value"),
+        (ByGrad, "kernel"),
+    ],
+)
+@pytest.mark.parametrize("item", [[(0, 1)], 2.0, None, torch.ones(3), nn.Linear(2, 2)], ids=str)
+def test_an_attribute_that_hides_a_method_is_refused(base, name, item):
+    """Where it is set, not where the core calls what is no method any more."""
+
+    class Hides(base):
+        def __init__(self, item):
+            setattr(self, name, item)
+
+    owner = "Penalty" if base is ByGroups else "Regularizer"
+    with pytest.raises(TypeError, match=rf"Hides\.{name} is a method of regmax\.{owner}.*another"):
+        Hides(item)
+
+
+def test_a_learnt_attribute_that_hides_a_method_is_refused():
+    class Hides(ByGrad):
+        def __init__(self, grad):
+            self.grad = nn.Parameter(grad)
+
+    with pytest.raises(TypeError, match=r"Hides\.grad is a method of regmax\.Regularizer"):
+        Hides(torch.ones(2))
+
+
+def test_a_class_attribute_that_hides_a_method_is_refused():
+    with pytest.raises(TypeError, match=r"Hides\.groups is a method of regmax\.Penalty.*another"):
+        type("Hides", (ByGroups,), {"groups": ((0, 1),)})
+    fields = {"__annotations__": {"grad": float}, "value": Mixed.value}
+    hides = dataclasses.dataclass(type("Hides", (regmax.Regularizer,), fields))
+    with pytest.raises(TypeError, match=r"Hides\.grad is a method of regmax\.Regularizer"):
+        hides(1.0)
+
+
+def test_methods_may_be_given_by_other_methods():
+    """A function in place of a method is a method; names of PyTorch's and one's own are free."""
+    omega = ByGrad()
+    omega.grad = lambda y: 2.0 * y
+    omega.type, omega.half, omega.strength = "l2", 0.5, 1
+    y = RegularizedMax(omega, solver="newton")(X)
+    assert torch.allclose(y, regmax.functional.sparsemax(X / 2), atol=1e-8)
+
+
+def test_the_kit_reports_an_omega_whose_argument_has_a_name_of_a_method():
+    class Wrong(ByGroups):
+        def prox(self, v, step, mask=None):
+            return v
+
+    omega = regmax.regularizer("gini") + Wrong(groups=[(0, 1)])
+    (check,) = [check for check in checks_for(omega) if check.name == "check_prox"]
+    with pytest.raises(AssertionError, match=r"check_prox failed for Gini\(\) \+ Wrong\(\)"):
+        check(omega)
