@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from . import simplex
+from .errors import RegularizerError
 from .optimality import Problem
 from .penalty import Penalized, averaged, group_ids, proxed, value_of
+from .regularizer import Definition
 from .simplex import row_dot
 
 TOP = 4
@@ -218,12 +220,68 @@ def diagnose(problem: Problem, y: Tensor, failed: Tensor) -> Defect | None:
     if not bool(failed.any()):
         return None
     problem, y = problem.widened(), y.double()
+    said = contradicted(problem, y, failed)
+    if said is not None:
+        return Defect(said, broken=False)
     with torch.no_grad():
         segments = _Segments.of(problem, y)
         for find in (_not_finite, _not_convex, _kinked, _flat):
             said = find(problem, segments, y, failed)
             if said is not None:
                 return Defect(said, broken=find in (_not_finite, _not_convex))
+    return None
+
+
+def check_start(problem: Problem) -> None:
+    """:meth:`Problem.check_start`; where a method of Ω makes it look concave, that is named."""
+    try:
+        problem.check_start()
+    except RegularizerError as error:
+        wide, y = problem.widened(), problem.initial().double()
+        said = contradicted(wide, y, torch.ones_like(y[..., 0], dtype=torch.bool))
+        if said is None:
+            raise
+        raise RegularizerError(f"{error}. {said}") from None
+
+
+def contradicted(problem: Problem, y: Tensor, rows: Tensor) -> str | None:
+    """Which method of Ω is not what its value says, by autograd, near y in one of ``rows``; None.
+
+    Looked at are points around y whose entries are positive and not equal by chance. Constants that
+    are added to all of ∇Ω do not count: on Δ they change nothing.
+    """
+    on = problem.participants()
+    other = torch.where(on, simplex.generic(y), 0)
+    v = simplex.tangent(simplex.generic(y, 7.3), on)
+    v = v / v.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    for leaf in problem.smooth.leaves():
+        truth, name = Definition(leaf), type(leaf).__name__
+        for k in (0.01, 0.5, 1):
+            point = simplex.inward((1 - k) * y + k * simplex.normalize(other))
+            looks = []
+            with torch.no_grad():
+                if leaf.claims("grad"):
+                    looks.append(("grad", "∇Ω", leaf.grad(point), truth.grad(point)))
+                if leaf.claims("curvature") or leaf.separable:
+                    method = "curvature" if leaf.claims("curvature") else "separable"
+                    by_value = truth.curvature(point).matvec(v)
+                    looks.append((method, "∇²Ω v", leaf.curvature(point).matvec(v), by_value))
+            for method, what, got, expected in looks:
+                known = on & torch.isfinite(expected)
+                off = torch.where(torch.isfinite(got), got - expected, torch.inf)
+                off = torch.where(torch.isfinite(off), simplex.tangent(off, known), torch.inf)
+                off = torch.where(known, off.abs(), 0).amax(-1)
+                size = torch.where(known, got.nan_to_num(0, 0, 0).abs() + expected.abs(), 0)
+                wrong = (off > torch.finfo(y.dtype).eps ** 0.5 * size.amax(-1)) & rows
+                if bool(wrong.any()):
+                    at = _first(wrong)
+                    along = f" for v = {_shown(v[at])}" if "v" in what else ""
+                    return (
+                        f"{name}.{method} contradicts {name}.value: at y = {_shown(point[at])} "
+                        f"(row {at}) {what}{along} is {_shown(got[at])} by it, and "
+                        f"{_shown(expected[at])} by autograd through value, off by "
+                        f"{off[at].item():.2g}"
+                    )
     return None
 
 

@@ -20,6 +20,7 @@ REASONS = {
     "lacks_program",
     "not_recordable",
     "refuted",  # what Ω breaks
+    "contradicted",
     "_not_finite",
     "_not_convex",
     "_jump",
