@@ -11,7 +11,15 @@ from torch import Tensor
 
 from . import simplex
 from .curvature import Inverse
-from .diagnosis import Defect, diagnose, mistaken_penalty, refuted, unsteady
+from .diagnosis import (
+    Defect,
+    check_start,
+    contradicted,
+    diagnose,
+    mistaken_penalty,
+    refuted,
+    unsteady,
+)
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from .expressions import unscaled, unweighted
 from .fused import kernel_of, values
@@ -206,7 +214,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
     checked_value(omega, simplex.inward(problem.initial()))
-    problem.check_start()
+    check_start(problem)
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -226,7 +234,8 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         wrong = look(problem, found.y, found.certificate.gap)
         if wrong is not None:
             raise RegularizerError(f"{who(omega)}: {wrong}")
-    wrong = mistaken_penalty(problem, found.y)
+    everywhere = torch.ones_like(found.iterations, dtype=torch.bool)
+    wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
     if wrong is not None:
         raise RegularizerError(wrong)
     _report_failure(found, defect, tol, settings.on_failure)
