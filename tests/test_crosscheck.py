@@ -8,6 +8,7 @@ import torch
 
 import regmax
 from regmax import Penalized, Regularizer, crosscheck
+from regmax.backends import Cvxpy, CvxpyLayers, Task
 from regmax.curvature import Dense, Diagonal
 from regmax_entropy import Entropy
 from regmax_gini import Gini
@@ -316,6 +317,85 @@ def test_lies_about_a_custom_omega(lie):
         assert not found & (CONIC | {"generic"})
 
 
+# -- convex programs as their authors write them --------------------------------------------------
+
+GROUPS = ([0, 1, 2], [3, 4, 5])
+
+
+def natural_programs():
+    import cvxpy
+
+    return {
+        "norms of groups": lambda y: sum(cvxpy.norm(y[g]) for g in GROUPS),
+        "norms of multiples": lambda y: sum(2 * cvxpy.norm(y[g] / 2) for g in GROUPS),
+        "norm of norms": lambda y: cvxpy.norm(cvxpy.hstack([cvxpy.norm(y[g]) for g in GROUPS])),
+        "norm of values": lambda y: sum(cvxpy.norm(cvxpy.abs(y[g])) for g in GROUPS),
+        "norm of squares": lambda y: cvxpy.norm(cvxpy.square(y)),
+        "a shifted norm": lambda y: cvxpy.norm(y - 1 / 6),
+        "the largest": lambda y: cvxpy.max(y) + cvxpy.norm1(y[:3]),
+    }
+
+
+@pytest.mark.parametrize("name", natural_programs() if importlib.util.find_spec("cvxpy") else [])
+def test_conic_roads_agree_whatever_the_expression(name):
+    """MOREAU was off by up to 1 where cvxpy took a cone out of the rows."""
+    import cvxpy
+
+    class Written(Regularizer):
+        def as_cvxpy(self, y):
+            return cvxpy.sum_squares(y) / 2 + natural_programs()[name](y)
+
+    z, v = scores(5, 6, seed=3), scores(5, 6, seed=4)
+    task = Task(Written(), z, v, None)
+    answers = CvxpyLayers().answers(task) + Cvxpy().answers(task)
+    assert len(answers) == 2 + (importlib.util.find_spec("moreau") is not None)
+    for answer in answers[:-1]:
+        assert (answer.y - answers[-1].y).abs().max() < 2e-5, answer.road
+        assert (answer.vjp - answers[0].vjp).abs().max() < 2e-3, answer.road
+
+
+def test_smooth_group_norms_pass_on_every_road():
+    """½‖y‖² + Σ_g ‖y_g‖, as a value and as a convex program, where no group is 0."""
+
+    class GroupNorms(Regularizer):
+        strong_convexity = 1.0
+
+        def value(self, y):
+            return y.square().sum(-1) / 2 + sum(y[..., g].norm(dim=-1) for g in GROUPS)
+
+        def as_cvxpy(self, y):
+            import cvxpy
+
+            return cvxpy.sum_squares(y) / 2 + sum(cvxpy.norm(y[g]) for g in GROUPS)
+
+    report = crosscheck(GroupNorms(), 0.2 * scores(5, 6, seed=3), ALL)
+    assert report.ok, report.table()
+
+
+def test_making_a_layer_leaves_cvxpy_as_it_was():
+    conif = pytest.importorskip("cvxpy.reductions.solvers.conic_solvers.moreau_conif")
+    before = conif.MOREAU.DIR_CONE_KINDS
+    assert before
+    crosscheck(regmax.regularizer("gini"), scores(2, 4))
+    assert before == conif.MOREAU.DIR_CONE_KINDS
+
+
+@pytest.mark.skipif(importlib.util.find_spec("moreau") is None, reason="moreau is not installed")
+def test_moreau_does_not_stop_early():
+    """These rows ended after two iterations, with negative entries."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(4096, 20, generator=generator, dtype=F64)
+    z = z[[0, 1, 1381, 1569, 2710]]
+    v = scores(5, 20, seed=1)
+    omega = regmax.regularizer("gini")
+    (found,) = [a for a in CvxpyLayers().answers(Task(omega, z, v, None)) if "MOREAU" in a.road]
+    x = z.clone().requires_grad_()
+    y = regmax.RegularizedMax(omega)(x)
+    (product,) = torch.autograd.grad(y, x, v)
+    assert (found.y - y).abs().max() < 1e-8
+    assert (found.vjp - product).abs().max() < 1e-4
+
+
 # -- the report --------------------------------------------------------------------------------
 
 
@@ -337,6 +417,13 @@ def test_report():
         if "Clarabel" in row["b"]:
             assert row["max_dvjp"] is None
     assert json.loads(report.to_json()) == json.loads(json.dumps(as_dict))
+
+
+def test_titles_are_for_people():
+    lam = torch.nn.Parameter(torch.tensor(0.2, dtype=F64))
+    report = crosscheck(regmax.regularizer("tv", lam=lam), scores(2, 4), "generic")
+    assert report.name == "TV(lam=0.2)"
+    assert report.table().startswith("TV(lam=0.2): 2 rows of 4: ok")
 
 
 def test_report_of_a_failure():
@@ -377,9 +464,29 @@ def test_a_missing_backend(monkeypatch):
         return None if name in ("cvxpy", "cvxpylayers") else find(name, *args)
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
+    omega, x = regmax.regularizer("gini"), scores(2, 4)
     for name in ("cvxpylayers", "cvxpy"):
-        with pytest.raises(ImportError, match=rf"{name} is not installed.*pip install.*{name}"):
-            crosscheck(regmax.regularizer("gini"), scores(2, 4), ("generic", name))
+        with pytest.warns(UserWarning, match=rf"against {name}: {name} is not installed: pip inst"):
+            report = crosscheck(omega, x, ("generic", name))
+        assert report.ok
+        assert len(report.pairs) == 1
+        assert report.skipped == [
+            f'{name}: {name} is not installed: pip install "regmax[validate]"'
+        ]
+    with pytest.warns(UserWarning, match="not cross-checked against cvxpylayers"):
+        assert not crosscheck(omega, x, "cvxpylayers").ok
+    with pytest.warns(UserWarning, match="not cross-checked against cvxpylayers"):
+        assert crosscheck(omega, x).ok  # the default
+
+
+@pytest.mark.parametrize("package", ["scs", "clarabel", "diffcp"])
+def test_a_missing_solver(package, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *args: None if name == package else find(name)
+    )
+    with pytest.warns(UserWarning, match=f"against cvxpylayers: {package} is not installed"):
+        crosscheck(regmax.regularizer("gini"), scores(2, 4))
 
 
 def test_one_name_is_enough():

@@ -22,8 +22,9 @@ class Cvxpy(Backend):
     name: ClassVar[str] = "cvxpy"
 
     def missing(self) -> str | None:
-        if importlib.util.find_spec("cvxpy") is None:
-            return 'cvxpy is not installed: pip install "regmax[validate]"'
+        for package in ("cvxpy", "clarabel"):
+            if importlib.util.find_spec(package) is None:
+                return f'{package} is not installed: pip install "regmax[validate]"'
         return None
 
     def unsuitable(self, omega: Regularizer) -> str | None:
