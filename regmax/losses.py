@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from . import checks, fenchel_young, functional, recipes
+from . import checks, fenchel_young, functional, recipes, transforms
 from .layer import RegularizedMax
 from .plugins import registry
 from .regularizer import Regularizer
@@ -61,7 +61,8 @@ class FenchelYoungLoss(nn.Module):
     shape of ``input`` without ``dim``, or distributions, of its shape, floating and nonnegative.
     With distributions the loss differs from cross-entropy's by the constant γΩ(t). ``mask`` (True =
     takes part) broadcasts to the logits; −inf counts as masked. A target on what is masked costs
-    +inf, and a row of which nothing takes part 0, both without gradient.
+    +inf, and a row of which nothing takes part 0, both without gradient. The loss has the dtype of
+    cross-entropy's, float32 under autocast; it is summed in float64 and rounded once.
 
     ``loss.mapping(input)`` gives the probabilities along ``dim``, as ``forward`` understands it.
     """
@@ -120,13 +121,19 @@ class FenchelYoungLoss(nn.Module):
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or with reduction "none" one for each target."""
         logits, dim = checks.scores(input, self.mapping._along(input), "input")
+        with transforms.full_precision(logits.device.type):
+            loss = self._wide(logits, dim, target, mask)
+        return loss.to(self._dtype(logits, target))
+
+    def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The loss in float64, to be rounded once."""
         on = checks.mask(mask, logits)
         x = logits.movedim(dim, -1)
         x = x.float() if x.dtype in HALF else x
         on = None if on is None else on.movedim(dim, -1)
         weight = self._weight(x)
         index = skip = wrong = given = mass = None
-        if _is_index(target, input, dim):
+        if _is_index(target, logits, dim):
             index, skip, wrong = self._index(target, x)
             mass = None if weight is None else _taken(weight, index)
         else:
@@ -137,7 +144,7 @@ class FenchelYoungLoss(nn.Module):
             rows = torch.where(scale > 0, rows * scale, 0)
         if wrong is not None:
             rows = torch.where(wrong, torch.nan, rows)
-        return self._reduced(rows, mass if given is None else None, skip).to(input.dtype)
+        return self._reduced(rows, mass if given is None else None, skip)
 
     def _rows(
         self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None
@@ -156,6 +163,17 @@ class FenchelYoungLoss(nn.Module):
             return outside
         inside = [recipes.attribute(self.omega, name) for name in names]
         return recorded.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
+
+    def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:
+        """Cross-entropy's: float32 under autocast; distributions and their weights may widen it."""
+        dtype = logits.dtype
+        if dtype in HALF and transforms.autocasting(logits.device.type):
+            dtype = torch.float32
+        if target.is_floating_point():
+            dtype = torch.promote_types(dtype, target.dtype)
+            if self.weight is not None:
+                dtype = torch.promote_types(dtype, self.weight.dtype)
+        return dtype
 
     def _weight(self, x: Tensor) -> Tensor | None:
         if self.weight is not None and self.weight.shape[0] != x.shape[-1]:

@@ -73,8 +73,11 @@ def may_look(t: Tensor) -> bool:
     return t.device.type == "cpu" and not tracing() and not transforming()
 
 
+def autocasting(device_type: str) -> bool:
+    """Whether autocast is on for such a device."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
 def full_precision(device_type: str) -> AbstractContextManager[object]:
     """No autocasting: solvers and Jacobians compute in the dtype of the rows."""
-    if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+    return torch.autocast(device_type, enabled=False) if autocasting(device_type) else nullcontext()

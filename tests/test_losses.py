@@ -95,6 +95,101 @@ def test_half_precision_computes_wider(dtype):
         assert torch.equal(g, h)
 
 
+# -- autocast ----------------------------------------------------------------------------------
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("autocast", [None, *HALF])
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32, F64])
+def test_dtypes_are_cross_entropys(dtype, autocast):
+    """And a sum over 16,384 rows is right: in float16 it is beyond the largest number."""
+    x, index = (3 * normal(2**14, 8)).to(dtype), indices(2**14, 8)
+    soft = distributions(2**14, 8)
+    targets = (index, soft.to(dtype), soft.half(), soft.float())
+    for t, reduction in itertools.product(targets, ("mean", "sum", "none")):
+        settings = {"reduction": reduction, "label_smoothing": 0.1 if t is index else 0.0}
+        with torch.autocast("cpu", autocast or HALF[0], enabled=autocast is not None):
+            expected = torch.nn.CrossEntropyLoss(**settings)(x, t)
+            losses = [
+                SoftmaxLoss(**settings),
+                SparsemaxLoss(**settings),
+                EntmaxLoss(1.3, **settings),
+            ]
+            found = [loss(x, t) for loss in losses]
+        for loss, value in zip(losses, found, strict=True):
+            assert value.dtype == expected.dtype
+            ulp = max(torch.finfo(value.dtype).eps, 1e-5)  # float32 computed it
+            exact = loss(x.double(), t).to(value.dtype)
+            torch.testing.assert_close(value, exact, rtol=ulp, atol=1e-5)
+        if t is index and expected.isfinite().all():  # it sums in half precision
+            atol = 4 * torch.finfo(dtype).eps * expected.abs().max().item()
+            torch.testing.assert_close(found[0], expected, rtol=0.01, atol=max(atol, 1e-5))
+
+
+@pytest.mark.parametrize("make", [SoftmaxLoss, SparsemaxLoss, lambda: EntmaxLoss(1.3)])
+def test_a_gradient_scaler_keeps_its_first_step(make):
+    layer = torch.nn.Linear(8, 8)
+    before = normal(8, 8, seed=3).float() / 2
+    layer.weight.data = before.clone()
+    x, k = 3 * normal(64, 8).float(), indices(64, 8)
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(layer.parameters(), 0.1)
+    with torch.autocast("cpu", torch.float16):
+        loss = make()(layer(x), k)
+    assert loss.dtype == torch.float32
+    assert loss * scaler.get_scale() > torch.finfo(torch.float16).max
+    scaler.scale(loss).backward()
+    assert layer.weight.grad.isfinite().all()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**16
+    assert (layer.weight != before).any()
+
+
+def test_nothing_is_rounded_under_autocast():
+    """Products of a smoothed target, or of a user's Ω, neither."""
+
+    class Product(regmax.Regularizer):
+        def value(self, y):
+            square = torch.eye(y.shape[-1], dtype=y.dtype)
+            return ((y @ square) * y).sum(-1) / 2
+
+    x, k = 30 * normal(6, 5).float(), indices(6, 5)
+    losses = [
+        SoftmaxLoss(weight=torch.rand(5), label_smoothing=0.3),
+        EntmaxLoss(label_smoothing=0.3),
+    ]
+    for loss in (*losses, FenchelYoungLoss(Product(), label_smoothing=0.3)):
+        with torch.autocast("cpu", torch.bfloat16):
+            inside, g = value_and_gradient(loss, x, k)
+        expected, h = value_and_gradient(loss, x, k)
+        assert torch.equal(inside, expected)
+        assert torch.equal(g, h)
+
+
+def test_autocast_of_another_device_is_none_of_ours():
+    x, k = normal(6, 5).bfloat16(), indices(6, 5)
+    enabled = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert SoftmaxLoss()(x, k).dtype == torch.bfloat16
+        assert regmax.transforms.autocasting("cuda")
+        assert not regmax.transforms.autocasting("cpu")
+    finally:
+        torch.set_autocast_enabled("cuda", enabled)
+
+
+def test_compiled_under_autocast():
+    loss, x, k = EntmaxLoss(1.3), normal(6, 5).bfloat16(), indices(6, 5)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, k: loss(x, k), fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = compiled(x, k)
+        assert inside.dtype == torch.float32
+        torch.testing.assert_close(inside, loss(x, k))
+    assert compiled(x, k).dtype == torch.bfloat16
+
+
 # -- the definition ----------------------------------------------------------------------------
 
 
