@@ -155,6 +155,28 @@ def test_sliding_windows_and_soft_caps():
 # -- who sees whom --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_has_scores_in_float32(dtype):
+    """Capped scores and position biases too: the answer is rounded once."""
+    from transformers import AttentionInterface
+
+    attend = AttentionInterface()["regmax-softmax"]
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((2, 4, 6, 32), (2, 2, 9, 32), (2, 2, 9, 32), (1, 4, 6, 9))
+    q, k, v, bias = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes)
+    given = [t.to(dtype) for t in (10 * q, 10 * k, v, 20 * bias)]
+    kept = torch.ones(6, 9, dtype=torch.bool).tril(3)
+    for more in ({}, {"softcap": 50.0}):
+        (out, weights), (exact, right) = (
+            attend(torch.nn.Module(), *t[:3], kept, position_bias=t[3], **more)
+            for t in (given, [t.double() for t in given])
+        )
+        assert out.dtype == weights.dtype == dtype
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(out.double(), exact, rtol=eps, atol=1e-4)
+        torch.testing.assert_close(weights.double(), right, rtol=eps, atol=1e-4)
+
+
 @pytest.mark.parametrize("mapping", MAPPINGS)
 def test_the_future_does_not_leak(mapping):
     model, ids = llama(f"regmax-{mapping}"), words(2, 8)

@@ -101,8 +101,9 @@ def _attention(
         s = s + position_bias
     if attention_mask is None:
         attention_mask = _unmade_mask(module, s, is_causal, sliding_window)
-    weights = F.dropout(weights_of(s, omega, attention_mask), dropout).to(value.dtype)
-    return averages(weights, value, shared).transpose(1, 2).contiguous(), weights
+    weights = F.dropout(weights_of(s, omega, attention_mask), dropout)
+    out = averages(weights, value, shared).transpose(1, 2).contiguous()
+    return out, weights.to(out.dtype)
 
 
 def _refuse(module: Any, attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:

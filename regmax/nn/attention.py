@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..rows import HALF
+from . import products
 from .mapping import Omega, mapped
+
+# tensors that stand in for others while a program is recorded, or that know where they lie
+STAND_INS = ("torch._subclasses", "torch.distributed")
 
 
 def attention(
@@ -36,29 +42,23 @@ def attention(
         ("entmax15") or regularizer, with its default hyperparameters. Tensors inside it broadcast
         to the scores with size 1 along the keys: (Hq, 1, 1) is one number per head.
     attn_mask: broadcasts to the scores. bool: True = takes part. Floating: added to the scores;
-        −inf leaves the key out. Where the order of the entries means something, as in fusedmax,
-        neighbours are neighbours among the keys that take part.
+        −inf leaves the key out. Or a :class:`torch.nn.attention.bias.CausalBias` of size (L, S).
+        Where the order of the entries means something, as in fusedmax, neighbours are neighbours
+        among the keys that take part.
     dropout_p: the share of weights that is dropped, whether in training or not.
     is_causal: query i sees keys 0, …, i, for L ≠ S too; goes without ``attn_mask``.
-    scale: by default 1/√E.
+    scale: by default 1/√E. Where E = 0, all scores are 0.
     enable_gqa: whether Hq may be a multiple of H: consecutive queries' heads share a key's head.
     gamma: γ > 0, the temperature; a tensor broadcasts as those inside Ω do.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev), of v's
-    dtype; without ``enable_gqa``, Hq = H, and there may be no such dimension. Products are taken
-    in the dtype of the arguments, or of autocast; Π_Ω as :class:`regmax.RegularizedMax` does.
+    dtype; without ``enable_gqa``, Hq = H, and there may be no such dimension. Each size may be 0;
+    S = 0 gives zeros. Autocast rounds q, k and v to its dtype. The scores and Π_Ω of what is in
+    half precision are in float32, and the result is rounded once.
     """
     _check_values(k, v)
-    weights = attention_weights(
-        q,
-        k,
-        omega,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        gamma=gamma,
-    )
+    s = scores(q, k, scale, enable_gqa)
+    weights = weights_of(s, omega, attn_mask, is_causal, gamma)
     return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
 
@@ -73,22 +73,31 @@ def attention_weights(
     enable_gqa: bool = False,
     gamma: float | Tensor = 1.0,
 ) -> Tensor:
-    """Π_Ω(q kᵀ · scale + mask), (…, Hq, L, S): what :func:`attention` multiplies v with."""
-    return weights_of(scores(q, k, scale, enable_gqa), omega, attn_mask, is_causal, gamma)
+    """Π_Ω(q kᵀ · scale + mask), (…, Hq, L, S): what :func:`attention` multiplies v with; rounded to
+    the dtype of q, or of autocast, where that is half precision."""
+    s = scores(q, k, scale, enable_gqa)
+    weights = weights_of(s, omega, attn_mask, is_causal, gamma)
+    (q,) = products.as_autocast(q)
+    return weights.to(q.dtype) if q.dtype in HALF else weights
 
 
 def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
-    """q kᵀ · scale, (…, Hq, L, S)."""
+    """q kᵀ · scale, (…, Hq, L, S), in float32 at least."""
     _check_tensors(q=q, k=k)
     if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1]:
         raise ValueError(
             "q and k must have shapes (..., L, E) and (..., S, E) with the same E; got "
             f"{tuple(q.shape)} and {tuple(k.shape)}"
         )
-    q = q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    _refuse_context_parallel()
+    q, k = products.as_autocast(q, k)
+    if q.dtype != k.dtype:
+        raise TypeError(f"q and k must have the same dtype; got {q.dtype} and {k.dtype}")
+    if scale is None:
+        scale = 1 / math.sqrt(max(q.shape[-1], 1))
     if not enable_gqa:
-        return q @ k.mT
-    return _ungrouped(_grouped(q, k, "k") @ k.mT, q)
+        return products.scores(q, k, scale)
+    return _ungrouped(products.scores(_grouped(q, k, "k"), k, scale), q)
 
 
 def weights_of(
@@ -100,13 +109,28 @@ def weights_of(
 ) -> Tensor:
     """Π_Ω of the scores after the mask."""
     if attn_mask is None:
-        return mapped(omega, scores, gamma, causal(scores) if is_causal else None)
-    if is_causal:
+        mask = causal(scores) if is_causal else None
+    elif is_causal:
         raise ValueError("attn_mask must be None where is_causal=True; join the two into one mask")
-    _check_mask(attn_mask, scores)
-    if attn_mask.dtype == torch.bool:
-        return mapped(omega, scores, gamma, attn_mask)
-    return mapped(omega, scores + attn_mask, gamma, None)
+    else:
+        mask = materialized(attn_mask, scores.device)
+        _check_mask(mask, scores)
+        if mask.dtype != torch.bool:
+            scores, mask = scores + mask, None
+    if scores.shape[-1] == 0:  # no key: nothing to map
+        return scores
+    return mapped(omega, scores, gamma, mask)
+
+
+def materialized(mask: Any, device: torch.device) -> Any:
+    """A CausalBias, whose own numbers nobody wrote, as bool (L, S), True = takes part."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # to import it loads the compiler
+    if bias is None or type(mask) is not bias.CausalBias:
+        return mask
+    rows, keys = mask.seq_len_q, mask.seq_len_kv
+    lower_right = mask.variant == bias.CausalVariant.LOWER_RIGHT
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=device)
+    return seen.tril(keys - rows if lower_right else 0)
 
 
 def causal(scores: Tensor) -> Tensor:
@@ -116,20 +140,21 @@ def causal(scores: Tensor) -> Tensor:
 
 def averages(weights: Tensor, v: Tensor, enable_gqa: bool) -> Tensor:
     """weights · v, (…, Hq, L, Ev)."""
-    weights = weights.to(v.dtype)
+    (v,) = products.as_autocast(v)
     if not enable_gqa:
-        return weights @ v
-    return _ungrouped(_grouped(weights, v, "v") @ v, weights)
+        return products.averages(weights, v)
+    return _ungrouped(products.averages(_grouped(weights, v, "v"), v), weights)
 
 
 def _grouped(t: Tensor, shared: Tensor, name: str) -> Tensor:
     """(…, Hq, L, n) as (…, H, Hq/H · L, n): the heads that share one of ``shared``'s, stacked."""
-    if t.ndim < 3 or shared.ndim < 3 or t.shape[-3] % shared.shape[-3]:
+    if t.ndim < 3 or shared.ndim < 3 or t.shape[-3] % max(shared.shape[-3], 1):
         raise ValueError(
             f"with enable_gqa=True, q's number of heads, dim -3, must be a multiple of {name}'s; "
             f"got shapes {tuple(t.shape)} and {tuple(shared.shape)}"
         )
-    stacked: Tensor = t.unflatten(-3, (shared.shape[-3], -1)).flatten(-3, -2)
+    heads, each = shared.shape[-3], t.shape[-3] // max(shared.shape[-3], 1)
+    stacked: Tensor = t.unflatten(-3, (heads, each)).flatten(-3, -2)
     return stacked
 
 
@@ -137,6 +162,21 @@ def _ungrouped(t: Tensor, like: Tensor) -> Tensor:
     """The heads of ``like`` again, each by itself."""
     heads, length = like.shape[-3:-1]
     return t.reshape(*t.shape[:-3], heads, length, t.shape[-1])
+
+
+def _refuse_context_parallel() -> None:
+    """``context_parallel`` leaves each process a part of the keys, and fetches the others for
+    PyTorch's attention alone: it takes over what that does of DTensors."""
+    distributed = sys.modules.get("torch.distributed.tensor")
+    if distributed is None:
+        return
+    dispatcher = getattr(getattr(distributed, "DTensor", None), "_op_dispatcher", None)
+    handlers = getattr(dispatcher, "_custom_op_handlers", ())
+    if torch.ops.aten._scaled_dot_product_flash_attention.default in handlers:
+        raise NotImplementedError(
+            "regmax's attention needs all keys, and context_parallel leaves each process a part of "
+            "them: call it outside of context_parallel, on whole sequences"
+        )
 
 
 def _check_tensors(**tensors: Any) -> None:
@@ -155,8 +195,7 @@ def _check_values(k: Tensor, v: Tensor) -> None:
 
 
 def _check_mask(attn_mask: Any, scores: Tensor) -> None:
-    if not isinstance(attn_mask, Tensor):
-        raise TypeError(f"attn_mask must be a Tensor or None; got {type(attn_mask).__name__}")
+    refuse_subclasses("attn_mask", attn_mask)
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(
             "attn_mask must be bool (True = takes part) or floating (added to the scores); got "
@@ -169,4 +208,16 @@ def _check_mask(attn_mask: Any, scores: Tensor) -> None:
     ):
         raise ValueError(
             f"attn_mask must broadcast to the scores, (..., L, S) = {wanted}; got {shape}"
+        )
+
+
+def refuse_subclasses(name: str, mask: Any) -> None:
+    """Refuse masks that are no tensors, or may mean something else than the numbers they hold."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name} must be a Tensor or None; got {type(mask).__name__}")
+    kind = type(mask)
+    if kind not in (Tensor, nn.Parameter) and not kind.__module__.startswith(STAND_INS):
+        raise TypeError(
+            f"{name} must be a plain Tensor, a CausalBias of torch.nn.attention.bias as attn_mask, "
+            f"or None; got {kind.__name__}"
         )

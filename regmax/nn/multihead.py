@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from .. import checks
 from ..shown import called, unusual
-from .attention import attention_weights
+from .attention import averages, materialized, refuse_subclasses, scores, weights_of
 from .mapping import Omega, resolved
 
 
@@ -169,16 +169,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = map(self._heads, self._projected(query, key, value, itself))
         k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
         gamma = self.gamma() if isinstance(self.gamma, nn.Module) else self.gamma
-        weights = attention_weights(q, k, self.omega, attn_mask=mask, gamma=gamma)
-        weights = F.dropout(weights.to(v.dtype), self.dropout, self.training)
-        out: Tensor = self.out_proj((weights @ v).transpose(1, 2).flatten(2))
+        weights = weights_of(scores(q, k, None, False), self.omega, mask, gamma=gamma)
+        weights = F.dropout(weights, self.dropout, self.training)
+        out: Tensor = self.out_proj(averages(weights, v, False).transpose(1, 2).flatten(2))
 
-        if not need_weights:
-            seen = None
-        elif average_attn_weights:
-            seen = weights.mean(1)
-        else:
-            seen = weights
+        seen = None
+        if need_weights:
+            seen = (weights.mean(1) if average_attn_weights else weights).to(v.dtype)
         if not batched:
             return out.squeeze(0), None if seen is None else seen.squeeze(0)
         return (out if self.batch_first else out.transpose(0, 1)), seen
@@ -218,6 +215,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             _check_mask("key_padding_mask", padding, [(n, keys)])
             masks.append(padding[:, None, None])
         if attn_mask is not None:
+            seen = materialized(attn_mask, query.device)
+            attn_mask = attn_mask if seen is attn_mask else ~seen
             _check_mask("attn_mask", attn_mask, [(rows, keys), (n * self.num_heads, rows, keys)])
             masks.append(
                 attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (n, self.num_heads))
@@ -226,7 +225,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         more = (self.bias_k is not None) + self.add_zero_attn
         masks = [F.pad(m, (0, more)) for m in masks]
         if any(m.is_floating_point() for m in masks):
-            return sum(_floating(m, query.dtype) for m in masks)  # type: ignore[return-value]
+            dtype = torch.promote_types(query.dtype, torch.float32)
+            return sum(_floating(m, dtype) for m in masks)  # type: ignore[return-value]
         mask = None
         for m in masks:
             mask = ~m if mask is None else mask & ~m
@@ -257,8 +257,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _check_mask(name: str, mask: Any, accepted: list[tuple[int, ...]]) -> None:
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"{name} must be a Tensor or None; got {type(mask).__name__}")
+    refuse_subclasses(name, mask)
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"{name} must be bool (True = left out) or floating; got {mask.dtype}")
     if tuple(mask.shape) not in accepted:
@@ -267,7 +266,7 @@ def _check_mask(name: str, mask: Any, accepted: list[tuple[int, ...]]) -> None:
 
 
 def _floating(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores."""
+    """What is added to the scores, in their dtype or a wider one."""
     if mask.is_floating_point():
-        return mask
+        return mask.to(torch.promote_types(mask.dtype, dtype))
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)

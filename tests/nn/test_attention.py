@@ -6,11 +6,19 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regmax
 from regmax.functional import entmax, entmax15, fusedmax
-from regmax.nn import AdaptiveEntmax, Learnable, Positive, attention, attention_weights
+from regmax.nn import (
+    AdaptiveEntmax,
+    Learnable,
+    MultiheadAttention,
+    Positive,
+    attention,
+    attention_weights,
+)
 
 F64 = torch.float64
 MAPPINGS = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
@@ -185,6 +193,192 @@ def test_dropout():
         weights = torch.dropout(entmax15(scores(q, k)), 0.5, True)
     torch.testing.assert_close(out, weights @ v, **EXACT)
     assert (attention(q, k, v, "entmax15", dropout_p=1.0) == 0).all()
+
+
+# -- masks that are more than tensors --------------------------------------------------------------
+
+CAUSAL = {"upper left": causal_upper_left, "lower right": causal_lower_right}
+
+
+@pytest.mark.parametrize("gqa", [False, True])
+@pytest.mark.parametrize("made", CAUSAL.values(), ids=CAUSAL)
+def test_causal_biases_are_pytorchs(made, gqa):
+    q, k, v = qkv(*((4, 2) if gqa else (2, 2)))
+    for rows, keys in ((L, S), (L, L), (1, S), (1, 1)):
+        inputs = [q[..., :rows, :], k[..., :keys, :], v[..., :keys, :]]
+        bias = made(rows, keys)
+        ours = attention(*inputs, "softmax", attn_mask=bias, enable_gqa=gqa)
+        theirs = sdpa(*inputs, attn_mask=bias, enable_gqa=gqa)
+        torch.testing.assert_close(ours, theirs, **EXACT)
+        for a, b in zip(gradients(ours, [q, k, v]), gradients(theirs, [q, k, v]), strict=True):
+            torch.testing.assert_close(a, b, **EXACT)
+
+
+@pytest.mark.parametrize("name", MAPPINGS)
+def test_a_causal_bias_is_its_triangle(name):
+    q, k, v = qkv()
+    for made, offset in ((causal_upper_left, 0), (causal_lower_right, S - L)):
+        triangle = torch.ones(L, S, dtype=torch.bool).tril(offset)
+        out = attention(q, k, v, name, attn_mask=made(L, S))
+        assert torch.equal(out, attention(q, k, v, name, attn_mask=triangle))
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+def test_queries_that_a_lower_right_bias_leaves_no_key_give_zeros():
+    k, q, v = (t.detach().requires_grad_() for t in qkv())  # S queries, L keys
+    v = normal(3, 2, L, 7)
+    out = attention(q, k, v, "entmax15", attn_mask=causal_lower_right(S, L))
+    assert (out[..., : S - L, :] == 0).all()
+    assert out[..., S - L :, :].all()
+    assert all(g.isfinite().all() for g in gradients(out, [q, k]))
+
+
+def test_a_causal_bias_of_another_size_is_refused():
+    with pytest.raises(ValueError, match=r"= \(3, 2, 4, 6\); got \(4, 5\)"):
+        attention(*qkv(), "softmax", attn_mask=causal_upper_left(L, 5))
+
+
+def test_compiled_with_a_causal_bias():
+    inputs, bias = [t.detach() for t in qkv()], causal_lower_right(L, S)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *a: attention(*a[:3], "entmax15", attn_mask=a[3]),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    expected = attention(*inputs, "entmax15", attn_mask=bias)
+    torch.testing.assert_close(compiled(*inputs, bias), expected, **EXACT)
+
+
+def test_other_subclasses_are_refused():
+    class Bias(torch.Tensor):
+        """What it adds is not what it holds."""
+
+    class Sliding(CausalBias):
+        """Not a triangle, maybe."""
+
+    mask = torch.zeros(L, S, dtype=F64)
+    assert attention(*qkv(), "softmax", attn_mask=torch.nn.Parameter(mask)).isfinite().all()
+    with pytest.raises(TypeError, match=r"must be a plain Tensor, a CausalBias .* got Bias"):
+        attention(*qkv(), "softmax", attn_mask=mask.as_subclass(Bias))
+    with pytest.raises(TypeError, match="got Sliding"):
+        attention(*qkv(), "softmax", attn_mask=Sliding(causal_upper_left(L, S).variant, L, S))
+
+
+def test_masks_that_stand_for_others():
+    """Tensors of transforms and tracers are masks as any other."""
+    q, k, v = (t.detach() for t in qkv())
+    many = normal(5, L, S)
+    each = torch.stack([attention(q, k, v, "entmax15", attn_mask=m) for m in many])
+    mapped = torch.func.vmap(lambda m: attention(q, k, v, "entmax15", attn_mask=m))(many)
+    torch.testing.assert_close(mapped, each, **EXACT)
+    for mode in ("real", "fake"):
+        traced = torch.fx.experimental.proxy_tensor.make_fx(
+            lambda *a: attention(*a[:3], "entmax15", attn_mask=a[3]), tracing_mode=mode
+        )(q, k, v, many[0])
+        torch.testing.assert_close(traced(q, k, v, many[1]), each[1], **EXACT)
+
+
+# -- sequences in parts ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mesh():
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_gloo_available():
+        pytest.skip("torch.distributed has no gloo here")
+    if distributed.is_initialized():
+        pytest.skip("there is a process group already")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield distributed.device_mesh.init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_context_parallel_is_refused(mesh):
+    experimental = pytest.importorskip("torch.distributed.tensor.experimental")
+    q, k, v = (normal(2, 2, 8, 4, seed=i) for i in range(3))
+    layer = MultiheadAttention(4, 2, omega="entmax15", batch_first=True, dtype=F64)
+    compiled = torch.compile(
+        lambda q, k, v: attention(q, k, v, "entmax15"), backend="aot_eager", fullgraph=True
+    )
+    calls = {
+        "attention": lambda: attention(q, k, v, "entmax15"),
+        "weights": lambda: attention_weights(q, k, "entmax15"),
+        "layer": lambda: layer(q[0], k[0], v[0]),
+        "compiled": lambda: compiled(q, k, v),
+    }
+    for call in calls.values():
+        call()
+    buffers = {"buffers": [q, k, v], "buffer_seq_dims": [2, 2, 2]}
+    with experimental.context_parallel(mesh, **buffers):
+        for name, call in calls.items():
+            error = RuntimeError if name == "compiled" else NotImplementedError
+            with pytest.raises(error, match="context_parallel leaves each process a part of them"):
+                call()
+    for call in calls.values():
+        call()
+
+
+def test_a_dispatcher_of_context_parallel_is_refused(mesh):
+    module = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel")
+    on = getattr(module._attention, "_enable_context_parallel_dispatcher", None)
+    off = getattr(module._attention, "_disable_context_parallel_dispatcher", None)
+    if on is None or off is None:
+        pytest.skip("this PyTorch has no such dispatcher")
+    on()
+    try:
+        with pytest.raises(NotImplementedError, match="call it outside of context_parallel"):
+            attention(*qkv(), "softmax")
+    finally:
+        off()
+    attention(*qkv(), "softmax")
+
+
+# -- sizes of 0 -----------------------------------------------------------------------------------
+
+ZERO = {
+    "no key": ((2, 4, 3, 5), (2, 2, 0, 5), (2, 2, 0, 7)),
+    "no feature": ((2, 4, 3, 0), (2, 2, 6, 0), (2, 2, 6, 7)),
+    "no query": ((2, 4, 0, 5), (2, 2, 6, 5), (2, 2, 6, 7)),
+    "no batch": ((0, 4, 3, 5), (0, 2, 6, 5), (0, 2, 6, 7)),
+    "no head": ((2, 0, 3, 5), (2, 0, 6, 5), (2, 0, 6, 7)),
+    "no value": ((2, 4, 3, 5), (2, 2, 6, 5), (2, 2, 6, 0)),
+    "nothing": ((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.bfloat16])
+@pytest.mark.parametrize("shapes", ZERO.values(), ids=ZERO)
+def test_sizes_of_zero_are_pytorchs(shapes, dtype):
+    (rows, _), (keys, _) = (shape[-2:] for shape in shapes[:2])
+    tolerance = EXACT if dtype == F64 else {"rtol": 0.01, "atol": 0.01}
+    for gqa, arguments in [
+        (gqa, arguments)
+        for gqa in (False, True)
+        for arguments in (
+            {},
+            {"is_causal": True},
+            {"attn_mask": torch.ones(rows, keys, dtype=torch.bool)},
+            {"attn_mask": normal(rows, keys).to(dtype)},
+        )
+    ]:
+        own = shapes
+        if not gqa:  # all have q's heads
+            own = [(shape[0], shapes[0][1], *shape[2:]) for shape in shapes]
+        inputs = [
+            normal(*shape, seed=i, dtype=dtype).requires_grad_() for i, shape in enumerate(own)
+        ]
+        ours = attention(*inputs, "softmax", enable_gqa=gqa, **arguments)
+        theirs = sdpa(*inputs, enable_gqa=gqa, **arguments)
+        torch.testing.assert_close(ours, theirs, **tolerance)
+        found, expected = gradients(ours, inputs), gradients(theirs, inputs)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, **tolerance)
+        for name in ("fusedmax", "entmax15"):
+            out = attention(*inputs, name, enable_gqa=gqa, **arguments)
+            assert out.shape == theirs.shape
+            assert keys or (out == 0).all()
+            gradients(out, inputs)
 
 
 # -- what learns ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from regmax.nn import MultiheadAttention, attention_weights
 
@@ -132,6 +133,22 @@ def test_self_attention(batch_first, training):
     with torch.no_grad():
         for arguments in ({}, {"attn_mask": causal}, hint):
             same(ours(x, x, x, **arguments), theirs(x, x, x, **arguments))
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}])
+def test_causal_biases(options):
+    """PyTorch's own layer refuses them, or reads memory that nobody wrote."""
+    ours, theirs = pair(batch_first=True, **options)
+    given = inputs(ours)
+    padding = bools(N, S, seed=7)
+    padding[:, 0] = False  # every query has a key
+    for bias, offset in ((causal_upper_left(L, S), 0), (causal_lower_right(L, S), S - L)):
+        left_out = ~torch.ones(L, S, dtype=torch.bool).tril(offset)
+        for more in ({}, {"key_padding_mask": padding}, {"need_weights": False}):
+            found = ours(*given, attn_mask=bias, **more)
+            same(found, theirs(*given, attn_mask=left_out, **more))
+        with pytest.raises(TypeError, match=r"key_padding_mask must be a plain .* got CausalBias"):
+            ours(*given, key_padding_mask=bias)
 
 
 def test_dropout_is_of_weights():
