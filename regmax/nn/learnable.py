@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..plugins import registry
 from ..regularizer import Regularizer
+from ..rows import HALF
 from ..shown import called, unusual
 
 
@@ -17,6 +18,11 @@ def _check_numbers(**numbers: Any) -> None:
     for name, item in numbers.items():
         if isinstance(item, bool) or not isinstance(item, int | float):
             raise TypeError(f"{name} must be a number; got {type(item).__name__} {item!r}")
+
+
+def _wide(a: Tensor) -> Tensor:
+    """A number as precise as rows are: in half precision it would reach the ends of its range."""
+    return a.float() if a.dtype in HALF else a
 
 
 class Between(nn.Module):
@@ -43,7 +49,7 @@ class Between(nn.Module):
         self.a = nn.Parameter(torch.full(shape, math.log(part / (1 - part))))
 
     def forward(self) -> Tensor:
-        return self.low + (self.high - self.low) * self.a.sigmoid()
+        return self.low + (self.high - self.low) * _wide(self.a).sigmoid()
 
     def __repr__(self) -> str:
         """The module as it began; what it learned is in its state dict."""
@@ -67,7 +73,7 @@ class Positive(nn.Module):
         self.a = nn.Parameter(torch.full(shape, init + math.log(-math.expm1(-init))))
 
     def forward(self) -> Tensor:
-        return nn.functional.softplus(self.a)
+        return nn.functional.softplus(_wide(self.a))
 
     def __repr__(self) -> str:
         """The module as it began."""

@@ -54,6 +54,8 @@ def _has_kernel(a: Tensor, b: Tensor) -> bool:
     """Whether tensor cores multiply a and b, and nothing but plain PyTorch looks on."""
     if not a.is_cuda or torch.version.cuda is None or transforms.watched((a, b)):
         return False
+    if type(a) is not Tensor or type(b) is not Tensor:
+        return False
     known = "dtype" in torch.ops.aten.bmm.overloads() and _capable(a.device)
     return known and not (transforms.batched(a) or transforms.batched(b))
 

@@ -187,3 +187,20 @@ def test_wrong_arguments():
         Between(1, 2, init=2.0)
     with pytest.raises(ValueError, match="init must be > 0 and finite; got 0"):
         Positive(init=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_within_the_range(dtype):
+    """1 + σ(a) rounded to bfloat16 is 1 or 2 long before a has stopped learning."""
+    a = torch.tensor([-9.0, 0.01, 9.0])
+    for make, low, high in ((lambda: Between(1, 2, (3,)), 1, 2), (lambda: Positive((3,)), 0, 10)):
+        module = make().to(dtype)
+        module.a.data = a.to(dtype)
+        value = module()
+        assert ((value > low) & (value < high)).all()
+        exact = make().double()
+        exact.a.data = module.a.detach().double()
+        torch.testing.assert_close(value.double(), exact(), rtol=1e-6, atol=0)
+        (slope,) = torch.autograd.grad(value.sum(), module.a)
+        assert slope.dtype == dtype
+        assert slope.all()
