@@ -24,6 +24,7 @@ from . import transforms
 
 LIMIT = 64
 _short = ContextVar("regmax_short", default=False)
+_whole = ContextVar("regmax_whole", default=False)
 
 
 @contextmanager
@@ -36,6 +37,17 @@ def short() -> Iterator[None]:
         _short.reset(before)
 
 
+@contextmanager
+def whole() -> Iterator[None]:
+    """Inside, nothing is left out, and the text depends on no device and no default dtype: what a
+    file keeps."""
+    before = _whole.set(True)
+    try:
+        yield
+    finally:
+        _whole.reset(before)
+
+
 @functools.singledispatch
 def show(item: object) -> str:
     """An argument of a constructor as it is printed."""
@@ -44,7 +56,7 @@ def show(item: object) -> str:
 
 @show.register
 def _(item: tuple) -> str:  # type: ignore[type-arg]
-    if len(item) > LIMIT:
+    if len(item) > LIMIT and not _whole.get():
         return f"<{len(item)} entries>"
     return f"({', '.join(map(show, item))}{',' if len(item) == 1 else ''})"
 
@@ -58,11 +70,12 @@ def _(item: Tensor) -> str:
         if item.numel() == 1:
             return f"{item.item():g}" if item.ndim == 0 else f"tensor({item.tolist()})"
         return f"tensor({shape})"
-    if item.numel() > LIMIT:
+    whole = _whole.get()
+    if item.numel() > LIMIT and not whole:
         return f"<tensor of {shape}, {item.dtype}>"
     kept = isinstance(item, torch.nn.Parameter)
-    options = [f"dtype={item.dtype}"] if item.dtype != _guessed(item) else []
-    options += [f"device={str(item.device)!r}"] if item.device.type != "cpu" else []
+    options = [f"dtype={item.dtype}"] if whole or item.dtype != _guessed(item) else []
+    options += [f"device={str(item.device)!r}"] if not whole and item.device.type != "cpu" else []
     options += ["requires_grad=True"] if item.requires_grad and item.is_leaf and not kept else []
     made = f"torch.tensor({', '.join([_numbers(item.tolist(), item.dtype), *options])})"
     if not kept:

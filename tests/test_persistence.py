@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import regmax
-from regmax import RegularizedMax, losses, solvers
+from regmax import RegularizedMax, losses, saving, solvers
 from regmax.nn import AdaptiveEntmax, Learnable, MultiheadAttention, Positive
 from regmax.plugins import registry
 
@@ -189,3 +189,103 @@ def test_answers_and_reports():
     with pytest.raises(regmax.ConvergenceError) as caught:
         RegularizedMax(Mine(torch.arange(1.0, 7)), max_iter=1, tol=1e-30, on_failure="raise")(X)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+# -- Ω as a text ----------------------------------------------------------------------------------
+
+
+def texts():
+    """Every Ω and penalty of :func:`layers`, Ω that learn, and some of more entries than a repr."""
+    for _, layer, _ in layers():
+        for part in layer.modules():
+            if isinstance(part, regmax.Regularizer | Learnable):
+                yield part
+    yield Learnable(2 * omega("tsallis"), **{"base.alpha": Positive((96, 1, 1)), "c": Positive()})
+    yield omega("tsallis", alpha=learnt([[1.3]] * 96))
+    yield omega("tsallis", alpha=torch.tensor(1.3, dtype=torch.float64))
+    edges = [(i, i + 1) for i in range(99)]
+    yield omega("gini") + regmax.penalty("graph_tv", edges=edges, weights=torch.rand(99), nodes=100)
+
+
+@pytest.mark.parametrize("item", [pytest.param(item, id=repr(item)[:60]) for item in texts()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_text_makes_omega_again(item, dtype):
+    """Under whatever default dtype and device it is written and read."""
+    text = saving.written(item)
+    torch.set_default_dtype(dtype)
+    try:
+        assert saving.written(item) == text
+        with torch.device("meta"):
+            twin = saving.made(text)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert type(twin) is type(item)
+    assert saving.written(twin) == text
+    assert not any(p.is_meta for p in twin.parameters())
+
+
+class Hidden(regmax.Regularizer):
+    def __init__(self, w=1.0):
+        self._w = w
+
+
+class Doubling(regmax.Regularizer):
+    def __init__(self, w=1.0):
+        self.w = 2 * w
+
+
+class Picky(regmax.Regularizer):
+    def __init__(self, w=1.0):
+        if w > 1:
+            raise RuntimeError("too large")
+        self.w = w
+
+
+def test_an_omega_that_its_text_does_not_make_again(monkeypatch):
+    with pytest.raises(TypeError, match=rf"^{__name__}\.Mine is no class that regmax or a plugin"):
+        saving.written(omega("gini") + Mine(torch.ones(6)))
+    classes = {cls.__name__: cls for cls in (Hidden, Doubling, Picky)}
+    monkeypatch.setattr(saving, "_known", lambda: classes)
+    with pytest.raises(TypeError, match=r"Hidden cannot be made again .*: w is no attribute$"):
+        saving.written(Hidden())
+    with pytest.raises(TypeError, match=r"from 'Doubling\(w=2.0\)': that is another Ω$"):
+        saving.written(Doubling())
+    item = Picky()
+    item.w = 2.0
+    with pytest.raises(TypeError, match=r"from 'Picky\(w=2.0\)': too large$"):
+        saving.written(item)
+
+
+def test_a_name_of_two_classes_says_nothing(monkeypatch):
+    class Gini(regmax.Regularizer):
+        """Another plugin's."""
+
+    known = dict(registry().names("regularizer"))
+    monkeypatch.setattr(registry(), "names", lambda kind: {**known, "other": Gini})
+    with pytest.raises(TypeError, match="Gini is no class that regmax or a plugin offers"):
+        saving.written(omega("gini"))
+    with pytest.raises(ValueError, match="no plugin offers a class Gini"):
+        saving.made("Gini()")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Gini(", "cannot read Ω from"),
+        ("7", "cannot read Ω from '7': that is int"),
+        ("ChainTV()", "that is ChainTV"),
+        ("Gini() - Gini()", "cannot read"),
+        ("Gini().value", "cannot read"),
+        ("Gini()[0]", "cannot read"),
+        ("(lambda: Gini())()", "no plugin offers a class"),
+        ("__import__('os').getcwd()", "no plugin offers a class"),
+        ("torch.load('file')", r"no plugin offers a class torch\.load"),
+        ("torch.classes", "cannot read"),
+        ("RegularizedMax(Gini())", "no plugin offers a class RegularizedMax"),
+        ("Learnable(Gini(), **x)", "cannot read"),
+        ("Tsallis(alpha=open)", "cannot read 'open'"),
+    ],
+)
+def test_a_text_is_read_and_not_executed(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        saving.made(text)
