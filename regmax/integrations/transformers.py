@@ -5,7 +5,8 @@
     model = AutoModel.from_pretrained(name, attn_implementation="regmax-entmax15")
 
 The library hands the mask over only if a function that makes it is registered under the same name,
-and leaves it out where softmax's kernels need none. Both are seen to here.
+and leaves it out where softmax's kernels need none. Both are seen to here. How Ω becomes a part of
+the model, which is saved and loaded with it, is in :mod:`regmax.integrations.attached`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nn.attention import averages, causal, scores, weights_of
-from ..nn.mapping import Omega, resolved
+from ..nn.mapping import Omega
 from ..plugins import registry
+from . import attached, taught
 
 PREFIX = "regmax-"
 # what would change the answer, and is not done here: each is refused, unless it is None
@@ -37,9 +39,12 @@ def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
     """Make ``attn_implementation="regmax-<mapping>"`` known to transformers, for every mapping.
 
     With ``name`` and ``omega``, a :class:`regmax.Regularizer` or a :class:`regmax.nn.Learnable`,
-    that one: ``register("regmax-mine", omega)``. All layers share it, and a model does not list
-    its parameters. Returns the names. To be called again for plugins that came later; it replaces
-    what it registered before.
+    that one: ``register("regmax-mine", omega)``. A model that is made with the name, or switched to
+    it, holds this Ω, as :func:`attach` has it; one that is loaded holds a copy. Returns the names.
+    To be called again for plugins that came later; it replaces what it registered before.
+
+    To be called before a model with a mapping or an Ω is loaded: ``from_pretrained`` then gives the
+    attention back that was saved, or raises.
 
     Works on each model that supports the attention interface: bool, causal, sliding and packed
     masks, caches, grouped queries, position biases and soft caps. A query with no key left gives
@@ -48,17 +53,67 @@ def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
     """
     if (name is None) != (omega is None):
         raise TypeError("name and omega go together; got one of them")
+    taught.teach()
+    _register(attached.ATTACHED, None)
     if name is None:
         for mapping in registry().mappings():
             _register(PREFIX + mapping, mapping)
         return [PREFIX + mapping for mapping in registry().mappings()]
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str; got {name!r}")
-    _register(name, resolved(omega))
+    if name == attached.ATTACHED:
+        raise ValueError(f"name must not be {name!r}, which stands for the Ω of each model")
+    omega = attached.checked(omega)
+    _register(name, omega)
     return [name]
 
 
-def _register(name: str, omega: Omega) -> None:
+def attach(model: Any, omega: Omega, per_layer: bool = False) -> Any:
+    """Make Ω the attention of a Hugging Face model, and a part of it. Returns the model.
+
+    ``omega``: a :class:`regmax.nn.Learnable`, a :class:`regmax.Regularizer` or the name of a
+    mapping. All attention layers share it; with ``per_layer`` each gets a copy that learns by
+    itself. It takes the model's device and dtype.
+
+    Its parameters are the model's: ``parameters()``, ``state_dict()`` and the optimizer have them,
+    and DistributedDataParallel keeps them equal, if it wraps the model later. ``save_pretrained``
+    writes them with the others, and Ω itself into config.json. ``from_pretrained`` of the model's
+    class, or of an ``AutoModel``, makes Ω again after :func:`register`; without it, it raises.
+    ``model.set_attn_implementation`` takes Ω away again.
+    """
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model must be a transformers.PreTrainedModel; got {type(model).__name__}")
+    if not isinstance(per_layer, bool):
+        raise TypeError(f"per_layer must be a bool; got {type(per_layer).__name__} {per_layer!r}")
+    omega = attached.checked(omega)
+    register()
+    attached.attach(model, omega, per_layer)
+    return model
+
+
+def from_pretrained(cls: Any, *args: Any, omega: Omega | None = None, **kwargs: Any) -> Any:
+    """``cls.from_pretrained(*args, **kwargs)`` of a model that was saved with regmax's attention.
+
+    ``cls``: a model's class, or an ``AutoModel``. ``omega``: the Ω that the model was saved with,
+    if it or a part of it is of a class of one's own, which a config can only name; its parameters
+    come from the file, and the object stays as it is.
+    """
+    register()
+    if omega is not None:
+        omega = attached.checked(omega)
+    with attached.giving(omega):
+        found = cls.from_pretrained(*args, **kwargs)
+    if omega is not None and not attached.holds(found[0] if isinstance(found, tuple) else found):
+        raise ValueError(
+            f"omega is {omega}, and the model was saved without an Ω of its own: load it without "
+            "omega and say attach(model, omega)"
+        )
+    return found
+
+
+def _register(name: str, omega: Omega | None) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -70,8 +125,10 @@ def _register(name: str, omega: Omega) -> None:
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return _attention(omega, module, query, key, value, attention_mask, **kwargs)
+        found = attached.omega_of(module, name)
+        return _attention(found, module, query, key, value, attention_mask, **kwargs)
 
+    attached.OMEGAS[name] = omega
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
 

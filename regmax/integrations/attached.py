@@ -1,0 +1,344 @@
+"""Ω as a part of a Hugging Face model: of its parameters, its configuration and its files.
+
+The submodule ``regmax`` is Ω: one of the base model, which all attention layers refer to, or one of
+each layer. ``config.regmax`` keeps the text that makes Ω again, and ``attn_implementation`` in
+config.json asks for it: without regmax, transformers refuses the name, as it knows none such.
+:mod:`regmax.integrations.taught` has transformers write and read both.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor, nn
+
+from .. import saving, shown
+from ..nn.learnable import Learnable
+from ..nn.mapping import resolved
+from ..regularizer import Regularizer
+
+ATTACHED = "regmax"
+"""The ``attn_implementation`` of a model with an Ω of its own, and that of every such file."""
+OMEGAS: dict[str, Regularizer | Learnable | str | None] = {ATTACHED: None}
+"""What each ``attn_implementation`` stands for: a mapping's name, an Ω of one's own, or the
+model's (None)."""
+HOW = "attach(model, omega) of regmax.integrations.transformers"
+
+LOADING = ContextVar("regmax_loading", default=False)
+ATTACHING = ContextVar("regmax_attaching", default=False)
+_given: ContextVar[Regularizer | Learnable | None] = ContextVar("regmax_given", default=None)
+
+
+# -- what the attention of a layer maps with -------------------------------------------------------
+
+
+def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
+    """Ω of an attention layer that runs under ``name``."""
+    known = OMEGAS[name]
+    if isinstance(known, str):
+        return known
+    held: Regularizer | Learnable | None = getattr(layer, "regmax", None)
+    if held is not None:
+        return held
+    if known is None or any(True for _ in known.parameters()):
+        raise RuntimeError(
+            f"{type(layer).__name__} runs with attn_implementation={name!r}, and its model holds "
+            f"no Ω: say {HOW}"
+        )
+    return known
+
+
+def checked(omega: Any) -> Regularizer | Learnable:
+    """``omega`` as an object, refused if anything learns outside of its parameters."""
+    found = copy.deepcopy(resolved(omega)) if isinstance(omega, str) else resolved(omega)
+    for prefix, part in found.named_modules():
+        for key, item in vars(part).items():
+            if isinstance(item, Tensor) and item.requires_grad:
+                name = f"{prefix}.{key}" if prefix else key
+                raise TypeError(
+                    f"{name} of {found} requires grad and is no parameter, so no model can list or "
+                    "save it: make it an nn.Parameter, or take regmax.nn.Learnable"
+                )
+    return found
+
+
+# -- placing Ω -------------------------------------------------------------------------------------
+
+
+def attach(model: Any, omega: Regularizer | Learnable, per_layer: bool) -> None:
+    """Make Ω a part of the model, and its attention."""
+    before = {id(config): config._attn_implementation for config in configs(model)}
+    token = ATTACHING.set(True)
+    try:
+        model.set_attn_implementation(ATTACHED)
+    finally:
+        ATTACHING.reset(token)
+    if not attention_layers(model, ATTACHED):
+        restore(model, before)
+        raise ValueError(
+            f"{type(model).__name__} has no attention layer that takes an attn_implementation"
+        )
+    _put(model, omega, per_layer, None)
+
+
+def holds(model: Any) -> bool:
+    """Whether some attention layer has an Ω of its own."""
+    return bool(_held(attention_layers(model)))
+
+
+def _put(model: Any, omega: Any, per_layer: bool, saved: dict[str, Any] | None) -> None:
+    """Give Ω to the layers of the model that go by its ``attn_implementation``."""
+    name = model.config._attn_implementation
+    layers = attention_layers(model, name)
+    drop(model, layers)
+    if not layers:
+        return
+    if per_layer or model.device.type == "meta":
+        omega = copy.deepcopy(omega)  # that of the caller stays as it is
+    if not LOADING.get():
+        omega.to(device=model.device, dtype=model.dtype)
+    for part in omega.modules():
+        part._is_hf_initialized = True  # no business of the model's _init_weights
+    if per_layer:
+        for layer in layers:
+            layer.regmax = copy.deepcopy(omega)
+    else:
+        model.base_model.regmax = omega
+        for layer in layers:
+            vars(layer)["regmax"] = omega  # a reference: Ω is one submodule of the model
+    for config in configs(model):
+        if config._attn_implementation == name:
+            config.regmax = dict(saved or form(omega, per_layer))
+
+
+def _held(layers: list[Any]) -> list[Any]:
+    """What these layers refer to, each once."""
+    found = {id(x.regmax): x.regmax for x in layers if hasattr(x, "regmax")}
+    return list(found.values())
+
+
+def drop(model: Any, layers: list[Any]) -> None:
+    """Take Ω from these layers, and from the model if no other layer refers to it."""
+    gone = _held(layers)
+    for layer in layers:
+        vars(layer).pop("regmax", None)
+        layer._modules.pop("regmax", None)
+    used = _held(attention_layers(model))
+    gone = [omega for omega in gone if all(omega is not other for other in used)]
+    for part in list(model.modules()):
+        if any(part._modules.get("regmax") is omega for omega in gone):
+            del part._modules["regmax"]
+
+
+def place(model: Any) -> None:
+    """Give the model the Ω that its config asks for."""
+    name = model.config._attn_implementation
+    saved, known, given = _saved(model.config), registered(name), _given.get()
+    if saved is None:
+        if known is None:
+            raise without(model)
+        if given is None and not LOADING.get():  # else it comes when the rest is loaded
+            _put(model, known, False, None)
+        return
+    per_layer, found = saved["per_layer"], known if given is None else given
+    if found is None:
+        _put(model, _made(saved), per_layer, saved)
+    elif given is None and not LOADING.get():
+        _put(model, known, per_layer, None)  # the config may come from another model
+    else:
+        _compare(saved, found)
+        _put(model, copy.deepcopy(found), per_layer, saved)
+
+
+def settle(model: Any) -> None:
+    """Every part whose config asks for an Ω gets it, unless it has one; no other config does."""
+    for config in configs(model):
+        if not own(config):
+            forget(config)
+    for part in list(model.modules()):
+        if _is_model(part) and own(part.config):
+            layers = attention_layers(part, part.config._attn_implementation)
+            if not all(hasattr(layer, "regmax") for layer in layers):
+                place(part)
+
+
+@contextmanager
+def giving(omega: Regularizer | Learnable | None) -> Iterator[None]:
+    """Inside, a model that is loaded gets this Ω, if its file asks for one."""
+    token = _given.set(omega)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def parameters(model: Any) -> Iterator[str]:
+    """The names of what Ω learns."""
+    held = _held(attention_layers(model))
+    for prefix, part in model.named_modules():
+        if any(part is omega for omega in held):
+            yield from (f"{prefix}.{name}" for name in part.state_dict())
+
+
+def without(model: Any) -> ValueError:
+    return ValueError(
+        f"attn_implementation={ATTACHED!r} stands for an Ω that the model holds, and "
+        f"{type(model).__name__} has none: say {HOW}"
+    )
+
+
+# -- Ω in the config -------------------------------------------------------------------------------
+
+
+def form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
+    """What ``config.regmax`` is; with ``lacks``, why the text does not make Ω again."""
+    try:
+        return {"omega": saving.written(omega), "per_layer": per_layer}
+    except TypeError as error:
+        with shown.whole():
+            return {"omega": repr(omega), "per_layer": per_layer, "lacks": str(error)}
+
+
+def _saved(config: Any) -> dict[str, Any] | None:
+    """``config.regmax``, which may come from a file that anybody wrote."""
+    saved: dict[str, Any] | None = vars(config).get("regmax")
+    if saved is not None and not is_form(saved):
+        raise ValueError(
+            f"config.regmax must be {{'omega': a str, 'per_layer': a bool}}; got {saved!r}"
+        )
+    return saved
+
+
+def is_form(item: Any) -> bool:
+    """Whether it is what :func:`form` gives."""
+    kept = item if isinstance(item, dict) else {}
+    return isinstance(kept.get("omega"), str) and isinstance(kept.get("per_layer"), bool)
+
+
+def forget(config: Any) -> None:
+    """Take Ω from a config, whose class may mean something else by the name."""
+    if is_form(vars(config).get("regmax")):
+        del config.regmax
+
+
+def _made(saved: dict[str, Any]) -> Regularizer | Learnable:
+    text = saved["omega"]
+    try:
+        if "lacks" in saved:
+            raise ValueError(saved["lacks"])
+        return saving.made(text)
+    except Exception as error:  # a plugin's code may raise anything
+        raise ValueError(
+            f"this model was saved with Ω = {text}, which its config does not make again: {error}. "
+            "Install the plugin that offers Ω, or give it: from_pretrained(cls, folder, omega=...) "
+            "of regmax.integrations.transformers"
+        ) from error
+
+
+def _compare(saved: dict[str, Any], omega: Regularizer | Learnable) -> None:
+    """Refuse an Ω that is another one than the file's, whatever their parameters' values."""
+    given = form(omega, False)["omega"]
+    if _without_values(given) != _without_values(saved["omega"]):
+        raise ValueError(f"omega is {given}, and the model was saved with Ω = {saved['omega']}")
+
+
+def _without_values(text: str) -> str:
+    return re.sub(r"torch\.nn\.Parameter\(torch\.tensor\([^()]*\)", "torch.nn.Parameter(", text)
+
+
+def spoken(config: Any) -> Any:
+    """``attn_implementation`` in config.json: a name, one for each sub-config, or None."""
+    name = getattr(config, "_attn_implementation", None)
+    name = ATTACHED if own(config) else name if name in OMEGAS else None
+    below = {key: spoken(inner) for key, inner in _inner(config)}
+    if all(item == name for item in below.values()):
+        return name
+    said = {"": name, **below}
+    return {key: item for key, item in said.items() if item is not None} or None
+
+
+# -- transformers' models and configs --------------------------------------------------------------
+
+
+def own(config: Any) -> bool:
+    """Whether its ``attn_implementation`` stands for an Ω that is a part of the model."""
+    name = getattr(config, "_attn_implementation", None)
+    return name in OMEGAS and not isinstance(OMEGAS[name], str)
+
+
+def registered(name: str) -> Any:
+    """The Ω that was registered by a name of one's own; None for the one of the model."""
+    return OMEGAS[name]
+
+
+def _is_model(part: nn.Module) -> bool:
+    from transformers import PreTrainedModel
+
+    return isinstance(part, PreTrainedModel)
+
+
+def _inner(config: Any) -> Iterator[tuple[str, Any]]:
+    for key in config.sub_configs:
+        if (inner := getattr(config, key, None)) is not None:
+            yield key, inner
+
+
+def configs(model: Any) -> list[Any]:
+    """The model's, those of the models in it, and their sub-configs, each after what it is in."""
+    found: dict[int, Any] = {}
+
+    def add(config: Any) -> None:
+        found.setdefault(id(config), config)
+        for _, inner in _inner(config):
+            add(inner)
+
+    for part in model.modules():
+        if _is_model(part):
+            add(part.config)
+    return list(found.values())
+
+
+def attention_layers(model: Any, name: str | None = None) -> list[Any]:
+    """The attention layers, of one ``attn_implementation``."""
+    return [
+        part
+        for part in model.modules()
+        if not _is_model(part)
+        and _looks_up(part.__class__)
+        and hasattr(part, "config")
+        and name in (None, part.config._attn_implementation)
+    ]
+
+
+@functools.cache
+def _looks_up(cls: Any) -> bool:
+    """Whether a method of the class looks its attention up in transformers' table."""
+    for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
+        for method in vars(base).values():
+            code = getattr(inspect.unwrap(method), "__code__", None)
+            if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+                return True
+    return False
+
+
+def check_layers(model: Any) -> None:
+    """Refuse a model whose attention is by code of its own: it would be softmax's."""
+    names = [type(part).__name__ for part in model.modules() if not _is_model(part)]
+    deaf = [name for name in names if "Attention" in name]
+    if deaf and not attention_layers(model):
+        raise ValueError(
+            f"{type(model).__name__} takes no attn_implementation: {deaf[0]} computes softmax by "
+            f"code of its own; got {model.config._attn_implementation!r}"
+        )
+
+
+def restore(model: Any, before: dict[int, Any]) -> None:
+    for config in configs(model):
+        config._attn_implementation = before[id(config)]
