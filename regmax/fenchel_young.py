@@ -52,6 +52,9 @@ def losses(
     gamma = checks.per_row("gamma", gamma, checks.POSITIVE, x, dim)
     omega, x = aligned(omega, x, dim), x.movedim(dim, -1)
     mask = None if mask is None else mask.movedim(dim, -1)
+    if settings.certify:
+        engine.mapping(omega, x, gamma, -1, mask, settings)
+        settings = replace(settings, certify=False)
     tensors = omega.tensors(fixed=True)
     if (
         transforms.watched((x, gamma, *tensors.values(), *target))

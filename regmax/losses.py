@@ -55,7 +55,7 @@ class FenchelYoungLoss(nn.Module):
         or "none".
     label_smoothing: ε in [0, 1]: (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c) over the
         classes that take part, as cross-entropy has it.
-    solver, tol, max_iter, on_failure: as for :class:`regmax.RegularizedMax`.
+    solver, tol, max_iter, on_failure, certify: as for :class:`regmax.RegularizedMax`.
 
     ``forward(input, target, mask=None)``: logits of any shape, floating; as target, indices, of the
     shape of ``input`` without ``dim``, or distributions, of its shape, floating and nonnegative.
@@ -84,9 +84,11 @@ class FenchelYoungLoss(nn.Module):
         tol: float | None = None,
         max_iter: int = 2000,
         on_failure: Literal["warn", "raise", "ignore"] = "warn",
+        certify: bool = False,
     ) -> None:
         super().__init__()
         settings: Any = {"tol": tol, "max_iter": max_iter, "on_failure": on_failure}
+        settings["certify"] = certify
         self.mapping = Probabilities(omega, gamma, dim, solver, **settings)
         if weight is not None and (
             not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 1

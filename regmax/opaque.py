@@ -112,6 +112,8 @@ def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
     """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None."""
     if settings.solver != "auto":
         return f"torch.compile and torch.export record closed forms, not solver={settings.solver!r}"
+    if settings.certify:
+        return "torch.compile and torch.export record no certificates: leave certify=False"
     try:
         recipes.written(omega)
     except TypeError as error:

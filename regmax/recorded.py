@@ -64,7 +64,8 @@ def written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     form = recipes.form(omega)
     if recipes.remembered(form):
         return _of_object(omega, settings)
-    return _of_form(form) if settings.solver == "auto" and has_formula(omega) else ("", [])
+    recordable = settings.solver == "auto" and not settings.certify and has_formula(omega)
+    return _of_form(form) if recordable else ("", [])
 
 
 def _found(form: tuple[Any, ...]) -> tuple[str, list[str]]:

@@ -254,7 +254,8 @@ def _searched(
         failed = ~(found.certificate.error_bound <= tol)
         if not bool(failed.any()):
             return found, None
-        defect = diagnose(problem, found.y, failed)
+        wrong = mistaken_penalty(problem, found.y)
+        defect = Defect(wrong, broken=True) if wrong else diagnose(problem, found.y, failed)
         if defect is not None:
             return found, defect
     found = _in_turn(problem, solvers, tol, budget)

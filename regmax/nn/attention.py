@@ -30,6 +30,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     gamma: float | Tensor = 1.0,
+    certify: bool = False,
 ) -> Tensor:
     """Π_Ω(q kᵀ · scale + mask) v, the rows of Π_Ω being the queries, their entries the keys.
 
@@ -50,6 +51,7 @@ def attention(
     scale: by default 1/√E. Where E = 0, all scores are 0.
     enable_gqa: whether Hq may be a multiple of H: consecutive queries' heads share a key's head.
     gamma: γ > 0, the temperature; a tensor broadcasts as those inside Ω do.
+    certify: as in :class:`regmax.RegularizedMax`, for debugging.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev), of v's
     dtype; without ``enable_gqa``, Hq = H, and there may be no such dimension. Each size may be 0;
@@ -58,7 +60,7 @@ def attention(
     """
     _check_values(k, v)
     s = scores(q, k, scale, enable_gqa)
-    weights = weights_of(s, omega, attn_mask, is_causal, gamma)
+    weights = weights_of(s, omega, attn_mask, is_causal, gamma, certify)
     return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
 
@@ -72,11 +74,12 @@ def attention_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
     gamma: float | Tensor = 1.0,
+    certify: bool = False,
 ) -> Tensor:
     """Π_Ω(q kᵀ · scale + mask), (…, Hq, L, S): what :func:`attention` multiplies v with; rounded to
     the dtype of q, or of autocast, where that is half precision."""
     s = scores(q, k, scale, enable_gqa)
-    weights = weights_of(s, omega, attn_mask, is_causal, gamma)
+    weights = weights_of(s, omega, attn_mask, is_causal, gamma, certify)
     (q,) = products.as_autocast(q)
     return weights.to(q.dtype) if q.dtype in HALF else weights
 
@@ -106,6 +109,7 @@ def weights_of(
     attn_mask: Tensor | None,
     is_causal: bool = False,
     gamma: float | Tensor = 1.0,
+    certify: bool = False,
 ) -> Tensor:
     """Π_Ω of the scores after the mask."""
     if attn_mask is None:
@@ -119,7 +123,7 @@ def weights_of(
             scores, mask = scores + mask, None
     if scores.shape[-1] == 0:  # no key: nothing to map
         return scores
-    return mapped(omega, scores, gamma, mask)
+    return mapped(omega, scores, gamma, mask, certify)
 
 
 def materialized(mask: Any, device: torch.device) -> Any:

@@ -16,6 +16,7 @@ from .names import named
 
 Omega = Regularizer | Learnable | str
 SETTINGS = Settings()
+CERTIFIED = Settings(certify=True)
 
 
 def resolved(omega: Any) -> Regularizer | Learnable:
@@ -30,21 +31,32 @@ def resolved(omega: Any) -> Regularizer | Learnable:
     return omega
 
 
-def mapped(omega: Omega, scores: Tensor, gamma: float | Tensor, mask: Tensor | None) -> Tensor:
-    """Π_Ω(scores) along the last dimension."""
+def mapped(
+    omega: Omega,
+    scores: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    certify: bool = False,
+) -> Tensor:
+    """Π_Ω(scores) along the last dimension; ``certify`` as in :class:`regmax.RegularizedMax`."""
     if torch.compiler.is_dynamo_compiling():
-        return _recorded(omega, scores, gamma, mask)
-    return _plain(omega, scores, gamma, mask)
+        return _recorded(omega, scores, gamma, mask, certify)
+    return _plain(omega, scores, gamma, mask, certify)
 
 
 @outside_inference
-def _plain(omega: Omega, scores: Tensor, gamma: float | Tensor, mask: Tensor | None) -> Tensor:
+def _plain(
+    omega: Omega, scores: Tensor, gamma: float | Tensor, mask: Tensor | None, certify: bool
+) -> Tensor:
     omega = resolved(omega)
     present = omega() if isinstance(omega, Learnable) else omega
-    return engine.mapping(present, scores, gamma, -1, mask, SETTINGS)
+    settings = CERTIFIED if certify else SETTINGS
+    return engine.mapping(present, scores, gamma, -1, mask, settings)
 
 
-def _recorded(omega: Omega, scores: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
+def _recorded(
+    omega: Omega, scores: Tensor, gamma: Any, mask: Tensor | None, certify: bool
+) -> Tensor:
     """One call in the graph of torch.compile, or a call outside of it: as RegularizedMax does."""
     from .. import recorded  # loads the compiler
 
@@ -54,8 +66,8 @@ def _recorded(omega: Omega, scores: Tensor, gamma: Any, mask: Tensor | None) -> 
         text, arguments = constants.written(omega)
     else:
         text, arguments = _written(omega)
-    if not text:
-        outside: Tensor = recorded.outside(_plain, omega, scores, gamma, mask)
+    if not text or certify:
+        outside: Tensor = recorded.outside(_plain, omega, scores, gamma, mask, certify)
         return outside
     return recorded.mapping(text, scores, gamma, -1, mask, *arguments)
 

@@ -31,6 +31,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         What learns appears in the state dict under ``omega.``.
     gamma: γ > 0, a float, a tensor of such a shape, or a module that computes one, such as
         ``regmax.nn.Positive((H, 1, 1))``.
+    certify: as in :class:`regmax.RegularizedMax`, for debugging.
 
     Masks: True = left out, in ``key_padding_mask`` (N, S) and ``attn_mask`` (L, S) or
     (N·H, L, S), as PyTorch has it here, and the opposite of :func:`regmax.nn.attention`. Floating
@@ -58,6 +59,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         omega: Omega,
         gamma: float | Tensor | nn.Module = 1.0,
+        certify: bool = False,
     ) -> None:
         omega = resolved(omega)
         super().__init__(
@@ -77,6 +79,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not isinstance(gamma, nn.Module):
             gamma = checks.hyperparameter("gamma", gamma, *checks.POSITIVE)
         self.gamma = gamma
+        self.certify = certify
 
     @classmethod
     def from_torch(
@@ -169,7 +172,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = map(self._heads, self._projected(query, key, value, itself))
         k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
         gamma = self.gamma() if isinstance(self.gamma, nn.Module) else self.gamma
-        weights = weights_of(scores(q, k, None, False), self.omega, mask, gamma=gamma)
+        weights = weights_of(
+            scores(q, k, None, False), self.omega, mask, False, gamma, self.certify
+        )
         weights = F.dropout(weights, self.dropout, self.training)
         out: Tensor = self.out_proj(averages(weights, v, False).transpose(1, 2).flatten(2))
 
