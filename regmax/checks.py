@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -40,9 +41,32 @@ def entries(x: Tensor, dim: int, wanted: int | None, who: Any) -> None:
     """Refuse rows of another number of entries than ``wanted``, which ``who`` is made for."""
     if wanted is not None and x.shape[dim] != wanted:
         raise ValueError(
-            f"x must have {wanted} entries along dim={dim}, as {who!r} is made for; got "
+            f"x must have {wanted} entries along dim={dim}, as {who} is made for; got "
             f"{x.shape[dim]}, shape {tuple(x.shape)}"
         )
+
+
+def refuse_length(parts: Iterable[Any], x: Tensor, dim: int, error: RuntimeError) -> None:
+    """Refuse the rows ``x`` where one of the ``parts`` of an Ω is made for rows of another length,
+    of which sizes that did not match told in ``error``: that part takes them, and not these."""
+    d = x.shape[-1]
+    lengths = dict.fromkeys(int(n) for n in re.findall(r"(?<!\d)[1-9]\d{0,5}(?!\d)", str(error)))
+    for part in parts:
+        for n in lengths:
+            if part.entries is None and n != d and _takes(part, x, n) and not _takes(part, x, d):
+                name = type(part).__name__
+                raise ValueError(
+                    f"{name}.value(y) takes rows of {n} entries, and x has {d} along dim={dim} "
+                    f"({error}). Set entries = {n} in {name}: rows are then checked by name"
+                ) from None
+
+
+def _takes(part: Any, x: Tensor, n: int) -> bool:
+    """Whether the value of a part can be computed for a row of n entries."""
+    try:
+        return bool(part.value(x.new_full((1, n), 1 / n)).shape == (1,))
+    except Exception:  # a plugin's code may raise anything
+        return False
 
 
 def mask(mask: Any, x: Tensor) -> Tensor | None:

@@ -166,7 +166,7 @@ def _judge(
         replace(a, y=a.y.double(), vjp=None if a.vjp is None else a.vjp.double()) for a in answers
     ]
     problem = Problem(definition(task.omega), task.z, task.mask)
-    own = [problem.certify(answer.y).error_bound for answer in answers]
+    own = [_certified(problem, answer.y) for answer in answers]
     center = _center(problem, task, answers, own)
     reaches = [(center.y, center.bound)]
     reaches += [(a.y, bound) for a, bound in zip(answers, own, strict=True)]
@@ -195,6 +195,12 @@ def _judge(
         problems=task.z.shape[0],
         d=task.z.shape[1],
     )
+
+
+def _certified(problem: Problem, y: Tensor) -> Tensor:
+    """A bound on ‖y − y*‖: that of the point of Δ next to y, and how far it is."""
+    near = simplex.normalize(torch.where(problem.participants(), y.clamp_min(0), 0))
+    return _or_inf(problem.certify(near).error_bound + (near - y).norm(dim=-1))
 
 
 def _or_inf(t: Tensor) -> Tensor:

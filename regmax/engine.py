@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import composition, fused, opaque, simplex, transforms
+from . import checks, composition, fused, opaque, simplex, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import ConvergenceWarning, RegularizerError
 from .optimality import Certificate, Problem
@@ -87,6 +87,17 @@ def _check_product(
 
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     """Π_Ω(x), with gradients, and the road taken."""
+    try:
+        return _argmax(rows, settings)
+    except RuntimeError as error:
+        omega = rows.omega
+        penalized = isinstance(omega, Penalized)
+        parts = [*omega.base.leaves(), omega.penalty] if penalized else [*omega.leaves()]
+        checks.refuse_length(parts, rows.x, rows.dim, error)
+        raise
+
+
+def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     omega = rows.omega
     seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
     with transforms.full_precision(rows.x.device.type):

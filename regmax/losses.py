@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from . import checks, fenchel_young, functional, recipes, transforms
 from .layer import RegularizedMax
-from .plugins import registry
+from .plugins import registry, suggestion
 from .regularizer import Regularizer
 from .rows import HALF, outside_inference
 from .shown import called, show, unusual
@@ -311,7 +311,8 @@ def __getattr__(name: str) -> Any:
         for mapping in registry().mappings():
             if _class_name(mapping) == name:
                 return _named(mapping)
-        raise AttributeError(f"no loss is named {name!r}; accepted: {', '.join(__dir__())}")
+        like = suggestion(name, __dir__())
+        raise AttributeError(f"no loss is named {name!r}{like}; accepted: {', '.join(__dir__())}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -7,11 +7,12 @@ error when that name is asked for, and only then.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -149,12 +150,28 @@ class Registry:
             raise PluginError(
                 f"the {kind} name {name!r} is claimed by {claims}; uninstall one of them"
             )
+        raise self.unknown(kind, name, sorted(known))
+
+    def unknown(self, kind: str, name: str, known: list[str]) -> PluginError:
+        """That no plugin has that name, and which one may be meant."""
         hint = "" if known else " No plugin is installed: install regmax itself (pip install -e .)."
         if self.faults:
             hint += f" Failed plugins: {'; '.join(self.faults)}."
-        raise PluginError(
-            f"no {kind} is named {name!r}; accepted: {', '.join(sorted(known)) or '(none)'}.{hint}"
+        means = {}
+        if kind == "regularizer":
+            means = {mapping: offers[0].name for mapping, offers in self._mappings.items()}
+        return PluginError(
+            f"no {kind} is named {name!r}{suggestion(name, known, means)}; "
+            f"accepted: {', '.join(known) or '(none)'}.{hint}"
         )
+
+
+def suggestion(name: str, known: Iterable[str], means: Mapping[str, str] | None = None) -> str:
+    """`` (did you mean 'gini'?)`` for "ginni", or nothing. ``means``: for other names."""
+    meant = {**(means or {}), **{each: each for each in known}}
+    like = {each.lower(): each for each in meant}
+    found = difflib.get_close_matches(name.lower(), like, 1, 0.7)
+    return f" (did you mean {meant[like[found[0]]]!r}?)" if found else ""
 
 
 def _name(cls: Any, kind: str) -> str:
@@ -186,6 +203,13 @@ def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "no distribution"
 
 
+def required(cls: type[Any]) -> list[str]:
+    """The arguments of the constructor that have no default."""
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    items = parameters_of(cls).items()
+    return [k for k, p in items if p.default is p.empty and p.kind not in many]
+
+
 def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any:
     """``cls(**hyper)``; the TypeError for a wrong keyword says what is accepted."""
     accepted = parameters_of(cls)
@@ -195,9 +219,7 @@ def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any
             f"{kind} {name!r} has no hyperparameter {', '.join(map(repr, unknown))}; "
             f"accepted: {', '.join(accepted) or '(none)'}"
         )
-    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    required = [k for k, p in accepted.items() if p.default is p.empty and p.kind not in many]
-    missing = [key for key in required if key not in hyper]
+    missing = [key for key in required(cls) if key not in hyper]
     if missing:
         needed = ", ".join(f"{key}=..." for key in missing)
         raise TypeError(f"{kind} {name!r} needs {needed}; got {', '.join(hyper) or 'nothing'}")

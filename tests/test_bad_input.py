@@ -291,13 +291,118 @@ def test_closed_form_at_fault(formula, match):
         RegularizedMax(omega)(X)
 
 
-def test_tensor_inside_of_another_length():
-    class Weighted(Regularizer):
-        def __init__(self, w):
-            self.w = w
+class Weighted(Regularizer):
+    """A vector for rows of its length, which it does not declare."""
 
-        def value(self, y):
-            return (self.w * y * y).sum(-1)
+    def __init__(self, w):
+        self.w = w
 
-    with pytest.raises(RuntimeError, match="size"):
-        RegularizedMax(Weighted(torch.ones(5)))(X)
+    def value(self, y):
+        return (self.w * y * y).sum(-1)
+
+
+class WithFormula(Weighted):
+    def closed_form(self, x, gamma, mask=None):
+        return f.sparsemax(x / self.w)
+
+
+class Coupled(Weighted):
+    def value(self, y):
+        return ((y @ torch.diag(self.w).to(y)) * y).sum(-1)
+
+
+class WeightedPenalty(regmax.Penalty):
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y, mask=None):
+        return (self.w * y).sum(-1)
+
+    def prox(self, v, step, mask=None):
+        return v - step * self.w
+
+    def groups(self, z, mask=None):
+        return torch.arange(z.shape[-1]).expand(z.shape)
+
+    def subgradient(self, y, near, step, mask=None):
+        return (step * self.w).expand_as(y)
+
+
+FIVE = torch.ones(5)
+OF_FIVE = {
+    "Weighted": lambda: Weighted(FIVE),
+    "WithFormula": lambda: WithFormula(FIVE),
+    "Coupled": lambda: Coupled(FIVE),
+    "WeightedPenalty": lambda: GINI + WeightedPenalty(FIVE),
+}
+OF_FIVE_IN_PARTS = {
+    "Weighted": lambda: 2 * (Weighted(FIVE) + GINI) + 0.1 * regmax.penalty("tv"),
+    "WeightedPenalty": lambda: Weighted(torch.ones(3)) + WeightedPenalty(FIVE),
+}
+
+
+@pytest.mark.parametrize("of_five", [OF_FIVE, OF_FIVE_IN_PARTS], ids=["alone", "in parts"])
+def test_tensor_inside_of_another_length(of_five):
+    for name, omega in of_five.items():
+        layer = RegularizedMax(omega())
+        loss = regmax.FenchelYoungLoss(omega())
+        said = rf"{name}\.value\(y\) takes rows of 5 entries, and x has 3 along dim=1.*entries = 5"
+        for call in (layer, layer.max, layer.solve, layer.explain, torch.func.vmap(layer)):
+            with pytest.raises(ValueError, match=said.replace("dim=1", "dim=")):
+                call(X)
+        with pytest.raises(ValueError, match=said):
+            loss(X, torch.tensor([0, 2]))
+        with pytest.raises(ValueError, match=said.replace("dim=1", "dim=0")):
+            RegularizedMax(omega(), dim=0)(X.T)
+        with pytest.raises(ValueError, match=said):
+            regmax.crosscheck(omega(), X, "generic")
+
+
+def test_a_length_that_is_declared():
+    class Declared(Weighted):
+        entries = 5
+
+    with pytest.raises(ValueError, match=r"x must have 5 entries.* as Declared\(.*made for; got 3"):
+        RegularizedMax(Declared(FIVE))(X)
+
+
+def test_other_faults_of_sizes_stay_what_they_are():
+    omega = omega_of(lambda y: (y * y.new_ones(3, 4)).sum(-1))  # for no row at all
+    with pytest.raises(RuntimeError, match=r"size of tensor a \(3\)"):
+        RegularizedMax(omega)(X)
+
+
+# -- suggestions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "meant"),
+    [
+        (lambda: regmax.regularizer("ginni"), PluginError, "gini"),
+        (lambda: regmax.regularizer("Tsalis"), PluginError, "tsallis"),
+        (lambda: regmax.regularizer("sparsemx"), PluginError, "gini"),
+        (lambda: regmax.penalty("grid-tv"), PluginError, "grid_tv"),
+        (lambda: f.sparsmax, AttributeError, "sparsemax"),
+        (lambda: regmax.losses.SparsmaxLoss, AttributeError, "SparsemaxLoss"),
+        (lambda: RegularizedMax(Square(), solver="newtn")(X), PluginError, "newton"),
+        (lambda: regmax.crosscheck(GINI, X, "cvxpylayer"), PluginError, "cvxpylayers"),
+        (lambda: regmax.nn.attention(X, X, X, "entmx15"), ValueError, "entmax15"),
+        (lambda: regmax.nn.attention(X, X, X, "ginni"), ValueError, "gini"),
+    ],
+)
+def test_a_name_that_is_nearly_right(call, error, meant):
+    with pytest.raises(error, match=rf"\(did you mean '{meant}'\?\)"):
+        call()
+
+
+def test_the_name_of_a_mapping_in_place_of_a_regularizers():
+    with pytest.raises(
+        PluginError, match=r"'entmax15' \(did you mean 'tsallis'\?\); accepted: ent"
+    ):
+        regmax.regularizer("entmax15")
+
+
+def test_nothing_is_suggested_for_what_is_like_nothing():
+    with pytest.raises(PluginError) as raised:
+        regmax.regularizer("quantile regression")
+    assert "did you mean" not in str(raised.value)

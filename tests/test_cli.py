@@ -71,14 +71,18 @@ class Demanding(regmax.Regularizer):
         return self.price * y.square().sum(-1)
 
 
-@pytest.fixture
-def planted(monkeypatch):
-    """A registry in which some plugin offers ``lie``, ``raises`` and ``demanding``."""
+def offer(monkeypatch, extra):
+    """Make some plugin offer more regularizers."""
     found = registry()
-    extra = {"lie": Lie, "raises": Raises, "demanding": Demanding}
     names, get = found.names, found.get
     monkeypatch.setattr(found, "names", lambda k: names(k) | (extra if k == "regularizer" else {}))
     monkeypatch.setattr(found, "get", lambda k, n: extra.get(n) or get(k, n))
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """A registry in which some plugin offers ``lie``, ``raises`` and ``demanding``."""
+    offer(monkeypatch, {"lie": Lie, "raises": Raises, "demanding": Demanding})
 
 
 class TestMain:
@@ -226,13 +230,16 @@ class TestValidate:
         assert "gini         ok" in out
         assert "ZeroDivisionError" in json.loads(path.read_text())["reports"]["raises"]["error"]
 
-    def test_a_plugin_without_defaults_fails_alone(self, planted, capsys):
-        assert main(["validate", "--against", "generic"]) == 1
-        out = capsys.readouterr().out
-        assert "demanding    FAILED" in out
-        assert "needs price=..." in out
-        assert "6 of 9 agree" in out
-        assert main(["validate", "demanding:price=2", "--against", "generic"]) == 0
+    def test_a_plugin_without_defaults_is_left_to_those_who_name_it(self, capsys, monkeypatch):
+        offer(monkeypatch, {"demanding": Demanding})
+        assert main(["validate", "--against", "generic"]) == 0
+        out = capsys.readouterr()
+        assert "demanding" not in out.out
+        assert "6 of 6 agree" in out.out
+        assert out.err.startswith("left out: demanding has no default for price; name it: ")
+        assert "'demanding(price=...)'" in out.err
+        for text in ("demanding:price=2", "demanding(price=2)"):
+            assert main(["validate", text, "--against", "generic"]) == 0
 
     def test_a_contested_name_is_a_warning(self, capsys, monkeypatch):
         monkeypatch.setattr(validate, "contested", lambda found: ["the name 'x' is claimed by"])
@@ -245,6 +252,26 @@ class TestValidateRefuses:
         message = refused(capsys, "validate", "nonsense")
         assert "'nonsense'" in message
         assert "entropy, gini" in message
+
+    @pytest.mark.parametrize(
+        ("typed", "meant"),
+        [
+            ("ginni", "gini"),
+            ("sparsmax", "sparsemax"),
+            ("gini + 0.1*grid_tvv", "grid_tv"),
+            ("tsalis(alpha=1.5) + 0.1*tv", "tsallis"),
+        ],
+    )
+    def test_a_name_that_is_nearly_right(self, typed, meant, capsys):
+        message = refused(capsys, "validate", typed)
+        assert f"(did you mean '{meant}'?)" in message
+        assert "entropy, gini, oscar, pnorm, tsallis, tv, entmax, entmax15, fusedmax" in message
+
+    def test_a_solver_or_backend_that_is_nearly_right(self, capsys):
+        message = refused(capsys, "validate", "gini", "--against", "cvxpylayer")
+        assert "(did you mean 'cvxpylayers'?)" in message
+        argv = ("plot", "gini", "--kind", "convergence", "--solver", "newtn")
+        assert "(did you mean 'newton'?)" in refused(capsys, *argv)
 
     def test_unknown_backend(self, capsys):
         message = refused(capsys, "validate", "gini", "--against", "generic,oracle")

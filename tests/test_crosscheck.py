@@ -502,3 +502,19 @@ def test_higher_dimensions_and_seeds():
     assert first.pairs[0].max_dvjp == again.pairs[0].max_dvjp
     x = scores(4)
     assert crosscheck(regmax.regularizer("gini"), x, ("generic",)).problems == 1
+
+
+def test_a_point_off_the_simplex_is_bound_by_its_distance():
+    """A vertex but for negative entries has the distance to Δ in its bound."""
+
+    class Off(Gini):
+        def closed_form(self, x, gamma, mask=None):
+            y = super().closed_form(x, gamma, mask)
+            push = torch.tensor([1e-6, -1e-6, 0, 0], dtype=y.dtype)
+            return y + push
+
+    x = torch.tensor([[9.0, 0.0, 0.0, 0.0]], dtype=F64)
+    report = crosscheck(Off(), x, ("generic",))
+    assert not report.ok
+    assert report.culprits == ["closed form"]
+    assert report.pairs[0].bound_a > 1e-6

@@ -125,7 +125,7 @@ def _every_cone_in_rows() -> Iterator[None]:
         yield
         return
     with _CONES:
-        kinds = getattr(interface, "DIR_CONE_KINDS", frozenset())
+        kinds: frozenset[str] = getattr(interface, "DIR_CONE_KINDS", frozenset())
         interface.DIR_CONE_KINDS = frozenset()
         try:
             yield

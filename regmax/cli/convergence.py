@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import plots
 from ..backends.generic import definition
 from ..layer import RegularizedMax
+from ..plugins import suggestion
 from ..regularizer import Regularizer
 from ..solution import Solution
 from .common import UsageError, table, working
@@ -67,7 +68,8 @@ def solvers(wanted: str | None) -> list[str]:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         got = ", ".join(map(repr, unknown)) or repr(wanted)
-        raise UsageError(f"--solver must name solvers: {', '.join(known)}; got {got}")
+        like = suggestion(unknown[0], known) if unknown else ""
+        raise UsageError(f"--solver must name solvers: {', '.join(known)}; got {got}{like}")
     return names
 
 

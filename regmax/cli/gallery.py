@@ -12,7 +12,7 @@ from ..plugins import Registry
 from ..regularizer import Regularizer
 from .common import UsageError, note, working
 from .convergence import converge, made_up
-from .names import named
+from .names import named, with_defaults
 
 TOGETHER = {"curves": 2, "surface": 3, "simplex": 3}
 """The kinds that show several Ω on one picture, and for how many entries these must be made."""
@@ -24,7 +24,7 @@ def run(found: Registry, gamma: float, folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {folder}: {error.strerror or error}") from error
-    names = list(found.regularizers())
+    names = with_defaults(found)
     sound: dict[str, Regularizer] = {}
     for number, name in enumerate(names, start=1):
         try:

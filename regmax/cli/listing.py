@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+from .. import shown
 from ..errors import PluginWarning
 from ..penalty import Penalized, Penalty
 from ..plugins import KINDS, Offer, Registry, registry
@@ -108,11 +109,12 @@ def penalty_row(offer: Offer) -> list[str]:
 
 def hyperparameters(cls: type[Any]) -> str:
     """``lam=0.1, exact=True``; a name alone has no default."""
-    parts = [
-        key if p.default is p.empty else f"{key}={p.default!r}"
-        for key, p in inspect.signature(cls).parameters.items()
-        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-    ]
+    with shown.short():
+        parts = [
+            key if p.default is p.empty else f"{key}={shown.show(p.default)}"
+            for key, p in inspect.signature(cls).parameters.items()
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
     return ", ".join(parts) or "-"
 
 

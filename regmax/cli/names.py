@@ -8,12 +8,25 @@ from typing import Any
 
 from ..errors import PluginError
 from ..penalty import Penalty
-from ..plugins import Registry, instance
+from ..plugins import Registry, instance, required, suggestion
 from ..regularizer import Regularizer
-from .common import UsageError
+from .common import UsageError, note
 
 ACCEPTED = "NAME, NAME:key=number,..., or an expression such as 'tsallis(alpha=1.5) + 0.1*tv'"
 _OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul}
+
+
+def with_defaults(found: Registry) -> list[str]:
+    """The names that can be made without arguments; of the others a note says how to name them."""
+    names = []
+    for name, cls in found.regularizers().items():
+        needed = required(cls)
+        if needed:
+            call = f"{name}({', '.join(f'{key}=...' for key in needed)})"
+            note(f"left out: {name} has no default for {', '.join(needed)}; name it: '{call}'")
+        else:
+            names.append(name)
+    return names
 
 
 def named(found: Registry, text: str) -> tuple[str, Regularizer]:
@@ -61,8 +74,11 @@ def _regularizer(found: Registry, name: str, hyper: dict[str, Any]) -> Regulariz
     if name not in found.regularizers() and name in found.mappings():
         cls = found.mapping(name)
         hyper = {**cls.presets.get(name, {}), **hyper}
-    else:
+    elif name in found.regularizers() or name in (o.name for o in found.offers("regularizer")):
         cls = found.get("regularizer", name)
+    else:
+        known = [*found.regularizers(), *found.mappings()]
+        raise found.unknown("regularizer or mapping", name, known)
     omega: Regularizer = instance(cls, "regularizer", name, hyper)
     return omega
 
@@ -110,7 +126,8 @@ def _one(
     try:
         return _regularizer(found, name, hyper)
     except PluginError as error:
-        known = f"; penalties: {', '.join(penalties)}" if penalties else ""
+        like = "" if "did you mean" in str(error) else suggestion(name, penalties)
+        known = f"; penalties: {', '.join(penalties)}{like}" if penalties else ""
         raise UsageError(f"{text}: {str(error).rstrip('.')}{known}") from error
 
 

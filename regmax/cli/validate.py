@@ -19,7 +19,7 @@ from ..regularizer import Regularizer
 from ..report import Report
 from .common import UsageError, note, table, working
 from .listing import contested, quiet_registry
-from .names import named
+from .names import named, with_defaults
 from .scores import builtin, load
 
 DEFAULT_AGAINST = ("generic", "cvxpylayers")
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.names:
         omegas: list[tuple[str, Subject]] = [named(found, text) for text in arguments.names]
     else:
-        omegas = [by_default(found, name) for name in found.regularizers()]
+        omegas = [by_default(found, name) for name in with_defaults(found)]
     if not omegas:
         raise UsageError("no regularizer is installed: install regmax itself (pip install -e .)")
     against = backends(found, arguments.against)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import PluginError
 from ..operators import parameters_of
-from ..plugins import registry
+from ..plugins import registry, suggestion
 from ..regularizer import Regularizer
 
 
@@ -21,8 +21,10 @@ def named(name: str) -> Regularizer:
         if name in found.mappings():
             raise  # two plugins claim it
         if name not in found.names("regularizer"):
-            accepted = ", ".join(sorted({*found.mappings(), *found.names("regularizer")}))
-            raise ValueError(f"omega must be one of {accepted}; got {name!r}") from None
+            known = sorted({*found.mappings(), *found.names("regularizer")})
+            raise ValueError(
+                f"omega must be one of {', '.join(known)}; got {name!r}{suggestion(name, known)}"
+            ) from None
         cls = found.get("regularizer", name)
     preset: dict[str, Any] = cls.presets.get(name, {})
     missing = [

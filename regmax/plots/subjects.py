@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import shown
 from ..layer import RegularizedMax
 from ..regularizer import Regularizer
 from .style import PALETTE
@@ -29,8 +30,9 @@ def label(omega: Regularizer) -> str:
     """``fusedmax(lam=0.1)``: the mapping with its hyperparameters; without one, Ω as it prints."""
     names = [omega.mapping] if isinstance(omega.mapping, str) else list(omega.mapping)
     if not names:
-        return repr(omega)
-    inner = omega.extra_repr()
+        return str(omega)
+    with shown.short():
+        inner = omega.extra_repr()
     return f"{names[0]}({inner})" if inner else names[0]
 
 
