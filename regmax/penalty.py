@@ -58,7 +58,9 @@ class Penalty(Operand, ABC):
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """argmin_z ½‖z − v‖² + step·R(z); members of a group are bit-for-bit equal.
 
-        ``step`` is a number or broadcasts to (*batch, 1). It carries no gradient.
+        ``step`` is a number or broadcasts to (*batch, 1). regmax takes no gradient through it; one
+        that computes outside of autograd gets its gradient from :meth:`with_gradient`, as the
+        built-in ones do.
         """
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -97,6 +99,25 @@ class Penalty(Operand, ABC):
         size = zeros.scatter_add(-1, ids, torch.ones_like(v) if mask is None else mask.to(v.dtype))
         mean = zeros.scatter_add(-1, ids, v) / size.clamp_min(1)
         return mean.gather(-1, ids)
+
+    def with_gradient(
+        self, z: Tensor, v: Tensor, step: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """z = prox(v, step), with its derivatives in v, step and the tensors of this penalty: the
+        average over the groups of z, of v and of −step·u, u ∈ ∂R(z) (2017, Prop. 3)."""
+        if not torch.is_grad_enabled():
+            return z
+        inside = [t for m in self.modules() for t in (*vars(m).values(), *m.parameters(False))]
+        moves = any(isinstance(t, Tensor) and t.requires_grad for t in (step, *inside))
+        if not (moves or v.requires_grad):
+            return z
+        z = z.detach()
+        change = (v - v.detach()).to(z)  # 0, with a derivative
+        if moves:
+            pull = step * self.any_subgradient(z, mask)
+            change = change - (pull - pull.detach()).to(z)
+        change = self.average(change, z, mask)
+        return z + (change if mask is None else torch.where(mask, change, 0))
 
     def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Some element of ∂R(y), by autograd; its mean over each group does not depend on which."""

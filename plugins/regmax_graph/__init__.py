@@ -102,7 +102,7 @@ class GraphTV(regmax.Penalty):
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
         refuse_negative(self._w())
-        return self.graph.prox(v, step, self._w(), mask)
+        return self.with_gradient(self.graph.prox(v, step, self._w(), mask), v, step, mask)
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
         self.graph.check(z)

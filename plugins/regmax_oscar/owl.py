@@ -43,6 +43,17 @@ class Ordered(regmax.Penalty):
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """Isotonic regression of sort(v) − step·(w − w_1), sorted back. In float64 until its
         maximum is shifted to 0: unshifted it may be step·m/2 away, and its rounding as large."""
+        with torch.no_grad():
+            found = self._shifted(v, step, mask)
+        z = self.with_gradient(found, v, step, mask)
+        if z is found:
+            return z
+        largest = low_when_masked(found, mask).argmax(-1, keepdim=True)
+        top = z.gather(-1, largest)  # 0, whatever v is
+        shift = (top - top.detach()).expand_as(z)
+        return z - (shift if mask is None else torch.where(mask, shift, 0))
+
+    def _shifted(self, v: Tensor, step: float | Tensor, mask: Tensor | None) -> Tensor:
         order = low_when_masked(v, mask).argsort(dim=-1, descending=True)
         part = None if mask is None else participating(mask)
         weights = self.ranked(v.double(), mask).detach()

@@ -35,7 +35,7 @@ class ChainTV(regmax.Penalty):
         return torch.where(mask.gather(-1, order)[..., 1:], jumps, 0).sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        return prox_chain_tv(v, step, mask)
+        return self.with_gradient(prox_chain_tv(v, step, mask), v, step, mask)
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
         """{prox > t} depends on v_i < t only through min(t − v_i, 2·step), and the maximum of the

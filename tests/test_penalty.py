@@ -1,0 +1,96 @@
+"""The prox of every penalty has its gradient, in the vector, the step and the penalty's tensors."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import regmax
+
+F64 = torch.float64
+EDGES = [(0, 1), (1, 2), (2, 0), (3, 4)]
+ARGUMENTS = {
+    "graph_tv": {"edges": EDGES, "nodes": 6},
+    "grid_tv": {"shape": (2, 3)},
+    "owl": {"weights": (3.0, 2.5, 2, 1, 0.1, -1)},
+}
+NAMES = regmax.available("penalty")
+MASK = torch.tensor([[True] * 6, [True, False, True, True, True, False], [False] * 6, [True] * 6])
+
+
+def made(name, **more):
+    return regmax.penalty(name, **ARGUMENTS.get(name, {}), **more)
+
+
+def vectors(rows=4, d=6, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, d, generator=generator, dtype=F64)
+
+
+@pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_prox_has_its_gradient(name, mask):
+    v = vectors().requires_grad_()
+    step = torch.tensor([[0.05], [0.1], [0.3], [1.0]], dtype=F64, requires_grad=True)
+    penalty = made(name)
+
+    def prox(v, step):
+        return penalty.prox(v, step, mask)
+
+    assert gradcheck(prox, (v, step))
+    assert gradgradcheck(prox, (v, step))
+    assert gradcheck(lambda v: prox(v, 0.1), (v,))
+    number = torch.tensor(0.2, dtype=F64, requires_grad=True)
+    assert gradcheck(prox, (v.detach(), number))
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("owl", torch.tensor(ARGUMENTS["owl"]["weights"], dtype=F64)),
+        ("graph_tv", torch.tensor([0.3, 1.0, 0.5, 0.8], dtype=F64)),
+    ],
+)
+def test_the_prox_has_the_gradient_of_weights(name, given):
+    options = {**ARGUMENTS[name], "weights": given.requires_grad_()}
+    penalty = regmax.penalty(name, **options)
+    v = vectors()
+
+    def prox(weights):
+        return penalty.__class__(**{**options, "weights": weights}).prox(v, 0.2)
+
+    assert gradcheck(prox, (options["weights"],))
+    (g,) = torch.autograd.grad(penalty.prox(v, 0.2).square().sum(), penalty.weights)
+    assert g.abs().max() > 0.01
+
+
+def test_the_prox_of_a_multiple_has_the_gradient_of_its_factor():
+    lam = torch.tensor(0.3, dtype=F64, requires_grad=True)
+    assert gradcheck(lambda lam, v: (lam * made("tv")).prox(v, 0.5), (lam, vectors()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradient_does_not_move_the_prox(name, dtype):
+    v, penalty = vectors().to(dtype), made(name)
+    plain = penalty.prox(v, 0.1, MASK)
+    assert not plain.requires_grad
+    leaf = v.clone().requires_grad_()
+    z = penalty.prox(leaf, 0.1, MASK)
+    assert z.requires_grad
+    assert z.dtype == dtype
+    assert torch.equal(z, plain)
+    with torch.no_grad():
+        assert not penalty.prox(leaf, 0.1, MASK).requires_grad
+    (g,) = torch.autograd.grad(z.square().sum(), leaf)
+    assert torch.isfinite(g).all()
+    assert (g[~MASK] == 0).all()
+
+
+def test_an_infinite_step_and_a_masked_infinity_have_gradients():
+    v = vectors().requires_grad_()
+    z = made("tv").prox(v, torch.inf)
+    (g,) = torch.autograd.grad(z[:, 0].sum(), v)
+    assert torch.allclose(g, torch.full_like(g, 1 / 6))
+    low = torch.where(MASK, vectors(), -torch.inf).requires_grad_()
+    (g,) = torch.autograd.grad(made("tv").prox(low, 0.1, MASK).square().sum(), low)
+    assert torch.isfinite(g).all()
