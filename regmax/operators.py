@@ -38,7 +38,8 @@ class Operand(nn.Module):
             own = inspect.getmembers(cls, inspect.isfunction)
             cls._methods = {k: cls.__name__ for k, _ in own if k in vars(cls) and k[0] != "_"}
         for name in cls._methods.keys() & vars(cls).keys():
-            if not callable(item := vars(cls)[name]) and not hasattr(item, "__get__"):
+            item = vars(cls)[name]  # None: a class that only others complete
+            if not (item is None or callable(item) or hasattr(item, "__get__")):
                 _refuse_hiding(cls, name)
 
     def __setattr__(self, name: str, item: Any) -> None:
