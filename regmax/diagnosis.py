@@ -202,8 +202,7 @@ def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor
     bend = torch.where(on, ends[2] - 2 * ends[1] + ends[0], 0).abs().amax(-1) / h
     # of the groups of the prox itself, of which those of y may be several in one
     found = averaged(omega.penalty, way, ends[1], problem.mask)
-    off = torch.where(on, found - slope, 0)
-    off = (off - off.sum(-1, keepdim=True) / on.sum(-1, keepdim=True)).abs().amax(-1)
+    off = simplex.tangent(found - slope, on).abs().amax(-1)
     return (off > 1e-4) & (bend < 1e-6)
 
 
