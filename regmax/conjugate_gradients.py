@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import rowwise
 from .simplex import row_dot
 
 Product = Callable[[Tensor], Tensor]
@@ -38,7 +39,7 @@ def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[
     """
     with torch.no_grad():
         s = torch.where(support, scale, 0)
-        q = s / s.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
+        q = s / rowwise.norm(s).clamp_min(torch.finfo(s.dtype).tiny)
 
         def projected(u: Tensor) -> Tensor:
             u = torch.where(support, u, 0)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from . import conjugate_gradients, shown, transforms
+from . import conjugate_gradients, rowwise, shown, transforms
 from .reduced import Reduced
 from .simplex import row_dot, tangent
 
@@ -222,7 +222,7 @@ class Dense(Curvature):
         self.matrix = matrix
 
     def matvec(self, v: Tensor) -> Tensor:
-        return (self.matrix @ v.unsqueeze(-1)).squeeze(-1)
+        return rowwise.matvec(self.matrix, v)
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         """The entries ``index`` (n, m) of the matrices of ``rows`` (n,): (n, m, m)."""
@@ -245,7 +245,7 @@ class Dense(Curvature):
         # PHP + I − P
         p = average.matrix()
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-        return Dense(p @ self.matrix @ p + eye - p)
+        return Dense(rowwise.matmul(rowwise.matmul(p, self.matrix), p) + eye - p)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
@@ -255,9 +255,8 @@ class Dense(Curvature):
         zero = torch.zeros_like(on[..., :1])
         corner = (on.sum(-1, keepdim=True) == 0).to(v.dtype)  # an empty S: w = 0
         bottom = torch.cat([on, corner], -1).unsqueeze(-2)
-        rhs = torch.cat([torch.where(support, v, 0), zero], -1)
-        w = _solve(torch.cat([top, bottom], -2), rhs.unsqueeze(-1))
-        return torch.where(support, w[..., :-1, 0], 0)
+        w = _solve(torch.cat([top, bottom], -2), torch.cat([torch.where(support, v, 0), zero], -1))
+        return torch.where(support, w[..., :-1], 0)
 
     def lowest(self, support: Tensor) -> Tensor:
         h = torch.nan_to_num(self._on(support))
@@ -295,21 +294,29 @@ def _dtype(a: Curvature) -> torch.dtype:
 def _solve(a: Tensor, b: Tensor) -> Tensor:
     """a⁻¹ b. torch.linalg.solve is silently wrong in forward mode, nested (pytorch#196695) or under
     vmap (measured with torch 2.13); its inverse is not."""
-    x: Tensor
+    size = rowwise.whole(a.shape[-1])
+    pads = torch.arange(size, device=a.device) >= a.shape[-1]
+    a = rowwise.square(a, size) + torch.diag(pads.to(a.dtype))
+    found: Tensor
     if transforms.watched((a, b)):
-        x = torch.linalg.inv(a) @ b
+        found = rowwise.times(torch.linalg.inv(a), rowwise.resized(b, size))
     else:
-        x = torch.linalg.solve(a, b)
-    return x
+        found = torch.linalg.solve(a, rowwise.resized(b, size).unsqueeze(-1)).squeeze(-1)
+    return found[..., : b.shape[-1]]
 
 
 def _lowest_across(h: Tensor, normal: Tensor, support: Tensor) -> Tensor:
-    """The smallest eigenvalue of h along {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
-    q = normal / normal.norm(dim=-1, keepdim=True)
-    p = torch.diag_embed(support.to(h.dtype)) - q.unsqueeze(-1) * q.unsqueeze(-2)
-    eye = torch.eye(h.shape[-1], dtype=h.dtype, device=h.device)
+    """The smallest eigenvalue of h, which is 0 off S, along {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
+    size = rowwise.whole(h.shape[-1])
+    h, q = rowwise.square(h, size), rowwise.resized(normal / rowwise.norm(normal), size)
+    off = 1 - rowwise.resized(support.to(h.dtype), size)
     away = h.abs().sum(-1).amax(-1)[..., None, None] + 1  # above every eigenvalue of h
-    low: Tensor = torch.linalg.eigvalsh(p @ h @ p + away * (eye - p))[..., 0]
+    hq = rowwise.matvec(h, q)
+    # P H P + away (I − P), P = I_S − qqᵀ
+    cross = q.unsqueeze(-1) * hq.unsqueeze(-2)
+    qq = q.unsqueeze(-1) * q.unsqueeze(-2)
+    h = h - (cross + cross.mT) + (rowwise.dot(q, hq).unsqueeze(-1) + away) * qq
+    low: Tensor = torch.linalg.eigvalsh(h + away * torch.diag_embed(off))[..., 0]
     return low
 
 
@@ -363,10 +370,10 @@ class MatrixFree(Curvature):
             w = tangent(probe.expand(support.shape), support)
             norm, seen = torch.zeros_like(w[..., 0]), torch.full_like(w[..., 0], torch.inf)
             for _ in range(6):
-                w = w / w.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
+                w = w / rowwise.norm(w).clamp_min(torch.finfo(w.dtype).tiny)
                 scale = self._scaling(support)
                 w, quotient = conjugate_gradients.solve(self.product, w, support, scale)
-                norm, seen = w.norm(dim=-1), torch.minimum(seen, quotient)
+                norm, seen = rowwise.norm(w).squeeze(-1), torch.minimum(seen, quotient)
             low = torch.where(seen > 0, 0.5 / norm, seen)
             return torch.where(_single(support), torch.inf, low)
 

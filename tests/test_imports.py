@@ -23,6 +23,7 @@ LAYERS = (
         "operators",
         "shown",
         "reduced",
+        "rowwise",
         "conjugate_gradients",
     ),
     ("kernels",),
