@@ -16,7 +16,7 @@ from torch import Tensor
 from . import simplex
 from .errors import RegularizerError
 from .optimality import Problem
-from .penalty import Penalized, averaged, group_ids, proxed, value_of
+from .penalty import value_of
 from .regularizer import Definition
 from .simplex import row_dot
 
@@ -34,9 +34,9 @@ def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
         slack = 1e-9 * (1 + value.abs() + row_dot(point, problem.z.abs()).squeeze(-1))
         again = (problem.objective(y) - value).abs() > slack
         if bool(again.any()):
-            at = _first(again)
+            at = first(again)
             return (
-                f"value gives other numbers when it is called again at y = {_shown(y[at])} "
+                f"value gives other numbers when it is called again at y = {shown(y[at])} "
                 f"(row {at}): it must depend on y alone, not on a state or on chance"
             )
         odd = (torch.arange(value.numel(), device=y.device) % 2 == 1).view(value.shape)
@@ -45,9 +45,9 @@ def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
             other = simplex.normalize(torch.where(problem.mask, other, 0))
         moved = ((problem.objective(other) - value).abs() > slack) & ~odd
         if bool(moved.any()):
-            at = _first(moved)
+            at = first(moved)
             return (
-                f"value at y = {_shown(y[at])} (row {at}) changes when other rows change: it must "
+                f"value at y = {shown(y[at])} (row {at}) changes when other rows change: it must "
                 "reduce over the last dimension alone"
             )
     return None
@@ -83,16 +83,19 @@ def refuted(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
                     continue
                 excess = low + strength * bent * (0 if what.startswith("a point") else 1)
                 if bool((excess > slack).any()):
-                    at = _first(excess > slack)
+                    at = first(excess > slack)
                     row = at[2:]
                     where = (
-                        f"by {excess[at].item():.3g} between y = {_shown(y[row])} and "
-                        f"{_shown(ends[at[1:]])}, next to {_shown(points[1:][at])} (row {row})"
+                        f"by {excess[at].item():.3g} between y = {shown(y[row])} and "
+                        f"{shown(ends[at[1:]])}, next to {shown(points[1:][at])} (row {row})"
                     )
                     if said is not None:
                         declared = problem.beta[row].item()  # type: ignore[index]
                         return f"Ω {said}, β = {declared:.6g}: {what} raised by β {where}"
-                    return f"Ω is not convex, or autograd does not see all of its value: {what} {where}"
+                    return (
+                        "Ω is not convex, or autograd does not see all of its value: "
+                        f"{what} {where}"
+                    )
     return None
 
 
@@ -108,102 +111,6 @@ def _along(problem: Problem, points: Tensor, way: Tensor) -> tuple[Tensor, Tenso
     linear = torch.where(on, points * problem.z, 0)
     size = terms.abs().sum(-1) + linear.abs().sum(-1) + value.detach().abs()
     return value.detach() - linear.sum(-1), terms.sum(-1), size
-
-
-def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
-    """Why the methods of a penalty cannot all be right, or None.
-
-    The certificate of y rests on u ∈ λ∂R(p), p at or next to y, which ``subgradient`` gave or
-    ``prox`` implies: no s may have λR(s) < λR(p) + ⟨u, s − p⟩. Members of a group are equal, and
-    what ``prox`` does to small changes is to average over the groups.
-    """
-    omega, mask = problem.omega, problem.mask
-    if not isinstance(omega, Penalized):
-        return None
-    who = type(omega.penalty).__name__
-    with torch.no_grad():
-        u, p = problem.penalty_subgradient(y)
-        low, s = _above_subgradient(problem, omega, u, p)
-        if bool((low > 0).any()):
-            at = _first(low > 0)
-            method = "subgradient" if problem.structured else "prox"
-            return (
-                f"{who}.{method} and {who}.value do not fit: at p = {_shown(p[at[1:]])} it gives "
-                f"the subgradient {_shown(u[at[1:]])} of λR, but λR at {_shown(s[at])} is less "
-                f"than λR(p) + ⟨u, s − p⟩ by {low[at].item():.3g} (row {at[1:]})"
-            )
-        if not problem.structured:
-            return None
-        ids, on = group_ids(omega.penalty, y, mask), problem.participants()
-        size = torch.zeros_like(y).scatter_add(-1, ids, on.to(y.dtype)).clamp_min(1)
-        mean = torch.zeros_like(y).scatter_add(-1, ids, torch.where(on, y, 0)) / size
-        apart = on & ((mean.gather(-1, ids) - y).abs() > 1e-12)
-        wrong = apart.any(-1) | _averages_otherwise(problem, omega, y)
-        if bool(wrong.any()):
-            at = _first(wrong)
-            return (
-                f"{who}.groups and {who}.prox do not fit: at y = {_shown(y[at])} the groups are "
-                f"{ids[at].tolist()[:8]}, and they are not what prox keeps together (row {at})"
-            )
-    return None
-
-
-def _above_subgradient(
-    problem: Problem, omega: Penalized, u: Tensor, p: Tensor
-) -> tuple[Tensor, Tensor]:
-    """By how much λR(p) + ⟨u, s − p⟩ exceeds λR(s), beyond rounding, at points s: (points, *batch)
-    and the points. Along u − λ∇R near p, ascended for a few steps, and to some points far away."""
-    on, mask = problem.participants(), problem.mask
-    lam = omega.lam.squeeze(-1) if isinstance(omega.lam, Tensor) and omega.lam.ndim else omega.lam
-
-    def weighted(s: Tensor) -> Tensor:
-        on_s = None if mask is None else mask.expand(s.shape)
-        return lam * omega.penalty.value(s, on_s)
-
-    def slope(s: Tensor) -> Tensor:
-        with torch.enable_grad():
-            at = s.detach().requires_grad_()
-            (g,) = torch.autograd.grad(weighted(at).sum(), at, allow_unused=True)
-        return torch.zeros_like(s) if g is None else torch.where(on, torch.nan_to_num(g), 0)
-
-    u = torch.where(on, u, 0)
-    if problem.structured:  # on Δ a multiple of Σs is constant
-        u = simplex.tangent(u, on)
-    here, tiny = weighted(p), torch.finfo(p.dtype).tiny
-    points = [torch.zeros_like(p), 2 * p, simplex.uniform(p, mask), torch.where(on, p + 1, 0)]
-    zeros = torch.where(p == 0, 1.0, 0.0)
-    for part in (torch.ones_like(p), zeros, 1 - zeros):
-        way = torch.where(on, part * u, 0)
-        for k in range(6):
-            way = way / way.norm(dim=-1, keepdim=True).clamp_min(tiny)
-            points += [p + reach * way for reach in ((1e-1, 1e-3, 1e-5) if k in (0, 5) else ())]
-            points += [p - 1e-3 * way] if k == 0 else []
-            rise = part * (u - slope(p + 1e-5 * way))
-            if problem.structured:
-                rise = part * simplex.tangent(rise, on)
-            way = rise if k == 0 else way + rise / u.norm(dim=-1, keepdim=True).clamp_min(tiny)
-    if problem.structured:
-        points = [p + simplex.tangent(s - p, on) for s in points]
-    s = torch.stack(points)
-    there, linear = weighted(s), (torch.where(on, u * (s - p), 0)).sum(-1)
-    size = here.abs() + there.abs() + (u * s).abs().sum(-1) + (u * p).abs().sum(-1)
-    return here + linear - there - 512 * torch.finfo(p.dtype).eps * size, s
-
-
-def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor:
-    """Rows in which the prox next to y is differentiable, and its derivative no average over the
-    groups of y."""
-    on, h = problem.participants(), 1e-6
-    v = y + problem.slope(y)
-    way = simplex.tangent(simplex.generic(y, 3.1) - 1 / y.shape[-1], on)
-    way = way / way.norm(dim=-1, keepdim=True).clamp_min(1e-30)
-    ends = [proxed(omega.penalty, v + k * h * way, omega.lam, problem.mask) for k in (-1, 0, 1)]
-    slope = torch.where(on, ends[2] - ends[0], 0) / (2 * h)
-    bend = torch.where(on, ends[2] - 2 * ends[1] + ends[0], 0).abs().amax(-1) / h
-    # of the groups of the prox itself, of which those of y may be several in one
-    found = averaged(omega.penalty, way, ends[1], problem.mask)
-    off = simplex.tangent(found - slope, on).abs().amax(-1)
-    return (off > 1e-4) & (bend < 1e-6)
 
 
 @dataclass(frozen=True)
@@ -273,12 +180,12 @@ def contradicted(problem: Problem, y: Tensor, rows: Tensor) -> str | None:
                 size = torch.where(known, got.nan_to_num(0, 0, 0).abs() + expected.abs(), 0)
                 wrong = (off > torch.finfo(y.dtype).eps ** 0.5 * size.amax(-1)) & rows
                 if bool(wrong.any()):
-                    at = _first(wrong)
-                    along = f" for v = {_shown(v[at])}" if "v" in what else ""
+                    at = first(wrong)
+                    along = f" for v = {shown(v[at])}" if "v" in what else ""
                     return (
-                        f"{name}.{method} contradicts {name}.value: at y = {_shown(point[at])} "
-                        f"(row {at}) {what}{along} is {_shown(got[at])} by it, and "
-                        f"{_shown(expected[at])} by autograd through value, off by "
+                        f"{name}.{method} contradicts {name}.value: at y = {shown(point[at])} "
+                        f"(row {at}) {what}{along} is {shown(got[at])} by it, and "
+                        f"{shown(expected[at])} by autograd through value, off by "
                         f"{off[at].item():.2g}"
                     )
     return None
@@ -349,8 +256,8 @@ def _not_finite(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> st
     for point in s.points:
         wrong = ~torch.isfinite(problem.smooth.value(point)) & failed
         if bool(wrong.any()):
-            at = _first(wrong)
-            return f"Ω is not finite at y = {_shown(point[at])} (row {at[1:]})"
+            at = first(wrong)
+            return f"Ω is not finite at y = {shown(point[at])} (row {at[1:]})"
     return None
 
 
@@ -362,10 +269,10 @@ def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> st
         for point in s.points[k : k + 2]:
             wrong = wrong & (point.amax(-1) < 1 - 1e-6)  # log(1 − y) has no digits at a vertex
         if bool(wrong.any()):
-            at = _first(wrong)
+            at = first(wrong)
             return (
-                f"Ω is not convex: from y = {_shown(s.points[k][at])} on towards "
-                f"{_shown(s.points[k + 1][at])} its slope falls (row {at[1:]})"
+                f"Ω is not convex: from y = {shown(s.points[k][at])} on towards "
+                f"{shown(s.points[k + 1][at])} its slope falls (row {at[1:]})"
             )
     return None
 
@@ -407,9 +314,9 @@ def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None
     wrong = (stays & (length > 1e-3)).squeeze(-1) & inside.all(-1) & failed
     if not bool(wrong.any()):
         return None
-    at = _first(wrong)
+    at = first(wrong)
     return (
-        f"Ω is not differentiable at y = {_shown(s.point(low)[at])}: its slope jumps by "
+        f"Ω is not differentiable at y = {shown(s.point(low)[at])}: its slope jumps by "
         f"{(jumps[1] / length.clamp_min(1e-30))[at].item():.3g} there (row {at[1:]}); write the "
         "kink as a regmax.Penalty, or smooth it, √(t² + 1e-6) for |t|"
     )
@@ -424,18 +331,20 @@ def _flat(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | No
     wrong = (none & inside).squeeze(-1) & failed
     if not bool(wrong.any()):
         return None
-    at = _first(wrong)
+    at = first(wrong)
     return (
-        f"Ω is not strictly convex: around y = {_shown(y[at[1:]])} it has no curvature from "
-        f"{_shown(s.a[at])} to {_shown(s.b[at])}, so that the maximiser is not unique "
+        f"Ω is not strictly convex: around y = {shown(y[at[1:]])} it has no curvature from "
+        f"{shown(s.a[at])} to {shown(s.b[at])}, so that the maximiser is not unique "
         f"(row {at[1:]}); add a multiple of ½‖y‖²"
     )
 
 
-def _first(wrong: Tensor) -> tuple[int, ...]:
+def first(wrong: Tensor) -> tuple[int, ...]:
+    """Where the first of them is."""
     return tuple(int(i) for i in wrong.nonzero()[0])
 
 
-def _shown(y: Tensor) -> str:
+def shown(y: Tensor) -> str:
+    """A row for a message."""
     numbers = ", ".join(f"{v:.4g}" for v in y.tolist()[:8])
     return f"[{numbers}{', …' if y.shape[-1] > 8 else ''}]"

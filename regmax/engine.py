@@ -19,7 +19,6 @@ from .roads import Road, Settings, check_composed, closed_form, report, solves, 
 from .rows import Rows, prepare
 from .solution import Solution, Status
 
-
 F64 = torch.float64
 
 
@@ -91,8 +90,9 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
         return _argmax(rows, settings)
     except RuntimeError as error:
         omega = rows.omega
-        penalized = isinstance(omega, Penalized)
-        parts = [*omega.base.leaves(), omega.penalty] if penalized else [*omega.leaves()]
+        parts: list[Any] = [*omega.leaves()]
+        if isinstance(omega, Penalized):
+            parts = [*omega.base.leaves(), omega.penalty]
         checks.refuse_length(parts, rows.x, rows.dim, error)
         raise
 

@@ -16,7 +16,6 @@ from .diagnosis import (
     check_start,
     contradicted,
     diagnose,
-    mistaken_penalty,
     refuted,
     unsteady,
 )
@@ -30,6 +29,7 @@ from .regularizer import Regularizer, checked_value, overrides
 from .rows import Rows
 from .solution import Trace
 from .solvers import Solved, Solver, choose, chosen, merged, solve
+from .subgradients import mistaken_penalty
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -142,8 +142,8 @@ def check_composed(
     y: Tensor,
     settings: Settings,
 ) -> None:
-    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: a penalty that anybody
-    wrote, a base that calls itself permutation-invariant. A penalty with a kernel is left to the
+    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: anybody wrote the
+    penalty, and the base calls itself permutation-invariant. A penalty with a kernel is left to the
     kit, as closed forms are."""
     if overrides_kernel(omega.penalty) or y.numel() == 0:
         return
@@ -162,7 +162,7 @@ def sampled(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, y: Tensor
 ) -> tuple[Problem, Tensor]:
     """Some rows as one batch dimension, in float64."""
-    batch, d = x.shape[:-1], x.shape[-1]
+    batch = x.shape[:-1]
     rows = x[..., 0].numel()
     count = min(rows, LOOKED_AT)
     at = torch.linspace(0, rows - 1, count, device=x.device).round().long()
@@ -248,7 +248,7 @@ def _searched(
     """The best of the solvers, and what Ω breaks where they do not arrive. It is looked for early:
     at a kink a solver would spend all that it may."""
     budget = settings.max_iter
-    quick = [solver for solver in solvers if solver.SOON < budget]
+    quick = [solver for solver in solvers if budget > solver.SOON]
     if quick and settings.trace is None:
         found = _in_turn(problem, quick[:2], tol, None)
         failed = ~(found.certificate.error_bound <= tol)

@@ -23,10 +23,10 @@ class Rows:
     """Scores as Ω and the solvers see them.
 
     ``x`` (*batch, d) is float32 or float64 and finite; the largest participating entry of a row is
-    0 and each row has a participant; ``dtype`` is that of the scores that came; ``mask`` is None where all take part. ``gamma`` and the
-    hyperparameters of ``omega`` are floats or have size 1 in their last dimension. ``empty`` and
-    ``spoilt`` mark rows, (*batch, 1), that had no participant, or a NaN or +inf among them; None
-    where there are none.
+    0 and each row has a participant; ``dtype`` is that of the scores that came. ``mask`` is None
+    where all take part. ``gamma`` and the hyperparameters of ``omega`` are floats or have size 1 in
+    their last dimension. ``empty`` and ``spoilt`` mark rows, (*batch, 1), that had no participant,
+    or a NaN or +inf among them; None where there are none.
     """
 
     x: Tensor

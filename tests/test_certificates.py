@@ -1,6 +1,7 @@
 """No answer is used before it is put in order and certified: solvers, penalties and Ω that anybody
 wrote, in the dtype of the answer."""
 
+import itertools
 import warnings
 
 import pytest
@@ -278,7 +279,7 @@ class GroupNorm(Penalty):
         import cvxpy
 
         ends = [sum(self.sizes[:k]) for k in range(len(self.sizes) + 1)]
-        return sum(cvxpy.norm(y[a:b]) for a, b in zip(ends, ends[1:], strict=False))
+        return sum(cvxpy.norm(y[a:b]) for a, b in itertools.pairwise(ends))
 
 
 class Distances(Penalty):

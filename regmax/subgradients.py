@@ -1,0 +1,108 @@
+"""Whether the methods of a penalty fit its value: a certificate rests on the subgradients that they
+give, and a derivative on their groups."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import simplex
+from .diagnosis import first, shown
+from .optimality import Problem
+from .penalty import Penalized, averaged, group_ids, proxed
+
+
+def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
+    """Why the methods of a penalty cannot all be right, or None.
+
+    The certificate of y rests on u ∈ λ∂R(p), p at or next to y, which ``subgradient`` gave or
+    ``prox`` implies: no s may have λR(s) < λR(p) + ⟨u, s − p⟩. Members of a group are equal, and
+    what ``prox`` does to small changes is to average over the groups.
+    """
+    omega, mask = problem.omega, problem.mask
+    if not isinstance(omega, Penalized):
+        return None
+    who = type(omega.penalty).__name__
+    with torch.no_grad():
+        u, p = problem.penalty_subgradient(y)
+        low, s = _above_subgradient(problem, omega, u, p)
+        if bool((low > 0).any()):
+            at = first(low > 0)
+            method = "subgradient" if problem.structured else "prox"
+            return (
+                f"{who}.{method} and {who}.value do not fit: at p = {shown(p[at[1:]])} it gives "
+                f"the subgradient {shown(u[at[1:]])} of λR, but λR at {shown(s[at])} is less "
+                f"than λR(p) + ⟨u, s − p⟩ by {low[at].item():.3g} (row {at[1:]})"
+            )
+        if not problem.structured:
+            return None
+        ids, on = group_ids(omega.penalty, y, mask), problem.participants()
+        size = torch.zeros_like(y).scatter_add(-1, ids, on.to(y.dtype)).clamp_min(1)
+        mean = torch.zeros_like(y).scatter_add(-1, ids, torch.where(on, y, 0)) / size
+        apart = on & ((mean.gather(-1, ids) - y).abs() > 1e-12)
+        wrong = apart.any(-1) | _averages_otherwise(problem, omega, y)
+        if bool(wrong.any()):
+            at = first(wrong)
+            return (
+                f"{who}.groups and {who}.prox do not fit: at y = {shown(y[at])} the groups are "
+                f"{ids[at].tolist()[:8]}, and they are not what prox keeps together (row {at})"
+            )
+    return None
+
+
+def _above_subgradient(
+    problem: Problem, omega: Penalized, u: Tensor, p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """By how much λR(p) + ⟨u, s − p⟩ exceeds λR(s), beyond rounding, at points s: (points, *batch)
+    and the points. Along u − λ∇R near p, ascended for a few steps, and to some points far away."""
+    on, mask = problem.participants(), problem.mask
+    lam = omega.lam.squeeze(-1) if isinstance(omega.lam, Tensor) and omega.lam.ndim else omega.lam
+
+    def weighted(s: Tensor) -> Tensor:
+        on_s = None if mask is None else mask.expand(s.shape)
+        return lam * omega.penalty.value(s, on_s)
+
+    def slope(s: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = s.detach().requires_grad_()
+            (g,) = torch.autograd.grad(weighted(at).sum(), at, allow_unused=True)
+        return torch.zeros_like(s) if g is None else torch.where(on, torch.nan_to_num(g), 0)
+
+    u = torch.where(on, u, 0)
+    if problem.structured:  # on Δ a multiple of Σs is constant
+        u = simplex.tangent(u, on)
+    here, tiny = weighted(p), torch.finfo(p.dtype).tiny
+    points = [torch.zeros_like(p), 2 * p, simplex.uniform(p, mask), torch.where(on, p + 1, 0)]
+    zeros = torch.where(p == 0, 1.0, 0.0)
+    for part in (torch.ones_like(p), zeros, 1 - zeros):
+        way = torch.where(on, part * u, 0)
+        for k in range(6):
+            way = way / way.norm(dim=-1, keepdim=True).clamp_min(tiny)
+            points += [p + reach * way for reach in ((1e-1, 1e-3, 1e-5) if k in (0, 5) else ())]
+            points += [p - 1e-3 * way] if k == 0 else []
+            rise = part * (u - slope(p + 1e-5 * way))
+            if problem.structured:
+                rise = part * simplex.tangent(rise, on)
+            way = rise if k == 0 else way + rise / u.norm(dim=-1, keepdim=True).clamp_min(tiny)
+    if problem.structured:
+        points = [p + simplex.tangent(s - p, on) for s in points]
+    s = torch.stack(points)
+    there, linear = weighted(s), (torch.where(on, u * (s - p), 0)).sum(-1)
+    size = here.abs() + there.abs() + (u * s).abs().sum(-1) + (u * p).abs().sum(-1)
+    return here + linear - there - 512 * torch.finfo(p.dtype).eps * size, s
+
+
+def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor:
+    """Rows in which the prox next to y is differentiable, and its derivative no average over the
+    groups of y."""
+    on, h = problem.participants(), 1e-6
+    v = y + problem.slope(y)
+    way = simplex.tangent(simplex.generic(y, 3.1) - 1 / y.shape[-1], on)
+    way = way / way.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    ends = [proxed(omega.penalty, v + k * h * way, omega.lam, problem.mask) for k in (-1, 0, 1)]
+    slope = torch.where(on, ends[2] - ends[0], 0) / (2 * h)
+    bend = torch.where(on, ends[2] - 2 * ends[1] + ends[0], 0).abs().amax(-1) / h
+    # of the groups of the prox itself, of which those of y may be several in one
+    found = averaged(omega.penalty, way, ends[1], problem.mask)
+    off = simplex.tangent(found - slope, on).abs().amax(-1)
+    return (off > 1e-4) & (bend < 1e-6)
