@@ -17,7 +17,7 @@ from . import fused
 from .expressions import unscaled, unweighted
 from .fused import kernel_of
 from .kernels import Kernel
-from .penalty import Penalized
+from .penalty import Penalized, averaged
 from .regularizer import Regularizer
 from .rows import Rows
 from .simplex import row_dot
@@ -88,7 +88,7 @@ class _Prox(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor) -> Any:
         s, mask = ctx.saved_tensors
         s = s.detach()
-        w = ctx.penalty.average(v, s, mask)
+        w = averaged(ctx.penalty, v, s, mask)
         if mask is not None:
             w = torch.where(mask, w, 0)
         along = None

@@ -128,7 +128,11 @@ class Condition:
     def _by_gradient(self) -> Hessian:
         if not self._written:
             return self._by_value
-        return Hessian(self.smooth.grad, self.z, self.smooth.separable)
+        return Hessian(self._slope, self.z, self.smooth.separable)
+
+    def _slope(self, y: Tensor) -> Tensor:
+        """∇Ω(y) as Ω writes it."""
+        return like(self.smooth.grad(y), y, f"{type(self.smooth).__name__}.grad")
 
     def local(self, y: Tensor, verified: bool = False) -> Local:
         """∇Ω and ∇²Ω of the smooth part at y, its zeros lifted; the last point is remembered.
@@ -202,7 +206,7 @@ class Condition:
 
     def smooth_gradient(self, y: Tensor) -> Tensor:
         """∇Ω(y) of the smooth part."""
-        return like(self.smooth.grad(simplex.inward(y)), y, f"{type(self.smooth).__name__}.grad")
+        return self._slope(simplex.inward(y))
 
     def curvature(self, y: Tensor) -> Curvature:
         """∇²Ω(y) of the smooth part."""
@@ -295,6 +299,11 @@ class Condition:
         if declared is None:
             return None
         shape = (*self.z.shape[:-1], 1)
+        if not isinstance(declared, Tensor | int | float):
+            raise TypeError(
+                f"{who(self.smooth)}.strong_convexity must be a number, a Tensor or None; got "
+                f"{type(declared).__name__}"
+            )
         beta = torch.as_tensor(declared, dtype=self.z.dtype, device=self.z.device)
         beta = beta if beta.ndim else beta.reshape(1)
         if len(shape) < beta.ndim or any(

@@ -17,7 +17,7 @@ from . import simplex
 from .errors import RegularizerError
 from .optimality import Problem
 from .penalty import value_of
-from .regularizer import Definition
+from .regularizer import Definition, like
 from .simplex import row_dot
 
 TOP = 4
@@ -167,7 +167,8 @@ def contradicted(problem: Problem, y: Tensor, rows: Tensor) -> str | None:
             looks = []
             with torch.no_grad():
                 if leaf.claims("grad"):
-                    looks.append(("grad", "∇Ω", leaf.grad(point), truth.grad(point)))
+                    got = like(leaf.grad(point), point, f"{name}.grad")
+                    looks.append(("grad", "∇Ω", got, truth.grad(point)))
                 if leaf.claims("curvature") or leaf.separable:
                     method = "curvature" if leaf.claims("curvature") else "separable"
                     by_value = truth.curvature(point).matvec(v)

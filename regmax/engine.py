@@ -14,7 +14,7 @@ from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import ConvergenceWarning, RegularizerError
 from .optimality import Certificate, Problem
 from .penalty import Penalized, who
-from .regularizer import Regularizer, overrides
+from .regularizer import Regularizer, like, overrides
 from .roads import Road, Settings, check_composed, closed_form, report, solves, travel
 from .rows import Rows, prepare
 from .solution import Solution, Status
@@ -49,6 +49,11 @@ def _certified(
         found = wide.read(y.detach())
         certificate = problem.tested(found)
         path = f"the mapping of {who(wide.omega)}"
+        _check_exact(wide, found, Road(found, path, ""))
+        tiny = (found > 0) & (found < torch.finfo(y.dtype).eps ** 2) & ~certificate.support
+        if bool(tiny.any()):
+            at = tuple(int(i) for i in tiny.nonzero()[0])
+            raise RegularizerError(f"{path} gives {found[at].item():.3g} at {at}, where y is 0")
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
         _check_product(wide, problem, found, certificate, x, y, path, settings)
@@ -157,6 +162,8 @@ def smooth_max(rows: Rows, y: Tensor) -> Tensor:
             best = None
             if overrides(omega, "conjugate"):
                 best = omega.conjugate(rows.x, gamma, rows.mask)
+            if best is not None:
+                _check_conjugate(omega, best, value, rows)
             if best is None:  # at the exact zeros of y, where Ω is finite there
                 best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
             best = torch.where(torch.isfinite(best), best, value)
@@ -165,6 +172,35 @@ def smooth_max(rows: Rows, y: Tensor) -> Tensor:
         else:
             value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)
     return rows.restore_rows(value + rows.shift.squeeze(-1))
+
+
+def _check_conjugate(omega: Regularizer, best: Any, value: Tensor, rows: Rows) -> None:
+    """Refuse a max_Ω that is not ⟨y, x⟩ − γΩ(y)."""
+    name = f"{who(omega)}.conjugate"
+    like(best, value, name)
+    if transforms.may_look(best):
+        tol = 1e-6 if value.dtype == F64 else 1e-3
+        size = 1 + value.abs() + rows.x.abs().amax(-1)
+        wrong = torch.isfinite(value) & ~((best - value).abs() <= tol * size)
+        if bool(wrong.any()):
+            at = tuple(int(i) for i in wrong.nonzero()[0])
+            raise RegularizerError(
+                f"{name} is {best[at].item():.6g} at row {at}, where ⟨y, x⟩ − γΩ(y) is "
+                f"{value[at].item():.6g}, both less the largest score"
+            )
+
+
+def _check_exact(rows: Rows, y: Tensor, road: Road) -> None:
+    """Refuse an answer that is off the simplex: below 0, or not 0 where masked."""
+    wrong = y < 0
+    if rows.mask is not None:
+        wrong = wrong | (~rows.mask & (y != 0))
+    if bool(wrong.any()):
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        raise RegularizerError(
+            f"{who(rows.omega)}, {road.path}: y must be >= 0, and 0 where masked; got "
+            f"{y[at].item():.3g} at {at}"
+        )
 
 
 def solution(
@@ -186,6 +222,8 @@ def solution(
     if y0 is not None:
         settings = replace(settings, start=rows.start(y0))
     y, road = argmax(rows, settings)
+    if omega.exact:
+        _check_exact(rows, y.detach(), road)
     answer = rows.restore(y)
     with torch.no_grad():
         wide = prepare(omega, x, gamma, dim, mask, wide=True)

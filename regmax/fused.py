@@ -40,14 +40,14 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
 @functools.cache
 def _trusted(cls: type[Regularizer]) -> bool:
     """Whether ``kernel`` comes with the definitions that it computes, or after them."""
+    own = depth(cls, "kernel") < cls.__mro__.index(Regularizer)
+    return own and all(depth(cls, "kernel") <= depth(cls, name) for name in REPLACED)
+
+
+def depth(cls: type[Any], name: str) -> int:
+    """How far up the classes that ``cls`` inherits from ``name`` is defined."""
     order = cls.__mro__
-
-    def depth(name: str) -> int:
-        return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
-
-    return depth("kernel") < order.index(Regularizer) and all(
-        depth("kernel") <= depth(name) for name in REPLACED
-    )
+    return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
 
 
 @functools.cache

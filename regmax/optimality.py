@@ -303,7 +303,8 @@ class Problem(Condition):
             low = self.inverse(y, self.support(y), verified=self._written).lowest
         wrong = (low <= 0) & (self.participants().sum(-1) > 1)  # of one participant Δ is a point
         if bool(wrong.any()):
-            wrong = wrong & ((low < 0) | (self._hidden(y) <= 1e-6))
+            hidden = self._hidden(y)
+            wrong = wrong & ((low < -hidden) | (hidden <= 1e-6))
         if bool(wrong.any()):
             row = tuple(int(i) for i in wrong.nonzero()[0])
             raise RegularizerError(

@@ -130,6 +130,11 @@ def proxed(penalty: Penalty, v: Tensor, step: float | Tensor, mask: Tensor | Non
     return like(penalty.prox(v, step, mask), v, f"{type(penalty).__name__}.prox")
 
 
+def valued(penalty: Penalty, y: Tensor, mask: Tensor | None) -> Tensor:
+    """``penalty.value(y, mask)``, refused with a message unless it is one number per row."""
+    return like(penalty.value(y, mask), y[..., 0], f"{type(penalty).__name__}.value")
+
+
 def group_ids(penalty: Penalty, z: Tensor, mask: Tensor | None) -> Tensor:
     """``penalty.groups(z, mask)``, refused with a message unless they are ids in [0, d)."""
     ids = penalty.groups(z, mask)
@@ -196,7 +201,7 @@ class Penalized(Regularizer):
         """Ω of the participants of y alone."""
         if mask is not None and mask.shape != y.shape:
             mask = mask.expand(y.shape)
-        total: Tensor = self.base.value(y) + self.per_row("lam") * self.penalty.value(y, mask)
+        total: Tensor = self.base.value(y) + self.per_row("lam") * valued(self.penalty, y, mask)
         return total
 
     def as_cvxpy(self, y: Any) -> Any:

@@ -135,7 +135,14 @@ class Regularizer(Operand):
 
     def seen(self, y: Tensor) -> Tensor:
         """y as derivatives see it: positive, and as small as this Ω can take it."""
-        return positive(y, self.smallest(torch.finfo(y.dtype).tiny))
+        info = torch.finfo(y.dtype)
+        floor = self.smallest(info.tiny)
+        if not isinstance(floor, Tensor) and not floor <= info.eps:
+            raise RegularizerError(
+                f"{type(self).__name__}.smallest must be at most the rounding of y, {info.eps:g}: "
+                f"smaller entries are taken for it; got {floor:g}"
+            )
+        return positive(y, floor)
 
     # -- structure ---------------------------------------------------------------------------
 
@@ -232,10 +239,10 @@ def like(found: Any, y: Tensor, who: str) -> Tensor:
     return found
 
 
-def checked_value(omega: Regularizer, y: Tensor) -> Tensor:
+def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Tensor:
     """Ω(y), refused with a message unless it is one finite number per row."""
     value = omega.value(y)
-    who = f"{type(omega).__name__}.value"
+    who = f"{name or type(omega).__name__}.value"
     if not isinstance(value, Tensor):
         raise TypeError(f"{who}(y) must return a Tensor; got {type(value).__name__}")
     if value.shape != y.shape[:-1]:

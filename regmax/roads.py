@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -21,7 +22,7 @@ from .diagnosis import (
 )
 from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from .expressions import unscaled, unweighted
-from .fused import kernel_of, values
+from .fused import depth, kernel_of, values
 from .optimality import Certificate, Problem
 from .penalty import Penalized, Penalty, who
 from .plugins import registry
@@ -145,7 +146,7 @@ def check_composed(
     """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: anybody wrote the
     penalty, and the base calls itself permutation-invariant. A penalty with a kernel is left to the
     kit, as closed forms are."""
-    if overrides_kernel(omega.penalty) or y.numel() == 0:
+    if with_kernel(type(unweighted(omega.penalty, 1.0)[0])) or y.numel() == 0:
         return
     with torch.no_grad():
         tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
@@ -153,9 +154,13 @@ def check_composed(
         report(problem, y, problem.tested(y), tol, settings, path)
 
 
-def overrides_kernel(penalty: Penalty) -> bool:
-    inner, _ = unweighted(penalty, 1.0)
-    return type(inner).kernel is not Penalty.kernel
+@functools.cache
+def with_kernel(cls: type[Penalty]) -> bool:
+    """Whether a penalty comes with compiled code that knows all that it computes."""
+    methods = ("value", "prox", "groups", "subgradient", "average")
+    return cls.kernel is not Penalty.kernel and all(
+        depth(cls, "kernel") <= depth(cls, name) for name in methods
+    )
 
 
 def sampled(
@@ -213,7 +218,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         return Road(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
-    checked_value(omega, simplex.inward(problem.initial()))
+    checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
     if settings.solver == "auto":
         solvers, why = choose(problem)
@@ -227,7 +232,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
             )
     tol = settings.tolerance(z.dtype)
     found, defect = _searched(problem, solvers, tol, settings)
-    checked_value(omega, simplex.inward(found.y))
+    checked_value(omega, simplex.inward(found.y), who(omega))
     problem.check_convex(found.y, found.certificate.lowest)
     problem.check_strong_convexity(found.y)
     for look in (unsteady, refuted):

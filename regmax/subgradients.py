@@ -9,7 +9,7 @@ from torch import Tensor
 from . import simplex
 from .diagnosis import first, shown
 from .optimality import Problem
-from .penalty import Penalized, averaged, group_ids, proxed
+from .penalty import Penalized, averaged, group_ids, proxed, valued
 
 
 def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
@@ -60,7 +60,7 @@ def _above_subgradient(
 
     def weighted(s: Tensor) -> Tensor:
         on_s = None if mask is None else mask.expand(s.shape)
-        return lam * omega.penalty.value(s, on_s)
+        return lam * valued(omega.penalty, s, on_s)
 
     def slope(s: Tensor) -> Tensor:
         with torch.enable_grad():
