@@ -20,6 +20,9 @@ REASONS = {
     "lacks_program",
     "not_recordable",
     "refuted",  # what Ω breaks
+    "unsteady",
+    "mistaken_penalty",
+    "_missing",
     "contradicted",
     "_not_finite",
     "_not_convex",
