@@ -14,12 +14,13 @@ hand-written backward. :func:`dense_jacobian` is the formula as printed, to comp
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from itertools import chain
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import simplex, transforms
 from .curvature import Inverse
@@ -165,25 +166,66 @@ def alias(t: Tensor) -> Tensor:
 
 def may_hide_tensors(omega: Regularizer) -> bool:
     """Whether Ω may depend on tensors that are no attributes: not where a class declares its
-    hyperparameters and writes its gradient down."""
+    hyperparameters and writes its gradient down, and neither it nor its attributes hold one."""
     leaves = smooth_part(omega).leaves()
-    held = (v for m in omega.modules() for k, v in vars(m).items() if not k.startswith("_"))
-    return any(
-        leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves
-    ) or any(isinstance(v, (dict, *_SEQUENCES)) and _hides(v) for v in held)
-
-
-_SEQUENCES = (list, tuple, set, frozenset)
-_PLAIN = frozenset((int, float, complex, bool, str, type(None)))
-
-
-def _hides(items: Iterable[Any]) -> bool:
-    """Whether a container holds more than numbers and names, and containers of these."""
-    items = list(items.values() if isinstance(items, dict) else items)
-    more = set(map(type, items)) - _PLAIN
-    if not more.issubset(_SEQUENCES):
+    if any(leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves):
         return True
-    return bool(more) and _hides(chain.from_iterable(t for t in items if type(t) not in _PLAIN))
+    held = (
+        v
+        for m in omega.modules()
+        for k, v in vars(m).items()
+        if type(v) not in _PLAIN and k not in _OF_MODULES and not isinstance(v, Tensor)
+    )
+    return any(map(_hides, held)) or any(
+        _closes_over(type(leaf))  # type: ignore[arg-type]
+        for leaf in leaves
+    )
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+_PLAIN = frozenset((int, float, complex, bool, str, type(None)))
+_SEQUENCES = (list, tuple, set, frozenset)
+_MOST = 1000
+"""How many containers and objects are looked into."""
+
+
+@functools.cache
+def _closes_over(cls: type[Regularizer]) -> bool:
+    """Whether what a class defines holds a floating tensor."""
+    own = cls.__mro__[: cls.__mro__.index(Regularizer)]
+    return any(_hides(item) for c in own for item in vars(c).values())
+
+
+def _hides(item: Any, seen: set[int] | None = None) -> bool:
+    """Whether a floating tensor is inside of what is no attribute: an entry of a container, an
+    attribute of an object, what a function closes over or finds under a global name."""
+    if isinstance(item, Tensor):
+        return item.is_floating_point()
+    if type(item) in _PLAIN or isinstance(item, type | ModuleType):
+        return False
+    seen = set() if seen is None else seen
+    if id(item) in seen:
+        return False
+    seen.add(id(item))
+    return len(seen) > _MOST or any(_hides(each, seen) for each in _inside(item))
+
+
+def _inside(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, _SEQUENCES):
+        return () if _PLAIN.issuperset(map(type, item)) else item
+    if isinstance(item, FunctionType):
+        try:
+            closed_over = [cell.cell_contents for cell in item.__closure__ or ()]
+        except ValueError:  # one is not yet filled
+            closed_over = []
+        named = map(item.__globals__.get, item.__code__.co_names)
+        return [*closed_over, *(v for v in named if isinstance(v, Tensor))]
+    if isinstance(item, property | staticmethod | classmethod | MethodType | functools.partial):
+        names = ("fget", "__func__", "__self__", "func", "args", "keywords")
+        return [getattr(item, name, None) for name in names]
+    return getattr(item, "__dict__", {}).values()
 
 
 def objective(
@@ -267,16 +309,17 @@ def _through_hidden(y: Tensor, z: Tensor, omega: Regularizer, tensors: dict[str,
     known = omega.with_tensors({name: t.detach() for name, t in tensors.items()})
     leaf = y.detach().requires_grad_()
     gradient = known.grad(known.seen(leaf))
-    if _leaves(gradient) <= {leaf}:
+    if leaves(gradient) <= {leaf}:
         return z
     once: Tensor = _Once.apply(gradient, z, *tensors.values())  # type: ignore[no-untyped-call]
     return z - (once - once.detach())
 
 
-def _leaves(t: Tensor) -> set[Tensor]:
-    """The tensors that require grad at the ends of the graph of ``t``."""
+def leaves(t: Tensor, ends: Iterable[Any] = ()) -> set[Tensor]:
+    """The tensors that require grad at the ends of the graph of ``t``, which is not followed past
+    the nodes ``ends``."""
     found: set[Tensor] = set()
-    seen: set[Any] = set()
+    seen: set[Any] = set(ends)
     stack = [t.grad_fn]
     while stack:
         node = stack.pop()

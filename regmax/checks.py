@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from . import transforms
+from .transforms import PLAIN
+from .wrappers import dense, is_dtensor
 
 
 def scores(x: Any, dim: Any, name: str = "x") -> tuple[Tensor, int]:
@@ -77,12 +79,16 @@ def mask(mask: Any, x: Tensor) -> Tensor | None:
         raise TypeError(f"mask must be a bool torch.Tensor or None; got {type(mask).__name__}")
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
+    if type(mask) not in PLAIN:
+        mask = dense("mask", mask, x)
     try:
-        return mask.to(x.device).expand(x.shape)
+        expanded: Tensor = mask.to(x.device).expand(x.shape)
     except RuntimeError:
+        dense("mask", mask, x)
         raise ValueError(
             f"mask must broadcast to x: mask has shape {tuple(mask.shape)}, x {tuple(x.shape)}"
         ) from None
+    return expanded
 
 
 def hyperparameter(
@@ -93,18 +99,27 @@ def hyperparameter(
     Tensors are looked into where that costs no synchronisation: on the CPU, in plain PyTorch.
     """
     if isinstance(item, Tensor):
-        if not item.dtype.is_floating_point:
-            raise TypeError(f"{name} must be a float or a floating tensor; got {item.dtype}")
-        if not transforms.may_look(item):
-            return item
-        if item.numel() == 1 and holds(number := item.item()) and math.isfinite(number):
-            return item
-        right = holds(item.detach()) & torch.isfinite(item.detach())
+        t: Tensor = item
+        if not t.dtype.is_floating_point:
+            raise TypeError(f"{name} must be a float or a floating tensor; got {t.dtype}")
+        if type(t) not in PLAIN and not is_dtensor(t):
+            t = dense(name, t)
+        if not transforms.may_look(t):
+            return t
+        try:
+            if not t.data_ptr():
+                dense(name, t)
+            if t.numel() == 1 and holds(number := t.item()) and math.isfinite(number):
+                return t
+            right = holds(t.detach()) & torch.isfinite(t.detach())
+        except RuntimeError:  # from a layout without strides, which is named
+            dense(name, t)
+            raise
         if not bool(right.all()):
             at = tuple(int(i) for i in (~right).nonzero()[0])
-            where = f" at index {at}" if item.ndim else ""
-            raise ValueError(f"{name} must be {accepted}; got {item[at].item():g}{where}")
-        return item
+            where = f" at index {at}" if t.ndim else ""
+            raise ValueError(f"{name} must be {accepted}; got {t[at].item():g}{where}")
+        return t
     if isinstance(item, torch.SymFloat | torch.SymInt):
         # a number that torch.compile keeps open, and, in a product, puts into a tensor by itself
         open_number: Any = item
@@ -150,6 +165,8 @@ def per_row(
 
     Where a tensor cannot be looked into, numbers out of range become NaN, and so will their rows.
     """
+    if isinstance(item, Tensor) and (item.is_meta or type(item) not in PLAIN):
+        item = dense(name, item, x)
     if accepted is not None:
         item = hyperparameter(name, item, *accepted)
     laid_out = aligned(name, item, x, dim)

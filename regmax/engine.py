@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, composition, fused, opaque, simplex, transforms
+from . import checks, composition, fused, opaque, sharded, simplex, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
 from .errors import ConvergenceWarning, RegularizerError
 from .optimality import Certificate, Problem
@@ -18,6 +19,7 @@ from .regularizer import Regularizer, like, overrides
 from .roads import Road, Settings, check_composed, closed_form, report, solves, travel
 from .rows import Rows, prepare
 from .solution import Solution, Status
+from .wrappers import dense, is_dtensor
 
 F64 = torch.float64
 
@@ -26,12 +28,21 @@ def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
     """Π_Ω(x), as the user calls it."""
-    if settings.certify:
+    if settings.certify and not is_dtensor(x):  # that is certified where it lies
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
-        y = fused.argmax(omega, x, gamma, dim, mask)
+        try:
+            y = fused.argmax(omega, x, gamma, dim, mask)
+        except RuntimeError:  # from a tensor without strides or memory, which is named
+            dense("x", x)
+            for name, t in {"mask": mask, "gamma": gamma, **omega.tensors(fixed=True)}.items():
+                dense(name, t, x)
+            raise
         if y is not None:
             return y
+    if is_dtensor(x):
+        own = functools.partial(mapping, settings=settings)
+        return sharded.mapping(own, omega, x, gamma, dim, mask)
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     return rows.restore(argmax(rows, settings)[0])
 
@@ -105,6 +116,7 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
 def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
     omega = rows.omega
     seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
+    seen = seen or (transforms.dual_level() and omega.exact)
     with transforms.full_precision(rows.x.device.type):
         if not omega.exact:
             if seen:
@@ -214,9 +226,11 @@ def solution(
 ) -> Solution:
     """Π_Ω(x) with its certificate: that of the answer in its own dtype, for the scores as they came
     and not as their dtype rounds what is made of them."""
-    if transforms.compiling() or transforms.transforming():
+    meta = isinstance(x, Tensor) and x.is_meta
+    if transforms.compiling() or transforms.transforming() or meta:
         raise NotImplementedError(
-            "a certificate looks at numbers, which transforms and tracers hide: call solve outside"
+            "a certificate looks at numbers, which transforms, tracers and the meta device hide: "
+            "call solve outside"
         )
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     if y0 is not None:

@@ -25,6 +25,7 @@ from .regularizer import Regularizer, frozen
 from .roads import Settings, solves
 from .rows import HALF, Rows, aligned, prepare
 from .targets import F64, Target, in_blocks, omega_at
+from .wrappers import dense
 
 
 def losses(
@@ -43,7 +44,7 @@ def losses(
     nothing takes part; +inf where the target is masked; NaN where a participant is NaN or +inf:
     all without gradient.
     """
-    x, dim = checks.scores(x, dim)
+    x, dim = checks.scores(dense("x", x), dim)
     checks.entries(x, dim, omega.entries, omega)
     if isinstance(mask, Tensor) and torch.is_grad_enabled():
         mask = mask.clone()  # a second backward reads it, when it may have been written to
@@ -58,6 +59,7 @@ def losses(
     tensors = omega.tensors(fixed=True)
     if (
         transforms.watched((x, gamma, *tensors.values(), *target))
+        or transforms.dual_level()
         or not omega.exact
         or adjoint.may_hide_tensors(omega)
         or any(isinstance(t, Tensor) and t.requires_grad for t in target)

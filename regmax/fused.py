@@ -11,9 +11,9 @@ import functools
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from . import adjoint, checks, simplex, transforms
+from . import adjoint, checks, simplex, transforms, wrappers
 from .expressions import Scaled
 from .kernels import Kernel, asked
 from .penalty import (
@@ -59,7 +59,7 @@ def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]
 
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
     """Π_Ω(x) with its gradients, or None where no kernel takes it."""
-    if type(x) not in (Tensor, nn.Parameter) or transforms.baking():
+    if type(x) not in transforms.PLAIN or transforms.baking():
         return None
     whole, factors = omega, []
     omega = unpenalized(omega)
@@ -139,7 +139,7 @@ def _per_row(item: float | Tensor, x: Tensor) -> Tensor:
     """A hyperparameter in float64, one number or one for each row of x."""
     if not isinstance(item, Tensor):
         return _constant(item, x.device)
-    t = item.detach().double()
+    t = wrappers.allocated(item.detach()).double()
     if t.numel() == 1:
         return t.reshape(1)
     return t.expand(*x.shape[:-1], 1).reshape(-1)
@@ -147,7 +147,9 @@ def _per_row(item: float | Tensor, x: Tensor) -> Tensor:
 
 def _rows(t: Tensor) -> Tensor:
     """(R, d), the entries of a row adjacent in memory."""
-    t = t.reshape(-1, t.shape[-1]) if t.ndim != 2 else t
+    if t.ndim == 2 and t.stride(1) == 1 and not t.is_neg():
+        return t
+    t = wrappers.allocated(t).reshape(-1, t.shape[-1])
     return t if t.stride(1) == 1 else t.contiguous()
 
 
@@ -155,7 +157,7 @@ def _forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
     gamma, *theta = (_per_row(item, x) for item in numbers)
-    on = None if mask is None else _rows(mask).contiguous()
+    on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
     y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
     if y.shape == x.shape:
         return y, part
@@ -211,8 +213,9 @@ def compiled(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The gradients of x and θ for y's gradient v, by the kernel; ``numbers`` are γ and θ."""
     gamma, *theta = (_per_row(item, y) for item in numbers)
+    v = _rows(wrappers.allocated(v))
     gx, dtheta = kernel.backward(
-        _rows(y), _rows(v), gamma, tuple(theta), None if part is None else _rows(part), any(wants)
+        _rows(y), v, gamma, tuple(theta), None if part is None else _rows(part), any(wants)
     )
     if gx.shape != y.shape:
         gx = gx.view(y.shape)

@@ -24,6 +24,7 @@ from .shown import called, show, unusual
 from .solvers import Solver
 from .targets import Target
 from .transforms import may_look
+from .wrappers import dense, is_dtensor
 
 Reduction = Literal["mean", "sum", "none"]
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -96,6 +97,8 @@ class FenchelYoungLoss(nn.Module):
             raise TypeError(
                 f"weight must be a floating tensor of shape (C,) or None; got {_kind(weight)}"
             )
+        if weight is not None and not is_dtensor(weight):
+            weight = dense("weight", weight)
         if weight is not None and may_look(weight) and not bool((weight >= 0).all()):
             raise ValueError(f"weight must be >= 0; got {weight.min().item():g}")
         if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
@@ -122,7 +125,8 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or with reduction "none" one for each target."""
-        logits, dim = checks.scores(input, self.mapping._along(input), "input")
+        logits, dim = checks.scores(dense("input", input), self.mapping._along(input), "input")
+        target = dense("target", target, logits)
         with transforms.full_precision(logits.device.type):
             loss = self._wide(logits, dim, target, mask)
         return loss.to(self._dtype(logits, target))
@@ -178,12 +182,13 @@ class FenchelYoungLoss(nn.Module):
         return dtype
 
     def _weight(self, x: Tensor) -> Tensor | None:
-        if self.weight is not None and self.weight.shape[0] != x.shape[-1]:
+        weight = dense("weight", self.weight, x)
+        if weight is not None and weight.shape[0] != x.shape[-1]:
             raise ValueError(
-                f"weight must have one number for each class: it has {self.weight.shape[0]}, and "
+                f"weight must have one number for each class: it has {weight.shape[0]}, and "
                 f"input {x.shape[-1]} classes along dim={self.dim}"
             )
-        return None if self.weight is None else self.weight.to(x)
+        return None if weight is None else weight.to(x)
 
     def _index(self, target: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Indices in range, who is ignored, and who is out of range where nobody may look."""

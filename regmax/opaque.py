@@ -54,6 +54,7 @@ def find(rows: Rows, settings: Settings) -> Tensor:
     given = [rows.gamma] if isinstance(rows.gamma, Tensor) else []
     tensors = [t.detach() for t in (*given, *inside.values())]
     x = rows.x.detach()
+    reason = None
     if transforms.tracing() or x.is_meta:
         reason = not_recordable(rows.omega, settings)
         if reason is None:
@@ -62,9 +63,23 @@ def find(rows: Rows, settings: Settings) -> Tensor:
             return recorded
         if transforms.compiling():
             raise NotImplementedError(reason)
+        if x.is_meta:
+            return torch.empty_like(x)
     per_row = frozenset(rows.omega.per_row_tensors())
     recipe = _Recipe(rows.omega.with_tensors, tuple(inside), per_row, number, settings)
-    y: Tensor = _Find.apply(x, rows.mask, recipe, *tensors)  # type: ignore[no-untyped-call]
+    try:
+        y: Tensor = _Find.apply(x, rows.mask, recipe, *tensors)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "escaped from inside a function being vmapped" in str(error):
+            raise NotImplementedError(
+                f"{rows.omega!r} depends on a tensor that vmap maps over and that is not one of "
+                "its attributes (a closure, or a tensor in a container or an object). Store the "
+                "tensor as an attribute of the Regularizer (self.w = w), an nn.Parameter or a "
+                "buffer, or in a nested module"
+            ) from error
+        if reason is not None:
+            raise NotImplementedError(reason) from error
+        raise
     return y
 
 

@@ -280,7 +280,7 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
         (g,) = torch.autograd.grad(total, z, create_graph=True, allow_unused=True)
     if g is None:
         g = torch.zeros_like(y)
-    return g if keep else g.detach()
+    return g if keep else transforms.without_graph(g)
 
 
 def frozen(module: nn.Module) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 from . import checks, simplex, transforms
 from .penalty import unpenalized
 from .regularizer import Regularizer
+from .wrappers import dense
 
 T = TypeVar("T")
 HALF = (torch.float16, torch.bfloat16)
@@ -61,6 +62,7 @@ class Rows:
         It does not matter what it holds in rows without an answer: zeros or NaN, as answers do.
         """
         shape = self.x.movedim(-1, self.dim).shape
+        y0 = dense("y0", y0, self.x)
         if not isinstance(y0, Tensor) or not y0.dtype.is_floating_point:
             got = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
             raise TypeError(f"y0 must be a floating tensor like x; got {got}")
@@ -144,7 +146,7 @@ def prepare(
         raise NotImplementedError(
             "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
         )
-    x, dim = checks.scores(x, dim)
+    x, dim = checks.scores(dense("x", x), dim)
     checks.entries(x, dim, omega.entries, omega)
     takes_part = checks.mask(mask, x)
     dtype = x.dtype
@@ -196,13 +198,16 @@ def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
 
     They are checked at every call: a tensor that learns may leave its range.
     """
+    given = omega.tensors(fixed=True)
+    held = {name: dense(name, t, x) for name, t in given.items()}
     values = {
-        name: t.to(x.dtype)
-        for name, t in omega.tensors(fixed=True).items()
-        if t.dtype.is_floating_point and t.dtype != x.dtype
+        name: t.to(x.dtype) if t.dtype.is_floating_point else t
+        for name, t in held.items()
+        if (t.dtype.is_floating_point and t.dtype != x.dtype) or t is not given[name]
     }
     for prefix, name, owner in omega.declared():
-        item = checks.per_row(name, getattr(owner, name), owner.ranges.get(name), x, dim)
+        item = held[full] if (full := prefix + name) in held else getattr(owner, name)
+        item = checks.per_row(name, item, owner.ranges.get(name), x, dim)
         if isinstance(item, Tensor):
             values[prefix + name] = item
     return unpenalized(omega.with_tensors(values) if values else omega)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from . import transforms
+from .wrappers import kind
 
 LIMIT = 64
 _short = ContextVar("regmax_short", default=False)
@@ -63,6 +64,11 @@ def _(item: tuple) -> str:  # type: ignore[type-arg]
 
 @show.register
 def _(item: Tensor) -> str:
+    what = kind(item)
+    if what is not None:  # a DTensor's entries would have to be fetched
+        if what.startswith(type(item).__name__):
+            what += f" of shape={tuple(item.shape)}"
+        return f"<{what}, {item.dtype}>"
     shape = f"shape={tuple(item.shape)}"
     if item.is_meta or transforms.tracing() or transforms.transforming():
         return f"<tensor of {shape}, {item.dtype}>"

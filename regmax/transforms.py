@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+PLAIN = (Tensor, nn.Parameter)
+"""The types of most tensors: what is of one of them is no wrapper."""
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
@@ -55,22 +57,48 @@ def nesting() -> int:
     return int(torch._C._functorch.maybe_current_level() or 0)
 
 
+def wraps(t: Tensor) -> bool:
+    """Whether t's type computes by itself (``__torch_dispatch__``), as DTensor, nested, masked and
+    fake tensors do: it has no memory, or more, or elsewhere. Ask ``type(t) in PLAIN`` first."""
+    own = type(t).__torch_dispatch__
+    return own is not Tensor.__torch_dispatch__
+
+
+def dual_level() -> bool:
+    """Whether dual numbers are made (``forward_ad.dual_level``): one may be hidden inside Ω."""
+    return forward_ad._current_level >= 0
+
+
 def has_tangent(t: Tensor) -> bool:
     """Whether t is a dual number of forward-mode differentiation."""
     return forward_ad.unpack_dual(t).tangent is not None
+
+
+def without_graph(t: Tensor) -> Tensor:
+    """t, which reverse mode does not follow; its tangent, if it has one, stays."""
+    if not dual_level():
+        return t.detach()
+    with torch.no_grad():
+        return t.clone()
 
 
 def watched(tensors: Iterable[object]) -> bool:
     """Whether anything but plain PyTorch looks at a computation with these inputs."""
     if tracing() or transforming():
         return True
-    duals = forward_ad._current_level >= 0  # there are none outside of a level
-    return any(isinstance(t, Tensor) and (t.is_meta or (duals and has_tangent(t))) for t in tensors)
+    duals = dual_level()  # there are none outside of a level
+    return any(
+        isinstance(t, Tensor)
+        and (t.is_meta or (type(t) not in PLAIN and wraps(t)) or (duals and has_tangent(t)))
+        for t in tensors
+    )
 
 
 def may_look(t: Tensor) -> bool:
     """Whether looking at t's numbers costs no synchronisation and breaks no transform."""
-    return t.device.type == "cpu" and not tracing() and not transforming()
+    if t.device.type != "cpu" or tracing() or transforming():
+        return False
+    return type(t) in PLAIN or not wraps(t)
 
 
 def autocasting(device_type: str) -> bool:

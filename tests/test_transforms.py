@@ -404,6 +404,167 @@ def test_an_omega_of_ones_own():
     torch.testing.assert_close(compiled(x), layer(2 * x) + 1, rtol=0, atol=1e-14)
 
 
+# -- tensors that Ω holds out of sight -----------------------------------------------------------
+
+
+class Box:
+    """Holds a tensor."""
+
+    def __init__(self, w):
+        self.w = w
+
+
+class Hiding(regmax.Regularizer):
+    """``Cubic``, its w somewhere inside of one attribute."""
+
+    def __init__(self, held):
+        self.held = held
+
+    def w(self):
+        (w,) = self.held.values() if isinstance(self.held, dict) else self.held
+        return w
+
+    def value(self, y):
+        return (y.square() / 2 + self.w() * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1)
+
+
+class Private(Hiding):
+    """Declares its hyperparameters and writes its gradient down."""
+
+    hyperparameters = ()
+
+    def __init__(self, held):
+        self._held = held
+
+    def w(self):
+        return self._held.w if isinstance(self._held, Box) else self._held["w"]
+
+    def value(self, y):
+        return (y.square() / 2 + self.w() * y.pow(3)).sum(-1)
+
+    def grad(self, y):
+        return y + 3 * self.w() * y.square()
+
+
+class Plain(Private):
+    """As ``Private``, its tensor an attribute."""
+
+    def __init__(self, w):
+        self.weight = w
+
+    def w(self):
+        return self.weight
+
+
+def closing_over(w):
+    class Closed(Private):
+        def __init__(self):
+            pass
+
+        def w(self):
+            return w
+
+    return Closed()
+
+
+# where w is held, and the Ω that has it as an attribute
+HIDING = {
+    "dict": (lambda w: Hiding({"w": w}), Cubic),
+    "list": (lambda w: Hiding([w]), Cubic),
+    "private dict": (lambda w: Private({"w": w}), Plain),
+    "object": (lambda w: Private(Box(w)), Plain),
+    "closure": (closing_over, Plain),
+    "term of a sum": (
+        lambda w: Hiding([w]) + regmax.regularizer("gini"),
+        lambda w: Cubic(w) + regmax.regularizer("gini"),
+    ),
+    "under a penalty": (
+        lambda w: Private(Box(w)) + 0.1 * regmax.penalty("tv"),
+        lambda w: Plain(w) + 0.1 * regmax.penalty("tv"),
+    ),
+}
+
+
+@pytest.fixture(params=HIDING)
+def hidden(request):
+    """A tensor w, scores, and functions of w that hide it, each with its twin that does not."""
+    w, x = torch.rand(5, dtype=F64, generator=torch.Generator().manual_seed(0)), normal(3, 5) / 2
+
+    def functions(make):
+        index = torch.tensor([0, 1, 2])
+        return (
+            lambda w, x: regmax.RegularizedMax(make(w))(x),
+            lambda w, x: regmax.RegularizedMax(make(w)).max(x),
+            lambda w, x: regmax.FenchelYoungLoss(make(w), reduction="none")(x, index[: len(x)]),
+        )
+
+    return w, x, tuple(zip(*map(functions, HIDING[request.param]), strict=True))
+
+
+def test_hidden_tensors_are_differentiated(hidden):
+    w, x, functions = hidden
+    tangents = normal(5, seed=3), normal(3, 5, seed=4)
+    for hides, shows in functions:
+        j = jacobian(shows, (w, x))
+        same(jacobian(hides, (w, x)), j)
+        for transform in (jacrev, jacfwd):
+            same(transform(hides, (0, 1))(w, x), j)
+        same(jvp(hides, (w, x), tangents), jvp(shows, (w, x), tangents))
+        pushed = (
+            jvp(lambda w, f=shows: f(w, x), (w,), tangents[:1])[1],
+            jvp(lambda x, f=shows: f(w, x), (x,), tangents[1:])[1],
+        )
+        for keep in (True, False):
+            with torch.set_grad_enabled(keep), forward_ad.dual_level():
+                of_w = hides(forward_ad.make_dual(w, tangents[0]), x)
+                of_x = hides(w, forward_ad.make_dual(x, tangents[1]))
+                same(tuple(forward_ad.unpack_dual(y).tangent for y in (of_w, of_x)), pushed)
+
+
+def test_hidden_tensors_under_nested_transforms(hidden):
+    w, x, ((hides, shows), *_) = hidden
+
+    def losses(f):
+        return lambda w: f(w, x).pow(3).sum()
+
+    expected = hessian(losses(shows))(w)
+    same(hessian(losses(hides))(w), expected, atol=1e-9)
+    same(jacrev(grad(losses(hides)))(w), expected, atol=1e-9)
+    rows = functools.partial(vmap, in_dims=(None, 0))
+    same(grad(lambda w: rows(hides)(w, x).pow(3).sum())(w), grad(losses(shows))(w))
+    same(jacfwd(rows(hides))(w, x), jacfwd(shows)(w, x))
+    v, leaf = normal(5, seed=3), w.clone().requires_grad_()
+    with forward_ad.dual_level():  # reverse over forward mode
+        tangent = forward_ad.unpack_dual(hides(forward_ad.make_dual(leaf, v), x)).tangent
+        (got,) = torch.autograd.grad(tangent.pow(3).sum(), leaf)
+    same(got, grad(lambda w: jvp(lambda w: shows(w, x), (w,), (v,))[1].pow(3).sum())(w))
+
+
+@pytest.mark.parametrize("where", HIDING)
+def test_hidden_tensors_beside_compiled_code(where):
+    x, leaf = normal(3, 5) / 2, torch.linspace(0.1, 0.9, 5, dtype=F64).requires_grad_()
+    hides, shows = (regmax.RegularizedMax(make(leaf)) for make in HIDING[where])
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: 2 * hides(2 * x), backend="aot_eager")
+    (got,) = torch.autograd.grad(compiled(x).pow(3).sum(), leaf)
+    same(got, torch.autograd.grad(8 * shows(2 * x).pow(3).sum(), leaf)[0])
+
+
+def test_hidden_tensors_that_are_mapped_over_are_refused(hidden):
+    w, x, functions = hidden
+    many = torch.stack([w, 1 - w, w / 2])
+    for hides, shows in functions:
+        assert vmap(shows, (0, None))(many, x).shape[0] == 3
+        for f in (
+            lambda f=hides: vmap(f, (0, None))(many, x),
+            lambda f=hides: vmap(f, (0, 0))(many, x[:, None]),
+            lambda f=hides: vmap(jacrev(f), (0, None))(many, x),
+            lambda f=hides: grad(lambda w: vmap(f, (0, None))(w, x).sum())(many),
+        ):
+            with pytest.raises(NotImplementedError, match=r"vmap maps over.*as an attribute"):
+                f()
+
+
 # -- what is refused is refused aloud -----------------------------------------------------------
 
 

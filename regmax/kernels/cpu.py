@@ -18,6 +18,7 @@ from numba import njit, types
 from numba.extending import overload
 from torch import Tensor
 
+from ..wrappers import without_memory
 from . import memory, simd
 from .base import Hyper, Kernel
 from .compiling import compile_cached
@@ -77,6 +78,8 @@ class CompiledRows(Kernel):
                 numbers += (0, 0)
             else:
                 numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
+                if not numbers[-2] and t.numel():
+                    raise without_memory(t)
         over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers))
 
     def forward(

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..wrappers import without_memory
+
 LIMIT = {"gini": 16384, "tsallis": 8192, "pnorm": 8192}
 """The longest row that one program keeps on the chip; half of it in float64."""
 
@@ -54,7 +56,9 @@ def chunks_of(d: int, limit: int) -> tuple[int, int]:
 
 
 def guard(x: Tensor) -> AbstractContextManager[object]:
-    """Kernels start on the current device: make it that of x."""
+    """Kernels start on the current device: make it that of x, which must hold its numbers."""
+    if not x.data_ptr() and x.numel():
+        raise without_memory(x)
     if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(x.device)
