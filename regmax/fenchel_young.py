@@ -84,6 +84,7 @@ def reference(
     """The same by max_Ω and its derivatives."""
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, _ = engine.argmax(rows, settings)
+    target = Target(*(_in_dtype(t, rows.x.dtype) for t in target))
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
     rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
@@ -92,6 +93,10 @@ def reference(
         value = torch.where(target.inside(rows.mask), value, torch.inf)
     spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
     return _filled(value, spoilt, empty, skip)
+
+
+def _in_dtype(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return t.to(dtype) if t is not None and t.is_floating_point() else t
 
 
 def _half(x: Tensor, rows: Rows) -> Tensor:
