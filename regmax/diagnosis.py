@@ -131,7 +131,7 @@ def diagnose(problem: Problem, y: Tensor, failed: Tensor) -> Defect | None:
         return Defect(said, broken=False)
     with torch.no_grad():
         segments = _Segments.of(problem, y)
-        for find in (_not_finite, _not_convex, _kinked, _flat):
+        for find in (_not_finite, _not_convex, _not_bent, _kinked, _flat):
             said = find(problem, segments, y, failed)
             if said is not None:
                 return Defect(said, broken=find in (_not_finite, _not_convex))
@@ -276,6 +276,20 @@ def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> st
                 f"{shown(s.points[k + 1][at])} its slope falls (row {at[1:]})"
             )
     return None
+
+
+def _not_bent(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
+    """A second derivative that autograd does not find."""
+    on = problem.participants()
+    bent = problem.local(y, verified=True).curvature.matvec(torch.where(on, simplex.generic(y), 0))
+    wrong = (on & ~torch.isfinite(bent)).any(-1) & failed
+    if not bool(wrong.any()):
+        return None
+    at = first(wrong)
+    return (
+        f"the second derivative of value is not finite at y = {shown(y[at])}, by autograd (row "
+        f"{at}); that of torch.logaddexp is NaN far from 0, that of softplus is not"
+    )
 
 
 def _kinked(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:

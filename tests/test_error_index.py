@@ -26,6 +26,7 @@ REASONS = {
     "contradicted",
     "_not_finite",
     "_not_convex",
+    "_not_bent",
     "_jump",
     "_flat",
     "check_regularizer",  # what its AssertionError lists
