@@ -289,6 +289,13 @@ class Problem(Condition):
                 along = simplex.tangent(simplex.generic(y), on)
                 low = row_dot(along, curvature.matvec(along)).squeeze(-1)
         self.check_convex(y, torch.where(chosen.view(low.shape), low, torch.inf))
+        if self.beta is not None or on.shape[-1] < 2 or not self.separable:
+            return
+        # where entries differ too: along e_i − e_j of the two that bend least
+        y = simplex.normalize(torch.where(on, simplex.generic(y), 0))
+        h = torch.where(on, self.diagonal(y)[1], torch.inf)
+        low = torch.where(chosen, h.topk(2, largest=False).values.mean(-1).reshape(-1), torch.inf)
+        self.check_convex(y, low.view(on.shape[:-1]))
 
     def check_convex(self, y: Tensor, low: Tensor | None = None) -> None:
         """Refuse an Ω whose curvature along the support of y is not positive: negative, or 0 where
