@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import checks, composition, fused, opaque, sharded, simplex, transforms
 from .adjoint import attach, envelope, may_hide_tensors, objective, restate
-from .errors import ConvergenceWarning, RegularizerError
+from .errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from .optimality import Certificate, Problem
 from .penalty import Penalized, who
 from .regularizer import Regularizer, like, overrides
@@ -252,6 +252,15 @@ def solution(
     if road.solved is not None:
         iterations = rows.restore_rows(road.solved.iterations)
     converged = bound <= settings.tolerance(answer.dtype)
+    status = _status(rows, converged, iterations >= settings.max_iter)
+    missed = (status == Status.BUDGET) | (status == Status.STALLED)
+    if settings.on_failure == "raise" and bool(missed.any()):
+        at = [tuple(int(i) for i in where) for where in missed.nonzero()[:4]]
+        worst = torch.where(missed, bound, 0).max().item()
+        raise ConvergenceError(
+            f"{road.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
+            f"{settings.tolerance(answer.dtype):g} (rows {at}; worst certified error {worst:.2g})"
+        )
     return Solution(
         y=answer,
         value=smooth_max(rows, y).to(answer.dtype),
@@ -261,7 +270,7 @@ def solution(
         converged=converged,
         path=road.path,
         estimated=certificate.estimated,
-        status=_status(rows, converged, iterations >= settings.max_iter),
+        status=status,
         trace=settings.trace and settings.trace.restored(rows.restore_rows),
     )
 

@@ -251,6 +251,8 @@ def test_what_solve_says_is_what_it_does():
         RegularizedMax(kink, on_failure="raise").solve(x)
     sound = solution.status == Status.CONVERGED
     RegularizedMax(kink, on_failure="raise").solve(x[sound])
+    with pytest.raises(ConvergenceError, match="rows are not certified to 1e-12"):
+        RegularizedMax(regmax.regularizer("gini"), tol=1e-12, on_failure="raise").solve(x.float())
 
 
 # -- penalties -------------------------------------------------------------------------------------
