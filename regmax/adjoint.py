@@ -170,15 +170,19 @@ def may_hide_tensors(omega: Regularizer) -> bool:
     leaves = smooth_part(omega).leaves()
     if any(leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves):
         return True
-    held = (
-        v
-        for m in omega.modules()
-        for k, v in vars(m).items()
-        if type(v) not in _PLAIN and k not in _OF_MODULES and not isinstance(v, Tensor)
-    )
-    return any(map(_hides, held)) or any(
+    return hold_tensors(omega) or any(
         _closes_over(type(leaf))  # type: ignore[arg-type]
         for leaf in leaves
+    )
+
+
+def hold_tensors(module: nn.Module) -> bool:
+    """Whether an attribute that is no tensor holds one: a container, an object, a function."""
+    return any(
+        _hides(v)
+        for m in module.modules()
+        for k, v in vars(m).items()
+        if type(v) not in _PLAIN and k not in _OF_MODULES and not isinstance(v, Tensor)
     )
 
 

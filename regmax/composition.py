@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import fused
+from .adjoint import hold_tensors
 from .expressions import unscaled, unweighted
 from .fused import kernel_of
 from .kernels import Kernel
@@ -30,8 +31,8 @@ def argmax(rows: Rows) -> Tensor | None:
         return None
     base, gamma = unscaled(omega.base, rows.gamma)
     penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
-    if any(t.requires_grad for t in _held_by(penalty)):  # the penalty itself learns
-        return None
+    if any(t.requires_grad for t in _held_by(penalty)) or hold_tensors(penalty):
+        return None  # the penalty itself learns, or may
     s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
         rows.x, weight, rows.mask, omega, rows.gamma, penalty
     )

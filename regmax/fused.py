@@ -140,6 +140,7 @@ def _per_row(item: float | Tensor, x: Tensor) -> Tensor:
     if not isinstance(item, Tensor):
         return _constant(item, x.device)
     t = wrappers.allocated(item.detach()).double()
+    t = t.resolve_neg() if t.is_neg() else t
     if t.numel() == 1:
         return t.reshape(1)
     return t.expand(*x.shape[:-1], 1).reshape(-1)
@@ -149,7 +150,8 @@ def _rows(t: Tensor) -> Tensor:
     """(R, d), the entries of a row adjacent in memory."""
     if t.ndim == 2 and t.stride(1) == 1 and not t.is_neg():
         return t
-    t = wrappers.allocated(t).reshape(-1, t.shape[-1])
+    t = wrappers.allocated(t).resolve_neg() if t.is_neg() else wrappers.allocated(t)
+    t = t.reshape(-1, t.shape[-1]) if t.ndim != 2 else t
     return t if t.stride(1) == 1 else t.contiguous()
 
 

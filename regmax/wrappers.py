@@ -87,9 +87,9 @@ def _remedy(name: str, t: Tensor) -> str:
 
 
 def allocated(t: Tensor) -> Tensor:
-    """``t`` with its numbers, not their negatives, in memory; refused where there is none."""
+    """``t``, refused where a kernel would find no memory."""
     if t.data_ptr() or not t.numel():
-        return t.resolve_neg()
+        return t
     if t._is_zerotensor():
         return t.clone()
     raise without_memory(t)
