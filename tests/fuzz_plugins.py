@@ -1,5 +1,5 @@
-"""Adversarial plugins: solvers, penalties and Ω that lie, drawn with scores and hyperparameters; each
-row of each answer is right, flagged, refused by name, or a finding.
+"""Adversarial plugins: solvers, penalties and Ω that lie, drawn with scores and hyperparameters;
+each row of each answer is right, flagged, refused by name, or a finding.
 
     python tests/fuzz_plugins.py --cases 2000 --seed 0 [--only solver,penalty,omega] [--lie TEXT]
 
@@ -10,7 +10,6 @@ it (``--seed S --cases 1`` makes case S again); the exit status is 1 if there is
 import argparse
 import collections
 import inspect
-import math
 import re
 import time
 import warnings

@@ -12,9 +12,11 @@ import warnings
 
 import torch
 from fuzz_cases import NUMBERS, masks, numbers, scores
+from fuzz_certificates import check_certificate
 from fuzz_checks import Mapped, check_mapping
 from fuzz_layers import Expression, Layered, check_layer
 from fuzz_learning import Attended, Loss, check_attention, check_loss
+from fuzz_plugins import check_plugin
 from fuzz_truth import Term
 from fuzz_wrong import Refused, arguments, check_refused
 from hypothesis import HealthCheck, given, seed, settings
@@ -107,12 +109,19 @@ def wrong(draw):
     return Refused(what, draw(st.sampled_from(arguments(what))), draw(st.integers(0, 13)))
 
 
+def seeds():
+    """Cases that make themselves from a number."""
+    return st.integers(0, 2**32 - 1)
+
+
 FUZZED = {
     "mapping": (mapped, check_mapping),
     "layer": (layered, check_layer),
     "loss": (losses, check_loss),
     "attention": (attended, check_attention),
     "wrong arguments": (wrong, check_refused),
+    "plugin": (seeds, check_plugin),
+    "certificate": (seeds, check_certificate),
 }
 
 

@@ -3,10 +3,11 @@ with regmax. F is smooth and β-strongly convex, R has kinks: Σ w |aᵀy − b|
 weights Σ_k w_k y_[k].
 
 An interior point method finds who is 0 and which kinks are met; Newton steps on what is left find
-the last digits. The answer is believed as far as its own residual goes: 0 lies within ``bound``·β of
-the subdifferential, so ‖y − y*‖ ≤ ``bound``.
+the last digits. The answer is believed as far as its own residual goes: 0 lies within ``bound``·β
+of the subdifferential, so ‖y − y*‖ ≤ ``bound``.
 """
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -123,7 +124,7 @@ def _with_balls(f, kinks, dead=()):
 
 
 def _interior(f, kinks, z, steps=120):
-    """Primal–dual path following in float64: y s = μ, p (w − u) = μ, q (w + u) = μ, p − q = Ay − b."""
+    """Primal–dual path following: y s = μ, p (w − u) = μ, q (w + u) = μ, p − q = Ay − b."""
     slope, bend = _with_balls(f, kinks)
     d = len(z)
     z = z.astype(float)
@@ -317,8 +318,8 @@ def _certified(f, kinks, z, y, duals, met, on, dead, slope, bend):
 
 
 def _ordered(f, kinks, z):
-    """By groups: pool adjacent violators on sorted z − w, then F on the groups' means. For an F that
-    is a sum of one function of each entry."""
+    """By groups: pool adjacent violators on sorted z − w, then F on the groups' means. For an F
+    that is a sum of one function of each entry."""
     d = len(z)
     w = kinks.ordered[:d].astype(LONG)
     order = np.argsort(-z, kind="stable")
@@ -368,7 +369,7 @@ def _ordered(f, kinks, z):
     rows = [np.ones(d)]
     for g in range(len(blocks)):
         members = order[ids == g]
-        for i, j in zip(members[:-1], members[1:], strict=True):
+        for i, j in itertools.pairwise(members):
             row = np.zeros(d)
             row[i], row[j] = 1, -1
             rows.append(row)

@@ -8,7 +8,15 @@ import torch
 import regmax
 from regmax import FenchelYoungLoss, RegularizedMax, SoftmaxLoss, SparsemaxLoss
 
-EXAMPLES = {"mapping": 700, "layer": 150, "loss": 200, "attention": 150, "wrong arguments": 300}
+EXAMPLES = {
+    "mapping": 700,
+    "layer": 150,
+    "loss": 200,
+    "attention": 150,
+    "wrong arguments": 300,
+    "plugin": 60,
+    "certificate": 40,
+}
 
 
 @pytest.mark.parametrize("name", fuzzing.FUZZED)
