@@ -1,0 +1,100 @@
+"""What the fuzzer judges by is right: truths with kinks against a conic solver and differences,
+hard certificates in 50 digits; and plugins without a lie are found right."""
+
+import cvxpy as cp
+import fuzz_certificates as certificates
+import fuzz_plugins
+import kinked_truth
+import numpy as np
+import pytest
+from kinked_truth import LONG, Kinks, Smooth
+
+SMOOTH = {
+    "gini": (Smooth(lambda y: y, lambda y: np.eye(len(y)), 1.0), lambda y: cp.sum_squares(y) / 2),
+    "entropy": (
+        Smooth(lambda y: np.log(y) + 1, lambda y: np.diag(1 / y), 1.0, True),
+        lambda y: -cp.sum(cp.entr(y)),
+    ),
+    "tsallis": (
+        Smooth(lambda y: 2 * np.sqrt(y), lambda y: np.diag(1 / np.sqrt(y)), 1.0),
+        lambda y: cp.sum(cp.power(y, 1.5)) / 0.75,
+    ),
+}
+
+
+def chain(d, lam, rng):
+    lines = np.diff(np.eye(d), axis=0)
+    return Kinks(lines, np.zeros(d - 1), np.full(d - 1, lam)), lambda y: cp.norm1(cp.diff(y))
+
+
+def distance(d, lam, rng):
+    at = rng.dirichlet(np.ones(d)) * 0.9
+    return Kinks(np.eye(d), at, np.full(d, lam)), lambda y: cp.norm1(y - at)
+
+
+def balls(d, lam, rng):
+    parts = (np.arange(d)[::2], np.arange(d)[1::2])
+    kinks = Kinks(balls=tuple((g, lam) for g in parts))
+    return kinks, lambda y: sum(cp.norm(y[g]) for g in parts)
+
+
+def ordered(d, lam, rng):
+    w = np.sort(rng.random(d))[::-1]
+    drops = w - np.append(w[1:], 0)
+    return Kinks(ordered=w * lam), lambda y: sum(
+        drops[k] * cp.sum_largest(y, k + 1) for k in range(d)
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
+@pytest.mark.parametrize("made", [chain, distance, balls, ordered], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("name", SMOOTH)
+def test_kinks_against_a_conic_solver_and_differences(name, made):
+    f, program = SMOOTH[name]
+    rng = np.random.default_rng(0)
+    compared = 0
+    for _ in range(6):
+        d, lam = int(rng.integers(2, 7)), float(rng.choice([0.05, 0.3, 1]))
+        kinks, penalty = made(d, lam, rng)
+        z = rng.normal(size=d) * rng.choice([0.3, 1, 3])
+        row = kinked_truth.solve(f, kinks, z)
+        assert row.bound < 1e-14
+        y = cp.Variable(d, nonneg=True)
+        goal = cp.Minimize(program(y) + lam * penalty(y) - z @ y)
+        cp.Problem(goal, [cp.sum(y) == 1]).solve(solver="CLARABEL")
+        assert np.abs(row.y.astype(float) - y.value).max() < 1e-4
+        if row.margin < 1e-3:
+            continue
+        v, h = rng.normal(size=d), 1e-7
+        ends = [[kinked_truth.solve(f, kinks, z + k * h * e).y for k in (-1, 1)] for e in np.eye(d)]
+        slopes = np.array([(b - a) @ v / (2 * h) for a, b in ends], float)
+        assert np.abs(slopes - row.product(v)).max() < 1e-6
+        compared += 1
+    assert compared
+
+
+@pytest.mark.parametrize("first", range(0, 80, 20))
+def test_hard_certificates_in_50_digits(first):
+    for seed in range(first, first + 20):
+        case = certificates.draw(seed)
+        if case.family == "dent" or case.d > 100:
+            continue
+        y, t = certificates.points(case)
+        if not len(y):
+            continue
+        assert (y >= 0).all()
+        x, off = certificates.scores(case, y, t)
+        for i in {0, len(y) - 1}:
+            miss, held = certificates.residual(case, x[i], y[i], t[i])
+            size = LONG(1e-17) * (1 + case.w + np.abs(x[i]).max())
+            assert miss <= 1.5 * off[i] + size, (str(case), i)
+            assert held < 1e-16, (str(case), i)
+
+
+@pytest.mark.parametrize("kind", ["solver", "penalty", "omega"])
+def test_an_honest_plugin_is_found_right(kind):
+    for seed in range(12):
+        case = fuzz_plugins.draw(seed, (kind,), "honest")
+        outcomes = fuzz_plugins.judge(case)
+        assert {o for o, _, _ in outcomes} <= {"right", "undecided", "flagged"}, (case, outcomes)
+        assert "right" in {o for o, _, _ in outcomes}, case
