@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import mpmath
 import numpy as np
 import torch
+from torch.nn.functional import softplus
 
 from regmax import RegularizedMax, Regularizer, RegularizerError, Status
 
@@ -34,6 +35,11 @@ def _logistic(u):
 
 def _atan_inverse(u):
     return np.tan(u * LONG(np.pi) / 2)
+
+
+def _of_length(p, function):
+    size = np.sqrt((p * p).sum(-1, keepdims=True))
+    return p * function(4 * size) / np.maximum(size, 1e-30)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,14 @@ PHI = {
         lambda p: p / np.sqrt((1 - p) * (1 + p)),
     ),
     "softplus": Phi(
+        lambda t, e: e * softplus(t / e, threshold=50),
+        _logistic,
+        lambda u: 1 / (1 + mpmath.exp(-u)),
+        lambda p: np.log(p) - np.log1p(-p),
+        low=0.0,
+    ),
+    # its second derivative by autograd is inf / inf where t is large
+    "softplus by logaddexp": Phi(
         lambda t, e: e * torch.logaddexp(t / e, torch.zeros_like(t)),
         _logistic,
         lambda u: 1 / (1 + mpmath.exp(-u)),
@@ -64,11 +78,12 @@ PHI = {
         low=0.0,
     ),
     "log-cosh": Phi(
-        lambda t, e: e * torch.logaddexp(t / e, -t / e),
+        lambda t, e: e * softplus(2 * t / e, threshold=50) - t,
         np.tanh,
         mpmath.tanh,
         np.arctanh,
     ),
+    # its second derivative by autograd is 0 at t = 0
     "log-cosh by |t|": Phi(
         lambda t, e: t.abs() + e * (-2 * t.abs() / e).exp().log1p(),
         np.tanh,
@@ -95,6 +110,13 @@ PHI = {
         low=-1.0,
     ),
     "quadratic": Phi(lambda t, e: t * t / (2 * e), lambda u: u, lambda u: u, lambda p: p),
+    # of all maps at once: a norm
+    "cone": Phi(
+        lambda t, e: (t.square().sum(-1, keepdim=True) + e * e).sqrt(),
+        lambda u: u / np.sqrt(1 + (u * u).sum(-1, keepdims=True)),
+        None,
+        lambda p: _of_length(p, np.sinh),
+    ),
 }
 FAMILIES = (*PHI, "dent")
 MAPS = ("differences", "entries", "maps")
@@ -118,7 +140,7 @@ class NearKinks(Regularizer):
         if case.maps == "differences":
             t = y[..., 1:] - y[..., :-1]
         elif case.maps == "entries":
-            t = y - self.b
+            t = y[..., : len(case.b)] - self.b
         else:
             t = y @ self.a.T - self.b
         base = self.c * (torch.xlogy(y, y) if case.steep else y.square() / 2)
@@ -168,7 +190,8 @@ def draw(seed, family=None, dtype=None):
         a, b = np.diff(np.eye(d), axis=0), np.zeros(d - 1)
     elif maps == "entries":
         # dyadic, so that both dtypes hold them
-        a, b = np.eye(d), np.floor(rng.dirichlet(np.ones(d)) * 0.9 * 4096) / 4096
+        k = d if family != "cone" else int(rng.integers(1, min(d, 5)))
+        a, b = np.eye(d)[:k], np.floor(rng.dirichlet(np.ones(d)) * 0.9 * 4096)[:k] / 4096
     else:
         m = int(rng.integers(1, min(d, 5)))
         a = np.round(rng.normal(size=(m, d)) * 16) / 16
@@ -181,7 +204,7 @@ def draw(seed, family=None, dtype=None):
         family=family,
         maps=maps,
         d=d,
-        rows=256 if d <= 8 else max(2, 2048 // d),
+        rows=1024 if d <= 8 else max(2, 4096 // d),
         dtype=dtype,
         steep=bool(rng.random() < 0.2) and family != "dent",
         declared=bool(rng.random() < 0.3),
@@ -259,21 +282,23 @@ def _steps(case, rng, near, far):
 
 def _entries(case, rng, near, far):
     """Some entries next to their b; the first of the others takes what is left."""
-    n, d = case.rows, case.d
-    on = rng.random((n, d)) < rng.choice([0.3, 0.7, 0.9], size=(n, 1))
-    on &= case.b + near > 0
-    takes = rng.integers(d, size=n)
+    n, d, k = case.rows, case.d, len(case.b)
+    b = np.append(case.b, np.zeros(d - k, LONG))
+    near = np.concatenate([near, np.zeros((n, d - k), LONG)], -1)
+    on = rng.random((n, d)) < rng.choice([0.3, 0.7, 0.9, 1.0], size=(n, 1))
+    on &= b + near > 0
+    takes = rng.integers(d, size=n) if k == d else np.full(n, d - 1)
     on[np.arange(n), takes] = False
     zero = ~on & (rng.random((n, d)) < 0.3) & (not case.steep)
     zero[np.arange(n), takes] = False
-    held = np.where(on, case.b + near, 0)
+    held = np.where(on, b + near, 0)
     # too much is held: let some go
     for j in range(d):
         over = held.sum(-1) > 0.95
         held[over, j], zero[over, j], on[over, j] = 0, False, False
     rest = np.where(on | zero, 0, far)
     y = held + rest / rest.sum(-1, keepdims=True) * (1 - held.sum(-1, keepdims=True))
-    return y, np.where(on, near, y - case.b)
+    return y, np.where(on, near, y - b)[:, :k]
 
 
 def _on_maps(case, rng, y, near):
@@ -330,7 +355,11 @@ def residual(case, x, y, t):
             return mpmath.mpf(top) + mpmath.mpf(float(LONG(v) - LONG(top)))
 
         u = [exact(v) / mpmath.mpf(case.e) for v in t]
-        pull = [mpmath.mpf(case.w) * PHI[case.family].exact(v) for v in u]
+        if case.family == "cone":
+            size = mpmath.sqrt(1 + sum(v * v for v in u))
+            pull = [mpmath.mpf(case.w) * v / size for v in u]
+        else:
+            pull = [mpmath.mpf(case.w) * PHI[case.family].exact(v) for v in u]
         r = []
         for i, v in enumerate(y):
             c, v = exact(case.c[i]), exact(v)

@@ -14,7 +14,7 @@ import re
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import kinked_truth
@@ -439,6 +439,21 @@ def check_plugin(seed):
     assert not bad, f"{case}: {bad[0]}"
 
 
+def shrunk(case, outcome):
+    """The smallest case like this one with that outcome, and its first finding."""
+    plain = {"masked": False, "dtype": "float64", "gamma": 1.0, "scale": 1.0, "lam": 1.0}
+    smaller = [{"d": d} for d in range(2, case.d)] + [{"rows": n} for n in range(1, case.rows)]
+    for change in [*smaller, *({k: v} for k, v in plain.items())]:
+        if "d" in change and (change["d"] >= case.d or case.lie in lying.ELSEWHERE):
+            continue
+        if "rows" in change and change["rows"] >= case.rows:
+            continue
+        trial = replace(case, **change)
+        if any(o == outcome for o, _, _ in judge(trial)):
+            case = trial
+    return case, next(found for found in judge(case) if found[0] == outcome)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -448,6 +463,7 @@ def main():
     parser.add_argument("--only", help="kinds, separated by commas")
     parser.add_argument("--lie", help="lies whose name has this in it")
     parser.add_argument("--each", type=int, default=2, help="findings shown of a lie")
+    parser.add_argument("--shrink", action="store_true", help="show the smallest case like it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     only = args.only and tuple(args.only.split(","))
@@ -465,7 +481,10 @@ def main():
                 continue
             key = (case.kind, case.lie, outcome, text.partition(":")[0])
             shown[key] += 1
-            if shown[key] <= args.each:
+            if shown[key] == 1 and args.shrink:
+                small, (_, row, text) = shrunk(case, outcome)
+                print(f"seed {seed} row {row}: {outcome}: {text[:400]}\n    {small}", flush=True)
+            elif shown[key] <= args.each:
                 print(f"seed {seed} row {row}: {outcome}: {text[:400]}\n    {case}", flush=True)
     print(f"\n{args.cases} cases, {time.perf_counter() - start:.0f} s, regmax of {regmax.__file__}")
     for kind, some in counts.items():
