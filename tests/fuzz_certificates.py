@@ -506,10 +506,10 @@ def _judge_dent(case, eps, max_iter):
 def check_certificate(seed):
     """For the fuzzer: no row of a few of the batch of this seed is certified and wrong."""
     case = draw(seed)
-    if case.d > 100:
+    if case.d > 33:
         return
-    case = replace(case, rows=min(case.rows, 12))
-    bad = [text for outcome, text in judge(case) if outcome == "wrong"]
+    case = replace(case, rows=12)
+    bad = [text for outcome, text in judge(case, max_iter=10) if outcome == "wrong"]
     assert not bad, f"{case}: {bad[0]}"
 
 

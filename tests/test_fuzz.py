@@ -14,7 +14,7 @@ EXAMPLES = {
     "loss": 200,
     "attention": 150,
     "wrong arguments": 300,
-    "plugin": 60,
+    "plugin": 40,
     "certificate": 40,
 }
 
