@@ -156,6 +156,8 @@ class Condition:
                         f"{name}.curvature must return a regmax.curvature.Curvature; got "
                         f"{type(curvature).__name__}"
                     )
+                if isinstance(curvature, Diagonal):
+                    like(curvature.h, y, f"the diagonal of {name}.curvature")
                 found = Local(like(smooth.grad(point), y, f"{name}.grad"), curvature)
             else:
                 found = self._by_gradient.look(point)
@@ -175,6 +177,24 @@ class Condition:
                 smooth.grad(torch.full_like(self.z, eps**k)) for k in (1, 2, 4)
             )
         return bool(((nearest - nearer).abs() > 0.5 * (nearer - near).abs()).any())
+
+    @functools.cached_property
+    def eps(self) -> float:
+        """The rounding of what Ω computes: that of float32 where its value goes through it."""
+        at = simplex.inward(simplex.uniform(self.z, self.mask)).requires_grad_()
+        with torch.enable_grad():
+            nodes = [value_of(self.omega, at, self.mask).grad_fn]
+        seen: set[object] = set()
+        dtype = self.z.dtype
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node.name() == "ToCopyBackward0":
+                dtype = torch.float32
+            nodes += [following for following, _ in node.next_functions]
+        return torch.finfo(dtype).eps
 
     @functools.cached_property
     def separable(self) -> bool:

@@ -127,7 +127,19 @@ class Problem(Condition):
             r, size = r - u, size + u.abs()
         tau = torch.where(on, point * r, 0).sum(-1, keepdim=True)
         gap = (torch.where(on, r, -torch.inf).amax(-1, keepdim=True) - tau).clamp_min(0)
-        return _Residual(point, r - tau, 4 * eps * size, gap, off)
+        rounding = 4 * self.eps * size
+        if self.beta is None:  # rounding of y, multiplied by the curvature at it
+            rounding = rounding + eps * self._base._stiffness(y)
+        return _Residual(point, r - tau, rounding, gap, off)
+
+    def _stiffness(self, y: Tensor) -> Tensor:
+        """|∇²Ω(y)| |y|, about: by two vectors of signs."""
+        curvature, size = self.local(y, verified=True).curvature, torch.zeros_like(y)
+        for phase in (0.0, 2.1):
+            signs = torch.where(simplex.generic(y, phase) * y.shape[-1] > 1, 1.0, -1.0).to(y.dtype)
+            moved = curvature.matvec(torch.where(self.support(y), signs * y, 0))
+            size = torch.maximum(size, torch.nan_to_num(moved).abs())
+        return torch.where(self.support(y), size, 0)
 
     def _inside(self, y: Tensor) -> Tensor:
         """The point of Δ next to y."""

@@ -9,7 +9,8 @@ from torch import Tensor
 from . import simplex
 from .diagnosis import first, shown
 from .optimality import Problem
-from .penalty import Penalized, averaged, group_ids, proxed, valued
+from .penalty import Penalized, Penalty, averaged, group_ids, proxed, valued
+from .regularizer import like
 
 
 def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
@@ -24,6 +25,12 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
         return None
     who = type(omega.penalty).__name__
     with torch.no_grad():
+        value = valued(omega.penalty, y, mask)
+        if not bool(torch.isfinite(value).all()):
+            at = first(~torch.isfinite(value))
+            return f"{who}.value is not finite at y = {shown(y[at])} (row {at})"
+        if problem.structured and (twice := _not_homogeneous(omega.penalty, y, mask, value)):
+            return twice
         u, p = problem.penalty_subgradient(y)
         low, s = _above_subgradient(problem, omega, u, p)
         if bool((low > 0).any()):
@@ -47,6 +54,27 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
                 f"{who}.groups and {who}.prox do not fit: at y = {shown(y[at])} the groups are "
                 f"{ids[at].tolist()[:8]}, and they are not what prox keeps together (row {at})"
             )
+    return None
+
+
+def _not_homogeneous(penalty: Penalty, y: Tensor, mask: Tensor | None, value: Tensor) -> str | None:
+    """Where R(2y) ≠ 2R(y), which a Lovász extension is not; or where ``any_subgradient`` is none:
+    ⟨u, y⟩ ≠ R(y)."""
+    who = type(penalty).__name__
+    u = like(penalty.any_subgradient(y, mask), y, f"{who}.any_subgradient")
+    inner = (u * y).sum(-1)
+    slack = 1e-9 * (1 + value.abs() + (u * y).abs().sum(-1))
+    off = (valued(penalty, 2 * y, mask) - 2 * value).abs() > 2 * slack
+    if bool(off.any()):
+        at = first(off)
+        return f"{who} declares lovasz = True, and R(2y) is not 2R(y) at y = {shown(y[at])}"
+    off = (inner - value).abs() > slack
+    if bool(off.any()):
+        at = first(off)
+        return (
+            f"{who}.any_subgradient gives {shown(u[at])} at y = {shown(y[at])}, whose product with "
+            f"y is {inner[at].item():.6g} and not R(y) = {value[at].item():.6g}"
+        )
     return None
 
 
