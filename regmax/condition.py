@@ -182,8 +182,10 @@ class Condition:
     def eps(self) -> float:
         """The rounding of what Ω computes: that of float32 where its value goes through it."""
         at = simplex.inward(simplex.uniform(self.z, self.mask)).requires_grad_()
-        with torch.enable_grad():
-            nodes = [value_of(self.omega, at, self.mask).grad_fn]
+        fixed = {name: t.detach() for name, t in self.omega.tensors().items()}
+        with torch.enable_grad():  # of y alone: numbers may have come in float32
+            value = value_of(self.omega.with_tensors(fixed), at, self.mask)
+            nodes = [value.grad_fn]
         seen: set[object] = set()
         dtype = self.z.dtype
         while nodes:

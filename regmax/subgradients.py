@@ -133,4 +133,5 @@ def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor
     # of the groups of the prox itself, of which those of y may be several in one
     found = averaged(omega.penalty, way, ends[1], problem.mask)
     off = simplex.tangent(found - slope, on).abs().amax(-1)
-    return (off > 1e-4) & (bend < 1e-6)
+    exact = torch.where(on, v, 0).abs().amax(-1) < 1e5  # rounding of v beside h
+    return (off > 1e-4) & (bend < 1e-6) & exact

@@ -229,7 +229,6 @@ def test_a_gradient_that_only_the_certificate_refuses():
         RegularizedMax(omega)(FIVE[:1])
 
 
-
 def test_the_size_of_the_slip_and_the_row_are_told():
     slip = torch.tensor([0, 0, 0.25, 0, 0], dtype=F64)
     said = blame(with_slip("grad", lambda g: g + slip))

@@ -255,6 +255,35 @@ def test_what_solve_says_is_what_it_does():
         RegularizedMax(regmax.regularizer("gini"), tol=1e-12, on_failure="raise").solve(x.float())
 
 
+def test_a_row_of_a_small_support_beside_one_of_all_entries():
+    """J of a coupled Ω: each row is cut to its own support."""
+    x, v = draw(6, 33, scale=0.001), draw(6, 33, seed=1)
+    x[1::2, ::2] = -torch.inf
+    coupled = omega_of(lambda y: square(y) + y.sum(-1).pow(3) + (y[..., 1] + y[..., 2]).pow(4))
+    x.requires_grad_()
+    y = RegularizedMax(coupled)(x)
+    assert bool((y[0] > 0).all())
+    (together,) = torch.autograd.grad(y, x, v)
+    for i in range(len(x)):
+        (alone,) = torch.autograd.grad(RegularizedMax(coupled)(x[i]), x, v[i])
+        torch.testing.assert_close(alone[i], together[i], atol=1e-14, rtol=0)
+
+
+class Single(Regularizer):
+    """Computes in float32 inside."""
+
+    def value(self, y):
+        return (y.float().square().sum(-1) / 2).double()
+
+
+def test_a_value_in_float32_has_the_bound_of_float32():
+    x = draw(50, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        solution = RegularizedMax(Single()).solve(x)
+    assert bool(((solution.y - sparsemax(x)).norm(dim=-1) <= solution.error_bound).all())
+
+
 # -- penalties -------------------------------------------------------------------------------------
 
 

@@ -115,6 +115,9 @@ def test_a_dual_tensor_inside_a_penalty_is_seen():
         def prox(self, v, step, mask=None):
             return super().prox(v, step * self.scale, mask)
 
+        def subgradient(self, y, near, step, mask=None):
+            return super().subgradient(y, near, step * self.scale, mask)
+
         def any_subgradient(self, y, mask=None):
             return self.scale * super().any_subgradient(y, mask)
 
@@ -272,6 +275,9 @@ def test_a_penalty_learns_too():
 
         def prox(self, v, step, mask=None):
             return super().prox(v, step * self.w, mask)
+
+        def subgradient(self, y, near, step, mask=None):
+            return super().subgradient(y, near, step * self.w, mask)
 
         def any_subgradient(self, y, mask=None):
             return self.w * super().any_subgradient(y, mask)

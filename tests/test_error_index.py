@@ -23,6 +23,7 @@ REASONS = {
     "unsteady",
     "mistaken_penalty",
     "_missing",
+    "_not_homogeneous",
     "contradicted",
     "_not_finite",
     "_not_convex",

@@ -32,13 +32,13 @@ class Proximal(Solver):
     CHECK: ClassVar[int] = 10
 
     def unsuitable(self, problem: Problem) -> str | None:
-        if not isinstance(problem.omega, Penalized):
-            return "Ω has no penalty"
         return None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         omega, z, on = problem.omega, problem.z, problem.participants()
-        assert isinstance(omega, Penalized)
+        if not isinstance(omega, Penalized):  # u = 0
+            y, _ = _Mapping(problem, omega)(z)
+            return y, torch.ones_like(z[..., 0], dtype=torch.int64)
         base = _Mapping(problem, omega.base)
         u = previous = torch.zeros_like(z)
         momentum, step = torch.ones_like(z[..., :1]), base.step
