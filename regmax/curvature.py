@@ -308,7 +308,8 @@ def _solve(a: Tensor, b: Tensor) -> Tensor:
 def _lowest_across(h: Tensor, normal: Tensor, support: Tensor) -> Tensor:
     """The smallest eigenvalue of h, which is 0 off S, along {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
     size = rowwise.whole(h.shape[-1])
-    h, q = rowwise.square(h, size), rowwise.resized(normal / rowwise.norm(normal), size)
+    q = normal / rowwise.norm(normal).clamp_min(torch.finfo(h.dtype).tiny)
+    h, q = rowwise.square(h, size), rowwise.resized(q, size)
     off = 1 - rowwise.resized(support.to(h.dtype), size)
     away = h.abs().sum(-1).amax(-1)[..., None, None] + 1  # above every eigenvalue of h
     hq = rowwise.matvec(h, q)

@@ -129,7 +129,7 @@ def _by_size(count: Tensor, most: int, d: int) -> list[tuple[Tensor | slice, int
 
 def _first(support: Tensor, m: int) -> tuple[Tensor, Tensor]:
     """The indices of the support first, m a row, and which of them belong to it."""
-    if bool(support.all()):
+    if m == support.shape[-1] and bool(support.all()):
         index = torch.arange(m, device=support.device).expand(support.shape)
         return index, support
     index = (~support).to(torch.uint8).argsort(dim=-1, stable=True)[..., :m]
