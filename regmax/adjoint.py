@@ -126,6 +126,10 @@ class _Argmax(torch.autograd.Function):
             if ctx.inverse is not None and not again:
                 w = ctx.inverse(v if average is None else average(v))
                 w = w if average is None else average(w)
+                # a solver looks at Ω away from 0, derivatives at y itself
+                small = ((y > 0) & (y <= torch.finfo(y.dtype).eps ** 2)).any(-1, keepdim=True)
+                if bool(small.any()):
+                    w = torch.where(small, jacobian_product(smooth, average, y, v, movable(y)), w)
             else:
                 w = jacobian_product(smooth, average, y, v, movable(y))
             wanted = ctx.needs_input_grad[7:]

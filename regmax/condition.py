@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from . import simplex
-from .curvature import Curvature, Diagonal, DiagonalPlusRankOne, Inverse, Later
+from .curvature import Curvature, Dense, Diagonal, DiagonalPlusRankOne, Inverse, Later
 from .errors import RegularizerError
 from .hessian import Columns, Hessian, Local, Shared
 from .penalty import (
@@ -33,7 +33,6 @@ from .penalty import (
     value_of,
     who,
 )
-from .reduced import Reduced
 from .regularizer import Definition, Regularizer, like, overrides
 from .simplex import row_dot
 from .solution import Trace
@@ -271,16 +270,18 @@ class Condition:
         return restricted(curvature, average, support)(torch.where(support, v, 0))
 
     def remembered(self, y: Tensor, support: Tensor) -> Inverse | None:
-        """J at y without looking at Ω later, when it may have changed; None where that is no
-        cheaper than to begin anew."""
-        small = torch.finfo(y.dtype).eps ** 2  # there derivatives look at y itself, solvers do not
-        if bool(((y > 0) & (y <= small)).any()):
+        """J at y without looking at Ω later, when it may have changed; None where Ω tells its
+        curvature by products alone, which look at it. What the rows are does not decide it."""
+        curvature = self.local(y).curvature
+        simple = isinstance(curvature, Diagonal | DiagonalPlusRankOne | Shared)
+        if not (simple or isinstance(curvature, Dense | Columns)):
             return None
-        simple = isinstance(self.local(y).curvature, Diagonal | DiagonalPlusRankOne | Shared)
         last = self._inverses.get("declared")
         if last is not None and last[0] is y and torch.equal(last[2], support):
-            return last[3] if simple or isinstance(last[3], Reduced) else None
-        return Later(self.local(y).curvature, support) if simple else None
+            return last[3]
+        if simple and not self.structured:
+            return Later(curvature, support)
+        return self.inverse(y, support)
 
     def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.

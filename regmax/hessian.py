@@ -17,6 +17,7 @@ from . import curvature as curvatures
 from . import rowwise, simplex, transforms
 from .curvature import Average, Curvature, Dense, Diagonal, Inverse, MatrixFree
 from .errors import RegularizerError
+from .products import matmul
 from .reduced import Reduced
 
 CHUNK = 2**22
@@ -44,7 +45,7 @@ class Shared(Dense):
         return self.off + torch.diag_embed(self.h)
 
     def matvec(self, v: Tensor) -> Tensor:
-        return rowwise.matvec(self.off, v) + self.h * v
+        return matmul(v, self.off) + self.h * v  # off is symmetric
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
         return Shared(self.off, self.h + t)
@@ -86,9 +87,11 @@ class Columns(MatrixFree):
         return self.inverse(support).lowest
 
     def inverse(self, support: Tensor) -> Inverse:
-        if support.numel() and int(support.sum(-1).max()) > curvatures.DENSE_LIMIT:
-            return MatrixFree(self.product, self.dtype).inverse(support)
-        return Reduced(self.block, support)
+        large = support.sum(-1, keepdim=True) > curvatures.DENSE_LIMIT
+        if not bool(large.any()):
+            return Reduced(self.block, support)
+        free = MatrixFree(self.product, self.dtype).inverse(support & large)
+        return _Either(large, free, Reduced(self.block, support & ~large))
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         if not len(rows):
@@ -112,6 +115,20 @@ class Columns(MatrixFree):
 
 def _plus(product: Product, t: Tensor) -> Product:
     return lambda v: product(v) + t * v
+
+
+class _Either:
+    """J of one kind in the rows ``where``, and of another elsewhere."""
+
+    def __init__(self, where: Tensor, one: Inverse, other: Inverse) -> None:
+        self._where, self._one, self._other = where, one, other
+
+    @property
+    def lowest(self) -> Tensor:
+        return torch.where(self._where.squeeze(-1), self._one.lowest, self._other.lowest)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return torch.where(self._where, self._one(v), self._other(v))
 
 
 class Hessian:

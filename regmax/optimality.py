@@ -104,10 +104,10 @@ class Problem(Condition):
         eps = torch.finfo(y.dtype).eps
         on = self.participants()
         off = (y.sum(-1) - 1).abs()
-        close = (off <= 4 * eps * y.shape[-1] ** 0.5).all() & ((y >= 0) & (on | (y == 0))).all()
-        if not bool(close):
-            near = self._inside(y)
-            off, y = (near - y).norm(dim=-1), near
+        close = (off <= 4 * eps * y.shape[-1] ** 0.5) & ((y >= 0) & (on | (y == 0))).all(-1)
+        if not bool(close.all()):
+            near = torch.where(close.unsqueeze(-1), y, self._inside(y))
+            off, y = torch.where(close, off, (near - y).norm(dim=-1)), near
         # zeros of y are lifted by so little that |r_i| y_i stays far below rounding
         lift = eps**2 / self.z.abs().amax(-1, keepdim=True).clamp_min(1)
         point = torch.where(on, torch.maximum(y, lift), 0)

@@ -25,6 +25,7 @@ from .curvature import Curvature, Inverse
 from .errors import RegularizerError
 from .kernels import Kernel
 from .operators import Operand
+from .products import evaluated
 from .regularizer import Regularizer, common_entries, copied, like
 from .shown import show
 
@@ -201,7 +202,9 @@ class Penalized(Regularizer):
         """Ω of the participants of y alone."""
         if mask is not None and mask.shape != y.shape:
             mask = mask.expand(y.shape)
-        total: Tensor = self.base.value(y) + self.per_row("lam") * valued(self.penalty, y, mask)
+        total: Tensor = evaluated(self.base.value, y) + self.per_row("lam") * valued(
+            self.penalty, y, mask
+        )
         return total
 
     def as_cvxpy(self, y: Any) -> Any:
@@ -359,4 +362,7 @@ def penalty_of(omega: Regularizer) -> Penalty | None:
 
 def value_of(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Tensor:
     """Ω(y) of the participants of a row."""
-    return omega.masked_value(y, mask) if isinstance(omega, Penalized) else omega.value(y)
+    if isinstance(omega, Penalized):
+        return omega.masked_value(y, mask)
+    value: Tensor = evaluated(omega.value, y)
+    return value

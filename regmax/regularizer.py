@@ -16,6 +16,7 @@ from .errors import RegularizerError
 from .hessian import by_autograd
 from .kernels import Kernel
 from .operators import Operand
+from .products import evaluated
 from .simplex import positive
 
 
@@ -241,7 +242,7 @@ def like(found: Any, y: Tensor, who: str) -> Tensor:
 
 def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Tensor:
     """Ω(y), refused with a message unless it is one finite number per row."""
-    value = omega.value(y)
+    value = evaluated(omega.value, y)
     who = f"{name or type(omega).__name__}.value"
     if not isinstance(value, Tensor):
         raise TypeError(f"{who}(y) must return a Tensor; got {type(value).__name__}")
@@ -267,7 +268,7 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
     with torch.enable_grad():
         z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
         try:
-            total = value(z).sum()
+            total = evaluated(value, z).sum()
         except RuntimeError as error:
             if "requires grad" not in str(error):
                 raise
@@ -277,7 +278,7 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
                 f"{who}.value(y) does not depend on y through PyTorch operations, so it has no "
                 "gradient (a detach, .item(), numpy call, or a constant Ω?)"
             )
-        (g,) = torch.autograd.grad(total, z, create_graph=True, allow_unused=True)
+        (g,) = torch.autograd.grad(total, z, create_graph=keep, allow_unused=True)
     if g is None:
         g = torch.zeros_like(y)
     return g if keep else transforms.without_graph(g)

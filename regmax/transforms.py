@@ -8,7 +8,7 @@ take over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -50,6 +50,19 @@ def baking() -> bool:
 def batched(t: Tensor) -> bool:
     """Whether t stands for a batch, as in ``autograd.grad(..., is_grads_batched=True)``."""
     return bool(torch._C._functorch.is_legacy_batchedtensor(t))
+
+
+def stacked(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor | None:
+    """``function(t)``, where that works on the last dimension; of all that t stands for at once, if
+    it stands for a batch. None where it stands for a batch of batches."""
+    if not batched(t):
+        return function(t)
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    if level != 1:
+        return None
+    found: Tensor = torch._add_batch_dim(function(torch._remove_batch_dim(t, 1, 0, 0)), 0, 1)
+    return found
 
 
 def nesting() -> int:

@@ -25,6 +25,7 @@ LAYERS = (
         "shown",
         "reduced",
         "rowwise",
+        "products",
         "conjugate_gradients",
     ),
     ("kernels",),

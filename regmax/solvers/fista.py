@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import simplex
 from ..optimality import Problem
+from ..penalty import value_of
 from ..simplex import row_dot
 from .base import Solver, chosen, newton
 
@@ -95,14 +96,14 @@ def _descend(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Ten
     """A proximal gradient step from ``point`` that meets the quadratic upper bound, per row."""
     smooth = problem.smooth
     slope = problem.slope(point)
-    base = smooth.value(simplex.inward(point)).unsqueeze(-1)
+    base = value_of(smooth, simplex.inward(point), None).unsqueeze(-1)
     new = point
     for _ in range(60):
         new = problem.nearest(point + step * slope, step)
         change = new - point
         # Ω(y⁺) ≤ Ω(w) + ⟨∇Ω(w), y⁺ − w⟩ + ‖y⁺ − w‖²/(2t)
         linear = row_dot(problem.z - slope, change)
-        value = smooth.value(simplex.inward(new)).unsqueeze(-1)
+        value = value_of(smooth, simplex.inward(new), None).unsqueeze(-1)
         slack = 4 * torch.finfo(new.dtype).eps * (base.abs() + value.abs() + linear.abs())
         ok = value <= base + linear + row_dot(change, change) / (2 * step) + slack
         if bool(ok.all()):

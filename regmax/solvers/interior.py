@@ -44,20 +44,21 @@ class Interior(Solver):
         count = on.sum(-1, keepdim=True)
         direct, idle = y, torch.zeros_like(iterations)
         least = torch.full_like(bound, torch.inf)
-        end = 0 if bool((bound <= tol).all()) else min(max_iter, 300)
+        stopped = bound <= tol  # a row that has stopped stays as it is, whatever the others do
+        end = 0 if bool(stopped.all()) else min(max_iter, 300)
         for k in range(1, end + 1):
             mu = 0.1 * row_dot(y, s) / count
             y, s, tau = _step(problem, y, s, tau, mu, on)
-            iterations = torch.where(bound > tol, k, iterations)
+            iterations = torch.where(stopped, iterations, k)
             problem.observe(y)
-            spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
-            if k % self.CHECK and k < end and not bool(spent.all()):
+            if k % self.CHECK and k < end:
                 continue
+            spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
             candidates = [y, _finish(problem, y, s, on)]
             if problem.steep and k <= self.DIRECT * self.CHECK:
                 direct = newton(problem, direct)
                 candidates.append(direct)
-            active, last = bound > tol, bound
+            active, last = ~stopped, bound
             for candidate in candidates:
                 trial = problem.certify(candidate).error_bound
                 better = active & (trial < bound)
@@ -66,7 +67,8 @@ class Interior(Solver):
             gains = (bound < 0.5 * last) | (mu.squeeze(-1) < 0.5 * least)
             least = torch.minimum(least, mu.squeeze(-1))
             idle = torch.where(gains, 0, idle + 1)
-            if bool(((bound <= tol) | spent | (idle > self.PATIENCE)).all()):
+            stopped = stopped | (bound <= tol) | spent | (idle > self.PATIENCE)
+            if bool(stopped.all()):
                 break
         return simplex.normalize(best), iterations
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import simplex
 from ..optimality import Problem
-from ..penalty import Penalized, proxed
+from ..penalty import Penalized, proxed, value_of
 from ..regularizer import Regularizer
 from ..simplex import row_dot
 from .base import Solver, chosen, newton, solve
@@ -109,5 +109,5 @@ class _Mapping:
             inner = Problem(self._base, shifted, self._mask, self._last)
             y = solve(inner, self._solver, 1e-12, 50).y
             self._last = y
-        value = row_dot(y, scores) - self._base.value(simplex.inward(y)).unsqueeze(-1)
+        value = row_dot(y, scores) - value_of(self._base, simplex.inward(y), None).unsqueeze(-1)
         return y, value

@@ -1,0 +1,190 @@
+"""Products that a user's Ω takes, ``y @ q`` above all, with the same bits for a row in any batch.
+
+While Ω is evaluated for a solver, ``@`` and its relatives go to :func:`matmul`, forward and
+backward. The rows on the left are multiplied in blocks of one shape, where a trial shows that each
+place in a block rounds alike; else entry by entry.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import rowwise, transforms
+
+TILE = 32
+"""Rows of a block."""
+ENTRYWISE = 256
+"""Up to so many entries a matrix is multiplied entry by entry."""
+
+
+class Steady(TorchFunctionMode):
+    """Ω is evaluated with steady products; ``met`` says whether there were any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.met = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        product = _STEADY.get(func)
+        if product is None:
+            return func(*args, **(kwargs or {}))
+        self.met = True
+        if kwargs or not all(_plain(t) for t in args) or transforms.watched(args):
+            return func(*args, **(kwargs or {}))
+        return product(*args)
+
+
+def evaluated(method: Callable[[Tensor], Any], y: Tensor) -> Any:
+    """``method(y)``, a method of Ω, with steady products. Whether there are any is told by the
+    first rows of each size; where there are none nothing is looked at again."""
+    if transforms.tracing():
+        return method(y)
+    owner = getattr(method, "__self__", None)
+    met: dict[int, bool] = {} if owner is None else owner.__dict__.setdefault("_multiplies", {})
+    if not met.get(y.shape[-1], True):
+        return method(y)
+    with Steady() as steady:
+        found = method(y)
+    met[y.shape[-1]] = steady.met
+    return found
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b``."""
+    if a.dtype != b.dtype or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        return torch.matmul(a, b)  # says what is wrong
+    if b.ndim == 1:
+        return (a * b).contiguous().sum(-1)
+    if a.ndim == 1:
+        return matmul(a.unsqueeze(-2), b).squeeze(-2)
+    if b.ndim == 2:
+        flat = a if a.ndim == 2 else a.reshape(-1, a.shape[-1])
+        found = _product(flat, b)
+        return found if a.ndim == 2 else found.view(*a.shape[:-1], b.shape[-1])
+    if a.ndim == 2:
+        return matmul(b.mT, a.mT).mT
+    return (a.unsqueeze(-2) * b.mT.unsqueeze(-3)).contiguous().sum(-1)
+
+
+def _reflected(b: Tensor, a: Tensor) -> Tensor:
+    return matmul(a, b)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = matmul(x, weight.mT)
+    return y if bias is None else y + bias
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    return matmul(a, b.mT if b.ndim > 1 else b)
+
+
+_STEADY: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys((torch.matmul, torch.mm, torch.bmm, torch.mv, torch.linalg.matmul), matmul),
+    **dict.fromkeys((Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.mv, Tensor.__matmul__), matmul),
+    **dict.fromkeys((torch.dot, Tensor.dot), matmul),
+    Tensor.__rmatmul__: _reflected,
+    torch.nn.functional.linear: _linear,
+    torch.inner: _inner,
+    Tensor.inner: _inner,
+}
+
+
+def _plain(t: Any) -> bool:
+    """Whether products of t are to be steady: on a CPU, and of numbers that round."""
+    if t is None:
+        return True
+    return (
+        isinstance(t, Tensor)
+        and t.device.type == "cpu"
+        and t.dtype in (torch.float32, torch.float64)
+        and t.ndim > 0
+    )
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """A B of two matrices, each row of A on its own."""
+    if b.numel() <= ENTRYWISE:
+        return (a.unsqueeze(-2) * b.mT.contiguous()).contiguous().sum(-1)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        found: Tensor = _Product.apply(a, b)  # type: ignore[no-untyped-call]
+        return found
+    return _blockwise(a, b)
+
+
+class _Product(torch.autograd.Function):
+    """The same, with derivatives of every order."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return _blockwise(a, b)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        of_a = of_b = None
+        if ctx.needs_input_grad[0]:
+            of_a = transforms.stacked(lambda rows: matmul(rows, b.mT), g)
+            of_a = g @ b.mT if of_a is None else of_a
+        if ctx.needs_input_grad[1]:
+            of_b = a.mT @ g  # a sum over rows
+        return of_a, of_b
+
+
+def _blockwise(a: Tensor, b: Tensor) -> Tensor:
+    (n, k), m = a.shape, b.shape[1]
+    if not n * k * m:
+        return a @ b
+    inner, outer = rowwise.whole(k), rowwise.whole(m)
+    if (k, m) != (inner, outer) or b.data_ptr() % 64 or not _ordered(b):
+        b = torch.nn.functional.pad(b, (0, outer - m, 0, inner - k)).contiguous()
+    rows = -(-n // TILE) * TILE
+    if not _alike(inner, outer, b.is_contiguous(), b.dtype, torch.get_num_threads()):
+        whole = torch.nn.functional.pad(a, (0, inner - k)).contiguous()
+        return torch.stack([(whole * column).sum(-1) for column in b.mT.contiguous()[:m]], 1)
+    if (n, k) != (rows, inner) or a.data_ptr() % 64 or not a.is_contiguous():
+        whole = a.new_zeros(rows, inner)
+        whole[:n, :k] = a
+    else:
+        whole = a
+    out = a.new_empty(rows, outer)
+    for some, into in zip(whole.split(TILE), out.split(TILE), strict=True):
+        torch.mm(some, b, out=into)
+    return out[:n, :m].contiguous()
+
+
+def _ordered(b: Tensor) -> bool:
+    return b.is_contiguous() or b.mT.is_contiguous()
+
+
+@functools.cache
+def _alike(k: int, m: int, contiguous: bool, dtype: torch.dtype, threads: int) -> bool:
+    """Whether each place of a block gives the same bits: equal rows are multiplied by (k, m)."""
+    steps = torch.arange(1, k + 1, dtype=torch.float64)
+    columns = torch.arange(1, m + 1, dtype=torch.float64)
+    for phase in range(4):
+        row = ((steps * 12.9898 + phase).sin() * 43758.5453).remainder(2) - 1
+        b = (((steps * 78.233 + phase).unsqueeze(-1) + columns * 3.7).cos() * 24634.6).remainder(2)
+        right = (b - 1).to(dtype)
+        if not contiguous:
+            right = right.mT.contiguous().mT
+        found = row.to(dtype).expand(TILE, k).contiguous() @ right
+        if not torch.equal(found, found[:1].expand_as(found)):
+            return False
+    return True
