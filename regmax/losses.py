@@ -171,14 +171,12 @@ class FenchelYoungLoss(nn.Module):
         return recorded.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
 
     def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:
-        """Cross-entropy's: float32 under autocast; distributions and their weights may widen it."""
+        """Cross-entropy's: float32 under autocast; distributions may widen it."""
         dtype = logits.dtype
         if dtype in HALF and transforms.autocasting(logits.device.type):
             dtype = torch.float32
         if target.is_floating_point():
             dtype = torch.promote_types(dtype, target.dtype)
-            if self.weight is not None:
-                dtype = torch.promote_types(dtype, self.weight.dtype)
         return dtype
 
     def _weight(self, x: Tensor) -> Tensor | None:

@@ -117,7 +117,10 @@ def _above_subgradient(
     s = torch.stack(points)
     there, linear = weighted(s), (torch.where(on, u * (s - p), 0)).sum(-1)
     size = here.abs() + there.abs() + (u * s).abs().sum(-1) + (u * p).abs().sum(-1)
-    return here + linear - there - 512 * torch.finfo(p.dtype).eps * size, s
+    eps = torch.finfo(p.dtype).eps
+    # u is a difference of numbers of the size of the scores
+    lost = 64 * eps * (1 + torch.where(on, problem.slope(p), 0).abs().amax(-1))
+    return here + linear - there - 512 * eps * size - lost * (s - p).norm(dim=-1), s
 
 
 def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor:
