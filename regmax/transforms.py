@@ -65,6 +65,12 @@ def stacked(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor | None:
     return found
 
 
+def recording() -> bool:
+    """Whether autograd can record: not inside an operator of a recorded graph."""
+    with torch.enable_grad():
+        return bool((torch.zeros(1, requires_grad=True) + 1).requires_grad)
+
+
 def nesting() -> int:
     """How many transforms of ``torch.func`` are active, one inside the other."""
     return int(torch._C._functorch.maybe_current_level() or 0)
