@@ -267,9 +267,11 @@ def solution(
             f"{road.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
             f"{settings.tolerance(answer.dtype):g} (rows {at}; worst certified error {worst:.2g})"
         )
+    known = certificate.error_bound <= settings.tolerance(answer.dtype)
+    slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
     return Solution(
         y=answer,
-        value=smooth_max(rows, y, certificate.gap * _number(wide.gamma)).to(answer.dtype),
+        value=smooth_max(rows, y, slack).to(answer.dtype),
         gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
         error_bound=bound,
         iterations=iterations,

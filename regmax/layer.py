@@ -111,8 +111,7 @@ class RegularizedMax(nn.Module):
 
     def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
         rows = self._rows(x, mask)
-        y, road = engine.argmax(rows, self.settings)
-        return engine.smooth_max(rows, y, 0.0 if road.solved is None else None).to(x.dtype)
+        return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
 
     @outside_inference
     def solve(

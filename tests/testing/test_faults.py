@@ -185,7 +185,7 @@ FAULTS = {
     "check_zeros_exact": [
         (lambda: formula(lambda z, mask: project(z, mask).clamp_min(1e-18)), "closed_form")
     ],
-    "check_fused_groups_equal": [(lambda: tv_with(prox=ulps), "penalty.prox")],
+    "check_fused_groups_equal": [(lambda: tv_with(prox=ulps), "prox")],
     "check_shift_invariance": [(Counting, "Counting.closed_form")],
     "check_permutation_invariant": [(Ordered, "Ordered.permutation_invariant")],
     "check_gamma_scaling": [
@@ -280,6 +280,12 @@ FAULTS = {
                 prox=lambda self, v, step, mask=None: ChainTV.prox(self, v, step * SMALL, mask)
             ),
             "prox",
+        )
+    ],
+    "check_lovasz": [
+        (
+            lambda: tv_with(value=lambda self, y, mask=None: y.diff(dim=-1).square().sum(-1)),
+            "lovasz",
         )
     ],
     "check_groups": [
