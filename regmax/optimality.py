@@ -1,5 +1,5 @@
 """How far a point can be from the optimum: bounds from the optimality condition
-(:mod:`regmax.condition`), from Ω's value and its strong convexity alone.
+(``regmax.condition``), from Ω's value and its strong convexity alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Problem(Condition):
 
     def tested(self, y: Tensor) -> Certificate:
         """The certificate of an answer: an estimate of β is tested at the distance of the bound
-        that it gives, see :meth:`_secant`."""
+        that it gives, by secants."""
         return self._certified(y, tested=True)
 
     def _certified(self, y: Tensor, tested: bool) -> Certificate:

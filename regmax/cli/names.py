@@ -78,7 +78,7 @@ def _regularizer(found: Registry, name: str, hyper: dict[str, Any]) -> Regulariz
         cls = found.get("regularizer", name)
     else:
         known = [*found.regularizers(), *found.mappings()]
-        raise found.unknown("regularizer or mapping", name, known)
+        raise found.unknown("regularizer", name, known)
     omega: Regularizer = instance(cls, "regularizer", name, hyper)
     return omega
 

@@ -6,7 +6,7 @@
 
 The library hands the mask over only if a function that makes it is registered under the same name,
 and leaves it out where softmax's kernels need none. Both are seen to here. How Ω becomes a part of
-the model, which is saved and loaded with it, is in :mod:`regmax.integrations.attached`.
+the model, which is saved and loaded with it, is in ``regmax.integrations.attached``.
 """
 
 from __future__ import annotations
