@@ -32,7 +32,7 @@ class Proximal(Solver):
     CHECK: ClassVar[int] = 10
 
     def unsuitable(self, problem: Problem) -> str | None:
-        return None
+        return "fista takes a Lovász extension" if problem.structured else None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         omega, z, on = problem.omega, problem.z, problem.participants()
@@ -50,7 +50,7 @@ class Proximal(Solver):
             following = (1 + (1 + 4 * momentum**2).sqrt()) / 2
             ahead = u + (momentum - 1) / following * (u - previous)
             there, value = base(z - ahead)
-            while True:
+            for _ in range(60):
                 v = ahead + step * there
                 p = proxed(omega.penalty, v / step, omega.lam / step, problem.mask)
                 new = torch.where(on, v - step * torch.nan_to_num(p), 0)
@@ -95,7 +95,7 @@ class _Mapping:
         else:
             middle = simplex.uniform(problem.z, problem.mask)
             low = plain.inverse(middle, problem.participants()).lowest
-            self.step = low.clamp(1e-6, 1e6).unsqueeze(-1)
+            self.step = torch.nan_to_num(low, nan=1.0).clamp(1e-6, 1e6).unsqueeze(-1)
         self._solver = DualRoot() if plain.separable else Newton()
         self._last: Tensor | None = None
 
