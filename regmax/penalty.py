@@ -60,8 +60,8 @@ class Penalty(Operand, ABC):
         """argmin_z ½‖z − v‖² + step·R(z); members of a group are bit-for-bit equal.
 
         ``step`` is a number or broadcasts to (*batch, 1). regmax takes no gradient through it; one
-        that computes outside of autograd gets its gradient from :meth:`with_gradient`, as the
-        built-in ones do.
+        that computes outside of autograd gets its gradient from
+        :meth:`~regmax.Penalty.with_gradient`, as the built-in ones do.
         """
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
