@@ -61,10 +61,7 @@ def _certified(
         certificate = problem.tested(found)
         path = f"the mapping of {who(wide.omega)}"
         _check_exact(wide, found, Road(found, path, ""))
-        tiny = (found > 0) & (found < torch.finfo(y.dtype).eps ** 2) & ~certificate.support
-        if bool(tiny.any()):
-            at = tuple(int(i) for i in tiny.nonzero()[0])
-            raise RegularizerError(f"{path} gives {found[at].item():.3g} at {at}, where y is 0")
+        _check_zeros(certificate, found, path)
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
         _check_product(wide, problem, found, certificate, x, y, path, settings)
@@ -221,6 +218,14 @@ def _check_exact(rows: Rows, y: Tensor, road: Road) -> None:
         )
 
 
+def _check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
+    """Refuse an answer whose entries are next to 0 where they are 0: its gradients are those of
+    another support."""
+    if bool(certificate.stray.any()):
+        at = tuple(int(i) for i in certificate.stray.nonzero()[0])
+        raise RegularizerError(f"{path} gives {y[at].item():.3g} at {at}, where y is 0")
+
+
 def solution(
     omega: Regularizer,
     x: Any,
@@ -251,6 +256,8 @@ def solution(
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.point(y.detach())
         certificate = problem.tested(found)
+        if omega.exact:
+            _check_zeros(certificate, found, f"{who(omega)}, {road.path}")
         rounded = (wide.read(answer.detach()) - found).norm(dim=-1)
         bound = certificate.error_bound.to(F64) + rounded
     bound = rows.restore_rows(_rounded_up(bound, answer.dtype))

@@ -20,20 +20,25 @@ from .simplex import row_dot
 TRUSTED = 1e-3
 """How far from y an estimate of the strong convexity at y is taken to hold."""
 
+STRAY = 1e-3
+"""How far ρ_i is below 0, beside 1 + |z_i|, where rounding of an entry > 0 does not explain it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
     """How far y can be from the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂.
 
     ``support``: the entries that the optimality condition wants positive, which is that of y but
-    for entries within the error of y. ``lowest`` is the least curvature found along it, where β had
-    to be estimated.
+    for entries within the error of y. ``stray``: entries > 0 that it wants 0, by more than rounding
+    of y explains. ``lowest`` is the least curvature found along the support, where β had to be
+    estimated.
     """
 
     gap: Tensor
     error_bound: Tensor
     estimated: bool
     support: Tensor
+    stray: Tensor
     lowest: Tensor | None = None
 
 
@@ -98,7 +103,19 @@ class Problem(Condition):
                 leaves = (y <= bound.unsqueeze(-1)) & (seen.rho < -seen.rounding)
                 support = support & ~(close & leaves)
             support = support | (close & on & wants & (y == 0))
-        return Certificate(seen.gap.squeeze(-1), bound, estimated, support, lowest)
+            stray = self._stray(seen, y, bound)
+        return Certificate(seen.gap.squeeze(-1), bound, estimated, support, stray, lowest)
+
+    def _stray(self, seen: _Residual, y: Tensor, bound: Tensor) -> Tensor:
+        bound = torch.where(bound <= TRUSTED, bound, 0).unsqueeze(-1)
+        far = -STRAY * (1 + self.z.abs())
+        stray = self.participants() & (y > 0) & (y <= bound) & (seen.rho < far) & (not self.steep)
+        if bool(stray.any()):  # ρ is at the lifted point, and Ω may be steep below it
+            slope = self._base._definition.grad
+            tiny = torch.finfo(y.dtype).tiny
+            more = slope(simplex.inward(seen.point)) - slope(simplex.positive(y, tiny))
+            stray = stray & (seen.rho + more < far)
+        return stray
 
     def _residual(self, y: Tensor) -> _Residual:
         eps = torch.finfo(y.dtype).eps

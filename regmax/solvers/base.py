@@ -169,6 +169,7 @@ def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
         torch.where(better, a.error_bound, b.error_bound),
         b.estimated,
         torch.where(better.unsqueeze(-1), a.support, b.support),
+        torch.where(better.unsqueeze(-1), a.stray, b.stray),
         lowest,
     )
 

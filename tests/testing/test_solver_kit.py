@@ -126,7 +126,7 @@ def remembering(self, problem, tol, max_iter, y, k):
 def certain(self, problem, tol, max_iter, y, k):
     """A certificate that is always good, for an answer that is not."""
     zero = torch.zeros_like(y[..., 0])
-    problem.__dict__["certify"] = lambda y: Certificate(zero, zero, False)
+    problem.__dict__["certify"] = lambda y: Certificate(zero, zero, False, y > 0, y < 0)
     return uniform(self, problem, tol, max_iter, y, k)
 
 
@@ -135,7 +135,7 @@ def corrupting(self, problem, tol, max_iter, y, k):
 
     def certify(self, y):
         zero = torch.zeros_like(y[..., 0])
-        return Certificate(zero, zero, False)
+        return Certificate(zero, zero, False, y > 0, y < 0)
 
     type(problem).certify = certify
     return uniform(self, problem, tol, max_iter, y, k)
