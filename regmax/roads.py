@@ -160,7 +160,7 @@ def check_composed(
 @functools.cache
 def with_kernel(cls: type[Penalty]) -> bool:
     """Whether a penalty comes with compiled code that knows all that it computes."""
-    methods = ("value", "prox", "groups", "subgradient", "average")
+    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
     return cls.kernel is not Penalty.kernel and all(
         depth(cls, "kernel") <= depth(cls, name) for name in methods
     )
