@@ -20,6 +20,9 @@ from .simplex import row_dot
 TRUSTED = 1e-3
 """How far from y an estimate of the strong convexity at y is taken to hold."""
 
+STIFF = 1e6
+"""Curvature along the whole support that a certificate looks for the end of."""
+
 STRAY = 1e-3
 """How far ρ_i is below 0, beside 1 + |z_i|, where rounding of an entry > 0 does not explain it."""
 
@@ -244,8 +247,14 @@ class Problem(Condition):
         What bends much at y may bend little next to it (√(t² + ε), at t = 0), and y* may lie there.
         """
         ways = self._ways(seen, y, support)
+        stiff = bool((beta > STIFF).any())
         for _ in range(4):
             reach = (2 * bound).clamp(min=1e-7)
+            if stiff:
+                for part in (2, 0.06, 0.002):
+                    near = self._softer(y, support, ways, part * bound)
+                    found = self._secant(y, near, 2 * bound)
+                    beta = torch.minimum(beta, found.unsqueeze(-1) / 2)
             beta = torch.minimum(beta, self._secant(y, ways, reach).unsqueeze(-1) / 2)
             beta = beta.clamp_min(torch.finfo(y.dtype).tiny)
             last, bound = bound, torch.maximum(bound, self._bound(seen, beta))
@@ -267,6 +276,18 @@ class Problem(Condition):
         middle = simplex.uniform(y, self.mask)
         ways = torch.stack([step, -step, soft, -soft, vertex - y, middle - y])
         return _unit(ways)
+
+    def _softer(self, y: Tensor, support: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
+        """The soft part of the ways to points that far from y, at those: a kink may lie between."""
+        found = []
+        for way in ways:
+            w = self._inside(y + reach.unsqueeze(-1) * way)
+            inverse = self._by_value.look(simplex.inward(w)).curvature.inverse(support)
+            soft = simplex.tangent(w - y, support)
+            for _ in range(2):
+                soft = torch.nan_to_num(inverse(_unit(soft)))
+            found.append(soft)
+        return _unit(torch.stack(found))
 
     def _secant(self, y: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
         """The least ⟨∇Ω(w) − ∇Ω(y), w − y⟩ / ‖w − y‖² at points w of Δ that far from y."""
