@@ -29,9 +29,11 @@ def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
     """Why the value of Ω is no function of each row, or None: it differs from call to call, or when
     every other row is another."""
     with torch.no_grad():
-        point = simplex.inward(y)
+        on = problem.participants()
+        generic = torch.where(on, simplex.generic(y), 0)
+        y = simplex.normalize(y + generic)  # where no entry is 0
         value = problem.objective(y)
-        slack = 1e-9 * (1 + value.abs() + row_dot(point, problem.z.abs()).squeeze(-1))
+        slack = 1e-9 * (1 + value.abs() + row_dot(y, problem.z.abs()).squeeze(-1))
         again = (problem.objective(y) - value).abs() > slack
         if bool(again.any()):
             at = first(again)
@@ -40,9 +42,7 @@ def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
                 f"(row {at}): it must depend on y alone, not on a state or on chance"
             )
         odd = (torch.arange(value.numel(), device=y.device) % 2 == 1).view(value.shape)
-        other = torch.where(odd.unsqueeze(-1), simplex.generic(y), y)
-        if problem.mask is not None:
-            other = simplex.normalize(torch.where(problem.mask, other, 0))
+        other = torch.where(odd.unsqueeze(-1), simplex.normalize(generic), y)
         moved = ((problem.objective(other) - value).abs() > slack) & ~odd
         if bool(moved.any()):
             at = first(moved)

@@ -80,7 +80,8 @@ class Problem(Condition):
         on = self.participants()
         with torch.no_grad():
             seen = self._residual(y)
-            wants = seen.rho > seen.rounding
+            doubt = seen.rounding + (4 * seen.off.unsqueeze(-1) if self.proximal else 0)
+            wants = seen.rho > doubt
             lowest, estimated = None, self.beta is None
             if self.beta is not None:
                 bound = self._bound(seen, self.beta)
@@ -103,8 +104,8 @@ class Problem(Condition):
             # within the error of y, and where that is small: a wrong answer is not made a right one
             close = (bound <= TRUSTED).unsqueeze(-1)
             if not (self.structured or self.steep):
-                leaves = (y <= bound.unsqueeze(-1)) & (seen.rho < -seen.rounding)
-                support = support & ~(close & leaves)
+                leaves = (seen.rho < -seen.rounding) | ((seen.point == 0) & ~wants)
+                support = support & ~(close & (y <= bound.unsqueeze(-1)) & leaves)
             support = support | (close & on & wants & (y == 0))
             stray = self._stray(seen, y, bound)
         return Certificate(seen.gap.squeeze(-1), bound, estimated, support, stray, lowest)

@@ -260,6 +260,7 @@ def refusal(error):
     """Refused by name, or by the plugin's own code, which the traceback shows; else a crash."""
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     ours = [name for name in frames if "regmax" in name or "lying" in name]
+    ours = [name for name in ours if Path(name).name != "products.py"]  # between a user and PyTorch
     own = bool(ours) and Path(ours[-1]).name == "lying_plugins.py"
     if own or (isinstance(error, REFUSALS) and NAMES.search(str(error))):
         return "refused"

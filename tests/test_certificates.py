@@ -458,6 +458,39 @@ class OffCurvature(Off):
         return regmax.curvature.Diagonal(torch.full_like(y, 2.0))
 
 
+class NoZeros(Off):
+    """A closed form that is right to ``floor``, which is where y is 0."""
+
+    def __init__(self, floor):
+        self.floor = floor
+
+    def closed_form(self, x, gamma, mask=None):
+        return sparsemax(x, gamma=gamma, mask=mask).clamp_min(self.floor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("floor", [1e-12, 1e-40])
+def test_an_entry_next_to_0_that_is_0_is_refused(floor, dtype):
+    x, said = draw(3, 5, scale=4, dtype=dtype), r"NoZeros.* gives .*, where y is 0"
+    with pytest.raises(RegularizerError, match=said):
+        RegularizedMax(NoZeros(floor)).solve(x)
+    with pytest.raises(RegularizerError, match=said):
+        RegularizedMax(NoZeros(floor), certify=True)(x)
+    # tiny entries that are right
+    steep = regmax.regularizer("tsallis", alpha=1.05)
+    assert RegularizedMax(steep).solve(draw(20, 50, scale=30, dtype=dtype)).converged.all()
+
+
+def test_a_subgradient_beside_a_kernel_is_checked():
+    class Lying(type(regmax.penalty("tv"))):
+        def any_subgradient(self, y, mask=None):
+            return torch.zeros_like(y)
+
+    omega = regmax.Penalized(regmax.regularizer("tsallis"), Lying(), 0.3)
+    with pytest.raises(RegularizerError, match=r"Lying\.any_subgradient"):
+        RegularizedMax(omega)(draw(3, 5))
+
+
 def test_certify_certifies_every_call():
     x, target = draw(3, 5).requires_grad_(), torch.tensor([0, 1, 2])
     calls = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regmax
+from regmax.curvature import Diagonal
 from regmax.optimality import Certificate, Problem
 from regmax.plugins import registry
 from regmax.solvers import Solver
@@ -137,15 +138,15 @@ def corrupting(self, problem, tol, max_iter, y, k):
         zero = torch.zeros_like(y[..., 0])
         return Certificate(zero, zero, False, y > 0, y < 0)
 
-    type(problem).certify = certify
+    type(problem).certify = type(problem).tested = certify
     return uniform(self, problem, tol, max_iter, y, k)
 
 
-def floored(self, problem, tol, max_iter, y, k):
-    y = y.clamp_min(1e-17)
-    y = torch.where(problem.participants(), y, 0)
-    problem.__dict__["newton_step"] = lambda y, support: torch.zeros_like(y)
-    return y / y.sum(-1, keepdim=True), k
+def hoarding(self, problem, tol, max_iter, y, k):
+    """Leaves a factorisation of other curvatures for the backward pass."""
+    own = Diagonal(1 + torch.rand_like(y)).inverse(problem.participants())
+    problem.__dict__["remembered"] = lambda y, support: own
+    return y, k
 
 
 FAULTS = {
@@ -186,8 +187,8 @@ FAULTS = {
         saying(lambda self, problem: 1 / 0),
         saying(lambda self, problem: f"{torch.rand(1).item()}" if problem.structured else None),
     ],
-    "check_hard_inputs": [Pairs, Maskless],
-    "check_backward": [faulty(floored)],
+    "check_hard_inputs": [Pairs],
+    "check_backward": [faulty(hoarding)],
     "check_name": [
         faulty(lambda s, p, tol, n, y, k: (y, k), name=""),
         faulty(lambda s, p, tol, n, y, k: (y, k), name="auto"),
@@ -199,7 +200,8 @@ FAULTS = {
     ("name", "number"), [(name, k) for name, some in FAULTS.items() for k in range(len(some))]
 )
 def test_a_planted_fault_is_found(name, number, monkeypatch):
-    monkeypatch.setattr(Problem, "certify", Problem.certify)  # put back what is corrupted
+    for method in ("certify", "tested"):  # put back what is corrupted
+        monkeypatch.setattr(Problem, method, getattr(Problem, method))
     solver = FAULTS[name][number]()
     check = next(check for check in solver_checks(solver) if check.name == name)
     with pytest.raises(AssertionError) as caught:
