@@ -182,7 +182,7 @@ def sampled(
     inside = omega.tensors(fixed=True) | values
     wide = {k: t.detach().double() for k, t in inside.items() if t.dtype.is_floating_point}
     gamma = some(gamma).double() if isinstance(gamma, Tensor) and gamma.ndim else gamma
-    z = some(x).double() / gamma
+    z = (some(x).double() / gamma).clamp_min(LOWEST)
     on = None if mask is None else some(mask)
     return Problem(omega.with_tensors(wide), z, on), some(y).double()
 
