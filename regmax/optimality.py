@@ -93,7 +93,8 @@ class Problem(Condition):
                 beta = (lowest / 2).clamp(info.tiny, 1 / info.eps).unsqueeze(-1)
                 bound = self._bound(seen, beta)
                 if tested:
-                    bound = self._base._with_secants(seen, y, wide, beta, bound)
+                    stiff = bool((torch.isfinite(lowest) & (lowest > STIFF)).any())
+                    bound = self._base._with_secants(seen, y, wide, beta, bound, stiff)
                 # the curvature at y says nothing of places far from y
                 bound = torch.where(bound <= TRUSTED, bound, torch.inf)
             bound = bound.clamp_max(2**0.5)  # the diameter of Δ
@@ -241,14 +242,19 @@ class Problem(Condition):
         return torch.minimum(distance, by_gap)
 
     def _with_secants(
-        self, seen: _Residual, y: Tensor, support: Tensor, beta: Tensor, bound: Tensor
+        self,
+        seen: _Residual,
+        y: Tensor,
+        support: Tensor,
+        beta: Tensor,
+        bound: Tensor,
+        stiff: bool,
     ) -> Tensor:
         """The bound with a β that holds as far from y as the bound reaches, +inf where none does.
 
         What bends much at y may bend little next to it (√(t² + ε), at t = 0), and y* may lie there.
         """
         ways = self._ways(seen, y, support)
-        stiff = bool((beta > STIFF).any())
         for _ in range(4):
             reach = (2 * bound).clamp(min=1e-7)
             if stiff:
