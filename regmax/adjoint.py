@@ -150,9 +150,16 @@ def hyperparameter_product(
     if not any(wanted):
         return found
     keep = torch.is_grad_enabled()
+    chosen = {name: t for name, t, wants in zip(names, tensors, wanted, strict=True) if wants}
+    if transforms.watched((y, w, *chosen.values())):
+
+        def slope(inside: dict[str, Tensor]) -> Tensor:
+            return smooth.with_tensors(inside).grad(smooth.seen(y))
+
+        (pulled,) = torch.func.vjp(slope, chosen)[1](0 - w)
+        return [pulled.get(name) for name in names]
     with torch.enable_grad():
-        chosen = zip(names, tensors, wanted, strict=True)
-        aliases = {name: alias(t) for name, t, wants in chosen if wants}
+        aliases = {name: alias(t) for name, t in chosen.items()}
         gradient = smooth.with_tensors(aliases).grad(smooth.seen(y))
         if gradient.requires_grad:
             products = torch.autograd.grad(

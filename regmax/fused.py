@@ -1,19 +1,23 @@
-"""Π_Ω by its kernel: one pass forward, one backward, nothing saved but y.
+"""Π_Ω by its kernel, as one differentiable function: one pass forward, one backward, nothing saved
+but y.
 
-For plain PyTorch. What transforms and tracers look at goes through :mod:`regmax.engine`, which asks
-the same kernels for values; the gradient of a gradient is made of the operations of
-:mod:`regmax.adjoint`, here as there.
+:class:`_Mapping` is that function, and :class:`_Product` its product with J, which transforms of
+``torch.func`` and forward mode differentiate again. Where a graph is recorded (compile, export),
+both call the operators ``regmax::argmax`` and ``regmax::jacobian_product`` of
+:mod:`regmax.opaque`. Plain PyTorch takes :class:`_Fused`, the same without their cost; the gradient
+of a gradient is made of the operations of :mod:`regmax.adjoint`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import adjoint, checks, simplex, transforms, wrappers
+from . import adjoint, checks, recipes, simplex, transforms, wrappers
 from .expressions import Scaled
 from .kernels import Kernel, asked
 from .penalty import (
@@ -59,7 +63,8 @@ def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]
 
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
     """Π_Ω(x) with its gradients, or None where no kernel takes it."""
-    if type(x) not in transforms.PLAIN or transforms.baking():
+    tracing = transforms.tracing()
+    if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and _hollow(x))):
         return None
     whole, factors = omega, []
     omega = unpenalized(omega)
@@ -67,11 +72,12 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
         factors.append(omega.c)
         omega = omega.base
     kernel = kernel_of(omega, x)
-    if kernel is None:
+    if kernel is None or x.is_meta:
         return None
     names, ranges = _declared(type(omega))  # type: ignore[arg-type]
     given = [gamma, *(getattr(omega, name) for name in names[1:])]
-    if transforms.watched((x, *given, *factors)):
+    watched = transforms.watched((x, *given, *factors))
+    if watched and not _takes((x, *given, *factors), omega, tracing):
         return None
     x, dim = checks.scores(x, dim)
     checks.entries(x, dim, whole.entries, whole)
@@ -79,19 +85,39 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
+    laid_out = checks.per_row if watched else _checked
     numbers = [
-        _checked(name, item, accepted, like, dim)
+        laid_out(name, item, accepted, like, dim)
         for name, item, accepted in zip(names, given, ranges, strict=True)
     ]
     for c in factors:
-        numbers[0] = numbers[0] * _checked("c", c, Scaled.ranges["c"], like, dim)
+        numbers[0] = numbers[0] * laid_out("c", c, Scaled.ranges["c"], like, dim)
     if dim != x.ndim - 1:
         rows = rows.movedim(dim, -1)
         takes_part = None if takes_part is None else takes_part.movedim(dim, -1)
-    y = _with_gradients(kernel, omega, rows, takes_part, numbers)
+    if watched:
+        y = _watched(kernel, omega, rows, takes_part, numbers)
+    else:
+        y = _with_gradients(kernel, omega, rows, takes_part, numbers)
     if dim != x.ndim - 1:
         y = y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+def _hollow(x: Any) -> bool:
+    """Whether a wrapper is one of those that tracers make of a plain tensor."""
+    return isinstance(x, Tensor) and not wrappers.is_dtensor(x) and x.layout == torch.strided
+
+
+def _takes(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool:
+    """Whether the one function takes these inputs: plain tensors, whatever looks at them; of a
+    recorded graph, those of an Ω that it can name."""
+    tensors = [t for t in items if isinstance(t, Tensor)]
+    if any(t.is_meta for t in tensors):
+        return False
+    if tracing:
+        return recipes.is_written(omega) and all(map(_hollow, tensors))
+    return all(type(t) in transforms.PLAIN for t in tensors)
 
 
 def _with_gradients(
@@ -100,9 +126,21 @@ def _with_gradients(
     if torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in (rows, *numbers)
     ):
-        y: Tensor = _Fused.apply(rows, mask, kernel, omega, *numbers)  # type: ignore[no-untyped-call]
-        return y
+        given = (rows, mask, None, kernel, omega, *numbers)
+        return _Fused.apply(*given)  # type: ignore[no-untyped-call,no-any-return]
     return _forward(kernel, rows.detach(), mask, numbers)[0]
+
+
+def _watched(
+    kernel: Kernel, omega: Regularizer, rows: Tensor, mask: Tensor | None, numbers: list[Any]
+) -> Tensor:
+    part = None
+    if structured(omega):  # neighbours are neighbours among those that take part
+        part = rows.detach() != -torch.inf
+        part = part if mask is None else part & mask
+    given = (rows, mask, part, kernel, omega, *numbers)
+    y: Tensor = _Mapping.apply(*given)  # type: ignore[no-untyped-call]
+    return y
 
 
 def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
@@ -166,42 +204,264 @@ def _forward(
     return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
-class _Fused(torch.autograd.Function):
-    """Forward and backward by the kernel; a second backward by differentiable operations."""
+class _Mapping(torch.autograd.Function):
+    """y = Π_Ω(x). Backward is v ↦ Jv with the products of γ and θ, forward mode the same J."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, mask: Tensor | None, kernel: Kernel, omega: Regularizer, *numbers: Any
+        x: Tensor,
+        mask: Tensor | None,
+        part: Tensor | None,
+        kernel: Kernel,
+        omega: Regularizer,
+        *numbers: Any,
     ) -> Tensor:
-        y, part = _forward(kernel, x, mask, list(numbers))
-        ctx.kernel, ctx.omega = kernel, omega
-        ctx.fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
-        # γ's gradient needs x: y, rounded, does not tell x/γ
-        scores = x if ctx.needs_input_grad[4] else None
-        ctx.save_for_backward(y, part, scores, *(t for t in numbers if isinstance(t, Tensor)))
+        if not transforms.tracing():
+            return _forward(kernel, x, mask, list(numbers))[0]
+        text, tensors = _recorded(omega, numbers)
+        y: Tensor = torch.ops.regmax.argmax(x, mask, tensors, text)
         return y
 
     @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, _, part, ctx.kernel, ctx.omega, *numbers = inputs
+        _keep(ctx, numbers, output, part, x if isinstance(numbers[0], Tensor) else None)
+
+    @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
-        y, part, x, *tensors = ctx.saved_tensors
-        saved = iter(tensors)
-        numbers = [next(saved) if t is None else t for t in ctx.fixed]
-        wants = ctx.needs_input_grad[4:]
-        if torch.is_grad_enabled() or transforms.watched((v,)) or transforms.batched(v):
+        y, part, x, *tensors = transforms.living(ctx.saved_tensors)
+        numbers = _merged(ctx.fixed, tensors)
+        wants = ctx.needs_input_grad[5:]
+        if transforms.watched((v, y)):
+            given = (y, part, v, ctx.kernel, ctx.omega, any(wants[1:]), *numbers)
+            gx, *dtheta = _Product.apply(*given)  # type: ignore[no-untyped-call]
+            dtheta = [
+                reduced(t, item) if want else None
+                for t, item, want in zip(dtheta, numbers[1:], wants[1:], strict=False)
+            ] or [None] * len(wants[1:])
+        elif torch.is_grad_enabled() or transforms.batched(v):
             gx, dtheta = differentiable(ctx.omega, y, part, v, numbers, wants[1:])
         else:
             gx, dtheta = compiled(ctx.kernel, y, part, v, numbers, wants[1:])
-        dgamma = None if x is None else reduced(_along(gx, x, y) / -numbers[0], numbers[0])
-        return gx, None, None, None, dgamma, *dtheta
+        dgamma = None
+        if x is not None and wants[0]:
+            dgamma = reduced(_along(gx, x, y) / -numbers[0], numbers[0])
+        return gx, None, None, None, None, dgamma, *dtheta
+
+    @staticmethod
+    def jvp(ctx: Any, tx: Tensor | None, *tangents: Any) -> Tensor:
+        with transforms.forward_mode():
+            y, part, x, *tensors = map(transforms.primal, ctx.saved_tensors)
+            numbers = _merged(ctx.fixed, tensors)
+            along = _change(ctx.omega, y, part, x, numbers, tx, tangents[4:]).to(y.dtype)
+            if transforms.batched(along):  # the vmap of autograd.functional, which has no rule
+                return _formula(ctx.omega, part, False, ctx.fixed)(y, along, *tensors)[0]
+            given = (y, part, along, ctx.kernel, ctx.omega, False, *numbers)
+            return _Product.apply(*given)[0]  # type: ignore[no-untyped-call,no-any-return]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        given = _stacked(info.batch_size, in_dims, inputs, (0, 1, 2))
+        return _Mapping.apply(*given), 0  # type: ignore[no-untyped-call]
+
+
+class _Fused(_Mapping):
+    """The same in plain PyTorch: forward and its context in one call, which costs less."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: Tensor,
+        mask: Tensor | None,
+        part: Tensor | None,
+        kernel: Kernel,
+        omega: Regularizer,
+        *numbers: Any,
+    ) -> Tensor:
+        y, part = _forward(kernel, x, mask, list(numbers))
+        ctx.kernel, ctx.omega = kernel, omega
+        # γ's gradient needs x: y, rounded, does not tell x/γ
+        _keep(ctx, numbers, y, part, x if ctx.needs_input_grad[5] else None)
+        return y
+
+    setup_context = torch.autograd.Function.setup_context
+
+
+class _Product(torch.autograd.Function):
+    """(Jv/γ, and −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each θ where ``hyper``), of y, v, γ and θ.
+
+    Its derivatives are those of :func:`differentiable`, to any order.
+    """
+
+    @staticmethod
+    def forward(
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        kernel: Kernel,
+        omega: Regularizer,
+        hyper: bool,
+        *numbers: Any,
+    ) -> tuple[Tensor, ...]:
+        if transforms.tracing():
+            text, tensors = _recorded(omega, numbers)
+            return tuple(torch.ops.regmax.jacobian_product(y, part, v, tensors, text, hyper))
+        return products(kernel, y, part, v, list(numbers), hyper)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        y, part, v, _, ctx.omega, ctx.hyper, *numbers = inputs
+        _keep(ctx, numbers, y, part, v)
+
+    @staticmethod
+    def backward(ctx: Any, *u: Tensor) -> Any:
+        y, part, v, *tensors = transforms.living(ctx.saved_tensors)
+        formula = _formula(ctx.omega, part, ctx.hyper, ctx.fixed)
+        dy, dv, *rest = torch.func.vjp(formula, y, v, *tensors)[1](u)
+        found = iter(rest)
+        numbers = [next(found) if t is None else None for t in ctx.fixed]
+        return dy, None, dv, None, None, None, *numbers
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
+        with transforms.forward_mode():
+            y, part, v, *tensors = map(transforms.primal, ctx.saved_tensors)
+            moves = zip(ctx.fixed, tangents[6:], strict=True)
+            given = [tangents[0], tangents[2], *(t for number, t in moves if number is None)]
+            at = (y, v, *tensors)
+            along = tuple(
+                torch.zeros_like(p) if t is None else t.to(p)
+                for p, t in zip(at, given, strict=True)
+            )
+            formula = _formula(ctx.omega, part, ctx.hyper, ctx.fixed)
+            found: tuple[Tensor, ...] = _pushed(formula, at, along)
+        return found
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
+        given = _stacked(info.batch_size, in_dims, inputs, (0, 1, 2))
+        found = _Product.apply(*given)  # type: ignore[no-untyped-call]
+        return found, (0,) * len(found)
+
+
+def _keep(ctx: Any, numbers: Any, *tensors: Tensor | None) -> None:
+    """Save tensors, and γ and θ, for both modes."""
+    ctx.fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
+    saved = (*tensors, *(t for t in numbers if isinstance(t, Tensor)))
+    ctx.save_for_backward(*saved)
+    if transforms.dual_level() or transforms.transforming():
+        ctx.save_for_forward(*saved)
+
+
+def _merged(fixed: tuple[Any, ...], tensors: Any) -> list[Any]:
+    """γ and θ, of which the numbers are ``fixed``."""
+    saved = iter(tensors)
+    return [next(saved) if t is None else t for t in fixed]
+
+
+def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...]) -> list[Any]:
+    """Inputs with the dimension that vmap maps over in front: those at ``rows`` are (*batch, d),
+    other tensors broadcast to (*batch, 1)."""
+    at = next(i for i in rows if isinstance(inputs[i], Tensor))
+    ndim = inputs[at].ndim + (dims[at] is None)
+
+    def front(i: int, t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        if dims[i] is None:
+            return t.unsqueeze(0).expand(size, *t.shape) if i in rows else t
+        t = t.movedim(dims[i], 0)
+        return t.reshape(size, *(1,) * (ndim - t.ndim), *t.shape[1:])
+
+    return [front(i, t) for i, t in enumerate(inputs)]
+
+
+def _recorded(omega: Regularizer, numbers: Any) -> tuple[str, list[Tensor]]:
+    """What a recorded graph knows Ω by, and its tensors, γ first."""
+    gamma, *theta = numbers
+    names = omega.hyperparameters or ()
+    inside = {name: t for name, t in zip(names, theta, strict=True) if isinstance(t, Tensor)}
+    number = None if isinstance(gamma, Tensor) else gamma
+    given = [gamma] if isinstance(gamma, Tensor) else []
+    omega = omega.with_tensors(inside)
+    return recipes.call(omega, number, tuple(inside)), [*given, *inside.values()]
+
+
+def _formula(
+    omega: Regularizer, part: Tensor | None, hyper: bool, fixed: tuple[Any, ...]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """:class:`_Product` in differentiable operations, of y, v and the tensors of γ and θ."""
+
+    def formula(y: Tensor, v: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        shape = (*y.shape[:-1], 1)
+        gamma, *theta = _merged(fixed, tensors)
+        theta = [t.expand(shape) if isinstance(t, Tensor) else t for t in theta]
+        wants = [hyper and isinstance(t, Tensor) for t in theta]
+        gx, dtheta = differentiable(omega, y, part, v, [gamma, *theta], wants)
+        if not hyper:
+            return (gx,)
+        none = torch.zeros(shape, dtype=torch.float64, device=y.device)
+        return gx, *(none if t is None else t.double() for t in dtheta)
+
+    return formula
+
+
+def _change(
+    omega: Regularizer,
+    y: Tensor,
+    part: Tensor | None,
+    x: Tensor | None,
+    numbers: list[Any],
+    tx: Tensor | None,
+    tangents: Any,
+) -> Tensor:
+    """γ d(x/γ − ∇Ω(y; θ)) for fixed y, along tangents of x, γ and θ."""
+    gamma, *theta = numbers
+    tgamma, *ttheta = tangents
+    total = torch.zeros_like(y) if tx is None else tx
+    if tgamma is not None:
+        assert x is not None
+        total = total - _relative(x, y) * (tgamma / gamma)
+    names = omega.hyperparameters or ()
+    moved = {name: t for name, t in zip(names, ttheta, strict=True) if t is not None}
+    if not moved:
+        return total
+    held = dict(zip(names, theta, strict=True))
+    omega = omega.with_tensors({k: t for k, t in held.items() if isinstance(t, Tensor)})
+    if structured(omega) and (t := moved.pop("lam", None)) is not None:
+        total = total - gamma * t * omega.penalty.any_subgradient(y, part)
+    if moved:
+        smooth = smooth_part(omega, part)
+
+        def slope(inside: dict[str, Tensor]) -> Tensor:
+            own = smooth.with_tensors(inside)
+            return own.grad(own.seen(y))
+
+        at = {name: held[name] for name in moved}
+        total = total - gamma * _pushed(slope, (at,), (moved,))
+    return total
+
+
+def _pushed(function: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) -> Any:
+    """The derivative of ``function`` along tangents, by reverse mode twice, as u ↦ uᵀ∂f is linear:
+    forward mode is on already, and PyTorch does not always nest it."""
+    pulled: Any = torch.func.vjp(function, *at)
+    value, pull = pulled
+    zeros = torch.utils._pytree.tree_map(torch.zeros_like, value)
+    return torch.func.vjp(pull, zeros)[1](along)[0]
+
+
+def _relative(x: Tensor, y: Tensor) -> Tensor:
+    """x relative to its smallest supported entry, 0 outside of the support: where α-entmax is
+    steep, at that entry, what rounding leaves of ⟨Jv, 1⟩ is large."""
+    on = y.detach() > 0
+    least = torch.where(on, y.detach(), torch.inf).argmin(-1, keepdim=True)
+    return torch.where(on, x - x.detach().gather(-1, least), 0)
 
 
 def _along(gx: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """⟨gx, x⟩, one number per row, with x relative to its smallest supported entry: where α-entmax
-    is steep, at that entry, what rounding leaves of ⟨gx, 1⟩ is large."""
-    on = y.detach() > 0
-    least = torch.where(on, y.detach(), torch.inf).argmin(-1, keepdim=True)
-    x = torch.where(on, x - x.detach().gather(-1, least), 0)
-    return simplex.row_dot(gx.double(), x.double())  # neither may overflow
+    """⟨gx, x⟩, one number per row."""
+    return simplex.row_dot(gx.double(), _relative(x, y).double())  # neither may overflow
 
 
 def reduced(t: Tensor, item: Tensor) -> Tensor:
@@ -214,20 +474,49 @@ def compiled(
     kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], wants: Any
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The gradients of x and θ for y's gradient v, by the kernel; ``numbers`` are γ and θ."""
+    gx, *dtheta = products(kernel, y, part, v, numbers, any(wants))
+    if not dtheta:
+        return gx, [None] * (len(numbers) - 1)
+    return gx, [
+        reduced(t, item) if want else None
+        for t, item, want in zip(dtheta, numbers[1:], wants, strict=True)
+    ]
+
+
+def products(
+    kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], hyper: bool
+) -> tuple[Tensor, ...]:
+    """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
     gamma, *theta = (_per_row(item, y) for item in numbers)
     v = _rows(wrappers.allocated(v))
-    gx, dtheta = kernel.backward(
-        _rows(y), v, gamma, tuple(theta), None if part is None else _rows(part), any(wants)
-    )
+    on = None if part is None else _rows(part).contiguous()
+    gx, dtheta = kernel.backward(_rows(y), v, gamma, tuple(theta), on, hyper)
     if gx.shape != y.shape:
         gx = gx.view(y.shape)
     if dtheta is None:
-        return gx, [None] * len(theta)
-    shape = (*y.shape[:-1], 1)
-    return gx, [
-        reduced(t.view(shape), item) if want else None
-        for t, item, want in zip(dtheta, numbers[1:], wants, strict=True)
-    ]
+        return (gx,)
+    return gx, *(t.view(*y.shape[:-1], 1) for t in dtheta)
+
+
+def product(
+    omega: Regularizer,
+    y: Tensor,
+    part: Tensor | None,
+    v: Tensor,
+    gamma: float | Tensor,
+    hyper: bool,
+) -> tuple[Tensor, ...]:
+    """:func:`products` by the kernel of Ω, or by PyTorch operations where it has none here."""
+    numbers = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    kernel = kernel_of(omega, y)
+    if kernel is not None:
+        if part is not None and transforms.may_look(part) and bool(part.all()):
+            part = None
+        return products(kernel, y, part, v, numbers, hyper)
+    tensors = [t for t in numbers if isinstance(t, Tensor)]
+    fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
+    found = _formula(omega, part, hyper, fixed)(y, v, *tensors)
+    return tuple(t.clone(memory_format=torch.contiguous_format) for t in found)
 
 
 def differentiable(
@@ -248,7 +537,8 @@ def differentiable(
         w = jacobian_product(smooth, average, y, v, adjoint.movable(y))
         tensors = smooth.tensors(fixed=True)
         items = list(tensors.values())
-        learnt = tuple(t.requires_grad for t in items)
+        asked_for = {name for name, want in zip(names, wants, strict=True) if want}
+        learnt = tuple(name in asked_for for name in tensors)
         products = adjoint.hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
         found = dict(zip(tensors, products, strict=True))
         if structured(omega):

@@ -8,6 +8,7 @@ arguments of its plugins (:mod:`regmax.recipes`), so that the graph outlives the
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import recipes, transforms
+from . import fused, recipes, transforms
+from .plugins import registry
 from .regularizer import Regularizer
 from .roads import Settings, has_formula, travel
 from .rows import Rows
@@ -58,7 +60,7 @@ def find(rows: Rows, settings: Settings) -> Tensor:
     if transforms.tracing() or x.is_meta:
         reason = not_recordable(rows.omega, settings)
         if reason is None:
-            written = _written(rows.omega, number, tuple(inside))
+            written = recipes.call(rows.omega, number, tuple(inside))
             recorded: Tensor = _argmax(x, rows.mask, tensors, written)
             return recorded
         if transforms.compiling():
@@ -112,17 +114,6 @@ class _Find(torch.autograd.Function):
         return _batched(again, info.batch_size, dims, recipe, x, mask, list(tensors)), 0
 
 
-def _written(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str:
-    """A recipe that can be read in another process."""
-    text = recipes.written(omega)
-    given = recipes.arguments(text)
-    numbers = {name: recipes.attribute(omega, name) for name in given if name not in names}
-    fixed = set(names) - set(omega.per_row_tensors())
-    sizes = {name: list(recipes.attribute(omega, name).shape) for name in sorted(fixed)}
-    parts = {"omega": text, "numbers": numbers, "tensors": names, "sizes": sizes, "gamma": gamma}
-    return json.dumps(parts)
-
-
 def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
     """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None."""
     if settings.solver != "auto":
@@ -142,6 +133,11 @@ def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
 
 
 def _read(recipe: str) -> _Recipe:
+    return _made(recipe, registry())
+
+
+@functools.lru_cache(maxsize=256)
+def _made(recipe: str, known: object) -> _Recipe:
     written: dict[str, Any] = json.loads(recipe)
     names = tuple(written["tensors"])
     # what is not on the CPU is not looked into: numbers out of range give NaN rows
@@ -189,6 +185,39 @@ def _(
         return y
 
     return _batched(again, info.batch_size, in_dims[:3], _read(recipe), x, mask, tensors), 0
+
+
+@torch.library.custom_op(
+    "regmax::jacobian_product",
+    mutates_args=(),
+    schema="(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str recipe, bool hyper)"
+    " -> Tensor[]",
+)
+def _jacobian_product(
+    y: Tensor,
+    mask: Tensor | None,
+    v: Tensor,
+    tensors: list[Tensor],
+    recipe: str,
+    hyper: bool,
+) -> list[Tensor]:
+    rows = _read(recipe).rows(y, mask, tensors)
+    return list(fused.product(rows.omega, y, mask, v, rows.gamma, hyper))
+
+
+@_jacobian_product.register_fake
+def _(
+    y: Tensor,
+    mask: Tensor | None,
+    v: Tensor,
+    tensors: list[Tensor],
+    recipe: str,
+    hyper: bool,
+) -> list[Tensor]:
+    count = len(_read(recipe).make({}).hyperparameters or ()) if hyper else 0
+    one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
+    first = torch.empty_like(y, memory_format=torch.contiguous_format)
+    return [first, *(torch.empty_like(one) for _ in range(count))]
 
 
 def _batched(

@@ -106,6 +106,26 @@ def _is_plain(item: Any) -> bool:
     return isinstance(item, bool | int | float | str)
 
 
+def is_written(omega: Regularizer) -> bool:
+    """Whether Ω has a text."""
+    try:
+        text(form(omega))
+    except TypeError:
+        return False
+    return True
+
+
+def call(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str:
+    """Ω and γ but for their tensors, which are ``names``: what an operator reads again, in another
+    process too."""
+    text = written(omega)
+    numbers = {name: attribute(omega, name) for name in arguments(text) if name not in names}
+    fixed = set(names) - set(omega.per_row_tensors())
+    sizes = {name: list(attribute(omega, name).shape) for name in sorted(fixed)}
+    parts = {"omega": text, "numbers": numbers, "tensors": names, "sizes": sizes, "gamma": gamma}
+    return json.dumps(parts)
+
+
 def arguments(text: str) -> list[str]:
     """The dotted names of what the expression is to be made with, in order."""
     return _arguments(json.loads(text), "")

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 PLAIN = (Tensor, nn.Parameter)
@@ -45,6 +47,26 @@ def transforming() -> bool:
 def baking() -> bool:
     """Whether ``torch.jit.trace`` records, which keeps what it cannot follow as a constant."""
     return bool(torch._C._get_tracing_state() is not None)
+
+
+def forward_mode() -> AbstractContextManager[object]:
+    """Inside the ``jvp`` of a Function, which turns forward mode off: on again for the transforms
+    around the one that asks."""
+    return forward_ad._set_fwd_grad_enabled(True) if transforming() else nullcontext()
+
+
+def primal(t: Any) -> Any:
+    """t without the tangent that the transform at work gives it."""
+    if t is None or not transforming():
+        return t
+    # forward_ad.unpack_dual asks for a level that Dynamo enters without its knowledge
+    return torch._VF._unpack_dual(t, level=0)[0]
+
+
+def living(tensors: Any) -> Any:
+    """Tensors that a Function saved, out of the wrappers of transforms that have ended, as those of
+    ``torch.func.vjp`` have when its result is called."""
+    return tensors if transforming() else unwrap_dead_wrappers(tensors)
 
 
 def batched(t: Tensor) -> bool:
@@ -90,7 +112,7 @@ def dual_level() -> bool:
 
 def has_tangent(t: Tensor) -> bool:
     """Whether t is a dual number of forward-mode differentiation."""
-    return forward_ad.unpack_dual(t).tangent is not None
+    return not batched(t) and forward_ad.unpack_dual(t).tangent is not None
 
 
 def without_graph(t: Tensor) -> Tensor:
