@@ -80,7 +80,10 @@ class Problem(Condition):
         on = self.participants()
         with torch.no_grad():
             seen = self._residual(y)
-            doubt = seen.rounding + (4 * seen.off.unsqueeze(-1) if self.proximal else 0)
+            doubt = seen.rounding
+            if self.proximal:  # ρ is as good as what Dykstra's algorithm stops at
+                settled = 64 * torch.finfo(y.dtype).eps * (1 + self.z.norm(dim=-1, keepdim=True))
+                doubt = doubt + settled + 4 * seen.off.unsqueeze(-1)
             wants = seen.rho > doubt
             lowest, estimated = None, self.beta is None
             if self.beta is not None:

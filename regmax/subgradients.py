@@ -29,8 +29,8 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
         if not bool(torch.isfinite(value).all()):
             at = first(~torch.isfinite(value))
             return f"{who}.value is not finite at y = {shown(y[at])} (row {at})"
-        if problem.structured and (twice := _not_homogeneous(omega.penalty, y, mask, value)):
-            return twice
+        if problem.structured and (said := _not_lovasz(problem, omega.penalty, y, value)):
+            return said
         u, p = problem.penalty_subgradient(y)
         low, s = _above_subgradient(problem, omega, u, p)
         if bool((low > 0).any()):
@@ -57,18 +57,23 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
     return None
 
 
-def _not_homogeneous(penalty: Penalty, y: Tensor, mask: Tensor | None, value: Tensor) -> str | None:
-    """Where R(2y) ≠ 2R(y), which a Lovász extension is not; or where ``any_subgradient`` is none:
-    ⟨u, y⟩ ≠ R(y)."""
-    who = type(penalty).__name__
+def _not_lovasz(problem: Problem, penalty: Penalty, y: Tensor, value: Tensor) -> str | None:
+    """Where R(s + t) ≠ R(s) + R(t) though s and t have one order, which makes R no Lovász
+    extension; or where ``any_subgradient`` is none: ⟨u, y⟩ ≠ R(y)."""
+    who, mask = type(penalty).__name__, problem.mask
+    for s in (y, torch.where(problem.participants(), simplex.generic(y), 0)):
+        t = s + s.square()
+        both = valued(penalty, s, mask) + valued(penalty, t, mask)
+        off = (valued(penalty, s + t, mask) - both).abs() > 1e-9 * (1 + both.abs())
+        if bool(off.any()):
+            at = first(off)
+            return (
+                f"{who} declares lovasz = True, and R(s + t) is not R(s) + R(t) at "
+                f"s = {shown(s[at])} and t = s + s²"
+            )
     u = like(penalty.any_subgradient(y, mask), y, f"{who}.any_subgradient")
     inner = (u * y).sum(-1)
-    slack = 1e-9 * (1 + value.abs() + (u * y).abs().sum(-1))
-    off = (valued(penalty, 2 * y, mask) - 2 * value).abs() > 2 * slack
-    if bool(off.any()):
-        at = first(off)
-        return f"{who} declares lovasz = True, and R(2y) is not 2R(y) at y = {shown(y[at])}"
-    off = (inner - value).abs() > slack
+    off = (inner - value).abs() > 1e-9 * (1 + value.abs() + (u * y).abs().sum(-1))
     if bool(off.any()):
         at = first(off)
         return (

@@ -481,6 +481,17 @@ def test_an_entry_next_to_0_that_is_0_is_refused(floor, dtype):
     assert RegularizedMax(steep).solve(draw(20, 50, scale=30, dtype=dtype)).converged.all()
 
 
+def test_a_norm_that_calls_itself_a_lovasz_extension_is_refused():
+    class Called(GroupNorm):
+        lovasz = True
+
+        def groups(self, z, mask=None):
+            return torch.arange(z.shape[-1]).expand(z.shape)
+
+    with pytest.raises(RegularizerError, match=r"Called declares lovasz = True, and R\(s \+ t\)"):
+        RegularizedMax(regmax.regularizer("gini") + 0.01 * Called([2, 3]))(draw(6, 5))
+
+
 def test_a_subgradient_beside_a_kernel_is_checked():
     class Lying(type(regmax.penalty("tv"))):
         def any_subgradient(self, y, mask=None):

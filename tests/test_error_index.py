@@ -23,7 +23,7 @@ REASONS = {
     "unsteady",
     "mistaken_penalty",
     "_missing",
-    "_not_homogeneous",
+    "_not_lovasz",
     "contradicted",
     "_not_finite",
     "_not_convex",

@@ -34,19 +34,19 @@ __all__ = ["GraphTV", "GridTV", "compiled"]
 class GraphTV(regmax.Penalty):
     """R(y) = Σ_{(i,j) ∈ E} w_ij |y_i − y_j| for the edges of a graph on the entries of a row.
 
-    R(y) = max ⟨Dᵀt, y⟩ over |t_e| ≤ w_e, with (Dy)_e = y_i − y_j: so ∂R(y) = {Dᵀt} with
-    t_e = w_e·sign(y_i − y_j) where that is not 0, and t_e in [−w_e, w_e] where it is. Groups are
-    the connected parts of equal entries.
+    R(y) = max ⟨Dᵀt, y⟩ over |t_e| ≤ w_e, with (Dy)_e = y_i − y_j. So ∂R(y) = {Dᵀt} with
+    t_e = w_e·sign(y_i − y_j) if y_i ≠ y_j, and t_e in [−w_e, w_e] otherwise. Groups are the
+    connected components of equal entries.
 
-    edges: pairs (i, j) of entries, i ≠ j, a sequence or an integer tensor (m, 2). Edges given twice
-        add up.
-    weights: m numbers ≥ 0, or a floating tensor (m,), a hyperparameter, which gets its gradient if
-        it requires one; 1 unless given. An edge of weight 0 is none.
-    nodes: d, the number of entries of a row; unless given, up to the largest that an edge names.
+    edges: pairs (i, j) of entries, i ≠ j, a sequence or an integer tensor (m, 2). The weights
+        of repeated edges are added.
+    weights: m numbers ≥ 0, or a floating tensor (m,): a hyperparameter, which gets its gradient if
+        it requires one. Default: 1. An edge of weight 0 is ignored.
+    nodes: d, the number of entries of a row. Default: one more than the largest entry in an edge.
 
-    An edge with a masked end is absent. The prox is exact, in float64 whatever the dtype, by
-    minimum cuts (Hochbaum 2001; Chambolle & Darbon 2009, §3), on the CPU: tensors of other devices
-    go there and come back. Raises TypeError or ValueError where edges, weights or rows do not fit.
+    An edge with a masked end is ignored. The prox is exact, by minimum cuts (Hochbaum 2001;
+    Chambolle & Darbon 2009, §3), in float64 on the CPU for every dtype; tensors on other devices
+    are copied there and back. Raises TypeError or ValueError for invalid edges, weights or rows.
     """
 
     lovasz = True
@@ -67,7 +67,7 @@ class GraphTV(regmax.Penalty):
         self.weights = tuple(self._numbers.tolist()) if learnt is None else learnt
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is saved: the arguments alone, in plain numbers and tensors."""
+        """The saved state: only the arguments, as plain numbers and tensors."""
         return {k: item for k, item in vars(self).items() if k not in ("graph", "_numbers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class GraphTV(regmax.Penalty):
         return as_tensor(self._numbers)
 
     def _jumps(self, y: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """tails, heads, w_e and y_i − y_j, 0 where an end is masked."""
+        """tails, heads, w_e and y_i − y_j (0 if an end is masked)."""
         self.graph.check(y)
         tails, heads = self.graph.on(y.device)
         jumps = y[..., tails] - y[..., heads]
@@ -112,7 +112,7 @@ class GraphTV(regmax.Penalty):
     def subgradient(
         self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """The element nearest to ``near``: a sum over edges, each within its bounds."""
+        """The subgradient nearest to ``near``: a sum over edges, each within its bounds."""
         return self.graph.subgradient(y, near, step, self._w(), mask)
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
@@ -138,7 +138,7 @@ class GridTV(GraphTV):
     """R(y) = Σ |y_i − y_j| over neighbours in a grid of h × w, row-major: d = h·w entries.
 
     ``shape``: (h, w); each entry has up to four neighbours. With the Gini entropy Π_Ω is TVmax
-    (Martins et al. 2020, "Sparse and structured visual attention"). The rest is as in ``graph_tv``.
+    (Martins et al. 2020, "Sparse and structured visual attention"). Otherwise as ``graph_tv``.
     """
 
     name = "grid_tv"
@@ -161,7 +161,7 @@ def _need_numpy() -> None:
 def _groups(
     z: Tensor, mask: Tensor | None, tails: Tensor, heads: Tensor, weights: Tensor
 ) -> Tensor:
-    """``Graph.groups`` for transforms and tracers: one operation."""
+    """``Graph.groups`` as one operation, for transforms and tracers."""
     return graph_of(z.shape[-1], tails, heads).groups(z, weights, mask)
 
 

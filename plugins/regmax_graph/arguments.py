@@ -1,4 +1,4 @@
-"""The arguments of the penalties of graphs: every message names what came and what is accepted."""
+"""Arguments of the graph penalties: each message shows the value and says what is accepted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def checked_edges(edges: Any, nodes: Any) -> tuple[int, Pairs]:
 
 
 def checked_weights(weights: Any, m: int) -> tuple[Tensor | None, Reals]:
-    """A floating tensor (m,) that came as one, or None; and the numbers, if they came as such."""
+    """Weights given as a floating tensor (m,), else None; and weights given as numbers."""
     if not isinstance(weights, Tensor):
         try:
             numbers = np.array([1.0] * m if weights is None else [float(w) for w in weights])
@@ -77,7 +77,7 @@ def _refuse_shape(weights: Any, m: int) -> None:
 
 
 def refuse_negative(weights: Tensor) -> None:
-    """Weights that learn may leave their range; looked at where it costs no synchronisation."""
+    """Learned weights may leave their range; tested where it costs no synchronisation."""
     if transforms.may_look(weights):
         _refuse_negative(weights.detach().double().numpy())
 
@@ -90,7 +90,7 @@ def _refuse_negative(w: Reals) -> None:
 
 
 def as_tensor(array: Any, device: Any = "cpu") -> Tensor:
-    """The numbers of an array: a tensor made before would not mix with those of a tracer."""
+    """The array as a tensor, made now: an earlier one could not be mixed with a tracer's."""
     if transforms.tracing():
         whole = array.dtype.kind == "i"
         dtype = torch.int64 if whole else torch.float64

@@ -1,8 +1,8 @@
 """A graph with weighted edges, and the rows of a tensor on it.
 
-Everything is computed in float64 on the CPU, compiled with numba; without numba (``pip install
-'regmax[fast]'``) the same functions run as they are, some hundred times slower. Tensors of other
-devices come to the CPU and go back.
+Everything is computed in float64 on the CPU, compiled with numba. Without numba (``pip install
+'regmax[fast]'``) the same functions run in Python, about a hundred times slower. Tensors on other
+devices are copied to the CPU and back.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Graph:
         """argmin_z ½‖z − v‖² + step·Σ_e w_e |z_i − z_j| over the participants, 0 elsewhere.
 
         v (*batch, d) of any floating dtype, step ≥ 0 a number or broadcastable to (*batch, 1),
-        weights (m,), mask bool of v's shape. Equal members of a group are equal to the bit. A row
-        with a NaN or infinite participant, or a step that is NaN or below 0, is NaN there.
+        weights (m,), mask bool of v's shape. Members of a group are equal bit for bit. A row with
+        a NaN or infinite participant, or a step that is NaN or negative, is NaN there.
         """
         return self._on_rows(PROX, v, None, step, weights, mask)
 
@@ -92,7 +92,7 @@ class Graph:
         return self._on_rows(SUBGRADIENT, y, near, step, weights, mask)
 
     def groups(self, z: Tensor, weights: Tensor, mask: Tensor | None) -> Tensor:
-        """The lowest node that each is joined to by edges of positive weight between equals."""
+        """For each node, the lowest node joined to it by positive edges between equal entries."""
         return self._on_rows(GROUPS, z, None, 0.0, weights, mask)
 
     def _on_rows(

@@ -1,4 +1,4 @@
-"""Ordered weights: OSCAR's (oscarmax), any (OWL), and those of all pairs (clique)."""
+"""Ordered weights: OSCAR (oscarmax), OWL (given weights) and clique total variation."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OrderedPairs(Ordered):
 
 @functools.cache
 def _tie_means() -> Callable[..., Any] | None:
-    """The numba kernel; None where numba is missing or finds no place to cache what it compiles."""
+    """The numba kernel; None if numba is missing or cannot cache compiled code."""
     try:
         from ._ties_numba import tie_means
     except (ImportError, RuntimeError):
@@ -85,9 +85,9 @@ class Oscar(regmax.Penalized):
     """Ω(y) = ½‖y‖² + λ Σ_{i<j} max(|y_i|, |y_j|), λ ≥ 0. Π_Ω is oscarmax.
 
     ``lam``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
-    Gini plus a penalty, exact: P_Δ of the isotonic regression of sort(x/γ) − λw. With
-    ``exact=False`` it is P_Δ ∘ P_OSC, the approximation of Niculae & Blondel (2017, §3.2 and
-    errata), for those who reproduce its numbers: it depends on where the scores' 0 is.
+    Gini plus a penalty. The mapping is exact: P_Δ of the isotonic regression of sort(x/γ) − λw.
+    With ``exact=False`` it is P_Δ ∘ P_OSC, the approximation of Niculae & Blondel (2017, §3.2 and
+    errata), to reproduce its numbers. The approximation changes if a constant is added to x.
     """
 
     name = "oscar"
@@ -100,14 +100,14 @@ class Oscar(regmax.Penalized):
         self.exact = exact
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
-        """None where exact: the theorem's composition then applies."""
+        """None if ``exact``; the composition of the theorem then applies."""
         if self.exact:
             return None
         z = _prox_absolute(x / gamma, self.lam, self.penalty, mask)
         return regmax.functional.sparsemax(gamma * z, gamma=gamma, mask=mask)
 
     def kernel(self, x: Tensor) -> Kernel | None:
-        """The penalty's: ``closed_form`` above redefines nothing where exact."""
+        """The kernel of the penalty, as ``closed_form`` above changes nothing if ``exact``."""
         return super().kernel(x) if self.exact else None
 
     def notes(self, x: Tensor) -> list[str]:

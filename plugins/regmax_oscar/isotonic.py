@@ -34,7 +34,7 @@ __all__ = ["isotonic_decreasing", "isotonic_decreasing_reference", "kernel"]
 
 @cache
 def _compiled() -> Callable[..., Any] | None:
-    """The numba kernel; None where numba is missing or finds no place to cache what it compiles."""
+    """The numba kernel; None if numba is missing or cannot cache compiled code."""
     try:
         from ._isotonic_numba import isotonic_rows
     except (ImportError, RuntimeError):
@@ -70,16 +70,16 @@ def isotonic_decreasing(v: Tensor, mask: Tensor | None = None) -> Tensor:
     r"""z = argmin_z 1/2 ||z - v||^2 subject to z_1 >= z_2 >= .. >= z_d, per row.
 
     v: (*batch, d), float32 or float64, any strides.  mask: bool, the shape of v; only entries
-    where it is True take part, in their order, and z is 0 elsewhere.
+    where it is True are participants, in their order, and z is 0 elsewhere.
 
     Returns z, of the shape, dtype and device of v, without a gradient.  Entries of a block are
     equal bit for bit, an entry that is a block of its own is v_i exactly, and z decreases exactly.
     Accumulation is in float64, rounded once.
 
-    A row whose taking part entries are not all finite is NaN in these entries; other rows are not
+    A row with a participant that is not finite is NaN at its participants; other rows are not
     affected.
 
-    Raises TypeError for another dtype of v or mask, ValueError where the shapes do not fit.
+    Raises TypeError for another dtype of v or mask, ValueError if the shapes do not match.
 
     Source: Best and Chakravarti (1990), see the module.
     """

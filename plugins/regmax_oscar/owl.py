@@ -1,4 +1,4 @@
-"""Ordered weights: what every penalty Σ_k w_k y_[k] shares, and the one whose weights are given."""
+"""Ordered weights: the base class of penalties Σ_k w_k y_[k], OWL and clique total variation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Ordered(regmax.Penalty):
     """R(y) = Σ_k w_k y_[k], w_1 ≥ … ≥ w_m, y_[1] ≥ … ≥ y_[m] the participants sorted.
 
     On Δ a multiple of Σy is constant, so ``prox`` and ``subgradient`` are those of R up to a shift
-    of each row, which keeps numbers small. ∂R(y) puts on each group of ties a vector that the
-    group's weights majorize. Source: Zeng & Figueiredo, "The ordered weighted l1 norm" (2014).
+    of each row, which keeps numbers small. A vector in ∂R(y) is, on each group of ties, majorized
+    by the weights of the group. Source: Zeng & Figueiredo, "The ordered weighted l1 norm" (2014).
     """
 
     lovasz = True
@@ -33,7 +33,7 @@ class Ordered(regmax.Penalty):
 
     @abstractmethod
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
-        """What the weights add to a block of the isotonic regression: at most step·(w_1 − w_d)."""
+        """step·(w_1 − w_d), the most that the weights change a block of the isotonic regression."""
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         ordered = low_when_masked(y, mask).sort(-1, descending=True).values
@@ -41,8 +41,8 @@ class Ordered(regmax.Penalty):
         return (self.ranked(y, mask) * ordered).sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """Isotonic regression of sort(v) − step·(w − w_1), sorted back. In float64 until its
-        maximum is shifted to 0: unshifted it may be step·m/2 away, and its rounding as large."""
+        """Isotonic regression of sort(v) − step·(w − w_1), in the original order. In float64
+        until its maximum is shifted to 0: before, values and rounding may grow like step·m/2."""
         with torch.no_grad():
             found = self._shifted(v, step, mask)
         z = self.with_gradient(found, v, step, mask)
@@ -111,10 +111,11 @@ class Ordered(regmax.Penalty):
 class OWL(Ordered):
     """R(y) = Σ_k w_k y_[k] for weights w_1 ≥ … ≥ w_d of any sign (``weights``).
 
-    ``weights``: d numbers, or a floating tensor of shape (d,), a hyperparameter, which gets its
-    gradient if it requires one. Rows must have d entries. Of a masked row with m participants the
-    first m weights count, as masked entries are 0 and so the last. Raises ValueError where weights
-    increase, at every call where that costs no synchronisation. Source: Zeng & Figueiredo (2014).
+    ``weights``: d numbers, or a floating tensor of shape (d,): a hyperparameter, which gets its
+    gradient if it requires one. Rows must have d entries. For a masked row with m participants the
+    first m weights are used, as masked entries are 0 and so the last. Raises ValueError if weights
+    increase, at every call where the test costs no synchronisation.
+    Source: Zeng & Figueiredo (2014).
     """
 
     name = "owl"
@@ -171,8 +172,8 @@ class OWL(Ordered):
 class CliqueTV(Ordered):
     """R(y) = Σ_{i<j} |y_i − y_j| = Σ_k (m + 1 − 2k) y_[k], over the pairs of participants.
 
-    Total variation over the complete graph: entries near each other fuse, wherever they lie. It has
-    no arguments and takes rows of any length, in O(d log d).
+    Total variation over the complete graph: entries of similar value fuse, anywhere in the row. It
+    has no arguments and takes rows of any length, in O(d log d).
     """
 
     name = "clique_tv"
@@ -200,7 +201,7 @@ def ranks(y: Tensor, mask: Tensor | None) -> tuple[Tensor, Any]:
 
 
 def participating(mask: Tensor) -> Tensor:
-    """Which ranks belong to participants."""
+    """True at the ranks of participants."""
     rank, count = ranks(mask, mask)
     part: Tensor = rank <= count
     return part
@@ -235,7 +236,7 @@ def _checked(weights: Any) -> Tensor | tuple[float, ...]:
 
 
 def _refuse_increasing(weights: Tensor | tuple[float, ...]) -> None:
-    """Weights that learn may leave their order; looked at where it costs no synchronisation."""
+    """Learned weights may lose their order; tested where it costs no synchronisation."""
     if isinstance(weights, Tensor) and transforms.may_look(weights):
         _refuse(weights.detach().tolist())
 

@@ -20,8 +20,8 @@ class PNorm(regmax.Regularizer):
     """Ω(y) = ½‖y‖_p², 1 < p ≤ 2. Π_Ω is sq-pnorm-max; p = 2 is sparsemax.
 
     ``p``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
-    (p − 1)-strongly convex in ‖·‖_p, hence in ‖·‖₂ (Niculae & Blondel 2017, §3.1, whose second
-    expression of Ω drops the ½; its gradient and Hessian are right).
+    (p − 1)-strongly convex in ‖·‖_p, hence in ‖·‖₂ (Niculae & Blondel 2017, §3.1; its second
+    expression of Ω lacks the ½, its gradient and Hessian are correct).
     """
 
     name = "pnorm"
@@ -84,13 +84,13 @@ def pnormmax_root(delta: Tensor, on: Tensor, p: Tensor) -> Tensor:
 
     With s = max(x/γ) − t and v_i = (1 − δ_i/s)₊^q, y = v/Σv where log s + (p−2)/p log Σv^p +
     log Σv = 0, increasing in log s, with s in [m^(2/p − 2), 1] for m participants, ``on``. In
-    float64: many float32 entries that are differences of nearby numbers have a sum in error.
+    float64, because float32 sums of differences of nearby numbers are inaccurate.
     """
     dtype, delta, p = delta.dtype, delta.double(), p.double()
     q = 1 / (p - 1)
 
     def powers(log_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """v, v^p and δ/s, which is 0 where v is."""
+        """v, v^p and δ/s (0 where v is 0)."""
         ratio = delta * (-log_s).exp()
         inside = on & (ratio < 1)
         ratio = torch.where(inside, ratio, 0)

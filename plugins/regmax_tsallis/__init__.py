@@ -57,8 +57,8 @@ class Tsallis(regmax.Regularizer):
     def grad(self, y: Tensor) -> Tensor:
         """y^(α−1)/(α−1), and below α = 2 log_α(y) + 1/α, with log_α(y) = (y^(α−1) − 1)/(α − 1).
 
-        They differ by a constant, which J annihilates up to rounding: for α > 2, where J may be as
-        large as y^(2−α), there must be none.
+        The two differ by a constant, which J maps to 0 up to rounding. For α > 2, where J may be as
+        large as y^(2−α), the constant must be 0.
         """
         return _by_range(
             self.alpha,
@@ -67,7 +67,7 @@ class Tsallis(regmax.Regularizer):
         )
 
     def curvature(self, y: Tensor) -> Diagonal:
-        """diag(y^(α−2)), positive and finite where it underflows or overflows."""
+        """diag(y^(α−2)), kept positive and finite where the power under- or overflows."""
         info = torch.finfo(y.dtype)
         return Diagonal(((self.alpha - 2) * y.log()).exp().clamp(info.tiny, info.max))
 
@@ -79,7 +79,7 @@ class Tsallis(regmax.Regularizer):
         return tiny if alpha >= 1 else tiny**0.5
 
     def reach(self) -> float | Tensor:
-        """1/(α − 1) for α > 1, where y_i is below exp(−δ_i) besides."""
+        """1/(α − 1) for α > 1, at most 800, since y_i is below exp(−δ_i)."""
         alpha = self.alpha
         if not isinstance(alpha, Tensor):
             return min(1 / (alpha - 1), 800.0) if alpha > 1 else 800.0 if alpha == 1 else math.inf
@@ -150,7 +150,7 @@ def _tensor(t: float | Tensor, x: Tensor) -> Tensor:
 def entmax_root(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
     """α-entmax of x/γ for any α > 0, ``on`` the participants; NaN where α is.
 
-    In float64: many float32 entries that are differences of nearby numbers have a sum in error.
+    In float64, because float32 sums of differences of nearby numbers are inaccurate.
     """
     steep = alpha > 2
     below, above = torch.where(steep, 1, alpha).double(), torch.where(steep, alpha, 3).double()

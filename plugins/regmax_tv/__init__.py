@@ -20,8 +20,8 @@ KERNELS = Lazy(cpu="regmax_tv._cpu", cuda="regmax_tv._gpu")
 class ChainTV(regmax.Penalty):
     """R(y) = Σ_i |y_{i+1} − y_i|, over neighbours among the participants of a row.
 
-    R(y) = max ⟨Dᵀt, y⟩ over |t_i| ≤ 1, with (Dy)_i = y_{i+1} − y_i: so ∂R(y) = {Dᵀt} with
-    t_i = sign(y_{i+1} − y_i) where that is not 0, and t_i in [−1, 1] where it is.
+    R(y) = max ⟨Dᵀt, y⟩ over |t_i| ≤ 1, with (Dy)_i = y_{i+1} − y_i. So ∂R(y) = {Dᵀt} with
+    t_i = sign(y_{i+1} − y_i) if y_{i+1} ≠ y_i, and t_i in [−1, 1] otherwise.
     """
 
     lovasz = True
@@ -90,7 +90,7 @@ def _gini() -> type[regmax.Regularizer]:
 
 
 def _participants_first(mask: Tensor) -> Tensor:
-    """Indices that bring the participants of each row to its front, in their order."""
+    """Indices that move the participants of each row to the front, in their order."""
     return (~mask).to(torch.uint8).argsort(dim=-1, stable=True)
 
 

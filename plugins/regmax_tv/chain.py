@@ -41,7 +41,7 @@ _EPS = torch.finfo(torch.float64).eps
 
 @cache
 def _compiled() -> Callable[..., Any] | None:
-    """The numba kernel; None where numba is missing or finds no place to cache what it compiles."""
+    """The numba kernel; None if numba is missing or cannot cache compiled code."""
     try:
         from ._chain_numba import chain_rows
     except (ImportError, RuntimeError):
@@ -89,17 +89,17 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     r"""z = argmin_z 1/2 ||z - v||^2 + weight sum_i |z_{i+1} - z_i|, per row.
 
     v: (*batch, d), float32 or float64, any strides.  weight: broadcastable to (*batch, 1), in
-    [0, inf].  mask: bool, the shape of v; only entries where it is True take part, neighbours are
-    neighbours among these, and z is 0 elsewhere.
+    [0, inf].  mask: bool, the shape of v; only entries where it is True are participants.
+    Neighbours are adjacent participants, and z is 0 elsewhere.
 
     Returns z, of the shape, dtype and device of v, without a gradient.  Entries of a group are
-    equal bit for bit; an entry that is a group of its own between an entry above and one below is
-    v_i exactly.  Accumulation is in float64, rounded once.
+    equal bit for bit; a group of one entry between a higher and a lower neighbour is exactly v_i.
+    Accumulation is in float64, rounded once.
 
-    A row whose taking part entries are not all finite, or whose weight is negative or NaN, is NaN
-    in these entries; other rows are not affected.
+    A row with a participant that is not finite, or whose weight is negative or NaN, is NaN at its
+    participants; other rows are not affected.
 
-    Raises TypeError for another dtype of v or mask, ValueError where the shapes do not fit.
+    Raises TypeError for another dtype of v or mask, ValueError if the shapes do not match.
 
     Source: Johnson (2013), see the module.
     """
