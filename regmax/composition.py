@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import fused
+from . import function, fused
 from .adjoint import hold_tensors
 from .expressions import unscaled, unweighted
 from .fused import kernel_of
@@ -97,5 +97,5 @@ class _Prox(torch.autograd.Function):
             u = ctx.penalty.any_subgradient(s, mask)
             # 0 where the row's maximum is: w adds up to 0 but for rounding
             u = u - u.gather(-1, s.argmax(-1, keepdim=True))
-            along = fused.reduced(-row_dot(w.double(), u.double()), ctx.number)
+            along = function.reduced(-row_dot(w.double(), u.double()), ctx.number)
         return w, along, None, None, None, None

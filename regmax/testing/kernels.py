@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import composition, fused
+from .. import composition, function, fused
 from ..kernels import reference
 from .derivatives import mapped, parameters
 from .promise import Broken, Case, searched, worst
@@ -70,9 +70,9 @@ def _gradients(
     numbers: list[Any] = [case.gamma, *theta]
     wants = tuple(True for _ in theta)
     with torch.no_grad():
-        gx, dtheta = fused.compiled(kernel, y, case.mask, v, numbers, wants)
+        gx, dtheta = function.compiled(kernel, y, case.mask, v, numbers, wants)
     with torch.enable_grad():
-        hx, dright = fused.differentiable(s.omega, y, case.mask, v, numbers, wants)
+        hx, dright = function.differentiable(s.omega, y, case.mask, v, numbers, wants)
     return [gx, *dtheta], [hx.detach(), *(None if t is None else t.detach() for t in dright)]
 
 
