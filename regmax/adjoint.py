@@ -75,14 +75,13 @@ def restate(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Te
     """As :func:`attach`, in PyTorch operations that any transform can follow: its twin.
 
     From y0 = y, a constant, k Newton steps y ← y + J(y) (z − ∇Ω(y)) have value y, and the
-    derivatives of Π_Ω up to order 2^k − 1, as Newton's method squares the distance: 3 for k = 2,
-    and 7 where three transforms or more are nested.
+    derivatives of Π_Ω up to order 2^k − 1, as Newton's method squares the distance: 7 for k = 3.
     """
     if structured(omega):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega, mask)
     support, average = movable(y), averaging(penalty_of(omega), y, mask)
-    for _ in range(2 if transforms.nesting() < 3 else 3):
+    for _ in range(3):
         slope = z - smooth.grad(smooth.seen(y))
         step = jacobian_product(smooth, average, y, slope, support)
         y = y + (step - step.detach())

@@ -2,8 +2,8 @@
 
 Plain code may look into tensors, run compiled kernels and record a hand-written backward. Under
 ``torch.func``, forward-mode differentiation, ``torch.compile`` and ``torch.export`` there is no
-number to look at, or more than one; :mod:`regmax.opaque` and :func:`regmax.adjoint.restate` then
-take over.
+number to look at, or more than one: Functions with rules of their own (:mod:`regmax.function`) and
+operators (:mod:`regmax.opaque`) take over.
 """
 
 from __future__ import annotations
@@ -91,11 +91,6 @@ def recording() -> bool:
     """Whether autograd can record: not inside an operator of a recorded graph."""
     with torch.enable_grad():
         return bool((torch.zeros(1, requires_grad=True) + 1).requires_grad)
-
-
-def nesting() -> int:
-    """How many transforms of ``torch.func`` are active, one inside the other."""
-    return int(torch._C._functorch.maybe_current_level() or 0)
 
 
 def wraps(t: Tensor) -> bool:

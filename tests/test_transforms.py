@@ -4,6 +4,7 @@ hyperparameter. The truth is reverse mode, which the tests of the plugins hold a
 
 import functools
 import io
+import itertools
 import shutil
 
 import pytest
@@ -130,6 +131,36 @@ def test_higher_derivatives():
         expected = g[1]
         found = functools.partial(lambda f, x: jacfwd(f)(x)[1], found)
         same(found(x.detach()), expected.detach(), atol=1e-8)
+
+
+class Quartic(regmax.Regularizer):
+    separable = True
+
+    def value(self, y):
+        return (y.square() / 2 + 0.3 * y**4).sum(-1)
+
+
+@pytest.mark.parametrize("omega", [regmax.regularizer("tsallis", alpha=1.3), Quartic()], ids=str)
+def test_fourth_derivatives_in_any_mixture(omega):
+    layer, x = regmax.RegularizedMax(omega), torch.tensor([0.3, 0.1, -0.2], dtype=F64)
+
+    def f(x):
+        return layer(x) @ torch.tensor([1.0, 2, 4], dtype=F64)
+
+    def backward(t, x):
+        return torch.autograd.grad(t, x, create_graph=True)[0][1]
+
+    leaf = x.clone().requires_grad_()
+    expected = f(leaf)
+    for _ in range(4):
+        expected = backward(expected, leaf)
+    for ways in itertools.product((jacfwd, jacrev), repeat=4):
+        found = f
+        for way in ways:
+            found = functools.partial(lambda g, way, x: way(g)(x)[1], found, way)
+        same(found(x), expected.detach(), atol=1e-8)
+    mixed = jacrev(jacrev(f))(leaf)[1, 1]  # and two plain backwards
+    same(backward(backward(mixed, leaf), leaf).detach(), expected.detach(), atol=1e-8)
 
 
 def test_products(case):
