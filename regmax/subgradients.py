@@ -105,21 +105,22 @@ def _above_subgradient(
     if problem.structured:  # on Δ a multiple of Σs is constant
         u = simplex.tangent(u, on)
     here, tiny = weighted(p), torch.finfo(p.dtype).tiny
-    points = [torch.zeros_like(p), 2 * p, simplex.uniform(p, mask), torch.where(on, p + 1, 0)]
+    points = [torch.stack([torch.zeros_like(p), 2 * p, torch.where(on, p + 1, 0)])]
+    points += [simplex.uniform(p, mask).unsqueeze(0)]
     zeros = torch.where(p == 0, 1.0, 0.0)
-    for part in (torch.ones_like(p), zeros, 1 - zeros):
-        way = torch.where(on, part * u, 0)
-        for k in range(6):
-            way = way / way.norm(dim=-1, keepdim=True).clamp_min(tiny)
-            points += [p + reach * way for reach in ((1e-1, 1e-3, 1e-5) if k in (0, 5) else ())]
-            points += [p - 1e-3 * way] if k == 0 else []
-            rise = part * (u - slope(p + 1e-5 * way))
-            if problem.structured:
-                rise = part * simplex.tangent(rise, on)
-            way = rise if k == 0 else way + rise / u.norm(dim=-1, keepdim=True).clamp_min(tiny)
+    part = torch.stack([torch.ones_like(p), zeros, 1 - zeros])  # all entries, those at 0, others
+    way, steep = torch.where(on, part * u, 0), u.norm(dim=-1, keepdim=True).clamp_min(tiny)
+    for k in range(6):
+        way = way / way.norm(dim=-1, keepdim=True).clamp_min(tiny)
+        points += [*(p + reach * way for reach in ((1e-1, 1e-3, 1e-5) if k in (0, 5) else ()))]
+        points += [p - 1e-3 * way] if k == 0 else []
+        rise = part * (u - slope(p + 1e-5 * way))
+        if problem.structured:
+            rise = part * simplex.tangent(rise, on)
+        way = rise if k == 0 else way + rise / steep
+    s = torch.cat(points)
     if problem.structured:
-        points = [p + simplex.tangent(s - p, on) for s in points]
-    s = torch.stack(points)
+        s = p + simplex.tangent(s - p, on.expand(s.shape))
     there, linear = weighted(s), (torch.where(on, u * (s - p), 0)).sum(-1)
     size = here.abs() + there.abs() + (u * s).abs().sum(-1) + (u * p).abs().sum(-1)
     eps = torch.finfo(p.dtype).eps
@@ -139,12 +140,15 @@ def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor
     pull = omega.penalty.any_subgradient(simplex.generic(y), problem.mask)
     strength = (omega.lam * torch.where(on, pull, 0).abs()).amax(-1)
     wrong = (strength > 1e-3) & (torch.where(on, v, 0).abs().amax(-1) < 1e3)
-    for h in (1e-6, 1e-9):
-        ends = [proxed(omega.penalty, v + k * h * way, omega.lam, problem.mask) for k in (-1, 0, 1)]
-        slope = torch.where(on, ends[2] - ends[0], 0) / (2 * h)
-        bend = torch.where(on, ends[2] - 2 * ends[1] + ends[0], 0).abs().amax(-1) / h
-        # of the groups of the prox itself, of which those of y may be several in one
-        found = averaged(omega.penalty, way, ends[1], problem.mask)
-        off = simplex.tangent(found - slope, on).abs().amax(-1)
-        wrong = wrong & (off > 1e-2) & (bend < 1e-3)
-    return wrong
+    h = torch.tensor([1e-6, 1e-9], dtype=y.dtype, device=y.device).view(2, *(1,) * y.ndim)
+    steps = torch.stack([v - h * way, v.expand(2, *v.shape), v + h * way])
+    within = None if problem.mask is None else problem.mask.expand(steps.shape)
+    low, middle, high = proxed(omega.penalty, steps, omega.lam, within)
+    slope = torch.where(on, high - low, 0) / (2 * h)
+    bend = torch.where(on, high - 2 * middle + low, 0).abs().amax(-1) / h.squeeze(-1)
+    # of the groups of the prox itself, of which those of y may be several in one
+    found = averaged(
+        omega.penalty, way.expand(2, *way.shape), middle, None if within is None else within[0]
+    )
+    off = simplex.tangent(found - slope, on.expand(found.shape)).abs().amax(-1)
+    return wrong & ((off > 1e-2) & (bend < 1e-3)).all(0)
