@@ -387,6 +387,18 @@ def test_export(case, strict):
         torch.testing.assert_close(loaded(x), layer(x), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("name", ["gini", "entropy", "tsallis", "pnorm", "tv", "oscar"])
+def test_a_mapping_is_one_operator_in_a_graph_and_its_backward_another(name):
+    x = normal(3, 5)
+    program = torch.export.export(regmax.RegularizedMax(regmax.regularizer(name)), (x,))
+    (call,) = [node for node in program.graph.nodes if node.op == "call_function"]
+    assert call.target is torch.ops.regmax.argmax.default
+    text = call.args[3]
+    torch.library.opcheck(torch.ops.regmax.argmax, (x, None, [], text))
+    given = (torch.ops.regmax.argmax(x, None, [], text), None, x.cos(), [], text, True)
+    torch.library.opcheck(torch.ops.regmax.jacobian_product, given)
+
+
 class Cubic(regmax.Regularizer):
     """Given by its value alone."""
 
