@@ -89,8 +89,11 @@ class Problem(Condition):
             if self.beta is not None:
                 bound = self._bound(seen, self.beta)
             else:
-                # entries that may enter the support count: Ω may be flat there (Σ y³ at 0)
-                wide = self.support(seen.point) & (y > 0) | (on & (seen.rho > -seen.rounding))
+                # entries that may enter the support count: Ω may be flat there (Σ y³ at 0); with
+                # them y can move against what ρ misses on the support
+                missed = torch.where(seen.point > 1e-6, seen.rho, 0).norm(dim=-1, keepdim=True)
+                may_enter = seen.rho > -seen.rounding - 2 * y.shape[-1] ** 0.5 * missed
+                wide = self.support(seen.point) & (y > 0) | (on & may_enter)
                 lowest = self._base._least_curvature(y, wide)
                 info = torch.finfo(y.dtype)
                 beta = (lowest / 2).clamp(info.tiny, 1 / info.eps).unsqueeze(-1)
@@ -131,7 +134,7 @@ class Problem(Condition):
         off = (y.sum(-1) - 1).abs()
         close = (off <= 4 * eps * y.shape[-1] ** 0.5) & ((y >= 0) & (on | (y == 0))).all(-1)
         if not bool(close.all()):
-            near = torch.where(close.unsqueeze(-1), y, self._inside(y))
+            near = torch.where(close.unsqueeze(-1), y, self.inside(y))
             off, y = torch.where(close, off, (near - y).norm(dim=-1)), near
         # zeros of y are lifted by so little that |r_i| y_i stays far below rounding
         lift = eps**2 / self.z.abs().amax(-1, keepdim=True).clamp_min(1)
@@ -142,7 +145,7 @@ class Problem(Condition):
                 u = self._penalty_subgradient(self.omega, point)
             else:
                 u, p, further = self._by_prox(self.omega, y)
-                point, off = self._inside(p), off + further
+                point, off = self.inside(p), off + further
         if self.beta is None and u is None:
             gradient = self.local(y, verified=True).gradient
         else:
@@ -166,7 +169,7 @@ class Problem(Condition):
             size = torch.maximum(size, torch.nan_to_num(moved).abs())
         return torch.where(self.support(y), size, 0)
 
-    def _inside(self, y: Tensor) -> Tensor:
+    def inside(self, y: Tensor) -> Tensor:
         """The point of Δ next to y."""
         return simplex.normalize(torch.where(self.participants(), y.clamp_min(0), 0))
 
@@ -197,7 +200,7 @@ class Problem(Condition):
             c = p + c - w
             if bool((apart <= rounding).all()):
                 break
-        near = self._inside(p)
+        near = self.inside(p)
         # away from Δ the subgradients of p are not those of the point next to it
         small = (near - p).norm(dim=-1) <= rounding
         return u, p, torch.where(small, (near - y).norm(dim=-1), torch.inf)
@@ -209,7 +212,7 @@ class Problem(Condition):
     def penalty_subgradient(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """λu, u ∈ ∂R(p), that the certificate of y rests on, and p, at or next to y."""
         assert isinstance(self.omega, Penalized)
-        point = self._inside(y)
+        point = self.inside(y)
         if self.structured:
             return self._penalty_subgradient(self.omega, point), point
         u, p, _ = self._by_prox(self.omega, y)
@@ -291,7 +294,7 @@ class Problem(Condition):
         """The soft part of the ways to points that far from y, at those: a kink may lie between."""
         found = []
         for way in ways:
-            w = self._inside(y + reach.unsqueeze(-1) * way)
+            w = self.inside(y + reach.unsqueeze(-1) * way)
             inverse = self._by_value.look(simplex.inward(w)).curvature.inverse(support)
             soft = simplex.tangent(w - y, support)
             for _ in range(2):
@@ -302,7 +305,7 @@ class Problem(Condition):
     def _secant(self, y: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
         """The least ⟨∇Ω(w) − ∇Ω(y), w − y⟩ / ‖w − y‖² at points w of Δ that far from y."""
         eps = torch.finfo(y.dtype).eps
-        w = self._inside(y + reach.unsqueeze(-1) * ways)
+        w = self.inside(y + reach.unsqueeze(-1) * ways)
         along = w - y
         far = along.norm(dim=-1)
         here = self._definition.grad(simplex.inward(y))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -63,7 +63,7 @@ def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved
         if not torch.equal(problem.z, before):
             raise ValueError(f"{type(solver).__name__}.run must not write to problem.z")
         y, iterations = _taken(problem, solver, answer)
-        y, certificate = polish(problem, y, tol)
+        y, certificate = _decided(problem, *polish(problem, y, tol), tol)
         problem.observe(y, answer=True)
     return Solved(y, iterations, certificate, f"solver {solver.name}", problem)
 
@@ -135,6 +135,21 @@ def polish(
             break
         y, best = chosen(better, current, y), merged(better, trial, best)
     return y, best
+
+
+def _decided(
+    problem: Problem, y: Tensor, found: Certificate, tol: float
+) -> tuple[Tensor, Certificate]:
+    """y without the entries next to 0 that the optimality condition wants 0; a row in which they
+    cannot be left out has no bound."""
+    if not bool(found.stray.any()):
+        return y, found
+    current = problem.inside(torch.where(found.stray, 0, y))
+    trial = problem.tested(current)
+    better = (trial.error_bound <= (2 * found.error_bound).clamp_min(tol)) & ~trial.stray.any(-1)
+    y, best = chosen(better, current, y), merged(better, trial, found)
+    lost = best.stray.any(-1)
+    return y, replace(best, error_bound=torch.where(lost, torch.inf, best.error_bound))
 
 
 def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
