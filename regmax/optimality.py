@@ -95,11 +95,14 @@ class Problem(Condition):
                 may_enter = seen.rho > -seen.rounding - 2 * y.shape[-1] ** 0.5 * missed
                 wide = self.support(seen.point) & (y > 0) | (on & may_enter)
                 lowest = self._base._least_curvature(y, wide)
-                info = torch.finfo(y.dtype)
-                beta = (lowest / 2).clamp(info.tiny, 1 / info.eps).unsqueeze(-1)
+                beta = (
+                    (lowest / 2)
+                    .clamp(torch.finfo(y.dtype).tiny, 1 / torch.finfo(y.dtype).eps)
+                    .unsqueeze(-1)
+                )
                 bound = self._bound(seen, beta)
                 if tested:
-                    stiff = bool((torch.isfinite(lowest) & (lowest > STIFF)).any())
+                    stiff = torch.isfinite(lowest) & (lowest > STIFF)
                     bound = self._base._with_secants(seen, y, wide, beta, bound, stiff)
                 # the curvature at y says nothing of places far from y
                 bound = torch.where(bound <= TRUSTED, bound, torch.inf)
@@ -123,8 +126,9 @@ class Problem(Condition):
         stray = self.participants() & (y > 0) & (y <= bound) & (seen.rho < far) & (not self.steep)
         if bool(stray.any()):  # ρ is at the lifted point, and Ω may be steep below it
             slope = self._base._definition.grad
-            tiny = torch.finfo(y.dtype).tiny
-            more = slope(simplex.inward(seen.point)) - slope(simplex.positive(y, tiny))
+            more = slope(simplex.inward(seen.point)) - slope(
+                simplex.positive(y, torch.finfo(y.dtype).tiny)
+            )
             stray = stray & (seen.rho + more < far)
         return stray
 
@@ -226,7 +230,7 @@ class Problem(Condition):
         with torch.no_grad():
             support = self.support(y)
             way = simplex.tangent(simplex.generic(y, 1.7), support)
-            way = 1e-8 * _unit(way)
+            way = 1e-8 * simplex.unit(way)
             ends = [self._definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]
             plain = [self._base._definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]
             jump = (ends[1] - plain[1]) - (ends[0] - plain[0])
@@ -254,26 +258,29 @@ class Problem(Condition):
         support: Tensor,
         beta: Tensor,
         bound: Tensor,
-        stiff: bool,
+        stiff: Tensor,
     ) -> Tensor:
         """The bound with a β that holds as far from y as the bound reaches, +inf where none does.
 
         What bends much at y may bend little next to it (√(t² + ε), at t = 0), and y* may lie there.
         """
-        ways = self._ways(seen, y, support)
-        for _ in range(4):
+        ways, settled = self._ways(seen, y, support), torch.zeros_like(stiff)
+        for _ in range(8):
             reach = (2 * bound).clamp(min=1e-7)
-            if stiff:
+            found = self._secant(y, ways, reach)
+            if bool((stiff & ~settled).any()):
                 for part in (2, 0.06, 0.002):
                     near = self._softer(y, support, ways, part * bound)
-                    found = self._secant(y, near, 2 * bound)
-                    beta = torch.minimum(beta, found.unsqueeze(-1) / 2)
-            beta = torch.minimum(beta, self._secant(y, ways, reach).unsqueeze(-1) / 2)
-            beta = beta.clamp_min(torch.finfo(y.dtype).tiny)
-            last, bound = bound, torch.maximum(bound, self._bound(seen, beta))
-            if bool((bound <= torch.maximum(2 * last, reach)).all()):
+                    soft = self._secant(y, near, 2 * bound)
+                    found = torch.where(stiff, torch.minimum(found, soft), found)
+            tested = torch.where(stiff, 2 * bound, reach)
+            beta = torch.minimum(beta, found.unsqueeze(-1) / 2).clamp_min(torch.finfo(y.dtype).tiny)
+            longer = torch.maximum(bound, self._bound(seen, beta))
+            bound = torch.where(settled, bound, longer)
+            settled = settled | (bound <= tested)
+            if bool(settled.all()):
                 break
-        return torch.where(bound <= reach, bound, torch.inf)
+        return torch.where(settled, bound, torch.inf)
 
     def _ways(self, seen: _Residual, y: Tensor, support: Tensor) -> Tensor:
         """Directions, (ways, *batch, d), of length 1, along which y* may lie or Ω bends least: the
@@ -283,24 +290,22 @@ class Problem(Condition):
         step = torch.nan_to_num(inverse(torch.where(support, seen.rho, 0)))
         soft = simplex.tangent(simplex.generic(y), support)
         for _ in range(4):
-            soft = torch.nan_to_num(inverse(_unit(soft)))
+            soft = torch.nan_to_num(inverse(simplex.unit(soft)))
         top = torch.where(self.participants(), seen.rho, -torch.inf).argmax(-1, keepdim=True)
         vertex = torch.zeros_like(y).scatter(-1, top, 1)
         middle = simplex.uniform(y, self.mask)
-        ways = torch.stack([step, -step, soft, -soft, vertex - y, middle - y])
-        return _unit(ways)
+        return simplex.unit(torch.stack([step, -step, soft, -soft, vertex - y, middle - y]))
 
     def _softer(self, y: Tensor, support: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
         """The soft part of the ways to points that far from y, at those: a kink may lie between."""
         found = []
         for way in ways:
-            w = self.inside(y + reach.unsqueeze(-1) * way)
-            inverse = self._by_value.look(simplex.inward(w)).curvature.inverse(support)
-            soft = simplex.tangent(w - y, support)
+            w = simplex.inward(self.inside(y + reach.unsqueeze(-1) * way))
+            inverse, soft = self._by_value.look(w).curvature.inverse(support), w - y
             for _ in range(2):
-                soft = torch.nan_to_num(inverse(_unit(soft)))
+                soft = torch.nan_to_num(inverse(simplex.unit(soft)))
             found.append(soft)
-        return _unit(torch.stack(found))
+        return simplex.unit(torch.stack(found))
 
     def _secant(self, y: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
         """The least ⟨∇Ω(w) − ∇Ω(y), w − y⟩ / ‖w − y‖² at points w of Δ that far from y."""
@@ -400,8 +405,8 @@ class Problem(Condition):
             inverse = self._base.inverse(y, support, verified=True)
             soft = simplex.tangent(simplex.generic(y), support)
             for _ in range(8):
-                soft = torch.nan_to_num(inverse(_unit(soft)))
-            soft = _unit(soft)
+                soft = torch.nan_to_num(inverse(simplex.unit(soft)))
+            soft = simplex.unit(soft)
             bent = row_dot(soft, self._base.local(y, verified=True).curvature.matvec(soft))
             bent = bent.squeeze(-1)
             least = self.beta.squeeze(-1) * (1 - 1e-6) - self._base._hidden(y)
@@ -413,8 +418,3 @@ class Problem(Condition):
                 f"and the curvature of Ω is {bent[row].item():.6g} at row {row}: it must be at "
                 "most the least curvature on Δ, or None"
             )
-
-
-def _unit(v: Tensor) -> Tensor:
-    unit: Tensor = v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-    return unit

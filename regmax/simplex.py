@@ -105,3 +105,9 @@ def tangent(v: Tensor, support: Tensor) -> Tensor:
     for _ in range(2):  # the second takes away what rounding left of a nearly constant v
         v = torch.where(support, v - v.sum(-1, keepdim=True) / count, 0)
     return v
+
+
+def unit(v: Tensor) -> Tensor:
+    """v of length 1, and 0 where it is 0."""
+    found: Tensor = v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    return found

@@ -168,6 +168,38 @@ def group_norms(y):
     return square(y) + y[..., :2].norm(dim=-1) + y[..., 2:].norm(dim=-1)
 
 
+STIFF = torch.tensor(
+    [2.171875, 2.671875, 2.40625, 1.96875, 2.640625, 1.875, 1.109375, 1.546875], dtype=F64
+)
+# fmt: off
+NEXT_TO_A_KINK = [
+    ([-2782.868075159453, -6.654341016388932, -3222.5233377792797, 0.0,
+      -2694.5308996989816, -935.0505877752224, -3694.061360380891, -734.1934241957234],
+     [0.12499999998701414, 0.12500000002249823, 0.12500000001006614, 0.12500000002259878,
+      0.1249999999933826, 0.12499999999186699, 0.12499999997630303, 0.12499999999627012]),
+    ([-3071.4602792548526, 0.0, -4041.5738276633715, -53.3804633877967,
+      -2047.9662674942647, -3071.1398200715475, -1022.3133726354005, -3070.7856283213932],
+     [0.12500000058594718, 0.12500000167829553, 0.12500000076617016, 0.12500000078271536,
+      0.12499999968906107, 0.12499999905333768, 0.12499999905333768, 0.12499999839113533]),
+]
+# fmt: on
+
+
+def _bent(y):
+    t, e = y.diff(dim=-1), 1.7468810420779104e-11
+    huber = torch.where(t.abs() < e, t * t / (2 * e), t.abs() - e / 2)
+    return (STIFF * torch.xlogy(y, y)).sum(-1) + 1024 * huber.sum(-1)
+
+
+def test_an_estimate_holds_beyond_a_kink_nearer_than_rounding():
+    """Ω is stiff everywhere at the answer, and hardly bends at y*, past kinks next to it."""
+    layer = RegularizedMax(omega_of(_bent), max_iter=30, on_failure="ignore")
+    for x, truth in NEXT_TO_A_KINK:
+        found = layer.solve(torch.tensor([x], dtype=F64))
+        error = (found.y[0] - torch.tensor(truth, dtype=F64)).norm()
+        assert error <= found.error_bound[0] + 4e-12 or not found.converged[0]
+
+
 def test_a_declared_strong_convexity_outranks_an_estimate():
     """Curvature beside a huge one is lost in rounding: no ground to call Ω flat."""
     x = torch.cat([draw(5, 5), torch.tensor([[3.0, 2.0, 0.1, 0.0, -0.1]], dtype=F64)])
