@@ -163,7 +163,10 @@ def _made(recipe: str, known: object) -> _Recipe:
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
     read = _read(recipe)
     y = travel(read.rows(x, mask, tensors), read.settings).y
-    return y.clone(memory_format=torch.contiguous_format)
+    memory = y.untyped_storage().data_ptr()
+    if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
+        y = y.clone()  # an operator must not return what it was given
+    return y.contiguous()
 
 
 @_argmax.register_fake
