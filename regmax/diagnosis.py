@@ -53,30 +53,34 @@ def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
     return None
 
 
+PARTS = 8
+"""A step of Ω is seen where it is more than what Ω bends over such a part of a way."""
+
+
 def refuted(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
     """Why Ω cannot be convex, or strongly convex with the β that it declares, or None.
 
     With f = Ω − ⟨·, z⟩: no point is better than y by more than the duality gap of y, and from each
     point to the next f rises by at least its slope at the first and at most its slope at the next,
-    both by β/2 times the squared distance. The points: five on the way from y to the barycentre,
-    and to the vertices of the three largest scores.
+    both by β/2 times the squared distance. The points divide the ways from y to the barycentre and
+    to the vertices of the three largest scores into ``PARTS``.
     """
     eps = torch.finfo(y.dtype).eps
     ends = torch.stack([simplex.uniform(problem.z, problem.mask), *_vertices(problem, 3)])
-    times = torch.tensor([0, 0.25, 0.5, 0.75, 1], dtype=y.dtype, device=y.device)
+    times = torch.linspace(0, 1, PARTS + 1, dtype=y.dtype, device=y.device)
     steps = times.view(-1, *(1,) * ends.ndim)
     with torch.no_grad():
         points = y + steps * (ends - y)
         f, slopes, size = _along(problem, points, ends - y)
-        squares = (ends - y).square().sum(-1) / 16
+        squares = (ends - y).square().sum(-1) / PARTS**2
         beta = 0.0 if problem.beta is None else problem.beta.squeeze(-1)
         size = size + f.abs() + 1
         slack = 1e3 * eps * (size[1:] + size[:-1])
         rise, bent = f.diff(dim=0), squares / 2
         for low, what in (
             (f[0] - gap - f[1:], "a point is better than y by more than the duality gap"),
-            (f[:-1] + slopes[:-1] / 4 - (f[:-1] + rise), "Ω lies below its tangent"),
-            (rise - slopes[1:] / 4, "Ω lies below its tangent"),
+            (f[:-1] + slopes[:-1] / PARTS - (f[:-1] + rise), "Ω lies below its tangent"),
+            (rise - slopes[1:] / PARTS, "Ω lies below its tangent"),
         ):
             for strength, said in ((0.0, None), (beta, "bends less than strong_convexity says")):
                 if problem.beta is None and said is not None:
