@@ -151,4 +151,7 @@ def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor
         omega.penalty, way.expand(2, *way.shape), middle, None if within is None else within[0]
     )
     off = simplex.tangent(found - slope, on.expand(found.shape)).abs().amax(-1)
-    return wrong & ((off > 1e-2) & (bend < 1e-3)).all(0)
+    # of one v twice
+    unlike = torch.where(on, middle[0] - middle[1], 0).abs().amax(-1)
+    rounding = 1e3 * torch.finfo(y.dtype).eps * (1 + torch.where(on, v, 0).abs().amax(-1))
+    return wrong & ((off > 1e-2) & (bend < 1e-3)).all(0) | (unlike > rounding)
