@@ -125,7 +125,7 @@ def _watched(
 
 def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
     """Π_Ω of rows as Ω sees them, with gradients."""
-    numbers = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    numbers = _numbers(omega, gamma)
     return _with_gradients(kernel, omega, x, mask, numbers)
 
 
@@ -136,7 +136,7 @@ def watched(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | No
     given = (x, gamma, *omega.tensors(fixed=True).values())
     if kernel is None or x.is_meta or not _takes(given, omega, transforms.tracing()):
         return None
-    numbers = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    numbers = _numbers(omega, gamma)
     return _watched(kernel, omega, x, mask, numbers)
 
 
@@ -152,9 +152,14 @@ def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any
     return checks.per_row(name, item, accepted, rows, dim)
 
 
+def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
+    """γ and θ."""
+    return [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+
+
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
     """Π_Ω of rows as Ω sees them, without gradients."""
-    numbers = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    numbers = _numbers(omega, gamma)
     return forward(kernel, x.detach(), mask, numbers)[0]
 
 
@@ -167,11 +172,12 @@ def product(
     hyper: bool,
 ) -> tuple[Tensor, ...]:
     """:func:`products` by the kernel of Ω, or by PyTorch operations where it has none here."""
-    numbers = [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    numbers = _numbers(omega, gamma)
     kernel = kernel_of(omega, y)
     if kernel is not None:
         return products(kernel, y, taking_part(part), v, numbers, hyper)
     tensors = [t for t in numbers if isinstance(t, Tensor)]
     fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
-    found = formula(omega, part, hyper, fixed)(y, v, *tensors)
+    # inside an operator autograd records nothing: the derivatives of Ω are those of torch.func
+    found, _ = torch.func.vjp(formula(omega, part, hyper, fixed), y, v, *tensors)
     return tuple(t.clone(memory_format=torch.contiguous_format) for t in found)

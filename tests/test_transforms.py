@@ -6,6 +6,7 @@ import functools
 import io
 import itertools
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import regmax
-from regmax import functional
+from regmax import functional, recipes
+from regmax.plugins import registry
 
 F64 = torch.float64
 MAPPINGS = {
@@ -397,6 +399,40 @@ def test_a_mapping_is_one_operator_in_a_graph_and_its_backward_another(name):
     torch.library.opcheck(torch.ops.regmax.argmax, (x, None, [], text))
     given = (torch.ops.regmax.argmax(x, None, [], text), None, x.cos(), [], text, True)
     torch.library.opcheck(torch.ops.regmax.jacobian_product, given)
+
+
+class ByValue(type(regmax.regularizer("gini"))):
+    """½‖y‖² and its kernel; gradient and curvature are left to autograd."""
+
+    name = "by-value"
+    grad, curvature = regmax.Regularizer.grad, regmax.Regularizer.curvature
+
+    def value(self, y):
+        return y.square().sum(-1) / 2
+
+    def kernel(self, x):
+        return super().kernel(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "theta"),
+    [("gini", None), ("by-value", "own"), ("tsallis", "alpha"), ("pnorm", "p"), ("tv", "lam")],
+)
+def test_a_recorded_backward_is_exact_where_no_kernel_is(name, theta, monkeypatch):
+    """A program exported with kernels may be loaded where there are none."""
+    y, v = normal(4, 6).softmax(-1), normal(4, 6).cos()
+    t = torch.full((4, 1), 1.4, dtype=F64)
+    tensors = {} if theta in (None, "own") else {theta: t}
+    if theta == "own":
+        offer = SimpleNamespace(cls=ByValue)
+        monkeypatch.setitem(registry()._offers["regularizer"], "by-value", [offer])
+    omega = regmax.regularizer(name, **tensors)
+    text = recipes.call(omega, 0.8, tuple(tensors))
+    given = (y, None, v, list(tensors.values()), text, True)
+    expected = torch.ops.regmax.jacobian_product(*given)
+    with regmax.kernels.reference():
+        found = torch.ops.regmax.jacobian_product(*given)
+    same(found, expected)
 
 
 class Cubic(regmax.Regularizer):
