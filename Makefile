@@ -33,7 +33,7 @@ examples: $(READY)  ## run the three experiments on generated data, a minute or 
 	  $(BIN)/python -m examples.$$name --smoke --out build/examples/$$name || exit 1; done
 
 fuzz: $(READY)  ## random inputs to the public API for MINUTES (10); prints what it finds
-	$(BIN)/python tests/fuzzing.py --minutes $(MINUTES)
+	$(BIN)/python tests/helpers/fuzzing.py --minutes $(MINUTES)
 
 bench: $(READY)  ## measure speed and memory on the CPU (BENCH=docs: into the committed page)
 	$(BIN)/python -m benchmarks --out "$(BENCH)"

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from regmax.nn import AdaptiveEntmax, attention
-from regmax.nn.mapping import Omega
+from regmax.nn.omega import Omega
 
 from .peers import Candidate, Step
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.curvature import DENSE_LIMIT
+from regmax.regularizers.curvature import DENSE_LIMIT
 
 from .inputs import Case
 from .peers import Candidate, conic_layer, regmax_candidate

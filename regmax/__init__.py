@@ -5,27 +5,29 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import algebra, curvature, functional
-from ._version import __version__
-from .crosscheck import crosscheck
-from .errors import (
+from . import functional, nn
+from .nn.layer import RegularizedMax
+from .optimality.solution import Solution, Status, Trace
+from .regularizers import algebra as algebra  # + and * of regularizers
+from .regularizers.errors import (
     ConvergenceError,
     ConvergenceWarning,
     PluginError,
     PluginWarning,
     RegularizerError,
 )
-from .hooks import hookimpl
-from .layer import RegularizedMax
-from .penalty import Penalized, Penalty
-from .plugins import KINDS, instance, registry
-from .regularizer import Regularizer
-from .report import Report
-from .solution import Solution, Status, Trace
+from .regularizers.hooks import hookimpl
+from .regularizers.penalty import Penalized, Penalty
+from .regularizers.registry import KINDS, instance, registry
+from .regularizers.regularizer import Regularizer
 
 if TYPE_CHECKING:
-    from . import analysis, losses, nn
+    from . import analysis, losses
     from .losses import FenchelYoungLoss
+    from .testing.crosscheck import crosscheck
+    from .testing.report import Report
+
+__version__ = "0.1.0"
 
 __all__ = [
     "ConvergenceError",
@@ -43,11 +45,9 @@ __all__ = [
     "Status",
     "Trace",
     "__version__",
-    "algebra",
     "analysis",
     "available",
     "crosscheck",
-    "curvature",
     "functional",
     "hookimpl",
     "losses",
@@ -58,16 +58,17 @@ __all__ = [
 ]
 
 
-_LATER = ("analysis", "losses", "nn")
+_LATER = {"crosscheck": "testing.crosscheck", "Report": "testing.report"}
 
 
 def __getattr__(name: str) -> Any:
     """What is imported when it is first asked for; and ``regmax.SparsemaxLoss`` and its like, the
     names of :mod:`regmax.losses`."""
-    if name in _LATER:
+    if name in ("analysis", "losses"):
         return importlib.import_module(f"{__name__}.{name}")
-    if name.endswith("Loss"):
-        return getattr(importlib.import_module(f"{__name__}.losses"), name)
+    if name in _LATER or name.endswith("Loss"):
+        module = importlib.import_module(f"{__name__}.{_LATER.get(name, 'losses')}")
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -109,7 +110,7 @@ def safe_globals() -> list[type[Any]]:
     of these classes, of any content, and call their constructors, which check and keep what they
     are given; it can run no code of its own.
     """
-    from . import saving
+    from .integrations import saving
 
     return saving.classes()
 

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import engine, roads
-from .errors import PluginError
-from .operators import parameters_of
-from .plugins import registry
-from .regularizer import Regularizer
-from .rows import outside_inference
+from .mapping import engine, forward
+from .mapping.rows import outside_inference
+from .regularizers.errors import PluginError
+from .regularizers.operand import parameters_of
+from .regularizers.registry import registry
+from .regularizers.regularizer import Regularizer
 
-_SETTINGS = roads.Settings()
+_SETTINGS = forward.Settings()
 _COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None))
 
 
@@ -94,10 +94,10 @@ def _mapping(name: str) -> Callable[..., Tensor]:
         x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
         hyper = {key: preset[key] if key in preset else given[key] for key in arguments}
         if torch.compiler.is_dynamo_compiling():
-            from . import recorded  # loads the compiler
+            from .mapping import dynamo  # loads the compiler
 
             text = f'["regularizer", "{cls.name}"]'
-            return recorded.mapping(text, x, gamma, dim, mask, *hyper.values())
+            return dynamo.mapping(text, x, gamma, dim, mask, *hyper.values())
         return engine.mapping(_made(cls, hyper), x, gamma, dim, mask, _SETTINGS)
 
     mapping.__name__ = mapping.__qualname__ = name

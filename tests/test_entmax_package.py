@@ -35,7 +35,7 @@ def test_the_tests_in_its_wheel_pass(tmp_path):
     done = subprocess.run(
         [*command, "--pyargs", *modules],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": HELPERS, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )
@@ -43,6 +43,7 @@ def test_the_tests_in_its_wheel_pass(tmp_path):
     assert re.search(r"^105 passed, \d+ deselected", done.stdout, re.MULTILINE), done.stdout[-300:]
 
 
+HELPERS = str(Path(__file__).parent / "helpers")
 MAPPINGS = {
     "sparsemax": sparsemax,
     "entmax15": entmax15,

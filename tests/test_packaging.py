@@ -66,5 +66,5 @@ def test_entry_points(wheel):
     assert points["console_scripts"]["regmax"] == "regmax.cli:main"
     assert dict(points["regmax"]) == {name: f"regmax_{name}" for name in PLUGINS} | {
         "solvers": "regmax.solvers",
-        "backends": "regmax.backends",
+        "backends": "regmax.testing.backends",
     }

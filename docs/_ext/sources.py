@@ -1,4 +1,4 @@
-"""Links of a page to files of the repository, ``../regmax/layer.py``, as addresses of the site."""
+"""Links of a page to files of the repository, ``../README.md``, as addresses of the site."""
 
 from __future__ import annotations
 

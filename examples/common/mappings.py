@@ -8,7 +8,7 @@ import re
 import regmax
 from regmax.cli.common import UsageError
 from regmax.cli.names import named
-from regmax.plugins import registry
+from regmax.regularizers.registry import registry
 
 
 def listed(text: str) -> list[str]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.curvature import MatrixFree
-from regmax.roots import increasing_root
-from regmax.simplex import normalize, row_dot
+from regmax.kernels.roots import increasing_root
+from regmax.kernels.simplex import normalize, row_dot
+from regmax.regularizers.curvature import MatrixFree
 
 
 class Norm(regmax.Regularizer):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.curvature import Diagonal
 from regmax.kernels import Kernel, Lazy
-from regmax.simplex import softmax
+from regmax.kernels.simplex import softmax
+from regmax.regularizers.curvature import Diagonal
 
 KERNELS = Lazy(cpu="regmax_entropy._softmax", cuda="regmax_entropy._softmax")
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.curvature import Diagonal
 from regmax.kernels import Kernel, Lazy
-from regmax.simplex import project
+from regmax.kernels.simplex import project
+from regmax.regularizers.curvature import Diagonal
 
 KERNELS = Lazy(cpu="regmax_gini._cpu", cuda="regmax_gini._gpu")
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, memory, projection, simd, tiles
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, memory, projection, simd, tiles
+from regmax.kernels.cpu.simd import LANES
 
 
 @njit
@@ -45,15 +45,15 @@ def _threshold(z: Any, d: int, rough: Any) -> Any:
 @njit
 def _tile(job: Any, like: Any, first: int, n: int, room: Any, own: Any) -> None:
     """Rows first … first + n − 1; what is left of the tile repeats the first."""
-    d = job[cpu.WIDTH]
+    d = job[common.WIDTH]
     where, numbers = np.empty((2, LANES), np.int64), np.empty((1, LANES))
     z, part = memory.row(room, 0), memory.row(own, LANES)
     for k in range(LANES):
         r = first + k if k < n else first
-        row = cpu.participants(job, r, 2, like, memory.row(own, k))
+        row = common.participants(job, r, 2, like, memory.row(own, k))
         where[0, k] = memory.address_of(row)
-        where[1, k] = memory.address_of(cpu.rows_at(job, 3, r, like))
-        numbers[0, k] = cpu.number_at(job, 1, r)
+        where[1, k] = memory.address_of(common.rows_at(job, 3, r, like))
+        numbers[0, k] = common.number_at(job, 1, r)
     gamma = simd.load(memory.row(numbers, 0), 0)
     scale = simd.spread(gamma, 1.0) / gamma
     rough = memory.pointer(memory.address_of(memory.row(room, 1)), 0, part)
@@ -72,32 +72,32 @@ def _tile(job: Any, like: Any, first: int, n: int, room: Any, own: Any) -> None:
 
 
 def _forward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    wide, own = cpu.scratch(1, d), cpu.scratch_like(2, d, like)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(1, d), common.scratch_like(2, d, like)
     short = d <= tiles.SHORT and memory.size(like) == 4
-    room = cpu.scratch(2, LANES * (d + LANES) if short else 1)
-    lanes = cpu.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
-    first, last = cpu.take(job)
+    room = common.scratch(2, LANES * (d + LANES) if short else 1)
+    lanes = common.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
+    first, last = common.take(job)
     while first < last:
         if short:
             for r in range(first, last, LANES):
                 _tile(job, like, r, min(LANES, last - r), room, lanes)
         for r in range(last if short else first, last):
-            row = cpu.participants(job, r, 2, like, memory.row(own, 1))
-            gamma, y = cpu.number_at(job, 1, r), cpu.rows_at(job, 3, r, like)
+            row = common.participants(job, r, 2, like, memory.row(own, 1))
+            gamma, y = common.number_at(job, 1, r), common.rows_at(job, 3, r, like)
             projection.forward(row, d, gamma, memory.row(wide, 0), memory.row(own, 0), y, blank)
-        first, last = cpu.take(job)
+        first, last = common.take(job)
 
 
 def _backward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    first, last = cpu.take(job)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            y, v = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 1, r, like)
-            out = cpu.rows_at(job, 3, r, like)
-            projection.backward(y, v, d, 1.0 / cpu.number_at(job, 2, r), out, blank)
-        first, last = cpu.take(job)
+            y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+            out = common.rows_at(job, 3, r, like)
+            projection.backward(y, v, d, 1.0 / common.number_at(job, 2, r), out, blank)
+        first, last = common.take(job)
 
 
-KERNEL = cpu.CompiledRows(_forward, _backward)
+KERNEL = common.CompiledRows(_forward, _backward)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from regmax.kernels.triton_mappings import ThresholdKernel
+from regmax.kernels.triton.mappings import ThresholdKernel
 
 KERNEL = ThresholdKernel("gini")

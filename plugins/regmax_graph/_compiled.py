@@ -1,4 +1,5 @@
-"""The rows as a C function that any number of threads may run (:mod:`regmax.kernels.threads`)."""
+"""The rows as a C function that any number of threads may run
+(:mod:`regmax.kernels.cpu.threads`)."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Any
 
 from numba import carray, njit, types
 
-from regmax.kernels import memory
-from regmax.kernels.compiling import compile_cached
-from regmax.kernels.threads import ROWS, STEP, over_rows
+from regmax.kernels.cpu import memory
+from regmax.kernels.cpu.compiling import compile_cached
+from regmax.kernels.cpu.threads import ROWS, STEP, over_rows
 
 from ._rows import do_rows, scratch
 

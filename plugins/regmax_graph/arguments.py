@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regmax import transforms
+from regmax.kernels import transforms
 
 Pairs = NDArray[np.int64]
 Reals = NDArray[np.float64]

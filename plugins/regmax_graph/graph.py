@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regmax import transforms
+from regmax.kernels import transforms
 
 from .arguments import GROUPS, PROX, SUBGRADIENT, as_tensor
 

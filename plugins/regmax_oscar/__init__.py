@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax import transforms
-from regmax.kernels import Kernel, Lazy
+from regmax.kernels import Kernel, Lazy, transforms
 
 from .isotonic import isotonic_decreasing, kernel
 from .owl import OWL, CliqueTV, Ordered, low_when_masked, participating, ranks

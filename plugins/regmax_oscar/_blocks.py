@@ -11,8 +11,8 @@ from typing import Any
 
 from numba import njit
 
-from regmax.kernels import cpu, simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, simd
+from regmax.kernels.cpu.simd import LANES
 
 LONG = 128
 """Entries from which the sum of a block is taken afresh."""
@@ -130,7 +130,7 @@ def blocks_of(
     for b in range(used):
         value[b] = max(value[b] - tau, 0.0)
         whole += value[b] * sizes[b]
-    if abs(whole - 1.0) > cpu.EPS * math.sqrt(used):
+    if abs(whole - 1.0) > common.EPS * math.sqrt(used):
         for b in range(used):
             value[b] /= whole
     return used

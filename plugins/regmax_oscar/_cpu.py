@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, memory, projection, simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, memory, projection, simd
+from regmax.kernels.cpu.simd import LANES
 
 from ._blocks import blocks_of, certain, middle_from, spread
 from ._order import FEW, by_comparison, by_digits
@@ -65,7 +65,7 @@ def _forward_row(
     one = top - least <= 0.5 * mu * n * CLOSE
     before = 2 * n
     while not one and n > 8 and 8 * n < 7 * before:
-        higher = cpu.floor(row, top, depth + mu * (n - 1))
+        higher = common.floor(row, top, depth + mu * (n - 1))
         before = n
         if higher > low:
             low = higher
@@ -113,27 +113,33 @@ def _forward_row(
         by_digits(kept, index, n, top, values, order, keys, places, counts)
     used = blocks_of(values, n, 0, 0.0, n, mu, gamma, blocks)
     if not blank:
-        cpu.fill(out, d, 0.0)
+        common.fill(out, d, 0.0)
     spread(order, n, 0, blocks, used, out)
 
 
 def _forward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    wide, own = cpu.scratch(4, d), cpu.scratch_like(3, d, like)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(4, d), common.scratch_like(3, d, like)
     whole = np.empty((3, d + 2 * LANES), np.int32)
     keys, places = np.empty((2, d), np.uint64), np.empty((2, d), np.int32)
     counters = np.empty((1, 256 * 8), np.int64)
     numbers = np.arange(LANES, dtype=np.int32).reshape(1, LANES)
-    begin, end = cpu.take(job)
+    begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
-            row = cpu.participants(job, r, 3, like, memory.row(own, 2))
-            out = cpu.rows_at(job, 4, r, like)
+            row = common.participants(job, r, 3, like, memory.row(own, 2))
+            out = common.rows_at(job, 4, r, like)
             best, bad, least, m = scan(row, d)
-            gamma, lam = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r)
+            gamma, lam = common.number_at(job, 1, r), common.number_at(job, 2, r)
             if bad or m == 0 or lam == 0.0:
                 projection.forward(
-                    row, d, gamma, memory.row(wide, 0), memory.row(own, 0), out, job[cpu.BLANK] != 0
+                    row,
+                    d,
+                    gamma,
+                    memory.row(wide, 0),
+                    memory.row(own, 0),
+                    out,
+                    job[common.BLANK] != 0,
                 )
             elif gamma > 0.0 and lam > 0.0:
                 _forward_row(
@@ -157,8 +163,8 @@ def _forward(job: Any, like: Any) -> None:
                     blank,
                 )
             else:
-                cpu.fill(out, d, np.nan)
-        begin, end = cpu.take(job)
+                common.fill(out, d, np.nan)
+        begin, end = common.take(job)
 
 
 @njit
@@ -185,7 +191,7 @@ def _backward_row(
     most, least, n = levels(y, d)
     if not most > least:  # one group, none, or NaN: Jv = 0
         if not blank:
-            cpu.fill(out, d, 0.0)
+            common.fill(out, d, 0.0)
         return 0.0
     # few are sorted; of many, those above the lowest, of which there may be most
     low = least if n > 2 * LANES else 0.0
@@ -223,7 +229,7 @@ def _backward_row(
     if size:
         write(y, d, low, low, mean[count - 1] / gamma, out, blank)
     elif not blank:
-        cpu.fill(out, d, 0.0)
+        common.fill(out, d, 0.0)
     for b in range(several):
         w = mean[b] / gamma
         for k in range(start[b], start[b + 1]):
@@ -239,21 +245,21 @@ def _backward_row(
 
 
 def _backward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    wide, own = cpu.scratch(2, d), cpu.scratch_like(1, d, like)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(2, d), common.scratch_like(1, d, like)
     whole = np.empty((3, d + 2 * LANES), np.int32)
     keys, places = np.empty((2, d), np.uint64), np.empty((2, d), np.int32)
     counters = np.empty((1, 256 * 8), np.int64)
     numbers = np.arange(LANES, dtype=np.int32).reshape(1, LANES)
-    hyper = cpu.given(job, 5)
-    begin, end = cpu.take(job)
+    hyper = common.given(job, 5)
+    begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
             dlam = _backward_row(
-                cpu.rows_at(job, 0, r, like),
-                cpu.rows_at(job, 1, r, like),
+                common.rows_at(job, 0, r, like),
+                common.rows_at(job, 1, r, like),
                 d,
-                cpu.number_at(job, 2, r),
+                common.number_at(job, 2, r),
                 hyper,
                 simd.load(memory.row(numbers, 0), 0),
                 memory.row(own, 0),
@@ -265,12 +271,12 @@ def _backward(job: Any, like: Any) -> None:
                 keys,
                 places,
                 memory.row(counters, 0),
-                cpu.rows_at(job, 4, r, like),
+                common.rows_at(job, 4, r, like),
                 blank,
             )
             if hyper:
-                cpu.set_number(job, 5, r, dlam)
-        begin, end = cpu.take(job)
+                common.set_number(job, 5, r, dlam)
+        begin, end = common.take(job)
 
 
-KERNEL = cpu.CompiledRows(_forward, _backward)
+KERNEL = common.CompiledRows(_forward, _backward)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import simd
+from regmax.kernels.cpu.simd import LANES
 
 
 @njit

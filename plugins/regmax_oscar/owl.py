@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import regmax
-from regmax import transforms
+from regmax.kernels import transforms
 
 from .isotonic import isotonic_decreasing
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.curvature import DiagonalPlusRankOne
 from regmax.kernels import Kernel, Lazy
-from regmax.roots import increasing_root
-from regmax.simplex import normalize, row_dot
+from regmax.kernels.roots import increasing_root
+from regmax.kernels.simplex import normalize, row_dot
+from regmax.regularizers.curvature import DiagonalPlusRankOne
 
 KERNELS = Lazy(cpu="regmax_pnorm._cpu", cuda="regmax_pnorm._gpu")
 

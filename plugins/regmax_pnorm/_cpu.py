@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, elementary, memory, projection, simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, elementary, memory, projection, simd
+from regmax.kernels.cpu.simd import LANES
 
 
 @njit
@@ -64,7 +64,7 @@ def _solve(delta: Any, n: int, count: int, p: float, tol: float, v: Any) -> None
         if not (low <= trial <= high and abs(trial - log_s) <= 0.5 * width):
             trial = 0.5 * (low + high)
         width = abs(trial - log_s)
-        if abs(trial - log_s) <= cpu.EPS * abs(log_s):
+        if abs(trial - log_s) <= common.EPS * abs(log_s):
             break
         log_s = trial
     _normalized(v, n)
@@ -101,7 +101,7 @@ def _solve_three_halves(delta: Any, n: int, tol: float, v: Any) -> None:
         if not (low < trial < high and abs(trial - s) <= 0.5 * width):
             trial = 0.5 * (low + high)
         width = abs(trial - s)
-        if width <= cpu.EPS * s:
+        if width <= common.EPS * s:
             break
         s = trial
     _normalized(v, n)
@@ -113,8 +113,8 @@ def _normalized(v: Any, n: int) -> None:
     zero = simd.spread(simd.load(v, 0), 0.0)
     sums, lost = zero, zero
     for i in range(0, n, LANES):
-        sums, lost = cpu.added(sums, lost, simd.load(v, i))
-    cpu.scaled(v, n, 1.0 / simd.total(sums))
+        sums, lost = common.added(sums, lost, simd.load(v, i))
+    common.scaled(v, n, 1.0 / simd.total(sums))
 
 
 @njit
@@ -131,36 +131,36 @@ def _forward_row(
     blank: bool,
 ) -> None:
     top = np.float64(simd.largest(best))
-    low = cpu.floor(row, top, gamma)
-    n = cpu.pack(row, d, low, top, -1.0 / gamma, kept, z)
-    tol = 4.0 * cpu.EPS if simd.resolution(row) < 1e-10 else 1e-9
+    low = common.floor(row, top, gamma)
+    n = common.pack(row, d, low, top, -1.0 / gamma, kept, z)
+    tol = 4.0 * common.EPS if simd.resolution(row) < 1e-10 else 1e-9
     if p == 1.5:
         _solve_three_halves(z, n, tol, v)
     else:
         _solve(z, n, n, p, tol, v)
-    cpu.unpack(row, d, low, n, v, kept, out, blank)
+    common.unpack(row, d, low, n, v, kept, out, blank)
 
 
 def _forward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    wide, own = cpu.scratch(2, d), cpu.scratch_like(2, d, like)
-    first, last = cpu.take(job)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(2, d), common.scratch_like(2, d, like)
+    first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            row = cpu.participants(job, r, 3, like, memory.row(own, 1))
-            out, kept = cpu.rows_at(job, 4, r, like), memory.row(own, 0)
-            g, p = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r)
+            row = common.participants(job, r, 3, like, memory.row(own, 1))
+            out, kept = common.rows_at(job, 4, r, like), memory.row(own, 0)
+            g, p = common.number_at(job, 1, r), common.number_at(job, 2, r)
             z, v = memory.row(wide, 0), memory.row(wide, 1)
-            best, bad = cpu.scan(row, d)
+            best, bad = common.scan(row, d)
             if bad or not (g > 0.0 and p > 1.0 and p <= 2.0):
-                cpu.fill(out, d, np.nan)
+                common.fill(out, d, np.nan)
             elif simd.largest(best) == -np.inf:
-                cpu.fill(out, d, 0.0)
+                common.fill(out, d, 0.0)
             elif p == 2.0:
                 projection.forward(row, d, g, z, kept, out, blank)
             else:
                 _forward_row(row, d, best, g, p, z, v, kept, out, blank)
-        first, last = cpu.take(job)
+        first, last = common.take(job)
 
 
 @njit
@@ -218,12 +218,12 @@ def _product(
     else:
         log_norm, mean_log = _norm(y, n, p, logs)
         _weights(logs, n, p, log_norm, s, u)
-    cpu.diagonal_product(s, w, n, w[0], 1.0)
+    common.diagonal_product(s, w, n, w[0], 1.0)
     if p < 2.0:
         for i in range(0, n, LANES):
             simd.store(y, i, simd.load(u, i))
-        cpu.diagonal_product(s, y, n, y[0], 1.0)
-        share = (2.0 - p) * cpu.dot(u, w, n) / (1.0 + (2.0 - p) * cpu.dot(u, y, n))
+        common.diagonal_product(s, y, n, y[0], 1.0)
+        share = (2.0 - p) * common.dot(u, w, n) / (1.0 + (2.0 - p) * common.dot(u, y, n))
         for i in range(0, n, LANES):
             simd.store(w, i, simd.load(w, i) - simd.load(y, i) * share)
     return log_norm, mean_log
@@ -243,30 +243,30 @@ def _along_slope(
 
 
 def _backward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    wide, own = cpu.scratch(5, d), cpu.scratch_like(2, d, like)
-    hyper = cpu.given(job, 5)
-    first, last = cpu.take(job)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(5, d), common.scratch_like(2, d, like)
+    hyper = common.given(job, 5)
+    first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            y, v = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 1, r, like)
-            out = cpu.rows_at(job, 4, r, like)
-            scale, p = 1.0 / cpu.number_at(job, 2, r), cpu.number_at(job, 3, r)
+            y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+            out = common.rows_at(job, 4, r, like)
+            scale, p = 1.0 / common.number_at(job, 2, r), common.number_at(job, 3, r)
             ys, w, kept = memory.row(wide, 0), memory.row(wide, 1), memory.row(own, 0)
             s, u, logs = memory.row(wide, 2), memory.row(wide, 3), memory.row(wide, 4)
-            n = cpu.pack_support(y, v, d, kept, memory.row(own, 1), ys, w, blank)
+            n = common.pack_support(y, v, d, kept, memory.row(own, 1), ys, w, blank)
             dp = 0.0
             if n == 0:
-                cpu.fill(out, d, 0.0)
+                common.fill(out, d, 0.0)
             else:
                 log_norm, mean_log = _product(ys, w, n, p, s, u, logs, hyper)
                 if hyper:
                     dp = -_along_slope(w, u, logs, n, p, log_norm, mean_log)
-                cpu.scaled(w, n, scale)
-                cpu.unpack_support(y, d, n, w, kept, out, blank)
+                common.scaled(w, n, scale)
+                common.unpack_support(y, d, n, w, kept, out, blank)
             if hyper:
-                cpu.set_number(job, 5, r, dp)
-        first, last = cpu.take(job)
+                common.set_number(job, 5, r, dp)
+        first, last = common.take(job)
 
 
-KERNEL = cpu.CompiledRows(_forward, _backward)
+KERNEL = common.CompiledRows(_forward, _backward)

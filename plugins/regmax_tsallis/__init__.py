@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.curvature import Diagonal
 from regmax.kernels import Kernel, Lazy
-from regmax.roots import increasing_root
-from regmax.simplex import normalize, project, softmax
+from regmax.kernels.roots import increasing_root
+from regmax.kernels.simplex import normalize, project, softmax
+from regmax.regularizers.curvature import Diagonal
 
 KERNELS = Lazy(cpu="regmax_tsallis._cpu", cuda="regmax_tsallis._gpu")
 

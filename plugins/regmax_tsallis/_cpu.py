@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, memory, simd, tiles
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, memory, simd, tiles
+from regmax.kernels.cpu.simd import LANES
 
 from . import _powers, _rows, _tiles
 
@@ -36,24 +36,24 @@ def _short(d: int, like: Any) -> bool:
 def _lanes(job: Any, rows: Any, gamma: int, tile: Any) -> Any:
     """1/γ and a of a tile's rows; ``tile`` is scratch."""
     for k in range(LANES):
-        tile[k] = 1.0 / cpu.number_at(job, gamma, rows[k])
-        tile[LANES + k] = cpu.number_at(job, gamma + 1, rows[k]) - 1.0
+        tile[k] = 1.0 / common.number_at(job, gamma, rows[k])
+        tile[LANES + k] = common.number_at(job, gamma + 1, rows[k]) - 1.0
     return simd.load(tile, 0), simd.load(tile, LANES)
 
 
 @njit
 def _forward_tile(job: Any, like: Any, rows: Any, n: int, room: Any, own: Any) -> None:
     """Rows ``rows[:n]``; what is left of the tile repeats the first."""
-    d = job[cpu.WIDTH]
+    d = job[common.WIDTH]
     where = np.empty((2, LANES), np.int64)
     z, y = memory.row(room, 0), memory.row(room, 1)
     part = memory.row(own, LANES)
     for k in range(LANES):
         if k >= n:
             rows[k] = rows[0]
-        row = cpu.participants(job, rows[k], 3, like, memory.row(own, k))
+        row = common.participants(job, rows[k], 3, like, memory.row(own, k))
         where[0, k] = memory.address_of(row)
-        where[1, k] = memory.address_of(cpu.rows_at(job, 4, rows[k], like))
+        where[1, k] = memory.address_of(common.rows_at(job, 4, rows[k], like))
     scale, _ = _lanes(job, rows, 1, y)
     tiles.gather(memory.row(where, 0), d, -np.inf, like, part, z)
     top, bad = tiles.top_of(z, d)
@@ -65,16 +65,16 @@ def _forward_tile(job: Any, like: Any, rows: Any, n: int, room: Any, own: Any) -
 
 @njit
 def _backward_tile(job: Any, like: Any, kind: int, rows: Any, n: int, room: Any, own: Any) -> None:
-    d, hyper = job[cpu.WIDTH], cpu.given(job, 5)
+    d, hyper = job[common.WIDTH], common.given(job, 5)
     where = np.empty((3, LANES), np.int64)
     y, v, s = memory.row(room, 0), memory.row(room, 1), memory.row(room, 2)
     part = memory.row(own, LANES)
     for k in range(LANES):
         if k >= n:
             rows[k] = rows[0]
-        where[0, k] = memory.address_of(cpu.rows_at(job, 0, rows[k], like))
-        where[1, k] = memory.address_of(cpu.rows_at(job, 1, rows[k], like))
-        where[2, k] = memory.address_of(cpu.rows_at(job, 4, rows[k], like))
+        where[0, k] = memory.address_of(common.rows_at(job, 0, rows[k], like))
+        where[1, k] = memory.address_of(common.rows_at(job, 1, rows[k], like))
+        where[2, k] = memory.address_of(common.rows_at(job, 4, rows[k], like))
     scale, a = _lanes(job, rows, 2, s)
     tiles.gather(memory.row(where, 0), d, 0.0, like, part, y)
     tiles.gather(memory.row(where, 1), d, 0.0, like, part, v)
@@ -83,23 +83,23 @@ def _backward_tile(job: Any, like: Any, kind: int, rows: Any, n: int, room: Any,
     if hyper:
         simd.store(s, 0, dalpha)
         for k in range(n):
-            cpu.set_number(job, 5, rows[k], s[k])
+            common.set_number(job, 5, rows[k], s[k])
 
 
 def _forward(job: Any, like: Any) -> None:
-    d = job[cpu.WIDTH]
+    d = job[common.WIDTH]
     short = _short(d, like)
-    wide, own = cpu.scratch(3, d), cpu.scratch_like(2, d, like)
-    room = cpu.scratch(2, LANES * (d + LANES) if short else 1)
-    lanes = cpu.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
+    wide, own = common.scratch(3, d), common.scratch_like(2, d, like)
+    room = common.scratch(2, LANES * (d + LANES) if short else 1)
+    lanes = common.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
     group = _powers.GROUP if d <= 2048 else 1
-    many, few = cpu.scratch(group + 2, d), cpu.scratch_like(2 * group, d, like)
+    many, few = common.scratch(group + 2, d), common.scratch_like(2 * group, d, like)
     full = np.array((1, LANES, group))
     waiting, count = np.empty((3, LANES), np.int64), np.zeros(3, np.int64)
-    first, last = cpu.take(job)
+    first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            kind = _kind(d, cpu.number_at(job, 1, r), cpu.number_at(job, 2, r) - 1.0, like)
+            kind = _kind(d, common.number_at(job, 1, r), common.number_at(job, 2, r) - 1.0, like)
             if kind == EACH:
                 _rows.forward(job, r, like, wide, own)
                 continue
@@ -111,7 +111,7 @@ def _forward(job: Any, like: Any) -> None:
                 else:
                     _powers.forward_power(job, like, waiting[POWER], group, many, few)
                 count[kind] = 0
-        first, last = cpu.take(job)
+        first, last = common.take(job)
     if count[HALF] > 0:
         _forward_tile(job, like, waiting[HALF], count[HALF], room, lanes)
     if count[POWER] > 0:
@@ -119,16 +119,16 @@ def _forward(job: Any, like: Any) -> None:
 
 
 def _backward(job: Any, like: Any) -> None:
-    d, hyper = job[cpu.WIDTH], cpu.given(job, 5)
+    d, hyper = job[common.WIDTH], common.given(job, 5)
     short = _short(d, like)
-    wide, own = cpu.scratch(3, d), cpu.scratch_like(2, d, like)
-    room = cpu.scratch(3, LANES * (d + LANES) if short else 1)
-    lanes = cpu.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
+    wide, own = common.scratch(3, d), common.scratch_like(2, d, like)
+    room = common.scratch(3, LANES * (d + LANES) if short else 1)
+    lanes = common.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
     waiting, count = np.empty((3, LANES), np.int64), np.zeros(3, np.int64)
-    first, last = cpu.take(job)
+    first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            kind = _kind(d, cpu.number_at(job, 2, r), cpu.number_at(job, 3, r) - 1.0, like)
+            kind = _kind(d, common.number_at(job, 2, r), common.number_at(job, 3, r) - 1.0, like)
             if not short or kind == EACH or (kind == HALF and not hyper):
                 _rows.backward(job, r, like, wide, own)
                 continue
@@ -137,10 +137,10 @@ def _backward(job: Any, like: Any) -> None:
             if count[kind] == LANES:
                 _backward_tile(job, like, kind, waiting[kind], LANES, room, lanes)
                 count[kind] = 0
-        first, last = cpu.take(job)
+        first, last = common.take(job)
     for kind in (HALF, POWER):
         if count[kind] > 0:
             _backward_tile(job, like, kind, waiting[kind], count[kind], room, lanes)
 
 
-KERNEL = cpu.CompiledRows(_forward, _backward)
+KERNEL = common.CompiledRows(_forward, _backward)

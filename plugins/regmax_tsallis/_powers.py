@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, elementary, memory, simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, elementary, memory, simd
+from regmax.kernels.cpu.simd import LANES
 
 GROUP = 8
 """Rows that are worked at in turns."""
@@ -99,7 +99,7 @@ def _solve(z: Any, n: int, a: float, log_top: float, tol: float, y: Any, rate: A
         slope = first / total
         bend = second / total - slope * slope
         step = 2.0 * off * slope / (2.0 * slope * slope - off * bend)
-        if not abs(off) > tol or high - low <= cpu.EPS * max(-low, 1e-300):
+        if not abs(off) > tol or high - low <= common.EPS * max(-low, 1e-300):
             break
         if off > 0.0:
             high = min(high, log_top)
@@ -123,9 +123,9 @@ def _solve(z: Any, n: int, a: float, log_top: float, tol: float, y: Any, rate: A
             v = _powers_at(simd.load(z, i), a, log_top - step)
         else:
             v = simd.larger(v * (1.0 + b * (1.0 + (b * (1.0 - a) - step * a) * 0.5)), 0.0)
-        sums, lost = cpu.added(sums, lost, v)
+        sums, lost = common.added(sums, lost, v)
         simd.store(y, i, v)
-    cpu.scaled(y, n, 1.0 / simd.total(sums))
+    common.scaled(y, n, 1.0 / simd.total(sums))
 
 
 @njit
@@ -147,16 +147,16 @@ def forward_below(
     depth = np.inf
     if a >= 0.0:
         depth = min(1.0 / a, REACH) if a > 0.0 else REACH
-    low = cpu.floor(row, top, depth * gamma)
-    n = cpu.pack(row, d, low, top, 1.0 / gamma, kept, z)
+    low = common.floor(row, top, depth * gamma)
+    n = common.pack(row, d, low, top, 1.0 / gamma, kept, z)
     _solve(z, n, a, 0.0, tolerance(row), y, more)
-    cpu.unpack(row, d, low, n, y, kept, out, blank)
+    common.unpack(row, d, low, n, y, kept, out, blank)
 
 
 @njit
 def tolerance(row: Any) -> float:
     """For log Σy, before the last step."""
-    return 4.0 * cpu.EPS if simd.resolution(row) < 1e-10 else 1e-4
+    return 4.0 * common.EPS if simd.resolution(row) < 1e-10 else 1e-4
 
 
 @njit
@@ -167,7 +167,7 @@ def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: An
     What has to wait for its own last sum is done for one row after the other in each step: the
     machine then works at several rows at once.
     """
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
     group = wide.shape[0] - 2
     state = np.empty((6, GROUP))
     top, low, rate, scale, tau, step = state[0], state[1], state[2], state[3], state[4], state[5]
@@ -175,17 +175,17 @@ def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: An
     heads = np.empty((GROUP, LANES))
     for k in range(count):
         r = rows[k]
-        row = cpu.participants(job, r, 3, like, memory.row(own, group + k))
-        out = cpu.rows_at(job, 4, r, like)
-        best, bad = cpu.scan(row, d)
+        row = common.participants(job, r, 3, like, memory.row(own, group + k))
+        out = common.rows_at(job, 4, r, like)
+        best, bad = common.scan(row, d)
         top[k] = np.float64(simd.largest(best))
-        scale[k] = 1.0 / cpu.number_at(job, 1, r)
-        rate[k] = cpu.number_at(job, 2, r) - 1.0
+        scale[k] = 1.0 / common.number_at(job, 1, r)
+        rate[k] = common.number_at(job, 2, r) - 1.0
         size[k] = -1
         if bad:
-            cpu.fill(out, d, np.nan)
+            common.fill(out, d, np.nan)
         elif top[k] == -np.inf:
-            cpu.fill(out, d, 0.0)
+            common.fill(out, d, 0.0)
         else:
             size[k] = 0
             tau[k] = -1.0 / rate[k]
@@ -203,10 +203,10 @@ def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: An
             a = rate[k]
             tau[k] = max(tau[k] - 1e-5 / a, -1.0 / a)
             step[k] = 1.0
-            row = cpu.participants(job, rows[k], 3, like, memory.row(own, group + k))
-            low[k] = cpu.floor(row, top[k], min(-tau[k], REACH) / scale[k])
+            row = common.participants(job, rows[k], 3, like, memory.row(own, group + k))
+            low[k] = common.floor(row, top[k], min(-tau[k], REACH) / scale[k])
             kept, z = memory.row(own, k), memory.row(wide, k)
-            size[k] = cpu.pack(row, d, low[k], top[k], scale[k], kept, z)
+            size[k] = common.pack(row, d, low[k], top[k], scale[k], kept, z)
     # τ to float32's accuracy
     for _ in range(8):
         for k in range(count):
@@ -218,10 +218,10 @@ def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: An
         if size[k] > 0:
             a = rate[k]
             log_top = min(math.log(-a * tau[k]) / a, 0.0)
-            row = cpu.participants(job, rows[k], 3, like, memory.row(own, group + k))
+            row = common.participants(job, rows[k], 3, like, memory.row(own, group + k))
             _solve(memory.row(wide, k), size[k], a, log_top, tolerance(row), y, more)
-            out = cpu.rows_at(job, 4, rows[k], like)
-            cpu.unpack(row, d, low[k], size[k], y, memory.row(own, k), out, blank)
+            out = common.rows_at(job, 4, rows[k], like)
+            common.unpack(row, d, low[k], size[k], y, memory.row(own, k), out, blank)
 
 
 @njit

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, elementary, memory, projection, simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, elementary, memory, projection, simd
+from regmax.kernels.cpu.simd import LANES
 
 from . import _powers, _steep
 
@@ -72,9 +72,9 @@ def _threshold15(h: Any, n: int, tau: float) -> float:
         second, lost = zero, zero
         for i in range(0, n, LANES):
             t = simd.larger(simd.load(h, i) - tau, 0.0)
-            second, lost = cpu.added(second, lost, t * t)
+            second, lost = common.added(second, lost, t * t)
         off = simd.total(second) - 1.0
-    return tau + off / (2.0 * s1) if off * off > cpu.EPS * cpu.EPS * size else tau
+    return tau + off / (2.0 * s1) if off * off > common.EPS * common.EPS * size else tau
 
 
 @njit
@@ -83,8 +83,8 @@ def _forward15(
 ) -> None:
     top, scale = np.float64(simd.largest(best)), 0.5 / gamma
     tau = _bound15((simd.wide(best) - top) * scale)
-    low = cpu.floor(row, top, -2.0 * tau * gamma)
-    n = cpu.pack(row, d, low, top, scale, kept, h)
+    low = common.floor(row, top, -2.0 * tau * gamma)
+    n = common.pack(row, d, low, top, scale, kept, h)
     tau = _threshold15(h, n, tau)
     full = d - d % LANES
     zero = simd.spread(best, 0.0)
@@ -105,16 +105,16 @@ def _forward15(
 @njit
 def forward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     """One row of a job; the scratch has 3 and 2 rows."""
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    row = cpu.participants(job, r, 3, like, memory.row(own, 1))
-    out, kept = cpu.rows_at(job, 4, r, like), memory.row(own, 0)
-    g, a = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r) - 1.0
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    row = common.participants(job, r, 3, like, memory.row(own, 1))
+    out, kept = common.rows_at(job, 4, r, like), memory.row(own, 0)
+    g, a = common.number_at(job, 1, r), common.number_at(job, 2, r) - 1.0
     z, p, more = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
-    best, bad = cpu.scan(row, d)
+    best, bad = common.scan(row, d)
     if bad or not (g > 0.0 and a > -1.0):
-        cpu.fill(out, d, np.nan)
+        common.fill(out, d, np.nan)
     elif simd.largest(best) == -np.inf:
-        cpu.fill(out, d, 0.0)
+        common.fill(out, d, 0.0)
     elif a == 1.0:
         projection.forward(row, d, g, z, kept, out, blank)
     elif a == 0.5:
@@ -178,33 +178,33 @@ def _weights(y: Any, n: int, a: float, limit: float, s: Any) -> float:
 def _product(y: Any, v: Any, n: int, scale: float, a: float, s: Any, limit: float) -> None:
     """v ← Jv·scale of the packed support."""
     highest = _weights(y, n, a, limit, s)
-    origin = cpu.at_largest(s, v, n) if a > 1.0 else v[0]
-    cpu.diagonal_product(s, v, n, origin, highest * scale)
+    origin = common.at_largest(s, v, n) if a > 1.0 else v[0]
+    common.diagonal_product(s, v, n, origin, highest * scale)
 
 
 @njit
 def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     """One row of a job; the scratch has 3 and 2 rows."""
-    d, blank, hyper = job[cpu.WIDTH], job[cpu.BLANK] != 0, cpu.given(job, 5)
+    d, blank, hyper = job[common.WIDTH], job[common.BLANK] != 0, common.given(job, 5)
     y, v, out = (
-        cpu.rows_at(job, 0, r, like),
-        cpu.rows_at(job, 1, r, like),
-        cpu.rows_at(job, 4, r, like),
+        common.rows_at(job, 0, r, like),
+        common.rows_at(job, 1, r, like),
+        common.rows_at(job, 4, r, like),
     )
-    scale, a = 1.0 / cpu.number_at(job, 2, r), cpu.number_at(job, 3, r) - 1.0
+    scale, a = 1.0 / common.number_at(job, 2, r), common.number_at(job, 3, r) - 1.0
     if a == 1.0 and not hyper:
         projection.backward(y, v, d, scale, out, blank)
         return
     p, w, s = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
-    n = cpu.pack_support(y, v, d, memory.row(own, 0), memory.row(own, 1), p, w, blank)
+    n = common.pack_support(y, v, d, memory.row(own, 0), memory.row(own, 1), p, w, blank)
     dalpha = 0.0
     if n == 0:
-        cpu.fill(out, d, 0.0)
+        common.fill(out, d, 0.0)
     else:
         _product(p, w, n, scale, a, s, simd.greatest(y) / 1024.0)
-        cpu.unpack_support(y, d, n, w, memory.row(own, 0), out, blank)
+        common.unpack_support(y, d, n, w, memory.row(own, 0), out, blank)
         if hyper:
             _slopes(p, n, a, s)
-            dalpha = -cpu.dot(w, s, n) / scale
+            dalpha = -common.dot(w, s, n) / scale
     if hyper:
-        cpu.set_number(job, 5, r, dalpha)
+        common.set_number(job, 5, r, dalpha)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import cpu, simd
+from regmax.kernels.cpu import common, simd
 
 
 @njit
@@ -64,7 +64,7 @@ def _solve_above(z: Any, n: int, a: float, ordered: Any, y: Any) -> None:
                 total += y[i]
                 slope += math.exp((a - 1.0) * (log_t - log_y))  # dy_i/dt = (t/y_i)^(a−1)
         off = total - 1.0
-        if not abs(off) > 4.0 * cpu.EPS or not high > low:
+        if not abs(off) > 4.0 * common.EPS or not high > low:
             break
         if off > 0.0:
             high = min(high, t)
@@ -101,7 +101,7 @@ def forward_above(
     blank: bool,
 ) -> None:
     top = np.float64(simd.largest(best))
-    low = cpu.floor(row, top, gamma / a)
-    n = cpu.pack(row, d, low, top, 1.0 / gamma, kept, z)
+    low = common.floor(row, top, gamma / a)
+    n = common.pack(row, d, low, top, 1.0 / gamma, kept, z)
     _solve_above(z, n, a, sort, y)
-    cpu.unpack(row, d, low, n, y, kept, out, blank)
+    common.unpack(row, d, low, n, y, kept, out, blank)

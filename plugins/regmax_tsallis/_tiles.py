@@ -10,8 +10,8 @@ from typing import Any
 
 from numba import njit
 
-from regmax.kernels import cpu, elementary, simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, elementary, simd
+from regmax.kernels.cpu.simd import LANES
 
 from ._rows import PHI_SLOPE, TERMS
 
@@ -46,7 +46,7 @@ def threshold15(h: Any, d: int, tau: Any) -> Any:
             second = second + t * t
         off = second - 1.0
         half = off / (first * 2.0)
-        rest = simd.select(off * off > size * (cpu.EPS * cpu.EPS), half, 0.0)
+        rest = simd.select(off * off > size * (common.EPS * common.EPS), half, 0.0)
         open_ = (size > aim) | (aim > size)
         if simd.count(open_) == 0:
             break

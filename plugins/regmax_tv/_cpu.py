@@ -20,8 +20,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from regmax.kernels import cpu, memory, projection, simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import common, memory, projection, simd
+from regmax.kernels.cpu.simd import LANES
 
 from ._passes import all_above, pack, pack_where, scan
 from ._segment import solve
@@ -130,7 +130,7 @@ def _project(groups: Any, count: int, w: float, scale: float, least: float, spar
         sums = sums + simd.select(t > 0.0, t * _sizes(start, i), 0.0)
         simd.store(mean, i, t)
     whole = simd.total(sums)
-    if abs(whole - 1.0) > cpu.EPS * math.sqrt(count):
+    if abs(whole - 1.0) > common.EPS * math.sqrt(count):
         for i in range(0, count, LANES):
             simd.store(mean, i, simd.load(mean, i) / whole)
 
@@ -157,7 +157,7 @@ def _forward_row(
     top = np.float64(simd.largest(best))
     scale = 1.0 / gamma
     bound = projection.bound((simd.wide(best) - top) * scale)
-    low = cpu.floor(row, top, 4.0 * w - gamma * bound)
+    low = common.floor(row, top, 4.0 * w - gamma * bound)
     if low <= -simd.greatest(row):
         low = -np.inf  # all are finite
     dense = d > SHORT and all_above(row, d, low)
@@ -186,13 +186,13 @@ def _forward_row(
 
 
 def _forward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    wide, own = cpu.scratch(3, d), cpu.scratch_like(3, d, like)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(3, d), common.scratch_like(3, d, like)
     whole, signs = np.empty((3, d + 2 * LANES), np.int32), np.empty((2, d + 2 * LANES), np.int8)
-    knots = cpu.scratch(3, 2 * d)
-    spares = cpu.scratch(1, LANES)
+    knots = common.scratch(3, 2 * d)
+    spares = common.scratch(1, LANES)
     numbers = np.arange(LANES, dtype=np.int32).reshape(1, LANES)
-    begin, end = cpu.take(job)
+    begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
             lanes = simd.load(memory.row(numbers, 0), 0)
@@ -207,25 +207,25 @@ def _forward(job: Any, like: Any) -> None:
                 memory.row(signs, 0),
             )
             groups = memory.row(whole, 2), memory.row(wide, 2), memory.row(signs, 1)
-            scores = cpu.participants(job, r, 3, like, memory.row(own, 1))
-            out = cpu.rows_at(job, 4, r, like)
+            scores = common.participants(job, r, 3, like, memory.row(own, 1))
+            out = common.rows_at(job, 4, r, like)
             best, bad, gap = scan(scores, d)
-            gamma, lam = cpu.number_at(job, 1, r), cpu.number_at(job, 2, r)
+            gamma, lam = common.number_at(job, 1, r), common.number_at(job, 2, r)
             n, row = d, scores
             if gap and not bad:
-                cpu.set_number(job, 5, 0, 1.0)
+                common.set_number(job, 5, 0, 1.0)
                 row = memory.row(own, 2)
                 n = pack(scores, d, -np.inf, lanes, row, place)
             if lam == 0.0 or bad or n == 0:
                 projection.forward(
-                    scores, d, gamma, memory.row(wide, 0), kept, out, job[cpu.BLANK] != 0
+                    scores, d, gamma, memory.row(wide, 0), kept, out, job[common.BLANK] != 0
                 )
             elif not (gamma > 0.0 and lam > 0.0):
-                cpu.fill(out, d, np.nan)
+                common.fill(out, d, np.nan)
             else:
                 w = min(gamma * lam, HIGHEST)
                 if not blank:
-                    cpu.fill(out, d, 0.0)
+                    common.fill(out, d, 0.0)
                 _forward_row(
                     row,
                     n,
@@ -242,7 +242,7 @@ def _forward(job: Any, like: Any) -> None:
                     spare,
                     out,
                 )
-        begin, end = cpu.take(job)
+        begin, end = common.take(job)
 
 
 @njit
@@ -316,29 +316,29 @@ def _backward_row(
 
 
 def _backward(job: Any, like: Any) -> None:
-    d, blank = job[cpu.WIDTH], job[cpu.BLANK] != 0
-    wide, own = cpu.scratch(1, d), cpu.scratch_like(2, d, like)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(1, d), common.scratch_like(2, d, like)
     whole = np.empty((3, d + 2 * LANES), np.int32)
     numbers = np.arange(LANES, dtype=np.int32).reshape(1, LANES)
-    moved, hyper = cpu.given(job, 4), cpu.given(job, 6)
-    begin, end = cpu.take(job)
+    moved, hyper = common.given(job, 4), common.given(job, 6)
+    begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
             lanes = simd.load(memory.row(numbers, 0), 0)
             place = memory.row(whole, 1)
-            y, out = cpu.rows_at(job, 0, r, like), cpu.rows_at(job, 5, r, like)
+            y, out = common.rows_at(job, 0, r, like), common.rows_at(job, 5, r, like)
             if not blank:
-                cpu.fill(out, d, 0.0)
+                common.fill(out, d, 0.0)
             n = d
             if moved:
-                on = cpu.octets_at(job, 4, r)
+                on = common.octets_at(job, 4, r)
                 n = pack_where(y, on, d, lanes, memory.row(own, 1), place)
                 y = memory.row(own, 1)
             dlam = _backward_row(
                 y,
                 n,
-                cpu.rows_at(job, 1, r, like),
-                cpu.number_at(job, 2, r),
+                common.rows_at(job, 1, r, like),
+                common.number_at(job, 2, r),
                 hyper,
                 lanes,
                 place,
@@ -350,17 +350,17 @@ def _backward(job: Any, like: Any) -> None:
                 out,
             )
             if hyper:
-                cpu.set_number(job, 6, r, dlam)
-        begin, end = cpu.take(job)
+                common.set_number(job, 6, r, dlam)
+        begin, end = common.take(job)
 
 
-class _Fusedmax(cpu.CompiledRows):
+class _Fusedmax(common.CompiledRows):
     """``CompiledRows`` that also say, and are told, who takes part."""
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: tuple[Tensor, ...], mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        y = cpu.result(x)
+        y = common.result(x)
         gaps = gamma.new_zeros(1)
         self.run(0, x, gamma, *theta, mask, y, gaps)
         if not gaps.item():
@@ -377,7 +377,7 @@ class _Fusedmax(cpu.CompiledRows):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        out = cpu.result(y)
+        out = common.result(y)
         dlam = gamma.new_empty(len(y)) if hyper else None
         self.run(1, y, v, gamma, *theta, mask, out, dlam)
         return out, None if dlam is None else (dlam,)

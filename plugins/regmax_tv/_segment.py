@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from regmax.kernels import simd
-from regmax.kernels.simd import LANES
+from regmax.kernels.cpu import simd
+from regmax.kernels.cpu.simd import LANES
 
 WINDOW = 512
 """After so many entries the first look at what is settled."""

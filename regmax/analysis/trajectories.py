@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import Learnable
-from ..operators import Operand
-from ..regularizer import Regularizer
+from ..regularizers.operand import Operand
+from ..regularizers.regularizer import Regularizer
 
 
 class Trajectories:

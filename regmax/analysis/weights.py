@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..penalty import penalty_of
-from ..regularizer import Regularizer
-from ..rows import HALF
+from ..mapping.rows import HALF
+from ..regularizers.penalty import penalty_of
+from ..regularizers.regularizer import Regularizer
 
 
 def support_size(y: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -1,6 +1,8 @@
 """The command line: ``regmax list``, ``validate``, ``plot``, ``demo`` and ``new-plugin``.
 
 Exit status: 0 all is well, 1 a verdict failed, 2 the command was used wrongly, 130 interrupted.
+
+This chapter may import every other; none imports it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .._version import __version__
+from .. import __version__
 from . import demo, listing, new_plugin, plot, validate
 from .common import UsageError
 

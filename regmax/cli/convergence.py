@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import plots
-from ..backends.generic import definition
-from ..layer import RegularizedMax
-from ..plugins import suggestion
-from ..regularizer import Regularizer
-from ..solution import Solution
+from ..nn.layer import RegularizedMax
+from ..optimality.solution import Solution
+from ..regularizers.registry import suggestion
+from ..regularizers.regularizer import Regularizer
+from ..testing.backends.generic import definition
 from .common import UsageError, table, working
 from .listing import quiet_registry
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from .. import plots
 from ..plots.subjects import takes
-from ..plugins import Registry
-from ..regularizer import Regularizer
+from ..regularizers.registry import Registry
+from ..regularizers.regularizer import Regularizer
 from .common import UsageError, note, working
 from .convergence import converge, made_up
 from .names import named, with_defaults

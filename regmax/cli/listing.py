@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from .. import shown
-from ..errors import PluginWarning
-from ..penalty import Penalized, Penalty
-from ..plugins import KINDS, Offer, Registry, registry
-from ..regularizer import Regularizer
+from ..regularizers import printing
+from ..regularizers.errors import PluginWarning
+from ..regularizers.penalty import Penalized, Penalty
+from ..regularizers.registry import KINDS, Offer, Registry, registry
+from ..regularizers.regularizer import Regularizer
 from .common import table
 
 
@@ -109,9 +109,9 @@ def penalty_row(offer: Offer) -> list[str]:
 
 def hyperparameters(cls: type[Any]) -> str:
     """``lam=0.1, exact=True``; a name alone has no default."""
-    with shown.short():
+    with printing.short():
         parts = [
-            key if p.default is p.empty else f"{key}={shown.show(p.default)}"
+            key if p.default is p.empty else f"{key}={printing.show(p.default)}"
             for key, p in inspect.signature(cls).parameters.items()
             if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         ]

@@ -6,10 +6,10 @@ import ast
 import operator
 from typing import Any
 
-from ..errors import PluginError
-from ..penalty import Penalty
-from ..plugins import Registry, instance, required, suggestion
-from ..regularizer import Regularizer
+from ..regularizers.errors import PluginError
+from ..regularizers.penalty import Penalty
+from ..regularizers.registry import Registry, instance, required, suggestion
+from ..regularizers.regularizer import Regularizer
 from .common import UsageError, note
 
 ACCEPTED = "NAME, NAME:key=number,..., or an expression such as 'tsallis(alpha=1.5) + 0.1*tv'"

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import plots
 from ..plots.paths import varied
 from ..plots.subjects import takes
-from ..regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer
 from . import gallery
 from .common import UsageError, needs, note
 from .convergence import converge, made_up, solvers

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..analysis import groups
-from ..layer import RegularizedMax
-from ..penalty import Penalized
-from ..regularizer import Regularizer
+from ..nn.layer import RegularizedMax
+from ..regularizers.penalty import Penalized
+from ..regularizers.regularizer import Regularizer
 from .common import needs, progress
 
 SIDE = 8

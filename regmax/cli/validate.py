@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..crosscheck import crosscheck
-from ..errors import PluginError
-from ..plugins import Registry
-from ..regularizer import Regularizer
-from ..report import Report
+from ..regularizers.errors import PluginError
+from ..regularizers.registry import Registry
+from ..regularizers.regularizer import Regularizer
+from ..testing.crosscheck import crosscheck
+from ..testing.report import Report
 from .common import UsageError, note, table, working
 from .listing import contested, quiet_registry
 from .names import named, with_defaults

@@ -19,10 +19,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .. import saving, shown
 from ..nn.learnable import Learnable
-from ..nn.mapping import resolved
-from ..regularizer import Regularizer
+from ..nn.omega import resolved
+from ..regularizers import printing
+from ..regularizers.regularizer import Regularizer
+from . import saving
 
 ATTACHED = "regmax"
 """The ``attn_implementation`` of a model with an Ω of its own, and that of every such file."""
@@ -202,7 +203,7 @@ def form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
     try:
         return {"omega": saving.written(omega), "per_layer": per_layer}
     except TypeError as error:
-        with shown.whole():
+        with printing.whole():
             return {"omega": repr(omega), "per_layer": per_layer, "lacks": str(error)}
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nn.attention import averages, causal, scores, weights_of
-from ..nn.mapping import Omega
-from ..plugins import registry
+from ..nn.omega import Omega
+from ..regularizers.registry import registry
 from . import attached, taught
 
 PREFIX = "regmax-"

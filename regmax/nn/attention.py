@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..rows import HALF
+from ..mapping.rows import HALF
 from . import products
-from .mapping import Omega, mapped
+from .omega import Omega, mapped
 
 # tensors that stand in for others while a program is recorded, or that know where they lie
 STAND_INS = ("torch._subclasses", "torch.distributed")

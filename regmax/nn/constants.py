@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from .. import recipes, recorded
-from ..roads import Settings
+from ..mapping import dynamo
+from ..mapping.forward import Settings
+from ..regularizers import serialize
 from .names import named
 
 
 def _written(name: str) -> tuple[str, list[Any]]:
     """The regularizer of a mapping's name as a text, with its arguments, which are numbers."""
     omega = named(name)
-    text, names = recorded.written(omega, Settings())
-    return text, [recipes.attribute(omega, key) for key in names]
+    text, names = dynamo.written(omega, Settings())
+    return text, [serialize.attribute(omega, key) for key in names]
 
 
 written: Callable[[str], tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_written)

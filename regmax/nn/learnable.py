@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..plugins import registry
-from ..regularizer import Regularizer
-from ..rows import HALF
-from ..shown import called, unusual
+from ..mapping.rows import HALF
+from ..regularizers.printing import called, unusual
+from ..regularizers.registry import registry
+from ..regularizers.regularizer import Regularizer
 
 
 def _check_numbers(**numbers: Any) -> None:

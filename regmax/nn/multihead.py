@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import checks
-from ..shown import called, unusual
+from ..regularizers.arguments import POSITIVE, hyperparameter
+from ..regularizers.printing import called, unusual
 from .attention import averages, materialized, refuse_subclasses, scores, weights_of
-from .mapping import Omega, resolved
+from .omega import Omega, resolved
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -77,7 +77,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         )
         self.omega = omega
         if not isinstance(gamma, nn.Module):
-            gamma = checks.hyperparameter("gamma", gamma, *checks.POSITIVE)
+            gamma = hyperparameter("gamma", gamma, *POSITIVE)
         self.gamma = gamma
         self.certify = certify
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..errors import PluginError
-from ..operators import parameters_of
-from ..plugins import registry, suggestion
-from ..regularizer import Regularizer
+from ..regularizers.errors import PluginError
+from ..regularizers.operand import parameters_of
+from ..regularizers.registry import registry, suggestion
+from ..regularizers.regularizer import Regularizer
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import transforms
-from ..rows import HALF
+from ..kernels import transforms
+from ..mapping.rows import HALF
 
 F32 = torch.float32
 

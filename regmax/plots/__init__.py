@@ -1,5 +1,8 @@
 """Pictures: what a mapping does to scores, and how solvers get to it; where attention goes, and
-what becomes of its heads. Needs matplotlib (extra ``plot``); no display."""
+what becomes of its heads. Needs matplotlib (extra ``plot``); no display.
+
+This chapter imports :mod:`regmax.analysis`, :mod:`regmax.nn` and what is below.
+"""
 
 from .descents import FLOOR, convergence
 from .heads import diversity_by_layer, head_densities, histograms, trajectories

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..solution import Solution
+from ..optimality.solution import Solution
 from .style import INK, MARKERS, PALETTE, blank, frame
 
 FLOOR = 1e-18

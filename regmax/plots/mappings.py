@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import analysis
-from ..layer import RegularizedMax
-from ..regularizer import Regularizer
-from ..simplex import project
+from ..kernels.simplex import project
+from ..nn.layer import RegularizedMax
+from ..regularizers.regularizer import Regularizer
 from .style import FAINT, INK, PALETTE, QUIET, blank, frame, short
 from .subjects import label
 from .twoscores import scores, slopes, temperatures

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer
 from .paths import path, varied
 from .style import INK, blank
 from .subjects import label, takes

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import analysis
-from ..layer import RegularizedMax
-from ..regularizer import Regularizer
+from ..nn.layer import RegularizedMax
+from ..regularizers.regularizer import Regularizer
 from .mappings import one_row
 from .style import INK, QUIET, blank, frame, line
 from .subjects import label

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import shown
-from ..layer import RegularizedMax
-from ..regularizer import Regularizer
+from ..nn.layer import RegularizedMax
+from ..regularizers import printing
+from ..regularizers.regularizer import Regularizer
 from .style import PALETTE
 
 Omegas = Regularizer | Mapping[str, Regularizer]
@@ -31,7 +31,7 @@ def label(omega: Regularizer) -> str:
     names = [omega.mapping] if isinstance(omega.mapping, str) else list(omega.mapping)
     if not names:
         return str(omega)
-    with shown.short():
+    with printing.short():
         inner = omega.extra_repr()
     return f"{names[0]}({inner})" if inner else names[0]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer
 from .style import INK, blank
 from .subjects import PATTERNS, Omegas, key, patterns, several, title, weights
 

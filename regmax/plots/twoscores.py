@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layer import RegularizedMax
-from ..regularizer import Regularizer
+from ..nn.layer import RegularizedMax
+from ..regularizers.regularizer import Regularizer
 from .style import INK, QUIET, blank, frame, line
 from .subjects import Omegas, several, title
 

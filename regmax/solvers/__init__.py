@@ -1,15 +1,18 @@
-"""The solvers that regmax ships, offered through the same hook as anybody's."""
+"""The solvers that regmax ships, offered through the same hook as anybody's.
+
+This chapter imports :mod:`regmax.optimality` and what is below.
+"""
 
 from __future__ import annotations
 
-from ..hooks import hookimpl
-from ..optimality import Problem
+from ..optimality.certificates import Problem
+from ..regularizers.hooks import hookimpl
 from .base import Solved, Solver, chosen, merged, polish, solve
 from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
+from .newton import Newton
 from .proximal import Proximal
-from .semismooth import Newton
 
 __all__ = [
     "DualRoot",

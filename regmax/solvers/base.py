@@ -9,8 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import shown, simplex
-from ..optimality import Certificate, Problem
+from ..kernels import simplex
+from ..optimality.certificates import Certificate, Problem
+from ..regularizers import printing
 
 
 class Solver(ABC):
@@ -25,7 +26,7 @@ class Solver(ABC):
     """Iterations in which most rows arrive; where some do not, Ω is looked at before more."""
 
     def __repr__(self) -> str:
-        return shown.called(self, shown.arguments(self))
+        return printing.called(self, printing.arguments(self))
 
     @abstractmethod
     def unsuitable(self, problem: Problem) -> str | None:

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import simplex
-from ..optimality import Problem
+from ..kernels import simplex
+from ..optimality.certificates import Problem
 from .base import Solver
 
 

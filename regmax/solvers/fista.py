@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import simplex
-from ..optimality import Problem
-from ..penalty import value_of
-from ..simplex import row_dot
+from ..kernels import simplex
+from ..kernels.simplex import row_dot
+from ..optimality.certificates import Problem
+from ..regularizers.penalty import value_of
 from .base import Solver, chosen, newton
 
 

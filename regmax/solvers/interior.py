@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import simplex
-from ..optimality import Problem
-from ..simplex import row_dot
+from ..kernels import simplex
+from ..kernels.simplex import row_dot
+from ..optimality.certificates import Problem
 from .base import Solver, newton
 
 

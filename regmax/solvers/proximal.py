@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import simplex
-from ..optimality import Problem
-from ..penalty import Penalized, proxed, value_of
-from ..regularizer import Regularizer
-from ..simplex import row_dot
+from ..kernels import simplex
+from ..kernels.simplex import row_dot
+from ..optimality.certificates import Problem
+from ..regularizers.penalty import Penalized, proxed, value_of
+from ..regularizers.regularizer import Regularizer
 from .base import Solver, chosen, newton, solve
 from .dual import DualRoot
-from .semismooth import Newton
+from .newton import Newton
 
 
 class Proximal(Solver):

@@ -1,4 +1,4 @@
-"""The conformance kit: every promise of an Ω as a named check.
+"""The conformance kit: every promise of an Ω as a named check; and the cross-check.
 
     from regmax.testing import parametrize_with_checks
 
@@ -11,20 +11,25 @@ and each claim has a check whose name holds the name of the method: ``check_grad
 Inputs are drawn and shrunk by hypothesis: ``pip install regmax[testing]``.
 
 Solvers have a kit of their own: ``parametrize_solver_with_checks([MySolver()])`` and
-``check_solver(MySolver())``, see :mod:`regmax.testing.solvers`.
+``check_solver(MySolver())``, see :mod:`regmax.testing.solvers`. ``regmax.crosscheck`` and its
+backends live here too. This chapter imports :mod:`regmax.nn` and what is below.
 """
 
 from __future__ import annotations
 
-from .harness import Check, check_regularizer, checks_for, parametrize_with_checks
-from .inputs import HARD_INPUTS, HardInput, hard_inputs
-from .promise import Skipped
-from .solvers import (
-    SolverCheck,
-    check_solver,
-    parametrize_solver_with_checks,
-    solver_checks,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .harness import Check, check_regularizer, checks_for, parametrize_with_checks
+    from .inputs import HARD_INPUTS, HardInput, hard_inputs
+    from .promise import Skipped
+    from .solvers import (
+        SolverCheck,
+        check_solver,
+        parametrize_solver_with_checks,
+        solver_checks,
+    )
 
 __all__ = [
     "HARD_INPUTS",
@@ -40,3 +45,20 @@ __all__ = [
     "parametrize_with_checks",
     "solver_checks",
 ]
+
+_MODULES = ("harness", "inputs", "promise", "solvers")
+
+
+def __getattr__(name: str) -> Any:
+    """The kit is imported when it is first asked for: the backends of the cross-check are a plugin,
+    which every call loads."""
+    if name in __all__:
+        for module in _MODULES:
+            found = vars(importlib.import_module(f"{__name__}.{module}"))
+            if name in found:
+                return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..errors import ConvergenceWarning
-from ..regularizer import Regularizer
+from ..regularizers.errors import ConvergenceWarning
+from ..regularizers.regularizer import Regularizer
 from . import derivatives, kernels, layout, optimum, penalties, values
 from .promise import Case, Kind, Skipped
 from .search import report, smallest_broken

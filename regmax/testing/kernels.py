@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import composition, function, fused
 from ..kernels import reference
+from ..mapping import compiled, composition, function
 from .derivatives import mapped, parameters
 from .promise import Broken, Case, searched, worst
 from .subject import Subject
@@ -16,7 +16,7 @@ from .subject import Subject
 
 def _offers(s: Subject) -> bool:
     row = torch.zeros(1, 1, dtype=torch.float64)
-    return bool(fused.kernel_of(s.omega, row) or composition.base_kernel(s.omega, row))
+    return bool(compiled.kernel_of(s.omega, row) or composition.base_kernel(s.omega, row))
 
 
 @searched(_offers)
@@ -61,7 +61,7 @@ def _gradients(
     s: Subject, case: Case, y: Tensor, v: Tensor
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """Of x and θ at y, by the kernel and by differentiable operations."""
-    kernel = fused.kernel_of(s.omega, y)
+    kernel = compiled.kernel_of(s.omega, y)
     assert kernel is not None
     theta = [
         torch.as_tensor(getattr(s.omega, name), dtype=y.dtype).requires_grad_()

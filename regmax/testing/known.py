@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..optimality import Problem
-from ..penalty import Penalized, Penalty
-from ..regularizer import Regularizer
-from ..simplex import project
+from ..kernels.simplex import project
+from ..optimality.certificates import Problem
+from ..regularizers.penalty import Penalized, Penalty
+from ..regularizers.regularizer import Regularizer
 
 Answer = Callable[[Tensor, Tensor], Tensor]
 Inverse = Callable[[Tensor], Tensor]

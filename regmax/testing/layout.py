@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..regularizer import overrides
+from ..regularizers.regularizer import overrides
 from .inputs import HardInput, hard_inputs, normal
 from .promise import Broken, Case, exact, fixed, searched, show, worst
 from .subject import Subject

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import simplex
-from ..backends.conic import lacks_program, quiet
-from ..crosscheck import crosscheck
-from ..errors import ConvergenceWarning
-from ..layer import RegularizedMax
-from ..penalty import Penalty
-from ..regularizer import overrides
+from ..kernels import simplex
+from ..nn.layer import RegularizedMax
+from ..regularizers.errors import ConvergenceWarning
+from ..regularizers.penalty import Penalty
+from ..regularizers.regularizer import overrides
+from .backends.conic import lacks_program, quiet
+from .crosscheck import crosscheck
 from .inputs import normal
 from .layout import closed
 from .promise import Broken, Case, Skipped, exact, fixed, searched, worst

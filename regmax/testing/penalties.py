@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..penalty import Penalty
+from ..regularizers.penalty import Penalty
 from .promise import Broken, Case, searched, worst
 from .subject import Subject
 from .values import points

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import Curvature
-from ..penalty import Penalty
-from ..regularizer import Definition, Regularizer
+from ..regularizers.curvature import Curvature
+from ..regularizers.penalty import Penalty
+from ..regularizers.regularizer import Definition, Regularizer
 from .inputs import normal
 from .promise import Broken, Case, Promise, Search, Skipped, show
 from .subject import Subject

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..layer import RegularizedMax
-from ..optimality import Problem
-from ..regularizer import Definition, Regularizer
-from ..solution import Solution
+from ..nn.layer import RegularizedMax
+from ..optimality.certificates import Problem
+from ..optimality.solution import Solution
+from ..regularizers.regularizer import Definition, Regularizer
 from ..solvers import Solver
 from .inputs import normal
 from .known import Known, known_problems

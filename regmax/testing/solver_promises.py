@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor
 
-from ..layer import RegularizedMax
-from ..optimality import Problem
+from ..nn.layer import RegularizedMax
+from ..optimality.certificates import Problem
 from .inputs import hard_inputs, normal
 from .known import Known
 from .layout import off_simplex

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ..errors import ConvergenceWarning
+from ..regularizers.errors import ConvergenceWarning
 from ..solvers import Solver
 from . import solver_promises
 from .harness import Waivers, waivers

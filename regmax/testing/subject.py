@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import simplex
-from ..backends.generic import definition
-from ..layer import RegularizedMax
-from ..optimality import Problem
-from ..penalty import Penalized, Penalty, smooth_part, value_of
-from ..regularizer import Definition, Regularizer, overrides
-from ..roads import has_formula
-from ..solution import Solution
+from ..kernels import simplex
+from ..mapping.forward import has_formula
+from ..nn.layer import RegularizedMax
+from ..optimality.certificates import Problem
+from ..optimality.solution import Solution
+from ..regularizers.penalty import Penalized, Penalty, smooth_part, value_of
+from ..regularizers.regularizer import Definition, Regularizer, overrides
+from .backends.generic import definition
 from .inputs import normal
 
 SIZES = (1, 2, 3, 5)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import simplex
-from ..backends.generic import definition
-from ..regularizer import checked_value
+from ..kernels import simplex
+from ..regularizers.regularizer import checked_value
+from .backends.generic import definition
 from .inputs import normal
 from .promise import Broken, Case, searched, worst
 from .subject import Subject

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("numba")
 
-from regmax.kernels.support import packed
+from regmax.kernels.cpu.support import packed
 
 
 def sparse(rows, d, seed=0, dtype=torch.float32):
@@ -53,7 +53,7 @@ def test_strided_rows():
 def test_scratch_lives_as_long_as_the_rows():
     """With each block of memory mapped by itself, what is read after it was freed is a crash."""
     code = (
-        "import torch; from regmax.kernels.support import packed; torch.set_num_threads(1);"
+        "import torch; from regmax.kernels.cpu.support import packed; torch.set_num_threads(1);"
         "y = torch.zeros(64, 32768); y[:, :5] = .2; print(packed(y, y, 9)[0].sum().item())"
     )
     done = subprocess.run(

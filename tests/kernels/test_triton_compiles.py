@@ -127,8 +127,8 @@ def main(mapping: str) -> None:
     import torch
     import triton
 
-    from regmax.kernels import triton_rows
     from regmax.kernels.base import Kernel
+    from regmax.kernels.triton import rows
 
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -136,7 +136,7 @@ def main(mapping: str) -> None:
         return lambda *args, **kwargs: launches.append((kernel, args, kwargs))
 
     triton.JITFunction.__getitem__ = noted
-    triton_rows.interpreted = lambda: True  # tensors of the CPU will do
+    rows.interpreted = lambda: True  # tensors of the CPU will do
     kernel: Kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
     for name, dtype, d, masked, hyper in CASES:
         if name != mapping:

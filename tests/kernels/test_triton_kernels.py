@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 triton = pytest.importorskip("triton", reason="triton is not installed")
 if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
     pytest.skip("triton was imported without its interpreter", allow_module_level=True)
 
 import regmax.functional as F  # noqa: E402
 from regmax.kernels import Lazy  # noqa: E402
-from regmax.kernels.triton_mappings import ChainKernel, ThresholdKernel  # noqa: E402
+from regmax.kernels.triton.mappings import ChainKernel, ThresholdKernel  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant: log 0, and inf that a
 # selection then leaves out

@@ -507,7 +507,7 @@ def test_a_name_that_needs_arguments(monkeypatch):
         def __init__(self, weight):
             self.weight = weight
 
-    known = regmax.plugins.registry()
+    known = regmax.regularizers.registry.registry()
     names = known.names("regularizer")
     monkeypatch.setattr(known, "names", lambda kind: {**names, "needy": Needy})
     monkeypatch.setattr(known, "get", lambda kind, name: Needy)

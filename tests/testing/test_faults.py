@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regmax
-from regmax.curvature import Diagonal
 from regmax.kernels import Kernel
-from regmax.simplex import project
+from regmax.kernels.simplex import project
+from regmax.regularizers.curvature import Diagonal
 from regmax.testing import checks_for
 from regmax.testing.harness import KINDS
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import regmax
-from regmax.simplex import project
+from regmax.kernels.simplex import project
 from regmax.testing import (
     HARD_INPUTS,
     Skipped,

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import regmax
-from regmax.curvature import Diagonal
-from regmax.optimality import Certificate, Problem
-from regmax.plugins import registry
+from regmax.optimality.certificates import Certificate, Problem
+from regmax.regularizers.curvature import Diagonal
+from regmax.regularizers.registry import registry
 from regmax.solvers import Solver
 from regmax.testing import check_solver, parametrize_solver_with_checks, solver_checks, solvers
 from regmax.testing.known import known_problems

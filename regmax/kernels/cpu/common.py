@@ -1,0 +1,374 @@
+"""What CPU kernels share: a row's few entries that matter, out of it and back into it.
+
+Where y_i = 0 unless x_i/γ is near the largest, a kernel (i) finds the largest, (ii) packs the
+entries that may be positive, (iii) solves on these alone, in float64, (iv) writes y. Backward packs
+the support instead. Rows are pointers, read 16 entries at a time (:mod:`regmax.kernels.cpu.simd`);
+``z``, ``w`` are scratch of float64 and ``kept`` of the row's dtype, from :func:`scratch`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, types
+from numba.extending import overload
+from torch import Tensor
+
+from ..base import Hyper, Kernel
+from ..wrappers import without_memory
+from . import memory, simd
+from .compiling import compile_cached
+from .simd import LANES
+from .threads import ROWS, STEP, over_rows
+
+EPS = float(np.finfo(np.float64).eps)
+WIDTH, BLANK = 3, 4
+"""Where a job holds d, and whether its results are 0 already: what is not written then costs
+nothing. The arrays follow, each an address and the entries from row to row."""
+_ARRAYS = 5
+_LARGE = 1 << 25
+"""Bytes above which the C library maps fresh memory for every tensor. It is 0, and most of the
+cost of a large sparse result is to touch it."""
+
+
+def result(like: Tensor) -> Tensor:
+    """Memory for a result: 0 throughout if it is large, else anything."""
+    if like.numel() * like.element_size() < _LARGE:
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
+    return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
+
+
+class CompiledRows(Kernel):
+    """A kernel of two functions that numba compiles, each for float32 and float64 when first used.
+
+    forward(job, like) takes rows from the job until none is left; its arrays are x, γ, θ …, the
+    mask, y. backward(job, like) likewise, with y, v, γ, θ …, the gradient of x, those of θ.
+    ``like`` is a pointer whose type is that of x. See :func:`rows_at`.
+    """
+
+    name = "numba"
+
+    def __init__(self, forward: Callable[..., None], backward: Callable[..., None]) -> None:
+        self.functions = forward, backward
+        self.compiled: dict[tuple[int, torch.dtype], tuple[Any, int]] = {}
+        self.kept: list[Any] = []
+
+    def task(self, which: int, dtype: torch.dtype) -> tuple[Any, int]:
+        """A C function of a job, and its address."""
+        try:
+            return self.compiled[which, dtype]
+        except KeyError:
+            like = types.float32 if dtype == torch.float32 else types.float64
+            # C functions ignore what they are not given: ``like`` is a type, never a value
+            signature = types.void(types.CPointer(types.int64), types.CPointer(like))
+            compiled = compile_cached(self.functions[which], signature)
+            task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(compiled.address)
+            self.kept.append(compiled)
+            self.compiled[which, dtype] = task, compiled.address
+            return task, compiled.address
+
+    def run(self, which: int, x: Tensor, *arrays: Tensor | None) -> None:
+        numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
+        for t in (x, *arrays):
+            if t is None:
+                numbers += (0, 0)
+            else:
+                numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
+                if not numbers[-2] and t.numel():
+                    raise without_memory(t)
+        over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers))
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        y = result(x)
+        self.run(0, x, gamma, *theta, mask, y)
+        return y, None
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        out = result(y)
+        if not hyper:
+            self.run(1, y, v, gamma, *theta, out, *(None for _ in theta))
+            return out, None
+        each = tuple(gamma.new_empty(len(y)) for _ in theta)
+        self.run(1, y, v, gamma, *theta, out, *each)
+        return out, each
+
+
+@njit
+def take(job: Any) -> tuple[int, int]:
+    """The next rows, first … last − 1; none where first = last."""
+    first = memory.fetch_add(job, job[STEP])
+    return min(first, job[ROWS]), min(first + job[STEP], job[ROWS])
+
+
+@njit
+def rows_at(job: Any, k: int, r: int, like: Any) -> Any:
+    """A pointer to row r of the job's array k, of ``like``'s type."""
+    return memory.pointer(job[_ARRAYS + 2 * k], r * job[_ARRAYS + 2 * k + 1], like)
+
+
+@njit
+def number_at(job: Any, k: int, r: int) -> float:
+    """The number of row r in the job's array k, where all rows may share one."""
+    return memory.doubles(job[_ARRAYS + 2 * k])[r * job[_ARRAYS + 2 * k + 1]]
+
+
+@njit
+def given(job: Any, k: int) -> bool:
+    """Whether the job has an array k."""
+    return job[_ARRAYS + 2 * k] != 0
+
+
+@njit
+def octets_at(job: Any, k: int, r: int) -> Any:
+    """A pointer to row r of the job's array k, of bytes."""
+    return memory.octets(job[_ARRAYS + 2 * k] + r * job[_ARRAYS + 2 * k + 1])
+
+
+@njit
+def participants(job: Any, r: int, mask: int, like: Any, part: Any) -> Any:
+    """Row r of the scores, array 0; if there is an array ``mask``, copied with −inf in ``part``."""
+    row = rows_at(job, 0, r, like)
+    if not given(job, mask):
+        return row
+    masked(row, octets_at(job, mask, r), job[WIDTH], part)
+    return part
+
+
+@njit
+def set_number(job: Any, k: int, r: int, value: float) -> None:
+    """The number of row r in the job's array k."""
+    memory.doubles(job[_ARRAYS + 2 * k])[r] = value
+
+
+@njit
+def write(job: Any, k: int, r: int, values: Any, n: int) -> None:
+    """The first n of row r in the job's array k of float64."""
+    out = memory.doubles(job[_ARRAYS + 2 * k])
+    start = r * job[_ARRAYS + 2 * k + 1]
+    for i in range(n):
+        out[start + i] = values[i]
+
+
+@njit
+def scratch(count: int, d: int) -> Any:
+    """``count`` rows of float64 with room for d entries and a vector after them.
+
+    Use ``memory.row(scratch, i)`` inside the loop over rows: a pointer does not keep memory alive.
+    """
+    return np.empty((count, d + 2 * LANES), np.float64)
+
+
+def _scratch_like(count: int, d: int, like: Any) -> Any:
+    """As :func:`scratch`, of ``like``'s type."""
+    raise NotImplementedError
+
+
+@overload(_scratch_like, strict=False)
+def _(count: Any, d: Any, like: Any) -> Any:
+    dtype = like.dtype
+    return lambda count, d, like: np.empty((count, d + 2 * LANES), dtype)
+
+
+scratch_like = _scratch_like
+
+
+@njit
+def fill(out: Any, d: int, value: float) -> None:
+    """out[:d] = value."""
+    for i in range(d):
+        out[i] = value
+
+
+@njit
+def masked(row: Any, mask: Any, d: int, out: Any) -> None:
+    """out = row where mask, else −inf."""
+    low = -np.inf
+    full = d - d % LANES
+    for i in range(0, full, LANES):
+        on = simd.differ(simd.load(mask, i), 0)
+        simd.store(out, i, simd.select(on, simd.load(row, i), low))
+    for i in range(full, d):
+        out[i] = row[i] if mask[i] else low
+
+
+@njit
+def scan(row: Any, d: int) -> Any:
+    """Sixteen of the entries, −inf for those that there are not, the largest among them; and
+    whether any entry is NaN or +inf."""
+    full = d - d % LANES
+    v = simd.load_part(row, full, simd.first(d - full), -np.inf)
+    best = simd.larger(v, -np.inf)
+    bad = simd.not_below(v, np.inf)
+    for i in range(0, full, LANES):
+        v = simd.load(row, i)
+        best = simd.larger(v, best)
+        bad = bad | simd.not_below(v, np.inf)
+    return best, simd.count(bad) > 0
+
+
+@njit
+def floor(row: Any, top: float, depth: float) -> float:
+    """A finite number at or below every entry of the row that lies above top − depth."""
+    slack = 4.0 * simd.resolution(row) * (abs(top) + depth)
+    return max(top - depth - slack, -simd.greatest(row))
+
+
+@njit
+def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: Any) -> int:
+    """z[:n] = (x_i − top)·scale for the n entries with x_i ≥ low, in order; −inf up to a whole
+    number of vectors."""
+    full = d - d % LANES
+    n = 0
+    for i in range(0, full, LANES):
+        v = simd.load(row, i)
+        on = v >= low
+        simd.compress(kept, n, v, on)
+        n += simd.count(on)
+    if full < d:
+        v = simd.load_part(row, full, simd.first(d - full), -np.inf)
+        on = v >= low
+        simd.compress(kept, n, v, on)
+        n += simd.count(on)
+    simd.store(kept, n, simd.spread(simd.load(kept, 0), -np.inf))
+    for i in range(0, n, LANES):
+        simd.store(z, i, (simd.wide(simd.load(kept, i)) - top) * scale)
+    return n
+
+
+@njit
+def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, blank: bool) -> None:
+    """out_i = y_1, y_2, … where x_i ≥ low, else 0: the inverse of ``pack``."""
+    narrow(y, n, kept)
+    full = d - d % LANES
+    n = 0
+    for i in range(0, full, LANES):
+        on = simd.load(row, i) >= low
+        size = simd.count(on)
+        if size > 0 or not blank:
+            simd.store(out, i, simd.expand(kept, n, on))
+            n += size
+    if full < d:
+        rest = simd.first(d - full)
+        on = simd.load_part(row, full, rest, -np.inf) >= low
+        simd.store_part(out, full, rest, simd.expand(kept, n, on))
+
+
+@njit
+def pack_support(
+    y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: Any, blank: bool
+) -> int:
+    """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in their order; up to a whole number of vectors
+    y = 1 and v = 0."""
+    full = d - d % LANES
+    n = 0
+    for i in range(0, full, LANES):
+        a = simd.load(y, i)
+        on = a > 0.0
+        size = simd.count(on)
+        if size > 0 or not blank:
+            simd.compress(kept_y, n, a, on)
+            simd.compress(kept_v, n, simd.load(v, i), on)
+            n += size
+    if full < d:
+        rest = simd.first(d - full)
+        a, b = simd.load_part(y, full, rest, 0.0), simd.load_part(v, full, rest, 0.0)
+        on = a > 0.0
+        simd.compress(kept_y, n, a, on)
+        simd.compress(kept_v, n, b, on)
+        n += simd.count(on)
+    simd.store(kept_y, n, simd.spread(simd.load(kept_y, 0), 1.0))
+    simd.store(kept_v, n, simd.spread(simd.load(kept_v, 0), 0.0))
+    for i in range(0, n, LANES):
+        simd.store(ys, i, simd.wide(simd.load(kept_y, i)))
+        simd.store(vs, i, simd.wide(simd.load(kept_v, i)))
+    return n
+
+
+@njit
+def unpack_support(y: Any, d: int, n: int, w: Any, kept: Any, out: Any, blank: bool) -> None:
+    """out_i = w_1, w_2, … where y_i > 0, else 0."""
+    narrow(w, n, kept)
+    full = d - d % LANES
+    n = 0
+    for i in range(0, full, LANES):
+        on = simd.load(y, i) > 0.0
+        size = simd.count(on)
+        if size > 0 or not blank:
+            simd.store(out, i, simd.expand(kept, n, on))
+            n += size
+    if full < d:
+        rest = simd.first(d - full)
+        on = simd.load_part(y, full, rest, 0.0) > 0.0
+        simd.store_part(out, full, rest, simd.expand(kept, n, on))
+
+
+@njit
+def narrow(a: Any, n: int, out: Any) -> None:
+    """out[:n] = a[:n] in the dtype of out."""
+    for i in range(0, n, LANES):
+        simd.store(out, i, simd.like(simd.load(out, i), simd.load(a, i)))
+
+
+@njit
+def scaled(y: Any, n: int, factor: float) -> None:
+    """y[:n] ← y[:n]·factor."""
+    for i in range(0, n, LANES):
+        simd.store(y, i, simd.load(y, i) * factor)
+
+
+@njit
+def diagonal_product(s: Any, v: Any, n: int, origin: float, factor: float) -> None:
+    """v ← factor·s ∘ (v − ⟨s, v⟩/Σs): the Jacobian's product where the curvature is diag(1/s).
+
+    s is 0 beyond n. v is taken relative to ``origin``, one of its entries: nothing cancels where v
+    is nearly constant; nor, if it is that of the largest s, where s are far apart.
+    """
+    weights, products = simd.load(s, 0), simd.load(s, 0) * (simd.load(v, 0) - origin)
+    for i in range(LANES, n, LANES):
+        t = simd.load(s, i)
+        weights = weights + t
+        products = products + t * (simd.load(v, i) - origin)
+    mean = simd.total(products) / simd.total(weights)
+    for i in range(0, n, LANES):
+        simd.store(v, i, ((simd.load(v, i) - origin) - mean) * (simd.load(s, i) * factor))
+
+
+@njit
+def dot(a: Any, b: Any, n: int) -> float:
+    """⟨a, b⟩ of float64 scratch, 0 in one of the two beyond n."""
+    sums = simd.load(a, 0) * simd.load(b, 0)
+    for i in range(LANES, n, LANES):
+        sums = sums + simd.load(a, i) * simd.load(b, i)
+    return simd.total(sums)
+
+
+@njit
+def at_largest(s: Any, v: Any, n: int) -> float:
+    """v_i where s_i is 1, its largest."""
+    for i in range(n):
+        if s[i] == 1.0:
+            return v[i]
+    return v[0]
+
+
+@njit
+def added(total: Any, lost: Any, v: Any) -> Any:
+    """total + v lane by lane, and what rounding lost of all such sums (Kahan): a million terms
+    lose no more than a few."""
+    term = v - lost
+    following = total + term
+    return following, (following - total) - term

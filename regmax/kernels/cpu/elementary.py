@@ -1,0 +1,104 @@
+"""Elementary functions of :mod:`regmax.kernels.cpu.simd` vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import njit
+
+from . import simd
+
+MAGIC = 1.5 * 2.0**52  # x + MAGIC − MAGIC is x rounded, and its lowest bits are that integer
+LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+
+
+@njit
+def exp(x: Any) -> Any:
+    """e^x, to about one rounding, for x ≤ 709; 0 below −708."""
+    # x = k log 2 + r with |r| ≤ log(2)/2, and the Taylor series of e^r
+    small = x < -708.0
+    x = simd.larger(x, -708.0)
+    shifted = x * 1.4426950408889634 + MAGIC
+    k = shifted - MAGIC
+    r = (x - k * LN2_HIGH) - k * LN2_LOW
+    p = r * 1.6059043836821613e-10 + 2.08767569878681e-09
+    p = p * r + 2.505210838544172e-08
+    p = p * r + 2.755731922398589e-07
+    p = p * r + 2.7557319223985893e-06
+    p = p * r + 2.48015873015873e-05
+    p = p * r + 0.0001984126984126984
+    p = p * r + 0.001388888888888889
+    p = p * r + 0.008333333333333333
+    p = p * r + 0.041666666666666664
+    p = p * r + 0.16666666666666666
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return simd.select(
+        small,
+        simd.spread(x, 0.0),
+        p * simd.from_bits(simd.shift_left(simd.add_int(simd.as_bits(shifted), 1023), 52)),
+    )
+
+
+@njit
+def log(x: Any) -> Any:
+    """log x, to about one rounding, for normal x > 0."""
+    # x = 2^k m, √½ ≤ m < √2, and log m = 2 artanh s, s = (m − 1)/(m + 1)
+    bits_of = simd.as_bits(x)
+    shifted = simd.sub_int(bits_of, 0x3FE6A09E667F3BCD)
+    k = simd.shift_right(shifted, 52)
+    m = simd.from_bits(simd.sub_int(bits_of, simd.shift_left(k, 52)))
+    number = simd.to_float(k)
+    f = m - 1.0
+    s = f / (m + 1.0)
+    t = s * s
+    p = t * 0.10526315789473684 + 0.11764705882352941
+    p = p * t + 0.13333333333333333
+    p = p * t + 0.15384615384615385
+    p = p * t + 0.18181818181818182
+    p = p * t + 0.2222222222222222
+    p = p * t + 0.2857142857142857
+    p = p * t + 0.4
+    p = p * t + 0.6666666666666666
+    # log m = f − s (f − t p) − …: 2 s = f − s f
+    return number * LN2_HIGH + (f - (s * (f - t * p) - number * LN2_LOW))
+
+
+@njit
+def exp32(x: Any) -> Any:
+    """e^x of float32, to about one rounding, for x ≤ 88; e^−87 below −87."""
+    x = simd.larger(x, -87.0)
+    shifted = x * 1.44269504 + 12582912.0
+    k = shifted - 12582912.0
+    r = (x - k * 0.693359375) - k * -2.12194440e-4
+    p = r * 0.0013888889 + 0.008333334
+    p = p * r + 0.041666666
+    p = p * r + 0.16666667
+    p = p * r + 0.5
+    p = p * r + 1.0
+    p = p * r + 1.0
+    return p * simd.from_bits32(simd.shift_left(simd.add_int(simd.as_bits32(shifted), 127), 23))
+
+
+@njit
+def log32(x: Any) -> Any:
+    """log x of float32, to about one rounding, for normal x > 0."""
+    bits_of = simd.as_bits32(x)
+    shifted = simd.sub_int(bits_of, 0x3F3504F3)
+    k = simd.shift_right(shifted, 23)
+    m = simd.from_bits32(simd.sub_int(bits_of, simd.shift_left(k, 23)))
+    f = m - 1.0
+    s = f / (m + 1.0)
+    t = s * s
+    p = t * 0.2857142857142857 + 0.4
+    p = p * t + 0.6666666666666666
+    number = simd.to_float32(k)
+    return number * 0.693359375 + (f - (s * (f - t * p) - number * -2.12194440e-4))
+
+
+@njit
+def log1p(u: Any) -> Any:
+    """log(1 + u) for u > −1, to about one rounding of its own, however small u is."""
+    w = u + 1.0
+    return log(w) + (u - (w - 1.0)) / w

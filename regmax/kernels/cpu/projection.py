@@ -1,0 +1,123 @@
+"""One row of P_Δ, the projection on the simplex, and of its derivative, for CPU kernels.
+
+    y = max(z − τ, 0),  Σ y = 1,  z = x/γ;          J v = v − mean(v) on the support of y, else 0.
+
+Only z within 1 of the largest can be positive; sixteen entries bound τ better. On what is left,
+Michelot's iteration: τ from all that are above the last τ, until none leaves (Michelot 1986; for
+the derivative Martins & Astudillo 2016).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from . import common, simd
+from .simd import LANES
+
+SHORT = 64
+"""Up to here the sum that τ is computed from loses nothing."""
+
+
+@njit
+def bound(z: Any) -> float:
+    """At most τ, from sixteen of the entries."""
+    tau = -1.0
+    for _ in range(2):
+        on = z > tau
+        tau = (simd.total(simd.select(on, z, 0.0)) - 1.0) / simd.count(on)
+    return tau
+
+
+@njit
+def threshold(z: Any, n: int, tau: float) -> tuple[float, float]:
+    """τ of z[:n], as a sum of two numbers, from a lower one; z is −inf beyond n.
+
+    y = (z − τ) − rest: the first difference is exact where y is small.
+    """
+    zero = simd.spread(simd.load(z, 0), 0.0)
+    size = 0
+    while True:
+        sums = zero
+        inside = 0
+        for i in range(0, n, LANES):
+            v = simd.load(z, i)
+            on = v > tau
+            sums = sums + simd.select(on, v, 0.0)
+            inside += simd.count(on)
+        if inside == size or inside == 0:
+            break
+        size = inside
+        tau = (simd.total(sums) - 1.0) / size
+    if n <= SHORT:
+        return tau, 0.0
+    sums, lost = zero, zero
+    for i in range(0, n, LANES):
+        sums, lost = common.added(sums, lost, simd.larger(simd.load(z, i) - tau, 0.0))
+    off = simd.total(sums) - 1.0
+    return tau, off / size if off * off > common.EPS * common.EPS * size else 0.0
+
+
+@njit
+def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any, blank: bool) -> None:
+    """out = P_Δ(row / γ)."""
+    best, bad = common.scan(row, d)
+    top = np.float64(simd.largest(best))
+    if bad or not gamma > 0.0:
+        common.fill(out, d, np.nan)
+        return
+    if top == -np.inf:
+        common.fill(out, d, 0.0)
+        return
+    scale = 1.0 / gamma
+    tau = bound((simd.wide(best) - top) * scale)
+    low = common.floor(row, top, -tau * gamma)
+    n = common.pack(row, d, low, top, scale, kept, z)
+    tau, rest = threshold(z, n, tau)
+    full = d - d % LANES
+    zero = simd.spread(best, 0.0)
+    for i in range(0, full, LANES):
+        v = simd.load(row, i)
+        if simd.count(v >= low) > 0:
+            y = simd.larger(((simd.wide(v) - top) * scale - tau) - rest, 0.0)
+            simd.store(out, i, simd.like(v, y))
+        elif not blank:
+            simd.store(out, i, zero)
+    if full < d:
+        on = simd.first(d - full)
+        v = simd.load_part(row, full, on, -np.inf)
+        y = simd.larger(((simd.wide(v) - top) * scale - tau) - rest, 0.0)
+        simd.store_part(out, full, on, simd.like(v, y))
+
+
+@njit
+def backward(y: Any, v: Any, d: int, scale: float, out: Any, blank: bool) -> None:
+    """out = Jv·scale."""
+    full = d - d % LANES
+    rest = simd.first(d - full)
+    size = 0
+    sums = simd.wide(simd.load_part(y, full, simd.first(0), 0.0))
+    if full < d:
+        a, b = simd.load_part(y, full, rest, 0.0), simd.load_part(v, full, rest, 0.0)
+        on = a > 0.0
+        size += simd.count(on)
+        sums = sums + simd.wide(simd.select(on, b, 0.0))
+    for i in range(0, full, LANES):
+        on = simd.load(y, i) > 0.0
+        here = simd.count(on)
+        if here > 0 or not blank:
+            size += here
+            sums = sums + simd.wide(simd.select(on, simd.load(v, i), 0.0))
+    mean = simd.total(sums) / size
+    for i in range(0, full, LANES):
+        on = simd.load(y, i) > 0.0
+        if simd.count(on) > 0 or not blank:
+            b = simd.load(v, i)
+            t = simd.like(b, (simd.wide(b) - mean) * scale)
+            simd.store(out, i, simd.select(on, t, 0.0))
+    if full < d:
+        a, b = simd.load_part(y, full, rest, 0.0), simd.load_part(v, full, rest, 0.0)
+        t = simd.like(b, (simd.wide(b) - mean) * scale)
+        simd.store_part(out, full, rest, simd.select(a > 0.0, t, 0.0))

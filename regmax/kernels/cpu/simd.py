@@ -1,0 +1,383 @@
+"""Vectors of 16 numbers in numba-compiled code, as LLVM's portable vector types.
+
+Numba leaves vectorisation to LLVM, which does not vectorise a maximum of floats, a selection, or a
+short loop. Here the vectors are explicit; LLVM splits them into what the machine has (one register
+of AVX-512, two of AVX2, four of SSE or NEON).
+
+    v = load(a, i)                       a[i : i + 16] of a pointer of ``memory``
+    v + w, v - 1.0, v * w, v / w, v > w  lane by lane; numbers are spread over the lanes
+    store(a, i, v), compress(a, i, v, m), total(v), largest(v), select(m, v, w), count(m), …
+
+Exponentials and logarithms are in :mod:`regmax.kernels.cpu.elementary`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
+
+LANES = 16
+_FLAGS = ("contract",)  # a·b + c as one operation; sums keep their order, but in ``total``
+
+
+class Vector(types.Type):
+    """16 numbers: float32, float64, int32, int64, or boolean (a mask)."""
+
+    def __init__(self, dtype: types.Type) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+
+@register_model(Vector)
+class _Model(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Vector) -> None:
+        bits = ir.IntType(1)
+        element = bits if fe_type.dtype == types.boolean else dmm[fe_type.dtype].get_value_type()
+        super().__init__(dmm, fe_type, ir.VectorType(element, LANES))
+
+
+MASK = Vector(types.boolean)
+
+
+def _spread(builder: Any, value: Any) -> Any:
+    vector = ir.VectorType(value.type, LANES)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def _call(builder: Any, name: str, result: Any, *args: Any, fastmath: Any = ()) -> Any:
+    kind = ir.FunctionType(result, [a.type for a in args])
+    function = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, args, fastmath=fastmath)
+
+
+def _suffix(vector: Any) -> str:
+    element = vector.element
+    names = {"float": "f32", "double": "f64"}
+    return f"v{vector.count}{names.get(str(element), str(element))}"
+
+
+def _address(context: Any, builder: Any, pointer: Any, index: Any) -> Any:
+    return builder.gep(pointer, [index])
+
+
+@intrinsic
+def load(typingctx: Any, array: Any, index: Any) -> Any:
+    """a[i : i + 16], a a pointer."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        at = _address(context, builder, args[0], args[1])
+        at = builder.bitcast(at, kind.as_pointer())
+        return builder.load(at, align=1, typ=kind)
+
+    return Vector(array.dtype)(array, types.intp), code
+
+
+@intrinsic
+def store(typingctx: Any, array: Any, index: Any, v: Any) -> Any:
+    """a[i : i + 16] = v."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        at = _address(context, builder, args[0], args[1])
+        at = builder.bitcast(at, args[2].type.as_pointer())
+        builder.store(args[2], at, align=1)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, v), code
+
+
+def _halves(builder: Any, v: Any) -> list[Any]:
+    half = LANES // 2
+    index = ir.VectorType(ir.IntType(32), half)
+    parts = (range(half), range(half, LANES))
+    return [builder.shuffle_vector(v, v, ir.Constant(index, list(part))) for part in parts]
+
+
+def _short(builder: Any, element: Any, *vectors: Any) -> list[Any]:
+    """Vectors in pieces of at most 512 bits: LLVM 22 does not compress longer ones rightly."""
+    if element == ir.FloatType():
+        return [vectors]
+    return list(zip(*(_halves(builder, v) for v in vectors), strict=True))
+
+
+def _popcount(builder: Any, m: Any) -> Any:
+    packed = builder.bitcast(m, ir.IntType(m.type.count))
+    return builder.ctpop(builder.zext(packed, ir.IntType(64)))
+
+
+@intrinsic
+def compress(typingctx: Any, array: Any, index: Any, v: Any, m: Any) -> Any:
+    """The entries of v in m to a[i], a[i + 1], …; up to a[i + 15] is overwritten."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, i, v, m = args
+        for part, on in _short(builder, v.type.element, v, m):
+            name = f"llvm.experimental.vector.compress.{_suffix(part.type)}"
+            packed = _call(builder, name, part.type, part, on, ir.Constant(part.type, ir.Undefined))
+            at = builder.bitcast(_address(context, builder, a, i), part.type.as_pointer())
+            builder.store(packed, at, align=1)
+            i = builder.add(i, _popcount(builder, on))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, v, m), code
+
+
+@intrinsic
+def expand(typingctx: Any, array: Any, index: Any, m: Any) -> Any:
+    """a[i], a[i + 1], … in the lanes of m, 0 elsewhere: the inverse of ``compress``."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, i, m = args
+        kind = context.get_value_type(signature.return_type)
+        found = []
+        for (on,) in _short(builder, kind.element, m):
+            part = ir.VectorType(kind.element, on.type.count)
+            at = _address(context, builder, a, i)
+            name = f"llvm.masked.expandload.{_suffix(part)}"
+            found.append(_call(builder, name, part, at, on, ir.Constant(part, None)))
+            i = builder.add(i, _popcount(builder, on))
+        if len(found) == 1:
+            return found[0]
+        both = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(LANES)))
+        return builder.shuffle_vector(*found, both)
+
+    return Vector(array.dtype)(array, types.intp, m), code
+
+
+@intrinsic
+def load_part(typingctx: Any, array: Any, index: Any, m: Any, fill: Any) -> Any:
+    """a[i : i + 16] in the lanes of m, ``fill`` elsewhere, where nothing is read."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, i, m, fill = args
+        kind = context.get_value_type(signature.return_type)
+        at = builder.bitcast(_address(context, builder, a, i), kind.as_pointer())
+        other = _spread(builder, context.cast(builder, fill, signature.args[3], array.dtype))
+        name = f"llvm.masked.load.{_suffix(kind)}.p0"
+        return _call(builder, name, kind, at, ir.IntType(32)(1), m, other)
+
+    return Vector(array.dtype)(array, types.intp, m, fill), code
+
+
+@intrinsic
+def store_part(typingctx: Any, array: Any, index: Any, m: Any, v: Any) -> Any:
+    """a[i : i + 16] = v in the lanes of m; nothing else is written."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, i, m, v = args
+        at = builder.bitcast(_address(context, builder, a, i), v.type.as_pointer())
+        name = f"llvm.masked.store.{_suffix(v.type)}.p0"
+        _call(builder, name, ir.VoidType(), v, at, ir.IntType(32)(1), m)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, m, v), code
+
+
+@intrinsic
+def first(typingctx: Any, n: Any) -> Any:
+    """The mask of the first n lanes."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(ir.IntType(32), LANES)
+        iota = ir.Constant(kind, list(range(LANES)))
+        number = builder.trunc(context.cast(builder, args[0], n, types.int64), ir.IntType(32))
+        return builder.icmp_signed("<", iota, _spread(builder, number))
+
+    return MASK(n), code
+
+
+@intrinsic
+def spread(typingctx: Any, like: Any, value: Any) -> Any:
+    """A vector of ``like``'s type with ``value`` in every lane."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _spread(builder, context.cast(builder, args[1], signature.args[1], like.dtype))
+
+    return like(like, value), code
+
+
+def _lanewise(make: Any, result: Any = None) -> Any:
+    """An intrinsic of two operands, of which one may be a number; ``make(builder, a, b)``."""
+
+    @intrinsic
+    def operation(typingctx: Any, a: Any, b: Any) -> Any:
+        like = a if isinstance(a, Vector) else b
+
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            both = [
+                arg
+                if isinstance(kind, Vector)
+                else _spread(builder, context.cast(builder, arg, kind, like.dtype))
+                for arg, kind in zip(args, signature.args, strict=True)
+            ]
+            return make(builder, *both)
+
+        return (result or like)(a, b), code
+
+    return operation
+
+
+def _float(name: str) -> Any:
+    return lambda builder, a, b: getattr(builder, name)(a, b, flags=_FLAGS)
+
+
+def _compared(sign: str) -> Any:
+    return lambda builder, a, b: builder.fcmp_ordered(sign, a, b)
+
+
+_add, _sub, _mul, _div = (_lanewise(_float(name)) for name in ("fadd", "fsub", "fmul", "fdiv"))
+_gt, _ge, _lt = (_lanewise(_compared(sign), MASK) for sign in (">", ">=", "<"))
+_and = _lanewise(lambda builder, a, b: builder.and_(a, b))
+_or = _lanewise(lambda builder, a, b: builder.or_(a, b))
+not_below = _lanewise(lambda builder, a, b: builder.fcmp_unordered(">=", a, b), MASK)
+differ = _lanewise(lambda builder, a, b: builder.icmp_unsigned("!=", a, b), MASK)
+add_int = _lanewise(lambda builder, a, b: builder.add(a, b))
+sub_int = _lanewise(lambda builder, a, b: builder.sub(a, b))
+shift_left = _lanewise(lambda builder, a, b: builder.shl(a, b))
+shift_right = _lanewise(lambda builder, a, b: builder.ashr(a, b))
+larger = _lanewise(lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+smaller = _lanewise(lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
+
+
+def _operator(sign: Any, operation: Any) -> None:
+    @overload(sign, strict=False)
+    def choose(a: Any, b: Any) -> Any:
+        if isinstance(a, Vector) or isinstance(b, Vector):
+            return lambda a, b: operation(a, b)
+        return None
+
+
+for _sign, _operation in (
+    (operator.add, _add),
+    (operator.sub, _sub),
+    (operator.mul, _mul),
+    (operator.truediv, _div),
+    (operator.gt, _gt),
+    (operator.ge, _ge),
+    (operator.lt, _lt),
+    (operator.and_, _and),
+    (operator.or_, _or),
+):
+    _operator(_sign, _operation)
+
+
+@intrinsic
+def select(typingctx: Any, m: Any, a: Any, b: Any) -> Any:
+    """a where m, else b; b may be a number."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        m, v, w = args
+        if not isinstance(b, Vector):
+            w = _spread(builder, context.cast(builder, w, b, a.dtype))
+        return builder.select(m, v, w)
+
+    return a(m, a, b), code
+
+
+@intrinsic
+def total(typingctx: Any, v: Any) -> Any:
+    """The sum of the 16 numbers, in some order."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        element = args[0].type.element
+        zero = ir.Constant(element, -0.0)
+        name = f"llvm.vector.reduce.fadd.{_suffix(args[0].type)}"
+        return _call(builder, name, element, zero, args[0], fastmath=("reassoc",))
+
+    return v.dtype(v), code
+
+
+@intrinsic
+def largest(typingctx: Any, v: Any) -> Any:
+    """The largest of the 16 numbers, of which none may be NaN."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        name = f"llvm.vector.reduce.fmax.{_suffix(args[0].type)}"
+        element = args[0].type.element
+        return _call(builder, name, element, args[0], fastmath=("nnan", "nsz"))
+
+    return v.dtype(v), code
+
+
+@intrinsic
+def count(typingctx: Any, m: Any) -> Any:
+    """How many lanes of a mask are set."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _popcount(builder, args[0])
+
+    return types.int64(m), code
+
+
+@intrinsic
+def sqrt(typingctx: Any, v: Any) -> Any:
+    """√v."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _call(builder, f"llvm.sqrt.{_suffix(args[0].type)}", args[0].type, args[0])
+
+    return v(v), code
+
+
+def _converted(target: types.Type, make: Any) -> Any:
+    @intrinsic
+    def conversion(typingctx: Any, v: Any) -> Any:
+        result = Vector(target)
+
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            kind = context.get_value_type(result)
+            return args[0] if args[0].type == kind else make(builder, args[0], kind)
+
+        return result(v), code
+
+    return conversion
+
+
+wide = _converted(types.float64, lambda builder, v, kind: builder.fpext(v, kind))
+narrow = _converted(types.float32, lambda builder, v, kind: builder.fptrunc(v, kind))
+as_bits = _converted(types.int64, lambda builder, v, kind: builder.bitcast(v, kind))
+to_float = _converted(types.float64, lambda builder, v, kind: builder.sitofp(v, kind))
+from_bits = _converted(types.float64, lambda builder, v, kind: builder.bitcast(v, kind))
+
+
+@intrinsic
+def like(typingctx: Any, a: Any, v: Any) -> Any:
+    """v, of float64, in the type of a."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = context.get_value_type(signature.return_type)
+        return args[1] if args[1].type == kind else builder.fptrunc(args[1], kind)
+
+    return a(a, v), code
+
+
+@intrinsic
+def resolution(typingctx: Any, array: Any) -> Any:
+    """eps of a pointer's dtype."""
+    return _constant(array, float(np.finfo(str(array.dtype)).eps))
+
+
+@intrinsic
+def greatest(typingctx: Any, array: Any) -> Any:
+    """The largest finite number of a pointer's dtype."""
+    return _constant(array, float(np.finfo(str(array.dtype)).max))
+
+
+def _constant(array: Any, value: float) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_constant(types.float64, value)
+
+    return types.float64(array), code
+
+
+as_bits32 = _converted(types.int32, lambda builder, v, kind: builder.bitcast(v, kind))
+to_float32 = _converted(types.float32, lambda builder, v, kind: builder.sitofp(v, kind))
+from_bits32 = _converted(types.float32, lambda builder, v, kind: builder.bitcast(v, kind))

@@ -1,0 +1,77 @@
+"""The Triton kernels as regularizers offer them: thresholds, and chains with P_Δ after them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..base import Hyper, Kernel
+from . import chain, jacobian, threshold
+
+
+class ThresholdKernel(Kernel):
+    """Π_Ω for an Ω whose mapping is a power above a threshold, any floating dtype.
+
+    ``kind``: "gini" (no hyperparameter), "tsallis" (α) or "pnorm" (p). ``limit`` and ``pack``, for
+    tests and tuning: the longest row for one program, and the shortest whose candidates are packed.
+    """
+
+    name = "triton"
+    dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+    def __init__(self, kind: str, limit: int | None = None, pack: int | None = None) -> None:
+        self.kind, self.limit, self.pack = kind, limit, pack
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        first = theta[0] if theta else None
+        y = threshold.forward(self.kind, x, gamma, first, mask, self.limit, self.pack)
+        return y, None
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        first = theta[0] if theta else None
+        wanted = hyper and first is not None
+        g, dtheta = jacobian.backward(self.kind, y, v, gamma, first, wanted, self.limit)
+        if dtheta is None:
+            return g, () if hyper else None
+        return g, (dtheta,)
+
+
+class ChainKernel(Kernel):
+    """P_Δ of a prox on neighbours: by place (total variation) or, ``ranked``, by rank (OSCAR).
+
+    In float64 inside, whatever the dtype; half precision is for the caller to round, so that it
+    does not merge groups. ``block``, for tests and tuning: entries that a program sweeps at once.
+    """
+
+    name = "triton"
+    dtypes = (torch.float32, torch.float64)
+
+    def __init__(self, ranked: bool, block: int | None = None) -> None:
+        self.ranked, self.block = ranked, block
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return chain.forward(x, gamma, theta[0], mask, self.ranked, self.block)
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        g, dlam = chain.backward(y, v, gamma, mask, self.ranked, hyper, self.block)
+        return g, None if dlam is None else (dlam,)

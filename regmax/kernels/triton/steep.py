@@ -1,0 +1,106 @@
+"""Entmax with α > 2 in Triton, by the smallest entry of its support.
+
+With a = α − 1 > 1 and the distances δ_i = (max x − x_i)/γ, y is infinitely steep at its threshold.
+From δ_k, the largest distance in the support, and t = y_k,
+
+    y_i = (a (δ_k − δ_i) + t^a)^(1/a),    Σ y = 1,
+
+it is convex and increasing in t. All is in float64: rarely wanted, and only so is it right.
+
+Source: Peters, Niculae & Martins (2019) for entmax.
+"""
+
+# mypy: disable-error-code="import-not-found, import-untyped"
+# mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .equation import EXCESS, NEXT, STEEP, log_sum, stats
+from .rows import distance, load_scores
+
+
+@triton.jit
+def solve_steep(delta, ptr, counts_ptr, most, chunks, top, gamma, a, active,
+                PACKED: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
+                N: tl.constexpr):  # fmt: skip
+    """α > 2, all in float64: δ_k, log t^a and Σy, t the smallest entry, at the distance δ_k.
+
+    A distance θ is in the support iff Σ [a (θ − δ)]₊^(1/a) < 1; the largest such is found among
+    the distances by bisection, then t by Newton's method on Σ y − 1, convex and increasing.
+    """
+    zero = tl.zeros_like(a)
+    low = zero
+    high = 1.0 / a
+    looking = active
+    while tl.max(looking) > 0:
+        middle = low + (high - low) / 2
+        above, below, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, low, middle,
+                                high, zero, NEXT, PACKED, CHUNK, CH, N)  # fmt: skip
+        some = above < float("inf")
+        at = tl.where(some, above, middle)
+        total, _, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, at, a, zero, zero,
+                            EXCESS, PACKED, CHUNK, CH, N)  # fmt: skip
+        fits = some & (total < 1)
+        on = looking > 0
+        low = tl.where(on & fits, at, low)
+        high = tl.where(on & (fits == 0), at, high)
+        looking = (on & (some | (below < float("inf")))).to(tl.int32)
+    total, n, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, low, a, zero, zero,
+                        EXCESS, PACKED, CHUNK, CH, N)  # fmt: skip
+    n = tl.maximum(n, 1.0)
+    least = tl.maximum((1.0 - total) / n, 1e-300)
+    t = tl.maximum(1.0 / n, least)
+    turns = 0
+    while (tl.max(active) > 0) & (turns < 200):
+        log_power = a * tl.log(t)
+        total, rate, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, low, a, log_power,
+                               zero, STEEP, PACKED, CHUNK, CH, N)  # fmt: skip
+        f = total - 1.0
+        following = tl.maximum(t - f / tl.maximum(rate, 1e-300), least)
+        moves = (active > 0) & (tl.abs(f) > 4e-16) & (tl.abs(following - t) > 2e-16 * t)
+        t = tl.where(moves, following, t)
+        active = moves.to(tl.int32)
+        turns += 1
+    log_power = a * tl.log(t)
+    total, _, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, low, a, log_power, zero,
+                        STEEP, PACKED, CHUNK, CH, N)  # fmt: skip
+    return low, log_power, total
+
+
+@triton.jit
+def steep_entries(delta, a, last, log_power, total):
+    """y of a tile where α > 2, in float64."""
+    gap = last - delta
+    log_gap = tl.where(gap > 0, tl.log(tl.where(gap > 0, gap, 1.0) * a), -float("inf"))
+    return tl.where(gap >= 0, tl.exp(log_sum(log_gap, log_power) / a) / total, 0.0)
+
+
+@triton.jit
+def steep_row(x_ptr, mask_ptr, y_ptr, d, top, gamma, a, HAS_MASK: tl.constexpr,
+              N: tl.constexpr):  # fmt: skip
+    """One whole row where α > 2, from memory, N entries at a time; all but x and y is float64."""
+    column = tl.arange(0, N)[None, :]
+    held = 0
+    for w0 in range(0, d, N):
+        at = w0 + column
+        x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK)
+        keep = distance(x.to(tl.float64), top, gamma) * a <= 1.001
+        place = held + tl.cumsum(keep.to(tl.int32), 1) - 1
+        tl.store(y_ptr + place, x.to(y_ptr.dtype.element_ty), mask=keep)
+        held += tl.sum(keep.to(tl.int32))
+    tl.debug_barrier()
+    active = tl.full((1, 1), 1, tl.int32)
+    none = tl.zeros_like(a)
+    last, log_power, total = solve_steep(none, y_ptr, y_ptr, held, 1, top, gamma, a, active, True,
+                                         1, 1, N)  # fmt: skip
+    tl.debug_barrier()
+    for w0 in range(0, d, N):
+        at = w0 + column
+        x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK)
+        y = steep_entries(distance(x.to(tl.float64), top, gamma), a, last, log_power, total)
+        if x.dtype != tl.float64:
+            y = y.to(tl.float32)
+        tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < d)

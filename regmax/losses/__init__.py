@@ -1,0 +1,59 @@
+"""Fenchel–Young losses: ``regmax.FenchelYoungLoss(omega)``, and by name ``SparsemaxLoss()``.
+
+    SoftmaxLoss()  SparsemaxLoss()  EntmaxLoss(alpha=1.5)  Entmax15Loss()  PnormmaxLoss(p=1.5)  …
+
+There is one for each mapping of ``regmax.functional``, a third party's among them. This chapter
+imports ``regmax.functional``, :mod:`regmax.nn` and what is below.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from .. import functional
+from ..regularizers.registry import registry, suggestion
+from .loss import FenchelYoungLoss as FenchelYoungLoss
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("__") and name.endswith("Loss"):
+        for mapping in registry().mappings():
+            if _class_name(mapping) == name:
+                return _named(mapping)
+        like = suggestion(name, __dir__())
+        raise AttributeError(f"no loss is named {name!r}{like}; accepted: {', '.join(__dir__())}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return ["FenchelYoungLoss", *map(_class_name, registry().mappings())]
+
+
+def _class_name(mapping: str) -> str:
+    return "".join(part.capitalize() for part in mapping.split("_")) + "Loss"
+
+
+@functools.cache
+def _named(mapping: str) -> type[FenchelYoungLoss]:
+    """The loss of a mapping of ``regmax.functional``: its hyperparameters come first."""
+    cls, own = functional.hyperparameters_of(mapping)
+    preset = cls.presets.get(mapping, {})
+    common = list(inspect.signature(FenchelYoungLoss.__init__).parameters.values())[2:]
+    signature = inspect.Signature([*own, *common])
+    names = tuple(parameter.name for parameter in own)
+
+    def __init__(self: FenchelYoungLoss, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        omega = cls(**preset, **{k: v for k, v in given.items() if k in names})
+        rest = {k: v for k, v in given.items() if k not in names}
+        FenchelYoungLoss.__init__(self, omega, **rest)
+
+    doc = f"The :class:`FenchelYoungLoss` of {mapping}: Ω = {cls.__name__}.\n\n{cls.__doc__ or ''}"
+    name = _class_name(mapping)
+    inside = {"__init__": __init__, "__doc__": doc, "hyperparameters": names}
+    made = type(name, (FenchelYoungLoss,), inside)
+    made.__module__, made.__qualname__ = __name__, name
+    made.__signature__ = signature  # type: ignore[attr-defined]
+    return made

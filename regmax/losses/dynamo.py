@@ -1,0 +1,28 @@
+"""The way of ``torch.compile`` to L_Ω, as :mod:`regmax.mapping.dynamo` is that to Π_Ω."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mapping.dynamo import outside, written
+from ..mapping.forward import Settings
+from ..regularizers import serialize
+from . import fenchel_young
+from .targets import Target
+
+__all__ = ["losses", "outside", "written"]
+
+
+def _losses(text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *rest: Any) -> Tensor:
+    """L_Ω(x; t), one number per row; ``rest``: the parts of t, the rows to skip, the arguments."""
+    *target, skip = rest[: len(Target._fields) + 1]
+    omega = serialize.made(text, list(rest[len(Target._fields) + 1 :]))
+    t = Target(*target)
+    return fenchel_young.losses(omega, x, gamma, dim, mask, t, skip, Settings())
+
+
+losses: Callable[..., Tensor] = torch.compiler.allow_in_graph(_losses)

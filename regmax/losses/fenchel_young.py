@@ -1,0 +1,308 @@
+"""Fenchel–Young losses, row by row (Blondel, Martins & Niculae 2020; Peters et al. 2019, App. A.2):
+
+    L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩,        ∇_x L = Π_Ω(x) − t,
+
+and for γ and every θ in Ω, by the envelope theorem, the derivative of γ(Ω(t; θ) − Ω(y; θ)) with
+y = Π_Ω(x) held fixed. :func:`losses` finds y once and turns it into the gradient in place;
+:func:`reference`, its twin, says the same in operations that any transform can follow, and is what
+a second derivative differentiates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels import asked, transforms
+from ..kernels.wrappers import dense
+from ..mapping import autograd, engine
+from ..mapping.compiled import kernel_of
+from ..mapping.forward import Settings, solves
+from ..mapping.rows import HALF, Rows, aligned, prepare
+from ..regularizers import arguments
+from ..regularizers.regularizer import Regularizer, frozen
+from .targets import F64, Target, in_blocks, omega_at
+
+
+def losses(
+    omega: Regularizer,
+    x: Tensor,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Tensor | None,
+    target: Target,
+    skip: Tensor | None,
+    settings: Settings,
+) -> Tensor:
+    """L_Ω(x; t) of the scores along ``dim``, with gradients: float64, of x's shape without ``dim``.
+
+    ``target`` and ``skip`` are of rows along the last dimension. 0 in rows of ``skip`` and where
+    nothing takes part; +inf where the target is masked; NaN where a participant is NaN or +inf:
+    all without gradient.
+    """
+    x, dim = arguments.scores(dense("x", x), dim)
+    arguments.entries(x, dim, omega.entries, omega)
+    if isinstance(mask, Tensor) and torch.is_grad_enabled():
+        mask = mask.clone()  # a second backward reads it, when it may have been written to
+    mask = arguments.mask(mask, x)
+    x = x.float() if x.dtype in HALF else x
+    gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, x, dim)
+    omega, x = aligned(omega, x, dim), x.movedim(dim, -1)
+    mask = None if mask is None else mask.movedim(dim, -1)
+    if settings.certify:
+        engine.mapping(omega, x, gamma, -1, mask, settings)
+        settings = replace(settings, certify=False)
+    tensors = omega.tensors(fixed=True)
+    if (
+        transforms.watched((x, gamma, *tensors.values(), *target))
+        or transforms.dual_level()
+        or not omega.exact
+        or autograd.may_hide_tensors(omega)
+        or any(isinstance(t, Tensor) and t.requires_grad for t in target)
+    ):
+        return reference(omega, x, gamma, mask, target, skip, settings)
+    task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
+    if torch.is_grad_enabled():
+        out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
+        return out
+    return task.solve(x, gamma, tuple(tensors.values()))[0]
+
+
+def reference(
+    omega: Regularizer,
+    x: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    target: Target,
+    skip: Tensor | None,
+    settings: Settings,
+) -> Tensor:
+    """The same by max_Ω and its derivatives."""
+    rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
+    y, _ = engine.argmax(rows, settings)
+    target = Target(*(_in_dtype(t, rows.x.dtype) for t in target))
+    constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
+    linear = 2 * target.dot(_half(x, rows))
+    rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
+    value = engine.smooth_max(rows, y).to(F64) + constant - linear
+    if rows.mask is not None:
+        value = torch.where(target.inside(rows.mask), value, torch.inf)
+    spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
+    return _filled(value, spoilt, empty, skip)
+
+
+def _in_dtype(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return t.to(dtype) if t is not None and t.is_floating_point() else t
+
+
+def _half(x: Tensor, rows: Rows) -> Tensor:
+    """Half the distances of the scores from the largest, 0 where none takes part. ``rows.x`` takes
+    very low ones for less low ones, without a gradient; all of it may overflow, half does not."""
+    on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
+    return torch.where(on, x, rows.shift) / 2 - rows.shift / 2
+
+
+def _number(gamma: Any) -> Any:
+    """γ of each row, (*batch)."""
+    return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
+
+
+def _filled(
+    value: Tensor, spoilt: Tensor | None, empty: Tensor | None, skip: Tensor | None
+) -> Tensor:
+    """``value``, but in rows that have no answer or that nobody asks for."""
+    if spoilt is not None:
+        value = torch.where(spoilt, torch.nan, value)
+    if empty is not None:
+        value = torch.where(empty, 0, value)
+    return value if skip is None else torch.where(skip, 0, value)
+
+
+class _Solved(NamedTuple):
+    dx: Tensor
+    """y − t; 0 in rows without gradient."""
+    seen: Tensor
+    """y, or its positive entries alone: what Ω is evaluated at."""
+    on: Tensor | None
+    plain: Tensor
+    """The rows that have a gradient."""
+
+
+class _Task(NamedTuple):
+    """A loss of rows, but for the tensors that it is differentiated in."""
+
+    omega: Regularizer
+    names: tuple[str, ...]
+    mask: Tensor | None
+    target: Target
+    skip: Tensor | None
+    settings: Settings
+
+    def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
+        return self.omega.with_tensors(dict(zip(self.names, tensors, strict=True)))
+
+    def reference(self, x: Tensor, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
+        omega = self.regularizer(tensors)
+        return reference(omega, x, gamma, self.mask, self.target, self.skip, self.settings)
+
+    def solve(
+        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool = False
+    ) -> tuple[Tensor, _Solved]:
+        """L and its gradient from one y; ``keep``: whether y must outlive this."""
+        omega, target, x = self.regularizer(tensors), self.target, x.detach()
+        with torch.no_grad(), transforms.full_precision(x.device.type):
+            y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
+            packed = _packed(omega, x, y, keep) if target.given is None else None
+            own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may keep its own
+            spoilt, part = torch.isnan(y[..., 0]), None
+            if packed is None:
+                on, top = self._participants(x)
+                some = ~spoilt if on is None else y.amax(-1) > 0
+                inside = torch.ones_like(some) if on is None else target.inside(on)
+                seen, part = (y.clone() if keep and own is y else y), on
+                rows = (x, y, on, top, *target)
+                value = in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
+                value = value + _number(gamma) * target.value(omega, y, on)
+            else:  # what has no weight is not looked at
+                seen, xs = packed
+                part = seen > 0
+                some, inside = part[..., 0], self._vertex_inside(x)
+                top = torch.where(part, xs, -torch.inf).amax(-1, keepdim=True)
+                wide = self.regularizer([t.to(F64) for t in tensors])
+                value = _gain(wide, gamma, xs - top, seen, part)
+                value = value + _number(gamma) * target.value(wide, seen, part)
+                value = value - self._linear(x, top)
+            plain = some & inside if self.skip is None else some & inside & ~self.skip
+            dx = target.taken_from(own)
+            value = torch.where(inside, value, torch.inf)
+            value = _filled(value, spoilt, ~(some | spoilt), self.skip)
+            if not (transforms.may_look(x) and bool(plain.all())):
+                dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
+        return value, _Solved(dx, seen, part, plain)
+
+    def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
+        """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
+        omega = self.regularizer(tensors)
+        seen = torch.where(solved.plain.unsqueeze(-1), solved.seen, 1 / solved.seen.shape[-1])
+        change = self.target.value(omega, seen, solved.on) - omega_at(omega, seen, solved.on)
+        return torch.where(solved.plain, _number(gamma) * change, 0).to(F64)
+
+    def _participants(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Who takes part, None: everybody; and the largest of these, (*batch, 1)."""
+        look = self.mask is None and transforms.may_look(x)
+        if look and (not x.numel() or bool(x.amin() > -torch.inf)):
+            return None, x.amax(-1, keepdim=True)
+        on = x != -torch.inf
+        on = on if self.mask is None else self.mask & on
+        return on, torch.where(on, x, -torch.inf).amax(-1, keepdim=True)
+
+    def _vertex_inside(self, x: Tensor) -> Tensor:
+        """Whether the vertex of the target takes part, (*batch)."""
+        k = self.target.vertex
+        assert k is not None
+        inside = x.gather(-1, k) != -torch.inf
+        return (inside if self.mask is None else inside & self.mask.gather(-1, k)).squeeze(-1)
+
+    def _linear(self, x: Tensor, top: Tensor) -> Tensor:
+        """⟨t, x − top⟩ for a vertex, smoothed or not."""
+        target = self.target
+        if target.spread is None and target.vertex is not None:
+            return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
+        rows = (x, self._participants(x)[0], top.to(x.dtype), *target)
+        return in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
+
+
+def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
+    """max_Ω(x) − ⟨t, x⟩ of rows by all of their entries."""
+    x, y, on, top, *target = rows
+    z = _relative(x, on, top)
+    return _gain(omega, gamma, z, y, on) - Target(*target).dot(z)
+
+
+def _relative(x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
+    z = (x - top).clamp_min_(torch.finfo(x.dtype).min)  # times an entry that is 0
+    return z if on is None else torch.where(on, z, 0)
+
+
+def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | None) -> Tensor:
+    """max_Ω(z) at y = Π_Ω(z)."""
+    known: Tensor | None = omega.conjugate_at(z, y, gamma, on)
+    if known is not None:
+        return known.to(F64)
+    linear = (y * z).sum(-1)
+    value: Tensor = linear - _number(gamma) * omega_at(omega, y, on)
+    return value.to(F64)
+
+
+def _packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tensor, Tensor] | None:
+    """The positive y_i and their x_i, (*batch, k) in float64, where k is far below d; or half of
+    it, to ``keep`` for Ω's own gradients, which cost more."""
+    d = x.shape[-1]
+    if (
+        not x.numel()
+        or d < (16 if keep else 256)
+        or not (omega.ignores_zeros and asked() and transforms.may_look(x))
+    ):
+        return None
+    pack = _packer()
+    found = pack and pack(_flat(y), _flat(x), d // (2 if keep else 8))
+    return found and tuple(t.view(*x.shape[:-1], -1) for t in found)
+
+
+def _flat(t: Tensor) -> Tensor:
+    t = t.reshape(-1, t.shape[-1])
+    return t if t.stride(1) == 1 else t.contiguous()
+
+
+@functools.cache
+def _packer() -> Any:
+    try:
+        from ..kernels.cpu.support import packed
+    except ModuleNotFoundError:  # numba
+        return None
+    return packed
+
+
+class _Loss(torch.autograd.Function):
+    """Forward makes the gradient in x, backward hands it on. Who asks once more pays once more; a
+    gradient of the gradient is that of the twin."""
+
+    @staticmethod
+    def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
+        ctx.task, ctx.learns = task, any(ctx.needs_input_grad[2:])
+        value, ctx.solved = task.solve(x, gamma, tensors, keep=ctx.learns)
+        ctx.gamma = None if isinstance(gamma, Tensor) else gamma
+        ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[1:]
+        again = torch.is_grad_enabled() or transforms.watched((g,)) or transforms.batched(g)
+        if not again and ctx.solved is None:
+            gamma = inputs[1] if ctx.gamma is None else ctx.gamma
+            _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], keep=ctx.learns)
+        found: list[Any] = [None for _ in inputs]
+        free = [i for i, wants in enumerate(wanted) if wants and (again or i > 0)]
+        if free:
+            with torch.enable_grad(), transforms.full_precision(g.device.type):
+                for i in free:
+                    inputs[i] = autograd.alias(inputs[i])
+                gamma = inputs[1] if ctx.gamma is None else ctx.gamma
+                if again:
+                    total = ctx.task.reference(inputs[0], gamma, inputs[2:])
+                else:
+                    total = ctx.task.constant(ctx.solved, gamma, inputs[2:])
+                chosen = [inputs[i] for i in free]
+                grads = torch.autograd.grad(total, chosen, g, create_graph=again, allow_unused=True)
+            for i, t in zip(free, grads, strict=True):
+                found[i] = t
+        if wanted[0] and not again:
+            found[0] = ctx.solved.dx.mul_(g.unsqueeze(-1).to(ctx.solved.dx.dtype))
+            ctx.solved = None  # the memory is its receiver's now, who may write to it
+        return None, *found

@@ -1,0 +1,300 @@
+"""``FenchelYoungLoss``: the loss of any Ω as a module, with the conventions of cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import transforms
+from ..kernels.transforms import may_look
+from ..kernels.wrappers import dense, is_dtensor
+from ..mapping.rows import HALF, outside_inference
+from ..nn.layer import RegularizedMax
+from ..regularizers import arguments, serialize
+from ..regularizers.printing import called, show, unusual
+from ..regularizers.regularizer import Regularizer
+from ..solvers import Solver
+from . import fenchel_young
+from .targets import Target
+
+Reduction = Literal["mean", "sum", "none"]
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Probabilities(RegularizedMax):
+    """The probabilities of classes, along dimension 1 or, of 1-d logits, 0."""
+
+    def _along(self, x: Any) -> int:
+        return 0 if self.dim == 1 and isinstance(x, Tensor) and x.ndim == 1 else self.dim
+
+
+class FenchelYoungLoss(nn.Module):
+    """L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0, which is 0 only where Π_Ω(x) = t.
+
+    Its gradient in the logits x is Π_Ω(x) − t: no second pass is made for it. With Ω the negative
+    entropy it is the cross-entropy; with a sparse mapping it has a margin: it is exactly 0, and so
+    is its gradient, once the target's logit leads by enough (Blondel, Martins & Niculae 2020; for
+    entmax Peters et al. 2019, Eq. 11 and 12).
+
+    Parameters
+    ----------
+    omega: a :class:`regmax.Regularizer`.
+    gamma: γ > 0, a float or a tensor; it and every tensor inside Ω get their gradients.
+    dim: the dimension of the classes: 1, as in ``torch.nn.CrossEntropyLoss`` (0 for 1-d logits).
+    weight: a factor for each class, (C,).
+    ignore_index: rows with this index as target count for nothing, whatever they hold.
+    reduction: "mean" (over the weights of the targets that count; 0 where there are none), "sum",
+        or "none".
+    label_smoothing: ε in [0, 1]: (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c) over the
+        classes that take part, as cross-entropy has it.
+    solver, tol, max_iter, on_failure, certify: as for :class:`regmax.RegularizedMax`.
+
+    ``forward(input, target, mask=None)``: logits of any shape, floating; as target, indices, of the
+    shape of ``input`` without ``dim``, or distributions, of its shape, floating and nonnegative.
+    With distributions the loss differs from cross-entropy's by the constant γΩ(t). ``mask`` (True =
+    takes part) broadcasts to the logits; −inf counts as masked. A target on what is masked costs
+    +inf, and a row of which nothing takes part 0, both without gradient. The loss has the dtype of
+    cross-entropy's, float32 under autocast; it is summed in float64 and rounded once.
+
+    ``loss.mapping(input)`` gives the probabilities along ``dim``, as ``forward`` understands it.
+    """
+
+    weight: Tensor | None
+    hyperparameters: ClassVar[tuple[str, ...] | None] = None
+
+    def __init__(
+        self,
+        omega: Regularizer,
+        gamma: float | Tensor = 1.0,
+        *,
+        dim: int = 1,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        solver: str | Solver = "auto",
+        tol: float | None = None,
+        max_iter: int = 2000,
+        on_failure: Literal["warn", "raise", "ignore"] = "warn",
+        certify: bool = False,
+    ) -> None:
+        super().__init__()
+        settings: Any = {"tol": tol, "max_iter": max_iter, "on_failure": on_failure}
+        settings["certify"] = certify
+        self.mapping = Probabilities(omega, gamma, dim, solver, **settings)
+        if weight is not None and (
+            not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 1
+        ):
+            raise TypeError(
+                f"weight must be a floating tensor of shape (C,) or None; got {_kind(weight)}"
+            )
+        if weight is not None and not is_dtensor(weight):
+            weight = dense("weight", weight)
+        if weight is not None and may_look(weight) and not bool((weight >= 0).all()):
+            raise ValueError(f"weight must be >= 0; got {weight.min().item():g}")
+        if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+            raise TypeError(f"ignore_index must be an int; got {ignore_index!r}")
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none"; got {reduction!r}')
+        number = isinstance(label_smoothing, int | float) and not isinstance(label_smoothing, bool)
+        if not number or not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be a number in [0, 1]; got {label_smoothing!r}")
+        self.register_buffer("weight", weight)
+        self.dim, self.ignore_index, self.reduction = dim, ignore_index, reduction
+        self.label_smoothing = float(label_smoothing)
+
+    @property
+    def omega(self) -> Regularizer:
+        """Ω."""
+        return self.mapping.omega
+
+    @property
+    def gamma(self) -> float | Tensor:
+        """γ."""
+        return self.mapping.gamma
+
+    @outside_inference
+    def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of logits: a number, or with reduction "none" one for each target."""
+        logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
+        target = dense("target", target, logits)
+        with transforms.full_precision(logits.device.type):
+            loss = self._wide(logits, dim, target, mask)
+        return loss.to(self._dtype(logits, target))
+
+    def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The loss in float64, to be rounded once."""
+        on = arguments.mask(mask, logits)
+        x = logits.movedim(dim, -1)
+        x = x.float() if x.dtype in HALF else x
+        on = None if on is None else on.movedim(dim, -1)
+        weight = self._weight(x)
+        index = skip = wrong = given = mass = None
+        if _is_index(target, logits, dim):
+            index, skip, wrong = self._index(target, x)
+            mass = None if weight is None else _taken(weight, index)
+        else:
+            given, mass = _distribution(target, x, dim, weight)
+        t, scale = self._target(x, index, given, mass, on, weight)
+        rows = self._rows(logits, dim, mask, t, skip)
+        if scale is not None:
+            rows = torch.where(scale > 0, rows * scale, 0)
+        if wrong is not None:
+            rows = torch.where(wrong, torch.nan, rows)
+        return self._reduced(rows, mass if given is None else None, skip)
+
+    def _rows(
+        self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None
+    ) -> Tensor:
+        """L of each row, also where torch.compile records."""
+        settings = self.mapping.settings
+        if not torch.compiler.is_dynamo_compiling():
+            return fenchel_young.losses(
+                self.omega, x, self.gamma, dim, mask, target, skip, settings
+            )
+        from . import dynamo  # loads the compiler
+
+        text, names = dynamo.written(self.omega, settings)
+        if not text:
+            outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target, skip)
+            return outside
+        inside = [serialize.attribute(self.omega, name) for name in names]
+        return dynamo.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
+
+    def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:
+        """Cross-entropy's: float32 under autocast; distributions may widen it."""
+        dtype = logits.dtype
+        if dtype in HALF and transforms.autocasting(logits.device.type):
+            dtype = torch.float32
+        if target.is_floating_point():
+            dtype = torch.promote_types(dtype, target.dtype)
+        return dtype
+
+    def _weight(self, x: Tensor) -> Tensor | None:
+        weight = dense("weight", self.weight, x)
+        if weight is not None and weight.shape[0] != x.shape[-1]:
+            raise ValueError(
+                f"weight must have one number for each class: it has {weight.shape[0]}, and "
+                f"input {x.shape[-1]} classes along dim={self.dim}"
+            )
+        return None if weight is None else weight.to(x)
+
+    def _index(self, target: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Indices in range, who is ignored, and who is out of range where nobody may look."""
+        skip = target == self.ignore_index
+        index = target.long().masked_fill(skip, 0)
+        wrong = (index < 0) | (index >= x.shape[-1])
+        if not may_look(target):
+            return index.masked_fill(wrong, 0), skip, wrong
+        if bool(wrong.any()):
+            at = tuple(int(i) for i in wrong.nonzero()[0])
+            raise ValueError(
+                f"target must hold indices in [0, {x.shape[-1] - 1}] or ignore_index="
+                f"{self.ignore_index}; got {target[at].item()}{f' at index {at}' if at else ''}"
+            )
+        return index, skip if bool(skip.any()) else None, None
+
+    def _target(
+        self,
+        x: Tensor,
+        index: Tensor | None,
+        given: Tensor | None,
+        mass: Tensor | None,
+        on: Tensor | None,
+        weight: Tensor | None,
+    ) -> tuple[Target, Tensor | None]:
+        """t, and what its loss is multiplied by, (*batch); None: 1."""
+        k = None if index is None else index.unsqueeze(-1)
+        epsilon = self.label_smoothing
+        if epsilon == 0:
+            return Target(k, given), mass
+        if on is not None or not may_look(x) or (x.numel() and not bool(x.amin() > -torch.inf)):
+            on = x != -torch.inf if on is None else on & (x != -torch.inf)
+            spread = on.to(x.dtype)
+        else:
+            spread = x.new_ones(x.shape[-1]).expand((1,) * (x.ndim - 1) + (-1,))
+        count = spread.sum(-1).clamp_min(1)
+        spread = spread if weight is None else spread * weight
+        total = spread.sum(-1)
+        own = (1 - epsilon) * (1 if mass is None else mass)
+        scale = own + epsilon * total / count
+        share = (own / torch.where(scale > 0, scale, 1)).unsqueeze(-1)
+        spread = spread / torch.where(total > 0, total, 1).unsqueeze(-1)
+        plain = mass is None and weight is None
+        return Target(k, given, spread, share), None if plain else scale
+
+    def _reduced(self, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Tensor:
+        if self.reduction == "none":
+            return rows
+        total = rows.sum()
+        if self.reduction == "sum":
+            return total
+        if mass is None and skip is None:
+            return total / max(rows.numel(), 1)
+        mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
+        count = mass.sum() if skip is None else torch.where(skip, 0, mass).sum()
+        return total / torch.where(count > 0, count, 1)
+
+    def __repr__(self) -> str:
+        """Of a named loss with its hyperparameters: ``EntmaxLoss(alpha=1.3, reduction='sum')``."""
+        made = [repr(self.omega)]
+        if self.hyperparameters is not None:
+            made = [f"{name}={show(getattr(self.omega, name))}" for name in self.hyperparameters]
+        own = unusual(
+            dim=(self.dim, 1),
+            weight=(self.weight, None),
+            ignore_index=(self.ignore_index, -100),
+            reduction=(self.reduction, "mean"),
+            label_smoothing=(self.label_smoothing, 0.0),
+        )
+        return called(self, made + own + self.mapping.options())
+
+
+def _kind(item: Any) -> str:
+    if not isinstance(item, Tensor):
+        return repr(item)
+    return f"a tensor of shape {tuple(item.shape)}, {item.dtype}"
+
+
+def _taken(weight: Tensor, index: Tensor) -> Tensor:
+    """The weight of each index; under vmap too."""
+    return weight.index_select(0, index.reshape(-1)).view(index.shape)
+
+
+def _is_index(target: Any, input: Tensor, dim: int) -> bool:
+    """Whether the target holds indices, not distributions; refused unless its shape is right."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor; got {type(target).__name__}")
+    indices = target.dtype in _INTEGERS
+    if not indices and not target.is_floating_point():
+        raise TypeError(
+            f"target must hold indices (integers) or distributions (floating); got {target.dtype}"
+        )
+    rows = input.shape[:dim] + input.shape[dim + 1 :]
+    expected = rows if indices else input.shape
+    if target.shape != expected:
+        kind = "indices" if indices else "distributions"
+        raise ValueError(
+            f"target of {kind} ({target.dtype}) must have shape {tuple(expected)} for input of "
+            f"shape {tuple(input.shape)} with its classes along dim={dim}; got "
+            f"{tuple(target.shape)}"
+        )
+    return indices
+
+
+def _distribution(
+    target: Tensor, x: Tensor, dim: int, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """w∘t over its sum, and that sum."""
+    t = target.to(x.dtype).movedim(dim, -1)
+    if may_look(t) and t.numel():
+        low, high = (end.item() for end in t.detach().aminmax())
+        if not 0 <= low <= high < math.inf:
+            wrong = high if low >= 0 else low
+            raise ValueError(f"target distributions must be finite and >= 0; got {wrong:g}")
+    t = t if weight is None else t * weight
+    mass = t.sum(-1)
+    return t / torch.where(mass > 0, mass, 1).unsqueeze(-1), mass

@@ -1,0 +1,133 @@
+"""The targets of a Fenchel–Young loss: ⟨t, x⟩, Ω(t) and y − t, for vertices, distributions and what
+label smoothing makes of them; and Ω of many entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex, transforms
+from ..regularizers.penalty import value_of
+from ..regularizers.regularizer import Regularizer
+
+BLOCK = 1 << 18
+"""Entries to work on at a time: temporaries of so many stay in a core's cache."""
+F64 = torch.float64
+
+
+class Target(NamedTuple):
+    """t = a·t₀ + (1 − a)·s for rows (*batch, d): t₀ is a vertex e_k or a distribution. s, of label
+    smoothing, is a distribution over vertices, each of which has a loss of its own."""
+
+    vertex: Tensor | None = None
+    """k, (*batch, 1), or"""
+    given: Tensor | None = None
+    """t₀, (*batch, d)."""
+    spread: Tensor | None = None
+    """s; broadcasts to (*batch, d)."""
+    share: Tensor | None = None
+    """a; broadcasts to (*batch, 1)."""
+
+    def dot(self, x: Tensor) -> Tensor:
+        """⟨t, x⟩ for finite x, (*batch)."""
+        if self.vertex is not None:
+            first = x.gather(-1, self.vertex).squeeze(-1).to(F64)
+        else:
+            assert self.given is not None
+            first = (self.given * x).sum(-1, dtype=F64)
+        if self.spread is None or self.share is None:
+            return first
+        a, s = self.share.squeeze(-1), self.spread
+        mean = x @ s.flatten() if s.numel() == s.shape[-1] else (s * x).sum(-1)
+        return a * first + (1 - a) * mean.to(F64)
+
+    def taken_from(self, y: Tensor) -> Tensor:
+        """y ← y − t, in place."""
+        a = self.share
+        if self.vertex is not None:
+            one = -torch.ones_like(y[..., :1])
+            y.scatter_add_(-1, self.vertex, one if a is None else one * a)
+        else:
+            assert self.given is not None
+            y.sub_(self.given if a is None else a * self.given)
+        if a is None or self.spread is None:
+            return y
+        return y.sub_((1 - a) * self.spread)
+
+    def inside(self, on: Tensor) -> Tensor:
+        """Whether t lies on the entries ``on``, (*batch); s always does."""
+        if self.vertex is not None:
+            return on.gather(-1, self.vertex).squeeze(-1)
+        assert self.given is not None
+        return ~((self.given > 0) & ~on).any(-1)
+
+    def value(self, omega: Regularizer, like: Tensor, on: Tensor | None) -> Tensor:
+        """a·Ω(t₀) + (1 − a)·Σ_c s_c Ω(e_c), (*batch), for rows ``like``."""
+        if self.vertex is not None:
+            first = _at_vertex(omega, like, on, self.vertex)
+        else:
+            first = in_blocks(lambda t, on: omega_at(omega, t, on), (self.given, on), omega)
+        if self.spread is None or self.share is None:
+            return first
+        a = self.share.squeeze(-1)
+        return a * first + (1 - a) * _mean_of_vertices(omega, like, on, self.spread)
+
+
+def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
+    """Ω(y) at the zeros of y, or next to them where Ω is not finite there. Its derivatives are
+    those next to them: at a zero that of y^p log y in p is NaN."""
+    with torch.no_grad():
+        value = value_of(omega, y, on)
+        finite = torch.isfinite(value)
+    if not torch.is_grad_enabled() and transforms.may_look(value) and bool(finite.all()):
+        return value
+    near = value_of(omega, y + (simplex.inward(y) - y).detach(), on)
+    return near + torch.where(finite, value - near, 0).detach()
+
+
+def _at_vertex(omega: Regularizer, like: Tensor, on: Tensor | None, k: Tensor) -> Tensor:
+    """Ω(e_k), (*batch)."""
+    if omega.ignores_zeros:  # one vertex is as another
+        return omega.value(torch.ones_like(like[..., :1]))
+    return omega_at(omega, torch.zeros_like(like).scatter(-1, k, 1), on)
+
+
+def _mean_of_vertices(
+    omega: Regularizer, like: Tensor, on: Tensor | None, spread: Tensor
+) -> Tensor:
+    """Σ_c s_c Ω(e_c), (*batch): Ω is evaluated d times, unless all vertices are one to it."""
+    if on is None:  # rows do not differ
+        like = like[tuple(slice(1) for _ in like.shape[:-1])]
+    if omega.ignores_zeros:
+        return _at_vertex(omega, like, on, torch.zeros_like(like[..., :1], dtype=torch.int64))
+    total = torch.zeros_like(spread[..., 0])
+    for c in range(like.shape[-1]):
+        k = torch.full_like(like[..., :1], c, dtype=torch.int64)
+        total = total + spread[..., c] * _at_vertex(omega, like, on, k)
+    return total
+
+
+def in_blocks(
+    function: Callable[..., Tensor],
+    rows: Sequence[Tensor | None],
+    omega: Regularizer | None = None,
+    gamma: Any = None,
+) -> Tensor:
+    """function(*rows), (*batch), a few rows at a time where all together leave the caches; not
+    where γ or what is inside Ω differs from row to row."""
+    x = rows[0]
+    assert x is not None
+    numbers = [gamma, *(omega.tensors(fixed=True).values() if omega is not None else ())]
+    shared = all(not isinstance(t, Tensor) or t.numel() == 1 for t in numbers)
+    if not transforms.may_look(x) or x.numel() < 2 * BLOCK or not shared:
+        return function(*rows)
+    batch, step = x.shape[:-1], max(1, BLOCK // x.shape[-1])
+    flat = [None if t is None else t.reshape(-1, t.shape[-1]) for t in rows]
+    parts = [
+        function(*(t if t is None or len(t) == 1 else t[i : i + step] for t in flat))
+        for i in range(0, batch.numel(), step)
+    ]
+    return torch.cat(parts).view(batch)

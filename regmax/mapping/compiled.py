@@ -1,0 +1,184 @@
+"""Which mappings a kernel takes, and their arguments laid out for
+:mod:`regmax.mapping.function`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import Kernel, asked, transforms, wrappers
+from ..regularizers import arguments, serialize
+from ..regularizers.expressions import Scaled, unscaled
+from ..regularizers.penalty import structured, unpenalized
+from ..regularizers.regularizer import Regularizer
+from .function import HALF, Eager, Mapping, formula, forward, products, taking_part
+
+REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
+
+
+def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
+    """The kernel that Ω offers for tensors like x, unless its class redefines what it computes."""
+    if not (asked() and omega.exact and _trusted(type(omega))):  # type: ignore[arg-type]
+        return None
+    return omega.kernel(x)
+
+
+@functools.cache
+def _trusted(cls: type[Regularizer]) -> bool:
+    """Whether ``kernel`` comes with the definitions that it computes, or after them."""
+    own = depth(cls, "kernel") < cls.__mro__.index(Regularizer)
+    return own and all(depth(cls, "kernel") <= depth(cls, name) for name in REPLACED)
+
+
+def depth(cls: type[Any], name: str) -> int:
+    """How far up the classes that ``cls`` inherits from ``name`` is defined."""
+    order = cls.__mro__
+    return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
+
+
+@functools.cache
+def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """γ and the hyperparameters: their names, and what is accepted."""
+    names = tuple(cls.hyperparameters or ())
+    return ("gamma", *names), (arguments.POSITIVE, *(cls.ranges.get(name) for name in names))
+
+
+def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
+    """Π_Ω(x) with its gradients, or None where no kernel takes it."""
+    tracing = transforms.tracing()
+    if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and _hollow(x))):
+        return None
+    whole, factors = omega, []
+    omega = unpenalized(omega)
+    while isinstance(omega, Scaled):
+        factors.append(omega.c)
+        omega = omega.base
+    kernel = kernel_of(omega, x)
+    if kernel is None or x.is_meta:
+        return None
+    names, ranges = _declared(type(omega))  # type: ignore[arg-type]
+    given = [gamma, *(getattr(omega, name) for name in names[1:])]
+    watched = transforms.watched((x, *given, *factors))
+    if watched and not _takes((x, *given, *factors), omega, tracing):
+        return None
+    x, dim = arguments.scores(x, dim)
+    arguments.entries(x, dim, whole.entries, whole)
+    takes_part = arguments.mask(mask, x)
+    rows = x if x.dtype in kernel.dtypes else x.float()
+    # hyperparameters are rounded to the dtype that is computed in
+    like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
+    laid_out = arguments.per_row if watched else _checked
+    numbers = [
+        laid_out(name, item, accepted, like, dim)
+        for name, item, accepted in zip(names, given, ranges, strict=True)
+    ]
+    for c in factors:
+        numbers[0] = numbers[0] * laid_out("c", c, Scaled.ranges["c"], like, dim)
+    if dim != x.ndim - 1:
+        rows = rows.movedim(dim, -1)
+        takes_part = None if takes_part is None else takes_part.movedim(dim, -1)
+    if watched:
+        y = _watched(kernel, omega, rows, takes_part, numbers)
+    else:
+        y = _with_gradients(kernel, omega, rows, takes_part, numbers)
+    if dim != x.ndim - 1:
+        y = y.movedim(-1, dim)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
+def _hollow(x: Any) -> bool:
+    """Whether a wrapper is one of those that tracers make of a plain tensor."""
+    return isinstance(x, Tensor) and not wrappers.is_dtensor(x) and x.layout == torch.strided
+
+
+def _takes(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool:
+    """Whether the one function takes these inputs: plain tensors, whatever looks at them; of a
+    recorded graph, those of an Ω that it can name."""
+    tensors = [t for t in items if isinstance(t, Tensor)]
+    if any(t.is_meta for t in tensors):
+        return False
+    if tracing:
+        return serialize.is_written(omega) and all(map(_hollow, tensors))
+    return all(type(t) in transforms.PLAIN for t in tensors)
+
+
+def _with_gradients(
+    kernel: Kernel, omega: Regularizer, rows: Tensor, mask: Tensor | None, numbers: list[Any]
+) -> Tensor:
+    if torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in (rows, *numbers)
+    ):
+        return Eager.apply(rows, mask, kernel, omega, *numbers)  # type: ignore[no-untyped-call,no-any-return]
+    return forward(kernel, rows.detach(), mask, numbers)[0]
+
+
+def _watched(
+    kernel: Kernel, omega: Regularizer, rows: Tensor, mask: Tensor | None, numbers: list[Any]
+) -> Tensor:
+    if structured(omega) and mask is not None:  # neighbours among those that take part
+        mask = mask & (rows.detach() != -torch.inf)
+    y: Tensor = Mapping.apply(rows, mask, kernel, omega, *numbers)  # type: ignore[no-untyped-call]
+    return y
+
+
+def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
+    """Π_Ω of rows as Ω sees them, with gradients."""
+    numbers = _numbers(omega, gamma)
+    return _with_gradients(kernel, omega, x, mask, numbers)
+
+
+def watched(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | None:
+    """Π_Ω of rows that a transform or a tracer looks at, or None where no kernel takes them."""
+    omega, gamma = unscaled(omega, gamma)
+    kernel = kernel_of(omega, x)
+    given = (x, gamma, *omega.tensors(fixed=True).values())
+    if kernel is None or x.is_meta or not _takes(given, omega, transforms.tracing()):
+        return None
+    numbers = _numbers(omega, gamma)
+    return _watched(kernel, omega, x, mask, numbers)
+
+
+def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any:
+    if (
+        isinstance(item, Tensor)
+        and item.ndim == 0
+        and item.dtype == rows.dtype
+        and item.device.type == rows.device.type == "cpu"
+        and accepted is not None
+    ):
+        return arguments.hyperparameter(name, item, *accepted)  # nothing to lay out
+    return arguments.per_row(name, item, accepted, rows, dim)
+
+
+def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
+    """γ and θ."""
+    return [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+
+
+def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
+    """Π_Ω of rows as Ω sees them, without gradients."""
+    numbers = _numbers(omega, gamma)
+    return forward(kernel, x.detach(), mask, numbers)[0]
+
+
+def product(
+    omega: Regularizer,
+    y: Tensor,
+    part: Tensor | None,
+    v: Tensor,
+    gamma: float | Tensor,
+    hyper: bool,
+) -> tuple[Tensor, ...]:
+    """:func:`products` by the kernel of Ω, or by PyTorch operations where it has none here."""
+    numbers = _numbers(omega, gamma)
+    kernel = kernel_of(omega, y)
+    if kernel is not None:
+        return products(kernel, y, taking_part(part), v, numbers, hyper)
+    tensors = [t for t in numbers if isinstance(t, Tensor)]
+    fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
+    # inside an operator autograd records nothing: the derivatives of Ω are those of torch.func
+    found: Any = torch.func.vjp(formula(omega, part, hyper, fixed), y, v, *tensors)[0]
+    return tuple(t.clone(memory_format=torch.contiguous_format) for t in found)

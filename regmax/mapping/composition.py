@@ -1,0 +1,101 @@
+"""Π_{base+λR} = Π_base ∘ prox_{γλR} with gradients, by the compiled code of both.
+
+The chain rule needs no more than the groups of s = prox_{γλR}(x): J = J_base · P, with P the
+averages over these, and ∂s/∂(γλ) = −P u, u ∈ ∂R(s) (Niculae & Blondel 2017, Prop. 3).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import Kernel
+from ..kernels.simplex import row_dot
+from ..regularizers.expressions import unscaled, unweighted
+from ..regularizers.penalty import Penalized, averaged
+from ..regularizers.regularizer import Regularizer
+from . import compiled, function
+from .autograd import hold_tensors
+from .compiled import kernel_of
+from .rows import Rows
+
+
+def argmax(rows: Rows) -> Tensor | None:
+    """Π_Ω(x), or None where Ω is no such composition, or its base has no kernel."""
+    omega, kernel = rows.omega, base_kernel(rows.omega, rows.x)
+    if kernel is None or not isinstance(omega, Penalized):
+        return None
+    base, gamma = unscaled(omega.base, rows.gamma)
+    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
+    if any(t.requires_grad for t in _held_by(penalty)) or hold_tensors(penalty):
+        return None  # the penalty itself learns, or may
+    s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
+        rows.x, weight, rows.mask, omega, rows.gamma, penalty
+    )
+    return compiled.apply(kernel, base, s, gamma, rows.mask)
+
+
+def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
+    """The kernel of the base that Π_Ω is by the theorem, where Ω has none of its own."""
+    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+        return None
+    if not omega.composes or kernel_of(omega, x) is not None:
+        return None
+    return kernel_of(unscaled(omega.base, 1.0)[0], x)
+
+
+@functools.cache
+def _composes(cls: type[Penalized]) -> bool:
+    """Whether Ω is base + λR as :class:`regmax.Penalized` writes it."""
+    return all(getattr(cls, name) is getattr(Penalized, name) for name in compiled.REPLACED)
+
+
+def _held_by(penalty: nn.Module) -> Iterator[Tensor]:
+    """The tensors inside."""
+    for module in penalty.modules():
+        for item in (*vars(module).values(), *module.parameters(False), *module.buffers(False)):
+            if isinstance(item, Tensor):
+                yield item
+
+
+def _double(item: Any) -> Any:
+    return item.double() if isinstance(item, Tensor) else item
+
+
+class _Prox(torch.autograd.Function):
+    """prox_{weight·R}(x), its maximum shifted to 0."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: float | Tensor,
+        mask: Tensor | None,
+        omega: Penalized,
+        gamma: float | Tensor,
+        penalty: Any,
+    ) -> Tensor:
+        s = omega.composed(x, gamma, mask)
+        ctx.penalty = penalty
+        ctx.number = weight if isinstance(weight, Tensor) else None
+        ctx.save_for_backward(s, mask)
+        return s
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        s, mask = ctx.saved_tensors
+        s = s.detach()
+        w = averaged(ctx.penalty, v, s, mask)
+        if mask is not None:
+            w = torch.where(mask, w, 0)
+        along = None
+        if ctx.needs_input_grad[1]:
+            u = ctx.penalty.any_subgradient(s, mask)
+            # 0 where the row's maximum is: w adds up to 0 but for rounding
+            u = u - u.gather(-1, s.argmax(-1, keepdim=True))
+            along = function.reduced(-row_dot(w.double(), u.double()), ctx.number)
+        return w, along, None, None, None, None

@@ -1,0 +1,86 @@
+"""The way of ``torch.compile`` to Π_Ω, max_Ω and L_Ω: one call in the graph, traced without Dynamo.
+
+Dynamo cannot follow the making of an nn.Module; what is recorded is therefore one function of
+tensors and numbers, which the stages after Dynamo trace into. ``torch.export`` needs none of it.
+
+Imported by Dynamo's own doing, when it meets a mapping: the marks below load the compiler, which
+would double the time of ``import regmax``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..regularizers import serialize
+from ..regularizers.regularizer import Regularizer
+from . import engine
+from .forward import Settings, has_formula
+from .operator import not_recordable
+from .rows import prepare
+
+
+def _mapping(
+    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
+) -> Tensor:
+    """Π_Ω(x), Ω the expression of that text with these arguments."""
+    return engine.mapping(serialize.made(text, list(arguments)), x, gamma, dim, mask, Settings())
+
+
+def _smooth_max(
+    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
+) -> Tensor:
+    """max_Ω(x)."""
+    rows = prepare(serialize.made(text, list(arguments)), x, gamma, dim, mask)
+    return engine.smooth_max(rows, engine.argmax(rows, Settings())[0]).to(x.dtype)
+
+
+mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)
+CALLS: dict[str, Callable[..., Tensor]] = {
+    "mapping": mapping,
+    "max": torch.compiler.allow_in_graph(_smooth_max),
+}
+
+
+def written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
+    """Ω as a text, and its arguments; an empty text, and a graph break, where Π_Ω cannot be
+    recorded.
+
+    Dynamo follows the walk through Ω: an object that it took for a constant would be a graph's own,
+    and each layer of a stack would be compiled by itself.
+    """
+    form = serialize.form(omega)
+    if serialize.remembered(form):
+        return _of_object(omega, settings)
+    recordable = settings.solver == "auto" and not settings.certify and has_formula(omega)
+    return _of_form(form) if recordable else ("", [])
+
+
+def _found(form: tuple[Any, ...]) -> tuple[str, list[str]]:
+    try:
+        text = serialize.text(form)
+    except TypeError:
+        return "", []
+    return text, serialize.arguments(text)
+
+
+def _written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
+    if not_recordable(omega, settings) is not None:
+        return "", []
+    text = serialize.written(omega)
+    return text, serialize.arguments(text)
+
+
+_of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_found)
+_of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_written)
+
+
+def _outside(function: Callable[..., Any], *arguments: Any) -> Any:
+    """A call that the compiler breaks its graph for."""
+    return function(*arguments)
+
+
+outside: Callable[..., Any] = torch.compiler.disable(_outside)

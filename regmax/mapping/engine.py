@@ -1,0 +1,319 @@
+"""Π_Ω(x) with its gradients, max_Ω(x), and solutions with certificates."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex, transforms
+from ..kernels.wrappers import dense, is_dtensor
+from ..optimality.certificates import Certificate, Problem
+from ..optimality.solution import Solution, Status
+from ..regularizers import arguments
+from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from ..regularizers.penalty import Penalized, who
+from ..regularizers.regularizer import Regularizer, like, overrides
+from . import compiled, composition, operator, sharded
+from .autograd import attach, envelope, may_hide_tensors, objective, restate
+from .forward import Road, Settings, check_composed, closed_form, report, solves, travel
+from .rows import Rows, prepare
+
+F64 = torch.float64
+
+
+def mapping(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
+) -> Tensor:
+    """Π_Ω(x), as the user calls it."""
+    if settings.certify and not is_dtensor(x):  # that is certified where it lies
+        return _certified(omega, x, gamma, dim, mask, settings)
+    if settings.solver == "auto":
+        try:
+            y = compiled.argmax(omega, x, gamma, dim, mask)
+        except RuntimeError:  # from a tensor without strides or memory, which is named
+            dense("x", x)
+            for name, t in {"mask": mask, "gamma": gamma, **omega.tensors(fixed=True)}.items():
+                dense(name, t, x)
+            raise
+        if y is not None:
+            return y
+    if is_dtensor(x):
+        own = functools.partial(mapping, settings=settings)
+        return sharded.mapping(own, omega, x, gamma, dim, mask)
+    rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
+    return rows.restore(argmax(rows, settings)[0])
+
+
+def _certified(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
+) -> Tensor:
+    """Π_Ω(x) as :func:`mapping` gives it, its certificate and its product with J looked at."""
+    y = mapping(omega, x, gamma, dim, mask, replace(settings, certify=False))
+    if transforms.compiling() or transforms.transforming() or not omega.exact:
+        return y
+    with torch.no_grad():
+        wide = prepare(omega, x, gamma, dim, mask, wide=True)
+        problem = Problem(wide.omega, wide.z, wide.mask)
+        found = wide.read(y.detach())
+        certificate = problem.tested(found)
+        path = f"the mapping of {who(wide.omega)}"
+        _check_exact(wide, found, Road(found, path, ""))
+        _check_zeros(certificate, found, path)
+        report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
+    if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
+        _check_product(wide, problem, found, certificate, x, y, path, settings)
+    return y
+
+
+def _check_product(
+    wide: Rows,
+    problem: Problem,
+    found: Tensor,
+    certificate: Certificate,
+    x: Tensor,
+    y: Tensor,
+    path: str,
+    settings: Settings,
+) -> None:
+    """Compare J v by backward with J v by Ω's value, where the support is decided."""
+    v = simplex.generic(found, 0.7) * found.shape[-1]
+    back = v.movedim(-1, wide.dim).to(y.dtype)
+    (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
+    support = certificate.support
+    with torch.no_grad():
+        expected = problem.vector_product(found, support, v) / wide.gamma
+        off = (wide.read(got) - expected).abs().amax(-1)
+        size = 1 + expected.abs().amax(-1)
+        decided = (support == (found > 0)).all(-1)
+        wrong = decided & ~(off <= (1e-5 if y.dtype == F64 else 2e-2) * size)
+    if bool(wrong.any()):
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        raise RegularizerError(
+            f"{path}: the vector–Jacobian product of backward is off by {off[at].item():.3g} at "
+            f"row {at}; a wrong curvature, or a wrong kernel"
+        )
+
+
+def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
+    """Π_Ω(x), with gradients, and the road taken."""
+    try:
+        return _argmax(rows, settings)
+    except RuntimeError as error:
+        omega = rows.omega
+        parts: list[Any] = [*omega.leaves()]
+        if isinstance(omega, Penalized):
+            parts = [*omega.base.leaves(), omega.penalty]
+        arguments.refuse_length(parts, rows.x, rows.dim, error)
+        raise
+
+
+def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
+    omega = rows.omega
+    seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
+    seen = seen or (transforms.dual_level() and omega.exact)
+    with transforms.full_precision(rows.x.device.type):
+        if not omega.exact:
+            if seen:
+                raise NotImplementedError(
+                    f"{omega!r} approximates, and is differentiated as it is written: by autograd "
+                    "in reverse mode only, without torch.func, forward mode, compile or export"
+                )
+            # it may depend on where the scores' 0 is
+            y = closed_form(omega, rows.x + rows.shift, rows.gamma, rows.mask)
+            if y is None:
+                raise RegularizerError(
+                    f"{type(omega).__name__} is not exact and has no closed form"
+                )
+            return y, Road(y, "closed form", "an approximation, differentiated as it is written")
+        if seen and settings.solver == "auto":
+            known = compiled.watched(omega, rows.x, rows.gamma, rows.mask)
+            if known is not None:
+                return known, Road(known, "one function", "a transform or a tracer looks on")
+        if seen:
+            y = operator.find(rows, settings)
+            road = Road(y, "one operator", "a transform or a tracer looks on")
+            return restate(y, rows.z_from(y), omega, rows.mask), road
+        if settings.solver == "auto" and torch.is_grad_enabled():
+            composed = composition.argmax(rows)
+            if composed is not None:
+                assert isinstance(omega, Penalized)
+                check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
+                return composed, Road(composed, "prox, then closed form", "kernels of both")
+        with torch.no_grad():
+            road = travel(rows, settings)
+        y = attach(road.y, rows.z_from(road.y), omega, rows.mask, road.inverse)
+        return _without_kinks(y, road), road
+
+
+def _without_kinks(y: Tensor, road: Road) -> Tensor:
+    """y, whose gradient is NaN in rows where the penalty has none on the support."""
+    if road.solved is None or not y.requires_grad:
+        return y
+    kinked = road.solved.problem.kinked(road.y)
+    if bool(kinked.any()):
+        where = [tuple(int(i) for i in at) for at in kinked.nonzero()[:4]]
+        warnings.warn(
+            f"{who(road.solved.problem.omega)}: the penalty is not differentiable at y, along the "
+            f"support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
+            "gradient is NaN",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+        y.register_hook(lambda v: torch.where(kinked.unsqueeze(-1), torch.nan, v))
+    return y
+
+
+def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tensor:
+    """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
+
+    ``gap``: by how much y may miss the maximum, where ``conjugate`` is to be held to that.
+    """
+    omega, gamma = rows.omega, rows.gamma
+    with transforms.full_precision(rows.x.device.type):
+        value = objective(omega, rows.x, gamma, y, rows.mask)
+        with torch.no_grad():
+            best = None
+            if overrides(omega, "conjugate"):
+                best = omega.conjugate(rows.x, gamma, rows.mask)
+            if best is not None:
+                like(best, value, f"{who(omega)}.conjugate")
+            if best is not None and gap is not None:
+                _check_conjugate(omega, best, value, rows, gap)
+            if best is None:  # at the exact zeros of y, where Ω is finite there
+                best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
+            best = torch.where(torch.isfinite(best), best, value)
+        if transforms.watched((rows.x, y)) or may_hide_tensors(omega):
+            value = value + (best - value).detach()
+        else:
+            value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)
+    return rows.restore_rows(value + rows.shift.squeeze(-1))
+
+
+def _check_conjugate(
+    omega: Regularizer, best: Tensor, value: Tensor, rows: Rows, gap: float | Tensor
+) -> None:
+    """Refuse a max_Ω that is not ⟨y, x⟩ − γΩ(y)."""
+    name = f"{who(omega)}.conjugate"
+    if transforms.may_look(best):
+        tol = 1e-6 if value.dtype == F64 else 1e-3
+        size = 1 + value.abs() + rows.x.abs().amax(-1)
+        wrong = torch.isfinite(value) & ~((best - value).abs() <= tol * size + gap)
+        if bool(wrong.any()):
+            at = tuple(int(i) for i in wrong.nonzero()[0])
+            raise RegularizerError(
+                f"{name} is {best[at].item():.6g} at row {at}, where ⟨y, x⟩ − γΩ(y) is "
+                f"{value[at].item():.6g}, both less the largest score"
+            )
+
+
+def _check_exact(rows: Rows, y: Tensor, road: Road) -> None:
+    """Refuse an answer that is off the simplex: below 0, or not 0 where masked."""
+    wrong = y < 0
+    if rows.mask is not None:
+        wrong = wrong | (~rows.mask & (y != 0))
+    if bool(wrong.any()):
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        raise RegularizerError(
+            f"{who(rows.omega)}, {road.path}: y must be >= 0, and 0 where masked; got "
+            f"{y[at].item():.3g} at {at}"
+        )
+
+
+def _check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
+    """Refuse an answer whose entries are next to 0 where they are 0: its gradients are those of
+    another support."""
+    if bool(certificate.stray.any()):
+        at = tuple(int(i) for i in certificate.stray.nonzero()[0])
+        raise RegularizerError(f"{path} gives {y[at].item():.3g} at {at}, where y is 0")
+
+
+def solution(
+    omega: Regularizer,
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+    y0: Any = None,
+) -> Solution:
+    """Π_Ω(x) with its certificate: that of the answer in its own dtype, for the scores as they came
+    and not as their dtype rounds what is made of them."""
+    meta = isinstance(x, Tensor) and x.is_meta
+    if transforms.compiling() or transforms.transforming() or meta:
+        raise NotImplementedError(
+            "a certificate looks at numbers, which transforms, tracers and the meta device hide: "
+            "call solve outside"
+        )
+    rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
+    if y0 is not None:
+        settings = replace(settings, start=rows.start(y0))
+    y, road = argmax(rows, settings)
+    if omega.exact:
+        _check_exact(rows, y.detach(), road)
+    answer = rows.restore(y)
+    with torch.no_grad():
+        wide = prepare(omega, x, gamma, dim, mask, wide=True)
+        # a prox composed with a solve is certified for the whole Ω, as any answer
+        problem = Problem(wide.omega, wide.z, wide.mask)
+        found = wide.point(y.detach())
+        if road.solved is not None and road.solved.problem.omega is rows.omega:
+            certificate = road.solved.certificate
+        else:
+            certificate = problem.tested(found)
+        if omega.exact and road.solved is None:
+            _check_zeros(certificate, found, f"{who(omega)}, {road.path}")
+        rounded = (wide.read(answer.detach()) - found).norm(dim=-1)
+        bound = certificate.error_bound.to(F64) + rounded
+    bound = rows.restore_rows(_rounded_up(bound, answer.dtype))
+    iterations = torch.zeros_like(bound, dtype=torch.int64)
+    if road.solved is not None:
+        iterations = rows.restore_rows(road.solved.iterations)
+    converged = bound <= settings.tolerance(answer.dtype)
+    status = _status(rows, converged, iterations >= settings.max_iter)
+    missed = (status == Status.BUDGET) | (status == Status.STALLED)
+    if settings.on_failure == "raise" and bool(missed.any()):
+        at = [tuple(int(i) for i in where) for where in missed.nonzero()[:4]]
+        worst = torch.where(missed, bound, 0).max().item()
+        raise ConvergenceError(
+            f"{road.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
+            f"{settings.tolerance(answer.dtype):g} (rows {at}; worst certified error {worst:.2g})"
+        )
+    known = certificate.error_bound <= settings.tolerance(answer.dtype)
+    slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
+    return Solution(
+        y=answer,
+        value=smooth_max(rows, y, slack).to(answer.dtype),
+        gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
+        error_bound=bound,
+        iterations=iterations,
+        converged=converged,
+        path=road.path,
+        estimated=certificate.estimated,
+        status=status,
+        trace=settings.trace and settings.trace.restored(rows.restore_rows),
+    )
+
+
+def _number(gamma: float | Tensor) -> float | Tensor:
+    """γ of each row, (*batch)."""
+    return gamma.detach().squeeze(-1) if isinstance(gamma, Tensor) and gamma.ndim else gamma
+
+
+def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bound in a dtype in which it may round down to less than it was."""
+    near = bound.to(dtype)
+    return torch.where(near < bound, torch.nextafter(near, near.new_full((), torch.inf)), near)
+
+
+def _status(rows: Rows, converged: Tensor, spent: Tensor) -> Tensor:
+    status = torch.where(spent, Status.BUDGET, Status.STALLED)
+    status = torch.where(converged, Status.CONVERGED, status)
+    for where, what in ((rows.empty, Status.EMPTY), (rows.spoilt, Status.SPOILT)):
+        if where is not None:
+            status = torch.where(where.squeeze(-1), what, status)
+    return status.to(torch.int8)

@@ -1,0 +1,323 @@
+"""The roads to Π_Ω(x): a closed form, a prox followed by one, or a solver; their certificates."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex, transforms
+from ..optimality.certificates import Certificate, Problem
+from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
+from ..optimality.solution import Trace
+from ..optimality.subgradients import mistaken_penalty
+from ..regularizers.curvature import Inverse
+from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from ..regularizers.expressions import unscaled, unweighted
+from ..regularizers.penalty import Penalized, Penalty, who
+from ..regularizers.registry import registry
+from ..regularizers.regularizer import Regularizer, checked_value, overrides
+from ..solvers import Solved, Solver, choose, chosen, merged, solve
+from .compiled import depth, kernel_of, values
+from .rows import Rows
+
+OnFailure = Literal["warn", "raise", "ignore"]
+
+
+LOWEST = -1e12
+"""Solvers take lower scores (finfo.min, as additive masks have it) for this: y is 0, or below
+rounding, there, and the others keep their digits."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to solve: independent of what is solved and of how it is differentiated.
+
+    ``start``: rows that a solver starts from; ``trace``: where it notes its iterations.
+    """
+
+    solver: str | Solver = "auto"
+    tol: float | None = None
+    max_iter: int = 2000
+    on_failure: OnFailure = "warn"
+    certify: bool = False
+    start: Tensor | None = None
+    trace: Trace | None = None
+
+    def tolerance(self, dtype: torch.dtype) -> float:
+        """The certified error to reach: 1e-8 in float64, 1e-3 in float32, unless set.
+
+        In float32 the certificate's own rounding, some 4e-7 of the scores, is most of the bound;
+        the answers are far better.
+        """
+        if self.tol is not None:
+            return self.tol
+        return 1e-8 if dtype == torch.float64 else 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Road:
+    """y and how it was found; ``solved`` is None for a closed form."""
+
+    y: Tensor
+    path: str
+    why: str
+    solved: Solved | None = None
+
+    def inverse(self, support: Tensor) -> Inverse | None:
+        """The factorisation that the solver ended with, if it is that of J at y."""
+        if self.solved is None or self.solved.problem.structured:
+            return None
+        return self.solved.problem.remembered(self.y, support)
+
+
+def has_formula(omega: Regularizer) -> bool:
+    """Whether Ω claims a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
+    if overrides(omega, "closed_form"):
+        return True
+    return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
+
+
+def solves(omega: Regularizer, settings: Settings) -> bool:
+    """Whether Π_Ω is left to a solver, which computes in float64 whatever the dtype of the scores:
+    the slopes of an Ω that bends sharply have no digits in float32."""
+    return omega.exact and (settings.solver != "auto" or not has_formula(omega))
+
+
+def travel(rows: Rows, settings: Settings) -> Road:
+    """Find Π_Ω(x), without gradients."""
+    with torch.no_grad():
+        if settings.solver == "auto":
+            road = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
+            if road is not None:
+                return road
+        return _by_solver(rows.omega, rows.z, rows.mask, settings)
+
+
+def _by_formula(
+    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
+) -> Road | None:
+    omega, gamma = unscaled(omega, gamma)
+    kernel = kernel_of(omega, x)
+    if kernel is not None:
+        found = values(kernel, omega, x, gamma, mask)
+        return Road(found, "closed form", f"{kernel.name} kernel of {who(omega)}")
+    y = closed_form(omega, x, gamma, mask)
+    if y is not None:
+        return Road(y, "closed form", f"{who(omega)} has one, in PyTorch")
+    if isinstance(omega, Penalized) and omega.composes:
+        scores = omega.composed(x, gamma, mask)
+        road = _by_formula(omega.base, scores, gamma, mask, settings)
+        road = road or _by_solver(omega.base, scores / gamma, mask, settings)
+        check_composed(omega, x, gamma, mask, road.y, settings)
+        return Road(
+            road.y,
+            f"prox, then {road.path}",
+            f"{omega.base.name or who(omega.base)} is permutation-invariant, so "
+            f"Π = Π_base ∘ γ prox({omega.penalty.name}); {road.why}",
+            road.solved,
+        )
+    return None
+
+
+LOOKED_AT = 16
+"""Rows of a composition that are certified at each call."""
+
+
+def check_composed(
+    omega: Penalized,
+    x: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    settings: Settings,
+) -> None:
+    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: anybody wrote the
+    penalty, and the base calls itself permutation-invariant. Two that have kernels are left to the
+    kit, as closed forms are."""
+    known = with_kernel(type(unweighted(omega.penalty, 1.0)[0]))
+    if not transforms.recording() or y.numel() == 0:
+        return
+    if known and kernel_of(unscaled(omega.base, 1.0)[0], x) is not None:
+        return
+    with torch.no_grad():
+        tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
+        problem, y = sampled(omega, x, gamma, mask, y)
+        report(problem, y, problem.tested(y), tol, settings, path)
+
+
+@functools.cache
+def with_kernel(cls: type[Penalty]) -> bool:
+    """Whether a penalty comes with compiled code that knows all that it computes."""
+    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
+    return cls.kernel is not Penalty.kernel and all(
+        depth(cls, "kernel") <= depth(cls, name) for name in methods
+    )
+
+
+def sampled(
+    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, y: Tensor
+) -> tuple[Problem, Tensor]:
+    """Some rows as one batch dimension, in float64."""
+    batch = x.shape[:-1]
+    rows = x[..., 0].numel()
+    count = min(rows, LOOKED_AT)
+    at = torch.linspace(0, rows - 1, count, device=x.device).round().long()
+
+    def some(t: Tensor) -> Tensor:
+        return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])[at]
+
+    values = {k: some(t) for k, t in omega.per_row_tensors().items() if t.ndim}
+    inside = omega.tensors(fixed=True) | values
+    wide = {k: t.detach().double() for k, t in inside.items() if t.dtype.is_floating_point}
+    gamma = some(gamma).double() if isinstance(gamma, Tensor) and gamma.ndim else gamma
+    z = (some(x).double() / gamma).clamp_min(LOWEST)
+    on = None if mask is None else some(mask)
+    return Problem(omega.with_tensors(wide), z, on), some(y).double()
+
+
+def report(
+    problem: Problem, y: Tensor, certificate: Certificate, tol: float, settings: Settings, path: str
+) -> None:
+    """Say what the certificate of an answer that no solver found does not allow."""
+    wrong = mistaken_penalty(problem, y)
+    if wrong is not None:
+        raise RegularizerError(wrong)
+    found = Solved(y, torch.zeros_like(y[..., 0], dtype=torch.int64), certificate, path, problem)
+    failed = ~(certificate.error_bound <= tol)
+    if bool(failed.any()):
+        _report_failure(found, diagnose(problem, y, failed), tol, settings.on_failure)
+
+
+def closed_form(
+    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None
+) -> Tensor | None:
+    """What Ω's own formula gives, refused with a message unless it is a tensor like x."""
+    y = omega.closed_form(x, gamma, mask)
+    if y is None:
+        return None
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        got = f"{tuple(y.shape)}, {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise RegularizerError(
+            f"{type(omega).__name__}.closed_form must return a tensor like x: "
+            f"{tuple(x.shape)}, {x.dtype}; got {got}"
+        )
+    return y
+
+
+def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Road:
+    if z.numel() == 0:
+        return Road(z.clone(), "empty batch", "nothing to solve")
+    z = z.clamp_min(LOWEST)
+    problem = Problem(omega, z, mask, settings.start, settings.trace)
+    checked_value(omega, simplex.inward(problem.initial()), who(omega))
+    check_start(problem)
+    if settings.solver == "auto":
+        solvers, why = choose(problem)
+    else:
+        solvers, why = [named_solver(settings.solver)], "asked for"
+        reason = solvers[0].unsuitable(problem)
+        if reason is not None:
+            raise ValueError(
+                f"solver={solvers[0].name!r} cannot take {type(omega).__name__}: {reason}; "
+                'solver="auto" chooses one that can'
+            )
+    tol = settings.tolerance(z.dtype)
+    found, defect = _searched(problem, solvers, tol, settings)
+    checked_value(omega, simplex.inward(found.y), who(omega))
+    problem.check_convex(found.y, found.certificate.lowest)
+    problem.check_strong_convexity(found.y)
+    for look in (unsteady, refuted):
+        wrong = look(problem, found.y, found.certificate.gap)
+        if wrong is not None:
+            raise RegularizerError(f"{who(omega)}: {wrong}")
+    if settings.on_failure != "ignore":
+        everywhere = torch.ones_like(found.iterations, dtype=torch.bool)
+        wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
+        if wrong is not None:
+            raise RegularizerError(wrong)
+    _report_failure(found, defect, tol, settings.on_failure)
+    return Road(found.y, found.path, why, found)
+
+
+def _searched(
+    problem: Problem, solvers: list[Solver], tol: float, settings: Settings
+) -> tuple[Solved, Defect | None]:
+    """The best of the solvers, and what Ω breaks where they do not arrive. It is looked for early:
+    at a kink a solver would spend all that it may."""
+    budget = settings.max_iter
+    quick = [solver for solver in solvers if budget > solver.SOON]
+    if quick and settings.trace is None:
+        found = _in_turn(problem, quick[:2], tol, None)
+        failed = ~(found.certificate.error_bound <= tol)
+        if not bool(failed.any()):
+            return found, None
+        wrong = mistaken_penalty(problem, found.y)
+        defect = Defect(wrong, broken=True) if wrong else diagnose(problem, found.y, failed)
+        if defect is not None:
+            return found, defect
+    found = _in_turn(problem, solvers, tol, budget)
+    failed = ~(found.certificate.error_bound <= tol)
+    reported = settings.on_failure != "ignore"
+    return found, diagnose(problem, found.y, failed) if reported else None
+
+
+def _in_turn(problem: Problem, solvers: list[Solver], tol: float, max_iter: int | None) -> Solved:
+    """Each solver for the rows that those before it missed, within ``max_iter``, or soon."""
+    found = solve(problem, solvers[0], tol, max_iter or solvers[0].SOON)
+    for other in solvers[1:]:
+        if bool((found.certificate.error_bound <= tol).all()):
+            break
+        found = _better(found, solve(problem, other, tol, max_iter or other.SOON), tol)
+    return found
+
+
+def named_solver(solver: str | Solver) -> Solver:
+    """The solver that a name stands for."""
+    if isinstance(solver, Solver):
+        return solver
+    found: Solver = registry().get("solver", solver)()
+    return found
+
+
+def _better(a: Solved, b: Solved, tol: float) -> Solved:
+    """Row by row a, or where it missed the tolerance the better certified of the two."""
+    missed = ~(a.certificate.error_bound <= tol)
+    use = missed & (b.certificate.error_bound < a.certificate.error_bound)
+    return Solved(
+        chosen(use, b.y, a.y),
+        torch.where(missed, a.iterations + b.iterations, a.iterations),
+        merged(use, b.certificate, a.certificate),
+        f"{a.path}, then {b.path}" if bool(use.any()) else a.path,
+        a.problem,
+    )
+
+
+def _report_failure(
+    found: Solved, defect: Defect | None, tol: float, on_failure: OnFailure
+) -> None:
+    bound = found.certificate.error_bound
+    failed = ~(bound <= tol)
+    broken = defect is not None and defect.broken
+    if not bool(failed.any()) or (on_failure == "ignore" and not broken):
+        return
+    where = [tuple(int(i) for i in at) for at in failed.nonzero()[:4]]
+    worst = torch.where(failed, bound, 0).max().item()
+    gap = torch.where(failed, found.certificate.gap, 0).max().item()
+    message = (
+        f"{found.path}: {int(failed.sum())} of {failed.numel()} rows did not reach the tolerance "
+        f"{tol:g} (rows {where}{', …' if int(failed.sum()) > 4 else ''}; worst certified error "
+        f"{worst:.2g}, gap {gap:.2g}). Raise max_iter or tol, compute in float64, "
+        "or try another solver"
+    )
+    if defect is not None:
+        message += f". {who(found.problem.omega)}: {defect.said}"
+        if defect.broken:
+            raise RegularizerError(message)
+    if on_failure == "raise":
+        raise ConvergenceError(message)
+    warnings.warn(message, ConvergenceWarning, stacklevel=2)

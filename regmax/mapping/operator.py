@@ -1,0 +1,262 @@
+"""Π_Ω as one operation of PyTorch, for whatever cannot look inside: vmap, compile, export.
+
+It is :func:`regmax.mapping.forward.travel`, without gradients
+(:func:`regmax.mapping.autograd.restate` adds them), of x, a mask, and the tensors of γ and Ω. A
+transform of ``torch.func`` meets a Function that holds Ω itself; a recorded graph holds the
+operator ``regmax::argmax``, which knows Ω by the names and the arguments of its plugins
+(:mod:`regmax.regularizers.serialize`), so that the graph outlives the process.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import transforms
+from ..regularizers import serialize
+from ..regularizers.registry import registry
+from ..regularizers.regularizer import Regularizer
+from . import compiled
+from .forward import Settings, has_formula, travel
+from .rows import Rows
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """How to make Ω from its tensors, whose names are ``names``; γ is a number or comes first."""
+
+    make: Callable[[dict[str, Tensor]], Regularizer]
+    names: tuple[str, ...]
+    per_row: frozenset[str]
+    gamma: float | None
+    settings: Settings
+
+    def rows(self, x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Rows:
+        gamma: float | Tensor
+        if self.gamma is None:
+            gamma, inside = tensors[0], tensors[1:]
+        else:
+            gamma, inside = self.gamma, tensors
+        omega = self.make(dict(zip(self.names, inside, strict=True)))
+        none = torch.zeros_like(x[..., :1])
+        return Rows(x, gamma, mask, omega, none, None, None, x.ndim - 1, x.dtype)
+
+    def one_per_row(self) -> list[bool]:
+        """Which of the tensors have one number per row."""
+        return [True] * (self.gamma is None) + [name in self.per_row for name in self.names]
+
+
+def find(rows: Rows, settings: Settings) -> Tensor:
+    """Π_Ω(x) without gradients, under any transform."""
+    inside = rows.omega.tensors(fixed=True)
+    number = None if isinstance(rows.gamma, Tensor) else rows.gamma
+    given = [rows.gamma] if isinstance(rows.gamma, Tensor) else []
+    tensors = [t.detach() for t in (*given, *inside.values())]
+    x = rows.x.detach()
+    reason = None
+    if transforms.tracing() or x.is_meta:
+        reason = not_recordable(rows.omega, settings)
+        if reason is None:
+            written = serialize.call(rows.omega, number, tuple(inside))
+            recorded: Tensor = _argmax(x, rows.mask, tensors, written)
+            return recorded
+        if transforms.compiling():
+            raise NotImplementedError(reason)
+        if x.is_meta:
+            return torch.empty_like(x)
+    per_row = frozenset(rows.omega.per_row_tensors())
+    recipe = _Recipe(rows.omega.with_tensors, tuple(inside), per_row, number, settings)
+    try:
+        y: Tensor = _Find.apply(x, rows.mask, recipe, *tensors)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "escaped from inside a function being vmapped" in str(error):
+            raise NotImplementedError(
+                f"{rows.omega!r} depends on a tensor that vmap maps over and that is not one of "
+                "its attributes (a closure, or a tensor in a container or an object). Store the "
+                "tensor as an attribute of the Regularizer (self.w = w), an nn.Parameter or a "
+                "buffer, or in a nested module"
+            ) from error
+        if reason is not None:
+            raise NotImplementedError(reason) from error
+        raise
+    return y
+
+
+class _Find(torch.autograd.Function):
+    """For the transforms of torch.func: nothing is differentiated, its inputs are detached."""
+
+    @staticmethod
+    def forward(x: Tensor, mask: Tensor | None, recipe: _Recipe, *tensors: Tensor) -> Tensor:
+        return travel(recipe.rows(x, mask, list(tensors)), recipe.settings).y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        x: Tensor,
+        mask: Tensor | None,
+        recipe: _Recipe,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, int]:
+        def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
+            y: Tensor = _Find.apply(x, mask, recipe, *tensors)  # type: ignore[no-untyped-call]
+            return y
+
+        x_dim, mask_dim, _, *tensor_dims = in_dims
+        dims = (x_dim, mask_dim, tensor_dims)
+        return _batched(again, info.batch_size, dims, recipe, x, mask, list(tensors)), 0
+
+
+def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
+    """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None."""
+    if settings.solver != "auto":
+        return f"torch.compile and torch.export record closed forms, not solver={settings.solver!r}"
+    if settings.certify:
+        return "torch.compile and torch.export record no certificates: leave certify=False"
+    try:
+        serialize.written(omega)
+    except TypeError as error:
+        return str(error)
+    if not has_formula(omega):
+        return (
+            f"torch.compile and torch.export record closed forms, and {omega!r} has none (compile "
+            "without fullgraph, or outside of this layer)"
+        )
+    return None
+
+
+def _read(recipe: str) -> _Recipe:
+    return _made(recipe, registry())
+
+
+@functools.lru_cache(maxsize=256)
+def _made(recipe: str, known: object) -> _Recipe:
+    written: dict[str, Any] = json.loads(recipe)
+    names = tuple(written["tensors"])
+    # what is not on the CPU is not looked into: numbers out of range give NaN rows
+    sizes = {name: written["sizes"].get(name, ()) for name in names}
+    unseen = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
+    items = {**written["numbers"], **unseen}
+    text = written["omega"]
+    omega = serialize.made(text, [items[name] for name in serialize.arguments(text)])
+    return _Recipe(
+        make=omega.with_tensors,
+        names=names,
+        per_row=frozenset(prefix + name for prefix, name, _ in omega.declared()),
+        gamma=written["gamma"],
+        settings=Settings(),
+    )
+
+
+@torch.library.custom_op(
+    "regmax::argmax",
+    mutates_args=(),
+    schema="(Tensor x, Tensor? mask, Tensor[] tensors, str recipe) -> Tensor",
+)
+def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
+    read = _read(recipe)
+    y = travel(read.rows(x, mask, tensors), read.settings).y
+    memory = y.untyped_storage().data_ptr()
+    if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
+        y = y.clone()  # an operator must not return what it was given
+    return y.contiguous()
+
+
+@_argmax.register_fake
+def _(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@_argmax.register_vmap
+def _(
+    info: Any,
+    in_dims: tuple[Any, ...],
+    x: Tensor,
+    mask: Tensor | None,
+    tensors: list[Tensor],
+    recipe: str,
+) -> tuple[Tensor, int]:
+    def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
+        y: Tensor = _argmax(x, mask, tensors, recipe)
+        return y
+
+    return _batched(again, info.batch_size, in_dims[:3], _read(recipe), x, mask, tensors), 0
+
+
+@torch.library.custom_op(
+    "regmax::jacobian_product",
+    mutates_args=(),
+    schema="(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str recipe, bool hyper)"
+    " -> Tensor[]",
+)
+def _jacobian_product(
+    y: Tensor,
+    mask: Tensor | None,
+    v: Tensor,
+    tensors: list[Tensor],
+    recipe: str,
+    hyper: bool,
+) -> list[Tensor]:
+    rows = _read(recipe).rows(y, mask, tensors)
+    return list(compiled.product(rows.omega, y, mask, v, rows.gamma, hyper))
+
+
+@_jacobian_product.register_fake
+def _(
+    y: Tensor,
+    mask: Tensor | None,
+    v: Tensor,
+    tensors: list[Tensor],
+    recipe: str,
+    hyper: bool,
+) -> list[Tensor]:
+    count = len(_read(recipe).make({}).hyperparameters or ()) if hyper else 0
+    one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
+    first = torch.empty_like(y, memory_format=torch.contiguous_format)
+    return [first, *(torch.empty_like(one) for _ in range(count))]
+
+
+def _batched(
+    call: Callable[[Tensor, Tensor | None, list[Tensor]], Tensor],
+    size: int,
+    dims: tuple[int | None, int | None, list[int | None]],
+    recipe: _Recipe,
+    x: Tensor,
+    mask: Tensor | None,
+    tensors: list[Tensor],
+) -> Tensor:
+    """Rows are independent: a batch of problems is one problem with one more dimension in front.
+
+    Unless a tensor inside Ω, a matrix for instance, differs from problem to problem.
+    """
+    x_dim, mask_dim, tensor_dims = dims
+
+    def front(t: Tensor, dim: int | None) -> Tensor:
+        return t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+
+    x = front(x, x_dim)
+    x = x.expand(size, *x.shape[1:])
+    if mask is not None:
+        mask = front(mask, mask_dim).expand(x.shape)
+    each = list(zip(tensors, tensor_dims, recipe.one_per_row(), strict=True))
+    if all(per_row or dim is None for _, dim, per_row in each):
+        return call(x, mask, [front(t, dim) if per_row else t for t, dim, per_row in each])
+    found = [
+        call(
+            x[i],
+            None if mask is None else mask[i],
+            [t if dim is None else t.select(dim, i) for t, dim, _ in each],
+        )
+        for i in range(size)
+    ]
+    return torch.stack(found)

@@ -1,0 +1,214 @@
+"""From the user's tensor to clean rows along the last dimension, and back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex, transforms
+from ..kernels.wrappers import dense
+from ..regularizers import arguments
+from ..regularizers.penalty import unpenalized
+from ..regularizers.regularizer import Regularizer
+
+T = TypeVar("T")
+HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Scores as Ω and the solvers see them.
+
+    ``x`` (*batch, d) is float32 or float64 and finite; the largest participating entry of a row is
+    0 and each row has a participant; ``dtype`` is that of the scores that came. ``mask`` is None
+    where all take part. ``gamma`` and the hyperparameters of ``omega`` are floats or have size 1 in
+    their last dimension. ``empty`` and ``spoilt`` mark rows, (*batch, 1), that had no participant,
+    or a NaN or +inf among them; None where there are none.
+    """
+
+    x: Tensor
+    gamma: float | Tensor
+    mask: Tensor | None
+    omega: Regularizer
+    shift: Tensor
+    empty: Tensor | None
+    spoilt: Tensor | None
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def z(self) -> Tensor:
+        """x/γ."""
+        return self.x / self.gamma
+
+    def z_from(self, y: Tensor) -> Tensor:
+        """x/γ up to a constant of each row: 0 at the smallest positive entry of y.
+
+        J annihilates constants, but where α-entmax is steep (α > 2), at that entry, what rounding
+        leaves of ⟨J v, 1⟩ is large, and would be multiplied by that score in the gradient of γ.
+        """
+        if not isinstance(self.gamma, Tensor):
+            return self.z
+        least = torch.where(y > 0, y.detach(), torch.inf).argmin(-1, keepdim=True)
+        return (self.x - self.x.detach().gather(-1, least)) / self.gamma
+
+    def start(self, y0: Any) -> Tensor:
+        """``y0`` as points of Δ in these rows, where a solver may start.
+
+        It does not matter what it holds in rows without an answer: zeros or NaN, as answers do.
+        """
+        shape = self.x.movedim(-1, self.dim).shape
+        y0 = dense("y0", y0, self.x)
+        if not isinstance(y0, Tensor) or not y0.dtype.is_floating_point:
+            got = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
+            raise TypeError(f"y0 must be a floating tensor like x; got {got}")
+        if y0.shape != shape:
+            raise ValueError(f"y0 must have the shape of x, {tuple(shape)}; got {tuple(y0.shape)}")
+        y = y0.detach().movedim(self.dim, -1).to(self.x)
+        if self.mask is not None:
+            y = torch.where(self.mask, y, 0)
+        if self.empty is not None and self.spoilt is not None:
+            y = torch.where(self.empty | self.spoilt, simplex.uniform(y, self.mask), y)
+        total = y.sum(-1, keepdim=True)
+        if not bool(((y >= 0) & (y < torch.inf)).all() & (total > 0).all()):
+            raise ValueError(
+                "y0 must be nonnegative and finite, with a positive sum over the participants of "
+                f"each row; got entries in [{y.min().item():g}, {y.max().item():g}] and sums from "
+                f"{total.min().item():g}"
+            )
+        return y / total
+
+    def read(self, y: Tensor) -> Tensor:
+        """An answer laid out as the scores, as points of these rows."""
+        return self.point(y.movedim(self.dim, -1))
+
+    def point(self, y: Tensor) -> Tensor:
+        """y in the dtype of these rows, and some point of Δ in a row without an answer."""
+        y = y.to(self.x.dtype)
+        for where in (self.empty, self.spoilt):
+            if where is not None:
+                y = torch.where(where, simplex.uniform(y, self.mask), y)
+        return y
+
+    def fill(self, t: Tensor) -> Tensor:
+        """``t`` with the rows that have no answer set: 0 where empty, NaN where spoilt; counts are
+        0 in both."""
+        spoilt = torch.nan if t.dtype.is_floating_point else 0
+        if self.empty is not None:
+            t = torch.where(self.empty, 0, t)
+        if self.spoilt is not None:
+            t = torch.where(self.spoilt, spoilt, t)
+        return t
+
+    def restore(self, y: Tensor) -> Tensor:
+        """The user's layout and dtype."""
+        return self.fill(y).movedim(-1, self.dim).to(self.dtype)
+
+    def restore_rows(self, t: Tensor) -> Tensor:
+        """One number per row, (*batch)."""
+        return self.fill(t.unsqueeze(-1)).squeeze(-1)
+
+
+def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
+    """Run ``function`` as under no_grad where inference mode is on: Ω's gradient needs autograd."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if transforms.compiling() or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(
+                *(_ordinary(a) for a in args), **{k: _ordinary(a) for k, a in kwargs.items()}
+            )
+
+    own: Any = call  # Dynamo counts recompilations by code object: each function has its own
+    own.__code__ = own.__code__.replace(co_name=function.__name__)
+    return call
+
+
+def _ordinary(item: Any) -> Any:
+    return item.clone() if isinstance(item, Tensor) and item.is_inference() else item
+
+
+def prepare(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, wide: bool = False
+) -> Rows:
+    """Check the arguments and make :class:`Rows` of them.
+
+    The shift by the maximum does not change Π_Ω (⟨y, 1⟩ = 1) and keeps the accuracy of x where
+    scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
+    """
+    if transforms.baking():
+        raise NotImplementedError(
+            "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
+        )
+    x, dim = arguments.scores(dense("x", x), dim)
+    arguments.entries(x, dim, omega.entries, omega)
+    takes_part = arguments.mask(mask, x)
+    dtype = x.dtype
+    wide = wide and x.device.type != "mps"  # which has no float64
+    rows = x.to(torch.float64 if wide else torch.float32 if dtype in HALF else dtype)
+    given = omega
+    gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
+    omega = aligned(omega, rows, dim)
+    rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
+    if wide and dtype != torch.float64 and not _computes(omega, rows):
+        return prepare(given, x, gamma, dim, mask)
+    on = None if takes_part is None else takes_part.movedim(dim, -1)
+
+    empty = spoilt = None
+    # a look at the values, where it costs no synchronisation, spares all that follows
+    low = -(torch.finfo(rows.dtype).max ** 0.5)
+    if on is None and transforms.may_look(rows) and bool((rows.detach().abs() < -low).all()):
+        top = rows.detach().amax(-1, keepdim=True)
+        rows = rows - top
+    else:
+        seen = rows.detach()
+        on = torch.ones_like(seen, dtype=torch.bool) if on is None else on
+        on = (on & (seen != -torch.inf)).contiguous()  # or what comes of it is laid out as it was
+        spoilt = (on & ~(seen < torch.inf)).any(-1, keepdim=True)  # NaN or +inf
+        empty = ~on.any(-1, keepdim=True)
+        rows = torch.where(on & ~spoilt, rows, 0)
+        on = on | empty
+        top = torch.where(on, rows.detach(), -torch.inf).amax(-1, keepdim=True)
+        # scores as low as finfo.min must not overflow when they are shifted or divided by γ
+        rows = torch.where(on, (rows - top).clamp_min(low), 0)
+    return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype)
+
+
+def _computes(omega: Regularizer, rows: Tensor) -> bool:
+    """Whether Ω can be evaluated in the dtype of ``rows``: not where it depends on a tensor of
+    another dtype that is no attribute, and multiplies matrices."""
+    if transforms.watched((rows,)) or rows.numel() == 0:
+        return True
+    with torch.no_grad():
+        try:
+            omega.value(simplex.uniform(rows, None))
+        except RuntimeError:
+            return False
+    return True
+
+
+def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
+    """``omega`` in the dtype of the rows, its hyperparameters checked and laid out as these are.
+
+    They are checked at every call: a tensor that learns may leave its range.
+    """
+    given = omega.tensors(fixed=True)
+    held = {name: dense(name, t, x) for name, t in given.items()}
+    values = {
+        name: t.to(x.dtype) if t.dtype.is_floating_point else t
+        for name, t in held.items()
+        if (t.dtype.is_floating_point and t.dtype != x.dtype) or t is not given[name]
+    }
+    for prefix, name, owner in omega.declared():
+        item = held[full] if (full := prefix + name) in held else getattr(owner, name)
+        item = arguments.per_row(name, item, owner.ranges.get(name), x, dim)
+        if isinstance(item, Tensor):
+            values[prefix + name] = item
+    return unpenalized(omega.with_tensors(values) if values else omega)

@@ -1,0 +1,80 @@
+"""Π_Ω of a DTensor, row by row where the rows lie.
+
+Rows are independent: where the scores are sharded along other dimensions than their own, each
+device maps what it holds, with the part of γ, of Ω's tensors and of the mask that belongs to it.
+What is no DTensor beside one counts as replicated, as in PyTorch's ``implicit_replication``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.wrappers import dense
+from ..regularizers.regularizer import Regularizer
+from .autograd import leaves
+
+
+def mapping(
+    local: Callable[..., Tensor], omega: Regularizer, x: Any, gamma: Any, dim: int, mask: Any
+) -> Tensor:
+    """``local(omega, x, gamma, dim, mask)`` of each device's rows, put together again."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh = x.device_mesh
+    kept: list[Any] = [p if type(p) in (Replicate, Shard) else Replicate() for p in x.placements]
+    if isinstance(dim, int) and any(p.is_shard(dim % max(x.ndim, 1)) for p in kept):
+        raise NotImplementedError(
+            f"x is sharded along dim={dim}, which is mapped: {tuple(x.placements)}; shard another "
+            "dimension, x.redistribute(placements=...), or take x.full_tensor()"
+        )
+    x = x.redistribute(placements=kept)
+    parts: list[Tensor] = []
+
+    def part(name: str, t: Any, per_row: bool = True) -> Any:
+        """What belongs to the rows of this device."""
+        if not isinstance(t, Tensor):
+            return t
+        own: Any = t
+        if not isinstance(t, DTensor):
+            own = DTensor.from_local(dense(name, t, x), mesh, run_check=False)
+        if own.device_mesh != mesh:
+            raise TypeError(
+                f"{name} must lie on the mesh of x, {mesh}; got a DTensor on {own.device_mesh}"
+            )
+        wanted, gradient = [], []
+        for p in kept:
+            i = p.dim - (x.ndim - t.ndim) if p.is_shard() and per_row else -1
+            if i >= 0 and t.shape[i] not in (1, x.shape[p.dim]):
+                raise ValueError(
+                    f"{name} must broadcast to x: {name} has shape {tuple(t.shape)}, x "
+                    f"{tuple(x.shape)}"
+                )
+            wanted.append(Shard(i) if i >= 0 and t.shape[i] > 1 else Replicate())
+            gradient.append(Partial() if p.is_shard() and wanted[-1].is_replicate() else wanted[-1])
+        parts.append(own.redistribute(placements=wanted).to_local(grad_placements=gradient))
+        return parts[-1]
+
+    rows = x.to_local(grad_placements=kept)
+    parts.append(rows)
+    declared = omega.per_row_tensors()
+    inside = {name: part(name, t, name in declared) for name, t in omega.tensors(True).items()}
+    y = local(omega.with_tensors(inside), rows, part("gamma", gamma), dim, part("mask", mask))
+    hidden = leaves(y, {t.grad_fn for t in parts}) - set(parts)
+    if hidden and mesh.size() > 1 and any(p.is_shard() for p in kept):
+        raise NotImplementedError(
+            f"{omega!r} learns a tensor that is not one of its attributes: its gradient would be "
+            "that of the rows of one device alone. Store it as an attribute (self.w = w)"
+        )
+    whole: Tensor = DTensor.from_local(
+        y.contiguous(),
+        mesh,
+        kept,
+        run_check=False,
+        shape=x.shape,
+        stride=torch.empty(x.shape, device="meta").stride(),
+    )
+    return whole

@@ -1,0 +1,235 @@
+"""``RegularizedMax``: Π_Ω and max_Ω as a layer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import why_none
+from ..mapping import engine
+from ..mapping.forward import OnFailure, Settings, named_solver, solves
+from ..mapping.rows import Rows, outside_inference, prepare
+from ..optimality.certificates import Problem
+from ..optimality.solution import Solution, Trace
+from ..regularizers import serialize
+from ..regularizers.arguments import POSITIVE, hyperparameter
+from ..regularizers.curvature import Curvature
+from ..regularizers.expressions import unscaled
+from ..regularizers.penalty import Penalized, smooth_part, structured, who
+from ..regularizers.printing import called, short, unusual
+from ..regularizers.registry import registry
+from ..regularizers.regularizer import Regularizer, overrides
+from ..solvers import Solver
+
+
+class RegularizedMax(nn.Module):
+    """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), differentiable in x, γ and every tensor inside Ω.
+
+    Parameters
+    ----------
+    omega: a :class:`regmax.Regularizer`.
+    gamma: γ > 0, a float, or a tensor that broadcasts to x with size 1 along ``dim``.
+    dim: the dimension that sums to 1.
+    solver: ``"auto"`` (the closed form where there is one, else a solver chosen for Ω; ask
+        :meth:`explain`), the name of a solver, or a :class:`regmax.solvers.Solver`.
+    tol: the certified error ‖y − y*‖ at which a solver stops; by default 1e-8 in float64 and 1e-3
+        in float32. Closed forms ignore it.
+    max_iter: the budget of iterations of a solver.
+    on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.
+    certify: whether every call certifies its answer and its vector–Jacobian product from Ω's value,
+        those of closed forms and kernels too, which are not certified otherwise. For debugging: it
+        costs more than the call.
+
+    Shapes: x of any shape and strides, floating; the output has x's shape, dtype and device.
+    float16 and bfloat16 compute in float32. ``mask`` is bool, broadcastable to x, True = takes
+    part; −inf counts as masked out. A row without participants gives zeros and zero gradients; a
+    NaN or +inf makes its row NaN and no other. Π_Ω is Niculae & Blondel (2017), §2.2.
+    """
+
+    def __init__(
+        self,
+        omega: Regularizer,
+        gamma: float | Tensor = 1.0,
+        dim: int = -1,
+        solver: str | Solver = "auto",
+        *,
+        tol: float | None = None,
+        max_iter: int = 2000,
+        on_failure: OnFailure = "warn",
+        certify: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(omega, Regularizer):
+            raise TypeError(
+                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r} "
+                "(regmax.regularizer(name) makes one by name)"
+            )
+        if isinstance(dim, bool) or not isinstance(dim, int):
+            raise TypeError(f"dim must be an int; got {dim!r}")
+        if not isinstance(solver, str | Solver):
+            raise TypeError(f'solver must be "auto", a name or a Solver; got {solver!r}')
+        if solver != "auto":
+            named_solver(solver)
+        if tol is not None and (isinstance(tol, bool) or not isinstance(tol, int | float)):
+            raise TypeError(f"tol must be a number > 0 or None; got {tol!r}")
+        if tol is not None and not tol > 0:
+            raise ValueError(f"tol must be > 0 or None; got {tol}")
+        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+            raise ValueError(f"max_iter must be an int >= 1; got {max_iter!r}")
+        if on_failure not in ("warn", "raise", "ignore"):
+            raise ValueError(f'on_failure must be "warn", "raise" or "ignore"; got {on_failure!r}')
+        self.omega = omega
+        self.gamma = hyperparameter("gamma", gamma, *POSITIVE)
+        self.dim = dim
+        if not isinstance(certify, bool):
+            raise TypeError(f"certify must be a bool; got {certify!r}")
+        self.settings = Settings(solver, tol, max_iter, on_failure, certify)
+
+    @outside_inference
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Π_Ω(x), of x's shape, dtype and device."""
+        if torch.compiler.is_dynamo_compiling():
+            recorded: Tensor = self._recorded(self._forward, "mapping", x, mask)
+            return recorded
+        return self._forward(x, mask)
+
+    def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return engine.mapping(self.omega, x, self.gamma, self._along(x), mask, self.settings)
+
+    @outside_inference
+    def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """max_Ω(x) = max_{y ∈ Δ} ⟨y, x⟩ − γΩ(y): x's shape without ``dim``; its gradient is Π_Ω(x).
+
+        0 for a row without participants.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            recorded: Tensor = self._recorded(self._max, "max", x, mask)
+            return recorded
+        return self._max(x, mask)
+
+    def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        rows = self._rows(x, mask)
+        return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
+
+    @outside_inference
+    def solve(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        y0: Tensor | None = None,
+        trace: bool = False,
+    ) -> Solution:
+        """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken.
+
+        ``y0``: where a solver starts, of x's shape, its rows nonnegative with a positive sum (they
+        are scaled to 1): the answer for scores like x, for instance. ``trace``: whether the
+        solution keeps the gap, the residual and the support size of each iteration. A closed form
+        has no use for either.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            solve = functools.partial(self._solve, y0=y0, trace=trace)
+            solved: Solution = self._recorded(solve, "solve", x, mask)
+            return solved
+        return self._solve(x, mask, y0, trace)
+
+    def _solve(self, x: Tensor, mask: Tensor | None, y0: Tensor | None, trace: bool) -> Solution:
+        settings = replace(self.settings, trace=Trace() if trace else None)
+        return engine.solution(self.omega, x, self.gamma, self._along(x), mask, settings, y0)
+
+    @outside_inference
+    def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
+        """Which path ``self(x)`` takes, and why."""
+        with torch.no_grad():
+            rows = self._rows(x, mask)
+            y, road = engine.argmax(rows, self.settings)
+        omega, d = rows.omega, rows.x.shape[-1]
+        lines = [
+            str(self),
+            f"rows: {rows.x[..., 0].numel()} of {d} scores along dim {self._along(x)}",
+            f"dtype: {x.dtype}, computed in {rows.x.dtype}",
+            f"forward: {road.path}: {road.why}",
+            f"backward: {self._backward(omega, rows, y)}",
+        ]
+        known = _known_as(omega)
+        if known is not None:
+            lines.insert(1, f"Π_Ω is {known}")
+        bare, _ = unscaled(smooth_part(omega), 1.0)
+        if overrides(bare, "kernel") and omega.exact and "kernel of" not in road.why:
+            lines.append(f"note: {why_none(rows.x.device.type)}")
+        lines += [f"note: {line}" for line in omega.notes(rows.x)]
+        return "\n".join(lines)
+
+    @staticmethod
+    def _backward(omega: Regularizer, rows: Rows, y: Tensor) -> str:
+        if not omega.exact:
+            return "autograd through the closed form"
+        smooth = smooth_part(omega)
+        if y.numel() == 0:
+            return "Proposition 1 on the support"
+        curvature: Curvature = Problem(omega, rows.z, rows.mask).curvature(y)
+        source = "declared by" if overrides(smooth, "curvature") else "found by autograd from"
+        groups = "group averages, then " if structured(omega) else ""
+        return (
+            f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
+            f"{source} {who(smooth)}"
+        )
+
+    def _recorded(self, plain: Callable[..., Any], what: str, x: Tensor, mask: Any) -> Any:
+        """``what`` as one call in torch.compile's graph; outside of it where that cannot be."""
+        from ..mapping import dynamo  # loads the compiler
+
+        text, names = dynamo.written(self.omega, self.settings)
+        if what not in dynamo.CALLS or not text:
+            return dynamo.outside(plain, x, mask)
+        arguments = [serialize.attribute(self.omega, name) for name in names]
+        return dynamo.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
+
+    def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
+        wide = solves(self.omega, self.settings)
+        return prepare(self.omega, x, self.gamma, self._along(x), mask, wide)
+
+    def _along(self, x: Any) -> int:
+        """The dimension of x that sums to 1."""
+        return self.dim
+
+    def options(self) -> list[str]:
+        """``gamma=0.5``, ``tol=1e-06``, …: what has not its default, but for ``dim``."""
+        s = self.settings
+        return unusual(
+            gamma=(self.gamma, 1.0),
+            solver=(s.solver, "auto"),
+            tol=(s.tol, None),
+            max_iter=(s.max_iter, 2000),
+            on_failure=(s.on_failure, "warn"),
+            certify=(s.certify, False),
+        )
+
+    def __repr__(self) -> str:
+        return called(self, [repr(self.omega), *unusual(dim=(self.dim, -1)), *self.options()])
+
+    def __str__(self) -> str:
+        with short():
+            return repr(self)
+
+
+def _known_as(omega: Regularizer) -> str | None:
+    """The mapping of a registered regularizer that is the same base with the same penalty."""
+    if type(omega) is not Penalized:
+        return None
+    for cls in registry().regularizers().values():
+        try:
+            known: Any = cls()
+        except TypeError:  # it has no default
+            continue
+        if not isinstance(known, Penalized):
+            continue
+        parts = ((o.base, o.penalty) for o in (omega, known))
+        if len({tuple((type(part), repr(part)) for part in pair) for pair in parts}) == 1:
+            return cls.mapping if isinstance(cls.mapping, str) else cls.mapping[0]
+    return None

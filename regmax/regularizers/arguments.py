@@ -1,0 +1,180 @@
+"""Checks of arguments: every message names the argument, what came, and what is accepted."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import transforms
+from ..kernels.transforms import PLAIN
+from ..kernels.wrappers import dense, is_dtensor
+
+
+def scores(x: Any, dim: Any, name: str = "x") -> tuple[Tensor, int]:
+    """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int; ``name``
+    is what messages call it."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
+    if x.dtype not in DTYPES:
+        accepted = "floating (float16, bfloat16, float32, float64)"
+        raise TypeError(f"{name} must be {accepted}; got {x.dtype}")
+    if x.ndim == 0:
+        raise ValueError(f"{name} must have at least one dimension; got a 0-d tensor")
+    if isinstance(dim, torch.SymInt):
+        dim = int(dim)  # a number that torch.compile would keep open
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be an int; got {dim!r}")
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(
+            f"dim must be in [{-x.ndim}, {x.ndim - 1}] for {name} of shape {tuple(x.shape)}; "
+            f"got {dim}"
+        )
+    if x.shape[dim] == 0:
+        raise ValueError(f"{name} must not be empty along dim={dim}; got shape {tuple(x.shape)}")
+    return x, dim % x.ndim
+
+
+def entries(x: Tensor, dim: int, wanted: int | None, who: Any) -> None:
+    """Refuse rows of another number of entries than ``wanted``, which ``who`` is made for."""
+    if wanted is not None and x.shape[dim] != wanted:
+        raise ValueError(
+            f"x must have {wanted} entries along dim={dim}, as {who} is made for; got "
+            f"{x.shape[dim]}, shape {tuple(x.shape)}"
+        )
+
+
+def refuse_length(parts: Iterable[Any], x: Tensor, dim: int, error: RuntimeError) -> None:
+    """Refuse the rows ``x`` where one of the ``parts`` of an Ω is made for rows of another length,
+    of which sizes that did not match told in ``error``: that part takes them, and not these."""
+    d = x.shape[-1]
+    lengths = dict.fromkeys(int(n) for n in re.findall(r"(?<!\d)[1-9]\d{0,5}(?!\d)", str(error)))
+    for part in parts:
+        for n in lengths:
+            if part.entries is None and n != d and _takes(part, x, n) and not _takes(part, x, d):
+                name = type(part).__name__
+                raise ValueError(
+                    f"{name}.value(y) takes rows of {n} entries, and x has {d} along dim={dim} "
+                    f"({error}). Set entries = {n} in {name}: rows are then checked by name"
+                ) from None
+
+
+def _takes(part: Any, x: Tensor, n: int) -> bool:
+    """Whether the value of a part can be computed for a row of n entries."""
+    try:
+        return bool(part.value(x.new_full((1, n), 1 / n)).shape == (1,))
+    except Exception:  # a plugin's code may raise anything
+        return False
+
+
+def mask(mask: Any, x: Tensor) -> Tensor | None:
+    """``mask`` expanded to the shape of ``x``."""
+    if mask is None:
+        return None
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a bool torch.Tensor or None; got {type(mask).__name__}")
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool (True = takes part); got {mask.dtype}")
+    if type(mask) not in PLAIN:
+        mask = dense("mask", mask, x)
+    try:
+        expanded: Tensor = mask.to(x.device).expand(x.shape)
+    except RuntimeError:
+        dense("mask", mask, x)
+        raise ValueError(
+            f"mask must broadcast to x: mask has shape {tuple(mask.shape)}, x {tuple(x.shape)}"
+        ) from None
+    return expanded
+
+
+def hyperparameter(
+    name: str, item: Any, accepted: str, holds: Callable[[Any], Any]
+) -> float | Tensor:
+    """A number or floating tensor for which ``holds`` is true everywhere; ``accepted`` says which.
+
+    Tensors are looked into where that costs no synchronisation: on the CPU, in plain PyTorch.
+    """
+    if isinstance(item, Tensor):
+        t: Tensor = item
+        if not t.dtype.is_floating_point:
+            raise TypeError(f"{name} must be a float or a floating tensor; got {t.dtype}")
+        if type(t) not in PLAIN and not is_dtensor(t):
+            t = dense(name, t)
+        if not transforms.may_look(t):
+            return t
+        try:
+            if not t.data_ptr():
+                dense(name, t)
+            if t.numel() == 1 and holds(number := t.item()) and math.isfinite(number):
+                return t
+            right = holds(t.detach()) & torch.isfinite(t.detach())
+        except RuntimeError:  # from a layout without strides, which is named
+            dense(name, t)
+            raise
+        if not bool(right.all()):
+            at = tuple(int(i) for i in (~right).nonzero()[0])
+            where = f" at index {at}" if t.ndim else ""
+            raise ValueError(f"{name} must be {accepted}; got {t[at].item():g}{where}")
+        return t
+    if isinstance(item, torch.SymFloat | torch.SymInt):
+        # a number that torch.compile keeps open, and, in a product, puts into a tensor by itself
+        open_number: Any = item
+        kept: Tensor = torch.ones((), dtype=torch.float64) * open_number
+        return kept
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        raise TypeError(
+            f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {item!r}"
+        )
+    if math.isinf(item):
+        raise ValueError(f"{name} must be {accepted} and finite; got {item}")
+    if not holds(item):
+        raise ValueError(f"{name} must be {accepted}; got {item}")
+    return float(item)
+
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+POSITIVE = ("> 0", lambda t: t > 0)
+
+
+def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:
+    """A per-row tensor as it broadcasts to ``x`` with ``dim`` moved last; floats pass through."""
+    if not isinstance(item, Tensor):
+        return item
+    shape = (1,) * (x.ndim - item.ndim) + tuple(item.shape)
+    fits = len(shape) == x.ndim and all(
+        n == 1 or (n == m and i != dim) for i, (n, m) in enumerate(zip(shape, x.shape, strict=True))
+    )
+    if item.ndim > x.ndim or not fits:
+        raise ValueError(
+            f"{name} must broadcast to x with size 1 along dim={dim}: {name} has shape "
+            f"{tuple(item.shape)}, x {tuple(x.shape)}"
+        )
+    item = item.reshape(shape) if item.ndim != x.ndim else item
+    item = item.movedim(dim, -1) if dim != x.ndim - 1 else item
+    return item if item.dtype == x.dtype and item.device == x.device else item.to(x)
+
+
+def per_row(
+    name: str, item: Any, accepted: tuple[str, Callable[[Any], Any]] | None, x: Tensor, dim: int
+) -> Any:
+    """A hyperparameter at the time of use: in range, and laid out and rounded as the rows ``x``.
+
+    Where a tensor cannot be looked into, numbers out of range become NaN, and so will their rows.
+    """
+    if isinstance(item, Tensor) and (item.is_meta or type(item) not in PLAIN):
+        item = dense(name, item, x)
+    if accepted is not None:
+        item = hyperparameter(name, item, *accepted)
+    laid_out = aligned(name, item, x, dim)
+    if accepted is None or not isinstance(laid_out, Tensor):
+        return laid_out
+    if laid_out.dtype != item.dtype:  # 1 + 1e-9 is 1 in float32
+        hyperparameter(name, laid_out, *accepted)
+    if transforms.may_look(laid_out):
+        return laid_out
+    seen = laid_out.detach()
+    return torch.where(accepted[1](seen) & torch.isfinite(seen), laid_out, torch.nan)

@@ -1,0 +1,410 @@
+"""The curvature ∇²Ω(y) in its four structures, and the one matrix built from it.
+
+On the support S of y, with H = ∇²Ω(y)_SS, the Jacobian of Π_Ω is
+
+    J = H⁻¹ − H⁻¹1 1ᵀH⁻¹ / (1ᵀH⁻¹1)       on S, 0 elsewhere
+
+(Peters, Niculae & Martins 2019, Prop. 2), which is the solution of
+(I + A(B − I))J = A (Niculae & Blondel 2017, Prop. 1) written on the support. It is symmetric and
+positive semidefinite. Each structure below applies it at its own cost: O(d) for diagonal and
+diagonal plus rank one, O(d³) for dense, conjugate gradients for matrix-free.
+
+All operations are differentiable, so a second backward differentiates the first.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels import rowwise, transforms
+from ..kernels.simplex import row_dot, tangent
+from . import conjugate_gradients, printing
+from .cholesky import Reduced
+
+
+class Curvature(ABC):
+    """A symmetric matrix per row, for vectors of shape (*batch, d)."""
+
+    def __repr__(self) -> str:
+        return printing.called(self, printing.arguments(self))
+
+    @abstractmethod
+    def matvec(self, v: Tensor) -> Tensor:
+        """H v."""
+
+    @abstractmethod
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        """H + diag(t)."""
+
+    @abstractmethod
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        """J v, the solution w of H_SS w_S + τ1 = v_S, 1ᵀw = 0, w = 0 off S."""
+
+    def inverse(self, support: Tensor) -> Inverse:
+        """v ↦ J v without derivatives, and a bound as :meth:`lowest` gives it: what can be
+        factorised is factorised once."""
+        return Applied(self, support)
+
+    @abstractmethod
+    def averaged(self, average: Average) -> Curvature:
+        """A matrix that acts as PHP on the range of the projection P = ``average``, and leaves it
+        and its orthogonal complement apart: what remains of H where groups of y move as one."""
+
+    def scaled(self, c: float | Tensor) -> Curvature:
+        """c H, c > 0: a number, or broadcasting to the rows with a last size of 1."""
+        return MatrixFree(lambda v: c * self.matvec(v), _dtype(self))
+
+    def plus(self, other: Curvature) -> Curvature:
+        """The sum of two matrices, in the simplest structure that holds it."""
+        for one, rest in ((self, other), (other, self)):
+            if isinstance(one, Diagonal):
+                return rest.plus_diagonal(one.h)
+        entries = _matrix(self), _matrix(other)
+        if entries[0] is not None and entries[1] is not None:
+            return Dense(entries[0] + entries[1])
+        return MatrixFree(lambda v: self.matvec(v) + other.matvec(v), _dtype(self))
+
+    @abstractmethod
+    def lowest(self, support: Tensor) -> Tensor:
+        """A lower bound on the smallest eigenvalue along {w : 1ᵀw = 0, w = 0 off S}, one per row.
+
+        Exact for dense (0 where it is lost in rounding), safe for the others (an estimate for
+        matrix-free); +inf where S has one element, as there is no such direction.
+        """
+
+
+class Average(Protocol):
+    """P: an orthogonal projection that takes averages over groups of entries."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """P v."""
+
+    def matrix(self) -> Tensor:
+        """P, entry by entry."""
+
+
+class Inverse(Protocol):
+    """J on a support: a function of v."""
+
+    @property
+    def lowest(self) -> Tensor:
+        """A lower bound on the least curvature, one per row."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """J v."""
+
+
+class Applied:
+    """J of a curvature that has nothing to factorise."""
+
+    def __init__(self, curvature: Curvature, support: Tensor) -> None:
+        self._curvature, self._support = curvature, support
+
+    @functools.cached_property
+    def lowest(self) -> Tensor:
+        return self._curvature.lowest(self._support)
+
+    def __call__(self, v: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._curvature.jacobian(v, self._support)
+
+
+class Later:
+    """J of a curvature, factorised when it is first asked for."""
+
+    def __init__(self, curvature: Curvature, support: Tensor) -> None:
+        self._make = functools.partial(curvature.inverse, support)
+
+    @functools.cached_property
+    def _inverse(self) -> Inverse:
+        with torch.no_grad():
+            return self._make()
+
+    @property
+    def lowest(self) -> Tensor:
+        return self._inverse.lowest
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self._inverse(v)
+
+
+def _single(support: Tensor) -> Tensor:
+    return support.sum(-1) <= 1
+
+
+def _one(t: Tensor) -> Tensor:
+    """1, with the derivative of t."""
+    return (t - t.detach()).exp()
+
+
+class Diagonal(Curvature):
+    """H = diag(h)."""
+
+    def __init__(self, h: Tensor) -> None:
+        self.h = h
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return self.h * v
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return Diagonal(self.h + t)
+
+    def scaled(self, c: float | Tensor) -> Curvature:
+        return Diagonal(c * self.h)
+
+    def averaged(self, average: Average) -> Curvature:
+        return Diagonal(average(self.h))
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        # s_i = 1/h_i on S;  J v = s ∘ (v − ⟨s, v⟩ / Σs)   (2019, Prop. 2, separable case)
+        # relative to the least h of S, at p: with w = s h_p and u = v − v_p nothing cancels,
+        # however far apart the h_i are:  J v = (w / h_p) ∘ (u − ⟨w, u⟩ / Σw)
+        info = torch.finfo(self.h.dtype)
+        h = torch.where(support, self.h, 1).clamp(info.tiny, info.max)
+        p = torch.where(support, h.detach(), torch.inf).argmin(-1, keepdim=True)
+        least = h.gather(-1, p)
+        w, scale = least / h, 1 / least
+        if torch.is_grad_enabled() or transforms.watched((h, v)):
+            # with derivatives from logarithms, as the 1/h² of a quotient over- and underflows
+            log_h = h.log()
+            log_least = log_h.gather(-1, p)
+            w = w.detach() * _one(log_least - log_h)
+            scale = scale.detach() * _one(-log_least)
+        w = torch.where(support, w, 0)
+        u = torch.where(support, v - v.gather(-1, p), 0)
+        total = w.sum(-1, keepdim=True)
+        step = w * (scale * (u - row_dot(w, u) / torch.where(total > 0, total, 1)))
+        return torch.where(support, step, 0)
+
+    def lowest(self, support: Tensor) -> Tensor:
+        low = torch.where(support, self.h, torch.inf).amin(-1)
+        return torch.where(_single(support), torch.inf, low)
+
+
+class DiagonalPlusRankOne(Curvature):
+    """H = diag(h) + c u uᵀ, c ≥ 0: a number, or broadcasting to the rows with a last size of 1."""
+
+    def __init__(self, h: Tensor, u: Tensor, c: float | Tensor = 1.0) -> None:
+        self.h, self.u, self.c = h, u, c
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return self.h * v + self.c * self.u * row_dot(self.u, v)
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return DiagonalPlusRankOne(self.h + t, self.u, self.c)
+
+    def scaled(self, c: float | Tensor) -> Curvature:
+        return DiagonalPlusRankOne(c * self.h, self.u, c * self.c)
+
+    def averaged(self, average: Average) -> Curvature:
+        return DiagonalPlusRankOne(average(self.h), average(self.u), self.c)
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        # With D = J of diag(h) alone: J = D − c D u uᵀD / (1 + c uᵀD u)   (Sherman–Morrison)
+        first = Diagonal(self.h)
+        dv, du = first.jacobian(v, support), first.jacobian(self.u, support)
+        u = torch.where(support, self.u, 0)
+        return dv - du * (self.c * row_dot(u, dv) / (1 + self.c * row_dot(u, du)))
+
+    def lowest(self, support: Tensor) -> Tensor:
+        return Diagonal(self.h).lowest(support)
+
+
+class Dense(Curvature):
+    """H given entry by entry, shape (*batch, d, d)."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return rowwise.matvec(self.matrix, v)
+
+    def block(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The entries ``index`` (n, m) of the matrices of ``rows`` (n,): (n, m, m)."""
+        d = self.matrix.shape[-1]
+        if self.matrix.ndim == 2:
+            return self.matrix[index.unsqueeze(-1), index.unsqueeze(-2)]
+        full = self.matrix.reshape(-1, d, d)
+        return full[rows[:, None, None], index.unsqueeze(-1), index.unsqueeze(-2)]
+
+    def inverse(self, support: Tensor) -> Inverse:
+        return Reduced(self.block, support)
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return Dense(self.matrix + torch.diag_embed(t.expand(self.matrix.shape[:-1])))
+
+    def scaled(self, c: float | Tensor) -> Curvature:
+        return Dense((c * torch.ones_like(self.matrix[..., 0])).unsqueeze(-1) * self.matrix)
+
+    def averaged(self, average: Average) -> Curvature:
+        # PHP + I − P
+        p = average.matrix()
+        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        return Dense(rowwise.matmul(rowwise.matmul(p, self.matrix), p) + eye - p)
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
+        on = support.to(v.dtype)
+        h = self._on(support) + torch.diag_embed(1 - on)
+        top = torch.cat([h, on.unsqueeze(-1)], -1)
+        zero = torch.zeros_like(on[..., :1])
+        corner = (on.sum(-1, keepdim=True) == 0).to(v.dtype)  # an empty S: w = 0
+        bottom = torch.cat([on, corner], -1).unsqueeze(-2)
+        w = _solve(torch.cat([top, bottom], -2), torch.cat([torch.where(support, v, 0), zero], -1))
+        return torch.where(support, w[..., :-1], 0)
+
+    def lowest(self, support: Tensor) -> Tensor:
+        h = torch.nan_to_num(self._on(support))
+        eps = torch.finfo(h.dtype).eps
+        low = _lowest_across(h, support.to(h.dtype), support)
+        # its sign from D^(−½) H D^(−½), D the diagonal of H: the same by Sylvester's law of
+        # inertia, and not lost in rounding where entries are of very different size
+        diagonal = h.diagonal(dim1=-2, dim2=-1)
+        scale = torch.where(diagonal > 0, torch.where(diagonal > 0, diagonal, 1).rsqrt(), 1)
+        scaled = h * scale.unsqueeze(-1) * scale.unsqueeze(-2)
+        sign = _lowest_across(scaled, torch.where(support, scale, 0), support)
+        noise = 8 * eps * h.abs().sum(-1).amax(-1)
+        low = torch.where(sign > 8 * eps * h.shape[-1], torch.maximum(low, noise), low)
+        low = torch.where(sign.abs() <= 8 * eps * h.shape[-1], 0, low)
+        return torch.where(_single(support), torch.inf, low)
+
+    def _on(self, support: Tensor) -> Tensor:
+        """H_SS, with zeros elsewhere (where H may be infinite)."""
+        return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.matrix, 0)
+
+
+def _matrix(a: Curvature) -> Tensor | None:
+    if isinstance(a, DiagonalPlusRankOne) and a.h.shape[-1] <= DENSE_LIMIT:
+        return (a.c * a.u).unsqueeze(-1) * a.u.unsqueeze(-2) + torch.diag_embed(a.h)
+    return a.matrix if isinstance(a, Dense) else None
+
+
+def _dtype(a: Curvature) -> torch.dtype:
+    entries = a.h if isinstance(a, Diagonal | DiagonalPlusRankOne) else None
+    entries = a.matrix if isinstance(a, Dense) else entries
+    dtype: torch.dtype = getattr(a, "dtype", torch.float32) if entries is None else entries.dtype
+    return dtype
+
+
+def _solve(a: Tensor, b: Tensor) -> Tensor:
+    """a⁻¹ b. torch.linalg.solve is silently wrong in forward mode, nested (pytorch#196695) or under
+    vmap (measured with torch 2.13); its inverse is not."""
+    size = rowwise.whole(a.shape[-1])
+    pads = torch.arange(size, device=a.device) >= a.shape[-1]
+    a = rowwise.square(a, size) + torch.diag(pads.to(a.dtype))
+    found: Tensor
+    if transforms.watched((a, b)):
+        found = rowwise.times(torch.linalg.inv(a), rowwise.resized(b, size))
+    else:
+        found = torch.linalg.solve(a, rowwise.resized(b, size).unsqueeze(-1)).squeeze(-1)
+    return found[..., : b.shape[-1]]
+
+
+def _lowest_across(h: Tensor, normal: Tensor, support: Tensor) -> Tensor:
+    """The smallest eigenvalue of h, which is 0 off S, along {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
+    size = rowwise.whole(h.shape[-1])
+    q = normal / rowwise.norm(normal).clamp_min(torch.finfo(h.dtype).tiny)
+    h, q = rowwise.square(h, size), rowwise.resized(q, size)
+    off = 1 - rowwise.resized(support.to(h.dtype), size)
+    away = h.abs().sum(-1).amax(-1)[..., None, None] + 1  # above every eigenvalue of h
+    hq = rowwise.matvec(h, q)
+    # P H P + away (I − P), P = I_S − qqᵀ
+    cross = q.unsqueeze(-1) * hq.unsqueeze(-2)
+    qq = q.unsqueeze(-1) * q.unsqueeze(-2)
+    h = h - (cross + cross.mT) + (rowwise.dot(q, hq).unsqueeze(-1) + away) * qq
+    low: Tensor = torch.linalg.eigvalsh(h + away * torch.diag_embed(off))[..., 0]
+    return low
+
+
+class MatrixFree(Curvature):
+    """H given by its product with a vector; systems are solved by conjugate gradients.
+
+    ``product`` maps v to H v, both of shape (*batch, d) and of ``dtype``. Derivatives of
+    ``jacobian`` are exact to the second order (so those of Π_Ω to the third): the solution is
+    restated by two refinements whose value is zero.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+        self.product, self.dtype = product, dtype
+        self._scale: Tensor | None = None
+
+    def _scaling(self, support: Tensor) -> Tensor:
+        if self._scale is None:
+            with torch.no_grad():
+                like = torch.zeros(support.shape, dtype=self.dtype, device=support.device)
+                self._scale = conjugate_gradients.scaling(self.product, like)
+        return self._scale
+
+    def matvec(self, v: Tensor) -> Tensor:
+        return self.product(v)
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        return MatrixFree(lambda v: self.product(v) + t * v, self.dtype)
+
+    def averaged(self, average: Average) -> Curvature:
+        return MatrixFree(lambda v: average(self.product(average(v))) + v - average(v), self.dtype)
+
+    def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = self._scaling(support)
+            w, _ = conjugate_gradients.solve(self.product, v, support, scale)
+        if not torch.is_grad_enabled():
+            return w
+        for _ in range(2):  # w = w + J (v − H w): zero in value, exact in derivative
+            residual = v - self.product(w)
+            w = w + _self_adjoint(residual - residual.detach(), self.product, support, scale)
+        return w
+
+    def lowest(self, support: Tensor) -> Tensor:
+        # Power iteration for the largest eigenvalue of J on the tangent space; safe side: half of
+        # its inverse, as the iteration approaches from below.
+        with torch.no_grad():
+            generator = torch.Generator(support.device).manual_seed(0)
+            probe = torch.randn(
+                support.shape[-1], generator=generator, device=support.device, dtype=self.dtype
+            )
+            w = tangent(probe.expand(support.shape), support)
+            norm, seen = torch.zeros_like(w[..., 0]), torch.full_like(w[..., 0], torch.inf)
+            for _ in range(6):
+                w = w / rowwise.norm(w).clamp_min(torch.finfo(w.dtype).tiny)
+                scale = self._scaling(support)
+                w, quotient = conjugate_gradients.solve(self.product, w, support, scale)
+                norm, seen = rowwise.norm(w).squeeze(-1), torch.minimum(seen, quotient)
+            low = torch.where(seen > 0, 0.5 / norm, seen)
+            return torch.where(_single(support), torch.inf, low)
+
+
+class _SelfAdjoint(torch.autograd.Function):
+    """v ↦ J v for a fixed symmetric J: its own derivative and its own adjoint."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        v: Tensor,
+        product: Callable[[Tensor], Tensor],
+        support: Tensor,
+        scale: Tensor,
+    ) -> Tensor:
+        ctx.product, ctx.support, ctx.scale = product, support, scale
+        return conjugate_gradients.solve(product, v, support, scale)[0]
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
+        return _self_adjoint(u, ctx.product, ctx.support, ctx.scale), None, None, None
+
+
+def _self_adjoint(
+    v: Tensor, product: Callable[[Tensor], Tensor], support: Tensor, scale: Tensor
+) -> Tensor:
+    out: Tensor = _SelfAdjoint.apply(v, product, support, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+DENSE_LIMIT = 512
+"""Above this d, a curvature found by autograd is matrix-free instead of dense."""

@@ -1,0 +1,253 @@
+"""The terms of the algebra of regularizers: c Ω, Ω₁ + Ω₂ and λ R as regularizers and penalties.
+
+    Π_{cΩ,γ} = Π_{Ω,cγ},        ∇²(Ω₁ + Ω₂) = ∇²Ω₁ + ∇²Ω₂,        prox_{t·λR} = prox_{tλ·R}.
+
+What is known of the parts says what is known of the whole. :mod:`regmax.regularizers.algebra` makes
+them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import arguments
+from .curvature import Curvature
+from .penalty import Penalized, Penalty
+from .printing import show
+from .regularizer import Regularizer, common_entries, per_row
+
+
+class Scaled(Regularizer):
+    """c Ω(y), c > 0, for a smooth Ω: ``2 * entropy`` is softmax at twice the temperature.
+
+    ``c``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``. What
+    ``base`` claims is claimed of c Ω too, by Π_{cΩ,γ} = Π_{Ω,cγ}.
+    """
+
+    hyperparameters = ("c",)
+    ranges = {"c": arguments.POSITIVE}  # noqa: RUF012
+
+    def __init__(self, base: Regularizer, c: float | Tensor) -> None:
+        self.base, self.c = base, self.checked("c", c)
+
+    @property
+    def permutation_invariant(self) -> bool:  # type: ignore[override]
+        return self.base.permutation_invariant
+
+    @property
+    def separable(self) -> bool | None:  # type: ignore[override]
+        return self.base.separable
+
+    @property
+    def ignores_zeros(self) -> bool:  # type: ignore[override]
+        return self.base.ignores_zeros
+
+    @property
+    def entries(self) -> int | None:  # type: ignore[override]
+        return self.base.entries
+
+    def value(self, y: Tensor) -> Tensor:
+        scaled: Tensor = self.per_row("c") * self.base.value(y)
+        return scaled
+
+    def grad(self, y: Tensor) -> Tensor:
+        return self.c * self.base.grad(y)
+
+    def curvature(self, y: Tensor) -> Curvature:
+        return self.base.curvature(y).scaled(self.c)
+
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
+        return self.base.closed_form(x, gamma * self.c, mask)
+
+    def conjugate(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
+        return self.base.conjugate(x, gamma * self.c, mask)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        return float(self.c) * self.base.as_cvxpy(y)
+
+    @property
+    def strong_convexity(self) -> float | Tensor | None:
+        beta = self.base.strong_convexity
+        return None if beta is None else self._number * beta
+
+    def reach(self) -> float | Tensor:
+        return self._number * self.base.reach()
+
+    def smallest(self, tiny: float) -> float | Tensor:
+        c = self._number  # c times a number next to the largest overflows
+        return self.base.smallest(tiny) * (c.clamp_min(1) if isinstance(c, Tensor) else max(c, 1))
+
+    @property
+    def _number(self) -> float | Tensor:
+        return self.c.detach() if isinstance(self.c, Tensor) else self.c
+
+    def notes(self, x: Tensor) -> list[str]:
+        return self.base.notes(x)
+
+    def claims(self, method: str) -> bool:
+        return method in vars(Scaled) and self.base.claims(method)
+
+    def leaves(self) -> tuple[Regularizer, ...]:
+        return self.base.leaves()
+
+    def __repr__(self) -> str:
+        return f"{show(self.c)}*{_factor_of(self.base)}"
+
+
+class Sum(Regularizer):
+    """Σ_k Ω_k(y) of smooth Ω_k.
+
+    Strongly convex with the sum of the declared constants, as the others are convex; what is true
+    of all terms is true of the sum. A score r below the largest has y_i = 0 if r is the sum of
+    these distances: each bounds how far the entries of its ∇Ω_k(y) lie apart where y_i > 0.
+    """
+
+    hyperparameters = ()
+
+    def __init__(self, *terms: Regularizer) -> None:
+        self.terms = nn.ModuleList(terms)
+
+    def _each(self) -> Iterator[Regularizer]:
+        yield from self.terms  # type: ignore[misc]
+
+    @property
+    def permutation_invariant(self) -> bool:  # type: ignore[override]
+        return all(term.permutation_invariant for term in self._each())
+
+    @property
+    def entries(self) -> int | None:  # type: ignore[override]
+        return common_entries(*self._each())
+
+    @property
+    def separable(self) -> bool | None:  # type: ignore[override]
+        return True if all(term.separable for term in self._each()) else None
+
+    @property
+    def ignores_zeros(self) -> bool:  # type: ignore[override]
+        return all(term.ignores_zeros for term in self._each())
+
+    def value(self, y: Tensor) -> Tensor:
+        total: Tensor = sum(term.value(y) for term in self._each())  # type: ignore[assignment]
+        return total
+
+    def grad(self, y: Tensor) -> Tensor:
+        total: Tensor = sum(term.grad(y) for term in self._each())  # type: ignore[assignment]
+        return total
+
+    def curvature(self, y: Tensor) -> Curvature:
+        return functools.reduce(Curvature.plus, (term.curvature(y) for term in self._each()))
+
+    def as_cvxpy(self, y: Any) -> Any:
+        return sum(term.as_cvxpy(y) for term in self._each())
+
+    @property
+    def strong_convexity(self) -> float | Tensor | None:
+        declared = [b for term in self._each() if (b := term.strong_convexity) is not None]
+        return sum(declared) if declared else None
+
+    def reach(self) -> float | Tensor:
+        return sum(term.reach() for term in self._each())
+
+    def smallest(self, tiny: float) -> float | Tensor:
+        # the sum of as many numbers next to the largest would overflow
+        each = [term.smallest(tiny) for term in self._each()]
+        return len(each) * functools.reduce(_larger, each)
+
+    def notes(self, x: Tensor) -> list[str]:
+        return list(dict.fromkeys(line for term in self._each() for line in term.notes(x)))
+
+    def claims(self, method: str) -> bool:
+        some = any if method in ("grad", "strong_convexity") else all
+        return method in vars(Sum) and some(term.claims(method) for term in self._each())
+
+    def leaves(self) -> tuple[Regularizer, ...]:
+        return tuple(leaf for term in self._each() for leaf in term.leaves())
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self._each()))
+
+
+class ScaledPenalty(Penalty):
+    """λ R(y), λ ≥ 0: a penalty wherever one is taken.
+
+    ``lam``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
+    """
+
+    hyperparameters = ("lam",)
+    ranges = Penalized.ranges
+
+    def __init__(self, penalty: Penalty, lam: float | Tensor) -> None:
+        self.penalty = penalty
+        self.lam = arguments.hyperparameter("lam", lam, *self.ranges["lam"])
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.penalty.name
+
+    @property
+    def lovasz(self) -> bool:  # type: ignore[override]
+        return self.penalty.lovasz
+
+    @property
+    def entries(self) -> int | None:  # type: ignore[override]
+        return self.penalty.entries
+
+    def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        scaled: Tensor = per_row(self.lam) * self.penalty.value(y, mask)
+        return scaled
+
+    def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.penalty.prox(v, step * self.lam, mask)
+
+    def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.penalty.groups(z, mask)
+
+    def subgradient(
+        self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        return self.penalty.subgradient(y, near, step * self.lam, mask)
+
+    def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.lam * self.penalty.any_subgradient(y, mask)
+
+    def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.penalty.average(v, z, mask)
+
+    def margin(self, step: float | Tensor, d: int) -> float | Tensor:
+        return self.penalty.margin(step * self.lam, d)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        return float(self.lam) * self.penalty.as_cvxpy(y)
+
+    def __repr__(self) -> str:
+        return f"{show(self.lam)}*{_factor_of(self.penalty)}"
+
+
+def _factor_of(item: Regularizer | Penalty) -> str:
+    """What stands behind a ``*``."""
+    return f"({item!r})" if isinstance(item, Scaled | ScaledPenalty | Sum) else repr(item)
+
+
+def _larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
+    if isinstance(a, Tensor):
+        return torch.maximum(a, torch.as_tensor(b, dtype=a.dtype, device=a.device))
+    return _larger(b, a) if isinstance(b, Tensor) else max(a, b)
+
+
+def unscaled(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
+    """Π_{cΩ,γ} = Π_{Ω,cγ}: the innermost Ω, and its γ."""
+    while isinstance(omega, Scaled):
+        omega, gamma = omega.base, gamma * omega.c
+    return omega, gamma
+
+
+def unweighted(penalty: Penalty, weight: Any) -> tuple[Penalty, Any]:
+    """The innermost penalty, and its weight."""
+    while isinstance(penalty, ScaledPenalty):
+        penalty, weight = penalty.penalty, weight * penalty.lam
+    return penalty, weight

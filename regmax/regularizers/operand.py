@@ -1,0 +1,112 @@
+"""``+`` and ``*`` of regularizers and penalties. What they mean is said in
+:mod:`regmax.regularizers.algebra`, which is built on both."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import nn
+
+from . import printing
+
+
+class _Arguments:
+    """The names of a constructor's arguments, looked up when they are first asked for: the
+    constructor of a dataclass is made after its class."""
+
+    def __get__(self, item: object, cls: type[Operand]) -> tuple[str, ...]:
+        cls.arguments = tuple(parameters_of(cls))
+        return cls.arguments
+
+
+class Operand(nn.Module):
+    """What can be added, and multiplied by a number."""
+
+    __array_ufunc__ = None  # numbers of numpy leave products with an operand to it
+    hyperparameters: ClassVar[tuple[str, ...] | None] = None
+    ranges: ClassVar[dict[str, tuple[str, Callable[[Any], Any]]]] = {}
+    arguments: ClassVar[tuple[str, ...]] = ()
+    _methods: ClassVar[dict[str, str]] = {}  # of the base class, and that class
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.arguments = _Arguments()  # type: ignore[assignment]
+        if Operand in cls.__bases__:
+            own = inspect.getmembers(cls, inspect.isfunction)
+            cls._methods = {k: cls.__name__ for k, _ in own if k in vars(cls) and k[0] != "_"}
+        for name in cls._methods.keys() & vars(cls).keys():
+            item = vars(cls)[name]  # None: a class that only others complete
+            if not (item is None or callable(item) or hasattr(item, "__get__")):
+                _refuse_hiding(cls, name)
+
+    def __setattr__(self, name: str, item: Any) -> None:
+        """Refuse what would hide a method that the core calls, where it is set."""
+        if name in self._methods and (not callable(item) or isinstance(item, nn.Module)):
+            _refuse_hiding(type(self), name)
+        super().__setattr__(name, item)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Ready the nn.Module, so that an ``__init__`` need not call super()."""
+        if cls.__hash__ is None:  # a dataclass; a module is itself, whatever its fields
+            cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
+        self = super().__new__(cls)
+        _ = cls.arguments  # found now, as Dynamo could not
+        nn.Module.__init__(self)
+        return self
+
+    def __init__(self) -> None:
+        """Nothing to do: ``__new__`` made the module."""
+
+    def extra_repr(self) -> str:
+        """``lam=0.1``: what the constructor needs to make this object again. Default: those of its
+        arguments that are attributes too, unless they have their defaults and are no
+        hyperparameters."""
+        return ", ".join(printing.arguments(self, self.hyperparameters or ()))
+
+    def __repr__(self) -> str:
+        """The Python that makes this object again, see :mod:`regmax.regularizers.printing`."""
+        return printing.called(self, [self.extra_repr()])
+
+    def __str__(self) -> str:
+        """The formula, with tensors by their numbers or shapes."""
+        with printing.short():
+            return repr(self)
+
+    def __add__(self, other: Any) -> Any:
+        return plus(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return plus(self, other)
+
+    def __mul__(self, c: Any) -> Any:
+        return times(self, c)
+
+    def __rmul__(self, c: Any) -> Any:
+        return times(self, c)
+
+
+def _refuse_hiding(cls: type[Operand], name: str) -> None:
+    raise TypeError(
+        f"{cls.__name__}.{name} is a method of regmax.{cls._methods[name]}, which an attribute of "
+        f"that name would hide: store the argument under another name, such as {name}_"
+    )
+
+
+def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
+    """What the constructor of ``cls`` takes, by name."""
+    return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
+
+
+@functools.singledispatch
+def plus(first: Any, second: Any) -> Any:
+    """first + second."""
+    raise NotImplementedError
+
+
+@functools.singledispatch
+def times(item: Any, c: Any) -> Any:
+    """c · item."""
+    raise NotImplementedError

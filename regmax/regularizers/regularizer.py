@@ -1,0 +1,329 @@
+"""Ω: what a plugin author writes. Only ``value`` is required; the rest has safe defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import Kernel, transforms
+from ..kernels.products import evaluated
+from ..kernels.simplex import positive
+from .arguments import hyperparameter
+from .autodiff import by_autograd
+from .curvature import Curvature
+from .errors import RegularizerError
+from .operand import Operand
+
+
+class Regularizer(Operand):
+    """A convex function Ω on the simplex Δ.
+
+    Required: :meth:`value`. Optional, each a claim that the cross-check tests: :meth:`grad`,
+    :meth:`curvature`, :meth:`closed_form`, :meth:`conjugate`, :meth:`as_cvxpy`,
+    :attr:`strong_convexity`.
+
+    Every method sees rows along the last dimension, ``y`` of shape (*batch, d), floating, with all
+    entries positive: where the true entry is 0 it sees ε² (5e-32 in float64), so that log y and
+    y^(α−2) are finite. Tensors stored as attributes (or nn.Parameters, or in nested modules) are
+    hyperparameters: they get their gradient.
+
+    Class attributes
+    ----------------
+    name: the plugin's name, as in ``regmax.regularizer(name)``.
+    mapping: the name, or names, of its mapping in ``regmax.functional``.
+    presets: hyperparameters that a mapping's name fixes ({"entmax15": {"alpha": 1.5}}).
+    hyperparameters: the attributes that hold one number per row (a float, or a tensor that
+        broadcasts to the scores with size 1 along ``dim``). None: not declared; every tensor
+        inside Ω is then looked for.
+    ranges: for each of them what is accepted, in words and as a predicate:
+        {"alpha": ("> 0", lambda a: a > 0)}. The core checks it at every call; a constructor that
+        sets ``self.alpha = self.checked("alpha", alpha)`` checks it at once.
+    permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
+    separable: whether Ω(y) = Σ g_i(y_i); None lets regmax find out.
+    ignores_zeros: whether Ω(y) is that of the positive entries of y alone, in any order.
+    entries: how many entries a row must have, where Ω is made for one number; None: any.
+    exact: False for a mapping that only approximates the argmax of its Ω; it then differentiates
+        its own closed form.
+    arguments: the names of the constructor's arguments, filled in. Where each is an attribute too,
+        torch.compile and torch.export can record the mapping.
+    """
+
+    name: ClassVar[str] = ""
+    mapping: ClassVar[str | tuple[str, ...]] = ()
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    permutation_invariant: ClassVar[bool] = False
+    separable: ClassVar[bool | None] = None
+    ignores_zeros: ClassVar[bool] = False
+    exact: bool = True
+    entries: int | None = None
+
+    def value(self, y: Tensor) -> Tensor:
+        """Ω(y): (*batch, d) -> (*batch)."""
+        raise NotImplementedError(
+            f"{type(self).__name__} defines no value(self, y); it is the one required method"
+        )
+
+    def grad(self, y: Tensor) -> Tensor:
+        """∇Ω(y): (*batch, d) -> (*batch, d). Default: autograd through ``value``."""
+        return _gradient(self.value, type(self).__name__, y)
+
+    def curvature(self, y: Tensor) -> Curvature:
+        """∇²Ω(y) as a :class:`regmax.regularizers.curvature.Curvature`. Default: autograd through
+        ``grad``."""
+        return by_autograd(self.grad, y, self.separable)
+
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
+        """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), or None where no formula is known.
+
+        ``x`` (*batch, d) is contiguous and finite; the largest participating entry of each row is
+        0, and each row has a participant; ``gamma`` is a float or has size 1 in its last dimension;
+        ``mask`` is None or bool of x's shape. Its gradient is not used: regmax differentiates the
+        optimality condition.
+        """
+        return None
+
+    def kernel(self, x: Tensor) -> Kernel | None:
+        """Compiled code for tensors like ``x``, or None: see :mod:`regmax.kernels`.
+
+        Offered by a class whose Ω depends on nothing but its ``hyperparameters``. A subclass that
+        redefines ``value``, ``grad``, ``curvature`` or ``closed_form`` must offer its own.
+        """
+        return None
+
+    def conjugate(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
+        """max_Ω(x), (*batch, d) -> (*batch), or None to use ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x)."""
+        return None
+
+    def conjugate_at(
+        self, x: Tensor, y: Tensor, gamma: float | Tensor, mask: Tensor | None = None
+    ) -> Any:
+        """max_Ω(x) at y = Π_Ω(x), which is known: (*batch), or None to use ⟨y, x⟩ − γΩ(y)."""
+        return self.conjugate(x, gamma, mask)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        """Ω as a cvxpy expression of the cvxpy variable ``y`` of shape (d,)."""
+        raise NotImplementedError(
+            f"{type(self).__name__} defines no as_cvxpy(self, y), so no convex solver can check it"
+        )
+
+    @property
+    def strong_convexity(self) -> float | Tensor | None:
+        """β > 0 with Ω β-strongly convex on Δ in ‖·‖₂, or None: estimated at the solution."""
+        return None
+
+    def notes(self, x: Tensor) -> list[str]:
+        """Lines that ``RegularizedMax.explain(x)`` adds: which kernel runs, for instance."""
+        return []
+
+    def reach(self) -> float | Tensor:
+        """How far below the largest, over γ, a score has y_i = 0 or below any rounding.
+
+        Default: no such distance is known.
+        """
+        return math.inf
+
+    def smallest(self, tiny: float) -> float | Tensor:
+        """The smallest y_i at which ``grad``, ``curvature`` and their derivatives are finite.
+
+        ``tiny`` is the smallest normal number, where 1/y is finite and the 1/y² of its derivative
+        is not, unless it is written exp(−log y). Default: √tiny. Smaller entries are taken for it.
+        """
+        return math.sqrt(tiny)
+
+    def seen(self, y: Tensor) -> Tensor:
+        """y as derivatives see it: positive, and as small as this Ω can take it."""
+        info = torch.finfo(y.dtype)
+        floor = self.smallest(info.tiny)
+        if not isinstance(floor, Tensor) and not floor <= info.eps:
+            raise RegularizerError(
+                f"{type(self).__name__}.smallest must be at most the rounding of y, {info.eps:g}: "
+                f"smaller entries are taken for it; got {floor:g}"
+            )
+        return positive(y, floor)
+
+    # -- structure ---------------------------------------------------------------------------
+
+    def claims(self, method: str) -> bool:
+        """Whether this Ω makes the claim of an optional method itself, not by a default."""
+        return getattr(type(self), method) is not getattr(Regularizer, method)
+
+    def leaves(self) -> tuple[Regularizer, ...]:
+        """The regularizers that this one is an expression of
+        (:mod:`regmax.regularizers.algebra`)."""
+        return (self,)
+
+    # -- hyperparameters ---------------------------------------------------------------------
+
+    def tensors(self, fixed: bool = False) -> dict[str, Tensor]:
+        """Every tensor inside Ω that requires grad (or any, if ``fixed``), by dotted name."""
+        found: dict[str, Tensor] = {}
+        for prefix, module in self.named_modules(remove_duplicate=False):
+            own = {**vars(module), **module._parameters, **module._buffers}
+            for key, item in own.items():
+                if isinstance(item, Tensor) and (fixed or item.requires_grad):
+                    found[f"{prefix}.{key}" if prefix else key] = item
+        return found
+
+    def declared(self) -> Iterator[tuple[str, str, Any]]:
+        """(prefix, name, owner) of each declared hyperparameter, of nested Ω and penalties too."""
+        for prefix, module in self.named_modules(remove_duplicate=False):
+            if isinstance(module, Operand):
+                for name in module.hyperparameters or ():
+                    yield f"{prefix}." if prefix else "", name, module
+
+    def per_row_tensors(self) -> dict[str, Tensor]:
+        """The declared hyperparameters that are tensors, by dotted name."""
+        return {
+            prefix + name: item
+            for prefix, name, owner in self.declared()
+            if isinstance(item := getattr(owner, name), Tensor)
+        }
+
+    def checked(self, name: str, item: Any) -> float | Tensor:
+        """``item``, refused with a message where it is out of the range of the hyperparameter."""
+        return hyperparameter(name, item, *self.ranges[name])
+
+    def with_tensors(self, values: dict[str, Tensor]) -> Regularizer:
+        """A shallow copy in which the named tensors are replaced."""
+        clone: Regularizer = _replace(self, values)
+        return clone
+
+    def per_row(self, name: str) -> Any:
+        """The hyperparameter ``name`` shaped like a row's value: without its last dimension."""
+        return per_row(getattr(self, name))
+
+
+def per_row(item: Any) -> Any:
+    """A number for each row, without the last dimension, in which it has size 1."""
+    return item.squeeze(-1) if isinstance(item, Tensor) and item.ndim else item
+
+
+def common_entries(*parts: Any) -> int | None:
+    """The number of entries that all parts of an Ω are made for; None: any."""
+    found = [part for part in parts if part.entries is not None]
+    for part in found[1:]:
+        if part.entries != found[0].entries:
+            raise ValueError(
+                f"{found[0]!r} is made for rows of {found[0].entries} entries, and {part!r} for "
+                f"rows of {part.entries}: they have no sum"
+            )
+    return found[0].entries if found else None
+
+
+def overrides(omega: Regularizer, method: str) -> bool:
+    """Whether ``omega`` makes this claim itself."""
+    return omega.claims(method)
+
+
+class Definition(Regularizer):
+    """Ω reduced to its value: what certificates and the generic road of a cross-check use."""
+
+    def __init__(self, omega: Regularizer) -> None:
+        self.omega = omega
+
+    def value(self, y: Tensor) -> Tensor:
+        return self.omega.value(y)
+
+
+def like(found: Any, y: Tensor, who: str) -> Tensor:
+    """What a method returned, refused with a message unless it is a tensor like y."""
+    if not isinstance(found, Tensor):
+        raise TypeError(f"{who} must return a Tensor; got {type(found).__name__}")
+    if found.shape != y.shape or found.dtype != y.dtype:
+        raise RegularizerError(
+            f"{who} must return a tensor of shape {tuple(y.shape)}, {y.dtype}; got "
+            f"{tuple(found.shape)}, {found.dtype}"
+        )
+    return found
+
+
+def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Tensor:
+    """Ω(y), refused with a message unless it is one finite number per row."""
+    value = evaluated(omega.value, y)
+    who = f"{name or type(omega).__name__}.value"
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{who}(y) must return a Tensor; got {type(value).__name__}")
+    if value.shape != y.shape[:-1]:
+        raise RegularizerError(
+            f"{who}(y) must return one number per row: shape {tuple(y.shape[:-1])} for y of shape "
+            f"{tuple(y.shape)}; got {tuple(value.shape)} (sum over the last dimension only)"
+        )
+    if not bool(torch.isfinite(value).all()):
+        row = tuple(int(i) for i in (~torch.isfinite(value)).nonzero()[0])
+        raise RegularizerError(
+            f"{who}(y) must be finite on the simplex; got {value[row].item()} at row {row}, where "
+            f"y = {y[row].tolist()[:8]} (is there a log, root or division of an entry near 0?)"
+        )
+    return value
+
+
+def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
+    if transforms.watched((y,)):
+        transformed: Tensor = torch.func.grad(lambda t: value(t).sum())(y)
+        return transformed
+    keep = torch.is_grad_enabled()
+    with torch.enable_grad():
+        z = y.view_as(y) if y.requires_grad else y.detach().requires_grad_()
+        try:
+            total = evaluated(value, z).sum()
+        except RuntimeError as error:
+            if "requires grad" not in str(error):
+                raise
+            raise RegularizerError(f"{who}.value(y) leaves PyTorch: {error}") from error
+        if not total.requires_grad:
+            raise RegularizerError(
+                f"{who}.value(y) does not depend on y through PyTorch operations, so it has no "
+                "gradient (a detach, .item(), numpy call, or a constant Ω?)"
+            )
+        (g,) = torch.autograd.grad(total, z, create_graph=keep, allow_unused=True)
+    if g is None:
+        g = torch.zeros_like(y)
+    return g if keep else transforms.without_graph(g)
+
+
+def frozen(module: nn.Module) -> Any:
+    """A copy, module by module, whose attributes do not follow those of ``module``."""
+    clone = copied(module)
+    for name, inner in module._modules.items():
+        clone._modules[name] = None if inner is None else frozen(inner)
+    return clone
+
+
+def copied(module: nn.Module) -> Any:
+    """A shallow copy with attributes, parameters and buffers of its own."""
+    clone = object.__new__(type(module))  # copy.copy refuses parametrized modules
+    clone.__dict__ = dict(module.__dict__)
+    for store in ("_parameters", "_buffers", "_modules"):
+        clone.__dict__[store] = dict(clone.__dict__[store])
+    return clone
+
+
+def _unparametrized(module: nn.Module, clone: Any) -> Any:
+    """``clone`` with plain attributes where torch.nn.utils.parametrize put properties."""
+    if "parametrizations" in clone._modules:
+        values = {name: getattr(module, name) for name in clone._modules.pop("parametrizations")}
+        clone.__class__ = type(module).__mro__[1]
+        clone.__dict__.update(values)
+    return clone
+
+
+def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
+    clone = copied(module)
+    nested: dict[str, dict[str, Tensor]] = {}
+    for key, item in values.items():
+        head, _, rest = key.partition(".")
+        if rest:
+            nested.setdefault(head, {})[rest] = item
+        else:
+            if head in getattr(module, "parametrizations", ()):
+                clone = _unparametrized(module, clone)
+            clone._parameters.pop(head, None)
+            clone._buffers.pop(head, None)
+            clone.__dict__[head] = item
+    for head, inner in nested.items():
+        clone._modules[head] = _replace(module._modules[head], inner)  # type: ignore[arg-type]
+    return clone

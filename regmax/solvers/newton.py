@@ -1,0 +1,180 @@
+"""Semismooth Newton steps on y = P_Δ(y + z − ∇Ω(y)), made safe by proximal gradient steps."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex
+from ..kernels.simplex import row_dot
+from ..optimality.certificates import Problem
+from .base import Solver, moved
+from .fista import Descent
+
+
+class Newton(Solver):
+    """For any smooth Ω: J (z − ∇Ω(y)) on the support, J the matrix of Proposition 1, which backward
+    uses again.
+
+    Where the slope of Ω is finite at 0, each iteration takes a few accelerated proximal gradient
+    steps (they move the support, and alone they are FISTA), then Newton steps on that support with
+    one factorisation, as long as they gain; a row keeps them where its objective does not rise, so
+    that it is never worse off than with FISTA. Where the slope is infinite every entry stays
+    positive, and the steps are taken in y or in log y, shortened until the objective falls.
+    """
+
+    name: ClassVar[str] = "newton"
+    SOON: ClassVar[int] = 6
+    GRADIENT: ClassVar[int] = 10
+    STEPS: ClassVar[int] = 5
+    PATIENCE: ClassVar[int] = 5
+
+    def unsuitable(self, problem: Problem) -> str | None:
+        return "a penalty has no Hessian" if problem.structured else None
+
+    def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
+        y = problem.initial()
+        problem.observe(y)
+        descent = None if problem.steep else Descent(problem, y)
+        done = torch.zeros_like(y[..., 0], dtype=torch.bool)
+        iterations = torch.zeros_like(done, dtype=torch.int64)
+        small, least = min(tol, 1e-6) / 10, max(1e-12, torch.finfo(y.dtype).eps)
+        value, idle = _value(problem, y), torch.zeros_like(iterations)
+        for k in range(1, max_iter + 1):
+            if descent is None:
+                new, left = _steps(problem, y, self.STEPS, done)
+            else:
+                descent.take(self.GRADIENT)
+                new, left = _steps(problem, descent.y, self.STEPS, done)
+                descent.restart(new, (new != descent.y).any(-1, keepdim=True))
+            y = torch.where(done.unsqueeze(-1), y, new)
+            iterations = torch.where(done, iterations, k)
+            problem.observe(y)
+            now = _value(problem, y)
+            # the last bits of the objective are rounding: a row that gains no more is left alone
+            gains = now < value - least * (1 + value.abs())
+            value, idle = now, torch.where(gains, 0, idle + 1)
+            done = done | (left <= small) | (idle > self.PATIENCE)
+            if bool(done.all()):
+                break
+        return y, iterations
+
+
+def _value(problem: Problem, y: Tensor) -> Tensor:
+    return -problem.objective(y)
+
+
+def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor, Tensor]:
+    """Up to ``most`` Newton steps from y with one J, and how long the next would be, per row: what
+    is left of the error (inf where no step was kept).
+
+    A step is kept where the objective does not rise and the step after it is at most half as long
+    (Deuflhard 2011, §2.1: the natural test of a simplified Newton step). Where the first fails, it
+    is shortened until the objective falls.
+    """
+    eps = torch.finfo(y.dtype).eps
+    support = problem.support(y) & ~done.unsqueeze(-1)
+    inverse = problem.inverse(y, support)
+    step = inverse(problem.z - problem.local(y).gradient)
+    length, value = _length(problem, y, step), _value(problem, y)
+    left = torch.where(length <= 8 * eps, length, torch.inf)
+    going = ~done & (length > 8 * eps)
+    for k in range(most):
+        new = moved(problem, y, step, support)
+        slope, now = problem.slope(new), _value(problem, new)
+        following = inverse(slope)
+        ahead = _length(problem, new, following)  # NaN where Ω has no slope there
+        good = going & (now <= value + _slack(value)) & (ahead <= 0.5 * length)
+        good = good & ~_lost(problem, y, new, slope)
+        if k == 0 and bool((going & ~good).any()):
+            y = _shortened(problem, y, step, support, value, going & ~good)
+        keep = good.unsqueeze(-1)
+        left = torch.where(good, ahead + _outside(problem, new, slope), left)
+        y, step = torch.where(keep, new, y), torch.where(keep, following, step)
+        value, length = torch.where(good, now, value), torch.where(good, ahead, length)
+        going = good & (ahead > eps)
+        if not bool(going.any()):
+            break
+    return y, left
+
+
+def _slack(value: Tensor) -> Tensor:
+    """The rounding of an objective."""
+    return 64 * torch.finfo(value.dtype).eps * (1 + value.abs())
+
+
+def _shortened(
+    problem: Problem, y: Tensor, step: Tensor, support: Tensor, value: Tensor, where: Tensor
+) -> Tensor:
+    """y, moved in the rows ``where`` by what part of the step makes the objective fall: where every
+    entry stays positive, in y or in log y, the whole, a quarter of it, and so on; else as far as
+    the objective falls along it."""
+    if not problem.steep:
+        new = _searched(problem, y, step, support, where)
+        falls = where & (_value(problem, new) < value - _slack(value))
+        return torch.where(falls.unsqueeze(-1), new, y)
+    for k in range(6):
+        t = 0.25**k
+        new = moved(problem, y, t * step, support)
+        now = _value(problem, new)
+        plain = torch.where(support, torch.maximum(y + t * step, y / 100), 0)
+        plain = simplex.normalize(plain)
+        other = _value(problem, plain)
+        better = (other < now) | ~torch.isfinite(now)
+        new = torch.where(better.unsqueeze(-1), plain, new)
+        now = torch.where(better, other, now)
+        falls = where & (now < value - _slack(value))
+        falls = falls & ~_lost(problem, y, new, problem.slope(new))
+        y = torch.where(falls.unsqueeze(-1), new, y)
+        where = where & ~falls
+        if not bool(where.any()):
+            break
+    return y
+
+
+def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where: Tensor) -> Tensor:
+    """The point along a step where the slope of the objective along it is next to 0, by halving:
+    where Ω has bends that are far sharper than the step is long, no fixed fraction meets them."""
+    low, high = torch.zeros_like(y[..., :1]), torch.ones_like(y[..., :1])
+    first = row_dot(problem.slope(y), step)
+    t, new = high, y
+    for _ in range(40):
+        new = moved(problem, y, t * step, support)
+        slope = torch.nan_to_num(row_dot(problem.slope(new), step))
+        near = slope.abs() <= 0.1 * first.abs()
+        if bool((near | (high - low <= 1e-12) | ~where.unsqueeze(-1)).all()):
+            break
+        low = torch.where(~near & (slope > 0), t, low)
+        high = torch.where(~near & (slope <= 0), t, high)
+        t = torch.where(near, t, (low + high) / 2)
+    return new
+
+
+def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:
+    """Whether a step in log y went so far down that it must come back: beyond rounding of y, where
+    r_i > τ. The way back, at a power's infinite slope, is a constant in log y at a time."""
+    if not problem.steep:
+        return torch.zeros_like(y[..., 0], dtype=torch.bool)
+    eps = torch.finfo(y.dtype).eps
+    room = 64 * eps * (problem.z.abs().amax(-1, keepdim=True) + 1)
+    above = slope > row_dot(new, slope) + room
+    return (problem.support(y) & (new < eps * y) & above).any(-1)
+
+
+def _length(problem: Problem, y: Tensor, step: Tensor) -> Tensor:
+    """How long a step is: in y, or in log y where every entry stays positive."""
+    if problem.steep:
+        inside = torch.where(problem.support(y), y, 1)
+        return (step / inside).abs().amax(-1)
+    length: Tensor = step.norm(dim=-1)
+    return length
+
+
+def _outside(problem: Problem, y: Tensor, slope: Tensor) -> Tensor:
+    """By how much r_i exceeds τ off the support: 0 where no entry wants to enter it."""
+    rho = slope - row_dot(y, slope)
+    room = 64 * torch.finfo(y.dtype).eps * problem.z.abs().amax(-1, keepdim=True)
+    off = problem.participants() & (y == 0)
+    return torch.where(off, (rho - room).clamp_min(0), 0).amax(-1)

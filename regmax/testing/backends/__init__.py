@@ -1,0 +1,16 @@
+"""The validation backends that regmax ships, offered through the same hook as anybody's."""
+
+from __future__ import annotations
+
+from ...regularizers.hooks import hookimpl
+from .base import Answer, Backend, Task
+from .cvxpy import Cvxpy
+from .cvxpylayers import CvxpyLayers
+from .generic import Generic
+
+__all__ = ["Answer", "Backend", "Cvxpy", "CvxpyLayers", "Generic", "Task"]
+
+
+@hookimpl
+def regmax_backends() -> list[type[Backend]]:
+    return [Generic, CvxpyLayers, Cvxpy]

@@ -1,0 +1,67 @@
+"""What a validation backend is: an independent road to Π_Ω(x) and to its VJPs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...regularizers.regularizer import Regularizer
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Rows to answer: argmax_{y ∈ Δ} ⟨y, z⟩ − Ω(y) for z (rows, d), and J v for v (rows, d).
+
+    ``mask`` (rows, d) is None where every entry takes part; entries of z are finite. Per-row
+    hyperparameters of ``omega`` are floats or have shape (1, 1) or (rows, 1).
+    """
+
+    omega: Regularizer
+    z: Tensor
+    v: Tensor
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """One road's answer. ``vjp`` is None where the road gives values only.
+
+    ``tol`` and ``vjp_tol``: the error bounds above which the road is held to be wrong, because it
+    is known to reach them. ``exact_zeros``: whether its zeros and ties are exact, so that support
+    and groups can be read off y.
+    """
+
+    road: str
+    y: Tensor
+    vjp: Tensor | None
+    seconds: float
+    tol: float
+    vjp_tol: float
+    exact_zeros: bool = False
+
+
+def tolerances(dtype: torch.dtype) -> tuple[float, float]:
+    """The bounds on y and on a product that a closed form or a polished solve must meet."""
+    return (1e-7, 1e-5) if dtype == torch.float64 else (1e-4, 1e-3)
+
+
+class Backend(ABC):
+    """An independent way to compute Π_Ω."""
+
+    name: ClassVar[str] = ""
+
+    @abstractmethod
+    def missing(self) -> str | None:
+        """What must be installed before this backend runs, or None."""
+
+    @abstractmethod
+    def unsuitable(self, omega: Regularizer) -> str | None:
+        """Why this backend cannot take Ω, or None."""
+
+    @abstractmethod
+    def answers(self, task: Task) -> list[Answer]:
+        """One answer per road of this backend (a road is, for instance, one solver)."""

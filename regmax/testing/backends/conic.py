@@ -1,0 +1,89 @@
+"""Rows as convex programs: max ⟨y, z⟩ − Ω(y) over the simplex, in cvxpy's words."""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...regularizers.penalty import Penalized
+from ...regularizers.regularizer import Regularizer, overrides
+from .base import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """minimise Ω(y) − ⟨z, y⟩ subject to y ∈ Δ, with z a parameter."""
+
+    problem: Any
+    z: Any
+    y: Any
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without cvxpy's warnings: that it approximates powers by second-order cones (exact for
+    rationals), and that a solution may be inaccurate, which its certificate judges."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def program(omega: Regularizer, d: int) -> Program:
+    """A fresh program: cvxpylayers changes one that it has compiled before."""
+    import cvxpy
+
+    z, y = cvxpy.Parameter(d), cvxpy.Variable(d)
+    # 2y ≥ 0 and not y ≥ 0: the latter can be taken out of the cones before cvxpylayers sees it
+    constraints = [2 * y >= 0, cvxpy.sum(y) == 1]
+    objective = cvxpy.Minimize(omega.as_cvxpy(y) - z @ y)
+    return Program(cvxpy.Problem(objective, constraints), z, y)
+
+
+def lacks_program(omega: Regularizer) -> str | None:
+    """Why Ω has no convex program, or None."""
+    if isinstance(omega, Penalized):
+        return lacks_program(omega.base)
+    if overrides(omega, "as_cvxpy"):
+        return None
+    return f"{type(omega).__name__} defines no as_cvxpy"
+
+
+def batches(task: Task) -> Iterator[tuple[Regularizer, Tensor, Tensor]]:
+    """(Ω, row indices, entry indices (rows, m)): rows that share one program, masked entries
+    dropped and hyperparameters as numbers."""
+    rows, d = task.z.shape
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    counts = [d] * rows if task.mask is None else task.mask.sum(-1).tolist()
+    numbers = [_numbers(task.omega, i) for i in range(rows)]
+    for i in range(rows):
+        groups[(counts[i], tuple(sorted(numbers[i].items())))].append(i)
+    for (count, _), members in groups.items():
+        index = torch.tensor(members, device=task.z.device)
+        entries = torch.arange(d, device=task.z.device).expand(len(members), d)
+        if task.mask is not None:
+            entries = (~task.mask[index]).to(torch.uint8).argsort(dim=-1, stable=True)[:, :count]
+        omega = task.omega.with_tensors(
+            {k: torch.tensor(n, dtype=torch.float64) for k, n in numbers[members[0]].items()}
+        )
+        yield omega, index, entries
+
+
+def scatter(values: Tensor, like: Tensor, index: Tensor, entries: Tensor) -> None:
+    """Write the answers of one batch into ``like`` (rows, d)."""
+    block = torch.zeros_like(like[index])
+    like[index] = block.scatter(-1, entries, values.detach().to(like))
+
+
+def _numbers(omega: Regularizer, row: int) -> dict[str, float]:
+    """The per-row hyperparameters of one row, by dotted name."""
+    return {
+        name: item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
+        for name, item in omega.per_row_tensors().items()
+    }

@@ -1,0 +1,58 @@
+"""The generic road: Ω reduced to its value, a certified solver, Proposition 1 by autograd."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+import torch
+
+from ...mapping.engine import argmax
+from ...mapping.forward import Settings
+from ...mapping.rows import Rows
+from ...optimality.certificates import Problem
+from ...regularizers.penalty import Penalized
+from ...regularizers.regularizer import Definition, Regularizer
+from .base import Answer, Backend, Task, tolerances
+
+
+def definition(omega: Regularizer) -> Regularizer:
+    """Ω without any of its claims: value by value, gradient and curvature by autograd."""
+    if isinstance(omega, Penalized):
+        return Penalized(definition(omega.base), omega.penalty, omega.lam)
+    return omega if isinstance(omega, Definition) else Definition(omega)
+
+
+class Generic(Backend):
+    """Solve and differentiate Ω from :meth:`regmax.Regularizer.value` alone, in float64."""
+
+    name: ClassVar[str] = "generic"
+
+    def missing(self) -> str | None:
+        return None
+
+    def unsuitable(self, omega: Regularizer) -> str | None:
+        return None
+
+    def answers(self, task: Task) -> list[Answer]:
+        start = time.perf_counter()
+        wide = Problem(task.omega, task.z.detach(), task.mask).widened()
+        z = wide.z.detach().requires_grad_()
+        rows = Rows(
+            x=z - z.detach().amax(-1, keepdim=True),
+            gamma=1.0,
+            mask=task.mask,
+            omega=definition(wide.omega),
+            shift=z.detach().amax(-1, keepdim=True),
+            empty=None,
+            spoilt=None,
+            dim=z.ndim - 1,
+            dtype=z.dtype,
+        )
+        with torch.enable_grad():
+            y, _ = argmax(rows, Settings(on_failure="ignore"))
+            (vjp,) = torch.autograd.grad(y, z, task.v.to(y))
+        seconds = time.perf_counter() - start
+        return [
+            Answer("generic", y.detach(), vjp, seconds, *tolerances(task.z.dtype), exact_zeros=True)
+        ]

@@ -1,0 +1,325 @@
+"""Independent roads to Π_Ω(x), compared, each judged by the error that it certifies.
+
+Every answer is certified with Ω's definition (its value, differentiated by autograd), never with a
+method under test; where another road's answer c has the better certificate, the bound used is
+‖y − c‖ + bound(c). Two roads agree when they differ by no more than the sum of their bounds, and
+each bound is as small as its road is known to reach. So a lie in a closed form, a gradient or a
+convex program shows, and the report says on which road.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex
+from ..mapping import engine, forward
+from ..mapping.rows import Rows, prepare
+from ..optimality.certificates import Problem
+from ..regularizers import arguments
+from ..regularizers.penalty import averaging, jacobian_product, penalty_of, smooth_part
+from ..regularizers.registry import registry
+from ..regularizers.regularizer import Regularizer, overrides
+from ..solvers import polish
+from .backends.base import Answer, Backend, Task, tolerances
+from .backends.generic import definition
+from .report import Claim, Pair, Report
+
+
+def crosscheck(
+    omega: Regularizer,
+    x: Tensor,
+    against: Sequence[str] = ("generic", "cvxpylayers"),
+    gamma: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    seed: int = 0,
+) -> Report:
+    """Compare the layer's own answer at ``x`` with every road of the backends ``against``.
+
+    Values, and vector–Jacobian products with random vectors (from ``seed``), along the last
+    dimension. The claims of Ω (overridden ``grad``, ``curvature``, ``conjugate``,
+    ``strong_convexity``) are compared with its value besides.
+
+    x: (*batch, d), float32 or float64, −inf for an entry that takes no part. Returns a
+    :class:`regmax.Report`. A backend that cannot take Ω is listed in ``report.skipped``, and so is
+    one whose packages are not installed, with a warning.
+    """
+    if not isinstance(omega, Regularizer):
+        raise TypeError(
+            f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r} "
+            "(regmax.regularizer(name) makes one by name)"
+        )
+    if isinstance(against, str):
+        against = (against,)
+    if not isinstance(against, Sequence) or not all(isinstance(name, str) for name in against):
+        raise TypeError(f"against must be a sequence of names of backends; got {against!r}")
+    backends, skipped = _ready(against)
+    gamma = arguments.hyperparameter("gamma", gamma, *arguments.POSITIVE)
+    x, _ = arguments.scores(x, -1)
+    if x.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"x must be float32 or float64 to be cross-checked; got {x.dtype}")
+    rows = _flat(prepare(omega, x.detach(), gamma, -1, mask))
+    if rows.x.shape[0] == 0:
+        raise ValueError(f"x must have at least one row; got shape {tuple(x.shape)}")
+    _refuse_unanswerable(rows)
+
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64).to(rows.x)
+    if rows.mask is not None:
+        v = torch.where(rows.mask, v, 0)
+    task = Task(rows.omega, rows.z.detach(), v, rows.mask)
+    answers = [_own(rows, v)]
+    for backend in backends:
+        reason = backend.unsuitable(rows.omega)
+        if reason is None:
+            answers += backend.answers(task)
+        else:
+            skipped.append(f"{backend.name}: {reason}")
+    return _judge(omega, rows, task, answers, skipped)
+
+
+def _ready(against: Sequence[str]) -> tuple[list[Backend], list[str]]:
+    """The backends, and why some of them cannot run here."""
+    ready: list[Backend] = []
+    skipped: list[str] = []
+    for name in against:
+        backend: Backend = registry().get("backend", name)()
+        missing = backend.missing()
+        if missing is None:
+            ready.append(backend)
+        else:
+            skipped.append(f"{name}: {missing}")
+            warnings.warn(f"not cross-checked against {name}: {missing}", stacklevel=3)
+    return ready, skipped
+
+
+def _refuse_unanswerable(rows: Rows) -> None:
+    found = {"a NaN or +inf": rows.spoilt, "no participant": rows.empty}
+    for what, where in found.items():
+        if where is not None and bool(where.any()):
+            raise ValueError(
+                "x must have no NaN, no +inf, and a participant in every row; got "
+                f"{what} in row {int(where.flatten().nonzero()[0])}"
+            )
+
+
+def _flat(rows: Rows) -> Rows:
+    """The same rows with one batch dimension, per-row hyperparameters expanded along."""
+    batch, d = rows.x.shape[:-1], rows.x.shape[-1]
+
+    def flat(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
+
+    values = {
+        name: flat(item) if item.ndim else item.detach()
+        for name, item in rows.omega.per_row_tensors().items()
+    }
+    return Rows(
+        x=rows.x.reshape(-1, d),
+        gamma=flat(rows.gamma),
+        mask=None if rows.mask is None else rows.mask.reshape(-1, d),
+        omega=rows.omega.with_tensors(values),
+        shift=flat(rows.shift),
+        empty=flat(rows.empty),
+        spoilt=flat(rows.spoilt),
+        dim=1,
+        dtype=rows.dtype,
+    )
+
+
+def _own(rows: Rows, v: Tensor) -> Answer:
+    """The layer's own road; its product is taken to the scaled scores z = x/γ of the others."""
+    start = time.perf_counter()
+    x = rows.x.detach().requires_grad_()
+    with torch.enable_grad():
+        y, road = engine.argmax(replace(rows, x=x), forward.Settings(on_failure="ignore"))
+        (vjp,) = torch.autograd.grad(y, x, v)
+    seconds = time.perf_counter() - start
+    vjp = vjp * rows.gamma
+    return Answer(road.path, y.detach(), vjp, seconds, *tolerances(y.dtype), exact_zeros=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Center:
+    """The best certified point of each row, and J v there by definition."""
+
+    y: Tensor
+    bound: Tensor
+    vjp: Tensor
+    vjp_bound: Tensor
+
+
+def _judge(
+    omega: Regularizer, rows: Rows, task: Task, answers: list[Answer], skipped: list[str]
+) -> Report:
+    # judged in float64, whatever the answers are in
+    wide = Problem(task.omega, task.z, task.mask).widened()
+    task = replace(task, omega=wide.omega, z=wide.z, v=task.v.double())
+    answers = [
+        replace(a, y=a.y.double(), vjp=None if a.vjp is None else a.vjp.double()) for a in answers
+    ]
+    problem = Problem(definition(task.omega), task.z, task.mask)
+    own = [_certified(problem, answer.y) for answer in answers]
+    center = _center(problem, task, answers, own)
+    reaches = [(center.y, center.bound)]
+    reaches += [(a.y, bound) for a, bound in zip(answers, own, strict=True)]
+    bounds: list[float] = []
+    vjp_bounds: list[float | None] = []
+    for answer, bound in zip(answers, own, strict=True):
+        for other, reach in reaches:
+            through = (answer.y - other).norm(dim=-1) + reach
+            bound = torch.minimum(bound, _or_inf(through))
+        bounds.append(_worst(bound))
+        if answer.vjp is None:
+            vjp_bounds.append(None)
+        else:
+            off = (answer.vjp - center.vjp).norm(dim=-1) + center.vjp_bound
+            vjp_bounds.append(_worst(_or_inf(off)))
+    pairs = [
+        _pair(answers[i], answers[j], (bounds[i], bounds[j]), (vjp_bounds[i], vjp_bounds[j]))
+        for i, j in itertools.combinations(range(len(answers)), 2)
+    ]
+    return Report(
+        name=str(omega),
+        rows=[pair.to_dict() for pair in pairs],
+        pairs=pairs,
+        claims=_claims(rows, task, problem, center.y),
+        skipped=skipped,
+        problems=task.z.shape[0],
+        d=task.z.shape[1],
+    )
+
+
+def _certified(problem: Problem, y: Tensor) -> Tensor:
+    """A bound on ‖y − y*‖: that of the point of Δ next to y, and how far it is."""
+    near = simplex.normalize(torch.where(problem.participants(), y.clamp_min(0), 0))
+    return _or_inf(problem.certify(near).error_bound + (near - y).norm(dim=-1))
+
+
+def _or_inf(t: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(t), t, torch.inf)
+
+
+def _worst(t: Tensor) -> float:
+    return float(t.max())
+
+
+def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Tensor]) -> _Center:
+    points, reach = [], []
+    for answer, bound in zip(answers, bounds, strict=True):
+        if answer.exact_zeros:
+            points.append(torch.nan_to_num(answer.y))
+            reach.append(bound)
+        # its support and ties, as far as they can be told, and Newton steps on them
+        rough = torch.nan_to_num(answer.y).round(decimals=6).clamp_min(0)
+        total = rough.sum(-1, keepdim=True)
+        start = simplex.uniform(task.z, task.mask)
+        rough = torch.where(total > 0, rough / torch.where(total > 0, total, 1), start)
+        with torch.no_grad():
+            polished, certificate = polish(problem, rough)
+        points.append(polished)
+        reach.append(certificate.error_bound)
+    best = torch.stack(reach).argmin(0)
+    at = torch.arange(len(best), device=best.device)
+    y, bound = torch.stack(points)[best, at], torch.stack(reach)[best, at]
+    support = problem.support(y)
+    v = task.v
+
+    average = averaging(penalty_of(problem.omega), y, task.mask)
+
+    def product(at: Tensor) -> Tensor:
+        return jacobian_product(smooth_part(problem.omega), average, at, v, support)
+
+    with torch.no_grad():
+        vjp = product(y)
+        # how J v moves when y moves by its bound
+        slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
+        for sign in (-1, 1):
+            near = torch.where(support, (y + sign * bound.unsqueeze(-1)).clamp_min(0), 0)
+            slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
+    return _Center(y, bound, vjp, slack)
+
+
+def _pair(
+    a: Answer,
+    b: Answer,
+    bounds: tuple[float, float],
+    vjp_bounds: tuple[float | None, float | None],
+) -> Pair:
+    dy = float(_or_inf((a.y - b.y).abs()).max())
+    wrong = [r.road for r, e in zip((a, b), bounds, strict=True) if not e <= r.tol]
+    apart = not float(_or_inf((a.y - b.y).norm(dim=-1)).max()) <= sum(bounds)
+    dvjp = None
+    if a.vjp is not None and b.vjp is not None:
+        dvjp = float(_or_inf((a.vjp - b.vjp).abs()).max())
+        for road, bound in zip((a, b), vjp_bounds, strict=True):
+            if bound is not None and not bound <= road.vjp_tol and road.road not in wrong:
+                wrong.append(road.road)
+    return Pair(
+        a=a.road,
+        b=b.road,
+        max_dy=dy,
+        max_dvjp=dvjp,
+        bound_a=bounds[0],
+        bound_b=bounds[1],
+        vjp_bound_a=vjp_bounds[0],
+        vjp_bound_b=vjp_bounds[1],
+        seconds_a=a.seconds,
+        seconds_b=b.seconds,
+        wrong=tuple(wrong),
+        ok=not wrong and not apart,
+    )
+
+
+def _claims(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Claim]:
+    """Each overridden method against Ω's value, at the best certified point."""
+    smooth, plain = smooth_part(task.omega), smooth_part(problem.omega)
+    support = problem.support(y)
+    point = simplex.inward(y)
+    eps = torch.finfo(y.dtype).eps
+    claims: list[Claim] = []
+
+    def claim(method: str, got: Tensor, expected: Tensor, slack: float) -> None:
+        difference = torch.where(torch.isfinite(got), (got - expected).abs(), torch.inf)
+        scale = 1 + expected.abs()
+        claims.append(Claim(method, float((difference / scale).max()), slack))
+
+    with torch.no_grad():
+        if overrides(smooth, "grad"):
+            got = torch.where(support, smooth.grad(point), 0)
+            claim("grad", got, torch.where(support, plain.grad(point), 0), eps**0.5)
+        if overrides(smooth, "curvature"):
+            v = torch.where(support, task.v, 0)
+            got = torch.where(support, smooth.curvature(point).matvec(v), 0)
+            expected = torch.where(support, plain.curvature(point).matvec(v), 0)
+            claim("curvature", got, expected, eps**0.5)
+        if overrides(smooth, "strong_convexity") and smooth.strong_convexity is not None:
+            declared = torch.as_tensor(smooth.strong_convexity, dtype=y.dtype, device=y.device)
+            declared = declared.squeeze(-1) if declared.ndim else declared
+            on = problem.participants()
+            points = [(point, support)]
+            for k in (1, 4, 16):  # all over Δ: flat, peaked, next to the vertices
+                spread = torch.where(on, task.v.abs() ** k + 1e-4, 0)
+                points.append((simplex.inward(simplex.normalize(spread)), on))
+            excess = torch.zeros_like(y[..., 0])
+            for at, along in points:
+                matrix = plain.curvature(at)
+                noise = 64 * eps * matrix.matvec(along.to(y.dtype)).abs().amax(-1)
+                excess = torch.maximum(excess, declared - matrix.lowest(along) - noise)
+            claim("strong_convexity", excess, torch.zeros_like(excess), eps**0.5)
+        if overrides(task.omega, "conjugate"):
+            got = task.omega.conjugate(rows.x, rows.gamma, rows.mask)
+            if got is not None:
+                gamma = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
+                rounding = torch.finfo(rows.x.dtype).eps ** 0.5
+                claim("conjugate", got, gamma * problem.objective(y), rounding)
+    return claims

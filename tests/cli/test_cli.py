@@ -1,0 +1,508 @@
+"""The command line: what it prints, its exit status, and what it says to wrong input."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import regmax
+from regmax.cli import attention_maps, main, pooling, scores, validate
+from regmax.cli.common import UsageError, needs, progress, table, working
+from regmax.regularizers.registry import registry
+
+SIX = {
+    "entropy": "softmax",
+    "gini": "sparsemax",
+    "oscar": "oscarmax",
+    "pnorm": "pnormmax",
+    "tsallis": "entmax, entmax15",
+    "tv": "fusedmax",
+}
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The message of a command that must end with status 2."""
+    assert main(argv) == 2
+    out = capsys.readouterr()
+    assert out.out == ""
+    return out.err
+
+
+class Lie(regmax.Regularizer):
+    """Gini with a closed form that is off by 1e-5."""
+
+    name = "lie"
+    mapping = "liemax"
+
+    def value(self, y):
+        return y.square().sum(-1) / 2
+
+    def closed_form(self, x, gamma, mask=None):
+        y = regmax.kernels.simplex.project(x / gamma, mask)
+        return (y + 1e-5 * (y > 0)) / (1 + 1e-5 * (y > 0).sum(-1, keepdim=True))
+
+
+class Raises(regmax.Regularizer):
+    """An Ω whose code fails."""
+
+    name = "raises"
+
+    def value(self, y):
+        raise ZeroDivisionError("a fault of the plugin")
+
+
+class Demanding(regmax.Regularizer):
+    """An Ω that has no default for its hyperparameter."""
+
+    name = "demanding"
+
+    def __init__(self, price):
+        self.price = price
+
+    def value(self, y):
+        return self.price * y.square().sum(-1)
+
+
+def offer(monkeypatch, extra):
+    """Make some plugin offer more regularizers."""
+    found = registry()
+    names, get = found.names, found.get
+    monkeypatch.setattr(found, "names", lambda k: names(k) | (extra if k == "regularizer" else {}))
+    monkeypatch.setattr(found, "get", lambda k, n: extra.get(n) or get(k, n))
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """A registry in which some plugin offers ``lie``, ``raises`` and ``demanding``."""
+    offer(monkeypatch, {"lie": Lie, "raises": Raises, "demanding": Demanding})
+
+
+class TestMain:
+    def test_no_command_is_a_usage_error(self, capsys):
+        with pytest.raises(SystemExit) as stop:
+            main([])
+        assert stop.value.code == 2
+        assert "COMMAND" in capsys.readouterr().err
+
+    def test_unknown_command_names_the_commands(self, capsys):
+        with pytest.raises(SystemExit) as stop:
+            main(["nonsense"])
+        assert stop.value.code == 2
+        message = capsys.readouterr().err
+        assert all(name in message for name in ("list", "validate", "demo"))
+
+    def test_version(self, capsys):
+        with pytest.raises(SystemExit) as stop:
+            main(["--version"])
+        assert stop.value.code == 0
+        assert capsys.readouterr().out == f"regmax {regmax.__version__}\n"
+
+    def test_as_a_module(self):
+        run = subprocess.run(
+            [sys.executable, "-m", "regmax", "list"], capture_output=True, text=True, check=False
+        )
+        assert run.returncode == 0
+        assert "fusedmax" in run.stdout
+
+    def test_interrupt(self, capsys, monkeypatch):
+        def interrupt(*_args, **_kwargs):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(validate, "crosscheck", interrupt)
+        assert main(["validate", "gini"]) == 130
+
+
+class TestList:
+    def test_every_built_in_with_its_mapping_and_distribution(self, capsys):
+        assert main(["list"]) == 0
+        out = capsys.readouterr().out
+        regularizers = out.split("\npenalties\n")[0]
+        for name, mapping in SIX.items():
+            (line,) = [ln for ln in regularizers.splitlines() if ln.startswith(f"  {name} ")]
+            assert mapping in line
+            assert f"regmax {regmax.__version__}" in line
+        assert "lam=0.1" in out
+        assert "alpha=1.5" in out
+
+    def test_penalties(self, capsys):
+        main(["list"])
+        part = capsys.readouterr().out.split("\npenalties\n")[1].split("\n\n")[0]
+        for name in regmax.available("penalty"):
+            (line,) = [ln for ln in part.splitlines() if ln.startswith(f"  {name} ")]
+            assert "R(y) = Σ" in line
+            assert f"regmax {regmax.__version__}" in line
+        (line,) = [ln for ln in part.splitlines() if ln.startswith("  owl ")]
+        assert "weights" in line
+
+    def test_solvers_and_backends(self, capsys):
+        main(["list"])
+        out = capsys.readouterr().out
+        for name in [*registry().solvers(), *registry().backends()]:
+            assert f"\n  {name} " in out
+
+    def test_a_plugin_at_fault_is_named(self, capsys, monkeypatch):
+        monkeypatch.setattr(
+            registry(), "faults", ["regmax plugin 'x' (x 1.0) failed in its import"]
+        )
+        assert main(["list"]) == 0
+        assert "at fault\n  regmax plugin 'x' (x 1.0)" in capsys.readouterr().out
+
+
+class TestValidate:
+    def test_all_by_default(self, capsys):
+        assert main(["validate", "--against", "generic"]) == 0
+        out = capsys.readouterr().out
+        assert all(f"\n{name} " in out for name in SIX)
+        assert f"{len(SIX)} of {len(SIX)} agree on every road" in out
+
+    def test_every_backend(self, capsys):
+        assert main(["validate", "gini", "fusedmax", "--against", "generic,cvxpylayers,cvxpy"]) == 0
+        out = capsys.readouterr().out
+        assert all(road in out for road in ("generic", "DIFFCP", "MOREAU", "cvxpy Clarabel"))
+
+    @pytest.mark.parametrize("suffix", [".npy", ".pt", ".csv"])
+    def test_own_scores(self, suffix, tmp_path, capsys):
+        x = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        x[0, 1, 2] = -torch.inf
+        path = tmp_path / f"scores{suffix}"
+        if suffix == ".npy":
+            np.save(path, x.numpy())
+        elif suffix == ".pt":
+            torch.save(x.float(), path)
+        else:
+            lines = [",".join(map(repr, row)) for row in x.reshape(-1, 7).tolist()]
+            path.write_text("# scores\n" + "\n".join(lines) + "\n\n")
+        report = tmp_path / "report.json"
+        argv = ["validate", "tv:lam=0.5", "entmax15", "--scores", str(path), "--gamma", "0.5"]
+        assert main([*argv, "--against", "generic", "--json", str(report)]) == 0
+        assert "6 rows of 7" in capsys.readouterr().out
+        data = json.loads(report.read_text())
+        assert data["ok"] is True
+        assert data["gamma"] == 0.5
+        assert set(data["reports"]) == {"tv:lam=0.5", "entmax15"}
+        assert data["reports"]["tv:lam=0.5"]["rows"]
+
+    def test_one_dimension_is_one_row(self, tmp_path, capsys):
+        np.save(tmp_path / "x.npy", np.array([3, 1, 2]))
+        argv = ["validate", "gini", "--against", "generic", "--scores", str(tmp_path / "x.npy")]
+        assert main(argv) == 0
+        assert "1 rows of 3" in capsys.readouterr().out
+
+    def test_many_rows_are_thinned_out_and_it_says_so(self, tmp_path, capsys):
+        np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(100, 5)))
+        argv = ["validate", "gini", "--against", "generic", "--scores", str(tmp_path / "x.npy")]
+        assert main(argv) == 0
+        out = capsys.readouterr()
+        assert "64 rows of 5" in out.out
+        assert "64 of 100 rows" in out.err
+        assert main([*argv, "--rows", "0"]) == 0
+        assert "100 rows of 5" in capsys.readouterr().out
+
+    def test_float32(self, capsys):
+        assert main(["validate", "tsallis", "--against", "generic", "--dtype", "float32"]) == 0
+
+    def test_a_lie_is_status_1_and_named(self, planted, tmp_path, capsys):
+        path = tmp_path / "report.json"
+        argv = ["validate", "gini", "lie", "--against", "generic,cvxpylayers", "--json", str(path)]
+        assert main(argv) == 1
+        out = capsys.readouterr().out
+        assert "1 of 2 agree" in out
+        assert "FAILED   closed form" in out
+        data = json.loads(path.read_text())
+        assert data["ok"] is False
+        assert data["reports"]["gini"]["ok"] is True
+        assert data["reports"]["lie"]["culprits"] == ["closed form"]
+
+    def test_code_that_raises_is_status_1_and_the_rest_goes_on(self, planted, tmp_path, capsys):
+        path = tmp_path / "report.json"
+        argv = ["validate", "raises", "gini", "--against", "generic", "--json", str(path)]
+        assert main(argv) == 1
+        out = capsys.readouterr().out
+        assert "ZeroDivisionError: a fault of the plugin" in out
+        assert "gini         ok" in out
+        assert "ZeroDivisionError" in json.loads(path.read_text())["reports"]["raises"]["error"]
+
+    def test_a_plugin_without_defaults_is_left_to_those_who_name_it(self, capsys, monkeypatch):
+        offer(monkeypatch, {"demanding": Demanding})
+        assert main(["validate", "--against", "generic"]) == 0
+        out = capsys.readouterr()
+        assert "demanding" not in out.out
+        assert "6 of 6 agree" in out.out
+        assert out.err.startswith("left out: demanding has no default for price; name it: ")
+        assert "'demanding(price=...)'" in out.err
+        for text in ("demanding:price=2", "demanding(price=2)"):
+            assert main(["validate", text, "--against", "generic"]) == 0
+
+    def test_a_contested_name_is_a_warning(self, capsys, monkeypatch):
+        monkeypatch.setattr(validate, "contested", lambda found: ["the name 'x' is claimed by"])
+        assert main(["validate", "gini", "--against", "generic"]) == 0
+        assert "warning: the name 'x' is claimed by" in capsys.readouterr().err
+
+
+class TestValidateRefuses:
+    def test_unknown_name(self, capsys):
+        message = refused(capsys, "validate", "nonsense")
+        assert "'nonsense'" in message
+        assert "entropy, gini" in message
+
+    @pytest.mark.parametrize(
+        ("typed", "meant"),
+        [
+            ("ginni", "gini"),
+            ("sparsmax", "sparsemax"),
+            ("gini + 0.1*grid_tvv", "grid_tv"),
+            ("tsalis(alpha=1.5) + 0.1*tv", "tsallis"),
+        ],
+    )
+    def test_a_name_that_is_nearly_right(self, typed, meant, capsys):
+        message = refused(capsys, "validate", typed)
+        assert f"(did you mean '{meant}'?)" in message
+        assert "entropy, gini, oscar, pnorm, tsallis, tv, entmax, entmax15, fusedmax" in message
+
+    def test_a_solver_or_backend_that_is_nearly_right(self, capsys):
+        message = refused(capsys, "validate", "gini", "--against", "cvxpylayer")
+        assert "(did you mean 'cvxpylayers'?)" in message
+        argv = ("plot", "gini", "--kind", "convergence", "--solver", "newtn")
+        assert "(did you mean 'newton'?)" in refused(capsys, *argv)
+
+    def test_unknown_backend(self, capsys):
+        message = refused(capsys, "validate", "gini", "--against", "generic,oracle")
+        assert "'oracle'" in message
+        assert "cvxpylayers" in message
+
+    def test_no_backend(self, capsys):
+        assert "names no backend" in refused(capsys, "validate", "--against", ",")
+
+    def test_missing_backend(self, capsys, monkeypatch):
+        backend = registry().backends()["cvxpy"]
+        monkeypatch.setattr(backend, "missing", lambda self: "cvxpy is not installed: pip ...")
+        assert "not installed" in refused(capsys, "validate", "gini", "--against", "cvxpy")
+
+    def test_missing_default_backend_is_a_warning(self, capsys, monkeypatch):
+        backend = registry().backends()["cvxpylayers"]
+        monkeypatch.setattr(backend, "missing", lambda self: "cvxpylayers is not installed")
+        assert main(["validate", "gini"]) == 0
+        assert "not validated against cvxpylayers" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("gamma", ["0", "-1", "nan", "inf"])
+    def test_gamma(self, gamma, capsys):
+        assert "--gamma must be" in refused(capsys, "validate", f"--gamma={gamma}")
+
+    @pytest.mark.parametrize(
+        ("name", "words"),
+        [
+            ("tv:lam", "NAME:key=number"),
+            ("tv:lam=x", "NAME:key=number"),
+            ("tv:mu=1", "mu"),
+            ("tv:lam=-1", "lam must be"),
+            ("pnorm:p=3", "p must be"),
+        ],
+    )
+    def test_hyperparameters(self, name, words, capsys):
+        message = refused(capsys, "validate", name)
+        assert name in message
+        assert words in message
+
+    def test_device(self, capsys):
+        assert "--device warp" in refused(capsys, "validate", "gini", "--device", "warp")
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+    def test_no_cuda(self, capsys):
+        assert "not usable" in refused(capsys, "validate", "gini", "--device", "cuda")
+
+    def test_rows(self, capsys):
+        assert "--rows" in refused(capsys, "validate", "gini", "--rows", "-1")
+
+    def test_json_folder(self, tmp_path, capsys):
+        path = tmp_path / "no" / "report.json"
+        assert "does not exist" in refused(capsys, "validate", "gini", "--json", str(path))
+
+    def test_file_missing_or_of_another_kind(self, tmp_path, capsys):
+        def message(name: str) -> str:
+            return refused(capsys, "validate", "gini", "--scores", str(tmp_path / name))
+
+        assert "no such file" in message("none.npy")
+        (tmp_path / "x.txt").write_text("1")
+        assert ".npy, .pt, .csv" in message("x.txt")
+        (tmp_path / "folder.csv").mkdir()
+        assert "cannot be read" in message("folder.csv")
+
+    @pytest.mark.parametrize(
+        ("array", "words"),
+        [
+            (np.float64(3.0), "single number"),
+            (np.zeros((3, 0)), "no scores"),
+            (np.zeros((0, 3)), "no scores"),
+            (np.array([[1.0, np.nan]]), "NaN in row 0"),
+            (np.array([[1.0, 2.0], [1.0, np.inf]]), "+inf in row 1"),
+            (np.full((1, 2), -np.inf), "no finite score in row 0"),
+            (np.array(["a"]), "real numbers"),
+            (np.array([1j]), "real numbers"),
+            (np.array([True]), "real numbers"),
+        ],
+    )
+    def test_arrays(self, array, words, tmp_path, capsys):
+        path = tmp_path / "x.npy"
+        np.save(path, array)
+        assert words in refused(capsys, "validate", "gini", "--scores", str(path))
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "no scores"),
+            ("a,b\n1,2\n", "line 1, column 1: 'a' is not a number"),
+            ("1,2\n3\n", "line 2 has 1 columns, the first row 2"),
+            ("1,2\n3,\n", "line 2, column 2: '' is not a number"),
+        ],
+    )
+    def test_csv(self, text, words, tmp_path, capsys):
+        path = tmp_path / "x.csv"
+        path.write_text(text)
+        assert words in refused(capsys, "validate", "gini", "--scores", str(path))
+
+    @pytest.mark.parametrize("suffix", [".npy", ".pt", ".csv"])
+    def test_bytes_that_are_no_such_file(self, suffix, tmp_path, capsys):
+        path = tmp_path / f"x{suffix}"
+        path.write_bytes(b"\x93\xff\x00nonsense")
+        assert "not a readable" in refused(capsys, "validate", "gini", "--scores", str(path))
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ({"x": torch.zeros(2)}, "found dict"),
+            (torch.zeros(2, dtype=torch.complex64), "complex64"),
+            (torch.zeros(2, dtype=torch.bool), "bool"),
+            (torch.eye(2).to_sparse(), "dense"),
+        ],
+    )
+    def test_pt(self, content, words, tmp_path, capsys):
+        path = tmp_path / "x.pt"
+        torch.save(content, path)
+        assert words in refused(capsys, "validate", "gini", "--scores", str(path))
+
+    def test_pt_that_would_run_code(self, tmp_path, capsys):
+        path = tmp_path / "x.pt"
+        torch.save(Path("anything"), path)
+        assert "not a readable" in refused(capsys, "validate", "gini", "--scores", str(path))
+
+
+class TestScores:
+    def test_built_in_scores_are_fixed(self):
+        assert torch.equal(scores.builtin(), scores.builtin())
+        assert scores.builtin(d=5).shape == (6, 5)
+
+    def test_thinning_keeps_the_first_and_the_last_row(self, tmp_path):
+        np.save(tmp_path / "x.npy", np.arange(20.0).reshape(10, 2))
+        rows, total = scores.load(tmp_path / "x.npy", 3)
+        assert total == 10
+        assert rows[0].tolist() == [0, 1]
+        assert rows[-1].tolist() == [18, 19]
+
+
+class TestDemo:
+    @pytest.mark.parametrize("argv", [["--epochs", "0"], ["--seed", "-1"]])
+    def test_refuses(self, argv, capsys):
+        assert argv[0] in refused(capsys, "demo", *argv)
+
+    def test_refuses_a_file_as_folder(self, tmp_path, capsys):
+        (tmp_path / "file").write_text("")
+        assert "--out" in refused(capsys, "demo", "--out", str(tmp_path / "file"))
+
+    def test_one_epoch(self, tmp_path, capsys, monkeypatch):
+        data = pooling.digits()
+        small = pooling.Digits(data.train_x[:96], data.train_y[:96], data.test_x, data.test_y)
+        monkeypatch.setattr(pooling, "digits", lambda: small)
+        assert main(["demo", "--epochs", "1", "--out", str(tmp_path / "a" / "b")]) == 0
+        out = capsys.readouterr().out
+        assert "6 of 6 agree on every road" in out
+        for mapping in ("softmax", "sparsemax", "entmax15", "pnormmax", "fusedmax", "oscarmax"):
+            assert f"\n{mapping} " in out
+        picture = tmp_path / "a" / "b" / "attention-maps.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+
+    def test_same_seed_same_result(self):
+        data = pooling.digits()
+        small = pooling.Digits(data.train_x[:64], data.train_y[:64], data.test_x, data.test_y)
+        before = torch.random.get_rng_state()
+        runs = [pooling.train("x", regmax.regularizer("tv"), small, 1, seed=3) for _ in range(2)]
+        assert torch.equal(runs[0].weights, runs[1].weights)
+        assert torch.equal(torch.random.get_rng_state(), before)
+
+    def test_learns(self):
+        result = pooling.train("sparsemax", regmax.regularizer("gini"), pooling.digits(), 8, seed=0)
+        assert result.accuracy > 0.9
+        assert result.support < 32
+        assert result.weights.sum(-1).allclose(torch.ones(()))
+
+    def test_the_split_is_fixed_and_whole(self):
+        data = pooling.digits()
+        assert len(data.train_x) + len(data.test_x) == 1797
+        assert data.train_x.amin() == 0
+        assert data.train_x.amax() == 1
+        assert torch.equal(data.test_x, pooling.digits().test_x)
+
+    def test_groups(self):
+        y = torch.tensor([[0.0, 0.2, 0.2, 0.1, 0.2, 0.0, 0.3, 0.0]])
+
+        def count(omega):
+            groups = pooling.groups(y, omega)
+            empty = torch.zeros(1, dtype=torch.bool)
+            return pooling.Trained("x", y, groups, True, empty, empty, 0.0).group_count
+
+        assert count(regmax.regularizer("tv")) == 4
+        assert count(regmax.regularizer("oscar")) == 3
+        assert count(regmax.regularizer("gini")) == 3
+
+    def test_picture_of_misread_digits_and_missing_classes(self, tmp_path):
+        data = pooling.digits()
+        keep = data.test_y < 3
+        data = pooling.Digits(
+            data.train_x[:32], data.train_y[:32], data.test_x[keep], data.test_y[keep]
+        )
+        result = pooling.train("oscarmax", regmax.regularizer("oscar"), data, 1, seed=0)
+        assert attention_maps.examples([result], data) == attention_maps.examples([result], data)
+        assert len(attention_maps.examples([result], data)) == 3
+        attention_maps.draw([result], data, tmp_path / "x.png")
+        assert (tmp_path / "x.png").stat().st_size > 1000
+
+
+class TestCommon:
+    def test_needs_names_the_extra(self):
+        with (
+            pytest.raises(UsageError, match=r"drawing needs nowhere.*pip install 'regmax\[demo\]'"),
+            needs("demo", "drawing"),
+        ):
+            import nowhere  # noqa: F401
+
+    def test_table(self):
+        assert table(["a", "b"], [["long", ""], ["x", "y"]], indent="") == "a     b\nlong\nx     y"
+
+    def test_progress_without_a_terminal_is_a_line_now_and_then(self, capsys, monkeypatch):
+        now = iter(range(0, 100, 3))
+        monkeypatch.setattr("time.monotonic", lambda: next(now))
+        assert list(progress("abc", "counting")) == ["a", "b", "c"]
+        assert capsys.readouterr().err == "counting: 0/3\ncounting: 1/3\ncounting: 2/3\n"
+
+    def test_working_says_what_takes_long(self, capsys, monkeypatch):
+        monkeypatch.setattr("regmax.cli.common._SECONDS_BETWEEN_LINES", 0.01)
+        with working("thinking"):
+            time.sleep(0.5)
+        assert capsys.readouterr().err.startswith("thinking: 0 s\n")
+
+    def test_working_clears_its_line_on_a_terminal(self, monkeypatch):
+        class Terminal(io.StringIO):
+            def isatty(self):
+                return True
+
+        out = Terminal()
+        with working("thinking", out):
+            time.sleep(1.2)
+        assert out.getvalue() == "thinking: 1 s\r             \r"

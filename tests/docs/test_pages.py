@@ -1,0 +1,173 @@
+"""The pages keep their word: each code block runs, and prints what it says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+import shlex
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regmax import cli, functional
+from regmax.testing import check_regularizer, check_solver
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SITE = sorted(page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", *SITE]
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+TARGETS = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The fenced blocks of a page, in order, as (language, text); directives are no code."""
+    found = FENCE.findall((ROOT / page).read_text(encoding="utf-8"))
+    return [(language, text) for language, text in found if not language.startswith("{")]
+
+
+def having(language: str) -> list[str]:
+    return [page for page in PAGES if any(language == found for found, _ in blocks(page))]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of one's own, with scores of one's own."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "attention.npy", rng.normal(size=(4, 12)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def ran(text: str, page: str, namespace: dict, capsys) -> None:
+    capsys.readouterr()
+    exec(compile(text, page, "exec"), namespace)
+    printed = iter(capsys.readouterr().out.splitlines())
+    for said in re.findall(r"^ *print\(.*\)\s+# (.*)$", text, flags=re.MULTILINE):
+        assert said in printed, f"{said!r} is not printed, or not in this order, by\n{text}"
+
+
+def test_every_block_is_of_a_language_that_is_checked():
+    known = {"python", "sh", "toml", "text"}
+    strange = {p: {language for language, _ in blocks(p)} - known for p in PAGES}
+    assert {page: found for page, found in strange.items() if found} == {}
+
+
+@pytest.mark.parametrize("page", having("python"))
+def test_python_runs_in_order_and_prints_what_it_says(page, folder, capsys):
+    namespace = {"__name__": "page"}
+    for language, text in blocks(page):
+        if language == "python":
+            ran(text, page, namespace, capsys)
+
+
+def test_each_block_of_the_readme_stands_alone(folder, capsys):
+    for language, text in blocks("README.md"):
+        if language == "python":
+            ran(text, "README.md", {"__name__": "page"}, capsys)
+
+
+@pytest.mark.parametrize("page", having("sh"))
+def test_shell_lines_run_or_name_what_there_is(page, folder):
+    for language, text in blocks(page):
+        for line in text.replace("\\\n", " ").splitlines() if language == "sh" else ():
+            words = shlex.split(line, comments=True)
+            if words:
+                checked(words)
+
+
+def checked(words: list[str]) -> None:
+    """Run what is quick; of what installs or trains, see that the names are right."""
+    match words:
+        case ["regmax", "demo", *_]:
+            pass  # minutes; tests/cli/test_cli.py runs it
+        case ["regmax", *arguments]:
+            assert cli.main(arguments) == 0, words
+        case ["make", target, *_]:
+            assert target in TARGETS, words
+        case ["pip", "install", *wanted]:
+            for extra in re.findall(r"\[([a-z,]+)\]", " ".join(wanted)):
+                assert set(extra.split(",")) <= set(EXTRAS), words
+        case ["python", "-m", module, *_]:
+            assert module == "pytest" or find_spec(module), words
+        case ["python", script, *_]:
+            assert (ROOT / script).is_file(), words
+        case ["cd", _] | ["pre-commit", *_]:
+            pass
+        case _:
+            raise AssertionError(f"nobody checks the line {shlex.join(words)}")
+
+
+def test_toml_is_toml():
+    for page in having("toml"):
+        for language, text in blocks(page):
+            if language == "toml":
+                assert tomllib.loads(text)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_to_files_lead_somewhere(page):
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+    home = (ROOT / page).parent
+    assert [link for link in links if not (home / link).exists()] == []
+
+
+def test_the_reference_names_every_mapping():
+    page = (DOCS / "api" / "mappings.md").read_text()
+    assert [name for name in dir(functional) if f"functional.{name}\n" not in page] == []
+
+
+def test_nothing_is_said_of_a_machine():
+    here = [str(Path.home()), str(ROOT.parent)]
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert not [path for path in here if len(path) > 5 and path in text]
+
+
+def test_the_figure_of_the_theorem_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    script = runpy.run_path(str(DOCS / "figures" / "theorem.py"))
+    script["draw"](tmp_path / "theorem.svg")
+    assert "clustered softmax" in (tmp_path / "theorem.svg").read_text(encoding="utf-8")
+
+
+def test_migrating_names_all_that_entmax_offers():
+    entmax = pytest.importorskip("entmax")
+    page = (DOCS / "migrating-from-entmax.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", page))))
+    names = [name for name in dir(entmax) if not name.startswith("_")]
+    assert len(names) > 20
+    assert [name for name in names if name not in words] == []
+    callables = [item for name in names if callable(item := getattr(entmax, name))]
+    arguments = {a for item in callables for a in inspect.signature(item).parameters} - {"X"}
+    assert sorted(arguments - words) == []
+
+
+def namespace(page: str) -> dict:
+    """What the Python blocks of a page define."""
+    found: dict = {"__name__": "page"}
+    for language, text in blocks(page):
+        if language == "python":
+            exec(compile(text, page, "exec"), found)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fast", "shared"])
+def test_the_regularizers_of_the_tutorial_pass_the_kit(name):
+    pytest.importorskip("hypothesis")
+    page = namespace("docs/writing-a-regularizer.md")
+    omega = {"fast": page["FastPrior"](page["prior"].detach()), "shared": page["shared"]}[name]
+    check_regularizer(omega)
+
+
+@pytest.mark.slow
+def test_the_solver_of_the_tutorial_passes_the_kit():
+    pytest.importorskip("hypothesis")
+    check_solver(namespace("docs/writing-a-solver.md")["ProjectedGradient"]())

@@ -1,0 +1,506 @@
+"""Adversarial plugins: solvers, penalties and Ω that lie, drawn with scores and hyperparameters;
+each row of each answer is right, flagged, refused by name, or a finding.
+
+    python tests/helpers/fuzz_plugins.py --cases 2000 --seed 0 [--only solver,penalty] [--lie TEXT]
+
+prints how many rows had which outcome, by kind of plugin, and each finding with the case that made
+it (``--seed S --cases 1`` makes case S again); the exit status is 1 if there is any.
+"""
+
+import argparse
+import collections
+import inspect
+import re
+import time
+import traceback
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import kinked_truth
+import lying_plugins as lying
+import numpy as np
+import torch
+from bad_omegas import everywhere
+from kinked_truth import LONG, Kinks, Smooth
+from lying_plugins import BASES, OMEGA_LIES, PENALTIES, PENALTY_LIES, SOLVER_LIES
+
+import regmax
+from regmax import ConvergenceError, ConvergenceWarning, PluginError, RegularizedMax, Status
+
+REFUSALS = (ValueError, TypeError, PluginError, NotImplementedError, ConvergenceError)
+NAMES = re.compile(
+    r"Lying|lying|GroupNorms|MaxNorm|Distance|WeightedSum|Hubers|Norm|Weighted|Quartic|Quadratic|"
+    r"Entropies|Tsallis|strong_convexity|entries|group_norms|max_norm|prox\b"
+)
+CERTIFIES = "certify" in inspect.signature(RegularizedMax.__init__).parameters
+GOOD = ("right", "flagged", "refused", "undecided")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plugin with its lie, on ``rows`` rows of ``d`` scores; tensors by ``seed``."""
+
+    kind: str
+    lie: str
+    base: str
+    penalty: str | None
+    d: int
+    rows: int
+    dtype: str
+    scale: float
+    gamma: float
+    lam: float
+    masked: bool
+    certify: bool
+    seed: int
+
+    @property
+    def numbers(self):
+        """What is inside Ω and the penalty."""
+        rng = np.random.default_rng(self.seed)
+        d = self.d
+        ids = rng.integers(0, max(1, d // 2), size=d)
+        parts = [np.flatnonzero(ids == k).tolist() for k in range(d)]
+        parts = [p for p in parts if p]
+        return {
+            "d": d,
+            "c": 1 + rng.exponential(size=d) * rng.choice([0.3, 3]),
+            "b": rng.normal(size=(d, d)),
+            "parts": parts,
+            "weights": [float(w) for w in 0.5 + rng.random(len(parts))],
+            "ordered": np.sort(rng.random(d))[::-1],
+            "at": rng.dirichlet(np.ones(d)) * 0.9,
+            "k": float(rng.choice([0.05, 0.3])),
+            "weights_of": rng.random(d) * 2,
+        }
+
+    def scores(self):
+        """(rows, d) in the case's dtype, the mask or None, and another batch of that shape."""
+        rng = np.random.default_rng(self.seed + 1)
+        x = rng.normal(size=(self.rows, self.d)) * self.scale
+        if self.rows > 1 and rng.random() < 0.3:
+            x[0] = np.round(x[0] * 2) / 2
+        mask = None
+        if self.masked:
+            mask = torch.tensor(rng.random(x.shape) < 0.7)
+            mask[:, int(rng.integers(self.d))] = True
+        dtype = getattr(torch, self.dtype)
+        return torch.tensor(x, dtype=dtype), mask, torch.tensor(np.flip(x).copy(), dtype=dtype)
+
+
+def draw(seed, only=None, lie=None):
+    """The case of this seed."""
+    rng = np.random.default_rng(seed)
+    kinds = only or ("solver", "penalty", "omega", "omega")
+    kind = str(rng.choice(kinds))
+    lies = {"solver": SOLVER_LIES, "penalty": PENALTY_LIES, "omega": OMEGA_LIES}[kind]
+    names = [name for name in lies if lie is None or lie in name]
+    lie = str(rng.choice(names))
+    base = str(rng.choice(list(BASES)))
+    penalty = None
+    d = int(rng.integers(2, 8))
+    if kind == "penalty":
+        penalty = str(rng.choice(list(PENALTIES)))
+    elif kind == "solver" and rng.random() < 0.15:
+        penalty = str(rng.choice(["tv", "group norms"]))
+    elif lie == "permutation_invariant" or (
+        kind == "omega" and lie.partition(":")[0] != "value" and rng.random() < 0.15
+    ):
+        penalty = "tv"
+    if penalty is not None and PENALTIES[penalty].needs_invariant:
+        base = str(rng.choice(["gini", "entropy", "tsallis"]))
+    if lie in lying.ELSEWHERE:
+        d = 3
+    return Case(
+        kind=kind,
+        lie=lie,
+        base=base,
+        penalty=penalty,
+        d=d,
+        rows=int(rng.integers(2, 6)),
+        dtype=str(rng.choice(["float64", "float64", "float32"])),
+        scale=float(rng.choice([0.3, 1, 4])),
+        gamma=float(rng.choice([0.5, 1, 2, 0.3])),
+        lam=float(rng.choice([0.03, 0.3, 1])),
+        masked=bool(rng.random() < 0.25) and lie not in lying.ELSEWHERE,
+        certify=bool(rng.random() < 0.5),
+        seed=seed,
+    )
+
+
+# -- making and truth -----------------------------------------------------------------------------
+
+
+def made(case, leaves):
+    """(layer, names of what the gradient may be asked for)."""
+    n, base = case.numbers, BASES[case.base]
+    b = torch.tensor(n["b"], dtype=leaves["c"].dtype)
+    omega = base.make(leaves["c"], b)
+    solver = "auto"
+    if case.kind == "omega":
+        omega = lying.lying_omega(omega, case.lie)
+    if case.kind == "solver":
+        solver = lying.LyingSolver(case.lie)
+    if case.penalty is not None:
+        penalty = PENALTIES[case.penalty].make(n)
+        if case.kind == "penalty":
+            penalty = lying.lying_penalty(penalty, case.lie)
+        omega = omega + leaves["lam"] * penalty
+    more = {"certify": case.certify} if CERTIFIES else {}
+    return RegularizedMax(omega, gamma=leaves["gamma"], solver=solver, max_iter=40, **more)
+
+
+def truth_of(case, x, on):
+    """The Row of scores x of the participants ``on``, and whether Ω depends on c."""
+    n, base = case.numbers, BASES[case.base]
+    c = torch.tensor(n["c"]).to(getattr(torch, case.dtype)).double().numpy().astype(LONG)
+    b = torch.tensor(n["b"]).to(getattr(torch, case.dtype)).double().numpy().astype(LONG)
+    f = base.smooth(c[on], b[:, on])
+    k = lying.SCALED.get(case.lie, 1.0)
+    slope, bend, beta = f.slope, f.bend, f.beta * k
+    if k != 1:
+        slope, bend = (lambda y: k * f.slope(y)), (lambda y: k * f.bend(y))
+    kinks = Kinks()
+    if case.penalty is not None:
+        lam = number(case.lam, case.dtype) * (1.5 if case.lie == "value: 1.5 times" else 1)
+        kinks, more = PENALTIES[case.penalty].kinks(n, lam, on)
+        if more is not None:
+            s0, b0 = slope, bend
+            slope, bend = (lambda y: s0(y) + more[0](y)), (lambda y: b0(y) + more[1](y))
+    z = x.astype(LONG) / LONG(number(case.gamma, case.dtype))
+    row = kinked_truth.solve(Smooth(slope, bend, beta, f.steep), kinks, z)
+    if case.penalty in ("weighted l1", "hubers"):
+        row.pull = more[0](row.y)
+    if case.penalty == "hubers" and len(row.y) > 1:
+        t = np.abs(np.abs(row.y - n["at"][on]) - n["k"])
+        row.margin = min(row.margin, float(t.min()))
+    return row
+
+
+def number(value, dtype):
+    """As a tensor of the dtype holds it."""
+    return torch.tensor(value, dtype=getattr(torch, dtype)).double().item()
+
+
+# -- the judge ------------------------------------------------------------------------------------
+
+
+def judge(case):
+    """[(outcome, where, text)], where: the row and the call."""
+    x, mask, another = case.scores()
+    n = case.numbers
+    dtype = x.dtype
+    leaves = {
+        "x": x,
+        "gamma": torch.tensor(case.gamma, dtype=dtype),
+        "c": torch.tensor(n["c"]).to(dtype),
+        "lam": torch.tensor(case.lam, dtype=dtype),
+    }
+    leaves = {k: t.clone().requires_grad_() for k, t in leaves.items()}
+    torch.manual_seed(case.seed)
+    try:
+        layer = made(case, leaves)
+    except REFUSALS as error:
+        return [(refusal(error), i, f"making: {error}") for i in range(case.rows)]
+    found = []
+    certifies = CERTIFIES and case.certify
+    truths = Truths(case, x, mask)
+    statuses = None
+    for call in ("solve", "call"):
+        if call == "call" and case.lie.startswith("closed_form") and not certifies:
+            continue  # believed, until it is asked to certify
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            try:
+                if case.lie == "stale":
+                    layer(another, mask)
+                    seen.clear()
+                given = leaves["x"].view_as(leaves["x"])
+                if call == "solve":
+                    answer = layer.solve(given, mask)
+                    y, bound = answer.y, answer.error_bound.detach().double().numpy()
+                    statuses = answer.status.tolist()
+                else:
+                    y = layer(given, mask)
+                    bound = None
+            except Exception as error:
+                text = f"{call}: {type(error).__name__}: {error}"
+                found += [(refusal(error), i, text) for i in range(case.rows)]
+                continue
+        said = " ".join(str(w.message) for w in seen if w.category is ConvergenceWarning)
+        if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+            found += [("wrong", i, f"{call}: not a tensor like x: {y!r}") for i in range(case.rows)]
+            continue
+        gradients = backward(case, leaves, y)
+        for i in range(case.rows):
+            flagged = statuses is not None and statuses[i] != Status.CONVERGED
+            flagged = flagged and (call == "solve" or bool(said))
+            if call == "solve" and not flagged and not truths.possible:
+                found.append(("wrong", i, "solve: CONVERGED, where nothing can be right"))
+                continue
+            if flagged:
+                found.append(("flagged", i, ""))
+                continue
+            allowed = None if bound is None else bound[i]
+            outcome, text = truths.verdict(i, y.detach(), allowed, gradients)
+            if outcome == "wrong" and "nan" in text and "gradient is NaN" in said:
+                outcome = "flagged"  # at a kink, and said so
+            found.append((outcome, i, f"{call}: {text}"))
+        if call == "solve" and truths.possible and case.lie not in lying.ELSEWHERE:
+            for i in range(case.rows):
+                if statuses[i] == Status.CONVERGED:
+                    text = truths.wrong_max(i, layer, answer, leaves)
+                    if text:
+                        found.append(("wrong", i, f"max: {text}"))
+    return found
+
+
+def refusal(error):
+    """Refused by name, or by the plugin's own code, which the traceback shows; else a crash."""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = [name for name in frames if "regmax" in name or "lying" in name]
+    ours = [name for name in ours if Path(name).name != "products.py"]  # between a user and PyTorch
+    own = bool(ours) and Path(ours[-1]).name == "lying_plugins.py"
+    if own or (isinstance(error, REFUSALS) and NAMES.search(str(error))):
+        return "refused"
+    return "refused without a name" if isinstance(error, REFUSALS) else "crashed"
+
+
+def direction(case):
+    generator = torch.Generator().manual_seed(case.seed + 2)
+    return torch.randn(case.rows, case.d, generator=generator, dtype=torch.float64)
+
+
+def backward(case, leaves, y):
+    """Per row {leaf: gradient of ⟨v, y⟩ in float64}, or the error."""
+    v = direction(case).to(y.dtype)
+    names = ["x", "gamma"]
+    if case.penalty is not None:
+        names.append("lam")
+    if BASES[case.base].moves is not None:
+        names.append("c")
+    rows = []
+    for i in range(case.rows):
+        only = torch.zeros_like(v)
+        only[i] = v[i]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                got = torch.autograd.grad(
+                    y,
+                    [leaves[k] for k in names],
+                    only,
+                    retain_graph=True,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+        except Exception as error:
+            rows.append(error)
+            continue
+        rows.append({k: g.double() for k, g in zip(names, got, strict=True)})
+    return rows
+
+
+class Truths:
+    """The truth of each row, when it is asked for."""
+
+    def __init__(self, case, x, mask):
+        self.case, self.x, self.mask = case, x, mask
+        self.possible = case.lie not in lying.NEVER
+        self.eps = torch.finfo(x.dtype).eps
+        self.known = {}
+
+    def row(self, i):
+        if i not in self.known:
+            on = np.ones(self.case.d, bool) if self.mask is None else self.mask[i].numpy()
+            with np.errstate(all="ignore"):
+                truth = truth_of(self.case, self.x[i].double().numpy()[on], on)
+            self.known[i] = truth, on
+        return self.known[i]
+
+    def verdict(self, i, y, bound, gradients):
+        case, ours = self.case, y[i].double()
+        if not self.possible:
+            return "wrong", f"nothing can be right: {ours.tolist()}"
+        if case.lie in lying.ELSEWHERE:
+            return self.looked(i, ours)
+        truth, on = self.row(i)
+        if not truth.bound < 1e-9:
+            return "undecided", ""
+        expected = np.zeros(case.d, LONG)
+        expected[on] = truth.y
+        z = np.abs(self.x[i].double().numpy()[on] / case.gamma)
+        spread = 1 + 2 * z.max() + (case.lam * case.d if case.penalty else 0)
+        slack = 4 * self.eps * spread + truth.bound
+        error = float(np.sqrt(((ours.numpy() - expected) ** 2).sum()))
+        tol = 1e-8 if case.dtype == "float64" else 1e-3
+        allowed = (tol if bound is None else bound) + slack
+        if not error <= allowed:
+            what = f"y = {ours.tolist()}, truth {np.asarray(expected, float).tolist()}"
+            return "wrong", f"off by {error:.2g}, bound {bound}; {what}"
+        small = 1e-6 if case.dtype == "float64" else 1e-2
+        if not (np.asarray(ours)[~on] == 0).all():
+            return "wrong", f"masked entries: {ours.tolist()}"
+        if not (ours >= 0).all() or abs(ours.sum() - 1) > 8 * self.eps * case.d**0.5:
+            return "wrong", f"off the simplex: {ours.tolist()}"
+        if not truth.margin > small:
+            return "right", ""
+        none = (expected == 0) & on & (ours.numpy() != 0)
+        if none.any():
+            return "wrong", f"zeros: y = {ours.tolist()}, truth {expected.astype(float).tolist()}"
+        return self.derived(i, truth, on, gradients[i], error + slack)
+
+    def looked(self, i, ours):
+        """Against the best point of the triangle."""
+        case = self.case
+        n = case.numbers
+        right = BASES[case.base].make(torch.tensor(n["c"]), torch.tensor(n["b"]))
+        omega = lying.lying_omega(right, case.lie)
+        z = self.x[i].double() / case.gamma
+        best, where = everywhere(omega, z)
+        mine = (ours @ z - omega.value(ours.clamp_min(1e-31))).item()
+        low = best - mine
+        size = 1e-9 if case.dtype == "float64" else 1e-5
+        if low <= size * (1 + abs(best)):
+            return "right", ""
+        return "wrong", f"worse by {low:.2g}: {ours.tolist()}, not {where.tolist()}"
+
+    def derived(self, i, truth, on, got, off):
+        if isinstance(got, Exception):
+            return refusal(got), f"backward: {type(got).__name__}: {got}"
+        case = self.case
+        v = direction(case).to(self.x.dtype).double().numpy()[i][on]
+        x = self.x[i].double().numpy()[on]
+        gamma, lam = number(case.gamma, case.dtype), number(case.lam, case.dtype)
+        w = truth.product(v)
+        k = float(np.linalg.norm(w))
+        expected = {"x": w / gamma, "gamma": -(w @ (x - x.max())) / gamma**2}
+        if case.penalty is not None:
+            expected["lam"] = -(w @ np.asarray(truth.pull, float)) / lam
+        moves = BASES[case.base].moves
+        if moves is not None:
+            scale = lying.SCALED.get(case.lie, 1.0)
+            with np.errstate(all="ignore"):
+                expected["c"] = -scale * np.where(w == 0, 0, w * np.asarray(moves(truth.y), float))
+        bend = np.diag(truth.bend).astype(float)
+        curved = 1 + 1 / max(float(truth.margin), 1e-6) if truth.margin < np.inf else 1.0
+        for name, right in expected.items():
+            have = got[name].numpy()
+            if name in ("x", "c"):
+                have = have[on] if name == "c" else have[i][on]
+            size = 1 + k + float(np.abs(right).max() if np.ndim(right) else abs(right))
+            tol = 1e-5 * size + off * curved * size * 10
+            if case.dtype == "float32":
+                tol += 1e-4 * size * (1 + float(np.abs(x).max()))
+            if not np.abs(have - right).max() <= tol:
+                return "wrong", (
+                    f"gradient in {name}: {np.asarray(have).tolist()}, truth "
+                    f"{np.asarray(right).tolist()} (margin {truth.margin:.2g}, {bend.max():.2g})"
+                )
+        return "right", ""
+
+    def wrong_max(self, i, layer, answer, leaves):
+        truth, on = self.row(i)
+        if not truth.bound < 1e-9 or case_scaled(self.case):
+            return None
+        case = self.case
+        n = case.numbers
+        dtype = self.x.dtype
+        right = BASES[case.base].make(
+            torch.tensor(n["c"]).to(dtype).double()[on],
+            torch.tensor(n["b"]).to(dtype).double()[:, on],
+        )
+        y = torch.tensor(np.maximum(truth.y, 1e-300).astype(float))
+        x = self.x[i].double()[torch.tensor(on)]
+        total = right.value(y).item()
+        if case.penalty is not None:
+            if case.masked or case.lie.startswith("value"):
+                return None
+            total += number(case.lam, case.dtype) * PENALTIES[case.penalty].make(n).value(y).item()
+        expected = (y @ x).item() - number(case.gamma, case.dtype) * total
+        if answer.value.shape != self.x.shape[:1]:
+            return f"a value of shape {tuple(answer.value.shape)}"
+        got = answer.value[i].item()
+        tol = (1e-7 if case.dtype == "float64" else 1e-3) * (1 + abs(expected) + x.abs().max())
+        if abs(got - expected) <= tol:
+            return None
+        return f"value {got}, truth {expected}"
+
+
+def case_scaled(case):
+    return case.lie in lying.SCALED or case.lie.startswith("value")
+
+
+# -- running --------------------------------------------------------------------------------------
+
+
+def check_plugin(seed):
+    """For the fuzzer: no row of the case of this seed is wrong in silence."""
+    case = draw(seed)
+    bad = [(o, i, t) for o, i, t in judge(case) if o not in GOOD]
+    assert not bad, f"{case}: {bad[0]}"
+
+
+def shrunk(case, outcome):
+    """The smallest case like this one with that outcome, and its first finding."""
+    plain = {"masked": False, "dtype": "float64", "gamma": 1.0, "scale": 1.0, "lam": 1.0}
+    smaller = [{"d": d} for d in range(2, case.d)] + [{"rows": n} for n in range(1, case.rows)]
+    for change in [*smaller, *({k: v} for k, v in plain.items())]:
+        if "d" in change and (change["d"] >= case.d or case.lie in lying.ELSEWHERE):
+            continue
+        if "rows" in change and change["rows"] >= case.rows:
+            continue
+        trial = replace(case, **change)
+        if any(o == outcome for o, _, _ in judge(trial)):
+            case = trial
+    return case, next(found for found in judge(case) if found[0] == outcome)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="kinds, separated by commas")
+    parser.add_argument("--lie", help="lies whose name has this in it")
+    parser.add_argument("--minutes", type=float, default=1e9)
+    parser.add_argument("--each", type=int, default=2, help="findings shown of a lie")
+    parser.add_argument("--shrink", action="store_true", help="show the smallest case like it")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    only = args.only and tuple(args.only.split(","))
+    counts = collections.defaultdict(collections.Counter)
+    shown, slow = collections.Counter(), []
+    start = time.perf_counter()
+    for seed in range(args.seed, args.seed + args.cases):
+        if time.perf_counter() - start > 60 * args.minutes:
+            break
+        case = draw(seed, only, args.lie)
+        began = time.perf_counter()
+        found = judge(case)
+        slow.append((time.perf_counter() - began, case))
+        counts[case.kind].update(o for o, _, _ in found)
+        for outcome, row, text in found:
+            if outcome in GOOD:
+                continue
+            key = (case.kind, case.lie, outcome, text.partition(":")[0])
+            shown[key] += 1
+            if shown[key] == 1 and args.shrink:
+                small, (_, row, text) = shrunk(case, outcome)
+                print(f"seed {seed} row {row}: {outcome}: {text[:400]}\n    {small}", flush=True)
+            elif shown[key] <= args.each:
+                print(f"seed {seed} row {row}: {outcome}: {text[:400]}\n    {case}", flush=True)
+    print(f"\n{len(slow)} cases, {time.perf_counter() - start:.0f} s, regmax of {regmax.__file__}")
+    for kind, some in counts.items():
+        print(f"- {kind}: " + ", ".join(f"{n} {o}" for o, n in sorted(some.items())))
+    for key, n in sorted(shown.items()):
+        print(f"  {n:5d} rows: {' / '.join(key)}")
+    for seconds, case in sorted(slow, key=lambda s: -s[0])[:3]:
+        print(f"  slowest: {seconds:.1f} s: {case}")
+    return int(bool(shown))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,292 @@
+"""Saved, copied and loaded, everything is what it was, to the bit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import regmax
+from regmax import RegularizedMax, losses, solvers
+from regmax.integrations import saving
+from regmax.nn import AdaptiveEntmax, Learnable, MultiheadAttention, Positive
+from regmax.regularizers.registry import registry
+
+X = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+INDEX = torch.tensor([0, 5, 2])
+ARGUMENTS = {
+    "graph_tv": {"edges": [(0, 1), (1, 3)], "weights": torch.tensor([0.5, 2.0]), "nodes": 6},
+    "grid_tv": {"shape": (2, 3)},
+    "owl": {"weights": (3.0, 2.5, 2, 1, 0.1, -1)},
+}
+
+
+def learnt(value):
+    return nn.Parameter(torch.tensor(value))
+
+
+def omega(name, **hyper):
+    return regmax.regularizer(name, **hyper)
+
+
+def layers():
+    """By name, an object and what its forward takes."""
+    for name in regmax.available():
+        yield name, RegularizedMax(omega(name), 0.5), (X,)
+        key = omega(name).hyperparameters
+        if key:
+            yield f"{name}, learning", RegularizedMax(omega(name, **{key[0]: learnt([1.2])})), (X,)
+    for name in regmax.available("penalty"):
+        r = regmax.penalty(name, **ARGUMENTS.get(name, {}))
+        yield f"penalty {name}", RegularizedMax(omega("gini") + 0.1 * r), (X,)
+    expression = learnt(0.5) * omega("tsallis", alpha=learnt(1.3)) + omega("gini")
+    yield "expression", RegularizedMax(expression + 0.1 * regmax.penalty("tv"), learnt(2.0)), (X,)
+    for name in regmax.available("solver"):
+        base = omega("gini") + 0.1 * regmax.penalty("tv") if name == "fista" else omega("gini")
+        layer = RegularizedMax(base, solver=registry().get("solver", name)(), tol=1e-4)
+        yield f"solver {name}", layer, (X,)
+    for name in dir(losses):
+        if name != "FenchelYoungLoss":
+            yield name, getattr(losses, name)(weight=torch.arange(1.0, 7)), (X, INDEX)
+    yield "loss", regmax.FenchelYoungLoss(omega("tv"), learnt(0.7), reduction="none"), (X, INDEX)
+    for learns in (AdaptiveEntmax(2), Learnable(omega("tv"), lam=Positive((2, 1, 1), 0.1))):
+        layer = MultiheadAttention(6, 2, omega=learns, gamma=Positive())
+        yield f"attention, {type(learns).__name__}", layer.eval(), (X, X, X)
+
+
+EVERY = [*layers()]
+every = pytest.mark.parametrize(
+    ("item", "inputs"), [c[1:] for c in EVERY], ids=[c[0] for c in EVERY]
+)
+
+
+def same(a, b, inputs):
+    assert type(a) is type(b)
+    assert repr(a) == repr(b)
+    assert list(a.state_dict()) == list(b.state_dict())
+    outputs = []
+    for item in (a, b):
+        x = inputs[0].clone().requires_grad_()
+        out = item(x, *inputs[1:])
+        out = out[0] if isinstance(out, tuple) else out
+        wanted = [x, *item.parameters()]
+        outputs.append([out, *torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)])
+    for left, right in zip(*outputs, strict=True):
+        assert (left is None) == (right is None)
+        assert left is None or torch.equal(left, right)
+
+
+def saved(item, **options):
+    file = io.BytesIO()
+    torch.save(item, file)
+    file.seek(0)
+    return torch.load(file, **options)
+
+
+@every
+@pytest.mark.parametrize("used", [False, True], ids=["new", "used"])
+def test_copies_are_the_same(item, inputs, used):
+    """What a call leaves behind, kernels and graphs among it, is no part of an object."""
+    if used:
+        item(*inputs)
+    same(item, copy.deepcopy(item), inputs)
+    for protocol in (2, pickle.HIGHEST_PROTOCOL):
+        same(item, pickle.loads(pickle.dumps(item, protocol)), inputs)
+    same(item, saved(item, weights_only=False), inputs)
+    with torch.serialization.safe_globals(regmax.safe_globals()):
+        same(item, saved(item, weights_only=True), inputs)
+
+
+@every
+def test_state_is_tensors_alone(item, inputs):
+    state = saved(item.state_dict(), weights_only=True)
+    twin = copy.deepcopy(item)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.mul_(1.01)
+    twin.load_state_dict(state)
+    same(item, twin, inputs)
+
+
+def test_whole_layers_are_refused_unless_asked_for():
+    """Importing regmax and loading its plugins does not change what torch.load accepts."""
+    layer = RegularizedMax(omega("gini"))
+    layer(X)
+    with pytest.raises(pickle.UnpicklingError, match=r"regmax.nn.layer.RegularizedMax"):
+        saved(layer, weights_only=True)
+
+
+class Mine(regmax.Regularizer):
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y):
+        return (self.w * y.square()).sum(-1)
+
+
+def test_a_class_of_ones_own_is_named():
+    layer = RegularizedMax(Mine(torch.ones(6)))
+    with (
+        torch.serialization.safe_globals(regmax.safe_globals()),
+        pytest.raises(pickle.UnpicklingError, match=r"test_persistence.Mine"),
+    ):
+        saved(layer, weights_only=True)
+    with torch.serialization.safe_globals([*regmax.safe_globals(), Mine]):
+        same(layer, saved(layer, weights_only=True), (X,))
+
+
+def test_in_a_new_process(tmp_path):
+    """Nothing but ``import regmax`` is needed, before any plugin is loaded."""
+    expected = {}
+    for name, item, inputs in EVERY:
+        out = item(*inputs)
+        expected[name] = (inputs, (out[0] if isinstance(out, tuple) else out).detach())
+    torch.save({name: item for name, item, _ in EVERY}, tmp_path / "layers.pt")
+    torch.save(expected, tmp_path / "expected.pt")
+    script = (
+        "import torch, regmax\n"
+        "torch.set_num_threads(1)\n"
+        "with torch.serialization.safe_globals(regmax.safe_globals()):\n"
+        "    layers = torch.load('layers.pt')\n"
+        "for name, (inputs, right) in torch.load('expected.pt').items():\n"
+        "    out = layers[name](*inputs)\n"
+        "    assert torch.equal(out[0] if isinstance(out, tuple) else out, right), name\n"
+        "print(len(layers))\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert found.stderr == ""
+    assert found.stdout.strip() == str(len(EVERY))
+
+
+def test_objects_without_tensors():
+    for cls in registry().solvers().values():
+        assert type(pickle.loads(pickle.dumps(cls()))) is cls
+    for name in regmax.available("penalty"):
+        r = regmax.penalty(name, **ARGUMENTS.get(name, {}))
+        y = X.softmax(-1)
+        for twin in (copy.deepcopy(r), copy.copy(r), pickle.loads(pickle.dumps(r))):
+            assert repr(twin) == repr(r)
+            assert torch.equal(twin.prox(y, 0.1), r.prox(y, 0.1))
+            assert torch.equal(twin.groups(y), r.groups(y))
+
+
+def test_answers_and_reports():
+    layer = RegularizedMax(omega("gini") + 0.1 * regmax.penalty("tv"), solver=solvers.Fista())
+    solution = layer.solve(X.double(), trace=True)
+    twin = pickle.loads(pickle.dumps(solution))
+    assert torch.equal(twin.y, solution.y)
+    assert torch.equal(twin.trace.gap, solution.trace.gap)
+    assert repr(twin) == repr(solution)
+    report = regmax.crosscheck(omega("gini"), X.double(), against=("generic",))
+    assert pickle.loads(pickle.dumps(report)).table() == report.table()
+    with pytest.raises(regmax.ConvergenceError) as caught:
+        RegularizedMax(Mine(torch.arange(1.0, 7)), max_iter=1, tol=1e-30, on_failure="raise")(X)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+# -- Ω as a text ----------------------------------------------------------------------------------
+
+
+def texts():
+    """Every Ω and penalty of :func:`layers`, Ω that learn, and some of more entries than a repr."""
+    for _, layer, _ in layers():
+        for part in layer.modules():
+            if isinstance(part, regmax.Regularizer | Learnable):
+                yield part
+    yield Learnable(2 * omega("tsallis"), **{"base.alpha": Positive((96, 1, 1)), "c": Positive()})
+    yield omega("tsallis", alpha=learnt([[1.3]] * 96))
+    yield omega("tsallis", alpha=torch.tensor(1.3, dtype=torch.float64))
+    edges = [(i, i + 1) for i in range(99)]
+    yield omega("gini") + regmax.penalty("graph_tv", edges=edges, weights=torch.rand(99), nodes=100)
+
+
+@pytest.mark.parametrize("item", [pytest.param(item, id=repr(item)[:60]) for item in texts()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_text_makes_omega_again(item, dtype):
+    """Under whatever default dtype and device it is written and read."""
+    text = saving.written(item)
+    torch.set_default_dtype(dtype)
+    try:
+        assert saving.written(item) == text
+        with torch.device("meta"):
+            twin = saving.made(text)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert type(twin) is type(item)
+    assert saving.written(twin) == text
+    assert not any(p.is_meta for p in twin.parameters())
+
+
+class Hidden(regmax.Regularizer):
+    def __init__(self, w=1.0):
+        self._w = w
+
+
+class Doubling(regmax.Regularizer):
+    def __init__(self, w=1.0):
+        self.w = 2 * w
+
+
+class Picky(regmax.Regularizer):
+    def __init__(self, w=1.0):
+        if w > 1:
+            raise RuntimeError("too large")
+        self.w = w
+
+
+def test_an_omega_that_its_text_does_not_make_again(monkeypatch):
+    with pytest.raises(TypeError, match=rf"^{__name__}\.Mine is no class that regmax or a plugin"):
+        saving.written(omega("gini") + Mine(torch.ones(6)))
+    classes = {cls.__name__: cls for cls in (Hidden, Doubling, Picky)}
+    monkeypatch.setattr(saving, "_known", lambda: classes)
+    with pytest.raises(TypeError, match=r"Hidden cannot be made again .*: w is no attribute$"):
+        saving.written(Hidden())
+    with pytest.raises(TypeError, match=r"from 'Doubling\(w=2.0\)': that is another Ω$"):
+        saving.written(Doubling())
+    item = Picky()
+    item.w = 2.0
+    with pytest.raises(TypeError, match=r"from 'Picky\(w=2.0\)': too large$"):
+        saving.written(item)
+
+
+def test_a_name_of_two_classes_says_nothing(monkeypatch):
+    class Gini(regmax.Regularizer):
+        """Another plugin's."""
+
+    known = dict(registry().names("regularizer"))
+    monkeypatch.setattr(registry(), "names", lambda kind: {**known, "other": Gini})
+    with pytest.raises(TypeError, match="Gini is no class that regmax or a plugin offers"):
+        saving.written(omega("gini"))
+    with pytest.raises(ValueError, match="no plugin offers a class Gini"):
+        saving.made("Gini()")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Gini(", "cannot read Ω from"),
+        ("7", "cannot read Ω from '7': that is int"),
+        ("ChainTV()", "that is ChainTV"),
+        ("Gini() - Gini()", "cannot read"),
+        ("Gini().value", "cannot read"),
+        ("Gini()[0]", "cannot read"),
+        ("(lambda: Gini())()", "no plugin offers a class"),
+        ("__import__('os').getcwd()", "no plugin offers a class"),
+        ("torch.load('file')", r"no plugin offers a class torch\.load"),
+        ("torch.classes", "cannot read"),
+        ("RegularizedMax(Gini())", "no plugin offers a class RegularizedMax"),
+        ("Learnable(Gini(), **x)", "cannot read"),
+        ("Tsallis(alpha=open)", "cannot read 'open'"),
+    ],
+)
+def test_a_text_is_read_and_not_executed(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        saving.made(text)

@@ -1,0 +1,328 @@
+"""Kernels in general: when they run, on which threads, what they keep, what replaces them."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import regmax
+from regmax import kernels
+from regmax.functional import entmax, entmax15, fusedmax, oscarmax, pnormmax, softmax, sparsemax
+from regmax.kernels.cpu import threads
+from regmax.mapping import compiled
+
+pytest.importorskip("numba", reason="the CPU kernels need numba")
+
+MAPPINGS = {
+    "softmax": softmax,
+    "sparsemax": sparsemax,
+    "entmax15": entmax15,
+    "entmax 1.3": lambda x, **k: entmax(x, alpha=1.3, **k),
+    "entmax 3": lambda x, **k: entmax(x, alpha=3.0, **k),
+    "pnormmax": pnormmax,
+    "fusedmax": fusedmax,
+    "oscarmax": oscarmax,
+}
+each_mapping = pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
+SPLIT = (700, 65)  # enough entries for several threads
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def both(mapping, x, v):
+    leaf = x.clone().requires_grad_()
+    y = mapping(leaf)
+    (g,) = torch.autograd.grad(y, leaf, v)
+    return y.detach(), g
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class TestThreads:
+    @each_mapping
+    def test_any_number(self, mapping, two_threads):
+        x, v = normal(*SPLIT), normal(*SPLIT, seed=1)
+        expected = both(mapping, x, v)
+        for n in (1, 3) if mapping is not softmax else (2,):  # its sums know the threads
+            torch.set_num_threads(n)
+            for a, b in zip(both(mapping, x, v), expected, strict=True):
+                assert torch.equal(a, b)
+
+    @each_mapping
+    def test_without_openmp(self, mapping, two_threads, monkeypatch):
+        x, v = normal(*SPLIT), normal(*SPLIT, seed=1)
+        expected = both(mapping, x, v)
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
+        for a, b in zip(both(mapping, x, v), expected, strict=True):
+            assert torch.equal(a, b)
+
+    def test_openmp_is_found_where_pytorch_uses_it(self):
+        if sys.platform != "linux" or "OpenMP" not in torch.__config__.parallel_info():
+            pytest.skip("PyTorch does not use OpenMP here, or not in a way that is known")
+        assert threads._openmp() is not None
+
+    def test_from_several_threads(self, two_threads):
+        x, v = normal(*SPLIT), normal(*SPLIT, seed=1)
+        expected = both(entmax15, x, v)
+        found = []
+
+        def work():
+            for _ in range(20):
+                found.append(both(entmax15, x, v))
+
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for w in workers:
+            w.start()
+        for w in workers:
+            w.join(60)
+        assert len(found) == 80
+        for pair in found:
+            assert all(torch.equal(a, b) for a, b in zip(pair, expected, strict=True))
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_in_a_forked_child(self, two_threads):
+        x = normal(*SPLIT)
+        expected = sparsemax(x).numpy()  # the parent's threads exist
+        child = os.fork()
+        if child == 0:
+            # PyTorch's own operations would wait for threads that did not survive
+            same = sparsemax(x).numpy().tobytes() == expected.tobytes()
+            os._exit(0 if same else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+
+    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+    def test_in_data_loader_workers(self, two_threads):
+        x = normal(8, *SPLIT)
+        expected = sparsemax(x)
+        loader = torch.utils.data.DataLoader(Mapped(x), num_workers=2, batch_size=None)
+        for y, right in zip(loader, expected, strict=True):
+            assert torch.equal(y, right)
+
+
+class Mapped(torch.utils.data.Dataset):
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return sparsemax(self.x[i])
+
+
+class TestWhatRuns:
+    def test_explain(self):
+        layer, x = regmax.RegularizedMax(regmax.regularizer("gini")), normal(2, 3)
+        assert "numba kernel of Gini" in layer.explain(x)
+        with kernels.reference():
+            text = layer.explain(x)
+        assert "in PyTorch" in text
+        assert "switched off" in text
+
+    def test_without_numba(self):
+        """Everything works, slower, and says so."""
+        script = (
+            "import sys; sys.modules['numba'] = None\n"
+            "import torch, regmax\n"
+            "from regmax.functional import sparsemax, fusedmax\n"
+            "x = torch.tensor([[1.0, .5, -1.0]], requires_grad=True)\n"
+            "sparsemax(x).sum().backward(); print(sparsemax(x).tolist(), fusedmax(x).tolist())\n"
+            "print(regmax.RegularizedMax(regmax.regularizer('tsallis')).explain(x))\n"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        )
+        assert "[[0.75, 0.25, 0.0]]" in run.stdout
+        assert "in PyTorch" in run.stdout
+        assert "numba is missing" in run.stdout
+
+    def test_nowhere_to_keep_what_is_compiled(self, monkeypatch):
+        from regmax.kernels.cpu import compiling
+        from regmax_gini import _cpu
+
+        def nowhere(function):
+            raise RuntimeError("cannot cache function: no locator available")
+
+        monkeypatch.setattr(compiling, "_Cache", nowhere)
+        monkeypatch.setattr(_cpu.KERNEL, "compiled", {})
+        x = torch.tensor([[1.0, 0.5, -1.0]])
+        assert sparsemax(x).tolist() == [[0.75, 0.25, 0.0]]
+
+    def test_a_kernel_that_cannot_be_loaded_is_warned_of(self, monkeypatch):
+        def broken(name):
+            raise ImportError("undefined symbol")
+
+        monkeypatch.setattr(kernels.base.importlib, "import_module", broken)
+        lazy = kernels.Lazy(cpu="a_plugin._cpu")
+        with pytest.warns(RuntimeWarning, match=r"a_plugin\._cpu .* undefined symbol"):
+            assert lazy.get("cpu") is None
+        assert lazy.get("cpu") is None  # once
+
+    def test_a_subclass_that_redefines_omega_has_no_kernel_of_its_parent(self):
+        gini = type(regmax.regularizer("gini"))
+
+        class Double(gini):
+            def value(self, y):
+                return y.square().sum(-1)
+
+        x = torch.zeros(1)
+        assert compiled.kernel_of(regmax.regularizer("gini"), x) is not None
+        assert compiled.kernel_of(Double(), x) is None
+
+        class Same(gini):
+            pass
+
+        assert compiled.kernel_of(Same(), x) is not None
+
+    def test_a_hand_made_penalty_on_gini_has_the_kernel_of_the_mapping(self):
+        x, gini = torch.zeros(1), regmax.regularizer("gini")
+        for name in ("tv", "oscar"):
+            made = regmax.Penalized(gini, regmax.penalty(name), 0.1)
+            mapping = regmax.regularizer(name)
+            assert compiled.kernel_of(made, x) is compiled.kernel_of(mapping, x) is not None
+
+            class Other(type(mapping.penalty)):
+                def value(self, y, mask=None):
+                    return 2 * super().value(y, mask)
+
+            class Half(type(gini)):
+                def value(self, y):
+                    return y.square().sum(-1) / 4
+
+            class Redefined(type(mapping)):
+                def value(self, y):
+                    return 2 * super().value(y)
+
+            for omega in (
+                regmax.Penalized(gini, Other(), 0.1),
+                regmax.Penalized(Half(), regmax.penalty(name), 0.1),
+                regmax.Penalized(regmax.regularizer("entropy"), regmax.penalty(name), 0.1),
+                Redefined(),
+            ):
+                assert compiled.kernel_of(omega, x) is None
+
+    def test_approximate_oscarmax_has_none(self):
+        assert compiled.kernel_of(regmax.regularizer("oscar", exact=False), torch.zeros(1)) is None
+
+
+@each_mapping
+def test_nothing_is_saved_but_y(mapping):
+    saved = []
+    x = normal(4, 33).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = mapping(x)
+    assert [t.data_ptr() for t in saved] == [y.data_ptr()]
+
+
+@each_mapping
+@pytest.mark.parametrize("d", [65, 16])
+def test_layouts(mapping, d):
+    """Strides, expanded gradients and half types change nothing but the last rounding."""
+    wide, v = normal(5, 2 * d + 3), normal(5, d, seed=1)
+    x = wide[:, :d]
+    expected = both(mapping, x.contiguous(), v)
+    for other in (x, wide.t()[:d].t(), x.contiguous().t().contiguous().t()):
+        for a, b in zip(both(mapping, other, v), expected, strict=True):
+            assert torch.equal(a, b)
+    across = both(lambda t: mapping(t, dim=0), x.t(), v.t())
+    for a, b in zip(across, expected, strict=True):
+        assert torch.equal(a.t(), b)
+    ones = torch.ones(()).expand(5, d)
+    for a, b in zip(both(mapping, x, ones), both(mapping, x, ones.clone()), strict=True):
+        assert torch.equal(a, b)
+    half = x.to(torch.bfloat16)
+    y, g = both(mapping, half, v.to(torch.bfloat16))
+    right = both(mapping, half.float(), v.to(torch.bfloat16).float())
+    assert torch.equal(y, right[0].to(torch.bfloat16))
+    assert torch.equal(g, right[1].to(torch.bfloat16))
+
+
+@each_mapping
+def test_large_results(mapping):
+    """Fresh memory that is 0 is not written again."""
+    x, v = normal(2, 1 << 22) * 4, normal(2, 1 << 22, seed=1)
+    x[1, ::3] = -torch.inf
+    y, g = both(mapping, x, v)
+    few = x[:1].clone(), x[1:].clone()
+    for k, row in enumerate(few):
+        a, b = both(mapping, row, v[k : k + 1])
+        assert torch.equal(a[0], y[k])
+        assert torch.equal(b[0], g[k])
+
+
+@each_mapping
+def test_companions_do_not_matter(mapping):
+    """Short rows are computed together: not one bit tells with whom."""
+    x, v = normal(40, 50) * 3, normal(40, 50, seed=1)
+    x[7, 3], x[11], x[13, ::2] = torch.nan, -torch.inf, -torch.inf
+    y, g = both(mapping, x, v)
+    for k in range(40):
+        a, b = both(mapping, x[k : k + 1], v[k : k + 1])
+        assert torch.equal(a[0].nan_to_num(5.0), y[k].nan_to_num(5.0))
+        assert torch.equal(b[0], g[k])
+
+
+def test_every_row_its_own_alpha():
+    x, v = normal(60, 40) * 2, normal(60, 40, seed=1)
+    alpha = torch.linspace(0.5, 3.0, 60).unsqueeze(-1)
+    alpha[::7], alpha[3::7], alpha[5::7] = 1.5, 2.0, 1.0
+    y, g = both(lambda t: entmax(t, alpha=alpha), x, v)
+    for k in range(60):
+        a, b = both(lambda t, k=k: entmax(t, alpha=alpha[k].item()), x[k : k + 1], v[k : k + 1])
+        assert torch.equal(a[0], y[k])
+        assert torch.equal(b[0], g[k])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", ["x86-64", "haswell"])
+def test_on_an_older_processor(cpu, tmp_path):
+    """The vectors are LLVM's: without AVX-512, and without AVX, the results are as right."""
+    import platform
+
+    if platform.machine() != "x86_64":
+        pytest.skip("the older processors are those of x86-64")
+    script = (
+        "import torch, regmax; from regmax import kernels\n"
+        "from regmax.functional import sparsemax, entmax15, entmax, pnormmax\n"
+        "g = torch.Generator().manual_seed(0)\n"
+        "for d in (70, 300):\n"
+        "    x = torch.randn(20, d, generator=g); v = torch.randn(20, d, generator=g)\n"
+        "    for f in (sparsemax, entmax15, lambda t: entmax(t, alpha=1.3), pnormmax):\n"
+        "        def both():\n"
+        "            t = x.clone().requires_grad_(); y = f(t)\n"
+        "            return y.detach(), torch.autograd.grad(y, t, v)[0]\n"
+        "        found = both()\n"
+        "        with kernels.reference(): right = both()\n"
+        "        print(max((a - b).abs().max().item() for a, b in zip(found, right)))\n"
+    )
+    environment = dict(
+        os.environ,
+        NUMBA_CPU_NAME=cpu,
+        NUMBA_CPU_FEATURES="" if cpu != "x86-64" else "+sse2",
+        NUMBA_CACHE_DIR=str(tmp_path),
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
+    )
+    errors = [float(line) for line in run.stdout.split()]
+    assert len(errors) == 8
+    assert max(errors) < 1e-5
+
+
+def test_softmax_is_pytorchs():
+    x, v = normal(3, 40), normal(3, 40, seed=1)
+    for a, b in zip(both(softmax, x, v), both(lambda t: t.softmax(-1), x, v), strict=True):
+        assert torch.equal(a, b)

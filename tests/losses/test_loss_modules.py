@@ -1,0 +1,222 @@
+"""Fenchel–Young losses as modules: under autograd, by name, copied, in threads, in training."""
+
+import copy
+import gc
+import io
+import pickle
+import sys
+import threading
+import types
+import weakref
+from importlib.metadata import EntryPoint, entry_points
+
+import pytest
+import torch
+from loss_cases import F64, FORMULAS, OMEGAS, Priced, close, gradient, indices, loss_of, prices
+from mapping_checks import normal
+from torch.utils.checkpoint import checkpoint
+
+import regmax
+from regmax import functional, losses
+from regmax.losses import EntmaxLoss, FenchelYoungLoss, SparsemaxLoss
+from regmax.regularizers.registry import Registry
+
+
+@pytest.fixture(params=OMEGAS)
+def name(request):
+    return request.param
+
+
+# -- autograd ----------------------------------------------------------------------------------
+
+
+def test_backward_again_gives_the_same_bits(name):
+    loss, k = loss_of(name), indices(4, 5)
+    leaf = normal(4, 5).requires_grad_()
+    value = loss(leaf, k)
+    (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    kept = first.clone()
+    first.add_(7)  # it is the caller's
+    for retain in (True, False):
+        assert torch.equal(torch.autograd.grad(value, leaf, retain_graph=retain)[0], kept)
+    (graphed,) = torch.autograd.grad(loss(leaf, k), leaf, create_graph=True)
+    close(graphed, kept, 1e-9)
+    moved = leaf * 1
+    moved.register_hook(lambda g: g.mul_(3))
+    value = loss(moved, k)
+    for retain in (True, False):
+        (g,) = torch.autograd.grad(value, leaf, retain_graph=retain)
+        assert torch.equal(g, 3 * kept)
+
+
+def test_gradients_add_up(name):
+    loss, leaf = loss_of(name), normal(4, 5).requires_grad_()
+    first, second = indices(4, 5), indices(4, 5, seed=3)
+    (loss(leaf, first) + 2 * loss(leaf, second)).backward()
+    loss(leaf, first).backward()
+    close(leaf.grad, 2 * gradient(loss, leaf, first) + 2 * gradient(loss, leaf, second))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_logits_that_changed_are_noticed(name):
+    logits = normal(4, 5).requires_grad_() * 1
+    value = loss_of(name)(logits, indices(4, 5))
+    with torch.no_grad():
+        logits.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+def test_no_graph_no_cycle(name):
+    loss, k, leaf = loss_of(name), indices(4, 5), normal(4, 5).requires_grad_()
+    gc.disable()
+    try:
+        for step in ("none", "once", "twice"):
+            logits = leaf * 1
+            value = loss(logits, k)
+            left = [weakref.ref(logits), weakref.ref(value)]
+            if step != "none":
+                g = torch.autograd.grad(value, logits, create_graph=step == "twice")
+                del g
+            del logits, value
+            assert all(ref() is None for ref in left), step
+    finally:
+        gc.enable()
+    x = leaf.detach()
+    expected = loss(x, k)
+    assert not expected.requires_grad
+    with torch.no_grad():
+        assert torch.equal(loss(leaf, k), expected)
+    with torch.inference_mode():
+        assert torch.equal(loss(leaf, k), expected)
+        close(loss(x * 1, k, torch.ones(5, dtype=torch.bool)), expected)
+
+
+def test_a_loss_of_fixed_logits_teaches_alpha():
+    alpha = torch.nn.Parameter(torch.tensor(1.4))
+    loss, x, k = EntmaxLoss(alpha), normal(4, 5), indices(4, 5)
+    loss(x, k).backward()
+    kept = alpha.grad.clone()
+    alpha.grad = None
+    loss(x.requires_grad_(), k).backward()
+    assert alpha.grad != 0
+    assert torch.equal(alpha.grad, kept)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints(name, reentrant):
+    loss, k = loss_of(name), indices(4, 5)
+    leaf = normal(4, 5).requires_grad_()
+    checkpoint(lambda x: loss(2 * x, k), leaf, use_reentrant=reentrant).backward()
+    assert torch.equal(leaf.grad, gradient(lambda x: loss(2 * x, k), leaf))
+
+
+def test_threads(name):
+    loss, k, x = loss_of(name), indices(4, 5), normal(4, 5)
+    found = [None] * 4
+
+    def work(i):
+        found[i] = gradient(loss, x, k)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(g, gradient(loss, x, k)) for g in found)
+
+
+# -- the module --------------------------------------------------------------------------------
+
+
+def test_names():
+    assert regmax.SparsemaxLoss is SparsemaxLoss
+    assert regmax.losses.EntmaxLoss is EntmaxLoss
+    assert {"FenchelYoungLoss", "SoftmaxLoss", "Entmax15Loss", "FusedmaxLoss"} <= set(dir(losses))
+    for made, omega in (
+        (EntmaxLoss(1.3), "Tsallis(alpha=1.3)"),
+        (EntmaxLoss(alpha=1.3), "Tsallis(alpha=1.3)"),
+        (losses.Entmax15Loss(), "Tsallis(alpha=1.5)"),
+        (losses.PnormmaxLoss(p=1.2), "PNorm(p=1.2)"),
+        (losses.FusedmaxLoss(lam=0.3), "TV(lam=0.3)"),
+        (losses.OscarmaxLoss(), "Oscar(lam=0.01)"),
+    ):
+        assert isinstance(made, FenchelYoungLoss)
+        assert repr(made.omega) == omega
+    full = EntmaxLoss(
+        1.3, 2.0, dim=-1, reduction="sum", weight=torch.ones(3), label_smoothing=0.1, ignore_index=0
+    )
+    assert full.gamma == 2.0
+    for module in (regmax, losses):
+        with pytest.raises(AttributeError, match="NoneSuchLoss"):
+            _ = module.NoneSuchLoss
+    with pytest.raises(TypeError, match="alpha"):
+        losses.Entmax15Loss(alpha=2.0)
+    with pytest.raises(TypeError, match="beta"):
+        EntmaxLoss(beta=2.0)
+
+
+def test_a_plugins_mapping_has_a_loss(monkeypatch):
+    class Steep(regmax.Regularizer):
+        name, mapping = "steep", "steep_max"
+
+        def __init__(self, mu=1.0):
+            self.mu = mu
+
+        def value(self, y):
+            return self.mu * y.square().sum(-1)
+
+    module = types.ModuleType("regmax_steep")
+    module.regmax_regularizers = regmax.hookimpl(lambda: [Steep], specname="regmax_regularizers")
+    monkeypatch.setitem(sys.modules, "regmax_steep", module)
+    found = Registry([*entry_points(group="regmax"), EntryPoint("steep", "regmax_steep", "regmax")])
+    for user in (losses, functional):
+        monkeypatch.setattr(user, "registry", lambda: found)
+    assert "SteepMaxLoss" in dir(losses)
+    x, k = normal(4, 5), indices(4, 5)
+    expected = FenchelYoungLoss(regmax.regularizer("gini"), gamma=3.0)
+    close(regmax.SteepMaxLoss(1.5)(x, k), expected(x, k), 1e-9)
+
+
+def test_copies():
+    x, k = normal(4, 5), indices(4, 5)
+    weight = torch.linspace(0.5, 1, 5, dtype=F64)
+    alpha = torch.nn.Parameter(torch.tensor(1.4, dtype=F64))
+    for loss in (
+        FenchelYoungLoss(Priced(prices(5)), weight=weight),
+        EntmaxLoss(alpha, 2.0, weight=weight),
+        losses.Entmax15Loss(weight=weight, label_smoothing=0.1),
+    ):
+        file = io.BytesIO()
+        torch.save(loss, file)
+        file.seek(0)
+        for other in (
+            copy.deepcopy(loss),
+            pickle.loads(pickle.dumps(loss)),
+            torch.load(file, weights_only=False),
+        ):
+            assert type(other) is type(loss)
+            assert torch.equal(other(x, k), loss(x, k))
+    state = EntmaxLoss(alpha, weight=weight).state_dict()
+    assert set(state) == {"weight", "mapping.omega.alpha"}
+    other = EntmaxLoss(
+        torch.nn.Parameter(torch.ones((), dtype=F64)), weight=torch.ones_like(weight)
+    )
+    other.load_state_dict(state)
+    assert torch.equal(other(x, k), EntmaxLoss(alpha, weight=weight)(x, k))
+
+
+def test_it_trains():
+    """A linear classifier of separable points, and α with it."""
+    torch.manual_seed(0)
+    x = normal(60, 4, dtype=torch.float32)
+    k = (x @ normal(4, 3, seed=1, dtype=torch.float32)).argmax(-1)
+    alpha = torch.nn.Parameter(torch.tensor(1.5))
+    model, loss = torch.nn.Linear(4, 3), EntmaxLoss(alpha)
+    optimizer = torch.optim.SGD([*model.parameters(), alpha], lr=0.3)
+    start = loss(model(x), k).item()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss(model(x), k).backward()
+        optimizer.step()
+    assert loss(model(x), k) < 0.3 * start

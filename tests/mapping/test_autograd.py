@@ -1,0 +1,316 @@
+"""Derivatives against slow twins: the dense Jacobian, an unrolled solver, dense linear algebra."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd.functional import jacobian
+
+import regmax
+from regmax import RegularizedMax, Regularizer
+from regmax.kernels import simplex
+from regmax.mapping import autograd
+from regmax.regularizers import curvature
+from regmax.regularizers.curvature import Dense, Diagonal, DiagonalPlusRankOne, MatrixFree
+
+F64 = torch.float64
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+class Quadratic(Regularizer):
+    def __init__(self, q):
+        self.q = q
+
+    def value(self, y):
+        return ((y @ self.q) * y).sum(-1) / 2 + y.pow(3).sum(-1) / 3
+
+
+class Separable(Regularizer):
+    def value(self, y):
+        return y.square().sum(-1) / 2 + y.pow(4).sum(-1)
+
+
+class RankOne(Regularizer):
+    """½‖y‖² + ½⟨u, y⟩², with its curvature declared."""
+
+    def __init__(self, u):
+        self.u = u
+
+    def value(self, y):
+        return y.square().sum(-1) / 2 + (self.u * y).sum(-1).square() / 2
+
+    def curvature(self, y):
+        return DiagonalPlusRankOne(torch.ones_like(y), self.u.expand_as(y))
+
+
+def spd(d):
+    b = random(d, d, seed=d) / d**0.5
+    return b @ b.T + 0.3 * torch.eye(d, dtype=F64)
+
+
+OMEGAS = {
+    "diagonal": lambda d: Separable(),
+    "rank one": lambda d: RankOne(random(d, seed=5)),
+    "dense": lambda d: Quadratic(spd(d)),
+    "matrix-free": lambda d: Quadratic(spd(d)),
+    "pnorm": lambda d: regmax.regularizer("pnorm", p=1.5),
+    "tsallis": lambda d: regmax.regularizer("tsallis", alpha=1.5),
+    "entropy": lambda d: regmax.regularizer("entropy"),
+}
+KIND = {
+    "diagonal": Diagonal,
+    "rank one": DiagonalPlusRankOne,
+    "dense": Dense,
+    "matrix-free": MatrixFree,
+    "pnorm": DiagonalPlusRankOne,
+    "tsallis": Diagonal,
+    "entropy": Diagonal,
+}
+
+
+@pytest.fixture(params=sorted(OMEGAS))
+def named(request, monkeypatch):
+    if request.param == "matrix-free":
+        monkeypatch.setattr(curvature, "DENSE_LIMIT", 2)
+    return request.param
+
+
+def test_jacobian_against_the_dense_twin(named):
+    d = 6
+    omega = OMEGAS[named](d)
+    layer = RegularizedMax(omega)
+    for scale in (0.2, 1.0, 3.0):
+        x = scale * random(d, seed=3)
+        y = layer(x)
+        assert isinstance(omega.curvature(y.detach().clamp_min(1e-30)), KIND[named])
+        j = jacobian(layer, x)
+        expected = autograd.dense_jacobian(omega, y.detach())
+        assert torch.allclose(j, expected, atol=1e-9), scale
+        assert torch.allclose(j, j.T, atol=1e-10)
+        assert torch.linalg.eigvalsh((j + j.T) / 2).min() >= -1e-10
+        assert (j.sum(0).abs() <= 1e-10).all()
+
+
+def unrolled(omega, x):
+    """Π_Ω by projected gradient steps that autograd records: y ← P_Δ(y + t (x − ∇Ω(y))), t below
+    1/L for the largest curvature L of Ω on Δ."""
+    y = simplex.uniform(x, None)
+    for _ in range(400):
+        y = simplex.project(y + 0.12 * (x - omega.grad(simplex.inward(y))))
+    return y
+
+
+@pytest.mark.parametrize("name", ["diagonal", "rank one", "dense", "matrix-free"])
+def test_jacobian_against_the_unrolled_twin(name, monkeypatch):
+    if name == "matrix-free":
+        monkeypatch.setattr(curvature, "DENSE_LIMIT", 2)
+    d = 4
+    omega = OMEGAS[name](d)
+    x = 0.5 * random(d, seed=3)
+
+    assert torch.allclose(unrolled(omega, x), RegularizedMax(omega)(x), atol=1e-8)
+    j = jacobian(RegularizedMax(omega), x)
+    assert torch.allclose(j, jacobian(lambda x: unrolled(omega, x), x), atol=1e-6)
+
+
+def test_unrolled_gradient_of_a_hyperparameter():
+    q = spd(4)
+    x, g = 0.5 * random(4, seed=3), random(4, seed=4)
+
+    def f(q):
+        return (RegularizedMax(Quadratic((q + q.T) / 2))(x) * g).sum()
+
+    def slow(q):
+        return (unrolled(Quadratic((q + q.T) / 2), x) * g).sum()
+
+    assert torch.allclose(jacobian(f, q), jacobian(slow, q), atol=1e-6)
+
+
+def test_double_backward(named):
+    omega = OMEGAS[named](3)
+    x = (0.3 * random(2, 3, seed=3)).requires_grad_()
+    layer = RegularizedMax(omega)
+    assert gradcheck(layer, (x,), atol=1e-6)
+    assert gradgradcheck(layer, (x,), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dense", "matrix-free"])
+def test_double_backward_into_a_tensor_inside(name, monkeypatch):
+    if name == "matrix-free":
+        monkeypatch.setattr(curvature, "DENSE_LIMIT", 2)
+    x = (0.3 * random(1, 3, seed=3)).requires_grad_()
+    q = spd(3).requires_grad_()
+
+    def f(x, q):
+        return RegularizedMax(Quadratic((q + q.T) / 2))(x)
+
+    assert gradcheck(f, (x, q), atol=1e-6)
+    assert gradgradcheck(f, (x, q), atol=1e-5)
+
+
+def test_double_backward_by_backward():
+    x = (0.3 * random(4, seed=3)).requires_grad_()
+    (g,) = torch.autograd.grad(RegularizedMax(Separable())(x).square().sum(), x, create_graph=True)
+    g.square().sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("name", ["tv", "oscar"])
+@pytest.mark.parametrize("base", ["gini", "entropy", "tsallis"])
+def test_penalty_averages_over_groups(name, base):
+    """J = J_base · (averaging over the groups of the prox), against finite differences."""
+    penalty = regmax.regularizer(name).penalty
+    omega = regmax.Penalized(regmax.regularizer(base), penalty, 0.15)
+    layer = RegularizedMax(omega)
+    x = 0.4 * random(6, seed=11)
+    y = layer(x)
+    groups = y.unique()
+    assert len(groups) < 6
+    j = jacobian(layer, x)
+    h = 1e-6
+    eye = torch.eye(6, dtype=F64)
+    fd = torch.stack([(layer(x + h * e) - layer(x - h * e)) / (2 * h) for e in eye], -1)
+    assert torch.allclose(j, fd, atol=1e-7)
+    for g in groups:
+        on = (y == g).nonzero().squeeze(-1)
+        assert torch.allclose(j[on], j[on[:1]].expand(len(on), 6), atol=1e-12)
+
+
+# -- curvature structures against dense linear algebra -----------------------------------------
+
+
+def structures(rows, d, seed=0):
+    h = random(rows, d, seed=seed).abs() + 0.2
+    u = random(rows, d, seed=seed + 1)
+    b = random(rows, d, d, seed=seed + 2)
+    m = b @ b.mT / d + 0.2 * torch.eye(d, dtype=F64)
+    free = MatrixFree(lambda v: (m @ v.unsqueeze(-1)).squeeze(-1), torch.float64)
+    return {
+        "diagonal": (Diagonal(h), torch.diag_embed(h)),
+        "rank one": (
+            DiagonalPlusRankOne(h, u),
+            torch.diag_embed(h) + u.unsqueeze(-1) * u.unsqueeze(-2),
+        ),
+        "dense": (Dense(m), m),
+        "matrix-free": (free, m),
+    }
+
+
+def support_of(rows, d):
+    support = torch.rand(rows, d, generator=torch.Generator().manual_seed(1)) < 0.6
+    support[:, 0] = True
+    support[0] = True
+    support[1, 1:] = False  # one element
+    return support
+
+
+def basis(on):
+    """Orthonormal basis of {w : 1ᵀw = 0, w = 0 off S}."""
+    s = on.nonzero().squeeze(-1)
+    p = torch.eye(len(s), dtype=F64) - 1 / len(s)
+    values, vectors = torch.linalg.eigh(p)
+    z = torch.zeros(len(on), len(s) - 1, dtype=F64)
+    z[s] = vectors[:, values > 0.5]
+    return z
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "rank one", "dense", "matrix-free"])
+@pytest.mark.parametrize("d", [1, 2, 7])
+def test_curvature_against_dense_linear_algebra(kind, d):
+    rows = 5
+    h, m = structures(rows, d)[kind]
+    support, v, t = support_of(rows, d), random(rows, d, seed=8), random(rows, d, seed=9).abs()
+    assert torch.allclose(h.matvec(v), (m @ v.unsqueeze(-1)).squeeze(-1))
+    more = (m + torch.diag_embed(t)) @ v.unsqueeze(-1)
+    assert torch.allclose(h.plus_diagonal(t).matvec(v), more.squeeze(-1))
+    w, low = h.jacobian(v, support), h.lowest(support)
+    assert low.shape == (rows,)
+    for i in range(rows):
+        z = basis(support[i])
+        inner = z.T @ m[i] @ z
+        expected = z @ torch.linalg.solve(inner, z.T @ v[i]) if z.shape[1] else 0 * v[i]
+        assert torch.allclose(w[i], expected, atol=1e-10)
+        assert (w[i][~support[i]] == 0).all()
+        if not z.shape[1]:
+            assert low[i] == torch.inf
+            continue
+        smallest = torch.linalg.eigvalsh(inner)[0]
+        assert low[i] <= smallest * (1 + 1e-9)  # a lower bound
+        assert low[i] > 0
+        if kind == "dense":
+            assert torch.allclose(low[i], smallest)
+
+
+@pytest.mark.parametrize("kind", ["dense", "matrix-free", "diagonal"])
+def test_lowest_sees_negative_curvature(kind):
+    d = 5
+    m = torch.diag(torch.tensor([1.0, 2.0, -0.5, 1.0, 3.0], dtype=F64))
+    h = {
+        "dense": Dense(m),
+        "diagonal": Diagonal(m.diagonal()),
+        "matrix-free": MatrixFree(lambda v: v @ m, torch.float64),
+    }[kind]
+    assert h.lowest(torch.ones(d, dtype=torch.bool)) <= 0
+
+
+def test_lowest_of_a_matrix_free_curvature_is_on_the_safe_side():
+    for seed in range(5):
+        m = torch.diag(random(40, seed=seed).abs() + 1e-3)
+        low = MatrixFree(lambda v, m=m: v @ m, torch.float64).lowest(
+            torch.ones(40, dtype=torch.bool)
+        )
+        z = basis(torch.ones(40, dtype=torch.bool))
+        assert low <= torch.linalg.eigvalsh(z.T @ m @ z)[0] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "rank one", "dense", "matrix-free"])
+def test_curvature_is_differentiable(kind):
+    support = support_of(3, 4)
+    v = random(3, 4, seed=8).requires_grad_()
+    theta = (random(3, 4, seed=2).abs() + 0.5).requires_grad_()
+    u = random(3, 4, seed=3)
+
+    def f(v, theta):
+        full = torch.diag_embed(theta) + u.unsqueeze(-1) * u.unsqueeze(-2)
+        h = {
+            "diagonal": Diagonal(theta),
+            "rank one": DiagonalPlusRankOne(theta, u),
+            "dense": Dense(full),
+            "matrix-free": MatrixFree(
+                lambda w: (full @ w.unsqueeze(-1)).squeeze(-1), torch.float64
+            ),
+        }[kind]
+        return h.jacobian(v, support)
+
+    assert gradcheck(f, (v, theta))
+    assert gradgradcheck(f, (v, theta))
+
+
+class Hiding(type(regmax.penalty("owl", weights=[3.0, 2.0, 1.0]))):
+    """Ordered weights in a dict."""
+
+    def __init__(self, weights):
+        self.held, self.entries = {"weights": weights}, len(weights)
+
+    @property
+    def weights(self):
+        return self.held["weights"]
+
+
+@pytest.mark.parametrize("base", ["gini", "tsallis"])
+def test_tensors_that_a_penalty_hides(base):
+    weights = torch.tensor([0.1, 0.05, 0.01], dtype=F64, requires_grad=True)
+    x, index = torch.tensor([[0.3, 0.1, -0.2]], dtype=F64), torch.tensor([0])
+    for f in (
+        lambda omega: RegularizedMax(omega)(x).pow(3).sum(),
+        lambda omega: RegularizedMax(omega).max(x).sum(),
+        lambda omega: regmax.FenchelYoungLoss(omega)(x, index),
+    ):
+        got, expected = (
+            torch.autograd.grad(f(regmax.regularizer(base) + penalty), weights)[0]
+            for penalty in (Hiding(weights), regmax.penalty("owl", weights=weights))
+        )
+        assert (expected != 0).any()
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-14)

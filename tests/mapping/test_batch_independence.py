@@ -1,0 +1,155 @@
+"""A row's result does not depend on the rows beside it, to the bit, where entries of Ω are coupled.
+
+Products and factorisations of PyTorch round by the number of rows, on other processors in other
+ways: all of it runs again with the instructions of older ones.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from regmax import RegularizedMax, Regularizer
+from regmax.kernels.products import Steady, matmul
+
+TESTS = Path(__file__).parents[1]
+
+
+class Coupled(Regularizer):
+    def __init__(self, q, product, term):
+        self.q, self.product, self.term = q, product, term
+
+    def value(self, y):
+        return (PRODUCTS[self.product](y, self.q.to(y)) * y).sum(-1) / 2 + TERMS[self.term](y)
+
+
+PRODUCTS = {
+    "@": lambda y, q: y @ q,
+    "linear": lambda y, q: torch.nn.functional.linear(y, q),
+    "column": lambda y, q: torch.matmul(q, y.unsqueeze(-1)).squeeze(-1),
+    "sum": lambda y, q: (y.unsqueeze(-2) * q).sum(-1),
+    "differences": lambda y, q: y - 0.3 * y.roll(1, -1) - 0.3 * y.roll(-1, -1),
+}
+TERMS = {
+    "none": lambda y: 0,
+    "cubic": lambda y: y.pow(3).sum(-1),
+    "entropy": lambda y: torch.xlogy(y, y).sum(-1),
+    "norm": lambda y: y.square().sum(-1).square(),
+}
+
+
+def everything(layer, x, v):
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    (gradient,) = torch.autograd.grad(y, x, v)
+    solution = layer.solve(x)
+    return {
+        "y": y.detach(),
+        "gradient": gradient,
+        "y of solve": solution.y.detach(),
+        "error_bound": solution.error_bound,
+        "iterations": solution.iterations,
+    }
+
+
+def case(seed, product, term, rows=8):
+    """Ω, and rows whose supports are of many sizes."""
+    g = torch.Generator().manual_seed(seed)
+    d = 70 if seed % 8 == 7 else int(torch.randint(2, 24, (), generator=g))
+    b = torch.randn(d, d, generator=g, dtype=torch.float64) / d**0.5
+    scale = 10 ** (2 * torch.rand(rows, 1, generator=g, dtype=torch.float64) - 1)
+    x = torch.randn(rows, d, generator=g, dtype=torch.float64) * scale
+    v = torch.randn(rows, d, generator=g, dtype=torch.float64)
+    return Coupled(b @ b.mT + 0.3 * torch.eye(d), product, term), x, v
+
+
+BATCHES = ([0], [3], [7], [5, 5, 5], [2, 0], [1, 6, 4], [7, 6, 5, 4, 3, 2, 1, 0])
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_any_batch(product, term):
+    for seed in range(2):
+        omega, x, v = case(8 * seed + len(product) + len(term), product, term)
+        layer = RegularizedMax(omega, on_failure="ignore")
+        for dtype in (torch.float64, torch.float32):
+            x, v = x.to(dtype), v.to(dtype)
+            among = everything(layer, x, v)
+            for rows in BATCHES:
+                found = everything(layer, x[rows], v[rows])
+                for what, numbers in found.items():
+                    assert torch.equal(numbers, among[what][rows]), (what, seed, dtype, rows)
+
+
+def test_a_full_support_beside_others():
+    """The gradient of each row is right."""
+    omega, x, v = case(3, "differences", "cubic")
+    scale = torch.logspace(-3, 1, len(x), dtype=torch.float64).unsqueeze(-1)
+    x = x / x.abs().amax(-1, keepdim=True) * scale
+    found = everything(RegularizedMax(omega), x, v)
+    y = found["y"]
+    sizes = set((y > 0).sum(-1).tolist())
+    assert x.shape[-1] in sizes
+    assert len(sizes) > 3
+    expected = omega.curvature(y).jacobian(v, y > 0)
+    torch.testing.assert_close(found["gradient"], expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("d", [3, 16, 17, 40])
+def test_products_and_their_derivatives(d):
+    g = torch.Generator().manual_seed(d)
+    y = torch.randn(3, d, generator=g, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(d, d + 2, generator=g, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(matmul, (y, q))
+    assert torch.autograd.gradgradcheck(matmul, (y, q))
+    many = torch.randn(70, d, generator=g, dtype=torch.float64)
+    for a in (many, many.float()):
+        b = q.detach().to(a)
+        among = matmul(a, b)
+        torch.testing.assert_close(among, a @ b)
+        for rows in (slice(0, 1), slice(5, 7), slice(31, 70)):
+            assert torch.equal(matmul(a[rows], b), among[rows])
+    for left, right in ((many[0], q), (many, q[:, 0]), (many[0], q[:, 0]), (q.mT, many.mT)):
+        torch.testing.assert_close(matmul(left, right), left @ right)
+
+
+def test_wrong_products_are_refused_as_ever():
+    y, q = torch.ones(2, 3), torch.ones(4, 3)
+    for other in (q, q.mT.double()):
+        with pytest.raises(RuntimeError) as plain:
+            _ = y @ other
+        with pytest.raises(RuntimeError) as steady, Steady():
+            _ = y @ other
+        assert str(plain.value) == str(steady.value)
+
+
+OLDER = {
+    "x86-64": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
+    "haswell": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"},
+    "two threads": {"OMP_NUM_THREADS": "2"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cpu", OLDER)
+def test_on_an_older_processor(cpu):
+    here = [
+        f"{TESTS / 'mapping' / 'test_batch_independence.py'}::test_any_batch",
+        f"{TESTS / 'testing' / 'test_builtins.py'}::test_an_omega_of_a_user_keeps",
+        f"{TESTS / 'testing' / 'test_builtins.py'}::test_a_penalty_on_another_base",
+    ]
+    names = "(any_batch and norm) or batch_independence"
+    if "OMP_NUM_THREADS" not in OLDER[cpu]:
+        names += " or (another_base and Quadratic)"
+    chosen = ["-k", names]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *chosen, *here],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ, **OLDER[cpu]),
+        cwd=TESTS.parent,
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]

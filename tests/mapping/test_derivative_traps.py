@@ -1,0 +1,340 @@
+"""Derivatives where they have gone wrong in silence, here or elsewhere."""
+
+import pytest
+import torch
+from mapping_checks import normal
+from torch import nn
+from torch.autograd import forward_ad, grad
+from torch.nn.utils import parametrize
+
+import regmax
+from regmax import RegularizedMax, Regularizer, functional
+
+F64 = torch.float64
+
+
+class Weighted(Regularizer):
+    """½ Σ w_i y_i², by value."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y):
+        return (self.w * y.square()).sum(-1) / 2
+
+
+def loss(y):
+    return (y * normal(*y.shape, seed=7)).sum()
+
+
+# -- the Ω of the forward pass ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "before", "after"), [("tsallis", "alpha", 1.5, 1.1), ("pnorm", "p", 1.5, 1.2)]
+)
+def test_a_number_may_move_before_backward(name, key, before, after):
+    x = normal(6).requires_grad_()
+    layer = RegularizedMax(regmax.regularizer(name, **{key: before}))
+    (expected,) = grad(loss(layer(x)), x)
+    y, m = layer(x), layer.max(x)
+    setattr(layer.omega, key, after)
+    assert torch.equal(grad(loss(y), x)[0], expected)
+    assert torch.equal(grad(m, x)[0], y)
+
+
+def test_a_tensor_that_moves_before_backward_is_noticed():
+    x, alpha = normal(6).requires_grad_(), torch.tensor(1.5, dtype=F64)
+    y = RegularizedMax(regmax.regularizer("tsallis", alpha=alpha))(x)
+    alpha.fill_(1.1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        grad(loss(y), x)
+
+
+def test_functional_call_with_fixed_parameters():
+    x = normal(6).requires_grad_()
+    w, other = normal(6, seed=1).exp(), normal(6, seed=2).exp()
+    y = torch.func.functional_call(RegularizedMax(Weighted(nn.Parameter(w))), {"omega.w": other}, x)
+    (expected,) = grad(loss(RegularizedMax(Weighted(other))(x)), x)
+    torch.testing.assert_close(grad(loss(y), x)[0], expected)
+
+
+def test_a_parameter_frozen_before_backward_stays_frozen():
+    w, x = nn.Parameter(normal(6, seed=1).exp()), normal(6).requires_grad_()
+    y = RegularizedMax(Weighted(w))(x)
+    w.requires_grad_(False)
+    grad(loss(y), x)
+    assert not w.requires_grad
+    alpha = nn.Parameter(torch.tensor(1.5, dtype=F64))
+    layer = RegularizedMax(regmax.regularizer("tsallis", alpha=alpha))
+    y, m = layer(x), layer.max(x)
+    alpha.requires_grad_(False)
+    assert torch.equal(grad(m, x)[0], y)
+    assert not alpha.requires_grad
+
+
+def test_parametrized_tensors():
+    class Exp(nn.Module):
+        def forward(self, t):
+            return t.exp()
+
+    w, x = normal(6, seed=1), normal(6).requires_grad_()
+    omega = Weighted(nn.Parameter(w.clone()))
+    parametrize.register_parametrization(omega, "w", Exp())
+    (got,) = grad(loss(RegularizedMax(omega)(x)), list(omega.parameters()))
+    leaf = w.requires_grad_()
+    (expected,) = grad(loss(RegularizedMax(Weighted(leaf.exp()))(x)), leaf)
+    torch.testing.assert_close(got, expected)
+
+
+# -- tensors in odd places -----------------------------------------------------------------------
+
+
+def test_a_tensor_in_a_list_beside_declared_hyperparameters():
+    class Listed(Regularizer):
+        hyperparameters = ("mu",)
+
+        def __init__(self, mu, ws):
+            self.mu, self.ws = mu, ws
+
+        def value(self, y):
+            return self.per_row("mu") * (self.ws[0] * y.square()).sum(-1) / 2
+
+    w, x = normal(6, seed=1).exp().requires_grad_(), normal(6)
+    (got,) = grad(loss(RegularizedMax(Listed(1.0, [w]))(x)), w)
+    (expected,) = grad(loss(RegularizedMax(Weighted(w))(x)), w)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_dual_tensor_inside_a_penalty_is_seen():
+    class Scaled(type(regmax.regularizer("tv").penalty)):
+        def value(self, y, mask=None):
+            return self.scale * super().value(y, mask)
+
+        def prox(self, v, step, mask=None):
+            return super().prox(v, step * self.scale, mask)
+
+        def subgradient(self, y, near, step, mask=None):
+            return super().subgradient(y, near, step * self.scale, mask)
+
+        def any_subgradient(self, y, mask=None):
+            return self.scale * super().any_subgradient(y, mask)
+
+    penalty, x = Scaled(), normal(6) / 5
+    scale = torch.tensor(1.3, dtype=F64)
+
+    def f(scale):
+        penalty.scale = scale
+        return RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), penalty, 0.1))(x)
+
+    expected = (f(scale + 1e-6) - f(scale - 1e-6)) / 2e-6
+    with forward_ad.dual_level():
+        y = f(forward_ad.make_dual(scale, torch.ones_like(scale)))
+        got = forward_ad.unpack_dual(y).tangent
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
+    assert (got != 0).any()
+
+
+# -- small probabilities, large weights ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 80.0), (F64, 600.0)])
+@pytest.mark.parametrize(
+    "f", [functional.softmax, lambda x: functional.entmax(x, alpha=x.new_ones(()))]
+)
+def test_the_log_likelihood_of_the_improbable(f, dtype, gap):
+    x = torch.tensor([0.0, -gap, 1.0], dtype=dtype, requires_grad=True)
+    expected = x.detach().softmax(-1) - torch.tensor([0.0, 1.0, 0.0], dtype=dtype)
+    (g,) = grad(-f(x)[1].log(), x)
+    torch.testing.assert_close(g, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_second_derivatives_of_the_improbable():
+    """As those of torch.softmax, whose own logarithm overflows later than this."""
+    x = torch.tensor([0.0, -100.0, 1.0], dtype=F64)
+    got = torch.autograd.functional.hessian(lambda x: functional.softmax(x)[1], x)
+    y = x.softmax(-1)
+    eye = torch.eye(3, dtype=F64)
+    # ∂²y_k/∂x_i∂x_j = y_k ((δ_ki − y_i)(δ_kj − y_j) − y_i(δ_ij − y_j))
+    expected = y[1] * (torch.outer(eye[1] - y, eye[1] - y) - y.diag() + torch.outer(y, y))
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("lam", [1.0, 1e4, 1e8])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_gradient_of_max_is_the_mapping_itself(lam, dtype):
+    x = normal(4, 1000).to(dtype).requires_grad_()
+    layer = RegularizedMax(regmax.regularizer("oscar", lam=lam))
+    assert torch.equal(grad(layer.max(x).sum(), x)[0], layer(x))
+
+
+# -- neighbours ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["entropy", "gini", "pnorm", "tsallis", "tv", "oscar"])
+def test_a_spoilt_row_leaves_shared_hyperparameters_alone(name):
+    gamma = torch.tensor(0.9, dtype=F64, requires_grad=True)
+    layer = RegularizedMax(regmax.regularizer(name), gamma=gamma)
+    x = normal(3, 4)
+    x[1, 0] = torch.nan
+    good = x[[0, 2]]
+    for f in (layer, layer.max):
+        (got,) = grad(f(x)[[0, 2]].square().sum(), gamma)
+        (expected,) = grad(f(good).square().sum(), gamma)
+        torch.testing.assert_close(got, expected)
+
+
+# -- recorders and modes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "fusedmax", "oscarmax", "entmax"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_trace_is_refused(name):
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace .* torch\.export"):
+        torch.jit.trace(getattr(functional, name), (normal(3, 5),), check_trace=False)
+
+
+def test_batched_backward_of_an_omega_by_value():
+    class Cubic(Regularizer):
+        def value(self, y):
+            return y.square().sum(-1) + y.pow(3).sum(-1)
+
+    x = normal(5).requires_grad_()
+    y = RegularizedMax(Cubic())(x)
+    eye = torch.eye(5, dtype=F64)
+    (j,) = grad(y, x, eye, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(j, torch.stack([grad(y, x, e, retain_graph=True)[0] for e in eye]))
+
+
+def test_autocast_spares_max_and_backward():
+    class Dense(Regularizer):
+        def __init__(self):
+            self.a = torch.eye(4) + 0.1
+
+        def value(self, y):
+            return ((y @ self.a.to(y)) * y).sum(-1) / 2
+
+    layer, x = RegularizedMax(Dense()), normal(3, 4, dtype=torch.float32).requires_grad_()
+    expected, (g,) = layer.max(x), grad(loss(layer(x)), x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer.max(x), expected)
+        torch.testing.assert_close(grad(loss(layer(x)), x)[0], g)
+
+
+# -- what rounding makes of an argument ------------------------------------------------------------
+
+
+def test_a_hyperparameter_that_rounds_out_of_its_range_is_refused():
+    x = normal(3, 4, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"p must be in \(1, 2\]; got 1"):
+        functional.pnormmax(x, p=torch.tensor(1 + 1e-9, dtype=F64))
+    with pytest.raises(ValueError, match="lam must be >= 0 and finite; got inf"):
+        functional.fusedmax(x, lam=float("inf"))
+    with pytest.raises(TypeError, match=r"x must be floating .*float8"):
+        functional.softmax(x.to(torch.float8_e4m3fn))
+
+
+def test_a_matrix_follows_the_dtype_of_the_scores():
+    class Quadratic(Regularizer):
+        def __init__(self, a):
+            self.a = a
+
+        def value(self, y):
+            return ((y @ self.a) * y).sum(-1) / 2
+
+    a = torch.eye(4) + 0.1
+    for dtype in (torch.float32, F64):
+        x = normal(3, 4).to(dtype)
+        y = RegularizedMax(Quadratic(a))(x)
+        assert y.dtype == dtype
+        assert torch.equal(y, RegularizedMax(Quadratic(a.double()))(x))
+
+
+# -- penalties -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("low", [-1e20, torch.finfo(F64).min])
+def test_low_scores_do_not_absorb_the_others(low):
+    tv = regmax.regularizer("tv").penalty
+    x = normal(1, 5)
+    x[0, 1] = low
+    gini = RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), tv, 0.1))
+    assert torch.equal(gini(x), functional.fusedmax(x, lam=0.1))
+    entropy = RegularizedMax(regmax.Penalized(regmax.regularizer("entropy"), tv, 0.1))
+    torch.testing.assert_close(entropy(x), entropy(x.clamp_min(-1e4)), rtol=0, atol=1e-12)
+
+
+def test_a_penalty_learns_too():
+    class Scaled(type(regmax.regularizer("tv").penalty)):
+        def __init__(self, w):
+            self.w = w
+
+        def value(self, y, mask=None):
+            return self.w * super().value(y, mask)
+
+        def prox(self, v, step, mask=None):
+            return super().prox(v, step * self.w, mask)
+
+        def subgradient(self, y, near, step, mask=None):
+            return super().subgradient(y, near, step * self.w, mask)
+
+        def any_subgradient(self, y, mask=None):
+            return self.w * super().any_subgradient(y, mask)
+
+    w, x = nn.Parameter(torch.tensor(1.0, dtype=F64)), normal(6) / 5
+    layer = RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), Scaled(w), 0.05))
+    assert [name for name, _ in layer.named_parameters()] == ["omega.penalty.w"]
+    for f in (lambda: loss(layer(x)), lambda: layer.max(x)):
+        (got,) = grad(f(), w)
+        with torch.no_grad():
+            around = []
+            for step in (1e-6, -1e-6):
+                w += step
+                around.append(f())
+                w -= step
+        torch.testing.assert_close(got, (around[0] - around[1]) / 2e-6, rtol=1e-6, atol=1e-8)
+        assert got != 0
+
+
+# -- hyperparameters that other modules make -------------------------------------------------------
+
+
+def test_a_parametrized_alpha_per_row():
+    class Above(nn.Module):
+        def forward(self, t):
+            return 1 + t.sigmoid()
+
+    raw, x = normal(3, 1, seed=1), normal(3, 3, 3)
+    omega = regmax.regularizer("tsallis", alpha=nn.Parameter(1.5 + 0 * raw))
+    parametrize.register_parametrization(omega, "alpha", Above(), unsafe=True)
+    with torch.no_grad():
+        omega.parametrizations.alpha.original.copy_(raw)
+    y = RegularizedMax(omega, dim=0)(x)
+    torch.testing.assert_close(y, functional.entmax(x, alpha=1 + raw.sigmoid(), dim=0))
+    (got,) = grad(loss(y), list(omega.parameters()))
+    leaf = raw.requires_grad_()
+    (expected,) = grad(loss(functional.entmax(x, alpha=1 + leaf.sigmoid(), dim=0)), leaf)
+    torch.testing.assert_close(got, expected)
+
+
+def test_only_what_its_arguments_make_again_is_recorded(monkeypatch):
+    class Learner(type(regmax.regularizer("gini"))):
+        name = "learner"
+
+        def __init__(self, mode="a", k=2):
+            self.mode, self.k = mode, k
+
+    from regmax.mapping import operator
+    from regmax.mapping.forward import Settings
+    from regmax.regularizers import serialize
+
+    class Known:
+        def names(self, kind):
+            return {"learner": Learner}
+
+    monkeypatch.setattr(serialize, "registry", Known)
+    omega = Learner()
+    assert operator.not_recordable(omega, Settings()) is None
+    omega.s = nn.Parameter(torch.ones(()))
+    assert "no other tensor" in operator.not_recordable(omega, Settings())

@@ -1,0 +1,552 @@
+"""Sums and multiples of regularizers and penalties: values, gradients, state, what is refused."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from mapping_checks import away_from_kinks, normal
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+
+import regmax
+from regmax import Penalized, RegularizedMax, Regularizer
+from regmax.kernels import reference
+from regmax.regularizers.algebra import Scaled, ScaledPenalty, Sum
+from regmax.regularizers.curvature import Dense, Diagonal, DiagonalPlusRankOne, MatrixFree
+from regmax.testing import check_regularizer
+from regmax.testing.backends.conic import quiet
+
+F64 = torch.float64
+
+
+def omega(name, **kwargs):
+    return regmax.regularizer(name, **kwargs)
+
+
+def tv():
+    return regmax.penalty("tv")
+
+
+def oscar():
+    return regmax.penalty("oscar")
+
+
+def number(value, learnt=True):
+    t = torch.tensor(value, dtype=F64)
+    return nn.Parameter(t) if learnt else t
+
+
+class Symmetric(Regularizer):
+    """By its value alone, and said to be symmetric."""
+
+    permutation_invariant = True
+
+    def value(self, y):
+        return y.square().sum(-1) / 2 + y.pow(3).sum(-1) / 3
+
+
+class Weighted(Regularizer):
+    """By its value alone, with a tensor inside."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y):
+        return (self.w * y * y).sum(-1) / 2
+
+
+EXPRESSIONS = {
+    "entmax + tv": lambda: omega("tsallis", alpha=1.5) + 0.1 * tv(),
+    "entropy + oscar": lambda: omega("entropy") + 0.02 * oscar(),
+    "pnorm + tv": lambda: omega("pnorm", p=1.5) + 0.1 * tv(),
+    "gini + tv": lambda: omega("gini") + 0.1 * tv(),
+    "2 entropy": lambda: 2 * omega("entropy"),
+    "entropy + gini": lambda: omega("entropy") + 0.5 * omega("gini"),
+    "c tsallis": lambda: number(1.7) * omega("tsallis", alpha=1.4),
+    "c (tsallis + λ tv)": lambda: number(1.3) * (omega("tsallis") + number(0.1) * tv()),
+    "entropy + pnorm + oscar": lambda: sum([omega("entropy"), omega("pnorm"), 0.02 * oscar()]),
+}
+
+
+@pytest.fixture(params=EXPRESSIONS)
+def made(request):
+    return EXPRESSIONS[request.param]()
+
+
+def test_conformance(made):
+    check_regularizer(made)
+
+
+def test_against_conic_solvers(made):
+    x = normal(3, 5, seed=3)
+    report = regmax.crosscheck(made, x, against=("generic", "cvxpy", "cvxpylayers"))
+    assert report.ok, report.table()
+    assert not report.skipped
+
+
+def test_two_norms():
+    """Two ranks of one: a dense curvature."""
+    both = omega("pnorm", p=1.3) + 0.5 * omega("pnorm", p=1.8)
+    report = regmax.crosscheck(both, normal(3, 5, seed=3), against=("generic", "cvxpy"))
+    assert report.ok, report.table()
+
+
+@pytest.mark.parametrize("name", ["entmax + tv", "entropy + oscar", "pnorm + tv"])
+@pytest.mark.parametrize("gamma", [0.6, 1.0, 2.0])
+def test_values_of_a_conic_solver(name, gamma):
+    import cvxpy
+
+    expression, x = EXPRESSIONS[name](), 1.5 * normal(6, 5, seed=8)
+
+    def conic(row):
+        y = cvxpy.Variable(5, nonneg=True)
+        objective = cvxpy.Maximize(row @ y - gamma * expression.as_cvxpy(y))
+        with quiet():
+            cvxpy.Problem(objective, [cvxpy.sum(y) == 1]).solve(
+                solver="CLARABEL", tol_gap_abs=1e-13, tol_gap_rel=1e-13, tol_feas=1e-13
+            )
+        return torch.tensor(y.value)
+
+    expected = torch.stack([conic(row) for row in x.numpy()])
+    y = RegularizedMax(expression, gamma=gamma)(x)
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=0)
+
+
+def layers_agree(a, b, x, atol=1e-12):
+    torch.testing.assert_close(a(x), b(x), atol=atol, rtol=0)
+    torch.testing.assert_close(a.max(x), b.max(x), atol=atol, rtol=0)
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    grads = [
+        torch.autograd.grad(layer(leaf).pow(3).sum(), leaf)[0]
+        for layer, leaf in zip((a, b), leaves, strict=True)
+    ]
+    torch.testing.assert_close(*grads, atol=100 * atol, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("left", "gamma", "right", "at"),
+    [
+        (lambda: 2 * omega("entropy"), 1.0, lambda: omega("entropy"), 2.0),
+        (lambda: number(0.5) * omega("tsallis"), 3.0, lambda: omega("tsallis"), 1.5),
+        (lambda: omega("entropy") + omega("entropy"), 1.0, lambda: omega("entropy"), 2.0),
+        (lambda: omega("entropy") + 0, 0.7, lambda: omega("entropy"), 0.7),
+        (lambda: sum([omega("gini")]), 0.7, lambda: omega("gini"), 0.7),
+        (lambda: omega("gini") + 0.1 * tv(), 0.7, lambda: omega("tv", lam=0.1), 0.7),
+        (lambda: omega("gini") + 0.02 * oscar(), 1.0, lambda: omega("oscar", lam=0.02), 1.0),
+        (lambda: 2 * omega("tv", lam=0.1), 1.0, lambda: omega("tv", lam=0.1), 2.0),
+        (lambda: omega("entropy") + 0 * tv(), 1.0, lambda: omega("entropy"), 1.0),
+        (
+            lambda: (omega("entropy") + 0.1 * tv()) + omega("entropy") + 0.2 * tv(),
+            1.0,
+            lambda: Penalized(omega("entropy"), tv(), 0.15),
+            2.0,
+        ),
+        (
+            lambda: 2 * (0.5 * (omega("entropy") + omega("gini"))),
+            1.0,
+            lambda: omega("gini") + omega("entropy"),
+            1.0,
+        ),
+        (
+            lambda: number(2.0) * Penalized(omega("tsallis"), tv(), number(0.1)),
+            1.0,
+            lambda: Penalized(omega("tsallis"), tv(), 0.1),
+            2.0,
+        ),
+    ],
+)
+def test_identities(left, gamma, right, at):
+    x = normal(4, 7, seed=5)
+    layers_agree(RegularizedMax(left(), gamma=gamma), RegularizedMax(right(), gamma=at), x)
+
+
+def test_what_becomes_of_expressions():
+    entropy, gini, chain = omega("entropy"), omega("gini"), tv()
+    assert isinstance(2 * entropy, Scaled)
+    assert isinstance(entropy + gini + entropy * 0.5, Sum)
+    assert len((entropy + gini + (omega("pnorm") + omega("tsallis"))).terms) == 4
+    assert (1 * entropy) is entropy
+    assert isinstance(0.5 * chain, ScaledPenalty)
+    assert (2 * (0.5 * chain)).penalty is chain
+    for expression in (
+        entropy + chain,
+        chain + entropy,
+        0.1 * chain + entropy,
+        entropy + 0.1 * chain + gini,
+        2 * (entropy + 0.1 * chain),
+        omega("tv") + gini,
+        number(2.0) * omega("tv"),
+        sum([0.1 * chain, entropy]),
+    ):
+        assert isinstance(expression, Penalized)
+        assert not isinstance(expression.base, Penalized)
+    assert (np.float32(2) * entropy).c == (np.float64(2) * entropy).c == 2.0
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda: omega("tsallis", alpha=1.5) + 0.1 * tv(), "Tsallis(alpha=1.5) + 0.1*ChainTV()"),
+        (lambda: omega("entropy") + tv(), "Entropy() + ChainTV()"),
+        (lambda: 2 * (omega("entropy") + 0.5 * omega("gini")), "2.0*(Entropy() + 0.5*Gini())"),
+        (lambda: 3 * omega("tv", lam=0.25), "3.0*Gini() + 0.75*ChainTV()"),
+        (lambda: omega("tv", lam=0.1), "TV(lam=0.1)"),
+        (lambda: number(0.5) * omega("tv", lam=number(0.1)), "0.5*Gini() + 0.5*(0.1*ChainTV())"),
+        (lambda: torch.ones(3, 1) * omega("gini"), "tensor(shape=(3, 1))*Gini()"),
+    ],
+)
+def test_formulas(made, text):
+    assert str(made()) == text
+    assert text in str(RegularizedMax(made()))
+
+
+def test_explain():
+    x = normal(3, 6)
+    text = RegularizedMax(omega("gini") + 0.1 * tv()).explain(x)
+    assert "Gini() + 0.1*ChainTV()" in text
+    assert "Π_Ω is fusedmax" in text
+    assert "kernel of Gini" in text
+    assert "Π_Ω is oscarmax" in RegularizedMax(omega("gini") + 0.1 * oscar()).explain(x)
+    text = RegularizedMax(omega("tsallis") + 0.1 * tv()).explain(x)
+    assert "forward: prox, then closed form" in text
+    assert "kernel of Tsallis" in text
+    assert "Π_Ω is" not in text
+    assert "Π_Ω is" not in RegularizedMax(2 * omega("tv")).explain(x)
+    text = RegularizedMax(Symmetric() + 0.1 * tv()).explain(x)
+    assert "forward: prox, then solver" in text
+    assert "Symmetric is permutation-invariant" in text
+    text = RegularizedMax(Weighted(torch.ones(6, dtype=F64)) + 0.1 * tv()).explain(x)
+    assert "prox, then" not in text
+    assert "declared by Entropy + Gini" in RegularizedMax(omega("entropy") + omega("gini")).explain(
+        x
+    )
+
+
+def test_a_symmetric_omega_by_its_value_alone_with_a_penalty():
+    x = normal(3, 6)
+    layer = RegularizedMax(Symmetric() + 0.15 * tv())
+    solved = layer.solve(x)
+    assert solved.converged.all()
+    generic = RegularizedMax(Symmetric() + 0.15 * tv(), solver="fista", on_failure="ignore")
+    torch.testing.assert_close(layer(x), generic(x), atol=1e-7, rtol=0)
+
+
+# -- derivatives -----------------------------------------------------------------------------------
+
+
+def built(x, c, lam, alpha, gamma):
+    expression = c * (omega("tsallis", alpha=alpha) + lam * tv())
+    return RegularizedMax(expression, gamma=gamma)(x)
+
+
+def built_of_sums(x, c, lam, p, gamma):
+    expression = c * omega("entropy") + omega("pnorm", p=p) + lam * oscar()
+    return RegularizedMax(expression, gamma=gamma)(x)
+
+
+@pytest.mark.parametrize(("build", "theta"), [(built, 1.4), (built_of_sums, 1.6)])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_gradients_in_everything(build, theta, per_row):
+    shape = (3, 1) if per_row else ()
+    values = [torch.full(shape, v, dtype=F64) for v in (1.3, 0.05, theta, 0.9)]
+    if per_row:
+        values = [v * torch.linspace(0.9, 1.1, 3, dtype=F64).unsqueeze(-1) for v in values]
+    x = away_from_kinks(lambda x: build(x, *values), 3, 5)
+    inputs = [t.clone().requires_grad_() for t in (x, *values)]
+    assert gradcheck(build, inputs, atol=1e-6)
+    assert gradgradcheck(build, inputs, atol=1e-4, fast_mode=True)
+
+
+def test_the_kernels_of_both_agree_with_pytorch_operations():
+    mask = torch.tensor([[True] * 9, [True, False] * 4 + [True], [False] * 9])
+    x = normal(3, 9, seed=2)
+    x[0, 3] = -torch.inf
+    for build, theta in ((built, 1.4), (built_of_sums, 1.6)):
+        values = [torch.tensor(v, dtype=F64) for v in (1.3, 0.05, theta, 0.9)]
+        found = []
+        for _ in range(2):
+            leaves = [t.clone().requires_grad_() for t in (x, *values)]
+            y = build(leaves[0].masked_fill(~mask, -torch.inf), *leaves[1:])
+            found.append([y, *torch.autograd.grad((y**3 * normal(3, 9)).sum(), leaves)])
+            with reference():
+                leaves = [t.clone().requires_grad_() for t in (x, *values)]
+                y = build(leaves[0].masked_fill(~mask, -torch.inf), *leaves[1:])
+                found.append([y, *torch.autograd.grad((y**3 * normal(3, 9)).sum(), leaves)])
+        for a, b in zip(*found[:2], strict=True):
+            torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+def test_a_users_tensors_inside_an_expression():
+    w = torch.rand(5, dtype=F64, generator=torch.Generator().manual_seed(0)) + 0.5
+
+    def build(x, w, c):
+        return RegularizedMax(Weighted(w) + c * omega("entropy"))(x)
+
+    inputs = [t.requires_grad_() for t in (normal(3, 5), w, torch.tensor(0.7, dtype=F64))]
+    assert gradcheck(build, inputs, atol=1e-6)
+    assert gradgradcheck(build, inputs, atol=1e-4, fast_mode=True)
+
+
+def test_a_term_used_twice_learns_once():
+    tsallis = omega("tsallis", alpha=number(1.5))
+    c = torch.full((2, 1), 0.5, dtype=F64)
+    layer = RegularizedMax(c * tsallis + tsallis)
+    x = normal(2, 5)
+    assert len(list(layer.parameters())) == 1
+    torch.testing.assert_close(layer(x), RegularizedMax(1.5 * tsallis)(x), atol=1e-8, rtol=0)
+    grads = []
+    for expression in (layer.omega, 1.5 * tsallis):
+        tsallis.zero_grad()
+        RegularizedMax(expression)(x).pow(3).sum().backward()
+        grads.append(tsallis.alpha.grad.clone())
+    torch.testing.assert_close(*grads, atol=1e-6, rtol=0)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["entmax + tv", "entropy + oscar", "pnorm + tv"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, F64])
+def test_rows_keep_their_promises(name, dtype):
+    layer = RegularizedMax(EXPRESSIONS[name]())
+    x = (2 * normal(40, 37, seed=6)).to(dtype)
+    x[1, 2], x[2, 3], x[3, 4] = torch.nan, torch.inf, torch.finfo(dtype).min
+    mask = torch.rand(40, 37, generator=torch.Generator().manual_seed(0)) < 0.8
+    mask[4], mask[1, 2], mask[2, 3], mask[3, 4] = False, True, True, True
+    x[5, 6] = -torch.inf
+    leaf = x.clone().requires_grad_()
+    y = layer(leaf, mask)
+    y.float().nan_to_num(0).pow(2).sum().backward()
+    with torch.no_grad():
+        assert torch.equal(layer(x, mask).nan_to_num(7), y.nan_to_num(7))
+    assert y.dtype == dtype
+    assert y[1].isnan().all()
+    assert y[2].isnan().all()
+    assert (y[4] == 0).all()
+    assert (y[~mask & ~y.isnan()] == 0).all()
+    assert y[3, 4] == y[5, 6] == 0
+    assert torch.isfinite(leaf.grad).all()
+    good = [i for i in range(40) if i not in (1, 2, 4)]
+    assert torch.allclose(y[good].float().sum(-1), torch.ones(37), atol=1e-2)
+    for i in (0, 3, 5, 6):  # whatever its batch
+        assert torch.equal(layer(x[i], mask[i]), y[i])
+        alone = x[i].clone().requires_grad_()
+        layer(alone, mask[i]).float().pow(2).sum().backward()
+        assert torch.equal(alone.grad, leaf.grad[i])
+
+
+@pytest.mark.parametrize("name", ["entmax + tv", "entropy + oscar", "pnorm + tv"])
+def test_groups_are_equal_bit_for_bit(name):
+    expression = EXPRESSIONS[name]()
+    x = normal(50, 37, seed=4)
+    for dtype in (torch.float32, F64):
+        rows = x.to(dtype)
+        y = RegularizedMax(expression)(rows)
+        z = expression.composed(rows - rows.amax(-1, keepdim=True), 1.0)
+        ids = expression.penalty.groups(z)
+        assert ids.amax(-1).double().mean() < 34  # there are groups
+        first = torch.zeros_like(y).scatter_reduce(-1, ids, y, "amax", include_self=False)
+        assert torch.equal(first.gather(-1, ids), y)
+
+
+def test_the_averages_of_oscar_by_hashing():
+    penalty, v = oscar(), normal(20, 33, seed=1)
+    mask = torch.rand(20, 33, generator=torch.Generator().manual_seed(0)) < 0.7
+    for dtype, tol in ((torch.float32, 1e-6), (F64, 1e-14)):
+        z = penalty.prox(normal(20, 33, seed=2).to(dtype), 0.05)
+        z[0], z[1, ::2] = 0.0, -0.0
+        for on in (None, mask):
+            found = penalty.average(v.to(dtype), z, on)
+            expected = regmax.Penalty.average(penalty, v.to(dtype), z, on)
+            if on is not None:
+                found, expected = (torch.where(on, t, 0) for t in (found, expected))
+            torch.testing.assert_close(found, expected, atol=tol, rtol=0)
+
+
+def test_per_head_numbers_along_another_dim():
+    c = torch.tensor([0.5, 2.0], dtype=F64).view(2, 1, 1)
+    lam = torch.tensor([0.1, 0.2, 0.3], dtype=F64)
+    x = normal(30, 4, seed=1).view(2, 3, 5, 4).movedim(2, 1)  # (2, 5, 3, 4), rows along dim 1
+    y = RegularizedMax(c.view(2, 1, 1, 1) * omega("tsallis") + lam.view(3, 1) * tv(), dim=1)(x)
+    for i in range(2):
+        for j in range(3):
+            one = c[i].item() * omega("tsallis") + lam[j].item() * tv()
+            torch.testing.assert_close(
+                y[i, :, j], RegularizedMax(one, dim=0)(x[i, :, j]), atol=1e-13, rtol=0
+            )
+
+
+def test_empty_batches_and_one_entry():
+    for make in EXPRESSIONS.values():
+        layer = RegularizedMax(make())
+        assert layer(torch.zeros(0, 4)).shape == (0, 4)
+        assert torch.equal(layer(torch.zeros(2, 1, dtype=F64)), torch.ones(2, 1, dtype=F64))
+
+
+# -- curvature -------------------------------------------------------------------------------------
+
+
+def structures(d=4):
+    h, u = normal(3, d).exp(), normal(3, d, seed=1)
+    a = normal(3, d, d, seed=2)
+    a = a @ a.mT + torch.eye(d, dtype=F64)
+    c = normal(3, 1, seed=3).exp()
+    return [
+        Diagonal(h),
+        DiagonalPlusRankOne(h, u, c),
+        Dense(a),
+        MatrixFree(lambda v: (a @ v.unsqueeze(-1)).squeeze(-1), F64),
+    ]
+
+
+@pytest.mark.parametrize("first", range(4))
+@pytest.mark.parametrize("second", range(4))
+def test_curvatures_add_up(first, second):
+    a, b, v = structures()[first], structures()[second], normal(3, 4, seed=9)
+    total = a.plus(b)
+    torch.testing.assert_close(total.matvec(v), a.matvec(v) + b.matvec(v))
+    support = torch.tensor([[True, True, True, False]]).expand(3, 4)
+    eye = torch.eye(4, dtype=F64)
+    matrix = torch.stack([total.matvec(e.expand(3, 4)) for e in eye], -1)
+    expected = Dense(matrix).jacobian(v, support)
+    torch.testing.assert_close(total.jacobian(v, support), expected, atol=1e-9, rtol=1e-9)
+    kinds = {type(a), type(b)}
+    wanted = (
+        MatrixFree
+        if MatrixFree in kinds
+        else Diagonal
+        if kinds == {Diagonal}
+        else DiagonalPlusRankOne
+        if kinds == {Diagonal, DiagonalPlusRankOne}
+        else Dense
+    )
+    assert type(total) is wanted
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("c", [2.0, torch.tensor(2.0, dtype=F64), normal(3, 1, seed=7).exp()])
+def test_curvatures_are_scaled(which, c):
+    h, v = structures()[which], normal(3, 4, seed=9)
+    scaled = h.scaled(c)
+    assert type(scaled) is type(h)
+    torch.testing.assert_close(scaled.matvec(v), c * h.matvec(v))
+
+
+def test_claims_follow_from_the_terms():
+    entropy, gini, pnorm = omega("entropy"), omega("gini"), omega("pnorm", p=1.5)
+    both = entropy + 0.5 * gini
+    assert both.strong_convexity == 1.5
+    assert both.permutation_invariant
+    assert both.separable
+    assert both.reach() == entropy.reach() + 0.5
+    assert (both + pnorm).strong_convexity == 2.0
+    assert (both + pnorm).separable is None
+    assert (Symmetric() + gini).strong_convexity == 1.0
+    assert (2 * Symmetric()).strong_convexity is None
+    assert not (Weighted(torch.ones(3)) + gini).permutation_invariant
+    assert (3 * pnorm).strong_convexity == 1.5
+    assert both.smallest(1e-300) < 1e-299
+
+
+# -- state and training ----------------------------------------------------------------------------
+
+
+def learnable():
+    c, lam = number(1.2), number(0.1)
+    return RegularizedMax(c * (omega("tsallis", alpha=number(1.5)) + lam * tv()))
+
+
+def test_parameters_are_listed_once():
+    layer = learnable()
+    assert len(list(layer.parameters())) == 3
+    assert set(layer.omega.per_row_tensors()) == {"lam", "base.c", "base.base.alpha", "penalty.lam"}
+
+
+def test_training_for_many_steps():
+    torch.manual_seed(0)
+    layer = learnable()
+    x = normal(64, 8, seed=3)
+    with torch.no_grad():
+        goal = RegularizedMax(2.0 * omega("tsallis", alpha=1.3) + 0.3 * tv())(x)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (layer(x) - goal).square().sum(-1).mean()
+        loss.backward()
+        assert all(torch.isfinite(p.grad) for p in layer.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+
+
+def test_copies_and_pickles():
+    layer, x = learnable(), normal(3, 6)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+        assert len(list(other.parameters())) == 3
+        with torch.no_grad():
+            next(other.parameters()).mul_(1.5)
+        assert not torch.equal(other(x), layer(x))
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    again = learnable()
+    with torch.no_grad():
+        for p in again.parameters():
+            p.mul_(0.9)
+    again.load_state_dict(torch.load(file))
+    assert torch.equal(again(x), layer(x))
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error", "words"),
+    [
+        (lambda: -1 * omega("entropy"), ValueError, r"must be > 0; got -1.*Entropy\(\)"),
+        (lambda: 0 * omega("entropy"), ValueError, "must be > 0; got 0"),
+        (lambda: omega("entropy") * -0.5, ValueError, "must be > 0"),
+        (lambda: -1 * tv(), ValueError, r"must be >= 0; got -1.*ChainTV\(\)"),
+        (lambda: torch.tensor([1.0, -2.0]) * omega("gini"), ValueError, "got -2 at index"),
+        (lambda: torch.tensor(-2.0) * tv(), ValueError, "got -2"),
+        (lambda: float("inf") * tv(), ValueError, "finite"),
+        (lambda: omega("entropy") + "gini", TypeError, "str 'gini'.*Regularizer"),
+        (lambda: omega("entropy") + 1, TypeError, r"Entropy\(\) \+ int 1"),
+        (lambda: 1 + omega("entropy"), TypeError, "int 1"),
+        (lambda: tv() + 0.5, TypeError, "float 0.5"),
+        (lambda: omega("entropy") + Symmetric, TypeError, "not its class"),
+        (lambda: omega("entropy") * omega("gini"), TypeError, "must be a number or a tensor"),
+        (lambda: "2" * omega("gini"), TypeError, "must be a number or a torch.Tensor; got str"),
+        (lambda: True * omega("gini"), TypeError, "got bool"),
+        (lambda: torch.tensor(2) * omega("gini"), TypeError, "floating"),
+        (lambda: omega("tv") + 0.1 * oscar(), NotImplementedError, "one penalty.*graph_tv.*owl"),
+        (lambda: tv() + oscar(), NotImplementedError, "one penalty"),
+        (lambda: number(0.1) * tv() + 0.2 * tv(), NotImplementedError, "add the weights"),
+        (lambda: 2 * omega("oscar", exact=False), TypeError, "approximates"),
+    ],
+)
+def test_wrong_operands(attempt, error, words):
+    with pytest.raises(error, match=words):
+        attempt()
+
+
+def test_a_structured_omega_that_is_redefined_is_no_sum():
+    class Mine(type(omega("tv"))):
+        def value(self, y):
+            return 2 * super().value(y)
+
+    with pytest.raises(TypeError, match="Mine redefines value"):
+        2 * Mine()
+
+
+def test_a_factor_that_leaves_its_range():
+    layer = RegularizedMax(number(1.0) * omega("entropy") + 0.1 * tv())
+    with torch.no_grad():
+        layer.omega.base.c.fill_(-1.0)
+    with pytest.raises(ValueError, match="c must be > 0; got -1"):
+        layer(normal(2, 3))

@@ -1,0 +1,398 @@
+"""Plugins: found through entry points, isolated when at fault."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+from importlib.metadata import entry_points
+
+import pytest
+
+import regmax
+from regmax import PluginError, PluginWarning
+from regmax.regularizers.registry import Registry
+
+GOOD = """
+import regmax
+
+
+class {cls}(regmax.Regularizer):
+    name = {name!r}
+    mapping = {mapping!r}
+    presets = {presets!r}
+
+    def __init__(self, a=1.0):
+        self.a = a
+
+    def value(self, y):
+        return self.a * y.square().sum(-1) / 2 + y.pow(3).sum(-1) / 3
+
+
+@regmax.hookimpl
+def regmax_regularizers():
+    return [{cls}]
+"""
+
+
+def good(name="toy", mapping="toymax", presets=None, cls="Toy"):
+    return GOOD.format(cls=cls, name=name, mapping=mapping, presets=presets or {})
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Write a distribution with one entry point; its modules have names of their own."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(distribution, module, source, entry=None, version="1.2"):
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = tmp_path / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        )
+        (info / "entry_points.txt").write_text(f"[regmax]\n{entry or module} = {module}\n")
+        return tmp_path
+
+    return write
+
+
+def registry(recorded=False):
+    points = list(entry_points(group="regmax"))
+    if not recorded:
+        return Registry(points)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = Registry(points)
+    return made, [str(w.message) for w in caught if issubclass(w.category, PluginWarning)]
+
+
+def test_built_ins():
+    names = ["entropy", "gini", "oscar", "pnorm", "tsallis", "tv"]
+    assert set(names) <= set(regmax.available())
+    assert regmax.available() == sorted(regmax.available())
+    mappings = {"softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax"}
+    assert mappings <= set(dir(regmax.functional))
+    made = registry()
+    assert {"clique_tv", "oscar", "owl", "tv"} <= set(made.penalties())
+    assert {"dual", "fista", "interior"} <= set(made.solvers())
+    assert {"generic", "cvxpylayers", "cvxpy"} <= set(made.backends())
+    assert made.faults == []
+
+
+def test_a_third_party_is_seen_everywhere(install):
+    folder = install("regmax-toy", "toy_seen_everywhere", good())
+    script = """
+        import json, sys, torch, regmax
+        from regmax.functional import toymax
+        x = torch.tensor([[0.3, -0.1, 0.5]], dtype=torch.float64, requires_grad=True)
+        y = toymax(x, a=2.0, dim=-1)
+        y[0, 0].backward()
+        report = regmax.crosscheck(regmax.regularizer("toy", a=2.0), x.detach(), ("generic",))
+        print(json.dumps({
+            "available": "toy" in regmax.available(),
+            "listed": "toymax" in dir(regmax.functional),
+            "sum": float(y.detach().sum()), "grad": float(x.grad.sum()),
+            "same": bool((y == regmax.RegularizedMax(regmax.regularizer("toy", a=2.0))(x)).all()),
+            "ok": report.ok, "doc": toymax.__name__,
+        }))
+    """
+    run = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(folder), "PATH": "", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    got = json.loads(run.stdout.splitlines()[-1])
+    assert got["available"]
+    assert got["listed"]
+    assert got["same"]
+    assert got["ok"]
+    assert got["doc"] == "toymax"
+    assert got["sum"] == pytest.approx(1, abs=1e-15)
+    assert got["grad"] == pytest.approx(0, abs=1e-12)
+
+
+FAULTS = {
+    "import error": ("import no_such_module_here", ["no_such_module_here"], "import"),
+    "syntax error": ("def (", ["SyntaxError"], "import"),
+    "raising hook": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers():\n    raise OSError('boom')",
+        ["boom", "regmax_regularizers"],
+        None,
+    ),
+    "raising solver hook": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_solvers():\n    raise RuntimeError('boom')",
+        ["boom", "regmax_solvers"],
+        None,
+    ),
+    "raising penalty hook": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_penalties():\n    raise OSError('boom')",
+        ["boom", "regmax_penalties"],
+        None,
+    ),
+    "a regularizer among the penalties": (
+        (
+            "import regmax\nclass A(regmax.Regularizer):\n    name = 'aaa'\n"
+            "@regmax.hookimpl\ndef regmax_penalties():\n    return [A]"
+        ),
+        ["regmax_penalties", "regmax.Penalty"],
+        None,
+    ),
+    "a penalty without a name": (
+        (
+            "import regmax\nclass A(regmax.Penalty):\n    value = prox = None\n"
+            "@regmax.hookimpl\ndef regmax_penalties():\n    return [A]"
+        ),
+        ["regmax_penalties", "name"],
+        None,
+    ),
+    "no list": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers():\n    return 7",
+        ["regmax_regularizers", "int"],
+        None,
+    ),
+    "no classes": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers():\n    return [3]",
+        ["regmax_regularizers", "class", "3"],
+        None,
+    ),
+    "None": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers():\n    return None",
+        ["regmax_regularizers", "NoneType"],
+        None,
+    ),
+    "a class of another kind": (
+        (
+            "import regmax\nclass A:\n    name = 'aaa'\n    mapping = 'aaamax'\n"
+            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
+        ),
+        ["regmax_regularizers", "Regularizer"],
+        None,
+    ),
+    "no name": (
+        (
+            "import regmax\nclass A(regmax.Regularizer):\n    pass\n"
+            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
+        ),
+        ["regmax_regularizers", "name"],
+        None,
+    ),
+    "a mapping that is no name": (
+        (
+            "import regmax\nclass A(regmax.Regularizer):\n    name = 'aaa'\n    mapping = 5\n"
+            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
+        ),
+        ["regmax_regularizers", "mapping"],
+        None,
+    ),
+    "misspelt hook": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_regularisers():\n    return []",
+        ["regmax_regularisers", "regmax_regularizers"],
+        None,
+    ),
+    "unknown argument": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_regularizers(config):\n    return []",
+        ["regmax_regularizers", "config"],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_one_warning_and_the_rest_works(install, fault):
+    source, words, _ = FAULTS[fault]
+    install("bad-dist", f"bad_{fault.replace(' ', '_')}", source, entry="badplug")
+    install("good-dist", f"good_{fault.replace(' ', '_')}", good())
+    made, messages = registry(recorded=True)
+    assert len(messages) == 1, messages
+    for word in ["badplug", "bad-dist", *words]:
+        assert word in messages[0], messages[0]
+    assert {"toy", "gini", "tv"} <= set(made.regularizers())
+    assert made.mapping("toymax") is made.get("regularizer", "toy")
+    assert made.mapping("sparsemax").name == "gini"
+
+
+def test_misspelt_hook_keeps_the_good_one(install):
+    source = good() + "\n@regmax.hookimpl\ndef regmax_regularisers():\n    return []\n"
+    install("half-bad", "half_bad", source)
+    made, messages = registry(recorded=True)
+    assert len(messages) == 1
+    assert "toy" in made.regularizers()
+
+
+def test_two_distributions_with_one_name(install):
+    install("first-dist", "first_claim", good("clash", "clashmax"))
+    install("second-dist", "second_claim", good("clash", "clashmax"))
+    made, messages = registry(recorded=True)
+    assert messages == []
+    assert "clash" not in made.regularizers()
+    assert made.get("regularizer", "gini").name == "gini"
+    for call in (lambda: made.get("regularizer", "clash"), lambda: made.mapping("clashmax")):
+        with pytest.raises(PluginError, match=r"first-dist.*second-dist"):
+            call()
+
+
+def test_the_same_entry_point_name_in_two_distributions(install):
+    install("first-dist", "first_point", good("one", "onemax"), entry="same")
+    install("second-dist", "second_point", good("two", "twomax"), entry="same")
+    made, messages = registry(recorded=True)
+    assert messages == []
+    assert {"one", "two"} <= set(made.regularizers())
+
+
+def test_a_built_in_name_cannot_be_taken(install):
+    install("thief", "thief_module", good("gini", "sparsemax"))
+    made, _ = registry(recorded=True)
+    with pytest.raises(PluginError, match=r"thief"):
+        made.get("regularizer", "gini")
+    with pytest.raises(PluginError, match=r"regmax .* and .*thief|thief.* and .*regmax "):
+        made.mapping("sparsemax")
+    assert made.mapping("softmax").name == "entropy"
+
+
+PENALTY = """
+import regmax
+import torch
+
+
+class Range(regmax.Penalty):
+    \"\"\"R(y) = max y − min y.\"\"\"
+
+    name = {name!r}
+    lovasz = True
+
+    def __init__(self, weight=1.0):
+        self.weight = weight
+
+    def value(self, y, mask=None): raise NotImplementedError
+    def prox(self, v, step, mask=None): raise NotImplementedError
+    def groups(self, z, mask=None): raise NotImplementedError
+    def subgradient(self, y, near, step, mask=None): raise NotImplementedError
+
+
+@regmax.hookimpl
+def regmax_penalties():
+    return [Range]
+"""
+
+
+def test_a_third_partys_penalty(install, monkeypatch):
+    install("range-dist", "range_penalty", PENALTY.format(name="range"))
+    made = registry()
+    assert made.origin("penalty", "range") == "range-dist 1.2"
+    monkeypatch.setattr(regmax, "registry", lambda: made)
+    assert "range" in regmax.available("penalty")
+    assert "range" not in regmax.available()
+    assert regmax.penalty("range", weight=2.0).weight == 2.0
+
+
+def test_a_contested_penalty(install):
+    install("first-dist", "first_penalty", PENALTY.format(name="tv"))
+    made, messages = registry(recorded=True)
+    assert messages == []
+    assert "tv" not in made.penalties()
+    assert made.get("regularizer", "tv").mapping == "fusedmax"
+    with pytest.raises(PluginError, match=r"penalty name 'tv' .*first-dist"):
+        made.get("penalty", "tv")
+
+
+def test_a_penalty_by_name():
+    assert isinstance(regmax.penalty("tv"), type(regmax.regularizer("tv").penalty))
+    with pytest.raises(PluginError, match=r"no penalty is named 'nosuch'; .*oscar, owl"):
+        regmax.penalty("nosuch")
+    with pytest.raises(TypeError, match=r"penalty 'owl' has no hyperparameter 'w'; .* weights"):
+        regmax.penalty("owl", w=1)
+    with pytest.raises(TypeError, match="name must be a str; got int"):
+        regmax.penalty(3)
+    with pytest.raises(ValueError, match=r"kind must be one of .*'penalty'.*; got 'penalties'"):
+        regmax.available("penalties")
+
+
+def test_a_contested_mapping_of_uncontested_names(install):
+    install("first-dist", "first_mapping", good("one", "samemax"))
+    install("second-dist", "second_mapping", good("two", "samemax"))
+    made = registry()
+    assert {"one", "two"} <= set(made.regularizers())
+    with pytest.raises(PluginError, match=r"samemax.*first-dist.*second-dist"):
+        made.mapping("samemax")
+
+
+def test_unknown_names_list_what_is_accepted():
+    with pytest.raises(PluginError, match=r"'nosuch'.*entropy.*gini.*tv"):
+        regmax.regularizer("nosuch")
+    with pytest.raises(AttributeError, match=r"'nosuchmax'.*entmax15.*softmax"):
+        _ = regmax.functional.nosuchmax
+    with pytest.raises(ImportError, match="nosuchmax"):
+        exec("from regmax.functional import nosuchmax")
+    with pytest.raises(PluginError, match=r"'nosuch'.*dual.*fista.*interior"):
+        regmax.RegularizedMax(regmax.regularizer("gini"), solver="nosuch")
+    assert not hasattr(regmax.functional, "__wrapped__")
+
+
+def test_several_mappings_and_presets(install):
+    install("many", "many_names", good("many", ("manymax", "many3"), {"many3": {"a": 3.0}}))
+    made = registry()
+    assert {"manymax", "many3"} <= set(made.mappings())
+    assert made.mapping("many3") is made.mapping("manymax")
+    import torch
+
+    f = regmax.functional
+    x = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(f.entmax15(x), f.entmax(x, alpha=1.5))
+    with pytest.raises(TypeError, match="alpha"):
+        f.entmax15(x, alpha=2.0)
+
+
+def test_third_party_solver_and_backend(install):
+    source = """
+        import regmax
+        from regmax.backends import Backend
+        from regmax.solvers import Solver
+
+        class Mine(Solver):
+            name = "mine"
+            def unsuitable(self, problem): return None
+            def run(self, problem, tol, max_iter): raise NotImplementedError
+
+        class Road(Backend):
+            name = "road"
+            def missing(self): return "road is not installed"
+            def unsuitable(self, omega): return None
+            def answers(self, task): return []
+
+        @regmax.hookimpl
+        def regmax_solvers(): return [Mine]
+
+        @regmax.hookimpl
+        def regmax_backends(): return [Road]
+    """
+    install("solver-dist", "third_party_solver", source)
+    made = registry()
+    assert made.get("solver", "mine").name == "mine"
+    assert made.get("backend", "road")().missing() == "road is not installed"
+    assert made.origin("solver", "mine").startswith("solver-dist")
+
+
+def test_empty_registry():
+    empty = Registry([])
+    assert empty.mappings() == []
+    with pytest.raises(PluginError, match=r"(?i)no plugin is installed"):
+        empty.get("regularizer", "gini")
+    with pytest.raises(PluginError, match=r"(?i)no plugin is installed"):
+        empty.mapping("softmax")
+
+
+def test_import_is_light():
+    script = (
+        "import sys, regmax, torch\n"
+        "heavy = ['numba', 'triton', 'cvxpy', 'cvxpylayers', 'matplotlib', 'scipy', 'sklearn']\n"
+        "print([m for m in heavy if m in sys.modules])\n"
+        "regmax.functional.entmax(torch.zeros(2, 3)); regmax.available()\n"
+        "heavy = ['cvxpy', 'cvxpylayers', 'matplotlib', 'sklearn']\n"  # numba imports scipy
+        "print([m for m in heavy if m in sys.modules])\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.split("\n")[:2] == ["[]", "[]"]

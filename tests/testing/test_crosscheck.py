@@ -1,0 +1,520 @@
+"""Cross-checks: right Ω pass, planted faults are caught and named."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+
+import regmax
+from regmax import Penalized, Regularizer, crosscheck
+from regmax.regularizers.curvature import Dense, Diagonal
+from regmax.testing.backends import Cvxpy, CvxpyLayers, Task
+from regmax_entropy import Entropy
+from regmax_gini import Gini
+from regmax_oscar import OrderedPairs, Oscar
+from regmax_pnorm import PNorm
+from regmax_tsallis import Tsallis
+from regmax_tv import TV, ChainTV
+
+F64 = torch.float64
+ALL = ("generic", "cvxpylayers", "cvxpy")
+NAMES = ("entropy", "gini", "pnorm", "tsallis", "tv", "oscar")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("cvxpylayers") is None, reason="cvxpylayers is not installed"
+)
+
+
+def scores(*shape, seed=0, dtype=F64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=F64).to(dtype)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_built_ins_pass(name):
+    report = crosscheck(regmax.regularizer(name), scores(3, 7, seed=1), ALL)
+    assert report.ok, report.table()
+    assert report.culprits == []
+    assert report.skipped == []
+    roads = {p.a for p in report.pairs} | {p.b for p in report.pairs}
+    assert any("closed form" in r for r in roads)
+    assert {"generic", "cvxpylayers DIFFCP", "cvxpy Clarabel"} <= roads
+    n = len(roads)
+    assert len(report.rows) == len(report.pairs) == n * (n - 1) // 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_built_ins_pass_with_masks_and_gamma(name):
+    x = scores(3, 6, seed=2)
+    x[0, 2] = -torch.inf
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[1, 4] = mask[2, 0] = False
+    for gamma in (0.5, 2.0):
+        report = crosscheck(
+            regmax.regularizer(name), x, ("generic", "cvxpylayers"), gamma=gamma, mask=mask
+        )
+        assert report.ok, report.table()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_built_ins_pass_in_float32(name):
+    report = crosscheck(
+        regmax.regularizer(name), scores(3, 6, seed=3, dtype=torch.float32), ("generic", "cvxpy")
+    )
+    assert report.ok, report.table()
+
+
+def test_per_row_hyperparameters():
+    alpha = torch.tensor([[1.3], [1.5], [2.0]], dtype=F64)
+    gamma = torch.tensor([[0.5], [1.0], [2.0]], dtype=F64)
+    omega = regmax.regularizer("tsallis", alpha=alpha)
+    report = crosscheck(omega, scores(3, 5), ALL, gamma=gamma)
+    assert report.ok, report.table()
+
+
+# -- planted faults ----------------------------------------------------------------------------
+
+
+def nudged(cls, size=1e-5):
+    """``cls`` with a closed form that moves ``size`` from the largest entry to the next."""
+
+    class Nudged(cls):
+        def closed_form(self, x, gamma, mask=None):
+            y = super().closed_form(x, gamma, mask)
+            top = y.topk(2, -1).indices
+            move = torch.tensor([-size, size], dtype=y.dtype).expand(*y.shape[:-1], 2)
+            return y.scatter_add(-1, top, move)
+
+    return Nudged
+
+
+CONIC = {"cvxpylayers DIFFCP", "cvxpylayers MOREAU", "cvxpy Clarabel"}
+
+
+def blamed(report):
+    return set(report.culprits)
+
+
+@pytest.mark.parametrize("cls", [Entropy, Gini, PNorm, Tsallis])
+def test_a_wrong_closed_form(cls):
+    report = crosscheck(nudged(cls)(), scores(3, 7, seed=1), ALL)
+    assert not report.ok
+    assert blamed(report) == {"closed form"}, report.table()
+
+
+@pytest.mark.parametrize("cls", [Gini, Tsallis])
+def test_a_wrong_closed_form_in_one_row_of_many(cls):
+    class Rare(cls):
+        def closed_form(self, x, gamma, mask=None):
+            y = super().closed_form(x, gamma, mask).clone()
+            if len(y) > 5:
+                y[5] = y[5].roll(1)
+            return y
+
+    report = crosscheck(Rare(), scores(8, 5, seed=1), ("generic",))
+    assert not report.ok
+    assert blamed(report) == {"closed form"}
+
+
+def test_a_closed_form_that_ignores_gamma():
+    class NoGamma(Gini):
+        def closed_form(self, x, gamma, mask=None):
+            return super().closed_form(x, 1.0, mask)
+
+    report = crosscheck(NoGamma(), scores(3, 6, seed=1), ("generic",), gamma=2.0)
+    assert not report.ok
+    assert blamed(report) == {"closed form"}
+
+
+def test_a_conjugate_that_ignores_gamma():
+    class NoGamma(Entropy):
+        def conjugate(self, x, gamma, mask=None):
+            return super().conjugate(x, 1.0, mask)
+
+    report = crosscheck(NoGamma(), scores(3, 6, seed=1), ("generic",), gamma=2.0)
+    assert blamed(report) == {"claim conjugate"}
+
+
+def test_a_closed_form_that_ignores_the_mask():
+    class NoMask(Gini):
+        def closed_form(self, x, gamma, mask=None):
+            return super().closed_form(x, gamma, None)
+
+    x = scores(3, 6, seed=1)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask.scatter_(-1, x.argmax(-1, keepdim=True), False)
+    report = crosscheck(NoMask(), x, ("generic",), mask=mask)
+    assert not report.ok
+    assert blamed(report) == {"closed form"}
+
+
+def test_a_closed_form_of_nan_or_infinities():
+    for bad in (torch.nan, torch.inf):
+
+        class Broken(Gini):
+            def closed_form(self, x, gamma, mask=None, bad=bad):
+                return torch.full_like(x, bad)
+
+        report = crosscheck(Broken(), scores(3, 6, seed=1), ("generic",))
+        assert not report.ok
+        assert blamed(report) == {"closed form"}
+        json.loads(report.to_json())
+
+
+def test_an_unnormalised_closed_form():
+    class Unnormalised(Gini):
+        def closed_form(self, x, gamma, mask=None):
+            return super().closed_form(x, gamma, mask) * (1 + 1e-5)
+
+    report = crosscheck(Unnormalised(), scores(3, 6, seed=1), ("generic",))
+    assert blamed(report) == {"closed form"}
+
+
+@pytest.mark.parametrize("cls", [Entropy, Gini, PNorm, Tsallis])
+def test_a_wrong_gradient(cls):
+    class Wrong(cls):
+        def grad(self, y):
+            return super().grad(y) + 1e-5 * y
+
+    report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
+    assert not report.ok
+    assert "claim grad" in blamed(report), report.table()
+    assert not blamed(report) & (CONIC | {"generic"})
+
+
+@pytest.mark.parametrize("cls", [Entropy, Gini, PNorm, Tsallis])
+def test_a_wrong_curvature(cls):
+    class Wrong(cls):
+        def curvature(self, y):
+            return super().curvature(y).plus_diagonal(1e-2 * torch.arange(y.shape[-1]).to(y))
+
+    report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
+    assert not report.ok
+    assert "claim curvature" in blamed(report), report.table()
+    assert not blamed(report) & (CONIC | {"generic"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_convex_program(name):
+    cls = type(regmax.regularizer(name))
+
+    class Wrong(cls):
+        def as_cvxpy(self, y):
+            import cvxpy
+
+            return super().as_cvxpy(y) + 0.05 * cvxpy.sum_squares(y)
+
+    report = crosscheck(Wrong(), scores(3, 6, seed=1), ALL)
+    assert not report.ok
+    roads = {p.a for p in report.pairs} | {p.b for p in report.pairs}
+    assert blamed(report) == CONIC & roads, report.table()
+
+
+@pytest.mark.parametrize("size", [1e-5, -1e-5])
+def test_a_wrong_conjugate(size):
+    class Wrong(Entropy):
+        def conjugate(self, x, gamma, mask=None):
+            return super().conjugate(x, gamma, mask) + size
+
+    report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
+    assert not report.ok
+    assert blamed(report) == {"claim conjugate"}
+
+
+@pytest.mark.parametrize("cls", [Gini, Tsallis, PNorm])
+def test_a_wrong_strong_convexity(cls):
+    class Wrong(cls):
+        strong_convexity = 30.0
+
+    report = crosscheck(Wrong(), 0.3 * scores(3, 7, seed=1), ("generic",))
+    assert not report.ok
+    assert blamed(report) == {"claim strong_convexity"}, report.table()
+
+
+def test_a_strong_convexity_that_holds_nowhere_near_zero():
+    class Cubic(Regularizer):
+        strong_convexity = 0.05  # y_i is the curvature of y_i³/6: below that for small y_i
+
+        def value(self, y):
+            return y.pow(3).sum(-1) / 6
+
+    x = torch.tensor([[0.1, 0.1, 0.08]], dtype=F64)
+    report = crosscheck(Cubic(), x, ("generic",))
+    assert not report.ok
+    assert blamed(report) == {"claim strong_convexity"}
+
+
+@pytest.mark.parametrize(("cls", "penalty"), [(TV, ChainTV), (Oscar, OrderedPairs)])
+@pytest.mark.parametrize("how", ["twice", "off", "none"])
+def test_a_wrong_prox(cls, penalty, how):
+    class Wrong(penalty):
+        def prox(self, v, step, mask=None):
+            if how == "none":
+                return v.clone()
+            if how == "twice":
+                return super().prox(v, 2 * step, mask)
+            z = super().prox(v, step, mask)
+            return z * (1 + 1e-4)
+
+    omega = Penalized(regmax.regularizer("gini"), Wrong(), 0.1)
+    report = crosscheck(omega, scores(3, 6, seed=1), ALL)
+    assert not report.ok
+    assert blamed(report), report.table()
+    assert not blamed(report) & CONIC, report.table()
+    assert any("prox" in b or b == "closed form" for b in blamed(report))
+
+
+@pytest.mark.parametrize("lie", ["closed_form", "grad", "curvature", "as_cvxpy", "conjugate"])
+def test_lies_about_a_custom_omega(lie):
+    """½yᵀQy with one lie at a time."""
+    b = scores(6, 6, seed=5)
+    q = b @ b.T / 6 + 0.5 * torch.eye(6, dtype=F64)
+
+    class Honest(Regularizer):
+        def value(self, y):
+            return ((y @ q) * y).sum(-1) / 2
+
+        def grad(self, y):
+            return y @ q
+
+        def curvature(self, y):
+            return Dense(q.expand(*y.shape, y.shape[-1]))
+
+        def as_cvxpy(self, y):
+            import cvxpy
+
+            return 0.5 * cvxpy.sum_squares(torch.linalg.cholesky(q).T.numpy() @ y)
+
+    def closed_form(self, x, gamma, mask=None):
+        y = regmax.RegularizedMax(Honest(), gamma=gamma)(x).detach()
+        return (y + 1e-5 * (y > 0) * torch.arange(6).to(y)).clamp_min(0)
+
+    def wrong_cvxpy(self, y):
+        return 1.1 * Honest.as_cvxpy(self, y)
+
+    lies = {
+        "closed_form": closed_form,
+        "grad": lambda self, y: y @ q + 1e-4 * y.square(),
+        "curvature": lambda self, y: Diagonal(q.diagonal().expand_as(y)),
+        "as_cvxpy": wrong_cvxpy,
+        "conjugate": lambda self, x, gamma, mask=None: x.amax(-1),
+    }
+    x = 0.5 * scores(3, 6, seed=6)
+    assert crosscheck(Honest(), x, ALL).ok
+    report = crosscheck(type("Liar", (Honest,), {lie: lies[lie]})(), x, ALL)
+    assert not report.ok
+    found = blamed(report)
+    if lie == "closed_form":
+        assert found == {"closed form"}
+    elif lie == "as_cvxpy":
+        assert found
+        assert found <= CONIC
+    elif lie == "conjugate":
+        assert found == {"claim conjugate"}
+    else:
+        assert f"claim {lie}" in found
+        assert not found & (CONIC | {"generic"})
+
+
+# -- convex programs as their authors write them --------------------------------------------------
+
+GROUPS = ([0, 1, 2], [3, 4, 5])
+
+
+def natural_programs():
+    import cvxpy
+
+    return {
+        "norms of groups": lambda y: sum(cvxpy.norm(y[g]) for g in GROUPS),
+        "norms of multiples": lambda y: sum(2 * cvxpy.norm(y[g] / 2) for g in GROUPS),
+        "norm of norms": lambda y: cvxpy.norm(cvxpy.hstack([cvxpy.norm(y[g]) for g in GROUPS])),
+        "norm of values": lambda y: sum(cvxpy.norm(cvxpy.abs(y[g])) for g in GROUPS),
+        "norm of squares": lambda y: cvxpy.norm(cvxpy.square(y)),
+        "a shifted norm": lambda y: cvxpy.norm(y - 1 / 6),
+        "the largest": lambda y: cvxpy.max(y) + cvxpy.norm1(y[:3]),
+    }
+
+
+@pytest.mark.parametrize("name", natural_programs() if importlib.util.find_spec("cvxpy") else [])
+def test_conic_roads_agree_whatever_the_expression(name):
+    """MOREAU was off by up to 1 where cvxpy took a cone out of the rows."""
+    import cvxpy
+
+    class Written(Regularizer):
+        def as_cvxpy(self, y):
+            return cvxpy.sum_squares(y) / 2 + natural_programs()[name](y)
+
+    z, v = scores(5, 6, seed=3), scores(5, 6, seed=4)
+    task = Task(Written(), z, v, None)
+    answers = CvxpyLayers().answers(task) + Cvxpy().answers(task)
+    assert len(answers) == 2 + (importlib.util.find_spec("moreau") is not None)
+    for answer in answers[:-1]:
+        assert (answer.y - answers[-1].y).abs().max() < 2e-5, answer.road
+        assert (answer.vjp - answers[0].vjp).abs().max() < 2e-3, answer.road
+
+
+def test_smooth_group_norms_pass_on_every_road():
+    """½‖y‖² + Σ_g ‖y_g‖, as a value and as a convex program, where no group is 0."""
+
+    class GroupNorms(Regularizer):
+        strong_convexity = 1.0
+
+        def value(self, y):
+            return y.square().sum(-1) / 2 + sum(y[..., g].norm(dim=-1) for g in GROUPS)
+
+        def as_cvxpy(self, y):
+            import cvxpy
+
+            return cvxpy.sum_squares(y) / 2 + sum(cvxpy.norm(y[g]) for g in GROUPS)
+
+    report = crosscheck(GroupNorms(), 0.2 * scores(5, 6, seed=3), ALL)
+    assert report.ok, report.table()
+
+
+def test_making_a_layer_leaves_cvxpy_as_it_was():
+    conif = pytest.importorskip("cvxpy.reductions.solvers.conic_solvers.moreau_conif")
+    before = conif.MOREAU.DIR_CONE_KINDS
+    assert before
+    crosscheck(regmax.regularizer("gini"), scores(2, 4))
+    assert before == conif.MOREAU.DIR_CONE_KINDS
+
+
+@pytest.mark.skipif(importlib.util.find_spec("moreau") is None, reason="moreau is not installed")
+def test_moreau_does_not_stop_early():
+    """These rows ended after two iterations, with negative entries."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(4096, 20, generator=generator, dtype=F64)
+    z = z[[0, 1, 1381, 1569, 2710]]
+    v = scores(5, 20, seed=1)
+    omega = regmax.regularizer("gini")
+    (found,) = [a for a in CvxpyLayers().answers(Task(omega, z, v, None)) if "MOREAU" in a.road]
+    x = z.clone().requires_grad_()
+    y = regmax.RegularizedMax(omega)(x)
+    (product,) = torch.autograd.grad(y, x, v)
+    assert (found.y - y).abs().max() < 1e-8
+    assert (found.vjp - product).abs().max() < 1e-4
+
+
+# -- the report --------------------------------------------------------------------------------
+
+
+def test_report():
+    report = crosscheck(regmax.regularizer("tv", lam=0.2), scores(3, 6), ALL)
+    table = report.table()
+    assert str(report) == table
+    for word in ("TV(lam=0.2)", "3 rows of 6", "generic", "DIFFCP", "agree", "seconds", "VJP"):
+        assert word in table
+    assert max(len(line) for line in table.splitlines()) < 200
+    as_dict = report.to_dict()
+    assert as_dict["ok"] is True
+    assert as_dict["rows"] == report.rows
+    assert as_dict["problems"] == 3
+    for row in report.rows:
+        keys = {"a", "b", "max_dy", "max_dvjp", "bound_a", "bound_b", "seconds_a", "ok", "verdict"}
+        assert keys <= set(row)
+        assert row["max_dy"] <= row["bound_a"] + row["bound_b"]
+        if "Clarabel" in row["b"]:
+            assert row["max_dvjp"] is None
+    assert json.loads(report.to_json()) == json.loads(json.dumps(as_dict))
+
+
+def test_titles_are_for_people():
+    lam = torch.nn.Parameter(torch.tensor(0.2, dtype=F64))
+    report = crosscheck(regmax.regularizer("tv", lam=lam), scores(2, 4), "generic")
+    assert report.name == "TV(lam=0.2)"
+    assert report.table().startswith("TV(lam=0.2): 2 rows of 4: ok")
+
+
+def test_report_of_a_failure():
+    report = crosscheck(nudged(Gini)(), scores(3, 6), ("generic",))
+    assert "DISAGREE" in report.table()
+    assert "FAILED" in report.table()
+    assert json.loads(report.to_json())["ok"] is False
+    assert json.loads(report.to_json())["culprits"] == ["closed form"]
+    assert report.rows[0]["wrong"] == ["closed form"]
+
+
+class ByValue(Regularizer):
+    def value(self, y):
+        return y.square().sum(-1) / 2 + y.pow(4).sum(-1)
+
+
+def test_a_backend_that_cannot_take_omega_is_skipped():
+    report = crosscheck(ByValue(), scores(3, 5), ALL)
+    assert report.ok
+    assert len(report.skipped) == 2
+    for name, text in zip(("cvxpylayers", "cvxpy"), report.skipped, strict=True):
+        assert text.startswith(f"{name}:")
+        assert "as_cvxpy" in text
+    assert "skipped" in report.table()
+    assert len(report.pairs) == 1
+
+
+def test_nothing_compared_is_not_ok():
+    report = crosscheck(ByValue(), scores(3, 5), ("cvxpy",))
+    assert report.pairs == []
+    assert not report.ok
+
+
+def test_a_missing_backend(monkeypatch):
+    find = importlib.util.find_spec
+
+    def without(name, *args):
+        return None if name in ("cvxpy", "cvxpylayers") else find(name, *args)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    omega, x = regmax.regularizer("gini"), scores(2, 4)
+    for name in ("cvxpylayers", "cvxpy"):
+        with pytest.warns(UserWarning, match=rf"against {name}: {name} is not installed: pip inst"):
+            report = crosscheck(omega, x, ("generic", name))
+        assert report.ok
+        assert len(report.pairs) == 1
+        assert report.skipped == [
+            f'{name}: {name} is not installed: pip install "regmax[validate]"'
+        ]
+    with pytest.warns(UserWarning, match="not cross-checked against cvxpylayers"):
+        assert not crosscheck(omega, x, "cvxpylayers").ok
+    with pytest.warns(UserWarning, match="not cross-checked against cvxpylayers"):
+        assert crosscheck(omega, x).ok  # the default
+
+
+@pytest.mark.parametrize("package", ["scs", "clarabel", "diffcp"])
+def test_a_missing_solver(package, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *args: None if name == package else find(name)
+    )
+    with pytest.warns(UserWarning, match=f"against cvxpylayers: {package} is not installed"):
+        crosscheck(regmax.regularizer("gini"), scores(2, 4))
+
+
+def test_one_name_is_enough():
+    report = crosscheck(regmax.regularizer("gini"), scores(2, 4), "generic")
+    assert len(report.pairs) == 1
+
+
+def test_higher_dimensions_and_seeds():
+    x = scores(2, 3, 5)
+    first = crosscheck(regmax.regularizer("gini"), x, ("generic",), seed=1)
+    again = crosscheck(regmax.regularizer("gini"), x, ("generic",), seed=1)
+    assert first.problems == 6
+    assert first.pairs[0].max_dvjp == again.pairs[0].max_dvjp
+    x = scores(4)
+    assert crosscheck(regmax.regularizer("gini"), x, ("generic",)).problems == 1
+
+
+def test_a_point_off_the_simplex_is_bound_by_its_distance():
+    """A vertex but for negative entries has the distance to Δ in its bound."""
+
+    class Off(Gini):
+        def closed_form(self, x, gamma, mask=None):
+            y = super().closed_form(x, gamma, mask)
+            push = torch.tensor([1e-6, -1e-6, 0, 0], dtype=y.dtype)
+            return y + push
+
+    x = torch.tensor([[9.0, 0.0, 0.0, 0.0]], dtype=F64)
+    report = crosscheck(Off(), x, ("generic",))
+    assert not report.ok
+    assert report.culprits == ["closed form"]
+    assert report.pairs[0].bound_a > 1e-6
