@@ -61,8 +61,8 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
         return None
     names, ranges = _declared(type(omega))  # type: ignore[arg-type]
     given = [gamma, *(getattr(omega, name) for name in names[1:])]
-    watched = transforms.watched((x, *given, *factors))
-    if watched and not _takes((x, *given, *factors), omega, tracing):
+    under_transform = transforms.under_transform((x, *given, *factors))
+    if under_transform and not _takes((x, *given, *factors), omega, tracing):
         return None
     x, dim = arguments.scores(x, dim)
     arguments.entries(x, dim, whole.entries, whole)
@@ -70,7 +70,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
-    laid_out = arguments.per_row if watched else _checked
+    laid_out = arguments.per_row if under_transform else _checked
     numbers = [
         laid_out(name, item, accepted, like, dim)
         for name, item, accepted in zip(names, given, ranges, strict=True)
@@ -80,7 +80,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     if dim != x.ndim - 1:
         rows = rows.movedim(dim, -1)
         takes_part = None if takes_part is None else takes_part.movedim(dim, -1)
-    if watched:
+    if under_transform:
         y = _watched(kernel, omega, rows, takes_part, numbers)
     else:
         y = _with_gradients(kernel, omega, rows, takes_part, numbers)
@@ -101,7 +101,7 @@ def _takes(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool:
     if any(t.is_meta for t in tensors):
         return False
     if tracing:
-        return serialize.is_written(omega) and all(map(_hollow, tensors))
+        return serialize.has_text(omega) and all(map(_hollow, tensors))
     return all(type(t) in transforms.PLAIN for t in tensors)
 
 
@@ -130,7 +130,7 @@ def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) 
     return _with_gradients(kernel, omega, x, mask, numbers)
 
 
-def watched(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | None:
+def under_transform(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | None:
     """Π_Ω of rows that a transform or a tracer looks at, or None where no kernel takes them."""
     omega, gamma = unscaled(omega, gamma)
     kernel = kernel_of(omega, x)

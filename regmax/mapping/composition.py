@@ -19,8 +19,8 @@ from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, averaged
 from ..regularizers.regularizer import Regularizer
 from . import compiled, function
-from .autograd import hold_tensors
 from .compiled import kernel_of
+from .hidden import hold_tensors
 from .rows import Rows
 
 

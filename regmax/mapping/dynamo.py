@@ -45,7 +45,7 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
+def text_of(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     """Ω as a text, and its arguments; an empty text, and a graph break, where Π_Ω cannot be
     recorded.
 
@@ -59,7 +59,7 @@ def written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     return _of_form(form) if recordable else ("", [])
 
 
-def _found(form: tuple[Any, ...]) -> tuple[str, list[str]]:
+def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:
     try:
         text = serialize.text(form)
     except TypeError:
@@ -67,15 +67,17 @@ def _found(form: tuple[Any, ...]) -> tuple[str, list[str]]:
     return text, serialize.arguments(text)
 
 
-def _written(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
+def _text(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     if not_recordable(omega, settings) is not None:
         return "", []
-    text = serialize.written(omega)
+    text = serialize.text_of(omega)
     return text, serialize.arguments(text)
 
 
-_of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_found)
-_of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_written)
+_of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(
+    _text_of_form
+)
+_of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text)
 
 
 def _outside(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -19,8 +19,9 @@ from ..regularizers.errors import ConvergenceError, ConvergenceWarning, Regulari
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like, overrides
 from . import compiled, composition, operator, sharded
-from .autograd import attach, envelope, may_hide_tensors, objective, restate
-from .forward import Road, Settings, check_composed, closed_form, report, solves, travel
+from .autograd import attach, envelope, newton_steps, objective
+from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
+from .hidden import may_hide_tensors
 from .rows import Rows, prepare
 
 F64 = torch.float64
@@ -62,7 +63,7 @@ def _certified(
         found = wide.read(y.detach())
         certificate = problem.tested(found)
         path = f"the mapping of {who(wide.omega)}"
-        _check_exact(wide, found, Road(found, path, ""))
+        _check_exact(wide, found, Forward(found, path, ""))
         _check_zeros(certificate, found, path)
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
@@ -99,8 +100,8 @@ def _check_product(
         )
 
 
-def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
-    """Π_Ω(x), with gradients, and the road taken."""
+def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
+    """Π_Ω(x), with gradients, and the method taken."""
     try:
         return _argmax(rows, settings)
     except RuntimeError as error:
@@ -112,9 +113,9 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
         raise
 
 
-def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
+def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     omega = rows.omega
-    seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
+    seen = transforms.under_transform((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
     seen = seen or (transforms.dual_level() and omega.exact)
     with transforms.full_precision(rows.x.device.type):
         if not omega.exact:
@@ -129,37 +130,37 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
                 raise RegularizerError(
                     f"{type(omega).__name__} is not exact and has no closed form"
                 )
-            return y, Road(y, "closed form", "an approximation, differentiated as it is written")
+            return y, Forward(y, "closed form", "an approximation, differentiated as it is written")
         if seen and settings.solver == "auto":
-            known = compiled.watched(omega, rows.x, rows.gamma, rows.mask)
+            known = compiled.under_transform(omega, rows.x, rows.gamma, rows.mask)
             if known is not None:
-                return known, Road(known, "one function", "a transform or a tracer looks on")
+                return known, Forward(known, "one function", "a transform or a tracer looks on")
         if seen:
             y = operator.find(rows, settings)
-            road = Road(y, "one operator", "a transform or a tracer looks on")
-            return restate(y, rows.z_from(y), omega, rows.mask), road
+            result = Forward(y, "one operator", "a transform or a tracer looks on")
+            return newton_steps(y, rows.z_from(y), omega, rows.mask), result
         if settings.solver == "auto" and torch.is_grad_enabled():
             composed = composition.argmax(rows)
             if composed is not None:
                 assert isinstance(omega, Penalized)
                 check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
-                return composed, Road(composed, "prox, then closed form", "kernels of both")
+                return composed, Forward(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
-            road = travel(rows, settings)
-        y = attach(road.y, rows.z_from(road.y), omega, rows.mask, road.inverse)
-        return _without_kinks(y, road), road
+            result = compute(rows, settings)
+        y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)
+        return _without_kinks(y, result), result
 
 
-def _without_kinks(y: Tensor, road: Road) -> Tensor:
+def _without_kinks(y: Tensor, result: Forward) -> Tensor:
     """y, whose gradient is NaN in rows where the penalty has none on the support."""
-    if road.solved is None or not y.requires_grad:
+    if result.solved is None or not y.requires_grad:
         return y
-    kinked = road.solved.problem.kinked(road.y)
+    kinked = result.solved.problem.kinked(result.y)
     if bool(kinked.any()):
         where = [tuple(int(i) for i in at) for at in kinked.nonzero()[:4]]
         warnings.warn(
-            f"{who(road.solved.problem.omega)}: the penalty is not differentiable at y, along the "
-            f"support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
+            f"{who(result.solved.problem.omega)}: the penalty is not differentiable at y, along "
+            f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
             "gradient is NaN",
             ConvergenceWarning,
             stacklevel=2,
@@ -187,7 +188,7 @@ def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tens
             if best is None:  # at the exact zeros of y, where Ω is finite there
                 best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
             best = torch.where(torch.isfinite(best), best, value)
-        if transforms.watched((rows.x, y)) or may_hide_tensors(omega):
+        if transforms.under_transform((rows.x, y)) or may_hide_tensors(omega):
             value = value + (best - value).detach()
         else:
             value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)
@@ -211,7 +212,7 @@ def _check_conjugate(
             )
 
 
-def _check_exact(rows: Rows, y: Tensor, road: Road) -> None:
+def _check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
     """Refuse an answer that is off the simplex: below 0, or not 0 where masked."""
     wrong = y < 0
     if rows.mask is not None:
@@ -219,7 +220,7 @@ def _check_exact(rows: Rows, y: Tensor, road: Road) -> None:
     if bool(wrong.any()):
         at = tuple(int(i) for i in wrong.nonzero()[0])
         raise RegularizerError(
-            f"{who(rows.omega)}, {road.path}: y must be >= 0, and 0 where masked; got "
+            f"{who(rows.omega)}, {result.path}: y must be >= 0, and 0 where masked; got "
             f"{y[at].item():.3g} at {at}"
         )
 
@@ -252,27 +253,27 @@ def solution(
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     if y0 is not None:
         settings = replace(settings, start=rows.start(y0))
-    y, road = argmax(rows, settings)
+    y, result = argmax(rows, settings)
     if omega.exact:
-        _check_exact(rows, y.detach(), road)
+        _check_exact(rows, y.detach(), result)
     answer = rows.restore(y)
     with torch.no_grad():
         wide = prepare(omega, x, gamma, dim, mask, wide=True)
         # a prox composed with a solve is certified for the whole Ω, as any answer
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.point(y.detach())
-        if road.solved is not None and road.solved.problem.omega is rows.omega:
-            certificate = road.solved.certificate
+        if result.solved is not None and result.solved.problem.omega is rows.omega:
+            certificate = result.solved.certificate
         else:
             certificate = problem.tested(found)
-        if omega.exact and road.solved is None:
-            _check_zeros(certificate, found, f"{who(omega)}, {road.path}")
+        if omega.exact and result.solved is None:
+            _check_zeros(certificate, found, f"{who(omega)}, {result.path}")
         rounded = (wide.read(answer.detach()) - found).norm(dim=-1)
         bound = certificate.error_bound.to(F64) + rounded
     bound = rows.restore_rows(_rounded_up(bound, answer.dtype))
     iterations = torch.zeros_like(bound, dtype=torch.int64)
-    if road.solved is not None:
-        iterations = rows.restore_rows(road.solved.iterations)
+    if result.solved is not None:
+        iterations = rows.restore_rows(result.solved.iterations)
     converged = bound <= settings.tolerance(answer.dtype)
     status = _status(rows, converged, iterations >= settings.max_iter)
     missed = (status == Status.BUDGET) | (status == Status.STALLED)
@@ -280,7 +281,7 @@ def solution(
         at = [tuple(int(i) for i in where) for where in missed.nonzero()[:4]]
         worst = torch.where(missed, bound, 0).max().item()
         raise ConvergenceError(
-            f"{road.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
+            f"{result.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
             f"{settings.tolerance(answer.dtype):g} (rows {at}; worst certified error {worst:.2g})"
         )
     known = certificate.error_bound <= settings.tolerance(answer.dtype)
@@ -292,7 +293,7 @@ def solution(
         error_bound=bound,
         iterations=iterations,
         converged=converged,
-        path=road.path,
+        path=result.path,
         estimated=certificate.estimated,
         status=status,
         trace=settings.trace and settings.trace.restored(rows.restore_rows),

@@ -1,4 +1,4 @@
-"""The roads to Π_Ω(x): a closed form, a prox followed by one, or a solver; their certificates."""
+"""The methods to Π_Ω(x): a closed form, a prox followed by one, or a solver; their certificates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Settings:
 
 
 @dataclass(frozen=True, eq=False)
-class Road:
+class Forward:
     """y and how it was found; ``solved`` is None for a closed form."""
 
     y: Tensor
@@ -76,7 +76,7 @@ class Road:
 
 
 def has_formula(omega: Regularizer) -> bool:
-    """Whether Ω claims a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
+    """Whether Ω has a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
     if overrides(omega, "closed_form"):
         return True
     return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
@@ -88,38 +88,38 @@ def solves(omega: Regularizer, settings: Settings) -> bool:
     return omega.exact and (settings.solver != "auto" or not has_formula(omega))
 
 
-def travel(rows: Rows, settings: Settings) -> Road:
+def compute(rows: Rows, settings: Settings) -> Forward:
     """Find Π_Ω(x), without gradients."""
     with torch.no_grad():
         if settings.solver == "auto":
-            road = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
-            if road is not None:
-                return road
+            result = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
+            if result is not None:
+                return result
         return _by_solver(rows.omega, rows.z, rows.mask, settings)
 
 
 def _by_formula(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
-) -> Road | None:
+) -> Forward | None:
     omega, gamma = unscaled(omega, gamma)
     kernel = kernel_of(omega, x)
     if kernel is not None:
         found = values(kernel, omega, x, gamma, mask)
-        return Road(found, "closed form", f"{kernel.name} kernel of {who(omega)}")
+        return Forward(found, "closed form", f"{kernel.name} kernel of {who(omega)}")
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
-        return Road(y, "closed form", f"{who(omega)} has one, in PyTorch")
+        return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")
     if isinstance(omega, Penalized) and omega.composes:
         scores = omega.composed(x, gamma, mask)
-        road = _by_formula(omega.base, scores, gamma, mask, settings)
-        road = road or _by_solver(omega.base, scores / gamma, mask, settings)
-        check_composed(omega, x, gamma, mask, road.y, settings)
-        return Road(
-            road.y,
-            f"prox, then {road.path}",
+        result = _by_formula(omega.base, scores, gamma, mask, settings)
+        result = result or _by_solver(omega.base, scores / gamma, mask, settings)
+        check_composed(omega, x, gamma, mask, result.y, settings)
+        return Forward(
+            result.y,
+            f"prox, then {result.path}",
             f"{omega.base.name or who(omega.base)} is permutation-invariant, so "
-            f"Π = Π_base ∘ γ prox({omega.penalty.name}); {road.why}",
-            road.solved,
+            f"Π = Π_base ∘ γ prox({omega.penalty.name}); {result.why}",
+            result.solved,
         )
     return None
 
@@ -209,9 +209,9 @@ def closed_form(
     return y
 
 
-def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Road:
+def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
     if z.numel() == 0:
-        return Road(z.clone(), "empty batch", "nothing to solve")
+        return Forward(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
@@ -229,7 +229,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
     tol = settings.tolerance(z.dtype)
     found, defect = _searched(problem, solvers, tol, settings)
     checked_value(omega, simplex.inward(found.y), who(omega))
-    problem.check_convex(found.y, found.certificate.lowest)
+    problem.check_convex(found.y, found.certificate.min_eigenvalue)
     problem.check_strong_convexity(found.y)
     for look in (unsteady, refuted):
         wrong = look(problem, found.y, found.certificate.gap)
@@ -241,7 +241,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         if wrong is not None:
             raise RegularizerError(wrong)
     _report_failure(found, defect, tol, settings.on_failure)
-    return Road(found.y, found.path, why, found)
+    return Forward(found.y, found.path, why, found)
 
 
 def _searched(

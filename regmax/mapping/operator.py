@@ -1,8 +1,8 @@
 """Π_Ω as one operation of PyTorch, for whatever cannot look inside: vmap, compile, export.
 
-It is :func:`regmax.mapping.forward.travel`, without gradients
-(:func:`regmax.mapping.autograd.restate` adds them), of x, a mask, and the tensors of γ and Ω. A
-transform of ``torch.func`` meets a Function that holds Ω itself; a recorded graph holds the
+It is :func:`regmax.mapping.forward.compute`, without gradients
+(:func:`regmax.mapping.autograd.newton_steps` adds them), of x, a mask, and the tensors of γ and Ω.
+A transform of ``torch.func`` meets a Function that holds Ω itself; a recorded graph holds the
 operator ``regmax::argmax``, which knows Ω by the names and the arguments of its plugins
 (:mod:`regmax.regularizers.serialize`), so that the graph outlives the process.
 """
@@ -23,7 +23,7 @@ from ..regularizers import serialize
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from . import compiled
-from .forward import Settings, has_formula, travel
+from .forward import Settings, compute, has_formula
 from .rows import Rows
 
 
@@ -63,8 +63,8 @@ def find(rows: Rows, settings: Settings) -> Tensor:
     if transforms.tracing() or x.is_meta:
         reason = not_recordable(rows.omega, settings)
         if reason is None:
-            written = serialize.call(rows.omega, number, tuple(inside))
-            recorded: Tensor = _argmax(x, rows.mask, tensors, written)
+            text = serialize.call(rows.omega, number, tuple(inside))
+            recorded: Tensor = _argmax(x, rows.mask, tensors, text)
             return recorded
         if transforms.compiling():
             raise NotImplementedError(reason)
@@ -93,7 +93,7 @@ class _Find(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, mask: Tensor | None, recipe: _Recipe, *tensors: Tensor) -> Tensor:
-        return travel(recipe.rows(x, mask, list(tensors)), recipe.settings).y
+        return compute(recipe.rows(x, mask, list(tensors)), recipe.settings).y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -124,7 +124,7 @@ def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
     if settings.certify:
         return "torch.compile and torch.export record no certificates: leave certify=False"
     try:
-        serialize.written(omega)
+        serialize.text_of(omega)
     except TypeError as error:
         return str(error)
     if not has_formula(omega):
@@ -141,19 +141,19 @@ def _read(recipe: str) -> _Recipe:
 
 @functools.lru_cache(maxsize=256)
 def _made(recipe: str, known: object) -> _Recipe:
-    written: dict[str, Any] = json.loads(recipe)
-    names = tuple(written["tensors"])
+    parts: dict[str, Any] = json.loads(recipe)
+    names = tuple(parts["tensors"])
     # what is not on the CPU is not looked into: numbers out of range give NaN rows
-    sizes = {name: written["sizes"].get(name, ()) for name in names}
+    sizes = {name: parts["sizes"].get(name, ()) for name in names}
     unseen = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
-    items = {**written["numbers"], **unseen}
-    text = written["omega"]
+    items = {**parts["numbers"], **unseen}
+    text = parts["omega"]
     omega = serialize.made(text, [items[name] for name in serialize.arguments(text)])
     return _Recipe(
         make=omega.with_tensors,
         names=names,
         per_row=frozenset(prefix + name for prefix, name, _ in omega.declared()),
-        gamma=written["gamma"],
+        gamma=parts["gamma"],
         settings=Settings(),
     )
 
@@ -165,7 +165,7 @@ def _made(recipe: str, known: object) -> _Recipe:
 )
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
     read = _read(recipe)
-    y = travel(read.rows(x, mask, tensors), read.settings).y
+    y = compute(read.rows(x, mask, tensors), read.settings).y
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given

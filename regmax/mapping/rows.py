@@ -184,7 +184,7 @@ def prepare(
 def _computes(omega: Regularizer, rows: Tensor) -> bool:
     """Whether Ω can be evaluated in the dtype of ``rows``: not where it depends on a tensor of
     another dtype that is no attribute, and multiplies matrices."""
-    if transforms.watched((rows,)) or rows.numel() == 0:
+    if transforms.under_transform((rows,)) or rows.numel() == 0:
         return True
     with torch.no_grad():
         try:

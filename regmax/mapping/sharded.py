@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels.wrappers import dense
 from ..regularizers.regularizer import Regularizer
-from .autograd import leaves
+from .hidden import leaves
 
 
 def mapping(

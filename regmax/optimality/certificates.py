@@ -33,8 +33,8 @@ class Certificate:
 
     ``support``: the entries that the optimality condition wants positive, which is that of y but
     for entries within the error of y. ``stray``: entries > 0 that it wants 0, by more than rounding
-    of y explains. ``lowest`` is the least curvature found along the support, where β had to be
-    estimated.
+    of y explains. ``min_eigenvalue`` is the least curvature found along the support, where β had to
+    be estimated.
     """
 
     gap: Tensor
@@ -42,7 +42,7 @@ class Certificate:
     estimated: bool
     support: Tensor
     stray: Tensor
-    lowest: Tensor | None = None
+    min_eigenvalue: Tensor | None = None
 
 
 class _Residual(NamedTuple):
@@ -79,57 +79,67 @@ class Problem(Condition):
     def _certified(self, y: Tensor, tested: bool) -> Certificate:
         on = self.participants()
         with torch.no_grad():
-            seen = self._residual(y)
-            doubt = seen.rounding
+            residual = self._residual(y)
+            doubt = residual.rounding
             if self.proximal:  # ρ is as good as what Dykstra's algorithm stops at
                 settled = 64 * torch.finfo(y.dtype).eps * (1 + self.z.norm(dim=-1, keepdim=True))
-                doubt = doubt + settled + 4 * seen.off.unsqueeze(-1)
-            wants = seen.rho > doubt
-            lowest, estimated = None, self.beta is None
+                doubt = doubt + settled + 4 * residual.off.unsqueeze(-1)
+            wants = residual.rho > doubt
+            min_eigenvalue, estimated = None, self.beta is None
             if self.beta is not None:
-                bound = self._bound(seen, self.beta)
+                bound = self._bound(residual, self.beta)
             else:
                 # entries that may enter the support count: Ω may be flat there (Σ y³ at 0); with
                 # them y can move against what ρ misses on the support
-                missed = torch.where(seen.point > 1e-6, seen.rho, 0).norm(dim=-1, keepdim=True)
-                may_enter = seen.rho > -seen.rounding - 2 * y.shape[-1] ** 0.5 * missed
-                wide = self.support(seen.point) & (y > 0) | (on & may_enter)
-                lowest = self._base._least_curvature(y, wide)
+                missed = torch.where(residual.point > 1e-6, residual.rho, 0).norm(
+                    dim=-1, keepdim=True
+                )
+                may_enter = residual.rho > -residual.rounding - 2 * y.shape[-1] ** 0.5 * missed
+                wide = self.support(residual.point) & (y > 0) | (on & may_enter)
+                min_eigenvalue = self._base._least_curvature(y, wide)
                 beta = (
-                    (lowest / 2)
+                    (min_eigenvalue / 2)
                     .clamp(torch.finfo(y.dtype).tiny, 1 / torch.finfo(y.dtype).eps)
                     .unsqueeze(-1)
                 )
-                bound = self._bound(seen, beta)
+                bound = self._bound(residual, beta)
                 if tested:
-                    stiff = torch.isfinite(lowest) & (lowest > STIFF)
-                    bound = self._base._with_secants(seen, y, wide, beta, bound, stiff)
+                    stiff = torch.isfinite(min_eigenvalue) & (min_eigenvalue > STIFF)
+                    bound = self._base._with_secants(residual, y, wide, beta, bound, stiff)
                 # the curvature at y says nothing of places far from y
                 bound = torch.where(bound <= TRUSTED, bound, torch.inf)
             bound = bound.clamp_max(2**0.5)  # the diameter of Δ
-            bound = torch.where(self._alone(y, seen.rho + seen.rounding), 0, bound)
-            bound = bound + seen.off + 4 * torch.finfo(y.dtype).eps
+            bound = torch.where(self._alone(y, residual.rho + residual.rounding), 0, bound)
+            bound = bound + residual.off + 4 * torch.finfo(y.dtype).eps
             bound = torch.where(torch.isfinite(bound), bound, torch.inf)
             support = self.support(y)
             # within the error of y, and where that is small: a wrong answer is not made a right one
             close = (bound <= TRUSTED).unsqueeze(-1)
-            if not (self.structured or self.steep):
-                leaves = (seen.rho < -seen.rounding) | ((seen.point == 0) & ~wants)
+            if not (self.structured or self.legendre):
+                leaves = (residual.rho < -residual.rounding) | ((residual.point == 0) & ~wants)
                 support = support & ~(close & (y <= bound.unsqueeze(-1)) & leaves)
             support = support | (close & on & wants & (y == 0))
-            stray = self._stray(seen, y, bound)
-        return Certificate(seen.gap.squeeze(-1), bound, estimated, support, stray, lowest)
+            stray = self._stray(residual, y, bound)
+        return Certificate(
+            residual.gap.squeeze(-1), bound, estimated, support, stray, min_eigenvalue
+        )
 
-    def _stray(self, seen: _Residual, y: Tensor, bound: Tensor) -> Tensor:
+    def _stray(self, residual: _Residual, y: Tensor, bound: Tensor) -> Tensor:
         bound = torch.where(bound <= TRUSTED, bound, 0).unsqueeze(-1)
         far = -STRAY * (1 + self.z.abs())
-        stray = self.participants() & (y > 0) & (y <= bound) & (seen.rho < far) & (not self.steep)
+        stray = (
+            self.participants()
+            & (y > 0)
+            & (y <= bound)
+            & (residual.rho < far)
+            & (not self.legendre)
+        )
         if bool(stray.any()):  # ρ is at the lifted point, and Ω may be steep below it
             slope = self._base._definition.grad
-            more = slope(simplex.inward(seen.point)) - slope(
+            more = slope(simplex.inward(residual.point)) - slope(
                 simplex.positive(y, torch.finfo(y.dtype).tiny)
             )
-            stray = stray & (seen.rho + more < far)
+            stray = stray & (residual.rho + more < far)
         return stray
 
     def _residual(self, y: Tensor) -> _Residual:
@@ -238,22 +248,22 @@ class Problem(Condition):
             jumps = torch.where(support, jump.abs() / size, 0)
         return ~(jumps.amax(-1) <= 1e-4) & (support.sum(-1) > 1)
 
-    def _bound(self, seen: _Residual, beta: Tensor) -> Tensor:
-        on, rho, rounding = self.participants(), seen.rho, seen.rounding
+    def _bound(self, residual: _Residual, beta: Tensor) -> Tensor:
+        on, rho, rounding = self.participants(), residual.rho, residual.rounding
         eps = torch.finfo(rho.dtype).eps
         # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less
-        below = (rho <= 0) & ((seen.point <= eps) | (rho.abs() > 2 * beta * seen.point))
+        below = (rho <= 0) & ((residual.point <= eps) | (rho.abs() > 2 * beta * residual.point))
         a_i = torch.where(on & ~below, rho.abs() + rounding, 0)
         a_i = torch.where(on & below & (-rho < rounding), rounding, a_i)
-        b_i = torch.where(on & below, (rho.abs() + rounding) * seen.point, 0)
+        b_i = torch.where(on & below, (rho.abs() + rounding) * residual.point, 0)
         a, b = a_i.norm(dim=-1), b_i.sum(-1)
         distance = (a + (a * a + 4 * beta.squeeze(-1) * b).sqrt()) / (2 * beta.squeeze(-1))
-        by_gap = (2 * (seen.gap + row_dot(seen.point, rounding)) / beta).sqrt().squeeze(-1)
+        by_gap = (2 * (residual.gap + row_dot(residual.point, rounding)) / beta).sqrt().squeeze(-1)
         return torch.minimum(distance, by_gap)
 
     def _with_secants(
         self,
-        seen: _Residual,
+        residual: _Residual,
         y: Tensor,
         support: Tensor,
         beta: Tensor,
@@ -264,7 +274,7 @@ class Problem(Condition):
 
         What bends much at y may bend little next to it (√(t² + ε), at t = 0), and y* may lie there.
         """
-        ways, settled = self._ways(seen, y, support), torch.zeros_like(stiff)
+        ways, settled = self._ways(residual, y, support), torch.zeros_like(stiff)
         for _ in range(8):
             reach = (2 * bound).clamp(min=1e-7)
             found = self._secant(y, ways, reach)
@@ -275,23 +285,23 @@ class Problem(Condition):
                     found = torch.where(stiff, torch.minimum(found, soft), found)
             tested = torch.where(stiff, 2 * bound, reach)
             beta = torch.minimum(beta, found.unsqueeze(-1) / 2).clamp_min(torch.finfo(y.dtype).tiny)
-            longer = torch.maximum(bound, self._bound(seen, beta))
+            longer = torch.maximum(bound, self._bound(residual, beta))
             bound = torch.where(settled, bound, longer)
             settled = settled | (bound <= tested)
             if bool(settled.all()):
                 break
         return torch.where(settled, bound, torch.inf)
 
-    def _ways(self, seen: _Residual, y: Tensor, support: Tensor) -> Tensor:
+    def _ways(self, residual: _Residual, y: Tensor, support: Tensor) -> Tensor:
         """Directions, (ways, *batch, d), of length 1, along which y* may lie or Ω bends least: the
         Newton step, the softest direction of the support, both ways, and the ways to the
         barycentre and to the best vertex."""
         inverse = self.inverse(y, support, verified=True)
-        step = torch.nan_to_num(inverse(torch.where(support, seen.rho, 0)))
+        step = torch.nan_to_num(inverse(torch.where(support, residual.rho, 0)))
         soft = simplex.tangent(simplex.generic(y), support)
         for _ in range(4):
             soft = torch.nan_to_num(inverse(simplex.unit(soft)))
-        top = torch.where(self.participants(), seen.rho, -torch.inf).argmax(-1, keepdim=True)
+        top = torch.where(self.participants(), residual.rho, -torch.inf).argmax(-1, keepdim=True)
         vertex = torch.zeros_like(y).scatter(-1, top, 1)
         middle = simplex.uniform(y, self.mask)
         return simplex.unit(torch.stack([step, -step, soft, -soft, vertex - y, middle - y]))
@@ -334,7 +344,8 @@ class Problem(Condition):
         half = (y + simplex.uniform(y, support)) / 2
         beyond = self._by_value.look(simplex.inward(half)).curvature
         low = torch.minimum(
-            self.inverse(y, support, verified=True).lowest, beyond.inverse(support).lowest
+            self.inverse(y, support, verified=True).min_eigenvalue,
+            beyond.inverse(support).min_eigenvalue,
         )
         if bool(torch.isinf(low).any()):  # S is one entry: nothing bends along it, but a hollow may
             bent = row_dot(y, self.local(y, verified=True).curvature.matvec(y)).squeeze(-1)
@@ -352,7 +363,9 @@ class Problem(Condition):
         curvature = self.local(y).curvature
         with torch.no_grad():
             if on.shape[-1] <= DENSE_LIMIT or isinstance(curvature, Diagonal):
-                low = curvature.inverse(on & chosen.view(on.shape[:-1]).unsqueeze(-1)).lowest
+                low = curvature.inverse(
+                    on & chosen.view(on.shape[:-1]).unsqueeze(-1)
+                ).min_eigenvalue
             else:
                 along = simplex.tangent(simplex.generic(y), on)
                 low = row_dot(along, curvature.matvec(along)).squeeze(-1)
@@ -375,7 +388,7 @@ class Problem(Condition):
         if self.beta is not None:
             return
         if low is None:
-            low = self.inverse(y, self.support(y), verified=self._written).lowest
+            low = self.inverse(y, self.support(y), verified=self._overridden).min_eigenvalue
         wrong = (low <= 0) & (self.participants().sum(-1) > 1)  # of one participant Δ is a point
         if bool(wrong.any()):
             hidden = self._hidden(y)

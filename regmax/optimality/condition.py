@@ -25,16 +25,15 @@ from ..regularizers.curvature import Curvature, Dense, Diagonal, DiagonalPlusRan
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import (
     Penalized,
-    averaging,
     penalty_of,
     proxed,
-    restricted,
     smooth_part,
     structured,
     value_of,
     who,
 )
 from ..regularizers.regularizer import Definition, Regularizer, like, overrides
+from .jacobian import averaging, restricted
 from .solution import Trace
 
 
@@ -68,7 +67,7 @@ class Condition:
         if self.start is None:
             return middle
         missing = self.participants() & (self.start == 0)
-        if not bool(missing.any()) or not self.steep:
+        if not bool(missing.any()) or not self.legendre:
             return self.start
         # every participant is positive at y*, and no step in log y would make it so
         return simplex.normalize(torch.where(missing, 1e-3 * middle, self.start))
@@ -105,10 +104,10 @@ class Condition:
 
     @functools.cached_property
     def _definition(self) -> Regularizer:
-        return Definition(self.smooth) if self._written else self.smooth
+        return Definition(self.smooth) if self._overridden else self.smooth
 
     @functools.cached_property
-    def _written(self) -> bool:
+    def _overridden(self) -> bool:
         """Whether Ω writes down derivatives that a certificate must not believe."""
         leaves = self.smooth.leaves()
         return any(overrides(leaf, "grad") or overrides(leaf, "curvature") for leaf in leaves)
@@ -125,7 +124,7 @@ class Condition:
 
     @functools.cached_property
     def _by_gradient(self) -> Hessian:
-        if not self._written:
+        if not self._overridden:
             return self._by_value
         return Hessian(self._slope, self.z, self.smooth.separable)
 
@@ -138,7 +137,7 @@ class Condition:
 
         ``verified``: from the value of Ω alone, whatever else Ω declares.
         """
-        key = "value" if verified and self._written else "declared"
+        key = "value" if verified and self._overridden else "declared"
         if key in self._last:
             at, found = self._last[key]
             if at is y:
@@ -164,7 +163,7 @@ class Condition:
         return found
 
     @functools.cached_property
-    def steep(self) -> bool:
+    def legendre(self) -> bool:
         """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0.
 
         Told by how ∂Ω/∂y_i moves from ε to ε² and from ε² to ε⁴: by less and less where the slope
@@ -250,7 +249,7 @@ class Condition:
         value of Ω alone. The last one is remembered.
         """
         local = self.local(y, verified)
-        key = "value" if verified and (self._written or self.structured) else "declared"
+        key = "value" if verified and (self._overridden or self.structured) else "declared"
         if key in self._inverses:
             at, _, on, found = self._inverses[key]
             if at is y and (on is support or torch.equal(on, support)):

@@ -170,11 +170,11 @@ def contradicted(problem: Problem, y: Tensor, rows: Tensor) -> str | None:
             point = simplex.inward((1 - k) * y + k * simplex.normalize(other))
             looks = []
             with torch.no_grad():
-                if leaf.claims("grad"):
+                if leaf.declares("grad"):
                     got = like(leaf.grad(point), point, f"{name}.grad")
                     looks.append(("grad", "∇Ω", got, truth.grad(point)))
-                if leaf.claims("curvature") or leaf.separable:
-                    method = "curvature" if leaf.claims("curvature") else "separable"
+                if leaf.declares("curvature") or leaf.separable:
+                    method = "curvature" if leaf.declares("curvature") else "separable"
                     by_value = truth.curvature(point).matvec(v)
                     looks.append((method, "∇²Ω v", leaf.curvature(point).matvec(v), by_value))
             for method, what, got, expected in looks:

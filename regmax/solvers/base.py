@@ -177,16 +177,16 @@ def chosen(better: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
     """The certificates of :func:`chosen`."""
-    lowest = b.lowest
-    if a.lowest is not None and b.lowest is not None:
-        lowest = torch.where(better, a.lowest, b.lowest)
+    min_eigenvalue = b.min_eigenvalue
+    if a.min_eigenvalue is not None and b.min_eigenvalue is not None:
+        min_eigenvalue = torch.where(better, a.min_eigenvalue, b.min_eigenvalue)
     return Certificate(
         torch.where(better, a.gap, b.gap),
         torch.where(better, a.error_bound, b.error_bound),
         b.estimated,
         torch.where(better.unsqueeze(-1), a.support, b.support),
         torch.where(better.unsqueeze(-1), a.stray, b.stray),
-        lowest,
+        min_eigenvalue,
     )
 
 
@@ -200,7 +200,7 @@ def newton(problem: Problem, y: Tensor, support: Tensor | None = None) -> Tensor
     own = problem.support(y)
     if support is None or torch.equal(support, own):
         support = own
-    elif problem.steep:  # no step in log y would make a zero positive
+    elif problem.legendre:  # no step in log y would make a zero positive
         y = simplex.normalize(torch.where(support & ~own, 1e-3 / y.shape[-1], y))
     else:
         y = torch.where(support, y, 0)
@@ -209,7 +209,7 @@ def newton(problem: Problem, y: Tensor, support: Tensor | None = None) -> Tensor
 
 def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
     """The point of Δ that a step on the support leads to."""
-    if problem.steep:
+    if problem.legendre:
         inside = torch.where(support, y, 1)
         logs = torch.where(support, inside.log() + step / inside, -torch.inf)
         return simplex.normalize(logs.softmax(-1))

@@ -29,7 +29,7 @@ class Fista(Solver):
     def unsuitable(self, problem: Problem) -> str | None:
         if problem.proximal:
             return "the prox of λR on Δ is not known"
-        if problem.steep:
+        if problem.legendre:
             return "the slope of Ω is infinite at 0, so no step size is safe"
         return None
 

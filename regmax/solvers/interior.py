@@ -55,7 +55,7 @@ class Interior(Solver):
                 continue
             spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
             candidates = [y, _finish(problem, y, s, on)]
-            if problem.steep and k <= self.DIRECT * self.CHECK:
+            if problem.legendre and k <= self.DIRECT * self.CHECK:
                 direct = newton(problem, direct)
                 candidates.append(direct)
             active, last = ~stopped, bound
@@ -75,7 +75,7 @@ class Interior(Solver):
 
 def _finish(problem: Problem, y: Tensor, s: Tensor, on: Tensor) -> Tensor:
     """The support that y and its multipliers tell (y_i > s_i), and one Newton step on it."""
-    if not problem.steep:
+    if not problem.legendre:
         y = torch.where(on & (y > s), y, 0)
     total = y.sum(-1, keepdim=True)
     y = torch.where(total > 0, y / total.clamp_min(1e-30), simplex.uniform(y, on))

@@ -94,7 +94,7 @@ class _Mapping:
             self.step = plain.beta
         else:
             middle = simplex.uniform(problem.z, problem.mask)
-            low = plain.inverse(middle, problem.participants()).lowest
+            low = plain.inverse(middle, problem.participants()).min_eigenvalue
             self.step = torch.nan_to_num(low, nan=1.0).clamp(1e-6, 1e6).unsqueeze(-1)
         self._solver = DualRoot() if plain.separable else Newton()
         self._last: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Promises of Π_Ω and max_Ω: optimality, by Ω's value, and agreement of every road to them."""
+"""Promises of Π_Ω and max_Ω: optimality, by Ω's value, and agreement of every method to them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _slope(s: Subject, case: Case, y: Tensor) -> tuple[Tensor, Tensor]:
             u, p = problem.penalty_subgradient(y)
             slope = problem.base_slope(p) - u
             return slope, problem.z.abs() + slope.abs()
-        gradient = s.truth.grad(s.smooth.seen(y))
+        gradient = s.truth.grad(s.smooth.lifted(y))
         slope, size = problem.z - gradient, problem.z.abs() + gradient.abs()
         if s.penalty is not None:
             lam = s.lam
