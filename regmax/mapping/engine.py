@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
-from ..optimality.certificates import Certificate, Problem
+from ..optimality.certificates import Certificate, certify
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
@@ -61,7 +62,7 @@ def _certified(
         wide = prepare(omega, x, gamma, dim, mask, wide=True)
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.read(y.detach())
-        certificate = problem.tested(found)
+        certificate = certify(problem.at(found), tested=True)
         path = f"the mapping of {who(wide.omega)}"
         _check_exact(wide, found, Forward(found, path, ""))
         _check_zeros(certificate, found, path)
@@ -87,7 +88,7 @@ def _check_product(
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
     support = certificate.support
     with torch.no_grad():
-        expected = problem.vector_product(found, support, v) / wide.gamma
+        expected = problem.at(found).vector_product(support, v) / wide.gamma
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
         decided = (support == (found > 0)).all(-1)
@@ -155,11 +156,11 @@ def _without_kinks(y: Tensor, result: Forward) -> Tensor:
     """y, whose gradient is NaN in rows where the penalty has none on the support."""
     if result.solved is None or not y.requires_grad:
         return y
-    kinked = result.solved.problem.kinked(result.y)
+    kinked = result.solved.at.kinked()
     if bool(kinked.any()):
         where = [tuple(int(i) for i in at) for at in kinked.nonzero()[:4]]
         warnings.warn(
-            f"{who(result.solved.problem.omega)}: the penalty is not differentiable at y, along "
+            f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
             f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
             "gradient is NaN",
             ConvergenceWarning,
@@ -262,10 +263,10 @@ def solution(
         # a prox composed with a solve is certified for the whole Ω, as any answer
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.point(y.detach())
-        if result.solved is not None and result.solved.problem.omega is rows.omega:
+        if result.solved is not None and result.solved.at.problem.omega is rows.omega:
             certificate = result.solved.certificate
         else:
-            certificate = problem.tested(found)
+            certificate = certify(problem.at(found), tested=True)
         if omega.exact and result.solved is None:
             _check_zeros(certificate, found, f"{who(omega)}, {result.path}")
         rounded = (wide.read(answer.detach()) - found).norm(dim=-1)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..optimality.certificates import Certificate, Problem
+from ..optimality.certificates import Certificate, certify
+from ..optimality.convexity import check_convex, check_strong_convexity
 from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
+from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
 from ..regularizers.curvature import Inverse
@@ -21,7 +23,7 @@ from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value, overrides
-from ..solvers import Solved, Solver, choose, chosen, merged, solve
+from ..solvers import Solved, Solver, choose, either, merged, solve
 from .compiled import depth, kernel_of, values
 from .rows import Rows
 
@@ -70,9 +72,9 @@ class Forward:
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation that the solver ended with, if it is that of J at y."""
-        if self.solved is None or self.solved.problem.structured:
+        if self.solved is None or self.solved.at.problem.structured:
             return None
-        return self.solved.problem.remembered(self.y, support)
+        return self.solved.at.kept_inverse(support)
 
 
 def has_formula(omega: Regularizer) -> bool:
@@ -147,7 +149,7 @@ def check_composed(
     with torch.no_grad():
         tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
         problem, y = sampled(omega, x, gamma, mask, y)
-        report(problem, y, problem.tested(y), tol, settings, path)
+        report(problem, y, certify(problem.at(y), tested=True), tol, settings, path)
 
 
 @functools.cache
@@ -187,7 +189,8 @@ def report(
     wrong = mistaken_penalty(problem, y)
     if wrong is not None:
         raise RegularizerError(wrong)
-    found = Solved(y, torch.zeros_like(y[..., 0], dtype=torch.int64), certificate, path, problem)
+    none = torch.zeros_like(y[..., 0], dtype=torch.int64)
+    found = Solved(problem.at(y), none, certificate, path)
     failed = ~(certificate.error_bound <= tol)
     if bool(failed.any()):
         _report_failure(found, diagnose(problem, y, failed), tol, settings.on_failure)
@@ -229,8 +232,8 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
     tol = settings.tolerance(z.dtype)
     found, defect = _searched(problem, solvers, tol, settings)
     checked_value(omega, simplex.inward(found.y), who(omega))
-    problem.check_convex(found.y, found.certificate.min_eigenvalue)
-    problem.check_strong_convexity(found.y)
+    check_convex(found.at, found.certificate.min_eigenvalue)
+    check_strong_convexity(found.at)
     for look in (unsteady, refuted):
         wrong = look(problem, found.y, found.certificate.gap)
         if wrong is not None:
@@ -289,11 +292,10 @@ def _better(a: Solved, b: Solved, tol: float) -> Solved:
     missed = ~(a.certificate.error_bound <= tol)
     use = missed & (b.certificate.error_bound < a.certificate.error_bound)
     return Solved(
-        chosen(use, b.y, a.y),
+        either(use, b.at, a.at),
         torch.where(missed, a.iterations + b.iterations, a.iterations),
         merged(use, b.certificate, a.certificate),
         f"{a.path}, then {b.path}" if bool(use.any()) else a.path,
-        a.problem,
     )
 
 
@@ -315,7 +317,7 @@ def _report_failure(
         "or try another solver"
     )
     if defect is not None:
-        message += f". {who(found.problem.omega)}: {defect.said}"
+        message += f". {who(found.at.problem.omega)}: {defect.said}"
         if defect.broken:
             raise RegularizerError(message)
     if on_failure == "raise":

@@ -14,7 +14,7 @@ from ..kernels import why_none
 from ..mapping import engine
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import Rows, outside_inference, prepare
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
 from ..regularizers import serialize
 from ..regularizers.arguments import POSITIVE, hyperparameter
