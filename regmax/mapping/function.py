@@ -346,8 +346,12 @@ def taking_part(part: Tensor | None) -> Tensor | None:
     """Who takes part, None for all of them where that can be seen."""
     if part is None:
         return None
-    part = part if part.dtype == torch.bool else part.detach() != -torch.inf
-    return None if transforms.may_look(part) and bool(part.all()) else part
+    look = transforms.may_look(part) and part.numel() > 0
+    if part.dtype == torch.bool:
+        return None if look and bool(part.all()) else part
+    if look and part.detach().amin().item() > -torch.inf:
+        return None
+    return part.detach() != -torch.inf
 
 
 def forward(

@@ -29,21 +29,23 @@ from .rows import Rows
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How to make Ω from its tensors, whose names are ``names``; γ is a number or comes first."""
+    """Ω but for its tensors, whose names are ``names``; γ is a number or comes first."""
 
-    make: Callable[[dict[str, Tensor]], Regularizer]
+    omega: Regularizer
     names: tuple[str, ...]
     per_row: frozenset[str]
     gamma: float | None
     settings: Settings
 
+    def made(self, tensors: list[Tensor]) -> tuple[Regularizer, float | Tensor]:
+        """Ω and γ with these tensors."""
+        gamma, inside = (tensors[0], tensors[1:]) if self.gamma is None else (self.gamma, tensors)
+        if not inside:
+            return self.omega, gamma
+        return self.omega.with_tensors(dict(zip(self.names, inside, strict=True))), gamma
+
     def rows(self, x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Rows:
-        gamma: float | Tensor
-        if self.gamma is None:
-            gamma, inside = tensors[0], tensors[1:]
-        else:
-            gamma, inside = self.gamma, tensors
-        omega = self.make(dict(zip(self.names, inside, strict=True)))
+        omega, gamma = self.made(tensors)
         none = torch.zeros_like(x[..., :1])
         return Rows(x, gamma, mask, omega, none, None, None, x.ndim - 1, x.dtype)
 
@@ -64,14 +66,14 @@ def find(rows: Rows, settings: Settings) -> Tensor:
         reason = not_recordable(rows.omega, settings)
         if reason is None:
             text = serialize.call(rows.omega, number, tuple(inside))
-            recorded: Tensor = _argmax(x, rows.mask, tensors, text)
+            recorded: Tensor = torch.ops.regmax.argmax(x, rows.mask, tensors, text)
             return recorded
         if transforms.compiling():
             raise NotImplementedError(reason)
         if x.is_meta:
             return torch.empty_like(x)
     per_row = frozenset(rows.omega.per_row_tensors())
-    recipe = _Recipe(rows.omega.with_tensors, tuple(inside), per_row, number, settings)
+    recipe = _Recipe(rows.omega, tuple(inside), per_row, number, settings)
     try:
         y: Tensor = _Find.apply(x, rows.mask, recipe, *tensors)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
@@ -150,7 +152,7 @@ def _made(recipe: str, known: object) -> _Recipe:
     text = parts["omega"]
     omega = serialize.made(text, [items[name] for name in serialize.arguments(text)])
     return _Recipe(
-        make=omega.with_tensors,
+        omega=omega,
         names=names,
         per_row=frozenset(prefix + name for prefix, name, _ in omega.declared()),
         gamma=parts["gamma"],
@@ -158,11 +160,6 @@ def _made(recipe: str, known: object) -> _Recipe:
     )
 
 
-@torch.library.custom_op(
-    "regmax::argmax",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? mask, Tensor[] tensors, str recipe) -> Tensor",
-)
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
     read = _read(recipe)
     y = compute(read.rows(x, mask, tensors), read.settings).y
@@ -172,13 +169,11 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) 
     return y.contiguous()
 
 
-@_argmax.register_fake
-def _(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
+def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@_argmax.register_vmap
-def _(
+def _argmax_of_batch(
     info: Any,
     in_dims: tuple[Any, ...],
     x: Tensor,
@@ -187,40 +182,23 @@ def _(
     recipe: str,
 ) -> tuple[Tensor, int]:
     def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
-        y: Tensor = _argmax(x, mask, tensors, recipe)
+        y: Tensor = torch.ops.regmax.argmax(x, mask, tensors, recipe)
         return y
 
     return _batched(again, info.batch_size, in_dims[:3], _read(recipe), x, mask, tensors), 0
 
 
-@torch.library.custom_op(
-    "regmax::jacobian_product",
-    mutates_args=(),
-    schema="(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str recipe, bool hyper)"
-    " -> Tensor[]",
-)
 def _jacobian_product(
-    y: Tensor,
-    mask: Tensor | None,
-    v: Tensor,
-    tensors: list[Tensor],
-    recipe: str,
-    hyper: bool,
+    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], recipe: str, hyper: bool
 ) -> list[Tensor]:
-    rows = _read(recipe).rows(y, mask, tensors)
-    return list(compiled.product(rows.omega, y, mask, v, rows.gamma, hyper))
+    omega, gamma = _read(recipe).made(tensors)
+    return list(compiled.product(omega, y, mask, v, gamma, hyper))
 
 
-@_jacobian_product.register_fake
-def _(
-    y: Tensor,
-    mask: Tensor | None,
-    v: Tensor,
-    tensors: list[Tensor],
-    recipe: str,
-    hyper: bool,
+def _product_like(
+    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], recipe: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(_read(recipe).make({}).hyperparameters or ()) if hyper else 0
+    count = len(_read(recipe).omega.hyperparameters or ()) if hyper else 0
     one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
     return [first, *(torch.empty_like(one) for _ in range(count))]
@@ -260,3 +238,17 @@ def _batched(
         for i in range(size)
     ]
     return torch.stack(found)
+
+
+# not torch.library.custom_op: its checks cost as much as a kernel of short rows
+_LIBRARY = torch.library.Library("regmax", "DEF")
+_LIBRARY.define("argmax(Tensor x, Tensor? mask, Tensor[] tensors, str recipe) -> Tensor")
+_LIBRARY.define(
+    "jacobian_product(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str recipe, bool hyper)"
+    " -> Tensor[]"
+)
+_LIBRARY.impl("argmax", _argmax, "CompositeExplicitAutograd")
+_LIBRARY.impl("jacobian_product", _jacobian_product, "CompositeExplicitAutograd")
+torch.library.register_fake("regmax::argmax", _argmax_like, lib=_LIBRARY)
+torch.library.register_fake("regmax::jacobian_product", _product_like, lib=_LIBRARY)
+torch.library.register_vmap("regmax::argmax", _argmax_of_batch, lib=_LIBRARY)
