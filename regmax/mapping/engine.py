@@ -31,7 +31,7 @@ F64 = torch.float64
 def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
-    """Π_Ω(x), as the user calls it."""
+    """Π_Ω(x), with gradients, from the user's arguments."""
     if settings.certify and not is_dtensor(x):  # that is certified where it lies
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
@@ -54,7 +54,7 @@ def mapping(
 def _certified(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
-    """Π_Ω(x) as :func:`mapping` gives it, its certificate and its product with J looked at."""
+    """Π_Ω(x) by :func:`mapping`; the answer and its product with J are certified."""
     y = mapping(omega, x, gamma, dim, mask, replace(settings, certify=False))
     if transforms.compiling() or transforms.transforming() or not omega.exact:
         return y
@@ -82,7 +82,8 @@ def _check_product(
     path: str,
     settings: Settings,
 ) -> None:
-    """Compare J v by backward with J v by Ω's value, where the support is decided."""
+    """Compare J v by backward with J v from Ω's value, where the certificate decides the
+    support."""
     v = simplex.generic(found, 0.7) * found.shape[-1]
     back = v.movedim(-1, wide.dim).to(y.dtype)
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
@@ -102,7 +103,7 @@ def _check_product(
 
 
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
-    """Π_Ω(x), with gradients, and the method taken."""
+    """Π_Ω(x) of prepared rows, with gradients, and the method taken."""
     try:
         return _argmax(rows, settings)
     except RuntimeError as error:
@@ -116,11 +117,12 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
 
 def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     omega = rows.omega
-    seen = transforms.under_transform((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
-    seen = seen or (transforms.dual_level() and omega.exact)
+    given = (rows.x, rows.gamma, *omega.tensors(fixed=True).values())
+    transformed = transforms.under_transform(given)
+    transformed = transformed or (transforms.dual_level() and omega.exact)
     with transforms.full_precision(rows.x.device.type):
         if not omega.exact:
-            if seen:
+            if transformed:
                 raise NotImplementedError(
                     f"{omega!r} approximates, and is differentiated as it is written: by autograd "
                     "in reverse mode only, without torch.func, forward mode, compile or export"
@@ -132,13 +134,13 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                     f"{type(omega).__name__} is not exact and has no closed form"
                 )
             return y, Forward(y, "closed form", "an approximation, differentiated as it is written")
-        if seen and settings.solver == "auto":
+        if transformed and settings.solver == "auto":
             known = compiled.under_transform(omega, rows.x, rows.gamma, rows.mask)
             if known is not None:
-                return known, Forward(known, "one function", "a transform or a tracer looks on")
-        if seen:
+                return known, Forward(known, "kernel", "under a transform or a tracer")
+        if transformed:
             y = operator.find(rows, settings)
-            result = Forward(y, "one operator", "a transform or a tracer looks on")
+            result = Forward(y, "operator", "under a transform or a tracer")
             return newton_steps(y, rows.z_from(y), omega, rows.mask), result
         if settings.solver == "auto" and torch.is_grad_enabled():
             composed = composition.argmax(rows)
@@ -153,7 +155,7 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
 
 
 def _without_kinks(y: Tensor, result: Forward) -> Tensor:
-    """y, whose gradient is NaN in rows where the penalty has none on the support."""
+    """y; its gradient is NaN in rows where the penalty is not differentiable along the support."""
     if result.solved is None or not y.requires_grad:
         return y
     kinked = result.solved.at.kinked()
@@ -173,7 +175,8 @@ def _without_kinks(y: Tensor, result: Forward) -> Tensor:
 def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tensor:
     """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
 
-    ``gap``: by how much y may miss the maximum, where ``conjugate`` is to be held to that.
+    ``gap``: a bound on how far ⟨y, x⟩ − γΩ(y) is below the maximum; ``conjugate`` is checked
+    against it.
     """
     omega, gamma = rows.omega, rows.gamma
     with transforms.full_precision(rows.x.device.type):
@@ -227,7 +230,7 @@ def _check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
 
 
 def _check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
-    """Refuse an answer whose entries are next to 0 where they are 0: its gradients are those of
+    """Refuse an answer with small positive entries where y is 0: its gradients would be those of
     another support."""
     if bool(certificate.stray.any()):
         at = tuple(int(i) for i in certificate.stray.nonzero()[0])
@@ -243,8 +246,8 @@ def solution(
     settings: Settings,
     y0: Any = None,
 ) -> Solution:
-    """Π_Ω(x) with its certificate: that of the answer in its own dtype, for the scores as they came
-    and not as their dtype rounds what is made of them."""
+    """Π_Ω(x) with its certificate, which holds for the answer as rounded to its dtype and for the
+    scores before any rounding."""
     meta = isinstance(x, Tensor) and x.is_meta
     if transforms.compiling() or transforms.transforming() or meta:
         raise NotImplementedError(

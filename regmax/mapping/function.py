@@ -1,10 +1,9 @@
 """Π_Ω as one differentiable function, and its product with J, by the kernel of Ω.
 
-:class:`Mapping` and :class:`Product` have a vmap and a jvp: transforms of ``torch.func`` and
-forward mode take them as they are. Where a graph is recorded (compile, export) both call the
-operators ``regmax::argmax`` and ``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`.
-Plain PyTorch takes :class:`Eager`, the same without their cost. What is differentiated again is
-made of the operations of :mod:`regmax.mapping.autograd`.
+:class:`Mapping` and :class:`Product` define vmap and jvp, so ``torch.func`` and forward mode need
+nothing else. In a graph (compile, export) both call the operators ``regmax::argmax`` and
+``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`. Plain PyTorch uses :class:`Eager`,
+which costs less. Second derivatives consist of operations of :mod:`regmax.optimality.jacobian`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Π_Ω as one operation of PyTorch, for whatever cannot look inside: vmap, compile, export.
+"""Π_Ω and its product with J as operators of PyTorch, for graphs: compile, export, make_fx.
 
-It is :func:`regmax.mapping.forward.compute`, without gradients
-(:func:`regmax.mapping.autograd.newton_steps` adds them), of x, a mask, and the tensors of γ and Ω.
-A transform of ``torch.func`` meets a Function that holds Ω itself; a recorded graph holds the
-operator ``regmax::argmax``, which knows Ω by the names and the arguments of its plugins
-(:mod:`regmax.regularizers.serialize`), so that the graph outlives the process.
+``regmax::argmax`` is :func:`regmax.mapping.forward.compute`, without gradients. A graph holds Ω as
+a text of plugin names and arguments (:mod:`regmax.regularizers.serialize`), so another process can
+load it. An Ω without a kernel goes through :func:`find`, and
+:func:`regmax.mapping.autograd.newton_steps` adds its gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from .rows import Rows
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Ω but for its tensors, whose names are ``names``; γ is a number or comes first."""
+    """Ω without its tensors, whose names are ``names``; γ is a number or the first tensor."""
 
     omega: Regularizer
     names: tuple[str, ...]
@@ -91,7 +90,7 @@ def find(rows: Rows, settings: Settings) -> Tensor:
 
 
 class _Find(torch.autograd.Function):
-    """For the transforms of torch.func: nothing is differentiated, its inputs are detached."""
+    """For the vmap of torch.func. Its inputs are detached: it is not differentiated."""
 
     @staticmethod
     def forward(x: Tensor, mask: Tensor | None, recipe: _Recipe, *tensors: Tensor) -> Tensor:
@@ -145,7 +144,7 @@ def _read(recipe: str) -> _Recipe:
 def _made(recipe: str, known: object) -> _Recipe:
     parts: dict[str, Any] = json.loads(recipe)
     names = tuple(parts["tensors"])
-    # what is not on the CPU is not looked into: numbers out of range give NaN rows
+    # meta tensors pass the checks of hyperparameters; numbers out of range give NaN rows
     sizes = {name: parts["sizes"].get(name, ()) for name in names}
     unseen = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
     items = {**parts["numbers"], **unseen}
@@ -213,9 +212,8 @@ def _batched(
     mask: Tensor | None,
     tensors: list[Tensor],
 ) -> Tensor:
-    """Rows are independent: a batch of problems is one problem with one more dimension in front.
-
-    Unless a tensor inside Ω, a matrix for instance, differs from problem to problem.
+    """Rows are independent, so a batch of problems is one problem with one more dimension in front;
+    unless a tensor of Ω that is not one number per row, a matrix for instance, differs in it.
     """
     x_dim, mask_dim, tensor_dims = dims
 

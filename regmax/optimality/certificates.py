@@ -1,6 +1,4 @@
-"""How far a point can be from the optimum: bounds from the optimality condition
-(``regmax.optimality.condition``), from Ω's value and its strong convexity alone.
-"""
+"""Bounds on ‖y − y*‖ from the optimality condition, Ω's value and its strong convexity."""
 
 from __future__ import annotations
 
@@ -17,23 +15,23 @@ from .condition import Condition
 from .point import Point
 
 TRUSTED = 1e-3
-"""How far from y an estimate of the strong convexity at y is taken to hold."""
+"""The distance from y up to which an estimate of the strong convexity at y is used."""
 
 STIFF = 1e6
-"""Curvature along the whole support that a certificate looks for the end of."""
+"""From this curvature along the whole support on, a certificate tests how far it extends."""
 
 STRAY = 1e-3
-"""How far ρ_i is below 0, beside 1 + |z_i|, where rounding of an entry > 0 does not explain it."""
+"""ρ_i < −STRAY (1 + |z_i|) at an entry > 0 is more than rounding of that entry explains."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """How far y can be from the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂.
+    """A bound on the distance to the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂.
 
-    ``support``: the entries that the optimality condition wants positive, which is that of y but
-    for entries within the error of y. ``stray``: entries > 0 that it wants 0, by more than rounding
-    of y explains. ``min_eigenvalue`` is the least curvature found along the support, where β had to
-    be estimated.
+    ``support``: the support of y* by the optimality condition; it differs from that of y only in
+    entries smaller than the error. ``stray``: entries > 0 that the optimality condition wants 0, by
+    more than rounding of y explains. ``min_eigenvalue`` is the least curvature found along the
+    support, where β had to be estimated.
     """
 
     gap: Tensor
@@ -163,7 +161,7 @@ def _residual(at: Point) -> _Residual:
 
 
 def _stiffness(at: Point) -> Tensor:
-    """|∇²Ω(y)| |y|, about: by two vectors of signs."""
+    """An estimate of |∇²Ω(y)| |y|, by two vectors of signs."""
     y, curvature = at.y, at.verified.curvature
     size = torch.zeros_like(y)
     for phase in (0.0, 2.1):
@@ -242,7 +240,7 @@ def _with_secants(
 ) -> Tensor:
     """The bound with a β that holds as far from y as the bound reaches, +inf where none does.
 
-    What bends much at y may bend little next to it (√(t² + ε), at t = 0), and y* may lie there.
+    Curvature may be large at y and small next to it (√(t² + ε), at t = 0), where y* may lie.
     """
     p, y = at.problem, at.y
     ways, settled = _ways(at, residual, support), torch.zeros_like(stiff)
@@ -281,7 +279,7 @@ def _ways(at: Point, residual: _Residual, support: Tensor) -> Tensor:
 
 
 def _softer(at: Point, support: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
-    """The soft part of the ways to points that far from y, at those: a kink may lie between."""
+    """Directions of small curvature at the points y + reach · way: a kink may lie between."""
     p, y = at.problem, at.y
     found = []
     for way in ways:

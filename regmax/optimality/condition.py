@@ -1,4 +1,4 @@
-"""The optimality condition, written once: what is fixed of a batch of problems.
+"""The optimality condition of a batch of problems.
 
 With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for some threshold τ,
 

@@ -1,7 +1,7 @@
-"""Why a solve went wrong: what Ω breaks, told from its values and slopes along segments of Δ.
+"""What is wrong with an Ω that cannot be solved, from its values and slopes along segments of Δ.
 
-A convex Ω lies above each of its tangents, its slope along a segment never falls, and that of a
-differentiable Ω does not jump. :func:`refuted` compares a few points with the answer, for every
+A convex Ω lies above each of its tangents, and its slope along a segment never falls. The slope of
+a differentiable Ω does not jump. :func:`refuted` compares a few points with the answer, for every
 solve; :func:`diagnose` looks along many segments, where a row did not reach its tolerance.
 """
 
@@ -55,7 +55,7 @@ def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
 
 
 PARTS = 8
-"""A step of Ω is seen where it is more than what Ω bends over such a part of a way."""
+"""A jump of Ω is found where it exceeds what Ω changes over 1/PARTS of a segment."""
 
 
 def refuted(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
