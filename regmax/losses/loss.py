@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import transforms
-from ..kernels.transforms import may_look
+from ..kernels.transforms import may_look, outside_inference
 from ..kernels.wrappers import dense, is_dtensor
-from ..mapping.rows import HALF, outside_inference
+from ..mapping.rows import HALF
 from ..nn.layer import RegularizedMax
 from ..regularizers import arguments, serialize
 from ..regularizers.printing import called, show, unusual

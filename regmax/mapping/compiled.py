@@ -47,6 +47,32 @@ def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]
     return ("gamma", *names), (arguments.POSITIVE, *(cls.ranges.get(name) for name in names))
 
 
+PLANS: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+"""The kernel, Ω, γ and θ of a call, by all that they depend on; calls alike share them."""
+
+
+def plan(omega: Regularizer, x: Tensor, gamma: float, key: tuple[Any, ...]) -> Any:
+    """The kernel, Ω, γ and θ for scores like x, kept under ``key``; None where Ω may depend on more
+    than its hyperparameters, which are numbers, or has no kernel."""
+    cls: Any = type(omega)
+    bare, kernel, found = unpenalized(omega), None, None
+    if {*_declared(cls)[0], "exact"}.issuperset(cls.arguments) and not isinstance(bare, Scaled):
+        kernel = kernel_of(bare, x)
+    fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
+    if kernel is not None and x.dtype in kernel.dtypes and fits:
+        names, ranges = _declared(type(bare))  # type: ignore[arg-type]
+        given = (gamma, *(getattr(bare, name) for name in names[1:]))
+        checked = [
+            item if accepted is None else arguments.hyperparameter(name, item, *accepted)
+            for name, item, accepted in zip(names, given, ranges, strict=True)
+        ]
+        found = (kernel, bare, *checked)
+    if len(PLANS) >= 512:
+        PLANS.clear()
+    PLANS[key] = found
+    return found
+
+
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
     """Π_Ω(x) with its gradients, or None where no kernel computes it."""
     tracing = transforms.tracing()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
+from ..kernels.base import ASKED
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
 from ..optimality.problem import Problem
@@ -22,16 +23,22 @@ from ..regularizers.regularizer import Regularizer, like, overrides
 from . import compiled, composition, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
+from .function import Eager, forward
 from .hidden import may_hide_tensors
 from .rows import Rows, prepare
 
 F64 = torch.float64
+_FLOAT = frozenset((float,))
 
 
 def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
     """Π_Ω(x), with gradients, from the user's arguments."""
+    if mask is None and dim == -1 and type(gamma) is float and settings.plain:
+        y = _planned(omega, x, gamma)
+        if y is not None:
+            return y
     if settings.certify and not is_dtensor(x):  # that is certified where it lies
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
@@ -49,6 +56,28 @@ def mapping(
         return sharded.mapping(own, omega, x, gamma, dim, mask)
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     return rows.restore(argmax(rows, settings)[0])
+
+
+def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
+    """Π_Ω(x) by the kernel that a call like this one found, or None where it must be looked for."""
+    if type(x) not in transforms.PLAIN or x.ndim == 0 or not ASKED.get() or not transforms.plain():
+        return None
+    cls = type(omega)
+    numbers = [omega.__dict__.get(name) for name in cls.hyperparameters or ()]
+    if not _FLOAT.issuperset(map(type, numbers)):
+        return None
+    key = (cls, omega.exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
+    try:
+        plan = compiled.PLANS[key]
+    except KeyError:
+        plan = compiled.plan(omega, x, gamma, key)
+    if plan is None:
+        return None
+    if x.requires_grad and torch.is_grad_enabled():
+        y: Tensor = Eager.apply(x, None, *plan)  # type: ignore[no-untyped-call]
+        return y
+    kernel, _, *given = plan
+    return forward(kernel, x, None, given)[0]
 
 
 def _certified(

@@ -157,8 +157,8 @@ class Product(torch.autograd.Function):
 
 def _keep(ctx: Any, numbers: Any, *tensors: Tensor | None) -> None:
     """Save tensors, and γ and θ, for both modes."""
-    ctx.fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
-    saved = (*tensors, *(t for t in numbers if isinstance(t, Tensor)))
+    ctx.fixed = tuple([None if isinstance(t, Tensor) else t for t in numbers])
+    saved = (*tensors, *[t for t in numbers if isinstance(t, Tensor)])
     ctx.save_for_backward(*saved)
     if transforms.dual_level() or transforms.transforming():
         ctx.save_for_forward(*saved)
@@ -279,7 +279,9 @@ def products(
     kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], hyper: bool
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
-    gamma, *theta = (_per_row(item, y) for item in numbers)
+    gamma, *theta = [
+        _per_row(t, y) if isinstance(t, Tensor) else _constant(t, y.device) for t in numbers
+    ]
     v = _rows(wrappers.allocated(v))
     on = None if part is None else _rows(part).contiguous()
     gx, dtheta = kernel.backward(_rows(y), v, gamma, tuple(theta), on, hyper)
@@ -356,7 +358,9 @@ def taking_part(part: Tensor | None) -> Tensor | None:
 def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
-    gamma, *theta = (_per_row(item, x) for item in numbers)
+    gamma, *theta = [
+        _per_row(t, x) if isinstance(t, Tensor) else _constant(t, x.device) for t in numbers
+    ]
     on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
     y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
     if y.shape == x.shape:
@@ -364,10 +368,8 @@ def forward(
     return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
-def _per_row(item: float | Tensor, x: Tensor) -> Tensor:
+def _per_row(item: Tensor, x: Tensor) -> Tensor:
     """A hyperparameter in float64, one number or one for each row of x."""
-    if not isinstance(item, Tensor):
-        return _constant(item, x.device)
     t = wrappers.allocated(item.detach()).double()
     t = t.resolve_neg() if t.is_neg() else t
     if t.numel() == 1:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +14,6 @@ from ..regularizers import arguments
 from ..regularizers.penalty import unpenalized
 from ..regularizers.regularizer import Regularizer
 
-T = TypeVar("T")
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -112,27 +109,6 @@ class Rows:
     def restore_rows(self, t: Tensor) -> Tensor:
         """One number per row, (*batch)."""
         return self.fill(t.unsqueeze(-1)).squeeze(-1)
-
-
-def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
-    """Replace inference mode by no_grad inside ``function``: the gradient of Ω needs autograd."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> T:
-        if transforms.compiling() or not torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return function(
-                *(_ordinary(a) for a in args), **{k: _ordinary(a) for k, a in kwargs.items()}
-            )
-
-    own: Any = call  # Dynamo counts recompilations by code object: each function has its own
-    own.__code__ = own.__code__.replace(co_name=function.__name__)
-    return call
-
-
-def _ordinary(item: Any) -> Any:
-    return item.clone() if isinstance(item, Tensor) and item.is_inference() else item
 
 
 def prepare(
