@@ -17,34 +17,18 @@ import torch
 from .timing import Figure
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    "regmax",
-    "torch",
-    "numba",
-    "triton",
-    "entmax",
-    "cvxpylayers",
-    "adasplash",
-    "liger-kernel",
-)
+PACKAGES = ("torch", "numba", "triton", "entmax", "cvxpylayers", "adasplash", "liger-kernel")
 Figures = Mapping[str, Mapping[str, Figure]]
 """By candidate, then by case."""
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], align: str = "---:") -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
-    lines = [list(head), ["---", *(align for _ in head[1:])], *(list(row) for row in rows)]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
+    lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def ratios(
-    figures: Figures,
-    errors: Mapping[str, float],
-    reference: str,
-    forward: bool,
-) -> str:
+def ratios(figures: Figures, errors: Mapping[str, float], reference: str, forward: bool) -> str:
     """Times of the reference; times of the others over it. Forward, if asked for, and both."""
     cases = list(dict.fromkeys(case for found in figures.values() for case in found))
     base, lines = figures.get(reference, {}), []

@@ -92,9 +92,9 @@ class Bench:
 def mappings(bench: Bench) -> str:
     """Mappings
 
-    Over `torch.softmax`. A case: rows × scores in a row, and the input. Targets for mean and worst on
-    the CPU: 1 and 2 for sparsemax and entmax15, 2 and 4 for entmax and pnormmax, 3 and 6 for
-    fusedmax, 6 and 12 for oscarmax. On CUDA: 2 for fusedmax and oscarmax, 1.1 for the others.
+    Over `torch.softmax`. A case: rows × scores in a row, and the input. Targets for the mean and
+    the worst case: 1 and 2 for sparsemax and entmax15, 2 and 4 for entmax and pnormmax, 3 and 6
+    for fusedmax, 6 and 12 for oscarmax. On CUDA: 2 for fusedmax and oscarmax, 1.1 for the others.
     """
     p = bench.plan
     cases = (

@@ -6,8 +6,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,19 +107,24 @@ def interleave(
     evenly over the rounds.
     """
     order = random.Random(0)
-    with _without_gc():
-        turns = {}
+    laps: dict[str, list[tuple[float, float]]] = {step.name: [] for step in steps}
+    turns = {}
+    gc.collect()
+    gc.freeze()  # the next collection is quick
+    gc.disable()
+    try:
         for step in steps:
             cost = sum(watch.read(watch.start(step)))
             turns[step.name] = max(least, min(rounds, int(budget / max(cost, 1e-9))))
         most = max(turns.values(), default=0)
-        laps: dict[str, list[tuple[float, float]]] = {step.name: [] for step in steps}
         for i in range(most):
             due = [s for s in steps if (i + 1) * turns[s.name] // most > i * turns[s.name] // most]
             order.shuffle(due)
             started = [(step.name, watch.start(step)) for step in due]
             for name, lap in started:
                 laps[name].append(watch.read(lap))
+    finally:
+        gc.enable()
     return {step.name: _figure(laps[step.name], step.per) for step in steps}
 
 
@@ -129,16 +133,3 @@ def _figure(laps: Sequence[tuple[float, float]], per: int) -> Figure:
     low, both, high = statistics.quantiles([f + b for f, b in laps], n=4, method="inclusive")
     forward = statistics.median(f for f, _ in laps)
     return Figure(forward / per, both / per, (high - low) / both)
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()  # the next collection is quick
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
