@@ -58,7 +58,7 @@ def number(value: float) -> str:
     """A ratio with three digits at most."""
     if value >= 100:
         return f"{float(f'{value:.3g}'):,.0f}"
-    if 0 < value < 0.01:
+    if 0 < value < 0.1:
         return f"{value:.2g}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
