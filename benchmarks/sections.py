@@ -159,8 +159,8 @@ def long_rows(bench: Bench) -> str:
 def calls(bench: Bench) -> str:
     """Compiled and transformed calls
 
-    256 × 512, one training step: the gradient of ⟨v, y⟩ in x, over the eager call. `torch.compile` with
-    `fullgraph=True`. `torch.func.jvp` computes Jv, which is the same because J is symmetric.
+    256 × 512, one training step: the gradient of ⟨v, y⟩ in x, over the eager call. `torch.compile`
+    has `fullgraph=True`. `torch.func.jvp` computes Jv: the same vector, because J is symmetric.
     """
     case = bench.case("normal", *bench.plan.calls)
     return bench.table(((m, _calls(bench, m, case)) for m in peers.OMEGAS), "eager", forward=False)
@@ -324,7 +324,7 @@ def peaks(bench: Bench) -> str:
     """Peak memory
 
     Forward; forward and backward. In units of the input's size, beyond the input. The output and
-    the gradient count, so a mapping needs at least 1 and 2, a loss 0 and 1. On the CPU this is the resident set.
+    the gradient count, so a mapping needs at least 1 and 2, a loss 0 and 1.
     """
     found: dict[str, dict[str, str]] = {}
 
