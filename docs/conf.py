@@ -36,7 +36,8 @@ nitpicky = True
 # Others' names, and ours that are nobody's to call, stay text: a build needs no network.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|collections|numpy|pathlib|typing|Tensor|dict)\b.*"),
-    (r"py:.*", r"regmax\.hessian\.Local"),
+    (r"py:.*", r"regmax\.regularizers\.autodiff\..*"),
+    (r"py:.*", r"regmax\.optimality\.condition\..*"),
     (r"py:.*", r"regmax\.testing\.(subject|promise|solver_bench|solvers)\b.*"),
 ]
 

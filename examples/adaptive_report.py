@@ -78,7 +78,14 @@ def _learned(runs: Runs) -> str:
         if _learns(seeds)
         for block in BLOCKS
     ]
-    head = ["α of the heads", "smallest", "first quartile", "median", "third quartile", "largest"]
+    head = [
+        "α of the heads",
+        "smallest",
+        "first quartile",
+        "median",
+        "third quartile",
+        "largest",
+    ]
     head.append("mean distance from the start")
     return tables.markdown(head, rows) if rows else ""
 

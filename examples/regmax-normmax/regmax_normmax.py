@@ -50,7 +50,7 @@ class Norm(regmax.Regularizer):
         norm = self._norm(y)
         return NormCurvature(y / norm, (self.alpha - 1) / norm, self.alpha)
 
-    def smallest(self, tiny: float) -> float:
+    def min_positive(self, tiny: float) -> float:
         return tiny  # powers of u by their logarithm have finite derivatives there
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -81,7 +81,7 @@ class Norm(regmax.Regularizer):
         log_t = increasing_root(residual, low, torch.zeros_like(low))
         return normalize(entries(log_t)[0]).to(x.dtype)
 
-    def reach(self) -> float:
+    def support_radius(self) -> float:
         return 1.0  # t ≤ 1
 
     def as_cvxpy(self, y: Any) -> Any:

@@ -39,10 +39,10 @@ class Entropy(regmax.Regularizer):
     def curvature(self, y: Tensor) -> Diagonal:
         return Diagonal((-y.log()).exp())  # 1/y, with a derivative that does not overflow
 
-    def smallest(self, tiny: float) -> float:
+    def min_positive(self, tiny: float) -> float:
         return tiny
 
-    def reach(self) -> float:
+    def support_radius(self) -> float:
         return 800.0  # exp(−800) is 0
 
     def kernel(self, x: Tensor) -> Kernel | None:

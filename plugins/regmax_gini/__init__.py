@@ -35,10 +35,10 @@ class Gini(regmax.Regularizer):
     def curvature(self, y: Tensor) -> Diagonal:
         return Diagonal(torch.ones_like(y))
 
-    def smallest(self, tiny: float) -> float:
+    def min_positive(self, tiny: float) -> float:
         return tiny
 
-    def reach(self) -> float:
+    def support_radius(self) -> float:
         return 1.0
 
     def kernel(self, x: Tensor) -> Kernel | None:

@@ -40,7 +40,7 @@ class OrderedPairs(Ordered):
             means is None
             or learning
             or not (transforms.may_look(v) and transforms.may_look(z))
-            or transforms.watched((v, z))
+            or transforms.under_transform((v, z))
             or transforms.batched(v)
         ):
             return super().average(v, z, mask)

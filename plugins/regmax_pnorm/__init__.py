@@ -57,10 +57,10 @@ class PNorm(regmax.Regularizer):
         p, log = self.p, (y / self._norm(y)).log()
         return DiagonalPlusRankOne((p - 1) * ((p - 2) * log).exp(), ((p - 1) * log).exp(), 2 - p)
 
-    def smallest(self, tiny: float) -> float:
+    def min_positive(self, tiny: float) -> float:
         return tiny
 
-    def reach(self) -> float:
+    def support_radius(self) -> float:
         return 1.0
 
     def kernel(self, x: Tensor) -> Kernel | None:

@@ -71,14 +71,14 @@ class Tsallis(regmax.Regularizer):
         info = torch.finfo(y.dtype)
         return Diagonal(((self.alpha - 2) * y.log()).exp().clamp(info.tiny, info.max))
 
-    def smallest(self, tiny: float) -> float | Tensor:
+    def min_positive(self, tiny: float) -> float | Tensor:
         # y^(α−2) is finite there for α ≥ 1
         alpha = self.alpha
         if isinstance(alpha, Tensor):
             return torch.where(alpha.detach() >= 1, tiny, tiny**0.5)
         return tiny if alpha >= 1 else tiny**0.5
 
-    def reach(self) -> float | Tensor:
+    def support_radius(self) -> float | Tensor:
         """1/(α − 1) for α > 1, at most 800, since y_i is below exp(−δ_i)."""
         alpha = self.alpha
         if not isinstance(alpha, Tensor):

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--out {arguments.out}: {error.strerror or error}") from error
     start = time.perf_counter()
 
-    print("1. Every mapping against independent roads\n")
+    print("1. Every mapping against independent methods\n")
     found = quiet_registry()
     omegas = [named(found, mapping) for mapping in MAPPINGS]
     outcomes = validate.check(omegas, builtin(d=8), validate.backends(found, None), gamma=1.0)

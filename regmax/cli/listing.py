@@ -90,7 +90,7 @@ def regularizer_row(offer: Offer) -> list[str]:
         ", ".join(m for m in mapping if m) or "-",
         hyperparameters(cls),
         closed_form(cls),
-        "yes" if issubclass(cls, Penalized) or claims(cls, "as_cvxpy") else "no",
+        "yes" if issubclass(cls, Penalized) or declares(cls, "as_cvxpy") else "no",
         offer.distribution,
     ]
 
@@ -122,10 +122,10 @@ def closed_form(cls: type[Any]) -> str:
     """``yes``; ``prox`` where a penalty's prox is followed by the base's closed form; ``no``."""
     if issubclass(cls, Penalized):
         return "prox"
-    return "yes" if claims(cls, "closed_form") else "no"
+    return "yes" if declares(cls, "closed_form") else "no"
 
 
-def claims(cls: type[Any], method: str) -> bool:
+def declares(cls: type[Any], method: str) -> bool:
     """Whether the class defines the method itself."""
     own = getattr(cls, method, None)
     return own not in (None, getattr(Regularizer, method), getattr(Penalized, method))

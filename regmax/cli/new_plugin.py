@@ -176,8 +176,8 @@ class $cls(regmax.Regularizer):
     hyperparameters = ("mu",)
     ranges = {"mu": (">= 0", lambda mu: mu >= 0)}
 
-    # Change: claims that make it faster. Take out what does not hold for your Ω; all are optional,
-    # and the tests find out which are false.
+    # Change: properties and methods that make it faster. Take out what does not hold for your Ω;
+    # all are optional, and the tests find those that are false.
     permutation_invariant = True  # Ω is the same for every order of the entries
     separable = True  # Ω(y) = Σ g(y_i)
     ignores_zeros = True  # entries that are 0 add nothing

@@ -1,4 +1,4 @@
-"""``regmax validate``: every regularizer against independent roads, on built-in or own scores."""
+"""``regmax validate``: every regularizer against independent methods, on built-in or own scores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "validate",
         help="cross-check regularizers: closed form, generic solver, convex solvers",
-        description="Computes each mapping and its vector-Jacobian products on independent roads "
+        description="Computes each mapping and its vector-Jacobian products on independent methods "
         "and compares them, each judged by the error that it certifies. Exit status 1 if any "
         "verdict fails, 2 if the command is used wrongly.",
         epilog="example: regmax validate tv tsallis:alpha=1.3 --scores attention.npy --gamma 0.5",
@@ -143,7 +143,7 @@ def summarize(outcomes: Sequence[tuple[str, Outcome]]) -> int:
     rows = [[label, "ok" if ok(outcome) else "FAILED", why(outcome)] for label, outcome in outcomes]
     print(table(["regularizer", "verdict", ""], rows, indent=""))
     failed = sum(not ok(outcome) for _, outcome in outcomes)
-    print(f"\n{len(outcomes) - failed} of {len(outcomes)} agree on every road")
+    print(f"\n{len(outcomes) - failed} of {len(outcomes)} agree by every method")
     return 1 if failed else 0
 
 
@@ -153,9 +153,9 @@ def ok(outcome: Outcome) -> bool:
 
 
 def why(outcome: Outcome) -> str:
-    """Which road disagrees with the rest, or what was raised."""
+    """Which method disagrees with the rest, or what was raised."""
     if isinstance(outcome, Report):
-        return "" if outcome.ok else ", ".join(outcome.culprits) or "the roads disagree"
+        return "" if outcome.ok else ", ".join(outcome.culprits) or "the methods disagree"
     return f"{type(outcome).__name__}: {str(outcome).splitlines()[0] if str(outcome) else ''}"
 
 

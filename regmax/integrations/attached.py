@@ -201,7 +201,7 @@ def without(model: Any) -> ValueError:
 def form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
     """What ``config.regmax`` is; with ``lacks``, why the text does not make Ω again."""
     try:
-        return {"omega": saving.written(omega), "per_layer": per_layer}
+        return {"omega": saving.text_of(omega), "per_layer": per_layer}
     except TypeError as error:
         with printing.whole():
             return {"omega": repr(omega), "per_layer": per_layer, "lacks": str(error)}

@@ -41,7 +41,7 @@ def classes() -> list[type[Any]]:
     return [*_OWN, *_MODULES, *_TORCH, *offered, *named]
 
 
-def written(omega: Regularizer | nn.Learnable) -> str:
+def text_of(omega: Regularizer | nn.Learnable) -> str:
     """The text that :func:`made` makes Ω of again, or a TypeError that says why there is none.
 
     Parameters are in it as they are now.
@@ -50,10 +50,10 @@ def written(omega: Regularizer | nn.Learnable) -> str:
         _check(part)
     found = _text(omega)
     try:
-        twin = made(found)
+        again = made(found)
     except Exception as error:  # a plugin's code may raise anything
         raise TypeError(f"{omega} cannot be made again from {found!r}: {error}") from error
-    if _text(twin) != found or _shapes(twin) != _shapes(omega):
+    if _text(again) != found or _shapes(again) != _shapes(omega):
         raise TypeError(f"{omega} cannot be made again from {found!r}: that is another Ω")
     return found
 

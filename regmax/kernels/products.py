@@ -41,7 +41,7 @@ class Steady(TorchFunctionMode):
         if product is None:
             return func(*args, **(kwargs or {}))
         self.met = True
-        if kwargs or not all(_plain(t) for t in args) or transforms.watched(args):
+        if kwargs or not all(_plain(t) for t in args) or transforms.under_transform(args):
             return func(*args, **(kwargs or {}))
         return product(*args)
 

@@ -118,7 +118,7 @@ def without_graph(t: Tensor) -> Tensor:
         return t.clone()
 
 
-def watched(tensors: Iterable[object]) -> bool:
+def under_transform(tensors: Iterable[object]) -> bool:
     """Whether anything but plain PyTorch looks at a computation with these inputs."""
     if tracing() or transforming():
         return True

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mapping.dynamo import outside, written
+from ..mapping.dynamo import outside, text_of
 from ..mapping.forward import Settings
 from ..regularizers import serialize
 from . import fenchel_young
 from .targets import Target
 
-__all__ = ["losses", "outside", "written"]
+__all__ = ["losses", "outside", "text_of"]
 
 
 def _losses(text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *rest: Any) -> Tensor:

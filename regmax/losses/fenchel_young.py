@@ -2,10 +2,10 @@
 
     L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩,        ∇_x L = Π_Ω(x) − t,
 
-and for γ and every θ in Ω, by the envelope theorem, the derivative of γ(Ω(t; θ) − Ω(y; θ)) with
-y = Π_Ω(x) held fixed. :func:`losses` finds y once and turns it into the gradient in place;
-:func:`reference`, its twin, says the same in operations that any transform can follow, and is what
-a second derivative differentiates.
+and for γ and every θ in Ω, by the envelope theorem, the derivative of γ(Ω(t; θ) − Ω(y; θ)) with y =
+Π_Ω(x) held fixed. :func:`losses` finds y once and turns it into the gradient in place; The
+reference implementation, :func:`reference`, computes the same in operations that any transform can
+follow, and is what a second derivative differentiates.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from torch import Tensor
 
 from ..kernels import asked, transforms
 from ..kernels.wrappers import dense
-from ..mapping import autograd, engine
+from ..mapping import engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
+from ..mapping.hidden import may_hide_tensors
 from ..mapping.rows import HALF, Rows, aligned, prepare
+from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer, frozen
 from .targets import F64, Target, in_blocks, omega_at
@@ -59,10 +61,10 @@ def losses(
         settings = replace(settings, certify=False)
     tensors = omega.tensors(fixed=True)
     if (
-        transforms.watched((x, gamma, *tensors.values(), *target))
+        transforms.under_transform((x, gamma, *tensors.values(), *target))
         or transforms.dual_level()
         or not omega.exact
-        or autograd.may_hide_tensors(omega)
+        or may_hide_tensors(omega)
         or any(isinstance(t, Tensor) and t.requires_grad for t in target)
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
@@ -270,7 +272,7 @@ def _packer() -> Any:
 
 class _Loss(torch.autograd.Function):
     """Forward makes the gradient in x, backward hands it on. Who asks once more pays once more; a
-    gradient of the gradient is that of the twin."""
+    gradient of the gradient is that of the reference implementation."""
 
     @staticmethod
     def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
@@ -283,7 +285,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[1:]
-        again = torch.is_grad_enabled() or transforms.watched((g,)) or transforms.batched(g)
+        again = torch.is_grad_enabled() or transforms.under_transform((g,)) or transforms.batched(g)
         if not again and ctx.solved is None:
             gamma = inputs[1] if ctx.gamma is None else ctx.gamma
             _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], keep=ctx.learns)
@@ -292,7 +294,7 @@ class _Loss(torch.autograd.Function):
         if free:
             with torch.enable_grad(), transforms.full_precision(g.device.type):
                 for i in free:
-                    inputs[i] = autograd.alias(inputs[i])
+                    inputs[i] = alias(inputs[i])
                 gamma = inputs[1] if ctx.gamma is None else ctx.gamma
                 if again:
                     total = ctx.task.reference(inputs[0], gamma, inputs[2:])

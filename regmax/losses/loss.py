@@ -157,7 +157,7 @@ class FenchelYoungLoss(nn.Module):
             )
         from . import dynamo  # loads the compiler
 
-        text, names = dynamo.written(self.omega, settings)
+        text, names = dynamo.text_of(self.omega, settings)
         if not text:
             outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target, skip)
             return outside

@@ -1,4 +1,4 @@
-"""Which mappings a kernel takes, and their arguments laid out for
+"""Which mappings a kernel computes, and their arguments laid out for
 :mod:`regmax.mapping.function`."""
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
 
 @functools.cache
 def _trusted(cls: type[Regularizer]) -> bool:
-    """Whether ``kernel`` comes with the definitions that it computes, or after them."""
+    """Whether no subclass of the class that defines ``kernel`` redefines what the kernel
+    computes."""
     own = depth(cls, "kernel") < cls.__mro__.index(Regularizer)
     return own and all(depth(cls, "kernel") <= depth(cls, name) for name in REPLACED)
 
 
 def depth(cls: type[Any], name: str) -> int:
-    """How far up the classes that ``cls`` inherits from ``name`` is defined."""
+    """The position in the inheritance order of ``cls`` of the class that defines ``name``."""
     order = cls.__mro__
     return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
 
 
 @functools.cache
 def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """γ and the hyperparameters: their names, and what is accepted."""
+    """The names of γ and the hyperparameters, and their accepted ranges."""
     names = tuple(cls.hyperparameters or ())
     return ("gamma", *names), (arguments.POSITIVE, *(cls.ranges.get(name) for name in names))
 
 
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
-    """Π_Ω(x) with its gradients, or None where no kernel takes it."""
+    """Π_Ω(x) with its gradients, or None where no kernel computes it."""
     tracing = transforms.tracing()
     if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and _hollow(x))):
         return None
@@ -61,8 +62,8 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
         return None
     names, ranges = _declared(type(omega))  # type: ignore[arg-type]
     given = [gamma, *(getattr(omega, name) for name in names[1:])]
-    watched = transforms.watched((x, *given, *factors))
-    if watched and not _takes((x, *given, *factors), omega, tracing):
+    under_transform = transforms.under_transform((x, *given, *factors))
+    if under_transform and not _takes((x, *given, *factors), omega, tracing):
         return None
     x, dim = arguments.scores(x, dim)
     arguments.entries(x, dim, whole.entries, whole)
@@ -70,7 +71,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
-    laid_out = arguments.per_row if watched else _checked
+    laid_out = arguments.per_row if under_transform else _checked
     numbers = [
         laid_out(name, item, accepted, like, dim)
         for name, item, accepted in zip(names, given, ranges, strict=True)
@@ -80,7 +81,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     if dim != x.ndim - 1:
         rows = rows.movedim(dim, -1)
         takes_part = None if takes_part is None else takes_part.movedim(dim, -1)
-    if watched:
+    if under_transform:
         y = _watched(kernel, omega, rows, takes_part, numbers)
     else:
         y = _with_gradients(kernel, omega, rows, takes_part, numbers)
@@ -90,18 +91,18 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
 
 
 def _hollow(x: Any) -> bool:
-    """Whether a wrapper is one of those that tracers make of a plain tensor."""
+    """Whether x is a plain tensor, or a tracer's wrapper of one."""
     return isinstance(x, Tensor) and not wrappers.is_dtensor(x) and x.layout == torch.strided
 
 
 def _takes(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool:
-    """Whether the one function takes these inputs: plain tensors, whatever looks at them; of a
-    recorded graph, those of an Ω that it can name."""
+    """Whether :class:`Mapping` takes these inputs: plain tensors, under any transform; in a graph,
+    an Ω that has a text."""
     tensors = [t for t in items if isinstance(t, Tensor)]
     if any(t.is_meta for t in tensors):
         return False
     if tracing:
-        return serialize.is_written(omega) and all(map(_hollow, tensors))
+        return serialize.has_text(omega) and all(map(_hollow, tensors))
     return all(type(t) in transforms.PLAIN for t in tensors)
 
 
@@ -125,13 +126,13 @@ def _watched(
 
 
 def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
-    """Π_Ω of rows as Ω sees them, with gradients."""
+    """Π_Ω of prepared rows, with gradients."""
     numbers = _numbers(omega, gamma)
     return _with_gradients(kernel, omega, x, mask, numbers)
 
 
-def watched(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | None:
-    """Π_Ω of rows that a transform or a tracer looks at, or None where no kernel takes them."""
+def under_transform(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | None:
+    """Π_Ω of prepared rows under a transform or a tracer, or None where no kernel computes it."""
     omega, gamma = unscaled(omega, gamma)
     kernel = kernel_of(omega, x)
     given = (x, gamma, *omega.tensors(fixed=True).values())
@@ -159,7 +160,7 @@ def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
 
 
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
-    """Π_Ω of rows as Ω sees them, without gradients."""
+    """Π_Ω of prepared rows, without gradients."""
     numbers = _numbers(omega, gamma)
     return forward(kernel, x.detach(), mask, numbers)[0]
 

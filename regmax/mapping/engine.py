@@ -12,15 +12,17 @@ from torch import Tensor
 
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
-from ..optimality.certificates import Certificate, Problem
+from ..optimality.certificates import Certificate, certify
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like, overrides
 from . import compiled, composition, operator, sharded
-from .autograd import attach, envelope, may_hide_tensors, objective, restate
-from .forward import Road, Settings, check_composed, closed_form, report, solves, travel
+from .autograd import attach, envelope, newton_steps, objective
+from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
+from .hidden import may_hide_tensors
 from .rows import Rows, prepare
 
 F64 = torch.float64
@@ -29,7 +31,7 @@ F64 = torch.float64
 def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
-    """Π_Ω(x), as the user calls it."""
+    """Π_Ω(x), with gradients, from the user's arguments."""
     if settings.certify and not is_dtensor(x):  # that is certified where it lies
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
@@ -52,7 +54,7 @@ def mapping(
 def _certified(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
-    """Π_Ω(x) as :func:`mapping` gives it, its certificate and its product with J looked at."""
+    """Π_Ω(x) by :func:`mapping`; the answer and its product with J are certified."""
     y = mapping(omega, x, gamma, dim, mask, replace(settings, certify=False))
     if transforms.compiling() or transforms.transforming() or not omega.exact:
         return y
@@ -60,9 +62,9 @@ def _certified(
         wide = prepare(omega, x, gamma, dim, mask, wide=True)
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.read(y.detach())
-        certificate = problem.tested(found)
+        certificate = certify(problem.at(found), tested=True)
         path = f"the mapping of {who(wide.omega)}"
-        _check_exact(wide, found, Road(found, path, ""))
+        _check_exact(wide, found, Forward(found, path, ""))
         _check_zeros(certificate, found, path)
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
@@ -80,13 +82,14 @@ def _check_product(
     path: str,
     settings: Settings,
 ) -> None:
-    """Compare J v by backward with J v by Ω's value, where the support is decided."""
+    """Compare J v by backward with J v from Ω's value, where the certificate decides the
+    support."""
     v = simplex.generic(found, 0.7) * found.shape[-1]
     back = v.movedim(-1, wide.dim).to(y.dtype)
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
     support = certificate.support
     with torch.no_grad():
-        expected = problem.vector_product(found, support, v) / wide.gamma
+        expected = problem.at(found).vector_product(support, v) / wide.gamma
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
         decided = (support == (found > 0)).all(-1)
@@ -99,8 +102,8 @@ def _check_product(
         )
 
 
-def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
-    """Π_Ω(x), with gradients, and the road taken."""
+def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
+    """Π_Ω(x) of prepared rows, with gradients, and the method taken."""
     try:
         return _argmax(rows, settings)
     except RuntimeError as error:
@@ -112,13 +115,14 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
         raise
 
 
-def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
+def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     omega = rows.omega
-    seen = transforms.watched((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
-    seen = seen or (transforms.dual_level() and omega.exact)
+    given = (rows.x, rows.gamma, *omega.tensors(fixed=True).values())
+    transformed = transforms.under_transform(given)
+    transformed = transformed or (transforms.dual_level() and omega.exact)
     with transforms.full_precision(rows.x.device.type):
         if not omega.exact:
-            if seen:
+            if transformed:
                 raise NotImplementedError(
                     f"{omega!r} approximates, and is differentiated as it is written: by autograd "
                     "in reverse mode only, without torch.func, forward mode, compile or export"
@@ -129,37 +133,37 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Road]:
                 raise RegularizerError(
                     f"{type(omega).__name__} is not exact and has no closed form"
                 )
-            return y, Road(y, "closed form", "an approximation, differentiated as it is written")
-        if seen and settings.solver == "auto":
-            known = compiled.watched(omega, rows.x, rows.gamma, rows.mask)
+            return y, Forward(y, "closed form", "an approximation, differentiated as it is written")
+        if transformed and settings.solver == "auto":
+            known = compiled.under_transform(omega, rows.x, rows.gamma, rows.mask)
             if known is not None:
-                return known, Road(known, "one function", "a transform or a tracer looks on")
-        if seen:
+                return known, Forward(known, "kernel", "under a transform or a tracer")
+        if transformed:
             y = operator.find(rows, settings)
-            road = Road(y, "one operator", "a transform or a tracer looks on")
-            return restate(y, rows.z_from(y), omega, rows.mask), road
+            result = Forward(y, "operator", "under a transform or a tracer")
+            return newton_steps(y, rows.z_from(y), omega, rows.mask), result
         if settings.solver == "auto" and torch.is_grad_enabled():
             composed = composition.argmax(rows)
             if composed is not None:
                 assert isinstance(omega, Penalized)
                 check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
-                return composed, Road(composed, "prox, then closed form", "kernels of both")
+                return composed, Forward(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
-            road = travel(rows, settings)
-        y = attach(road.y, rows.z_from(road.y), omega, rows.mask, road.inverse)
-        return _without_kinks(y, road), road
+            result = compute(rows, settings)
+        y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)
+        return _without_kinks(y, result), result
 
 
-def _without_kinks(y: Tensor, road: Road) -> Tensor:
-    """y, whose gradient is NaN in rows where the penalty has none on the support."""
-    if road.solved is None or not y.requires_grad:
+def _without_kinks(y: Tensor, result: Forward) -> Tensor:
+    """y; its gradient is NaN in rows where the penalty is not differentiable along the support."""
+    if result.solved is None or not y.requires_grad:
         return y
-    kinked = road.solved.problem.kinked(road.y)
+    kinked = result.solved.at.kinked()
     if bool(kinked.any()):
         where = [tuple(int(i) for i in at) for at in kinked.nonzero()[:4]]
         warnings.warn(
-            f"{who(road.solved.problem.omega)}: the penalty is not differentiable at y, along the "
-            f"support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
+            f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
+            f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
             "gradient is NaN",
             ConvergenceWarning,
             stacklevel=2,
@@ -171,7 +175,8 @@ def _without_kinks(y: Tensor, road: Road) -> Tensor:
 def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tensor:
     """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
 
-    ``gap``: by how much y may miss the maximum, where ``conjugate`` is to be held to that.
+    ``gap``: a bound on how far ⟨y, x⟩ − γΩ(y) is below the maximum; ``conjugate`` is checked
+    against it.
     """
     omega, gamma = rows.omega, rows.gamma
     with transforms.full_precision(rows.x.device.type):
@@ -187,7 +192,7 @@ def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tens
             if best is None:  # at the exact zeros of y, where Ω is finite there
                 best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
             best = torch.where(torch.isfinite(best), best, value)
-        if transforms.watched((rows.x, y)) or may_hide_tensors(omega):
+        if transforms.under_transform((rows.x, y)) or may_hide_tensors(omega):
             value = value + (best - value).detach()
         else:
             value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)
@@ -211,7 +216,7 @@ def _check_conjugate(
             )
 
 
-def _check_exact(rows: Rows, y: Tensor, road: Road) -> None:
+def _check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
     """Refuse an answer that is off the simplex: below 0, or not 0 where masked."""
     wrong = y < 0
     if rows.mask is not None:
@@ -219,13 +224,13 @@ def _check_exact(rows: Rows, y: Tensor, road: Road) -> None:
     if bool(wrong.any()):
         at = tuple(int(i) for i in wrong.nonzero()[0])
         raise RegularizerError(
-            f"{who(rows.omega)}, {road.path}: y must be >= 0, and 0 where masked; got "
+            f"{who(rows.omega)}, {result.path}: y must be >= 0, and 0 where masked; got "
             f"{y[at].item():.3g} at {at}"
         )
 
 
 def _check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
-    """Refuse an answer whose entries are next to 0 where they are 0: its gradients are those of
+    """Refuse an answer with small positive entries where y is 0: its gradients would be those of
     another support."""
     if bool(certificate.stray.any()):
         at = tuple(int(i) for i in certificate.stray.nonzero()[0])
@@ -241,8 +246,8 @@ def solution(
     settings: Settings,
     y0: Any = None,
 ) -> Solution:
-    """Π_Ω(x) with its certificate: that of the answer in its own dtype, for the scores as they came
-    and not as their dtype rounds what is made of them."""
+    """Π_Ω(x) with its certificate, which holds for the answer as rounded to its dtype and for the
+    scores before any rounding."""
     meta = isinstance(x, Tensor) and x.is_meta
     if transforms.compiling() or transforms.transforming() or meta:
         raise NotImplementedError(
@@ -252,27 +257,27 @@ def solution(
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     if y0 is not None:
         settings = replace(settings, start=rows.start(y0))
-    y, road = argmax(rows, settings)
+    y, result = argmax(rows, settings)
     if omega.exact:
-        _check_exact(rows, y.detach(), road)
+        _check_exact(rows, y.detach(), result)
     answer = rows.restore(y)
     with torch.no_grad():
         wide = prepare(omega, x, gamma, dim, mask, wide=True)
         # a prox composed with a solve is certified for the whole Ω, as any answer
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.point(y.detach())
-        if road.solved is not None and road.solved.problem.omega is rows.omega:
-            certificate = road.solved.certificate
+        if result.solved is not None and result.solved.at.problem.omega is rows.omega:
+            certificate = result.solved.certificate
         else:
-            certificate = problem.tested(found)
-        if omega.exact and road.solved is None:
-            _check_zeros(certificate, found, f"{who(omega)}, {road.path}")
+            certificate = certify(problem.at(found), tested=True)
+        if omega.exact and result.solved is None:
+            _check_zeros(certificate, found, f"{who(omega)}, {result.path}")
         rounded = (wide.read(answer.detach()) - found).norm(dim=-1)
         bound = certificate.error_bound.to(F64) + rounded
     bound = rows.restore_rows(_rounded_up(bound, answer.dtype))
     iterations = torch.zeros_like(bound, dtype=torch.int64)
-    if road.solved is not None:
-        iterations = rows.restore_rows(road.solved.iterations)
+    if result.solved is not None:
+        iterations = rows.restore_rows(result.solved.iterations)
     converged = bound <= settings.tolerance(answer.dtype)
     status = _status(rows, converged, iterations >= settings.max_iter)
     missed = (status == Status.BUDGET) | (status == Status.STALLED)
@@ -280,7 +285,7 @@ def solution(
         at = [tuple(int(i) for i in where) for where in missed.nonzero()[:4]]
         worst = torch.where(missed, bound, 0).max().item()
         raise ConvergenceError(
-            f"{road.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
+            f"{result.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
             f"{settings.tolerance(answer.dtype):g} (rows {at}; worst certified error {worst:.2g})"
         )
     known = certificate.error_bound <= settings.tolerance(answer.dtype)
@@ -292,7 +297,7 @@ def solution(
         error_bound=bound,
         iterations=iterations,
         converged=converged,
-        path=road.path,
+        path=result.path,
         estimated=certificate.estimated,
         status=status,
         trace=settings.trace and settings.trace.restored(rows.restore_rows),

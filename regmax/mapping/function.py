@@ -1,10 +1,9 @@
 """Π_Ω as one differentiable function, and its product with J, by the kernel of Ω.
 
-:class:`Mapping` and :class:`Product` have a vmap and a jvp: transforms of ``torch.func`` and
-forward mode take them as they are. Where a graph is recorded (compile, export) both call the
-operators ``regmax::argmax`` and ``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`.
-Plain PyTorch takes :class:`Eager`, the same without their cost. What is differentiated again is
-made of the operations of :mod:`regmax.mapping.autograd`.
+:class:`Mapping` and :class:`Product` define vmap and jvp, so ``torch.func`` and forward mode need
+nothing else. In a graph (compile, export) both call the operators ``regmax::argmax`` and
+``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`. Plain PyTorch uses :class:`Eager`,
+which costs less. Second derivatives consist of operations of :mod:`regmax.optimality.jacobian`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import Kernel, simplex, transforms, wrappers
+from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
 from ..regularizers import serialize
-from ..regularizers.penalty import averaging, jacobian_product, penalty_of, smooth_part, structured
+from ..regularizers.penalty import penalty_of, smooth_part, structured
 from ..regularizers.regularizer import Regularizer
-from . import autograd
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -49,7 +48,7 @@ class Mapping(torch.autograd.Function):
         y, part, x, *tensors = transforms.living(ctx.saved_tensors)
         numbers = _merged(ctx.fixed, tensors)
         wants = ctx.needs_input_grad[4:]
-        if transforms.watched((v, y)):
+        if transforms.under_transform((v, y)):
             given = (y, part, v, ctx.kernel, ctx.omega, any(wants[1:]), *numbers)
             gx, *dtheta = Product.apply(*given)  # type: ignore[no-untyped-call]
             dtheta = [
@@ -128,8 +127,8 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *u: Tensor) -> Any:
         y, part, v, *tensors = transforms.living(ctx.saved_tensors)
-        written = formula(ctx.omega, part, ctx.hyper, ctx.fixed)
-        dy, dv, *rest = torch.func.vjp(written, y, v, *tensors)[1](u)
+        product = formula(ctx.omega, part, ctx.hyper, ctx.fixed)
+        dy, dv, *rest = torch.func.vjp(product, y, v, *tensors)[1](u)
         found = iter(rest)
         numbers = [next(found) if t is None else None for t in ctx.fixed]
         return dy, None, dv, None, None, None, *numbers
@@ -145,8 +144,8 @@ class Product(torch.autograd.Function):
                 torch.zeros_like(p) if t is None else t.to(p)
                 for p, t in zip(at, given, strict=True)
             )
-            written = formula(ctx.omega, part, ctx.hyper, ctx.fixed)
-            found: tuple[Tensor, ...] = _pushed(written, at, along)
+            product = formula(ctx.omega, part, ctx.hyper, ctx.fixed)
+            found: tuple[Tensor, ...] = _pushed(product, at, along)
         return found
 
     @staticmethod
@@ -228,7 +227,7 @@ def _change(
 
         def slope(inside: dict[str, Tensor]) -> Tensor:
             own = smooth.with_tensors(inside)
-            return own.grad(own.seen(y))
+            return own.grad(own.lifted(y))
 
         at = {name: held[name] for name in moved}
         total = total - gamma * _pushed(slope, (at,), (moved,))
@@ -306,12 +305,12 @@ def differentiable(
     y = torch.where(torch.isnan(y.detach()), 0, y)
     with transforms.full_precision(y.device.type):
         average = averaging(penalty_of(omega), y, part)
-        w = jacobian_product(smooth, average, y, v, autograd.movable(y))
+        w = jacobian_product(smooth, average, y, v, movable(y))
         tensors = smooth.tensors(fixed=True)
         items = list(tensors.values())
         asked_for = {name for name, want in zip(names, wants, strict=True) if want}
         learnt = tuple(name in asked_for for name in tensors)
-        products = autograd.hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
+        products = hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
         found = dict(zip(tensors, products, strict=True))
         if structured(omega):
             u = omega.penalty.any_subgradient(y, part)
@@ -346,8 +345,12 @@ def taking_part(part: Tensor | None) -> Tensor | None:
     """Who takes part, None for all of them where that can be seen."""
     if part is None:
         return None
-    part = part if part.dtype == torch.bool else part.detach() != -torch.inf
-    return None if transforms.may_look(part) and bool(part.all()) else part
+    look = transforms.may_look(part) and part.numel() > 0
+    if part.dtype == torch.bool:
+        return None if look and bool(part.all()) else part
+    if look and part.detach().amin().item() > -torch.inf:
+        return None
+    return part.detach() != -torch.inf
 
 
 def forward(

@@ -14,11 +14,11 @@ from ..regularizers import serialize
 from .names import named
 
 
-def _written(name: str) -> tuple[str, list[Any]]:
+def _text_of(name: str) -> tuple[str, list[Any]]:
     """The regularizer of a mapping's name as a text, with its arguments, which are numbers."""
     omega = named(name)
-    text, names = dynamo.written(omega, Settings())
+    text, names = dynamo.text_of(omega, Settings())
     return text, [serialize.attribute(omega, key) for key in names]
 
 
-written: Callable[[str], tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_written)
+text_of: Callable[[str], tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_text_of)

@@ -14,7 +14,7 @@ from ..kernels import why_none
 from ..mapping import engine
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import Rows, outside_inference, prepare
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
 from ..regularizers import serialize
 from ..regularizers.arguments import POSITIVE, hyperparameter
@@ -147,20 +147,20 @@ class RegularizedMax(nn.Module):
         """Which path ``self(x)`` takes, and why."""
         with torch.no_grad():
             rows = self._rows(x, mask)
-            y, road = engine.argmax(rows, self.settings)
+            y, result = engine.argmax(rows, self.settings)
         omega, d = rows.omega, rows.x.shape[-1]
         lines = [
             str(self),
             f"rows: {rows.x[..., 0].numel()} of {d} scores along dim {self._along(x)}",
             f"dtype: {x.dtype}, computed in {rows.x.dtype}",
-            f"forward: {road.path}: {road.why}",
+            f"forward: {result.path}: {result.why}",
             f"backward: {self._backward(omega, rows, y)}",
         ]
         known = _known_as(omega)
         if known is not None:
             lines.insert(1, f"Π_Ω is {known}")
         bare, _ = unscaled(smooth_part(omega), 1.0)
-        if overrides(bare, "kernel") and omega.exact and "kernel of" not in road.why:
+        if overrides(bare, "kernel") and omega.exact and "kernel of" not in result.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
         return "\n".join(lines)
@@ -184,7 +184,7 @@ class RegularizedMax(nn.Module):
         """``what`` as one call in torch.compile's graph; outside of it where that cannot be."""
         from ..mapping import dynamo  # loads the compiler
 
-        text, names = dynamo.written(self.omega, self.settings)
+        text, names = dynamo.text_of(self.omega, self.settings)
         if what not in dynamo.CALLS or not text:
             return dynamo.outside(plain, x, mask)
         arguments = [serialize.attribute(self.omega, name) for name in names]

@@ -64,23 +64,23 @@ def _recorded(
     if isinstance(omega, str):
         from . import constants
 
-        text, arguments = constants.written(omega)
+        text, arguments = constants.text_of(omega)
     else:
-        text, arguments = _written(omega)
+        text, arguments = _text_of(omega)
     if not text or certify:
         outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify)
         return outside
     return dynamo.mapping(text, scores, gamma, -1, mask, *arguments)
 
 
-def _written(omega: Any) -> tuple[str, list[Any]]:
+def _text_of(omega: Any) -> tuple[str, list[Any]]:
     """Ω as a text and its arguments, tensors that learn among them; no text if there is none."""
     from ..mapping import dynamo
 
     base, learned = omega, {}
     if isinstance(omega, Learnable):
         base, learned = omega.base, omega.values()
-    text, names = dynamo.written(base, SETTINGS)
+    text, names = dynamo.text_of(base, SETTINGS)
     return text, [
         learned[name] if name in learned else serialize.attribute(base, name) for name in names
     ]

@@ -52,7 +52,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _has_kernel(a: Tensor, b: Tensor) -> bool:
     """Whether tensor cores multiply a and b, and nothing but plain PyTorch looks on."""
-    if not a.is_cuda or torch.version.cuda is None or transforms.watched((a, b)):
+    if not a.is_cuda or torch.version.cuda is None or transforms.under_transform((a, b)):
         return False
     if type(a) is not Tensor or type(b) is not Tensor:
         return False

@@ -93,7 +93,7 @@ class Solution:
     error_bound: certified bound on ‖y − y*‖₂.
     iterations: steps of the solver; 0 for a closed form.
     converged: whether ``error_bound`` reached the tolerance.
-    path: which road was taken ("closed form", "solver fista", …).
+    path: which method was taken ("closed form", "solver fista", …).
     estimated: True where Ω declares no strong convexity, so that the bound uses an estimate of it.
     status: a :class:`regmax.Status` for each row, int8.
     trace: the iterations, as a :class:`Trace`, where ``solve(x, trace=True)`` asked for them; a

@@ -129,7 +129,7 @@ def _levels(axis: Any, omega: Regularizer) -> None:
     up = torch.linspace(-0.5, 1.0, 200, dtype=torch.float64)
     y = scores_at(torch.stack(torch.meshgrid(across, up, indexing="xy"), -1)) + 1 / 3
     with torch.no_grad():
-        value = omega.value(omega.seen(y.clamp(min=0)))
+        value = omega.value(omega.lifted(y.clamp(min=0)))
     value = torch.where((y >= 0).all(-1), value, torch.nan)
     shaded = axis.contourf(across, up, value.numpy(), levels=12, cmap="Greys", alpha=0.4)
     shaded.set_rasterized(True)

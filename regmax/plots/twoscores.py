@@ -86,7 +86,7 @@ def _both(omega: Regularizer, gamma: float, t: Tensor) -> tuple[Tensor, Tensor]:
     pairs = torch.stack([t, torch.zeros_like(t)], -1)
     layer = RegularizedMax(omega, gamma)
     with torch.no_grad():
-        end = omega.value(omega.seen(torch.tensor([0.0, 1.0], dtype=t.dtype)))
+        end = omega.value(omega.lifted(torch.tensor([0.0, 1.0], dtype=t.dtype)))
         return layer.max(pairs) + gamma * end, layer(pairs)[:, 0]
 
 

@@ -1,4 +1,4 @@
 """What Ω is: the contract of regularizers and penalties, their curvature and algebra, the registry.
 
-It imports :mod:`regmax.kernels` alone.
+It imports ``regmax.kernels`` alone.
 """

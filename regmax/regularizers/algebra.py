@@ -3,10 +3,10 @@ say, for regularizers a and b, a penalty R and a number c.
 
     Π_{cΩ,γ} = Π_{Ω,cγ},        c (Ω + λR) = cΩ + cλ R,        (a + λR) + b = (a + b) + λR.
 
-So every expression is a smooth Ω, or one with one penalty, :class:`regmax.Penalized`, and goes the
-roads of these. A number is a float or a tensor, a learnable one for instance, of the shape of every
-hyperparameter: it broadcasts to the scores with size 1 along ``dim``. It stays a symbol: no product
-of tensors is taken before the scores come.
+So every expression is a smooth Ω, or one with one penalty, :class:`regmax.Penalized`, and is
+computed as these are. A number is a float or a tensor, a learnable one for instance, of the shape
+of every hyperparameter: it broadcasts to the scores with size 1 along ``dim``. It stays a symbol:
+no product of tensors is taken before the scores come.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Columns(MatrixFree):
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         return self.inverse(support)(v)
 
-    def lowest(self, support: Tensor) -> Tensor:
-        return self.inverse(support).lowest
+    def min_eigenvalue(self, support: Tensor) -> Tensor:
+        return self.inverse(support).min_eigenvalue
 
     def inverse(self, support: Tensor) -> Inverse:
         large = support.sum(-1, keepdim=True) > curvatures.DENSE_LIMIT
@@ -124,8 +124,10 @@ class _Either:
         self._where, self._one, self._other = where, one, other
 
     @property
-    def lowest(self) -> Tensor:
-        return torch.where(self._where.squeeze(-1), self._one.lowest, self._other.lowest)
+    def min_eigenvalue(self) -> Tensor:
+        return torch.where(
+            self._where.squeeze(-1), self._one.min_eigenvalue, self._other.min_eigenvalue
+        )
 
     def __call__(self, v: Tensor) -> Tensor:
         return torch.where(self._where, self._one(v), self._other(v))
@@ -250,7 +252,7 @@ def by_autograd(
     With ``separable`` None, H r = (H1) ∘ r is tested on one random r. The result is
     differentiable in y, and in whatever ``gradient`` depends on, when grad mode is enabled.
     """
-    if transforms.watched((y,)):
+    if transforms.under_transform((y,)):
         return _by_transform(gradient, y, separable)
     keep = torch.is_grad_enabled()
     with torch.enable_grad():

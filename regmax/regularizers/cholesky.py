@@ -21,9 +21,9 @@ class Reduced:
     ``block(rows, index)`` gives H for the entries ``index`` (n, m) of the n ``rows``, counted
     through the batch: (n, m, m), a tensor of its own. Rows whose support has one entry are left
     out; the others are cut to a size that their own support decides, so that what a row goes
-    through does not depend on the rows beside it. ``lowest``, one per row, is a lower bound on the
-    least eigenvalue of H along {w : 1ᵀw = 0, w = 0 off S}, not positive where H is not positive
-    definite there, and +inf where S has one element: 1/‖J‖_F, at most √m too small.
+    through does not depend on the rows beside it. ``min_eigenvalue``, one per row, is a lower bound
+    on the least eigenvalue of H along {w : 1ᵀw = 0, w = 0 off S}, not positive where H is not
+    positive definite there, and +inf where S has one element: 1/‖J‖_F, at most √m too small.
     """
 
     def __init__(self, block: Callable[[Tensor, Tensor], Tensor], support: Tensor) -> None:
@@ -38,10 +38,10 @@ class Reduced:
         self._pieces = [
             (where, _Piece(h[where], self.part[where], size)) for where, size in _by_size(own, m, d)
         ]
-        lowest = torch.full_like(count, torch.inf, dtype=h.dtype).reshape(-1)
+        min_eigenvalue = torch.full_like(count, torch.inf, dtype=h.dtype).reshape(-1)
         for where, piece in self._pieces:
-            lowest[self.rows[where]] = piece.lowest
-        self.lowest = lowest.view(count.shape)
+            min_eigenvalue[self.rows[where]] = piece.min_eigenvalue
+        self.min_eigenvalue = min_eigenvalue.view(count.shape)
 
     def __call__(self, v: Tensor) -> Tensor:
         """J v, refined once, so that the residual is that of v's own rounding."""
@@ -93,9 +93,9 @@ class _Piece:
         eps = torch.finfo(s.dtype).eps
         lost = (failed != 0) | ~(norm * 8 * eps * count.squeeze(-1) < 1)
         j.mul_(s.unsqueeze(-1)).mul_(s.unsqueeze(-2))
-        self.lowest = 1 / _norm(j)
+        self.min_eigenvalue = 1 / _norm(j)
         if bool(lost.any()):
-            self.lowest[lost] = _lowest(h[lost], part[lost])
+            self.min_eigenvalue[lost] = _lowest(h[lost], part[lost])
             j[lost] = _pseudo(h[lost], part[lost])
         self._h, self._j, self._part, self._count = h, j, part, count
 

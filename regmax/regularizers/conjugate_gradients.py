@@ -32,8 +32,8 @@ def scaling(product: Product, like: Tensor) -> Tensor:
 
 def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """J v, the solution w of H_SS w + τ1 = v_S, 1ᵀw = 0, w = 0 off S, every row to its own last
-    bits; and the lowest Rayleigh quotient of SHS met on the way, one per row (+inf where there was
-    none; not positive where H is not positive definite).
+    bits; and the least Rayleigh quotient of SHS met on the way, one per row (+inf where
+    there was none; not positive where H is not positive definite).
 
     With w = s ∘ u the constraint is ⟨s, u⟩ = 0: conjugate gradients on that hyperplane.
     """
@@ -52,7 +52,7 @@ def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[
         u, direction = torch.zeros_like(r), r
         rr = row_dot(r, r)
         target = row_dot(v, v) * torch.finfo(r.dtype).eps ** 2
-        lowest = torch.full_like(rr, torch.inf)
+        least = torch.full_like(rr, torch.inf)
         active = rr > target
         for _ in range(4 * r.shape[-1] + 20):
             if not bool(active.any()):
@@ -60,7 +60,7 @@ def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[
             hd = projected(s * product(s * direction).detach())
             curvature = row_dot(direction, hd)
             quotient = curvature / torch.where(active, row_dot(direction, direction), 1)
-            lowest = torch.where(active, torch.minimum(lowest, quotient), lowest)
+            least = torch.where(active, torch.minimum(least, quotient), least)
             active = active & (curvature > 0)
             step = torch.where(active, rr / torch.where(active, curvature, 1), 0)
             u, r = u + step * direction, projected(r - step * hd)
@@ -69,4 +69,4 @@ def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[
             direction = torch.where(active, r + ratio * direction, direction)
             rr = torch.where(active, new, rr)
             active = active & (rr > target)
-        return s * u, lowest.squeeze(-1)
+        return s * u, least.squeeze(-1)

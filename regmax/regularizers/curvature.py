@@ -47,7 +47,7 @@ class Curvature(ABC):
         """J v, the solution w of H_SS w_S + τ1 = v_S, 1ᵀw = 0, w = 0 off S."""
 
     def inverse(self, support: Tensor) -> Inverse:
-        """v ↦ J v without derivatives, and a bound as :meth:`lowest` gives it: what can be
+        """v ↦ J v without derivatives, and a bound as :meth:`min_eigenvalue` gives it: what can be
         factorised is factorised once."""
         return Applied(self, support)
 
@@ -71,7 +71,7 @@ class Curvature(ABC):
         return MatrixFree(lambda v: self.matvec(v) + other.matvec(v), _dtype(self))
 
     @abstractmethod
-    def lowest(self, support: Tensor) -> Tensor:
+    def min_eigenvalue(self, support: Tensor) -> Tensor:
         """A lower bound on the smallest eigenvalue along {w : 1ᵀw = 0, w = 0 off S}, one per row.
 
         Exact for dense (0 where it is lost in rounding), safe for the others (an estimate for
@@ -93,7 +93,7 @@ class Inverse(Protocol):
     """J on a support: a function of v."""
 
     @property
-    def lowest(self) -> Tensor:
+    def min_eigenvalue(self) -> Tensor:
         """A lower bound on the least curvature, one per row."""
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -107,8 +107,8 @@ class Applied:
         self._curvature, self._support = curvature, support
 
     @functools.cached_property
-    def lowest(self) -> Tensor:
-        return self._curvature.lowest(self._support)
+    def min_eigenvalue(self) -> Tensor:
+        return self._curvature.min_eigenvalue(self._support)
 
     def __call__(self, v: Tensor) -> Tensor:
         with torch.no_grad():
@@ -127,8 +127,8 @@ class Later:
             return self._make()
 
     @property
-    def lowest(self) -> Tensor:
-        return self._inverse.lowest
+    def min_eigenvalue(self) -> Tensor:
+        return self._inverse.min_eigenvalue
 
     def __call__(self, v: Tensor) -> Tensor:
         return self._inverse(v)
@@ -170,7 +170,7 @@ class Diagonal(Curvature):
         p = torch.where(support, h.detach(), torch.inf).argmin(-1, keepdim=True)
         least = h.gather(-1, p)
         w, scale = least / h, 1 / least
-        if torch.is_grad_enabled() or transforms.watched((h, v)):
+        if torch.is_grad_enabled() or transforms.under_transform((h, v)):
             # with derivatives from logarithms, as the 1/h² of a quotient over- and underflows
             log_h = h.log()
             log_least = log_h.gather(-1, p)
@@ -182,7 +182,7 @@ class Diagonal(Curvature):
         step = w * (scale * (u - row_dot(w, u) / torch.where(total > 0, total, 1)))
         return torch.where(support, step, 0)
 
-    def lowest(self, support: Tensor) -> Tensor:
+    def min_eigenvalue(self, support: Tensor) -> Tensor:
         low = torch.where(support, self.h, torch.inf).amin(-1)
         return torch.where(_single(support), torch.inf, low)
 
@@ -212,8 +212,8 @@ class DiagonalPlusRankOne(Curvature):
         u = torch.where(support, self.u, 0)
         return dv - du * (self.c * row_dot(u, dv) / (1 + self.c * row_dot(u, du)))
 
-    def lowest(self, support: Tensor) -> Tensor:
-        return Diagonal(self.h).lowest(support)
+    def min_eigenvalue(self, support: Tensor) -> Tensor:
+        return Diagonal(self.h).min_eigenvalue(support)
 
 
 class Dense(Curvature):
@@ -259,7 +259,7 @@ class Dense(Curvature):
         w = _solve(torch.cat([top, bottom], -2), torch.cat([torch.where(support, v, 0), zero], -1))
         return torch.where(support, w[..., :-1], 0)
 
-    def lowest(self, support: Tensor) -> Tensor:
+    def min_eigenvalue(self, support: Tensor) -> Tensor:
         h = torch.nan_to_num(self._on(support))
         eps = torch.finfo(h.dtype).eps
         low = _lowest_across(h, support.to(h.dtype), support)
@@ -299,7 +299,7 @@ def _solve(a: Tensor, b: Tensor) -> Tensor:
     pads = torch.arange(size, device=a.device) >= a.shape[-1]
     a = rowwise.square(a, size) + torch.diag(pads.to(a.dtype))
     found: Tensor
-    if transforms.watched((a, b)):
+    if transforms.under_transform((a, b)):
         found = rowwise.times(torch.linalg.inv(a), rowwise.resized(b, size))
     else:
         found = torch.linalg.solve(a, rowwise.resized(b, size).unsqueeze(-1)).squeeze(-1)
@@ -361,7 +361,7 @@ class MatrixFree(Curvature):
             w = w + _self_adjoint(residual - residual.detach(), self.product, support, scale)
         return w
 
-    def lowest(self, support: Tensor) -> Tensor:
+    def min_eigenvalue(self, support: Tensor) -> Tensor:
         # Power iteration for the largest eigenvalue of J on the tangent space; safe side: half of
         # its inverse, as the iteration approaches from below.
         with torch.no_grad():

@@ -26,7 +26,7 @@ class Scaled(Regularizer):
     """c Ω(y), c > 0, for a smooth Ω: ``2 * entropy`` is softmax at twice the temperature.
 
     ``c``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``. What
-    ``base`` claims is claimed of c Ω too, by Π_{cΩ,γ} = Π_{Ω,cγ}.
+    ``base`` declares holds for c Ω too, by Π_{cΩ,γ} = Π_{Ω,cγ}.
     """
 
     hyperparameters = ("c",)
@@ -75,12 +75,14 @@ class Scaled(Regularizer):
         beta = self.base.strong_convexity
         return None if beta is None else self._number * beta
 
-    def reach(self) -> float | Tensor:
-        return self._number * self.base.reach()
+    def support_radius(self) -> float | Tensor:
+        return self._number * self.base.support_radius()
 
-    def smallest(self, tiny: float) -> float | Tensor:
+    def min_positive(self, tiny: float) -> float | Tensor:
         c = self._number  # c times a number next to the largest overflows
-        return self.base.smallest(tiny) * (c.clamp_min(1) if isinstance(c, Tensor) else max(c, 1))
+        return self.base.min_positive(tiny) * (
+            c.clamp_min(1) if isinstance(c, Tensor) else max(c, 1)
+        )
 
     @property
     def _number(self) -> float | Tensor:
@@ -89,8 +91,8 @@ class Scaled(Regularizer):
     def notes(self, x: Tensor) -> list[str]:
         return self.base.notes(x)
 
-    def claims(self, method: str) -> bool:
-        return method in vars(Scaled) and self.base.claims(method)
+    def declares(self, method: str) -> bool:
+        return method in vars(Scaled) and self.base.declares(method)
 
     def leaves(self) -> tuple[Regularizer, ...]:
         return self.base.leaves()
@@ -150,20 +152,20 @@ class Sum(Regularizer):
         declared = [b for term in self._each() if (b := term.strong_convexity) is not None]
         return sum(declared) if declared else None
 
-    def reach(self) -> float | Tensor:
-        return sum(term.reach() for term in self._each())
+    def support_radius(self) -> float | Tensor:
+        return sum(term.support_radius() for term in self._each())
 
-    def smallest(self, tiny: float) -> float | Tensor:
+    def min_positive(self, tiny: float) -> float | Tensor:
         # the sum of as many numbers next to the largest would overflow
-        each = [term.smallest(tiny) for term in self._each()]
+        each = [term.min_positive(tiny) for term in self._each()]
         return len(each) * functools.reduce(_larger, each)
 
     def notes(self, x: Tensor) -> list[str]:
         return list(dict.fromkeys(line for term in self._each() for line in term.notes(x)))
 
-    def claims(self, method: str) -> bool:
+    def declares(self, method: str) -> bool:
         some = any if method in ("grad", "strong_convexity") else all
-        return method in vars(Sum) and some(term.claims(method) for term in self._each())
+        return method in vars(Sum) and some(term.declares(method) for term in self._each())
 
     def leaves(self) -> tuple[Regularizer, ...]:
         return tuple(leaf for term in self._each() for leaf in term.leaves())

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from ..kernels import Kernel, transforms
 from ..kernels.products import evaluated
-from .curvature import Curvature, Inverse
 from .errors import RegularizerError
 from .operand import Operand
 from .printing import show
@@ -221,7 +220,7 @@ class Penalized(Regularizer):
         """
         lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
         gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
-        matters = gamma * (self.base.reach() + self.penalty.margin(lam, x.shape[-1]))
+        matters = gamma * (self.base.support_radius() + self.penalty.margin(lam, x.shape[-1]))
         z = proxed(self.penalty, x.double().clamp(min=-16 * matters), gamma * lam, mask)
         top = z if mask is None else torch.where(mask, z, -torch.inf)
         return (z - top.amax(-1, keepdim=True)).to(x.dtype)
@@ -250,67 +249,13 @@ class Penalized(Regularizer):
     def strong_convexity(self) -> float | Tensor | None:
         return self.base.strong_convexity
 
-    def smallest(self, tiny: float) -> float | Tensor:
-        return self.base.smallest(tiny)
+    def min_positive(self, tiny: float) -> float | Tensor:
+        return self.base.min_positive(tiny)
 
 
 def averaged(penalty: Penalty, v: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
     """``penalty.average(v, y, mask)``, refused with a message unless it is a tensor like v."""
     return like(penalty.average(v, y, mask), v, f"{type(penalty).__name__}.average")
-
-
-class Averages:
-    """P, the averages over the groups of y that a penalty makes."""
-
-    def __init__(self, penalty: Penalty, y: Tensor, mask: Tensor | None) -> None:
-        self._penalty, self._y, self._mask = penalty, y.detach(), mask
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return averaged(self._penalty, v, self._y, self._mask)
-
-    def matrix(self) -> Tensor:
-        """P, entry by entry: (*batch, d, d)."""
-        ids = group_ids(self._penalty, self._y, self._mask)
-        same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
-        if self._mask is not None:
-            same = same & self._mask.unsqueeze(-1) & self._mask.unsqueeze(-2)
-        return same / same.sum(-1, keepdim=True).clamp_min(1).to(self._y.dtype)
-
-
-def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Averages | None:
-    """P, or None without a penalty."""
-    return None if penalty is None else Averages(penalty, y, mask)
-
-
-def jacobian_product(
-    smooth: Regularizer, average: Averages | None, y: Tensor, v: Tensor, support: Tensor
-) -> Tensor:
-    """J v, J = ∂Π_Ω/∂z on ``support``, for Ω = ``smooth``: differentiable in y, v and its tensors.
-
-    With a penalty the groups of y move as one, and J = P (PHP)⁺ P with their averages P. (For a
-    permutation-invariant base H and P commute, and this is J_base P.)
-    """
-    curvature = smooth.curvature(smooth.seen(y))
-    if average is None:
-        return curvature.jacobian(v, support)
-    return average(curvature.averaged(average).jacobian(average(v), support))
-
-
-def restricted(curvature: Curvature, average: Averages | None, support: Tensor) -> Inverse:
-    """J on ``support`` as :func:`jacobian_product` applies it, without derivatives."""
-    if average is None:
-        return curvature.inverse(support)
-    return _Grouped(curvature.averaged(average).inverse(support), average)
-
-
-class _Grouped:
-    """P (PHP)⁺ P."""
-
-    def __init__(self, inverse: Inverse, average: Averages) -> None:
-        self._inverse, self._average, self.lowest = inverse, average, inverse.lowest
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self._average(self._inverse(self._average(v)))
 
 
 def who(omega: Regularizer) -> str:

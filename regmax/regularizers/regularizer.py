@@ -22,7 +22,7 @@ from .operand import Operand
 class Regularizer(Operand):
     """A convex function Ω on the simplex Δ.
 
-    Required: :meth:`value`. Optional, each a claim that the cross-check tests: :meth:`grad`,
+    Required: :meth:`value`. Optional, each tested by the cross-check: :meth:`grad`,
     :meth:`curvature`, :meth:`closed_form`, :meth:`conjugate`, :meth:`as_cvxpy`,
     :attr:`strong_convexity`.
 
@@ -119,14 +119,14 @@ class Regularizer(Operand):
         """Lines that ``RegularizedMax.explain(x)`` adds: which kernel runs, for instance."""
         return []
 
-    def reach(self) -> float | Tensor:
+    def support_radius(self) -> float | Tensor:
         """How far below the largest, over γ, a score has y_i = 0 or below any rounding.
 
         Default: no such distance is known.
         """
         return math.inf
 
-    def smallest(self, tiny: float) -> float | Tensor:
+    def min_positive(self, tiny: float) -> float | Tensor:
         """The smallest y_i at which ``grad``, ``curvature`` and their derivatives are finite.
 
         ``tiny`` is the smallest normal number, where 1/y is finite and the 1/y² of its derivative
@@ -134,21 +134,21 @@ class Regularizer(Operand):
         """
         return math.sqrt(tiny)
 
-    def seen(self, y: Tensor) -> Tensor:
+    def lifted(self, y: Tensor) -> Tensor:
         """y as derivatives see it: positive, and as small as this Ω can take it."""
         info = torch.finfo(y.dtype)
-        floor = self.smallest(info.tiny)
+        floor = self.min_positive(info.tiny)
         if not isinstance(floor, Tensor) and not floor <= info.eps:
             raise RegularizerError(
-                f"{type(self).__name__}.smallest must be at most the rounding of y, {info.eps:g}: "
-                f"smaller entries are taken for it; got {floor:g}"
+                f"{type(self).__name__}.min_positive must be at most the rounding of y, "
+                f"{info.eps:g}: smaller entries are taken for it; got {floor:g}"
             )
         return positive(y, floor)
 
     # -- structure ---------------------------------------------------------------------------
 
-    def claims(self, method: str) -> bool:
-        """Whether this Ω makes the claim of an optional method itself, not by a default."""
+    def declares(self, method: str) -> bool:
+        """Whether this Ω defines an optional method itself, not by a default."""
         return getattr(type(self), method) is not getattr(Regularizer, method)
 
     def leaves(self) -> tuple[Regularizer, ...]:
@@ -215,12 +215,12 @@ def common_entries(*parts: Any) -> int | None:
 
 
 def overrides(omega: Regularizer, method: str) -> bool:
-    """Whether ``omega`` makes this claim itself."""
-    return omega.claims(method)
+    """Whether ``omega`` defines this method itself."""
+    return omega.declares(method)
 
 
 class Definition(Regularizer):
-    """Ω reduced to its value: what certificates and the generic road of a cross-check use."""
+    """Ω reduced to its value: what certificates and the generic method of a cross-check use."""
 
     def __init__(self, omega: Regularizer) -> None:
         self.omega = omega
@@ -262,7 +262,7 @@ def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Ten
 
 
 def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
-    if transforms.watched((y,)):
+    if transforms.under_transform((y,)):
         transformed: Tensor = torch.func.grad(lambda t: value(t).sum())(y)
         return transformed
     keep = torch.is_grad_enabled()

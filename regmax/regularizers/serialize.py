@@ -31,7 +31,7 @@ _KNOWN: dict[tuple[Any, ...], Penalty] = {}
 from them, a graph for instance, would be the tracer's."""
 
 
-def written(omega: Regularizer) -> str:
+def text_of(omega: Regularizer) -> str:
     """The text, or a TypeError that says why there is none."""
     found = text(form(omega))
     for part in omega.modules():
@@ -62,7 +62,7 @@ def text(form: tuple[Any, ...]) -> str:
 
 
 def remembered(form: tuple[Any, ...]) -> bool:
-    """Whether a penalty of plain arguments is among the parts, which ``written`` keeps."""
+    """Whether a penalty of plain arguments is among the parts, which ``text_of`` keeps."""
     cls, *inner = form
     if cls is Sum or cls in _FORMS:
         return any(remembered(part) for part in inner)
@@ -106,7 +106,7 @@ def _is_plain(item: Any) -> bool:
     return isinstance(item, bool | int | float | str)
 
 
-def is_written(omega: Regularizer) -> bool:
+def has_text(omega: Regularizer) -> bool:
     """Whether Ω has a text."""
     try:
         text(form(omega))
@@ -118,7 +118,7 @@ def is_written(omega: Regularizer) -> bool:
 def call(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str:
     """Ω and γ but for their tensors, which are ``names``: what an operator reads again, in another
     process too."""
-    text = written(omega)
+    text = text_of(omega)
     numbers = {name: attribute(omega, name) for name in arguments(text) if name not in names}
     fixed = set(names) - set(omega.per_row_tensors())
     sizes = {name: list(attribute(omega, name).shape) for name in sorted(fixed)}

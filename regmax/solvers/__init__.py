@@ -1,13 +1,13 @@
 """The solvers that regmax ships, offered through the same hook as anybody's.
 
-This chapter imports :mod:`regmax.optimality` and what is below.
+This chapter imports ``regmax.optimality`` and what is below.
 """
 
 from __future__ import annotations
 
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..regularizers.hooks import hookimpl
-from .base import Solved, Solver, chosen, merged, polish, solve
+from .base import Solved, Solver, chosen, either, merged, polish, solve
 from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
@@ -24,6 +24,7 @@ __all__ = [
     "Solver",
     "choose",
     "chosen",
+    "either",
     "merged",
     "polish",
     "solve",
@@ -43,6 +44,6 @@ def choose(problem: Problem) -> tuple[list[Solver], str]:
         return [Fista()], "Ω has a penalty: proximal gradient steps"
     if problem.separable:
         return [DualRoot(), Newton(), Interior()], "Ω is separable: the dual is one scalar root"
-    if problem.steep:
+    if problem.legendre:
         return [Newton(), Interior()], "the slope of Ω is infinite at 0: Newton steps in log y"
     return [Newton(), Interior()], "Ω is smooth up to the boundary of the simplex"

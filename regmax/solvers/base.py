@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
-from ..optimality.certificates import Certificate, Problem
+from ..optimality.certificates import Certificate, certify
+from ..optimality.condition import Condition
+from ..optimality.point import Point
+from ..optimality.problem import Problem
 from ..regularizers import printing
 
 
@@ -45,13 +48,16 @@ class Solver(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What :func:`solve` found; ``problem`` remembers J at y, which backward can use again."""
+    """What :func:`solve` found; the point ``at`` keeps J, which backward uses again."""
 
-    y: Tensor
+    at: Point
     iterations: Tensor
     certificate: Certificate
     path: str
-    problem: Problem
+
+    @property
+    def y(self) -> Tensor:
+        return self.at.y
 
 
 def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved:
@@ -64,9 +70,9 @@ def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved
         if not torch.equal(problem.z, before):
             raise ValueError(f"{type(solver).__name__}.run must not write to problem.z")
         y, iterations = _taken(problem, solver, answer)
-        y, certificate = _decided(problem, *polish(problem, y, tol), tol)
-        problem.observe(y, answer=True)
-    return Solved(y, iterations, certificate, f"solver {solver.name}", problem)
+        at, certificate = _decided(*_polished(problem.at(y), tol), tol)
+        problem.observe(at.y, answer=True)
+    return Solved(at, iterations, certificate, f"solver {solver.name}")
 
 
 def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Tensor]:
@@ -116,41 +122,44 @@ def polish(
     y ← y + J (z − ∇Ω(y)): quadratic convergence, to the last bits. With a penalty, members of a
     group are made equal first, by its prox.
     """
-    best = problem.tested(y)
-    if problem.structured:
-        y, best = _fused(problem, y, best)
-    eps = torch.finfo(y.dtype).eps
+    at, certificate = _polished(problem.at(y), tol, steps)
+    return at.y, certificate
+
+
+def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate]:
+    best = certify(at, tested=True)
+    if at.problem.structured:
+        at, best = _fused(at, best)
+    eps = torch.finfo(at.y.dtype).eps
     better = torch.ones_like(best.error_bound, dtype=torch.bool)
     for k in range(steps):
         enough = tol if k else 1e-4 * tol  # what a solver left at its last bits is not touched
-        undecided = _undecided(y, best)
+        undecided = _undecided(at.y, best)
         better = better & ((best.error_bound > enough) | undecided)
         if not bool(better.any()):
             break
-        current = newton(problem, y, best.support)
-        trial = problem.tested(current)
-        settles = undecided & ~_undecided(current, trial)
+        current = Point(at.problem, newton(at, best.support))
+        trial = certify(current, tested=True)
+        settles = undecided & ~_undecided(current.y, trial)
         near = trial.error_bound <= torch.maximum(2 * best.error_bound, best.error_bound + 64 * eps)
         better = better & ((trial.error_bound < best.error_bound) | (settles & near))
         if not bool(better.any()):
             break
-        y, best = chosen(better, current, y), merged(better, trial, best)
-    return y, best
+        at, best = either(better, current, at), merged(better, trial, best)
+    return at, best
 
 
-def _decided(
-    problem: Problem, y: Tensor, found: Certificate, tol: float
-) -> tuple[Tensor, Certificate]:
+def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certificate]:
     """y without the entries next to 0 that the optimality condition wants 0; a row in which they
     cannot be left out has no bound."""
     if not bool(found.stray.any()):
-        return y, found
-    current = problem.inside(torch.where(found.stray, 0, y))
-    trial = problem.tested(current)
+        return at, found
+    current = Point(at.problem, at.problem.inside(torch.where(found.stray, 0, at.y)))
+    trial = certify(current, tested=True)
     better = (trial.error_bound <= (2 * found.error_bound).clamp_min(tol)) & ~trial.stray.any(-1)
-    y, best = chosen(better, current, y), merged(better, trial, found)
+    at, best = either(better, current, at), merged(better, trial, found)
     lost = best.stray.any(-1)
-    return y, replace(best, error_bound=torch.where(lost, torch.inf, best.error_bound))
+    return at, replace(best, error_bound=torch.where(lost, torch.inf, best.error_bound))
 
 
 def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
@@ -158,58 +167,62 @@ def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
     return (certificate.support != (y > 0)).any(-1)
 
 
-def _fused(problem: Problem, y: Tensor, found: Certificate) -> tuple[Tensor, Certificate]:
+def _fused(at: Point, found: Certificate) -> tuple[Point, Certificate]:
     """y after one proximal step, which leaves the answer where it is and makes the members of a
     group equal to the bit, where that certifies no worse."""
-    current = problem.proximal_step(y)
-    if torch.equal(current, y):
-        return y, found
-    trial = problem.tested(current)
+    current = Point(at.problem, at.proximal_step())
+    if torch.equal(current.y, at.y):
+        return at, found
+    trial = certify(current, tested=True)
     better = trial.error_bound <= torch.maximum(2 * found.error_bound, found.error_bound + 1e-14)
-    return chosen(better, current, y), merged(better, trial, found)
+    return either(better, current, at), merged(better, trial, found)
 
 
 def chosen(better: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Row by row a where ``better``, else b; a itself where all are, so that what is remembered of
-    a is not lost."""
-    return a if bool(better.all()) else torch.where(better.unsqueeze(-1), a, b)
+    """Row by row a where ``better``, else b."""
+    return torch.where(better.unsqueeze(-1), a, b)
+
+
+def either(better: Tensor, a: Point, b: Point) -> Point:
+    """The point :func:`chosen`; a itself where all rows are better, with what it has computed."""
+    return a if bool(better.all()) else Point(b.problem, chosen(better, a.y, b.y))
 
 
 def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
     """The certificates of :func:`chosen`."""
-    lowest = b.lowest
-    if a.lowest is not None and b.lowest is not None:
-        lowest = torch.where(better, a.lowest, b.lowest)
+    min_eigenvalue = b.min_eigenvalue
+    if a.min_eigenvalue is not None and b.min_eigenvalue is not None:
+        min_eigenvalue = torch.where(better, a.min_eigenvalue, b.min_eigenvalue)
     return Certificate(
         torch.where(better, a.gap, b.gap),
         torch.where(better, a.error_bound, b.error_bound),
         b.estimated,
         torch.where(better.unsqueeze(-1), a.support, b.support),
         torch.where(better.unsqueeze(-1), a.stray, b.stray),
-        lowest,
+        min_eigenvalue,
     )
 
 
-def newton(problem: Problem, y: Tensor, support: Tensor | None = None) -> Tensor:
+def newton(at: Point, support: Tensor | None = None) -> Tensor:
     """One Newton step that stays in Δ, on ``support`` or that of y: an entry that it would make
     negative leaves the support.
 
     Where the slope of Ω is infinite at 0 no entry can leave; the step is then taken in log y,
     where entropies are nearly linear: y ∝ y exp(Δy/y).
     """
-    own = problem.support(y)
+    problem, y, own = at.problem, at.y, at.support
     if support is None or torch.equal(support, own):
         support = own
-    elif problem.steep:  # no step in log y would make a zero positive
-        y = simplex.normalize(torch.where(support & ~own, 1e-3 / y.shape[-1], y))
+    elif problem.legendre:  # no step in log y would make a zero positive
+        at = Point(problem, simplex.normalize(torch.where(support & ~own, 1e-3 / y.shape[-1], y)))
     else:
-        y = torch.where(support, y, 0)
-    return moved(problem, y, torch.nan_to_num(problem.newton_step(y, support)), support)
+        at = Point(problem, torch.where(support, y, 0))
+    return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
 
 
-def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
+def moved(problem: Condition, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
     """The point of Δ that a step on the support leads to."""
-    if problem.steep:
+    if problem.legendre:
         inside = torch.where(support, y, 1)
         logs = torch.where(support, inside.log() + step / inside, -torch.inf)
         return simplex.normalize(logs.softmax(-1))

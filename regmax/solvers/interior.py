@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from .base import Solver, newton
 
 
@@ -55,8 +55,8 @@ class Interior(Solver):
                 continue
             spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
             candidates = [y, _finish(problem, y, s, on)]
-            if problem.steep and k <= self.DIRECT * self.CHECK:
-                direct = newton(problem, direct)
+            if problem.legendre and k <= self.DIRECT * self.CHECK:
+                direct = newton(problem.at(direct))
                 candidates.append(direct)
             active, last = ~stopped, bound
             for candidate in candidates:
@@ -75,11 +75,11 @@ class Interior(Solver):
 
 def _finish(problem: Problem, y: Tensor, s: Tensor, on: Tensor) -> Tensor:
     """The support that y and its multipliers tell (y_i > s_i), and one Newton step on it."""
-    if not problem.steep:
+    if not problem.legendre:
         y = torch.where(on & (y > s), y, 0)
     total = y.sum(-1, keepdim=True)
     y = torch.where(total > 0, y / total.clamp_min(1e-30), simplex.uniform(y, on))
-    return newton(problem, y)
+    return newton(problem.at(y))
 
 
 def _residual(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from .base import Solver, moved
 from .fista import Descent
 
@@ -37,7 +37,7 @@ class Newton(Solver):
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         y = problem.initial()
         problem.observe(y)
-        descent = None if problem.steep else Descent(problem, y)
+        descent = None if problem.legendre else Descent(problem, y)
         done = torch.zeros_like(y[..., 0], dtype=torch.bool)
         iterations = torch.zeros_like(done, dtype=torch.int64)
         small, least = min(tol, 1e-6) / 10, max(1e-12, torch.finfo(y.dtype).eps)
@@ -75,9 +75,10 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
     is shortened until the objective falls.
     """
     eps = torch.finfo(y.dtype).eps
-    support = problem.support(y) & ~done.unsqueeze(-1)
-    inverse = problem.inverse(y, support)
-    step = inverse(problem.z - problem.local(y).gradient)
+    at = problem.at(y)
+    support = at.support & ~done.unsqueeze(-1)
+    inverse = at.inverse(support)
+    step = inverse(problem.z - at.defined.gradient)
     length, value = _length(problem, y, step), _value(problem, y)
     left = torch.where(length <= 8 * eps, length, torch.inf)
     going = ~done & (length > 8 * eps)
@@ -111,7 +112,7 @@ def _shortened(
     """y, moved in the rows ``where`` by what part of the step makes the objective fall: where every
     entry stays positive, in y or in log y, the whole, a quarter of it, and so on; else as far as
     the objective falls along it."""
-    if not problem.steep:
+    if not problem.legendre:
         new = _searched(problem, y, step, support, where)
         falls = where & (_value(problem, new) < value - _slack(value))
         return torch.where(falls.unsqueeze(-1), new, y)
@@ -155,7 +156,7 @@ def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where:
 def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:
     """Whether a step in log y went so far down that it must come back: beyond rounding of y, where
     r_i > τ. The way back, at a power's infinite slope, is a constant in log y at a time."""
-    if not problem.steep:
+    if not problem.legendre:
         return torch.zeros_like(y[..., 0], dtype=torch.bool)
     eps = torch.finfo(y.dtype).eps
     room = 64 * eps * (problem.z.abs().amax(-1, keepdim=True) + 1)
@@ -165,7 +166,7 @@ def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:
 
 def _length(problem: Problem, y: Tensor, step: Tensor) -> Tensor:
     """How long a step is: in y, or in log y where every entry stays positive."""
-    if problem.steep:
+    if problem.legendre:
         inside = torch.where(problem.support(y), y, 1)
         return (step / inside).abs().amax(-1)
     length: Tensor = step.norm(dim=-1)

@@ -6,13 +6,13 @@
     def test_mine(omega, check):
         check(omega)
 
-or, without pytest, ``check_regularizer(MyOmega())``. A method that a class overrides is a claim,
-and each claim has a check whose name holds the name of the method: ``check_grad`` for ``grad``.
+or, without pytest, ``check_regularizer(MyOmega())``. Each method that a class
+overrides has a check whose name holds the name of the method: ``check_grad`` for ``grad``.
 Inputs are drawn and shrunk by hypothesis: ``pip install regmax[testing]``.
 
 Solvers have a kit of their own: ``parametrize_solver_with_checks([MySolver()])`` and
 ``check_solver(MySolver())``, see :mod:`regmax.testing.solvers`. ``regmax.crosscheck`` and its
-backends live here too. This chapter imports :mod:`regmax.nn` and what is below.
+backends live here too. This chapter imports ``regmax.nn`` and what is below.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Independent roads to Π_Ω(x), compared, each judged by the error that it certifies.
+"""Independent methods to Π_Ω(x), compared, each judged by the error that it certifies.
 
 Every answer is certified with Ω's definition (its value, differentiated by autograd), never with a
-method under test; where another road's answer c has the better certificate, the bound used is
-‖y − c‖ + bound(c). Two roads agree when they differ by no more than the sum of their bounds, and
-each bound is as small as its road is known to reach. So a lie in a closed form, a gradient or a
-convex program shows, and the report says on which road.
+method under test; where another method's answer c has the better certificate, the bound used is
+‖y − c‖ + bound(c). Two methods agree when they differ by no more than the sum of their bounds, and
+each bound is as small as its method is known to reach. So a lie in a closed form, a gradient or a
+convex program shows, and the report says on which method.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from torch import Tensor
 from ..kernels import simplex
 from ..mapping import engine, forward
 from ..mapping.rows import Rows, prepare
-from ..optimality.certificates import Problem
+from ..optimality.jacobian import averaging, jacobian_product
+from ..optimality.problem import Problem
 from ..regularizers import arguments
-from ..regularizers.penalty import averaging, jacobian_product, penalty_of, smooth_part
+from ..regularizers.penalty import penalty_of, smooth_part
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, overrides
 from ..solvers import polish
 from .backends.base import Answer, Backend, Task, tolerances
 from .backends.generic import definition
-from .report import Claim, Pair, Report
+from .report import Declared, Pair, Report
 
 
 def crosscheck(
@@ -41,10 +42,10 @@ def crosscheck(
     mask: Tensor | None = None,
     seed: int = 0,
 ) -> Report:
-    """Compare the layer's own answer at ``x`` with every road of the backends ``against``.
+    """Compare the layer's own answer at ``x`` with every method of the backends ``against``.
 
     Values, and vector–Jacobian products with random vectors (from ``seed``), along the last
-    dimension. The claims of Ω (overridden ``grad``, ``curvature``, ``conjugate``,
+    dimension. The declared methods of Ω (overridden ``grad``, ``curvature``, ``conjugate``,
     ``strong_convexity``) are compared with its value besides.
 
     x: (*batch, d), float32 or float64, −inf for an entry that takes no part. Returns a
@@ -137,15 +138,15 @@ def _flat(rows: Rows) -> Rows:
 
 
 def _own(rows: Rows, v: Tensor) -> Answer:
-    """The layer's own road; its product is taken to the scaled scores z = x/γ of the others."""
+    """The layer's own method; its product is taken to the scaled scores z = x/γ of the others."""
     start = time.perf_counter()
     x = rows.x.detach().requires_grad_()
     with torch.enable_grad():
-        y, road = engine.argmax(replace(rows, x=x), forward.Settings(on_failure="ignore"))
+        y, result = engine.argmax(replace(rows, x=x), forward.Settings(on_failure="ignore"))
         (vjp,) = torch.autograd.grad(y, x, v)
     seconds = time.perf_counter() - start
     vjp = vjp * rows.gamma
-    return Answer(road.path, y.detach(), vjp, seconds, *tolerances(y.dtype), exact_zeros=True)
+    return Answer(result.path, y.detach(), vjp, seconds, *tolerances(y.dtype), exact_zeros=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +193,7 @@ def _judge(
         name=str(omega),
         rows=[pair.to_dict() for pair in pairs],
         pairs=pairs,
-        claims=_claims(rows, task, problem, center.y),
+        declared=_declared(rows, task, problem, center.y),
         skipped=skipped,
         problems=task.z.shape[0],
         d=task.z.shape[1],
@@ -256,17 +257,17 @@ def _pair(
     vjp_bounds: tuple[float | None, float | None],
 ) -> Pair:
     dy = float(_or_inf((a.y - b.y).abs()).max())
-    wrong = [r.road for r, e in zip((a, b), bounds, strict=True) if not e <= r.tol]
+    wrong = [r.method for r, e in zip((a, b), bounds, strict=True) if not e <= r.tol]
     apart = not float(_or_inf((a.y - b.y).norm(dim=-1)).max()) <= sum(bounds)
     dvjp = None
     if a.vjp is not None and b.vjp is not None:
         dvjp = float(_or_inf((a.vjp - b.vjp).abs()).max())
-        for road, bound in zip((a, b), vjp_bounds, strict=True):
-            if bound is not None and not bound <= road.vjp_tol and road.road not in wrong:
-                wrong.append(road.road)
+        for answer, bound in zip((a, b), vjp_bounds, strict=True):
+            if bound is not None and not bound <= answer.vjp_tol and answer.method not in wrong:
+                wrong.append(answer.method)
     return Pair(
-        a=a.road,
-        b=b.road,
+        a=a.method,
+        b=b.method,
         max_dy=dy,
         max_dvjp=dvjp,
         bound_a=bounds[0],
@@ -280,28 +281,28 @@ def _pair(
     )
 
 
-def _claims(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Claim]:
+def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Declared]:
     """Each overridden method against Ω's value, at the best certified point."""
     smooth, plain = smooth_part(task.omega), smooth_part(problem.omega)
     support = problem.support(y)
     point = simplex.inward(y)
     eps = torch.finfo(y.dtype).eps
-    claims: list[Claim] = []
+    found: list[Declared] = []
 
-    def claim(method: str, got: Tensor, expected: Tensor, slack: float) -> None:
+    def compare(method: str, got: Tensor, expected: Tensor, slack: float) -> None:
         difference = torch.where(torch.isfinite(got), (got - expected).abs(), torch.inf)
         scale = 1 + expected.abs()
-        claims.append(Claim(method, float((difference / scale).max()), slack))
+        found.append(Declared(method, float((difference / scale).max()), slack))
 
     with torch.no_grad():
         if overrides(smooth, "grad"):
             got = torch.where(support, smooth.grad(point), 0)
-            claim("grad", got, torch.where(support, plain.grad(point), 0), eps**0.5)
+            compare("grad", got, torch.where(support, plain.grad(point), 0), eps**0.5)
         if overrides(smooth, "curvature"):
             v = torch.where(support, task.v, 0)
             got = torch.where(support, smooth.curvature(point).matvec(v), 0)
             expected = torch.where(support, plain.curvature(point).matvec(v), 0)
-            claim("curvature", got, expected, eps**0.5)
+            compare("curvature", got, expected, eps**0.5)
         if overrides(smooth, "strong_convexity") and smooth.strong_convexity is not None:
             declared = torch.as_tensor(smooth.strong_convexity, dtype=y.dtype, device=y.device)
             declared = declared.squeeze(-1) if declared.ndim else declared
@@ -314,12 +315,12 @@ def _claims(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Claim]:
             for at, along in points:
                 matrix = plain.curvature(at)
                 noise = 64 * eps * matrix.matvec(along.to(y.dtype)).abs().amax(-1)
-                excess = torch.maximum(excess, declared - matrix.lowest(along) - noise)
-            claim("strong_convexity", excess, torch.zeros_like(excess), eps**0.5)
+                excess = torch.maximum(excess, declared - matrix.min_eigenvalue(along) - noise)
+            compare("strong_convexity", excess, torch.zeros_like(excess), eps**0.5)
         if overrides(task.omega, "conjugate"):
             got = task.omega.conjugate(rows.x, rows.gamma, rows.mask)
             if got is not None:
                 gamma = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
                 rounding = torch.finfo(rows.x.dtype).eps ** 0.5
-                claim("conjugate", got, gamma * problem.objective(y), rounding)
-    return claims
+                compare("conjugate", got, gamma * problem.objective(y), rounding)
+    return found

@@ -14,7 +14,7 @@ from .promise import Case, Kind, Skipped
 from .search import report, smallest_broken
 from .subject import Subject
 
-Waivers = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
+ExpectedFailures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 
 
 KINDS: dict[str, Kind] = {
@@ -83,19 +83,21 @@ class Check:
 
 
 def checks_for(omega: Regularizer) -> list[Check]:
-    """The checks of everything that ``omega`` claims; a method that it overrides is a claim."""
+    """The checks of all that ``omega`` defines or declares."""
     subject = Subject(omega)
     return [Check(kind, subject) for kind in KINDS.values() if kind.applies(subject)]
 
 
-def check_regularizer(omega: Regularizer, expected_failures: Waivers | None = None) -> None:
+def check_regularizer(
+    omega: Regularizer, expected_failures: ExpectedFailures | None = None
+) -> None:
     """Run every check of ``omega``; one AssertionError lists all that failed.
 
     ``expected_failures``: {check name: reason}, or a function from Ω to that. A check named there
     must fail. A check that needs a package that is not installed does not count.
     """
     checks = checks_for(omega)
-    waived = waivers(expected_failures, omega, [check.name for check in checks])
+    expected = expected_by(expected_failures, omega, [check.name for check in checks])
     failures: list[str] = []
     ground: list[str] = []
     left_out = 0
@@ -108,14 +110,14 @@ def check_regularizer(omega: Regularizer, expected_failures: Waivers | None = No
         except Skipped:
             continue
         except AssertionError as error:
-            if check.name not in waived:
+            if check.name not in expected:
                 failures.append(str(error))
                 ground += [check.name] if check.name in GROUND else []
         else:
-            if check.name in waived:
+            if check.name in expected:
                 failures.append(
                     f"{check.name} passed for {omega!r}, and was expected to fail: "
-                    f"{waived[check.name]}. Take it out of expected_failures"
+                    f"{expected[check.name]}. Take it out of expected_failures"
                 )
     if left_out:
         failures.append(
@@ -131,7 +133,7 @@ def check_regularizer(omega: Regularizer, expected_failures: Waivers | None = No
 
 
 def parametrize_with_checks(
-    regularizers: Iterable[Regularizer], expected_failures: Waivers | None = None
+    regularizers: Iterable[Regularizer], expected_failures: ExpectedFailures | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make one pytest test of each (Ω, check), for a function of the two.
 
@@ -153,7 +155,7 @@ def parametrize_with_checks(
     for omega, subject, some in zip(omegas, subjects, kinds, strict=True):
         per_omega = callable(expected_failures)
         names = [kind.name for kind in some] if per_omega else everywhere
-        waived = waivers(expected_failures, omega, names)
+        expected = expected_by(expected_failures, omega, names)
         label = next(
             name
             for k in range(1, len(omegas) + 2)
@@ -162,8 +164,8 @@ def parametrize_with_checks(
         seen.add(label)
         for kind in some:
             marks = []
-            if kind.name in waived:
-                reason = waived[kind.name]
+            if kind.name in expected:
+                reason = expected[kind.name]
                 marks = [pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)]
             parameters.append(
                 pytest.param(
@@ -184,17 +186,19 @@ def parametrize_with_checks(
     return decorate
 
 
-def waivers(given: Waivers | None, subject: object, names: list[str]) -> dict[str, str]:
+def expected_by(
+    given: ExpectedFailures | None, subject: object, names: list[str]
+) -> dict[str, str]:
     """{check: reason}, refused where a check is not known or a reason is missing."""
-    waived = given(subject) if callable(given) else given
-    if waived is None:
+    expected = given(subject) if callable(given) else given
+    if expected is None:
         return {}
-    if not isinstance(waived, Mapping):
+    if not isinstance(expected, Mapping):
         raise TypeError(
             f"expected_failures must be {{check name: reason}}, or a function to that; "
-            f"got {waived!r}"
+            f"got {expected!r}"
         )
-    for name, reason in waived.items():
+    for name, reason in expected.items():
         if name not in names:
             raise ValueError(
                 f"expected_failures names {name!r}, which is no check of {subject!r}; "
@@ -205,4 +209,4 @@ def waivers(given: Waivers | None, subject: object, names: list[str]) -> dict[st
                 f"expected_failures[{name!r}] must be a reason, a string that is not empty; "
                 f"got {reason!r}"
             )
-    return dict(waived)
+    return dict(expected)

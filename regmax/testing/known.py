@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.simplex import project
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, Penalty
 from ..regularizers.regularizer import Regularizer
 
@@ -166,7 +166,8 @@ def bisected(low: Tensor, high: Tensor, above: Callable[[Tensor], Tensor]) -> Te
 
 
 def one_root(inverse: Inverse, reach: float) -> Answer:
-    """y_i = ``inverse``((z_i − τ)₊) with Σy = 1; the root lies within ``reach`` of the top."""
+    """y_i = ``inverse``((z_i − τ)₊) with Σy = 1; the root lies within ``reach`` of the
+    top."""
 
     def answer(z: Tensor, on: Tensor) -> Tensor:
         z = torch.where(on, z, -torch.inf)
@@ -283,13 +284,13 @@ def below_the_largest(c: Callable[[Tensor], Tensor], lam: float) -> Answer:
         z = torch.where(on, z, -torch.inf)
         z = z - z.amax(-1, keepdim=True)
         zero = torch.zeros_like(z[..., :1])
-        lowest = torch.where(on, z, torch.inf).amin(-1, keepdim=True)
+        min_eigenvalue = torch.where(on, z, torch.inf).amin(-1, keepdim=True)
 
         def y(tau: Tensor, t: Tensor) -> Tensor:
             return torch.where(on, torch.minimum(((z - tau) / w).clamp_min(0), t), 0)
 
         def tau_of(t: Tensor) -> Tensor:
-            low = lowest - 2 * w.amax()
+            low = min_eigenvalue - 2 * w.amax()
             return bisected(low, zero, lambda tau: y(tau, t).sum(-1, keepdim=True) > 1)
 
         def cut(t: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pair:
-    """Two roads compared over all rows of a batch."""
+    """Two methods compared over all rows of a batch."""
 
     a: str
     b: str
@@ -36,7 +36,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Declared:
     """One overridden method of Ω against its value: relative error, and what is allowed."""
 
     method: str
@@ -55,28 +55,32 @@ class Claim:
 class Report:
     """What :func:`regmax.crosscheck` found.
 
-    ``rows`` has one dict per pair of roads; ``claims`` one entry per overridden method of Ω;
+    ``rows`` has one dict per pair of methods; ``declared`` one entry per overridden method of Ω;
     ``skipped`` names backends that could not take Ω, and why.
     """
 
     name: str
     rows: list[dict[str, Any]]
     pairs: list[Pair] = field(repr=False)
-    claims: list[Claim] = field(repr=False)
+    declared: list[Declared] = field(repr=False)
     skipped: list[str]
     problems: int
     d: int
 
     @property
     def ok(self) -> bool:
-        """Whether there is a pair of roads, every pair agrees, and every claim holds."""
-        return bool(self.pairs) and all(p.ok for p in self.pairs) and all(c.ok for c in self.claims)
+        """Whether there is a pair of methods, all pairs agree, and what Ω declares holds."""
+        return (
+            bool(self.pairs) and all(p.ok for p in self.pairs) and all(c.ok for c in self.declared)
+        )
 
     @property
     def culprits(self) -> list[str]:
-        """The roads and methods that disagree with the rest."""
-        roads = [road for pair in self.pairs for road in pair.wrong]
-        return list(dict.fromkeys(roads + [f"claim {c.method}" for c in self.claims if not c.ok]))
+        """The methods, and the declared methods of Ω, that disagree with the rest."""
+        methods = [method for pair in self.pairs for method in pair.wrong]
+        return list(
+            dict.fromkeys(methods + [f"declared {c.method}" for c in self.declared if not c.ok])
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -86,7 +90,7 @@ class Report:
             "ok": self.ok,
             "culprits": self.culprits,
             "rows": self.rows,
-            "claims": [c.to_dict() for c in self.claims],
+            "declared": [c.to_dict() for c in self.declared],
             "skipped": list(self.skipped),
         }
 
@@ -105,8 +109,8 @@ class Report:
         return json.dumps(plain(self.to_dict()), indent=indent, allow_nan=False)
 
     def table(self) -> str:
-        """Text for people: one line per pair of roads, then the claims."""
-        head = ("roads", "max |Δy|", "bounds", "max |ΔVJP|", "bounds", "seconds", "verdict")
+        """Text for people: one line per pair of methods, then the declared methods."""
+        head = ("methods", "max |Δy|", "bounds", "max |ΔVJP|", "bounds", "seconds", "verdict")
         lines = [head]
         for p in self.pairs:
             lines.append(
@@ -124,9 +128,9 @@ class Report:
         out = [f"{self.name}: {self.problems} rows of {self.d}: {'ok' if self.ok else 'FAILED'}"]
         for line in lines:
             out.append("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)))
-        for c in self.claims:
+        for c in self.declared:
             state = "holds" if c.ok else "FAILS"
-            out.append(f"  claim {c.method} {state}: error {_number(c.error)}")
+            out.append(f"  declared {c.method} {state}: error {_number(c.error)}")
         if not self.pairs:
             out.append("  nothing to compare with")
         out += [f"  skipped {reason}" for reason in self.skipped]

@@ -20,7 +20,7 @@ from typing import Any
 from ..regularizers.errors import ConvergenceWarning
 from ..solvers import Solver
 from . import solver_promises
-from .harness import Waivers, waivers
+from .harness import ExpectedFailures, expected_by
 from .promise import Broken, Skipped, show
 from .solver_bench import Bench, Kind, Trial
 
@@ -123,13 +123,13 @@ def solver_checks(solver: Solver) -> list[SolverCheck]:
     return [SolverCheck(kind, bench) for kind in KINDS.values()]
 
 
-def check_solver(solver: Solver, expected_failures: Waivers | None = None) -> None:
+def check_solver(solver: Solver, expected_failures: ExpectedFailures | None = None) -> None:
     """Run every check of ``solver``; one AssertionError lists all that failed.
 
     ``expected_failures``: {check name: reason}; a check named there must fail.
     """
     checks = solver_checks(solver)
-    waived = waivers(expected_failures, solver, [check.name for check in checks])
+    expected = expected_by(expected_failures, solver, [check.name for check in checks])
     failures = []
     for check in checks:
         try:
@@ -137,13 +137,13 @@ def check_solver(solver: Solver, expected_failures: Waivers | None = None) -> No
         except Skipped:
             continue
         except AssertionError as error:
-            if check.name not in waived:
+            if check.name not in expected:
                 failures.append(str(error))
         else:
-            if check.name in waived:
+            if check.name in expected:
                 failures.append(
                     f"{check.name} passed for {solver!r}, and was expected to fail: "
-                    f"{waived[check.name]}. Take it out of expected_failures"
+                    f"{expected[check.name]}. Take it out of expected_failures"
                 )
     if failures:
         raise AssertionError(
@@ -153,7 +153,7 @@ def check_solver(solver: Solver, expected_failures: Waivers | None = None) -> No
 
 
 def parametrize_solver_with_checks(
-    solvers: Iterable[Solver], expected_failures: Waivers | None = None
+    solvers: Iterable[Solver], expected_failures: ExpectedFailures | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Make one pytest test of each (solver, check), for a function of the two.
 
@@ -169,11 +169,11 @@ def parametrize_solver_with_checks(
     benches = [Bench(solver) for solver in given]
     parameters = []
     for label, bench in zip(_labelled([s.name for s in given]), benches, strict=True):
-        waived = waivers(expected_failures, bench.solver, list(KINDS))
+        expected = expected_by(expected_failures, bench.solver, list(KINDS))
         for kind in KINDS.values():
             marks = []
-            if kind.name in waived:
-                reason = waived[kind.name]
+            if kind.name in expected:
+                reason = expected[kind.name]
                 marks = [pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)]
             check = SolverCheck(kind, bench, skip)
             parameters.append(

@@ -1,4 +1,4 @@
-"""An Ω under test: what it claims, what its layer answers, and the truth from its value alone."""
+"""An Ω under test: what it declares, what its layer answers, and the truth from its value alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..kernels import simplex
 from ..mapping.forward import has_formula
 from ..nn.layer import RegularizedMax
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution
 from ..regularizers.penalty import Penalized, Penalty, smooth_part, value_of
 from ..regularizers.regularizer import Definition, Regularizer, overrides
@@ -55,8 +55,8 @@ class Subject:
     def name(self) -> str:
         return type(self.omega).__name__
 
-    def claims(self, method: str) -> bool:
-        """Whether the class of Ω, or of its smooth part, makes this claim."""
+    def declares(self, method: str) -> bool:
+        """Whether the class of Ω, or of its smooth part, defines this method."""
         return overrides(self.omega, method) or overrides(self.smooth, method)
 
     def where(self, method: str) -> str:

@@ -95,7 +95,7 @@ def check_value_convex(s: Subject, case: Case) -> None:
                 )
 
 
-@searched(lambda s: s.claims("grad"), masks=False)
+@searched(lambda s: s.declares("grad"), masks=False)
 def check_grad(s: Subject, case: Case) -> None:
     """grad(y) is the derivative of value(y)."""
     for y in points(case):
@@ -119,10 +119,10 @@ def check_grad(s: Subject, case: Case) -> None:
             )
 
 
-@searched(lambda s: s.claims("curvature"), masks=False)
+@searched(lambda s: s.declares("curvature"), masks=False)
 def check_curvature(s: Subject, case: Case) -> None:
     """curvature(y) is the second derivative of value(y), in each of its methods: matvec,
-    plus_diagonal, jacobian and lowest."""
+    plus_diagonal, jacobian and min_eigenvalue."""
     look = s.where("curvature")
     for y in points(case):
         with torch.no_grad():
@@ -172,13 +172,13 @@ def check_curvature(s: Subject, case: Case) -> None:
                         support=support,
                     )
         for support in _supports(y, case.seed):
-            found, expected = claimed.lowest(support), _lowest(h, support)
+            found, expected = claimed.min_eigenvalue(support), _lowest(h, support)
             over = found - expected
             if bool((over > 1e-6 * (1 + expected.abs()) + 1e-13 * size.squeeze(-1)).any()):
                 raise Broken(
-                    f"lowest(support) ≤ the least eigenvalue along Δ, {expected.tolist()}",
+                    f"min_eigenvalue(support) ≤ the least eigenvalue along Δ, {expected.tolist()}",
                     f"{found.tolist()}",
-                    f"{look} (lowest)",
+                    f"{look} (min_eigenvalue)",
                     y=y,
                     support=support,
                 )
@@ -216,7 +216,7 @@ def _tangent_basis(d: int) -> Tensor:
 
 
 @searched(
-    lambda s: s.claims("strong_convexity") and s.omega.strong_convexity is not None, masks=False
+    lambda s: s.declares("strong_convexity") and s.omega.strong_convexity is not None, masks=False
 )
 def check_strong_convexity(s: Subject, case: Case) -> None:
     """∇²Ω(y) ≥ β along Δ, with β the declared strong convexity; β > 0."""

@@ -161,12 +161,12 @@ class TestValidate:
         assert main(["validate", "--against", "generic"]) == 0
         out = capsys.readouterr().out
         assert all(f"\n{name} " in out for name in SIX)
-        assert f"{len(SIX)} of {len(SIX)} agree on every road" in out
+        assert f"{len(SIX)} of {len(SIX)} agree by every method" in out
 
     def test_every_backend(self, capsys):
         assert main(["validate", "gini", "fusedmax", "--against", "generic,cvxpylayers,cvxpy"]) == 0
         out = capsys.readouterr().out
-        assert all(road in out for road in ("generic", "DIFFCP", "MOREAU", "cvxpy Clarabel"))
+        assert all(method in out for method in ("generic", "DIFFCP", "MOREAU", "cvxpy Clarabel"))
 
     @pytest.mark.parametrize("suffix", [".npy", ".pt", ".csv"])
     def test_own_scores(self, suffix, tmp_path, capsys):
@@ -422,7 +422,7 @@ class TestDemo:
         monkeypatch.setattr(pooling, "digits", lambda: small)
         assert main(["demo", "--epochs", "1", "--out", str(tmp_path / "a" / "b")]) == 0
         out = capsys.readouterr().out
-        assert "6 of 6 agree on every road" in out
+        assert "6 of 6 agree by every method" in out
         for mapping in ("softmax", "sparsemax", "entmax15", "pnormmax", "fusedmax", "oscarmax"):
             assert f"\n{mapping} " in out
         picture = tmp_path / "a" / "b" / "attention-maps.png"

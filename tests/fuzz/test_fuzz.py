@@ -50,7 +50,9 @@ class Square(regmax.Regularizer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("omega", [Square(), regmax.regularizer("gini")], ids=["twin", "kernel"])
+@pytest.mark.parametrize(
+    "omega", [Square(), regmax.regularizer("gini")], ids=["by value", "kernel"]
+)
 def test_a_target_on_the_lowest_score(omega, dtype):
     """Its cost and its gradient have no least score, and no difference of scores overflows."""
     info = torch.finfo(dtype)

@@ -102,7 +102,7 @@ def check_gradients(name: str, hyper: dict[str, float], scale: float = 1.0) -> N
         assert gradgradcheck(f, inputs, fast_mode=True, atol=1e-4)
 
 
-def check_road(name: str, hyper: dict[str, float], solver: str, claims: bool) -> None:
+def check_solver_choice(name: str, hyper: dict[str, float], solver: str, claims: bool) -> None:
     """A solver's values, gradients and second gradients in x, γ and every hyperparameter are those
     of the closed form, with and without a mask. ``claims=False``: Ω is given by its value alone.
     """

@@ -212,16 +212,16 @@ def texts():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_text_makes_omega_again(item, dtype):
     """Under whatever default dtype and device it is written and read."""
-    text = saving.written(item)
+    text = saving.text_of(item)
     torch.set_default_dtype(dtype)
     try:
-        assert saving.written(item) == text
+        assert saving.text_of(item) == text
         with torch.device("meta"):
             twin = saving.made(text)
     finally:
         torch.set_default_dtype(torch.float32)
     assert type(twin) is type(item)
-    assert saving.written(twin) == text
+    assert saving.text_of(twin) == text
     assert not any(p.is_meta for p in twin.parameters())
 
 
@@ -244,17 +244,17 @@ class Picky(regmax.Regularizer):
 
 def test_an_omega_that_its_text_does_not_make_again(monkeypatch):
     with pytest.raises(TypeError, match=rf"^{__name__}\.Mine is no class that regmax or a plugin"):
-        saving.written(omega("gini") + Mine(torch.ones(6)))
+        saving.text_of(omega("gini") + Mine(torch.ones(6)))
     classes = {cls.__name__: cls for cls in (Hidden, Doubling, Picky)}
     monkeypatch.setattr(saving, "_known", lambda: classes)
     with pytest.raises(TypeError, match=r"Hidden cannot be made again .*: w is no attribute$"):
-        saving.written(Hidden())
+        saving.text_of(Hidden())
     with pytest.raises(TypeError, match=r"from 'Doubling\(w=2.0\)': that is another Ω$"):
-        saving.written(Doubling())
+        saving.text_of(Doubling())
     item = Picky()
     item.w = 2.0
     with pytest.raises(TypeError, match=r"from 'Picky\(w=2.0\)': too large$"):
-        saving.written(item)
+        saving.text_of(item)
 
 
 def test_a_name_of_two_classes_says_nothing(monkeypatch):
@@ -264,7 +264,7 @@ def test_a_name_of_two_classes_says_nothing(monkeypatch):
     known = dict(registry().names("regularizer"))
     monkeypatch.setattr(registry(), "names", lambda kind: {**known, "other": Gini})
     with pytest.raises(TypeError, match="Gini is no class that regmax or a plugin offers"):
-        saving.written(omega("gini"))
+        saving.text_of(omega("gini"))
     with pytest.raises(ValueError, match="no plugin offers a class Gini"):
         saving.made("Gini()")
 

@@ -1,4 +1,4 @@
-"""Fenchel–Young losses: the roads to one loss agree, and transforms and compilers follow it."""
+"""Fenchel–Young losses: the methods of one loss agree, and transforms and compilers follow it."""
 
 import io
 import itertools
@@ -27,7 +27,7 @@ from regmax.losses import EntmaxLoss, FenchelYoungLoss, SparsemaxLoss, fenchel_y
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-# -- one loss, several roads -------------------------------------------------------------------
+# -- one loss, several methods -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("d", "learns"), [(300, False), (2000, False), (20, True), (300, True)])
@@ -56,8 +56,8 @@ def test_the_support_alone_or_all_entries(monkeypatch, name, d, learns):
             out.append([value, *torch.autograd.grad(value.sum(), wanted)])
         return out
 
-    def packed(*args, road=fenchel_young._packed):
-        found = road(*args)
+    def packed(*args, method=fenchel_young._packed):
+        found = method(*args)
         taken.append(found is not None)
         return found
 
@@ -83,7 +83,7 @@ def test_the_twin_agrees(monkeypatch, name):
         for t in (indices(5, 40), distributions(5, 40)):
             loss = FenchelYoungLoss(OMEGAS[name][0](40), 0.8, reduction="none", label_smoothing=0.1)
             results += value_and_gradient(loss, x, t)
-        monkeypatch.setattr(fenchel_young.transforms, "watched", lambda tensors: False)
+        monkeypatch.setattr(fenchel_young.transforms, "under_transform", lambda tensors: False)
         monkeypatch.setattr(fenchel_young.adjoint, "may_hide_tensors", lambda omega: True)
     for a, b in zip(results[:4], results[4:], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12, equal_nan=True)

@@ -1,4 +1,4 @@
-"""Every derivative of every mapping, by every road of PyTorch that takes one, in x and in every
+"""Every derivative of every mapping, by every mode of PyTorch that takes one, in x and in every
 hyperparameter. The truth is reverse mode, which the tests of the plugins hold against differences.
 """
 

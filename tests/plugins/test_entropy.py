@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from mapping_checks import MappingChecks, check_gradients, check_road, check_values, normal
+from mapping_checks import MappingChecks, check_gradients, check_solver_choice, check_values, normal
 
 import regmax
 from regmax.functional import softmax
@@ -26,10 +26,10 @@ def test_gradients() -> None:
     check_gradients("entropy", {})
 
 
-@pytest.mark.parametrize("claims", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("solver", ["dual", "interior"])
 def test_solvers(solver: str, claims: bool) -> None:
-    check_road("entropy", {}, solver, claims)
+    check_solver_choice("entropy", {}, solver, claims)
 
 
 def test_jacobian() -> None:

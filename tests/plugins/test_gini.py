@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from mapping_checks import MappingChecks, check_gradients, check_road, check_values, normal
+from mapping_checks import MappingChecks, check_gradients, check_solver_choice, check_values, normal
 from torch import Tensor
 
 import regmax
@@ -30,10 +30,10 @@ def test_gradients() -> None:
     check_gradients("gini", {})
 
 
-@pytest.mark.parametrize("claims", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
 def test_solvers(solver: str, claims: bool) -> None:
-    check_road("gini", {}, solver, claims)
+    check_solver_choice("gini", {}, solver, claims)
 
 
 def test_jacobian() -> None:

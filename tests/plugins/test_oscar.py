@@ -12,7 +12,7 @@ from mapping_checks import (
     away_from_kinks,
     cases,
     check_gradients,
-    check_road,
+    check_solver_choice,
     check_values,
     normal,
 )
@@ -73,9 +73,9 @@ def test_gradients() -> None:
     check_gradients("oscar", {"lam": 0.15})
 
 
-@pytest.mark.parametrize("claims", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
 def test_solvers(claims: bool) -> None:
-    check_road("oscar", {"lam": 0.15}, "fista", claims)
+    check_solver_choice("oscar", {"lam": 0.15}, "fista", claims)
 
 
 def test_jacobians() -> None:

@@ -10,7 +10,7 @@ import precision_checks
 import pytest
 import references
 import torch
-from mapping_checks import MappingChecks, check_gradients, check_road, check_values, normal
+from mapping_checks import MappingChecks, check_gradients, check_solver_choice, check_values, normal
 from torch import Tensor
 
 from regmax.functional import pnormmax, sparsemax
@@ -47,10 +47,10 @@ def test_gradients(p: float) -> None:
     check_gradients("pnorm", {"p": p})
 
 
-@pytest.mark.parametrize("claims", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("solver", ["fista", "interior"])
 def test_solvers(solver: str, claims: bool) -> None:
-    check_road("pnorm", {"p": 1.5}, solver, claims)
+    check_solver_choice("pnorm", {"p": 1.5}, solver, claims)
 
 
 def test_jacobian() -> None:

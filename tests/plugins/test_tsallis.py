@@ -10,7 +10,7 @@ import precision_checks
 import pytest
 import references
 import torch
-from mapping_checks import MappingChecks, check_gradients, check_road, check_values, normal
+from mapping_checks import MappingChecks, check_gradients, check_solver_choice, check_values, normal
 from torch import Tensor
 
 from regmax.functional import entmax, entmax15, softmax, sparsemax
@@ -54,7 +54,7 @@ def test_gradients_where_the_curvature_vanishes_at_zero(alpha: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "solver", "claims"),
+    ("alpha", "solver", "declared"),
     [
         (1.3, "dual", True),
         (1.5, "dual", True),
@@ -65,7 +65,7 @@ def test_gradients_where_the_curvature_vanishes_at_zero(alpha: float) -> None:
     ],
 )
 def test_solvers(alpha: float, solver: str, claims: bool) -> None:
-    check_road("tsallis", {"alpha": alpha}, solver, claims)
+    check_solver_choice("tsallis", {"alpha": alpha}, solver, claims)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.3, 1.5, 2.0, 3.0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from mapping_checks import cases, check_gradients, check_road, check_values, normal
+from mapping_checks import cases, check_gradients, check_solver_choice, check_values, normal
 from precision_checks import PenaltyChecks
 
 from regmax.functional import fusedmax, sparsemax
@@ -54,9 +54,9 @@ def test_gradients() -> None:
     check_gradients("tv", {"lam": 0.15})
 
 
-@pytest.mark.parametrize("claims", [True, False])
+@pytest.mark.parametrize("declared", [True, False])
 def test_solvers(claims: bool) -> None:
-    check_road("tv", {"lam": 0.15}, "fista", claims)
+    check_solver_choice("tv", {"lam": 0.15}, "fista", claims)
 
 
 def test_jacobians() -> None:

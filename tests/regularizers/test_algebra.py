@@ -441,14 +441,14 @@ def test_claims_follow_from_the_terms():
     assert both.strong_convexity == 1.5
     assert both.permutation_invariant
     assert both.separable
-    assert both.reach() == entropy.reach() + 0.5
+    assert both.support_radius() == entropy.support_radius() + 0.5
     assert (both + pnorm).strong_convexity == 2.0
     assert (both + pnorm).separable is None
     assert (Symmetric() + gini).strong_convexity == 1.0
     assert (2 * Symmetric()).strong_convexity is None
     assert not (Weighted(torch.ones(3)) + gini).permutation_invariant
     assert (3 * pnorm).strong_convexity == 1.5
-    assert both.smallest(1e-300) < 1e-299
+    assert both.min_positive(1e-300) < 1e-299
 
 
 # -- state and training ----------------------------------------------------------------------------

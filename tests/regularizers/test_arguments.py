@@ -18,7 +18,7 @@ class Square(Regularizer):
         return y.square().sum(-1) / 2
 
 
-def roads():
+def calls():
     """Every door through which scores come in."""
     layer, generic = RegularizedMax(GINI), RegularizedMax(Square())
     return {
@@ -32,9 +32,9 @@ def roads():
     }
 
 
-@pytest.fixture(params=sorted(roads()))
-def road(request):
-    return roads()[request.param]
+@pytest.fixture(params=sorted(calls()))
+def call(request):
+    return calls()[request.param]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def road(request):
         (torch.zeros(2, 0), ValueError, r"x must not be empty along dim.*\(2, 0\)"),
     ],
 )
-def test_scores(road, x, error, match):
+def test_scores(call, x, error, match):
     with pytest.raises(error, match=match):
-        road(x)
+        call(x)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_scores(road, x, error, match):
         (torch.ones(5, 2, 3, dtype=torch.bool), ValueError, r"mask must broadcast.*\(5, 2, 3\)"),
     ],
 )
-def test_mask(road, mask, error, match):
+def test_mask(call, mask, error, match):
     with pytest.raises(error, match=match):
-        road(X, mask=mask)
+        call(X, mask=mask)
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,7 @@ def test_third_party_solver_and_backend(install):
             def unsuitable(self, problem): return None
             def run(self, problem, tol, max_iter): raise NotImplementedError
 
-        class Road(Backend):
+        class Forward(Backend):
             name = "road"
             def missing(self): return "road is not installed"
             def unsuitable(self, omega): return None
@@ -367,7 +367,7 @@ def test_third_party_solver_and_backend(install):
         def regmax_solvers(): return [Mine]
 
         @regmax.hookimpl
-        def regmax_backends(): return [Road]
+        def regmax_backends(): return [Forward]
     """
     install("solver-dist", "third_party_solver", source)
     made = registry()

@@ -55,6 +55,6 @@ def test_agrees_with_a_conic_solver(name, scale):
     assert (solution.error_bound <= 1e-8).all()
     (product,) = torch.autograd.grad(solution.y, x, v)
     diffcp = CvxpyLayers().answers(Task(omega, x.detach(), v, None))[0]
-    assert diffcp.road == "cvxpylayers DIFFCP"
+    assert diffcp.method == "cvxpylayers DIFFCP"
     assert (solution.y - diffcp.y).abs().max() <= 1e-6
     assert (product - diffcp.vjp).abs().max() <= 1e-4

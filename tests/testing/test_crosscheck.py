@@ -37,10 +37,10 @@ def test_built_ins_pass(name):
     assert report.ok, report.table()
     assert report.culprits == []
     assert report.skipped == []
-    roads = {p.a for p in report.pairs} | {p.b for p in report.pairs}
-    assert any("closed form" in r for r in roads)
-    assert {"generic", "cvxpylayers DIFFCP", "cvxpy Clarabel"} <= roads
-    n = len(roads)
+    methods = {p.a for p in report.pairs} | {p.b for p in report.pairs}
+    assert any("closed form" in r for r in methods)
+    assert {"generic", "cvxpylayers DIFFCP", "cvxpy Clarabel"} <= methods
+    n = len(methods)
     assert len(report.rows) == len(report.pairs) == n * (n - 1) // 2
 
 
@@ -133,7 +133,7 @@ def test_a_conjugate_that_ignores_gamma():
             return super().conjugate(x, 1.0, mask)
 
     report = crosscheck(NoGamma(), scores(3, 6, seed=1), ("generic",), gamma=2.0)
-    assert blamed(report) == {"claim conjugate"}
+    assert blamed(report) == {"declared conjugate"}
 
 
 def test_a_closed_form_that_ignores_the_mask():
@@ -179,7 +179,7 @@ def test_a_wrong_gradient(cls):
 
     report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
     assert not report.ok
-    assert "claim grad" in blamed(report), report.table()
+    assert "declared grad" in blamed(report), report.table()
     assert not blamed(report) & (CONIC | {"generic"})
 
 
@@ -191,7 +191,7 @@ def test_a_wrong_curvature(cls):
 
     report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
     assert not report.ok
-    assert "claim curvature" in blamed(report), report.table()
+    assert "declared curvature" in blamed(report), report.table()
     assert not blamed(report) & (CONIC | {"generic"})
 
 
@@ -207,8 +207,8 @@ def test_a_wrong_convex_program(name):
 
     report = crosscheck(Wrong(), scores(3, 6, seed=1), ALL)
     assert not report.ok
-    roads = {p.a for p in report.pairs} | {p.b for p in report.pairs}
-    assert blamed(report) == CONIC & roads, report.table()
+    methods = {p.a for p in report.pairs} | {p.b for p in report.pairs}
+    assert blamed(report) == CONIC & methods, report.table()
 
 
 @pytest.mark.parametrize("size", [1e-5, -1e-5])
@@ -219,7 +219,7 @@ def test_a_wrong_conjugate(size):
 
     report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
     assert not report.ok
-    assert blamed(report) == {"claim conjugate"}
+    assert blamed(report) == {"declared conjugate"}
 
 
 @pytest.mark.parametrize("cls", [Gini, Tsallis, PNorm])
@@ -229,7 +229,7 @@ def test_a_wrong_strong_convexity(cls):
 
     report = crosscheck(Wrong(), 0.3 * scores(3, 7, seed=1), ("generic",))
     assert not report.ok
-    assert blamed(report) == {"claim strong_convexity"}, report.table()
+    assert blamed(report) == {"declared strong_convexity"}, report.table()
 
 
 def test_a_strong_convexity_that_holds_nowhere_near_zero():
@@ -242,7 +242,7 @@ def test_a_strong_convexity_that_holds_nowhere_near_zero():
     x = torch.tensor([[0.1, 0.1, 0.08]], dtype=F64)
     report = crosscheck(Cubic(), x, ("generic",))
     assert not report.ok
-    assert blamed(report) == {"claim strong_convexity"}
+    assert blamed(report) == {"declared strong_convexity"}
 
 
 @pytest.mark.parametrize(("cls", "penalty"), [(TV, ChainTV), (Oscar, OrderedPairs)])
@@ -311,9 +311,9 @@ def test_lies_about_a_custom_omega(lie):
         assert found
         assert found <= CONIC
     elif lie == "conjugate":
-        assert found == {"claim conjugate"}
+        assert found == {"declared conjugate"}
     else:
-        assert f"claim {lie}" in found
+        assert f"declared {lie}" in found
         assert not found & (CONIC | {"generic"})
 
 
@@ -350,8 +350,8 @@ def test_conic_roads_agree_whatever_the_expression(name):
     answers = CvxpyLayers().answers(task) + Cvxpy().answers(task)
     assert len(answers) == 2 + (importlib.util.find_spec("moreau") is not None)
     for answer in answers[:-1]:
-        assert (answer.y - answers[-1].y).abs().max() < 2e-5, answer.road
-        assert (answer.vjp - answers[0].vjp).abs().max() < 2e-3, answer.road
+        assert (answer.y - answers[-1].y).abs().max() < 2e-5, answer.method
+        assert (answer.vjp - answers[0].vjp).abs().max() < 2e-3, answer.method
 
 
 def test_smooth_group_norms_pass_on_every_road():
@@ -388,7 +388,7 @@ def test_moreau_does_not_stop_early():
     z = z[[0, 1, 1381, 1569, 2710]]
     v = scores(5, 20, seed=1)
     omega = regmax.regularizer("gini")
-    (found,) = [a for a in CvxpyLayers().answers(Task(omega, z, v, None)) if "MOREAU" in a.road]
+    (found,) = [a for a in CvxpyLayers().answers(Task(omega, z, v, None)) if "MOREAU" in a.method]
     x = z.clone().requires_grad_()
     y = regmax.RegularizedMax(omega)(x)
     (product,) = torch.autograd.grad(y, x, v)

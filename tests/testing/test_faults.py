@@ -271,7 +271,7 @@ FAULTS = {
                 Entropy,
                 curvature=lambda self, y: lie_in_lowest(1 / y),
             ),
-            "lowest",
+            "min_eigenvalue",
         ),
     ],
     "check_prox": [
@@ -380,8 +380,8 @@ FAULTS = {
 
 def lie_in_lowest(h):
     class Lying(Diagonal):
-        def lowest(self, support):
-            return super().lowest(support) * 2
+        def min_eigenvalue(self, support):
+            return super().min_eigenvalue(support) * 2
 
     return Lying(h)
 

@@ -1,4 +1,4 @@
-"""How checks are chosen, run, waived and reported."""
+"""How checks are chosen, run, expected and reported."""
 
 import subprocess
 import sys
@@ -200,14 +200,14 @@ def test_a_right_omega_passes(few):
     assert check_regularizer(Right()) is None
 
 
-# -- waivers ---------------------------------------------------------------------------------------
+# -- expected failures ----------------------------------------------------------------------------
 
-WAIVED = {"check_grad": "off by 1 %", "check_strong_convexity": "too bold"}
+EXPECTED = {"check_grad": "off by 1 %", "check_strong_convexity": "too bold"}
 
 
-def reported(omega, waived):
+def reported(omega, expected):
     with pytest.raises(AssertionError) as caught:
-        check_regularizer(omega, waived)
+        check_regularizer(omega, expected)
     return str(caught.value)
 
 
@@ -217,15 +217,15 @@ def test_a_waived_check_must_fail(few):
     assert message.count(" failed for ") == 1
 
 
-@pytest.mark.parametrize("waived", [WAIVED, lambda omega: WAIVED])
-def test_a_waived_failure_is_not_listed(waived, few):
-    assert check_regularizer(Lying(), waived) is None
+@pytest.mark.parametrize("expected", [EXPECTED, lambda omega: EXPECTED])
+def test_a_waived_failure_is_not_listed(expected, few):
+    assert check_regularizer(Lying(), expected) is None
 
 
 def test_a_wrong_waiver_is_refused():
     for waive in (
         check_regularizer,
-        lambda omega, waived: parametrize_with_checks([omega], waived),
+        lambda omega, expected: parametrize_with_checks([omega], expected),
     ):
         with pytest.raises(ValueError, match=r"'check_gradient'.*accepted: .*check_grad, "):
             waive(Right(), {"check_gradient": "misspelt"})
@@ -260,7 +260,7 @@ class Lying(type(regmax.regularizer("gini"))):
     strong_convexity = 1.5
 
 class Test:
-    @parametrize_with_checks([Lying(), regmax.regularizer("gini")], {waivers})
+    @parametrize_with_checks([Lying(), regmax.regularizer("gini")], {expected_by})
     def test_mine(self, it, promise):
         if promise.name in ("check_grad", "check_strong_convexity"):
             promise(it)
@@ -268,7 +268,7 @@ class Test:
 
 
 def test_one_id_for_each_omega_and_check(pytester):
-    pytester.makepyfile(FILE.format(waivers=None))
+    pytester.makepyfile(FILE.format(expected_by=None))
     result = pytester.runpytest("-v", "-p", "no:cacheprovider")
     result.stdout.fnmatch_lines(
         [
@@ -281,11 +281,11 @@ def test_one_id_for_each_omega_and_check(pytester):
 
 
 def test_waivers_are_strict(pytester):
-    waivers = '{"check_strong_convexity": "too bold"} if type(o).__name__ == "Lying" else {}'
-    pytester.makepyfile(FILE.format(waivers=f"lambda o: {waivers}"))
+    expected_by = '{"check_strong_convexity": "too bold"} if type(o).__name__ == "Lying" else {}'
+    pytester.makepyfile(FILE.format(expected_by=f"lambda o: {expected_by}"))
     result = pytester.runpytest("-p", "no:cacheprovider")
     result.assert_outcomes(xfailed=1, passed=len(names(Gini())) * 2 - 1)
-    pytester.makepyfile(FILE.format(waivers='{"check_grad": "cannot be"}'))
+    pytester.makepyfile(FILE.format(expected_by='{"check_grad": "cannot be"}'))
     result = pytester.runpytest("-p", "no:cacheprovider")
     result.stdout.fnmatch_lines(["*XPASS(strict)*cannot be*"])
     result.assert_outcomes(failed=3, passed=len(names(Gini())) * 2 - 3)

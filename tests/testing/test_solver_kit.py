@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import regmax
-from regmax.optimality.certificates import Certificate, Problem
+from regmax.optimality.certificates import Certificate
+from regmax.optimality.problem import Problem
 from regmax.regularizers.curvature import Diagonal
 from regmax.regularizers.registry import registry
 from regmax.solvers import Solver
@@ -254,11 +255,11 @@ def test_one_error_lists_all(monkeypatch):
     assert "check_simplex failed" in str(caught.value)
     assert "check_name failed" in str(caught.value)
     check_solver(Never())  # checks that need a problem are left out
-    waived = {"check_simplex": "known", "check_name": "known"}
+    expected = {"check_simplex": "known", "check_name": "known"}
     wrong = type("Wrong", (Maskless,), {"name": "auto"})()
-    check_solver(wrong, expected_failures=waived)
+    check_solver(wrong, expected_failures=expected)
     with pytest.raises(AssertionError, match=r"check_iterations passed.*was expected to fail"):
-        check_solver(wrong, expected_failures={**waived, "check_iterations": "not so"})
+        check_solver(wrong, expected_failures={**expected, "check_iterations": "not so"})
     with pytest.raises(ValueError, match=r"'check_nothing', which is no check"):
         check_solver(wrong, expected_failures={"check_nothing": "?"})
 

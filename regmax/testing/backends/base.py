@@ -1,4 +1,4 @@
-"""What a validation backend is: an independent road to Π_Ω(x) and to its VJPs."""
+"""What a validation backend is: an independent method to Π_Ω(x) and to its VJPs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One road's answer. ``vjp`` is None where the road gives values only.
+    """One method's answer. ``vjp`` is None where the method gives values only.
 
-    ``tol`` and ``vjp_tol``: the error bounds above which the road is held to be wrong, because it
+    ``tol`` and ``vjp_tol``: the error bounds above which the method is held to be wrong, because it
     is known to reach them. ``exact_zeros``: whether its zeros and ties are exact, so that support
     and groups can be read off y.
     """
 
-    road: str
+    method: str
     y: Tensor
     vjp: Tensor | None
     seconds: float
@@ -64,4 +64,4 @@ class Backend(ABC):
 
     @abstractmethod
     def answers(self, task: Task) -> list[Answer]:
-        """One answer per road of this backend (a road is, for instance, one solver)."""
+        """One answer per method of this backend (a method is, for instance, one solver)."""

@@ -1,4 +1,4 @@
-"""The generic road: Ω reduced to its value, a certified solver, Proposition 1 by autograd."""
+"""The generic method: Ω reduced to its value, a certified solver, Proposition 1 by autograd."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from ...mapping.engine import argmax
 from ...mapping.forward import Settings
 from ...mapping.rows import Rows
-from ...optimality.certificates import Problem
+from ...optimality.problem import Problem
 from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Definition, Regularizer
 from .base import Answer, Backend, Task, tolerances
 
 
 def definition(omega: Regularizer) -> Regularizer:
-    """Ω without any of its claims: value by value, gradient and curvature by autograd."""
+    """Ω without its optional methods: its value,, gradient and curvature by autograd."""
     if isinstance(omega, Penalized):
         return Penalized(definition(omega.base), omega.penalty, omega.lam)
     return omega if isinstance(omega, Definition) else Definition(omega)

@@ -1,0 +1,131 @@
+"""Proposition 1 on the support (Niculae & Blondel 2017): J = ∂Π_Ω/∂z, and ∂Π_Ω/∂θ for any θ of Ω.
+
+For any θ that x, γ or Ω depend on,
+
+    dy* = J d( x/γ − ∇Ω(y*; θ) )|_{y* fixed},       J symmetric positive semidefinite,
+
+so backward is v ↦ Jv followed by the vector–Jacobian product of x/γ − ∇Ω(y*; θ). With a penalty,
+J averages over the groups of y* first. :func:`dense_jacobian` is the formula as printed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex, transforms
+from ..regularizers.curvature import Curvature, Inverse
+from ..regularizers.penalty import Penalty, averaged, group_ids
+from ..regularizers.regularizer import Regularizer
+
+
+def movable(y: Tensor) -> Tensor:
+    """The support of y, without those of one entry: at a vertex J = 0, whatever the curvature."""
+    support = y > 0
+    return support & (support.sum(-1, keepdim=True) > 1)
+
+
+class Averages:
+    """P, the averages over the groups of y that a penalty makes."""
+
+    def __init__(self, penalty: Penalty, y: Tensor, mask: Tensor | None) -> None:
+        self._penalty, self._y, self._mask = penalty, y.detach(), mask
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return averaged(self._penalty, v, self._y, self._mask)
+
+    def matrix(self) -> Tensor:
+        """P, entry by entry: (*batch, d, d)."""
+        ids = group_ids(self._penalty, self._y, self._mask)
+        same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
+        if self._mask is not None:
+            same = same & self._mask.unsqueeze(-1) & self._mask.unsqueeze(-2)
+        return same / same.sum(-1, keepdim=True).clamp_min(1).to(self._y.dtype)
+
+
+def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Averages | None:
+    """P, or None without a penalty."""
+    return None if penalty is None else Averages(penalty, y, mask)
+
+
+def jacobian_product(
+    smooth: Regularizer, average: Averages | None, y: Tensor, v: Tensor, support: Tensor
+) -> Tensor:
+    """J v, J = ∂Π_Ω/∂z on ``support``, for Ω = ``smooth``: differentiable in y, v and its tensors.
+
+    With a penalty the groups of y move as one, and J = P (PHP)⁺ P with their averages P. (For a
+    permutation-invariant base H and P commute, and this is J_base P.)
+    """
+    curvature = smooth.curvature(smooth.lifted(y))
+    if average is None:
+        return curvature.jacobian(v, support)
+    return average(curvature.averaged(average).jacobian(average(v), support))
+
+
+def restricted(curvature: Curvature, average: Averages | None, support: Tensor) -> Inverse:
+    """J on ``support`` as :func:`jacobian_product` applies it, without derivatives."""
+    if average is None:
+        return curvature.inverse(support)
+    return _Grouped(curvature.averaged(average).inverse(support), average)
+
+
+class _Grouped:
+    """P (PHP)⁺ P."""
+
+    def __init__(self, inverse: Inverse, average: Averages) -> None:
+        self._inverse, self._average, self.min_eigenvalue = inverse, average, inverse.min_eigenvalue
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self._average(self._inverse(self._average(v)))
+
+
+def hyperparameter_product(
+    smooth: Regularizer,
+    names: tuple[str, ...],
+    tensors: list[Tensor],
+    wanted: tuple[bool, ...],
+    y: Tensor,
+    w: Tensor,
+) -> list[Tensor | None]:
+    """−(∂∇Ω(y; θ)/∂θ)ᵀ w with y and w held fixed, for every tensor θ of Ω that wants it."""
+    found: list[Tensor | None] = [None for _ in tensors]
+    if not any(wanted):
+        return found
+    keep = torch.is_grad_enabled()
+    chosen = {name: t for name, t, wants in zip(names, tensors, wanted, strict=True) if wants}
+    if transforms.under_transform((y, w, *chosen.values())):
+
+        def slope(inside: dict[str, Tensor]) -> Tensor:
+            return smooth.with_tensors(inside).grad(smooth.lifted(y))
+
+        (pulled,) = torch.func.vjp(slope, chosen)[1](0 - w)
+        return [pulled.get(name) for name in names]
+    with torch.enable_grad():
+        aliases = {name: alias(t) for name, t in chosen.items()}
+        gradient = smooth.with_tensors(aliases).grad(smooth.lifted(y))
+        if gradient.requires_grad:
+            products = torch.autograd.grad(
+                gradient, list(aliases.values()), 0 - w, create_graph=keep, allow_unused=True
+            )
+            for name, product in zip(aliases, products, strict=True):
+                found[names.index(name)] = product
+    return found
+
+
+def alias(t: Tensor) -> Tensor:
+    """t as a variable of its own: y also depends on t, and only the direct dependence is wanted."""
+    return t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
+
+
+def dense_jacobian(omega: Regularizer, y: Tensor) -> Tensor:
+    """∂Π_Ω/∂z of one row y (d,), from (I + A(B − I)) J = A as printed: the oracle for ``attach``.
+
+    A = diag(s) − ssᵀ/|S| is the Jacobian of P_Δ on the support S of y, B = ∇²Ω(y) by autograd.
+    """
+    s = (y > 0).to(y.dtype)
+    a = torch.diag(s) - torch.outer(s, s) / s.sum()
+    b: Tensor = torch.autograd.functional.hessian(omega.value, simplex.inward(y))
+    b = b * torch.outer(s, s)  # A hides the rest, where B may be infinite
+    eye = torch.eye(len(y), dtype=y.dtype, device=y.device)
+    j: Tensor = torch.linalg.solve(eye + a @ (b - eye), a)
+    return j
