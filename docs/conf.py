@@ -28,7 +28,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "_ext", "figures", "benchmarks", "experiments"]
+exclude_patterns = ["_build", "_ext", "figures", "experiments"]
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["amsmath", "attrs_inline", "deflist", "dollarmath"]
 myst_heading_anchors = 4
