@@ -91,9 +91,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     under_transform = transforms.under_transform((x, *given, *factors))
     if under_transform and not _takes((x, *given, *factors), omega, tracing):
         return None
-    x, dim = arguments.scores(x, dim)
-    arguments.entries(x, dim, whole.entries, whole)
-    takes_part = arguments.mask(mask, x)
+    x, dim, takes_part = arguments.rows(whole, x, dim, mask)
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)

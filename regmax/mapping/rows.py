@@ -123,9 +123,7 @@ def prepare(
         raise NotImplementedError(
             "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
         )
-    x, dim = arguments.scores(dense("x", x), dim)
-    arguments.entries(x, dim, omega.entries, omega)
-    takes_part = arguments.mask(mask, x)
+    x, dim, takes_part = arguments.rows(omega, x, dim, mask)
     dtype = x.dtype
     wide = wide and x.device.type != "mps"  # which has no float64
     rows = x.to(torch.float64 if wide else torch.float32 if dtype in HALF else dtype)
