@@ -35,15 +35,15 @@ def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
     """Π_Ω(x), with gradients, from the user's arguments."""
-    if mask is None and dim == -1 and type(gamma) is float and settings.plain:
-        y = _planned(omega, x, gamma)
-        if y is not None:
-            return y
     if settings.certify and not is_dtensor(x):  # that is certified where it lies
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
         try:
-            y = compiled.argmax(omega, x, gamma, dim, mask)
+            y = None
+            if mask is None and dim == -1 and type(gamma) is float:
+                y = _planned(omega, x, gamma)
+            if y is None:
+                y = compiled.argmax(omega, x, gamma, dim, mask)
         except RuntimeError:  # from a tensor without strides or memory, which is named
             dense("x", x)
             for name, t in {"mask": mask, "gamma": gamma, **omega.tensors(fixed=True)}.items():

@@ -50,11 +50,6 @@ class Settings:
     start: Tensor | None = None
     trace: Trace | None = None
 
-    @functools.cached_property
-    def plain(self) -> bool:
-        """Whether a kernel may answer, uncertified."""
-        return self.solver == "auto" and not self.certify
-
     def tolerance(self, dtype: torch.dtype) -> float:
         """The certified error to reach: 1e-8 in float64, 1e-3 in float32, unless set.
 
