@@ -19,8 +19,9 @@ from torch import Tensor
 from ..regularizers.curvature import Curvature
 from ..regularizers.penalty import Penalty
 from ..regularizers.regularizer import Definition, Regularizer
+from .conformance import failure_report, raised_in
 from .inputs import normal
-from .promise import Broken, Case, Promise, Search, Skipped, show
+from .promise import Broken, Case, Promise, Search, Skipped
 from .subject import Subject
 
 GAMMAS = (1.0, 0.5, 2.0)
@@ -187,32 +188,15 @@ def _digits(x: Tensor) -> int:
 
 def report(name: str, subject: Subject, case: Case | None, error: Exception) -> str:
     """What a failed check says."""
-    omega = subject.omega
-    if isinstance(error, Broken):
-        expected, found, look = error.expected, error.found, error.look
-        tensors = error.tensors
-    else:
-        # what only knows the value of Ω says so under the name of a stand-in
-        said = str(error).replace("Definition.value", subject.where("value"))
-        expected, found = "no exception", f"{type(error).__name__}: {said}"
-        look, tensors = _raiser(error) or subject.where("value"), {}
-    lines = [f"{name} failed for {omega!r}", f"  expected: {expected}", f"  found: {found}"]
-    if case is not None:
-        lines.append("  smallest input found:")
-        lines += [f"    {line}" for line in case.describe().splitlines()]
-    lines += [f"    {key} = {show(t)}" for key, t in tensors.items()]
-    lines.append(f"  look at: {look}")
-    return "\n".join(lines)
+    look = raised_in(error, _by_an_author) or subject.where("value")
+    described = None if case is None else case.describe()
+    text = failure_report(name, f"{subject.omega!r}", error, described, look)
+    # an Ω reduced to its value has the class Definition: name the author's class instead
+    own = isinstance(error, Broken)
+    return text if own else text.replace("Definition.value", subject.where("value"))
 
 
-def _raiser(error: Exception) -> str | None:
-    """``Class.method`` of the innermost code of a plugin's object in the traceback."""
-    found, frames = None, error.__traceback__
-    while frames is not None:
-        frame = frames.tb_frame
-        owner = frame.f_locals.get("self")
-        author = isinstance(owner, Regularizer | Penalty | Curvature)
-        if author and not isinstance(owner, Definition):
-            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {frames.tb_lineno}"
-        frames = frames.tb_next
-    return found
+def _by_an_author(owner: Any) -> bool:
+    """Whether its class comes from a plugin, or from a user."""
+    author = isinstance(owner, Regularizer | Penalty | Curvature)
+    return author and not isinstance(owner, Definition)
