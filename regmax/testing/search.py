@@ -1,7 +1,7 @@
 """The search for an input on which a promise is broken, and the message that reports it.
 
-A promise is a function of (Ω, case). It is tried on fixed cases, then on drawn ones; whatever
-breaks it is made as small as possible: fewer rows, fewer entries, rounder scores.
+A promise is a function of (Ω, case). The search tries fixed cases, then drawn ones. It reduces the
+first case that breaks the promise: fewer rows, fewer entries, rounder scores.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _breaks(promise: Promise, subject: Subject, case: Case) -> bool:
 
 
 def hypothesis() -> ModuleType:
-    """The package that draws and shrinks."""
+    """The package that draws and shrinks inputs."""
     try:
         import hypothesis as package
     except ImportError as error:
@@ -80,7 +80,7 @@ def hypothesis() -> ModuleType:
 
 @dataclass(frozen=True)
 class Draws:
-    """What is drawn: rows of these sizes, with or without masks, this many."""
+    """What to draw: ``number`` cases with rows of these sizes, with or without masks."""
 
     sizes: Sequence[int]
     masks: bool
@@ -89,7 +89,7 @@ class Draws:
 
 @functools.cache
 def _drawn(draws: Draws) -> tuple[Case, ...]:
-    """The cases that every promise is tried on: the same, so that answers can be remembered."""
+    """The drawn cases. They are the same for every promise, so that a subject can cache answers."""
     cases: list[Case] = []
     _attempts(draws, cases.append)
     return tuple(cases)
@@ -109,7 +109,7 @@ def _shrunk(promise: Promise, subject: Subject, draws: Draws) -> Case | None:
     try:
         _attempts(draws, attempt)
     except Exception:
-        # whatever hypothesis says of one that fails only now and then
+        # hypothesis raises an error of its own if a failure is not reproducible
         if not broken:
             raise
     return min(broken, key=_size) if broken else None
@@ -182,7 +182,7 @@ def _reduced(promise: Promise, subject: Subject, case: Case) -> Case:
 
 
 def _digits(x: Tensor) -> int:
-    """How many decimals the scores have, 16 at most."""
+    """The number of decimals of the scores, 16 at most."""
     return next((k for k in range(16) if torch.equal(x.round(decimals=k), x)), 16)
 
 
