@@ -149,7 +149,7 @@ def check_subgradient(s: Subject, case: Case) -> None:
 
 @searched(structured)
 def check_groups(s: Subject, case: Case) -> None:
-    """groups(z) are ids in [0, d); entries of a group are equal; prox's Jacobian averages groups."""
+    """groups(z) are ids in [0, d); entries of a group are equal; prox's Jacobian averages them."""
     penalty, name = _penalty(s)
     v, d, on = case.x, case.x.shape[-1], case.participants()
     for step in STEPS:

@@ -34,8 +34,8 @@ DIFFCP_OTHER = {"solve_method": "SCS", "eps": 1e-8, "max_iters": 50000}
 # infeasible point, and the layer returns that point, unless the reduced tolerances are as tight as
 # the others (measured on sparsemax, 4,096 rows of 20: three rows off by up to 0.43, products by
 # 1.2; 9e-11 and 8e-7 with these). Equilibration makes products less accurate as scores grow
-# (fusedmax of 50 scores of scale 20: 4e-3; 4e-6 without it), and long steps end early at exponential
-# cones (softmax, 1,024 rows of 20: 8e-6; 5e-7 with these).
+# (fusedmax of 50 scores of scale 20: 4e-3; 4e-6 without it), and long steps end early at
+# exponential cones (softmax, 1,024 rows of 20: 8e-6; 5e-7 with these).
 MOREAU = {
     "solver": "ipm",
     "ipm_settings": {
