@@ -33,8 +33,8 @@ def attention(
 
     ``weights``: (target, source), floating, nonnegative and finite. ``source``, ``target``: the
     words, by default their positions. ``clusters``: whether to mark the entries of a row with equal
-    weights, one marker per cluster, for oscarmax. ``axes``: matplotlib axes to draw on, with colours
-    up to their largest weight; by default those of a new figure, with a colour bar and a key.
+    weights, one marker per cluster: for oscarmax. ``axes``: matplotlib axes to draw on, with
+    colours up to their largest weight; by default those of a new figure, with colour bar and key.
     """
     if axes is None:
         return attentions({title: weights}, source, target, clusters=(title,) * clusters)

@@ -34,8 +34,8 @@ def path(
     ``x``: scores of shape (d,), −inf for a masked one; by default six, or as many as Ω is made for.
     ``over``: ``"gamma"``, or names of declared hyperparameters, dotted in nested Ω
     (``"base.alpha"``); by default all, γ first. ``name``: the name of Π_Ω in the figure.
-    ``figure``: a matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError for
-    an unknown name, and for x that is not one row.
+    ``figure``: a matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError
+    for an unknown name, and for x that is not one row.
     """
     x = default_row(omega) if x is None else one_row(x)
     names = varied(omega, over)

@@ -28,8 +28,8 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     place of Π_Ω(x) in the simplex Δ.
 
     Left, the scores: x is drawn at Σ xᵢ cᵢ, where cᵢ are the corners of a triangle. So x and x +
-    c·1, which have the same answer, are one point. The outline is γΔ. Right, Δ over the level sets of
-    Ω: a dot at Π_Ω(x) for each x of a lattice. A dot is larger if more x share it.
+    c·1, which have the same answer, are one point. The outline is γΔ. Right, Δ over the level sets
+    of Ω: a dot at Π_Ω(x) for each x of a lattice. A dot is larger if more x share it.
 
     ``omegas``: one Ω, or several by name, with the answers below the scores and fewer dots.
     ``figure``: a matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError
