@@ -187,9 +187,9 @@ class $cls(regmax.Regularizer):
 
     def value(self, y: torch.Tensor) -> torch.Tensor:
         """Ω(y): (*batch, d) -> (*batch)."""
-        # Change: the formula, strictly convex, in PyTorch operations, summed over the last dimension.
-        # y is on the simplex and every entry is positive, but may be tiny. per_row("mu") has the
-        # shape of the result. self.mu has the shape of y with size 1 in the last dimension.
+        # Change: the formula. It is strictly convex, in PyTorch operations, and sums over the last
+        # dimension. y is on the simplex; every entry is positive, but may be tiny. per_row("mu")
+        # has the shape of the result. self.mu has y's shape, with size 1 in the last dimension.
         return y.square().sum(-1) / 2 + self.per_row("mu") * y.pow(4).sum(-1) / 4
 
     def as_cvxpy(self, y: Any) -> Any:
