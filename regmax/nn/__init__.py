@@ -1,6 +1,6 @@
 """Layers: Π_Ω as a module, and PyTorch's attention with any Ω, with its signatures and state dicts.
 
-This chapter imports :mod:`regmax.mapping` and the chapters below it.
+This chapter imports ``regmax.mapping`` and the chapters below it.
 
 RegularizedMax(omega)                       Π_Ω and max_Ω
 attention(q, k, v, omega, ...)              scaled_dot_product_attention
