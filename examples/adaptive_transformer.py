@@ -102,7 +102,7 @@ def load(args: argparse.Namespace) -> Corpus:
 class Hypotheses(NamedTuple):
     """The decoder's state, one row per hypothesis."""
 
-    said: Tensor
+    words: Tensor
     memory: Tensor
     source: Tensor
 
@@ -168,15 +168,15 @@ class Translator(Trainee):
         return {"score": 100 * right, "nats": nats}
 
     def evaluate(self) -> dict[str, Any]:
-        test, said = self.corpus.test, self._translations()
+        test, translations = self.corpus.test, self._translations()
         bleu = sacrebleu.BLEU(tokenize="none", force=True)
-        told = bleu.corpus_score(said, [[" ".join(target) for _, target in test]])
+        score = bleu.corpus_score(translations, [[" ".join(target) for _, target in test]])
         given = (self._tensors([test[k] for k in part])[:2] for part in self._parts(test))
         words = next((s, t) for s, t in test if 8 <= len(s) <= 12 and 8 <= len(t) <= 12)
         return {
-            "bleu": told.score,
+            "bleu": score.score,
             "signature": str(bleu.get_signature()),
-            "translations": said,
+            "translations": translations,
             **alphas(self.transformer, self.record),
             **statistics(self.transformer, given),
             "source": [*words[0]],
@@ -205,11 +205,11 @@ class Translator(Trainee):
         """The best translation that beam search finds for each source of the test set."""
         test, parts = self.corpus.test, self._parts(self.corpus.test)
         mine = [self._translated([test[k] for k in part]) for part in self.process.share(parts)]
-        said = [""] * len(test)
+        translations = [""] * len(test)
         for part, sentences in zip(parts, self.process.gather(mine), strict=True):
             for k, sentence in zip(part, sentences, strict=True):
-                said[k] = sentence
-        return said
+                translations[k] = sentence
+        return translations
 
     def _translated(self, pairs: Sequence[Pair]) -> list[str]:
         source, device = self._tensors(pairs)[0], self.process.device
@@ -220,8 +220,8 @@ class Translator(Trainee):
 
     def _next(self, last: Tensor, state: Hypotheses) -> tuple[Tensor, Hypotheses]:
         """Probabilities of the next word."""
-        state = state._replace(said=torch.cat([state.said, last[:, None]], 1))
-        x = self.transformer.decode(state.memory, state.source, state.said)[:, -1]
+        state = state._replace(words=torch.cat([state.words, last[:, None]], 1))
+        x = self.transformer.decode(state.memory, state.source, state.words)[:, -1]
         return self.transformer.logits(x).softmax(-1), state
 
 

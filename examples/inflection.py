@@ -258,8 +258,8 @@ def _draw_trees(runs: dict[str, list[tables.Run]], path: Path) -> None:
     best = max(able, key=lambda result: result["accuracy"])
     titled = []
     for one in best["trees"]:
-        told = f"{one['language']}: {one['lemma']}, {';'.join(one['tags'])} → {one['form']}"
-        titled.append((told, trees.tree([(form, logp) for form, logp in one["hypotheses"]])))
+        title = f"{one['language']}: {one['lemma']}, {';'.join(one['tags'])} → {one['form']}"
+        titled.append((title, trees.tree([(form, logp) for form, logp in one["hypotheses"]])))
     trees.draw(titled).savefig(path)
 
 

@@ -132,11 +132,11 @@ class Translator(Recurrent):
         answers = [self.corpus.target.decode(one.best) for one in found]
         references = [" ".join(target) for _, target in test]
         bleu = sacrebleu.BLEU(tokenize="none", force=True)
-        told = bleu.corpus_score([" ".join(answer) for answer in answers], [references])
+        score = bleu.corpus_score([" ".join(answer) for answer in answers], [references])
         shown = _some(test)
         return {
             "attention": self.name,
-            "bleu": told.score,
+            "bleu": score.score,
             "signature": str(bleu.get_signature()),
             "held_right": 100 * self.held()["right"],
             **self.nonzeros(test),

@@ -17,11 +17,11 @@ from .timing import interleaved
 def carry_out(
     args: argparse.Namespace,
     makes: Mapping[str, Callable[[int], Trainee]],
-    told_by_name: Sequence[str],
+    in_name: Sequence[str],
     process: Process,
 ) -> None:
     """Train ``makes[name](seed)`` for every seed and name. With ``--timing``, only write
-    ``timing.json``. ``told_by_name``: the options that a configuration's name contains."""
+    ``timing.json``. ``in_name``: the options that a configuration's name contains."""
     if args.timing:
         timed = interleaved(
             {name: partial(make, 0) for name, make in makes.items()}, args.timing, process
@@ -30,7 +30,7 @@ def carry_out(
             args.out.mkdir(parents=True, exist_ok=True)
             write_json(args.out / "timing.json", timed)
         return
-    described = settings(args, without=told_by_name)
+    described = settings(args, without=in_name)
     for seed in args.seeds:
         for name, make in makes.items():
             train(partial(make, seed), name, seed, args.epochs, args.out, process, described)

@@ -287,8 +287,8 @@ def _finish(
 def _compare(folder: Path, held: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     different = [k for k in {**held, **described} if held.get(k) != described.get(k)]
     if different:
-        told = ", ".join(f"{k} {held.get(k)!r}, not {described.get(k)!r}" for k in different)
-        raise ValueError(f"out: {folder} holds a run with {told}; give another --out")
+        differences = ", ".join(f"{k} {held.get(k)!r}, not {described.get(k)!r}" for k in different)
+        raise ValueError(f"out: {folder} holds a run with {differences}; give another --out")
 
 
 def seed_all(*key: int) -> None:

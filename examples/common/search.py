@@ -115,11 +115,11 @@ class _Beam:
         best = logp.view(n, -1).topk(beam + 1)
         self.lost = self.lost.maximum(best.values[:, beam])
         chosen = best.indices[:, :beam]
-        parent, said = chosen // (beam + 1), word.view(n, -1).gather(1, chosen)
+        parent, next_word = chosen // (beam + 1), word.view(n, -1).gather(1, chosen)
         self.logp = best.values[:, :beam]
-        self.done = self.done.gather(1, parent) | (said == EOS)
+        self.done = self.done.gather(1, parent) | (next_word == EOS)
         before = self.words.gather(1, parent[..., None].expand(-1, -1, self.words.shape[-1]))
-        self.words = torch.cat((before, said[..., None]), -1)
+        self.words = torch.cat((before, next_word[..., None]), -1)
         self.stopped |= (self.lost > -torch.inf) & (self._most(self.done) >= self._most(self.open))
 
         number = torch.zeros(n * beam, dtype=torch.int64, device=rows.device)

@@ -55,10 +55,10 @@ def converge(
         raise UsageError(f"--solver: none can take {name} ({reasons}); auto chooses one that can")
     header = ["solver", "converged", "iterations", "most", "worst certified error", "seconds"]
     title = f"{name}, γ = {gamma:g}: {len(x)} rows of {x.shape[-1]} scores"
-    said = f"{title}; value-only Ω; iterations of the median row, and the most of any row"
+    caption = f"{title}; value-only Ω; iterations of the median row, and the most of any row"
     figure = plots.convergence(solutions)
     figure.suptitle(title)
-    return figure, f"{said}\n{table(header, lines)}"
+    return figure, f"{caption}\n{table(header, lines)}"
 
 
 def solvers(wanted: str | None) -> list[str]:

@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = ", ".join(omegas)
     x = rows(arguments, kind, next(iter(omegas.values())))
     try:
-        figure, said = draw(arguments, kind, omegas, x)
+        figure, lines = draw(arguments, kind, omegas, x)
     except UsageError:
         raise
     except Exception as error:  # a plugin's code may raise anything
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = gallery.stem("regmax", *omegas, *([] if kind == "mapping" else [kind]))
     path = arguments.out or Path(f"{name}.png")
     gallery.write(figure, path)
-    print(*said, path, sep="\n")
+    print(*lines, path, sep="\n")
     return 0
 
 

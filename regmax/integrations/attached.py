@@ -261,8 +261,8 @@ def spoken(config: Any) -> Any:
     below = {key: spoken(inner) for key, inner in _inner(config)}
     if all(item == name for item in below.values()):
         return name
-    said = {"": name, **below}
-    return {key: item for key, item in said.items() if item is not None} or None
+    names = {"": name, **below}
+    return {key: item for key, item in names.items() if item is not None} or None
 
 
 # -- transformers' models and configs --------------------------------------------------------------

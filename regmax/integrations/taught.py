@@ -35,9 +35,9 @@ def teach() -> None:
 def _to_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def to_dict(self: Any) -> Any:
-        found, said = original(self), attached.spoken(self)
-        if said is not None:
-            found["attn_implementation"] = said
+        found, name = original(self), attached.spoken(self)
+        if name is not None:
+            found["attn_implementation"] = name
         elif str(found.get("attn_implementation")) in OMEGAS:
             del found["attn_implementation"]
         if not attached.own(self):

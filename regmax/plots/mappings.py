@@ -97,9 +97,9 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
         circle: Any = {"marker": "o", "linestyle": "", "fillstyle": "none", "color": INK}
         if zero:  # matplotlib cannot lay out an unclipped line without points
             axis.plot(zero, [0] * len(zero), markersize=size, clip_on=False, **circle)
-        said = f"{short(name, 48)}: {int((y > 0).sum())} above 0"
-        said += f", {count} fused group{'s' * (count > 1)}" if count else ""
-        axis.set_title(said, loc="left", fontsize=10.5, color=INK)
+        caption = f"{short(name, 48)}: {int((y > 0).sum())} above 0"
+        caption += f", {count} fused group{'s' * (count > 1)}" if count else ""
+        axis.set_title(caption, loc="left", fontsize=10.5, color=INK)
         axis.set(ylabel="weight", ylim=(0, 1.12 * max(float(y.max()) for _, y, _ in rows)))
     for axis in axes:
         frame(axis)

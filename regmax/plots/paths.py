@@ -144,7 +144,7 @@ def _key(figure: Any, x: Tensor, fused: bool) -> None:
     shown = [Line2D([], [], **_SHARED, label="equal weights")] if fused else []
     if len(x) <= 8:
         scores = [(k, item) for k, item in enumerate(x.tolist()) if item > -torch.inf]
-        said = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
-        shown = [*said, *shown]
+        lines = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
+        shown = [*lines, *shown]
     if shown:
         figure.legend(handles=shown, loc="outside right upper", frameon=False, fontsize=9)

@@ -75,7 +75,7 @@ def key(figure: Any, shown: Tensor, columns: int) -> None:
     from matplotlib.patches import Patch
 
     found = [PATTERNS[k] for k in shown.unique().tolist()]
-    patches = [Patch(facecolor=colour, label=said) for said, colour in found]
+    patches = [Patch(facecolor=colour, label=text) for text, colour in found]
     place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
     figure.legend(handles=patches, ncols=min(columns, len(found)), **place)
 

@@ -40,8 +40,8 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     rows = 2 * -(-len(found) // columns) if len(found) > 1 else 1
     if figure is None:
         figure = blank(3.3 * columns if rows > 1 else 7.2, 3.2 * rows + 1.2)
-        said = f"x by the pattern of {FORMULA}, and {FORMULA} on the simplex"
-        figure.suptitle(title(found, gamma, said), fontsize=13, color=INK)
+        heading = f"x by the pattern of {FORMULA}, and {FORMULA} on the simplex"
+        figure.suptitle(title(found, gamma, heading), fontsize=13, color=INK)
     axes = figure.subplots(rows, columns if rows > 1 else 2, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()

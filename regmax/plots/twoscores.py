@@ -73,8 +73,8 @@ def slopes(axis: Any, lines: list[Line], t: Tensor, gamma: float) -> list[Any]:
     soft = (t / gamma).sigmoid()
     if any(torch.allclose(y, soft, atol=1e-9) for *_, y in lines):
         return []
-    said = "softmax" if gamma == 1 else f"softmax, γ = {gamma:g}"
-    drawn: list[Any] = axis.plot(t.tolist(), soft.tolist(), **_REFERENCE, label=said)
+    text = "softmax" if gamma == 1 else f"softmax, γ = {gamma:g}"
+    drawn: list[Any] = axis.plot(t.tolist(), soft.tolist(), **_REFERENCE, label=text)
     return drawn
 
 
@@ -94,9 +94,9 @@ def _merged(each: list[tuple[str, Tensor, Tensor]]) -> list[tuple[str, Tensor, T
     """Equal curves once, with all of their names."""
     found: list[tuple[str, Tensor, Tensor]] = []
     for name, top, y in each:
-        for k, (said, _, other) in enumerate(found):
+        for k, (names, _, other) in enumerate(found):
             if torch.allclose(y, other, atol=1e-9):
-                found[k] = (f"{said}, {name}", top, y)
+                found[k] = (f"{names}, {name}", top, y)
                 break
         else:
             found.append((name, top, y))
