@@ -479,7 +479,7 @@ def test_a_model_with_attention_of_its_own():
     with pytest.raises(ValueError, match="DebertaV2Model has no attention layer"):
         attach(transformers.DebertaV2Model(config), AdaptiveEntmax(HEADS))
     config._attn_implementation = "regmax-entmax15"
-    with pytest.raises(ValueError, match=r"Attention computes softmax by .*'regmax-entmax15'"):
+    with pytest.raises(ValueError, match=r"Attention computes softmax in .*'regmax-entmax15'"):
         transformers.DebertaV2Model(config)
 
 
