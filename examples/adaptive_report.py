@@ -1,6 +1,6 @@
-"""The tables and the figures of :mod:`examples.adaptive_transformer`, from the results alone.
+"""The tables and figures of :mod:`examples.adaptive_transformer`, from its results.
 
-The figures are numbers 2 to 6 of Correia et al. (2019), and some heads as heat maps.
+The figures are Figures 2 to 6 of Correia et al. (2019), and heat maps of some heads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Runs = dict[str, list[tables.Run]]
 
 
 def report(out: Path) -> None:
-    """Write and print ``adaptive_transformer.md``, and draw, from all finished runs in ``out``."""
+    """Write and print ``adaptive_transformer.md``, and draw the figures of the runs in ``out``."""
     runs = _ordered(tables.by_name(results(out)))
     parts = [_table(runs), _learned(runs)] if runs else []
     publish(out, "adaptive_transformer", list(filter(None, parts)))
@@ -41,7 +41,7 @@ def report(out: Path) -> None:
 
 
 def _ordered(runs: Runs) -> Runs:
-    """Softmax first, what learns last."""
+    """Softmax first, mappings with a learned α last."""
     return dict(sorted(runs.items(), key=lambda item: (item[0] != "softmax", _learns(item[1]))))
 
 
@@ -71,7 +71,7 @@ def _table(runs: Runs) -> str:
 
 
 def _learned(runs: Runs) -> str:
-    """How far the α of the heads, of all seeds, lie apart, and how far they went."""
+    """The spread of the heads' α over all seeds, and their distance from the start."""
     rows = [
         [f"{name}, {NAMES[block]}", *_spread(_alpha(seeds, block)), _moved(seeds, block)]
         for name, seeds in runs.items()
@@ -112,7 +112,7 @@ def _mean(layers: list[list[float]]) -> float:
 
 
 def figures(runs: Runs) -> Iterator[tuple[str, Any]]:
-    """Name and figure, of those for which there are runs."""
+    """Name and figure, for each figure that has runs."""
     if not runs:
         return
     learned = next((seeds for seeds in runs.values() if _learns(seeds)), None)
@@ -130,7 +130,7 @@ def figures(runs: Runs) -> Iterator[tuple[str, Any]]:
 
 
 def _trajectories(result: dict[str, Any]) -> dict[str, Tensor]:
-    """Of each block the head that ends up with the largest α, and the one with the smallest."""
+    """For each block, the heads with the largest and the smallest final α."""
     lines = {}
     for block in BLOCKS:
         alpha = torch.tensor(result["trajectories"][block])  # (steps, layers, heads)
@@ -141,7 +141,7 @@ def _trajectories(result: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _densities(runs: Runs) -> Any:
-    """Over the heads, the sentences and the seeds."""
+    """Histograms of density over heads, sentences and seeds."""
     values: dict[str, dict[str, Tensor]] = {NAMES[block]: {} for block in BLOCKS}
     for name, seeds in runs.items():
         for block in BLOCKS:
@@ -154,12 +154,12 @@ def _densities(runs: Runs) -> Any:
 
 
 def _by_block(runs: Runs, key: str) -> dict[str, dict[str, Any]]:
-    """What the first seed of each mapping found, by block: heads have no names across seeds."""
+    """The first seed of each mapping, by block: heads of different seeds do not correspond."""
     return {NAMES[b]: {n: seeds[0]["result"][key][b] for n, seeds in runs.items()} for b in BLOCKS}
 
 
 def _heads(runs: Runs, block: str) -> Any:
-    """Of each mapping the head with the most concentrated weights, and the one with the least."""
+    """For each mapping, the heads with the most and the least concentrated weights."""
     results = {name: seeds[0]["result"] for name, seeds in runs.items()}
     words = next(iter(results.values()))
     panels = {}

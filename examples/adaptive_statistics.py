@@ -1,4 +1,4 @@
-"""What the attention of a trained Transformer is like, in numbers that JSON holds."""
+"""Statistics of the attention of a trained Transformer, in JSON types."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .common.text import PAD
 from .common.transformer import BLOCKS, Transformer
 
 BINS = 20
-"""Of the histogram of densities."""
+"""Bins of the histogram of densities."""
 
 
 def alphas(model: Transformer, record: Trajectories) -> dict[str, Any]:
-    """``alpha``: by block, (layers, heads), α of the model as it is; ``trajectories``: by block,
-    (steps, layers, heads), α at the ``steps`` that were recorded. Empty where none is learned."""
+    """``alpha``: by block, (layers, heads), the present α. ``trajectories``: by block, (steps,
+    layers, heads), α at the recorded ``steps``. Both are empty if no α is learned."""
     names = {module: name for name, module in model.named_modules()}
     values, trajectories = record.values, {}
     for block in model.alphas():
@@ -30,13 +30,12 @@ def alphas(model: Transformer, record: Trajectories) -> dict[str, Any]:
 
 
 def statistics(model: Transformer, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Any]:
-    """Of each block, over batches of sources (B, S) and of what the decoder is given (B, T):
+    """Statistics per block, over batches of sources (B, S) and decoder inputs (B, T):
 
-    ``density``: (layers, heads), the mean over sentences; ``histogram``: how many pairs of a
-    sentence and a head have their density in each of 20 equal bins of [0, 1]; ``diversity``:
-    (layers,), the mean over sentences of the Jensen–Shannon divergence between heads. A sentence's
-    density is the mean over queries of the share of keys with a weight above 0, among the keys
-    that the query may look at.
+    ``density``: (layers, heads), the mean over sentences; ``histogram``: the number of pairs of a
+    sentence and a head with a density in each of 20 equal bins of [0, 1]; ``diversity``: (layers,),
+    the mean over sentences of the Jensen–Shannon divergence between heads. A sentence's density is
+    the mean over queries of the share of participants with a positive weight.
     """
     summary = AttentionSummary()
     for source, target in batches:
@@ -56,9 +55,8 @@ def statistics(model: Transformer, batches: Iterable[tuple[Tensor, Tensor]]) -> 
 
 
 def example(model: Transformer, source: Tensor, target: Tensor) -> dict[str, list[dict[str, Any]]]:
-    """The weights of two heads of each block on one sentence, (1, S) and (1, T): of the head whose
-    weights are the most concentrated, and of the one whose are the least, by the mean over queries
-    of the largest weight."""
+    """The weights of two heads of each block on one sentence, (1, S) and (1, T): of the heads with
+    the most and the least concentrated weights, by the mean over queries of the largest weight."""
     shown = {}
     for block, layers in model.weights(source, target).items():
         heads = torch.cat(layers).flatten(0, 1)  # (layers · heads, Q, K)
@@ -72,7 +70,7 @@ def example(model: Transformer, source: Tensor, target: Tensor) -> dict[str, lis
 
 
 def _masks(source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Which queries and keys of each block are words that take part: (B, 1, Q, K)."""
+    """The masks of each block, (B, 1, Q, K), True where query and key are words that take part."""
     s, t = source != PAD, target != PAD
     pairs = {"encoder": (s, s), "context": (t, s), "decoder": (t, t)}
     masks = {b: (q[:, :, None] & k[:, None, :])[:, None] for b, (q, k) in pairs.items()}

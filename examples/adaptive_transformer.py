@@ -1,17 +1,17 @@
-"""Translation with a Transformer whose heads learn how sparse they are (Correia et al. 2019).
+"""Translation with a Transformer with adaptively sparse heads (Correia et al. 2019).
 
     python -m examples.adaptive_transformer --smoke --out runs/smoke
     python -m examples.adaptive_transformer --data multi30k --out runs/adaptive --seeds 0,1,2
 
-A Transformer translates German into English, with one mapping after the other in the place of
-softmax in encoder self-attention, context attention and decoder self-attention. ``adaptive`` is
-entmax with α = 1 + sigmoid(a), eq. 10, where each head learns an a that starts as a draw of N(0, 1)
-(the paper says "at random"). All is trained by cross-entropy with label smoothing and Adam, with a
-linear warm-up and then the inverse square root of the step. Data: Multi30k, tokenized and in lower
-case (github.com/multi30k/dataset), files ``train.*.de``, ``train.*.en``, ``val.*.de`` and
-``val.*.en``, or with ``.gz``. The last 1,000 training pairs are held out to choose the epoch, by
-the share of words that are the most probable; ``val`` is the test set. Under torchrun the processes
-share every batch.
+A Transformer translates German into English. Each configuration replaces softmax by one mapping in
+encoder self-attention, context attention and decoder self-attention. ``adaptive`` is entmax with
+α = 1 + sigmoid(a), eq. 10: each head learns its a, initialised from N(0, 1) (the paper says "at
+random"). Training uses cross-entropy with label smoothing and Adam; the learning rate has a linear
+warm-up and then decays with the inverse square root of the step. Data: Multi30k, tokenized and in
+lower case (github.com/multi30k/dataset), files ``train.*.de``, ``train.*.en``, ``val.*.de`` and
+``val.*.en``, or with ``.gz``. The last 1,000 training pairs are held out to choose the epoch with
+the highest share of correct most probable words. ``val`` is the test set. Under torchrun the
+processes share every batch.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from .common.transformer import ADAPTIVE, Transformer
 
 HELD_OUT = 1000
 LONGEST = 60
-"""Words of a translation at most."""
+"""The greatest length of a translation in words."""
 POINTS = 200
-"""Of a trajectory of α, about."""
+"""The approximate number of points of a trajectory of α."""
 SMOKE = {
     "epochs": 3,
     "batch": 40,
@@ -60,7 +60,7 @@ SMOKE = {
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What the program is asked for."""
+    """The options of the program."""
     made = parser(__doc__)
     add = made.add_argument
     add("--source", default="de", help="language to translate from (%(default)s)")
@@ -75,7 +75,7 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dropout", type=float, default=0.1, help="(%(default)s)")
     add("--rate", type=float, default=2e-3, help="highest learning rate (%(default)s)")
     add("--alpha-rate", type=float, default=1.0, help="how much faster α learns (%(default)s)")
-    add("--warmup", type=int, default=400, help="steps until then (%(default)s)")
+    add("--warmup", type=int, default=400, help="steps before the highest rate (%(default)s)")
     add("--beam", type=int, default=5, help="hypotheses in the beam (%(default)s)")
     return parse(made, argv, SMOKE)
 
@@ -100,14 +100,14 @@ def load(args: argparse.Namespace) -> Corpus:
 
 
 class Hypotheses(NamedTuple):
-    """What the decoder continues, a row for each hypothesis."""
+    """The decoder's state, one row per hypothesis."""
 
-    said: Tensor
+    words: Tensor
     memory: Tensor
     source: Tensor
 
     def select(self, rows: Tensor) -> Hypotheses:
-        """Some of the hypotheses, or one several times."""
+        """The state of the hypotheses ``rows``; an index may occur several times."""
         return Hypotheses(*(item[rows] for item in self))
 
 
@@ -132,7 +132,7 @@ class Translator(Trainee):
         self.record = Trajectories(self.model)
 
     def _groups(self) -> list[dict[str, Any]]:
-        """What is learnt, and how much faster: α apart from the weights."""
+        """Parameter groups: the weights, and α with its factor of the learning rate."""
         named = list(self.model.named_parameters())
         alphas = [t for name, t in named if ".omega." in name]
         weights = [t for name, t in named if ".omega." not in name]
@@ -168,15 +168,15 @@ class Translator(Trainee):
         return {"score": 100 * right, "nats": nats}
 
     def evaluate(self) -> dict[str, Any]:
-        test, said = self.corpus.test, self._translations()
+        test, translations = self.corpus.test, self._translations()
         bleu = sacrebleu.BLEU(tokenize="none", force=True)
-        told = bleu.corpus_score(said, [[" ".join(target) for _, target in test]])
+        score = bleu.corpus_score(translations, [[" ".join(target) for _, target in test]])
         given = (self._tensors([test[k] for k in part])[:2] for part in self._parts(test))
         words = next((s, t) for s, t in test if 8 <= len(s) <= 12 and 8 <= len(t) <= 12)
         return {
-            "bleu": told.score,
+            "bleu": score.score,
             "signature": str(bleu.get_signature()),
-            "translations": said,
+            "translations": translations,
             **alphas(self.transformer, self.record),
             **statistics(self.transformer, given),
             "source": [*words[0]],
@@ -192,7 +192,7 @@ class Translator(Trainee):
         self.record.load_state_dict(state["record"])
 
     def _tensors(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor, Tensor]:
-        """The source, and what the decoder is given and should say, each (n, longest)."""
+        """The source, the decoder's inputs and its targets, each (n, longest)."""
         device = self.process.device
         source = pad([self.corpus.source.encode(s) for s, _ in pairs], device)
         return source, *shifted([self.corpus.target.encode(t) for _, t in pairs], device)
@@ -202,14 +202,14 @@ class Translator(Trainee):
         return bucketed([len(source) for source, _ in pairs], self.args.batch)
 
     def _translations(self) -> list[str]:
-        """The most probable sentence that the beam finds for each source of the test set."""
+        """The best translation that beam search finds for each source of the test set."""
         test, parts = self.corpus.test, self._parts(self.corpus.test)
         mine = [self._translated([test[k] for k in part]) for part in self.process.share(parts)]
-        said = [""] * len(test)
+        translations = [""] * len(test)
         for part, sentences in zip(parts, self.process.gather(mine), strict=True):
             for k, sentence in zip(part, sentences, strict=True):
-                said[k] = sentence
-        return said
+                translations[k] = sentence
+        return translations
 
     def _translated(self, pairs: Sequence[Pair]) -> list[str]:
         source, device = self._tensors(pairs)[0], self.process.device
@@ -220,13 +220,13 @@ class Translator(Trainee):
 
     def _next(self, last: Tensor, state: Hypotheses) -> tuple[Tensor, Hypotheses]:
         """Probabilities of the next word."""
-        state = state._replace(said=torch.cat([state.said, last[:, None]], 1))
-        x = self.transformer.decode(state.memory, state.source, state.said)[:, -1]
+        state = state._replace(words=torch.cat([state.words, last[:, None]], 1))
+        x = self.transformer.decode(state.memory, state.source, state.words)[:, -1]
         return self.transformer.logits(x).softmax(-1), state
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is not trained yet, and write tables and figures of all that is."""
+    """Train the unfinished runs, and write tables and figures of all finished ones."""
     conduct(options(argv), _train, report)
 
 

@@ -4,10 +4,10 @@
     python -m examples.inflection --data sigmorphon2018.tar.xz --out runs/inflection \\
         --languages 20 --seeds 0,1,2 --output softmax,entmax15,sparsemax
 
-One model of all languages reads the language, the tags and the lemma's characters, and writes the
-form's characters. The attention takes any mapping, and so does the output, with its Fenchel–Young
-loss. Data: CoNLL–SIGMORPHON 2018 task 1 (github.com/sigmorphon/conll2018), files
-``LANGUAGE-train-medium``, ``LANGUAGE-train-high`` and ``LANGUAGE-dev`` in a folder or a tar
+One model for all languages reads the language, the tags and the lemma's characters, and writes the
+form's characters. The attention and the output can use any mapping; the loss is the Fenchel–Young
+loss of the output mapping. Data: CoNLL–SIGMORPHON 2018 task 1 (github.com/sigmorphon/conll2018),
+files ``LANGUAGE-train-medium``, ``LANGUAGE-train-high`` and ``LANGUAGE-dev`` in a folder or a tar
 archive. One in twenty training examples is held out to set the learning rate and to choose the
 epoch; ``dev`` is the test set. Under torchrun the processes share every batch.
 """
@@ -37,9 +37,9 @@ from .common.seq2seq import Shape
 from .common.text import Inflection, Pair, Vocabulary, inflections
 
 LONGEST = 60
-"""Characters of a form at most."""
+"""The greatest length of a form in characters."""
 SHOWN = 4
-"""Examples of the test set whose attention a run keeps, and search trees."""
+"""The number of test examples whose attention a run stores, and of search trees."""
 SMOKE = {
     "output": "softmax,entmax15",
     "attention": "softmax,sparsemax",
@@ -53,18 +53,18 @@ SMOKE = {
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What the program is asked for."""
+    """The options of the program."""
     made = parser(__doc__)
     add = made.add_argument
     add("--setting", choices=("medium", "high"), default="medium", help="size of training data")
-    add("--languages", default="all", help="all, names with commas, or how many, drawn (all)")
+    add("--languages", default="all", help="all, names with commas, or a number to draw (all)")
     add("--output", type=listed, default="softmax,entmax15,sparsemax", help="mappings")
     add("--attention", type=listed, default="softmax,entmax15,sparsemax", help="mappings")
     add("--embedding", type=int, default=300, help="size of an embedding (%(default)s)")
     add("--hidden", type=int, default=300, help="size of a state (%(default)s)")
     add("--layers", type=int, default=2, help="of LSTM, in encoder and decoder (%(default)s)")
     add("--dropout", type=float, default=0.3, help="(%(default)s)")
-    add("--rate", type=float, default=1e-3, help="Adam's learning rate at first (%(default)s)")
+    add("--rate", type=float, default=1e-3, help="initial learning rate of Adam (%(default)s)")
     add("--beam", type=int, default=5, help="hypotheses in the beam (%(default)s)")
     return parse(made, argv, SMOKE)
 
@@ -93,7 +93,7 @@ def load(args: argparse.Namespace) -> tuple[Corpus, list[Inflection]]:
 
 
 def languages(wanted: str, known: Sequence[str]) -> list[str]:
-    """ "all", names with commas, or a number: as many, drawn once so that few are among many."""
+    """ "all", names with commas, or a number of random ones; a smaller number gives a subset."""
     if wanted == "all":
         return list(known)
     if wanted.isdigit():
@@ -165,7 +165,7 @@ class Inflector(Recurrent):
         }
 
     def _shares(self, answers: list[tuple[Inflection, Found]]) -> dict[str, float]:
-        """Percentages of answers that are right, that have a certificate, that stand alone."""
+        """Percentages of answers that are correct, certified, or the only hypothesis."""
         shares = {
             "accuracy": [self._form(found.best) == example.form for example, found in answers],
             "covered": [found.covered for _, found in answers],
@@ -175,7 +175,7 @@ class Inflector(Recurrent):
         return {key: 100 * sum(which) / len(which) for key, which in shares.items()}
 
     def _trees(self, answers: list[tuple[Inflection, Found]]) -> list[dict[str, Any]]:
-        """All hypotheses of some words with three or more, those in most doubt between two."""
+        """All hypotheses of some words with three or more: those with the likeliest second."""
         several = [
             (example, found.hypotheses)
             for example, found in answers
@@ -200,7 +200,7 @@ class Inflector(Recurrent):
 
 
 def report(out: Path) -> None:
-    """Write and print ``inflection.md``, and draw, from all finished runs in ``out``."""
+    """Write and print ``inflection.md``, and draw the figures of the runs in ``out``."""
     runs = tables.by_name(results(out))
     publish(out, "inflection", [_table(runs), _languages(runs)] if runs else [])
     _draw_trees(runs, out / "trees.png")
@@ -251,20 +251,20 @@ def _languages(runs: dict[str, list[tables.Run]]) -> str:
 
 
 def _draw_trees(runs: dict[str, list[tables.Run]], path: Path) -> None:
-    """All hypotheses of a few words, by the most accurate configuration that has such words."""
+    """Draw all hypotheses of a few words, from the most accurate configuration with such words."""
     able = [seeds[0]["result"] for seeds in runs.values() if seeds[0]["result"]["trees"]]
     if not able:
         return
     best = max(able, key=lambda result: result["accuracy"])
     titled = []
     for one in best["trees"]:
-        told = f"{one['language']}: {one['lemma']}, {';'.join(one['tags'])} → {one['form']}"
-        titled.append((told, trees.tree([(form, logp) for form, logp in one["hypotheses"]])))
+        title = f"{one['language']}: {one['lemma']}, {';'.join(one['tags'])} → {one['form']}"
+        titled.append((title, trees.tree([(form, logp) for form, logp in one["hypotheses"]])))
     trees.draw(titled).savefig(path)
 
 
 def _draw_attention(runs: dict[str, list[tables.Run]], out: Path) -> None:
-    """``attention-1.png`` and so on: a word under all attention mappings, behind one output."""
+    """Draw ``attention-1.png`` and so on: one word with each attention mapping and one output."""
     of: dict[str, list[dict[str, Any]]] = {}
     for seeds in runs.values():
         output, attention = seeds[0]["result"]["names"]
@@ -282,7 +282,7 @@ def _draw_attention(runs: dict[str, list[tables.Run]], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is not trained yet, and write tables and figures of all that is."""
+    """Train the unfinished runs, and write tables and figures of all finished ones."""
     conduct(options(argv), _train, report)
 
 

@@ -3,11 +3,12 @@
     python -m examples.structured_attention --smoke --out runs/smoke
     python -m examples.structured_attention --data multi30k --out runs/structured --seeds 0,1,2
 
-A recurrent encoder–decoder translates French into English, with one mapping after the other as its
-attention; all else is OpenNMT's default of the time, as in the paper. Data: Multi30k, tokenized and
-in lower case (github.com/multi30k/dataset), files ``train.*.fr``, ``train.*.en``, ``val.*.fr`` and
-``val.*.en``, or with ``.gz``. The last 1,000 training pairs are held out to choose the epoch;
-``val`` is the test set. Under torchrun the processes share every batch.
+A recurrent encoder–decoder translates French into English. Each configuration has one mapping in
+the attention. All other settings are OpenNMT's defaults of that time, as in the paper. Data:
+Multi30k, tokenized and in lower case (github.com/multi30k/dataset), files ``train.*.fr``,
+``train.*.en``, ``val.*.fr`` and ``val.*.en``, or with ``.gz``. The last 1,000 training pairs are
+held out to choose the epoch; ``val`` is the test set. Under torchrun the processes share every
+batch.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from .common.seq2seq import Shape, uniform_
 from .common.text import Pair, Vocabulary, parallel
 
 LONGEST_TRAINED, LONGEST = 50, 100
-"""Words of a sentence at most, in training and in testing (C.3)."""
+"""The greatest length of a sentence in words, in training and in testing (C.3)."""
 HELD_OUT = 1000
 SHOWN = 6
-"""Sentences of the test set whose attention a run keeps."""
+"""The number of test sentences whose attention a run stores."""
 SMOKE = {
     "attention": "softmax,fusedmax,oscarmax",
     "epochs": 6,
@@ -51,7 +52,7 @@ SMOKE = {
 
 
 def options(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What the program is asked for."""
+    """The options of the program."""
     made = parser(__doc__)
     made.set_defaults(epochs=13)
     add = made.add_argument
@@ -63,11 +64,11 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--attention", type=listed, default=mappings, help="mappings (%(default)s)")
     add("--hidden", type=int, default=500, help="size of states, embeddings (%(default)s)")
     add("--layers", type=int, default=2, help="of LSTM, in encoder and decoder (%(default)s)")
-    add("--gamma", type=float, default=1.0, help="attention's, divides the scores (%(default)s)")
+    add("--gamma", type=float, default=1.0, help="γ of the attention (%(default)s)")
     add("--dropout", type=float, default=0.3, help="(%(default)s)")
     add("--optimizer", choices=("sgd", "adam"), default="sgd", help="(%(default)s)")
-    add("--rate", type=float, help="learning rate at first (1 for sgd, 0.001 for adam)")
-    add("--constant", type=int, default=8, help="epochs before the rate is halved in each (8)")
+    add("--rate", type=float, help="initial learning rate (1 for sgd, 0.001 for adam)")
+    add("--constant", type=int, default=8, help="epochs before the rate halves every epoch (8)")
     add("--beam", type=int, default=5, help="hypotheses in the beam (%(default)s)")
     return parse(made, argv, SMOKE)
 
@@ -92,7 +93,7 @@ def load(args: argparse.Namespace) -> Corpus:
 
 
 class Translator(Recurrent):
-    """A model with softmax at its output and a mapping as its attention."""
+    """A model with softmax as the output mapping and any mapping in the attention."""
 
     def __init__(
         self, args: argparse.Namespace, corpus: Corpus, process: Process, attention: str, seed: int
@@ -116,7 +117,7 @@ class Translator(Recurrent):
 
     def loss(self, model: nn.Module, batch: list[int]) -> tuple[Tensor, int]:
         total, _ = super().loss(model, batch)
-        return total, len(batch)  # OpenNMT divides by sentences, and its learning rate is for that
+        return total, len(batch)  # OpenNMT's learning rate is for the mean per sentence
 
     def validate(self, epoch: int) -> dict[str, float]:
         held, group = self.held(), self.optimizer.param_groups[0]
@@ -131,11 +132,11 @@ class Translator(Recurrent):
         answers = [self.corpus.target.decode(one.best) for one in found]
         references = [" ".join(target) for _, target in test]
         bleu = sacrebleu.BLEU(tokenize="none", force=True)
-        told = bleu.corpus_score([" ".join(answer) for answer in answers], [references])
+        score = bleu.corpus_score([" ".join(answer) for answer in answers], [references])
         shown = _some(test)
         return {
             "attention": self.name,
-            "bleu": told.score,
+            "bleu": score.score,
             "signature": str(bleu.get_signature()),
             "held_right": 100 * self.held()["right"],
             **self.nonzeros(test),
@@ -150,7 +151,7 @@ def _some(test: Sequence[Pair]) -> list[int]:
 
 
 def report(out: Path) -> None:
-    """Write and print ``structured_attention.md``, and draw, from all finished runs in ``out``."""
+    """Write and print ``structured_attention.md``, and draw the figures of the runs in ``out``."""
     runs = tables.by_name(results(out))
     publish(out, "structured_attention", [_table(runs)] if runs else [])
     _draw_attention(runs, out)
@@ -177,7 +178,7 @@ def _table(runs: dict[str, list[tables.Run]]) -> str:
 
 
 def _draw_attention(runs: dict[str, list[tables.Run]], out: Path) -> None:
-    """``attention-1.png`` and so on: a sentence under all mappings, each with its translation."""
+    """Draw ``attention-1.png`` and so on: one sentence with each mapping and its translation."""
     first = {name: seeds[0]["result"]["shown"] for name, seeds in runs.items()}
     for k, shown in enumerate(zip(*first.values(), strict=True)):
         of = dict(zip(first, shown, strict=True))
@@ -191,7 +192,7 @@ def _draw_attention(runs: dict[str, list[tables.Run]], out: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is not trained yet, and write tables and figures of all that is."""
+    """Train the unfinished runs, and write tables and figures of all finished ones."""
     conduct(options(argv), _train, report)
 
 

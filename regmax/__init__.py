@@ -1,4 +1,4 @@
-"""regmax: a regularizer Ω becomes the differentiable layer argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y)."""
+"""regmax turns a regularizer Ω into the differentiable layer argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y)."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ _LATER = {"crosscheck": "testing.crosscheck", "Report": "testing.report"}
 
 
 def __getattr__(name: str) -> Any:
-    """What is imported when it is first asked for; and ``regmax.SparsemaxLoss`` and its like, the
-    names of :mod:`regmax.losses`."""
+    """Import lazily: :mod:`regmax.analysis`, :mod:`regmax.losses`, the cross-check, and the losses
+    by name, such as ``regmax.SparsemaxLoss``."""
     if name in ("analysis", "losses"):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LATER or name.endswith("Loss"):
@@ -77,21 +77,21 @@ def __dir__() -> list[str]:
 
 
 def available(kind: str = "regularizer") -> list[str]:
-    """The names of all installed regularizers, sorted; or of another kind: ``"penalty"``,
-    ``"solver"``, ``"backend"``."""
+    """The sorted names of all installed regularizers, or of another ``kind``: ``"penalty"``,
+    ``"solver"`` or ``"backend"``."""
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}; got {kind!r}")
     return list(registry().names(kind))
 
 
 def regularizer(name: str, **hyperparameters: Any) -> Regularizer:
-    """The regularizer that goes by ``name`` ("tv"), with its hyperparameters (``lam=0.1``)."""
+    """The regularizer called ``name`` ("tv"), with its hyperparameters (``lam=0.1``)."""
     omega: Regularizer = _made("regularizer", name, hyperparameters)
     return omega
 
 
 def penalty(name: str, **hyperparameters: Any) -> Penalty:
-    """The penalty that goes by ``name`` ("grid_tv"), with its arguments (``shape=(14, 14)``).
+    """The penalty called ``name`` ("grid_tv"), with its arguments (``shape=(14, 14)``).
 
     ``regmax.Penalized(base, penalty, lam)`` is the regularizer base + λR.
     """
@@ -100,15 +100,15 @@ def penalty(name: str, **hyperparameters: Any) -> Penalty:
 
 
 def safe_globals() -> list[type[Any]]:
-    """The classes that saved layers, losses and regularizers are made of, those of installed
-    plugins too: what ``torch.load(weights_only=True)`` must be told to load a whole layer.
+    """The classes that ``torch.load(weights_only=True)`` must allow to load a whole layer, loss or
+    regularizer, including those of installed plugins.
 
         with torch.serialization.safe_globals(regmax.safe_globals()):
             layer = torch.load("layer.pt")
 
-    Add the classes of your own. A ``state_dict`` needs none of this. Such a file can make objects
-    of these classes, of any content, and call their constructors, which check and keep what they
-    are given; it can run no code of its own.
+    Add your own classes. A ``state_dict`` needs none of this. A file can make objects of these
+    classes with any content. It can call their constructors, which check and store their arguments.
+    It cannot run code of its own.
     """
     from .integrations import saving
 

@@ -3,9 +3,9 @@
     sparsemax(x, dim=-1, gamma=1.0, mask=None)
     entmax(x, alpha=1.5, dim=-1, gamma=1.0, mask=None)
 
-The names come from the plugins, a third party's among them. A mapping takes the scores, then the
-hyperparameters of its regularizer, then ``dim``, ``gamma`` and ``mask`` as
-:class:`regmax.RegularizedMax` does, and returns Π_Ω(x).
+The names come from the plugins, including those of third parties. A mapping takes the scores, the
+hyperparameters of its regularizer, and ``dim``, ``gamma`` and ``mask`` as in
+:class:`regmax.RegularizedMax`. It returns Π_Ω(x).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def __dir__() -> list[str]:
 
 
 def _made(cls: type[Regularizer], hyper: dict[str, Any]) -> Regularizer:
-    """Ω; the same one again where only numbers make it."""
+    """Ω, cached if all its hyperparameters are numbers."""
     kinds = tuple(map(type, hyper.values()))
     if _NUMBERS.issuperset(kinds):
         return _from_numbers(cls, tuple(hyper.items()), kinds)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def _from_numbers(
 
 
 def hyperparameters_of(name: str) -> tuple[type[Regularizer], list[inspect.Parameter]]:
-    """The class of Ω behind a mapping, and those of its arguments that the name leaves open."""
+    """The class of Ω of a mapping, and the arguments of Ω that the mapping's name does not set."""
     cls: type[Regularizer] = registry().mapping(name)
     preset: dict[str, Any] = cls.presets.get(name, {})
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

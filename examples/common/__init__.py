@@ -1,1 +1,1 @@
-"""What the experiments share: runs that resume, text, a recurrent model, beam search, tables."""
+"""Common to the experiments: resumable runs, text, models, beam search, tables."""

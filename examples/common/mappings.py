@@ -1,4 +1,4 @@
-"""Mappings by the names that people type: ``softmax,entmax:alpha=1.3,gini + 0.1*tv``."""
+"""Parse lists of mappings: ``softmax,entmax:alpha=1.3,gini + 0.1*tv``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regmax.regularizers.registry import registry
 
 
 def listed(text: str) -> list[str]:
-    """The names in a list with commas; ``key=value`` behind a comma goes with the name before."""
+    """The names in a comma-separated list; a ``key=value`` after a comma belongs to its name."""
     parts = re.split(r",(?!\s*\w+\s*=)", text)
     for part in parts:
         try:
@@ -23,5 +23,5 @@ def listed(text: str) -> list[str]:
 
 
 def omega(text: str) -> regmax.Regularizer:
-    """Ω of a mapping or regularizer by name, with hyperparameters, or of an expression."""
+    """The Ω of a mapping, a regularizer or an expression, with hyperparameters."""
     return named(registry(), text.strip())[1]

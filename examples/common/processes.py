@@ -1,4 +1,4 @@
-"""One process, or several under torchrun: who am I, what is my share, what do all have together."""
+"""One process, or several under torchrun: the rank, the share of the work, sums over all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Process:
 
     @property
     def main(self) -> bool:
-        """Whether this one writes and prints."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """The items that are this process's to work on: every ``world``-th."""
+        """This process's share of the items: every ``world``-th."""
         return list(items[self.rank :: self.world])
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -39,7 +39,7 @@ class Process:
         return dict(zip(values, total.tolist(), strict=True))
 
     def gather(self, shared: Sequence[T]) -> list[T]:
-        """What all made of their :meth:`share`, one for one, in the order of all items."""
+        """The results for all items, in order, from the results for each :meth:`share`."""
         if self.world == 1:
             return list(shared)
         parts: list[list[T]] = [[] for _ in range(self.world)]
@@ -47,17 +47,17 @@ class Process:
         return [parts[k % self.world][k // self.world] for k in range(sum(map(len, parts)))]
 
     def wait(self) -> None:
-        """Until all processes have come here."""
+        """Wait until all processes call this."""
         if self.world > 1:
             dist.barrier()
 
 
 @contextmanager
 def process(device: str | None = None) -> Iterator[Process]:
-    """This process: one of several where torchrun's environment variables say so.
+    """This process, alone or one of several as torchrun's environment variables say.
 
-    ``device``: by default CUDA where there is one, else the CPU. Processes talk over NCCL on CUDA,
-    over gloo elsewhere, and each takes the CUDA device of its local rank.
+    ``device``: by default CUDA if available, else the CPU. Processes communicate by NCCL on CUDA
+    and by gloo elsewhere. Each uses the CUDA device of its local rank.
     """
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if "LOCAL_RANK" not in os.environ:

@@ -1,4 +1,4 @@
-"""What every experiment does with its configurations: time them, or train those not trained yet."""
+"""The steps of every experiment: time or train its configurations, and report."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .timing import interleaved
 def carry_out(
     args: argparse.Namespace,
     makes: Mapping[str, Callable[[int], Trainee]],
-    told_by_name: Sequence[str],
+    in_name: Sequence[str],
     process: Process,
 ) -> None:
-    """Train ``makes[name](seed)`` for every seed and name, or with ``--timing`` write
-    ``timing.json`` alone. ``told_by_name``: the options that a configuration's name tells."""
+    """Train ``makes[name](seed)`` for every seed and name. With ``--timing``, only write
+    ``timing.json``. ``in_name``: the options that a configuration's name contains."""
     if args.timing:
         timed = interleaved(
             {name: partial(make, 0) for name, make in makes.items()}, args.timing, process
@@ -30,7 +30,7 @@ def carry_out(
             args.out.mkdir(parents=True, exist_ok=True)
             write_json(args.out / "timing.json", timed)
         return
-    described = settings(args, without=told_by_name)
+    described = settings(args, without=in_name)
     for seed in args.seeds:
         for name, make in makes.items():
             train(partial(make, seed), name, seed, args.epochs, args.out, process, described)
@@ -41,7 +41,7 @@ def conduct(
     training: Callable[[argparse.Namespace, Process], None],
     report: Callable[[Path], None],
 ) -> None:
-    """Train, unless a report alone is asked for, and let one process report of ``args.out``."""
+    """Train, except with ``--report-only``; then one process reports on ``args.out``."""
     if not args.report_only:
         with process(args.device) as here:
             training(args, here)
@@ -51,8 +51,8 @@ def conduct(
 
 
 def publish(out: Path, name: str, parts: Sequence[str]) -> None:
-    """Write the tables ``parts``, and that of ``timing.json`` where there is one, to ``NAME.md``,
-    and print them."""
+    """Write the tables ``parts``, and that of ``timing.json`` if it exists, to ``NAME.md``, and
+    print them."""
     timed = out / "timing.json"
     if timed.exists():
         parts = [*parts, tables.timing(json.loads(timed.read_text()))]

@@ -1,4 +1,4 @@
-"""A recurrent encoder–decoder in training, on pairs of symbol sequences, and what it is asked."""
+"""Train and evaluate a recurrent encoder–decoder on pairs of symbol sequences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Corpus:
-    """Pairs to train on, to choose the epoch by, and to test on; the symbols of both sides."""
+    """Training pairs, held-out pairs to choose the epoch, test pairs, and both vocabularies."""
 
     train: list[Pair]
     held: list[Pair]
@@ -37,7 +37,7 @@ class Corpus:
 
 
 class Recurrent(Trainee):
-    """A :class:`Seq2Seq` with mappings by name; a program adds optimizer, schedule and measures."""
+    """A :class:`Seq2Seq` with mappings by name. Programs add optimizer, schedule and metrics."""
 
     def __init__(
         self,
@@ -64,15 +64,15 @@ class Recurrent(Trainee):
         return summed_loss(self.criterion, scores, wanted)
 
     def tensors(self, pairs: Sequence[Pair]) -> tuple[Tensor, Tensor, Tensor]:
-        """The source, and what the decoder is given and should say, each (n, longest)."""
+        """The source, the decoder's inputs and its targets, each (n, longest)."""
         source = pad([self.corpus.source.encode(s) for s, _ in pairs], self.process.device)
         targets = [self.corpus.target.encode(t) for _, t in pairs]
         return source, *shifted(targets, self.process.device)
 
     def held(self) -> dict[str, float]:
-        """Of the held out pairs, with the right symbols before: the mean loss of a symbol, the
-        share of symbols that are the most probable, and of sequences in which all are (which are
-        those that greedy search finds)."""
+        """Metrics on the held-out pairs, with correct previous symbols: the mean loss per symbol,
+        the share of symbols that are the most probable, and the share of sequences in which all are
+        (greedy search finds these)."""
         total = dict.fromkeys(("loss", "symbols", "right", "exact"), 0.0)
         for pairs in self._mine(self.corpus.held):
             source, given, wanted = self.tensors(pairs)
@@ -92,7 +92,7 @@ class Recurrent(Trainee):
         }
 
     def search(self, pairs: Sequence[Pair], beam: int, longest: int) -> list[Found]:
-        """What beam search finds for each source."""
+        """The result of beam search for each source."""
 
         def found(part: list[Pair]) -> list[Found]:
             source, *_ = self.tensors(part)
@@ -102,8 +102,8 @@ class Recurrent(Trainee):
         return self._over(pairs, found)
 
     def nonzeros(self, pairs: Sequence[Pair]) -> dict[str, float]:
-        """How many symbols have a probability, and how many source symbols a weight, other than 0,
-        and in how many groups these are: the mean over all steps, with the right symbols before."""
+        """Means over all steps, with correct previous symbols: the number of symbols with nonzero
+        probability, of source symbols with nonzero weight, and of groups among these."""
         keys = ("output_nonzeros", "attention_nonzeros", "attention_groups")
         total = dict.fromkeys((*keys, "steps"), 0.0)
         for part in self._mine(pairs):
@@ -119,7 +119,7 @@ class Recurrent(Trainee):
         return {key: total[key] / total["steps"] for key in keys}
 
     def attention(self, source: Sequence[str], target: Sequence[str]) -> dict[str, Any]:
-        """Where each symbol of the target, and its end, looks in the source."""
+        """The attention weights of each target symbol, and of </s>, over the source."""
         numbers, given, _ = self.tensors([(list(source), list(target))])
         _, weights = self.seq2seq(numbers, given)
         return {
@@ -138,7 +138,7 @@ class Recurrent(Trainee):
         return [[pairs[k] for k in batch] for batch in self.process.share(batches)]
 
     def _over(self, pairs: Sequence[Pair], what: Callable[[list[Pair]], list[T]]) -> list[T]:
-        """``what`` of all pairs, one for one, from batches shared by the processes."""
+        """The results of ``what`` for all pairs, in order. The processes share the batches."""
         batches = bucketed([len(source) for source, _ in pairs], 2 * self.batch)
         parts = self.process.gather([what(part) for part in self._mine(pairs)])
         made = {

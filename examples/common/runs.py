@@ -1,11 +1,11 @@
-"""Runs: one configuration and seed in a folder of its own, which resumes and is never done twice.
+"""Runs: one configuration and seed per folder. A run resumes, and a finished run is not repeated.
 
 A program gives :func:`train` a name, a seed and a function that makes a :class:`Trainee`. The
 folder ``OUT/NAME-SEED/`` then holds ``last.pt`` (a checkpoint after every epoch), ``best.pt`` (the
-weights of the best epoch) and, in the end, ``result.json``. Training goes on from ``last.pt`` with
-the same numbers bit for bit: data order and dropout are drawn from (seed, epoch, rank), so that no
-state of a generator outlives an epoch. Different processes may fill one ``OUT`` at the same time
-with different runs; :func:`results` reads what is finished.
+weights of the best epoch) and, in the end, ``result.json``. Training resumes from ``last.pt`` with
+bit for bit the same numbers: data order and dropout depend only on (seed, epoch, rank), and not on
+a generator's state from earlier epochs. Different processes may write different runs to one ``OUT``
+at the same time; :func:`results` reads the finished ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .processes import Process
 
 T = TypeVar("T")
 PLACES = ("data", "out", "device", "seeds", "report_only", "timing")
-"""Options that say where and which runs, not what a run is."""
+"""Options that do not change the result of a run."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -39,14 +39,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
-    add("--data", type=Path, help="where the real data is")
+    add("--data", type=Path, help="path of the real data")
     add("--out", type=Path, required=True, help="folder of runs, tables and figures")
     add("--smoke", action="store_true", help="a small model on generated data, in seconds")
     add("--seeds", type=_seeds, default=[0], metavar="0,1,2", help="one run for each (0)")
     add("--epochs", type=int, default=20, help="passes over the training data (%(default)s)")
     add("--batch", type=int, default=64, help="examples in a batch (%(default)s)")
-    add("--device", help="cpu or cuda; by default cuda where there is one")
-    add("--report-only", action="store_true", help="train nothing: tables and figures of --out")
+    add("--device", help="cpu or cuda (default: cuda if available)")
+    add("--report-only", action="store_true", help="do not train; tables and figures of --out")
     add("--timing", type=int, default=0, metavar="N", help="time N interleaved steps of each")
     return made
 
@@ -68,25 +68,25 @@ def _seeds(text: str) -> list[int]:
 
 
 def settings(args: argparse.Namespace, without: Iterable[str] = ()) -> dict[str, Any]:
-    """The options that a run must share with what is in its folder, to be the same run.
+    """The options that identify a run. A run resumes only with equal options.
 
-    ``without``: options that are told by the run's name, such as a list of configurations.
+    ``without``: options that the run's name contains, such as a list of configurations.
     """
     kept = {k: v for k, v in vars(args).items() if k not in {*PLACES, *without}}
     return dict(json.loads(json.dumps(kept, default=str)))
 
 
 class Trainee(ABC):
-    """What a run trains: a model with its optimizer, data and measures.
+    """What a run trains: a model with its optimizer, data and metrics.
 
-    ``model`` is on the process's device before ``optimizer`` is made. Constructed after the seed
-    is set, so equal seeds start from equal weights.
+    ``model`` must be on the process's device before ``optimizer`` is made. The constructor runs
+    after the seed is set, so equal seeds start from equal weights.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     clip: float | None = None
-    """The norm to which larger gradients are scaled; None leaves them."""
+    """The greatest gradient norm; larger gradients are scaled down. None: no limit."""
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
@@ -104,25 +104,25 @@ class Trainee(ABC):
 
     @abstractmethod
     def validate(self, epoch: int) -> dict[str, float]:
-        """Measures after an epoch, "score" among them: the epoch with the highest is kept.
+        """Metrics after an epoch. The epoch with the highest "score" is kept.
 
-        Called in evaluation mode without gradients, by every process; must return the same on all
-        (see :meth:`Process.sum`). The place to change the learning rate for the next epoch.
+        Every process calls it, in evaluation mode without gradients. It must return the same on all
+        (see :meth:`Process.sum`). It may change the learning rate for the next epoch.
         """
 
     @abstractmethod
     def evaluate(self) -> dict[str, Any]:
-        """What the run reports, with the weights of the best epoch: JSON's types only.
+        """The result of the run, with the weights of the best epoch, in JSON types only.
 
-        Called once, in evaluation mode without gradients, by every process.
+        Every process calls it once, in evaluation mode without gradients.
         """
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the model and the optimizer (a schedule's state)."""
+        """More state for a checkpoint than the model and the optimizer, such as a schedule's."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take up what :meth:`state` gave; nothing, by default."""
+        """Restore the result of :meth:`state`. By default there is none."""
 
 
 def train(
@@ -134,12 +134,12 @@ def train(
     process: Process,
     described: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Train what ``make`` makes, or go on where it stopped, and return what is in ``result.json``.
+    """Train the result of ``make``, or resume the run, and return the content of ``result.json``.
 
-    ``described``: what the run is (:func:`settings`); kept in the result, and compared with what
-    the folder holds. The result has ``name``, ``seed``, ``settings``, ``history`` (for each epoch:
-    ``loss``, ``seconds`` of training alone, and the measures of validation), ``best`` (that
-    epoch's number, from 0), and ``result`` (what :meth:`Trainee.evaluate` returned).
+    ``described``: the run's :func:`settings`, which must equal those in the folder. The result has
+    ``name``, ``seed``, ``settings``, ``history`` (for each epoch: ``loss``, ``seconds`` of training
+    alone, and the validation metrics), ``best`` (the best epoch, from 0), and ``result`` (from
+    :meth:`Trainee.evaluate`).
     """
     folder = folder_of(out, name, seed)
     done = _read(folder / "result.json")
@@ -168,7 +168,7 @@ def train(
 
 
 def folder_of(out: Path, name: str, seed: int) -> Path:
-    """The folder of a run; what a file's name should not hold becomes a dash."""
+    """The folder of a run; characters unsafe in file names become dashes."""
     return out / f"{''.join(c if c.isalnum() or c in '._=+-' else '-' for c in name)}-{seed}"
 
 
@@ -186,7 +186,7 @@ def load_best(model: nn.Module, folder: Path, device: torch.device) -> None:
 def step(
     trainee: Trainee, model: nn.Module, batch: list[int], process: Process
 ) -> tuple[float, float]:
-    """One step of the optimizer on a batch of all processes; loss and targets of this process."""
+    """One optimizer step on a batch of all processes; this process's loss and number of targets."""
     trainee.optimizer.zero_grad()
     total, count = trainee.loss(model, process.share(batch))
     everyone = process.sum({"count": count})["count"] if process.world > 1 else count
@@ -201,8 +201,8 @@ def step(
 def _epoch(
     trainee: Trainee, model: nn.Module, batches: list[list[int]], process: Process, what: str
 ) -> float:
-    """One pass over the data; the mean loss per target. A batch that is too small for every
-    process to have an example is left out."""
+    """One pass over the data; the mean loss per target. Batches with fewer examples than processes
+    are left out."""
     model.train()
     total = {"loss": 0.0, "count": 0.0}
     for batch in progress([b for b in batches if len(b) >= process.world], what, process):
@@ -243,7 +243,7 @@ def _checkpoint(
 def _resume(
     trainee: Trainee, folder: Path, described: Mapping[str, Any], process: Process
 ) -> list[dict[str, float]]:
-    """Take up the last checkpoint, where there is one; its history."""
+    """Load the last checkpoint, if there is one, and return its history."""
     if not (folder / "last.pt").exists():
         return []
     saved = torch.load(folder / "last.pt", map_location=process.device, weights_only=True)
@@ -264,7 +264,7 @@ def _finish(
     described: Mapping[str, Any],
     process: Process,
 ) -> dict[str, Any]:
-    process.wait()  # for the main process to write the best epoch
+    process.wait()  # until the main process has written the best epoch
     load_best(trainee.model, folder, process.device)
     trainee.model.eval()
     with torch.no_grad():
@@ -280,15 +280,15 @@ def _finish(
     if process.main:
         write_json(folder / "result.json", done)
         (folder / "last.pt").unlink()
-    process.wait()  # for the result, which the next one may read
+    process.wait()  # until the result is written
     return done
 
 
 def _compare(folder: Path, held: Mapping[str, Any], described: Mapping[str, Any]) -> None:
     different = [k for k in {**held, **described} if held.get(k) != described.get(k)]
     if different:
-        told = ", ".join(f"{k} {held.get(k)!r}, not {described.get(k)!r}" for k in different)
-        raise ValueError(f"out: {folder} holds a run with {told}; give another --out")
+        differences = ", ".join(f"{k} {held.get(k)!r}, not {described.get(k)!r}" for k in different)
+        raise ValueError(f"out: {folder} holds a run with {differences}; give another --out")
 
 
 def seed_all(*key: int) -> None:
@@ -299,25 +299,25 @@ def seed_all(*key: int) -> None:
 
 
 def generator(*key: int) -> torch.Generator:
-    """A generator of its own, seeded from integers: for the order of the data."""
+    """A new generator, seeded from integers, for the order of the data."""
     return torch.Generator().manual_seed(random.Random(repr(key)).getrandbits(63))
 
 
 def progress(items: Sequence[T], what: str, process: Process) -> Iterable[T]:
-    """The items, with a bar on standard error where someone watches."""
+    """The items, with a progress bar on standard error if that is a terminal."""
     quiet = not process.main or not sys.stderr.isatty()
     bar: Iterable[T] = tqdm(items, what, disable=quiet, leave=False)
     return bar
 
 
 def say(line: str, process: Process) -> None:
-    """A line on standard error, from one process of all."""
+    """Print a line to standard error, from the main process only."""
     if process.main:
         tqdm.write(line, file=sys.stderr)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that nobody ever sees half of it."""
+    """Write JSON atomically."""
     _replace(path, lambda part: part.write_text(json.dumps(content, ensure_ascii=False, indent=1)))
 
 

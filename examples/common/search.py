@@ -1,16 +1,14 @@
-"""Beam search that says when its answer is the best of all sequences.
+"""Beam search with certificates that its answer is the most probable sequence.
 
-Where the output mapping gives exact zeros, few hypotheses may have a probability other than 0, and
-a beam can hold them all (Peters et al. 2019, §4.1). Two certificates, in rising strength of what
-they tell of:
+If the output mapping gives exact zeros, few hypotheses have a nonzero probability, and a beam can
+hold them all (Peters et al. 2019, §4.1). There are two certificates:
 
-- *covered*: no hypothesis of nonzero probability, finished or not, ever fell off the beam; what it
-  holds in the end is the whole distribution over sequences, with its probabilities.
-- *optimal*: nothing that fell off, or that was cut at the length limit, has more probability than
-  the answer. A sequence is never more probable than its beginning, so the answer is the mode.
+- *covered*: the beam never dropped a hypothesis of nonzero probability. In the end it holds the
+  whole distribution over sequences.
+- *optimal*: no hypothesis that was dropped, or cut at the length limit, is more probable than the
+  answer. A sequence is at most as probable as its prefix, so the answer is the mode.
 
-*covered* implies *optimal*. Both are up to rounding of the probabilities, which are summed as
-logarithms.
+*covered* implies *optimal*. Both hold up to rounding of the log-probabilities.
 """
 
 from __future__ import annotations
@@ -38,9 +36,9 @@ State = TypeVar("State", bound=Rows)
 
 @dataclass(frozen=True)
 class Found:
-    """The hypotheses of one sentence, the finished ones only, the most probable first.
+    """The finished hypotheses of one sentence, the most probable first.
 
-    Without a finished one: the most probable beginning, and neither certificate.
+    Without finished hypotheses: the most probable prefix, and neither certificate.
     """
 
     hypotheses: list[tuple[list[int], float]]
@@ -64,10 +62,10 @@ def beam_search(
 ) -> list[Found]:
     """The ``beam`` most probable hypotheses after each word, finished ones among them.
 
-    ``step``: last words (m,) and the state of m hypotheses to probabilities (m, words) of the next
-    word and the state after it. ``state``: that of the ``sentences`` before the first word. A
-    sentence is left when its beam holds finished hypotheses alone, when *covered* is lost and the
-    best finished hypothesis is more probable than every other, or after ``longest`` words.
+    ``step`` maps the last words (m,) and the state of m hypotheses to the probabilities (m, words)
+    of the next word and the next state. ``state``: the state of the ``sentences`` before the first
+    word. The search of a sentence ends after ``longest`` words, when all its hypotheses are
+    finished, or when it is not *covered* and no unfinished hypothesis beats the best finished one.
     """
     search = _Beam(sentences, beam, device)
     for _ in range(longest):
@@ -80,8 +78,8 @@ def beam_search(
 
 
 class _Beam:
-    """Of each sentence ``beam`` slots: words (n, beam, t), log-probabilities (n, beam), −inf for
-    an empty slot, and whether EOS was said."""
+    """``beam`` slots per sentence: words (n, beam, t), log-probabilities (n, beam), −inf for an
+    empty slot, and whether a hypothesis is finished."""
 
     def __init__(self, sentences: int, beam: int, device: torch.device) -> None:
         self.words = torch.full((sentences, beam, 1), BOS, device=device)
@@ -89,26 +87,26 @@ class _Beam:
         self.logp[:, 0] = 0.0
         self.done = torch.zeros(sentences, beam, dtype=torch.bool, device=device)
         self.lost = torch.full((sentences,), -torch.inf, dtype=F64, device=device)
-        """The most that ever fell off."""
+        """The greatest log-probability of a dropped hypothesis."""
         self.stopped = torch.zeros(sentences, dtype=torch.bool, device=device)
 
     @property
     def open(self) -> Tensor:
-        """Where a beginning stands, (n, beam)."""
+        """The slots with an unfinished hypothesis, (n, beam)."""
         return (self.logp > -torch.inf) & ~self.done
 
     @property
     def live(self) -> Tensor:
-        """Where a beginning stands that is still continued, (n, beam)."""
+        """The open slots of sentences whose search goes on, (n, beam)."""
         return self.open & ~self.stopped[:, None]
 
     def advance(self, rows: Tensor, probability: Tensor) -> Tensor:
-        """Continue the hypotheses ``rows`` = live; which of their states the live ones take up."""
+        """Extend the live hypotheses ``rows``; return the index of each new live one's state."""
         n, beam = self.logp.shape
         top = probability.topk(min(beam + 1, probability.shape[-1]))
         logp = torch.full((n * beam, beam + 1), -torch.inf, dtype=F64, device=rows.device)
         word = torch.full((n * beam, beam + 1), PAD, device=rows.device)
-        logp[:, 0] = self.logp.flatten()  # what is not live stays as it is
+        logp[:, 0] = self.logp.flatten()  # the others stay unchanged
         logp[rows, : top.values.shape[1]] = (
             self.logp.flatten()[rows, None] + top.values.to(F64).log()
         )
@@ -117,11 +115,11 @@ class _Beam:
         best = logp.view(n, -1).topk(beam + 1)
         self.lost = self.lost.maximum(best.values[:, beam])
         chosen = best.indices[:, :beam]
-        parent, said = chosen // (beam + 1), word.view(n, -1).gather(1, chosen)
+        parent, next_word = chosen // (beam + 1), word.view(n, -1).gather(1, chosen)
         self.logp = best.values[:, :beam]
-        self.done = self.done.gather(1, parent) | (said == EOS)
+        self.done = self.done.gather(1, parent) | (next_word == EOS)
         before = self.words.gather(1, parent[..., None].expand(-1, -1, self.words.shape[-1]))
-        self.words = torch.cat((before, said[..., None]), -1)
+        self.words = torch.cat((before, next_word[..., None]), -1)
         self.stopped |= (self.lost > -torch.inf) & (self._most(self.done) >= self._most(self.open))
 
         number = torch.zeros(n * beam, dtype=torch.int64, device=rows.device)
@@ -130,7 +128,7 @@ class _Beam:
         return number[origin[self.live]]
 
     def found(self) -> list[Found]:
-        """What the beams hold."""
+        """The result for each sentence."""
         lost = self.lost.maximum(self._most(self.open))
         held = zip(
             self.words.tolist(), self.logp.tolist(), self.done.tolist(), lost.tolist(), strict=True

@@ -16,8 +16,8 @@ from .text import PAD
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a model; ``hidden`` is that of both directions together. ``gamma``: γ of the
-    attention, by which scores are divided."""
+    """Sizes of a model; ``hidden`` is the size of both directions together. ``gamma``: γ of the
+    attention; it divides the scores."""
 
     source: int
     target: int
@@ -30,18 +30,18 @@ class Shape:
 
 
 class State(NamedTuple):
-    """What the decoder knows after some words; each tensor has a row for each hypothesis."""
+    """The decoder's state after some words; each tensor has one row per hypothesis."""
 
     hidden: tuple[Tensor, ...]
     cell: tuple[Tensor, ...]
     fed: Tensor
-    """o of the last step, which is fed to the next."""
+    """o of the last step, an input of the next step."""
     memory: Tensor
     keys: Tensor
     mask: Tensor
 
     def select(self, rows: Tensor) -> State:
-        """The state of some of the hypotheses, or of one several times."""
+        """The state of the hypotheses ``rows``; an index may occur several times."""
         hidden, cell = (tuple(t[rows] for t in part) for part in (self.hidden, self.cell))
         return State(hidden, cell, *(t[rows] for t in self[2:]))
 
@@ -51,9 +51,9 @@ class Seq2Seq(nn.Module):
 
         zⱼ = sₜᵀ W hⱼ,   π = Π_Ω(z),   c = Σ πⱼ hⱼ,   oₜ = tanh(U [sₜ; c] + a),   scores V oₜ + b,
 
-    where the decoder's next input is the next word's embedding with oₜ (Luong et al. 2015, §3.3;
-    Peters et al. 2019, §2, eq. 1–2). Dropout is applied between layers and to oₜ. The last encoder
-    states are the decoder's first.
+    The decoder's next input is the next word's embedding with oₜ (Luong et al. 2015, §3.3; Peters
+    et al. 2019, §2, eq. 1–2). Dropout is applied between layers and to oₜ. The decoder starts with
+    the last encoder states.
     """
 
     def __init__(self, shape: Shape, omega: regmax.Regularizer) -> None:
@@ -78,9 +78,9 @@ class Seq2Seq(nn.Module):
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (n, T, target words) for the words after each given one, and attention (n, T, S).
+        """Scores (n, T, target words) of the word after each given one, and attention (n, T, S).
 
-        ``source``: (n, S), padded; ``given``: (n, T), the words before, from BOS on.
+        ``source``: (n, S), padded; ``given``: (n, T), the previous words, from BOS on.
         """
         state = self.start(source)
         outputs, weights = [], []
@@ -116,7 +116,7 @@ class Seq2Seq(nn.Module):
             hidden.append(h)
             cell.append(c)
             x = h
-        # one vector against many: a product and a sum cost less than a batch of small matmuls
+        # a product and a sum cost less than a batch of matrix–vector products
         weights = self.mapping((state.keys * x.unsqueeze(1)).sum(-1), mask=state.mask)
         context = (state.memory * weights.unsqueeze(-1)).sum(1)
         fed = self.dropout(torch.tanh(self.combine(torch.cat((x, context), -1))))

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Run = Mapping[str, Any]
-"""What a finished run's ``result.json`` holds."""
+"""The content of a finished run's ``result.json``."""
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; columns after the first are set to the right."""
+    """A table; columns after the first are right-aligned."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
 

@@ -1,4 +1,4 @@
-"""Text as the experiments read it: inflection tables, parallel sentences, vocabularies, batches."""
+"""Text for the experiments: inflection tables, parallel sentences, vocabularies, batches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _inflection(language: str, line: str) -> Inflection:
 
 
 def _files(path: Path, suffix: str) -> Iterator[tuple[str, str]]:
-    """Name and text of the files whose name ends so."""
+    """Name and text of the files whose name ends with ``suffix``."""
     if path.is_dir():
         for file in path.rglob(f"*{suffix}"):
             yield file.name, file.read_text(encoding="utf-8")
@@ -91,18 +91,18 @@ def _lines(path: Path, split: str, language: str) -> list[str]:
     for pattern in (f"{split}*.{language}", f"{split}*.{language}.gz"):
         for file in sorted(path.glob(pattern)):
             raw = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-            # only a line feed ends a line: other separators of Unicode occur in sentences
+            # only a line feed ends a line: sentences contain other Unicode separators
             return raw.decode("utf-8").rstrip("\n").split("\n")
     raise ValueError(f"data: no file {split}*.{language} or {split}*.{language}.gz in {path}")
 
 
 class Vocabulary:
-    """Symbols and their numbers: the special ones first, then the others, the frequent first."""
+    """Symbols and their numbers: the special ones first, then the others by frequency."""
 
     def __init__(
         self, sequences: Iterable[Iterable[str]], min_count: int = 1, size: int | None = None
     ) -> None:
-        """``size``: how many symbols at most, the special ones not counted."""
+        """``size``: the greatest number of symbols, without the special ones."""
         counts = Counter(symbol for sequence in sequences for symbol in sequence)
         order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         kept = [symbol for symbol, count in order if count >= min_count][:size]
@@ -137,7 +137,7 @@ def pad(sequences: Sequence[Sequence[int]], device: torch.device | None = None) 
 def shifted(
     targets: Sequence[Sequence[int]], device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What a decoder is given and what it should say: BOS y₁ … yₙ and y₁ … yₙ EOS, padded."""
+    """The decoder's inputs and targets: BOS y₁ … yₙ and y₁ … yₙ EOS, padded."""
     given = pad([[BOS, *target] for target in targets], device)
     wanted = pad([[*target, EOS] for target in targets], device)
     return given, wanted
@@ -146,10 +146,10 @@ def shifted(
 def bucketed(
     lengths: Sequence[int], batch: int, generator: torch.Generator | None = None
 ) -> list[list[int]]:
-    """Batches of indices of about equal lengths.
+    """Batches of indices of similar lengths.
 
-    With a generator, in random order: pools of 50 batches drawn at random are sorted by length, cut
-    and mixed. Without one, sorted by length, the longest first.
+    With a generator, in random order: random pools of 50 batches are sorted by length and cut into
+    batches, and the batches are shuffled. Without one, sorted by length, the longest first.
     """
     if generator is None:
         order = sorted(range(len(lengths)), key=lambda k: -lengths[k])

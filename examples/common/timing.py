@@ -1,4 +1,4 @@
-"""What a step of each configuration costs, measured fairly where the machine's load varies."""
+"""The time of a training step of each configuration, interleaved as the load may vary."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def interleaved(
 ) -> dict[str, dict[str, Any]]:
     """Seconds of training steps: step 1 of every configuration, step 2 of every one, …
 
-    All configurations start from the same seed and see the same batches, those of the first one's
-    first epochs. ``seconds``: the median over steps. ``ratio``: the median over steps of the time
-    over the first configuration's on the same batch. ``total``: all steps' time over the first's,
-    which is the ratio of their epochs. The first steps do not count.
+    All configurations have the same seed and the same batches, those of the first configuration.
+    ``seconds``: the median over steps. ``ratio``: the median over steps of the time relative to the
+    first configuration on the same batch. ``total``: the time of all steps relative to the first
+    configuration, which is the ratio of epoch times. The first steps do not count.
     """
     trainees = {}
     for name, make in makes.items():

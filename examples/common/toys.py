@@ -1,4 +1,4 @@
-"""Two languages of our own making, with rules that a small model learns in seconds."""
+"""Generated data with rules that a small model learns in seconds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ VOWELS, CONSONANTS = "aeiou", "bdgklmnprst"
 
 
 def inflections(count: int, seed: int = 0) -> dict[str, list[Inflection]]:
-    """Verbs of two languages: the past has a suffix whose vowel is the stem's last one, the plural
-    doubles the first syllable; one language writes its suffixes in front."""
+    """Verbs of two languages. The past has an affix with the stem's last vowel; the plural doubles
+    the first syllable. One language has prefixes, the other suffixes."""
     draw = random.Random(f"inflection {seed}")
     return {name: [_verb(name, draw) for _ in range(count)] for name in ("prefixing", "suffixing")}
 
@@ -36,8 +36,8 @@ VERBS = {"vei": "sees", "pren": "takes", "ten": "holds", "vol": "wants", "porta"
 
 
 def translations(count: int, seed: int = 0) -> list[Pair]:
-    """Sentences "the red cat sees a dog", where the source has the adjective behind the noun, and
-    one word for "the cat" where the noun starts with a vowel: l'arbre."""
+    """Sentences such as "the red cat sees a dog". In the source the adjective follows the noun, and
+    "the" joins a noun that starts with a vowel: l'arbre."""
     draw = random.Random(f"translation {seed}")
     return [_sentence(draw) for _ in range(count)]
 

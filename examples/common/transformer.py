@@ -1,8 +1,8 @@
-"""An encoder–decoder Transformer whose attention heads map scores to weights as one likes.
+"""An encoder–decoder Transformer with any mapping in its attention.
 
 Vaswani et al. (2017) with layer normalisation before each block (pre-norm), sinusoidal positions,
-and one matrix for the target's embedding and the output. In Correia et al. (2019), eqs. 8 and 10,
-softmax becomes α-entmax with one α = 1 + sigmoid(a) for each head of each block, a learned.
+and one matrix for the target's embedding and the output. Correia et al. (2019), eqs. 8 and 10,
+replace softmax by α-entmax with a learned α = 1 + sigmoid(a) for each head of each block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCKS = ("encoder", "context", "decoder")
 
 def attention(width: int, heads: int, mapping: str) -> MultiheadAttention:
     """An attention block. ``mapping``: what :func:`examples.common.mappings.omega` accepts, or
-    ``"adaptive"``: entmax with a learned α per head, where a starts as a draw of N(0, 1)."""
+    ``"adaptive"``: entmax with a learned α per head, a initialised from N(0, 1)."""
     if mapping != ADAPTIVE:
         return MultiheadAttention(width, heads, batch_first=True, omega=omega(mapping))
     learned = AdaptiveEntmax(heads)
@@ -57,7 +57,7 @@ class Layer(nn.Module):
         memory: Tensor | None = None,
         memory_padding: Tensor | None = None,
     ) -> Tensor:
-        """(B, T, width) from ``x``, of that shape; masks are True at what nobody may look at."""
+        """(B, T, width) from ``x`` of the same shape. Masks are True for keys that are left out."""
         y = self.norms[0](x)
         x = x + self.dropout(self._attend(self.self_attention, y, y, padding, future))
         if self.context is not None:
@@ -80,11 +80,11 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits of the next target word from a source sentence and the target words so far.
+    """Logits of the next target word from a source sentence and the previous target words.
 
-    ``words``: how many the source's and the target's vocabulary hold. ``mapping``: as in
-    :func:`attention`, for all three kinds of block. Dropout is applied to what a block adds and to
-    the embeddings with their positions.
+    ``words``: the sizes of the source and the target vocabulary. ``mapping``: as in
+    :func:`attention`, for all three kinds of block. Dropout is applied to the output of each block
+    and to the embeddings with their positions.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Transformer(nn.Module):
         return self.logits(self.decode(self.encode(source), source, target))
 
     def encode(self, source: Tensor) -> Tensor:
-        """(B, S, width) what the source says."""
+        """(B, S, width) encoder states."""
         x, padding = self._embed(0, source), source == PAD
         for layer in self.encoder:
             x = layer(x, padding)
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
         return out
 
     def decode(self, memory: Tensor, source: Tensor, target: Tensor) -> Tensor:
-        """(B, T, width) from what :meth:`encode` returned, the source and the target so far."""
+        """(B, T, width) from the result of :meth:`encode`, the source and the previous target."""
         x, steps = self._embed(1, target), target.shape[1]
         future = torch.ones(steps, steps, dtype=torch.bool, device=target.device).triu(1)
         for layer in self.decoder:
@@ -138,7 +138,7 @@ class Transformer(nn.Module):
         return out
 
     def logits(self, x: Tensor) -> Tensor:
-        """(..., V) logits from rows of :meth:`decode`."""
+        """(..., V) logits from decoder states."""
         table = self.embeddings[1]
         assert isinstance(table, nn.Embedding)
         return nn.functional.linear(x, table.weight)

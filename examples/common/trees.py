@@ -19,8 +19,8 @@ Hypothesis = tuple[Sequence[str], float]
 
 @dataclass
 class Node:
-    """Symbols that follow each other surely, with the probability of the first behind those before,
-    and what may follow."""
+    """Symbols without a branch between them, the probability of the first after its prefix, and the
+    nodes that may follow."""
 
     text: str
     probability: float
@@ -35,17 +35,17 @@ class Node:
 
     @property
     def end(self) -> float:
-        """Where the box ends, in characters."""
+        """The right end of the box, in characters."""
         return self.x + len(self.shown) + 0.6
 
 
 def tree(hypotheses: Sequence[Hypothesis]) -> Node:
-    """The hypotheses as a tree; their probabilities are all that there is below each beginning."""
+    """The hypotheses as a tree. They must contain all sequences of nonzero probability."""
     return _node("", 1.0, [([*symbols, END], logp) for symbols, logp in hypotheses])
 
 
 def _node(text: str, probability: float, below: Sequence[Hypothesis]) -> Node:
-    """The node of ``text``, below which hypotheses are left."""
+    """The node of ``text`` with the hypotheses ``below`` it."""
     groups: dict[str, list[Hypothesis]] = {}
     for symbols, logp in below:
         if symbols:
@@ -63,8 +63,8 @@ def _mass(hypotheses: Sequence[Hypothesis]) -> float:
 
 
 def draw(trees: Sequence[tuple[str, Node]]) -> Any:
-    """A figure of trees with their titles: from left to right, the probability of each branch, and
-    of each whole hypothesis behind it."""
+    """A figure of trees with their titles, from left to right. Branches show their probability, and
+    leaves that of the whole hypothesis."""
     leaves = [_place(root, 1.0, 0) for _, root in trees]
     right = max([*(_right(root) for _, root in trees), *(len(title) * 1.1 for title, _ in trees)])
     size = (right * WIDTH, sum(0.32 * count + 0.5 for count in leaves))
@@ -81,7 +81,7 @@ def draw(trees: Sequence[tuple[str, Node]]) -> Any:
 
 
 def _place(node: Node, x: float, leaf: int) -> int:
-    """Give leaves the heights from ``leaf`` on, inner nodes the mean of theirs; the next height."""
+    """Place leaves at heights from ``leaf`` on, inner nodes at the mean; return the next height."""
     node.x, node.y = x, leaf
     for child in node.children:
         leaf = _place(child, node.end + BRANCH, leaf)
@@ -96,7 +96,7 @@ def _right(node: Node) -> float:
 
 
 def _draw(axis: Any, node: Node, mass: float) -> None:
-    """Draw a node, of probability ``mass``, and what is below."""
+    """Draw a node of probability ``mass``, and its children."""
     box = {"boxstyle": "round,pad=0.2", "facecolor": "#eaf1f8", "edgecolor": "#0072B2"}
     style = {"family": "DejaVu Sans Mono", "fontsize": SIZE, "va": "center"}
     axis.text(node.x, node.y, node.shown, bbox=box, **style)

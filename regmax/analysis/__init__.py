@@ -1,7 +1,7 @@
-"""What attention looks like, in numbers: how sparse, how fused, how different from head to head;
-and what becomes of the hyperparameters that learn.
+"""Statistics of attention weights (density, groups, diversity of heads) and of hyperparameters over
+training.
 
-This chapter imports ``regmax.nn`` and what is below.
+This chapter imports ``regmax.nn`` and the chapters below it.
 """
 
 from .summary import AttentionSummary

@@ -1,4 +1,4 @@
-"""The weights of a model over the batches of a data set."""
+"""Statistics of a model's attention weights over the batches of a data set."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class AttentionSummary:
         for each batch and each module: summary.add("encoder 1", weights, mask)
         summary.density["encoder 1"]  # (sentences, heads)
 
-    Each number is the mean over the queries of a sentence that have participants, so that averages
-    do not depend on how sentences were batched.
+    Each number is the mean over the queries of one sentence that have participants, so averages do
+    not depend on the batching.
     """
 
     def __init__(self) -> None:
@@ -25,9 +25,9 @@ class AttentionSummary:
 
     @torch.no_grad()
     def add(self, name: str, weights: Tensor, mask: Tensor | None = None) -> None:
-        """Count in the ``weights`` (batch, head, query, key) of the module that goes by ``name``.
+        """Add the ``weights`` (batch, head, query, key) of the module called ``name``.
 
-        ``mask``: bool, broadcastable to them, True = takes part: of real queries and real keys.
+        ``mask``: bool, broadcastable to them, True where query and key are no padding.
         """
         if weights.ndim != 4:
             raise ValueError(
@@ -50,5 +50,5 @@ class AttentionSummary:
 
 
 def _mean(items: Tensor, real: Tensor) -> Tensor:
-    """The mean of ``items`` along the last dimension where ``real``: a NaN there is not hidden."""
+    """The mean of ``items`` along the last dimension where ``real``. A NaN there gives NaN."""
     return torch.where(real, items, 0).sum(-1) / real.sum(-1)

@@ -1,4 +1,4 @@
-"""The hyperparameters of a model over a training run."""
+"""The learned hyperparameters of a model over a training run."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..regularizers.regularizer import Regularizer
 
 
 class Trajectories:
-    """The hyperparameters of a model that learn, step by step: α of each head, for instance.
+    """The learned hyperparameters of a model, step by step: α of each head, for instance.
 
         record = Trajectories(model)
         for step in …: …; optimizer.step(); record.step(step)
         record.values["encoder.0.omega.alpha"]  # (steps, *shape of alpha)
 
-    Recorded are the hyperparameters of every :class:`regmax.nn.Learnable`, those that every Ω and
-    penalty declares (of an Ω that declares none: its tensors), and the γ beside an Ω, as far as
-    they require grad when the record is made. What is computed from parameters, as
-    α = 1 + sigmoid(a), is read anew at each step. Steps are kept on the device of the values,
-    without synchronisation. ``state_dict`` and ``load_state_dict`` let the record of a resumed run
-    go on. Correia et al. (2019), Figure 2.
+    It records the hyperparameters of every :class:`regmax.nn.Learnable`, those that every Ω and
+    penalty declares (the tensors of an Ω that declares none), and the γ of every module with an Ω,
+    if they require grad at construction. Values computed from parameters, as α = 1 + sigmoid(a),
+    are computed at each step. Steps stay on the device of the values, without synchronisation.
+    ``state_dict`` and ``load_state_dict`` continue the record of a resumed run. Correia et al.
+    (2019), Figure 2.
     """
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
-        with torch.enable_grad():  # a property requires grad only where it is recorded
+        with torch.enable_grad():  # without grad mode, a computed value would not require grad
             self._learns = {
                 (f"{prefix}." if prefix else "") + name: (module, name)
                 for prefix, module in model.named_modules()
@@ -44,7 +44,7 @@ class Trajectories:
 
     @torch.no_grad()
     def step(self, n: int) -> None:
-        """Record the present values as those after step ``n``, which is later than the last."""
+        """Record the present values for step ``n``, which must exceed the last recorded step."""
         if self.steps and n <= self.steps[-1]:
             raise ValueError(f"n must be > {self.steps[-1]}, the last step recorded; got {n}")
         self._rows.append(_flat([_present(*place) for place in self._learns.values()]))
@@ -63,7 +63,7 @@ class Trajectories:
         return {"steps": list(self.steps), "values": self.values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``, of a model with the same hyperparameters."""
+        """Continue from ``state``, of a model with the same hyperparameters."""
         steps, values = list(state["steps"]), state["values"]
         wanted = {key: (len(steps), *shape) for key, shape in self._shapes.items()}
         found = {key: tuple(table.shape) for key, table in values.items()}
@@ -74,7 +74,7 @@ class Trajectories:
 
 
 def _hyperparameters(module: nn.Module) -> Iterator[str]:
-    """The names of what may learn in this module itself."""
+    """The names of this module's own hyperparameters that may be learned."""
     if isinstance(getattr(module, "omega", None), Regularizer | Learnable):
         yield "gamma"
     if isinstance(module, Learnable):
@@ -86,7 +86,7 @@ def _hyperparameters(module: nn.Module) -> Iterator[str]:
 
 
 def _present(module: nn.Module, name: str) -> Any:
-    """The hyperparameter as it is now; a module in its place computes it."""
+    """The present value of the hyperparameter; a module computes its own."""
     item = module.values()[name] if isinstance(module, Learnable) else getattr(module, name, None)
     return item() if isinstance(item, nn.Module) else item
 

@@ -1,5 +1,4 @@
-"""What rows of attention weights look like, in numbers: how sparse, how fused, how different from
-head to head."""
+"""Statistics of rows of attention weights: support, density, groups, diversity of heads."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ def support_size(y: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor
     """|{i : yᵢ > 0}|, the number of entries above 0 in each row.
 
     ``y``: weights, floating, with rows along ``dim``. ``mask``: bool, broadcastable to y, True =
-    takes part; what a masked entry holds does not matter. Gives int64 of y's shape without ``dim``.
-    A NaN does not count.
+    takes part; the values of masked entries do not matter. Returns int64 of y's shape without
+    ``dim``. A NaN does not count.
     """
     rows, _ = rows_of(y, dim, mask)
     return (rows > 0).sum(-1)
@@ -27,10 +26,10 @@ def support_size(y: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor
 def density(y: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """|{i : yᵢ > 0}| / d, the share of the d participants of each row that are above 0.
 
-    ``y``, ``dim`` and ``mask`` as in :func:`support_size`. Gives y's shape without ``dim``, in y's
-    dtype (float32 for half precision). A row without participants has no density: NaN, which
-    ``nanmean`` leaves out, so a mask of queries and keys leaves padding out of an average. A row
-    that holds a NaN gives NaN too. Correia et al. (2019), §5.1.
+    ``y``, ``dim`` and ``mask`` as in :func:`support_size`. Returns y's shape without ``dim``, in
+    y's dtype (float32 for half precision). A row without participants gives NaN, which ``nanmean``
+    ignores: a mask of queries and keys so excludes padding from an average. A row with a NaN gives
+    NaN too. Correia et al. (2019), §5.1.
     """
     rows, on = rows_of(y, dim, mask)
     size = (rows > 0).sum(-1).to(_real(y)) / on.sum(-1)
@@ -40,14 +39,14 @@ def density(y: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
 def groups(
     y: Tensor, kind: str | Regularizer = "runs", dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """Which entries of a row share their weight, bit for bit: the number of each entry's group.
+    """The number of each entry's group. The entries of a group have equal weights, bit for bit.
 
-    ``kind``: ``"runs"``, neighbours of equal weight, as fusedmax makes them (neighbours among the
-    participants), counted from the first; ``"clusters"``, entries of equal weight anywhere, as
-    oscarmax makes them, counted from the heaviest; or an Ω, whose penalty tells (without one:
-    clusters). ``y``, ``dim`` and ``mask`` as in :func:`support_size`.
+    ``kind``: ``"runs"``: neighbours (among the participants) of equal weight, as in fusedmax,
+    numbered from the first. ``"clusters"``: entries of equal weight anywhere, as in oscarmax,
+    numbered from the largest weight. An Ω: the groups of its penalty, or clusters without one.
+    ``y``, ``dim`` and ``mask`` as in :func:`support_size`.
 
-    Gives int64 of y's shape: 0, 1, … without gaps in each row, and −1 for entries that are 0, NaN
+    Returns int64 of y's shape: 0, 1, … without gaps in each row, and −1 for entries that are 0, NaN
     or masked. Niculae & Blondel (2017), §3.2.
     """
     rows, on = rows_of(y, dim, mask)
@@ -75,16 +74,16 @@ def group_count(
 def head_diversity(
     p: Tensor, head_dim: int = -3, dim: int = -1, mask: Tensor | None = None
 ) -> Tensor:
-    """JS = H(mean_j p_j) − mean_j H(p_j): how far the heads disagree on where to look.
+    """JS = H(mean_j p_j) − mean_j H(p_j): how much the heads' distributions differ.
 
-    The generalised Jensen–Shannon divergence of the rows p_j that the heads j give to one query. H
-    is Shannon's entropy to the base d, the number of participants: 0 where all heads give one
-    distribution, at most 1. ``p``: probabilities, floating, heads along ``head_dim`` and rows along
-    ``dim``: (batch, head, query, key) as it stands. ``mask``: bool, broadcastable to p; an entry
-    takes part where it does for some head.
+    The generalised Jensen–Shannon divergence of the rows p_j of heads j for one query. H is
+    Shannon's entropy to the base d, the number of participants. JS is 0 if all heads have the same
+    distribution, and at most 1. ``p``: probabilities, floating, heads along ``head_dim`` and rows
+    along ``dim``; the defaults are for (batch, head, query, key). ``mask``: bool, broadcastable to
+    p; an entry takes part if it does for some head.
 
-    Gives p's shape without both dimensions, in p's dtype (float32 for half precision). A row with
-    one participant gives 0, one without any NaN. Correia et al. (2019), eq. 11.
+    Returns p's shape without both dimensions, in p's dtype (float32 for half precision). A row with
+    one participant gives 0, a row without participants NaN. Correia et al. (2019), eq. 11.
     """
     rows, on = rows_of(p, dim, mask, "p")
     if not -p.ndim <= head_dim < p.ndim or head_dim % p.ndim == dim % p.ndim:
@@ -102,7 +101,7 @@ def head_diversity(
 
 
 def rows_of(y: Any, dim: int, mask: Any, name: str = "y") -> tuple[Tensor, Tensor]:
-    """Rows along the last dimension, 0 where an entry takes no part, and where one does."""
+    """Rows along the last dimension, 0 where masked, and the mask of participants."""
     if not isinstance(y, Tensor) or not y.dtype.is_floating_point:
         got = y.dtype if isinstance(y, Tensor) else type(y).__name__
         raise TypeError(f"{name} must be a floating torch.Tensor; got {got}")

@@ -1,8 +1,8 @@
 """The command line: ``regmax list``, ``validate``, ``plot``, ``demo`` and ``new-plugin``.
 
-Exit status: 0 all is well, 1 a verdict failed, 2 the command was used wrongly, 130 interrupted.
+Exit status: 0 success, 1 a check failed, 2 wrong usage, 130 interrupted.
 
-This chapter may import every other; none imports it.
+This chapter may import all others; none imports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line on ``argv`` (default: the process's arguments) and return its status.
 
-    Wrong arguments end as argparse ends them: a message on stderr and ``SystemExit(2)``.
+    For wrong arguments argparse writes a message to stderr and raises ``SystemExit(2)``.
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `regmax list | head`: nobody reads on, which is no fault
+    except BrokenPipeError:  # as in `regmax list | head`: no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
@@ -44,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="regmax",
-        description="Differentiable maps from scores to probabilities, from any strongly convex "
-        "regularizer: what is installed, whether it is right, and what it looks like.",
+        description="Differentiable mappings from scores to probabilities, from any strongly "
+        "convex regularizer: list, cross-check and draw them.",
     )
     parser.add_argument("--version", action="version", version=f"regmax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -1,4 +1,4 @@
-"""Attention maps as a picture: one row per mapping, one column per digit."""
+"""A picture of attention maps: one row per mapping, one column per digit."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ COLUMNS = 10
 def draw(results: Sequence[Trained], data: Digits, path: Path) -> None:
     """Write the maps of ``results`` to ``path`` as PNG.
 
-    Each map is coloured by weight relative to its largest; an exact zero is grey. Pixels of one
-    fused group have no line between them, and the digit's outline lies on top.
+    Colours show the weight relative to the largest of the map; exact zeros are grey. Pixels of a
+    fused group have no line between them. The outline of the digit is on top.
     """
     with needs("demo", "the demo"):
         from matplotlib.cm import ScalarMappable
@@ -31,7 +31,7 @@ def draw(results: Sequence[Trained], data: Digits, path: Path) -> None:
 
     shown = examples(results, data)
     columns, rows = len(shown), len(results) + 1
-    # inches: the cells, and what is around them
+    # inches: the cells and the margins
     cell, left, right, top, bottom = 1.12, 2.15, 0.15, 0.8, 1.0
     width, height = columns * cell + left + right, rows * cell + top + bottom
     figure = Figure(figsize=(width, height), dpi=150)
@@ -100,13 +100,13 @@ def draw(results: Sequence[Trained], data: Digits, path: Path) -> None:
 
 
 def examples(results: Sequence[Trained], data: Digits) -> list[int]:
-    """One test image of each of the first digits, read rightly by most mappings."""
-    rightly = torch.stack([result.correct for result in results]).sum(0)
+    """One test image of each digit, which most mappings classify correctly."""
+    correct = torch.stack([result.correct for result in results]).sum(0)
     shown = []
     for digit in range(COLUMNS):
         candidates = (data.test_y == digit).nonzero().flatten()
         if len(candidates):
-            shown.append(int(candidates[rightly[candidates].argmax()]))
+            shown.append(int(candidates[correct[candidates].argmax()]))
     return shown
 
 
@@ -118,7 +118,7 @@ def _map(axis: Any, weights: Tensor, groups: Tensor) -> None:
 
 
 def _outline(axis: Any, image: Tensor) -> None:
-    """The contour of the digit at half ink, closed where the ink meets the edge."""
+    """The contour of the digit at half ink, closed at the edge of the image."""
     fine = F.interpolate(
         F.pad(image, (1, 1, 1, 1))[None, None], scale_factor=8, mode="bicubic", align_corners=False
     )[0, 0]

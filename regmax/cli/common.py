@@ -1,4 +1,4 @@
-"""What the commands share: usage errors, optional packages, tables, progress."""
+"""Common to the commands: usage errors, optional packages, tables, progress."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SECONDS_BETWEEN_LINES = 2.0
 
 
 class UsageError(Exception):
-    """The command was used wrongly; its text says how, and what would be accepted."""
+    """Wrong usage of a command. The text says what is wrong and what is accepted."""
 
 
 @contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:
-    """Turn an ImportError into the advice that helps: ``pip install 'regmax[extra]'``."""
+    """Turn an ImportError into a UsageError with the remedy: ``pip install 'regmax[extra]'``."""
     try:
         yield
     except ImportError as error:
@@ -51,12 +51,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = " 
 
 
 def note(text: str) -> None:
-    """A line for the person, on stderr, apart from the results."""
+    """Print a line to stderr, apart from the results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def progress(items: Sequence[T], what: str, stream: TextIO | None = None) -> Iterator[T]:
-    """The items, with progress on stderr: a tqdm bar on a terminal, else a line now and then."""
+    """The items, with progress on stderr: a tqdm bar on a terminal, else a line every 2 s."""
     out = stream or sys.stderr
     if tqdm is not None and out.isatty():
         yield from tqdm(items, desc=what, file=out, leave=False, delay=0.5)
@@ -72,9 +72,9 @@ def progress(items: Sequence[T], what: str, stream: TextIO | None = None) -> Ite
 
 @contextmanager
 def working(what: str, stream: TextIO | None = None) -> Iterator[None]:
-    """While one long call runs: what it is and for how long, on stderr.
+    """Show ``what`` and the elapsed time on stderr while one long call runs.
 
-    On a terminal one line that is written over, else a new line after ever longer pauses.
+    On a terminal it updates one line, else it prints new lines at growing intervals.
     """
     out = stream or sys.stderr
     rewrite = out.isatty()

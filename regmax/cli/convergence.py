@@ -1,4 +1,4 @@
-"""Solvers at work on an Ω that they know by its value alone: a table, and a picture."""
+"""The convergence of solvers on a value-only Ω: a table and a picture."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made_up(rows: int, d: int) -> Tensor:
 def converge(
     name: str, omega: Regularizer, x: Tensor, gamma: float, wanted: list[str]
 ) -> tuple[Any, str]:
-    """The picture of the way to the answer with each solver, and a table of what came of it."""
+    """A picture of the convergence of each solver, and a table of the results."""
     solutions: dict[str, Solution] = {}
     lines = []
     for asked in wanted:
@@ -55,14 +55,14 @@ def converge(
         raise UsageError(f"--solver: none can take {name} ({reasons}); auto chooses one that can")
     header = ["solver", "converged", "iterations", "most", "worst certified error", "seconds"]
     title = f"{name}, γ = {gamma:g}: {len(x)} rows of {x.shape[-1]} scores"
-    said = f"{title}; Ω by its value; iterations of the median row, and the most of any"
+    caption = f"{title}; value-only Ω; iterations of the median row, and the most of any row"
     figure = plots.convergence(solutions)
     figure.suptitle(title)
-    return figure, f"{said}\n{table(header, lines)}"
+    return figure, f"{caption}\n{table(header, lines)}"
 
 
 def solvers(wanted: str | None) -> list[str]:
-    """The names asked for, each once."""
+    """The requested solvers, each once."""
     names = list(dict.fromkeys(n.strip() for n in (wanted or "auto").split(",") if n.strip()))
     known = ["auto", *quiet_registry().solvers()]
     unknown = [name for name in names if name not in known]
@@ -76,8 +76,8 @@ def solvers(wanted: str | None) -> list[str]:
 def solved(
     omega: Regularizer, x: Tensor, gamma: float, solver: str
 ) -> tuple[Solution | str, float]:
-    """A traced solution of Ω by its value alone, and the seconds that it takes untraced; or why the
-    solver refuses."""
+    """A traced solution for the value-only Ω, and the seconds of an untraced solve; or the solver's
+    reason to refuse."""
     layer = RegularizedMax(definition(omega), gamma, solver=solver, on_failure="ignore")
     with torch.no_grad():
         try:

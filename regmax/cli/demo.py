@@ -1,4 +1,4 @@
-"""``regmax demo``: validate, train on real digits with every mapping, draw where each one looks."""
+"""``regmax demo``: cross-check, train on real digits with each mapping, draw the attention maps."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's subcommands."""
     parser = commands.add_parser(
         "demo",
-        help="validate the built-in regularizers, train on real digits, draw attention maps",
+        help="cross-check the built-in regularizers, train on real digits, draw attention maps",
         description="Cross-checks the six built-in regularizers, trains an attention-pooling "
-        "classifier of handwritten digits with each mapping, and draws where each of them looks. "
+        "classifier of handwritten digits with each mapping, and draws their attention maps. "
         "Takes one to two minutes. Exit status 1 if a cross-check fails.",
     )
     parser.add_argument(
@@ -30,7 +30,7 @@ def add_to(commands: Any) -> None:
         type=Path,
         default=Path("regmax-demo"),
         metavar="DIR",
-        help="where the picture goes (default: %(default)s)",
+        help="folder for the picture (default: %(default)s)",
     )
     parser.add_argument("--epochs", type=int, default=15, metavar="N", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """The whole demo; its status is that of the cross-checks."""
+    """Run the demo. The status is that of the cross-checks."""
     if arguments.epochs < 1:
         raise UsageError(f"--epochs must be at least 1; got {arguments.epochs}")
     if not 0 <= arguments.seed < 2**63:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--out {arguments.out}: {error.strerror or error}") from error
     start = time.perf_counter()
 
-    print("1. Every mapping against independent methods\n")
+    print("1. Cross-check of each mapping with independent methods\n")
     found = quiet_registry()
     omegas = [named(found, mapping) for mapping in MAPPINGS]
     outcomes = validate.check(omegas, builtin(d=8), validate.backends(found, None), gamma=1.0)
@@ -83,6 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     picture = arguments.out / "attention-maps.png"
     attention_maps.draw(results, data, picture)
-    print(f"\n3. Where each of them looks: {picture}")
+    print(f"\n3. Attention maps of each mapping: {picture}")
     print(f"\n{time.perf_counter() - start:.0f} seconds")
     return status

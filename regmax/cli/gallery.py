@@ -1,4 +1,4 @@
-"""``regmax plot --all``: pictures of every registered regularizer, and of all of them together."""
+"""``regmax plot --all``: pictures of each registered regularizer, and of all together."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .convergence import converge, made_up
 from .names import named, with_defaults
 
 TOGETHER = {"curves": 2, "surface": 3, "simplex": 3}
-"""The kinds that show several Ω on one picture, and for how many entries these must be made."""
+"""The kinds of picture for several Ω, and the number of entries that these must accept."""
 
 
 def run(found: Registry, gamma: float, folder: Path) -> int:
-    """Draw them, print the path of each, and go on where a regularizer is at fault: status 1."""
+    """Draw the pictures and print their paths. If a regularizer raises, go on; the status is 1."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -62,7 +62,7 @@ def alone(omega: Regularizer, gamma: float) -> dict[str, Any]:
 
 
 def both(figure: Any, path: Path) -> None:
-    """The picture as .svg and as .png, and their paths on the way."""
+    """Write the picture as .svg and as .png, and print the paths."""
     for suffix in (".svg", ".png"):
         file = path.with_name(path.name + suffix)
         write(figure, file)
@@ -70,7 +70,7 @@ def both(figure: Any, path: Path) -> None:
 
 
 def write(figure: Any, path: Path) -> None:
-    """Save the figure; :class:`UsageError` where that cannot be."""
+    """Save the figure. :class:`UsageError` if the file cannot be written."""
     try:
         plots.save(figure, path)
     except OSError as error:
@@ -78,5 +78,5 @@ def write(figure: Any, path: Path) -> None:
 
 
 def stem(*words: str) -> str:
-    """``tv-lam-0.5-path``: what is safe as the name of a file."""
+    """A safe file name, such as ``tv-lam-0.5-path``."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(words)).strip("-")

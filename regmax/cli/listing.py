@@ -1,4 +1,4 @@
-"""``regmax list``: what is installed, and from where."""
+"""``regmax list``: the installed regularizers, penalties, solvers and backends."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's subcommands."""
     parser = commands.add_parser(
         "list",
-        help="every regularizer, penalty, solver and validation backend, and where it comes from",
+        help="list regularizers, penalties, solvers and validation backends, with their packages",
         description="Lists every registered regularizer with its mappings in regmax.functional, "
         "its hyperparameters and their defaults, whether it has a closed form and a convex "
-        "program, and the distribution that it comes from; then penalties, solvers, validation "
-        "backends, and what could not be loaded.",
+        "program, and its distribution; then penalties, solvers, validation backends, and plugins "
+        "that could not be loaded.",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the listing, plugins at fault and contested names included."""
+    """Print the listing, with plugins at fault and contested names."""
     found = quiet_registry()
     header = ["name", "mapping", "hyperparameters", "closed form", "convex program", "from"]
     rows = [regularizer_row(offer) for offer in uncontested(found, "regularizer")]
@@ -56,27 +56,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def quiet_registry() -> Registry:
-    """The registry; its faults are in ``faults``, and the command prints them itself."""
+    """The registry, without warnings: the command prints its ``faults`` itself."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return registry()
 
 
 def uncontested(found: Registry, kind: str) -> Iterator[Offer]:
-    """The offers of a kind whose name only one plugin claims, sorted by name."""
+    """The offers of a kind whose name only one plugin offers, sorted by name."""
     usable = found.names(kind)
     return (offer for offer in found.offers(kind) if offer.name in usable)
 
 
 def contested(found: Registry) -> list[str]:
-    """One line for each name that several plugins claim."""
-    claims: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """One line for each name that several plugins offer."""
+    offers: dict[tuple[str, str], list[str]] = defaultdict(list)
     for kind in KINDS:
         for offer in found.offers(kind):
-            claims[kind, offer.name].append(str(offer))
+            offers[kind, offer.name].append(str(offer))
     return [
         f"the {kind} name {name!r} is claimed by {' and '.join(who)}; uninstall one of them"
-        for (kind, name), who in claims.items()
+        for (kind, name), who in offers.items()
         if len(who) > 1
     ]
 
@@ -108,7 +108,7 @@ def penalty_row(offer: Offer) -> list[str]:
 
 
 def hyperparameters(cls: type[Any]) -> str:
-    """``lam=0.1, exact=True``; a name alone has no default."""
+    """``lam=0.1, exact=True``; a name without a value has no default."""
     with printing.short():
         parts = [
             key if p.default is p.empty else f"{key}={printing.show(p.default)}"
@@ -119,7 +119,7 @@ def hyperparameters(cls: type[Any]) -> str:
 
 
 def closed_form(cls: type[Any]) -> str:
-    """``yes``; ``prox`` where a penalty's prox is followed by the base's closed form; ``no``."""
+    """``yes``, ``no``, or ``prox``: a penalty's prox followed by the base's closed form."""
     if issubclass(cls, Penalized):
         return "prox"
     return "yes" if declares(cls, "closed_form") else "no"
@@ -132,7 +132,7 @@ def declares(cls: type[Any], method: str) -> bool:
 
 
 def summary(cls: type[Any]) -> str:
-    """The beginning of the docstring, in one line."""
+    """The first paragraph of the docstring, shortened to one line."""
     text = (inspect.getdoc(cls) or "-").split("\n\n")[0]
     plain = re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"\1", text).replace("`", "")
     return textwrap.shorten(plain, 72, placeholder=" …").rstrip(".")

@@ -1,4 +1,4 @@
-"""What people type for a regularizer: ``tv``, ``tv:lam=0.5``, ``tsallis(alpha=1.5) + 0.1*tv``."""
+"""Parse a regularizer: ``tv``, ``tv:lam=0.5``, ``tsallis(alpha=1.5) + 0.1*tv``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul}
 
 
 def with_defaults(found: Registry) -> list[str]:
-    """The names that can be made without arguments; of the others a note says how to name them."""
+    """The names of regularizers without required arguments. A note shows how to type the others."""
     names = []
     for name, cls in found.regularizers().items():
         needed = required(cls)
@@ -30,12 +30,12 @@ def with_defaults(found: Registry) -> list[str]:
 
 
 def named(found: Registry, text: str) -> tuple[str, Regularizer]:
-    """The regularizer that ``text`` stands for; :class:`UsageError` says why there is none.
+    """The regularizer that ``text`` means; :class:`UsageError` says why there is none.
 
-    A name is that of a regularizer or of a mapping. Expressions are of names, calls of names with
-    literals as keyword arguments, numbers, + and *; nothing in them is executed. In them a bare
-    name that is a regularizer's and a penalty's, as ``tv``, is the penalty; ``tv()`` and
-    ``tv(lam=0.5)`` are the regularizer.
+    A name is that of a regularizer or of a mapping. Expressions have names, calls of names with
+    literals as keyword arguments, numbers, + and *; no code in them is executed. In an expression a
+    bare name of both a regularizer and a penalty, as ``tv``, means the penalty; ``tv()`` and
+    ``tv(lam=0.5)`` mean the regularizer.
     """
     if not set("+*()") & set(text.partition(":")[0]):
         return text, _plain(found, text)
@@ -94,7 +94,7 @@ def _setting(text: str, part: str) -> tuple[str, float | bool]:
 
 
 def _made(found: Registry, text: str, node: ast.expr, alone: bool = False) -> Any:
-    """What a part of the expression stands for: a regularizer, a penalty or a number."""
+    """The value of a part of the expression: a regularizer, a penalty or a number."""
     match node:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             parts = (_made(found, text, part) for part in (left, right))

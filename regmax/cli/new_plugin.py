@@ -1,4 +1,4 @@
-"""``regmax new-plugin``: a package with a regularizer that works, to be changed into one's own."""
+"""``regmax new-plugin``: write a package with a working regularizer, for the user to change."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "new-plugin",
         help="write a package with a regularizer of your own",
-        description="Writes the folder regmax-NAME: a Python package with a small regularizer that "
-        "works, its entry point, and tests that hold it to everything regmax promises of a "
-        "mapping. Then the formula is yours to change.",
+        description="Writes the folder regmax-NAME: a Python package with a small working "
+        "regularizer, its entry point, and tests of every promise of a mapping. You then change "
+        "the formula.",
         epilog="example: regmax new-plugin elastic",
     )
     parser.add_argument(
@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
         type=Path,
         default=Path(),
         metavar="FOLDER",
-        help="where to put the folder regmax-NAME (default: here)",
+        help="the folder in which to create regmax-NAME (default: here)",
     )
     parser.set_defaults(run=run)
 
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def named(given: str) -> dict[str, str]:
-    """The names that follow from one; :class:`UsageError` if it is no name or somebody's.
+    """The names that follow from NAME; :class:`UsageError` if it is invalid or taken.
 
     ``My-Norm`` gives the regularizer ``my_norm``, the mapping ``mynormmax``, the class ``MyNorm``,
     the module ``regmax_my_norm`` and the project ``regmax-my-norm``.
@@ -149,7 +149,7 @@ print($mapping(torch.tensor([1.0, 1.1, 0.2, -0.5, 0.9]), mu=2.0))
 """
 
 MODULE = '''\
-"""$mapping: what it is good for, in a line."""
+"""$mapping: its use in one line."""
 
 from __future__ import annotations
 
@@ -161,8 +161,7 @@ import regmax
 
 
 class $cls(regmax.Regularizer):
-    """Ω(y) = ½ Σ y² + (μ/4) Σ y⁴, μ ≥ 0: sparsemax that takes the more from a weight the larger it
-    is.
+    """Ω(y) = ½ Σ y² + (μ/4) Σ y⁴, μ ≥ 0: like sparsemax, with smaller large weights.
 
     ``mu``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
     """
@@ -172,15 +171,15 @@ class $cls(regmax.Regularizer):
     name = "$name"
     mapping = "$mapping"
 
-    # Change: what a user may set for each row and let learn, and which numbers are accepted.
+    # Change: hyperparameters that may differ between rows and be learned, with accepted ranges.
     hyperparameters = ("mu",)
     ranges = {"mu": (">= 0", lambda mu: mu >= 0)}
 
-    # Change: properties and methods that make it faster. Take out what does not hold for your Ω;
-    # all are optional, and the tests find those that are false.
+    # Change: declared properties, which make regmax faster. Remove those that do not hold for your
+    # Ω. All are optional, and the tests find false ones.
     permutation_invariant = True  # Ω is the same for every order of the entries
     separable = True  # Ω(y) = Σ g(y_i)
-    ignores_zeros = True  # entries that are 0 add nothing
+    ignores_zeros = True  # entries that are 0 do not change Ω
     strong_convexity = 1.0  # β: ∇²Ω ⪰ βI on the simplex, here from ½ Σ y²
 
     def __init__(self, mu: float | torch.Tensor = 1.0) -> None:
@@ -188,20 +187,20 @@ class $cls(regmax.Regularizer):
 
     def value(self, y: torch.Tensor) -> torch.Tensor:
         """Ω(y): (*batch, d) -> (*batch)."""
-        # Change: the formula, strictly convex, in PyTorch operations; sums over the last dimension.
-        # y lies on the simplex with every entry positive, if only a little. per_row("mu") has the
-        # shape of the result; self.mu that of y, with size 1 in the last dimension.
+        # Change: the formula. It is strictly convex, in PyTorch operations, and sums over the last
+        # dimension. y is on the simplex; every entry is positive, but may be tiny. per_row("mu")
+        # has the shape of the result. self.mu has y's shape, with size 1 in the last dimension.
         return y.square().sum(-1) / 2 + self.per_row("mu") * y.pow(4).sum(-1) / 4
 
     def as_cvxpy(self, y: Any) -> Any:
-        """Ω of a cvxpy variable: lets convex solvers check the mapping."""
-        # Change: the same formula in cvxpy's words, or take the method out.
+        """Ω of a cvxpy variable, for cross-checks with convex solvers."""
+        # Change: the same formula with cvxpy's functions, or remove the method.
         import cvxpy
 
         return cvxpy.sum_squares(y) / 2 + float(self.mu) / 4 * cvxpy.sum(cvxpy.power(y, 4))
 
-    # Add, where you know them: grad(y), curvature(y), closed_form(x, gamma, mask),
-    # conjugate(x, gamma, mask). Each makes something faster, and each is checked.
+    # Add if you know them: grad(y), curvature(y), closed_form(x, gamma, mask),
+    # conjugate(x, gamma, mask). They make regmax faster, and the tests check them.
 
 
 @regmax.hookimpl

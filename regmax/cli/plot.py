@@ -1,4 +1,4 @@
-"""``regmax plot``: what a mapping does to scores, or how solvers get to it, as a picture."""
+"""``regmax plot``: pictures of a mapping, or of the convergence of solvers."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .scores import load
 
 SUFFIXES = (".png", ".svg", ".pdf")
 KINDS = {
-    "mapping": "two scores, and a row of scores beside softmax and sparsemax",
+    "mapping": "Π_Ω at two scores, and on a row of scores with softmax and sparsemax",
     "curves": "max_Ω and Π_Ω at two scores",
     "surface": "Π_Ω at three scores",
-    "simplex": "which of three scores get no weight, or the same, and where on the simplex",
+    "simplex": "zero and equal weights of three scores, and Π_Ω on the simplex",
     "path": "the weights of a row over γ and each hyperparameter",
-    "overview": "the four before this on one picture",
-    "convergence": "solvers at work on Ω by its value, and a table",
+    "overview": "curves, surface, simplex and path in one picture",
+    "convergence": "solvers on the value-only Ω, with a table",
 }
 # options that only some kinds use
 ONLY = {
@@ -45,7 +45,7 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's subcommands."""
     parser = commands.add_parser(
         "plot",
-        help="draw what a mapping does to scores, or how solvers converge to it",
+        help="draw a mapping, or the convergence of solvers",
         description="Draws a regularizer's mapping. Kinds: "
         + "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
         + ".",
@@ -81,7 +81,7 @@ def add_to(commands: Any) -> None:
         "--scores",
         type=Path,
         metavar="FILE",
-        help="your own scores, .npy, .pt or .csv, of shape (..., d) (default: made up)",
+        help="your own scores, .npy, .pt or .csv, of shape (..., d) (default: generated)",
     )
     parser.add_argument(
         "--rows",
@@ -97,21 +97,21 @@ def add_to(commands: Any) -> None:
         help="with other kinds: the row of FILE, from 0 (default: 0)",
     )
     parser.add_argument(
-        "--dim", type=int, metavar="D", help="how many scores to make up (default: 20)"
+        "--dim", type=int, metavar="D", help="how many scores to generate (default: 20)"
     )
     parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="where the picture goes, .png, .svg or .pdf (default: regmax-NAME.png); with --all a "
-        "folder (default: regmax-gallery)",
+        help="the picture file, .png, .svg or .pdf (default: regmax-NAME.png); with --all a folder "
+        "(default: regmax-gallery)",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the picture and print its path; status 1 if Ω, or its code, cannot be drawn."""
+    """Write the picture and print its path. The status is 1 if Ω raises."""
     kind: str = arguments.kind or "mapping"
     check(arguments, kind)
     found = quiet_registry()
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = ", ".join(omegas)
     x = rows(arguments, kind, next(iter(omegas.values())))
     try:
-        figure, said = draw(arguments, kind, omegas, x)
+        figure, lines = draw(arguments, kind, omegas, x)
     except UsageError:
         raise
     except Exception as error:  # a plugin's code may raise anything
@@ -134,12 +134,12 @@ def run(arguments: argparse.Namespace) -> int:
     name = gallery.stem("regmax", *omegas, *([] if kind == "mapping" else [kind]))
     path = arguments.out or Path(f"{name}.png")
     gallery.write(figure, path)
-    print(*said, path, sep="\n")
+    print(*lines, path, sep="\n")
     return 0
 
 
 def check(arguments: argparse.Namespace, kind: str) -> None:
-    """Refuse numbers out of range, and arguments that would not be used."""
+    """Refuse numbers out of range, and options without effect."""
     if not (math.isfinite(arguments.gamma) and arguments.gamma > 0):
         raise UsageError(f"--gamma must be a finite number > 0; got {arguments.gamma}")
     for option, least in (("rows", 0), ("row", 0), ("dim", 1)):
@@ -150,19 +150,19 @@ def check(arguments: argparse.Namespace, kind: str) -> None:
         for option in ("names", "kind", *ONLY):
             if getattr(arguments, option) not in (None, []):
                 word = "names" if option == "names" else f"--{option}"
-                raise UsageError(f"--all draws all of them, as they are: leave out {word}")
+                raise UsageError(f"--all draws all regularizers with defaults: leave out {word}")
         return
     if not arguments.names:
-        raise UsageError("name a regularizer (regmax list has them), or draw them --all")
+        raise UsageError("name a regularizer (regmax list shows them), or use --all")
     if len(arguments.names) > 1 and kind not in gallery.TOGETHER:
         several = ", ".join(gallery.TOGETHER)
         got = len(arguments.names)
-        raise UsageError(f"--kind {kind} is of one regularizer; got {got} (of several: {several})")
+        raise UsageError(f"--kind {kind} takes one regularizer; got {got} (several: {several})")
     for option, kinds in ONLY.items():
         if getattr(arguments, option) is not None and kind not in kinds:
             raise UsageError(f"--{option} goes with --kind {' or '.join(kinds)}; got {kind}")
     if arguments.dim is not None and arguments.scores is not None:
-        raise UsageError("--dim is for scores that are made up: leave out --dim or --scores")
+        raise UsageError("--dim is for generated scores: leave out --dim or --scores")
     if arguments.row is not None and arguments.scores is None:
         raise UsageError("--row goes with --scores FILE")
     if arguments.rows == 0 and arguments.scores is None:
@@ -174,8 +174,8 @@ def check(arguments: argparse.Namespace, kind: str) -> None:
 
 
 def rows(arguments: argparse.Namespace, kind: str, omega: Regularizer) -> Tensor | None:
-    """The scores to draw: (rows, d) float64 for solvers, one row (d,) else; None: the
-    picture has its own."""
+    """The scores to draw: (rows, d) float64 for solvers, else one row (d,), or None for the
+    figure's default."""
     many = kind == "convergence"
     most = 64 if arguments.rows is None else arguments.rows
     if arguments.scores is None:
@@ -196,7 +196,7 @@ def rows(arguments: argparse.Namespace, kind: str, omega: Regularizer) -> Tensor
 def draw(
     arguments: argparse.Namespace, kind: str, omegas: dict[str, Regularizer], x: Tensor | None
 ) -> tuple[Any, list[str]]:
-    """The figure, and what is to be said before its path."""
+    """The figure, and lines to print before its path."""
     gamma: float = arguments.gamma
     if kind in gallery.TOGETHER:
         entries = gallery.TOGETHER[kind]
@@ -220,7 +220,7 @@ def draw(
 
 
 def over(wanted: str | None, omega: Regularizer) -> list[str]:
-    """The names of γ and hyperparameters asked for."""
+    """The requested names: γ and hyperparameters."""
     try:
         return varied(omega, wanted and [part.strip() for part in wanted.split(",")])
     except ValueError as error:

@@ -1,9 +1,9 @@
 """The demo's model and data: attention pooling over the 64 pixels of a handwritten digit.
 
 Each pixel is a token, made of its ink and a learned embedding of its position, with two small
-convolutions for context. One learned query scores the tokens, a mapping turns the scores into
-weights over the pixels, and a linear classifier sees nothing but the weighted mean of the tokens'
-values. Scores are cosines, so every mapping sees the same range, [−1, 1].
+convolutions for context. One learned query scores the tokens. A mapping turns the scores into
+weights over the pixels. A linear classifier gets only the weighted mean of the tokens' values.
+Scores are cosines, so they have the same range [−1, 1] for every mapping.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Digits:
 
 
 def digits() -> Digits:
-    """scikit-learn's 1,797 handwritten digits, always split in the same way."""
+    """scikit-learn's 1,797 handwritten digits, with a fixed split."""
     with needs("demo", "the demo"):
         from sklearn.datasets import load_digits
     ink, labels = load_digits(return_X_y=True)
@@ -92,7 +92,7 @@ class AttentionPooling(nn.Module):
 class Trained:
     """A trained model on the test images: weights (n, 64), groups (n, 64), predictions (n,).
 
-    ``fused`` tells whether Ω fuses pixels into groups on purpose.
+    ``fused``: whether Ω has a penalty, which fuses pixels into groups.
     """
 
     mapping: str
@@ -105,7 +105,7 @@ class Trained:
 
     @property
     def accuracy(self) -> float:
-        """Share of the test images that are classified rightly."""
+        """Share of the test images that are classified correctly."""
         return float(self.correct.double().mean())
 
     @property
@@ -120,10 +120,10 @@ class Trained:
 
 
 def train(mapping: str, omega: Regularizer, data: Digits, epochs: int, seed: int) -> Trained:
-    """Train with AdamW from the same start for every mapping, and look at the test images."""
+    """Train with AdamW, with the same initial weights for every mapping, and run the test set."""
     start = time.perf_counter()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the model is too small to share
+    torch.set_num_threads(1)  # the model is too small for more
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -147,7 +147,7 @@ def train(mapping: str, omega: Regularizer, data: Digits, epochs: int, seed: int
 
 
 def fit(model: AttentionPooling, data: Digits, epochs: int, what: str) -> None:
-    """Minimise the cross-entropy over ``epochs`` passes, the learning rate rising, then falling."""
+    """Minimise the cross-entropy for ``epochs`` passes; the learning rate rises, then falls."""
     steps = -(-len(data.train_x) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(

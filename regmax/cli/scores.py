@@ -1,4 +1,4 @@
-"""Scores to validate on: built-in ones, or the user's ``.npy``, ``.pt`` or ``.csv`` file."""
+"""Scores for the commands: built in, or from a ``.npy``, ``.pt`` or ``.csv`` file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def builtin(d: int = 12) -> Tensor:
 
 
 def load(path: Path, limit: int) -> tuple[Tensor, int]:
-    """The rows of the file as (rows, d) float64, at most ``limit`` of them (0: all), evenly spread;
-    and how many rows the file has. Leading dimensions are rows. :class:`UsageError` says what is
+    """The rows of the file as (rows, d) float64, and their number in the file. At most ``limit``
+    rows (0: all), evenly spread. Leading dimensions are rows. :class:`UsageError` says what is
     wrong with the file."""
     x = _read(path)
     if x.ndim == 0:
@@ -81,7 +81,7 @@ def _pt(path: Path) -> Tensor:
         found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # torch.load documents no closed set
+    except Exception as error:  # torch.load may raise any exception
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UsageError(f"{path}: not a readable .pt file of one tensor: {reason}") from error
     if not isinstance(found, Tensor):

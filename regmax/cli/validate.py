@@ -1,4 +1,4 @@
-"""``regmax validate``: every regularizer against independent methods, on built-in or own scores."""
+"""``regmax validate``: cross-check regularizers, on built-in scores or the user's."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "validate",
         help="cross-check regularizers: closed form, generic solver, convex solvers",
-        description="Computes each mapping and its vector-Jacobian products on independent methods "
-        "and compares them, each judged by the error that it certifies. Exit status 1 if any "
-        "verdict fails, 2 if the command is used wrongly.",
+        description="Computes each mapping and its vector-Jacobian products by independent methods "
+        "and compares them, with the certified error of each. Exit status 1 if any verdict fails, "
+        "2 for wrong usage.",
         epilog="example: regmax validate tv tsallis:alpha=1.3 --scores attention.npy --gamma 0.5",
     )
     parser.add_argument(
@@ -64,12 +64,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
     parser.add_argument("--dtype", choices=DTYPES, default="float64")
     parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports here as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the reports here")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print one table per regularizer and the verdicts. Status 1 if any verdict fails."""
+    """Print one table per regularizer and the verdicts. The status is 1 if any verdict fails."""
     found = quiet_registry()
     for fault in [*found.faults, *contested(found)]:
         note(f"warning: {fault}")
@@ -112,16 +112,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 Outcome = Report | Exception
-"""A report, or why there is none."""
+"""A report, or the exception that prevented it."""
 
 Subject = Regularizer | Exception
-"""A regularizer, or why it could not be made."""
+"""A regularizer, or the exception of its constructor."""
 
 
 def check(
     omegas: Sequence[tuple[str, Subject]], x: Tensor, against: Sequence[str], gamma: float
 ) -> list[tuple[str, Outcome]]:
-    """Cross-check each, print its table, and go on where one raises."""
+    """Cross-check each regularizer and print its table. If one raises, go on."""
     outcomes: list[tuple[str, Outcome]] = []
     for number, (label, omega) in enumerate(omegas, start=1):
         outcome: Outcome
@@ -139,7 +139,7 @@ def check(
 
 
 def summarize(outcomes: Sequence[tuple[str, Outcome]]) -> int:
-    """Print one verdict per regularizer; the exit status."""
+    """Print one verdict per regularizer, and return the exit status."""
     rows = [[label, "ok" if ok(outcome) else "FAILED", why(outcome)] for label, outcome in outcomes]
     print(table(["regularizer", "verdict", ""], rows, indent=""))
     failed = sum(not ok(outcome) for _, outcome in outcomes)
@@ -153,7 +153,7 @@ def ok(outcome: Outcome) -> bool:
 
 
 def why(outcome: Outcome) -> str:
-    """Which method disagrees with the rest, or what was raised."""
+    """The methods that disagree with the rest, or the exception."""
     if isinstance(outcome, Report):
         return "" if outcome.ok else ", ".join(outcome.culprits) or "the methods disagree"
     return f"{type(outcome).__name__}: {str(outcome).splitlines()[0] if str(outcome) else ''}"
@@ -168,7 +168,7 @@ def to_dict(label: str, outcome: Outcome) -> dict[str, Any]:
 
 
 def by_default(found: Registry, name: str) -> tuple[str, Subject]:
-    """A regularizer with its defaults; one that cannot be made is a failure of that one alone."""
+    """A regularizer with its defaults, or the error of its constructor."""
     try:
         return named(found, name)
     except UsageError as error:
@@ -176,7 +176,7 @@ def by_default(found: Registry, name: str) -> tuple[str, Subject]:
 
 
 def backends(found: Registry, wanted: str | None) -> list[str]:
-    """The backends asked for; by default those of the default ones that are installed."""
+    """The requested backends, or those of the default backends that are installed."""
     if wanted is None:
         names = []
         for name in DEFAULT_AGAINST:
@@ -200,7 +200,7 @@ def backends(found: Registry, wanted: str | None) -> list[str]:
 
 
 def usable_device(text: str, dtype: torch.dtype) -> torch.device:
-    """The device, once a tensor has been put there."""
+    """The device, after a test that it can hold a tensor."""
     try:
         device = torch.device(text)
         torch.zeros(1, device=device, dtype=dtype)

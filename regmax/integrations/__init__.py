@@ -1,4 +1,4 @@
-"""Other libraries' models and files with regmax's mappings: Hugging Face, torch.save.
+"""regmax in other libraries' models and files: Hugging Face transformers, torch.save.
 
-Each module imports its library when asked to; it may import all but testing, plots and cli.
+Each module imports its library lazily. It may import all chapters except testing, plots and cli.
 """

@@ -1,9 +1,9 @@
 """Ω as a part of a Hugging Face model: of its parameters, its configuration and its files.
 
-The submodule ``regmax`` is Ω: one of the base model, which all attention layers refer to, or one of
-each layer. ``config.regmax`` keeps the text that makes Ω again, and ``attn_implementation`` in
-config.json asks for it: without regmax, transformers refuses the name, as it knows none such.
-:mod:`regmax.integrations.taught` has transformers write and read both.
+Ω is the submodule ``regmax``, either of the base model, shared by all attention layers, or of each
+layer. ``config.regmax`` keeps the text of Ω. ``attn_implementation`` in config.json names regmax,
+so transformers without regmax refuses to load the file. :mod:`regmax.integrations.taught` makes
+transformers write and read both.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..regularizers.regularizer import Regularizer
 from . import saving
 
 ATTACHED = "regmax"
-"""The ``attn_implementation`` of a model with an Ω of its own, and that of every such file."""
+"""The ``attn_implementation`` of a model that holds an Ω, also in its config.json."""
 OMEGAS: dict[str, Regularizer | Learnable | str | None] = {ATTACHED: None}
-"""What each ``attn_implementation`` stands for: a mapping's name, an Ω of one's own, or the
-model's (None)."""
+"""What each ``attn_implementation`` means: a mapping's name, a registered Ω, or None for the Ω that
+the model holds."""
 HOW = "attach(model, omega) of regmax.integrations.transformers"
 
 LOADING = ContextVar("regmax_loading", default=False)
@@ -37,7 +37,7 @@ ATTACHING = ContextVar("regmax_attaching", default=False)
 _given: ContextVar[Regularizer | Learnable | None] = ContextVar("regmax_given", default=None)
 
 
-# -- what the attention of a layer maps with -------------------------------------------------------
+# -- the Ω of an attention layer -------------------------------------------------------------------
 
 
 def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
@@ -51,13 +51,13 @@ def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
     if known is None or any(True for _ in known.parameters()):
         raise RuntimeError(
             f"{type(layer).__name__} runs with attn_implementation={name!r}, and its model holds "
-            f"no Ω: say {HOW}"
+            f"no Ω: call {HOW}"
         )
     return known
 
 
 def checked(omega: Any) -> Regularizer | Learnable:
-    """``omega`` as an object, refused if anything learns outside of its parameters."""
+    """``omega`` as an object. Refuses tensors that require grad and are not parameters."""
     found = copy.deepcopy(resolved(omega)) if isinstance(omega, str) else resolved(omega)
     for prefix, part in found.named_modules():
         for key, item in vars(part).items():
@@ -74,7 +74,7 @@ def checked(omega: Any) -> Regularizer | Learnable:
 
 
 def attach(model: Any, omega: Regularizer | Learnable, per_layer: bool) -> None:
-    """Make Ω a part of the model, and its attention."""
+    """Make Ω a part of the model, and make its attention layers use Ω."""
     before = {id(config): config._attn_implementation for config in configs(model)}
     token = ATTACHING.set(True)
     try:
@@ -95,18 +95,18 @@ def holds(model: Any) -> bool:
 
 
 def _put(model: Any, omega: Any, per_layer: bool, saved: dict[str, Any] | None) -> None:
-    """Give Ω to the layers of the model that go by its ``attn_implementation``."""
+    """Give Ω to the layers of the model that have its ``attn_implementation``."""
     name = model.config._attn_implementation
     layers = attention_layers(model, name)
     drop(model, layers)
     if not layers:
         return
     if per_layer or model.device.type == "meta":
-        omega = copy.deepcopy(omega)  # that of the caller stays as it is
+        omega = copy.deepcopy(omega)  # the caller's Ω stays unchanged
     if not LOADING.get():
         omega.to(device=model.device, dtype=model.dtype)
     for part in omega.modules():
-        part._is_hf_initialized = True  # no business of the model's _init_weights
+        part._is_hf_initialized = True  # the model's _init_weights must skip it
     if per_layer:
         for layer in layers:
             layer.regmax = copy.deepcopy(omega)
@@ -120,13 +120,13 @@ def _put(model: Any, omega: Any, per_layer: bool, saved: dict[str, Any] | None) 
 
 
 def _held(layers: list[Any]) -> list[Any]:
-    """What these layers refer to, each once."""
+    """The distinct Ω of these layers."""
     found = {id(x.regmax): x.regmax for x in layers if hasattr(x, "regmax")}
     return list(found.values())
 
 
 def drop(model: Any, layers: list[Any]) -> None:
-    """Take Ω from these layers, and from the model if no other layer refers to it."""
+    """Remove Ω from these layers, and from the model if no other layer uses it."""
     gone = _held(layers)
     for layer in layers:
         vars(layer).pop("regmax", None)
@@ -145,7 +145,7 @@ def place(model: Any) -> None:
     if saved is None:
         if known is None:
             raise without(model)
-        if given is None and not LOADING.get():  # else it comes when the rest is loaded
+        if given is None and not LOADING.get():  # else settle() does so after loading
             _put(model, known, False, None)
         return
     per_layer, found = saved["per_layer"], known if given is None else given
@@ -159,7 +159,7 @@ def place(model: Any) -> None:
 
 
 def settle(model: Any) -> None:
-    """Every part whose config asks for an Ω gets it, unless it has one; no other config does."""
+    """Give each part the Ω that its config asks for, if it has none. Clean the other configs."""
     for config in configs(model):
         if not own(config):
             forget(config)
@@ -172,7 +172,7 @@ def settle(model: Any) -> None:
 
 @contextmanager
 def giving(omega: Regularizer | Learnable | None) -> Iterator[None]:
-    """Inside, a model that is loaded gets this Ω, if its file asks for one."""
+    """A context in which a loaded model gets this Ω, if its file asks for one."""
     token = _given.set(omega)
     try:
         yield
@@ -181,7 +181,7 @@ def giving(omega: Regularizer | Learnable | None) -> Iterator[None]:
 
 
 def parameters(model: Any) -> Iterator[str]:
-    """The names of what Ω learns."""
+    """The names of the parameters of Ω in the model."""
     held = _held(attention_layers(model))
     for prefix, part in model.named_modules():
         if any(part is omega for omega in held):
@@ -190,8 +190,8 @@ def parameters(model: Any) -> Iterator[str]:
 
 def without(model: Any) -> ValueError:
     return ValueError(
-        f"attn_implementation={ATTACHED!r} stands for an Ω that the model holds, and "
-        f"{type(model).__name__} has none: say {HOW}"
+        f"attn_implementation={ATTACHED!r} needs a model that holds an Ω, and "
+        f"{type(model).__name__} has none: call {HOW}"
     )
 
 
@@ -199,7 +199,7 @@ def without(model: Any) -> ValueError:
 
 
 def form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
-    """What ``config.regmax`` is; with ``lacks``, why the text does not make Ω again."""
+    """The content of ``config.regmax``; ``lacks`` says why the text does not make Ω again."""
     try:
         return {"omega": saving.text_of(omega), "per_layer": per_layer}
     except TypeError as error:
@@ -208,7 +208,7 @@ def form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
 
 
 def _saved(config: Any) -> dict[str, Any] | None:
-    """``config.regmax``, which may come from a file that anybody wrote."""
+    """``config.regmax``, checked: it may come from an untrusted file."""
     saved: dict[str, Any] | None = vars(config).get("regmax")
     if saved is not None and not is_form(saved):
         raise ValueError(
@@ -218,13 +218,13 @@ def _saved(config: Any) -> dict[str, Any] | None:
 
 
 def is_form(item: Any) -> bool:
-    """Whether it is what :func:`form` gives."""
+    """Whether ``item`` has the form that :func:`form` returns."""
     kept = item if isinstance(item, dict) else {}
     return isinstance(kept.get("omega"), str) and isinstance(kept.get("per_layer"), bool)
 
 
 def forget(config: Any) -> None:
-    """Take Ω from a config, whose class may mean something else by the name."""
+    """Remove Ω from a config, unless the config's class uses the name ``regmax`` otherwise."""
     if is_form(vars(config).get("regmax")):
         del config.regmax
 
@@ -244,7 +244,7 @@ def _made(saved: dict[str, Any]) -> Regularizer | Learnable:
 
 
 def _compare(saved: dict[str, Any], omega: Regularizer | Learnable) -> None:
-    """Refuse an Ω that is another one than the file's, whatever their parameters' values."""
+    """Refuse an Ω that differs from the file's in more than the values of parameters."""
     given = form(omega, False)["omega"]
     if _without_values(given) != _without_values(saved["omega"]):
         raise ValueError(f"omega is {given}, and the model was saved with Ω = {saved['omega']}")
@@ -255,27 +255,27 @@ def _without_values(text: str) -> str:
 
 
 def spoken(config: Any) -> Any:
-    """``attn_implementation`` in config.json: a name, one for each sub-config, or None."""
+    """``attn_implementation`` in config.json: a name, names by sub-config, or None."""
     name = getattr(config, "_attn_implementation", None)
     name = ATTACHED if own(config) else name if name in OMEGAS else None
     below = {key: spoken(inner) for key, inner in _inner(config)}
     if all(item == name for item in below.values()):
         return name
-    said = {"": name, **below}
-    return {key: item for key, item in said.items() if item is not None} or None
+    names = {"": name, **below}
+    return {key: item for key, item in names.items() if item is not None} or None
 
 
 # -- transformers' models and configs --------------------------------------------------------------
 
 
 def own(config: Any) -> bool:
-    """Whether its ``attn_implementation`` stands for an Ω that is a part of the model."""
+    """Whether its ``attn_implementation`` means an Ω that is a part of the model."""
     name = getattr(config, "_attn_implementation", None)
     return name in OMEGAS and not isinstance(OMEGAS[name], str)
 
 
 def registered(name: str) -> Any:
-    """The Ω that was registered by a name of one's own; None for the one of the model."""
+    """The Ω registered under a user's name; None for the Ω that the model holds."""
     return OMEGAS[name]
 
 
@@ -292,7 +292,7 @@ def _inner(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def configs(model: Any) -> list[Any]:
-    """The model's, those of the models in it, and their sub-configs, each after what it is in."""
+    """The configs of the model and of the models in it, each followed by its sub-configs."""
     found: dict[int, Any] = {}
 
     def add(config: Any) -> None:
@@ -307,7 +307,7 @@ def configs(model: Any) -> list[Any]:
 
 
 def attention_layers(model: Any, name: str | None = None) -> list[Any]:
-    """The attention layers, of one ``attn_implementation``."""
+    """The attention layers, or those with one ``attn_implementation``."""
     return [
         part
         for part in model.modules()
@@ -320,7 +320,7 @@ def attention_layers(model: Any, name: str | None = None) -> list[Any]:
 
 @functools.cache
 def _looks_up(cls: Any) -> bool:
-    """Whether a method of the class looks its attention up in transformers' table."""
+    """Whether a method of the class looks up its attention in transformers' table."""
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:
         for method in vars(base).values():
             code = getattr(inspect.unwrap(method), "__code__", None)
@@ -330,13 +330,13 @@ def _looks_up(cls: Any) -> bool:
 
 
 def check_layers(model: Any) -> None:
-    """Refuse a model whose attention is by code of its own: it would be softmax's."""
+    """Refuse a model whose layers compute attention in their own code, always with softmax."""
     names = [type(part).__name__ for part in model.modules() if not _is_model(part)]
-    deaf = [name for name in names if "Attention" in name]
-    if deaf and not attention_layers(model):
+    attention = [name for name in names if "Attention" in name]
+    if attention and not attention_layers(model):
         raise ValueError(
-            f"{type(model).__name__} takes no attn_implementation: {deaf[0]} computes softmax by "
-            f"code of its own; got {model.config._attn_implementation!r}"
+            f"{type(model).__name__} takes no attn_implementation: {attention[0]} computes softmax "
+            f"in its own code; got {model.config._attn_implementation!r}"
         )
 
 

@@ -1,8 +1,8 @@
-"""What objects of regmax are saved as: whole ones by the classes in their pickles, Ω as a text too.
+"""How regmax saves objects: pickles name the classes of :func:`classes`; Ω can be a text too.
 
-PyTorch's own classes are here where layers of regmax hold them and PyTorch does not accept them by
-itself. The text is Ω's ``repr``, of which nothing is executed when it is read: it is a tree of
-calls of known classes, of numbers and of tensors.
+The list includes PyTorch's classes that layers of regmax hold and that PyTorch does not allow by
+default. The text of Ω is its ``repr``. Reading it executes no code: it is a tree of calls of known
+classes, of numbers and of tensors.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul}
 
 
 def classes() -> list[type[Any]]:
-    """regmax's, those of plugins, the losses by name, and PyTorch's."""
+    """The classes of regmax, of plugins, of the losses by name, and of PyTorch."""
     offered = [cls for kind in _KINDS for cls in registry().names(kind).values()]
     named = [getattr(losses, name) for name in dir(losses)]
     return [*_OWN, *_MODULES, *_TORCH, *offered, *named]
 
 
 def text_of(omega: Regularizer | nn.Learnable) -> str:
-    """The text that :func:`made` makes Ω of again, or a TypeError that says why there is none.
+    """The text from which :func:`made` makes Ω again, with the present values of its parameters.
 
-    Parameters are in it as they are now.
+    A TypeError says why an Ω has no such text.
     """
     for part in omega.modules():
         _check(part)
@@ -59,7 +59,7 @@ def text_of(omega: Regularizer | nn.Learnable) -> str:
 
 
 def made(text: str) -> Regularizer | nn.Learnable:
-    """The Ω of a text, on the CPU. ValueError if it cannot be read; its classes raise theirs."""
+    """The Ω of a text, on the CPU. ValueError if it cannot be read; Ω's class may raise too."""
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -97,17 +97,17 @@ def _shapes(omega: Any) -> dict[str, torch.Size]:
 
 
 def _known() -> dict[str, type[Any]]:
-    """The classes of which Ω is made, by the names that stand in texts."""
+    """The classes that a text may name, by name."""
     found: dict[str, type[Any]] = {cls.__name__: cls for cls in _LEARNT}
     for kind in ("regularizer", "penalty"):
         for cls in registry().names(kind).values():
             if found.setdefault(cls.__name__, cls) is not cls:
-                found[cls.__name__] = type(None)  # two plugins' classes: the name says nothing
+                found[cls.__name__] = type(None)  # two classes have this name
     return found | {cls.__name__: cls for cls in (Penalized, Scaled, ScaledPenalty, Sum)}
 
 
 def _made(node: ast.expr) -> Any:
-    """What a part of a text stands for."""
+    """The value of a part of the text."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as item):
             return item
@@ -129,7 +129,7 @@ def _made(node: ast.expr) -> Any:
 
 
 def _keywords(keywords: list[ast.keyword]) -> dict[str, Any]:
-    """Those of a call; names that are no identifiers come as ``**{"base.alpha": ...}``."""
+    """The keywords of a call; names with a dot come as ``**{"base.alpha": ...}``."""
     found: dict[str, Any] = {}
     for item in keywords:
         match item:

@@ -1,12 +1,12 @@
-"""What transformers is taught, as it has no hooks for it: models keep their attention.
+"""Wrappers of transformers' methods, so that saved models keep their Ω.
 
-transformers writes no ``attn_implementation`` into config.json, and asks nobody what else a model
-with one is made of. So :func:`teach` wraps four methods of its base classes:
+transformers writes no ``attn_implementation`` into config.json, and has no hook for submodules that
+an attention implementation adds. So :func:`teach` wraps four methods of its base classes:
 
-    PreTrainedConfig.to_dict                   writes what asks for Ω, and removes it after a switch
+    PreTrainedConfig.to_dict                   writes the entries for Ω, or removes them
     PreTrainedModel.post_init                  makes Ω before the parameters are loaded
     PreTrainedModel.from_pretrained            refuses a file without Ω's parameters
-    PreTrainedModel.set_attn_implementation    brings Ω, or takes it away
+    PreTrainedModel.set_attn_implementation    adds Ω, or removes it
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def teach() -> None:
 def _to_dict(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def to_dict(self: Any) -> Any:
-        found, said = original(self), attached.spoken(self)
-        if said is not None:
-            found["attn_implementation"] = said
+        found, name = original(self), attached.spoken(self)
+        if name is not None:
+            found["attn_implementation"] = name
         elif str(found.get("attn_implementation")) in OMEGAS:
             del found["attn_implementation"]
         if not attached.own(self):

@@ -4,9 +4,9 @@
     hf.register()
     model = AutoModel.from_pretrained(name, attn_implementation="regmax-entmax15")
 
-The library hands the mask over only if a function that makes it is registered under the same name,
-and leaves it out where softmax's kernels need none. Both are seen to here. How Ω becomes a part of
-the model, which is saved and loaded with it, is in ``regmax.integrations.attached``.
+transformers passes a mask only if a mask function is registered under the same name, and omits the
+mask if softmax's kernels need none. This module handles both. ``regmax.integrations.attached``
+makes Ω a part of the model, which is saved and loaded with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..regularizers.registry import registry
 from . import attached, taught
 
 PREFIX = "regmax-"
-# what would change the answer, and is not done here: each is refused, unless it is None
+# arguments that would change the result and are not supported: refused unless None
 REFUSED = {
     "s_aux": "attention sinks: softmax scores beside the keys' own",
     "sinks": "attention sinks: softmax scores beside the keys' own",
@@ -31,25 +31,25 @@ REFUSED = {
     "indices": "keys chosen by an index",
     "block_indices": "keys chosen by an index of blocks",
 }
-# packed sequences, which a mask tells apart too
+# packed sequences: supported only as a mask
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens")
 
 
 def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
     """Make ``attn_implementation="regmax-<mapping>"`` known to transformers, for every mapping.
 
-    With ``name`` and ``omega``, a :class:`regmax.Regularizer` or a :class:`regmax.nn.Learnable`,
-    that one: ``register("regmax-mine", omega)``. A model that is made with the name, or switched to
-    it, holds this Ω, as :func:`attach` has it; one that is loaded holds a copy. Returns the names.
-    To be called again for plugins that came later; it replaces what it registered before.
+    With ``name`` and ``omega`` (a :class:`regmax.Regularizer` or a :class:`regmax.nn.Learnable`),
+    register that Ω: ``register("regmax-mine", omega)``. A model that is made with the name, or
+    switched to it, holds this Ω, as after :func:`attach`. A loaded model holds a copy. Returns the
+    names. A second call replaces earlier registrations and adds new plugins.
 
-    To be called before a model with a mapping or an Ω is loaded: ``from_pretrained`` then gives the
-    attention back that was saved, or raises.
+    Call it before loading a model that was saved with regmax: ``from_pretrained`` then restores the
+    attention, or raises.
 
-    Works on each model that supports the attention interface: bool, causal, sliding and packed
-    masks, caches, grouped queries, position biases and soft caps. A query with no key left gives
-    zeros. Weights are returned, for ``output_attentions``. What else a model asks for and Π_Ω has
-    no answer to, such as sinks, raises NotImplementedError.
+    Works with each model that supports the attention interface: bool, causal, sliding and packed
+    masks, caches, grouped queries, position biases and soft caps. A query without keys gives zeros.
+    Weights are returned for ``output_attentions``. Other features, such as attention sinks, raise
+    NotImplementedError.
     """
     if (name is None) != (omega is None):
         raise TypeError("name and omega go together; got one of them")
@@ -62,24 +62,24 @@ def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str; got {name!r}")
     if name == attached.ATTACHED:
-        raise ValueError(f"name must not be {name!r}, which stands for the Ω of each model")
+        raise ValueError(f"name must not be {name!r}, which means the Ω that a model holds")
     omega = attached.checked(omega)
     _register(name, omega)
     return [name]
 
 
 def attach(model: Any, omega: Omega, per_layer: bool = False) -> Any:
-    """Make Ω the attention of a Hugging Face model, and a part of it. Returns the model.
+    """Make a Hugging Face model use Ω in its attention, and make Ω a part of it. Returns the model.
 
     ``omega``: a :class:`regmax.nn.Learnable`, a :class:`regmax.Regularizer` or the name of a
-    mapping. All attention layers share it; with ``per_layer`` each gets a copy that learns by
-    itself. It takes the model's device and dtype.
+    mapping. All attention layers share Ω; with ``per_layer`` each layer learns its own copy. Ω
+    moves to the model's device and dtype.
 
-    Its parameters are the model's: ``parameters()``, ``state_dict()`` and the optimizer have them,
-    and DistributedDataParallel keeps them equal, if it wraps the model later. ``save_pretrained``
+    The parameters of Ω become the model's: ``parameters()`` and ``state_dict()`` contain them, and
+    DistributedDataParallel synchronises them if it wraps the model afterwards. ``save_pretrained``
     writes them with the others, and Ω itself into config.json. ``from_pretrained`` of the model's
-    class, or of an ``AutoModel``, makes Ω again after :func:`register`; without it, it raises.
-    ``model.set_attn_implementation`` takes Ω away again.
+    class, or of an ``AutoModel``, restores Ω after :func:`register`, and raises without it.
+    ``model.set_attn_implementation`` removes Ω.
     """
     from transformers import PreTrainedModel
 
@@ -94,11 +94,11 @@ def attach(model: Any, omega: Omega, per_layer: bool = False) -> Any:
 
 
 def from_pretrained(cls: Any, *args: Any, omega: Omega | None = None, **kwargs: Any) -> Any:
-    """``cls.from_pretrained(*args, **kwargs)`` of a model that was saved with regmax's attention.
+    """``cls.from_pretrained(*args, **kwargs)`` for a model that was saved with regmax's attention.
 
     ``cls``: a model's class, or an ``AutoModel``. ``omega``: the Ω that the model was saved with,
-    if it or a part of it is of a class of one's own, which a config can only name; its parameters
-    come from the file, and the object stays as it is.
+    if its class or that of a part comes from no plugin, so that the config cannot restore it. The
+    parameters come from the file; the object ``omega`` stays unchanged.
     """
     register()
     if omega is not None:
@@ -108,7 +108,7 @@ def from_pretrained(cls: Any, *args: Any, omega: Omega | None = None, **kwargs: 
     if omega is not None and not attached.holds(found[0] if isinstance(found, tuple) else found):
         raise ValueError(
             f"omega is {omega}, and the model was saved without an Ω of its own: load it without "
-            "omega and say attach(model, omega)"
+            "omega and call attach(model, omega)"
         )
     return found
 
@@ -118,7 +118,7 @@ def _register(name: str, omega: Omega | None) -> None:
     from transformers.masking_utils import sdpa_mask
 
     def mask(*args: Any, **kwargs: Any) -> Any:
-        """(N, 1, L, S), True = takes part, never left out for a kernel that needs none."""
+        """(N, 1, L, S), True = takes part. Always made, although some kernels need none."""
         skips = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return sdpa_mask(*args, **{**kwargs, **skips})
 
@@ -181,7 +181,7 @@ def _refuse(module: Any, attention_mask: Tensor | None, kwargs: dict[str, Any]) 
 def _unmade_mask(
     module: Any, s: Tensor, is_causal: bool | None, sliding_window: int | None
 ) -> Tensor | None:
-    """The mask of a module that was handed none: causal where it says so, or says nothing."""
+    """The mask of a module that got none: causal, unless the module says otherwise."""
     rows, keys = s.shape[-2:]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)

@@ -2,8 +2,8 @@
 
     SoftmaxLoss()  SparsemaxLoss()  EntmaxLoss(alpha=1.5)  Entmax15Loss()  PnormmaxLoss(p=1.5)  …
 
-There is one for each mapping of ``regmax.functional``, a third party's among them. This chapter
-imports ``regmax.functional``, ``regmax.nn`` and what is below.
+There is one for each mapping of ``regmax.functional``, including those of third parties. This
+chapter imports ``regmax.functional``, ``regmax.nn`` and the chapters below them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _class_name(mapping: str) -> str:
 
 @functools.cache
 def _named(mapping: str) -> type[FenchelYoungLoss]:
-    """The loss of a mapping of ``regmax.functional``: its hyperparameters come first."""
+    """The loss class of a mapping of ``regmax.functional``. Its hyperparameters come first."""
     cls, own = functional.hyperparameters_of(mapping)
     preset = cls.presets.get(mapping, {})
     common = list(inspect.signature(FenchelYoungLoss.__init__).parameters.values())[2:]

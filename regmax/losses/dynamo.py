@@ -1,4 +1,4 @@
-"""The way of ``torch.compile`` to L_Ω, as :mod:`regmax.mapping.dynamo` is that to Π_Ω."""
+"""L_Ω for ``torch.compile``, as :mod:`regmax.mapping.dynamo` is for Π_Ω."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["losses", "outside", "text_of"]
 
 
 def _losses(text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *rest: Any) -> Tensor:
-    """L_Ω(x; t), one number per row; ``rest``: the parts of t, the rows to skip, the arguments."""
+    """L_Ω(x; t), one number per row. ``rest``: the parts of t, the rows to skip, Ω's arguments."""
     *target, skip = rest[: len(Target._fields) + 1]
     omega = serialize.made(text, list(rest[len(Target._fields) + 1 :]))
     t = Target(*target)

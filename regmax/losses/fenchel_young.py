@@ -2,10 +2,10 @@
 
     L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩,        ∇_x L = Π_Ω(x) − t,
 
-and for γ and every θ in Ω, by the envelope theorem, the derivative of γ(Ω(t; θ) − Ω(y; θ)) with y =
-Π_Ω(x) held fixed. :func:`losses` finds y once and turns it into the gradient in place; The
-reference implementation, :func:`reference`, computes the same in operations that any transform can
-follow, and is what a second derivative differentiates.
+By the envelope theorem, the derivative in γ and in every θ of Ω is that of γ(Ω(t; θ) − Ω(y; θ))
+with y = Π_Ω(x) held fixed. :func:`losses` computes y once and turns it into the gradient in place.
+The reference implementation, :func:`reference`, computes the same with PyTorch operations.
+Transforms use it, and second derivatives differentiate it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def losses(
 ) -> Tensor:
     """L_Ω(x; t) of the scores along ``dim``, with gradients: float64, of x's shape without ``dim``.
 
-    ``target`` and ``skip`` are of rows along the last dimension. 0 in rows of ``skip`` and where
-    nothing takes part; +inf where the target is masked; NaN where a participant is NaN or +inf:
-    all without gradient.
+    The rows of ``target`` and ``skip`` lie along the last dimension. The loss is 0 in rows of
+    ``skip`` and in rows without participants, +inf if the target is masked, and NaN if a
+    participant is NaN or +inf. Such rows have no gradient.
     """
     if isinstance(mask, Tensor) and torch.is_grad_enabled():
-        mask = mask.clone()  # a second backward reads it, when it may have been written to
+        mask = mask.clone()  # the caller may write to it before a second backward
     x, dim, mask = arguments.rows(omega, x, dim, mask)
     x = x.float() if x.dtype in HALF else x
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, x, dim)
@@ -81,7 +81,7 @@ def reference(
     skip: Tensor | None,
     settings: Settings,
 ) -> Tensor:
-    """The same by max_Ω and its derivatives."""
+    """The same losses, from max_Ω and its derivatives."""
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, _ = engine.argmax(rows, settings)
     target = Target(*(_in_dtype(t, rows.x.dtype) for t in target))
@@ -100,8 +100,8 @@ def _in_dtype(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _half(x: Tensor, rows: Rows) -> Tensor:
-    """Half the distances of the scores from the largest, 0 where none takes part. ``rows.x`` takes
-    very low ones for less low ones, without a gradient; all of it may overflow, half does not."""
+    """Half of x − max x, 0 for masked entries. Half, because the whole may overflow. x and not
+    ``rows.x``, which clips very low scores and has no gradient there."""
     on = x.detach().isfinite() if rows.mask is None else rows.mask & x.detach().isfinite()
     return torch.where(on, x, rows.shift) / 2 - rows.shift / 2
 
@@ -114,7 +114,7 @@ def _number(gamma: Any) -> Any:
 def _filled(
     value: Tensor, spoilt: Tensor | None, empty: Tensor | None, skip: Tensor | None
 ) -> Tensor:
-    """``value``, but in rows that have no answer or that nobody asks for."""
+    """``value``, with NaN in spoilt rows and 0 in empty and skipped ones."""
     if spoilt is not None:
         value = torch.where(spoilt, torch.nan, value)
     if empty is not None:
@@ -126,14 +126,14 @@ class _Solved(NamedTuple):
     dx: Tensor
     """y − t; 0 in rows without gradient."""
     seen: Tensor
-    """y, or its positive entries alone: what Ω is evaluated at."""
+    """Where Ω is evaluated: y, or its positive entries alone."""
     on: Tensor | None
     plain: Tensor
     """The rows that have a gradient."""
 
 
 class _Task(NamedTuple):
-    """A loss of rows, but for the tensors that it is differentiated in."""
+    """The losses of rows, without the tensors in which they are differentiated."""
 
     omega: Regularizer
     names: tuple[str, ...]
@@ -152,12 +152,12 @@ class _Task(NamedTuple):
     def solve(
         self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool = False
     ) -> tuple[Tensor, _Solved]:
-        """L and its gradient from one y; ``keep``: whether y must outlive this."""
+        """L and its gradient from one y. ``keep``: whether y is needed after this call."""
         omega, target, x = self.regularizer(tensors), self.target, x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
             y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
             packed = _packed(omega, x, y, keep) if target.given is None else None
-            own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may keep its own
+            own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
             spoilt, part = torch.isnan(y[..., 0]), None
             if packed is None:
                 on, top = self._participants(x)
@@ -167,7 +167,7 @@ class _Task(NamedTuple):
                 rows = (x, y, on, top, *target)
                 value = in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
                 value = value + _number(gamma) * target.value(omega, y, on)
-            else:  # what has no weight is not looked at
+            else:  # the support is enough
                 seen, xs = packed
                 part = seen > 0
                 some, inside = part[..., 0], self._vertex_inside(x)
@@ -192,7 +192,7 @@ class _Task(NamedTuple):
         return torch.where(solved.plain, _number(gamma) * change, 0).to(F64)
 
     def _participants(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Who takes part, None: everybody; and the largest of these, (*batch, 1)."""
+        """The participants, None for all entries, and their largest score, (*batch, 1)."""
         look = self.mask is None and transforms.may_look(x)
         if look and (not x.numel() or bool(x.amin() > -torch.inf)):
             return None, x.amax(-1, keepdim=True)
@@ -201,7 +201,7 @@ class _Task(NamedTuple):
         return on, torch.where(on, x, -torch.inf).amax(-1, keepdim=True)
 
     def _vertex_inside(self, x: Tensor) -> Tensor:
-        """Whether the vertex of the target takes part, (*batch)."""
+        """Whether the vertex of the target is a participant, (*batch)."""
         k = self.target.vertex
         assert k is not None
         inside = x.gather(-1, k) != -torch.inf
@@ -217,7 +217,7 @@ class _Task(NamedTuple):
 
 
 def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
-    """max_Ω(x) − ⟨t, x⟩ of rows by all of their entries."""
+    """max_Ω(x) − ⟨t, x⟩ of rows, from all of their entries."""
     x, y, on, top, *target = rows
     z = _relative(x, on, top)
     return _gain(omega, gamma, z, y, on) - Target(*target).dot(z)
@@ -239,8 +239,8 @@ def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | Non
 
 
 def _packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tensor, Tensor] | None:
-    """The positive y_i and their x_i, (*batch, k) in float64, where k is far below d; or half of
-    it, to ``keep`` for Ω's own gradients, which cost more."""
+    """The positive y_i and their x_i, (*batch, k) in float64, or None if k > d/8. With ``keep``,
+    None if k > d/2, as gradients of Ω cost more than its value."""
     d = x.shape[-1]
     if (
         not x.numel()
@@ -268,8 +268,8 @@ def _packer() -> Any:
 
 
 class _Loss(torch.autograd.Function):
-    """Forward makes the gradient in x, backward hands it on. Who asks once more pays once more; a
-    gradient of the gradient is that of the reference implementation."""
+    """Forward computes the gradient in x, and backward returns it. A second backward solves again.
+    Second derivatives are those of the reference implementation."""
 
     @staticmethod
     def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
@@ -303,5 +303,5 @@ class _Loss(torch.autograd.Function):
                 found[i] = t
         if wanted[0] and not again:
             found[0] = ctx.solved.dx.mul_(g.unsqueeze(-1).to(ctx.solved.dx.dtype))
-            ctx.solved = None  # the memory is its receiver's now, who may write to it
+            ctx.solved = None  # the receiver of the gradient may write to its memory
         return None, *found

@@ -1,4 +1,4 @@
-"""``FenchelYoungLoss``: the loss of any Ω as a module, with the conventions of cross-entropy."""
+"""``FenchelYoungLoss``: the loss of any Ω as a module, with cross-entropy's conventions."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Probabilities(RegularizedMax):
-    """The probabilities of classes, along dimension 1 or, of 1-d logits, 0."""
+    """The probabilities of classes, along dimension 1, or 0 for 1-d logits."""
 
     def _along(self, x: Any) -> int:
         return 0 if self.dim == 1 and isinstance(x, Tensor) and x.ndim == 1 else self.dim
 
 
 class FenchelYoungLoss(nn.Module):
-    """L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0, which is 0 only where Π_Ω(x) = t.
+    """L_Ω(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0, which is 0 only if Π_Ω(x) = t.
 
-    Its gradient in the logits x is Π_Ω(x) − t: no second pass is made for it. With Ω the negative
-    entropy it is the cross-entropy; with a sparse mapping it has a margin: it is exactly 0, and so
-    is its gradient, once the target's logit leads by enough (Blondel, Martins & Niculae 2020; for
-    entmax Peters et al. 2019, Eq. 11 and 12).
+    Its gradient in the logits x is Π_Ω(x) − t, which the forward pass already computes. For the
+    negative entropy, L_Ω is the cross-entropy. For a sparse mapping, L_Ω has a margin: the loss and
+    its gradient are exactly 0 if the target's logit exceeds the others by enough (Blondel, Martins
+    & Niculae 2020; for entmax Peters et al. 2019, Eq. 11 and 12).
 
     Parameters
     ----------
     omega: a :class:`regmax.Regularizer`.
-    gamma: γ > 0, a float or a tensor; it and every tensor inside Ω get their gradients.
+    gamma: γ > 0, a float or a tensor. γ and every tensor inside Ω get their gradients.
     dim: the dimension of the classes: 1, as in ``torch.nn.CrossEntropyLoss`` (0 for 1-d logits).
     weight: a factor for each class, (C,).
-    ignore_index: rows with this index as target count for nothing, whatever they hold.
-    reduction: "mean" (over the weights of the targets that count; 0 where there are none), "sum",
-        or "none".
-    label_smoothing: ε in [0, 1]: (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c) over the
-        classes that take part, as cross-entropy has it.
+    ignore_index: rows with this index as target do not count, whatever they hold.
+    reduction: "mean" (weighted by the targets that count; 0 without any), "sum", or "none".
+    label_smoothing: ε in [0, 1]. The loss is (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c)
+        over the participants, as in cross-entropy.
     solver, tol, max_iter, on_failure, certify: as for :class:`regmax.RegularizedMax`.
 
-    ``forward(input, target, mask=None)``: logits of any shape, floating; as target, indices, of the
-    shape of ``input`` without ``dim``, or distributions, of its shape, floating and nonnegative.
-    With distributions the loss differs from cross-entropy's by the constant γΩ(t). ``mask`` (True =
-    takes part) broadcasts to the logits; −inf counts as masked. A target on what is masked costs
-    +inf, and a row of which nothing takes part 0, both without gradient. The loss has the dtype of
-    cross-entropy's, float32 under autocast; it is summed in float64 and rounded once.
+    ``forward(input, target, mask=None)``: ``input`` holds floating logits of any shape. ``target``
+    holds indices, of the shape of ``input`` without ``dim``, or distributions, floating and
+    nonnegative, of the shape of ``input``. With distributions the loss differs from cross-entropy
+    by the constant γΩ(t). ``mask`` (True = takes part) broadcasts to the logits; −inf counts as
+    masked. A masked target has loss +inf, and a row without participants has loss 0, both without
+    gradient. The loss has cross-entropy's dtype, float32 under autocast. It is summed in float64
+    and rounded once.
 
-    ``loss.mapping(input)`` gives the probabilities along ``dim``, as ``forward`` understands it.
+    ``loss.mapping(input)`` gives the probabilities, along the same dimension as ``forward``.
     """
 
     weight: Tensor | None
@@ -118,7 +118,7 @@ class FenchelYoungLoss(nn.Module):
 
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The loss of logits: a number, or with reduction "none" one for each target."""
+        """The loss of logits: a number, or one number per target with reduction "none"."""
         logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
         target = dense("target", target, logits)
         with transforms.full_precision(logits.device.type):
@@ -126,7 +126,7 @@ class FenchelYoungLoss(nn.Module):
         return loss.to(self._dtype(logits, target))
 
     def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The loss in float64, to be rounded once."""
+        """The loss in float64; the caller rounds it once."""
         on = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
         x = x.float() if x.dtype in HALF else x
@@ -149,7 +149,7 @@ class FenchelYoungLoss(nn.Module):
     def _rows(
         self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None
     ) -> Tensor:
-        """L of each row, also where torch.compile records."""
+        """L of each row, also under torch.compile."""
         settings = self.mapping.settings
         if not torch.compiler.is_dynamo_compiling():
             return fenchel_young.losses(
@@ -165,7 +165,7 @@ class FenchelYoungLoss(nn.Module):
         return dynamo.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
 
     def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:
-        """Cross-entropy's: float32 under autocast; distributions may widen it."""
+        """Cross-entropy's dtype: float32 under autocast; distributions may widen it."""
         dtype = logits.dtype
         if dtype in HALF and transforms.autocasting(logits.device.type):
             dtype = torch.float32
@@ -183,7 +183,7 @@ class FenchelYoungLoss(nn.Module):
         return None if weight is None else weight.to(x)
 
     def _index(self, target: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Indices in range, who is ignored, and who is out of range where nobody may look."""
+        """Valid indices, the ignored rows, and the rows out of range if these cannot raise here."""
         skip = target == self.ignore_index
         index = target.long().masked_fill(skip, 0)
         wrong = (index < 0) | (index >= x.shape[-1])
@@ -206,7 +206,7 @@ class FenchelYoungLoss(nn.Module):
         on: Tensor | None,
         weight: Tensor | None,
     ) -> tuple[Target, Tensor | None]:
-        """t, and what its loss is multiplied by, (*batch); None: 1."""
+        """t, and the factor of its loss, (*batch), None for 1."""
         k = None if index is None else index.unsqueeze(-1)
         epsilon = self.label_smoothing
         if epsilon == 0:
@@ -239,7 +239,7 @@ class FenchelYoungLoss(nn.Module):
         return total / torch.where(count > 0, count, 1)
 
     def __repr__(self) -> str:
-        """Of a named loss with its hyperparameters: ``EntmaxLoss(alpha=1.3, reduction='sum')``."""
+        """A named loss shows its hyperparameters: ``EntmaxLoss(alpha=1.3, reduction='sum')``."""
         made = [repr(self.omega)]
         if self.hyperparameters is not None:
             made = [f"{name}={show(getattr(self.omega, name))}" for name in self.hyperparameters]
@@ -260,12 +260,12 @@ def _kind(item: Any) -> str:
 
 
 def _taken(weight: Tensor, index: Tensor) -> Tensor:
-    """The weight of each index; under vmap too."""
+    """The weight of each index, also under vmap."""
     return weight.index_select(0, index.reshape(-1)).view(index.shape)
 
 
 def _is_index(target: Any, input: Tensor, dim: int) -> bool:
-    """Whether the target holds indices, not distributions; refused unless its shape is right."""
+    """Whether the target holds indices, and not distributions. Refuses a wrong type or shape."""
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor; got {type(target).__name__}")
     indices = target.dtype in _INTEGERS
@@ -288,7 +288,7 @@ def _is_index(target: Any, input: Tensor, dim: int) -> bool:
 def _distribution(
     target: Tensor, x: Tensor, dim: int, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """w∘t over its sum, and that sum."""
+    """w∘t divided by its sum, and that sum."""
     t = target.to(x.dtype).movedim(dim, -1)
     if may_look(t) and t.numel():
         low, high = (end.item() for end in t.detach().aminmax())

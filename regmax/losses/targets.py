@@ -1,5 +1,5 @@
-"""The targets of a Fenchel–Young loss: ⟨t, x⟩, Ω(t) and y − t, for vertices, distributions and what
-label smoothing makes of them; and Ω of many entries."""
+"""The targets t of a Fenchel–Young loss: ⟨t, x⟩, Ω(t) and y − t. A target is a vertex or a
+distribution, with or without label smoothing. Also Ω of large tensors, in blocks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Regularizer
 
 BLOCK = 1 << 18
-"""Entries to work on at a time: temporaries of so many stay in a core's cache."""
+"""Entries per block: the temporaries of a block fit in a core's cache."""
 F64 = torch.float64
 
 
 class Target(NamedTuple):
-    """t = a·t₀ + (1 − a)·s for rows (*batch, d): t₀ is a vertex e_k or a distribution. s, of label
-    smoothing, is a distribution over vertices, each of which has a loss of its own."""
+    """t = a·t₀ + (1 − a)·s for rows (*batch, d): t₀ is a vertex e_k or a distribution. s comes from
+    label smoothing: a distribution over vertices, whose losses are averaged."""
 
     vertex: Tensor | None = None
-    """k, (*batch, 1), or"""
+    """k, (*batch, 1), if t₀ is a vertex."""
     given: Tensor | None = None
-    """t₀, (*batch, d)."""
+    """t₀, (*batch, d), if it is a distribution."""
     spread: Tensor | None = None
     """s; broadcasts to (*batch, d)."""
     share: Tensor | None = None
@@ -58,7 +58,7 @@ class Target(NamedTuple):
         return y.sub_((1 - a) * self.spread)
 
     def inside(self, on: Tensor) -> Tensor:
-        """Whether t lies on the entries ``on``, (*batch); s always does."""
+        """Whether the support of t₀ lies in the entries ``on``, (*batch); that of s always does."""
         if self.vertex is not None:
             return on.gather(-1, self.vertex).squeeze(-1)
         assert self.given is not None
@@ -77,8 +77,8 @@ class Target(NamedTuple):
 
 
 def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
-    """Ω(y) at the zeros of y, or next to them where Ω is not finite there. Its derivatives are
-    those next to them: at a zero that of y^p log y in p is NaN."""
+    """Ω(y), evaluated next to the zeros of y if it is not finite at them. The derivatives are
+    always those next to the zeros: at a zero, the derivative of y^p in p is NaN by autograd."""
     with torch.no_grad():
         value = value_of(omega, y, on)
         finite = torch.isfinite(value)
@@ -90,7 +90,7 @@ def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
 
 def _at_vertex(omega: Regularizer, like: Tensor, on: Tensor | None, k: Tensor) -> Tensor:
     """Ω(e_k), (*batch)."""
-    if omega.ignores_zeros:  # one vertex is as another
+    if omega.ignores_zeros:  # all vertices have the same value
         return omega.value(torch.ones_like(like[..., :1]))
     return omega_at(omega, torch.zeros_like(like).scatter(-1, k, 1), on)
 
@@ -98,8 +98,8 @@ def _at_vertex(omega: Regularizer, like: Tensor, on: Tensor | None, k: Tensor) -
 def _mean_of_vertices(
     omega: Regularizer, like: Tensor, on: Tensor | None, spread: Tensor
 ) -> Tensor:
-    """Σ_c s_c Ω(e_c), (*batch): Ω is evaluated d times, unless all vertices are one to it."""
-    if on is None:  # rows do not differ
+    """Σ_c s_c Ω(e_c), (*batch). Ω is evaluated d times, or once if ``omega.ignores_zeros``."""
+    if on is None:  # the same for all rows
         like = like[tuple(slice(1) for _ in like.shape[:-1])]
     if omega.ignores_zeros:
         return _at_vertex(omega, like, on, torch.zeros_like(like[..., :1], dtype=torch.int64))
@@ -116,8 +116,8 @@ def in_blocks(
     omega: Regularizer | None = None,
     gamma: Any = None,
 ) -> Tensor:
-    """function(*rows), (*batch), a few rows at a time where all together leave the caches; not
-    where γ or what is inside Ω differs from row to row."""
+    """function(*rows), (*batch): a few rows at a time if all rows together exceed the cache. All at
+    once if γ or a tensor inside Ω differs between rows."""
     x = rows[0]
     assert x is not None
     numbers = [gamma, *(omega.tensors(fixed=True).values() if omega is not None else ())]

@@ -1,11 +1,11 @@
-"""Layers: Π_Ω as a module, and PyTorch's attention, signatures and state dicts, with any Ω.
+"""Layers: Π_Ω as a module, and PyTorch's attention with any Ω, with its signatures and state dicts.
 
-It imports ``regmax.mapping`` and what is below.
+This chapter imports ``regmax.mapping`` and the chapters below it.
 
 RegularizedMax(omega)                       Π_Ω and max_Ω
 attention(q, k, v, omega, ...)              scaled_dot_product_attention
 MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
-AdaptiveEntmax(8)                           entmax that learns α, one for each head
+AdaptiveEntmax(8)                           entmax with a learned α per head
 """
 
 from .attention import attention, attention_weights

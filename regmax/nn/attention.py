@@ -1,4 +1,4 @@
-"""Attention by scaled dot products, with any Ω in the place of softmax's."""
+"""Scaled dot-product attention with any Ω instead of softmax."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..mapping.rows import HALF
 from . import products
 from .omega import Omega, mapped
 
-# tensors that stand in for others while a program is recorded, or that know where they lie
-STAND_INS = ("torch._subclasses", "torch.distributed")
+# modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
+MASK_SUBCLASSES = ("torch._subclasses", "torch.distributed")
 
 
 def attention(
@@ -32,10 +32,10 @@ def attention(
     gamma: float | Tensor = 1.0,
     certify: bool = False,
 ) -> Tensor:
-    """Π_Ω(q kᵀ · scale + mask) v, the rows of Π_Ω being the queries, their entries the keys.
+    """Π_Ω(q kᵀ · scale + mask) v. Each query is a row of scores; its entries are the keys.
 
-    With the entropy it is :func:`torch.nn.functional.scaled_dot_product_attention`, whose arguments
-    these are, except that a query with no key left gives zeros in every mapping.
+    The arguments are those of :func:`torch.nn.functional.scaled_dot_product_attention`. With the
+    entropy the results are equal, except that a query without keys gives zeros in every mapping.
 
     Parameters
     ----------
@@ -43,20 +43,20 @@ def attention(
         ("entmax15") or regularizer, with its default hyperparameters. Tensors inside it broadcast
         to the scores with size 1 along the keys: (Hq, 1, 1) is one number per head.
     attn_mask: broadcasts to the scores. bool: True = takes part. Floating: added to the scores;
-        −inf leaves the key out. Or a :class:`torch.nn.attention.bias.CausalBias` of size (L, S).
-        Where the order of the entries means something, as in fusedmax, neighbours are neighbours
-        among the keys that take part.
-    dropout_p: the share of weights that is dropped, whether in training or not.
-    is_causal: query i sees keys 0, …, i, for L ≠ S too; goes without ``attn_mask``.
-    scale: by default 1/√E. Where E = 0, all scores are 0.
-    enable_gqa: whether Hq may be a multiple of H: consecutive queries' heads share a key's head.
-    gamma: γ > 0, the temperature; a tensor broadcasts as those inside Ω do.
+        −inf masks the key. Or a :class:`torch.nn.attention.bias.CausalBias` of size (L, S).
+        If the order of the entries matters, as in fusedmax, neighbours are neighbours among the
+        participants.
+    dropout_p: the share of weights that is dropped, in training and in evaluation.
+    is_causal: query i sees keys 0, …, i, also if L ≠ S. Then ``attn_mask`` must be None.
+    scale: by default 1/√E. If E = 0, all scores are 0.
+    enable_gqa: whether Hq may be a multiple of H. Consecutive query heads then share a key head.
+    gamma: γ > 0, the temperature. A tensor broadcasts like the tensors inside Ω.
     certify: as in :class:`regmax.RegularizedMax`, for debugging.
 
-    Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev), of v's
-    dtype; without ``enable_gqa``, Hq = H, and there may be no such dimension. Each size may be 0;
-    S = 0 gives zeros. Autocast rounds q, k and v to its dtype. The scores and Π_Ω of what is in
-    half precision are in float32, and the result is rounded once.
+    Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
+    dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;
+    S = 0 gives zeros. Autocast rounds q, k and v to its dtype. Scores and Π_Ω of
+    half-precision inputs are in float32, and the result is rounded once.
     """
     _check_values(k, v)
     s = scores(q, k, scale, enable_gqa)
@@ -76,8 +76,8 @@ def attention_weights(
     gamma: float | Tensor = 1.0,
     certify: bool = False,
 ) -> Tensor:
-    """Π_Ω(q kᵀ · scale + mask), (…, Hq, L, S): what :func:`attention` multiplies v with; rounded to
-    the dtype of q, or of autocast, where that is half precision."""
+    """Π_Ω(q kᵀ · scale + mask), (…, Hq, L, S): the weights of :func:`attention`. They are rounded
+    to the dtype of q, or of autocast, if that is half precision."""
     s = scores(q, k, scale, enable_gqa)
     weights = weights_of(s, omega, attn_mask, is_causal, gamma, certify)
     (q,) = products.as_autocast(q)
@@ -127,8 +127,8 @@ def weights_of(
 
 
 def materialized(mask: Any, device: torch.device) -> Any:
-    """A CausalBias, whose own numbers nobody wrote, as bool (L, S), True = takes part."""
-    bias = sys.modules.get("torch.nn.attention.bias")  # to import it loads the compiler
+    """A CausalBias, which stores no entries, as bool (L, S), True = takes part."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # importing it loads the compiler
     if bias is None or type(mask) is not bias.CausalBias:
         return mask
     rows, keys = mask.seq_len_q, mask.seq_len_kv
@@ -163,14 +163,14 @@ def _grouped(t: Tensor, shared: Tensor, name: str) -> Tensor:
 
 
 def _ungrouped(t: Tensor, like: Tensor) -> Tensor:
-    """The heads of ``like`` again, each by itself."""
+    """The inverse of :func:`_grouped`: separate heads, as in ``like``."""
     heads, length = like.shape[-3:-1]
     return t.reshape(*t.shape[:-3], heads, length, t.shape[-1])
 
 
 def _refuse_context_parallel() -> None:
-    """``context_parallel`` leaves each process a part of the keys, and fetches the others for
-    PyTorch's attention alone: it takes over what that does of DTensors."""
+    """Raise inside ``context_parallel``: each process has a part of the keys there, and only
+    PyTorch's own attention, whose DTensor operation it replaces, gets the others."""
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is None:
         return
@@ -216,11 +216,11 @@ def _check_mask(attn_mask: Any, scores: Tensor) -> None:
 
 
 def refuse_subclasses(name: str, mask: Any) -> None:
-    """Refuse masks that are no tensors, or may mean something else than the numbers they hold."""
+    """Refuse masks that are not tensors, and subclasses that may not mean their stored entries."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"{name} must be a Tensor or None; got {type(mask).__name__}")
     kind = type(mask)
-    if kind not in (Tensor, nn.Parameter) and not kind.__module__.startswith(STAND_INS):
+    if kind not in (Tensor, nn.Parameter) and not kind.__module__.startswith(MASK_SUBCLASSES):
         raise TypeError(
             f"{name} must be a plain Tensor, a CausalBias of torch.nn.attention.bias as attn_mask, "
             f"or None; got {kind.__name__}"

@@ -35,21 +35,21 @@ class RegularizedMax(nn.Module):
     ----------
     omega: a :class:`regmax.Regularizer`.
     gamma: γ > 0, a float, or a tensor that broadcasts to x with size 1 along ``dim``.
-    dim: the dimension that sums to 1.
-    solver: ``"auto"`` (the closed form where there is one, else a solver chosen for Ω; ask
-        :meth:`explain`), the name of a solver, or a :class:`regmax.solvers.Solver`.
+    dim: the dimension along which the result sums to 1.
+    solver: ``"auto"`` (the closed form if there is one, else a solver that suits Ω;
+        :meth:`explain` names it), the name of a solver, or a :class:`regmax.solvers.Solver`.
     tol: the certified error ‖y − y*‖ at which a solver stops; by default 1e-8 in float64 and 1e-3
         in float32. Closed forms ignore it.
     max_iter: the budget of iterations of a solver.
     on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.
-    certify: whether every call certifies its answer and its vector–Jacobian product from Ω's value,
-        those of closed forms and kernels too, which are not certified otherwise. For debugging: it
-        costs more than the call.
+    certify: whether every call certifies its answer and its vector–Jacobian product from Ω's value.
+        Closed forms and kernels are certified only then. For debugging: it costs more than the
+        call.
 
     Shapes: x of any shape and strides, floating; the output has x's shape, dtype and device.
     float16 and bfloat16 compute in float32. ``mask`` is bool, broadcastable to x, True = takes
-    part; −inf counts as masked out. A row without participants gives zeros and zero gradients; a
-    NaN or +inf makes its row NaN and no other. Π_Ω is Niculae & Blondel (2017), §2.2.
+    part; −inf counts as masked. A row without participants gives zeros and zero gradients. A NaN or
+    +inf makes its own row NaN and no other row. Π_Ω is Niculae & Blondel (2017), §2.2.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class RegularizedMax(nn.Module):
 
     @outside_inference
     def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """max_Ω(x) = max_{y ∈ Δ} ⟨y, x⟩ − γΩ(y): x's shape without ``dim``; its gradient is Π_Ω(x).
+        """max_Ω(x) = max_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), of x's shape without ``dim``.
 
-        0 for a row without participants.
+        Its gradient is Π_Ω(x). A row without participants gives 0.
         """
         if torch.compiler.is_dynamo_compiling():
             recorded: Tensor = self._recorded(self._max, "max", x, mask)
@@ -126,12 +126,12 @@ class RegularizedMax(nn.Module):
         y0: Tensor | None = None,
         trace: bool = False,
     ) -> Solution:
-        """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the path taken.
+        """Π_Ω(x) with max_Ω(x), duality gap, certified error, iterations and the method used.
 
-        ``y0``: where a solver starts, of x's shape, its rows nonnegative with a positive sum (they
-        are scaled to 1): the answer for scores like x, for instance. ``trace``: whether the
-        solution keeps the gap, the residual and the support size of each iteration. A closed form
-        has no use for either.
+        ``y0``: where a solver starts, for instance the answer for similar scores. It has x's shape;
+        its rows are nonnegative with a positive sum, and are scaled to sum to 1. ``trace``: whether
+        the solution keeps the gap, the residual and the support size of each iteration. A closed
+        form ignores both.
         """
         if torch.compiler.is_dynamo_compiling():
             solve = functools.partial(self._solve, y0=y0, trace=trace)
@@ -145,7 +145,7 @@ class RegularizedMax(nn.Module):
 
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
-        """Which path ``self(x)`` takes, and why."""
+        """Which method computes ``self(x)``, and why."""
         with torch.no_grad():
             rows = self._rows(x, mask)
             y, result = engine.argmax(rows, self.settings)
@@ -182,7 +182,7 @@ class RegularizedMax(nn.Module):
         )
 
     def _recorded(self, plain: Callable[..., Any], what: str, x: Tensor, mask: Any) -> Any:
-        """``what`` as one call in torch.compile's graph; outside of it where that cannot be."""
+        """``what`` as one call in torch.compile's graph, or outside if it cannot be recorded."""
         from ..mapping import dynamo  # loads the compiler
 
         text, names = dynamo.text_of(self.omega, self.settings)
@@ -200,7 +200,7 @@ class RegularizedMax(nn.Module):
         return self.dim
 
     def options(self) -> list[str]:
-        """``gamma=0.5``, ``tol=1e-06``, …: what has not its default, but for ``dim``."""
+        """``gamma=0.5``, ``tol=1e-06``, …: the arguments that are not defaults, without ``dim``."""
         s = self.settings
         return unusual(
             gamma=(self.gamma, 1.0),
@@ -220,13 +220,13 @@ class RegularizedMax(nn.Module):
 
 
 def _known_as(omega: Regularizer) -> str | None:
-    """The mapping of a registered regularizer that is the same base with the same penalty."""
+    """The mapping of a registered regularizer with the same base and the same penalty, or None."""
     if type(omega) is not Penalized:
         return None
     for cls in registry().regularizers().values():
         try:
             known: Any = cls()
-        except TypeError:  # it has no default
+        except TypeError:  # a hyperparameter without default
             continue
         if not isinstance(known, Penalized):
             continue

@@ -1,4 +1,4 @@
-"""Hyperparameters that learn within their range, one for each attention head."""
+"""Learned hyperparameters, kept in their range, for instance one per attention head."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def _check_numbers(**numbers: Any) -> None:
 
 
 def _wide(a: Tensor) -> Tensor:
-    """A number as precise as rows are: in half precision it would reach the ends of its range."""
+    """``a`` in float32 at least: in half precision the result could reach the ends of its range."""
     return a.float() if a.dtype in HALF else a
 
 
 class Between(nn.Module):
     """low + (high − low) σ(a), a number in (low, high) for each entry of the parameter ``a``.
 
-    ``shape``: that of a, (H, 1, 1) for one number per head. ``init``: the number to begin with, by
-    default the middle. With (1, 2) it is Correia, Niculae & Martins (2019), eq. 10; they draw a at
+    ``shape``: the shape of a, (H, 1, 1) for one number per head. ``init``: the initial number, by
+    default the middle. (1, 2) gives Correia, Niculae & Martins (2019), eq. 10; they draw a at
     random, ``nn.init.normal_(module.a)``.
     """
 
@@ -52,7 +52,7 @@ class Between(nn.Module):
         return self.low + (self.high - self.low) * _wide(self.a).sigmoid()
 
     def __repr__(self) -> str:
-        """The module as it began; what it learned is in its state dict."""
+        """The module as constructed; the state dict holds the learned values."""
         middle = (self.low + self.high) / 2
         options = unusual(shape=(tuple(self.a.shape), ()), init=(self.init, middle))
         return called(self, [repr(self.low), repr(self.high), *options])
@@ -61,7 +61,7 @@ class Between(nn.Module):
 class Positive(nn.Module):
     """log(1 + eᵃ), a number > 0 for each entry of the parameter ``a``: γ, λ or a weight.
 
-    ``shape``: that of a, (H, 1, 1) for one number per head. ``init``: the number to begin with.
+    ``shape``: the shape of a, (H, 1, 1) for one number per head. ``init``: the initial number.
     """
 
     def __init__(self, shape: tuple[int, ...] = (), init: float = 1.0) -> None:
@@ -76,22 +76,22 @@ class Positive(nn.Module):
         return nn.functional.softplus(_wide(self.a))
 
     def __repr__(self) -> str:
-        """The module as it began."""
+        """The module as constructed."""
         return called(self, unusual(shape=(tuple(self.a.shape), ()), init=(self.init, 1.0)))
 
 
 class Learnable(nn.Module):
-    """Ω whose hyperparameters learn, each kept in its range by a module that computes it.
+    """Ω with learned hyperparameters: a module computes each and keeps it in its range.
 
     Parameters
     ----------
     omega: a :class:`regmax.Regularizer`.
-    hyperparameters: by name, modules that take nothing and return a tensor which broadcasts to the
-        scores with size 1 along the keys, such as :class:`Between` and :class:`Positive`. The
-        names of a sum's or a product's parts are dotted: ``**{"base.alpha": Between(1, 2)}``.
+    hyperparameters: by name, modules such as :class:`Between` and :class:`Positive`. They take no
+        argument and return a tensor that broadcasts to the scores with size 1 along the keys. The
+        names in a sum or a product are dotted: ``**{"base.alpha": Between(1, 2)}``.
 
-    Calling it gives Ω with the present values, for :class:`regmax.RegularizedMax` or a loss;
-    :func:`regmax.nn.attention` and :class:`regmax.nn.MultiheadAttention` do so at every step.
+    A call returns Ω with the present values, for :class:`regmax.RegularizedMax` or a loss.
+    :func:`regmax.nn.attention` and :class:`regmax.nn.MultiheadAttention` call it at every step.
     """
 
     def __init__(self, omega: Regularizer, **hyperparameters: nn.Module) -> None:
@@ -119,7 +119,7 @@ class Learnable(nn.Module):
         )
 
     def values(self) -> dict[str, Tensor]:
-        """The hyperparameters as they are now, by name; gradients go to the parameters behind."""
+        """The present hyperparameters by name; gradients flow to the parameters of the modules."""
         return {name: self.learned[name.replace(".", "_")]() for name in self.names}
 
     def forward(self) -> Regularizer:
@@ -135,11 +135,11 @@ class Learnable(nn.Module):
 
 
 class AdaptiveEntmax(Learnable):
-    """Entmax whose α = 1 + σ(a) ∈ (1, 2) each head learns.
+    """Entmax with a learned α = 1 + σ(a) ∈ (1, 2) for each head.
 
-    ``heads``: how many; α and ``a`` have shape (heads, 1, 1), for scores of shape
-    (batch, heads, L, S). ``init``: the α to begin with. (Correia, Niculae & Martins 2019, eq. 10,
-    who begin at random: ``nn.init.normal_(omega.a)``, for instance.)
+    ``heads``: their number. α and ``a`` have shape (heads, 1, 1), for scores of shape
+    (batch, heads, L, S). ``init``: the initial α. Correia, Niculae & Martins (2019), eq. 10, who
+    draw a at random: ``nn.init.normal_(omega.a)``, for instance.
     """
 
     def __init__(self, heads: int, init: float = 1.5) -> None:
@@ -155,5 +155,5 @@ class AdaptiveEntmax(Learnable):
 
     @property
     def alpha(self) -> Tensor:
-        """α, with its gradient to ``a``."""
+        """α; its gradient flows to ``a``."""
         return self.values()["alpha"]

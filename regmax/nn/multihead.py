@@ -18,8 +18,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     """Concat(head_1, …, head_H) W_o, head_h = Π_Ω(Q_h K_hᵀ / √E_h) V_h.
 
     Signature, masks, initialisation and state dict are those of
-    :class:`torch.nn.MultiheadAttention`, which this is with the entropy, except that a query with
-    no key left attends to nothing, where softmax gives NaN.
+    :class:`torch.nn.MultiheadAttention`. With the entropy the results are equal, except that a
+    query without keys gives weights 0 and not NaN.
 
     From ``embed_dim`` to ``dtype`` the arguments are those of :class:`torch.nn.MultiheadAttention`.
 
@@ -27,20 +27,20 @@ class MultiheadAttention(nn.MultiheadAttention):
     ----------
     omega: a :class:`regmax.Regularizer`, a :class:`regmax.nn.Learnable`, or the name of a mapping
         ("entmax15"). Scores have the shape (N, H, L, S): a tensor of shape (H, 1, 1) inside Ω is
-        one number per head, and :class:`regmax.nn.AdaptiveEntmax` lets each head learn its α.
-        What learns appears in the state dict under ``omega.``.
-    gamma: γ > 0, a float, a tensor of such a shape, or a module that computes one, such as
+        one number per head, and :class:`regmax.nn.AdaptiveEntmax` learns one α per head. Learned
+        parameters are in the state dict under ``omega.``.
+    gamma: γ > 0, a float, a tensor of shape (H, 1, 1) or so, or a module that computes one, such as
         ``regmax.nn.Positive((H, 1, 1))``.
     certify: as in :class:`regmax.RegularizedMax`, for debugging.
 
     Masks: True = left out, in ``key_padding_mask`` (N, S) and ``attn_mask`` (L, S) or
-    (N·H, L, S), as PyTorch has it here, and the opposite of :func:`regmax.nn.attention`. Floating
-    masks are added to the scores. ``is_causal`` is a hint that says nothing beyond ``attn_mask``,
-    which it needs.
+    (N·H, L, S). This is PyTorch's convention here, and the opposite of that of
+    :func:`regmax.nn.attention`. Floating masks are added to the scores. ``is_causal`` is a hint: it
+    needs ``attn_mask`` and adds nothing to it.
 
-    A trained layer of PyTorch's is taken over by ``load_state_dict`` or by :meth:`from_torch`. In
-    its place in a :class:`torch.nn.TransformerEncoderLayer` or a decoder's, this layer is called
-    in inference too, where PyTorch would else compute a softmax by itself.
+    ``load_state_dict`` or :meth:`from_torch` takes the weights of a trained PyTorch layer. A
+    :class:`torch.nn.TransformerEncoderLayer` or decoder layer that holds this layer also calls it
+    in inference, and does not use PyTorch's fused softmax.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The outputs, of query's shape, and the weights: (N, L, S), their mean over the heads, or
+        """The outputs, of query's shape, and the weights: (N, L, S), averaged over the heads,
         (N, H, L, S) without ``average_attn_weights``, or None without ``need_weights``."""
         if is_causal and attn_mask is None:
             raise ValueError("attn_mask must be given where is_causal=True; got None")
@@ -155,8 +155,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         if query.is_nested:
             if not (itself and self.batch_first and key_padding_mask is attn_mask is None):
                 raise ValueError(
-                    "a nested query must be key and value too, and goes with batch_first=True and "
-                    "without masks; pad it instead (nn.TransformerEncoder does, with "
+                    "a nested query must be key and value too, with batch_first=True and without "
+                    "masks; pad it instead (nn.TransformerEncoder does, with "
                     "enable_nested_tensor=False)"
                 )
             return self._nested(query), None
@@ -205,7 +205,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return heads
 
     def _extended(self, t: Tensor, bias: Tensor | None) -> Tensor:
-        """Keys or values with the learnt one of ``add_bias_kv`` and the 0 of ``add_zero_attn``."""
+        """Keys or values, with those that ``add_bias_kv`` and ``add_zero_attn`` append."""
         if bias is not None:
             t = torch.cat([t, self._heads(bias).expand(len(t), -1, -1, -1).to(t.dtype)], 2)
         return F.pad(t, (0, 0, 0, 1)) if self.add_zero_attn else t
@@ -226,7 +226,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             masks.append(
                 attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (n, self.num_heads))
             )
-        # every query sees the keys that the layer adds
+        # every query sees the appended keys
         more = (self.bias_k is not None) + self.add_zero_attn
         masks = [F.pad(m, (0, more)) for m in masks]
         if any(m.is_floating_point() for m in masks):
@@ -238,7 +238,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return mask
 
     def _nested(self, rows: Tensor) -> Tensor:
-        """Rows of different lengths, as nn.TransformerEncoder makes of padded ones in inference."""
+        """Rows of different lengths, which nn.TransformerEncoder makes in inference."""
         lengths = [len(row) for row in rows.unbind()]
         x = rows.to_padded_tensor(0.0)
         ends = torch.tensor(lengths, device=x.device)[:, None]
@@ -271,7 +271,7 @@ def _check_mask(name: str, mask: Any, accepted: list[tuple[int, ...]]) -> None:
 
 
 def _floating(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores, in their dtype or a wider one."""
+    """The mask as numbers to add to the scores, in their dtype or a wider one."""
     if mask.is_floating_point():
         return mask.to(torch.promote_types(mask.dtype, dtype))
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)

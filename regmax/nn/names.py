@@ -1,4 +1,4 @@
-"""Ω by the name of its mapping."""
+"""The regularizer of a name. A file of its own: both omega.py and dynamo.py import it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..regularizers.regularizer import Regularizer
 
 @functools.cache
 def named(name: str) -> Regularizer:
-    """The regularizer of a mapping's name ("entmax15"), or of its own ("tsallis")."""
+    """The regularizer of a mapping ("entmax15") or with this name ("tsallis")."""
     found = registry()
     try:
         cls = found.mapping(name)
     except PluginError:
         if name in found.mappings():
-            raise  # two plugins claim it
+            raise  # two plugins offer this name
         if name not in found.names("regularizer"):
             known = sorted({*found.mappings(), *found.names("regularizer")})
             raise ValueError(
@@ -34,8 +34,8 @@ def named(name: str) -> Regularizer:
     ]
     if missing:
         raise ValueError(
-            f"omega={name!r} leaves {', '.join(missing)} open: make it with "
-            f"regmax.regularizer({cls.name!r}, {missing[0]}=...) and pass that"
+            f"omega={name!r} has no default for {', '.join(missing)}: pass "
+            f"regmax.regularizer({cls.name!r}, {missing[0]}=...) instead"
         )
     made: Regularizer = cls(**preset)
     return made

@@ -1,4 +1,4 @@
-"""Π_Ω along the keys, for each form in which attention takes Ω: object, name, learnable."""
+"""Π_Ω along the keys. Attention takes Ω as a regularizer, a learnable or a name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CERTIFIED = Settings(certify=True)
 
 
 def resolved(omega: Any) -> Regularizer | Learnable:
-    """``omega``, a name made into the regularizer, or an error that says what is accepted."""
+    """``omega`` as an object. A name gives the regularizer; other types raise a TypeError."""
     if isinstance(omega, str):
         return named(omega)
     if not isinstance(omega, Regularizer | Learnable):
@@ -58,13 +58,13 @@ def _plain(
 def _recorded(
     omega: Omega, scores: Tensor, gamma: Any, mask: Tensor | None, certify: bool
 ) -> Tensor:
-    """One call in the graph of torch.compile, or a call outside of it: as RegularizedMax does."""
+    """One call in the graph of torch.compile, or outside of it if Ω cannot be recorded."""
     from ..mapping import dynamo  # loads the compiler
 
     if isinstance(omega, str):
-        from . import constants
+        from .dynamo import text_of
 
-        text, arguments = constants.text_of(omega)
+        text, arguments = text_of(omega)
     else:
         text, arguments = _text_of(omega)
     if not text or certify:
@@ -74,7 +74,7 @@ def _recorded(
 
 
 def _text_of(omega: Any) -> tuple[str, list[Any]]:
-    """Ω as a text and its arguments, tensors that learn among them; no text if there is none."""
+    """Ω as a text with its arguments, including learned tensors; "" if Ω has no text."""
     from ..mapping import dynamo
 
     base, learned = omega, {}

@@ -1,5 +1,5 @@
-"""The products of attention. Of half-precision arguments they are accumulated, and scores kept, in
-float32, as PyTorch's attention does."""
+"""The matrix products of attention. Half-precision products are accumulated in float32, as in
+PyTorch's attention, and the scores stay in float32."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _has_kernel(a: Tensor, b: Tensor) -> bool:
-    """Whether tensor cores multiply a and b, and nothing but plain PyTorch looks on."""
+    """Whether tensor cores can multiply a and b: plain CUDA tensors, under no transform."""
     if not a.is_cuda or torch.version.cuda is None or transforms.under_transform((a, b)):
         return False
     if type(a) is not Tensor or type(b) is not Tensor:
@@ -66,8 +66,8 @@ def _capable(device: torch.device) -> bool:
 
 
 class _Product(torch.autograd.Function):
-    """a b on tensor cores. One of a, b and the answer is in half precision, and so is what they
-    multiply. Each gradient is such a product."""
+    """a b on tensor cores. One of a, b and the result is in half precision; the cores multiply in
+    that dtype. Each gradient is such a product."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -78,7 +78,7 @@ class _Product(torch.autograd.Function):
             t.to(half).expand(*batch, -1, -1).reshape(batch.numel(), *t.shape[-2:]) for t in (a, b)
         )
         shape = (*batch, a.shape[-2], b.shape[-1])
-        # no view, for it may be written to
+        # not a view: the caller may write to it
         made: Tensor = torch.ops.aten._unsafe_view(multiplied(x, y).to(dtype), shape)
         return made
 
@@ -92,6 +92,6 @@ class _Product(torch.autograd.Function):
 
 
 def multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """a b of half-precision matrices (n, ·, ·), summed in float32 and kept so."""
+    """a b of half-precision matrices (n, ·, ·), accumulated and returned in float32."""
     with transforms.full_precision(a.device.type):
         return torch.bmm(a, b, out_dtype=F32)

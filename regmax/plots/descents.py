@@ -1,4 +1,4 @@
-"""How solvers get to an answer."""
+"""The convergence of solvers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..optimality.solution import Solution
 from .style import INK, MARKERS, PALETTE, blank, frame
 
 FLOOR = 1e-18
-"""What is smaller, exact zeros for instance, is drawn here on a logarithmic axis."""
+"""Smaller values, such as exact zeros, are drawn at this height on a logarithmic axis."""
 
 
 def convergence(solutions: Solution | Mapping[str, Solution], axes: Any = None) -> Any:
-    """A figure of what traced solutions passed: the duality gap, the residual and the support size
-    of each iteration, in the median row and in the worst.
+    """A figure of traced solutions: the duality gap, the residual and the support size of each
+    iteration, for the median row and for the worst.
 
-    ``solutions``: what ``layer.solve(x, trace=True)`` returned, or several by name. ``axes``: three
-    axes of matplotlib to draw on; by default those of a new figure.
+    ``solutions``: the result of ``layer.solve(x, trace=True)``, or several by name. ``axes``: three
+    matplotlib axes to draw on; by default those of a new figure.
     """
     several = {solutions.path: solutions} if isinstance(solutions, Solution) else dict(solutions)
     for name, solution in several.items():
@@ -51,13 +51,13 @@ def convergence(solutions: Solution | Mapping[str, Solution], axes: Any = None) 
 
 
 def _style(k: int, of: int) -> dict[str, Any]:
-    """Of the kth line of several: they get thinner, as one may lie on another."""
+    """The style of the kth of ``of`` lines. Later lines are thinner, as lines may overlap."""
     width = 2 + 2.5 * (of - 1 - k) / max(of - 1, 1) if of > 1 else 2
     return {"color": PALETTE[k % len(PALETTE)], "linewidth": width, "marker": MARKERS[k % 6]}
 
 
 def _count(axis: Any, last: int) -> None:
-    """Iterations, from 0 to the last: few and many in one picture."""
+    """Ticks of iterations from 0 to the last; a symlog axis if there are many."""
     ticks = [0, *(n * 10**e for e in range(7) for n in (1, 2, 5))]
     if last > 12:
         axis.set_xscale("symlog", linthresh=5, linscale=1.2)
@@ -67,7 +67,7 @@ def _count(axis: Any, last: int) -> None:
 
 
 def _descent(axis: Any, kept: Tensor, style: dict[str, Any], changes: dict[int, str]) -> None:
-    """The median row and the worst of each point; where another solver begins, its name."""
+    """Draw the median and the worst row per iteration, and the name of each later solver."""
     kept = kept.detach().double().cpu().reshape(len(kept), -1)
     kept = kept if axis.get_yscale() == "linear" else kept.clamp_min(FLOOR)
     median, worst = kept.nanmedian(-1).values, torch.nan_to_num(kept, nan=0.0).amax(-1)

@@ -1,7 +1,7 @@
-"""What becomes of the heads of a model: Figures 2 to 6 of Correia et al. (2019), of any model.
+"""The attention heads of a model: Figures 2 to 6 of Correia et al. (2019), for any model.
 
-Values are tensors, or nested lists of numbers; blocks ("encoder self-attention", …) and models go
-by the names that the figures give them.
+Values are tensors or nested lists of numbers. Blocks ("encoder self-attention", …) and models have
+names, which the figures show.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Numbers = Tensor | Sequence[Any]
 def trajectories(
     steps: Sequence[int], values: Mapping[str, Numbers], ylabel: str = "α", xlabel: str = "step"
 ) -> Any:
-    """A figure of hyperparameters along training (Figure 2).
+    """A figure of hyperparameters during training (Figure 2).
 
-    ``values``: by label, (steps,) for one line, or (steps, …) for as many of one colour: the heads
-    of a layer, as :class:`regmax.analysis.Trajectories` records them.
+    ``values``: by label, (steps,) for one line, or (steps, …) for several lines of one colour, such
+    as the heads of a layer in :class:`regmax.analysis.Trajectories`.
     """
     figure = blank(8, 4.5)
     axis = figure.subplots()
@@ -51,11 +51,11 @@ def histograms(
     span: tuple[float, float] = (1.0, 2.0),
     bins: int = 20,
 ) -> Any:
-    """A figure of distributions, a row for each block (Figure 3: the α of all heads; Figure 4: the
-    densities of all heads and sentences, ``span=(0, 1)``).
+    """A figure of histograms, one row per block (Figure 3: the α of all heads; Figure 4: the
+    densities of all heads and sentences, with ``span=(0, 1)``).
 
-    ``values``: by block, numbers of any shape, or by block and model: a column for each model. What
-    lies outside of ``span`` is counted at its end.
+    ``values``: by block, numbers of any shape, or by block and model, with one column per model.
+    Numbers outside of ``span`` count in the first or last bin.
     """
     nested = {block: v if isinstance(v, Mapping) else {"": v} for block, v in values.items()}
     figure, axes = _grid(nested, 3.2, 1.6)
@@ -72,9 +72,10 @@ def histograms(
 
 
 def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
-    """A figure of the density of each head by layer, sorted in each (Figure 5).
+    """A figure of the densities of the heads by layer (Figure 5).
 
-    ``values``: by block and model, (layers, heads). Line k joins the kth sparsest heads.
+    ``values``: by block and model, (layers, heads). Line k joins the kth sparsest heads of the
+    layers.
     """
     figure, axes = _grid(values, 3.2, 1.9)
     for (block, model), axis in axes.items():
@@ -137,7 +138,7 @@ def _table(item: Numbers) -> Tensor:
 
 
 def _layers(axis: Any, table: Tensor) -> list[int]:
-    """1, 2, …, as the ticks of ``axis`` too."""
+    """1, 2, …, also set as the ticks of ``axis``."""
     layers = list(range(1, len(table) + 1))
     axis.set_xticks(layers)
     return layers

@@ -1,6 +1,5 @@
-"""Where attention goes, in the convention of Niculae & Blondel (2017), Figures 1, 4 and 7: exact
-zeros are grey, neighbours of exactly equal weight have no border between them, and the clusters of
-a row are marked."""
+"""Heat maps of attention weights, as in Niculae & Blondel (2017), Figures 1, 4 and 7: exact zeros
+are grey, neighbours of equal weight have no border, and markers show the clusters of a row."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from .style import INK, blank
 ZERO = "#bdbdbd"
 MARKS = "o^sDP*"
 WIDEST = 16.0
-"""Inches that panels side by side may take."""
+"""The greatest width in inches of panels side by side."""
 
 Words = Sequence[str]
 
@@ -30,13 +29,12 @@ def attention(
     title: str = "",
     axes: Any = None,
 ) -> Any:
-    """A figure of attention weights: row i shows where attention goes when word i is produced.
+    """A figure of attention weights: row i shows the weights of the source for target word i.
 
     ``weights``: (target, source), floating, nonnegative and finite. ``source``, ``target``: the
-    words; default their positions. ``clusters``: whether to mark the entries of a row that share
-    their weight, each cluster with a sign of its own: for oscarmax. ``axes``: axes of matplotlib to
-    draw on, coloured up to their own largest weight; by default those of a new figure, with a
-    colour bar and a key.
+    words, by default their positions. ``clusters``: whether to mark the entries of a row with equal
+    weights, one marker per cluster: for oscarmax. ``axes``: matplotlib axes to draw on, with
+    colours up to their largest weight; by default those of a new figure, with colour bar and key.
     """
     if axes is None:
         return attentions({title: weights}, source, target, clusters=(title,) * clusters)
@@ -54,17 +52,17 @@ def attentions(
 ) -> Any:
     """A figure of the attention of several mappings to one ``source``, in panels side by side.
 
-    ``weights``: by name, as in :func:`attention`. ``target``: the words that all produce, or by
-    name those that each does. ``clusters``: the names of those whose clusters are marked. Colours
-    mean the same in all panels.
+    ``weights``: by name, as in :func:`attention`. ``target``: the target words, common to all or by
+    name. ``clusters``: the names of the mappings whose clusters are marked. All panels have the
+    same colour scale.
     """
     if not weights:
-        raise ValueError("weights must hold one mapping's at least; got none")
+        raise ValueError("weights must hold at least one mapping's; got none")
     tables = {name: _checked(item, f"weights[{name!r}]") for name, item in weights.items()}
     top = max(float(table.max()) for table in tables.values())
     most = max(max(table.shape) for table in tables.values())
     cell = min(0.34, max(0.2, 5 / most))  # inches
-    figure = blank(1, 1)  # here an inch is a unit of a figure's coordinates
+    figure = blank(1, 1)  # a figure of 1 inch: its coordinates are inches
     figure.set_layout_engine("none")
     for name, table in tables.items():
         axis = figure.add_axes((0, 0, cell * table.shape[1], cell * table.shape[0]))
@@ -75,8 +73,8 @@ def attentions(
 
 
 def colours() -> Any:
-    """From light to dark in order of weight, for colour-blind readers too, the lightest darker than
-    the white of borders; 0, given as NaN, is grey."""
+    """A colour map from light to dark, safe for colour-blind readers. The lightest colour differs
+    from the white borders. 0, given as NaN, is grey."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
@@ -85,8 +83,8 @@ def colours() -> Any:
 
 
 def cells(axis: Any, weights: Tensor, ids: Tensor, top: float) -> None:
-    """``weights`` (rows, columns) as squares coloured up to ``top``, 0 in grey, with white borders
-    between neighbours of different ``ids``."""
+    """Draw ``weights`` (rows, columns) as squares with colours up to ``top``, 0 in grey, and white
+    borders between neighbours of different ``ids``."""
     from matplotlib.collections import LineCollection
 
     shown = torch.where(weights > 0, weights, torch.nan)
@@ -142,7 +140,7 @@ def _panel(
 
 
 def _words(axis: Any, name: str, words: Words | None, of: int, size: float, **style: Any) -> None:
-    """The words of one axis, as they stand: a $ is no mathematics."""
+    """Set the words of one axis. A $ is shown as $, and starts no formula."""
     words = [str(k) for k in range(of)] if words is None else list(words)
     if len(words) != of:
         raise ValueError(f"{name} must have {of} words, as the weights have; got {len(words)}")
@@ -150,7 +148,7 @@ def _words(axis: Any, name: str, words: Words | None, of: int, size: float, **st
 
 
 def _mark(axis: Any, table: Tensor, size: float, top: float) -> None:
-    """A sign on each entry of a cluster of two or more, one for each cluster of a row."""
+    """Mark the entries of each cluster of two or more; each cluster of a row has its marker."""
     ids = groups(table, "clusters")
     for i, row in enumerate(ids):
         found, members = row[row >= 0].unique(return_counts=True)
@@ -165,8 +163,8 @@ def _mark(axis: Any, table: Tensor, size: float, top: float) -> None:
 
 
 def _arrange(figure: Any, top: float, key: Sequence[Any]) -> None:
-    """Panels keep their size, and stand in rows with room for their words; below them the colours
-    and the key."""
+    """Arrange the panels in rows with room for their words, and the colour bar and key below.
+    Panels keep their size."""
     panels, gap = list(figure.axes), 0.15
     figure.draw_without_rendering()
     left, below, right, above = map(max, zip(*map(_room, panels), strict=True))
@@ -194,7 +192,7 @@ def _arrange(figure: Any, top: float, key: Sequence[Any]) -> None:
 
 
 def _room(axis: Any) -> tuple[float, ...]:
-    """Inches that words take beyond the axes: left, below, right, above."""
+    """Inches that the words need around the axes: left, below, right, above."""
     outer, inner = axis.get_tightbbox(), axis.get_window_extent()
     sides = (inner.x0 - outer.x0, inner.y0 - outer.y0, outer.x1 - inner.x1, outer.y1 - inner.y1)
     return tuple(side / axis.figure.dpi for side in sides)
@@ -212,7 +210,7 @@ def _colour_bar(axis: Any, top: float) -> None:
 
 
 def _key(clusters: bool) -> list[Any]:
-    """What greys, borders and signs say."""
+    """The key of greys, borders and markers."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,4 +1,4 @@
-"""What a mapping does to scores."""
+"""A mapping at two scores and on a row of scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .twoscores import scores, slopes, temperatures
 
 
 def example(d: int = 20, seed: int = 3) -> Tensor:
-    """(d,) float64 scores in runs of about the same level, with noise: something to fuse."""
+    """(d,) float64 scores in runs of similar level, with noise, so that fusedmax has groups."""
     generator = torch.Generator().manual_seed(seed)
     levels = torch.randn(-(-d // 4), generator=generator, dtype=torch.float64)
     noise = torch.randn(d, generator=generator, dtype=torch.float64)
@@ -35,10 +35,10 @@ def one_row(x: Tensor) -> Tensor:
 
 
 def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, name: str = "") -> Any:
-    """A figure of Π_Ω: at two scores as a curve, and on the row ``x`` beside softmax and sparsemax.
+    """A figure of Π_Ω: a curve at two scores, and the row ``x`` with softmax and sparsemax.
 
-    ``x``: scores of shape (d,), −inf for one that takes no part; default :func:`example`.
-    ``name``: how the figure calls Π_Ω.
+    ``x``: scores of shape (d,), −inf for a masked one; default :func:`example`. ``name``: the name
+    of Π_Ω in the figure.
     """
     if x is None:
         x = example(20 if omega.entries is None else omega.entries)
@@ -58,7 +58,7 @@ def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, nam
 def _rows(
     omega: Regularizer, x: Tensor, gamma: float, name: str
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """Name, weights and groups of the mappings to show: Π_Ω last, and no other that is the same."""
+    """Name, weights and groups of the mappings to show: Π_Ω is last; equal others are left out."""
     with torch.no_grad():
         y = RegularizedMax(omega, gamma)(x)
         on = x > -torch.inf
@@ -95,11 +95,11 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
         axis.bar(at.tolist(), y.tolist(), width=0.8, color=colours)
         zero = at[on & (y == 0)].tolist() if len(x) <= 100 else []
         circle: Any = {"marker": "o", "linestyle": "", "fillstyle": "none", "color": INK}
-        if zero:  # a line without points, and not clipped, has no place in a layout
+        if zero:  # matplotlib cannot lay out an unclipped line without points
             axis.plot(zero, [0] * len(zero), markersize=size, clip_on=False, **circle)
-        said = f"{short(name, 48)}: {int((y > 0).sum())} above 0"
-        said += f", {count} fused group{'s' * (count > 1)}" if count else ""
-        axis.set_title(said, loc="left", fontsize=10.5, color=INK)
+        caption = f"{short(name, 48)}: {int((y > 0).sum())} above 0"
+        caption += f", {count} fused group{'s' * (count > 1)}" if count else ""
+        axis.set_title(caption, loc="left", fontsize=10.5, color=INK)
         axis.set(ylabel="weight", ylim=(0, 1.12 * max(float(y.max()) for _, y, _ in rows)))
     for axis in axes:
         frame(axis)

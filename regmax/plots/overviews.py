@@ -1,4 +1,4 @@
-"""One Ω on one picture."""
+"""All figures of one Ω in one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WIDTH = 9.6
 
 
 def overview(omega: Regularizer, gamma: float = 1.0, name: str = "") -> Any:
-    """A figure of Ω in all that can be drawn: :func:`curves` of two scores, :func:`surface` and
-    :func:`simplex` of three, and the :func:`path` over γ and each hyperparameter.
+    """A figure with :func:`curves` at two scores, :func:`surface` and :func:`simplex` at three, and
+    the :func:`path` over γ and each hyperparameter.
 
-    An Ω that is made for one number of entries has what is for that number, and the path.
-    ``name``: how the figure calls Π_Ω.
+    An Ω for one number of entries has only the parts for that number, and the path. ``name``: the
+    name of Π_Ω in the figure.
     """
     parts = {}
     if takes(omega, 2):

@@ -1,4 +1,4 @@
-"""Regularization paths: the weights of one row as γ, or a hyperparameter, changes."""
+"""Regularization paths: the weights of one row as functions of γ or a hyperparameter."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def path(
     name: str = "",
     figure: Any = None,
 ) -> Any:
-    """A figure of Π_Ω(x), each entry a line, over γ and over each hyperparameter of Ω.
+    """A figure of Π_Ω(x) over γ and over each hyperparameter of Ω, with one line per entry.
 
-    Where entries are equal bit for bit, a wide grey line lies below the one that they share. A
-    dotted line is at the value that Ω has; the others keep theirs.
+    A wide grey line lies below entries that are equal bit for bit. A dotted line marks the present
+    value. Each panel varies one hyperparameter.
 
-    ``x``: scores of shape (d,), −inf for one that takes no part; default six, of which three
-    neighbours are near each other, or as many as Ω is made for. ``over``: ``"gamma"``, or names of
-    declared hyperparameters, those of nested Ω dotted (``"base.alpha"``); default all, γ first.
-    ``name``: how the figure calls Π_Ω. ``figure``: a figure or subfigure of matplotlib to draw in;
-    by default a new one. ValueError for a name that is not there, or x that is not one row.
+    ``x``: scores of shape (d,), −inf for a masked one; by default six, or as many as Ω is made for.
+    ``over``: ``"gamma"``, or names of declared hyperparameters, dotted in nested Ω
+    (``"base.alpha"``); by default all, γ first. ``name``: the name of Π_Ω in the figure.
+    ``figure``: a matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError
+    for an unknown name, and for x that is not one row.
     """
     x = default_row(omega) if x is None else one_row(x)
     names = varied(omega, over)
@@ -65,7 +65,7 @@ def default_row(omega: Regularizer) -> Tensor:
 
 
 def varied(omega: Regularizer, over: Sequence[str] | None) -> list[str]:
-    """The names to draw over; ValueError for one that is not there."""
+    """The names to draw over. ValueError for an unknown name."""
     known = ["gamma", *dict.fromkeys(prefix + name for prefix, name, _ in omega.declared())]
     names = known if over is None else list(dict.fromkeys(over))
     unknown = [name for name in names if name not in known]
@@ -76,8 +76,8 @@ def varied(omega: Regularizer, over: Sequence[str] | None) -> list[str]:
 
 
 def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor, float]:
-    """Values of γ or of a hyperparameter to draw at, evenly on a logarithmic axis, all of them
-    accepted; and the one that Ω has."""
+    """Accepted values of γ or of a hyperparameter, evenly spaced on a logarithmic axis, and the
+    present value."""
     if over == "gamma":
         on = x[x > -torch.inf]
         wide = max(float(on.max() - on.min()), 1e-3)
@@ -94,9 +94,9 @@ def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor
 
 
 def _even(first: float, last: float, points: int = POINTS) -> Tensor:
-    """Evenly in the logarithm, from one to the other, which have one sign."""
+    """Values evenly spaced in the logarithm between two numbers of the same sign."""
     between = first * (last / first) ** torch.linspace(0, 1, points, dtype=torch.float64)
-    between[-1] = last  # and not beyond what is accepted by a rounding
+    between[-1] = last  # rounding could leave the accepted range
     return between
 
 
@@ -113,7 +113,7 @@ def along(omega: Regularizer, x: Tensor, gamma: float, over: str, at: Tensor) ->
 
 
 def _draw(axis: Any, omega: Regularizer, x: Tensor, gamma: float, over: str) -> bool:
-    """The lines over one of them; whether any are fused."""
+    """Draw the lines over γ or a hyperparameter, and return whether some entries are fused."""
     at, present = span(omega, over, x, gamma)
     y = along(omega, x, gamma, over, at)
     on = (x > -torch.inf).expand_as(y)
@@ -138,13 +138,13 @@ _SHARED: dict[str, Any] = {"color": "#c9c9c9", "linewidth": 6}
 
 
 def _key(figure: Any, x: Tensor, fused: bool) -> None:
-    """The score behind each line, of up to eight; and what grey says."""
+    """A key of the score of each line, for up to eight scores, and of the grey lines."""
     from matplotlib.lines import Line2D
 
     shown = [Line2D([], [], **_SHARED, label="equal weights")] if fused else []
     if len(x) <= 8:
         scores = [(k, item) for k, item in enumerate(x.tolist()) if item > -torch.inf]
-        said = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
-        shown = [*said, *shown]
+        lines = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
+        shown = [*lines, *shown]
     if shown:
         figure.legend(handles=shown, loc="outside right upper", frameon=False, fontsize=9)

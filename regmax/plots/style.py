@@ -1,4 +1,4 @@
-"""What the pictures have in common: colours, and figures that need no display."""
+"""Common to all figures: colours, axes, saving. No figure needs a display."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INK, QUIET, FAINT = "#333333", "#8c8c8c", "#dddddd"
 
 
 def blank(width: float, height: float) -> Any:
-    """An empty figure, in inches."""
+    """An empty figure, sizes in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -24,20 +24,20 @@ def blank(width: float, height: float) -> Any:
 
 
 def frame(axis: Any) -> None:
-    """Nothing but two axes and quiet horizontal lines."""
+    """Show only the left and bottom axis, and light horizontal lines."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color=FAINT, linewidth=0.6)
     axis.set_axisbelow(True)
 
 
 def line(k: int) -> dict[str, Any]:
-    """Of the kth of several: another colour, and another dash once these are used up."""
+    """The style of the kth line: its own colour, with another dash after the last colour."""
     dash = ("-", "--", ":", "-.")[k // len(PALETTE) % 4]
     return {"color": PALETTE[k % len(PALETTE)], "linestyle": dash}
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure as .png, .svg or .pdf: the same figure, the same bytes."""
+    """Write a figure as .png, .svg or .pdf. Equal figures give equal bytes."""
     from matplotlib import rc_context
 
     dates = {".svg": "Date", ".pdf": "CreationDate"}

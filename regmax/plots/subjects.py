@@ -1,4 +1,4 @@
-"""What is drawn: one Ω or several by name, and what they give in three entries."""
+"""What the figures draw: one Ω, or several by name, and patterns of three weights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ PATTERNS = (
     ("two, fused", PALETTE[4]),
     ("one entry above 0", "#08519c"),
 )
-"""What Π_Ω(x) of three scores can look like, and its colour: blues, and oranges where fused."""
+"""The patterns of three weights with their colours: orange if fused, else blue."""
 
 
 def label(omega: Regularizer) -> str:
-    """``fusedmax(lam=0.1)``: the mapping with its hyperparameters; without one, Ω as it prints."""
+    """``fusedmax(lam=0.1)``: the mapping with its hyperparameters, or str(Ω) without a mapping."""
     names = [omega.mapping] if isinstance(omega.mapping, str) else list(omega.mapping)
     if not names:
         return str(omega)
@@ -37,10 +37,10 @@ def label(omega: Regularizer) -> str:
 
 
 def several(omegas: Omegas, entries: int) -> dict[str, Regularizer]:
-    """Ω by name; ValueError where one is made for rows of another length."""
+    """Ω by name. ValueError if one is made for rows of another length."""
     found = {label(omegas): omegas} if isinstance(omegas, Regularizer) else dict(omegas)
     if not found:
-        raise ValueError("omegas must hold one regularizer at least; got none")
+        raise ValueError("omegas must hold at least one regularizer; got none")
     for name, omega in found.items():
         if not isinstance(omega, Regularizer):
             raise TypeError(f"{name} must be a regmax.Regularizer; got {type(omega).__name__}")
@@ -52,30 +52,30 @@ def several(omegas: Omegas, entries: int) -> dict[str, Regularizer]:
 
 
 def takes(omega: Regularizer, entries: int) -> bool:
-    """Whether Ω is for rows of that many entries."""
+    """Whether Ω accepts rows of that many entries."""
     return omega.entries in (None, entries)
 
 
 def weights(omega: Regularizer, x: Tensor, gamma: float) -> Tensor:
-    """Π_Ω(x), which is not to learn."""
+    """Π_Ω(x), without gradients."""
     with torch.no_grad():
         y: Tensor = RegularizedMax(omega, gamma)(x)
         return y
 
 
 def patterns(y: Tensor) -> Tensor:
-    """(..., 3) weights -> which of :data:`PATTERNS` each row is, int64."""
+    """(..., 3) weights -> the index of each row's pattern in :data:`PATTERNS`, int64."""
     equal = ((y == y.roll(1, -1)) & (y > 0)).sum(-1)
     table = torch.tensor([[5, 5, 5, 5], [3, 4, 5, 5], [0, 1, 2, 2]])
     return table[(y > 0).sum(-1).clamp(1, 3) - 1, equal]
 
 
 def key(figure: Any, shown: Tensor, columns: int) -> None:
-    """A key of the patterns among ``shown``, below."""
+    """Add a key of the patterns in ``shown`` below the figure."""
     from matplotlib.patches import Patch
 
     found = [PATTERNS[k] for k in shown.unique().tolist()]
-    patches = [Patch(facecolor=colour, label=said) for said, colour in found]
+    patches = [Patch(facecolor=colour, label=text) for text, colour in found]
     place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
     figure.legend(handles=patches, ncols=min(columns, len(found)), **place)
 

@@ -11,16 +11,16 @@ from .style import INK, blank
 from .subjects import PATTERNS, Omegas, key, patterns, several, title, weights
 
 SPAN, POINTS = 3.0, 100
-"""t₁ and t₂ in units of γ, and how many of each."""
+"""The range of t₁ and t₂ in units of γ, and the number of each."""
 FORMULA = "Π$_Ω$([t$_1$, t$_2$, 0])$_2$"
 
 
 def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     """A figure of Π_Ω([t₁, t₂, 0])₂ over t₁ and t₂: Niculae & Blondel (2017), Figure 5.
 
-    ``omegas``: one Ω, or several by name, in panels. Colours say how many weights are above 0, and
-    which are equal bit for bit. ``figure``: a figure or subfigure of matplotlib to draw in; by
-    default a new one. ValueError where an Ω is not made for three entries.
+    ``omegas``: one Ω, or several by name, in panels. Colours show how many weights are positive,
+    and which are equal bit for bit. ``figure``: a matplotlib figure or subfigure to draw in; by
+    default a new one. Raises ValueError if an Ω does not accept three entries.
     """
     found = several(omegas, 3)
     columns = min(3, len(found))
@@ -44,8 +44,8 @@ def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
 
 
 def grid(gamma: float) -> tuple[Tensor, Tensor]:
-    """t₁ and t₂, (POINTS, POINTS) each: never equal and never 0, as no tie is to be seen that Ω
-    does not make."""
+    """t₁ and t₂, (POINTS, POINTS) each. They are never equal and never 0: ties of scores would show
+    as ties of weights."""
     t = torch.linspace(-SPAN * gamma, SPAN * gamma, POINTS, dtype=torch.float64)
     first, second = torch.meshgrid(t, t + 0.3 * (t[1] - t[0]), indexing="xy")
     return first, second

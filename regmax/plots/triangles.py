@@ -13,7 +13,7 @@ from .style import INK, blank
 from .subjects import PATTERNS, Omegas, key, patterns, several, title, weights
 
 SPAN = 2.4
-"""How far the plane of scores is drawn, in units of γ; the triangle's corners are 1 from its
+"""The extent of the plane of scores in units of γ; the triangle's corners have distance 1 from the
 centre."""
 PIXELS = 240
 FORMULA = "Π$_Ω$(x)"
@@ -24,24 +24,24 @@ CORNERS = torch.tensor(
 
 
 def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
-    """A figure of Π_Ω on three scores: which pattern of zeros and equal weights each score gets,
-    and where on the simplex Δ the answers lie.
+    """A figure of Π_Ω on three scores: the pattern of zeros and equal weights for each x, and the
+    place of Π_Ω(x) in the simplex Δ.
 
-    Left, the scores: x is drawn at Σ xᵢ cᵢ, cᵢ the corners of a triangle, so x and x + c·1, which
-    have the same answer, are one point; γΔ is outlined. Right, Δ: a dot for each of a lattice of
-    scores, at its Π_Ω(x), the larger the more of them share it, over the level sets of Ω.
+    Left, the scores: x is drawn at Σ xᵢ cᵢ, where cᵢ are the corners of a triangle. So x and x +
+    c·1, which have the same answer, are one point. The outline is γΔ. Right, Δ over the level sets
+    of Ω: a dot at Π_Ω(x) for each x of a lattice. A dot is larger if more x share it.
 
     ``omegas``: one Ω, or several by name, with the answers below the scores and fewer dots.
-    ``figure``: a figure or subfigure of matplotlib to draw in; by default a new one. ValueError
-    where an Ω is not made for three entries.
+    ``figure``: a matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError
+    if an Ω does not accept three entries.
     """
     found = several(omegas, 3)
     columns = min(3, len(found))
     rows = 2 * -(-len(found) // columns) if len(found) > 1 else 1
     if figure is None:
         figure = blank(3.3 * columns if rows > 1 else 7.2, 3.2 * rows + 1.2)
-        said = f"x by the pattern of {FORMULA}, and {FORMULA} on the simplex"
-        figure.suptitle(title(found, gamma, said), fontsize=13, color=INK)
+        heading = f"x by the pattern of {FORMULA}, and {FORMULA} on the simplex"
+        figure.suptitle(title(found, gamma, heading), fontsize=13, color=INK)
     axes = figure.subplots(rows, columns if rows > 1 else 2, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
@@ -66,7 +66,7 @@ def scores_at(points: Tensor) -> Tensor:
 
 
 def lattice(step: float) -> Tensor:
-    """(n, 3) scores evenly over the plane, in units of γ: off the lines on which two are equal."""
+    """(n, 3) scores, evenly over the plane in units of γ. No two scores of a row are equal."""
     n = int(2 * SPAN / step)
     k = torch.arange(-n, n + 1, dtype=torch.float64)
     i, j = torch.meshgrid(k, k, indexing="ij")
@@ -77,7 +77,7 @@ def lattice(step: float) -> Tensor:
 
 
 def _scores(axis: Any, omega: Regularizer, gamma: float) -> Tensor:
-    """The plane of scores in the colours of the patterns; and these."""
+    """Draw the plane of scores in the colours of the patterns, and return the patterns."""
     from matplotlib.colors import ListedColormap
 
     at = torch.linspace(-SPAN, SPAN, PIXELS, dtype=torch.float64)
@@ -103,7 +103,7 @@ def _scores(axis: Any, omega: Regularizer, gamma: float) -> Tensor:
 
 
 def _answers(axis: Any, omega: Regularizer, gamma: float, x: Tensor) -> None:
-    """Dots at Π_Ω(x), over the level sets of Ω."""
+    """Draw dots at Π_Ω(x) over the level sets of Ω."""
     _levels(axis, omega)
     _outline(axis)
     y = weights(omega, gamma * x, gamma)
@@ -124,7 +124,7 @@ def _answers(axis: Any, omega: Regularizer, gamma: float, x: Tensor) -> None:
 
 
 def _levels(axis: Any, omega: Regularizer) -> None:
-    """Ω on the triangle, darker where it is larger."""
+    """Draw Ω on the triangle; darker is larger."""
     across = torch.linspace(-0.9, 0.9, 200, dtype=torch.float64)
     up = torch.linspace(-0.5, 1.0, 200, dtype=torch.float64)
     y = scores_at(torch.stack(torch.meshgrid(across, up, indexing="xy"), -1)) + 1 / 3
@@ -136,5 +136,5 @@ def _levels(axis: Any, omega: Regularizer) -> None:
 
 
 def _outline(axis: Any) -> None:
-    """The triangle."""
+    """Draw the triangle."""
     axis.plot(*CORNERS[[0, 1, 2, 0]].T.tolist(), color=INK, linewidth=1)

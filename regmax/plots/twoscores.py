@@ -13,19 +13,19 @@ from .style import INK, QUIET, blank, frame, line
 from .subjects import Omegas, several, title
 
 Line = tuple[str, dict[str, Any], Tensor, Tensor]
-"""A name, how it is drawn, max_Ω and Π_Ω."""
+"""A name, its style, max_Ω and Π_Ω."""
 SHADES = (("#9ecae1", 2.0), ("#0072B2", 1.0), ("#08306b", 0.5))
-"""Of three temperatures, in units of γ."""
+"""Colours of three temperatures in units of γ."""
 
 
 def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     """A figure of max_Ω([t, 0]) and its slope Π_Ω([t, 0])₁ over t, side by side: Niculae & Blondel
     (2017), Figure 2.
 
-    ``omegas``: one Ω, drawn at γ/2, γ and 2γ, or several by name, drawn at γ; those with the same
-    curves share a line. max_Ω is shifted by γΩ(e₂), so that it leaves 0, as max(t, 0) does.
-    ``figure``: a figure or subfigure of matplotlib to draw in; by default a new one. ValueError
-    where an Ω is not made for two entries.
+    ``omegas``: one Ω, drawn at γ/2, γ and 2γ, or several by name, drawn at γ. Equal curves share a
+    line. max_Ω is shifted by γΩ(e₂), so that it tends to 0 as t → −∞, like max(t, 0). ``figure``: a
+    matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError if an Ω does
+    not accept two entries.
     """
     found = several(omegas, 2)
     if figure is None:
@@ -57,7 +57,7 @@ def scores(gamma: float) -> Tensor:
 
 
 def temperatures(omega: Regularizer, gamma: float, t: Tensor) -> list[Line]:
-    """At 2γ, γ and γ/2."""
+    """The curves at 2γ, γ and γ/2."""
     return [
         (f"γ = {factor * gamma:g}", {"color": colour}, *_both(omega, factor * gamma, t))
         for colour, factor in SHADES
@@ -65,7 +65,7 @@ def temperatures(omega: Regularizer, gamma: float, t: Tensor) -> list[Line]:
 
 
 def slopes(axis: Any, lines: list[Line], t: Tensor, gamma: float) -> list[Any]:
-    """Draw Π_Ω([t, 0])₁, and softmax where it is none of them; the line of that."""
+    """Draw Π_Ω([t, 0])₁, and softmax if it is not among the lines; return softmax's line."""
     for name, style, _, y in lines:
         axis.plot(t.tolist(), y.tolist(), linewidth=2, label=name, **style)
     axis.set(xlabel="t", xlim=(float(t[0]), float(t[-1])), ylim=(-0.03, 1.03))
@@ -73,8 +73,8 @@ def slopes(axis: Any, lines: list[Line], t: Tensor, gamma: float) -> list[Any]:
     soft = (t / gamma).sigmoid()
     if any(torch.allclose(y, soft, atol=1e-9) for *_, y in lines):
         return []
-    said = "softmax" if gamma == 1 else f"softmax, γ = {gamma:g}"
-    drawn: list[Any] = axis.plot(t.tolist(), soft.tolist(), **_REFERENCE, label=said)
+    text = "softmax" if gamma == 1 else f"softmax, γ = {gamma:g}"
+    drawn: list[Any] = axis.plot(t.tolist(), soft.tolist(), **_REFERENCE, label=text)
     return drawn
 
 
@@ -91,12 +91,12 @@ def _both(omega: Regularizer, gamma: float, t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _merged(each: list[tuple[str, Tensor, Tensor]]) -> list[tuple[str, Tensor, Tensor]]:
-    """Equal curves once, by all of their names."""
+    """Equal curves once, with all of their names."""
     found: list[tuple[str, Tensor, Tensor]] = []
     for name, top, y in each:
-        for k, (said, _, other) in enumerate(found):
+        for k, (names, _, other) in enumerate(found):
             if torch.allclose(y, other, atol=1e-9):
-                found[k] = (f"{said}, {name}", top, y)
+                found[k] = (f"{names}, {name}", top, y)
                 break
         else:
             found.append((name, top, y))

@@ -6,13 +6,13 @@
     def test_mine(omega, check):
         check(omega)
 
-or, without pytest, ``check_regularizer(MyOmega())``. Each method that a class
-overrides has a check whose name holds the name of the method: ``check_grad`` for ``grad``.
-Inputs are drawn and shrunk by hypothesis: ``pip install regmax[testing]``.
+or, without pytest, ``check_regularizer(MyOmega())``. Each method that a class overrides has a check
+whose name contains the method's name: ``check_grad`` for ``grad``. Hypothesis draws and shrinks the
+inputs: ``pip install regmax[testing]``.
 
-Solvers have a kit of their own: ``parametrize_solver_with_checks([MySolver()])`` and
+The kit for solvers is ``parametrize_solver_with_checks([MySolver()])`` and
 ``check_solver(MySolver())``, see :mod:`regmax.testing.solvers`. ``regmax.crosscheck`` and its
-backends live here too. This chapter imports ``regmax.nn`` and what is below.
+backends are here too. This chapter imports ``regmax.nn`` and the chapters below it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _MODULES = ("harness", "inputs", "promise", "solvers")
 
 
 def __getattr__(name: str) -> Any:
-    """The kit is imported when it is first asked for: the backends of the cross-check are a plugin,
-    which every call loads."""
+    """Import the kit lazily: this package also holds a plugin, the backends of the cross-check,
+    which every call of regmax loads."""
     if name in __all__:
         for module in _MODULES:
             found = vars(importlib.import_module(f"{__name__}.{module}"))

@@ -1,10 +1,10 @@
-"""Independent methods to Π_Ω(x), compared, each judged by the error that it certifies.
+"""The cross-check: independent methods compute Π_Ω(x), and their certified errors judge them.
 
-Every answer is certified with Ω's definition (its value, differentiated by autograd), never with a
-method under test; where another method's answer c has the better certificate, the bound used is
-‖y − c‖ + bound(c). Two methods agree when they differ by no more than the sum of their bounds, and
-each bound is as small as its method is known to reach. So a lie in a closed form, a gradient or a
-convex program shows, and the report says on which method.
+Ω's value, differentiated by autograd, certifies every answer; a method under test never does. If
+another answer c has a better certificate, the bound is ‖y − c‖ + bound(c). Two methods agree if
+their difference is at most the sum of their bounds, and if each bound is as small as its method is
+known to reach. So an error in a closed form, a gradient or a convex program shows, and the report
+names the method.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def crosscheck(
 ) -> Report:
     """Compare the layer's own answer at ``x`` with every method of the backends ``against``.
 
-    Values, and vector–Jacobian products with random vectors (from ``seed``), along the last
-    dimension. The declared methods of Ω (overridden ``grad``, ``curvature``, ``conjugate``,
-    ``strong_convexity``) are compared with its value besides.
+    It compares values and vector–Jacobian products with random vectors (from ``seed``), along the
+    last dimension. It also compares the declared properties of Ω (overridden ``grad``,
+    ``curvature``, ``conjugate``, ``strong_convexity``) with Ω's value.
 
-    x: (*batch, d), float32 or float64, −inf for an entry that takes no part. Returns a
-    :class:`regmax.Report`. A backend that cannot take Ω is listed in ``report.skipped``, and so is
-    one whose packages are not installed, with a warning.
+    x: (*batch, d), float32 or float64, −inf for a masked entry. Returns a :class:`regmax.Report`.
+    ``report.skipped`` lists the backends that cannot take Ω, and those whose packages are not
+    installed; for the latter there is a warning.
     """
     if not isinstance(omega, Regularizer):
         raise TypeError(
@@ -87,7 +87,7 @@ def crosscheck(
 
 
 def _ready(against: Sequence[str]) -> tuple[list[Backend], list[str]]:
-    """The backends, and why some of them cannot run here."""
+    """The backends that can run, and why the others cannot."""
     ready: list[Backend] = []
     skipped: list[str] = []
     for name in against:
@@ -112,7 +112,7 @@ def _refuse_unanswerable(rows: Rows) -> None:
 
 
 def _flat(rows: Rows) -> Rows:
-    """The same rows with one batch dimension, per-row hyperparameters expanded along."""
+    """The same rows with one batch dimension, and per-row hyperparameters expanded to it."""
     batch, d = rows.x.shape[:-1], rows.x.shape[-1]
 
     def flat(t: Any) -> Any:
@@ -138,7 +138,7 @@ def _flat(rows: Rows) -> Rows:
 
 
 def _own(rows: Rows, v: Tensor) -> Answer:
-    """The layer's own method; its product is taken to the scaled scores z = x/γ of the others."""
+    """The layer's own answer. Its vector–Jacobian product is in z = x/γ, as that of the others."""
     start = time.perf_counter()
     x = rows.x.detach().requires_grad_()
     with torch.enable_grad():
@@ -151,7 +151,7 @@ def _own(rows: Rows, v: Tensor) -> Answer:
 
 @dataclass(frozen=True, eq=False)
 class _Center:
-    """The best certified point of each row, and J v there by definition."""
+    """The best certified point of each row, and J v there from Ω's value."""
 
     y: Tensor
     bound: Tensor
@@ -162,7 +162,7 @@ class _Center:
 def _judge(
     omega: Regularizer, rows: Rows, task: Task, answers: list[Answer], skipped: list[str]
 ) -> Report:
-    # judged in float64, whatever the answers are in
+    # compare in float64, also answers in float32
     wide = Problem(task.omega, task.z, task.mask).widened()
     task = replace(task, omega=wide.omega, z=wide.z, v=task.v.double())
     answers = [
@@ -201,7 +201,7 @@ def _judge(
 
 
 def _certified(problem: Problem, y: Tensor) -> Tensor:
-    """A bound on ‖y − y*‖: that of the point of Δ next to y, and how far it is."""
+    """A bound on ‖y − y*‖: the bound of a point of Δ near y, plus its distance to y."""
     near = simplex.normalize(torch.where(problem.participants(), y.clamp_min(0), 0))
     return _or_inf(problem.certify(near).error_bound + (near - y).norm(dim=-1))
 
@@ -220,7 +220,7 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
         if answer.exact_zeros:
             points.append(torch.nan_to_num(answer.y))
             reach.append(bound)
-        # its support and ties, as far as they can be told, and Newton steps on them
+        # Newton steps on the support and ties of the rounded answer
         rough = torch.nan_to_num(answer.y).round(decimals=6).clamp_min(0)
         total = rough.sum(-1, keepdim=True)
         start = simplex.uniform(task.z, task.mask)
@@ -242,7 +242,7 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
 
     with torch.no_grad():
         vjp = product(y)
-        # how J v moves when y moves by its bound
+        # the change of J v when y changes by its bound
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
         for sign in (-1, 1):
             near = torch.where(support, (y + sign * bound.unsqueeze(-1)).clamp_min(0), 0)
@@ -282,7 +282,7 @@ def _pair(
 
 
 def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Declared]:
-    """Each overridden method against Ω's value, at the best certified point."""
+    """Each overridden method compared with Ω's value, at the best certified point."""
     smooth, plain = smooth_part(task.omega), smooth_part(problem.omega)
     support = problem.support(y)
     point = simplex.inward(y)
@@ -308,7 +308,7 @@ def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Decla
             declared = declared.squeeze(-1) if declared.ndim else declared
             on = problem.participants()
             points = [(point, support)]
-            for k in (1, 4, 16):  # all over Δ: flat, peaked, next to the vertices
+            for k in (1, 4, 16):  # flat, peaked, and next to the vertices
                 spread = torch.where(on, task.v.abs() ** k + 1e-4, 0)
                 points.append((simplex.inward(simplex.normalize(spread)), on))
             excess = torch.zeros_like(y[..., 0])

@@ -1,8 +1,8 @@
-"""Promises of derivatives: of Π_Ω in the scores, in γ and in every hyperparameter, once and twice,
-backward, forward and under the transforms of torch.func.
+"""Promises of derivatives: first and second derivatives of Π_Ω in the scores, γ and every
+hyperparameter, in backward and forward mode and under torch.func.
 
-Differences have fourth order: f'(0) ≈ (f(−2h) − 8f(−h) + 8f(h) − f(2h)) / 12h, on rows whose
-support and fused groups do not change nearby.
+Finite differences have fourth order: f'(0) ≈ (f(−2h) − 8f(−h) + 8f(h) − f(2h)) / 12h. They use rows
+whose support and groups do not change nearby.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STEEP = 0.25
 
 
 def slope_at(s: Subject) -> str:
-    """Where to look when a Jacobian is wrong."""
+    """Where to look if a Jacobian is wrong."""
     return f"{s.where('curvature')}, {s.where('grad')}"
 
 
@@ -35,7 +35,8 @@ def slope_at(s: Subject) -> str:
 
 
 def pattern(s: Subject, y: Tensor) -> Tensor:
-    """The support, and with a penalty the ties, of each row: equal where Π_Ω is smooth between."""
+    """The support of each row, and its ties with a Lovász penalty. Π_Ω is smooth where it is
+    constant."""
     bits = [y > 0]
     if s.fuses:
         bits.append((y.unsqueeze(-1) == y.unsqueeze(-2)).flatten(-2))
@@ -43,8 +44,8 @@ def pattern(s: Subject, y: Tensor) -> Tensor:
 
 
 def smooth_rows(s: Subject, case: Case) -> Case | None:
-    """The rows around which support and groups stay and y moves little, or None: differences say
-    nothing of a mapping that is as steep as 10-entmax can be."""
+    """The rows near which support and groups are constant and y changes little, or None.
+    Differences are inaccurate for steep mappings, such as 10-entmax."""
     x, n = case.x, len(case.x)
     moves = torch.cat([torch.zeros_like(x).unsqueeze(0), case.direction(6).clamp(-1, 1)])
     near = (x + MARGIN * case.gamma * moves).reshape(-1, x.shape[-1])
@@ -56,7 +57,7 @@ def smooth_rows(s: Subject, case: Case) -> Case | None:
 
 
 def jacobian(s: Subject, case: Case) -> Tensor:
-    """∂y_k/∂x_j by backward, (rows, d, d): rows repeated, one unit vector each."""
+    """∂y_k/∂x_j by backward, (rows, d, d): d copies of each row, one per unit vector."""
 
     def backward() -> Tensor:
         n, d = case.x.shape
@@ -84,7 +85,7 @@ def differences(s: Subject, case: Case) -> Tensor:
 
 
 def rough(s: Subject, case: Case) -> float:
-    """The relative error that differences may have."""
+    """The possible relative error of differences."""
     if s.has_formula:
         return 1e-6
     bound = s.bound(s.pi(case.x, case.gamma, case.mask), case.x, case.gamma, case.mask)
@@ -109,7 +110,7 @@ def check_jacobian_psd(s: Subject, case: Case) -> None:
 
 @searched(exact)
 def check_jacobian_rows_sum_to_zero(s: Subject, case: Case) -> None:
-    """J1 = 0, as a shift changes nothing, and 1ᵀJ = 0, as Σy = 1."""
+    """J1 = 0, since Π_Ω(x + c) = Π_Ω(x), and 1ᵀJ = 0, since Σy = 1."""
     j = jacobian(s, case)
     off = max(worst(j.sum(-1)), worst(j.sum(-2)))
     _expect_jacobian(s, off <= 1e-9 * (1 + worst(j)), "J1 = 0 and 1ᵀJ = 0", j)
@@ -146,7 +147,7 @@ def check_jacobian_finite_differences(s: Subject, case: Case) -> None:
 
 @searched(exact)
 def check_vjp_is_jvp(s: Subject, case: Case) -> None:
-    """Forward mode and backward are the same matrix: ⟨v, Ju⟩ = ⟨Jᵀv, u⟩."""
+    """Forward mode and backward have the same Jacobian: ⟨v, Ju⟩ = ⟨Jᵀv, u⟩."""
     u = case.direction()
     layer = s.layer(case.gamma)
     expected = (jacobian(s, case) @ u.unsqueeze(-1)).squeeze(-1)
@@ -196,7 +197,7 @@ Values = dict[str, Tensor]
 
 
 def parameters(s: Subject, case: Case) -> Values:
-    """γ and everything that Ω holds as a number, by dotted name, as float64 tensors."""
+    """γ, the hyperparameters and the floating tensors of Ω, by dotted name, in float64."""
     found: Values = {"gamma": torch.tensor(case.gamma, dtype=torch.float64)}
     for prefix, name, owner in s.omega.declared():
         item = torch.as_tensor(getattr(owner, name), dtype=torch.float64)
@@ -228,7 +229,7 @@ def directions(values: Values, seed: int) -> Values:
 
 
 def stencil(f: Callable[[float], Tensor], h: float) -> tuple[tuple[float, float], ...]:
-    """(offset, weight) pairs of f'(0) where f is defined: on both sides, or on one."""
+    """(offset, weight) pairs for f'(0): central differences, or one-sided if f has a boundary."""
     for pairs in (CENTRAL, FORWARD, tuple((-k, -c) for k, c in FORWARD)):
         try:
             if all(bool(torch.isfinite(f(k * h)).all()) for k, _ in pairs):
@@ -239,7 +240,7 @@ def stencil(f: Callable[[float], Tensor], h: float) -> tuple[tuple[float, float]
 
 
 def steady(s: Subject, case: Case, f: Callable[[float], Tensor], h: float) -> Tensor:
-    """Which rows keep their support and groups over the stencil, (rows, 1)."""
+    """Which rows have constant support and groups over the stencil, (rows, 1)."""
     with torch.no_grad():
         here = pattern(s, f(0.0))
         seen = [pattern(s, f(k)) for k, _ in stencil(f, 2 * h)]
@@ -248,7 +249,7 @@ def steady(s: Subject, case: Case, f: Callable[[float], Tensor], h: float) -> Te
 
 @searched(costly=True)
 def check_hyperparameter_gradients(s: Subject, case: Case) -> None:
-    """γ and every hyperparameter get the derivative of ⟨v, y⟩."""
+    """The gradients of γ and of every hyperparameter are the derivatives of ⟨v, y⟩."""
     kept = smooth_rows(s, case)
     if kept is None:
         return
@@ -284,7 +285,7 @@ def _scalar_gradient(total: Tensor, leaf: Tensor, direction: Tensor) -> float:
 
 @searched(lambda s: any(True for _ in s.omega.declared()))
 def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
-    """A hyperparameter with one entry per row gives each row what the number gives."""
+    """A hyperparameter with one entry per row gives each row the answer for its number."""
     slack = s.slack(case.x, case.gamma, case.mask)
     n = len(case.x)
     for prefix, plain, owner in s.omega.declared():
@@ -316,8 +317,7 @@ def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
 
 @searched(costly=True)
 def check_double_backward(s: Subject, case: Case) -> None:
-    """The gradient in x, γ and the hyperparameters has the right derivatives in all of them,
-    finite where outputs are 0."""
+    """Second derivatives in x, γ and the hyperparameters are correct, and finite where y_i = 0."""
     values = parameters(s, case)
     _second(s, case, values, torch.ones_like(case.x[:, :1], dtype=torch.bool))  # finite at kinks
     kept = smooth_rows(s, case)
@@ -353,7 +353,7 @@ def check_double_backward(s: Subject, case: Case) -> None:
 
 
 def _first(s: Subject, case: Case, values: Values, keep: Tensor) -> tuple[Tensor, Values]:
-    """⟨w, ∇⟨v, y⟩⟩ over x, γ and the hyperparameters, and these as leaves."""
+    """⟨w, ∇⟨v, y⟩⟩ over x, γ and the hyperparameters, and the leaves of these."""
     leaves = {"x": case.x, **values}
     leaves = {key: t.detach().clone().requires_grad_() for key, t in leaves.items()}
     y = mapped(s, leaves["x"], case.mask, {k: t for k, t in leaves.items() if k != "x"})

@@ -1,7 +1,7 @@
-"""Hard inputs: one table of scores and masks on which every mapping must keep its promises.
+"""Hard inputs: a table of scores and masks on which every mapping must keep its promises.
 
-A row of a case is *spoilt* when a NaN or +inf takes part in it (its answer is NaN), *empty* when
-nothing takes part (its answer is zeros), and every other row must give a point of the simplex.
+A row is *spoilt* if a participant is NaN or +inf; its answer is NaN. A row is *empty* if it has no
+participant; its answer is zeros. Every other row must give a point of the simplex.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Made = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class HardInput:
-    """Scores, rows along the last dimension, that have broken a mapping somewhere.
+    """Scores, rows along the last dimension, that broke some mapping in the past.
 
-    finite: every score is finite. masked: there is a mask, or a score of −inf. spoilt: some row
-    holds a NaN or +inf that takes part. big: too large for a test that runs on every commit.
+    finite: every score is finite. masked: there is a mask, or a score of −inf. spoilt: some row is
+    spoilt. big: too large for a test that runs on every commit.
     """
 
     name: str
@@ -157,7 +157,7 @@ def hard_inputs(
     spoilt: bool | None = None,
     big: bool | None = False,
 ) -> list[HardInput]:
-    """The hard inputs with these flags; None: whatever the flag. Big ones only when asked for."""
+    """The hard inputs with these flags; None accepts both values. Big inputs only with ``big``."""
     wanted = {"finite": finite, "masked": masked, "spoilt": spoilt, "big": big}
     return [
         case

@@ -1,4 +1,4 @@
-"""The promise of a kernel: it computes what the PyTorch forms compute."""
+"""The promise of a kernel: it computes what its reference implementation computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def _offers(s: Subject) -> bool:
 
 @searched(_offers)
 def check_kernel(s: Subject, case: Case) -> None:
-    """Π_Ω(x), Jv and the gradients of the hyperparameters are those of the PyTorch forms."""
+    """Π_Ω(x), Jv and the gradients of the hyperparameters equal those of the reference
+    implementation."""
     look = s.where("kernel")
     for dtype, eps, close in ((torch.float64, 2e-15, 1e-9), (torch.float32, 2e-7, 2e-3)):
         x = case.x.to(dtype)
@@ -60,7 +61,7 @@ def check_kernel(s: Subject, case: Case) -> None:
 def _gradients(
     s: Subject, case: Case, y: Tensor, v: Tensor
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    """Of x and θ at y, by the kernel and by differentiable operations."""
+    """The gradients of x and θ at y, by the kernel and by PyTorch operations."""
     kernel = compiled.kernel_of(s.omega, y)
     assert kernel is not None
     theta = [
@@ -79,7 +80,7 @@ def _gradients(
 def _composed(
     s: Subject, case: Case, x: Tensor, v: Tensor
 ) -> tuple[tuple[str, ...], list[Tensor | None], list[Tensor | None]]:
-    """Of x, γ and the hyperparameters, by prox and kernel and by PyTorch operations."""
+    """The gradients of x, γ and the hyperparameters, by kernels and by PyTorch operations."""
 
     def gradients() -> list[Tensor | None]:
         leaves = {k: t.to(x.dtype) for k, t in {"x": x, **parameters(s, case)}.items()}

@@ -1,8 +1,7 @@
-"""Problems with known answers: what a solver is tried on.
+"""Problems with known answers, on which solvers are checked.
 
-Each Ω is given by its value alone. Each answer is found here from the optimality condition in
-float64, by bisection of one threshold, by trying every support, or by Newton steps on the scores;
-no solver is asked.
+Each Ω is value-only. Each answer comes from the optimality condition in float64, without a solver:
+by bisection of one threshold, by trying every support, or by Newton steps on the scores.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ HALVINGS = 120
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Ω with Π_Ω: ``answer(z, on)`` gives y for float64 rows z (n, d), ``on`` who takes part.
+    """Ω with Π_Ω: ``answer(z, on)`` gives y for float64 rows z (n, d) with participants ``on``.
 
-    ``curved``: Ω is strongly convex where answers lie, so that a solver can certify its own.
-    ``largest``: the longest rows that ``answer`` takes.
+    ``curved``: whether Ω is strongly convex near the answers, so that a solver can certify its own.
+    ``largest``: the longest rows that ``answer`` accepts.
     """
 
     name: str
@@ -55,7 +54,7 @@ class Known:
         return self.name
 
 
-# -- Ω by value ------------------------------------------------------------------------------------
+# -- value-only Ω ----------------------------------------------------------------------------------
 
 
 def weights(y: Tensor) -> Tensor:
@@ -112,7 +111,7 @@ class SquaredNorm(Regularizer):
 
 
 class Largest(Penalty):
-    """R(y) = max y: those that are largest move as one."""
+    """R(y) = max y; the largest entries form a group."""
 
     lovasz = True
     name = "largest"
@@ -166,8 +165,7 @@ def bisected(low: Tensor, high: Tensor, above: Callable[[Tensor], Tensor]) -> Te
 
 
 def one_root(inverse: Inverse, reach: float) -> Answer:
-    """y_i = ``inverse``((z_i − τ)₊) with Σy = 1; the root lies within ``reach`` of the
-    top."""
+    """y_i = ``inverse``((z_i − τ)₊) with Σy = 1; τ lies within ``reach`` of the largest z_i."""
 
     def answer(z: Tensor, on: Tensor) -> Tensor:
         z = torch.where(on, z, -torch.inf)
@@ -277,27 +275,27 @@ def coupled_entropy(z: Tensor, on: Tensor) -> Tensor:
 
 
 def below_the_largest(c: Callable[[Tensor], Tensor], lam: float) -> Answer:
-    """½ Σ c y² + λ max y: y_i = (z_i − τ)/c_i kept in [0, t], the part cut off adds up to λ."""
+    """½ Σ c y² + λ max y: y_i = (z_i − τ)/c_i clipped to [0, t]. The excess over t sums to λ."""
 
     def answer(z: Tensor, on: Tensor) -> Tensor:
         w = c(z)
         z = torch.where(on, z, -torch.inf)
         z = z - z.amax(-1, keepdim=True)
         zero = torch.zeros_like(z[..., :1])
-        min_eigenvalue = torch.where(on, z, torch.inf).amin(-1, keepdim=True)
+        lowest = torch.where(on, z, torch.inf).amin(-1, keepdim=True)
 
         def y(tau: Tensor, t: Tensor) -> Tensor:
             return torch.where(on, torch.minimum(((z - tau) / w).clamp_min(0), t), 0)
 
         def tau_of(t: Tensor) -> Tensor:
-            low = min_eigenvalue - 2 * w.amax()
+            low = lowest - 2 * w.amax()
             return bisected(low, zero, lambda tau: y(tau, t).sum(-1, keepdim=True) > 1)
 
-        def cut(t: Tensor) -> Tensor:
+        def exceeds(t: Tensor) -> Tensor:
             over = torch.where(on, z - tau_of(t) - w * t, 0).clamp_min(0)
             return over.sum(-1, keepdim=True) > lam
 
-        t = bisected(1 / on.sum(-1, keepdim=True).to(z.dtype), zero + 1, cut)
+        t = bisected(1 / on.sum(-1, keepdim=True).to(z.dtype), zero + 1, exceeds)
         found = y(tau_of(t), t)
         return found / found.sum(-1, keepdim=True)
 
@@ -305,7 +303,7 @@ def below_the_largest(c: Callable[[Tensor], Tensor], lam: float) -> Answer:
 
 
 def known_problems() -> list[Known]:
-    """The table: separable or not, sparse or not, slope infinite at 0 or not, with a penalty."""
+    """The table: Ω with and without separability, sparsity, Legendre type and a penalty."""
     return [
         Known("½Σy²", Square(), one_root(lambda v: v, 1.0)),
         Known("½Σcy², c = 1, 1.5, 2, …", Weighted(), weighted),

@@ -15,7 +15,7 @@ from .subject import Subject
 
 
 def closed(s: Subject) -> str:
-    """Where to look when an answer is wrong."""
+    """Where to look if an answer is wrong."""
     if not s.has_formula:
         return s.where("value")
     if s.penalty is None or overrides(s.omega, "closed_form"):
@@ -56,7 +56,7 @@ def check_simplex(s: Subject, case: Case) -> None:
 
 @searched(exact)
 def check_shift_invariance(s: Subject, case: Case) -> None:
-    """Π_Ω(x + c) = Π_Ω(x), as Σy = 1: to the bit where x + c is not rounded."""
+    """Π_Ω(x + c) = Π_Ω(x), bit for bit if x + c is exact."""
     x = (case.x * 2**20).round() / 2**20
     y = s.pi(x, case.gamma, case.mask)
     for shift in (1.0, -3.0, 1000.0):
@@ -71,7 +71,7 @@ def check_shift_invariance(s: Subject, case: Case) -> None:
 
 @searched(exact)
 def check_gamma_scaling(s: Subject, case: Case) -> None:
-    """Π_Ω with γ at x is Π_Ω with γ = 1 at x/γ; a tensor γ, one per row, gives the same."""
+    """Π_Ω at x with γ is Π_Ω at x/γ with γ = 1; a tensor γ, one number per row, gives the same."""
     y = s.pi(case.x, case.gamma, case.mask)
     slack = s.slack(case.x, case.gamma, case.mask)
     per_row = torch.full_like(case.x[:, :1], case.gamma)
@@ -90,7 +90,7 @@ def check_gamma_scaling(s: Subject, case: Case) -> None:
 
 @searched()
 def check_batch_independence(s: Subject, case: Case) -> None:
-    """A row's result does not depend, to the bit, on the rows beside it."""
+    """A row's result is bit for bit independent of the other rows."""
     for dtype in (torch.float64, torch.float32):
         x = torch.cat([case.x, normal(5, case.x.shape[-1], seed=case.seed) * 3]).to(dtype)
         mask = None
@@ -135,7 +135,7 @@ def check_deterministic(s: Subject, case: Case) -> None:
 
 @searched()
 def check_strides(s: Subject, case: Case) -> None:
-    """How the scores lie in memory does not matter: transposed, sliced, flipped, expanded."""
+    """Strides do not matter: the scores may be transposed, sliced, flipped or expanded."""
     x, mask = case.x, case.mask
     y = s.pi(x, case.gamma, mask)
     wide = torch.full((x.shape[0], 2 * x.shape[1]), 7.0, dtype=x.dtype)
@@ -165,7 +165,7 @@ def check_strides(s: Subject, case: Case) -> None:
 
 @searched()
 def check_dim(s: Subject, case: Case) -> None:
-    """Any dim gives what dim = −1 gives on the scores with that dim moved last."""
+    """Π_Ω along any dim equals Π_Ω along −1 of the scores with that dim moved to the end."""
     x, slack = case.x, s.slack(case.x, case.gamma, case.mask)
     y = s.pi(x, case.gamma, case.mask)
     for dim in (0, 1, -2):
@@ -187,7 +187,7 @@ def check_dim(s: Subject, case: Case) -> None:
 
 @searched()
 def check_dtype(s: Subject, case: Case) -> None:
-    """float32 is as near to float64 as its scores are; float16 and bfloat16 compute in float32."""
+    """float32 agrees with float64 up to rounding; float16 and bfloat16 compute in float32."""
     x32 = case.x.float()
     y32 = s.pi(x32, case.gamma, case.mask)
     y64 = s.pi(x32.double(), case.gamma, case.mask)
@@ -213,8 +213,8 @@ def check_dtype(s: Subject, case: Case) -> None:
 
 @searched(masks=False)
 def check_mask(s: Subject, case: Case) -> None:
-    """A masked row is the shorter row of its participants; −inf is a mask; what a masked entry
-    holds does not matter; a row without participants gives zeros and zero gradients."""
+    """A masked row gives the answer of the shorter row of its participants. −inf masks. Values of
+    masked entries do not matter. A row without participants gives zeros and zero gradients."""
     x, d = case.x, case.x.shape[-1]
     look = f"{closed(s)} (mask)"
     bits = normal(*x.shape, seed=50 + case.seed) < 0.4
@@ -225,7 +225,7 @@ def check_mask(s: Subject, case: Case) -> None:
             for i in range(len(x)):
                 short = s.pi(x[i : i + 1, mask[i]], case.gamma)[0]
                 slack = s.slack(x[i : i + 1, mask[i]], case.gamma, None)[0]
-                if not s.omega.exact:  # the place of 0 moves with the maximum of the row
+                if not s.omega.exact:  # the origin depends on the maximum of the row
                     slack = slack + 1e-12
                 if bool(((y[i][mask[i]] - short).abs() > slack).any()):
                     raise Broken(
@@ -258,7 +258,7 @@ def check_mask(s: Subject, case: Case) -> None:
 
 
 def _ignores_zeros(s: Subject, y: Tensor) -> bool:
-    """Whether Ω is defined for rows of any size and does not see entries that are 0."""
+    """Whether Ω accepts rows of any size and does not depend on entries that are 0."""
     if not s.any_size:
         return False
     shorter = torch.full_like(y[:, :1], 0.5).expand(-1, 2)
@@ -269,7 +269,7 @@ def _ignores_zeros(s: Subject, y: Tensor) -> bool:
 
 @fixed()
 def check_hard_inputs(s: Subject) -> None:
-    """On every hard input: on the simplex, spoilt rows NaN and alone, gradients finite."""
+    """Hard inputs: rows lie on Δ, gradients are finite, and only spoilt rows are NaN."""
     for case, dtype in itertools.product(hard_inputs(), (torch.float64, torch.float32)):
         x, mask = case.make(dtype)
         if not (s.any_size or x.shape[-1] in s.sizes):
@@ -303,7 +303,7 @@ def _hard(s: Subject, case: HardInput, x: Tensor, mask: Tensor | None) -> None:
         raise Broken("0 where masked", f"{show(y)}", look, x=x)
     lowest = x == torch.finfo(x.dtype).min
     if bool(lowest.any()):
-        # as a mask, or where neighbours of 0 pay for that, as any score that is out of reach
+        # as a masked entry, or (with a penalty on neighbours) as a very low score
         expected = [s.pi(x, mask=~lowest), s.pi(x.masked_fill(lowest, -1e6))]
         allowed = 1e-9 if x.dtype == torch.float64 else 1e-4
         if all(worst(y - other) > allowed for other in expected):

@@ -1,4 +1,4 @@
-"""Promises of Π_Ω and max_Ω: optimality, by Ω's value, and agreement of every method to them."""
+"""Promises of Π_Ω and max_Ω: they are optimal for Ω's value, and every method agrees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REACHED = 1e-7
 
 @searched(exact, costly=True)
 def check_optimality(s: Subject, case: Case) -> None:
-    """y maximises ⟨y, x⟩ − γΩ(y): certified from Ω's value, and reached without a warning."""
+    """y maximises ⟨y, x⟩ − γΩ(y), certified from Ω's value, and the solver does not warn."""
     layer = RegularizedMax(s.omega, case.gamma, on_failure="warn")
     with warnings.catch_warnings(record=True) as caught, torch.no_grad():
         warnings.simplefilter("always", ConvergenceWarning)
@@ -40,7 +40,7 @@ def check_optimality(s: Subject, case: Case) -> None:
         raise Broken("a solver that converges", late[0], s.where("value"))
     problem = s.problem(case.x, case.gamma, case.mask)
     certificate = problem.certify(y)
-    # where Ω has next to no curvature, only the objective can tell
+    # with almost no curvature the error bound is large: accept a gap at rounding level
     near = certificate.gap <= 64 * EPS * (1 + problem.z.abs().amax(-1))
     near = near & ((y.sum(-1) - 1).abs() <= 64 * EPS)
     wrong = ~((certificate.error_bound <= REACHED) | near)
@@ -55,7 +55,7 @@ def check_optimality(s: Subject, case: Case) -> None:
 
 @searched(lambda s: exact(s) and s.has_formula, costly=True)
 def check_closed_form(s: Subject, case: Case) -> None:
-    """The formula gives what a solver finds from Ω's value."""
+    """The closed form gives what a solver finds from Ω's value."""
     y = s.pi(case.x, case.gamma, case.mask)
     solved = s.generic(case.x, case.gamma, case.mask)
     slack = s.slack(case.x, case.gamma, case.mask).squeeze(-1)
@@ -71,7 +71,7 @@ def check_closed_form(s: Subject, case: Case) -> None:
 
 @searched(exact)
 def check_zeros_exact(s: Subject, case: Case) -> None:
-    """y_i > 0 only where x_i/γ − ∂Ω/∂y_i = τ: an entry whose slope is below τ is exactly 0."""
+    """y_i > 0 only where x_i/γ − ∂Ω/∂y_i = τ: an entry with a smaller value is exactly 0."""
     for dtype, noise in ((torch.float64, 1e-7), (torch.float32, 1e-3)):
         y = s.pi(case.x.to(dtype), case.gamma, case.mask).double()
         slope, size = _slope(s, case, y)
@@ -144,8 +144,8 @@ def check_conjugate_at(s: Subject, case: Case) -> None:
     _is_the_maximum(s, case, "conjugate_at", conjugate_at)
 
 
-def _is_the_maximum(s: Subject, case: Case, method: str, claim: Callable[..., Any]) -> None:
-    """``claim(x, Π_Ω(x), gamma)`` is max_Ω(x)."""
+def _is_the_maximum(s: Subject, case: Case, method: str, declared: Callable[..., Any]) -> None:
+    """``declared(x, Π_Ω(x), gamma)`` is max_Ω(x)."""
     on = case.participants()
     x = case.x - torch.where(on, case.x, -torch.inf).amax(-1, keepdim=True)
     x = torch.where(on, x, 0)
@@ -153,7 +153,7 @@ def _is_the_maximum(s: Subject, case: Case, method: str, claim: Callable[..., An
     expected = s.maximum(x, case.gamma, case.mask)
     for gamma in (case.gamma, torch.full_like(x[:, :1], case.gamma)):
         with torch.no_grad():
-            found = claim(x, y, gamma)
+            found = declared(x, y, gamma)
         if found is None:
             return
         if found.shape != expected.shape or worst(found - expected) > 1e-9 * (1 + worst(x)):
@@ -167,7 +167,7 @@ def _is_the_maximum(s: Subject, case: Case, method: str, claim: Callable[..., An
 
 @searched(exact)
 def check_fenchel_young(s: Subject, case: Case) -> None:
-    """L(t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0 on Δ, and 0 at t = Π_Ω(x) alone."""
+    """L(t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0 on Δ, and L(t) = 0 only at t = Π_Ω(x)."""
     on = case.participants()
     y = s.pi(case.x, case.gamma, case.mask)
     with torch.no_grad():
@@ -198,7 +198,7 @@ def _has_program(s: Subject) -> bool:
 
 @fixed(_has_program)
 def check_as_cvxpy(s: Subject) -> None:
-    """as_cvxpy(y) is a convex expression equal to Ω(y), whose program has the layer's answer."""
+    """as_cvxpy(y) is convex and equal to Ω(y), and its program gives the layer's answer."""
     try:
         import cvxpy
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Promises of a penalty R, for Ω = base + λR: its prox, its subgradients, its groups.
 
-On Δ a multiple of Σy is constant, so the prox and the subgradients of a Lovász extension count up
-to a shift of each row: they are tested along directions w with Σw = 0.
+On Δ, Σy is constant, so the prox and the subgradients of a Lovász extension matter only up to a
+shift of each row. The checks use directions w with Σw = 0.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ def check_lovasz(s: Subject, case: Case) -> None:
 
 @searched(penalized)
 def check_prox(s: Subject, case: Case) -> None:
-    """z = prox(v) minimises ½‖z − v‖² + step·R(z): no other point is better by definition, and, of
-    a Lovász extension, v − z ∈ step·∂R(z)."""
+    """z = prox(v) minimises ½‖z − v‖² + step·R(z); for a Lovász extension, v − z ∈ step·∂R(z)."""
     penalty, name = _penalty(s)
     v = case.x
     for step in STEPS:
@@ -93,8 +92,8 @@ def check_prox(s: Subject, case: Case) -> None:
             apart = torch.where(case.participants(), z - v, 0)
             return apart.square().sum(-1) / 2 + step * penalty.value(z, case.mask)
 
-        ways = case.direction(3)
-        for w in _along(case, ways) if s.fuses else torch.where(case.participants(), ways, 0):
+        moves = case.direction(3)
+        for w in _along(case, moves) if s.fuses else torch.where(case.participants(), moves, 0):
             for size in (1.0, 1e-2, 1e-4):
                 # strong convexity: F(z + w) ≥ F(z) + ½‖w‖²
                 rise = objective(z + size * w) - objective(z)
@@ -123,8 +122,7 @@ def check_prox(s: Subject, case: Case) -> None:
 
 @searched(structured)
 def check_subgradient(s: Subject, case: Case) -> None:
-    """u = subgradient(y, near, step): step·R(t) ≥ step·R(y) + ⟨u, t − y⟩ for every t, whatever
-    ``near`` is."""
+    """u = subgradient(y, near, step): step·R(t) ≥ step·R(y) + ⟨u, t − y⟩ for all t and ``near``."""
     penalty, name = _penalty(s)
     on = case.participants()
     for y in [*points(case), case.x, points(case)[0].round(decimals=1)]:
@@ -151,7 +149,7 @@ def check_subgradient(s: Subject, case: Case) -> None:
 
 @searched(structured)
 def check_groups(s: Subject, case: Case) -> None:
-    """groups(z) are ids in [0, d), equal entries alike; the prox's Jacobian averages over them."""
+    """groups(z) are ids in [0, d); entries of a group are equal; prox's Jacobian averages them."""
     penalty, name = _penalty(s)
     v, d, on = case.x, case.x.shape[-1], case.participants()
     for step in STEPS:
@@ -195,7 +193,7 @@ def check_groups(s: Subject, case: Case) -> None:
 
 @searched(lambda s: structured(s) and s.omega.exact)
 def check_fused_groups_equal(s: Subject, case: Case) -> None:
-    """Entries that stay together when the scores move a little are equal to the bit."""
+    """Entries that stay equal under small changes of the scores are equal bit for bit."""
     x, gamma, mask = case.x, case.gamma, case.mask
     y = s.pi(x, gamma, mask)
     fused = case.participants().unsqueeze(-1) & case.participants().unsqueeze(-2)

@@ -1,4 +1,4 @@
-"""What a promise is: a function of an Ω under test and of scores that raises where it is broken."""
+"""A promise is a function of an Ω under test and of scores that raises if Ω breaks the promise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .subject import Subject
 
 
 class Skipped(Exception):
-    """A check that cannot run here: an optional package is missing."""
+    """A check cannot run: an optional package is missing, or nothing suits it."""
 
 
 class Broken(Exception):
-    """A promise that does not hold: what was expected, what was found, where to look."""
+    """A promise is broken: what was expected, what was found, where to look."""
 
     def __init__(self, expected: str, found: str, look: str, **tensors: Tensor) -> None:
         super().__init__(f"{expected}; {found}")
@@ -51,14 +51,14 @@ class Case:
         return torch.ones_like(self.x, dtype=torch.bool) if self.mask is None else self.mask
 
     def describe(self) -> str:
-        """The case as code."""
+        """The case as Python code."""
         lines = [f"x = {show(self.x)}", f"gamma = {self.gamma!r}"]
         lines.append("mask = None" if self.mask is None else f"mask = {show(self.mask)}")
         return "\n".join(lines)
 
 
 def show(t: Tensor) -> str:
-    """A tensor as code that makes it again, where it is small enough to be read."""
+    """A tensor as Python code; a large one only by shape and dtype."""
     if t.numel() > 64:
         return f"<tensor of shape {tuple(t.shape)}, {t.dtype}>"
     numbers = repr(t.tolist()).replace("nan", "math.nan").replace("inf", "math.inf")
@@ -72,7 +72,7 @@ def worst(t: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """What a promise is tried on. ``costly``: it solves by definition, so on few cases."""
+    """The cases for a promise. ``costly``: the check calls a solver, so the cases are few."""
 
     masks: bool = True
     costly: bool = False
@@ -92,8 +92,8 @@ def exact(s: Subject) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """A named promise about the Ω that it ``applies`` to. ``search`` is None where ``function``
-    has inputs of its own."""
+    """A named promise about each Ω for which ``applies`` is true. ``search`` is None if
+    ``function`` has its own inputs."""
 
     name: str
     applies: Applies
@@ -104,12 +104,12 @@ class Kind:
 def searched(
     applies: Applies = always, masks: bool = True, costly: bool = False
 ) -> Callable[[Promise], Kind]:
-    """Make ``check_name(subject, case)`` a promise about every case."""
+    """A decorator: ``check_name(subject, case)`` is a promise about every case."""
     return lambda function: _kind(function, applies, Search(masks, costly))
 
 
 def fixed(applies: Applies = always) -> Callable[[Callable[[Subject], None]], Kind]:
-    """Make ``check_name(subject)`` a promise about inputs of its own."""
+    """A decorator: ``check_name(subject)`` is a promise with its own inputs."""
     return lambda function: _kind(function, applies, None)
 
 

@@ -1,4 +1,4 @@
-"""The report of a cross-check: as objects, a table, a dict, JSON."""
+"""The report of a cross-check: objects, a table, a dict or JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Declared:
-    """One overridden method of Ω against its value: relative error, and what is allowed."""
+    """One overridden method of Ω compared with Ω's value: relative and allowed error."""
 
     method: str
     error: float
@@ -53,10 +53,10 @@ class Declared:
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`regmax.crosscheck` found.
+    """The result of :func:`regmax.crosscheck`.
 
-    ``rows`` has one dict per pair of methods; ``declared`` one entry per overridden method of Ω;
-    ``skipped`` names backends that could not take Ω, and why.
+    ``rows`` has one dict per pair of methods, ``declared`` one entry per overridden method of Ω.
+    ``skipped`` lists the backends that did not run, with the reasons.
     """
 
     name: str
@@ -69,14 +69,14 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is a pair of methods, all pairs agree, and what Ω declares holds."""
+        """Whether there is a pair of methods, all pairs agree, and all declared properties hold."""
         return (
             bool(self.pairs) and all(p.ok for p in self.pairs) and all(c.ok for c in self.declared)
         )
 
     @property
     def culprits(self) -> list[str]:
-        """The methods, and the declared methods of Ω, that disagree with the rest."""
+        """The methods and the declared properties of Ω that disagree with the rest."""
         methods = [method for pair in self.pairs for method in pair.wrong]
         return list(
             dict.fromkeys(methods + [f"declared {c.method}" for c in self.declared if not c.ok])
@@ -109,7 +109,7 @@ class Report:
         return json.dumps(plain(self.to_dict()), indent=indent, allow_nan=False)
 
     def table(self) -> str:
-        """Text for people: one line per pair of methods, then the declared methods."""
+        """A table with one line per pair of methods, then one line per declared property."""
         head = ("methods", "max |Δy|", "bounds", "max |ΔVJP|", "bounds", "seconds", "verdict")
         lines = [head]
         for p in self.pairs:

@@ -1,7 +1,7 @@
 """The search for an input on which a promise is broken, and the message that reports it.
 
-A promise is a function of (Ω, case). It is tried on fixed cases, then on drawn ones; whatever
-breaks it is made as small as possible: fewer rows, fewer entries, rounder scores.
+A promise is a function of (Ω, case). The search tries fixed cases, then drawn ones. It reduces the
+first case that breaks the promise: fewer rows, fewer entries, rounder scores.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor
 from ..regularizers.curvature import Curvature
 from ..regularizers.penalty import Penalty
 from ..regularizers.regularizer import Definition, Regularizer
+from .conformance import failure_report, raised_in
 from .inputs import normal
-from .promise import Broken, Case, Promise, Search, Skipped, show
+from .promise import Broken, Case, Promise, Search, Skipped
 from .subject import Subject
 
 GAMMAS = (1.0, 0.5, 2.0)
@@ -67,7 +68,7 @@ def _breaks(promise: Promise, subject: Subject, case: Case) -> bool:
 
 
 def hypothesis() -> ModuleType:
-    """The package that draws and shrinks."""
+    """The package that draws and shrinks inputs."""
     try:
         import hypothesis as package
     except ImportError as error:
@@ -79,7 +80,7 @@ def hypothesis() -> ModuleType:
 
 @dataclass(frozen=True)
 class Draws:
-    """What is drawn: rows of these sizes, with or without masks, this many."""
+    """What to draw: ``number`` cases with rows of these sizes, with or without masks."""
 
     sizes: Sequence[int]
     masks: bool
@@ -88,7 +89,7 @@ class Draws:
 
 @functools.cache
 def _drawn(draws: Draws) -> tuple[Case, ...]:
-    """The cases that every promise is tried on: the same, so that answers can be remembered."""
+    """The drawn cases. They are the same for every promise, so that a subject can cache answers."""
     cases: list[Case] = []
     _attempts(draws, cases.append)
     return tuple(cases)
@@ -108,7 +109,7 @@ def _shrunk(promise: Promise, subject: Subject, draws: Draws) -> Case | None:
     try:
         _attempts(draws, attempt)
     except Exception:
-        # whatever hypothesis says of one that fails only now and then
+        # hypothesis raises an error of its own if a failure is not reproducible
         if not broken:
             raise
     return min(broken, key=_size) if broken else None
@@ -181,38 +182,21 @@ def _reduced(promise: Promise, subject: Subject, case: Case) -> Case:
 
 
 def _digits(x: Tensor) -> int:
-    """How many decimals the scores have, 16 at most."""
+    """The number of decimals of the scores, 16 at most."""
     return next((k for k in range(16) if torch.equal(x.round(decimals=k), x)), 16)
 
 
 def report(name: str, subject: Subject, case: Case | None, error: Exception) -> str:
     """What a failed check says."""
-    omega = subject.omega
-    if isinstance(error, Broken):
-        expected, found, look = error.expected, error.found, error.look
-        tensors = error.tensors
-    else:
-        # what only knows the value of Ω says so under the name of a stand-in
-        said = str(error).replace("Definition.value", subject.where("value"))
-        expected, found = "no exception", f"{type(error).__name__}: {said}"
-        look, tensors = _raiser(error) or subject.where("value"), {}
-    lines = [f"{name} failed for {omega!r}", f"  expected: {expected}", f"  found: {found}"]
-    if case is not None:
-        lines.append("  smallest input found:")
-        lines += [f"    {line}" for line in case.describe().splitlines()]
-    lines += [f"    {key} = {show(t)}" for key, t in tensors.items()]
-    lines.append(f"  look at: {look}")
-    return "\n".join(lines)
+    look = raised_in(error, _by_an_author) or subject.where("value")
+    described = None if case is None else case.describe()
+    text = failure_report(name, f"{subject.omega!r}", error, described, look)
+    # an Ω reduced to its value has the class Definition: name the author's class instead
+    own = isinstance(error, Broken)
+    return text if own else text.replace("Definition.value", subject.where("value"))
 
 
-def _raiser(error: Exception) -> str | None:
-    """``Class.method`` of the innermost code of a plugin's object in the traceback."""
-    found, frames = None, error.__traceback__
-    while frames is not None:
-        frame = frames.tb_frame
-        owner = frame.f_locals.get("self")
-        author = isinstance(owner, Regularizer | Penalty | Curvature)
-        if author and not isinstance(owner, Definition):
-            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {frames.tb_lineno}"
-        frames = frames.tb_next
-    return found
+def _by_an_author(owner: Any) -> bool:
+    """Whether its class comes from a plugin, or from a user."""
+    author = isinstance(owner, Regularizer | Penalty | Curvature)
+    return author and not isinstance(owner, Definition)

@@ -1,4 +1,4 @@
-"""What a solver is tried on: the problems that it suits, and rows of scores."""
+"""The inputs for a solver under test: the problems that it accepts, and rows of scores."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MAX_ITER = 2000
 
 
 class Overrun(Exception):
-    """A solver evaluates Ω without end."""
+    """A solver evaluated Ω more often than allowed."""
 
 
 class Counted(Definition):
-    """Ω that refuses to be evaluated more than ``limit`` times."""
+    """Ω that raises :class:`Overrun` after ``limit`` evaluations."""
 
     def __init__(self, omega: Regularizer, limit: int) -> None:
         super().__init__(omega)
@@ -64,7 +64,7 @@ class Trial:
         return replace(self, z=self.z[keep], mask=mask)
 
     def smaller(self) -> Iterator[Trial]:
-        """One row, no mask, an entry less, rounder scores."""
+        """Smaller trials: one row, no mask, one entry less, rounder scores."""
         n, d = self.z.shape
         if n > 1:
             yield from (self.rows([i]) for i in range(n))
@@ -87,7 +87,7 @@ class Trial:
 
 
 class Bench:
-    """A solver under test, and the problems that it says it suits."""
+    """A solver under test, and the problems that it accepts."""
 
     def __init__(self, solver: Solver) -> None:
         if not isinstance(solver, Solver):
@@ -101,7 +101,7 @@ class Bench:
 
     @functools.cached_property
     def suited(self) -> list[Known]:
-        """The problems that the solver takes: none where it cannot even say."""
+        """The problems that the solver accepts; none if ``unsuitable`` raises."""
         with contextlib.suppress(Exception):
             return [k for k in self.table if self.unsuitable(k) is None]
         return []
@@ -115,7 +115,7 @@ class Bench:
     def run(
         self, problem: Problem, tol: float = TOL, max_iter: int = MAX_ITER
     ) -> tuple[Tensor, Tensor]:
-        """What the solver itself answers, before anything polishes it."""
+        """The solver's own answer, without polishing."""
         with torch.no_grad():
             found: Any = self.solver.run(problem, tol, max_iter)
         if (
@@ -136,14 +136,14 @@ class Bench:
         return y, iterations
 
     def solve(self, trial: Trial, dtype: torch.dtype = torch.float64, **kind: Any) -> Solution:
-        """What a layer with this solver answers."""
+        """The answer of a layer with this solver."""
         layer = RegularizedMax(trial.known.omega, solver=self.solver, on_failure="ignore", **kind)
         with torch.no_grad():
             return layer.solve(trial.z.to(dtype), trial.mask)
 
 
 def usual(known: Known) -> Iterator[Trial]:
-    """Rows close together, apart and far apart; tied; masked; short and longer."""
+    """Rows of several sizes and scales, and masked rows."""
     for k, (d, scale) in enumerate(((2, 1.0), (3, 0.05), (5, 1.0), (6, 6.0))):
         yield Trial(known, scale * normal(3, d, seed=k))
     mask = normal(3, 6, seed=5) < 0.5
@@ -152,7 +152,7 @@ def usual(known: Known) -> Iterator[Trial]:
 
 
 def hard(known: Known) -> Iterator[Trial]:
-    """Ties, equal scores, one that dominates, huge and tiny ranges, one element."""
+    """Ties, equal scores, tiny and huge scales, one element."""
     rows = normal(3, 5, seed=7)
     yield Trial(known, (rows * 2).round() / 2)
     yield Trial(known, torch.full((1, 5), 0.7, dtype=torch.float64))
@@ -173,7 +173,7 @@ Promise = Callable[[Bench, Trial], None]
 
 @dataclass(frozen=True)
 class Kind:
-    """A named promise, and the rows that it is tried on for each problem."""
+    """A named promise, and its trials for each problem; None if it has its own inputs."""
 
     name: str
     function: Callable[..., None]
@@ -181,10 +181,10 @@ class Kind:
 
 
 def tried_on(trials: Callable[[Known], Iterable[Trial]]) -> Callable[[Promise], Kind]:
-    """Make ``check_name(bench, trial)`` a promise about each trial of each problem that suits."""
+    """A decorator: ``check_name(bench, trial)`` is a promise about each trial of each problem."""
     return lambda function: Kind(function.__qualname__, function, trials)
 
 
 def once(function: Callable[[Bench], None]) -> Kind:
-    """Make ``check_name(bench)`` a promise about inputs of its own."""
+    """A decorator: ``check_name(bench)`` is a promise with its own inputs."""
     return Kind(function.__qualname__, function, None)

@@ -1,4 +1,4 @@
-"""The promises of a solver: right, honest about how right, one row at a time, within its budget."""
+"""The promises of a solver: correct answers, valid certificates, independent rows, max_iter."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from .solver_bench import (
 )
 
 ROUNDING = 1e-13
-"""What the table's own answers may be off by, relative to 1 + the largest score."""
+"""The error of the table's own answers, relative to 1 + the largest score."""
 
 
 def errors(t: Trial, y: Tensor) -> tuple[Tensor, Tensor]:
-    """‖y − y*‖ of each row, and how far the table's answer may be off."""
+    """‖y − y*‖ of each row, and the possible error of the table's answer."""
     own = ROUNDING * (1 + t.z.double().abs().amax(-1))
     if not t.known.curved:
         own = own.sqrt()  # the inverse of a slope that vanishes at 0
     return (y.double() - t.answer).norm(dim=-1), own
 
 
-# -- right -----------------------------------------------------------------------------------------
+# -- correct answers and certificates --------------------------------------------------------------
 
 
 @tried_on(usual)
 def check_optimum(b: Bench, t: Trial) -> None:
-    """The layer with this solver gives the maximiser, and says that it converged."""
+    """A layer with this solver gives the maximiser, with ``converged`` True."""
     found = b.solve(t, max_iter=MAX_ITER if t.known.curved else 300)
     error, own = errors(t, found.y)
     if bool((error > 1e-6 + own).any()):
@@ -64,8 +64,8 @@ def check_optimum(b: Bench, t: Trial) -> None:
 
 @tried_on(usual)
 def check_answer_of_its_own(b: Bench, t: Trial) -> None:
-    """``run`` itself gives what it is asked for, before regmax polishes it: a row within ``tol``,
-    by the problem's own certificate."""
+    """The y of ``run``, before regmax polishes it, is within ``tol`` by the problem's
+    certificate."""
     if not t.known.curved:
         return
     problem = t.known.problem(t.z, t.mask)
@@ -80,8 +80,7 @@ def check_answer_of_its_own(b: Bench, t: Trial) -> None:
 
 @tried_on(lambda known: (*few(known), *hard(known)))
 def check_certificate_honest(b: Bench, t: Trial) -> None:
-    """‖y − y*‖ ≤ error_bound however few iterations are allowed, and converged is the same as
-    error_bound ≤ tol."""
+    """‖y − y*‖ ≤ error_bound for every max_iter, and converged is error_bound ≤ tol."""
     for max_iter in (1, 4, 300):
         found = b.solve(t, max_iter=max_iter)
         error, own = errors(t, found.y)
@@ -101,7 +100,7 @@ def check_certificate_honest(b: Bench, t: Trial) -> None:
 
 @tried_on(lambda known: (*usual(known), *hard(known)))
 def check_simplex(b: Bench, t: Trial) -> None:
-    """The y of ``run`` is a point of Δ, and exactly 0 where masked, however it ends."""
+    """The y of ``run`` is a point of Δ and exactly 0 where masked, converged or not."""
     for max_iter in (1, MAX_ITER):
         y, _ = b.run(t.known.problem(t.z, t.mask), max_iter=max_iter)
         total = y.sum(-1)
@@ -124,7 +123,7 @@ def check_simplex(b: Bench, t: Trial) -> None:
 
 @tried_on(lambda known: (Trial(known, torch.cat([0.3 * normal(1, 5, seed=1), normal(2, 5)])),))
 def check_float32(b: Bench, t: Trial) -> None:
-    """In float32 the answer is as right as float32 allows, and so is the certificate."""
+    """In float32 the error is within 2e-3, and the certificate is valid."""
     single = Trial(t.known, t.z.float(), t.mask)
     b.run(t.known.problem(single.z, t.mask), 1e-3)  # refused unless y is float32
     found = b.solve(single, torch.float32)
@@ -143,17 +142,17 @@ def check_float32(b: Bench, t: Trial) -> None:
         )
 
 
-# -- one row at a time -----------------------------------------------------------------------------
+# -- independent rows ------------------------------------------------------------------------------
 
 
 @tried_on(few)
 def check_rows_independent(b: Bench, t: Trial) -> None:
-    """A row's y and iterations do not depend on the rows beside it, nor on their order."""
+    """A row's y and iterations do not depend on the other rows or on their order."""
     y, iterations = b.run(t.known.problem(t.z, t.mask))
     turned = Trial(t.known, t.z.flip(0), None if t.mask is None else t.mask.flip(0))
-    ways = [(turned, list(range(len(y)))[::-1], "in reversed order")]
-    ways += [(t.rows([i]), [i], "alone") for i in range(len(y))]
-    for other, at, what in ways:
+    batches = [(turned, list(range(len(y)))[::-1], "in reversed order")]
+    batches += [(t.rows([i]), [i], "alone") for i in range(len(y))]
+    for other, at, what in batches:
         there, steps = b.run(t.known.problem(other.z, other.mask))
         if worst(there - y[at]) > 4e-15 or not torch.equal(there > 0, y[at] > 0):
             raise Broken(
@@ -171,7 +170,7 @@ def check_rows_independent(b: Bench, t: Trial) -> None:
 
 @tried_on(one)
 def check_deterministic(b: Bench, t: Trial) -> None:
-    """The same rows give the same bits, whatever was solved between; no random state is moved."""
+    """The same rows give the same bits after another solve; torch's random state is unchanged."""
     problem = t.known.problem(t.z, t.mask)
     state = torch.random.get_rng_state()
     y, iterations = b.run(problem)
@@ -191,7 +190,7 @@ def check_deterministic(b: Bench, t: Trial) -> None:
 
 @tried_on(one)
 def check_leaves_its_inputs(b: Bench, t: Trial) -> None:
-    """Scores, mask and Ω are as before, y is new memory, and no gradient is recorded."""
+    """Scores and mask are unchanged, y has its own memory, and no gradient is recorded."""
     mask = torch.ones_like(t.z, dtype=torch.bool) if t.mask is None else t.mask.clone()
     mask[:, -1] = mask[:, -1] & (mask.sum(-1) == 1)
     z = t.z.clone()
@@ -208,12 +207,12 @@ def check_leaves_its_inputs(b: Bench, t: Trial) -> None:
         raise Broken("the mask as before", f"{show(mask)}", b.where("run"))
 
 
-# -- within its budget -----------------------------------------------------------------------------
+# -- max_iter --------------------------------------------------------------------------------------
 
 
 @tried_on(few)
 def check_budget(b: Bench, t: Trial) -> None:
-    """It ends after max_iter iterations, also where ``tol`` cannot be reached."""
+    """``run`` ends after max_iter iterations, even if it cannot reach ``tol``."""
     for max_iter in (1, 3):
         limit = 2000 * max_iter
         counted = Counted(t.known.base, limit)
@@ -236,7 +235,7 @@ def check_budget(b: Bench, t: Trial) -> None:
 
 @tried_on(few)
 def check_iterations(b: Bench, t: Trial) -> None:
-    """``iterations`` is one int64 number per row, and as many as it says are enough."""
+    """``iterations`` is one int64 number per row, and that many iterations are enough."""
     problem = t.known.problem(t.z, t.mask)
     y, iterations = b.run(problem)
     if iterations.dtype != torch.int64 or bool((iterations < 0).any()):
@@ -262,7 +261,7 @@ def check_iterations(b: Bench, t: Trial) -> None:
 
 @tried_on(lambda known: (Trial(known, torch.cat([normal(3, 8, seed=11), 0.02 * normal(2, 8)])),))
 def check_failure_is_flagged(b: Bench, t: Trial) -> None:
-    """A row that did not reach ``tol`` is not called converged; its y is still a point of Δ."""
+    """``converged`` is False for a row that did not reach ``tol``; its y is still a point of Δ."""
     found = b.solve(t, max_iter=1, tol=1e-15)
     wrong = off_simplex(found.y)
     if wrong is not None:
@@ -276,13 +275,13 @@ def check_failure_is_flagged(b: Bench, t: Trial) -> None:
         )
 
 
-# -- whatever comes --------------------------------------------------------------------------------
+# -- unsuitable problems, hard inputs, gradients, the name -----------------------------------------
 
 
 @once
 def check_unsuitable(b: Bench) -> None:
-    """``unsuitable`` gives None or a reason, a string that is not empty, the same each time; a
-    problem with a reason is refused with it."""
+    """``unsuitable`` returns None or a nonempty string, the same each time. A layer refuses a
+    problem with a reason, and says the reason."""
     for known in b.table:
         reason = b.unsuitable(known)
         if reason is None:
@@ -308,8 +307,8 @@ def check_unsuitable(b: Bench) -> None:
 
 @once
 def check_hard_inputs(b: Bench) -> None:
-    """Every row of HARD_INPUTS: a point of Δ and an honest bound; NaN where spoilt, 0 where
-    empty; also batches without rows, of one dimension or three, and finfo.min."""
+    """Each row of HARD_INPUTS gives a point of Δ and a valid bound, NaN if spoilt, 0 if empty. The
+    inputs include batches without rows, of one or three dimensions, and finfo.min."""
     for known in b.suited:
         for case in hard_inputs():
             x, mask = case.make()

@@ -6,22 +6,28 @@
     def test_mine(solver, check):
         check(solver)
 
-or, without pytest, ``check_solver(MySolver())``. A solver is tried on the problems of
-:mod:`regmax.testing.known` that it says it suits, whose answers are known.
+or, without pytest, ``check_solver(MySolver())``. The checks run a solver on the problems of
+:mod:`regmax.testing.known` that it accepts. Their answers are known.
 """
 
 from __future__ import annotations
 
-import inspect
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..regularizers.errors import ConvergenceWarning
 from ..solvers import Solver
 from . import solver_promises
-from .harness import ExpectedFailures, expected_by
-from .promise import Broken, Skipped, show
+from .conformance import (
+    ConformanceCheck,
+    ExpectedFailures,
+    Skip,
+    failure_report,
+    parametrized,
+    raised_in,
+    run_checks,
+    skip_test,
+)
+from .promise import Skipped
 from .solver_bench import Bench, Kind, Trial
 
 KINDS: dict[str, Kind] = {
@@ -29,27 +35,16 @@ KINDS: dict[str, Kind] = {
 }
 
 
-class SolverCheck:
+class SolverCheck(ConformanceCheck):
     """One promise: ``check(solver)`` returns, or raises an AssertionError that says why not."""
 
-    def __init__(self, kind: Kind, bench: Bench, skip: Callable[[str], Any] | None = None) -> None:
-        self.name = self.__name__ = kind.name
-        self.__doc__ = kind.function.__doc__
-        self._kind, self._bench, self._skip = kind, bench, skip
+    def __init__(self, kind: Kind, bench: Bench, skip: Skip | None = None) -> None:
+        super().__init__(kind, skip)
+        self._kind, self._bench = kind, bench
 
-    def __call__(self, solver: Solver) -> None:
-        bench = self._bench if solver is self._bench.solver else Bench(solver)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)
-            try:
-                self._run(bench)
-            except Skipped as reason:
-                if self._skip is None:
-                    raise
-                self._skip(str(reason))
-
-    def _run(self, bench: Bench) -> None:
-        kind = self._kind
+    def _run(self, solver: Solver) -> None:
+        kind, bench = self._kind, self._bench
+        bench = bench if solver is bench.solver else Bench(solver)
         if kind.trials is None:
             trials: list[Trial | None] = [None]
         elif bench.suited:
@@ -61,9 +56,6 @@ class SolverCheck:
             if error is not None:
                 trial, error = _reduced(kind, bench, trial, error)
                 raise AssertionError(_report(kind, bench, trial, error)) from error
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 def _broken(kind: Kind, bench: Bench, trial: Trial | None) -> Exception | None:
@@ -93,34 +85,20 @@ def _reduced(
 
 
 def _report(kind: Kind, bench: Bench, trial: Trial | None, error: Exception) -> str:
-    if isinstance(error, Broken):
-        expected, found, look, tensors = error.expected, error.found, error.look, error.tensors
-    else:
-        expected, found = "no exception", f"{type(error).__name__}: {error}"
-        look, tensors = _raiser(error, bench) or bench.where("run"), {}
-    lines = [f"{kind.name} failed for solver {bench.solver.name!r} ({bench.name})"]
-    lines += [f"  expected: {expected}", f"  found: {found}"]
-    if trial is not None:
-        lines.append("  smallest input found:")
-        lines += [f"    {line}" for line in trial.describe().splitlines()]
-    lines += [f"    {key} = {show(t)}" for key, t in tensors.items()]
-    return "\n".join([*lines, f"  look at: {look}"])
-
-
-def _raiser(error: Exception, bench: Bench) -> str | None:
-    """``Class.method, line`` of the innermost code of the solver in the traceback."""
-    found, frames = None, error.__traceback__
-    while frames is not None:
-        if frames.tb_frame.f_locals.get("self") is bench.solver:
-            found = f"{bench.name}.{frames.tb_frame.f_code.co_name}, line {frames.tb_lineno}"
-        frames = frames.tb_next
-    return found
+    look = raised_in(error, lambda owner: owner is bench.solver) or bench.where("run")
+    described = None if trial is None else trial.describe()
+    label = f"solver {bench.solver.name!r} ({bench.name})"
+    return failure_report(kind.name, label, error, described, look)
 
 
 def solver_checks(solver: Solver) -> list[SolverCheck]:
     """The checks of ``solver``."""
+    return _checks(solver)
+
+
+def _checks(solver: Solver, skip: Skip | None = None) -> list[SolverCheck]:
     bench = Bench(solver)
-    return [SolverCheck(kind, bench) for kind in KINDS.values()]
+    return [SolverCheck(kind, bench, skip) for kind in KINDS.values()]
 
 
 def check_solver(solver: Solver, expected_failures: ExpectedFailures | None = None) -> None:
@@ -129,27 +107,7 @@ def check_solver(solver: Solver, expected_failures: ExpectedFailures | None = No
     ``expected_failures``: {check name: reason}; a check named there must fail.
     """
     checks = solver_checks(solver)
-    expected = expected_by(expected_failures, solver, [check.name for check in checks])
-    failures = []
-    for check in checks:
-        try:
-            check(solver)
-        except Skipped:
-            continue
-        except AssertionError as error:
-            if check.name not in expected:
-                failures.append(str(error))
-        else:
-            if check.name in expected:
-                failures.append(
-                    f"{check.name} passed for {solver!r}, and was expected to fail: "
-                    f"{expected[check.name]}. Take it out of expected_failures"
-                )
-    if failures:
-        raise AssertionError(
-            f"{len(failures)} of {len(checks)} checks failed for solver {solver.name!r}\n\n"
-            + "\n\n".join(failures)
-        )
+    run_checks(checks, solver, expected_failures, f"solver {solver.name!r}")
 
 
 def parametrize_solver_with_checks(
@@ -160,45 +118,5 @@ def parametrize_solver_with_checks(
     ``expected_failures``: {check name: reason}, or a function from a solver to that; a check named
     there must fail.
     """
-    import pytest
-
-    def skip(reason: str) -> None:
-        pytest.skip(reason)
-
-    given = list(solvers)
-    benches = [Bench(solver) for solver in given]
-    parameters = []
-    for label, bench in zip(_labelled([s.name for s in given]), benches, strict=True):
-        expected = expected_by(expected_failures, bench.solver, list(KINDS))
-        for kind in KINDS.values():
-            marks = []
-            if kind.name in expected:
-                reason = expected[kind.name]
-                marks = [pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)]
-            check = SolverCheck(kind, bench, skip)
-            parameters.append(
-                pytest.param(bench.solver, check, marks=marks, id=f"{label}-{kind.name}")
-            )
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        names = [name for name in inspect.signature(function).parameters if name != "self"]
-        if len(names) < 2:
-            raise TypeError(
-                f"{getattr(function, '__name__', function)} must take a solver and a check; "
-                f"it takes ({', '.join(names)})"
-            )
-        marked: Callable[..., Any] = pytest.mark.parametrize(names[:2], parameters)(function)
-        return marked
-
-    return decorate
-
-
-def _labelled(names: Iterable[str]) -> Iterator[str]:
-    """Each name, with a number where it came before."""
-    seen: set[str] = set()
-    for name in names:
-        label, k = name, 2
-        while label in seen:
-            label, k = f"{name}#{k}", k + 1
-        seen.add(label)
-        yield label
+    cases = [(solver.name, solver, _checks(solver, skip_test)) for solver in solvers]
+    return parametrized(cases, expected_failures, "a solver")

@@ -1,4 +1,4 @@
-"""An Ω under test: what it declares, what its layer answers, and the truth from its value alone."""
+"""An Ω under test: its declared properties, its layer's answers, and what its value implies."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .inputs import normal
 
 SIZES = (1, 2, 3, 5)
 MAX_ITER = 100
-"""Enough for a solver that converges; one that does not is the matter of check_optimality."""
+"""Enough for a solver that converges; check_optimality finds one that does not."""
 
 
 class Subject:
-    """Ω with one number for each hyperparameter, its answers remembered.
+    """Ω with one number for each hyperparameter. It caches the answers.
 
-    ``smooth``: the differentiable part of Ω. ``truth``: that part by its value alone, so that
-    gradients and curvatures are those of autograd.
+    ``smooth``: the differentiable part of Ω. ``truth``: the same with only its value, so that
+    autograd gives its gradient and curvature.
     """
 
     def __init__(self, omega: Regularizer) -> None:
@@ -37,7 +37,7 @@ class Subject:
                 f"omega must be an instance of regmax.Regularizer; got {omega!r}"
                 + (" (a class: call it first)" if isinstance(omega, type) else "")
             )
-        # a layer brings these to the dtype of the scores
+        # a layer casts these to the dtype of the scores
         inside = omega.tensors(fixed=True)
         single = {k: t.detach().double() for k, t in inside.items() if t.dtype.is_floating_point}
         single |= {k: single[k].reshape(-1)[0] for k in omega.per_row_tensors()}
@@ -60,7 +60,7 @@ class Subject:
         return overrides(self.omega, method) or overrides(self.smooth, method)
 
     def where(self, method: str) -> str:
-        """``Class.method``: where to look."""
+        """``Class.method``, for the line "look at" of a report."""
         for part in (self.omega, self.smooth):
             if overrides(part, method):
                 owner = next(c for c in type(part).__mro__ if method in vars(c))
@@ -70,12 +70,12 @@ class Subject:
 
     @functools.cached_property
     def has_formula(self) -> bool:
-        """Whether Π_Ω needs no solver."""
+        """Whether Π_Ω has a closed form, and needs no solver."""
         return has_formula(self.omega)
 
     @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The row sizes that Ω accepts: all, unless it says which, or tensors inside it fix one."""
+        """The row sizes to test: all of SIZES, unless Ω or a tensor inside it accepts only some."""
         if self.omega.entries is not None:
             return (self.omega.entries,)
         if all(self._accepts(d) for d in SIZES):
@@ -101,7 +101,7 @@ class Subject:
         return layer_of(self.omega, gamma, dim)
 
     def pi(self, x: Tensor, gamma: float = 1.0, mask: Tensor | None = None) -> Tensor:
-        """Π_Ω(x), remembered, without gradients."""
+        """Π_Ω(x), cached, without gradients."""
 
         def answer() -> Tensor:
             with torch.no_grad():
@@ -112,8 +112,8 @@ class Subject:
         return y.clone()
 
     def slack(self, x: Tensor, gamma: float, mask: Tensor | None, eps: float = 2e-15) -> Tensor:
-        """How far apart two right answers may be, (rows, 1): how far Π_Ω moves when the scores move
-        by ``eps`` of their size, and what a solver leaves open."""
+        """How much two correct answers may differ, (rows, 1): the change of Π_Ω when the scores
+        change by ``eps`` of their size, plus the error bounds of a solver."""
         y = self.pi(x, gamma, mask)
         size = eps * (1 + torch.where(torch.isfinite(x), x, 0).abs().amax(-1, keepdim=True))
         moves = torch.stack([normal(*x.shape, seed=seed).sign().to(x) for seed in range(4)])
@@ -129,7 +129,7 @@ class Subject:
         return slack
 
     def generic(self, x: Tensor, gamma: float, mask: Tensor | None) -> Solution:
-        """Π_Ω(x) by a solver that knows the value of Ω only, remembered."""
+        """Π_Ω(x) by a solver that knows only the value of Ω, cached."""
 
         def answer() -> Solution:
             with torch.no_grad():
@@ -141,16 +141,16 @@ class Subject:
     def remember(
         self, what: str, answer: Callable[[], Any], x: Tensor, gamma: float, mask: Tensor | None
     ) -> Any:
-        """``answer()``, asked for once."""
+        """``answer()``, computed once per input."""
         key = (what, x.dtype, gamma, *_key(x), *_key(mask))
         if key not in self._known:
             self._known[key] = answer()
         return self._known[key]
 
-    # -- truth ---------------------------------------------------------------------------------
+    # -- from the value ------------------------------------------------------------------------
 
     def problem(self, x: Tensor, gamma: float, mask: Tensor | None) -> Problem:
-        """max ⟨y, z⟩ − Ω(y), z = x/γ shifted to a maximum of 0, by definition."""
+        """max ⟨y, z⟩ − Ω(y), z = x/γ shifted to a maximum of 0, from Ω's value."""
         on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
         top = torch.where(on, x, -torch.inf).amax(-1, keepdim=True)
         return Problem(definition(self.omega), torch.where(on, (x - top) / gamma, 0), mask)
@@ -160,7 +160,7 @@ class Subject:
         return self.problem(x, gamma, mask).certify(y).error_bound
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Ω(y) of the participants, at ε² for an entry 0 where Ω has no number there."""
+        """Ω(y) of the participants. If it is not finite at an entry 0, that entry becomes ε²."""
         with torch.no_grad():
             there = value_of(self.omega, y, mask)
             return torch.where(
@@ -193,7 +193,7 @@ def layer_of(omega: Regularizer, gamma: float | Tensor, dim: int = -1) -> Regula
 
 
 def _key(t: Tensor | None) -> tuple[Any, ...]:
-    """The numbers of ``t`` and how they lie in memory."""
+    """The bits of ``t`` with its shape and strides."""
     if t is None:
         return (None,)
     bits = t.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8)

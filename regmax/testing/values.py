@@ -1,4 +1,4 @@
-"""Promises of Ω's value and of what is derived from it: ∇Ω, ∇²Ω, β, separability."""
+"""Promises of Ω's value and of its declared properties: ∇Ω, ∇²Ω, β, separability and others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tangents(case: Case, count: int) -> Tensor:
 
 @searched(masks=False)
 def check_value(s: Subject, case: Case) -> None:
-    """Ω(y) is one finite number per row, of that row alone, and differentiable in y."""
+    """Ω(y) is one finite number per row, depends on that row only, and is differentiable in y."""
     look = s.where("value")
     for y in [*points(case), simplex.inward(points(case)[2].round(decimals=2))]:
         value = checked_value(s.omega, y)
@@ -126,16 +126,16 @@ def check_curvature(s: Subject, case: Case) -> None:
     look = s.where("curvature")
     for y in points(case):
         with torch.no_grad():
-            claimed = s.smooth.curvature(y)
+            declared = s.smooth.curvature(y)
         h = s.hessian(y)
         size = 1 + h.abs().amax((-1, -2)).unsqueeze(-1)
         shift = y.square() + 1
         for v in case.direction(2):
             for method, found, matrix in (
-                ("matvec", claimed.matvec(v), h),
+                ("matvec", declared.matvec(v), h),
                 (
                     "plus_diagonal(t).matvec",
-                    claimed.plus_diagonal(shift).matvec(v),
+                    declared.plus_diagonal(shift).matvec(v),
                     h + torch.diag_embed(shift),
                 ),
             ):
@@ -151,9 +151,9 @@ def check_curvature(s: Subject, case: Case) -> None:
                         v=v,
                     )
             for support in _supports(y, case.seed):
-                w = claimed.jacobian(v, support)
+                w = declared.jacobian(v, support)
                 _same_shape(w, y, f"{look} (jacobian)")
-                on, hw = support.to(v.dtype), claimed.matvec(torch.where(support, w, 0))
+                on, hw = support.to(v.dtype), declared.matvec(torch.where(support, w, 0))
                 tau = simplex.row_dot(on, v - hw) / on.sum(-1, keepdim=True)
                 residual = on * (v - hw - tau)
                 scale = 1 + hw.abs().amax(-1, keepdim=True)
@@ -172,7 +172,7 @@ def check_curvature(s: Subject, case: Case) -> None:
                         support=support,
                     )
         for support in _supports(y, case.seed):
-            found, expected = claimed.min_eigenvalue(support), _lowest(h, support)
+            found, expected = declared.min_eigenvalue(support), _lowest(h, support)
             over = found - expected
             if bool((over > 1e-6 * (1 + expected.abs()) + 1e-13 * size.squeeze(-1)).any()):
                 raise Broken(
@@ -283,7 +283,7 @@ def check_permutation_invariant(s: Subject, case: Case) -> None:
 
 @searched(lambda s: s.smooth.ignores_zeros, masks=False)
 def check_ignores_zeros(s: Subject, case: Case) -> None:
-    """ignores_zeros = True: Ω(y) is that of the positive entries of y alone, in any order."""
+    """ignores_zeros = True: Ω(y) depends only on the positive entries of y, in any order."""
     generator = torch.Generator().manual_seed(case.seed)
     for y in points(case):
         for zeros in (0, 1, 7):

@@ -30,8 +30,7 @@ REASONS = {
     "_not_bent",
     "_jump",
     "_flat",
-    "check_regularizer",  # what its AssertionError lists
-    "check_solver",
+    "run_checks",  # what its AssertionError lists
 }
 # what a user cannot meet
 INTERNAL = {

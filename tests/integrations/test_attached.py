@@ -446,7 +446,7 @@ def test_a_config_of_another_kind(saved, tmp_path):
 def test_a_config_without_omega(tmp_path):
     attach(llama(), "fusedmax").save_pretrained(tmp_path)
     rewrite(tmp_path, lambda config: config.pop("regmax"))
-    with pytest.raises(ValueError, match=r"LlamaModel has none: say attach\(model, omega\)"):
+    with pytest.raises(ValueError, match=r"LlamaModel has none: call attach\(model, omega\)"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
@@ -479,7 +479,7 @@ def test_a_model_with_attention_of_its_own():
     with pytest.raises(ValueError, match="DebertaV2Model has no attention layer"):
         attach(transformers.DebertaV2Model(config), AdaptiveEntmax(HEADS))
     config._attn_implementation = "regmax-entmax15"
-    with pytest.raises(ValueError, match=r"Attention computes softmax by .*'regmax-entmax15'"):
+    with pytest.raises(ValueError, match=r"Attention computes softmax in .*'regmax-entmax15'"):
         transformers.DebertaV2Model(config)
 
 
@@ -585,7 +585,7 @@ def test_switching_away(model, to, tmp_path):
 def test_switching_back_needs_an_omega():
     model = attach(llama(), AdaptiveEntmax(HEADS))
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM has none: say attach"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM has none: call attach"):
         model.set_attn_implementation("regmax")
     assert model.config._attn_implementation == "sdpa"
     attach(model, AdaptiveEntmax(HEADS), per_layer=True)

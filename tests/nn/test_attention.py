@@ -512,5 +512,5 @@ def test_a_name_that_needs_arguments(monkeypatch):
     monkeypatch.setattr(known, "names", lambda kind: {**names, "needy": Needy})
     monkeypatch.setattr(known, "get", lambda kind, name: Needy)
     q, k, v = qkv()
-    with pytest.raises(ValueError, match=r"'needy' leaves weight open.*weight=\.\.\."):
+    with pytest.raises(ValueError, match=r"'needy' has no default for weight.*weight=\.\.\."):
         attention(q, k, v, "needy")

@@ -247,7 +247,7 @@ class TestRefuses:
             draw({"on a grid": grid})
 
     def test_none_and_others(self, draw):
-        with pytest.raises(ValueError, match="omegas must hold one regularizer at least"):
+        with pytest.raises(ValueError, match="omegas must hold at least one regularizer"):
             draw({})
         with pytest.raises(TypeError, match=r"a must be a regmax.Regularizer; got str"):
             draw({"a": "gini"})

@@ -1,4 +1,4 @@
-"""The validation backends that regmax ships, offered through the same hook as anybody's."""
+"""The validation backends of regmax, offered through the public hook."""
 
 from __future__ import annotations
 

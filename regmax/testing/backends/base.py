@@ -1,4 +1,4 @@
-"""What a validation backend is: an independent method to Π_Ω(x) and to its VJPs."""
+"""A validation backend computes Π_Ω(x) and its vector–Jacobian products independently."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ...regularizers.regularizer import Regularizer
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Rows to answer: argmax_{y ∈ Δ} ⟨y, z⟩ − Ω(y) for z (rows, d), and J v for v (rows, d).
+    """What to compute: argmax_{y ∈ Δ} ⟨y, z⟩ − Ω(y) for z (rows, d), and J v for v (rows, d).
 
-    ``mask`` (rows, d) is None where every entry takes part; entries of z are finite. Per-row
+    ``mask`` (rows, d) is None if nothing is masked; entries of z are finite. Per-row
     hyperparameters of ``omega`` are floats or have shape (1, 1) or (rows, 1).
     """
 
@@ -28,11 +28,11 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """One method's answer. ``vjp`` is None where the method gives values only.
+    """One method's answer. ``vjp`` is None if the method gives values only.
 
-    ``tol`` and ``vjp_tol``: the error bounds above which the method is held to be wrong, because it
-    is known to reach them. ``exact_zeros``: whether its zeros and ties are exact, so that support
-    and groups can be read off y.
+    ``tol`` and ``vjp_tol``: the method is wrong if its error bounds exceed these, which it is known
+    to reach. ``exact_zeros``: whether zeros and ties in y are exact, so that y has the support and
+    the groups.
     """
 
     method: str
@@ -45,12 +45,12 @@ class Answer:
 
 
 def tolerances(dtype: torch.dtype) -> tuple[float, float]:
-    """The bounds on y and on a product that a closed form or a polished solve must meet."""
+    """The error bounds on y and on J v that a closed form or a polished solve must reach."""
     return (1e-7, 1e-5) if dtype == torch.float64 else (1e-4, 1e-3)
 
 
 class Backend(ABC):
-    """An independent way to compute Π_Ω."""
+    """Independent methods for Π_Ω."""
 
     name: ClassVar[str] = ""
 
@@ -64,4 +64,4 @@ class Backend(ABC):
 
     @abstractmethod
     def answers(self, task: Task) -> list[Answer]:
-        """One answer per method of this backend (a method is, for instance, one solver)."""
+        """One answer per method of this backend, for instance per convex solver."""

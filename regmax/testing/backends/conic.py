@@ -1,4 +1,4 @@
-"""Rows as convex programs: max ⟨y, z⟩ − Ω(y) over the simplex, in cvxpy's words."""
+"""Rows as convex programs in cvxpy: max ⟨y, z⟩ − Ω(y) over the simplex."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Program:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without cvxpy's warnings: that it approximates powers by second-order cones (exact for
-    rationals), and that a solution may be inaccurate, which its certificate judges."""
+    """Suppress cvxpy's warnings. Powers become second-order cones, which is exact for rational
+    exponents. The certificate judges inaccurate solutions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def program(omega: Regularizer, d: int) -> Program:
-    """A fresh program: cvxpylayers changes one that it has compiled before."""
+    """A new program: cvxpylayers modifies the programs that it compiles."""
     import cvxpy
 
     z, y = cvxpy.Parameter(d), cvxpy.Variable(d)
-    # 2y ≥ 0 and not y ≥ 0: the latter can be taken out of the cones before cvxpylayers sees it
+    # 2y ≥ 0, because cvxpy may remove y ≥ 0 from the cones before cvxpylayers sees it
     constraints = [2 * y >= 0, cvxpy.sum(y) == 1]
     objective = cvxpy.Minimize(omega.as_cvxpy(y) - z @ y)
     return Program(cvxpy.Problem(objective, constraints), z, y)

@@ -1,4 +1,4 @@
-"""cvxpy with Clarabel: values only, as tight as an interior-point method gets."""
+"""cvxpy with Clarabel, an interior-point method, at its tightest tolerances: values only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cvxpylayers: conic solvers that differentiate their own solution (DIFFCP, and MOREAU)."""
+"""cvxpylayers: conic solvers that differentiate their solution (DIFFCP and MOREAU)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ DIFFCP_EXPONENTIAL = {
 }
 DIFFCP_OTHER = {"solve_method": "SCS", "eps": 1e-8, "max_iters": 50000}
 # "auto" would pick an active-set method that fails in silence on larger penalties. MOREAU reads its
-# settings when the layer is made, and ignores those of a call. Where a step gets short it may stop
-# at once, at a point that need not even be feasible, and the layer hands that on: unless the
-# reduced tolerances are as tight as the others (measured on sparsemax, 4,096 rows of 20: three rows
-# off by up to 0.43, products by 1.2; 9e-11 and 8e-7 with these). Equilibration costs products their
-# digits as scores grow (fusedmax of 50 scores of scale 20: 4e-3; 4e-6 without it), and long steps
-# end early at exponential cones (softmax, 1,024 rows of 20: 8e-6; 5e-7 with these).
+# settings when the layer is made, and ignores those of a call. After a short step it may stop at an
+# infeasible point, and the layer returns that point, unless the reduced tolerances are as tight as
+# the others (measured on sparsemax, 4,096 rows of 20: three rows off by up to 0.43, products by
+# 1.2; 9e-11 and 8e-7 with these). Equilibration makes products less accurate as scores grow
+# (fusedmax of 50 scores of scale 20: 4e-3; 4e-6 without it), and long steps end early at
+# exponential cones (softmax, 1,024 rows of 20: 8e-6; 5e-7 with these).
 MOREAU = {
     "solver": "ipm",
     "ipm_settings": {
@@ -53,10 +53,10 @@ _CONES = threading.Lock()
 
 
 class CvxpyLayers(Backend):
-    """DIFFCP always, MOREAU where it is installed.
+    """DIFFCP, and MOREAU if it is installed.
 
-    DIFFCP works on the CPU in float64; scores on a GPU are copied there and back. MOREAU keeps
-    them where its own build can, and copies otherwise.
+    DIFFCP works on the CPU in float64; scores on a GPU are copied there and back. MOREAU works on
+    the scores' device if its build supports that, and on the CPU otherwise.
     """
 
     name: ClassVar[str] = "cvxpylayers"
@@ -72,36 +72,36 @@ class CvxpyLayers(Backend):
 
     def answers(self, task: Task) -> list[Answer]:
         with quiet():
-            answers = [_road("DIFFCP", task, 1e-5, 1e-3)]
+            answers = [_answer("DIFFCP", task, 1e-5, 1e-3)]
             if importlib.util.find_spec("moreau") is not None:
-                answers.append(_road("MOREAU", task, 2e-5, 1e-2))
+                answers.append(_answer("MOREAU", task, 2e-5, 1e-2))
         return answers
 
 
-def _road(solver: str, task: Task, tol: float, vjp_tol: float) -> Answer:
+def _answer(solver: str, task: Task, tol: float, vjp_tol: float) -> Answer:
     start = time.perf_counter()
     y, products = torch.zeros_like(task.z), torch.zeros_like(task.z)
-    trusted = True
+    accurate = True  # the products
     for omega, index, entries in batches(task):
         z = task.z[index].gather(-1, entries)
         v = task.v[index].gather(-1, entries)
         conic = program(omega, entries.shape[-1])
         # MOREAU's derivative of exponential cones is off by 0.4 on peaked softmax: values only
-        trusted = trusted and not (solver == "MOREAU" and _exponential(conic))
+        accurate = accurate and not (solver == "MOREAU" and _exponential(conic))
         solution, product = _solve(solver, conic, z, v)
         scatter(solution, y, index, entries)
         scatter(product, products, index, entries)
     seconds = time.perf_counter() - start
-    vjp = products if trusted else None
+    vjp = products if accurate else None
     return Answer(f"cvxpylayers {solver}", y, vjp, seconds, tol, vjp_tol)
 
 
 def _solve(solver: str, conic: Program, z: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     from cvxpylayers.torch import CvxpyLayer
 
-    place = z.device if solver == "MOREAU" and _moreau_runs_on(z.device) else torch.device("cpu")
-    z = z.detach().to(place, torch.float64).requires_grad_()
-    with _every_cone_in_rows():
+    device = z.device if solver == "MOREAU" and _moreau_runs_on(z.device) else torch.device("cpu")
+    z = z.detach().to(device, torch.float64).requires_grad_()
+    with _without_direct_cones():
         layer = CvxpyLayer(
             conic.problem,
             parameters=[conic.z],
@@ -116,9 +116,9 @@ def _solve(solver: str, conic: Program, z: Tensor, v: Tensor) -> tuple[Tensor, T
 
 
 @contextmanager
-def _every_cone_in_rows() -> Iterator[None]:
-    """Without cvxpy's direct cones: since 1.9.3 it takes a cone whose members are variables, as
-    in ‖y_g‖ or a norm of norms, out of the rows for MOREAU, and cvxpylayers loses it."""
+def _without_direct_cones() -> Iterator[None]:
+    """Disable cvxpy's direct cones. Since 1.9.3 it passes a cone of variables, as in ‖y_g‖ or a
+    norm of norms, to MOREAU outside of the constraint rows, and cvxpylayers loses it."""
     try:
         from cvxpy.reductions.solvers.conic_solvers.moreau_conif import MOREAU as interface
     except ImportError:

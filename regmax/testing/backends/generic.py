@@ -1,4 +1,4 @@
-"""The generic method: Ω reduced to its value, a certified solver, Proposition 1 by autograd."""
+"""The generic method: value-only Ω, a certified solver, and Proposition 1 by autograd."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .base import Answer, Backend, Task, tolerances
 
 
 def definition(omega: Regularizer) -> Regularizer:
-    """Ω without its optional methods: its value,, gradient and curvature by autograd."""
+    """Ω without its optional methods: autograd gives its gradient and curvature from its value."""
     if isinstance(omega, Penalized):
         return Penalized(definition(omega.base), omega.penalty, omega.lam)
     return omega if isinstance(omega, Definition) else Definition(omega)

@@ -1,5 +1,8 @@
-"""What torch.compile takes for constant. Dynamo imports it when it meets a name: the mark below
-loads the compiler."""
+"""Ω by a mapping's name, as a constant of torch.compile's graph.
+
+``assume_constant_result`` imports the compiler, so this module is imported only while Dynamo
+records.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from .names import named
 
 
 def _text_of(name: str) -> tuple[str, list[Any]]:
-    """The regularizer of a mapping's name as a text, with its arguments, which are numbers."""
+    """The text of the regularizer ``named(name)``, and its arguments, which are numbers."""
     omega = named(name)
     text, names = dynamo.text_of(omega, Settings())
     return text, [serialize.attribute(omega, key) for key in names]
