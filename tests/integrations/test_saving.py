@@ -134,7 +134,7 @@ def test_a_class_of_ones_own_is_named():
     layer = RegularizedMax(Mine(torch.ones(6)))
     with (
         torch.serialization.safe_globals(regmax.safe_globals()),
-        pytest.raises(pickle.UnpicklingError, match=r"test_persistence.Mine"),
+        pytest.raises(pickle.UnpicklingError, match=r"test_saving.Mine"),
     ):
         saved(layer, weights_only=True)
     with torch.serialization.safe_globals([*regmax.safe_globals(), Mine]):

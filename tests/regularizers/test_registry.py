@@ -349,7 +349,7 @@ def test_several_mappings_and_presets(install):
 def test_third_party_solver_and_backend(install):
     source = """
         import regmax
-        from regmax.backends import Backend
+        from regmax.testing.backends import Backend
         from regmax.solvers import Solver
 
         class Mine(Solver):

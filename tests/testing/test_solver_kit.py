@@ -279,7 +279,7 @@ def test_parametrize(pytester, monkeypatch):
     pytester.makepyfile(
         """
         import pytest
-        from regmax.plugins import registry
+        from regmax.regularizers.registry import registry
         from regmax.testing import parametrize_solver_with_checks
 
         Dual = registry().get("solver", "dual")
