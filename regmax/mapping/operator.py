@@ -27,7 +27,7 @@ from .rows import Rows
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _Serialized:
     """Ω without its tensors, whose names are ``names``; γ is a number or the first tensor."""
 
     omega: Regularizer
@@ -72,9 +72,9 @@ def find(rows: Rows, settings: Settings) -> Tensor:
         if x.is_meta:
             return torch.empty_like(x)
     per_row = frozenset(rows.omega.per_row_tensors())
-    recipe = _Recipe(rows.omega, tuple(inside), per_row, number, settings)
+    serialized = _Serialized(rows.omega, tuple(inside), per_row, number, settings)
     try:
-        y: Tensor = _Find.apply(x, rows.mask, recipe, *tensors)  # type: ignore[no-untyped-call]
+        y: Tensor = _Find.apply(x, rows.mask, serialized, *tensors)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "escaped from inside a function being vmapped" in str(error):
             raise NotImplementedError(
@@ -93,8 +93,10 @@ class _Find(torch.autograd.Function):
     """For the vmap of torch.func. Its inputs are detached: it is not differentiated."""
 
     @staticmethod
-    def forward(x: Tensor, mask: Tensor | None, recipe: _Recipe, *tensors: Tensor) -> Tensor:
-        return compute(recipe.rows(x, mask, list(tensors)), recipe.settings).y
+    def forward(
+        x: Tensor, mask: Tensor | None, serialized: _Serialized, *tensors: Tensor
+    ) -> Tensor:
+        return compute(serialized.rows(x, mask, list(tensors)), serialized.settings).y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -106,16 +108,16 @@ class _Find(torch.autograd.Function):
         in_dims: tuple[Any, ...],
         x: Tensor,
         mask: Tensor | None,
-        recipe: _Recipe,
+        serialized: _Serialized,
         *tensors: Tensor,
     ) -> tuple[Tensor, int]:
         def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
-            y: Tensor = _Find.apply(x, mask, recipe, *tensors)  # type: ignore[no-untyped-call]
+            y: Tensor = _Find.apply(x, mask, serialized, *tensors)  # type: ignore[no-untyped-call]
             return y
 
         x_dim, mask_dim, _, *tensor_dims = in_dims
         dims = (x_dim, mask_dim, tensor_dims)
-        return _batched(again, info.batch_size, dims, recipe, x, mask, list(tensors)), 0
+        return _batched(again, info.batch_size, dims, serialized, x, mask, list(tensors)), 0
 
 
 def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
@@ -136,21 +138,21 @@ def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
     return None
 
 
-def _read(recipe: str) -> _Recipe:
-    return _made(recipe, registry())
+def _read(text: str) -> _Serialized:
+    return _made(text, registry())
 
 
 @functools.lru_cache(maxsize=256)
-def _made(recipe: str, known: object) -> _Recipe:
-    parts: dict[str, Any] = json.loads(recipe)
+def _made(text: str, known: object) -> _Serialized:
+    parts: dict[str, Any] = json.loads(text)
     names = tuple(parts["tensors"])
     # meta tensors pass the checks of hyperparameters; numbers out of range give NaN rows
     sizes = {name: parts["sizes"].get(name, ()) for name in names}
     unseen = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
     items = {**parts["numbers"], **unseen}
-    text = parts["omega"]
-    omega = serialize.made(text, [items[name] for name in serialize.arguments(text)])
-    return _Recipe(
+    form = parts["omega"]
+    omega = serialize.made(form, [items[name] for name in serialize.arguments(form)])
+    return _Serialized(
         omega=omega,
         names=names,
         per_row=frozenset(prefix + name for prefix, name, _ in omega.declared()),
@@ -159,8 +161,8 @@ def _made(recipe: str, known: object) -> _Recipe:
     )
 
 
-def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
-    read = _read(recipe)
+def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
+    read = _read(text)
     y = compute(read.rows(x, mask, tensors), read.settings).y
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
@@ -168,7 +170,7 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) 
     return y.contiguous()
 
 
-def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
+def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -178,26 +180,26 @@ def _argmax_of_batch(
     x: Tensor,
     mask: Tensor | None,
     tensors: list[Tensor],
-    recipe: str,
+    text: str,
 ) -> tuple[Tensor, int]:
     def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
-        y: Tensor = torch.ops.regmax.argmax(x, mask, tensors, recipe)
+        y: Tensor = torch.ops.regmax.argmax(x, mask, tensors, text)
         return y
 
-    return _batched(again, info.batch_size, in_dims[:3], _read(recipe), x, mask, tensors), 0
+    return _batched(again, info.batch_size, in_dims[:3], _read(text), x, mask, tensors), 0
 
 
 def _jacobian_product(
-    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], recipe: str, hyper: bool
+    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
-    omega, gamma = _read(recipe).made(tensors)
+    omega, gamma = _read(text).made(tensors)
     return list(compiled.product(omega, y, mask, v, gamma, hyper))
 
 
 def _product_like(
-    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], recipe: str, hyper: bool
+    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(_read(recipe).omega.hyperparameters or ()) if hyper else 0
+    count = len(_read(text).omega.hyperparameters or ()) if hyper else 0
     one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
     return [first, *(torch.empty_like(one) for _ in range(count))]
@@ -207,7 +209,7 @@ def _batched(
     call: Callable[[Tensor, Tensor | None, list[Tensor]], Tensor],
     size: int,
     dims: tuple[int | None, int | None, list[int | None]],
-    recipe: _Recipe,
+    serialized: _Serialized,
     x: Tensor,
     mask: Tensor | None,
     tensors: list[Tensor],
@@ -224,7 +226,7 @@ def _batched(
     x = x.expand(size, *x.shape[1:])
     if mask is not None:
         mask = front(mask, mask_dim).expand(x.shape)
-    each = list(zip(tensors, tensor_dims, recipe.one_per_row(), strict=True))
+    each = list(zip(tensors, tensor_dims, serialized.one_per_row(), strict=True))
     if all(per_row or dim is None for _, dim, per_row in each):
         return call(x, mask, [front(t, dim) if per_row else t for t, dim, per_row in each])
     found = [
@@ -240,9 +242,9 @@ def _batched(
 
 # not torch.library.custom_op: its checks cost as much as a kernel of short rows
 _LIBRARY = torch.library.Library("regmax", "DEF")
-_LIBRARY.define("argmax(Tensor x, Tensor? mask, Tensor[] tensors, str recipe) -> Tensor")
+_LIBRARY.define("argmax(Tensor x, Tensor? mask, Tensor[] tensors, str text) -> Tensor")
 _LIBRARY.define(
-    "jacobian_product(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str recipe, bool hyper)"
+    "jacobian_product(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str text, bool hyper)"
     " -> Tensor[]"
 )
 _LIBRARY.impl("argmax", _argmax, "CompositeExplicitAutograd")
