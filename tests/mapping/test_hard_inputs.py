@@ -11,7 +11,7 @@ from mapping_checks import normal
 
 import regmax
 from regmax import functional
-from regmax.testing import HARD_INPUTS, hard_inputs
+from regmax.testing import HARD_INPUTS, HardInput, hard_inputs
 
 F32, F64 = torch.float32, torch.float64
 MAPPINGS = {
@@ -118,7 +118,14 @@ def test_gradients_of_float32_are_those_of_float64(mapping, case):
     torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=2e-5)
 
 
-@by_name(hard_inputs(masked=True, spoilt=False))
+def wide(dtype):
+    """More entries than a vector has lanes."""
+    mask = normal(6, 41, seed=7) < 0.3
+    mask[:, 4] = True
+    return (2 * normal(6, 41, seed=8)).to(dtype), mask
+
+
+@by_name([*hard_inputs(masked=True, spoilt=False), HardInput("wide", wide, masked=True)])
 def test_a_masked_row_is_the_shorter_row(mapping, case):
     f, _ = mapping
     for dtype in (F32, F64):
