@@ -52,6 +52,8 @@ def test_all_built_ins_are_here():
 PENALTIES = [
     regmax.penalty("clique_tv"),
     regmax.penalty("owl", weights=[1.0, 0.5, 0.5, -0.2]),
+]
+GRAPHS = [  # clique_tv in all but the edges
     regmax.penalty("graph_tv", edges=[(0, 2), (1, 2), (3, 0)], weights=[1.0, 0.5, 2.0], nodes=5),
     regmax.penalty("grid_tv", shape=(2, 3)),
 ]
@@ -62,9 +64,27 @@ def test_a_penalty_keeps(omega, check):
     check(omega)
 
 
+@pytest.mark.parametrize("penalty", GRAPHS, ids=lambda R: R.name)
+def test_a_graph_keeps(penalty):
+    omega = Penalized(regmax.regularizer("pnorm"), penalty, 0.1)
+    check_some(omega, *OF_PENALTIES, "check_optimality", "check_jacobian_finite_differences")
+
+
 def test_all_penalties_are_here():
-    mapped = {omega.penalty.name for omega in BUILT_IN if isinstance(omega, Penalized)}
-    assert {R.name for R in PENALTIES} | mapped == set(regmax.available("penalty"))
+    mapped = [omega.penalty for omega in BUILT_IN if isinstance(omega, Penalized)]
+    here = {R.name for R in (*mapped, *PENALTIES, *GRAPHS)}
+    assert here == set(regmax.available("penalty"))
+
+
+OF_PENALTIES = (
+    "check_mask",
+    "check_as_cvxpy",
+    "check_lovasz",
+    "check_prox",
+    "check_subgradient",
+    "check_groups",
+    "check_fused_groups_equal",
+)
 
 
 def check_some(omega, *names):
