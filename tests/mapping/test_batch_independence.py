@@ -85,6 +85,12 @@ def test_any_batch(product, term):
                     assert torch.equal(numbers, among[what][rows]), (what, seed, dtype, rows)
 
 
+@pytest.mark.parametrize("product", ["@", "sum"])
+def test_any_batch_on_two_threads(product):
+    torch.set_num_threads(2)  # one again after the test
+    test_any_batch(product, "norm")
+
+
 def test_a_full_support_beside_others():
     """The gradient of each row is right."""
     omega, x, v = case(3, "differences", "cubic")
@@ -130,7 +136,6 @@ def test_wrong_products_are_refused_as_ever():
 OLDER = {
     "x86-64": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
     "haswell": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"},
-    "two threads": {"OMP_NUM_THREADS": "2"},
 }
 
 
@@ -138,10 +143,9 @@ OLDER = {
 @pytest.mark.parametrize("cpu", OLDER)
 def test_on_an_older_processor(cpu):
     file = TESTS / "mapping" / "test_batch_independence.py"
+    kit = TESTS / "testing" / "test_builtins.py"
     tests = [f"{file}::test_any_batch[{product}-norm]" for product in ("@", "column", "sum")]
-    if "OMP_NUM_THREADS" not in OLDER[cpu]:
-        kit = TESTS / "testing" / "test_builtins.py"
-        tests.append(f"{kit}::test_an_omega_of_a_user_keeps")
+    tests.append(f"{kit}::test_an_omega_of_a_user_keeps")
     chosen = ["-k", "any_batch or (check_batch_independence and Quadratic)"]
     alone = ["-q", "-n", "0", "-p", "no:cacheprovider"]
     run = subprocess.run(
