@@ -11,7 +11,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, by whatever test
 
-pytest.register_assert_rewrite("references", "mapping_checks", "precision_checks")
+pytest.register_assert_rewrite("references", "mapping_checks", "precision_checks", "row_checks")
 
 
 @pytest.fixture(autouse=True)

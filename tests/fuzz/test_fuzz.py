@@ -9,13 +9,13 @@ import regmax
 from regmax import FenchelYoungLoss, RegularizedMax, SoftmaxLoss, SparsemaxLoss
 
 EXAMPLES = {
-    "mapping": 700,
-    "layer": 150,
-    "loss": 200,
-    "attention": 150,
-    "wrong arguments": 300,
-    "plugin": 40,
-    "certificate": 40,
+    "mapping": 250,
+    "layer": 50,
+    "loss": 80,
+    "attention": 50,
+    "wrong arguments": 150,
+    "plugin": 15,
+    "certificate": 15,
 }
 
 

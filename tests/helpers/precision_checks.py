@@ -63,7 +63,7 @@ class PenaltyChecks(MappingChecks):
     @BOTH
     def test_no_weight_is_sparsemax(self, dtype: torch.dtype) -> None:
         for d in (1, 2, 9, 3000):
-            for gamma in (1e-6, 0.3, 7.0, torch.tensor([[0.3], [1.7]])):
+            for gamma in (1e-6, 0.3, 7.0, 1e6, torch.tensor([[0.3], [1.7]])):
                 for scale in (1e-3, 1.0, 1e9):
                     x = normal(2, d, seed=d, dtype=dtype) * scale
                     for lam in (0.0, torch.zeros(2, 1)):
@@ -83,7 +83,7 @@ class PenaltyChecks(MappingChecks):
             theta = [torch.tensor(t, dtype=dtype, requires_grad=True) for t in (lam, 1.0)]
             y = self.mapped(x, lam=theta[0], gamma=theta[1], mask=on)
             for g in torch.autograd.grad(y, (x, *theta), normal(3, 40, seed=4, dtype=dtype)):
-                assert g.abs().max() < 1e-3
+                assert g.abs().max() < 1e-12
 
     def test_long_rows_in_float32(self) -> None:
         d = 20_000

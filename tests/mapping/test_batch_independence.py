@@ -1,7 +1,7 @@
 """A row's result does not depend on the rows beside it, to the bit, where entries of Ω are coupled.
 
-Products and factorisations of PyTorch round by the number of rows, on other processors in other
-ways: all of it runs again with the instructions of older ones.
+Products, sums and factorisations of PyTorch round by the number of rows, on other processors in
+other ways: one Ω for each runs again with the instructions of older ones.
 """
 
 import os
@@ -66,11 +66,12 @@ def case(seed, product, term, rows=8):
     return Coupled(b @ b.mT + 0.3 * torch.eye(d), product, term), x, v
 
 
+# every product with the curvature that needs a factorisation, every term with one product
+COUPLED = [*((product, "norm") for product in PRODUCTS), *(("@", term) for term in TERMS)]
 BATCHES = ([0], [3], [7], [5, 5, 5], [2, 0], [1, 6, 4], [7, 6, 5, 4, 3, 2, 1, 0])
 
 
-@pytest.mark.parametrize("term", TERMS)
-@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(("product", "term"), dict.fromkeys(COUPLED))
 def test_any_batch(product, term):
     for seed in range(2):
         omega, x, v = case(8 * seed + len(product) + len(term), product, term)
@@ -82,6 +83,11 @@ def test_any_batch(product, term):
                 found = everything(layer, x[rows], v[rows])
                 for what, numbers in found.items():
                     assert torch.equal(numbers, among[what][rows]), (what, seed, dtype, rows)
+
+
+def test_any_batch_on_two_threads():
+    torch.set_num_threads(2)  # one again after the test
+    test_any_batch("@", "norm")
 
 
 def test_a_full_support_beside_others():
@@ -129,24 +135,20 @@ def test_wrong_products_are_refused_as_ever():
 OLDER = {
     "x86-64": {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
     "haswell": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2"},
-    "two threads": {"OMP_NUM_THREADS": "2"},
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cpu", OLDER)
 def test_on_an_older_processor(cpu):
-    here = [
-        f"{TESTS / 'mapping' / 'test_batch_independence.py'}::test_any_batch",
-        f"{TESTS / 'testing' / 'test_builtins.py'}::test_an_omega_of_a_user_keeps",
-        f"{TESTS / 'testing' / 'test_builtins.py'}::test_a_penalty_on_another_base",
-    ]
-    names = "(any_batch and norm) or batch_independence"
-    if "OMP_NUM_THREADS" not in OLDER[cpu]:
-        names += " or (another_base and Quadratic)"
-    chosen = ["-k", names]
+    file = TESTS / "mapping" / "test_batch_independence.py"
+    kit = TESTS / "testing" / "test_builtins.py"
+    tests = [f"{file}::test_any_batch[{product}-norm]" for product in ("@", "column", "sum")]
+    tests.append(f"{kit}::test_an_omega_of_a_user_keeps")
+    chosen = ["-k", "any_batch or (check_batch_independence and Quadratic)"]
+    alone = ["-q", "-n", "0", "-p", "no:cacheprovider"]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *chosen, *here],
+        [sys.executable, "-m", "pytest", *alone, *chosen, *tests],
         capture_output=True,
         text=True,
         env=dict(os.environ, **OLDER[cpu]),

@@ -136,6 +136,17 @@ def test_a_masked_row_is_the_shorter_row(mapping, case):
             assert torch.equal(long[:, None] == long, ties)
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_a_masked_row_wider_than_a_vector(mapping, dtype):
+    f, _ = mapping
+    x, mask = (2 * normal(6, 41, seed=8)).to(dtype), normal(6, 41, seed=7) < 0.3
+    y = f(x, mask=mask)
+    assert (y[~mask] == 0).all()
+    for row, on, long in zip(x, mask, y, strict=True):
+        atol = 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(long[on], f(row[on]), rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize("gamma", [1e-6, 1e-3, 1e3, 1e6])
 def test_gamma(mapping, gamma):
     """Values, and γ ∂y/∂γ = −J x: Π_Ω does not change when x and γ grow together."""

@@ -1,27 +1,17 @@
 """The proximal operator of TV on a chain: optimality, groups, masks, isolation, hard inputs."""
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from row_checks import DTYPES, RowChecks
 from scipy.optimize import lsq_linear
 
 from regmax_tv import chain
-from regmax_tv.chain import kernel, prox_chain_tv, prox_chain_tv_reference
+from regmax_tv.chain import prox_chain_tv, prox_chain_tv_reference
 
 BOTH = pytest.mark.parametrize("prox", [prox_chain_tv, prox_chain_tv_reference])
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def hard_rows(d: int) -> dict[str, torch.Tensor]:
@@ -147,40 +137,6 @@ def test_monotone_row_moves_only_at_its_ends(prox):
 
 
 @BOTH
-@DTYPES
-def test_mask_is_the_shorter_row(prox, dtype):
-    g = torch.Generator().manual_seed(3)
-    v = torch.randn(40, 29, generator=g).to(dtype)
-    mask = torch.rand(40, 29, generator=g) < torch.linspace(0, 1, 40)[:, None]
-    mask[0], mask[-1] = False, True
-    w = torch.rand(40, 1, generator=g)
-    dirty = torch.where(mask, v, torch.tensor([math.nan, math.inf, 3.0])[torch.arange(29) % 3])
-    z = prox(dirty.to(dtype), w, mask)
-    assert (z[~mask] == 0).all()
-    for k in range(40):
-        assert torch.equal(z[k, mask[k]], prox(v[k, mask[k]], w[k]))
-
-
-@BOTH
-@DTYPES
-def test_bad_rows_are_nan_and_alone(prox, dtype):
-    v = torch.randn(7, 13, generator=torch.Generator().manual_seed(4)).to(dtype)
-    w = torch.full((7, 1), 0.4)
-    clean = prox(v, w)
-    mask = torch.ones_like(v, dtype=torch.bool)
-    mask[1, 0] = mask[6, 5] = False
-    v[1, 4], v[2, 0], v[3, 12], v[6, 5] = math.nan, math.inf, -math.inf, math.nan
-    w[4], w[5] = -1.0, math.nan
-    z = prox(v, w, mask)
-    assert torch.equal(z[0], clean[0])
-    assert z[1, 0] == 0
-    assert z[1, 1:].isnan().all()
-    assert z[2:6].isnan().all()
-    assert z[6].isfinite().all()
-    assert z[6, 5] == 0
-
-
-@BOTH
 def test_a_row_does_not_depend_on_its_batch(prox):
     g = torch.Generator().manual_seed(5)
     v = torch.randn(50, 45, generator=g) * 10
@@ -193,45 +149,30 @@ def test_a_row_does_not_depend_on_its_batch(prox):
 
 @BOTH
 @DTYPES
-def test_shapes_and_strides(prox, dtype):
-    for shape in ((0, 4), (3, 0), (0,), (2, 0, 5)):
-        z = prox(torch.empty(shape, dtype=dtype), 1.0, torch.empty(shape, dtype=torch.bool))
-        assert z.shape == shape
-        assert z.dtype == dtype
-    v = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(6)).to(dtype)
-    before = v.clone()
-    z = prox(v.requires_grad_().permute(2, 1, 0)[:, ::2, ::2], torch.tensor([[0.2], [0.6]]))
-    assert not z.requires_grad
-    assert torch.equal(v, before)
-    inner = before.permute(2, 1, 0)[:, ::2, ::2].contiguous()
-    assert torch.equal(z, prox(inner, torch.tensor([[0.2], [0.6]]).expand(5, 2, 1)))
-
-
-@BOTH
-def test_errors(prox):
-    v = torch.zeros(2, 3)
-    with pytest.raises(TypeError, match="float32"):
-        prox(v.half(), 1.0)
-    with pytest.raises(TypeError, match="bool"):
-        prox(v, 1.0, v)
-    with pytest.raises(ValueError, match="mask"):
-        prox(v, 1.0, torch.ones(3, dtype=torch.bool))
+def test_a_weight_for_each_row(prox, dtype):
+    """A bad one is alone; a masked row has its own; one for each of several dimensions."""
+    g = torch.Generator().manual_seed(4)
+    v, w = torch.randn(7, 13, generator=g).to(dtype), torch.rand(7, 1, generator=g)
+    clean, mask = prox(v, w), torch.rand(7, 13, generator=g) < 0.6
+    masked = prox(v, w, mask)
+    for k in range(7):
+        assert torch.equal(masked[k, mask[k]], prox(v[k, mask[k]], w[k]))
+    w[4], w[5] = -1.0, math.nan
+    z = prox(v, w)
+    assert z[4:6].isnan().all()
+    assert torch.equal(z[:4], clean[:4])
+    assert torch.equal(z[6], clean[6])
+    each = torch.tensor([[0.2], [0.6]])
+    many = v[:6].reshape(3, 2, 13)
+    assert torch.equal(prox(many, each), prox(many, each.expand(3, 2, 1)))
     with pytest.raises(ValueError, match="weight"):
         prox(v, torch.ones(3, 1))
-    with pytest.raises(ValueError, match="dimension"):
-        prox(torch.tensor(1.0), 1.0)
 
 
-def test_kernel_choice(monkeypatch):
-    pytest.importorskip("numba")
-    v = torch.randn(3, 8)
-    assert kernel(v) == "numba"
-    assert kernel(v.to("meta")) == "torch"
-    monkeypatch.setattr(chain, "_compiled", lambda: None)
-    assert kernel(v) == "torch"
-    assert torch.equal(prox_chain_tv(v, 0.3), prox_chain_tv_reference(v, 0.3))
+def at(prox):
+    return lambda v, mask=None: prox(v, 0.4, mask)
 
 
-def test_numba_is_imported_at_the_first_call_only():
-    code = "import sys, regmax_tv.chain as c; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+class TestRows(RowChecks):
+    module = chain
+    functions = (at(prox_chain_tv), at(prox_chain_tv_reference))

@@ -54,4 +54,3 @@ def test_the_smooth_maximum_is_logsumexp() -> None:
 
 class TestProperties(MappingChecks):
     name, mapping, sparse = "entropy", "softmax", False
-    solvers = ("dual", "interior")

@@ -131,4 +131,3 @@ def test_the_smooth_maximum() -> None:
 
 class TestProperties(MappingChecks):
     name, mapping = "gini", "sparsemax"
-    solvers = ("dual", "fista", "interior")

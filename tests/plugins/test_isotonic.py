@@ -1,27 +1,17 @@
 """Decreasing isotonic regression: against scipy, blocks, masks, isolation, hard inputs."""
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from row_checks import DTYPES, RowChecks
 from scipy.optimize import isotonic_regression
 
 from regmax_oscar import isotonic
-from regmax_oscar.isotonic import isotonic_decreasing, isotonic_decreasing_reference, kernel
+from regmax_oscar.isotonic import isotonic_decreasing, isotonic_decreasing_reference
 
 BOTH = pytest.mark.parametrize("fit", [isotonic_decreasing, isotonic_decreasing_reference])
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def hard_rows(d: int) -> dict[str, torch.Tensor]:
@@ -105,37 +95,6 @@ def test_decreasing_rows_are_left_alone(fit):
 
 
 @BOTH
-@DTYPES
-def test_mask_is_the_shorter_row(fit, dtype):
-    g = torch.Generator().manual_seed(3)
-    v = torch.randn(40, 29, generator=g).to(dtype)
-    mask = torch.rand(40, 29, generator=g) < torch.linspace(0, 1, 40)[:, None]
-    mask[0], mask[-1] = False, True
-    dirty = torch.where(mask, v, torch.tensor([math.nan, math.inf, 3.0])[torch.arange(29) % 3])
-    z = fit(dirty.to(dtype), mask)
-    assert (z[~mask] == 0).all()
-    for k in range(40):
-        assert torch.equal(z[k, mask[k]], fit(v[k, mask[k]]))
-
-
-@BOTH
-@DTYPES
-def test_bad_rows_are_nan_and_alone(fit, dtype):
-    v = torch.randn(5, 13, generator=torch.Generator().manual_seed(4)).to(dtype)
-    clean = fit(v)
-    mask = torch.ones_like(v, dtype=torch.bool)
-    mask[1, 0] = mask[4, 5] = False
-    v[1, 4], v[2, 0], v[3, 12], v[4, 5] = math.nan, math.inf, -math.inf, math.nan
-    z = fit(v, mask)
-    assert torch.equal(z[0], clean[0])
-    assert z[1, 0] == 0
-    assert z[1, 1:].isnan().all()
-    assert z[2:4].isnan().all()
-    assert z[4].isfinite().all()
-    assert z[4, 5] == 0
-
-
-@BOTH
 def test_a_row_does_not_depend_on_its_batch(fit):
     v = torch.randn(50, 45, generator=torch.Generator().manual_seed(5)) * 10
     z = fit(v)
@@ -144,44 +103,6 @@ def test_a_row_does_not_depend_on_its_batch(fit):
     assert torch.equal(z.reshape(5, 10, 45), fit(v.reshape(5, 10, 45)))
 
 
-@BOTH
-@DTYPES
-def test_shapes_and_strides(fit, dtype):
-    for shape in ((0, 4), (3, 0), (0,), (2, 0, 5)):
-        z = fit(torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=torch.bool))
-        assert z.shape == shape
-        assert z.dtype == dtype
-    v = torch.randn(6, 4, 5, generator=torch.Generator().manual_seed(6)).to(dtype)
-    before = v.clone()
-    z = fit(v.requires_grad_().permute(2, 1, 0)[:, ::2, ::2])
-    assert not z.requires_grad
-    assert torch.equal(v, before)
-    assert torch.equal(z, fit(before.permute(2, 1, 0)[:, ::2, ::2].contiguous()))
-
-
-@BOTH
-def test_errors(fit):
-    v = torch.zeros(2, 3)
-    with pytest.raises(TypeError, match="float32"):
-        fit(v.half())
-    with pytest.raises(TypeError, match="bool"):
-        fit(v, v)
-    with pytest.raises(ValueError, match="mask"):
-        fit(v, torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match="dimension"):
-        fit(torch.tensor(1.0))
-
-
-def test_kernel_choice(monkeypatch):
-    pytest.importorskip("numba")
-    v = torch.randn(3, 8)
-    assert kernel(v) == "numba"
-    assert kernel(v.to("meta")) == "torch"
-    monkeypatch.setattr(isotonic, "_compiled", lambda: None)
-    assert kernel(v) == "torch"
-    assert torch.equal(isotonic_decreasing(v), isotonic_decreasing_reference(v))
-
-
-def test_numba_is_imported_at_the_first_call_only():
-    code = "import sys, regmax_oscar.isotonic as c; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+class TestRows(RowChecks):
+    module = isotonic
+    functions = (isotonic_decreasing, isotonic_decreasing_reference)

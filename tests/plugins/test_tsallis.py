@@ -146,7 +146,8 @@ def check_digits(x: Tensor, alpha: float, v: Tensor) -> None:
 
 @pytest.mark.parametrize("alpha", [0.2, 0.3, 0.5, 1.2, 1.7, 1.99, 2.01, 3.0, 5.0, 10.0, 20.0, 50.0])
 def test_every_alpha(alpha: float) -> None:
-    for k, scale in enumerate((0.01, 0.3, 3.0)):
+    scales = (0.01, 0.3, 3.0) if alpha < 50 else (0.3,)  # 550 digits take their time
+    for k, scale in enumerate(scales):
         check_digits(normal(5, seed=40 + k) * scale, alpha, normal(5, seed=50 + k))
 
 
@@ -222,7 +223,6 @@ def test_long_rows_in_float32(alpha: float) -> None:
 
 class TestProperties(MappingChecks):
     name, mapping = "tsallis", "entmax"
-    solvers = ("dual", "interior")
     hyper = {"alpha": 1.5}  # noqa: RUF012
     refused = {"alpha": (0.0, -0.5)}  # noqa: RUF012
 
