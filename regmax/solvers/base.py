@@ -1,4 +1,4 @@
-"""What a solver is, and the frame around each of them: run, Newton polish, certificate."""
+"""The interface of a solver, and the steps around each: run, Newton polish, certificate."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from ..regularizers import printing
 class Solver(ABC):
     """Finds argmax_{y ∈ Δ} ⟨y, z⟩ − Ω(y) for a batch of rows.
 
-    A solver finds the support and the neighbourhood of y*; :func:`solve` polishes with Newton
-    steps, certifies every row, and differentiation never sees the solver.
+    A solver finds the support and a point near y*. :func:`solve` then polishes the point with
+    Newton steps and certifies every row. Derivatives do not depend on the solver.
     """
 
     name: ClassVar[str] = ""
     SOON: ClassVar[int] = 200
-    """Iterations in which most rows arrive; where some do not, Ω is looked at before more."""
+    """Iterations after which most rows have converged; if some have not, regmax tests whether Ω
+    breaks its contract before it continues."""
 
     def __repr__(self) -> str:
         return printing.called(self, printing.arguments(self))
@@ -36,16 +37,16 @@ class Solver(ABC):
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         """(y, iterations): y in Δ of the shape of ``problem.z``, iterations int64 per row.
 
-        A row stops when its error is at most ``tol``, as far as the solver can tell; the others go
-        on, ``max_iter`` iterations at most. Rows are independent of each other. A solver starts at
-        ``problem.initial()`` where it can, and tells ``problem.observe(y)`` of it and of each
-        iteration.
+        A row stops when the solver estimates that its error is at most ``tol``, or after
+        ``max_iter`` iterations. Rows are independent of each other. A solver starts at
+        ``problem.initial()`` if it can, and calls ``problem.observe(y)`` for the start and for
+        every iteration.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What :func:`solve` found; ``problem`` remembers J at y, which backward can use again."""
+    """The result of :func:`solve`; ``problem`` stores J at y, which backward can reuse."""
 
     y: Tensor
     iterations: Tensor
@@ -55,7 +56,7 @@ class Solved:
 
 
 def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved:
-    """Run ``solver``, put its answer in order, polish it, certify it. No gradients are recorded."""
+    """Run ``solver``, then clean, polish and certify its answer. No gradients are recorded."""
     if problem.trace is not None:
         problem.trace.name = solver.name
     with torch.no_grad():
@@ -70,8 +71,8 @@ def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved
 
 
 def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Tensor]:
-    """What ``run`` returned, as points of Δ: its start in rows that are not finite or have no
-    positive entry. What is no (y, iterations) at all is refused."""
+    """The answer of ``run`` as points of Δ and iterations; an error if it is no such pair. Rows
+    that are not finite or have no positive entry are replaced by the initial point."""
     z = problem.z
     who = f"{type(solver).__name__}.run must return (y, iterations): "
     if not isinstance(answer, tuple | list) or len(answer) != 2:
@@ -109,12 +110,12 @@ def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Te
 def polish(
     problem: Problem, y: Tensor, tol: float = 0.0, steps: int = 6
 ) -> tuple[Tensor, Certificate]:
-    """Newton steps on the support that the optimality condition decides, kept per row while the
-    certified bound falls: one where it is not far below ``tol``, and more where it is above, or
-    where y has other zeros than its support.
+    """Newton steps on the support given by the optimality condition.
 
-    y ← y + J (z − ∇Ω(y)): quadratic convergence, to the last bits. With a penalty, members of a
-    group are made equal first, by its prox.
+    A row keeps a step if its certified bound falls. It takes one step if the bound is above
+    1e-4·tol, and more while the bound is above ``tol`` or the zeros of y do not match the support.
+    y ← y + J (z − ∇Ω(y)) converges quadratically, up to rounding. With a penalty, its prox first
+    makes the members of each group equal.
     """
     best = problem.tested(y)
     if problem.structured:
@@ -122,7 +123,7 @@ def polish(
     eps = torch.finfo(y.dtype).eps
     better = torch.ones_like(best.error_bound, dtype=torch.bool)
     for k in range(steps):
-        enough = tol if k else 1e-4 * tol  # what a solver left at its last bits is not touched
+        enough = tol if k else 1e-4 * tol  # an answer exact up to rounding stays as it is
         undecided = _undecided(y, best)
         better = better & ((best.error_bound > enough) | undecided)
         if not bool(better.any()):
@@ -141,8 +142,8 @@ def polish(
 def _decided(
     problem: Problem, y: Tensor, found: Certificate, tol: float
 ) -> tuple[Tensor, Certificate]:
-    """y without the entries next to 0 that the optimality condition wants 0; a row in which they
-    cannot be left out has no bound."""
+    """y with its stray entries set to 0: those next to 0 that the optimality condition sets to 0. A
+    row in which this fails gets the bound +inf."""
     if not bool(found.stray.any()):
         return y, found
     current = problem.inside(torch.where(found.stray, 0, y))
@@ -154,13 +155,13 @@ def _decided(
 
 
 def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
-    """Rows whose zeros are not those of the support."""
+    """Rows in which the zeros of y do not match the support."""
     return (certificate.support != (y > 0)).any(-1)
 
 
 def _fused(problem: Problem, y: Tensor, found: Certificate) -> tuple[Tensor, Certificate]:
-    """y after one proximal step, which leaves the answer where it is and makes the members of a
-    group equal to the bit, where that certifies no worse."""
+    """y after one proximal step, in rows where the certified bound does not grow. The step has y*
+    as fixed point and makes the members of a group equal bit for bit."""
     current = problem.proximal_step(y)
     if torch.equal(current, y):
         return y, found
@@ -170,8 +171,8 @@ def _fused(problem: Problem, y: Tensor, found: Certificate) -> tuple[Tensor, Cer
 
 
 def chosen(better: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Row by row a where ``better``, else b; a itself where all are, so that what is remembered of
-    a is not lost."""
+    """Row by row a where ``better``, else b. If all rows are better, the tensor a itself, so that
+    results stored for it stay valid."""
     return a if bool(better.all()) else torch.where(better.unsqueeze(-1), a, b)
 
 
@@ -191,24 +192,24 @@ def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
 
 
 def newton(problem: Problem, y: Tensor, support: Tensor | None = None) -> Tensor:
-    """One Newton step that stays in Δ, on ``support`` or that of y: an entry that it would make
-    negative leaves the support.
+    """One Newton step inside Δ, on ``support`` or that of y. An entry that it would make negative
+    leaves the support.
 
-    Where the slope of Ω is infinite at 0 no entry can leave; the step is then taken in log y,
-    where entropies are nearly linear: y ∝ y exp(Δy/y).
+    If the slope of Ω is infinite at 0, no entry can leave, and the step is taken in log y, where
+    the gradients of entropies are nearly linear: y ∝ y exp(Δy/y).
     """
-    own = problem.support(y)
-    if support is None or torch.equal(support, own):
-        support = own
-    elif problem.legendre:  # no step in log y would make a zero positive
-        y = simplex.normalize(torch.where(support & ~own, 1e-3 / y.shape[-1], y))
+    current = problem.support(y)
+    if support is None or torch.equal(support, current):
+        support = current
+    elif problem.legendre:  # a step in log y cannot make a zero positive
+        y = simplex.normalize(torch.where(support & ~current, 1e-3 / y.shape[-1], y))
     else:
         y = torch.where(support, y, 0)
     return moved(problem, y, torch.nan_to_num(problem.newton_step(y, support)), support)
 
 
 def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
-    """The point of Δ that a step on the support leads to."""
+    """The point of Δ after a step on the support."""
     if problem.legendre:
         inside = torch.where(support, y, 1)
         logs = torch.where(support, inside.log() + step / inside, -torch.inf)
