@@ -1,20 +1,15 @@
-"""Scores: random, and of the shapes that have made algorithms slow."""
+"""Scores: random, and of shapes that are hard for some algorithms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Draw = Callable[[Tensor, Tensor], Tensor]
 """From N(0, 1) draws (rows, d) and positions (d,) in [0, 1) to scores."""
-
-
-def _onehot(n: Tensor, t: Tensor) -> Tensor:
-    winner = n.argmax(-1, keepdim=True)
-    return (n / 100).scatter(-1, winner, 20.0)
 
 
 def _masked(n: Tensor, t: Tensor) -> Tensor:
@@ -29,43 +24,33 @@ KINDS: dict[str, tuple[str, Draw]] = {
     "normal4": ("4·N(0, 1)", lambda n, t: 4 * n),
     "equal": ("all equal", lambda n, t: torch.ones_like(n)),
     "ties": ("N(0, 1) in steps of ½", lambda n, t: (2 * n).round() / 2),
-    "ramp": ("ramp from 0 to 4", lambda n, t: (4 * t).expand_as(n).contiguous()),
-    "sawtooth": (
-        "teeth of 16",
-        lambda n, t: (
-            torch.arange(len(t), device=t.device).remainder(16).div(16).expand_as(n).contiguous()
-        ),
+    "ramp": ("ramp from 0 to 4", lambda n, t: 4 * t + 0 * n),
+    "sawtooth": ("teeth of 16", lambda n, t: (t * len(t)).round().remainder(16) / 16 + 0 * n),
+    "parabola": ("parabola, 4 high", lambda n, t: (2 * t - 1).square() * 4 + 0 * n),
+    "onehot": (
+        "one score far above",
+        lambda n, t: (n / 100).scatter(-1, n.argmax(-1, keepdim=True), 20.0),
     ),
-    "parabola": ("parabola, 4 high", lambda n, t: (2 * t - 1).square().mul(4) + 0 * n),
-    "onehot": ("one score far above", _onehot),
     "masked": ("N(0, 1), half of it masked", _masked),
 }
+"""Name on the page, and scores."""
 
 
-def describe(kind: str) -> str:
-    """What the page calls an input."""
+def label(kind: str) -> str:
     return KINDS[kind][0]
 
 
 @dataclass(frozen=True)
 class Case:
-    """Scores, a gradient with respect to y, and one α per row for whoever learns it."""
+    """Scores, a gradient with respect to y, and one α per row."""
 
-    kind: str
     x: Tensor
     v: Tensor
     alpha: Tensor
 
     def head(self, rows: int) -> Case:
-        """Its first rows, in float64."""
-        x, v, alpha = (t[:rows].double() for t in (self.x, self.v, self.alpha))
-        return replace(self, x=x, v=v, alpha=alpha)
-
-    def describe(self) -> dict[str, int | str]:
-        """The keys by which rows of the results are matched."""
-        rows, d = self.x.shape
-        dtype = str(self.x.dtype).removeprefix("torch.")
-        return {"rows": rows, "d": d, "dtype": dtype, "input": self.kind}
+        """The first rows, in float64."""
+        return Case(*(t[:rows].double() for t in (self.x, self.v, self.alpha)))
 
 
 def case(
@@ -74,9 +59,9 @@ def case(
     """The same scores every time."""
     generator = torch.Generator(device=device).manual_seed(rows + 31 * d)
     n = torch.randn(rows, d, device=device, generator=generator)
-    t = torch.arange(d, device=device) / d
+    t = torch.arange(d, device=device, dtype=torch.float64) / d
     x = KINDS[kind][1](n, t).to(dtype)
     v = torch.randn(rows, d, device=device, generator=generator).to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     alpha = torch.linspace(1.25, 1.75, rows, device=device, dtype=wide).unsqueeze(-1)
-    return Case(kind, x, v, alpha)
+    return Case(x, v, alpha)

@@ -1,10 +1,10 @@
-"""Who is measured: every mapping of regmax, torch.softmax, and other packages where installed."""
+"""The mappings of regmax, of PyTorch and of other packages."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,95 +15,70 @@ import regmax
 import regmax.functional
 
 from .inputs import Case
+from .plan import MAPPINGS
+from .timing import Step
 
-# regularizer and hyperparameters of each mapping; entmax learns one α per row
-OMEGAS: dict[str, tuple[str, dict[str, float]]] = {
-    "softmax": ("entropy", {}),
-    "sparsemax": ("gini", {}),
-    "entmax15": ("tsallis", {"alpha": 1.5}),
-    "entmax": ("tsallis", {"alpha": 1.5}),
-    "pnormmax": ("pnorm", {"p": 1.5}),
-    "fusedmax": ("tv", {"lam": 0.1}),
-    "oscarmax": ("oscar", {"lam": 0.01}),
+OMEGAS: dict[str, regmax.Regularizer] = {
+    "softmax": regmax.regularizer("entropy"),
+    "sparsemax": regmax.regularizer("gini"),
+    "entmax15": regmax.regularizer("tsallis", alpha=1.5),
+    "pnormmax": regmax.regularizer("pnorm", p=1.5),
+    "fusedmax": regmax.regularizer("tv", lam=0.1),
+    "oscarmax": regmax.regularizer("oscar", lam=0.01),
 }
+"""The regularizers of the mappings, by default; entmax, not among them, learns one α per row."""
+Program = Callable[[Any, Any, int], Any]
+"""Ω of a variable of d entries: ``program(cvxpy, y, d)``."""
 REFERENCE = "torch softmax"
-COPY = "torch copy"
+CHECKED = 64
+"""Rows of an output that are compared with float64."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something that computes ``mapping``: ``apply(x, alpha)``, or of whatever its step has."""
+    """``apply(x, alpha)`` computes the mapping."""
 
     family: str
     mapping: str
-    apply: Callable[..., Tensor]
+    apply: Callable[[Tensor, Tensor], Tensor]
     variant: str = ""
-    differentiable: bool = True
 
     @property
     def name(self) -> str:
         return " ".join(filter(None, (self.family, self.mapping, self.variant)))
 
-    def describe(self) -> dict[str, str]:
-        """The keys by which rows of the results say who they are of."""
-        return {
-            "name": self.name,
-            "family": self.family,
-            "mapping": self.mapping,
-            "variant": self.variant,
-        }
+    def step(
+        self, case: Case, *, name: str = "", per: int = 1, exact: Candidate | None = None
+    ) -> Step:
+        """The candidate on a case; its error is the distance to ``exact`` in float64."""
+        leaves = tuple(
+            t.detach().requires_grad_(self.mapping != "copy") for t in (case.x, case.alpha)
+        )
+        if exact is None and self.mapping in MAPPINGS:
+            exact = regmax_candidate(self.mapping)
+        error = functools.partial(_error, case=case, exact=exact) if exact else None
+        return Step(name or self.name, self.apply, leaves, case.v, per, error)
 
 
-class Step:
-    """A candidate on tensors that get gradients, its output's being v: what a stopwatch runs."""
-
-    def __init__(self, candidate: Candidate, leaves: Sequence[Tensor], v: Tensor | None) -> None:
-        self.candidate, self.leaves, self.v = candidate, leaves, v
-        self.y: Tensor | None = None
-
-    @property
-    def name(self) -> str:
-        return self.candidate.name
-
-    def forward(self) -> None:
-        self.y = self.candidate.apply(*self.leaves)
-
-    def backward(self) -> None:
-        if self.candidate.differentiable and self.y is not None:
-            self.y.backward(self.v)
-
-    def reset(self) -> None:
-        self.y = None
-        for leaf in self.leaves:
-            leaf.grad = None
-
-
-class Task(Step):
-    """A candidate on a case."""
-
-    def __init__(self, candidate: Candidate, case: Case) -> None:
-        learns = candidate.differentiable
-        leaves = [t.detach().requires_grad_(learns) for t in (case.x, case.alpha)]
-        super().__init__(candidate, leaves, case.v)
+def _error(step: Step, case: Case, exact: Candidate) -> float:
+    assert step.y is not None
+    head = case.head(CHECKED)
+    with torch.no_grad():
+        difference = step.y[:CHECKED].double() - exact.apply(head.x, head.alpha)
+    return float(difference.abs().max())
 
 
 def regmax_candidate(mapping: str) -> Candidate:
-    """A mapping through the public function, as anybody calls it."""
+    """A mapping through the public function."""
     function = getattr(regmax.functional, mapping)
     if mapping == "entmax":
         return Candidate("regmax", mapping, lambda x, a: function(x, alpha=a))
-    hyper = {} if mapping == "entmax15" else OMEGAS[mapping][1]
-    return Candidate("regmax", mapping, lambda x, a: function(x, **hyper))
+    return Candidate("regmax", mapping, lambda x, a: function(x))
 
 
 def softmax() -> Candidate:
-    """The reference of every ratio."""
+    """The reference of most ratios."""
     return Candidate("torch", "softmax", lambda x, a: torch.softmax(x, -1))
-
-
-def copy() -> Candidate:
-    """One read and one write: the bandwidth that can be had."""
-    return Candidate("torch", "copy", lambda x, a: x.clone(), differentiable=False)
 
 
 def _entmax() -> list[Candidate]:
@@ -118,25 +93,12 @@ def _entmax() -> list[Candidate]:
 
 
 def _adasplash() -> list[Candidate]:
-    """Its α is one number, so there is nothing to compare entmax with one α per row to."""
-    package: Any = importlib.import_module("adasplash")
-    importlib.import_module("triton")
-    found = []
-    for mapping, alpha in (("sparsemax", 2.0), ("entmax15", 1.5)):
-
-        def default(x: Tensor, a: Tensor, alpha: float = alpha) -> Tensor:
-            y: Tensor = package.triton_entmax(x, alpha=alpha)
-            return y
-
-        found.append(Candidate("adasplash", mapping, default, "default"))
-        for steps in (1, 10):
-
-            def fixed(x: Tensor, a: Tensor, alpha: float = alpha, steps: int = steps) -> Tensor:
-                y: Tensor = package.triton_entmax(x, alpha=alpha, n_iter=steps)
-                return y
-
-            found.append(Candidate("adasplash", mapping, fixed, f"n_iter={steps}"))
-    return found
+    """Its α is one number, so it has no entmax with one α per row."""
+    apply: Any = importlib.import_module("adasplash").triton_entmax
+    return [
+        Candidate("adasplash", "sparsemax", lambda x, a: apply(x, alpha=2.0)),
+        Candidate("adasplash", "entmax15", lambda x, a: apply(x, alpha=1.5)),
+    ]
 
 
 def _liger() -> list[Candidate]:
@@ -144,51 +106,46 @@ def _liger() -> list[Candidate]:
     return [Candidate("liger", "sparsemax", lambda x, a: layer(x))]
 
 
-PEERS: dict[str, dict[str, Callable[[], list[Candidate]]]] = {
+def _copy() -> list[Candidate]:
+    """One read and one write: the bandwidth of the device."""
+    return [Candidate("torch", "copy", lambda x, a: x.clone())]
+
+
+OTHERS: dict[str, dict[str, Callable[[], list[Candidate]]]] = {
     "cpu": {"entmax": _entmax},
-    "cuda": {"entmax": _entmax, "adasplash": _adasplash, "liger-kernel": _liger},
+    "cuda": {"copy": _copy, "entmax": _entmax, "adasplash": _adasplash, "liger-kernel": _liger},
 }
 
 
-def candidates(device: str, mappings: Sequence[str]) -> tuple[list[Candidate], dict[str, str]]:
-    """All who can be measured on a device, the reference first; and who cannot, with the reason."""
-    found = [softmax(), *([copy()] if device == "cuda" else [])]
-    found += [regmax_candidate(mapping) for mapping in mappings]
+def candidates(device: str) -> tuple[list[Candidate], dict[str, Exception]]:
+    """All candidates of a device, the reference first; and the packages that cannot be imported."""
+    found = [softmax(), *map(regmax_candidate, MAPPINGS)]
     missing = {}
-    for package, make in PEERS[device].items():
+    for package, make in OTHERS[device].items():
         try:
             found += make()
         except Exception as error:  # whatever a package does when it is imported
-            missing[package] = reason(error)
+            missing[package] = error
     return found, missing
 
 
-def cvxpylayer(mapping: str, d: int) -> Candidate:
-    """The mapping as a convex program."""
-    name, hyper = OMEGAS[mapping]
-    return conic_layer(mapping, regmax.regularizer(name, **hyper).as_cvxpy, d)
+def conic(program: Program, d: int) -> Candidate:
+    """cvxpylayers with its default solver; the layer is made by the first call."""
+
+    @functools.cache
+    def layer() -> Any:
+        cp: Any = importlib.import_module("cvxpy")
+        layers: Any = importlib.import_module("cvxpylayers.torch")
+        x, y = cp.Parameter(d), cp.Variable(d)
+        problem = cp.Problem(cp.Minimize(program(cp, y, d) - x @ y), [y >= 0, cp.sum(y) == 1])
+        return layers.CvxpyLayer(problem, parameters=[x], variables=[y])
+
+    # one job: faster than a pool on problems this small
+    one = {"n_jobs_forward": 1, "n_jobs_backward": 1}
+    return Candidate("cvxpylayers", "", lambda x, a: layer()(x, solver_args=one)[0])
 
 
-def conic_layer(mapping: str, omega: Callable[[Any], Any], d: int) -> Candidate:
-    """Ω as a convex program, with the solver that cvxpylayers takes by default."""
-    cp: Any = importlib.import_module("cvxpy")
-    layers: Any = importlib.import_module("cvxpylayers.torch")
-    x, y = cp.Parameter(d), cp.Variable(d)
-    problem = cp.Problem(cp.Minimize(omega(y) - x @ y), [y >= 0, cp.sum(y) == 1])
-    layer = layers.CvxpyLayer(problem, parameters=[x], variables=[y])
-    jobs = {"n_jobs_forward": 1, "n_jobs_backward": 1}  # faster than a pool on problems this small
-    return Candidate("cvxpylayers", mapping, lambda x, a: layer(x, solver_args=jobs)[0])
-
-
-def road(mapping: str, x: Tensor) -> str:
-    """The path that regmax takes, in its own words."""
-    name, hyper = OMEGAS[mapping]
-    text = regmax.RegularizedMax(regmax.regularizer(name, **hyper)).explain(x)
-    lines = [line for line in text.splitlines() if line.startswith("forward:")]
-    return lines[0].removeprefix("forward:").strip() if lines else ""
-
-
-def reason(error: Exception) -> str:
-    """An error in one line."""
-    first = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {first[0] if first else ''}"[:200]
+def method(mapping: str, x: Tensor) -> str:
+    """How regmax computes the mapping of x, in its own words."""
+    lines = regmax.RegularizedMax(OMEGAS[mapping]).explain(x).splitlines()
+    return next(s.removeprefix("forward:").strip() for s in lines if s.startswith("forward:"))

@@ -1,346 +1,358 @@
-"""The measurements, one function for each section of the page; each returns rows of figures."""
+"""One function per section of the page; its docstring is the title and the note."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
+import statistics
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from . import attention_steps, child, loss_steps, own, peers
-from .inputs import Case, case
-from .peers import Candidate, Step, Task
-from .plan import CPU_ONLY, Plan
-from .timing import Watch, interleave
+import regmax.functional
 
-Row = dict[str, Any]
-CHECKED = 64
-"""Rows of an output that are compared with float64."""
+from . import first, inputs, learning, memory, own, page, peers
+from .plan import MAPPINGS, plan
+from .timing import CpuWatch, CudaWatch, Figure, Step, interleave
+
+Cases = Iterable[tuple[str, list[Step]]]
+"""Label and steps of each case."""
 
 
 class Bench:
-    """One run: the plan, the candidates, the stopwatch, and what went wrong."""
+    """One run: the plan, the candidates, the stopwatch, and what failed."""
 
-    def __init__(
-        self, device: str, plan: Plan, watch: Watch, threads: int, say: Callable[[str], None]
-    ) -> None:
-        self.device, self.plan, self.watch = device, plan, watch
-        self.threads, self.say = threads, say
-        self.candidates, missing = peers.candidates(device, plan.mappings)
-        self.left_out = [{"what": what, "reason": why} for what, why in missing.items()]
-        self.regmax = [c for c in self.candidates if c.family == "regmax"]
-        self.failed = False
+    def __init__(self, device: str, threads: int, quick: bool) -> None:
+        self.device, self.threads, self.plan = device, threads, plan(device, quick)
+        self.watch = CudaWatch() if device == "cuda" else CpuWatch()
+        self.left_out: list[tuple[str, str]] = []
+        self.candidates, missing = peers.candidates(device)
+        self.has_entmax = "entmax" not in missing
+        for package, error in missing.items():
+            self.leave_out(package, error)
 
-    def case(self, kind: str, rows: int, d: int, dtype: str = "float32") -> Case:
-        return case(kind, rows, d, getattr(torch, dtype), self.device)
+    def leave_out(self, what: str, error: Exception) -> None:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        self.left_out.append((what, f"{type(error).__name__}: {reason}"[:200]))
 
-    def leave_out(self, what: str, error: Exception, *, ours: bool) -> None:
-        self.left_out.append({"what": what, "reason": peers.reason(error)})
-        self.failed = self.failed or ours
+    @property
+    def failed(self) -> bool:
+        """Whether a candidate of regmax failed."""
+        return any(what.startswith("regmax") for what, _ in self.left_out)
 
-    def measure(
-        self,
-        case: Case,
-        candidates: Sequence[Candidate],
-        exact: Callable[[str], Candidate] = peers.regmax_candidate,
-    ) -> list[Row]:
-        """Warm everybody up, look at what each returns, then time all by turns.
+    def case(self, kind: str, rows: int, d: int, dtype: str = "float32") -> inputs.Case:
+        return inputs.case(kind, rows, d, getattr(torch, dtype), self.device)
 
-        ``exact``: from a mapping to what computes it in float64, to measure errors against.
-        """
-        references: dict[str, torch.Tensor] = {}
-        tasks = [Task(candidate, case) for candidate in candidates]
-        facts = functools.partial(self._facts, case=case, exact=exact, references=references)
-        return self.time(case.describe(), tasks, facts)
-
-    def time(self, where: Row, steps: Sequence[Step], facts: Callable[[Step], Row]) -> list[Row]:
-        """A row of figures for each step of the case ``where``; ``facts`` sees it after a pass."""
-        label = f"{where['rows']} × {where['d']} {where['dtype']} {where['input']}"
-        warm: list[Step] = []
-        seen: dict[str, Row] = {}
+    def warm(self, label: str, steps: Iterable[Step]) -> Iterator[tuple[Step, float | None]]:
+        """Run each step once; yield those that can run, with their error."""
         for step in steps:
-            self.say(f"{label}: {step.name}")
             try:
                 step.forward()
                 step.backward()
-                seen[step.name] = facts(step)
-            except Exception as error:  # another's limits are not ours; ours fail the run
-                ours = step.candidate.family == "regmax"
-                self.leave_out(f"{step.name}, {label}", error, ours=ours)
+                error = step.error(step) if step.error else None
+            except Exception as failure:
+                self.leave_out(f"{step.name}, {label}", failure)
                 continue
             finally:
                 step.reset()
-            warm.append(step)
-        self.say(f"{label}: rounds")
-        p = self.plan
-        times = interleave(warm, self.watch, budget=p.budget, rounds=p.rounds, at_least=p.at_least)
-        return [
-            {
-                **where,
-                **step.candidate.describe(),
-                **seen[step.name],
-                **dataclasses.asdict(times[step.name]),
-            }
-            for step in warm
-        ]
+            yield step, error
 
-    def _facts(
+    def table(
         self,
-        task: Step,
-        case: Case,
-        exact: Callable[[str], Candidate],
-        references: dict[str, torch.Tensor],
-    ) -> Row:
-        """The share of exact zeros, and the distance to the same map in float64."""
-        assert task.y is not None
-        mapping, y = task.candidate.mapping, task.y.detach()
-        zeros = float((y == 0).sum()) / y.numel()
-        if mapping == "copy":
-            return {"zeros": zeros, "error": 0.0}
-        head = case.head(CHECKED)
-        if mapping not in references:
-            with torch.no_grad():
-                references[mapping] = exact(mapping).apply(head.x, head.alpha)
-        error = (y[:CHECKED].double() - references[mapping]).abs().max()
-        return {"zeros": zeros, "error": float(error)}
+        cases: Cases,
+        reference: str = peers.REFERENCE,
+        forward: bool = True,
+    ) -> str:
+        """Time the steps of each case by turns."""
+        figures: dict[str, dict[str, Figure]] = {}
+        errors: dict[str, float] = {}
+        p = self.plan
+        for label, steps in cases:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of other packages: the table has their errors
+                ready = list(self.warm(label, steps))
+                times = interleave([s for s, _ in ready], self.watch, p.budget, p.rounds, p.least)
+            for step, error in ready:
+                figures.setdefault(step.name, {})[label] = times[step.name]
+                if error is not None:
+                    errors[step.name] = max(error, errors.get(step.name, 0.0))
+        spreads = [f.spread for found in figures.values() for f in found.values()]
+        text = page.ratios(figures, errors, reference, forward)
+        return f"{text}\n\nTypical spread: {statistics.median(spreads):.0%}."
+
+    def compare(
+        self, candidates: Sequence[peers.Candidate], cases: Iterable[tuple[str, inputs.Case]]
+    ) -> str:
+        """Time mappings over torch.softmax."""
+        return self.table((label, [c.step(case) for c in candidates]) for label, case in cases)
 
 
-def main(bench: Bench) -> list[Row]:
-    """Everybody, on the shapes and inputs that the bars are about."""
+def mappings(bench: Bench) -> str:
+    """Mappings
+
+    Over `torch.softmax`. A case: rows × scores in a row, and the input. Targets for the mean and
+    the worst case: 1 and 2 for sparsemax and entmax15, 2 and 4 for entmax and pnormmax, 3 and 6
+    for fusedmax, 6 and 12 for oscarmax. On CUDA: 2 for fusedmax and oscarmax, 1.1 for the others.
+    """
     p = bench.plan
+    cases = (
+        (f"{n} × {d}, {inputs.label(kind)}, {dtype}", bench.case(kind, n, d, dtype))
+        for dtype, (n, d) in itertools.product(p.dtypes, p.shapes)
+        for kind in ("normal", "normal4")
+    )
+    return bench.compare(bench.candidates, cases)
+
+
+def _defaults(bench: Bench) -> list[peers.Candidate]:
+    return [c for c in bench.candidates if not c.variant and c.mapping != "copy"]
+
+
+def sizes(bench: Bench) -> str:
+    """Length of a row
+
+    Over `torch.softmax`, N(0, 1), the same number of scores in all for each d.
+    """
+    p = bench.plan
+    cases = ((f"d = {d:,}", bench.case("normal", p.elements // d, d)) for d in p.sizes)
+    return bench.compare(_defaults(bench), cases)
+
+
+def rows(bench: Bench) -> str:
+    """Number of rows
+
+    Over `torch.softmax`, N(0, 1), rows × scores in a row.
+    """
+    d = bench.plan.row_d
+    cases = ((f"{n} × {d}", bench.case("normal", n, d)) for n in bench.plan.row_counts)
+    return bench.compare(_defaults(bench), cases)
+
+
+def kinds(bench: Bench) -> str:
+    """Inputs
+
+    Over `torch.softmax` on the same input, random and adversarial: 512 × 2048 on the CPU, 16384 ×
+    2048 on CUDA.
+    """
+    shape = bench.plan.input_shape
+    cases = ((inputs.label(kind), bench.case(kind, *shape)) for kind in inputs.KINDS)
+    return bench.compare([peers.softmax(), *map(peers.regmax_candidate, MAPPINGS)], cases)
+
+
+def long_rows(bench: Bench) -> str:
+    """fusedmax on long rows
+
+    Time per score, the same number of scores in all; over short rows. Target: at most 2.
+    """
+    total, fusedmax = bench.plan.elements, peers.regmax_candidate("fusedmax")
+
+    def step(kind: str, d: int) -> Step:
+        return fusedmax.step(bench.case(kind, total // d, d), name=f"d = {d:,}", per=total)
+
+    short, long = bench.plan.long_rows
+    kinds = ("normal", "sawtooth", "ramp", "parabola")
+    cases = ((inputs.label(kind), [step(kind, short), step(kind, long)]) for kind in kinds)
+    return bench.table(cases, f"d = {short:,}")
+
+
+def calls(bench: Bench) -> str:
+    """Compiled and transformed calls
+
+    256 × 512, one training step: the gradient of ⟨v, y⟩ in x, over the eager call. `torch.compile`
+    has `fullgraph=True`. `torch.func.jvp` computes Jv: the same vector, because J is symmetric.
+    """
+    case = bench.case("normal", *bench.plan.calls)
+    return bench.table(((m, _calls(bench, m, case)) for m in peers.OMEGAS), "eager", forward=False)
+
+
+def _calls(bench: Bench, mapping: str, case: inputs.Case) -> list[Step]:
+    y: Callable[[Tensor], Tensor] = getattr(regmax.functional, mapping)
+    v, wide = case.v, case.head(len(case.x))
+
+    def loss(x: Tensor) -> Tensor:
+        return (y(x) * v).sum()
+
+    def jvp(x: Tensor) -> Tensor:
+        found: Tensor = torch.func.jvp(y, (x,), (v,))[1]
+        return found
+
+    def error(step: Step) -> float:
+        found, exact = step.leaves[0].grad, torch.func.jvp(y, (wide.x,), (wide.v,))[1]
+        found = step.y if found is None else found
+        assert found is not None
+        return float((found.double() - exact).abs().max())
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(loss, fullgraph=True, backend=bench.plan.compiler)
+    x, leaf = case.x, case.x.detach().requires_grad_()
     return [
-        row
-        for dtype in p.dtypes
-        for rows, d in p.shapes
-        for kind in p.main_inputs
-        for row in bench.measure(bench.case(kind, rows, d, dtype), bench.candidates)
+        Step("eager", loss, (leaf,), error=error),
+        Step("regmax, torch.compile", compiled, (leaf,), error=error),
+        Step("regmax, torch.func.grad", torch.func.grad(loss), (x,), error=error),
+        Step("regmax, torch.func.jvp", jvp, (x,), error=error),
     ]
 
 
-def size(bench: Bench) -> list[Row]:
-    """Short rows to long ones, the number of scores kept."""
-    p = bench.plan
-    cases = (bench.case("normal", p.elements // d, d) for d in p.sizes)
-    return [row for c in cases for row in bench.measure(c, _defaults(bench))]
+def conic(bench: Bench) -> str:
+    """Mappings beside cvxpylayers
+
+    Time per row, float64, N(0, 1), over regmax on the same rows. cvxpylayers solves one row after
+    the other.
+    """
+    p, (few, many) = bench.plan, bench.plan.conic_rows
+    small, large = (bench.case("normal", n, p.conic_d, "float64") for n in (few, many))
+    reference = f"regmax, {few} × {p.conic_d}"
+
+    def steps(mapping: str) -> list[Step]:
+        ours, omega = peers.regmax_candidate(mapping), peers.OMEGAS[mapping]
+        theirs = peers.conic(lambda cp, y, d: omega.as_cvxpy(y), p.conic_d)
+        return [
+            ours.step(small, name=reference, per=few),
+            ours.step(large, name=f"regmax, {many} × {p.conic_d}", per=many),
+            theirs.step(small, name=f"cvxpylayers, {few} × {p.conic_d}", per=few, exact=ours),
+        ]
+
+    return bench.table(((mapping, steps(mapping)) for mapping in peers.OMEGAS), reference)
 
 
-def rows(bench: Bench) -> list[Row]:
-    """One row to many; on the CPU, the cost of a call itself is at the left."""
-    p = bench.plan
-    cases = (bench.case("normal", n, p.row_d) for n in p.row_counts)
-    return [row for c in cases for row in bench.measure(c, _defaults(bench))]
+def own_omega(bench: Bench) -> str:
+    """An Ω by its value alone
+
+    A class with `value` and nothing else. Q = AAᵀ/d + 0.1·I with A from N(0, 1). Time per row,
+    float64, N(0, 1). Target: cvxpylayers takes at least 300 times longer, 100 times for Q.
+    """
+    (n, d), few = bench.plan.own, bench.plan.own_few
+    many, small = (bench.case("normal", k, d, "float64") for k in (n, few))
+    reference = f"regmax by value, {n} × {d}"
+
+    def steps(omega: own.Own) -> Iterator[Step]:
+        exact = omega.exact(d)
+        yield omega.candidate(d).step(many, name=reference, per=n, exact=exact)
+        if omega.closed:
+            yield exact.step(many, name=f"regmax closed form, {n} × {d}", per=n)
+        theirs = peers.conic(omega.program, d)
+        yield theirs.step(small, name=f"cvxpylayers, {few} × {d}", per=few, exact=exact)
+
+    return bench.table(((label, list(steps(omega))) for label, omega in own.OWN.items()), reference)
 
 
-def _defaults(bench: Bench) -> list[Candidate]:
-    """Everybody as they come: no variants of a peer but its default."""
-    return [c for c in bench.candidates if c.variant in ("", "default") and c.mapping != "copy"]
+def own_sizes(bench: Bench) -> str:
+    """An Ω by its value, by the length of a row
+
+    Time per row over `torch.softmax`, float64, N(0, 1). Errors are certified bounds on ‖y − y*‖.
+    """
+
+    def cases() -> Iterator[tuple[str, list[Step]]]:
+        for d in bench.plan.own_sizes:
+            steps = []
+            for label, omega in own.OWN.items():
+                n = omega.rows(bench.plan.own_elements, d)
+                case = bench.case("normal", n, d, "float64")
+                step = omega.candidate(d).step(case, name=f"regmax {label}", per=n)
+                step.error = omega.certified
+                steps.append(step)
+            yield f"d = {d:,}", [peers.softmax().step(case, per=n), *steps]
+
+    return bench.table(cases())
 
 
-def inputs(bench: Bench) -> list[Row]:
-    """Random and adversarial scores, regmax against torch.softmax."""
-    p = bench.plan
-    ours = [peers.softmax(), *bench.regmax]
-    cases = (bench.case(kind, *p.input_shape) for kind in p.inputs)
-    return [row for c in cases for row in bench.measure(c, ours)]
+def composed(bench: Bench) -> str:
+    """Compositions
+
+    base + λ·penalty over the base alone, 1024 × 64, N(0, 1).
+    """
+    case = bench.case("normal", *bench.plan.own)
+    pairs = own.composed(case.x.shape[1])
+    cases = ((name, [c.step(case, exact=c) for c in pair]) for name, pair in pairs.items())
+    return bench.table(cases, "base alone")
 
 
-def linear(bench: Bench) -> list[Row]:
-    """fusedmax on short and on long rows, the number of scores kept."""
-    p = bench.plan
-    fused = [c for c in bench.regmax if c.mapping == "fusedmax"]
-    cases = (bench.case(kind, p.elements // d, d) for kind in p.linear_inputs for d in p.linear)
-    return [row for c in cases for row in bench.measure(c, fused)]
+def losses(bench: Bench) -> str:
+    """Losses
+
+    Over `torch.nn.CrossEntropyLoss`: the mean over rows of logits and its gradient. A case: rows ×
+    classes, and the logits. Errors are of the gradients. Target for the most classes: at most 1.
+    """
+
+    def cases() -> Iterator[tuple[str, list[Step]]]:
+        most = bench.plan.losses[-1]
+        for shape, kind in itertools.product(bench.plan.losses, ("normal", "normal4")):
+            x = bench.case(kind, *shape).x
+            steps = learning.losses(x, package=bench.has_entmax and shape == most)
+            yield "{} × {}, {}".format(*shape, inputs.label(kind)), steps
+        x = bench.case("normal", *most).x
+        yield "{} × {}, label smoothing 0.1".format(*most), learning.losses(x, 0.1)
+
+    return bench.table(cases(), learning.CROSS_ENTROPY)
 
 
-def memory(bench: Bench) -> list[Row]:
-    """Peak memory beyond the scores, in units of the scores' own size."""
-    rows, d = bench.plan.memory
-    names = [c.name for c in bench.candidates if c.mapping != "copy"]
-    bench.say("")
-    try:
-        return child.memory(bench.device, bench.threads, ("normal", "equal"), rows, d, names)
-    except child.Failed as error:
-        bench.leave_out("memory", error, ours=error.ours)
-        return []
+def attention(bench: Bench) -> str:
+    """Attention
+
+    `regmax.nn.attention` over `scaled_dot_product_attention` (SDPA) with its math backend, which
+    keeps the weights as regmax does. A case: sequences × heads × length × width, N(0, 1). entmax
+    learns one α per head.
+    """
+    cases = (
+        (" × ".join(map(str, shape)) + suffix, learning.heads(shape, bool(suffix), bench.device))
+        for shape in bench.plan.attention
+        for suffix in ("", ", causal")
+    )
+    return bench.table(cases, learning.SDPA)
 
 
-def conic(bench: Bench) -> list[Row]:
-    """Each mapping beside the same problem in cvxpylayers, on the CPU in float64."""
-    p = bench.plan
-    few, many = (case("normal", n, p.conic_d, torch.float64) for n in (p.conic_rows, p.conic_many))
-    found: list[Row] = []
-    for candidate in bench.regmax:
-        if candidate.mapping == "entmax":  # its α per row is no convex program
-            continue
-        with _quiet():
-            try:
-                conic = peers.cvxpylayer(candidate.mapping, p.conic_d)
-            except Exception as error:
-                bench.leave_out(f"cvxpylayers {candidate.mapping}", error, ours=False)
-                if isinstance(error, ImportError):
-                    break
-                continue
-            found += bench.measure(few, [candidate, conic])
-        found += bench.measure(many, [candidate])
-    return found
+def first_calls(bench: Bench) -> str:
+    """First calls
 
-
-def generic(bench: Bench) -> list[Row]:
-    """Ω by its value alone: beside its closed form, where it has one, and beside cvxpylayers."""
-    p = bench.plan
-    (n, d), found = p.own, list[Row]()
-    few, many = (case("normal", count, d, torch.float64) for count in (p.own_few, n))
-    for name, omega in own.OWN.items():
-        ours, exact = own.own_candidate(name, d), functools.partial(_exact, name, d)
-        closed = [peers.regmax_candidate(omega.closed)] if omega.closed else []
-        found += _certified(bench, many, name, [ours, *closed])
-        with _quiet():
-            try:
-                conic = [own.own_conic(name, d)]
-            except Exception as error:
-                bench.leave_out(f"cvxpylayers {name}", error, ours=False)
-                conic = []
-            found += bench.measure(few, [ours, *conic], exact)
-    return found
-
-
-def generic_size(bench: Bench) -> list[Row]:
-    """The same on short rows and on long ones, the number of scores kept."""
-    p = bench.plan
-    found: list[Row] = []
-    for d in p.own_sizes:
-        scores = case("normal", max(1, p.own_elements // d), d, torch.float64)
-        for name, omega in own.OWN.items():
-            if d <= own.DENSE or omega.separable:
-                found += _certified(bench, scores, name, [own.own_candidate(name, d)])
-            else:
-                found += _alone(bench, scores, name)
-    return found
-
-
-def _exact(name: str, d: int, mapping: str) -> Candidate:
-    """For an Ω by its value, and for its closed form, alike."""
-    return own.reference(name, d)
-
-
-def _certified(bench: Bench, case: Case, name: str, candidates: list[Candidate]) -> list[Row]:
-    """The figures, with the certificate in the row of the generic solver."""
-    rows = bench.measure(case, candidates, functools.partial(_exact, name, case.x.shape[-1]))
-    return [row | own.certified(name, case) if row["mapping"] == name else row for row in rows]
-
-
-def _alone(bench: Bench, case: Case, name: str) -> list[Row]:
-    """In a process that can be stopped, and on fewer rows."""
-    n, d = case.x.shape
-    n = max(1, n // bench.plan.own_fewer)
-    bench.say(f"{n} × {d} {name}")
-    try:
-        found = child.generic(bench.threads, name, n, d, bench.plan.own_limit)
-    except child.Failed as error:
-        bench.leave_out(f"{own.OWN[name].label}, {n} × {d}", error, ours=error.ours)
-        return []
-    return [found]
-
-
-def composed(bench: Bench) -> list[Row]:
-    """A base with a penalty, beside the same two steps put together by hand."""
-    n, d = bench.plan.own
-    scores = bench.case("normal", n, d)
-    found: list[Row] = []
-    for name in own.COMPOSED:
-        candidates = own.composed_candidates(name, d)
-        found += bench.measure(scores, candidates, {name: candidates[0]}.__getitem__)
-    return found
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Solvers warn about approximations and inaccuracies of theirs; their error is in the table."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def losses(bench: Bench) -> list[Row]:
-    """Every loss beside cross-entropy; on the most classes also smoothed, and its peak memory."""
-    p = bench.plan
-    most = p.losses[-1]
-    theirs = any(candidate.family == "entmax" for candidate in bench.candidates)
-    cases = [(shape, kind, 0.0) for shape in p.losses for kind in p.main_inputs]
-    found: list[Row] = []
-    for shape, kind, smoothing in [*cases, (most, p.main_inputs[0], p.smoothing)]:
-        given = loss_steps.batch(bench.case(kind, *shape), smoothing)
-        steps = loss_steps.steps(given, package=theirs and shape == most and not smoothing)
-        facts = functools.partial(loss_steps.facts, given=given, checked=CHECKED)
-        found += bench.time(given.describe(), steps, facts)
-    bench.say("memory")
-    try:
-        peaks = child.losses(bench.device, bench.threads, *most, theirs)
-    except child.Failed as error:
-        bench.leave_out("memory of losses", error, ours=error.ours)
-        return found
-    return [row | {"memory": peaks[row["name"]]} if row["name"] in peaks else row for row in found]
-
-
-def attention(bench: Bench) -> list[Row]:
-    """Every mapping inside attention, beside PyTorch's own."""
-    found: list[Row] = []
-    for shape, causal in itertools.product(bench.plan.attention, (False, True)):
-        given = attention_steps.heads(shape, causal, bench.device)
-        facts = functools.partial(attention_steps.facts, given=given)
-        found += bench.time(given.describe(), attention_steps.steps(given), facts)
-    return found
-
-
-def first(bench: Bench) -> list[Row]:
-    """First calls in fresh processes: an empty cache of compiled kernels, then a full one."""
-    found: list[Row] = []
-    for mapping in bench.plan.isolated:
-        bench.say(mapping)
+    Forward and backward, each in a fresh process after `import torch`. The cache holds compiled
+    kernels.
+    """
+    p, lines = bench.plan, []
+    x = bench.case("normal", *p.first).x
+    for mapping in p.first_of:
         try:
-            found.append(child.first(bench.device, bench.threads, mapping, *bench.plan.first))
-        except child.Failed as error:
-            bench.leave_out(f"first call of {mapping}", error, ours=error.ours)
-    return found
+            found = first.first(bench.device, bench.threads, mapping, *p.first)
+        except Exception as error:
+            bench.leave_out(f"regmax {mapping}, first call", error)
+            continue
+        lines.append([mapping, *map(page.seconds, found), peers.method(mapping, x)])
+    return page.table(["{} × {}".format(*p.first), *first.HEAD, "method"], lines)
 
 
-ALL: dict[str, Callable[[Bench], list[Row]]] = {
-    "main": main,
-    "size": size,
-    "rows": rows,
-    "inputs": inputs,
-    "linear": linear,
-    "memory": memory,
-    "conic": conic,
-    "generic": generic,
-    "generic-size": generic_size,
-    "composed": composed,
-    "losses": losses,
-    "attention": attention,
-    "first": first,
+def peaks(bench: Bench) -> str:
+    """Peak memory
+
+    Forward; forward and backward. In units of the input's size, beyond the input. The output and
+    the gradient count, so a mapping needs at least 1 and 2, a loss 0 and 1.
+    """
+    found: dict[str, dict[str, str]] = {}
+
+    def cases() -> Cases:
+        (n, d), most = bench.plan.memory, bench.plan.losses[-1]
+        candidates = [c for c in bench.candidates if c.mapping != "copy"]
+        x = bench.case("normal", *most).x
+        for kind in ("normal", "equal"):
+            case = bench.case(kind, n, d)
+            yield f"{n} × {d}, {inputs.label(kind)}", [c.step(case) for c in candidates]
+        yield "{} × {} logits".format(*most), learning.losses(x, package=bench.has_entmax)
+
+    labels = []
+    for label, steps in cases():
+        labels.append(label)
+        for step, _ in bench.warm(label, steps):
+            figures = memory.peak(step, bench.device)
+            found.setdefault(step.name, {})[label] = "{:.2f}, {:.2f}".format(*figures)
+    lines = [[name, *(cells.get(k, "–") for k in labels)] for name, cells in found.items()]
+    return page.table(["", *labels], lines)
+
+
+SECTIONS: dict[str, Callable[[Bench], str]] = {
+    section.__name__.replace("_", "-"): section
+    for section in (
+        *(mappings, sizes, rows, kinds, long_rows, calls, conic, own_omega, own_sizes, composed),
+        *(losses, attention, first_calls, peaks),
+    )
 }
-
-
-def run(bench: Bench, names: Sequence[str], begin: Callable[[str], None]) -> dict[str, list[Row]]:
-    """The sections asked for, in the order of the page."""
-    found = {}
-    for name, section in ALL.items():
-        if name in names and not (name in CPU_ONLY and bench.device != "cpu"):
-            begin(name)
-            found[name] = section(bench)
-    return found
-
-
-def roads(bench: Bench) -> dict[str, str]:
-    """Which path each mapping takes on this machine."""
-    x = bench.case("normal", 8, 64).x
-    found = {}
-    for mapping in bench.plan.mappings:
-        with suppress(Exception):  # the sections report what fails
-            found[mapping] = peers.road(mapping, x)
-    return found
+"""In the order of the page; memory is last because it makes later passes slower."""
+CPU_ONLY = ("conic", "own-omega", "own-sizes", "composed")

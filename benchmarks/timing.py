@@ -1,4 +1,4 @@
-"""Rounds in which all candidates run by turns, and the spread of what was measured."""
+"""Rounds in which all candidates run by turns."""
 
 from __future__ import annotations
 
@@ -6,158 +6,130 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import Tensor
 
 
-class Run(Protocol):
-    """One forward and one backward pass, and what clears their results away."""
+@dataclass
+class Step:
+    """A forward pass on ``leaves``, and a backward pass if they require gradients."""
 
-    @property
-    def name(self) -> str: ...
-    def forward(self) -> None: ...
-    def backward(self) -> None: ...
-    def reset(self) -> None: ...
+    name: str
+    function: Callable[..., Tensor]
+    leaves: tuple[Tensor, ...]
+    v: Tensor | None = None
+    """The gradient with respect to the output; None for a scalar."""
+    per: int = 1
+    """Times are divided by this number of rows or scores."""
+    error: Callable[[Step], float] | None = None
+    """The error of the result, called after both passes."""
+    y: Tensor | None = field(default=None, init=False)
+
+    def forward(self) -> None:
+        self.y = self.function(*self.leaves)
+
+    def backward(self) -> None:
+        if self.y is not None and self.y.requires_grad:
+            self.y.backward(self.v)
+
+    def reset(self) -> None:
+        self.y = None
+        for leaf in self.leaves:
+            leaf.grad = None
 
 
-class Watch(Protocol):
-    """A stopwatch: ``start`` a run, then ``read`` its (forward, backward) in seconds."""
+@dataclass(frozen=True)
+class Figure:
+    """Median seconds of a step."""
 
-    def start(self, run: Run) -> Any: ...
-    def read(self, lap: Any) -> tuple[float, float]: ...
+    forward: float
+    both: float
+    spread: float
+    """Of both passes: the distance of the quartiles over the median."""
 
 
 class CpuWatch:
-    """Wall-clock time."""
+    """Wall-clock time: ``start`` a step, then ``read`` its forward and backward seconds."""
 
-    def start(self, run: Run) -> tuple[float, float]:
+    def start(self, step: Step) -> Any:
         begin = time.perf_counter()
-        run.forward()
+        step.forward()
         middle = time.perf_counter()
-        run.backward()
+        step.backward()
         end = time.perf_counter()
-        run.reset()
+        step.reset()
         return middle - begin, end - middle
 
-    def read(self, lap: tuple[float, float]) -> tuple[float, float]:
-        return lap
+    def read(self, lap: Any) -> tuple[float, float]:
+        forward, backward = lap
+        return forward, backward
 
 
-class CudaWatch:
+class CudaWatch(CpuWatch):
     """Time on the device, between events.
 
-    Before each run a buffer larger than the L2 cache is written a few times: the run finds none of
-    its data there, and the host has queued the whole run before the device comes to it, so that
-    the host's time is not in the figure.
+    Writing a large buffer first clears the L2 cache, and takes long enough that the host has queued
+    the whole step before the device starts it.
     """
-
-    LEAD = 8
 
     def __init__(self) -> None:
         cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self.buffer = torch.empty(max(4 * cache, 1 << 28), dtype=torch.uint8, device="cuda")
 
-    def start(self, run: Run) -> list[torch.cuda.Event]:
-        for _ in range(self.LEAD):
+    def start(self, step: Step) -> Any:
+        for _ in range(8):
             self.buffer.zero_()
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
         marks[0].record()
-        run.forward()
+        step.forward()
         marks[1].record()
-        run.backward()
+        step.backward()
         marks[2].record()
-        run.reset()
+        step.reset()
         return marks
 
-    def read(self, lap: list[torch.cuda.Event]) -> tuple[float, float]:
+    def read(self, lap: Any) -> tuple[float, float]:
         begin, middle, end = lap
         end.synchronize()
         return begin.elapsed_time(middle) / 1e3, middle.elapsed_time(end) / 1e3
 
 
-def watch(device: str) -> Watch:
-    """The stopwatch of a device."""
-    return CudaWatch() if device == "cuda" else CpuWatch()
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median and quartiles of n figures."""
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """What is reported of repeated measurements."""
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0], 1)
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(median, low, high, len(values))
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of one candidate in one case."""
-
-    forward: Spread
-    backward: Spread
-    both: Spread
-
-
 def interleave(
-    runs: Sequence[Run],
-    watch: Watch,
-    *,
-    budget: float,
-    rounds: int,
-    at_least: int,
-    seed: int = 0,
-) -> dict[str, Timing]:
-    """Time all runs by turns; each must have run once before (compiled, allocated, warm).
+    steps: Sequence[Step], watch: CpuWatch, budget: float, rounds: int, least: int
+) -> dict[str, Figure]:
+    """Time all steps by turns; each must have run once before.
 
-    A run gets as many turns as ``budget`` seconds pay for, at least ``at_least`` and at most
-    ``rounds``, spread evenly over the rounds of the one with the most.
+    A step gets as many turns as ``budget`` seconds pay for, from ``least`` to ``rounds``, spread
+    evenly over the rounds.
     """
-    order = random.Random(seed)
-    with _without_gc():
-        turns = {}
-        for run in runs:
-            cost = sum(watch.read(watch.start(run)))
-            turns[run.name] = max(at_least, min(rounds, int(budget / max(cost, 1e-9))))
-        most = max(turns.values(), default=0)
-        laps: dict[str, list[tuple[float, float]]] = {run.name: [] for run in runs}
-        for i in range(most):
-            due = [r for r in runs if (i + 1) * turns[r.name] // most > i * turns[r.name] // most]
-            order.shuffle(due)
-            started = [(run.name, watch.start(run)) for run in due]
-            for name, lap in started:
-                laps[name].append(watch.read(lap))
-    return {name: timing(taken) for name, taken in laps.items()}
-
-
-def timing(laps: Sequence[tuple[float, float]]) -> Timing:
-    """From the (forward, backward) of each run."""
-    return Timing(
-        forward=spread([f for f, _ in laps]),
-        backward=spread([b for _, b in laps]),
-        both=spread([f + b for f, b in laps]),
-    )
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    enabled = gc.isenabled()
+    order = random.Random(0)
+    laps: dict[str, list[tuple[float, float]]] = {step.name: [] for step in steps}
+    turns = {}
     gc.collect()
+    gc.freeze()  # the next collection is quick
     gc.disable()
     try:
-        yield
+        for step in steps:
+            cost = sum(watch.read(watch.start(step)))
+            turns[step.name] = max(least, min(rounds, int(budget / max(cost, 1e-9))))
+        most = max(turns.values(), default=0)
+        for i in range(most):
+            due = [s for s in steps if (i + 1) * turns[s.name] // most > i * turns[s.name] // most]
+            order.shuffle(due)
+            started = [(step.name, watch.start(step)) for step in due]
+            for name, lap in started:
+                laps[name].append(watch.read(lap))
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()
+    return {step.name: _figure(laps[step.name], step.per) for step in steps}
+
+
+def _figure(laps: Sequence[tuple[float, float]], per: int) -> Figure:
+    """``laps``: at least two."""
+    low, both, high = statistics.quantiles([f + b for f, b in laps], n=4, method="inclusive")
+    forward = statistics.median(f for f, _ in laps)
+    return Figure(forward / per, both / per, (high - low) / both)

@@ -28,7 +28,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "_ext", "figures", "benchmarks", "experiments"]
+exclude_patterns = ["_build", "_ext", "figures", "experiments"]
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["amsmath", "attrs_inline", "deflist", "dollarmath"]
 myst_heading_anchors = 4
@@ -36,7 +36,8 @@ nitpicky = True
 # Others' names, and ours that are nobody's to call, stay text: a build needs no network.
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|collections|numpy|pathlib|typing|Tensor|dict)\b.*"),
-    (r"py:.*", r"regmax\.hessian\.Local"),
+    (r"py:.*", r"regmax\.regularizers\.autodiff\..*"),
+    (r"py:.*", r"regmax\.optimality\.condition\..*"),
     (r"py:.*", r"regmax\.testing\.(subject|promise|solver_bench|solvers)\b.*"),
 ]
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .kernels.transforms import outside_inference
 from .mapping import engine, forward
-from .mapping.rows import outside_inference
 from .regularizers.errors import PluginError
 from .regularizers.operand import parameters_of
 from .regularizers.registry import registry
@@ -46,10 +46,13 @@ def __dir__() -> list[str]:
 
 def _made(cls: type[Regularizer], hyper: dict[str, Any]) -> Regularizer:
     """Ω; the same one again where only numbers make it."""
-    if all(type(item) in (float, int, bool) for item in hyper.values()):
-        kinds = tuple(map(type, hyper.values()))
+    kinds = tuple(map(type, hyper.values()))
+    if _NUMBERS.issuperset(kinds):
         return _from_numbers(cls, tuple(hyper.items()), kinds)  # type: ignore[arg-type]
     return cls(**hyper)
+
+
+_NUMBERS = frozenset((float, int, bool))
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,13 +83,15 @@ def _mapping(name: str) -> Callable[..., Tensor]:
         ]
     )
     names, arguments = tuple(signature.parameters), cls.arguments
-    defaults = {p.name: p.default for p in signature.parameters.values()}
+    parameters = signature.parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    every = frozenset(names)
 
     @outside_inference
     def mapping(*args: Any, **kwargs: Any) -> Tensor:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        missing = any(value is inspect.Parameter.empty for value in given.values())
-        if missing or len(given) > len(names) or len(args) + len(kwargs) > len(given):
+        twice = kwargs and not kwargs.keys().isdisjoint(names[: len(args)])
+        if given.keys() != every or len(args) > len(names) or twice:
             try:
                 signature.bind(*args, **kwargs)  # says what is wrong
             except TypeError as error:

@@ -1,7 +1,7 @@
 """What attention looks like, in numbers: how sparse, how fused, how different from head to head;
 and what becomes of the hyperparameters that learn.
 
-This chapter imports :mod:`regmax.nn` and what is below.
+This chapter imports ``regmax.nn`` and what is below.
 """
 
 from .summary import AttentionSummary

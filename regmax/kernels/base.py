@@ -15,7 +15,8 @@ from torch import Tensor
 
 Hyper = tuple[Tensor, ...]
 
-_asked = ContextVar("regmax_kernels", default=True)
+ASKED = ContextVar("regmax_kernels", default=True)
+"""Whether kernels may be used: not inside :func:`reference`."""
 
 
 @contextmanager
@@ -24,16 +25,16 @@ def reference() -> Iterator[None]:
 
     For comparisons, and to test whether a kernel causes a problem.
     """
-    token = _asked.set(False)
+    token = ASKED.set(False)
     try:
         yield
     finally:
-        _asked.reset(token)
+        ASKED.reset(token)
 
 
 def asked() -> bool:
     """Whether kernels may be used: False inside :func:`reference`."""
-    return _asked.get()
+    return ASKED.get()
 
 
 def why_none(device: str) -> str:

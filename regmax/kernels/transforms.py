@@ -8,9 +8,10 @@ has no numbers, or a batch of them. Functions with rules for transforms
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.autograd import forward_ad
 
 PLAIN = (Tensor, nn.Parameter)
 """The types of plain tensors: a tensor of such a type is not a wrapper."""
+T = TypeVar("T")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
@@ -47,6 +49,18 @@ def transforming() -> bool:
 def baking() -> bool:
     """Whether ``torch.jit.trace`` records. It stores values that it cannot trace as constants."""
     return bool(torch._C._get_tracing_state() is not None)
+
+
+def plain() -> bool:
+    """Whether neither a transform, a tracer, a compiler nor forward mode is active."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_dispatch_mode(_FAKE) is not None
+        or torch._C._get_dispatch_mode(_PROXY) is not None
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def forward_mode() -> AbstractContextManager[object]:
@@ -147,3 +161,24 @@ def autocasting(device_type: str) -> bool:
 def full_precision(device_type: str) -> AbstractContextManager[object]:
     """Switches autocast off: solvers and Jacobians compute in the dtype of the rows."""
     return torch.autocast(device_type, enabled=False) if autocasting(device_type) else nullcontext()
+
+
+def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
+    """Replace inference mode by no_grad inside ``function``: the gradient of Ω needs autograd."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> T:
+        if compiling() or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(
+                *(_ordinary(a) for a in args), **{k: _ordinary(a) for k, a in kwargs.items()}
+            )
+
+    wrapper: Any = call  # Dynamo counts recompilations by code object: a new one per function
+    wrapper.__code__ = wrapper.__code__.replace(co_name=function.__name__)
+    return call
+
+
+def _ordinary(item: Any) -> Any:
+    return item.clone() if isinstance(item, Tensor) and item.is_inference() else item

@@ -3,7 +3,7 @@
     SoftmaxLoss()  SparsemaxLoss()  EntmaxLoss(alpha=1.5)  Entmax15Loss()  PnormmaxLoss(p=1.5)  …
 
 There is one for each mapping of ``regmax.functional``, a third party's among them. This chapter
-imports ``regmax.functional``, :mod:`regmax.nn` and what is below.
+imports ``regmax.functional``, ``regmax.nn`` and what is below.
 """
 
 from __future__ import annotations

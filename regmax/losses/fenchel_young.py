@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ..kernels import asked, transforms
-from ..kernels.wrappers import dense
 from ..mapping import engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
@@ -47,11 +46,9 @@ def losses(
     nothing takes part; +inf where the target is masked; NaN where a participant is NaN or +inf:
     all without gradient.
     """
-    x, dim = arguments.scores(dense("x", x), dim)
-    arguments.entries(x, dim, omega.entries, omega)
     if isinstance(mask, Tensor) and torch.is_grad_enabled():
         mask = mask.clone()  # a second backward reads it, when it may have been written to
-    mask = arguments.mask(mask, x)
+    x, dim, mask = arguments.rows(omega, x, dim, mask)
     x = x.float() if x.dtype in HALF else x
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, x, dim)
     omega, x = aligned(omega, x, dim), x.movedim(dim, -1)

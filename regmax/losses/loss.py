@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import transforms
-from ..kernels.transforms import may_look
+from ..kernels.transforms import may_look, outside_inference
 from ..kernels.wrappers import dense, is_dtensor
-from ..mapping.rows import HALF, outside_inference
+from ..mapping.rows import HALF
 from ..nn.layer import RegularizedMax
 from ..regularizers import arguments, serialize
 from ..regularizers.printing import called, show, unusual
@@ -127,7 +127,7 @@ class FenchelYoungLoss(nn.Module):
 
     def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
         """The loss in float64, to be rounded once."""
-        on = arguments.mask(mask, logits)
+        on = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
         x = x.float() if x.dtype in HALF else x
         on = None if on is None else on.movedim(dim, -1)

@@ -1,8 +1,8 @@
-"""Backward of Π_Ω and max_Ω where y was found without gradients: by a closed form or a solver.
+"""Backward of Π_Ω and max_Ω where a closed form in PyTorch or a solver found y, without gradients.
 
 Backward consists of differentiable operations on y* itself (:mod:`regmax.optimality.jacobian`), so
-it can be differentiated again. :func:`newton_steps` says the same to transforms (torch.func,
-forward mode, compile), which cannot use a hand-written backward.
+it can be differentiated again. Transforms (torch.func, forward mode, compile) do not use it:
+:func:`newton_steps` gives them the same derivatives.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ def attach(
 
 
 def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
-    """As :func:`attach`, in PyTorch operations that any transform can follow.
+    """As :func:`attach`, in PyTorch operations that any transform can differentiate.
 
-    From y0 = y, a constant, k Newton steps y ← y + J(y) (z − ∇Ω(y)) have value y, and the
-    derivatives of Π_Ω up to order 2^k − 1, as Newton's method squares the distance: 7 for k = 3.
+    k Newton steps y ← y + J(y) (z − ∇Ω(y)) from y0 = y, a constant, have value y and the
+    derivatives of Π_Ω up to order 2^k − 1, because Newton's method squares the distance. k = 3
+    gives order 7.
     """
     if structured(omega):
         z = omega.reduced(z, y, mask)

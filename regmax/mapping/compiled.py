@@ -1,4 +1,4 @@
-"""Which mappings a kernel takes, and their arguments laid out for
+"""Which mappings a kernel computes, and their arguments laid out for
 :mod:`regmax.mapping.function`."""
 
 from __future__ import annotations
@@ -28,26 +28,53 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
 
 @functools.cache
 def _trusted(cls: type[Regularizer]) -> bool:
-    """Whether ``kernel`` comes with the definitions that it computes, or after them."""
+    """Whether no subclass of the class that defines ``kernel`` redefines what the kernel
+    computes."""
     own = depth(cls, "kernel") < cls.__mro__.index(Regularizer)
     return own and all(depth(cls, "kernel") <= depth(cls, name) for name in REPLACED)
 
 
 def depth(cls: type[Any], name: str) -> int:
-    """How far up the classes that ``cls`` inherits from ``name`` is defined."""
+    """The position in the inheritance order of ``cls`` of the class that defines ``name``."""
     order = cls.__mro__
     return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
 
 
 @functools.cache
 def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """γ and the hyperparameters: their names, and what is accepted."""
+    """The names of γ and the hyperparameters, and their accepted ranges."""
     names = tuple(cls.hyperparameters or ())
     return ("gamma", *names), (arguments.POSITIVE, *(cls.ranges.get(name) for name in names))
 
 
+PLANS: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
+"""The kernel, Ω, γ and θ of a call, by all that they depend on; calls alike share them."""
+
+
+def plan(omega: Regularizer, x: Tensor, gamma: float, key: tuple[Any, ...]) -> Any:
+    """The kernel, Ω, γ and θ for scores like x, kept under ``key``; None where Ω may depend on more
+    than its hyperparameters, which are numbers, or has no kernel."""
+    cls: Any = type(omega)
+    bare, kernel, found = unpenalized(omega), None, None
+    if {*_declared(cls)[0], "exact"}.issuperset(cls.arguments) and not isinstance(bare, Scaled):
+        kernel = kernel_of(bare, x)
+    fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
+    if kernel is not None and x.dtype in kernel.dtypes and fits:
+        names, ranges = _declared(type(bare))  # type: ignore[arg-type]
+        given = (gamma, *(getattr(bare, name) for name in names[1:]))
+        checked = [
+            item if accepted is None else arguments.hyperparameter(name, item, *accepted)
+            for name, item, accepted in zip(names, given, ranges, strict=True)
+        ]
+        found = (kernel, bare, *checked)
+    if len(PLANS) >= 512:
+        PLANS.clear()
+    PLANS[key] = found
+    return found
+
+
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
-    """Π_Ω(x) with its gradients, or None where no kernel takes it."""
+    """Π_Ω(x) with its gradients, or None where no kernel computes it."""
     tracing = transforms.tracing()
     if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and _hollow(x))):
         return None
@@ -64,9 +91,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     under_transform = transforms.under_transform((x, *given, *factors))
     if under_transform and not _takes((x, *given, *factors), omega, tracing):
         return None
-    x, dim = arguments.scores(x, dim)
-    arguments.entries(x, dim, whole.entries, whole)
-    takes_part = arguments.mask(mask, x)
+    x, dim, takes_part = arguments.rows(whole, x, dim, mask)
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
@@ -90,13 +115,13 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
 
 
 def _hollow(x: Any) -> bool:
-    """Whether a wrapper is one of those that tracers make of a plain tensor."""
+    """Whether x is a plain tensor, or a tracer's wrapper of one."""
     return isinstance(x, Tensor) and not wrappers.is_dtensor(x) and x.layout == torch.strided
 
 
 def _takes(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool:
-    """Whether the one function takes these inputs: plain tensors, whatever looks at them; of a
-    recorded graph, those of an Ω that it can name."""
+    """Whether :class:`Mapping` takes these inputs: plain tensors, under any transform; in a graph,
+    an Ω that has a text."""
     tensors = [t for t in items if isinstance(t, Tensor)]
     if any(t.is_meta for t in tensors):
         return False
@@ -125,13 +150,13 @@ def _watched(
 
 
 def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
-    """Π_Ω of rows as Ω sees them, with gradients."""
+    """Π_Ω of prepared rows, with gradients."""
     numbers = _numbers(omega, gamma)
     return _with_gradients(kernel, omega, x, mask, numbers)
 
 
 def under_transform(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | None:
-    """Π_Ω of rows that a transform or a tracer looks at, or None where no kernel takes them."""
+    """Π_Ω of prepared rows under a transform or a tracer, or None where no kernel computes it."""
     omega, gamma = unscaled(omega, gamma)
     kernel = kernel_of(omega, x)
     given = (x, gamma, *omega.tensors(fixed=True).values())
@@ -159,7 +184,7 @@ def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
 
 
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
-    """Π_Ω of rows as Ω sees them, without gradients."""
+    """Π_Ω of prepared rows, without gradients."""
     numbers = _numbers(omega, gamma)
     return forward(kernel, x.detach(), mask, numbers)[0]
 

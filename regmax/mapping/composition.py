@@ -1,6 +1,6 @@
-"""Π_{base+λR} = Π_base ∘ prox_{γλR} with gradients, by the compiled code of both.
+"""Π_{base+λR} = Π_base ∘ prox_{γλR} with gradients, by the kernels of both.
 
-The chain rule needs no more than the groups of s = prox_{γλR}(x): J = J_base · P, with P the
+The chain rule needs only the groups of s = prox_{γλR}(x): J = J_base · P, with P the
 averages over these, and ∂s/∂(γλ) = −P u, u ∈ ∂R(s) (Niculae & Blondel 2017, Prop. 3).
 """
 
@@ -25,7 +25,7 @@ from .rows import Rows
 
 
 def argmax(rows: Rows) -> Tensor | None:
-    """Π_Ω(x), or None where Ω is no such composition, or its base has no kernel."""
+    """Π_Ω(x), or None where Ω is not such a composition or its base has no kernel."""
     omega, kernel = rows.omega, base_kernel(rows.omega, rows.x)
     if kernel is None or not isinstance(omega, Penalized):
         return None
@@ -40,7 +40,7 @@ def argmax(rows: Rows) -> Tensor | None:
 
 
 def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
-    """The kernel of the base that Π_Ω is by the theorem, where Ω has none of its own."""
+    """The kernel of the base, where Π_Ω is Π_base ∘ prox and Ω has no kernel of its own."""
     if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
         return None
     if not omega.composes or kernel_of(omega, x) is not None:
@@ -50,12 +50,12 @@ def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
 
 @functools.cache
 def _composes(cls: type[Penalized]) -> bool:
-    """Whether Ω is base + λR as :class:`regmax.Penalized` writes it."""
+    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
     return all(getattr(cls, name) is getattr(Penalized, name) for name in compiled.REPLACED)
 
 
 def _held_by(penalty: nn.Module) -> Iterator[Tensor]:
-    """The tensors inside."""
+    """The tensors of a penalty."""
     for module in penalty.modules():
         for item in (*vars(module).values(), *module.parameters(False), *module.buffers(False)):
             if isinstance(item, Tensor):

@@ -1,10 +1,10 @@
-"""The way of ``torch.compile`` to Π_Ω, max_Ω and L_Ω: one call in the graph, traced without Dynamo.
+"""Π_Ω and max_Ω in ``torch.compile``: one call in the graph, which Dynamo does not trace.
 
-Dynamo cannot follow the making of an nn.Module; what is recorded is therefore one function of
-tensors and numbers, which the stages after Dynamo trace into. ``torch.export`` needs none of it.
+Dynamo cannot trace the construction of an nn.Module. So the graph has one function of tensors and
+numbers, which the stages after Dynamo trace. ``torch.export`` does not need this module.
 
-Imported by Dynamo's own doing, when it meets a mapping: the marks below load the compiler, which
-would double the time of ``import regmax``.
+Dynamo imports it when it meets a mapping: the marks below load the compiler, which would double the
+time of ``import regmax``.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 
 
 def text_of(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
-    """Ω as a text, and its arguments; an empty text, and a graph break, where Π_Ω cannot be
-    recorded.
+    """Ω as a text, and its arguments. The text is empty where Π_Ω cannot be recorded; the graph
+    then breaks.
 
-    Dynamo follows the walk through Ω: an object that it took for a constant would be a graph's own,
-    and each layer of a stack would be compiled by itself.
+    Dynamo traces the walk through Ω. An object that it took for a constant would belong to one
+    graph, and each layer of a stack would be compiled separately.
     """
     form = serialize.form(omega)
     if serialize.remembered(form):
@@ -81,7 +81,7 @@ _of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constan
 
 
 def _outside(function: Callable[..., Any], *arguments: Any) -> Any:
-    """A call that the compiler breaks its graph for."""
+    """A call outside of the graph."""
     return function(*arguments)
 
 

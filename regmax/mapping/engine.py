@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
+from ..kernels.base import ASKED
 from ..kernels.wrappers import dense, is_dtensor
-from ..optimality.certificates import Certificate, Problem
+from ..optimality.certificates import Certificate, certify
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
@@ -21,21 +23,27 @@ from ..regularizers.regularizer import Regularizer, like, overrides
 from . import compiled, composition, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
+from .function import Eager, forward
 from .hidden import may_hide_tensors
 from .rows import Rows, prepare
 
 F64 = torch.float64
+_FLOAT = frozenset((float,))
 
 
 def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
-    """Π_Ω(x), as the user calls it."""
+    """Π_Ω(x), with gradients, from the user's arguments."""
     if settings.certify and not is_dtensor(x):  # that is certified where it lies
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
         try:
-            y = compiled.argmax(omega, x, gamma, dim, mask)
+            y = None
+            if mask is None and dim == -1 and type(gamma) is float:
+                y = _planned(omega, x, gamma)
+            if y is None:
+                y = compiled.argmax(omega, x, gamma, dim, mask)
         except RuntimeError:  # from a tensor without strides or memory, which is named
             dense("x", x)
             for name, t in {"mask": mask, "gamma": gamma, **omega.tensors(fixed=True)}.items():
@@ -50,10 +58,32 @@ def mapping(
     return rows.restore(argmax(rows, settings)[0])
 
 
+def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
+    """Π_Ω(x) by the kernel that a call like this one found, or None where it must be looked for."""
+    if type(x) not in transforms.PLAIN or x.ndim == 0 or not ASKED.get() or not transforms.plain():
+        return None
+    cls = type(omega)
+    numbers = [omega.__dict__.get(name) for name in cls.hyperparameters or ()]
+    if not _FLOAT.issuperset(map(type, numbers)):
+        return None
+    key = (cls, omega.exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
+    try:
+        plan = compiled.PLANS[key]
+    except KeyError:
+        plan = compiled.plan(omega, x, gamma, key)
+    if plan is None:
+        return None
+    if x.requires_grad and torch.is_grad_enabled():
+        y: Tensor = Eager.apply(x, None, *plan)  # type: ignore[no-untyped-call]
+        return y
+    kernel, _, *given = plan
+    return forward(kernel, x, None, given)[0]
+
+
 def _certified(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
-    """Π_Ω(x) as :func:`mapping` gives it, its certificate and its product with J looked at."""
+    """Π_Ω(x) by :func:`mapping`; the answer and its product with J are certified."""
     y = mapping(omega, x, gamma, dim, mask, replace(settings, certify=False))
     if transforms.compiling() or transforms.transforming() or not omega.exact:
         return y
@@ -61,7 +91,7 @@ def _certified(
         wide = prepare(omega, x, gamma, dim, mask, wide=True)
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.read(y.detach())
-        certificate = problem.tested(found)
+        certificate = certify(problem.at(found), tested=True)
         path = f"the mapping of {who(wide.omega)}"
         _check_exact(wide, found, Forward(found, path, ""))
         _check_zeros(certificate, found, path)
@@ -81,13 +111,14 @@ def _check_product(
     path: str,
     settings: Settings,
 ) -> None:
-    """Compare J v by backward with J v by Ω's value, where the support is decided."""
+    """Compare J v by backward with J v from Ω's value, where the certificate decides the
+    support."""
     v = simplex.generic(found, 0.7) * found.shape[-1]
     back = v.movedim(-1, wide.dim).to(y.dtype)
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
     support = certificate.support
     with torch.no_grad():
-        expected = problem.vector_product(found, support, v) / wide.gamma
+        expected = problem.at(found).vector_product(support, v) / wide.gamma
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
         decided = (support == (found > 0)).all(-1)
@@ -101,7 +132,7 @@ def _check_product(
 
 
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
-    """Π_Ω(x), with gradients, and the method taken."""
+    """Π_Ω(x) of prepared rows, with gradients, and the method taken."""
     try:
         return _argmax(rows, settings)
     except RuntimeError as error:
@@ -115,11 +146,12 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
 
 def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     omega = rows.omega
-    seen = transforms.under_transform((rows.x, rows.gamma, *omega.tensors(fixed=True).values()))
-    seen = seen or (transforms.dual_level() and omega.exact)
+    given = (rows.x, rows.gamma, *omega.tensors(fixed=True).values())
+    transformed = transforms.under_transform(given)
+    transformed = transformed or (transforms.dual_level() and omega.exact)
     with transforms.full_precision(rows.x.device.type):
         if not omega.exact:
-            if seen:
+            if transformed:
                 raise NotImplementedError(
                     f"{omega!r} approximates, and is differentiated as it is written: by autograd "
                     "in reverse mode only, without torch.func, forward mode, compile or export"
@@ -131,13 +163,13 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                     f"{type(omega).__name__} is not exact and has no closed form"
                 )
             return y, Forward(y, "closed form", "an approximation, differentiated as it is written")
-        if seen and settings.solver == "auto":
+        if transformed and settings.solver == "auto":
             known = compiled.under_transform(omega, rows.x, rows.gamma, rows.mask)
             if known is not None:
-                return known, Forward(known, "one function", "a transform or a tracer looks on")
-        if seen:
+                return known, Forward(known, "kernel", "under a transform or a tracer")
+        if transformed:
             y = operator.find(rows, settings)
-            result = Forward(y, "one operator", "a transform or a tracer looks on")
+            result = Forward(y, "operator", "under a transform or a tracer")
             return newton_steps(y, rows.z_from(y), omega, rows.mask), result
         if settings.solver == "auto" and torch.is_grad_enabled():
             composed = composition.argmax(rows)
@@ -152,14 +184,14 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
 
 
 def _without_kinks(y: Tensor, result: Forward) -> Tensor:
-    """y, whose gradient is NaN in rows where the penalty has none on the support."""
+    """y; its gradient is NaN in rows where the penalty is not differentiable along the support."""
     if result.solved is None or not y.requires_grad:
         return y
-    kinked = result.solved.problem.kinked(result.y)
+    kinked = result.solved.at.kinked()
     if bool(kinked.any()):
         where = [tuple(int(i) for i in at) for at in kinked.nonzero()[:4]]
         warnings.warn(
-            f"{who(result.solved.problem.omega)}: the penalty is not differentiable at y, along "
+            f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
             f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
             "gradient is NaN",
             ConvergenceWarning,
@@ -172,7 +204,8 @@ def _without_kinks(y: Tensor, result: Forward) -> Tensor:
 def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tensor:
     """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
 
-    ``gap``: by how much y may miss the maximum, where ``conjugate`` is to be held to that.
+    ``gap``: a bound on how far ⟨y, x⟩ − γΩ(y) is below the maximum; ``conjugate`` is checked
+    against it.
     """
     omega, gamma = rows.omega, rows.gamma
     with transforms.full_precision(rows.x.device.type):
@@ -226,7 +259,7 @@ def _check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
 
 
 def _check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
-    """Refuse an answer whose entries are next to 0 where they are 0: its gradients are those of
+    """Refuse an answer with small positive entries where y is 0: its gradients would be those of
     another support."""
     if bool(certificate.stray.any()):
         at = tuple(int(i) for i in certificate.stray.nonzero()[0])
@@ -242,8 +275,8 @@ def solution(
     settings: Settings,
     y0: Any = None,
 ) -> Solution:
-    """Π_Ω(x) with its certificate: that of the answer in its own dtype, for the scores as they came
-    and not as their dtype rounds what is made of them."""
+    """Π_Ω(x) with its certificate, which holds for the answer as rounded to its dtype and for the
+    scores before any rounding."""
     meta = isinstance(x, Tensor) and x.is_meta
     if transforms.compiling() or transforms.transforming() or meta:
         raise NotImplementedError(
@@ -262,10 +295,10 @@ def solution(
         # a prox composed with a solve is certified for the whole Ω, as any answer
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.point(y.detach())
-        if result.solved is not None and result.solved.problem.omega is rows.omega:
+        if result.solved is not None and result.solved.at.problem.omega is rows.omega:
             certificate = result.solved.certificate
         else:
-            certificate = problem.tested(found)
+            certificate = certify(problem.at(found), tested=True)
         if omega.exact and result.solved is None:
             _check_zeros(certificate, found, f"{who(omega)}, {result.path}")
         rounded = (wide.read(answer.detach()) - found).norm(dim=-1)

@@ -1,4 +1,4 @@
-"""The methods to Π_Ω(x): a closed form, a prox followed by one, or a solver; their certificates."""
+"""The forward pass: Π_Ω(x) by a kernel, a closed form, a prox and a closed form, or a solver."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..optimality.certificates import Certificate, Problem
+from ..optimality.certificates import Certificate, certify
+from ..optimality.convexity import check_convex, check_strong_convexity
 from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
+from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
 from ..regularizers.curvature import Inverse
@@ -21,7 +23,7 @@ from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value, overrides
-from ..solvers import Solved, Solver, choose, chosen, merged, solve
+from ..solvers import Solved, Solver, choose, either, merged, solve
 from .compiled import depth, kernel_of, values
 from .rows import Rows
 
@@ -29,15 +31,15 @@ OnFailure = Literal["warn", "raise", "ignore"]
 
 
 LOWEST = -1e12
-"""Solvers take lower scores (finfo.min, as additive masks have it) for this: y is 0, or below
-rounding, there, and the others keep their digits."""
+"""Solvers raise lower scores (finfo.min, of additive masks) to this. y is 0 or below rounding
+there, and the other scores keep their digits."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to solve: independent of what is solved and of how it is differentiated.
+    """How to solve. Neither Ω nor the derivatives depend on it.
 
-    ``start``: rows that a solver starts from; ``trace``: where it notes its iterations.
+    ``start``: the rows that a solver starts from; ``trace``: records its iterations.
     """
 
     solver: str | Solver = "auto"
@@ -51,8 +53,8 @@ class Settings:
     def tolerance(self, dtype: torch.dtype) -> float:
         """The certified error to reach: 1e-8 in float64, 1e-3 in float32, unless set.
 
-        In float32 the certificate's own rounding, some 4e-7 of the scores, is most of the bound;
-        the answers are far better.
+        In float32 most of the bound is the rounding of the certificate, some 4e-7 of the scores.
+        The answers are far better.
         """
         if self.tol is not None:
             return self.tol
@@ -61,7 +63,8 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """y and how it was found; ``solved`` is None for a closed form."""
+    """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
+    closed form."""
 
     y: Tensor
     path: str
@@ -69,10 +72,10 @@ class Forward:
     solved: Solved | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
-        """The factorisation that the solver ended with, if it is that of J at y."""
-        if self.solved is None or self.solved.problem.structured:
+        """The factorisation of J at y that the solver ended with, if there is one."""
+        if self.solved is None or self.solved.at.problem.structured:
             return None
-        return self.solved.problem.remembered(self.y, support)
+        return self.solved.at.kept_inverse(support)
 
 
 def has_formula(omega: Regularizer) -> bool:
@@ -83,13 +86,13 @@ def has_formula(omega: Regularizer) -> bool:
 
 
 def solves(omega: Regularizer, settings: Settings) -> bool:
-    """Whether Π_Ω is left to a solver, which computes in float64 whatever the dtype of the scores:
-    the slopes of an Ω that bends sharply have no digits in float32."""
+    """Whether a solver computes Π_Ω. It does so in float64: in float32 the gradient of an Ω with
+    large curvature has no digits."""
     return omega.exact and (settings.solver != "auto" or not has_formula(omega))
 
 
 def compute(rows: Rows, settings: Settings) -> Forward:
-    """Find Π_Ω(x), without gradients."""
+    """Compute Π_Ω(x) without gradients."""
     with torch.no_grad():
         if settings.solver == "auto":
             result = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
@@ -136,9 +139,9 @@ def check_composed(
     y: Tensor,
     settings: Settings,
 ) -> None:
-    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: anybody wrote the
-    penalty, and the base calls itself permutation-invariant. Two that have kernels are left to the
-    kit, as closed forms are."""
+    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: the penalty may be
+    wrong, and the base may not be permutation-invariant. Where both have kernels, the conformance
+    kit tests this instead, as for closed forms."""
     known = with_kernel(type(unweighted(omega.penalty, 1.0)[0]))
     if not transforms.recording() or y.numel() == 0:
         return
@@ -147,12 +150,12 @@ def check_composed(
     with torch.no_grad():
         tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
         problem, y = sampled(omega, x, gamma, mask, y)
-        report(problem, y, problem.tested(y), tol, settings, path)
+        report(problem, y, certify(problem.at(y), tested=True), tol, settings, path)
 
 
 @functools.cache
 def with_kernel(cls: type[Penalty]) -> bool:
-    """Whether a penalty comes with compiled code that knows all that it computes."""
+    """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
     methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
     return cls.kernel is not Penalty.kernel and all(
         depth(cls, "kernel") <= depth(cls, name) for name in methods
@@ -183,11 +186,12 @@ def sampled(
 def report(
     problem: Problem, y: Tensor, certificate: Certificate, tol: float, settings: Settings, path: str
 ) -> None:
-    """Say what the certificate of an answer that no solver found does not allow."""
+    """Report the rows of a closed form whose certificate misses the tolerance."""
     wrong = mistaken_penalty(problem, y)
     if wrong is not None:
         raise RegularizerError(wrong)
-    found = Solved(y, torch.zeros_like(y[..., 0], dtype=torch.int64), certificate, path, problem)
+    none = torch.zeros_like(y[..., 0], dtype=torch.int64)
+    found = Solved(problem.at(y), none, certificate, path)
     failed = ~(certificate.error_bound <= tol)
     if bool(failed.any()):
         _report_failure(found, diagnose(problem, y, failed), tol, settings.on_failure)
@@ -196,7 +200,7 @@ def report(
 def closed_form(
     omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None
 ) -> Tensor | None:
-    """What Ω's own formula gives, refused with a message unless it is a tensor like x."""
+    """Ω's closed form, refused with a message unless it is a tensor like x."""
     y = omega.closed_form(x, gamma, mask)
     if y is None:
         return None
@@ -229,8 +233,8 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
     tol = settings.tolerance(z.dtype)
     found, defect = _searched(problem, solvers, tol, settings)
     checked_value(omega, simplex.inward(found.y), who(omega))
-    problem.check_convex(found.y, found.certificate.min_eigenvalue)
-    problem.check_strong_convexity(found.y)
+    check_convex(found.at, found.certificate.min_eigenvalue)
+    check_strong_convexity(found.at)
     for look in (unsteady, refuted):
         wrong = look(problem, found.y, found.certificate.gap)
         if wrong is not None:
@@ -247,8 +251,8 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
 def _searched(
     problem: Problem, solvers: list[Solver], tol: float, settings: Settings
 ) -> tuple[Solved, Defect | None]:
-    """The best of the solvers, and what Ω breaks where they do not arrive. It is looked for early:
-    at a kink a solver would spend all that it may."""
+    """The best answer of the solvers, and what is wrong with Ω where they miss the tolerance. This
+    is looked for early: at a kink a solver would spend its whole budget."""
     budget = settings.max_iter
     quick = [solver for solver in solvers if budget > solver.SOON]
     if quick and settings.trace is None:
@@ -267,7 +271,8 @@ def _searched(
 
 
 def _in_turn(problem: Problem, solvers: list[Solver], tol: float, max_iter: int | None) -> Solved:
-    """Each solver for the rows that those before it missed, within ``max_iter``, or soon."""
+    """Each solver for the rows that those before it missed, within ``max_iter``, or its
+    ``SOON``."""
     found = solve(problem, solvers[0], tol, max_iter or solvers[0].SOON)
     for other in solvers[1:]:
         if bool((found.certificate.error_bound <= tol).all()):
@@ -285,15 +290,14 @@ def named_solver(solver: str | Solver) -> Solver:
 
 
 def _better(a: Solved, b: Solved, tol: float) -> Solved:
-    """Row by row a, or where it missed the tolerance the better certified of the two."""
+    """Row by row a, or where a missed the tolerance the one with the smaller certified error."""
     missed = ~(a.certificate.error_bound <= tol)
     use = missed & (b.certificate.error_bound < a.certificate.error_bound)
     return Solved(
-        chosen(use, b.y, a.y),
+        either(use, b.at, a.at),
         torch.where(missed, a.iterations + b.iterations, a.iterations),
         merged(use, b.certificate, a.certificate),
         f"{a.path}, then {b.path}" if bool(use.any()) else a.path,
-        a.problem,
     )
 
 
@@ -315,7 +319,7 @@ def _report_failure(
         "or try another solver"
     )
     if defect is not None:
-        message += f". {who(found.problem.omega)}: {defect.said}"
+        message += f". {who(found.at.problem.omega)}: {defect.said}"
         if defect.broken:
             raise RegularizerError(message)
     if on_failure == "raise":

@@ -1,10 +1,9 @@
 """Π_Ω as one differentiable function, and its product with J, by the kernel of Ω.
 
-:class:`Mapping` and :class:`Product` have a vmap and a jvp: transforms of ``torch.func`` and
-forward mode take them as they are. Where a graph is recorded (compile, export) both call the
-operators ``regmax::argmax`` and ``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`.
-Plain PyTorch takes :class:`Eager`, the same without their cost. What is differentiated again is
-made of the operations of :mod:`regmax.mapping.autograd`.
+:class:`Mapping` and :class:`Product` define vmap and jvp, so ``torch.func`` and forward mode need
+nothing else. In a graph (compile, export) both call the operators ``regmax::argmax`` and
+``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`. Plain PyTorch uses :class:`Eager`,
+which costs less. Second derivatives consist of operations of :mod:`regmax.optimality.jacobian`.
 """
 
 from __future__ import annotations
@@ -158,8 +157,8 @@ class Product(torch.autograd.Function):
 
 def _keep(ctx: Any, numbers: Any, *tensors: Tensor | None) -> None:
     """Save tensors, and γ and θ, for both modes."""
-    ctx.fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
-    saved = (*tensors, *(t for t in numbers if isinstance(t, Tensor)))
+    ctx.fixed = tuple([None if isinstance(t, Tensor) else t for t in numbers])
+    saved = (*tensors, *[t for t in numbers if isinstance(t, Tensor)])
     ctx.save_for_backward(*saved)
     if transforms.dual_level() or transforms.transforming():
         ctx.save_for_forward(*saved)
@@ -280,7 +279,9 @@ def products(
     kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], hyper: bool
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
-    gamma, *theta = (_per_row(item, y) for item in numbers)
+    gamma, *theta = [
+        _per_row(t, y) if isinstance(t, Tensor) else _constant(t, y.device) for t in numbers
+    ]
     v = _rows(wrappers.allocated(v))
     on = None if part is None else _rows(part).contiguous()
     gx, dtheta = kernel.backward(_rows(y), v, gamma, tuple(theta), on, hyper)
@@ -346,14 +347,20 @@ def taking_part(part: Tensor | None) -> Tensor | None:
     """Who takes part, None for all of them where that can be seen."""
     if part is None:
         return None
-    part = part if part.dtype == torch.bool else part.detach() != -torch.inf
-    return None if transforms.may_look(part) and bool(part.all()) else part
+    look = transforms.may_look(part) and part.numel() > 0
+    if part.dtype == torch.bool:
+        return None if look and bool(part.all()) else part
+    if look and part.detach().amin().item() > -torch.inf:
+        return None
+    return part.detach() != -torch.inf
 
 
 def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
-    gamma, *theta = (_per_row(item, x) for item in numbers)
+    gamma, *theta = [
+        _per_row(t, x) if isinstance(t, Tensor) else _constant(t, x.device) for t in numbers
+    ]
     on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
     y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
     if y.shape == x.shape:
@@ -361,10 +368,8 @@ def forward(
     return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
-def _per_row(item: float | Tensor, x: Tensor) -> Tensor:
+def _per_row(item: Tensor, x: Tensor) -> Tensor:
     """A hyperparameter in float64, one number or one for each row of x."""
-    if not isinstance(item, Tensor):
-        return _constant(item, x.device)
     t = wrappers.allocated(item.detach()).double()
     t = t.resolve_neg() if t.is_neg() else t
     if t.numel() == 1:

@@ -1,7 +1,7 @@
-"""Tensors that Ω depends on and that are not its attributes: found, and differentiated once.
+"""Tensors that Ω depends on and that are not its attributes.
 
-A ``value`` may close over a tensor, or keep one in a container or an object. regmax cannot name it,
-so its gradient comes from autograd through ∇Ω, and cannot be differentiated again.
+A ``value`` may close over a tensor, or keep one in a container or an object. regmax cannot name
+such a tensor. Its gradient comes from autograd through ∇Ω and cannot be differentiated again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..regularizers.regularizer import Regularizer, overrides
 
 
 def may_hide_tensors(omega: Regularizer) -> bool:
-    """Whether Ω may depend on tensors that are no attributes: not where a class declares its
-    hyperparameters and writes its gradient down, and neither it nor its attributes hold one."""
+    """Whether Ω may depend on tensors that are not attributes. It does not where its class declares
+    ``hyperparameters`` and defines ``grad``, and neither the class nor the attributes hold one."""
     leaves = smooth_part(omega).leaves()
     if any(leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves):
         return True
@@ -31,7 +31,7 @@ def may_hide_tensors(omega: Regularizer) -> bool:
 
 
 def hold_tensors(module: nn.Module) -> bool:
-    """Whether an attribute that is no tensor holds one: a container, an object, a function."""
+    """Whether an attribute that is not a tensor holds one: a container, an object, a function."""
     return any(
         _hides(v)
         for m in module.modules()
@@ -44,7 +44,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 _PLAIN = frozenset((int, float, complex, bool, str, type(None)))
 _SEQUENCES = (list, tuple, set, frozenset)
 _MOST = 1000
-"""How many containers and objects are looked into."""
+"""How many containers and objects are searched."""
 
 
 @functools.cache
@@ -55,8 +55,8 @@ def _closes_over(cls: type[Regularizer]) -> bool:
 
 
 def _hides(item: Any, seen: set[int] | None = None) -> bool:
-    """Whether a floating tensor is inside of what is no attribute: an entry of a container, an
-    attribute of an object, what a function closes over or finds under a global name."""
+    """Whether a floating tensor is inside ``item``: an entry of a container, an attribute of an
+    object, what a function closes over or reads from a global name."""
     if isinstance(item, Tensor):
         return item.is_floating_point()
     if type(item) in _PLAIN or isinstance(item, type | ModuleType):
@@ -119,10 +119,10 @@ def leaves(t: Tensor, ends: Iterable[Any] = ()) -> set[Tensor]:
 
 
 class _Once(torch.autograd.Function):
-    """The identity on its first argument, which may be differentiated once.
+    """The identity on its first argument; it can be differentiated once.
 
-    Its backward stays connected to everything that a second derivative could be asked for, and
-    refuses there, instead of dropping the terms that it cannot know.
+    Its backward depends on all tensors that a second derivative may be asked for, and raises there:
+    without an error, terms would be missing.
     """
 
     @staticmethod

@@ -1,10 +1,9 @@
-"""Π_Ω as one operation of PyTorch, for whatever cannot look inside: vmap, compile, export.
+"""Π_Ω and its product with J as operators of PyTorch, for graphs: compile, export, make_fx.
 
-It is :func:`regmax.mapping.forward.compute`, without gradients
-(:func:`regmax.mapping.autograd.newton_steps` adds them), of x, a mask, and the tensors of γ and Ω.
-A transform of ``torch.func`` meets a Function that holds Ω itself; a recorded graph holds the
-operator ``regmax::argmax``, which knows Ω by the names and the arguments of its plugins
-(:mod:`regmax.regularizers.serialize`), so that the graph outlives the process.
+``regmax::argmax`` is :func:`regmax.mapping.forward.compute`, without gradients. A graph holds Ω as
+a text of plugin names and arguments (:mod:`regmax.regularizers.serialize`), so another process can
+load it. An Ω without a kernel goes through :func:`find`, and
+:func:`regmax.mapping.autograd.newton_steps` adds its gradients.
 """
 
 from __future__ import annotations
@@ -29,21 +28,23 @@ from .rows import Rows
 
 @dataclass(frozen=True)
 class _Recipe:
-    """How to make Ω from its tensors, whose names are ``names``; γ is a number or comes first."""
+    """Ω without its tensors, whose names are ``names``; γ is a number or the first tensor."""
 
-    make: Callable[[dict[str, Tensor]], Regularizer]
+    omega: Regularizer
     names: tuple[str, ...]
     per_row: frozenset[str]
     gamma: float | None
     settings: Settings
 
+    def made(self, tensors: list[Tensor]) -> tuple[Regularizer, float | Tensor]:
+        """Ω and γ with these tensors."""
+        gamma, inside = (tensors[0], tensors[1:]) if self.gamma is None else (self.gamma, tensors)
+        if not inside:
+            return self.omega, gamma
+        return self.omega.with_tensors(dict(zip(self.names, inside, strict=True))), gamma
+
     def rows(self, x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Rows:
-        gamma: float | Tensor
-        if self.gamma is None:
-            gamma, inside = tensors[0], tensors[1:]
-        else:
-            gamma, inside = self.gamma, tensors
-        omega = self.make(dict(zip(self.names, inside, strict=True)))
+        omega, gamma = self.made(tensors)
         none = torch.zeros_like(x[..., :1])
         return Rows(x, gamma, mask, omega, none, None, None, x.ndim - 1, x.dtype)
 
@@ -64,14 +65,14 @@ def find(rows: Rows, settings: Settings) -> Tensor:
         reason = not_recordable(rows.omega, settings)
         if reason is None:
             text = serialize.call(rows.omega, number, tuple(inside))
-            recorded: Tensor = _argmax(x, rows.mask, tensors, text)
+            recorded: Tensor = torch.ops.regmax.argmax(x, rows.mask, tensors, text)
             return recorded
         if transforms.compiling():
             raise NotImplementedError(reason)
         if x.is_meta:
             return torch.empty_like(x)
     per_row = frozenset(rows.omega.per_row_tensors())
-    recipe = _Recipe(rows.omega.with_tensors, tuple(inside), per_row, number, settings)
+    recipe = _Recipe(rows.omega, tuple(inside), per_row, number, settings)
     try:
         y: Tensor = _Find.apply(x, rows.mask, recipe, *tensors)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
@@ -89,7 +90,7 @@ def find(rows: Rows, settings: Settings) -> Tensor:
 
 
 class _Find(torch.autograd.Function):
-    """For the transforms of torch.func: nothing is differentiated, its inputs are detached."""
+    """For the vmap of torch.func. Its inputs are detached: it is not differentiated."""
 
     @staticmethod
     def forward(x: Tensor, mask: Tensor | None, recipe: _Recipe, *tensors: Tensor) -> Tensor:
@@ -143,14 +144,14 @@ def _read(recipe: str) -> _Recipe:
 def _made(recipe: str, known: object) -> _Recipe:
     parts: dict[str, Any] = json.loads(recipe)
     names = tuple(parts["tensors"])
-    # what is not on the CPU is not looked into: numbers out of range give NaN rows
+    # meta tensors pass the checks of hyperparameters; numbers out of range give NaN rows
     sizes = {name: parts["sizes"].get(name, ()) for name in names}
     unseen = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
     items = {**parts["numbers"], **unseen}
     text = parts["omega"]
     omega = serialize.made(text, [items[name] for name in serialize.arguments(text)])
     return _Recipe(
-        make=omega.with_tensors,
+        omega=omega,
         names=names,
         per_row=frozenset(prefix + name for prefix, name, _ in omega.declared()),
         gamma=parts["gamma"],
@@ -158,11 +159,6 @@ def _made(recipe: str, known: object) -> _Recipe:
     )
 
 
-@torch.library.custom_op(
-    "regmax::argmax",
-    mutates_args=(),
-    schema="(Tensor x, Tensor? mask, Tensor[] tensors, str recipe) -> Tensor",
-)
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
     read = _read(recipe)
     y = compute(read.rows(x, mask, tensors), read.settings).y
@@ -172,13 +168,11 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) 
     return y.contiguous()
 
 
-@_argmax.register_fake
-def _(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
+def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], recipe: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@_argmax.register_vmap
-def _(
+def _argmax_of_batch(
     info: Any,
     in_dims: tuple[Any, ...],
     x: Tensor,
@@ -187,40 +181,23 @@ def _(
     recipe: str,
 ) -> tuple[Tensor, int]:
     def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
-        y: Tensor = _argmax(x, mask, tensors, recipe)
+        y: Tensor = torch.ops.regmax.argmax(x, mask, tensors, recipe)
         return y
 
     return _batched(again, info.batch_size, in_dims[:3], _read(recipe), x, mask, tensors), 0
 
 
-@torch.library.custom_op(
-    "regmax::jacobian_product",
-    mutates_args=(),
-    schema="(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str recipe, bool hyper)"
-    " -> Tensor[]",
-)
 def _jacobian_product(
-    y: Tensor,
-    mask: Tensor | None,
-    v: Tensor,
-    tensors: list[Tensor],
-    recipe: str,
-    hyper: bool,
+    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], recipe: str, hyper: bool
 ) -> list[Tensor]:
-    rows = _read(recipe).rows(y, mask, tensors)
-    return list(compiled.product(rows.omega, y, mask, v, rows.gamma, hyper))
+    omega, gamma = _read(recipe).made(tensors)
+    return list(compiled.product(omega, y, mask, v, gamma, hyper))
 
 
-@_jacobian_product.register_fake
-def _(
-    y: Tensor,
-    mask: Tensor | None,
-    v: Tensor,
-    tensors: list[Tensor],
-    recipe: str,
-    hyper: bool,
+def _product_like(
+    y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], recipe: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(_read(recipe).make({}).hyperparameters or ()) if hyper else 0
+    count = len(_read(recipe).omega.hyperparameters or ()) if hyper else 0
     one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
     return [first, *(torch.empty_like(one) for _ in range(count))]
@@ -235,9 +212,8 @@ def _batched(
     mask: Tensor | None,
     tensors: list[Tensor],
 ) -> Tensor:
-    """Rows are independent: a batch of problems is one problem with one more dimension in front.
-
-    Unless a tensor inside Ω, a matrix for instance, differs from problem to problem.
+    """Rows are independent, so a batch of problems is one problem with one more dimension in front;
+    unless a tensor of Ω that is not one number per row, a matrix for instance, differs in it.
     """
     x_dim, mask_dim, tensor_dims = dims
 
@@ -260,3 +236,17 @@ def _batched(
         for i in range(size)
     ]
     return torch.stack(found)
+
+
+# not torch.library.custom_op: its checks cost as much as a kernel of short rows
+_LIBRARY = torch.library.Library("regmax", "DEF")
+_LIBRARY.define("argmax(Tensor x, Tensor? mask, Tensor[] tensors, str recipe) -> Tensor")
+_LIBRARY.define(
+    "jacobian_product(Tensor y, Tensor? mask, Tensor v, Tensor[] tensors, str recipe, bool hyper)"
+    " -> Tensor[]"
+)
+_LIBRARY.impl("argmax", _argmax, "CompositeExplicitAutograd")
+_LIBRARY.impl("jacobian_product", _jacobian_product, "CompositeExplicitAutograd")
+torch.library.register_fake("regmax::argmax", _argmax_like, lib=_LIBRARY)
+torch.library.register_fake("regmax::jacobian_product", _product_like, lib=_LIBRARY)
+torch.library.register_vmap("regmax::argmax", _argmax_of_batch, lib=_LIBRARY)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +14,15 @@ from ..regularizers import arguments
 from ..regularizers.penalty import unpenalized
 from ..regularizers.regularizer import Regularizer
 
-T = TypeVar("T")
 HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Scores as Ω and the solvers see them.
+    """Scores prepared for Ω and the solvers.
 
     ``x`` (*batch, d) is float32 or float64 and finite; the largest participating entry of a row is
-    0 and each row has a participant; ``dtype`` is that of the scores that came. ``mask`` is None
+    0 and each row has a participant; ``dtype`` is that of the user's scores. ``mask`` is None
     where all take part. ``gamma`` and the hyperparameters of ``omega`` are floats or have size 1 in
     their last dimension. ``empty`` and ``spoilt`` mark rows, (*batch, 1), that had no participant,
     or a NaN or +inf among them; None where there are none.
@@ -49,8 +46,8 @@ class Rows:
     def z_from(self, y: Tensor) -> Tensor:
         """x/γ up to a constant of each row: 0 at the smallest positive entry of y.
 
-        J annihilates constants, but where α-entmax is steep (α > 2), at that entry, what rounding
-        leaves of ⟨J v, 1⟩ is large, and would be multiplied by that score in the gradient of γ.
+        ⟨J v, 1⟩ = 0 but for rounding. For α-entmax with α > 2 this rounding is large at that entry,
+        and the gradient of γ would multiply it by the score there.
         """
         if not isinstance(self.gamma, Tensor):
             return self.z
@@ -60,7 +57,7 @@ class Rows:
     def start(self, y0: Any) -> Tensor:
         """``y0`` as points of Δ in these rows, where a solver may start.
 
-        It does not matter what it holds in rows without an answer: zeros or NaN, as answers do.
+        Rows without an answer may hold anything, such as the zeros or NaN of an earlier answer.
         """
         shape = self.x.movedim(-1, self.dim).shape
         y0 = dense("y0", y0, self.x)
@@ -84,7 +81,7 @@ class Rows:
         return y / total
 
     def read(self, y: Tensor) -> Tensor:
-        """An answer laid out as the scores, as points of these rows."""
+        """An answer in the user's layout, as points of these rows."""
         return self.point(y.movedim(self.dim, -1))
 
     def point(self, y: Tensor) -> Tensor:
@@ -114,27 +111,6 @@ class Rows:
         return self.fill(t.unsqueeze(-1)).squeeze(-1)
 
 
-def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
-    """Run ``function`` as under no_grad where inference mode is on: Ω's gradient needs autograd."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> T:
-        if transforms.compiling() or not torch.is_inference_mode_enabled():
-            return function(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            return function(
-                *(_ordinary(a) for a in args), **{k: _ordinary(a) for k, a in kwargs.items()}
-            )
-
-    own: Any = call  # Dynamo counts recompilations by code object: each function has its own
-    own.__code__ = own.__code__.replace(co_name=function.__name__)
-    return call
-
-
-def _ordinary(item: Any) -> Any:
-    return item.clone() if isinstance(item, Tensor) and item.is_inference() else item
-
-
 def prepare(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, wide: bool = False
 ) -> Rows:
@@ -147,9 +123,7 @@ def prepare(
         raise NotImplementedError(
             "torch.jit.trace would keep this answer as a constant; torch.export records the mapping"
         )
-    x, dim = arguments.scores(dense("x", x), dim)
-    arguments.entries(x, dim, omega.entries, omega)
-    takes_part = arguments.mask(mask, x)
+    x, dim, takes_part = arguments.rows(omega, x, dim, mask)
     dtype = x.dtype
     wide = wide and x.device.type != "mps"  # which has no float64
     rows = x.to(torch.float64 if wide else torch.float32 if dtype in HALF else dtype)
@@ -162,16 +136,16 @@ def prepare(
     on = None if takes_part is None else takes_part.movedim(dim, -1)
 
     empty = spoilt = None
-    # a look at the values, where it costs no synchronisation, spares all that follows
+    # if all scores are finite, which is checked where it costs no synchronisation, this is all
     low = -(torch.finfo(rows.dtype).max ** 0.5)
     if on is None and transforms.may_look(rows) and bool((rows.detach().abs() < -low).all()):
         top = rows.detach().amax(-1, keepdim=True)
         rows = rows - top
     else:
-        seen = rows.detach()
-        on = torch.ones_like(seen, dtype=torch.bool) if on is None else on
-        on = (on & (seen != -torch.inf)).contiguous()  # or what comes of it is laid out as it was
-        spoilt = (on & ~(seen < torch.inf)).any(-1, keepdim=True)  # NaN or +inf
+        scores = rows.detach()
+        on = torch.ones_like(scores, dtype=torch.bool) if on is None else on
+        on = (on & (scores != -torch.inf)).contiguous()
+        spoilt = (on & ~(scores < torch.inf)).any(-1, keepdim=True)  # NaN or +inf
         empty = ~on.any(-1, keepdim=True)
         rows = torch.where(on & ~spoilt, rows, 0)
         on = on | empty
@@ -182,8 +156,8 @@ def prepare(
 
 
 def _computes(omega: Regularizer, rows: Tensor) -> bool:
-    """Whether Ω can be evaluated in the dtype of ``rows``: not where it depends on a tensor of
-    another dtype that is no attribute, and multiplies matrices."""
+    """Whether Ω can be evaluated in the dtype of ``rows``. It cannot where it multiplies by a
+    matrix of another dtype that is not an attribute."""
     if transforms.under_transform((rows,)) or rows.numel() == 0:
         return True
     with torch.no_grad():
@@ -197,7 +171,7 @@ def _computes(omega: Regularizer, rows: Tensor) -> bool:
 def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
     """``omega`` in the dtype of the rows, its hyperparameters checked and laid out as these are.
 
-    They are checked at every call: a tensor that learns may leave its range.
+    They are checked at every call: training may move a tensor out of its range.
     """
     given = omega.tensors(fixed=True)
     held = {name: dense(name, t, x) for name, t in given.items()}

@@ -1,8 +1,8 @@
-"""Π_Ω of a DTensor, row by row where the rows lie.
+"""Π_Ω of a DTensor: each device maps its own rows.
 
-Rows are independent: where the scores are sharded along other dimensions than their own, each
-device maps what it holds, with the part of γ, of Ω's tensors and of the mask that belongs to it.
-What is no DTensor beside one counts as replicated, as in PyTorch's ``implicit_replication``.
+Rows are independent. Where the scores are not sharded along ``dim``, each device maps its rows with
+its part of γ, of the tensors of Ω and of the mask. Plain tensors beside a DTensor count as
+replicated, as in PyTorch's ``implicit_replication``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def mapping(
     parts: list[Tensor] = []
 
     def part(name: str, t: Any, per_row: bool = True) -> Any:
-        """What belongs to the rows of this device."""
+        """The part of t that belongs to the rows of this device."""
         if not isinstance(t, Tensor):
             return t
         own: Any = t

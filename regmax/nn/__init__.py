@@ -1,6 +1,6 @@
 """Layers: Π_Ω as a module, and PyTorch's attention, signatures and state dicts, with any Ω.
 
-It imports :mod:`regmax.mapping` and what is below.
+It imports ``regmax.mapping`` and what is below.
 
 RegularizedMax(omega)                       Π_Ω and max_Ω
 attention(q, k, v, omega, ...)              scaled_dot_product_attention

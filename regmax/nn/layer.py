@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import why_none
+from ..kernels.transforms import outside_inference
 from ..mapping import engine
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
-from ..mapping.rows import Rows, outside_inference, prepare
-from ..optimality.certificates import Problem
+from ..mapping.rows import Rows, prepare
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
 from ..regularizers import serialize
 from ..regularizers.arguments import POSITIVE, hyperparameter

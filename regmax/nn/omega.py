@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.transforms import outside_inference
 from ..mapping import engine
 from ..mapping.forward import Settings
-from ..mapping.rows import outside_inference
 from ..regularizers import serialize
 from ..regularizers.regularizer import Regularizer
 from .learnable import Learnable

@@ -1,5 +1,5 @@
 """When y is the optimum: the optimality condition, certificates, and what is wrong with an Ω.
 
-It imports :mod:`regmax.regularizers` and :mod:`regmax.kernels`. Solvers and derivatives build on
+It imports ``regmax.regularizers`` and ``regmax.kernels``. Solvers and derivatives build on
 it.
 """

@@ -1,5 +1,4 @@
-"""The optimality condition, written once, with what solvers and derivatives need of Ω at a point:
-its slope, its curvature, and the matrix J of Proposition 1.
+"""The optimality condition of a batch of problems.
 
 With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for some threshold τ,
 
@@ -7,33 +6,23 @@ With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for so
 
 with u ∈ ∂R(y) where Ω has a penalty λR (and no such term where it has none). It is the fixed point
 y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the support.
+:class:`regmax.optimality.point.Point` is a point of it.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from ..kernels import simplex
-from ..kernels.simplex import row_dot
-from ..regularizers.autodiff import Columns, Hessian, Local, Shared
-from ..regularizers.curvature import Curvature, Dense, Diagonal, DiagonalPlusRankOne, Inverse, Later
+from ..regularizers.autodiff import Hessian
 from ..regularizers.errors import RegularizerError
-from ..regularizers.penalty import (
-    Penalized,
-    penalty_of,
-    proxed,
-    smooth_part,
-    structured,
-    value_of,
-    who,
-)
+from ..regularizers.penalty import Penalized, proxed, smooth_part, structured, value_of, who
 from ..regularizers.regularizer import Definition, Regularizer, like, overrides
-from .jacobian import averaging, restricted
 from .solution import Trace
 
 
@@ -46,8 +35,6 @@ class Condition:
     mask: Tensor | None = None
     start: Tensor | None = None
     trace: Trace | None = None
-    _last: dict[str, tuple[Tensor, Local]] = field(default_factory=dict)
-    _inverses: dict[str, tuple[Tensor, Local, Tensor, Inverse]] = field(default_factory=dict)
 
     def widened(self) -> Self:
         """The same problem in float64, where certificates lose nothing to rounding."""
@@ -57,117 +44,69 @@ class Condition:
         wide = {k: t.double() for k, t in inside.items() if t.dtype.is_floating_point}
         return type(self)(self.omega.with_tensors(wide), self.z.double(), self.mask)
 
-    def initial(self) -> Tensor:
-        """Where a solver starts: ``start``, or the barycentre of each row's face."""
-        return self._initial
-
-    @functools.cached_property
-    def _initial(self) -> Tensor:
-        middle = simplex.uniform(self.z, self.mask)
-        if self.start is None:
-            return middle
-        missing = self.participants() & (self.start == 0)
-        if not bool(missing.any()) or not self.legendre:
-            return self.start
-        # every participant is positive at y*, and no step in log y would make it so
-        return simplex.normalize(torch.where(missing, 1e-3 * middle, self.start))
-
-    def observe(self, y: Tensor, answer: bool = False) -> None:
-        """What a solver calls with its start and the point of each iteration: it enters the trace,
-        if one is kept. ``answer``: y is what the last iteration became when it was polished."""
-        if self.trace is not None:
-            r, _, tau = self._slack(y)
-            on = self.participants()
-            gap = (torch.where(on, r, -torch.inf).amax(-1) - tau.squeeze(-1)).clamp_min(0)
-            residual = torch.where(y > 0, r - tau, 0).norm(dim=-1)
-            self.trace.add(gap, residual, self.support(y).sum(-1), answer)
-
-    def _slack(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """r, the point near y at which it is taken, and τ as the mean of r over y."""
-        point = simplex.inward(y)
-        r = self.z - self.smooth.grad(point)
-        if structured(self.omega):
-            r = r - self._penalty_subgradient(self.omega, y)
-        return r, point, torch.where(self.participants(), y * r, 0).sum(-1, keepdim=True)
-
     @functools.cached_property
     def smooth(self) -> Regularizer:
-        """What of Ω is differentiated on the support."""
+        """The part of Ω that is differentiated on the support."""
         return smooth_part(self.omega, self.mask)
 
     @functools.cached_property
-    def _base(self) -> Self:
+    def base(self) -> Self:
         """The same scores with the differentiable base of Ω alone."""
         if not isinstance(self.omega, Penalized):
             return self
         return type(self)(self.omega.base, self.z, self.mask)
 
     @functools.cached_property
-    def _definition(self) -> Regularizer:
-        return Definition(self.smooth) if self._overridden else self.smooth
+    def definition(self) -> Regularizer:
+        """The smooth part of Ω by its value alone."""
+        return Definition(self.smooth) if self.overridden else self.smooth
 
     @functools.cached_property
-    def _overridden(self) -> bool:
-        """Whether Ω writes down derivatives that a certificate must not believe."""
+    def overridden(self) -> bool:
+        """Whether Ω defines derivatives that a certificate must not rely on."""
         leaves = self.smooth.leaves()
         return any(overrides(leaf, "grad") or overrides(leaf, "curvature") for leaf in leaves)
 
     @functools.cached_property
-    def _curved(self) -> bool:
-        """Whether Ω, and each term of a sum, writes its curvature down."""
+    def defines_curvature(self) -> bool:
+        """Whether Ω, and each term of a sum, defines its curvature."""
         return all(overrides(leaf, "curvature") for leaf in self.smooth.leaves())
 
     @functools.cached_property
-    def _by_value(self) -> Hessian:
+    def by_value(self) -> Hessian:
         """∇²Ω from the value of Ω alone."""
-        return Hessian(self._definition.grad, self.z, self._definition.separable)
+        return Hessian(self.definition.grad, self.z, self.definition.separable)
 
     @functools.cached_property
-    def _by_gradient(self) -> Hessian:
-        if not self._overridden:
-            return self._by_value
-        return Hessian(self._slope, self.z, self.smooth.separable)
+    def by_gradient(self) -> Hessian:
+        """∇²Ω from the gradient that Ω defines."""
+        if not self.overridden:
+            return self.by_value
+        return Hessian(self.gradient, self.z, self.smooth.separable)
 
-    def _slope(self, y: Tensor) -> Tensor:
-        """∇Ω(y) as Ω writes it."""
+    def gradient(self, y: Tensor) -> Tensor:
+        """∇Ω(y) of the smooth part, as Ω defines it."""
         return like(self.smooth.grad(y), y, f"{type(self.smooth).__name__}.grad")
 
-    def local(self, y: Tensor, verified: bool = False) -> Local:
-        """∇Ω and ∇²Ω of the smooth part at y, its zeros lifted; the last point is remembered.
+    def base_slope(self, y: Tensor) -> Tensor:
+        """z − ∇base(y), by the value of the base alone."""
+        return self.z - self.base.definition.grad(simplex.inward(y))
 
-        ``verified``: from the value of Ω alone, whatever else Ω declares.
-        """
-        key = "value" if verified and self._overridden else "declared"
-        if key in self._last:
-            at, found = self._last[key]
-            if at is y:
-                return found
-        smooth, point = self.smooth, simplex.inward(y)
-        with torch.no_grad():
-            if key == "value":
-                found = self._by_value.look(point)
-            elif self._curved:
-                name = who(smooth)
-                curvature = smooth.curvature(point)
-                if not isinstance(curvature, Curvature):
-                    raise TypeError(
-                        f"{name}.curvature must return a "
-                        f"regmax.regularizers.curvature.Curvature; got {type(curvature).__name__}"
-                    )
-                if isinstance(curvature, Diagonal):
-                    like(curvature.h, y, f"the diagonal of {name}.curvature")
-                found = Local(like(smooth.grad(point), y, f"{name}.grad"), curvature)
-            else:
-                found = self._by_gradient.look(point)
-        self._last[key] = (y, found)
-        return found
+    def penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
+        """λu with u ∈ ∂R(y), R a Lovász extension. The prox proposes where to look:
+        ``subgradient`` decides."""
+        # y = P_Δ(prox_λR(v)) at the optimum
+        v = y + self.z - self.gradient(simplex.inward(y))
+        proposal = v - proxed(omega.penalty, v, omega.lam, self.mask)
+        u = omega.penalty.subgradient(y, proposal, omega.lam, self.mask)
+        return like(u, y, f"{type(omega.penalty).__name__}.subgradient")
 
     @functools.cached_property
     def legendre(self) -> bool:
         """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0.
 
-        Told by how ∂Ω/∂y_i moves from ε to ε² and from ε² to ε⁴: by less and less where the slope
-        is finite; logarithms and negative powers go on.
+        From ε to ε² and from ε² to ε⁴ a finite slope changes less and less; logarithms and negative
+        powers do not.
         """
         smooth, eps = self.smooth, torch.finfo(self.z.dtype).eps
         with torch.no_grad():
@@ -196,13 +135,6 @@ class Condition:
             nodes += [following for following, _ in node.next_functions]
         return torch.finfo(dtype).eps
 
-    @functools.cached_property
-    def separable(self) -> bool:
-        """Whether the smooth part of Ω has a diagonal curvature."""
-        if self._curved:
-            return isinstance(self.curvature(simplex.uniform(self.z, self.mask)), Diagonal)
-        return self._by_gradient.diagonal
-
     @property
     def structured(self) -> bool:
         """Whether Ω has a penalty that makes groups."""
@@ -217,80 +149,9 @@ class Condition:
         """The mask, made explicit."""
         return torch.ones_like(self.z, dtype=torch.bool) if self.mask is None else self.mask
 
-    def support(self, y: Tensor) -> Tensor:
-        return (y > 0) & self.participants()
-
-    def slope(self, y: Tensor) -> Tensor:
-        """z − ∇Ω(y), for the smooth part of Ω."""
-        return self.z - self.smooth_gradient(y)
-
-    def smooth_gradient(self, y: Tensor) -> Tensor:
-        """∇Ω(y) of the smooth part."""
-        return self._slope(simplex.inward(y))
-
-    def curvature(self, y: Tensor) -> Curvature:
-        """∇²Ω(y) of the smooth part."""
-        return self.local(y).curvature
-
-    def diagonal(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """∇Ω(y) and the diagonal of ∇²Ω(y) of a separable Ω, taken for such: a certificate does not
-        rest on it."""
-        if self._curved or y is self._initial:
-            gradient, curvature = self.local(y)
-            if isinstance(curvature, Diagonal):
-                return gradient, curvature.h
-            return gradient, curvature.matvec(torch.ones_like(y))
-        return self._by_gradient.diagonal_at(simplex.inward(y))
-
-    def inverse(self, y: Tensor, support: Tensor, verified: bool = False) -> Inverse:
-        """J of Proposition 1 at y on ``support``: solvers step with it and backward repeats it.
-
-        With a penalty the groups of y move as one. ``verified``: of the smooth part alone, from the
-        value of Ω alone. The last one is remembered.
-        """
-        local = self.local(y, verified)
-        key = "value" if verified and (self._overridden or self.structured) else "declared"
-        if key in self._inverses:
-            at, _, on, found = self._inverses[key]
-            if at is y and (on is support or torch.equal(on, support)):
-                return found
-        average = None if verified else averaging(penalty_of(self.omega), y, self.mask)
-        with torch.no_grad():
-            found = restricted(local.curvature, average, support)
-        self._inverses[key] = (y, local, support, found)
-        return found
-
-    def vector_product(self, y: Tensor, support: Tensor, v: Tensor) -> Tensor:
-        """J v on ``support`` from the value of Ω alone, and the groups of its penalty."""
-        average = averaging(penalty_of(self.omega), y, self.mask)
-        curvature = self.local(y, verified=True).curvature
-        if isinstance(curvature, Columns) and average is not None:
-            curvature = curvature.dense()
-        return restricted(curvature, average, support)(torch.where(support, v, 0))
-
-    def remembered(self, y: Tensor, support: Tensor) -> Inverse | None:
-        """J at y without looking at Ω later, when it may have changed; None where Ω tells its
-        curvature by products alone, which look at it. What the rows are does not decide it."""
-        curvature = self.local(y).curvature
-        simple = isinstance(curvature, Diagonal | DiagonalPlusRankOne | Shared)
-        if not (simple or isinstance(curvature, Dense | Columns)):
-            return None
-        last = self._inverses.get("declared")
-        if last is not None and last[0] is y and torch.equal(last[2], support):
-            return last[3]
-        if simple and not self.structured:
-            return Later(curvature, support)
-        return self.inverse(y, support)
-
-    def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
-        """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.
-
-        With a penalty, z is reduced to the groups of y first.
-        """
-        z = self.z
-        if structured(self.omega):
-            z = self.omega.reduced(z, y, self.mask)
-        return self.inverse(y, support)(z - self.local(y).gradient)
+    def inside(self, y: Tensor) -> Tensor:
+        """The point of Δ next to y."""
+        return simplex.normalize(torch.where(self.participants(), y.clamp_min(0), 0))
 
     def nearest(self, v: Tensor, step: float | Tensor) -> Tensor:
         """prox of step·λR plus the indicator of Δ: P_Δ ∘ prox, R a Lovász extension or none (2017,
@@ -298,21 +159,6 @@ class Condition:
         if structured(self.omega):
             v = proxed(self.omega.penalty, v, step * self.omega.lam, self.mask)
         return simplex.nearest(v, self.mask)
-
-    def proximal_step(self, y: Tensor) -> Tensor:
-        """P_Δ(prox_λR(y + z − ∇Ω(y))), of which the answer is the fixed point (2017, eq. 2)."""
-        return self.nearest(y + self.slope(y), 1.0)
-
-    def objective(self, y: Tensor) -> Tensor:
-        """⟨y, z⟩ − Ω(y), one number per row."""
-        return row_dot(y, self.z).squeeze(-1) - value_of(self.omega, simplex.inward(y), self.mask)
-
-    def _penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
-        """λu with u ∈ ∂R(y). The prox only proposes where to look: ``subgradient`` decides."""
-        v = y + self.slope(y)  # y = P_Δ(prox_λR(v)) at the optimum
-        proposal = v - proxed(omega.penalty, v, omega.lam, self.mask)
-        u = omega.penalty.subgradient(y, proposal, omega.lam, self.mask)
-        return like(u, y, f"{type(omega.penalty).__name__}.subgradient")
 
     @functools.cached_property
     def beta(self) -> Tensor | None:

@@ -1,7 +1,7 @@
-"""Why a solve went wrong: what Ω breaks, told from its values and slopes along segments of Δ.
+"""What is wrong with an Ω that cannot be solved, from its values and slopes along segments of Δ.
 
-A convex Ω lies above each of its tangents, its slope along a segment never falls, and that of a
-differentiable Ω does not jump. :func:`refuted` compares a few points with the answer, for every
+A convex Ω lies above each of its tangents, and its slope along a segment never falls. The slope of
+a differentiable Ω does not jump. :func:`refuted` compares a few points with the answer, for every
 solve; :func:`diagnose` looks along many segments, where a row did not reach its tolerance.
 """
 
@@ -18,7 +18,8 @@ from ..kernels.simplex import row_dot
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Definition, like
-from .certificates import Problem
+from . import convexity
+from .problem import Problem
 
 TOP = 4
 SAMPLES = 16
@@ -54,7 +55,7 @@ def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
 
 
 PARTS = 8
-"""A step of Ω is seen where it is more than what Ω bends over such a part of a way."""
+"""A jump of Ω is found where it exceeds what Ω changes over 1/PARTS of a segment."""
 
 
 def refuted(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
@@ -143,9 +144,10 @@ def diagnose(problem: Problem, y: Tensor, failed: Tensor) -> Defect | None:
 
 
 def check_start(problem: Problem) -> None:
-    """:meth:`Problem.check_start`; where a method of Ω makes it look concave, that is named."""
+    """:func:`regmax.optimality.convexity.check_start`; a method of Ω that makes it look concave is
+    named."""
     try:
-        problem.check_start()
+        convexity.check_start(problem)
     except RegularizerError as error:
         wide, y = problem.widened(), problem.initial().double()
         said = contradicted(wide, y, torch.ones_like(y[..., 0], dtype=torch.bool))
@@ -285,7 +287,7 @@ def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> st
 def _not_bent(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
     """A second derivative that autograd does not find."""
     on = problem.participants()
-    bent = problem.local(y, verified=True).curvature.matvec(torch.where(on, simplex.generic(y), 0))
+    bent = problem.at(y).verified.curvature.matvec(torch.where(on, simplex.generic(y), 0))
     wrong = (on & ~torch.isfinite(bent)).any(-1) & failed
     if not bool(wrong.any()):
         return None

@@ -9,8 +9,9 @@ from torch import Tensor
 from ..kernels import simplex
 from ..regularizers.penalty import Penalized, Penalty, averaged, group_ids, proxed, valued
 from ..regularizers.regularizer import like
-from .certificates import Problem
+from .certificates import penalty_subgradient
 from .diagnosis import first, shown
+from .problem import Problem
 
 
 def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
@@ -31,7 +32,7 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
             return f"{who}.value is not finite at y = {shown(y[at])} (row {at})"
         if problem.structured and (said := _not_lovasz(problem, omega.penalty, y, value)):
             return said
-        u, p = problem.penalty_subgradient(y)
+        u, p = penalty_subgradient(problem.at(y))
         low, s = _above_subgradient(problem, omega, u, p)
         if bool((low > 0).any()):
             at = first(low > 0)

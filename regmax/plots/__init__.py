@@ -1,7 +1,7 @@
 """Pictures: what a mapping does to scores, and how solvers get to it; where attention goes, and
 what becomes of its heads. Needs matplotlib (extra ``plot``); no display.
 
-This chapter imports :mod:`regmax.analysis`, :mod:`regmax.nn` and what is below.
+This chapter imports ``regmax.analysis``, ``regmax.nn`` and what is below.
 """
 
 from .descents import FLOOR, convergence

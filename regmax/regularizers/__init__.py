@@ -1,4 +1,4 @@
 """The interface of regularizers and penalties, their curvature and algebra, and the registry.
 
-This chapter imports only :mod:`regmax.kernels`.
+This chapter imports only ``regmax.kernels``.
 """

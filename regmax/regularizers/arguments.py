@@ -39,6 +39,14 @@ def scores(x: Any, dim: Any, name: str = "x") -> tuple[Tensor, int]:
     return x, dim % x.ndim
 
 
+def rows(omega: Any, x: Any, dim: Any, mask: Any) -> tuple[Tensor, int, Tensor | None]:
+    """The scores, their dimension and their mask, checked: what every mapping and loss begins
+    with."""
+    x, dim = scores(dense("x", x), dim)
+    entries(x, dim, omega.entries, omega)
+    return x, dim, expanded(mask, x)
+
+
 def entries(x: Tensor, dim: int, wanted: int | None, who: Any) -> None:
     """Raise ValueError unless rows have the ``wanted`` number of entries that ``who`` requires."""
     if wanted is not None and x.shape[dim] != wanted:
@@ -74,7 +82,7 @@ def _takes(part: Any, x: Tensor, n: int) -> bool:
         return False
 
 
-def mask(mask: Any, x: Tensor) -> Tensor | None:
+def expanded(mask: Any, x: Tensor) -> Tensor | None:
     """``mask`` expanded to the shape of ``x``."""
     if mask is None:
         return None
@@ -85,13 +93,13 @@ def mask(mask: Any, x: Tensor) -> Tensor | None:
     if type(mask) not in PLAIN:
         mask = dense("mask", mask, x)
     try:
-        expanded: Tensor = mask.to(x.device).expand(x.shape)
+        found: Tensor = mask.to(x.device).expand(x.shape)
     except RuntimeError:
         dense("mask", mask, x)
         raise ValueError(
             f"mask must broadcast to x: mask has shape {tuple(mask.shape)}, x {tuple(x.shape)}"
         ) from None
-    return expanded
+    return found
 
 
 def hyperparameter(

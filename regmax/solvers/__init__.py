@@ -1,13 +1,13 @@
 """The built-in solvers, offered through the hook that plugins use.
 
-This chapter imports :mod:`regmax.optimality` and the chapters that it imports.
+This chapter imports ``regmax.optimality`` and the chapters that it imports.
 """
 
 from __future__ import annotations
 
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..regularizers.hooks import hookimpl
-from .base import Solved, Solver, chosen, merged, polish, solve
+from .base import Solved, Solver, chosen, either, merged, polish, solve
 from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
@@ -24,6 +24,7 @@ __all__ = [
     "Solver",
     "choose",
     "chosen",
+    "either",
     "merged",
     "polish",
     "solve",

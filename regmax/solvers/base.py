@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
-from ..optimality.certificates import Certificate, Problem
+from ..optimality.certificates import Certificate, certify
+from ..optimality.condition import Condition
+from ..optimality.point import Point
+from ..optimality.problem import Problem
 from ..regularizers import printing
 
 
@@ -46,13 +49,16 @@ class Solver(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """The result of :func:`solve`; ``problem`` stores J at y, which backward can reuse."""
+    """The result of :func:`solve`; the point ``at`` stores J, which backward can reuse."""
 
-    y: Tensor
+    at: Point
     iterations: Tensor
     certificate: Certificate
     path: str
-    problem: Problem
+
+    @property
+    def y(self) -> Tensor:
+        return self.at.y
 
 
 def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved:
@@ -65,9 +71,9 @@ def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved
         if not torch.equal(problem.z, before):
             raise ValueError(f"{type(solver).__name__}.run must not write to problem.z")
         y, iterations = _taken(problem, solver, answer)
-        y, certificate = _decided(problem, *polish(problem, y, tol), tol)
-        problem.observe(y, answer=True)
-    return Solved(y, iterations, certificate, f"solver {solver.name}", problem)
+        at, certificate = _decided(*_polished(problem.at(y), tol), tol)
+        problem.observe(at.y, answer=True)
+    return Solved(at, iterations, certificate, f"solver {solver.name}")
 
 
 def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Tensor]:
@@ -117,41 +123,44 @@ def polish(
     y ← y + J (z − ∇Ω(y)) converges quadratically, up to rounding. With a penalty, its prox first
     makes the members of each group equal.
     """
-    best = problem.tested(y)
-    if problem.structured:
-        y, best = _fused(problem, y, best)
-    eps = torch.finfo(y.dtype).eps
+    at, certificate = _polished(problem.at(y), tol, steps)
+    return at.y, certificate
+
+
+def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate]:
+    best = certify(at, tested=True)
+    if at.problem.structured:
+        at, best = _fused(at, best)
+    eps = torch.finfo(at.y.dtype).eps
     better = torch.ones_like(best.error_bound, dtype=torch.bool)
     for k in range(steps):
         enough = tol if k else 1e-4 * tol  # an answer exact up to rounding stays as it is
-        undecided = _undecided(y, best)
+        undecided = _undecided(at.y, best)
         better = better & ((best.error_bound > enough) | undecided)
         if not bool(better.any()):
             break
-        current = newton(problem, y, best.support)
-        trial = problem.tested(current)
-        settles = undecided & ~_undecided(current, trial)
+        current = Point(at.problem, newton(at, best.support))
+        trial = certify(current, tested=True)
+        settles = undecided & ~_undecided(current.y, trial)
         near = trial.error_bound <= torch.maximum(2 * best.error_bound, best.error_bound + 64 * eps)
         better = better & ((trial.error_bound < best.error_bound) | (settles & near))
         if not bool(better.any()):
             break
-        y, best = chosen(better, current, y), merged(better, trial, best)
-    return y, best
+        at, best = either(better, current, at), merged(better, trial, best)
+    return at, best
 
 
-def _decided(
-    problem: Problem, y: Tensor, found: Certificate, tol: float
-) -> tuple[Tensor, Certificate]:
+def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certificate]:
     """y with its stray entries set to 0: those next to 0 that the optimality condition sets to 0. A
     row in which this fails gets the bound +inf."""
     if not bool(found.stray.any()):
-        return y, found
-    current = problem.inside(torch.where(found.stray, 0, y))
-    trial = problem.tested(current)
+        return at, found
+    current = Point(at.problem, at.problem.inside(torch.where(found.stray, 0, at.y)))
+    trial = certify(current, tested=True)
     better = (trial.error_bound <= (2 * found.error_bound).clamp_min(tol)) & ~trial.stray.any(-1)
-    y, best = chosen(better, current, y), merged(better, trial, found)
+    at, best = either(better, current, at), merged(better, trial, found)
     lost = best.stray.any(-1)
-    return y, replace(best, error_bound=torch.where(lost, torch.inf, best.error_bound))
+    return at, replace(best, error_bound=torch.where(lost, torch.inf, best.error_bound))
 
 
 def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
@@ -159,21 +168,25 @@ def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
     return (certificate.support != (y > 0)).any(-1)
 
 
-def _fused(problem: Problem, y: Tensor, found: Certificate) -> tuple[Tensor, Certificate]:
+def _fused(at: Point, found: Certificate) -> tuple[Point, Certificate]:
     """y after one proximal step, in rows where the certified bound does not grow. The step has y*
     as fixed point and makes the members of a group equal bit for bit."""
-    current = problem.proximal_step(y)
-    if torch.equal(current, y):
-        return y, found
-    trial = problem.tested(current)
+    current = Point(at.problem, at.proximal_step())
+    if torch.equal(current.y, at.y):
+        return at, found
+    trial = certify(current, tested=True)
     better = trial.error_bound <= torch.maximum(2 * found.error_bound, found.error_bound + 1e-14)
-    return chosen(better, current, y), merged(better, trial, found)
+    return either(better, current, at), merged(better, trial, found)
 
 
 def chosen(better: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Row by row a where ``better``, else b. If all rows are better, the tensor a itself, so that
-    results stored for it stay valid."""
-    return a if bool(better.all()) else torch.where(better.unsqueeze(-1), a, b)
+    """Row by row a where ``better``, else b."""
+    return torch.where(better.unsqueeze(-1), a, b)
+
+
+def either(better: Tensor, a: Point, b: Point) -> Point:
+    """The point of :func:`chosen`. If all rows are better, a itself, with its computed results."""
+    return a if bool(better.all()) else Point(b.problem, chosen(better, a.y, b.y))
 
 
 def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
@@ -191,24 +204,25 @@ def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
     )
 
 
-def newton(problem: Problem, y: Tensor, support: Tensor | None = None) -> Tensor:
+def newton(at: Point, support: Tensor | None = None) -> Tensor:
     """One Newton step inside Δ, on ``support`` or that of y. An entry that it would make negative
     leaves the support.
 
     If the slope of Ω is infinite at 0, no entry can leave, and the step is taken in log y, where
     the gradients of entropies are nearly linear: y ∝ y exp(Δy/y).
     """
-    current = problem.support(y)
+    problem, y, current = at.problem, at.y, at.support
     if support is None or torch.equal(support, current):
         support = current
     elif problem.legendre:  # a step in log y cannot make a zero positive
-        y = simplex.normalize(torch.where(support & ~current, 1e-3 / y.shape[-1], y))
+        y = torch.where(support & ~current, 1e-3 / y.shape[-1], y)
+        at = Point(problem, simplex.normalize(y))
     else:
-        y = torch.where(support, y, 0)
-    return moved(problem, y, torch.nan_to_num(problem.newton_step(y, support)), support)
+        at = Point(problem, torch.where(support, y, 0))
+    return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
 
 
-def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
+def moved(problem: Condition, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
     """The point of Δ after a step on the support."""
     if problem.legendre:
         inside = torch.where(support, y, 1)

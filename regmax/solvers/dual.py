@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
-from ..optimality.certificates import Problem
+from ..optimality.point import Point
+from ..optimality.problem import Problem
 from .base import Solver
 
 
@@ -49,11 +50,11 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     floor = info.eps**2
     count = on.sum(-1, keepdim=True).to(z.dtype)
     last = _on(on, torch.maximum(problem.initial() / 16, 1 / (16 * count)))
-    y = problem.initial()  # unchanged, if it can be: the problem has cached its derivatives
-    problem.observe(y)
+    at = problem.first
+    problem.observe(at.y)
     if problem.mask is not None or problem.start is not None:
-        y = _on(on, y.clamp_min(floor))
-    (_, h0), (g, h) = _slopes(problem, last), _slopes(problem, y)
+        at = problem.at(_on(on, at.y.clamp_min(floor)))
+    (_, h0), (g, h), y = _slopes(problem.at(last)), _slopes(at), at.y
     b = _exponent(last, y, h0, h, torch.ones_like(y))
     settled = torch.zeros_like(count, dtype=torch.bool)
     iterations = torch.zeros_like(count, dtype=torch.int64)
@@ -72,7 +73,7 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
             break
         last, h0 = y, h
         y = torch.where(settled, y, _on(on, lifted))
-        g, h = _slopes(problem, y)
+        g, h = _slopes(problem.at(y))
         # if the model was exact, the residual of g' = z − τ is rounding
         residual = z - g - tau
         rounding = 16 * info.eps * (z.abs() + g.abs() + tau.abs())
@@ -90,10 +91,10 @@ def _on(on: Tensor, y: Tensor) -> Tensor:
     return torch.where(on, y, 1)
 
 
-def _slopes(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor]:
+def _slopes(at: Point) -> tuple[Tensor, Tensor]:
     """g_i' and g_i'', the latter kept positive and finite."""
-    gradient, h = problem.diagonal(y)
-    info = torch.finfo(y.dtype)
+    gradient, h = at.diagonal
+    info = torch.finfo(h.dtype)
     return gradient, torch.nan_to_num(h, nan=info.tiny).clamp(info.tiny, info.max)
 
 
@@ -196,7 +197,7 @@ def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tens
             break
         # dy_i/dτ = −1/g''(y_i) on the interior
         inside = on & (y > 0) & (y < 1)
-        slope = torch.where(inside, 1 / _slopes(problem, y)[1], 0).sum(-1, keepdim=True)
+        slope = torch.where(inside, 1 / _slopes(problem.at(y))[1], 0).sum(-1, keepdim=True)
         trial = tau + (total - 1) / slope
         safe = (trial > low) & (trial < high) & torch.isfinite(trial)
         tau = torch.where(done, tau, torch.where(safe, trial, (low + high) / 2))
@@ -214,7 +215,7 @@ def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[
     settled = zero | one
     for _ in range(100):
         y = logs.exp()
-        g, h = _slopes(problem, y)
+        g, h = _slopes(problem.at(y))
         rise = problem.z - g - tau  # decreases in y
         low = torch.where(rise > 0, logs, low)
         high = torch.where(rise <= 0, logs, high)

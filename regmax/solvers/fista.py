@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import Problem
+from ..optimality.certificates import certify
+from ..optimality.problem import Problem
 from ..regularizers.penalty import value_of
 from .base import Solver, chosen, newton
 
@@ -46,8 +47,9 @@ class Fista(Solver):
             problem.observe(y)
             warm = k == 1 and problem.start is not None  # the given start may be the answer
             if k % self.CHECK == 0 or k == max_iter or warm:
-                bound = problem.certify(y).error_bound
-                candidate = newton(problem, y)
+                at = problem.at(y)
+                bound = certify(at).error_bound
+                candidate = newton(at)
                 other = problem.certify(candidate).error_bound
                 reached = torch.minimum(bound, other) <= tol
                 y = chosen(~done.squeeze(-1) & (other < bound) & reached, candidate, y)
@@ -65,9 +67,9 @@ class Descent:
         self._momentum = torch.ones_like(y[..., :1])
         self._taken = 0
         # at the barycentre, as the curvature of Ω may be infinite at zeros of y
-        middle = simplex.uniform(problem.z, problem.mask)
-        slope = simplex.tangent(problem.slope(middle), problem.participants())
-        bent = row_dot(slope, problem.local(middle).curvature.matvec(slope))
+        middle = problem.at(simplex.uniform(problem.z, problem.mask))
+        slope = simplex.tangent(middle.slope, problem.participants())
+        bent = row_dot(slope, middle.defined.curvature.matvec(slope))
         square = row_dot(slope, slope)
         self._step = torch.where((bent > 0) & (square > 0), square / bent, 1).clamp(1e-12, 1e6)
 

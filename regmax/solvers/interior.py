@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from .base import Solver, newton
 
 
@@ -56,7 +56,7 @@ class Interior(Solver):
             spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # further steps change nothing
             candidates = [y, _finish(problem, y, s, on)]
             if problem.legendre and k <= self.DIRECT * self.CHECK:
-                direct = newton(problem, direct)
+                direct = newton(problem.at(direct))
                 candidates.append(direct)
             active, last = ~stopped, bound
             for candidate in candidates:
@@ -79,7 +79,7 @@ def _finish(problem: Problem, y: Tensor, s: Tensor, on: Tensor) -> Tensor:
         y = torch.where(on & (y > s), y, 0)
     total = y.sum(-1, keepdim=True)
     y = torch.where(total > 0, y / total.clamp_min(1e-30), simplex.uniform(y, on))
-    return newton(problem, y)
+    return newton(problem.at(y))
 
 
 def _residual(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from .base import Solver, moved
 from .fista import Descent
 
@@ -75,9 +75,10 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
     it is shortened until the objective falls.
     """
     eps = torch.finfo(y.dtype).eps
-    support = problem.support(y) & ~done.unsqueeze(-1)
-    inverse = problem.inverse(y, support)
-    step = inverse(problem.z - problem.local(y).gradient)
+    at = problem.at(y)
+    support = at.support & ~done.unsqueeze(-1)
+    inverse = at.inverse(support)
+    step = inverse(problem.z - at.defined.gradient)
     length, value = _length(problem, y, step), _value(problem, y)
     left = torch.where(length <= 8 * eps, length, torch.inf)
     going = ~done & (length > 8 * eps)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
-from ..optimality.certificates import Problem
+from ..optimality.certificates import certify
+from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, proxed, value_of
 from ..regularizers.regularizer import Regularizer
 from .base import Solver, chosen, newton, solve
@@ -71,8 +72,9 @@ class Proximal(Solver):
             iterations = torch.where(done, iterations, k)
             problem.observe(y)
             if k % self.CHECK == 0 or k == max_iter or k == 1:
-                found = problem.certify(y)
-                candidate = newton(problem, y, found.support)
+                at = problem.at(y)
+                found = certify(at)
+                candidate = newton(at, found.support)
                 other = problem.certify(candidate).error_bound
                 reached = torch.minimum(found.error_bound, other) <= tol
                 better = ~done & (other < found.error_bound) & reached

@@ -12,7 +12,7 @@ Inputs are drawn and shrunk by hypothesis: ``pip install regmax[testing]``.
 
 Solvers have a kit of their own: ``parametrize_solver_with_checks([MySolver()])`` and
 ``check_solver(MySolver())``, see :mod:`regmax.testing.solvers`. ``regmax.crosscheck`` and its
-backends live here too. This chapter imports :mod:`regmax.nn` and what is below.
+backends live here too. This chapter imports ``regmax.nn`` and what is below.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from torch import Tensor
 from ..kernels import simplex
 from ..mapping import engine, forward
 from ..mapping.rows import Rows, prepare
-from ..optimality.certificates import Problem
 from ..optimality.jacobian import averaging, jacobian_product
+from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of, smooth_part
 from ..regularizers.registry import registry

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.simplex import project
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, Penalty
 from ..regularizers.regularizer import Regularizer
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..nn.layer import RegularizedMax
+from ..optimality.certificates import penalty_subgradient
 from ..regularizers.errors import ConvergenceWarning
 from ..regularizers.penalty import Penalty
 from ..regularizers.regularizer import overrides
@@ -92,7 +93,7 @@ def _slope(s: Subject, case: Case, y: Tensor) -> tuple[Tensor, Tensor]:
     problem = s.problem(case.x, case.gamma, case.mask)
     with torch.no_grad():
         if s.penalty is not None and not s.fuses:
-            u, p = problem.penalty_subgradient(y)
+            u, p = penalty_subgradient(problem.at(y))
             slope = problem.base_slope(p) - u
             return slope, problem.z.abs() + slope.abs()
         gradient = s.truth.grad(s.smooth.lifted(y))

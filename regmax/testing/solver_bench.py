@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..nn.layer import RegularizedMax
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution
 from ..regularizers.regularizer import Definition, Regularizer
 from ..solvers import Solver

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..nn.layer import RegularizedMax
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from .inputs import hard_inputs, normal
 from .known import Known
 from .layout import off_simplex

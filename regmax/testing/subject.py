@@ -12,7 +12,7 @@ from torch import Tensor
 from ..kernels import simplex
 from ..mapping.forward import has_formula
 from ..nn.layer import RegularizedMax
-from ..optimality.certificates import Problem
+from ..optimality.problem import Problem
 from ..optimality.solution import Solution
 from ..regularizers.penalty import Penalized, Penalty, smooth_part, value_of
 from ..regularizers.regularizer import Definition, Regularizer, overrides

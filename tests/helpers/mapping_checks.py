@@ -102,16 +102,16 @@ def check_gradients(name: str, hyper: dict[str, float], scale: float = 1.0) -> N
         assert gradgradcheck(f, inputs, fast_mode=True, atol=1e-4)
 
 
-def check_solver_choice(name: str, hyper: dict[str, float], solver: str, claims: bool) -> None:
+def check_solver_choice(name: str, hyper: dict[str, float], solver: str, declared: bool) -> None:
     """A solver's values, gradients and second gradients in x, γ and every hyperparameter are those
-    of the closed form, with and without a mask. ``claims=False``: Ω is given by its value alone.
+    of the closed form, with and without a mask. ``declared=False``: Ω is given by its value alone.
     """
     mask = torch.tensor([True, True, False, True])
     for per_head in (False, True):
         values = _values(hyper, per_head)
         x = away_from_kinks(_layer(name, hyper, values), 2, 2, 4)
         for takes_part in (None, mask):
-            found = _derivatives(name, hyper, x, values, takes_part, solver, claims)
+            found = _derivatives(name, hyper, x, values, takes_part, solver, declared)
             right = _derivatives(name, hyper, x, values, takes_part)
             for got, expected in zip(found, right, strict=True):
                 torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-9)
@@ -124,12 +124,12 @@ def _derivatives(
     values: list[Tensor],
     mask: Tensor | None,
     solver: str = "auto",
-    claims: bool = True,
+    declared: bool = True,
 ) -> list[Tensor]:
     """y, its first derivatives against one vector, and theirs against another."""
     v, w = normal(*x.shape, seed=21), normal(*x.shape, seed=22)
     inputs = [t.clone().requires_grad_() for t in (x, *values)]
-    y = _layer(name, hyper, inputs[1:], solver, claims)(inputs[0], mask)
+    y = _layer(name, hyper, inputs[1:], solver, declared)(inputs[0], mask)
     first = torch.autograd.grad(y, inputs, v, create_graph=True)
     total = sum(((g * w).sum() for g in first[1:]), (first[0] * w).sum())
     second = torch.autograd.grad(total, inputs, materialize_grads=True)
@@ -141,10 +141,10 @@ def _layer(
     hyper: dict[str, float],
     values: Sequence[Tensor],
     solver: str = "auto",
-    claims: bool = True,
+    declared: bool = True,
 ) -> regmax.RegularizedMax:
     omega = regmax.regularizer(name, **dict(zip(hyper, values[1:], strict=True)))
-    return regmax.RegularizedMax(omega if claims else definition(omega), values[0], solver=solver)
+    return regmax.RegularizedMax(omega if declared else definition(omega), values[0], solver=solver)
 
 
 def _values(hyper: dict[str, float], per_head: bool) -> list[Tensor]:

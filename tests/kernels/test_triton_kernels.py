@@ -21,6 +21,7 @@ if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
 import regmax.functional as F  # noqa: E402
 from regmax.kernels import Lazy  # noqa: E402
 from regmax.kernels.triton.mappings import ChainKernel, ThresholdKernel  # noqa: E402
+from regmax.mapping import compiled  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant: log 0, and inf that a
 # selection then leaves out
@@ -71,6 +72,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     torch.manual_seed(0)
     # the reference is PyTorch's: kernels of the CPU stay out
     monkeypatch.setattr(Lazy, "get", lambda lazy, device: None)
+    monkeypatch.setattr(compiled, "PLANS", {})
     return str(request.param)
 
 

@@ -8,8 +8,8 @@ from bad_omegas import NOT_CONVEX, NOT_FINITE, NOT_SMOOTH, entropy, everywhere, 
 
 import regmax
 from regmax import ConvergenceError, ConvergenceWarning, RegularizedMax, RegularizerError
-from regmax.optimality.certificates import Problem
 from regmax.optimality.diagnosis import contradicted, refuted
+from regmax.optimality.problem import Problem
 from regmax.regularizers.curvature import Dense
 
 F64 = torch.float64

@@ -28,8 +28,8 @@ def test_gradients() -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("solver", ["dual", "interior"])
-def test_solvers(solver: str, claims: bool) -> None:
-    check_solver_choice("entropy", {}, solver, claims)
+def test_solvers(solver: str, declared: bool) -> None:
+    check_solver_choice("entropy", {}, solver, declared)
 
 
 def test_jacobian() -> None:

@@ -32,8 +32,8 @@ def test_gradients() -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
-def test_solvers(solver: str, claims: bool) -> None:
-    check_solver_choice("gini", {}, solver, claims)
+def test_solvers(solver: str, declared: bool) -> None:
+    check_solver_choice("gini", {}, solver, declared)
 
 
 def test_jacobian() -> None:

@@ -49,8 +49,8 @@ def test_gradients(p: float) -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("solver", ["fista", "interior"])
-def test_solvers(solver: str, claims: bool) -> None:
-    check_solver_choice("pnorm", {"p": 1.5}, solver, claims)
+def test_solvers(solver: str, declared: bool) -> None:
+    check_solver_choice("pnorm", {"p": 1.5}, solver, declared)
 
 
 def test_jacobian() -> None:

@@ -64,8 +64,8 @@ def test_gradients_where_the_curvature_vanishes_at_zero(alpha: float) -> None:
         (1.5, "interior", False),
     ],
 )
-def test_solvers(alpha: float, solver: str, claims: bool) -> None:
-    check_solver_choice("tsallis", {"alpha": alpha}, solver, claims)
+def test_solvers(alpha: float, solver: str, declared: bool) -> None:
+    check_solver_choice("tsallis", {"alpha": alpha}, solver, declared)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.3, 1.5, 2.0, 3.0])

@@ -55,8 +55,8 @@ def test_gradients() -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_solvers(claims: bool) -> None:
-    check_solver_choice("tv", {"lam": 0.15}, "fista", claims)
+def test_solvers(declared: bool) -> None:
+    check_solver_choice("tv", {"lam": 0.15}, "fista", declared)
 
 
 def test_jacobians() -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import regmax
-from regmax.optimality.certificates import Certificate, Problem
+from regmax.optimality.certificates import Certificate
+from regmax.optimality.problem import Problem
 from regmax.regularizers.curvature import Diagonal
 from regmax.regularizers.registry import registry
 from regmax.solvers import Solver

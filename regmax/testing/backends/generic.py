@@ -10,7 +10,7 @@ import torch
 from ...mapping.engine import argmax
 from ...mapping.forward import Settings
 from ...mapping.rows import Rows
-from ...optimality.certificates import Problem
+from ...optimality.problem import Problem
 from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Definition, Regularizer
 from .base import Answer, Backend, Task, tolerances

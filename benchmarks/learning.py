@@ -1,0 +1,126 @@
+"""Losses beside ``CrossEntropyLoss``, and attention beside ``scaled_dot_product_attention``."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import regmax
+from regmax.nn import AdaptiveEntmax, attention
+from regmax.nn.omega import Omega
+
+from .peers import CHECKED
+from .timing import Step
+
+CROSS_ENTROPY = "torch CrossEntropyLoss"
+LOSSES: dict[str, tuple[str, float | None]] = {
+    "regmax SoftmaxLoss": ("SoftmaxLoss", None),
+    "regmax SparsemaxLoss": ("SparsemaxLoss", None),
+    "regmax Entmax15Loss": ("Entmax15Loss", None),
+    "regmax EntmaxLoss α = 1.3": ("EntmaxLoss", 1.3),
+    "regmax EntmaxLoss α learned": ("EntmaxLoss", 1.5),
+    "regmax PnormmaxLoss": ("PnormmaxLoss", None),
+}
+"""Class and α."""
+SDPA = "torch SDPA math"
+ATTENTION = ("softmax", "sparsemax", "entmax15", "entmax", "fusedmax", "oscarmax")
+
+
+def losses(x: Tensor, smoothing: float = 0.0, package: bool = False) -> list[Step]:
+    """Cross-entropy, and the losses of regmax and the entmax package: the mean over rows."""
+    plain = nn.CrossEntropyLoss(label_smoothing=smoothing)
+    found = [_loss(CROSS_ENTROPY, plain, x, "regmax SoftmaxLoss", smoothing)]
+    found += [_loss(name, _ours(name, x, smoothing), x, name, smoothing) for name in LOSSES]
+    if package:
+        entmax: Any = importlib.import_module("entmax")
+        for name in ("SparsemaxLoss", "Entmax15Loss"):
+            loss = getattr(entmax, name)()
+            found.append(_loss(f"entmax {name}", loss, x, f"regmax {name}", 0.0))
+    return found
+
+
+def _targets(x: Tensor) -> Tensor:
+    """Classes drawn uniformly: the same every time."""
+    rows, d = x.shape
+    generator = torch.Generator().manual_seed(rows + 31 * d)
+    return torch.randint(d, (rows,), generator=generator).to(x.device)
+
+
+def _ours(name: str, x: Tensor, smoothing: float) -> regmax.FenchelYoungLoss:
+    kind, alpha = LOSSES[name]
+    hyper: dict[str, Any] = {"label_smoothing": smoothing}
+    if alpha is not None:
+        hyper["alpha"] = nn.Parameter(torch.tensor(alpha).to(x)) if "learned" in name else alpha
+    found: regmax.FenchelYoungLoss = getattr(regmax, kind)(**hyper)
+    return found
+
+
+def _loss(name: str, loss: nn.Module, x: Tensor, same: str, smoothing: float) -> Step:
+    """Its error: the distance of a row's gradient to that of ``same`` in float64."""
+    target = _targets(x)
+
+    def apply(x: Tensor, *learned: Tensor) -> Tensor:
+        value: Tensor = loss(x, target)
+        return value
+
+    def error(step: Step) -> float:
+        grad, few = step.leaves[0].grad, x[:CHECKED].double().requires_grad_()
+        _ours(same, few, smoothing)(few, target[:CHECKED]).backward()
+        assert grad is not None
+        assert few.grad is not None
+        return float((grad[:CHECKED].double() * len(x) - few.grad * len(few)).abs().max())
+
+    return Step(name, apply, (x.detach().requires_grad_(), *loss.parameters()), error=error)
+
+
+def heads(shape: tuple[int, int, int, int], causal: bool, device: str) -> list[Step]:
+    """PyTorch's attention, with its plain backend and by default, and regmax's, on N(0, 1)."""
+    generator = torch.Generator(device=device).manual_seed(shape[2])
+    *given, out = torch.randn(4, *shape, device=device, generator=generator)
+
+    def default(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return default(q, k, v)
+
+    def error(step: Step, mapping: str) -> float:
+        """The distance of the result to that of regmax in float64."""
+        assert step.y is not None
+        exact = _heads(mapping, [t.double() for t in given], causal)
+        exact.forward()
+        assert exact.y is not None
+        return float((step.y.detach().double() - exact.y.detach()).abs().max())
+
+    found = []
+    for mapping in ATTENTION:
+        step = _heads(mapping, given, causal)
+        step.v, step.error = out, functools.partial(error, mapping=mapping)
+        found.append(step)
+    softmax = found[0]
+    theirs = {SDPA: plain, "torch SDPA default": default}
+    return [replace(softmax, name=n, function=f) for n, f in theirs.items()] + found
+
+
+def _heads(mapping: str, given: Sequence[Tensor], causal: bool) -> Step:
+    """regmax's attention on q, k and v."""
+    omega: Omega = mapping
+    learned: list[Tensor] = []
+    if mapping == "entmax":
+        omega = AdaptiveEntmax(given[0].shape[1]).to(given[0])
+        learned = list(omega.parameters())
+
+    def apply(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Tensor:
+        return attention(q, k, v, omega, is_causal=causal)
+
+    leaves = (*(t.detach().requires_grad_() for t in given), *learned)
+    return Step(f"regmax {mapping}", apply, leaves)

@@ -1,0 +1,89 @@
+"""A batch of problems as solvers see it: its start, its trace, points and their certificates."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex
+from ..regularizers.curvature import Curvature, Diagonal, Inverse
+from .certificates import Certificate, certify
+from .condition import Condition
+from .point import Point
+
+
+class Problem(Condition):
+    """One batch of problems max_{y ∈ Δ} ⟨y, z⟩ − Ω(y), with z = x/γ of shape (*batch, d).
+
+    ``at(y)`` is a point, which computes each of its properties once; ``slope(y)``, ``objective(y)``
+    and the others are those of ``at(y)``.
+    """
+
+    def at(self, y: Tensor) -> Point:
+        """The point y ∈ Δ."""
+        return Point(self, y)
+
+    def initial(self) -> Tensor:
+        """Where a solver starts: ``start``, or the barycentre of each row's face."""
+        return self.first.y
+
+    @functools.cached_property
+    def first(self) -> Point:
+        """The point of :meth:`initial`."""
+        middle = simplex.uniform(self.z, self.mask)
+        if self.start is None:
+            return self.at(middle)
+        missing = self.participants() & (self.start == 0)
+        if not bool(missing.any()) or not self.legendre:
+            return self.at(self.start)
+        # every participant is positive at y*, and no step in log y would make it so
+        return self.at(simplex.normalize(torch.where(missing, 1e-3 * middle, self.start)))
+
+    @functools.cached_property
+    def separable(self) -> bool:
+        """Whether the smooth part of Ω has a diagonal curvature."""
+        if self.defines_curvature:
+            middle = self.at(simplex.uniform(self.z, self.mask))
+            return isinstance(middle.defined.curvature, Diagonal)
+        return self.by_gradient.diagonal
+
+    def observe(self, y: Tensor, answer: bool = False) -> None:
+        """What a solver calls with its start and the point of each iteration: it enters the trace,
+        if one is kept. ``answer``: y is what the last iteration became when it was polished."""
+        if self.trace is not None:
+            point = self.at(y)
+            r, tau = point.residual()
+            on = self.participants()
+            gap = (torch.where(on, r, -torch.inf).amax(-1) - tau.squeeze(-1)).clamp_min(0)
+            residual = torch.where(y > 0, r - tau, 0).norm(dim=-1)
+            self.trace.add(gap, residual, point.support.sum(-1), answer)
+
+    def certify(self, y: Tensor) -> Certificate:
+        """A bound on ‖y − y*‖, see :func:`regmax.optimality.certificates.certify`."""
+        return certify(self.at(y))
+
+    def support(self, y: Tensor) -> Tensor:
+        """The participants with y_i > 0."""
+        return self.at(y).support
+
+    def slope(self, y: Tensor) -> Tensor:
+        """z − ∇Ω(y), for the smooth part of Ω."""
+        return self.at(y).slope
+
+    def objective(self, y: Tensor) -> Tensor:
+        """⟨y, z⟩ − Ω(y), one number per row."""
+        return self.at(y).objective
+
+    def curvature(self, y: Tensor) -> Curvature:
+        """∇²Ω(y) of the smooth part."""
+        return self.at(y).defined.curvature
+
+    def inverse(self, y: Tensor, support: Tensor) -> Inverse:
+        """J of Proposition 1 at y on ``support``."""
+        return self.at(y).inverse(support)
+
+    def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
+        """J (z − ∇Ω(y)) on the support."""
+        return self.at(y).newton_step(support)
