@@ -14,8 +14,8 @@ from regmax.regularizers.curvature import MatrixFree
 
 
 class Norm(regmax.Regularizer):
-    """Ω(y) = ‖y‖_α, α > 1. Π_Ω is normmax: exact zeros, and the larger α is, the more equal the
-    other weights are.
+    """Ω(y) = ‖y‖_α, α > 1. Π_Ω is normmax: exact zeros, and positive weights that are more equal
+    for larger α.
 
     ``alpha``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
     (Blondel, Martins & Niculae 2020, "Learning with Fenchel-Young losses": norm entropies.)
@@ -28,8 +28,8 @@ class Norm(regmax.Regularizer):
     permutation_invariant = True
     separable = False
     ignores_zeros = True
-    # Strictly convex on Δ, as none of its points is a multiple of another. No strong_convexity: at
-    # a vertex the curvature along Δ is 1/d for α = 2 and 0 above, so no β is right for all rows.
+    # Strictly convex on Δ, as no point of Δ is a multiple of another. No strong_convexity: at a
+    # vertex the curvature along Δ is 1/d for α = 2 and 0 for α > 2, so no β > 0 holds for all rows.
 
     def __init__(self, alpha: float | Tensor = 2.0) -> None:
         self.alpha = self.checked("alpha", alpha)
@@ -38,7 +38,7 @@ class Norm(regmax.Regularizer):
         return self._norm(y).squeeze(-1)
 
     def _norm(self, y: Tensor) -> Tensor:
-        # relative to the largest entry, so that no power under- or overflows
+        # divided by the largest entry, so that no power under- or overflows
         top = y.detach().amax(-1, keepdim=True)
         return top * ((y / top) ** self.alpha).sum(-1, keepdim=True) ** (1 / self.alpha)
 
@@ -51,15 +51,15 @@ class Norm(regmax.Regularizer):
         return NormCurvature(y / norm, (self.alpha - 1) / norm, self.alpha)
 
     def min_positive(self, tiny: float) -> float:
-        return tiny  # powers of u by their logarithm have finite derivatives there
+        return tiny  # ``curvature`` computes powers by logarithms, so derivatives stay finite
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y = u/Σu with u_i = (x_i/γ − τ)₊^(1/(α−1)), at the root τ of ‖u‖_α = 1.
 
         With δ ≥ 0 the distances of x/γ to its maximum, t that of τ, and r = δ/t, the root is that
         of log t + (1 − 1/α) log Σ (1 − r_i)₊^(α/(α−1)), which increases in log t; t is in
-        [m^(1/α − 1), 1] for m participants. In float64: what float32 rounds away near a zero of y
-        is large in y for α > 2.
+        [m^(1/α − 1), 1] for m participants. In float64: for α > 2 rounding in float32 near the
+        threshold would change y much.
         """
         on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
         delta = -x.double() / gamma
@@ -87,14 +87,14 @@ class Norm(regmax.Regularizer):
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
-        # 2y and not y: a cone of variables alone is lost on the way to some solvers
+        # 2y, not y: with some solvers cvxpy drops a cone of variables alone
         return cvxpy.pnorm(2 * y, float(self.alpha)) / 2
 
 
 class NormCurvature(MatrixFree):
     """∇²Ω = k (D − vvᵀ) with D = diag(u^(α−2)), v = u^(α−1), k = (α − 1)/‖y‖_α.
 
-    It is given by its products, and J = ∂Π_Ω/∂x, which backward applies, by its own formula.
+    Products define the matrix. J = ∂Π_Ω/∂x, which backward applies, has a closed form.
     """
 
     def __init__(self, u: Tensor, k: Tensor, alpha: float | Tensor) -> None:
@@ -109,7 +109,7 @@ class NormCurvature(MatrixFree):
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         """w = (a − u Σa/Σu)/k, a = D⁻¹(v − τ1), all on S: H_SS w + τ1 = v_S and Σw = 0, because
-        D⁻¹ takes u^(α−1) to u. τ follows from them, and is ⟨y, v⟩ where S is the support of y.
+        D⁻¹ u^(α−1) = u. These determine τ, which is ⟨y, v⟩ if S is the support of y.
         """
         u, inverse_d, v = (torch.where(support, t, 0) for t in (self.u, self.inverse_d, v))
         total = torch.where(support.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1)

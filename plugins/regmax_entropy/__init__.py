@@ -60,7 +60,7 @@ class Entropy(regmax.Regularizer):
     def conjugate_at(
         self, x: Tensor, y: Tensor, gamma: float | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """x_i − γ log y_i at the largest entry; it is equal for all i."""
+        """x_i − γ log y_i, which is the same for all i, at the largest entry."""
         top = _masked(x, mask).amax(-1, keepdim=True)
         value: Tensor = top - gamma * y.amax(-1, keepdim=True).log()
         return value.squeeze(-1)

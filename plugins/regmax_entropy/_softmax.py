@@ -1,4 +1,4 @@
-"""Softmax and its derivative by PyTorch's own operators: there is nothing to gain over them.
+"""Softmax and its derivative by PyTorch's own operators, which are fast already.
 
 y = exp(x/γ)/Σ exp(x/γ),          J v = y ∘ (v − ⟨y, v⟩).
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 from regmax.kernels import Kernel
 
 LONG = 4096
-"""Rows above which a sum in sequence, as PyTorch's, loses digits."""
+"""Above this length PyTorch's sequential sum loses digits."""
 Hyper = tuple[Tensor, ...]
 
 
@@ -27,9 +27,9 @@ class _Softmax(Kernel):
         if y.shape[-1] > LONG:
             y.div_(y.sum(-1, keepdim=True))
         first = y[:, :1]
-        nobody = torch.isnan(first)
-        if x.device.type != "cpu" or bool(nobody.any()):  # a NaN, or nothing to sum
-            y = torch.where(nobody & (x == -torch.inf).all(-1, keepdim=True), 0, y)
+        bad = torch.isnan(first)
+        if x.device.type != "cpu" or bool(bad.any()):  # a NaN score, or no participants
+            y = torch.where(bad & (x == -torch.inf).all(-1, keepdim=True), 0, y)
         return y, None
 
     def backward(
@@ -44,19 +44,19 @@ class _Softmax(Kernel):
         w: Tensor = torch._softmax_backward_data(v, y, -1, y.dtype)
         if not _is_one(gamma):
             w = w.div_(gamma.to(w.dtype).unsqueeze(-1))
-        nobody = torch.isnan(w[:, :1])
-        if w.device.type != "cpu" or bool(nobody.any()):
+        bad = torch.isnan(w[:, :1])
+        if w.device.type != "cpu" or bool(bad.any()):
             w = torch.where(torch.isnan(y[:, :1]), 0, w)
         return w, () if hyper else None
 
 
 def _is_one(gamma: Tensor) -> bool:
-    """Whether γ is 1 for all rows, as far as can be seen without waiting for a device."""
+    """Whether γ is known, without a synchronisation, to be 1 for all rows."""
     return gamma.device.type == "cpu" and gamma.numel() == 1 and gamma.item() == 1.0
 
 
 def _divided(x: Tensor, gamma: Tensor) -> Tensor:
-    """x/γ, relative to the largest of each row where that is divided at all."""
+    """x/γ up to a shift of each row: x if γ = 1, else (x − max x)/γ."""
     if _is_one(gamma):
         return x
     top = x.amax(-1, keepdim=True)

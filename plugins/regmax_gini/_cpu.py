@@ -1,4 +1,4 @@
-"""Sparsemax and its derivative on the CPU: short rows of float32 sixteen at a time."""
+"""Sparsemax and its derivative on the CPU. Short float32 rows are computed sixteen at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regmax.kernels.cpu.simd import LANES
 
 @njit
 def _threshold(z: Any, d: int, rough: Any) -> Any:
-    """τ with Σ (z − τ)₊ = 1: Michelot's iteration, first in float32, on copies in ``rough``."""
+    """τ with Σ (z − τ)₊ = 1: Michelot's iteration, first in float32 on the copy ``rough``."""
     none = simd.spread(simd.load(rough, 0), 0.0)
     below = none - 1.0
     for _ in range(4):
@@ -44,7 +44,7 @@ def _threshold(z: Any, d: int, rough: Any) -> Any:
 
 @njit
 def _tile(job: Any, like: Any, first: int, n: int, room: Any, own: Any) -> None:
-    """Rows first … first + n − 1; what is left of the tile repeats the first."""
+    """Rows first … first + n − 1; unused lanes of the tile repeat row ``first``."""
     d = job[common.WIDTH]
     where, numbers = np.empty((2, LANES), np.int64), np.empty((1, LANES))
     z, part = memory.row(room, 0), memory.row(own, LANES)

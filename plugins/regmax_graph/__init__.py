@@ -21,7 +21,7 @@ try:
         refuse_negative,
     )
     from .graph import Graph, compiled, graph_of
-except ModuleNotFoundError as error:  # PyTorch does without NumPy, and so does the rest of regmax
+except ModuleNotFoundError as error:  # PyTorch and the rest of regmax do not need NumPy
     if error.name != "numpy":
         raise
     _WITHOUT_NUMPY = True
@@ -62,7 +62,7 @@ class GraphTV(regmax.Penalty):
         d, pairs = checked_edges(edges, nodes)
         self.graph, self.entries = Graph(d, pairs), d
         learnt, self._numbers = checked_weights(weights, self.graph.m)
-        # the arguments, to be made again; numbers stay numbers, no tensor that could learn
+        # the constructor's arguments; weights given as numbers stay numbers, not a tensor
         self.edges, self.nodes = tuple(map(tuple, pairs.tolist())), d
         self.weights = tuple(self._numbers.tolist()) if learnt is None else learnt
 
@@ -116,8 +116,8 @@ class GraphTV(regmax.Penalty):
         return self.graph.subgradient(y, near, step, self._w(), mask)
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
-        """{prox > t} depends on v_i < t only through min(t − v_i, step·Σ_j w_ij), and the maximum
-        of the prox is at most the largest of these below that of v."""
+        """step times the largest degree Σ_j w_ij. {prox > t} depends on v_i < t only through
+        min(t − v_i, step·Σ_j w_ij), and the maximum of the prox is at most that much below v's."""
         w = self._w().detach()
         tails, heads = self.graph.on(w.device)
         degree = w.new_zeros(d).index_add(0, tails, w).index_add(0, heads, w)

@@ -1,5 +1,4 @@
-"""The rows as a C function that any number of threads may run
-(:mod:`regmax.kernels.cpu.threads`)."""
+"""``do_rows`` as a C function for several threads (:mod:`regmax.kernels.cpu.threads`)."""
 
 from __future__ import annotations
 
@@ -16,9 +15,9 @@ from regmax.kernels.cpu.threads import ROWS, STEP, over_rows
 from ._rows import do_rows, scratch
 
 _ASKED, _NODES, _EDGES, _MASKED, _ARRAYS = 4, 5, 6, 7, 8
-"""Where a job holds these, after what :func:`over_rows` reads; addresses follow."""
+"""Their positions in a job, after the fields that :func:`over_rows` reads; addresses follow."""
 WORK = 32
-"""A node or edge costs about as much as this many entries of an ordinary row."""
+"""The cost of a node or edge, in entries of an ordinary row."""
 
 
 @njit
@@ -71,8 +70,8 @@ def _compiled() -> tuple[Any, int, Any]:
 
 
 def run(asked: int, masked: bool, shape: tuple[int, int, int], arrays: tuple[Any, ...]) -> None:
-    """``do_rows`` for all rows: ``shape`` is their number, d and m; ``arrays`` are numpy's, those
-    that :func:`_task` reads, in its order."""
+    """``do_rows`` for all rows. ``shape``: their number, d and m. ``arrays``: the NumPy arrays of
+    :func:`_task`, in its order."""
     count, d, m = shape
     numbers = [0, count, 0, WORK * (d + m), asked, d, m, int(masked)]
     numbers += [array.ctypes.data for array in arrays]

@@ -1,15 +1,16 @@
-r"""A maximum flow from the nodes of a set that have too much to those that have too little.
+r"""A maximum flow from the nodes of a set with an excess to those with a deficit.
 
-Edge e of capacity c_e carries f_e ∈ [−c_e, c_e], positive from its tail to its head. x_i is what
-node i has above the mean of its set; excess (x_i > tol) is pushed towards deficits (x_i < 0) along
-residual arcs, within the nodes of one label.
+Edge e of capacity c_e carries f_e ∈ [−c_e, c_e], positive from its tail to its head. x_i is the
+value of node i minus the mean of its set. Excess (x_i > tol) is pushed towards deficits (x_i < 0)
+along residual arcs, within the nodes of one label.
 
-Push–relabel, first in first out, without a source or sink: a node's distance is a lower bound of
-the number of residual arcs to a deficit, made exact by a search backwards from all deficits now and
-then. A push takes all of the excess or all of the room, so both are exactly 0 after it.
+Push–relabel, first in first out, without a source or sink. A node's distance is a lower bound on
+the number of residual arcs to a deficit; from time to time a backward search from all deficits
+makes it exact. A push takes all of the excess or all of the residual capacity, so one of the two
+is exactly 0 after it.
 
 Sources: A. V. Goldberg and R. E. Tarjan, "A new approach to the maximum-flow problem", Journal of
-the ACM 35(4), 1988; for the distances made exact, B. V. Cherkassky and A. V. Goldberg, "On
+the ACM 35(4), 1988; for the exact distances, B. V. Cherkassky and A. V. Goldberg, "On
 implementing the push-relabel method for the maximum flow problem", Algorithmica 19, 1997.
 """
 
@@ -20,7 +21,7 @@ from typing import Any
 from ._jit import njit
 
 PATIENCE = 4
-"""How many arcs may be looked at in vain, for each node, until distances are made exact."""
+"""Arcs that may be scanned without a push, per node, before distances are made exact."""
 
 
 @njit
@@ -51,7 +52,7 @@ def _distances(
         first += 1
         for a in range(start[j], start[j + 1]):
             i, e = to[a], edge[a]
-            # the arc back, from i to j, has room c + (f along this one)
+            # the reverse arc, from i to j, has residual capacity c + (f along this arc)
             if label[i] == own and distance[i] == n and -way[a] * f[e] < cap[e]:
                 distance[i] = distance[j] + 1
                 queue[last] = i
@@ -145,7 +146,8 @@ def beyond(
     side: Any,
     queue: Any,
 ) -> int:
-    """side_i = 1 where excess that is left can go, else 0: a smallest cut. How many there are."""
+    """side_i = 1 if node i can be reached from remaining excess, else 0: a minimum cut. Returns the
+    number of nodes with side 1."""
     start, to, edge = arcs
     own = label[nodes[0]]
     last = 0

@@ -1,4 +1,4 @@
-"""numba's njit, or nothing in its place: the functions are the same, compiled or not."""
+"""numba's njit, or the identity if numba is missing: the functions then run in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task of many rows: what is asked of each, and the memory that it needs."""
+"""One operation on many rows, and the scratch memory that it needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .arguments import PROX, SUBGRADIENT
 
 @njit
 def scratch(d: int, m: int) -> Any:
-    """What the functions of a row write to, for d nodes and m edges."""
+    """Scratch memory of the functions of a row, for d nodes and m edges."""
     return (
         np.empty((2, d), np.float64),
         np.empty((3, m), np.float64),
@@ -40,9 +40,10 @@ def do_rows(
     ids: Any,
     s: Any,
 ) -> None:
-    """out[r] or ids[r] for the rows first … last − 1, of which ``rows`` is the pair.
+    """Write out[r] or ids[r] for the rows first … last − 1, ``rows`` = (first, last).
 
-    v, near, mask, out and ids are (R, d), step (R,); what is not asked for is not looked at.
+    v, near, mask, out and ids are (R, d), step (R,). Arrays that the operation ``asked`` does not
+    need are not read.
     """
     label = s[3][9]
     for r in range(rows[0], rows[1]):

@@ -1,16 +1,16 @@
 r"""min_z ½‖z − v‖² + Σ_e c_e |z_i − z_j|, one row, exactly: sets of nodes split by minimum cuts.
 
-z_i = v_i − Σ_e ±f_e for a flow |f_e| ≤ c_e from high to low, f_e = ±c_e where z_i ≠ z_j. For a
-connected set whose edges to other sets are settled, let x_i = v_i − Σ_e ±f_e − m, m their mean: if
-a flow inside the set makes every x_i = 0, then z = m on it, and it is a group. If not, a minimum
-cut is {i : z_i > m}: the edges across it are settled, f_e = c_e, and the connected parts of either
-side are sets of their own, which keep the flow that they have. At most d cuts.
+z_i = v_i − Σ_e ±f_e for a flow |f_e| ≤ c_e from high to low, f_e = ±c_e where z_i ≠ z_j. Take a
+connected set whose edges to other sets have their final flow. Let x_i = v_i − Σ_e ±f_e − m, m the
+mean. If a flow inside the set makes every x_i = 0, then z = m on the set, and it is a group. If
+not, {i : z_i > m} is a minimum cut. The edges across it get their final flow f_e = c_e, and the
+connected components of either side become new sets, which keep their flow. At most d cuts.
 
-The cuts only decide which sets are groups G. Their values are computed afresh from the data,
+The cuts decide only which sets are groups G. Their values are computed again from the data,
 
     z_G = mean(v_G) − (Σ of f_e out of G) / |G|.
 
-Capacities are cut to what a flow can need, so that any c_e, 1e300 as well, is a number like v.
+Capacities are limited to the largest possible flow, so that c_e = 1e300 does not absorb v.
 
 Sources: D. S. Hochbaum, "An efficient algorithm for image segmentation, Markov random fields and
 related problems", Journal of the ACM 48(4), 2001; A. Chambolle and J. Darbon, "On total variation
@@ -27,7 +27,7 @@ from ._flow import beyond, route
 from ._jit import njit
 
 SLACK = 16 * 2.0**-52
-"""Excess below this, relative to what flows, is rounding."""
+"""Excess below this, relative to the size of the flow, is rounding."""
 
 
 @njit
@@ -44,10 +44,10 @@ def _parts(
     top: int,
     fresh: int,
 ) -> Any:
-    """Sort the nodes order[first:last], of one label, into the connected parts of either side.
+    """Sort the nodes order[first:last], of one label, into the connected components of either side.
 
-    Each part gets a label, from ``fresh`` on, and goes on the stack of sets. Returns the stack's
-    new height and the next label.
+    Each component gets a label, from ``fresh`` on, and is pushed on the stack of sets. Returns the
+    stack's new height and the next label.
     """
     start, to, edge = arcs
     own = label[order[first]]
@@ -78,8 +78,8 @@ def _parts(
 
 @njit
 def _centred(nodes: Any, x: Any) -> float:
-    """x minus its mean over the nodes; the sum of its positive entries."""
-    for _ in range(2):  # the second takes away what rounding left
+    """Subtract from x its mean over the nodes; returns the sum of its positive entries."""
+    for _ in range(2):  # the second pass removes the rounding error of the first
         ref, total, lost = x[nodes[0]], 0.0, 0.0
         for i in nodes:
             term = (x[i] - ref) - lost
@@ -99,7 +99,7 @@ def _centred(nodes: Any, x: Any) -> float:
 def split(v: Any, cap: Any, arcs: Any, way: Any, label: Any, f: Any, floats: Any, ints: Any) -> int:
     """Label the groups of the nodes with label 0 (others have −1), and find their flow f.
 
-    Edges of capacity 0 are none. Returns a number above all labels, at most twice that of nodes.
+    Edges of capacity 0 are ignored. Returns a number above all labels, at most twice that of nodes.
     ``floats`` and ``ints`` are scratch: rows of the number of nodes, 1 and 9 of them.
     """
     start, _, edge = arcs
@@ -144,8 +144,8 @@ def values(
 ) -> None:
     """z_G = mean(v_G) − (Σ of f_e out of G) / |G| for the groups labelled below ``count``.
 
-    Groups whose values contradict the flow between them (equal up to rounding) become one. ``sums``
-    and ``sizes`` are scratch, four rows and one, of twice the number of nodes.
+    Two groups whose values contradict the flow between them are equal up to rounding and merged.
+    ``sums`` and ``sizes`` are scratch, four rows and one, of twice the number of nodes.
     """
     tails, heads = ends
     ref, total, lost, out = sums[0], sums[1], sums[2], sums[3]
@@ -191,7 +191,8 @@ def values(
 def capacities(
     v: Any, step: float, weights: Any, ends: Any, label: Any, y: Any, given: bool, cap: Any
 ) -> None:
-    """c_e = step·w_e, cut to what flows, between participants, and equal ones of y if ``given``."""
+    """c_e = step·w_e, limited to the largest possible flow; 0 unless both ends are participants
+    and, if ``given``, have equal entries of y."""
     tails, heads = ends
     centre, n = 0.0, 0
     for i in range(len(v)):
@@ -213,7 +214,7 @@ def capacities(
 def prox_row(
     v: Any, step: float, weights: Any, ends: Any, arcs: Any, way: Any, label: Any, out: Any, s: Any
 ) -> None:
-    """out = the prox of step·R at v, among the nodes with label 0; 0 for the others (−1)."""
+    """out = the prox of step·R at v on the nodes with label 0; 0 on the others (label −1)."""
     floats, edges, sums, ints, sizes = s
     shifted, cap, f = floats[1], edges[0], edges[1]
     usable, centre, n = step >= 0.0, 0.0, 0
@@ -247,9 +248,10 @@ def subgradient_row(
     out: Any,
     s: Any,
 ) -> None:
-    """out_i = Σ_e ±t_e, |t_e| ≤ step·w_e, t_e = step·w_e·sign(y_i − y_j): as near as there is.
+    """out = the element of step·∂R(y) nearest to ``near``: out_i = Σ_e ±t_e, |t_e| ≤ step·w_e.
 
-    Where y_i = y_j the flow of the prox of ``near``, on the edges between equals, is the nearest.
+    t_e = step·w_e·sign(y_i − y_j) if y_i ≠ y_j. On edges between equal entries the flow of the prox
+    at ``near`` gives the nearest t_e.
     """
     floats, edges, _, ints, _ = s
     rest, cap, f, t = floats[1], edges[0], edges[1], edges[2]
@@ -274,7 +276,7 @@ def subgradient_row(
 
 @njit
 def groups_row(z: Any, weights: Any, arcs: Any, label: Any, out: Any, queue: Any) -> None:
-    """out_i = the lowest node that i is joined to by edges between equal entries."""
+    """out_i = the lowest node that a path of edges between equal entries connects to i."""
     start, to, edge = arcs
     for i in range(len(z)):
         out[i] = -1 if label[i] == 0 else i

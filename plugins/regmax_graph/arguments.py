@@ -17,7 +17,7 @@ EDGES = "pairs (i, j) of entries, i != j >= 0: a sequence of pairs or an integer
 WEIGHTS = "numbers >= 0, one for each edge: a sequence or a floating tensor (m,)"
 
 PROX, SUBGRADIENT, GROUPS = 0, 1, 2
-"""What may be asked of the rows of a graph."""
+"""The operations on the rows of a graph."""
 
 
 def checked_edges(edges: Any, nodes: Any) -> tuple[int, Pairs]:
@@ -54,7 +54,7 @@ def checked_edges(edges: Any, nodes: Any) -> tuple[int, Pairs]:
 
 
 def checked_weights(weights: Any, m: int) -> tuple[Tensor | None, Reals]:
-    """Weights given as a floating tensor (m,), else None; and weights given as numbers."""
+    """(a floating tensor (m,) or None, numbers): the weights, in the form in which they came."""
     if not isinstance(weights, Tensor):
         try:
             numbers = np.array([1.0] * m if weights is None else [float(w) for w in weights])
@@ -77,7 +77,7 @@ def _refuse_shape(weights: Any, m: int) -> None:
 
 
 def refuse_negative(weights: Tensor) -> None:
-    """Learned weights may leave their range; tested where it costs no synchronisation."""
+    """ValueError if weights left their range in training, where no synchronisation is needed."""
     if transforms.may_look(weights):
         _refuse_negative(weights.detach().double().numpy())
 
@@ -90,7 +90,7 @@ def _refuse_negative(w: Reals) -> None:
 
 
 def as_tensor(array: Any, device: Any = "cpu") -> Tensor:
-    """The array as a tensor, made now: an earlier one could not be mixed with a tracer's."""
+    """The array as a new tensor: a tracer cannot mix earlier tensors with its own."""
     if transforms.tracing():
         whole = array.dtype.kind == "i"
         dtype = torch.int64 if whole else torch.float64

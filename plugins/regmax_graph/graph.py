@@ -1,4 +1,4 @@
-"""A graph with weighted edges, and the rows of a tensor on it.
+"""A graph with weighted edges, and operations on rows with one entry per node.
 
 Everything is computed in float64 on the CPU, compiled with numba. Without numba (``pip install
 'regmax[fast]'``) the same functions run in Python, about a hundred times slower. Tensors on other
@@ -66,7 +66,7 @@ class Graph:
             )
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Tails and heads as tensors of a device."""
+        """Tails and heads as tensors on a device."""
         found = None if transforms.tracing() else self._on.get(device)
         if found is None:
             with torch.inference_mode(False):

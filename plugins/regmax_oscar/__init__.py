@@ -106,7 +106,7 @@ class Oscar(regmax.Penalized):
         return regmax.functional.sparsemax(gamma * z, gamma=gamma, mask=mask)
 
     def kernel(self, x: Tensor) -> Kernel | None:
-        """The kernel of the penalty, as ``closed_form`` above changes nothing if ``exact``."""
+        """The kernel of the penalty if ``exact``, as ``closed_form`` then returns None."""
         return super().kernel(x) if self.exact else None
 
     def notes(self, x: Tensor) -> list[str]:

@@ -1,7 +1,7 @@
-"""Oscarmax on the CPU: the blocks of the regression, and the certificate that there is only one.
+"""Oscarmax on the CPU: the blocks of the isotonic regression, and a certificate of a single block.
 
-Pool adjacent violators (Best & Chakravarti 1990): a stack of blocks, each with its sum; a new one
-is pooled with those before it whose value is not above its own.
+Pool adjacent violators (Best & Chakravarti 1990): a stack of blocks, each with its sum. A new block
+is pooled with the previous blocks whose value is not above its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from regmax.kernels.cpu import common, simd
 from regmax.kernels.cpu.simd import LANES
 
 LONG = 128
-"""Entries from which the sum of a block is taken afresh."""
+"""The sum of a block of more entries is computed again from its entries."""
 SHORT = 16
-"""Blocks up to which sums lose nothing."""
+"""Sums over at most this many blocks need no correction."""
 
 
 @njit
@@ -32,8 +32,8 @@ def _push(
     sizes: Any,
     value: Any,
 ) -> int:
-    """A block of value t, whose entries sum to ``total``, the highest of rank ``first``, on the
-    stack of ``count`` blocks; pooled with those whose value is not above its own. The new count.
+    """Push a block of value t, sum ``total`` and highest rank ``first`` on the stack of ``count``
+    blocks, pooled with previous blocks whose value is not above its own. Returns the new count.
 
     The value of a block is the mean of x_[k] + μk over its entries: mean(x) + μ·(mean rank).
     """
@@ -49,7 +49,7 @@ def _push(
 
 @njit
 def certain(n: Any, total: float, squares: float, mu: float, least: float, most: float) -> bool:
-    """Whether n entries x in [least, most], of these sums of x and x², are surely one block.
+    """Whether n entries x in [least, most] with these sums of x and x² are proven to be one block.
 
     E(k) ≤ μ k(n−k)/2 follows from E(k) ≤ k (most − mean) up to k_1, from E(k) ≤ σ √(k(n−k))
     between k_2 and n − k_2, and from E(k) ≤ (n−k)(mean − least) from k_3 on.
@@ -82,9 +82,10 @@ def blocks_of(
     gamma: float,
     blocks: Any,
 ) -> Any:
-    """The blocks of g and of them y, to blocks[2]; how many are positive.
+    """The blocks of the regression g; blocks[2] gets their values of y. Returns the number of
+    positive blocks.
 
-    By rank: values[:ahead], ``middle`` entries that are one block of this total, values[ahead:n].
+    By rank: values[:ahead], ``middle`` entries in one block of sum ``total``, values[ahead:n].
     """
     sums, sizes, value = blocks
     count = 0
@@ -101,14 +102,14 @@ def blocks_of(
     acc, scale = 0.0, 1.0 / gamma
     used = 0
     for b in range(count):
-        if not middle and sizes[b] > LONG:  # afresh, sixteen sums at a time
+        if not middle and sizes[b] > LONG:  # from the entries, in sixteen sums
             sums[b] = _sum(values, int(first), int(sizes[b]))
         size = sizes[b]
         level, place = sums[b] / size, first + 0.5 * (size - 1.0)
         if b == 0:
             mean, rank = level, place
         t = ((level - mean) + mu * (place - rank)) * scale
-        if t * first <= acc - 1.0 and b > 0:  # t ≤ τ of those before it
+        if t * first <= acc - 1.0 and b > 0:  # t ≤ τ of the previous blocks
             break
         value[b] = t
         first += size
@@ -122,7 +123,7 @@ def blocks_of(
         for b in range(used):
             value[b] = max(value[b] - tau, 0.0)
         return used
-    off = -1.0  # what the rounding of long sums left
+    off = -1.0  # the rounding error of long sums
     for b in range(used):
         off += (value[b] - tau) * sizes[b]
     tau += off / first
@@ -151,7 +152,7 @@ def _sum(values: Any, first: int, size: int) -> float:
 
 @njit
 def spread(order: Any, ahead: int, middle: int, blocks: Any, used: int, out: Any) -> None:
-    """The values of the blocks to their entries, but those of the middle."""
+    """Write the values of the blocks to their entries, except those of the middle."""
     _, sizes, value = blocks
     k = 0
     for b in range(used):

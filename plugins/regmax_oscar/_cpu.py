@@ -3,18 +3,18 @@ r"""Oscarmax and its derivative, compiled with numba.
     y = P_Δ(g/γ),  g the decreasing regression of x_[k] + μk,  μ = γλ,  k = 0, 1, … by rank
     J v = P v − mean(v_S) on the support S of y,  P the averages over its groups
 
-(Niculae & Blondel 2017, Prop. 3; Best & Chakravarti 1990 for the regression). Sorting a row is what
-takes time, and three facts spare it. Let F(k) be the sum of x_[j] + μj over j < k: the blocks of g
+(Niculae & Blondel 2017, Prop. 3; Best & Chakravarti 1990 for the regression). Sorting a row is
+slow, and three facts often avoid it. Let F(k) be the sum of x_[j] + μj over j < k: the blocks of g
 lie between vertices of the least concave majorant of F.
 
 1. The support is the K largest, where (F(k) − γ)/k is largest and equal to the threshold τ of P_Δ.
-   So x_[K−1] + μ(K−1) > τ, and τ is at least the threshold of P_Δ(x/γ): n candidates are left, and
-   with n, that is, K ≤ n, the bound rises again.
-2. Entries whose ranks follow each other, n of them, are one block iff E(k) ≤ μ k(n−k)/2 for all k,
-   E(k) the sum of their k largest less k times their mean. Bounds on E need no order (`certain`);
-   one is  max − min ≤ μ n/2.
-3. Otherwise the few entries far above the others, and those far below, are sorted, and the rest is
-   one block if that is certain. If not, or if few are left, all candidates are sorted.
+   So x_[K−1] + μ(K−1) > τ, and τ is at least the threshold of P_Δ(x/γ). This leaves n candidates,
+   and K ≤ n raises the bound again.
+2. n entries of consecutive ranks are one block iff E(k) ≤ μ k(n−k)/2 for all k, E(k) the sum of
+   their k largest minus k times their mean. Bounds on E need no order (`certain`); a sufficient
+   condition is  max − min ≤ μ n/2.
+3. Otherwise the few entries far above and far below the others are sorted, and the rest is one
+   block if `certain` proves it. If not, or if there are few candidates, all of them are sorted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ._blocks import blocks_of, certain, middle_from, spread
 from ._order import FEW, by_comparison, by_digits
 from ._passes import count_above, levels, moments, pack, parts, scan, smallest, split, write
 
-CLOSE = 1.0 - 1e-9  # for what rounding may hide in a certificate
-HIGHEST = np.finfo(np.float64).max ** 0.5  # for γλ, whose products must not overflow
+CLOSE = 1.0 - 1e-9  # a margin for rounding in the certificate of one block
+HIGHEST = np.finfo(np.float64).max ** 0.5  # upper limit of γλ, so that products do not overflow
 
 
 @njit
@@ -56,7 +56,7 @@ def _forward_row(
     out: Any,
     blank: bool,
 ) -> None:
-    """out = oscarmax of the m finite scores of a row, ``least`` the smallest of them."""
+    """out = oscarmax of the m finite scores of a row; ``least`` is the smallest of them."""
     kept, index = above
     top = np.float64(simd.largest(best))
     low = -simd.greatest(row)
@@ -187,13 +187,13 @@ def _backward_row(
     out: Any,
     blank: bool,
 ) -> float:
-    """out = Jv/γ; the derivative in λ, if ``hyper``."""
+    """out = Jv/γ; returns the derivative in λ if ``hyper``, else 0."""
     most, least, n = levels(y, d)
     if not most > least:  # one group, none, or NaN: Jv = 0
         if not blank:
             common.fill(out, d, 0.0)
         return 0.0
-    # few are sorted; of many, those above the lowest, of which there may be most
+    # a large support: only entries above its lowest value are sorted, as many may be equal to it
     low = least if n > 2 * LANES else 0.0
     n, size, total = split(y, v, d, low, lanes, kept, index)
     if n <= FEW:
@@ -220,7 +220,7 @@ def _backward_row(
         mean[count] = total / size
         count += 1
         start[count] = n + size
-    for _ in range(2):  # the second takes away what rounding left
+    for _ in range(2):  # the second pass removes the rounding error of the first
         average = whole / (n + size)
         whole = 0.0
         for b in range(count):
@@ -236,7 +236,7 @@ def _backward_row(
             out[order[k]] = w
     if not hyper:
         return 0.0
-    # u is −rank but for a constant, averaged over ties
+    # u is −rank up to a constant, averaged over ties
     across = 0.0
     for b in range(count):
         w = mean[b] * (start[b + 1] - start[b])

@@ -1,11 +1,11 @@
 r"""min_z 1/2 ||z - v||^2 subject to z_1 >= .. >= z_d, row by row, compiled with numba.
 
-Pool adjacent violators: a stack of blocks, each with its mean; an entry comes as a block of its
-own, and while the last block's mean exceeds the one before it, the two are pooled,
+Pool adjacent violators: a stack of blocks, each with its mean. Each entry is pushed as a new block.
+While the last block's mean exceeds that of the block before it, the two are pooled,
 
     mean(A u B) = mean(A) + (mean(B) - mean(A)) |B| / |A u B|.
 
-O(d) a row.  The value of a block of more than one entry is then computed afresh from its data.
+O(d) a row.  The value of a block of more than one entry is then computed again from its data.
 
 Source: M. J. Best and N. Chakravarti, "Active set algorithms for isotonic regression; a unifying
 framework", Mathematical Programming 47, 1990.
@@ -40,7 +40,7 @@ def _mean(v: Floats, first: int, size: int) -> float:
 
 @njit(nogil=True, cache=True)
 def _push(mean: Floats, size: Sizes, top: int, value: float, count: int) -> int:
-    """Put a block on the stack of top blocks, pool while mean_{top-1} < mean_top; the new top."""
+    """Push a block on the stack of top blocks; pool while mean_{top-1} < mean_top; returns top."""
     while top > 0 and mean[top - 1] < value:
         top -= 1
         count += size[top]

@@ -1,4 +1,4 @@
-"""Oscarmax on the CPU: the order of a few entries, or of many."""
+"""Oscarmax on the CPU: sorting by comparison for few entries, by radix for many."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from regmax.kernels.cpu import simd
 from regmax.kernels.cpu.simd import LANES
 
 FEW = 128
-"""Up to here each entry is compared with all others, sixteen at a time."""
+"""Up to this many entries, each is compared with all others, sixteen at a time."""
 
 
 @njit
 def by_comparison(
     kept: Any, index: Any, n: int, top: float, values: Any, order: Any, at: int
 ) -> None:
-    """kept[:n] − top in descending order to values[at:], their index[:n] to order[at:]; ties stay.
+    """Write kept[:n] − top in descending order to values[at:], and index[:n] to order[at:]; stable.
 
     The rank of an entry is the number of those that come before it: n²/16 steps, no branches.
     """

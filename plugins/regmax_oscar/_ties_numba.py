@@ -1,4 +1,4 @@
-r"""The means of v over the ties of z, row by row, compiled with numba: O(d) a row, by hashing.
+r"""The means of v over the ties of z, row by row, by hashing in O(d) a row, compiled with numba.
 
 The Jacobian of the prox of an ordered weighted norm averages over the ties of its result.
 """

@@ -2,16 +2,17 @@ r"""Isotonic regression, the projection on the decreasing vectors,
 
     z = argmin_z 1/2 ||z - v||^2  subject to  z_1 >= z_2 >= .. >= z_d.
 
-The solution is constant on blocks B of neighbours, with z_B = mean(v_B).  On the CPU the rows go
-through the pool adjacent violators algorithm compiled with numba, O(d) a row (`_isotonic_numba`);
-elsewhere, and without numba, through `isotonic_decreasing_reference`, which joins solved halves.
+The solution is constant on blocks B of neighbours, with z_B = mean(v_B).  On the CPU, rows are
+computed by the pool adjacent violators algorithm compiled with numba, O(d) a row
+(`_isotonic_numba`).  Elsewhere, and without numba, the reference implementation
+`isotonic_decreasing_reference` joins solved halves.
 With x = -v, increasing solutions l of a left half and r of a right half are joined by pooling the
 entries of l above m and those of r below m, where
 
     F(m) = sum_i (m - r_i)_+  -  sum_i (l_i - m)_+  =  0,
 
-and as F increases, l_j is pooled iff F(l_j) > 0 and r_j iff F(r_j) < 0; none is where the last l
-is not above the first r.  O(log d) levels, each of O(log d) vector steps over all halves.
+and as F increases, l_j is pooled iff F(l_j) > 0 and r_j iff F(r_j) < 0; if the last l is not above
+the first r, none is pooled.  O(log d) levels, each of O(log d) vector steps over all halves.
 
 Sources: M. J. Best and N. Chakravarti, "Active set algorithms for isotonic regression; a unifying
 framework", Mathematical Programming 47, 1990; for the use in the OSCAR proximal operator,
@@ -169,7 +170,7 @@ def _blocks(x: Tensor) -> Tensor:
 
 
 def _means(x: Tensor, end: Tensor, length: Tensor) -> Tensor:
-    """mean(x_B) from the data; blocks out of order among the first length entries become one."""
+    """mean(x_B) from the data; blocks out of order among the first length entries are merged."""
     at = _positions(x)
     while True:
         first = pad(torch.where(end[:, :-1], at[1:], 0), (1, 0)).cummax(1).values

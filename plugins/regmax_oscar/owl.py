@@ -20,9 +20,9 @@ from .isotonic import isotonic_decreasing
 class Ordered(regmax.Penalty):
     """R(y) = Σ_k w_k y_[k], w_1 ≥ … ≥ w_m, y_[1] ≥ … ≥ y_[m] the participants sorted.
 
-    On Δ a multiple of Σy is constant, so ``prox`` and ``subgradient`` are those of R up to a shift
-    of each row, which keeps numbers small. A vector in ∂R(y) is, on each group of ties, majorized
-    by the weights of the group. Source: Zeng & Figueiredo, "The ordered weighted l1 norm" (2014).
+    On Δ a multiple of Σy is constant. So ``prox`` and ``subgradient`` are those of R up to a shift
+    of each row, which keeps numbers small. On each group of ties the weights of the group majorize
+    a vector in ∂R(y). Source: Zeng & Figueiredo, "The ordered weighted l1 norm" (2014).
     """
 
     lovasz = True
@@ -33,7 +33,7 @@ class Ordered(regmax.Penalty):
 
     @abstractmethod
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
-        """step·(w_1 − w_d), the most that the weights change a block of the isotonic regression."""
+        """step·(w_1 − w_d), which bounds the change of a block of the isotonic regression."""
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         ordered = low_when_masked(y, mask).sort(-1, descending=True).values
@@ -41,8 +41,8 @@ class Ordered(regmax.Penalty):
         return (self.ranked(y, mask) * ordered).sum(-1)
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """Isotonic regression of sort(v) − step·(w − w_1), in the original order. In float64
-        until its maximum is shifted to 0: before, values and rounding may grow like step·m/2."""
+        """Isotonic regression of sort(v) − step·(w − w_1), in the original order, its maximum
+        shifted to 0. In float64 before the shift, as values and rounding may grow like step·m/2."""
         with torch.no_grad():
             found = self._shifted(v, step, mask)
         z = self.with_gradient(found, v, step, mask)
@@ -121,7 +121,7 @@ class OWL(Ordered):
     name = "owl"
 
     def __init__(self, weights: Tensor | Sequence[float]) -> None:
-        # numbers stay numbers: no tensor that could learn, or that a tracer does not know
+        # weights given as numbers stay numbers: a tracer does not know earlier tensors
         self.weights = _checked(weights)
         self.entries = len(self.weights)
 
@@ -236,7 +236,7 @@ def _checked(weights: Any) -> Tensor | tuple[float, ...]:
 
 
 def _refuse_increasing(weights: Tensor | tuple[float, ...]) -> None:
-    """Learned weights may lose their order; tested where it costs no synchronisation."""
+    """ValueError if weights lost their order in training, where no synchronisation is needed."""
     if isinstance(weights, Tensor) and transforms.may_look(weights):
         _refuse(weights.detach().tolist())
 

@@ -43,7 +43,7 @@ class PNorm(regmax.Regularizer):
         return self._norm(y).squeeze(-1).square() / 2
 
     def _norm(self, y: Tensor) -> Tensor:
-        # relative to the largest entry, so that no power under- or overflows
+        # divided by the largest entry, so that no power under- or overflows
         top = y.detach().amax(-1, keepdim=True)
         return top * ((y / top) ** self.p).sum(-1, keepdim=True) ** (1 / self.p)
 

@@ -3,9 +3,9 @@
     y = v/Σv,  v_i = (1 − δ_i/s)₊^q,  q = 1/(p − 1),  δ = max z − z,  z = x/γ,
     log s + (p − 2)/p log Σv^p + log Σv = 0,
 
-increasing in log s ≤ 0 (the conditions of Niculae & Blondel 2017, §3.1, solved for one scalar; see
-:mod:`regmax_pnorm`). With r = y/‖y‖_p the curvature is (p − 1) diag(r^(p−2)) + (2 − p) uuᵀ,
-u = r^(p−1), and J follows by Sherman–Morrison.
+whose left side increases in log s ≤ 0 (the conditions of Niculae & Blondel 2017, §3.1, solved for
+one scalar; see :mod:`regmax_pnorm`). With r = y/‖y‖_p the curvature is
+(p − 1) diag(r^(p−2)) + (2 − p) uuᵀ, u = r^(p−1), and J follows by Sherman–Morrison.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from regmax.kernels.cpu.simd import LANES
 
 @njit
 def _entries(delta: Any, n: int, p: float, log_s: float, v: Any) -> tuple[float, float]:
-    """v; returns the residual and its slope in log s."""
+    """Writes v; returns the residual and its slope in log s."""
     q = 1.0 / (p - 1.0)
     shrink = -math.exp(-log_s)
     zero = simd.spread(simd.load(delta, 0), 0.0)
@@ -209,7 +209,7 @@ def _weights_three_halves(y: Any, n: int, s: Any, u: Any) -> None:
 def _product(
     y: Any, w: Any, n: int, p: float, s: Any, u: Any, logs: Any, hyper: bool
 ) -> tuple[float, float]:
-    """w ← Jw of the packed support, u ← r^(p−1), logs ← log y; y is lost. Returns log ‖y‖ and
+    """w ← Jw of the packed support, u ← r^(p−1), logs ← log y; overwrites y. Returns log ‖y‖ and
     Σ y^p log y/Σ y^p."""
     # J w = Dw − c Du ⟨u, Dw⟩ / (1 + c ⟨u, Du⟩), D the product for the diagonal alone, c = 2 − p
     log_norm, mean_log = 0.0, 0.0

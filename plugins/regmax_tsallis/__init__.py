@@ -46,7 +46,7 @@ class Tsallis(regmax.Regularizer):
         return 1.0 if convex else None  # ∇²Ω = diag(y^(α−2)) vanishes at 0 for α > 2
 
     def value(self, y: Tensor) -> Tensor:
-        # below α = 2 as Σ y log_α(y)/α, equal where Σ y = 1, which has a limit at α = 1
+        # for α < 2 as Σ y log_α(y)/α: equal on Σ y = 1, and with a limit at α = 1
         log = y.clamp_min(torch.finfo(y.dtype).tiny).log()
         return _by_range(
             self.alpha,
@@ -55,10 +55,10 @@ class Tsallis(regmax.Regularizer):
         ).squeeze(-1)
 
     def grad(self, y: Tensor) -> Tensor:
-        """y^(α−1)/(α−1), and below α = 2 log_α(y) + 1/α, with log_α(y) = (y^(α−1) − 1)/(α − 1).
+        """y^(α−1)/(α−1) for α ≥ 2; log_α(y) + 1/α, log_α(y) = (y^(α−1) − 1)/(α − 1), for α < 2.
 
-        The two differ by a constant, which J maps to 0 up to rounding. For α > 2, where J may be as
-        large as y^(2−α), the constant must be 0.
+        The two differ by a constant, which J maps to 0 up to rounding. For α > 2 the constant must
+        be 0, as J may be as large as y^(2−α).
         """
         return _by_range(
             self.alpha,
@@ -133,7 +133,7 @@ def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:
     if not isinstance(a, Tensor):
         return torch.expm1(a * log) / a if a else log
     u = a * log
-    # φ(u) = (e^u − 1)/u; by its series near 0, where derivatives in α would cancel
+    # φ(u) = (e^u − 1)/u; by its series near 0, where derivatives in α suffer from cancellation
     near = u.abs() < 1
     small = torch.where(near, u, 0)
     series = torch.ones_like(small)
@@ -245,9 +245,9 @@ def _entmax15(z: Tensor) -> Tensor:
     """1.5-entmax by sorting (2019, Prop. 3 and Algorithm 2): y = [z/2 − τ]₊².
 
     On the k largest entries the threshold is τ_k = M_k − sqrt((1 − S_k)/k), M_k their mean and S_k
-    their sum of squared deviations; the right k is the number of thresholds below their entry,
-    among the entries less than 1 below the largest. Sums are in float64: those of a million
-    float32 scores would lose the support.
+    their sum of squared deviations. The right k is the number of entries above their threshold τ_k,
+    among the entries less than 1 below the largest. Sums are in float64: in float32, rounding in
+    the sum of a million scores changes the support.
     """
     ordered = z.sort(-1, descending=True).values.double() / 2
     half = (z.double() / 2 - ordered[..., :1]).clamp_min(-1)
@@ -257,7 +257,7 @@ def _entmax15(z: Tensor) -> Tensor:
     spread = ordered.square().cumsum(-1) - k * mean.square()
     tau = mean - ((1 - spread).clamp_min(0) / k).sqrt()
     size = ((tau <= ordered) & (ordered > -1)).sum(-1, keepdim=True).clamp_min(1)
-    # once more from the support alone, without the rounding of the running sums
+    # again from the support alone, without the rounding of the running sums
     inside = half >= ordered.gather(-1, size - 1)
     count = inside.sum(-1, keepdim=True)
     center = torch.where(inside, half, 0).sum(-1, keepdim=True) / count

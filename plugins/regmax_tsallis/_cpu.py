@@ -1,5 +1,5 @@
-"""α-entmax and its derivatives on the CPU: short rows of float32 sixteen at a time,
-others one by one."""
+"""α-entmax and its derivatives on the CPU: short float32 rows sixteen at a time, others one by
+one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from regmax.kernels.cpu.simd import LANES
 from . import _powers, _rows, _tiles
 
 EACH, HALF, POWER = 0, 1, 2
-"""A row by itself; α = 1.5 and a short row; 1.05 < α < 2."""
+"""The kinds of rows: computed alone; α = 1.5 and short; 1.05 < α < 2."""
 
 
 @njit
 def _kind(d: int, gamma: float, a: float, like: Any) -> int:
-    """How a row is computed: by what is its own, never by its companions."""
+    """The kind of a row, which does not depend on the other rows of the batch."""
     if not gamma > 0.0:
         return EACH
     if a == 0.5:
@@ -43,7 +43,7 @@ def _lanes(job: Any, rows: Any, gamma: int, tile: Any) -> Any:
 
 @njit
 def _forward_tile(job: Any, like: Any, rows: Any, n: int, room: Any, own: Any) -> None:
-    """Rows ``rows[:n]``; what is left of the tile repeats the first."""
+    """Rows ``rows[:n]``; unused lanes of the tile repeat the first."""
     d = job[common.WIDTH]
     where = np.empty((2, LANES), np.int64)
     z, y = memory.row(room, 0), memory.row(room, 1)

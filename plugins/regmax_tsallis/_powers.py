@@ -17,7 +17,7 @@ from regmax.kernels.cpu import common, elementary, memory, simd
 from regmax.kernels.cpu.simd import LANES
 
 GROUP = 8
-"""Rows that are worked at in turns."""
+"""Rows that are computed in an interleaved loop."""
 REACH = 800.0
 """exp(−800) is 0."""
 
@@ -40,7 +40,7 @@ def _entries(
     relative terms; ``rate`` is 1/b. Returns Σy, and its first and second derivative in ℓ."""
     # dy/dℓ = y/b and db/dℓ = a (1 − b)
     stretch = math.exp(-a * log_top)
-    near = abs(a) < 0.1  # where log b loses digits that 1/a makes count
+    near = abs(a) < 0.1  # log b loses digits, and 1/a magnifies the loss
     zero = simd.spread(simd.load(z, 0), 0.0)
     sums, firsts, seconds = zero, zero, zero
     inverse = 1.0 / a if a != 0.0 else 1.0
@@ -68,7 +68,7 @@ def _entries(
 
 @njit
 def _log_near_one(t: float) -> float:
-    """log t, by its series where that is as good."""
+    """log t, by its series near 1."""
     u = t - 1.0
     if abs(u) > 1e-4:
         return math.log(t)
@@ -142,7 +142,7 @@ def forward_below(
     out: Any,
     blank: bool,
 ) -> None:
-    """α ≤ 1.05, where all entries may count."""
+    """α ≤ 1.05, where all entries may be in the support."""
     top = np.float64(simd.largest(best))
     depth = np.inf
     if a >= 0.0:
@@ -155,17 +155,17 @@ def forward_below(
 
 @njit
 def tolerance(row: Any) -> float:
-    """For log Σy, before the last step."""
+    """The tolerance of log Σy before the last step."""
     return 4.0 * common.EPS if simd.resolution(row) < 1e-10 else 1e-4
 
 
 @njit
 def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: Any) -> None:
-    """Up to GROUP rows with 1.05 < α < 2; scratch of ``wide`` for two rows more, of ``own`` for two
-    of each.
+    """Up to GROUP rows with 1.05 < α < 2. ``wide`` is scratch for two rows more than the group,
+    ``own`` for two rows per row of the group.
 
-    What has to wait for its own last sum is done for one row after the other in each step: the
-    machine then works at several rows at once.
+    Each step waits for the sum of the step before. Interleaving the rows lets the processor compute
+    several of them at once.
     """
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     group = wide.shape[0] - 2
@@ -190,7 +190,7 @@ def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: An
             size[k] = 0
             tau[k] = -1.0 / rate[k]
             simd.store(memory.row(heads, k), 0, (simd.wide(best) - top[k]) * scale[k])
-    # at most τ, from sixteen of the entries: Newton from below on a convex function
+    # a lower bound on τ, from sixteen entries: Newton from below on a convex function
     for _ in range(4):
         for k in range(count):
             if size[k] >= 0:

@@ -4,9 +4,9 @@
     J v = s ∘ (v − ⟨s, v⟩/Σs) on the support of y,  s = y^(2−α)
 
 (Peters, Niculae & Martins 2019, Lemma 2 and Prop. 2; in α: Correia, Niculae & Martins 2019,
-Prop. 1.) α = 2 is the projection on the simplex, α = 1.5 needs square roots only. The others go by
-logarithms, as in :mod:`regmax_tsallis`: below α = 2 from the largest entry, which has a limit at
-α = 1, above from the smallest.
+Prop. 1.) α = 2 is the projection on the simplex; α = 1.5 needs square roots only. Other α use
+logarithms, as in :mod:`regmax_tsallis`: for α < 2 relative to the largest entry, with a limit at
+α = 1, and for α > 2 relative to the smallest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from regmax.kernels.cpu.simd import LANES
 from . import _powers, _steep
 
 LONG = 64
-"""Entries whose sum loses nothing that matters."""
+"""Sums of at most this many entries need no compensation."""
 TERMS = 14
 PHI_SLOPE = tuple((k + 1.0) / math.factorial(k + 2) for k in range(TERMS - 1, -1, -1))
 """φ'(t) = Σ (k + 1) t^k/(k + 2)!, highest power first, for φ(t) = (e^t − 1)/t."""
@@ -31,7 +31,7 @@ PHI_SLOPE = tuple((k + 1.0) / math.factorial(k + 2) for k in range(TERMS - 1, -1
 
 @njit
 def _bound15(h: Any) -> float:
-    """At most τ, from sixteen of the entries: Newton from below on a convex function."""
+    """A lower bound on τ, from sixteen entries: Newton from below on a convex function."""
     tau = -1.0
     for _ in range(3):
         t = simd.larger(h - tau, 0.0)
@@ -41,10 +41,11 @@ def _bound15(h: Any) -> float:
 
 @njit
 def _threshold15(h: Any, n: int, tau: float) -> float:
-    """τ with Σ (h − τ)₊² = 1, from a lower one.
+    """τ with Σ (h − τ)₊² = 1, from a lower bound.
 
-    The root for the entries above the last τ is too high where it leaves some out, and too low from
-    a τ that is too high; Newton's step is always too low. Done when nothing enters or leaves.
+    The root for the entries above the last τ is too high if some of them are below the root, and
+    too low if the last τ was too high. Newton's step is always too low. Stops when the support does
+    not change.
     """
     zero = simd.spread(simd.load(h, 0), 0.0)
     safe, aim = tau, -1
@@ -129,7 +130,7 @@ def forward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
 def _slopes(y: Any, n: int, a: float, u: Any) -> None:
     """u = ∂∇Ω(y)/∂α, up to a constant.
 
-    Below α = 2, log² y φ'(a log y) with φ(t) = (e^t − 1)/t, which is right at a = 0; above, the
+    For α < 2, log² y φ'(a log y) with φ(t) = (e^t − 1)/t, which holds at a = 0 too; for α ≥ 2, the
     derivative of y^a/a.
     """
     for i in range(0, n, LANES):
@@ -151,7 +152,7 @@ def _slopes(y: Any, n: int, a: float, u: Any) -> None:
 
 @njit
 def _weights(y: Any, n: int, a: float, limit: float, s: Any) -> float:
-    """s = y^(2−α), at most ``limit``, over its largest, which is returned; 0 beyond n."""
+    """s = min(y^(2−α), limit) divided by its maximum, and 0 beyond n. Returns the maximum."""
     count = simd.spread(simd.load(y, 0), 0.0)
     if a == 0.5:
         for i in range(0, n, LANES):

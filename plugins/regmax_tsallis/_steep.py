@@ -2,7 +2,7 @@
 
     y_i = (aΔ_i + t^a)^(1/a),  Σ y = 1,  Δ_i the distance to the smallest supported score, a = α − 1
 
-(Peters, Niculae & Martins 2019, Lemma 2): y is infinitely steep at its threshold, not at t.
+(Peters, Niculae & Martins 2019, Lemma 2): dy/dτ is infinite at the threshold τ; dy/dt is finite.
 """
 
 from __future__ import annotations

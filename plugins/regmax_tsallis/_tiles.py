@@ -1,6 +1,6 @@
 """α-entmax of short float32 rows, sixteen at a time: α = 1.5, and the derivatives for 1.1 ≤ α < 2.
 
-The formulas are those of :mod:`regmax_tsallis._rows`, with a row in each lane; powers are taken in
+The formulas are those of :mod:`regmax_tsallis._rows`, with one row in each lane. Powers are in
 float32, sums of the derivative in float64.
 """
 
@@ -18,7 +18,7 @@ from ._rows import PHI_SLOPE, TERMS
 
 @njit
 def _below15(h: Any, d: int) -> Any:
-    """At most τ, nearly: Newton from below, h in float32."""
+    """A lower bound on τ, up to rounding: Newton from below, h in float32."""
     none = simd.spread(simd.load(h, 0), 0.0)
     tau = none - 1.0
     for _ in range(5):
@@ -33,7 +33,7 @@ def _below15(h: Any, d: int) -> Any:
 
 @njit
 def threshold15(h: Any, d: int, tau: Any) -> Any:
-    """τ with Σ (h − τ)₊² = 1, from a lower one: as for one row, until every lane is done."""
+    """τ with Σ (h − τ)₊² = 1, from a lower bound: as for one row, until all lanes are done."""
     zero = simd.spread(tau, 0.0)
     safe, aim = tau, zero - 1.0
     rest = zero
@@ -75,7 +75,7 @@ def solve15(z: Any, d: int, top: Any, scale: Any, rough: Any) -> None:
 
 @njit
 def _weight(y: Any, a: Any, half: bool) -> Any:
-    """y^(2−α), 0 where y is."""
+    """y^(2−α), and 0 where y = 0."""
     on = y > 0.0
     y = simd.larger(y, 1.2e-38)
     if half:
@@ -105,7 +105,7 @@ def _slope(y: Any, weight: Any, a: Any) -> Any:
 
 @njit
 def product(y: Any, v: Any, d: int, a: Any, scale: Any, half: bool, hyper: bool, s: Any) -> Any:
-    """v ← Jv·scale; returns ∂α if ``hyper``. ``half`` where α = 1.5."""
+    """v ← Jv·scale; returns the derivative in α if ``hyper``. ``half``: α = 1.5."""
     zero = simd.spread(a, 0.0)
     best, origin = zero, zero
     for i in range(d):

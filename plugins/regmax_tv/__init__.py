@@ -38,8 +38,8 @@ class ChainTV(regmax.Penalty):
         return self.with_gradient(prox_chain_tv(v, step, mask), v, step, mask)
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
-        """{prox > t} depends on v_i < t only through min(t − v_i, 2·step), and the maximum of the
-        prox is at most 2·step below that of v."""
+        """2·step. {prox > t} depends on v_i < t only through min(t − v_i, 2·step), and the maximum
+        of the prox is at most 2·step below that of v."""
         return 2 * step
 
     def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -4,13 +4,14 @@ Johnson's dynamic programme.  With f_1(x) = 1/2 (x - v_1)^2 and
 
     f_{k+1}(x) = 1/2 (x - v_{k+1})^2 + min_y f_k(y) + w |x - y|,
 
-f_k' is increasing and piecewise linear, and the inner minimum clips it to [-w, w].  Its knots sit
-in a deque, each with the change of slope a and of offset b there; clipping removes knots at the
-two ends and puts back one at each, so a row of d entries costs O(d).  tm_k and tp_k are the points
-where f_k' is -w and w:  z_k = clip(z_{k+1}, tm_k, tp_k)  reads the solution from the back.
+f_k' is increasing and piecewise linear, and the inner minimum clips it to [-w, w].  A deque stores
+its knots, each with the change of slope a and of offset b there.  Clipping removes knots at both
+ends and adds one at each, so a row of d entries costs O(d).  tm_k and tp_k are the points where
+f_k' is -w and w.  z_k = clip(z_{k+1}, tm_k, tp_k)  gives the solution from the last entry to the
+first.
 
-The recursion only decides where the jumps are and which way they go.  The value of a group G with
-entries a..b is computed afresh from its data,
+The recursion decides only where the jumps are, and their signs.  The value of a group G with
+entries a..b is computed again from its data,
 
     z_G = mean(v_G) + w (s_{a-1} - s_b) / |G|,      s_k = sign(z_k - z_{k+1}),  0 at the ends.
 
@@ -99,7 +100,7 @@ def _values(
     """z_G = mean(v_G) + w (s_{a-1} - s_b) / |G|, s_{n-1} = 0.
 
     groups is (2, n') for the mean and the value, last the last entry of each group.  Two groups
-    whose fresh values contradict the sign of the jump between them (equal up to rounding) are one.
+    whose values contradict the sign of the jump between them are equal up to rounding and merged.
     """
     mean, value = groups[0], groups[1]
     top = -1

@@ -3,11 +3,10 @@ r"""Fusedmax and its derivative, compiled with numba.
     y = P_Δ(p/γ),  p the prox of w TV at x,  w = γλ        (Niculae & Blondel 2017, Prop. 2)
     J v = P v − mean(v_S) on the support S of y,  P the averages over the groups (Prop. 3)
 
-Few entries matter. As |p − x| ≤ 2w, the threshold of P_Δ is at most 2w below that of x itself; and
-an entry 2w or more below a level t is not in {p > t}, wherever it lies: its neighbours are parted
-there, pulled down by w at that end. What lies less than 2w below the threshold falls into short
-segments of neighbours, each solved alone (:mod:`._segment`); P_Δ is Newton's iteration on the
-groups of all of them.
+Few entries matter. As |p − x| ≤ 2w, the threshold of P_Δ is at most 2w below that of x itself. An
+entry 2w or more below a level t is not in {p > t}, whatever its value. So it splits the row, and
+pulls the neighbour on either side down by w. The other entries form short segments of neighbours,
+each solved alone (:mod:`._segment`); P_Δ is Newton's iteration on the groups of all segments.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from regmax.kernels.cpu.simd import LANES
 from ._passes import all_above, pack, pack_where, scan
 from ._segment import solve
 
-SHORT = 1024  # up to here, packing costs no more than to ask whether it is needed
-HIGHEST = np.finfo(np.float64).max ** 0.5  # for γλ, whose products must not overflow
+SHORT = 1024  # up to this length, packing costs no more than the test whether it is needed
+HIGHEST = np.finfo(np.float64).max ** 0.5  # upper limit of γλ, so that products do not overflow
 
 
 @njit
@@ -38,9 +37,9 @@ def _sizes(start: Any, i: int) -> Any:
 
 @njit
 def _threshold(p: Any, start: Any, n: int, tau: float) -> float:
-    """τ with Σ |G| (p_G − τ)₊ = 1, from a lower one: Newton's iteration, until the support stays.
+    """τ with Σ |G| (p_G − τ)₊ = 1 by Newton from a lower bound, until the support does not change.
 
-    Up to a whole number of vectors p = −inf.
+    p is padded with −inf to a whole number of vectors.
     """
     zero = simd.spread(simd.load(p, 0), 0.0)
     before = np.inf
@@ -53,7 +52,7 @@ def _threshold(p: Any, start: Any, n: int, tau: float) -> float:
             sizes = sizes + simd.select(on, size, 0.0)
         inside = simd.total(sizes)
         tau += (simd.total(sums) - 1.0) / inside
-        if inside >= before:  # and the last step took the rounding of τ out
+        if inside >= before:  # the last step also removed the rounding error of τ
             return tau
         before = inside
 
@@ -70,7 +69,7 @@ def _groups(
     space: Any,
     groups: Any,
 ) -> Any:
-    """The groups of all segments of the entries index[:n] of d; their number."""
+    """Writes the groups of all segments of the entries index[:n] of d; returns their number."""
     start, mean, sides = groups
     count = 0
     first = 0
@@ -94,8 +93,8 @@ def _groups(
 
 @njit
 def _project(groups: Any, count: int, w: float, scale: float, least: float, spare: Any) -> None:
-    """The values of the groups in y, in place of their means; ``least`` is below the threshold of
-    P_Δ, in units of x/γ."""
+    """Replace the means of the groups by their values in y. ``least`` is a lower bound on the
+    threshold of P_Δ, in units of x/γ."""
     start, mean, sides = groups
     zero = simd.spread(simd.load(mean, 0), 0.0)
     most = zero - np.inf
@@ -109,7 +108,7 @@ def _project(groups: Any, count: int, w: float, scale: float, least: float, spar
     if close:
         for i in range(0, count, LANES):
             simd.store(mean, i, (simd.load(mean, i) - highest) * scale)
-    else:  # differences first: most groups are pulled alike, and w would absorb the rest
+    else:  # differences first: most groups have the same multiple of w, which would absorb the rest
         for i in range(0, count, LANES):
             pull = simd.to_float(simd.load(sides, i)) / _sizes(start, i)
             on = (simd.load(mean, i) + pull * w >= highest) & simd.first(count - i)
@@ -152,7 +151,7 @@ def _forward_row(
     spare: Any,
     out: Any,
 ) -> None:
-    """out = fusedmax of d finite scores; out_i is out[place[i]] where ``moved``."""
+    """out = fusedmax of d finite scores; entry i is written to out[place[i]] if ``moved``."""
     start, mean, _ = groups
     top = np.float64(simd.largest(best))
     scale = 1.0 / gamma
@@ -261,14 +260,14 @@ def _backward_row(
     mean: Any,
     out: Any,
 ) -> float:
-    """out = Jv/γ for d participants y; the derivative in λ, if ``hyper``.
+    """out = Jv/γ for d participants y; returns the derivative in λ if ``hyper``, else 0.
 
-    v_i and out_i are at place[i] where ``moved``.
+    v_i and out_i are at place[i] if ``moved``.
     """
     n = pack(y, d, 0.0, lanes, kept, index)
     if n == 0:
         return 0.0
-    # of v less its first entry, as J 1 = 0: a large constant in v leaves no rounding
+    # v minus its first entry, as J 1 = 0: a large constant in v then causes no rounding error
     i = index[0]
     ref = np.float64(v[place[i] if moved else i])
     count = 0
@@ -287,7 +286,7 @@ def _backward_row(
     total += sums
     count += 1
     start[count] = n
-    for _ in range(2):  # the second takes away what rounding left
+    for _ in range(2):  # the second pass removes the rounding error of the first
         average = total / n
         total = 0.0
         for k in range(count):
@@ -355,7 +354,7 @@ def _backward(job: Any, like: Any) -> None:
 
 
 class _Fusedmax(common.CompiledRows):
-    """``CompiledRows`` that also say, and are told, who takes part."""
+    """``CompiledRows`` whose ``forward`` returns the mask and whose ``backward`` uses it."""
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: tuple[Tensor, ...], mask: Tensor | None

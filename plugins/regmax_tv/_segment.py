@@ -1,24 +1,24 @@
-r"""The prox of total variation on the segments of a row that low entries part, with numba.
+r"""The prox of total variation on segments of a row between low entries, compiled with numba.
 
-A segment is a run of neighbours v_1, …, v_n whose outer neighbours, where there are any, are lower
-in the answer, so that they pull its ends down:
+A segment is a run of neighbours v_1, …, v_n. Its outer neighbours, if any, are lower in the answer,
+so they pull its ends down:
 
     min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),    left, right ∈ {0, 1}.
 
-It is one group iff no partial sum of what is left of v leaves [−w, w]. If one does, Johnson's
-dynamic programme finds where the jumps are and which way they go, in O(n): with
-f_1(x) = ½ (x − v_1)² + w left x and
+Let u be v, with w subtracted at the ends that are pulled, minus its mean. The segment is one group
+iff every partial sum of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the jumps and
+their signs in O(n): with f_1(x) = ½ (x − v_1)² + w left x and
 
     f_{k+1}(x) = ½ (x − v_{k+1})² + min_y f_k(y) + w |x − y|,
 
-f_k' is increasing and piecewise linear, and the inner minimum clips it to [−w, w]. Its knots sit in
-a deque, each with the change of slope a and of offset b there; clipping removes knots at the two
-ends and puts back one at each. low_k and high_k are the points where f_k' is −w and w:
-z_k = clip(z_{k+1}, low_k, high_k) reads the solution from the back. Where both ends of
-[low_k, high_k] lead back to the same z_j, all up to j is settled, whatever follows, and is let go:
-memory that was never touched is slow.
+f_k' is increasing and piecewise linear, and the inner minimum clips it to [−w, w]. A deque stores
+its knots, each with the change of slope a and of offset b there. Clipping removes knots at both
+ends and adds one at each. low_k and high_k are the points where f_k' is −w and w.
+z_k = clip(z_{k+1}, low_k, high_k) gives the solution from the last entry to the first. If both ends
+of [low_k, high_k] lead to the same z_j, the entries up to j are final. Their memory is then reused,
+as the first access to new memory is slow.
 
-The value of a group G = {a, …, b} is computed afresh from its data,
+The value of a group G = {a, …, b} is computed again from its data,
 
     z_G = mean(v_G) + w (s_{a−1} − s_b)/|G|,      s_k = sign(z_k − z_{k+1}).
 
@@ -37,7 +37,7 @@ from regmax.kernels.cpu import simd
 from regmax.kernels.cpu.simd import LANES
 
 WINDOW = 512
-"""After so many entries the first look at what is settled."""
+"""The number of entries before the first test for final entries."""
 
 
 @njit
@@ -71,10 +71,11 @@ def _close(
     base: int,
     count: int,
 ) -> int:
-    """A group begin, …, end − 1 between jumps of signs ``before`` and ``after``; the new count.
+    """Add the group begin, …, end − 1 between jumps of signs ``before`` and ``after``; returns the
+    new count.
 
-    ``groups``: where each starts, mean(v_G), and s_{a−1} − s_b. Two whose values contradict the
-    sign of the jump between them (equal up to rounding) are one.
+    ``groups``: the start of each, mean(v_G), and s_{a−1} − s_b. Two groups whose values contradict
+    the sign of the jump between them are equal up to rounding and merged.
     """
     start, mean, sides = groups
     start[count], mean[count] = begin, _mean(kept, begin, end - begin, top)
@@ -106,9 +107,9 @@ def _settle(
     groups: Any,
     base: int,
 ) -> Any:
-    """Close the groups that end before entry n of the window, of value z there.
+    """Add the groups that end before entry n of the window, whose value is z.
 
-    ``state``: where the open group begins, the sign of the jump before it, the count of groups.
+    ``state``: the start of the open group, the sign of the jump before it, the count of groups.
     """
     low, high, s = space[3], space[4], space[5]
     for j in range(n - 1, -1, -1):
@@ -132,8 +133,8 @@ def _settle(
 
 @njit
 def _settled(low: Any, high: Any, last: int) -> Any:
-    """The last entry of the window 0 … last whose z no longer depends on what follows, and z; or
-    −1."""
+    """The last entry j of the window 0 … last whose z does not depend on later entries, and z; j is
+    −1 if there is none."""
     a, b = low[last], high[last]
     for j in range(last - 1, 0, -1):
         a = min(max(a, low[j]), high[j])
@@ -168,9 +169,9 @@ def _programme(
     groups: Any,
     base: int,
 ) -> Any:
-    """Johnson's recursion on v − centre, n ≥ 2; the groups to groups[base:], the new count.
+    """Johnson's recursion on v − centre, n ≥ 2; writes groups[base:] and returns the new count.
 
-    ``space``: x, a, b of 2 n knots; low, high and s of n entries, of which the window begins with
+    ``space``: x, a, b of 2 n knots; low, high and s of n entries, for the window that begins at
     entry ``done``.
     """
     x, a, b, low, high, _ = space
@@ -241,10 +242,11 @@ def solve(
     groups: Any,
     at: int,
 ) -> Any:
-    """The groups of the segment kept[first : first + n] − top, to groups[at:]; the new count."""
+    """Write the groups of the segment kept[first : first + n] − top to groups[at:]; returns the new
+    count."""
     start, mean, sides = groups
     start[at] = first
-    if n <= 2:  # most are
+    if n <= 2:  # most segments
         a, b = np.float64(kept[first]) - top, np.float64(kept[first + n - 1]) - top
         gap = (a - w * left) - (b - w * right)
         if n == 1 or abs(gap) <= 2.0 * w:
@@ -256,7 +258,7 @@ def solve(
         sides[at], sides[at + 1] = -left - sign, sign - right
         return at + 2
     centre = _mean(kept, first, n, top)
-    # of v − centre, as the ends are pulled, less their mean
+    # the partial sums of v − centre with pulled ends, minus their mean
     slope = w * (left + right) / n
     total, most = -w * left, 0.0
     for i in range(first, first + n - 1):

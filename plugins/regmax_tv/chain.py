@@ -7,10 +7,10 @@ s_k = sign(z_k - z_{k+1}) of the jumps around it (0 at the ends of the chain)
 
     z_G = mean(v_G) + w (s_{a-1} - s_b) / |G|.
 
-w = 0 gives z = v, w = inf the mean.  On the CPU the rows go through Johnson's dynamic programme
-compiled with numba, O(d) a row (`_chain_numba`); elsewhere, and without numba, through
-`prox_chain_tv_reference`, which splits groups at their value until none can be split: for a group
-with candidate value t, the set {i : z_i > t} solves the two-label problem
+w = 0 gives z = v, w = inf the mean.  On the CPU, rows are computed by Johnson's dynamic programme
+compiled with numba, O(d) a row (`_chain_numba`).  Elsewhere, and without numba, the reference
+implementation `prox_chain_tv_reference` splits groups at their value until none can be split: for a
+group with candidate value t, the set {i : z_i > t} solves the two-label problem
 
     min_{e in {0,1}^G}  sum_i e_i (t - v_i) + w sum_i |e_{i+1} - e_i|,
 
@@ -241,7 +241,7 @@ def _groups(y: Tensor, lam: Tensor, slack: Tensor, length: Tensor) -> tuple[Tens
 
 
 def _values(x: Tensor, lam: Tensor, end: Tensor, sign: Tensor) -> Tensor:
-    """z_G from the data; groups whose values contradict the jump between them become one."""
+    """z_G from the data; groups whose values contradict the jump between them are merged."""
     while True:
         z = _candidates(x, lam, sign, *_bounds(end))[0]
         wrong = pad(sign[:, :-1] * (z[:, :-1] - z[:, 1:]) < 0, (0, 1))

@@ -1,11 +1,12 @@
 """Computations on the rows of a tensor, compiled (``cpu/``, ``triton/``) and in PyTorch.
 
-Everything may import this chapter; it imports nothing of regmax.
+Every chapter may import this one; it imports no other chapter.
 
-A regularizer offers a kernel, Π_Ω and the product with its Jacobian row by row, with
-:meth:`regmax.Regularizer.kernel`; without one, or where it cannot run (numba or Triton is missing,
-another device), the closed form in PyTorch does the same, slower. ``layer.explain(x)`` says which
-ran. The simplex, scalar roots and products of rows are plain PyTorch.
+A kernel computes Π_Ω and the product with its Jacobian, row by row. A regularizer offers one with
+:meth:`regmax.Regularizer.kernel`. Where there is none, or it cannot run (numba or Triton is
+missing, another device), PyTorch operations compute the closed form, more slowly.
+``layer.explain(x)`` says which method runs. The simplex, scalar roots and products of rows are
+plain PyTorch.
 """
 
 from __future__ import annotations

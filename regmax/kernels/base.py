@@ -1,4 +1,4 @@
-"""What a kernel is, and how one is loaded when it is first asked for."""
+"""The interface of a kernel, and a loader that imports kernels on first use."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ ASKED = ContextVar("regmax_kernels", default=True)
 
 @contextmanager
 def reference() -> Iterator[None]:
-    """``with regmax.kernels.reference():`` computes mappings by PyTorch operations alone.
+    """``with regmax.kernels.reference():`` switches kernels off: PyTorch operations run instead.
 
-    For comparisons, and to find out whether a kernel is to blame.
+    For comparisons, and to test whether a kernel causes a problem.
     """
-    before = ASKED.set(False)
+    token = ASKED.set(False)
     try:
         yield
     finally:
-        ASKED.reset(before)
+        ASKED.reset(token)
 
 
 def asked() -> bool:
-    """Whether kernels may be used: not inside :func:`reference`."""
+    """Whether kernels may be used: False inside :func:`reference`."""
     return ASKED.get()
 
 
 def why_none(device: str) -> str:
-    """Why a kernel does not run for tensors on a device."""
+    """Why no kernel runs for tensors on a device."""
     if not asked():
         return "kernels are switched off (regmax.kernels.reference)"
     package = {"cpu": "numba", "cuda": "triton"}.get(device)
@@ -52,25 +52,25 @@ class Kernel(ABC):
 
     Rows: ``x``, ``y`` and ``v`` are (R, d), d ≥ 1, R ≥ 0, of a dtype in ``dtypes``, all on one
     device, without gradient; entries of a row are adjacent in memory (last stride 1), rows need not
-    be. ``x`` may hold anything: −inf, and what ``mask`` (R, d) leaves out (False), NaN included,
-    does not take part; a row in which a participant is NaN or +inf is NaN throughout; a row without
-    participants is 0. Any finite scores are right, finfo.min among them, whatever their shift.
+    be. ``x`` may hold any values. An entry is masked if it is −inf or ``mask`` (R, d) is False
+    there, even if it is NaN. A row with a NaN or +inf participant is all NaN; a row without
+    participants is all 0. All finite scores are valid, finfo.min included, whatever their shift.
 
     ``gamma`` and each of ``theta`` (the ``hyperparameters`` of Ω, in their order) are float64, of
-    shape (1,) or (R,). Out of range they are NaN, and so is the row.
+    shape (1,) or (R,). A value out of range arrives as NaN, and its row becomes NaN.
     """
 
     name: ClassVar[str]
-    """What ``explain`` calls it: "numba", "triton"."""
+    """The name that ``explain`` prints: "numba", "triton"."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float64)
-    """The dtypes it takes; others are computed in float32."""
+    """The accepted dtypes; rows of other dtypes are computed in float32."""
 
     @abstractmethod
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """y = Π_Ω(x), new and contiguous, and what ``backward`` must know of who takes part: a bool
-        (R, d), or None where y tells enough (always, unless neighbours matter)."""
+        """y = Π_Ω(x), new and contiguous, and the mask for ``backward``: bool (R, d), or None where
+        y suffices (always, unless Ω depends on neighbours)."""
 
     @abstractmethod
     def backward(
@@ -82,16 +82,16 @@ class Kernel(ABC):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
-        """For the gradient v with respect to y, those with respect to x and θ.
+        """The gradients with respect to x and θ, given the gradient v with respect to y.
 
-        The first is w/γ with w = Jv, like y; if ``hyper``, the others are −⟨w, ∂∇Ω(y; θ)/∂θ⟩ (for
+        The first is w/γ with w = Jv, like y. If ``hyper``, the others are −⟨w, ∂∇Ω(y; θ)/∂θ⟩ (for
         a penalty λR, −⟨w, u⟩ with u ∈ ∂R(y)), float64 (R,), one number per row; else None. ``mask``
-        is what ``forward`` returned. Rows that are NaN, or 0 throughout, give 0 to all of them.
+        is the one that ``forward`` returned. All gradients of a row that is NaN or all 0 are 0.
         """
 
 
 class Lazy:
-    """Kernels by device, each the ``KERNEL`` of a module that is imported when first asked for.
+    """Kernels by device. Each is the ``KERNEL`` of a module, which is imported on first use.
 
     ``Lazy(cpu="my_plugin._cpu", cuda="my_plugin._gpu")``.
     """
@@ -104,8 +104,8 @@ class Lazy:
         return f"Lazy({', '.join(f'{k}={v!r}' for k, v in self.modules.items())})"
 
     def get(self, device: str) -> Kernel | None:
-        """The kernel for a device, or None: there is none, or a package that it needs is missing.
-        Any other failure of its import is warned of, once."""
+        """The kernel for a device, or None if there is none or a package that it needs is missing.
+        Any other failed import gives one warning."""
         try:
             return self.loaded[device]
         except KeyError:
@@ -119,7 +119,7 @@ class Lazy:
             except (ImportError, RuntimeError) as error:
                 warnings.warn(
                     f"the kernel {self.modules[device]} cannot be loaded, and PyTorch operations "
-                    f"take its place: {type(error).__name__}: {error}",
+                    f"are used instead: {type(error).__name__}: {error}",
                     RuntimeWarning,
                     stacklevel=2,
                 )

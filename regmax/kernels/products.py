@@ -1,8 +1,8 @@
-"""Products that a user's Ω takes, ``y @ q`` above all, with the same bits for a row in any batch.
+"""Matrix products inside a user's Ω, such as ``y @ q``, with the same bits for a row in any batch.
 
-While Ω is evaluated for a solver, ``@`` and its relatives go to :func:`matmul`, forward and
-backward. The rows on the left are multiplied in blocks of one shape, where a trial shows that each
-place in a block rounds alike; else entry by entry.
+While Ω is evaluated for a solver, :func:`matmul` replaces ``@`` and similar functions, forward and
+backward. It multiplies rows in blocks of one shape if a test product shows that every row of a
+block is rounded alike; otherwise entry by entry.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from . import rowwise, transforms
 TILE = 32
 """Rows of a block."""
 ENTRYWISE = 256
-"""Up to so many entries a matrix is multiplied entry by entry."""
+"""A matrix of at most this many entries is multiplied entry by entry."""
 
 
 class Steady(TorchFunctionMode):
-    """Ω is evaluated with steady products; ``met`` says whether there were any."""
+    """Replaces matrix products by batch-independent ones; ``met`` says whether there were any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class Steady(TorchFunctionMode):
 
 
 def evaluated(method: Callable[[Tensor], Any], y: Tensor) -> Any:
-    """``method(y)``, a method of Ω, with steady products. Whether there are any is told by the
-    first rows of each size; where there are none nothing is looked at again."""
+    """``method(y)``, a method of Ω, with batch-independent products. The first call for each row
+    length records whether there are any; if there are none, later calls are not intercepted."""
     if transforms.tracing():
         return method(y)
     owner = getattr(method, "__self__", None)
@@ -56,15 +56,15 @@ def evaluated(method: Callable[[Tensor], Any], y: Tensor) -> Any:
     if not met.get(y.shape[-1], True):
         return method(y)
     with Steady() as steady:
-        found = method(y)
+        result = method(y)
     met[y.shape[-1]] = steady.met
-    return found
+    return result
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b``."""
     if a.dtype != b.dtype or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
-        return torch.matmul(a, b)  # says what is wrong
+        return torch.matmul(a, b)  # raises PyTorch's error
     if b.ndim == 1:
         return (a * b).contiguous().sum(-1)
     if a.ndim == 1:
@@ -103,7 +103,7 @@ _STEADY: dict[Any, Callable[..., Tensor]] = {
 
 
 def _plain(t: Any) -> bool:
-    """Whether products of t are to be steady: on a CPU, and of numbers that round."""
+    """Whether products of t are replaced: float32 or float64 on a CPU."""
     if t is None:
         return True
     return (
@@ -115,7 +115,7 @@ def _plain(t: Any) -> bool:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """A B of two matrices, each row of A on its own."""
+    """A B of two matrices; no row of A affects another."""
     if b.numel() <= ENTRYWISE:
         return (a.unsqueeze(-2) * b.mT.contiguous()).contiguous().sum(-1)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
@@ -125,7 +125,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """The same, with derivatives of every order."""
+    """:func:`_blockwise` with derivatives of every order."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
@@ -138,13 +138,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         a, b = ctx.saved_tensors
-        of_a = of_b = None
+        grad_a = grad_b = None
         if ctx.needs_input_grad[0]:
-            of_a = transforms.stacked(lambda rows: matmul(rows, b.mT), g)
-            of_a = g @ b.mT if of_a is None else of_a
+            grad_a = transforms.stacked(lambda rows: matmul(rows, b.mT), g)
+            grad_a = g @ b.mT if grad_a is None else grad_a
         if ctx.needs_input_grad[1]:
-            of_b = a.mT @ g  # a sum over rows
-        return of_a, of_b
+            grad_b = a.mT @ g  # a sum over rows
+        return grad_a, grad_b
 
 
 def _blockwise(a: Tensor, b: Tensor) -> Tensor:
@@ -164,8 +164,8 @@ def _blockwise(a: Tensor, b: Tensor) -> Tensor:
     else:
         whole = a
     out = a.new_empty(rows, outer)
-    for some, into in zip(whole.split(TILE), out.split(TILE), strict=True):
-        torch.mm(some, b, out=into)
+    for block, target in zip(whole.split(TILE), out.split(TILE), strict=True):
+        torch.mm(block, b, out=target)
     return out[:n, :m].contiguous()
 
 
@@ -175,7 +175,7 @@ def _ordered(b: Tensor) -> bool:
 
 @functools.cache
 def _alike(k: int, m: int, contiguous: bool, dtype: torch.dtype, threads: int) -> bool:
-    """Whether each place of a block gives the same bits: equal rows are multiplied by (k, m)."""
+    """Whether every row of a block gives the same bits, tested on equal rows times (k, m)."""
     steps = torch.arange(1, k + 1, dtype=torch.float64)
     columns = torch.arange(1, m + 1, dtype=torch.float64)
     for phase in range(4):

@@ -1,4 +1,4 @@
-"""Scalar roots, one per row, for closed forms that come down to one."""
+"""Scalar roots, one per row, for closed forms that need one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def increasing_root(
 ) -> Tensor:
     """t with f(t) = 0 for an increasing f, f(low) ≤ 0 ≤ f(high): Newton kept inside a bracket.
 
-    ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops at its last
-    bits: when |f| is within 4 roundings of 1, or the step no longer moves t. A bisection step
-    replaces a Newton step that leaves the bracket or is not half as long as the one before.
+    ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops when |f| ≤ 4ε
+    or when a step no longer changes t. Bisection replaces a Newton step that leaves the bracket or
+    is longer than half of the step before.
     """
     eps = torch.finfo(low.dtype).eps
-    t = high.clone()  # where the answer is a vertex, often the root itself
+    t = high.clone()  # often the root itself, if Π_Ω(x) is a vertex
     width = high - low
     done = torch.zeros_like(low, dtype=torch.bool)
     for _ in range(200):
@@ -26,7 +26,7 @@ def increasing_root(
         low, high = torch.where(f <= 0, t, low), torch.where(f >= 0, t, high)
         step = -f / slope
         trial = t + step
-        # inside the bracket, and not creeping: the last step must have shrunk by half
+        # inside the bracket, and at most half as long as the last step
         safe = (trial >= low) & (trial <= high) & (step.abs() <= width / 2)
         middle = low + (high - low) / 2
         following = torch.where(safe, trial, middle)

@@ -1,10 +1,10 @@
-"""Products and sums whose bits for a row do not depend on the rows beside it.
+"""Products and sums whose bits for a row do not depend on the other rows of the batch.
 
-``@`` and the batched routines behind it choose their code by the number of rows, by where these lie
-in memory and by the processor, and round accordingly. Here each row goes through the same
+``@`` and the batched routines of BLAS choose their code by the number of rows, the alignment of
+memory and the processor, and their rounding varies with that choice. Here every row gets the same
 operations in the same order: products entry by entry, sums along the last dimension of contiguous
-memory, and library calls for one matrix at a time, of a size that is a multiple of 8, so that each
-begins at a multiple of 64 bytes.
+memory, and library calls for one matrix at a time. The size of such a matrix is a multiple of 8,
+so that each begins at a multiple of 64 bytes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 BLOCK = 2**16
-"""Entries of matrices that are worked on at once: they stay in the cache of one core."""
+"""Matrix entries processed at once: they fit in the cache of one core."""
 ENTRYWISE = 32
-"""Up to this size matrices are multiplied entry by entry."""
+"""Matrices of at most this size are multiplied entry by entry."""
 
 
 def size(count: int, most: int) -> int:
-    """A multiple of 8: the least that holds ``count``, up to a quarter more, and not much more than
-    ``most`` entries, which is what a whole row has."""
+    """``count`` rounded up to a multiple of 8, at most a quarter more for large counts, and at most
+    ``most``, the entries of a row, rounded up to a multiple of 8."""
     step = 8
     while count > 8 * step:
         step *= 2
@@ -28,7 +28,7 @@ def size(count: int, most: int) -> int:
 
 
 def whole(count: int) -> int:
-    """The multiple of 8 that holds ``count``."""
+    """``count`` rounded up to a multiple of 8."""
     return -(-count // 8) * 8
 
 
@@ -47,7 +47,7 @@ def square(h: Tensor, size: int) -> Tensor:
 
 
 def at_once(like: Tensor, size: int) -> int:
-    """How many matrices of this size to work on at once."""
+    """How many matrices of this size to process at once."""
     return max(1, BLOCK // size**2) if like.device.type == "cpu" else max(1, len(like))
 
 
@@ -62,30 +62,30 @@ def norm(v: Tensor) -> Tensor:
 
 
 def times(h: Tensor, v: Tensor) -> Tensor:
-    """H v, all at once."""
+    """H v for all rows at once."""
     return (h * v.unsqueeze(-2)).contiguous().sum(-1)
 
 
 def matvec(h: Tensor, v: Tensor) -> Tensor:
-    """H v for one matrix H (d, d), or one for each row (*batch, d, d), as many rows at a time as a
-    cache holds."""
+    """H v for one matrix H (d, d), or one for each row (*batch, d, d), in chunks that fit in the
+    cache."""
     shape = torch.broadcast_shapes(v.shape, h.shape[:-1])
     d = shape[-1]
     flat = v.expand(shape).reshape(-1, d)
     rows = at_once(flat, max(d, 1))
     if h.ndim == 2:
         h = h.contiguous()
-        found = [times(h, some) for some in flat.split(rows)]
+        products = [times(h, vectors) for vectors in flat.split(rows)]
     else:
-        own = h.expand(*shape, d).reshape(-1, d, d)
-        pairs = zip(own.split(rows), flat.split(rows), strict=True)
-        found = [times(some, part) for some, part in pairs]
-    out = found[0] if len(found) == 1 else torch.cat(found)
+        h = h.expand(*shape, d).reshape(-1, d, d)
+        pairs = zip(h.split(rows), flat.split(rows), strict=True)
+        products = [times(matrices, vectors) for matrices, vectors in pairs]
+    out = products[0] if len(products) == 1 else torch.cat(products)
     return out.view(shape)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """A B of each row, both (*batch, d, d)."""
+    """A B for each row, both (*batch, d, d)."""
     d = a.shape[-1]
     a, b = torch.broadcast_tensors(a, b)
     if d <= ENTRYWISE:

@@ -13,8 +13,8 @@ def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
     (Michelot 1986; Duchi et al. 2008; Niculae & Blondel 2017, App. B.1). O(d log d).
 
     Shapes: ``v`` (*batch, d), ``mask`` bool of the same shape (True = takes part; at least one
-    per row). Zeros are exactly 0. No gradient formula of its own. Sums are in float64: those of a
-    million float32 scores would lose the support.
+    per row). Zeros are exactly 0. Derivatives are those of autograd. Sums are in float64: in
+    float32, rounding in the sum of a million scores changes the support.
     """
     if mask is not None:
         v = v.masked_fill(~mask, -torch.inf)
@@ -27,18 +27,19 @@ def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
     total = torch.where(inside, u, 0).sum(-1, keepdim=True)
     tau = (total - 1) / inside.sum(-1, keepdim=True)
     y = (u - tau).clamp_min(0)
-    off = (y.sum(-1, keepdim=True) - 1).abs()  # within its own rounding: 1/d stays 1/d
-    close = off <= torch.finfo(y.dtype).eps * v.shape[-1] ** 0.5
+    error = (y.sum(-1, keepdim=True) - 1).abs()
+    # no division where the sum is 1 up to rounding: 1/d stays 1/d
+    close = error <= torch.finfo(y.dtype).eps * v.shape[-1] ** 0.5
     return torch.where(close, y, normalize(y)).to(v.dtype)
 
 
 def nearest(v: Tensor, mask: Tensor | None) -> Tensor:
-    """P_Δ(v) to rounding, for iterations: Newton's method on τ, which rises to the root and needs
-    no sorting (Michelot 1986)."""
+    """P_Δ(v) up to rounding, for use inside iterations: Newton's method on τ, without sorting. The
+    iterates increase to the root (Michelot 1986)."""
     if mask is not None:
         v = v.masked_fill(~mask, -torch.inf)
     u = v - v.amax(-1, keepdim=True)
-    # no higher than the root: all entries, or the largest alone, in the support
+    # two lower bounds of the root: the support is all entries, or the largest alone
     count = u.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
     mean = u.clamp_min(-1) if mask is None else u.clamp_min(-1) * mask
     tau = ((mean.sum(-1, keepdim=True) - 1) / count).clamp_min_(-1)
@@ -54,25 +55,25 @@ def nearest(v: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def softmax(z: Tensor) -> Tensor:
-    """exp(z) / Σ exp(z). In long rows the sum is taken twice: torch's own adds in sequence."""
+    """exp(z) / Σ exp(z). Long rows are normalized again: torch adds in sequence and rounds more."""
     y = z.softmax(-1)
     return normalize(y) if z.shape[-1] > 4096 else y
 
 
 def normalize(y: Tensor) -> Tensor:
-    """y / Σy: takes the rounding of a threshold out of the row's sum."""
+    """y / Σy: removes the rounding error of the threshold from the row's sum."""
     return y / y.sum(-1, keepdim=True)
 
 
 def uniform(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The barycentre of each row's face."""
+    """Equal weight on each participant: the barycentre of each row's face of Δ."""
     if mask is None:
         return torch.full_like(x, 1 / x.shape[-1])
     return mask / mask.sum(-1, keepdim=True).to(x.dtype)
 
 
 def generic(like: Tensor, phase: float = 0.0) -> Tensor:
-    """A point of Δ whose entries are not equal by chance."""
+    """A point of Δ in general position: its entries differ."""
     steps = torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device)
     weights = 1 + 0.6 * (steps * 2.399963 + phase).sin()
     return (weights / weights.sum()).expand(like.shape).contiguous()
@@ -88,8 +89,8 @@ def inward(y: Tensor) -> Tensor:
 
 
 def positive(y: Tensor, floor: float | Tensor) -> Tensor:
-    """y with its zeros replaced by ε², as :func:`inward`, and nothing else but what is below
-    ``floor``: derivatives of log y at y = 1e-30 need that y."""
+    """y with zeros replaced by ε² and positive entries raised to at least ``floor``. Unlike
+    :func:`inward`, this keeps y = 1e-30, which derivatives of log y need."""
     return torch.where(y > 0, y.clamp(min=floor), torch.finfo(y.dtype).eps ** 2)
 
 
@@ -102,12 +103,12 @@ def tangent(v: Tensor, support: Tensor) -> Tensor:
     """Orthogonal projection on {w : 1ᵀw = 0, w = 0 off S}."""
     v = torch.where(support, v, 0)
     count = support.sum(-1, keepdim=True).clamp_min(1)
-    for _ in range(2):  # the second takes away what rounding left of a nearly constant v
+    for _ in range(2):  # the second pass removes the rounding error of a nearly constant v
         v = torch.where(support, v - v.sum(-1, keepdim=True) / count, 0)
     return v
 
 
 def unit(v: Tensor) -> Tensor:
-    """v of length 1, and 0 where it is 0."""
-    found: Tensor = v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-    return found
+    """v / ‖v‖₂, or 0 for v = 0."""
+    scaled: Tensor = v / v.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    return scaled

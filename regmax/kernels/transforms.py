@@ -1,9 +1,9 @@
-"""Who is looking at a computation: plain PyTorch, or something that transforms it.
+"""Queries of PyTorch's state: is a computation plain, transformed or traced?
 
-Plain code may look into tensors, run compiled kernels and record a hand-written backward. Under
-``torch.func``, forward-mode differentiation, ``torch.compile`` and ``torch.export`` there is no
-number to look at, or more than one: Functions with rules of their own
-(:mod:`regmax.mapping.function`) and operators (:mod:`regmax.mapping.operator`) take over.
+Plain code may read the numbers of tensors, run compiled kernels and record a hand-written backward.
+Under ``torch.func``, forward-mode differentiation, ``torch.compile`` and ``torch.export`` a tensor
+has no numbers, or a batch of them. Functions with rules for transforms
+(:mod:`regmax.mapping.function`) and operators (:mod:`regmax.mapping.operator`) are used there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 PLAIN = (Tensor, nn.Parameter)
-"""The types of most tensors: what is of one of them is no wrapper."""
+"""The types of plain tensors: a tensor of such a type is not a wrapper."""
 T = TypeVar("T")
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -31,8 +31,8 @@ def compiling() -> bool:
 
 
 def tracing() -> bool:
-    """Whether operators are recorded, or have no numbers: as above, or by ``make_fx``,
-    ``torch.func.linearize`` or fake tensors."""
+    """Whether operators are recorded or tensors have no numbers: in :func:`compiling`, ``make_fx``,
+    ``torch.func.linearize`` or with fake tensors."""
     return (
         compiling()
         or torch._C._get_dispatch_mode(_FAKE) is not None
@@ -42,12 +42,12 @@ def tracing() -> bool:
 
 def transforming() -> bool:
     """Whether a transform of ``torch.func`` is active."""
-    # what torch.autograd.Function.apply asks as well; there is no public question
+    # torch.autograd.Function.apply calls this too; there is no public function
     return bool(torch._C._are_functorch_transforms_active())
 
 
 def baking() -> bool:
-    """Whether ``torch.jit.trace`` records, which keeps what it cannot follow as a constant."""
+    """Whether ``torch.jit.trace`` records. It stores values that it cannot trace as constants."""
     return bool(torch._C._get_tracing_state() is not None)
 
 
@@ -64,58 +64,59 @@ def plain() -> bool:
 
 
 def forward_mode() -> AbstractContextManager[object]:
-    """Inside the ``jvp`` of a Function, which turns forward mode off: on again for the transforms
-    around the one that asks."""
+    """Switches forward mode on again inside the ``jvp`` of a Function, for the outer transforms;
+    the Function switched it off."""
     return forward_ad._set_fwd_grad_enabled(True) if transforming() else nullcontext()
 
 
 def primal(t: Any) -> Any:
-    """t without the tangent that the transform at work gives it."""
+    """t without the tangent of the active transform."""
     if t is None or not transforming():
         return t
-    # forward_ad.unpack_dual asks for a level that Dynamo enters without its knowledge
+    # forward_ad.unpack_dual requires a level, and does not know of the one that Dynamo enters
     return torch._VF._unpack_dual(t, level=0)[0]
 
 
 def living(tensors: Any) -> Any:
-    """Tensors that a Function saved, out of the wrappers of transforms that have ended, as those of
-    ``torch.func.vjp`` have when its result is called."""
+    """The saved tensors of a Function without the wrappers of ended transforms. ``torch.func.vjp``
+    has ended when its result is called."""
     return tensors if transforming() else unwrap_dead_wrappers(tensors)
 
 
 def batched(t: Tensor) -> bool:
-    """Whether t stands for a batch, as in ``autograd.grad(..., is_grads_batched=True)``."""
+    """Whether t is a batched tensor of ``autograd.grad(..., is_grads_batched=True)``."""
     return bool(torch._C._functorch.is_legacy_batchedtensor(t))
 
 
 def stacked(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor | None:
-    """``function(t)``, where that works on the last dimension; of all that t stands for at once, if
-    it stands for a batch. None where it stands for a batch of batches."""
+    """``function(t)`` for a function of the last dimension. A batched t is unwrapped, so that one
+    call computes the whole batch; None for a batch of batches."""
     if not batched(t):
         return function(t)
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     if level != 1:
         return None
-    found: Tensor = torch._add_batch_dim(function(torch._remove_batch_dim(t, 1, 0, 0)), 0, 1)
-    return found
+    result: Tensor = torch._add_batch_dim(function(torch._remove_batch_dim(t, 1, 0, 0)), 0, 1)
+    return result
 
 
 def recording() -> bool:
-    """Whether autograd can record: not inside an operator of a recorded graph."""
+    """Whether autograd can record. It cannot inside an operator of a recorded graph."""
     with torch.enable_grad():
         return bool((torch.zeros(1, requires_grad=True) + 1).requires_grad)
 
 
 def wraps(t: Tensor) -> bool:
-    """Whether t's type computes by itself (``__torch_dispatch__``), as DTensor, nested, masked and
-    fake tensors do: it has no memory, or more, or elsewhere. Ask ``type(t) in PLAIN`` first."""
-    own = type(t).__torch_dispatch__
-    return own is not Tensor.__torch_dispatch__
+    """Whether t's type overrides ``__torch_dispatch__``, as DTensor, nested, masked and fake
+    tensors do. Such a tensor has no memory, or not one block of it. Test ``type(t) in PLAIN``
+    first: it is faster."""
+    dispatch = type(t).__torch_dispatch__
+    return dispatch is not Tensor.__torch_dispatch__
 
 
 def dual_level() -> bool:
-    """Whether dual numbers are made (``forward_ad.dual_level``): one may be hidden inside Ω."""
+    """Whether a ``forward_ad.dual_level`` is active: Ω may then hold a dual number."""
     return forward_ad._current_level >= 0
 
 
@@ -125,7 +126,7 @@ def has_tangent(t: Tensor) -> bool:
 
 
 def without_graph(t: Tensor) -> Tensor:
-    """t, which reverse mode does not follow; its tangent, if it has one, stays."""
+    """t detached from reverse mode; its tangent, if it has one, stays."""
     if not dual_level():
         return t.detach()
     with torch.no_grad():
@@ -133,10 +134,10 @@ def without_graph(t: Tensor) -> Tensor:
 
 
 def under_transform(tensors: Iterable[object]) -> bool:
-    """Whether anything but plain PyTorch looks at a computation with these inputs."""
+    """Whether a computation with these inputs is traced, transformed or not on plain tensors."""
     if tracing() or transforming():
         return True
-    duals = dual_level()  # there are none outside of a level
+    duals = dual_level()  # dual numbers exist only inside a level
     return any(
         isinstance(t, Tensor)
         and (t.is_meta or (type(t) not in PLAIN and wraps(t)) or (duals and has_tangent(t)))
@@ -145,19 +146,20 @@ def under_transform(tensors: Iterable[object]) -> bool:
 
 
 def may_look(t: Tensor) -> bool:
-    """Whether looking at t's numbers costs no synchronisation and breaks no transform."""
+    """Whether t's numbers can be read without a synchronisation and without breaking a
+    transform."""
     if t.device.type != "cpu" or tracing() or transforming():
         return False
     return type(t) in PLAIN or not wraps(t)
 
 
 def autocasting(device_type: str) -> bool:
-    """Whether autocast is on for such a device."""
+    """Whether autocast is on for this device type."""
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
 def full_precision(device_type: str) -> AbstractContextManager[object]:
-    """No autocasting: solvers and Jacobians compute in the dtype of the rows."""
+    """Switches autocast off: solvers and Jacobians compute in the dtype of the rows."""
     return torch.autocast(device_type, enabled=False) if autocasting(device_type) else nullcontext()
 
 
@@ -173,8 +175,8 @@ def outside_inference(function: Callable[..., T]) -> Callable[..., T]:
                 *(_ordinary(a) for a in args), **{k: _ordinary(a) for k, a in kwargs.items()}
             )
 
-    own: Any = call  # Dynamo counts recompilations by code object: each function has its own
-    own.__code__ = own.__code__.replace(co_name=function.__name__)
+    wrapper: Any = call  # Dynamo counts recompilations by code object: a new one per function
+    wrapper.__code__ = wrapper.__code__.replace(co_name=function.__name__)
     return call
 
 

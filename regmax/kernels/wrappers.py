@@ -1,9 +1,9 @@
-"""Tensors that are not what they seem: wrappers, layouts without strides, memory given back.
+"""Tensors without plain memory: wrappers, layouts without strides, freed memory.
 
-Kernels read a tensor's memory by its strides, and solvers look at its numbers. :func:`dense` makes
-of a user's tensor one that allows both, or refuses it by name: a DTensor gives all of its entries,
-and what defines no such thing says what to call instead. On the way of the kernels nothing of this
-is asked but a tensor's type.
+Kernels read a tensor's memory by its strides, and solvers read its numbers. :func:`dense` converts
+a user's tensor to one that allows both, or raises an error that names the tensor and says what to
+pass instead. A DTensor is replaced by all of its entries. Before a kernel runs, only the type of a
+tensor is tested.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ T = TypeVar("T")
 
 
 def kind(t: Tensor) -> str | None:
-    """What t is, where it has no numbers of its own at strides; None: it has."""
+    """The kind of a tensor that is not plain strided memory, for messages; None for a plain one."""
     if t.is_nested:
         return "nested tensor"
     if type(t) not in PLAIN and wraps(t):
         return type(t).__name__
     if t.layout is not torch.strided:
         return f"tensor of layout {t.layout}"
-    return "tensor whose memory was given back" if _unallocated(t) else None
+    return "tensor whose memory was freed" if _unallocated(t) else None
 
 
 def _unallocated(t: Tensor) -> bool:
-    """Whether the memory was given back, as sharded training does between uses."""
+    """Whether the memory was freed, as sharded training does between uses."""
     if t.is_meta or transforms.tracing() or transforms.transforming() or not t.numel():
         return False
     return t.untyped_storage().nbytes() == 0
 
 
 def dense(name: str, t: T, beside: Tensor | None = None) -> T:
-    """``t`` as kernels and solvers take it, or a TypeError; ``name`` is what messages call it.
+    """``t`` as kernels and solvers take it, or a TypeError; messages use ``name``.
 
-    ``beside``: the scores that it goes with; without them it is the scores itself, of which a
-    DTensor is no part that could be taken for the whole. What is no tensor passes through.
+    ``beside``: the scores, if ``t`` is another argument; None if ``t`` is the scores. A DTensor is
+    then refused, as its local part is not the whole. An object that is not a tensor is returned as
+    it is.
     """
     if not isinstance(t, Tensor):
         return t
     if type(t) not in PLAIN and wraps(t):
         if type(t).__name__ == "AsyncCollectiveTensor":
-            return cast(T, t.clone())  # waits for what is on its way
+            return cast(T, t.clone())  # waits for the transfer
         if is_dtensor(t) and beside is not None and not transforms.transforming():
             return cast(T, _gathered(name, t))
         if transforms.tracing() and not is_dtensor(t):
-            return t  # a tracer's, which no kernel sees
+            return t  # a tracer's tensor: no kernel runs on it
     what = kind(t)
     if what is not None:
         raise TypeError(
@@ -78,7 +79,7 @@ def _remedy(name: str, t: Tensor) -> str:
     if type(t).__name__ == "MaskedTensor":
         return f"take {name}.get_data(), and {name}.get_mask() as mask"
     if type(t).__name__ == "FakeTensor":
-        return f"it has numbers for its own mode alone: with {name}.fake_mode"
+        return f"it has no numbers outside of its mode: with {name}.fake_mode"
     if t.layout is not torch.strided:
         return f"take {name}.to_dense()"
     if type(t) in PLAIN:
@@ -87,7 +88,7 @@ def _remedy(name: str, t: Tensor) -> str:
 
 
 def allocated(t: Tensor) -> Tensor:
-    """``t``, refused where a kernel would find no memory."""
+    """``t``, or an error if it has no memory for a kernel to read."""
     if t.data_ptr() or not t.numel():
         return t
     if t._is_zerotensor():
@@ -96,27 +97,27 @@ def allocated(t: Tensor) -> Tensor:
 
 
 def without_memory(t: Tensor) -> RuntimeError:
-    """What is raised where a kernel meets such a tensor."""
+    """The error for a kernel that got a tensor without memory."""
     return RuntimeError(
-        f"a kernel met a tensor without memory of its own: {type(t).__name__} of shape "
-        f"{tuple(t.shape)}. It wraps others, or its memory was given back before its last use"
+        f"a kernel got a tensor without memory of its own: {type(t).__name__} of shape "
+        f"{tuple(t.shape)}. It wraps other tensors, or its memory was freed before its last use"
     )
 
 
 def is_dtensor(t: object) -> bool:
     """Whether t is a ``torch.distributed.tensor.DTensor``."""
-    distributed = sys.modules.get("torch.distributed.tensor")  # where it is not loaded, none is
+    distributed = sys.modules.get("torch.distributed.tensor")  # not loaded: no DTensor exists
     return distributed is not None and isinstance(t, distributed.DTensor)
 
 
 def _gathered(name: str, t: Any) -> Tensor:
-    """All entries of a DTensor, beside scores that are none."""
+    """All entries of a DTensor whose scores are a plain tensor."""
     if t.requires_grad and torch.is_grad_enabled() and t.device_mesh.size() > 1:
         raise TypeError(
-            f"{name} is a DTensor that learns, on {t.device_mesh.size()} devices, beside scores "
-            "that are none: whether its gradient is the sum over the devices is not said. Take "
-            f"{name}.full_tensor(grad_placements=...), or use it inside the forward of the module "
-            "that fully_shard was given"
+            f"{name} is a DTensor that requires grad, on {t.device_mesh.size()} devices, and the "
+            "scores are a plain tensor: regmax cannot know whether to sum its gradient over the "
+            f"devices. Take {name}.full_tensor(grad_placements=...), or use it inside the forward "
+            "of the module that fully_shard was given"
         )
     whole: Tensor = t.full_tensor()
     return whole

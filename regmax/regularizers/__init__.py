@@ -1,4 +1,4 @@
-"""What Ω is: the contract of regularizers and penalties, their curvature and algebra, the registry.
+"""The interface of regularizers and penalties, their curvature and algebra, and the registry.
 
-It imports ``regmax.kernels`` alone.
+This chapter imports only ``regmax.kernels``.
 """

@@ -1,4 +1,4 @@
-"""Checks of arguments: every message names the argument, what came, and what is accepted."""
+"""Checks of arguments. Each message names the argument, the value received and what is accepted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..kernels.wrappers import dense, is_dtensor
 
 
 def scores(x: Any, dim: Any, name: str = "x") -> tuple[Tensor, int]:
-    """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int; ``name``
-    is what messages call it."""
+    """``x`` as a floating tensor of at least one dimension, ``dim`` as a nonnegative int; messages
+    use ``name``."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
     if x.dtype not in DTYPES:
@@ -26,7 +26,7 @@ def scores(x: Any, dim: Any, name: str = "x") -> tuple[Tensor, int]:
     if x.ndim == 0:
         raise ValueError(f"{name} must have at least one dimension; got a 0-d tensor")
     if isinstance(dim, torch.SymInt):
-        dim = int(dim)  # a number that torch.compile would keep open
+        dim = int(dim)  # torch.compile would keep it symbolic
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"dim must be an int; got {dim!r}")
     if not -x.ndim <= dim < x.ndim:
@@ -48,7 +48,7 @@ def rows(omega: Any, x: Any, dim: Any, mask: Any) -> tuple[Tensor, int, Tensor |
 
 
 def entries(x: Tensor, dim: int, wanted: int | None, who: Any) -> None:
-    """Refuse rows of another number of entries than ``wanted``, which ``who`` is made for."""
+    """Raise ValueError unless rows have the ``wanted`` number of entries that ``who`` requires."""
     if wanted is not None and x.shape[dim] != wanted:
         raise ValueError(
             f"x must have {wanted} entries along dim={dim}, as {who} is made for; got "
@@ -57,8 +57,11 @@ def entries(x: Tensor, dim: int, wanted: int | None, who: Any) -> None:
 
 
 def refuse_length(parts: Iterable[Any], x: Tensor, dim: int, error: RuntimeError) -> None:
-    """Refuse the rows ``x`` where one of the ``parts`` of an Ω is made for rows of another length,
-    of which sizes that did not match told in ``error``: that part takes them, and not these."""
+    """Raise ValueError if one of the ``parts`` of an Ω requires rows of another length than ``x``.
+
+    The candidate lengths are the sizes in the text of ``error``. A part requires a length if its
+    value can be computed for rows of that length and not for ``x``.
+    """
     d = x.shape[-1]
     lengths = dict.fromkeys(int(n) for n in re.findall(r"(?<!\d)[1-9]\d{0,5}(?!\d)", str(error)))
     for part in parts:
@@ -102,9 +105,11 @@ def expanded(mask: Any, x: Tensor) -> Tensor | None:
 def hyperparameter(
     name: str, item: Any, accepted: str, holds: Callable[[Any], Any]
 ) -> float | Tensor:
-    """A number or floating tensor for which ``holds`` is true everywhere; ``accepted`` says which.
+    """A number or floating tensor for which ``holds`` is true everywhere; messages print
+    ``accepted``.
 
-    Tensors are looked into where that costs no synchronisation: on the CPU, in plain PyTorch.
+    The numbers of a tensor are tested only where that costs no synchronisation: on the CPU, in
+    plain PyTorch.
     """
     if isinstance(item, Tensor):
         t: Tensor = item
@@ -120,7 +125,7 @@ def hyperparameter(
             if t.numel() == 1 and holds(number := t.item()) and math.isfinite(number):
                 return t
             right = holds(t.detach()) & torch.isfinite(t.detach())
-        except RuntimeError:  # from a layout without strides, which is named
+        except RuntimeError:  # a layout without strides: ``dense`` raises a message that names it
             dense(name, t)
             raise
         if not bool(right.all()):
@@ -129,10 +134,10 @@ def hyperparameter(
             raise ValueError(f"{name} must be {accepted}; got {t[at].item():g}{where}")
         return t
     if isinstance(item, torch.SymFloat | torch.SymInt):
-        # a number that torch.compile keeps open, and, in a product, puts into a tensor by itself
-        open_number: Any = item
-        kept: Tensor = torch.ones((), dtype=torch.float64) * open_number
-        return kept
+        # a symbolic number of torch.compile, which a product turns into a tensor
+        symbolic: Any = item
+        symbolic_tensor: Tensor = torch.ones((), dtype=torch.float64) * symbolic
+        return symbolic_tensor
     if isinstance(item, bool) or not isinstance(item, int | float):
         raise TypeError(
             f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {item!r}"
@@ -149,7 +154,7 @@ POSITIVE = ("> 0", lambda t: t > 0)
 
 
 def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:
-    """A per-row tensor as it broadcasts to ``x`` with ``dim`` moved last; floats pass through."""
+    """A per-row tensor laid out to broadcast to ``x`` with ``dim`` moved last; floats unchanged."""
     if not isinstance(item, Tensor):
         return item
     shape = (1,) * (x.ndim - item.ndim) + tuple(item.shape)
@@ -169,9 +174,10 @@ def aligned(name: str, item: Any, x: Tensor, dim: int) -> Any:
 def per_row(
     name: str, item: Any, accepted: tuple[str, Callable[[Any], Any]] | None, x: Tensor, dim: int
 ) -> Any:
-    """A hyperparameter at the time of use: in range, and laid out and rounded as the rows ``x``.
+    """A hyperparameter when used: range-checked, laid out for the rows ``x``, in x's dtype.
 
-    Where a tensor cannot be looked into, numbers out of range become NaN, and so will their rows.
+    Where the numbers of a tensor cannot be read, values out of range become NaN, and so do their
+    rows.
     """
     if isinstance(item, Tensor) and (item.is_meta or type(item) not in PLAIN):
         item = dense(name, item, x)
@@ -184,5 +190,5 @@ def per_row(
         hyperparameter(name, laid_out, *accepted)
     if transforms.may_look(laid_out):
         return laid_out
-    seen = laid_out.detach()
-    return torch.where(accepted[1](seen) & torch.isfinite(seen), laid_out, torch.nan)
+    detached = laid_out.detach()
+    return torch.where(accepted[1](detached) & torch.isfinite(detached), laid_out, torch.nan)

@@ -1,7 +1,7 @@
-"""∇²Ω found by autograd at the many points of one problem: its structure is found once.
+"""∇²Ω by autograd at the many points of one problem. The structure of ∇²Ω is found once.
 
-Where ∂²Ω/∂y_i∂y_j, i ≠ j, is 0 or does not depend on y (a quadratic form beside separable terms)
-one Hessian–vector product tells the rest of it; else m of them give the block of m entries that a
+If ∂²Ω/∂y_i∂y_j, i ≠ j, is 0 or does not depend on y (a quadratic form plus separable terms), one
+Hessian–vector product gives the diagonal. Otherwise m products give the block of m entries that a
 Newton step needs.
 """
 
@@ -21,7 +21,7 @@ from .curvature import Average, Curvature, Dense, Diagonal, Inverse, MatrixFree
 from .errors import RegularizerError
 
 CHUNK = 2**22
-"""Entries of the vectors that are multiplied by a Hessian at once."""
+"""Entries of the vectors that one batched Hessian–vector product takes."""
 
 Product = Callable[[Tensor], Tensor]
 Gradient = Callable[[Tensor], Tensor]
@@ -52,17 +52,17 @@ class Shared(Dense):
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         h = self.off[index.unsqueeze(-1), index.unsqueeze(-2)]
-        own = self.h.reshape(-1, self.h.shape[-1])[rows]
-        h.diagonal(dim1=-2, dim2=-1).add_(own.gather(-1, index))
+        diagonals = self.h.reshape(-1, self.h.shape[-1])[rows]
+        h.diagonal(dim1=-2, dim2=-1).add_(diagonals.gather(-1, index))
         return h
 
 
 class Columns(MatrixFree):
-    """H by its product, which takes one vector a row or a stack of them: a block of m entries costs
-    m products. Solved entry by entry for supports of up to ``DENSE_LIMIT``."""
+    """H by its product, which takes one vector per row or a stack of them. A block of m entries
+    costs m products. Supports of at most ``DENSE_LIMIT`` entries are factorised."""
 
     def __init__(self, product: Product, like: Tensor, extra: Tensor | None = None) -> None:
-        super().__init__(product if extra is None else _plus(product, extra), like.dtype)
+        super().__init__(product if extra is None else _plus_diagonal(product, extra), like.dtype)
         self.like, self._pure, self._extra = like, product, extra
 
     def dense(self) -> Dense:
@@ -91,7 +91,7 @@ class Columns(MatrixFree):
         if not bool(large.any()):
             return Reduced(self.block, support)
         free = MatrixFree(self.product, self.dtype).inverse(support & large)
-        return _Either(large, free, Reduced(self.block, support & ~large))
+        return _ByRow(large, free, Reduced(self.block, support & ~large))
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         if not len(rows):
@@ -113,12 +113,12 @@ class Columns(MatrixFree):
         return h
 
 
-def _plus(product: Product, t: Tensor) -> Product:
+def _plus_diagonal(product: Product, t: Tensor) -> Product:
     return lambda v: product(v) + t * v
 
 
-class _Either:
-    """J of one kind in the rows ``where``, and of another elsewhere."""
+class _ByRow:
+    """J by ``one`` in the rows ``where``, and by ``other`` elsewhere."""
 
     def __init__(self, where: Tensor, one: Inverse, other: Inverse) -> None:
         self._where, self._one, self._other = where, one, other
@@ -139,16 +139,16 @@ class Hessian:
     def __init__(self, gradient: Gradient, like: Tensor, separable: bool | None) -> None:
         self.gradient, self._separable, self._like = gradient, separable, like
         self.off: Tensor | None = None
-        self.diagonal = self._find()
+        self.diagonal = self._find_structure()
 
     def look(self, y: Tensor) -> Local:
-        """∇Ω(y) and ∇²Ω(y); that it has the structure found before is tested at y."""
+        """∇Ω(y) and ∇²Ω(y). The structure that was found before is tested at y."""
         g, product = self._product(y)
         if self.diagonal or self.off is not None:
             h = product(torch.ones_like(y))
             if self.off is not None:
                 h = h - self.off.sum(-1)
-            if self._holds(product, h, y):
+            if self._has_structure(product, h, y):
                 local = Diagonal(h) if self.off is None else Shared(self.off, h)
                 return Local(g.detach(), local)
         return Local(g.detach(), Columns(product, y))
@@ -172,7 +172,7 @@ class Hessian:
                 return torch.zeros_like(v)
             if v.shape == y.shape:
                 return one(v)
-            try:  # all at once where every operation of Ω can be vectorised
+            try:  # fails if an operation of Ω cannot be vectorised
                 (hv,) = torch.autograd.grad(
                     g, z, v, retain_graph=True, allow_unused=True, is_grads_batched=True
                 )
@@ -182,16 +182,16 @@ class Hessian:
 
         return g, product
 
-    def _find(self) -> bool:
-        """Whether ∇²Ω is diagonal; sets ``off`` where all but its diagonal is one matrix."""
+    def _find_structure(self) -> bool:
+        """Whether ∇²Ω is diagonal; sets ``off`` if the off-diagonal part does not depend on y."""
         if self._like.numel() == 0:
             return bool(self._separable)
         y, d = simplex.generic(self._like), self._like.shape[-1]
         if self._separable is not False:
-            # at the barycentre too: what bends where entries are equal may be straight elsewhere
+            # also at the barycentre: Ω may have mixed derivatives only where entries are equal
             middle, (product, h) = torch.full_like(y, 1 / d), self._diagonal_of(y)
             noise = 64 * torch.finfo(y.dtype).eps * float(torch.nan_to_num(h).abs().amax())
-            if self._holds(product, h, y) and self._holds(
+            if self._has_structure(product, h, y) and self._has_structure(
                 *self._diagonal_of(middle), middle, noise
             ):
                 return True
@@ -202,7 +202,7 @@ class Hessian:
                 )
         if d > curvatures.DENSE_LIMIT:
             return False
-        try:  # of one row: Ω may hold a number for each
+        try:  # for one row: this fails if Ω holds one number per row
             one = y.reshape(-1, d)[:1].reshape(*(1,) * (y.ndim - 1), d)
             _, single = self._product(one)
             eye = torch.eye(d, dtype=y.dtype, device=y.device)
@@ -215,7 +215,7 @@ class Hessian:
         for point in (y, simplex.generic(self._like, 7.3)):
             _, product = self._product(point)
             h = product(torch.ones_like(point)) - off.sum(-1)
-            if not self._holds(product, h, point):
+            if not self._has_structure(product, h, point):
                 self.off = None
                 return False
         return False
@@ -225,8 +225,8 @@ class Hessian:
         _, product = self._product(y)
         return product, product(torch.ones_like(y))
 
-    def _holds(self, product: Product, h: Tensor, y: Tensor, noise: float = 0.0) -> bool:
-        """Whether H r = O r + h ∘ r for one r, but for ``noise``."""
+    def _has_structure(self, product: Product, h: Tensor, y: Tensor, noise: float = 0.0) -> bool:
+        """Whether H r = O r + h ∘ r for one r, up to ``noise``."""
         probe = _probe(y)
         got, expected = product(probe.expand_as(y)), h * probe
         size = expected.abs()
@@ -235,7 +235,7 @@ class Hessian:
             expected, size = expected + rest, size + rest.abs()
         eps = torch.finfo(y.dtype).eps
         same = (got - expected).abs() <= eps**0.6 * size + noise
-        # near 0 curvature may be so large that rounding hides the structure
+        # next to y_i = 0 the curvature may be so large that rounding hides the structure
         return bool((same | (y <= eps)).all())
 
 
@@ -250,7 +250,7 @@ def by_autograd(
     """∇²Ω(y) from ∇Ω alone: diagonal if Ω is separable, else dense or matrix-free.
 
     With ``separable`` None, H r = (H1) ∘ r is tested on one random r. The result is
-    differentiable in y, and in whatever ``gradient`` depends on, when grad mode is enabled.
+    differentiable in y and in all tensors that ``gradient`` uses, when grad mode is enabled.
     """
     if transforms.under_transform((y,)):
         return _by_transform(gradient, y, separable)
@@ -270,12 +270,12 @@ def by_autograd(
     with torch.set_grad_enabled(keep):
         diagonal = product(torch.ones_like(y))
         if separable is None:
-            # not a random vector: vmap does not allow them
+            # a fixed vector: vmap does not allow random numbers
             probe = (torch.arange(y.shape[-1], dtype=y.dtype, device=y.device) * 12.9898).sin() + 2
             got, expected = product(probe.expand_as(y)).detach(), diagonal.detach() * probe
             tol = torch.finfo(y.dtype).eps ** 0.6
             same = (got - expected).abs() <= tol * expected.abs()
-            # near 0 curvature may be so large that rounding hides the structure
+            # next to y_i = 0 the curvature may be so large that rounding hides the structure
             separable = bool((same | (y.detach() <= torch.finfo(y.dtype).eps)).all())
         if separable:
             return Diagonal(diagonal)
@@ -288,7 +288,7 @@ def by_autograd(
 def _by_transform(
     gradient: Callable[[Tensor], Tensor], y: Tensor, separable: bool | None
 ) -> Curvature:
-    """As :func:`by_autograd` where a transform looks on: nothing may depend on y's numbers."""
+    """:func:`by_autograd` under a transform: the code may not depend on y's numbers."""
     pull = torch.func.vjp(gradient, y)[1]  # H is symmetric: vᵀH = H v
     if separable:
         return Diagonal(pull(torch.ones_like(y))[0])
@@ -304,7 +304,7 @@ def _by_transform(
 
 
 def _columns(g: Tensor, z: Tensor, eye: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-    """H, column by column: all at once where every operation of Ω can be vectorised."""
+    """H by its columns: in one call if every operation of Ω can be vectorised."""
     vectors = eye.view(-1, *(1,) * (z.ndim - 1), z.shape[-1]).expand(-1, *z.shape)
     try:
         (columns,) = torch.autograd.grad(

@@ -1,4 +1,4 @@
-"""J of Proposition 1 for a curvature that is known by its products alone."""
+"""J of Proposition 1 for a curvature given only by its products with vectors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PROBES = 4
 
 
 def scaling(product: Product, like: Tensor) -> Tensor:
-    """s with s_i² ≈ 1/‖H_i‖, the rows of H by a few products with vectors of ±1.
+    """s with s_i² ≈ 1/‖H_i‖; the norms of the rows of H from a few products with vectors of ±1.
 
-    SHS is nearly as well conditioned as a diagonal scaling makes it: near an entropy H has 1/y on
-    its diagonal.
+    SHS is nearly as well conditioned as any diagonal scaling can make it. An entropy, with 1/y on
+    the diagonal of H, needs this.
     """
     steps = torch.arange(1, like.shape[-1] + 1, dtype=torch.float64, device=like.device)
     squares = torch.zeros_like(like)
@@ -31,9 +31,10 @@ def scaling(product: Product, like: Tensor) -> Tensor:
 
 
 def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """J v, the solution w of H_SS w + τ1 = v_S, 1ᵀw = 0, w = 0 off S, every row to its own last
-    bits; and the least Rayleigh quotient of SHS met on the way, one per row (+inf where
-    there was none; not positive where H is not positive definite).
+    """J v, the solution w of H_SS w + τ1 = v_S, 1ᵀw = 0, w = 0 off S, up to rounding in every row.
+
+    Also returns, per row, the least Rayleigh quotient of SHS over the search directions: +inf
+    without a direction, not positive if H was found not to be positive definite.
 
     With w = s ∘ u the constraint is ⟨s, u⟩ = 0: conjugate gradients on that hyperplane.
     """
@@ -43,7 +44,7 @@ def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[
 
         def projected(u: Tensor) -> Tensor:
             u = torch.where(support, u, 0)
-            for _ in range(2):  # the second takes away what rounding left
+            for _ in range(2):  # the second pass removes the rounding error of the first
                 u = u - q * row_dot(q, u)
             return u
 

@@ -1,13 +1,13 @@
-"""The curvature ∇²Ω(y) in its four structures, and the one matrix built from it.
+"""The curvature ∇²Ω(y) in four structures, and the Jacobian J built from it.
 
 On the support S of y, with H = ∇²Ω(y)_SS, the Jacobian of Π_Ω is
 
     J = H⁻¹ − H⁻¹1 1ᵀH⁻¹ / (1ᵀH⁻¹1)       on S, 0 elsewhere
 
-(Peters, Niculae & Martins 2019, Prop. 2), which is the solution of
-(I + A(B − I))J = A (Niculae & Blondel 2017, Prop. 1) written on the support. It is symmetric and
-positive semidefinite. Each structure below applies it at its own cost: O(d) for diagonal and
-diagonal plus rank one, O(d³) for dense, conjugate gradients for matrix-free.
+(Peters, Niculae & Martins 2019, Prop. 2). On the support this is the solution of
+(I + A(B − I))J = A (Niculae & Blondel 2017, Prop. 1). J is symmetric and positive semidefinite. A
+product with J costs O(d) for diagonal and diagonal plus rank one, O(d³) for dense, and conjugate
+gradients for matrix-free.
 
 All operations are differentiable, so a second backward differentiates the first.
 """
@@ -47,21 +47,21 @@ class Curvature(ABC):
         """J v, the solution w of H_SS w_S + τ1 = v_S, 1ᵀw = 0, w = 0 off S."""
 
     def inverse(self, support: Tensor) -> Inverse:
-        """v ↦ J v without derivatives, and a bound as :meth:`min_eigenvalue` gives it: what can be
-        factorised is factorised once."""
+        """v ↦ J v without derivatives, and the bound of :meth:`min_eigenvalue`. A structure that
+        can be factorised is factorised once."""
         return Applied(self, support)
 
     @abstractmethod
     def averaged(self, average: Average) -> Curvature:
-        """A matrix that acts as PHP on the range of the projection P = ``average``, and leaves it
-        and its orthogonal complement apart: what remains of H where groups of y move as one."""
+        """A matrix that acts as PHP on the range of the projection P = ``average`` and maps the
+        orthogonal complement of that range to itself: H restricted to equal changes in a group."""
 
     def scaled(self, c: float | Tensor) -> Curvature:
-        """c H, c > 0: a number, or broadcasting to the rows with a last size of 1."""
+        """c H, c > 0: a number, or a tensor that broadcasts to (*batch, 1)."""
         return MatrixFree(lambda v: c * self.matvec(v), _dtype(self))
 
     def plus(self, other: Curvature) -> Curvature:
-        """The sum of two matrices, in the simplest structure that holds it."""
+        """The sum of two matrices, in the simplest structure that can represent it."""
         for one, rest in ((self, other), (other, self)):
             if isinstance(one, Diagonal):
                 return rest.plus_diagonal(one.h)
@@ -74,13 +74,13 @@ class Curvature(ABC):
     def min_eigenvalue(self, support: Tensor) -> Tensor:
         """A lower bound on the smallest eigenvalue along {w : 1ᵀw = 0, w = 0 off S}, one per row.
 
-        Exact for dense (0 where it is lost in rounding), safe for the others (an estimate for
-        matrix-free); +inf where S has one element, as there is no such direction.
+        Exact for dense (0 if rounding hides the sign), an estimate for matrix-free, a lower bound
+        for the others; +inf where S has one element and so no such direction.
         """
 
 
 class Average(Protocol):
-    """P: an orthogonal projection that takes averages over groups of entries."""
+    """P: the orthogonal projection that averages over groups of entries."""
 
     def __call__(self, v: Tensor) -> Tensor:
         """P v."""
@@ -90,7 +90,7 @@ class Average(Protocol):
 
 
 class Inverse(Protocol):
-    """J on a support: a function of v."""
+    """J on a support, as a function of v."""
 
     @property
     def min_eigenvalue(self) -> Tensor:
@@ -101,7 +101,7 @@ class Inverse(Protocol):
 
 
 class Applied:
-    """J of a curvature that has nothing to factorise."""
+    """J of a curvature that needs no factorisation."""
 
     def __init__(self, curvature: Curvature, support: Tensor) -> None:
         self._curvature, self._support = curvature, support
@@ -116,7 +116,7 @@ class Applied:
 
 
 class Later:
-    """J of a curvature, factorised when it is first asked for."""
+    """J of a curvature, factorised on first use."""
 
     def __init__(self, curvature: Curvature, support: Tensor) -> None:
         self._make = functools.partial(curvature.inverse, support)
@@ -139,7 +139,7 @@ def _single(support: Tensor) -> Tensor:
 
 
 def _one(t: Tensor) -> Tensor:
-    """1, with the derivative of t."""
+    """1 in value, with the derivative of t."""
     return (t - t.detach()).exp()
 
 
@@ -163,15 +163,15 @@ class Diagonal(Curvature):
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # s_i = 1/h_i on S;  J v = s ∘ (v − ⟨s, v⟩ / Σs)   (2019, Prop. 2, separable case)
-        # relative to the least h of S, at p: with w = s h_p and u = v − v_p nothing cancels,
-        # however far apart the h_i are:  J v = (w / h_p) ∘ (u − ⟨w, u⟩ / Σw)
+        # relative to the least h of S, at p, with w = s h_p and u = v − v_p, without cancellation
+        # even for h_i of very different size:  J v = (w / h_p) ∘ (u − ⟨w, u⟩ / Σw)
         info = torch.finfo(self.h.dtype)
         h = torch.where(support, self.h, 1).clamp(info.tiny, info.max)
         p = torch.where(support, h.detach(), torch.inf).argmin(-1, keepdim=True)
         least = h.gather(-1, p)
         w, scale = least / h, 1 / least
         if torch.is_grad_enabled() or transforms.under_transform((h, v)):
-            # with derivatives from logarithms, as the 1/h² of a quotient over- and underflows
+            # derivatives through logarithms: the 1/h² of a quotient over- and underflows
             log_h = h.log()
             log_least = log_h.gather(-1, p)
             w = w.detach() * _one(log_least - log_h)
@@ -188,7 +188,7 @@ class Diagonal(Curvature):
 
 
 class DiagonalPlusRankOne(Curvature):
-    """H = diag(h) + c u uᵀ, c ≥ 0: a number, or broadcasting to the rows with a last size of 1."""
+    """H = diag(h) + c u uᵀ, c ≥ 0: a number, or a tensor that broadcasts to (*batch, 1)."""
 
     def __init__(self, h: Tensor, u: Tensor, c: float | Tensor = 1.0) -> None:
         self.h, self.u, self.c = h, u, c
@@ -262,13 +262,13 @@ class Dense(Curvature):
     def min_eigenvalue(self, support: Tensor) -> Tensor:
         h = torch.nan_to_num(self._on(support))
         eps = torch.finfo(h.dtype).eps
-        low = _lowest_across(h, support.to(h.dtype), support)
-        # its sign from D^(−½) H D^(−½), D the diagonal of H: the same by Sylvester's law of
-        # inertia, and not lost in rounding where entries are of very different size
+        low = _least_eigenvalue(h, support.to(h.dtype), support)
+        # its sign from D^(−½) H D^(−½), D the diagonal of H: the same sign by Sylvester's law of
+        # inertia, and correct where rounding of entries of very different size hides that of H
         diagonal = h.diagonal(dim1=-2, dim2=-1)
         scale = torch.where(diagonal > 0, torch.where(diagonal > 0, diagonal, 1).rsqrt(), 1)
         scaled = h * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-        sign = _lowest_across(scaled, torch.where(support, scale, 0), support)
+        sign = _least_eigenvalue(scaled, torch.where(support, scale, 0), support)
         noise = 8 * eps * h.abs().sum(-1).amax(-1)
         low = torch.where(sign > 8 * eps * h.shape[-1], torch.maximum(low, noise), low)
         low = torch.where(sign.abs() <= 8 * eps * h.shape[-1], 0, low)
@@ -293,8 +293,8 @@ def _dtype(a: Curvature) -> torch.dtype:
 
 
 def _solve(a: Tensor, b: Tensor) -> Tensor:
-    """a⁻¹ b. torch.linalg.solve is silently wrong in forward mode, nested (pytorch#196695) or under
-    vmap (measured with torch 2.13); its inverse is not."""
+    """a⁻¹ b. Under transforms torch.linalg.inv is used: torch.linalg.solve is silently wrong in
+    forward mode, nested (pytorch#196695) or under vmap (measured with torch 2.13)."""
     size = rowwise.whole(a.shape[-1])
     pads = torch.arange(size, device=a.device) >= a.shape[-1]
     a = rowwise.square(a, size) + torch.diag(pads.to(a.dtype))
@@ -306,7 +306,7 @@ def _solve(a: Tensor, b: Tensor) -> Tensor:
     return found[..., : b.shape[-1]]
 
 
-def _lowest_across(h: Tensor, normal: Tensor, support: Tensor) -> Tensor:
+def _least_eigenvalue(h: Tensor, normal: Tensor, support: Tensor) -> Tensor:
     """The smallest eigenvalue of h, which is 0 off S, along {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
     size = rowwise.whole(h.shape[-1])
     q = normal / rowwise.norm(normal).clamp_min(torch.finfo(h.dtype).tiny)
@@ -326,8 +326,8 @@ class MatrixFree(Curvature):
     """H given by its product with a vector; systems are solved by conjugate gradients.
 
     ``product`` maps v to H v, both of shape (*batch, d) and of ``dtype``. Derivatives of
-    ``jacobian`` are exact to the second order (so those of Π_Ω to the third): the solution is
-    restated by two refinements whose value is zero.
+    ``jacobian`` are exact up to the second order (those of Π_Ω up to the third): two refinement
+    steps, of value zero, carry them.
     """
 
     def __init__(self, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
@@ -362,26 +362,27 @@ class MatrixFree(Curvature):
         return w
 
     def min_eigenvalue(self, support: Tensor) -> Tensor:
-        # Power iteration for the largest eigenvalue of J on the tangent space; safe side: half of
-        # its inverse, as the iteration approaches from below.
+        # Power iteration for the largest eigenvalue of J on the tangent space. It approaches from
+        # below, so half of the inverse is taken.
         with torch.no_grad():
             generator = torch.Generator(support.device).manual_seed(0)
             probe = torch.randn(
                 support.shape[-1], generator=generator, device=support.device, dtype=self.dtype
             )
             w = tangent(probe.expand(support.shape), support)
-            norm, seen = torch.zeros_like(w[..., 0]), torch.full_like(w[..., 0], torch.inf)
+            norm, least = torch.zeros_like(w[..., 0]), torch.full_like(w[..., 0], torch.inf)
             for _ in range(6):
                 w = w / rowwise.norm(w).clamp_min(torch.finfo(w.dtype).tiny)
                 scale = self._scaling(support)
                 w, quotient = conjugate_gradients.solve(self.product, w, support, scale)
-                norm, seen = rowwise.norm(w).squeeze(-1), torch.minimum(seen, quotient)
-            low = torch.where(seen > 0, 0.5 / norm, seen)
+                norm, least = rowwise.norm(w).squeeze(-1), torch.minimum(least, quotient)
+            low = torch.where(least > 0, 0.5 / norm, least)
             return torch.where(_single(support), torch.inf, low)
 
 
 class _SelfAdjoint(torch.autograd.Function):
-    """v ↦ J v for a fixed symmetric J: its own derivative and its own adjoint."""
+    """v ↦ J v for a fixed symmetric J. The map is linear and self-adjoint, so it is its own
+    vector–Jacobian product."""
 
     @staticmethod
     def forward(
@@ -407,4 +408,4 @@ def _self_adjoint(
 
 
 DENSE_LIMIT = 512
-"""Above this d, a curvature found by autograd is matrix-free instead of dense."""
+"""Above this d a curvature by autograd is matrix-free instead of dense."""

@@ -1,4 +1,4 @@
-"""What regmax raises and warns with."""
+"""The exceptions and warnings of regmax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class ConvergenceError(RuntimeError):
-    """As :class:`ConvergenceWarning`, where the caller asked for ``on_failure="raise"``."""
+    """:class:`ConvergenceWarning` as an error, for ``on_failure="raise"``."""
 
 
 class PluginWarning(UserWarning):

@@ -1,9 +1,9 @@
-"""The terms of the algebra of regularizers: c Ω, Ω₁ + Ω₂ and λ R as regularizers and penalties.
+"""The expressions of the algebra of regularizers: c Ω, Ω₁ + Ω₂ and λ R as objects.
 
     Π_{cΩ,γ} = Π_{Ω,cγ},        ∇²(Ω₁ + Ω₂) = ∇²Ω₁ + ∇²Ω₂,        prox_{t·λR} = prox_{tλ·R}.
 
-What is known of the parts says what is known of the whole. :mod:`regmax.regularizers.algebra` makes
-them.
+The declared properties of the parts give those of the expression.
+:mod:`regmax.regularizers.algebra` creates these objects.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .regularizer import Regularizer, common_entries, per_row
 class Scaled(Regularizer):
     """c Ω(y), c > 0, for a smooth Ω: ``2 * entropy`` is softmax at twice the temperature.
 
-    ``c``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``. What
-    ``base`` declares holds for c Ω too, by Π_{cΩ,γ} = Π_{Ω,cγ}.
+    ``c``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``. The
+    declared properties are those of ``base``, by Π_{cΩ,γ} = Π_{Ω,cγ}.
     """
 
     hyperparameters = ("c",)
@@ -104,9 +104,9 @@ class Scaled(Regularizer):
 class Sum(Regularizer):
     """Σ_k Ω_k(y) of smooth Ω_k.
 
-    Strongly convex with the sum of the declared constants, as the others are convex; what is true
-    of all terms is true of the sum. A score r below the largest has y_i = 0 if r is the sum of
-    these distances: each bounds how far the entries of its ∇Ω_k(y) lie apart where y_i > 0.
+    The sum is strongly convex with the sum of the declared constants, as all terms are convex. A
+    property of all terms is a property of the sum. The support radii add up: each bounds the
+    difference between entries of ∇Ω_k(y) where y_i > 0.
     """
 
     hyperparameters = ()
@@ -156,7 +156,7 @@ class Sum(Regularizer):
         return sum(term.support_radius() for term in self._each())
 
     def min_positive(self, tiny: float) -> float | Tensor:
-        # the sum of as many numbers next to the largest would overflow
+        # a sum of numbers next to the largest one could overflow
         each = [term.min_positive(tiny) for term in self._each()]
         return len(each) * functools.reduce(_larger, each)
 
@@ -175,7 +175,7 @@ class Sum(Regularizer):
 
 
 class ScaledPenalty(Penalty):
-    """λ R(y), λ ≥ 0: a penalty wherever one is taken.
+    """λ R(y), λ ≥ 0, itself a penalty.
 
     ``lam``: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
     """
@@ -231,7 +231,7 @@ class ScaledPenalty(Penalty):
 
 
 def _factor_of(item: Regularizer | Penalty) -> str:
-    """What stands behind a ``*``."""
+    """The right operand of ``*``, in parentheses if it needs them."""
     return f"({item!r})" if isinstance(item, Scaled | ScaledPenalty | Sum) else repr(item)
 
 
@@ -242,14 +242,14 @@ def _larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
 
 
 def unscaled(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
-    """Π_{cΩ,γ} = Π_{Ω,cγ}: the innermost Ω, and its γ."""
+    """The innermost Ω and its γ, by Π_{cΩ,γ} = Π_{Ω,cγ}."""
     while isinstance(omega, Scaled):
         omega, gamma = omega.base, gamma * omega.c
     return omega, gamma
 
 
 def unweighted(penalty: Penalty, weight: Any) -> tuple[Penalty, Any]:
-    """The innermost penalty, and its weight."""
+    """The innermost penalty and its weight."""
     while isinstance(penalty, ScaledPenalty):
         penalty, weight = penalty.penalty, weight * penalty.lam
     return penalty, weight

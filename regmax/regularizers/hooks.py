@@ -1,4 +1,4 @@
-"""The hooks that a plugin may implement. Each returns classes; their order does not matter."""
+"""The hooks that a plugin may implement. Each returns a list of classes, in any order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``+`` and ``*`` of regularizers and penalties. What they mean is said in
-:mod:`regmax.regularizers.algebra`, which is built on both."""
+"""``+`` and ``*`` of regularizers and penalties, which :mod:`regmax.regularizers.algebra`
+implements."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from . import printing
 
 
 class _Arguments:
-    """The names of a constructor's arguments, looked up when they are first asked for: the
-    constructor of a dataclass is made after its class."""
+    """The names of a constructor's arguments, looked up on first use, because the constructor of a
+    dataclass is made after its class."""
 
     def __get__(self, item: object, cls: type[Operand]) -> tuple[str, ...]:
         cls.arguments = tuple(parameters_of(cls))
@@ -23,55 +23,54 @@ class _Arguments:
 
 
 class Operand(nn.Module):
-    """What can be added, and multiplied by a number."""
+    """An object that can be added and multiplied by a number."""
 
-    __array_ufunc__ = None  # numbers of numpy leave products with an operand to it
+    __array_ufunc__ = None  # NumPy numbers then call __rmul__
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
     ranges: ClassVar[dict[str, tuple[str, Callable[[Any], Any]]]] = {}
     arguments: ClassVar[tuple[str, ...]] = ()
-    _methods: ClassVar[dict[str, str]] = {}  # of the base class, and that class
+    _methods: ClassVar[dict[str, str]] = {}  # method name -> the base class that defines it
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.arguments = _Arguments()  # type: ignore[assignment]
         if Operand in cls.__bases__:
-            own = inspect.getmembers(cls, inspect.isfunction)
-            cls._methods = {k: cls.__name__ for k, _ in own if k in vars(cls) and k[0] != "_"}
+            functions = inspect.getmembers(cls, inspect.isfunction)
+            cls._methods = {k: cls.__name__ for k, _ in functions if k in vars(cls) and k[0] != "_"}
         for name in cls._methods.keys() & vars(cls).keys():
-            item = vars(cls)[name]  # None: a class that only others complete
+            item = vars(cls)[name]  # None: a subclass must define it
             if not (item is None or callable(item) or hasattr(item, "__get__")):
                 _refuse_hiding(cls, name)
 
     def __setattr__(self, name: str, item: Any) -> None:
-        """Refuse what would hide a method that the core calls, where it is set."""
+        """Set an attribute; TypeError if it would hide a method that the core calls."""
         if name in self._methods and (not callable(item) or isinstance(item, nn.Module)):
             _refuse_hiding(type(self), name)
         super().__setattr__(name, item)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Ready the nn.Module, so that an ``__init__`` need not call super()."""
-        if cls.__hash__ is None:  # a dataclass; a module is itself, whatever its fields
+        """Initialise the nn.Module, so that an ``__init__`` need not call super()."""
+        if cls.__hash__ is None:  # a dataclass; modules compare by identity
             cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
         self = super().__new__(cls)
-        _ = cls.arguments  # found now, as Dynamo could not
+        _ = cls.arguments  # looked up here, because Dynamo cannot
         nn.Module.__init__(self)
         return self
 
     def __init__(self) -> None:
-        """Nothing to do: ``__new__`` made the module."""
+        """Does nothing: ``__new__`` initialised the module."""
 
     def extra_repr(self) -> str:
-        """``lam=0.1``: what the constructor needs to make this object again. Default: those of its
-        arguments that are attributes too, unless they have their defaults and are no
-        hyperparameters."""
+        """``lam=0.1``: the arguments that recreate this object. Default: the arguments that are
+        also attributes, without those at their default value that are not hyperparameters."""
         return ", ".join(printing.arguments(self, self.hyperparameters or ()))
 
     def __repr__(self) -> str:
-        """The Python that makes this object again, see :mod:`regmax.regularizers.printing`."""
+        """A Python expression that recreates this object (:mod:`regmax.regularizers.printing`)."""
         return printing.called(self, [self.extra_repr()])
 
     def __str__(self) -> str:
-        """The formula, with tensors by their numbers or shapes."""
+        """The formula; tensors are printed as a number or a shape."""
         with printing.short():
             return repr(self)
 
@@ -96,7 +95,7 @@ def _refuse_hiding(cls: type[Operand], name: str) -> None:
 
 
 def parameters_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
-    """What the constructor of ``cls`` takes, by name."""
+    """The parameters of the constructor of ``cls``, by name."""
     return dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
 
 

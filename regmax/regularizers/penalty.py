@@ -1,14 +1,14 @@
-"""Structured penalties R, and Ω = base + λR (one theorem for fusedmax, oscarmax and their kin).
+"""Structured penalties R, and Ω = base + λR (the theorem of fusedmax, oscarmax and others).
 
 Let R be the Lovász extension of a submodular function (total variation, ordered weights, …) and
 ``base`` permutation-invariant, strictly convex and differentiable inside Δ. Then
 
     Π_{base+λR}(x) = Π_base(γ prox_{λR}(x/γ)),      J = J_base · (averaging over the groups).
 
-Why: z = prox_{λR}(x/γ) means x/γ − z ∈ λ∂R(z), and y = Π_base(γz) keeps the order of z and can
-only merge ties, so ∂R(z) ⊆ ∂R(y); base's own optimality adds the rest. With base = ½‖·‖² and the
-chain's total variation this is Proposition 2 of Niculae & Blondel (2017). The whole proof, which
-needs no gradient of ``base``, is in docs/theorem.md.
+Proof sketch: z = prox_{λR}(x/γ) means x/γ − z ∈ λ∂R(z). y = Π_base(γz) keeps the order and the
+ties of z, so ∂R(z) ⊆ ∂R(y). Adding the optimality condition of ``base`` gives that of Ω. With
+base = ½‖·‖² and the chain's total variation this is Proposition 2 of Niculae & Blondel (2017). The
+full proof, which needs no gradient of ``base``, is in docs/theorem.md.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ class Penalty(Operand, ABC):
     """R(y): convex, with a proximal operator.
 
     Rows are along the last dimension; ``mask`` is None or a bool tensor of y's shape (True = takes
-    part): a masked row behaves as the shorter row of its participants, and its masked entries are
+    part). A masked row behaves like the shorter row of its participants; its masked entries are
     0. Required: :meth:`value` and :meth:`prox`.
 
     Class attributes
     ----------------
     lovasz: whether R is the Lovász extension of a submodular function (total variation, ordered
-        weights, …), up to a multiple of Σy. With such a penalty Ω = base + λR is computed by the
-        theorem above; :meth:`groups` and :meth:`subgradient` are then required too. False: Ω is
-        solved as a whole, by :meth:`prox`, and differentiated where R is smooth on the support.
-    entries: how many entries a row must have, where R is made for one number (the nodes of a
-        graph); None: any.
+        weights, …), up to a multiple of Σy. If True, the theorem above computes Ω = base + λR, and
+        :meth:`groups` and :meth:`subgradient` are required too. If False, a solver uses
+        :meth:`prox` on the whole Ω, which is differentiable where R is smooth on the support.
+    entries: the number of entries that a row must have (the nodes of a graph); None: any.
     """
 
     name: ClassVar[str] = ""
@@ -57,8 +56,8 @@ class Penalty(Operand, ABC):
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """argmin_z ½‖z − v‖² + step·R(z); members of a group are bit-for-bit equal.
 
-        ``step`` is a number or broadcasts to (*batch, 1). regmax takes no gradient through it; one
-        that computes outside of autograd gets its gradient from
+        ``step`` is a number or broadcasts to (*batch, 1). regmax does not differentiate this
+        method. A prox that computes outside of autograd gets derivatives from
         :meth:`~regmax.Penalty.with_gradient`, as the built-in ones do.
         """
 
@@ -69,14 +68,14 @@ class Penalty(Operand, ABC):
     def subgradient(
         self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """An element of step·∂R(y), close to ``near``: from the definition of R, not from ``prox``.
+        """An element of step·∂R(y) close to ``near``, by the definition of R and without ``prox``.
 
-        Certificates rest on it: it must be a subgradient up to rounding, whatever ``near`` is.
+        Certificates use it: for every ``near`` it must be a subgradient up to rounding.
         """
         raise NotImplementedError(_missing(self, "subgradient(self, y, near, step, mask=None)"))
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
-        """How far below others an entry of d must lie for them not to feel where it lies."""
+        """The distance below which an entry of d no longer affects the prox of larger entries."""
         return math.inf
 
     def as_cvxpy(self, y: Any) -> Any:
@@ -84,9 +83,9 @@ class Penalty(Operand, ABC):
         raise NotImplementedError(f"{type(self).__name__} defines no as_cvxpy(self, y)")
 
     def kernel(self, base: Regularizer, x: Tensor) -> Kernel | None:
-        """Compiled code for Ω = ``base`` + λR and tensors like ``x``, whose one hyperparameter is
-        λ, or None. A penalty offers it for the classes, its own and the base's, that it knows: a
-        subclass may redefine them."""
+        """Compiled code for Ω = ``base`` + λR and tensors like ``x``, or None. Its one
+        hyperparameter is λ. Return a kernel only for exact classes of penalty and base, as a
+        subclass may redefine a method."""
         return None
 
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -102,40 +101,40 @@ class Penalty(Operand, ABC):
     def with_gradient(
         self, z: Tensor, v: Tensor, step: float | Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """z = prox(v, step), with its derivatives in v, step and the tensors of this penalty: the
-        average over the groups of z, of v and of −step·u, u ∈ ∂R(z) (2017, Prop. 3)."""
+        """z = prox(v, step) with derivatives in v, step and the tensors of this penalty: those of
+        v − step·u, u ∈ ∂R(z), averaged over the groups of z (2017, Prop. 3)."""
         if not torch.is_grad_enabled():
             return z
         inside = [t for m in self.modules() for t in (*vars(m).values(), *m.parameters(False))]
-        moves = any(isinstance(t, Tensor) and t.requires_grad for t in (step, *inside))
-        if not (moves or v.requires_grad):
+        learns = any(isinstance(t, Tensor) and t.requires_grad for t in (step, *inside))
+        if not (learns or v.requires_grad):
             return z
         z = z.detach()
-        change = (v - v.detach()).to(z)  # 0, with a derivative
-        if moves:
+        change = (v - v.detach()).to(z)  # 0 in value, with the derivative of v
+        if learns:
             pull = step * self.any_subgradient(z, mask)
             change = change - (pull - pull.detach()).to(z)
         change = self.average(change, z, mask)
         return z + (change if mask is None else torch.where(mask, change, 0))
 
     def any_subgradient(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Some element of ∂R(y), by autograd; its mean over each group does not depend on which."""
+        """Some element of ∂R(y), by autograd. All elements have the same mean over each group."""
         u: Tensor = torch.func.grad(lambda t: self.value(t, mask).sum())(y.detach())
         return u
 
 
 def proxed(penalty: Penalty, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """``penalty.prox(v, step, mask)``, refused with a message unless it is a tensor like v."""
+    """``penalty.prox(v, step, mask)``; an error unless it is a tensor like v."""
     return like(penalty.prox(v, step, mask), v, f"{type(penalty).__name__}.prox")
 
 
 def valued(penalty: Penalty, y: Tensor, mask: Tensor | None) -> Tensor:
-    """``penalty.value(y, mask)``, refused with a message unless it is one number per row."""
+    """``penalty.value(y, mask)``; an error unless it is one number per row."""
     return like(penalty.value(y, mask), y[..., 0], f"{type(penalty).__name__}.value")
 
 
 def group_ids(penalty: Penalty, z: Tensor, mask: Tensor | None) -> Tensor:
-    """``penalty.groups(z, mask)``, refused with a message unless they are ids in [0, d)."""
+    """``penalty.groups(z, mask)``; an error unless these are ids in [0, d)."""
     ids = penalty.groups(z, mask)
     who, d = f"{type(penalty).__name__}.groups", z.shape[-1]
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.shape != z.shape:
@@ -180,7 +179,7 @@ class Penalized(Regularizer):
 
     @property
     def composes(self) -> bool:
-        """Whether Π_Ω is the base's mapping of the prox, by the theorem above."""
+        """Whether Π_Ω is the base's mapping applied to the prox, by the theorem above."""
         return self.penalty.lovasz and self.base.permutation_invariant
 
     def value(self, y: Tensor) -> Tensor:
@@ -189,7 +188,7 @@ class Penalized(Regularizer):
     _mask: Tensor | None = None
 
     def of(self, mask: Tensor | None) -> Penalized:
-        """The same Ω of rows with this mask."""
+        """The same Ω for rows with this mask."""
         if mask is None:
             return self
         bound: Penalized = copied(self)
@@ -197,7 +196,7 @@ class Penalized(Regularizer):
         return bound
 
     def masked_value(self, y: Tensor, mask: Tensor | None) -> Tensor:
-        """Ω of the participants of y alone."""
+        """Ω of the participants of y."""
         if mask is not None and mask.shape != y.shape:
             mask = mask.expand(y.shape)
         total: Tensor = evaluated(self.base.value, y) + self.per_row("lam") * valued(
@@ -212,24 +211,24 @@ class Penalized(Regularizer):
         return self.penalty.kernel(self.base, x)
 
     def composed(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """γ prox_{λR}(x/γ) = prox_{γλR}(x), its maximum shifted to 0: by the theorem above the
-        scores that ``base`` maps to Π_Ω(x).
+        """γ prox_{λR}(x/γ) = prox_{γλR}(x), its maximum shifted to 0. By the theorem above
+        ``base`` maps these scores to Π_Ω(x).
 
-        In float64 until then. Scores that cannot matter, as ``base`` gives them 0 and the others do
-        not feel where they lie, are raised: −1e20 would absorb the others in the sums of a prox.
+        Computed in float64. Scores so low that they change no other entry and get weight 0 are
+        raised first: a score of −1e20 would absorb the others in the sums of a prox.
         """
         lam = self.lam.double() if isinstance(self.lam, Tensor) else self.lam
         gamma = gamma.double() if isinstance(gamma, Tensor) else gamma
-        matters = gamma * (self.base.support_radius() + self.penalty.margin(lam, x.shape[-1]))
-        z = proxed(self.penalty, x.double().clamp(min=-16 * matters), gamma * lam, mask)
+        radius = gamma * (self.base.support_radius() + self.penalty.margin(lam, x.shape[-1]))
+        z = proxed(self.penalty, x.double().clamp(min=-16 * radius), gamma * lam, mask)
         top = z if mask is None else torch.where(mask, z, -torch.inf)
         return (z - top.amax(-1, keepdim=True)).to(x.dtype)
 
     def reduced(self, z: Tensor, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """z − λu averaged over the groups of y, u ∈ ∂R(y) (2017, Prop. 3 and Lemma 1).
 
-        What is left for ``base``: Π_base of it is Π_Ω(z) when y has the right groups and order.
-        Differentiable in z and λ: the groups' average, and −⟨·, u⟩, u up to a constant.
+        The scores for ``base``: it maps them to Π_Ω(z) if y has the groups and order of Π_Ω(z).
+        Differentiable in z and λ: the average over the groups, and −⟨·, u⟩, u up to a constant.
         """
         u = like(self.penalty.any_subgradient(y, mask), y, f"{type(self.penalty).__name__}.value")
         on = torch.ones_like(u) if mask is None else mask.to(u.dtype)
@@ -254,32 +253,32 @@ class Penalized(Regularizer):
 
 
 def averaged(penalty: Penalty, v: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """``penalty.average(v, y, mask)``, refused with a message unless it is a tensor like v."""
+    """``penalty.average(v, y, mask)``; an error unless it is a tensor like v."""
     return like(penalty.average(v, y, mask), v, f"{type(penalty).__name__}.average")
 
 
 def who(omega: Regularizer) -> str:
-    """The classes that Ω is made of."""
+    """The names of the classes in the expression Ω."""
     if type(omega) is not Penalized:
         return " + ".join(type(leaf).__name__ for leaf in omega.leaves())
     return f"{who(omega.base)} + {omega.penalty.name or omega.penalty}"
 
 
 def unpenalized(omega: Regularizer) -> Regularizer:
-    """Ω, or its base where the penalty's weight is the number 0: equal entries are then no group.
+    """Ω, or its base if the penalty's weight is the float 0: equal entries then form no group.
 
-    A tensor that is 0 keeps the penalty, and its groups: derivatives are the limit of those for
-    λ > 0, and λ has one.
+    If the weight is a tensor that is 0, the penalty and its groups stay: λ has a derivative, and
+    all derivatives are limits of those for λ > 0.
     """
     if not (isinstance(omega, Penalized) and omega.exact and _is_zero(omega.lam)):
         return omega
-    own = any(getattr(type(omega), k) is not getattr(Penalized, k) for k in DEFINED)
+    redefined = any(getattr(type(omega), k) is not getattr(Penalized, k) for k in DEFINED)
     learns = any(name.startswith("penalty.") for name in omega.tensors())
-    return omega if own or learns else omega.base
+    return omega if redefined or learns else omega.base
 
 
 DEFINED = ("value", "masked_value", "grad", "curvature", "composed")
-"""What a subclass of :class:`Penalized` may redefine, and then is no base + λR."""
+"""A subclass of :class:`Penalized` that redefines one of these methods is not base + λR."""
 
 
 def _is_zero(lam: float | Tensor) -> bool:
@@ -287,25 +286,25 @@ def _is_zero(lam: float | Tensor) -> bool:
 
 
 def structured(omega: Regularizer) -> TypeGuard[Penalized]:
-    """Whether Ω is base + λR with fused groups, R a Lovász extension."""
+    """Whether Ω is base + λR with a Lovász extension R, which makes groups."""
     return isinstance(omega, Penalized) and omega.penalty.lovasz
 
 
 def smooth_part(omega: Regularizer, mask: Tensor | None = None) -> Regularizer:
-    """What of Ω is differentiated on the support: the base of a structured Ω, else the whole, of
-    rows with this ``mask``."""
+    """The part of Ω that is differentiated on the support, for rows with this ``mask``: the base of
+    a structured Ω, else all of Ω."""
     if structured(omega):
         return omega.base
     return omega.of(mask) if isinstance(omega, Penalized) else omega
 
 
 def penalty_of(omega: Regularizer) -> Penalty | None:
-    """The penalty that makes groups, if Ω has one."""
+    """The penalty of a structured Ω, else None."""
     return omega.penalty if structured(omega) else None
 
 
 def value_of(omega: Regularizer, y: Tensor, mask: Tensor | None) -> Tensor:
-    """Ω(y) of the participants of a row."""
+    """Ω(y) of the participants of each row."""
     if isinstance(omega, Penalized):
         return omega.masked_value(y, mask)
     value: Tensor = evaluated(omega.value, y)

@@ -1,11 +1,10 @@
-"""How objects are printed: as the Python that makes them again.
+"""Objects are printed as Python expressions that recreate them.
 
-A name stands for the class of that name, and ``torch`` for the package: ``eval(repr(omega))`` is Ω
-again where its classes are imported by name, and ``import torch`` has been said. Numbers keep
-all of their digits. A tensor or sequence of more than 64 entries, and one that holds no numbers (on
-the meta device, under a tracer), is only described, in angle brackets, and a tensor computed from
-others is printed as its value. ``str`` of an Ω is the formula for people: a tensor of one entry is
-its number, and larger ones are their shapes.
+``eval(repr(omega))`` is Ω again if its classes and ``torch`` are imported. Numbers keep all of
+their digits. A tensor or sequence of more than 64 entries, or a tensor without numbers (on the meta
+device, under a tracer), is only described, in angle brackets. A tensor computed from others is
+printed as its value. ``str(omega)`` is the formula: a tensor of one entry is printed as a number, a
+larger one as its shape.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ _whole = ContextVar("regmax_whole", default=False)
 
 @contextmanager
 def short() -> Iterator[None]:
-    """Inside, tensors are printed for people."""
-    before = _short.set(True)
+    """Inside, tensors are printed as in ``str``."""
+    token = _short.set(True)
     try:
         yield
     finally:
-        _short.reset(before)
+        _short.reset(token)
 
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Inside, nothing is left out, and the text depends on no device and no default dtype: what a
-    file keeps."""
-    before = _whole.set(True)
+    """Inside, all entries are printed, and the text does not depend on the device or the default
+    dtype: for files."""
+    token = _whole.set(True)
     try:
         yield
     finally:
-        _whole.reset(before)
+        _whole.reset(token)
 
 
 @functools.singledispatch
 def show(item: object) -> str:
-    """An argument of a constructor as it is printed."""
+    """The printed form of a constructor's argument."""
     return repr(item)
 
 
@@ -65,7 +64,7 @@ def _(item: tuple) -> str:  # type: ignore[type-arg]
 @show.register
 def _(item: Tensor) -> str:
     what = kind(item)
-    if what is not None:  # a DTensor's entries would have to be fetched
+    if what is not None:  # printing a DTensor's entries would fetch them
         if what.startswith(type(item).__name__):
             what += f" of shape={tuple(item.shape)}"
         return f"<{what}, {item.dtype}>"
@@ -80,7 +79,7 @@ def _(item: Tensor) -> str:
     if item.numel() > LIMIT and not whole:
         return f"<tensor of {shape}, {item.dtype}>"
     kept = isinstance(item, torch.nn.Parameter)
-    options = [f"dtype={item.dtype}"] if whole or item.dtype != _guessed(item) else []
+    options = [f"dtype={item.dtype}"] if whole or item.dtype != _inferred_dtype(item) else []
     options += [f"device={str(item.device)!r}"] if not whole and item.device.type != "cpu" else []
     options += ["requires_grad=True"] if item.requires_grad and item.is_leaf and not kept else []
     made = f"torch.tensor({', '.join([_numbers(item.tolist(), item.dtype), *options])})"
@@ -89,8 +88,8 @@ def _(item: Tensor) -> str:
     return f"torch.nn.Parameter({made}{'' if item.requires_grad else ', requires_grad=False'})"
 
 
-def _guessed(item: Tensor) -> torch.dtype:
-    """The dtype that torch.tensor finds for the numbers of ``item``."""
+def _inferred_dtype(item: Tensor) -> torch.dtype:
+    """The dtype that torch.tensor infers from the numbers of ``item``."""
     if item.dtype.is_floating_point or not item.numel():
         return torch.get_default_dtype()
     return torch.bool if item.dtype == torch.bool else torch.int64
@@ -103,7 +102,7 @@ def _numbers(item: Any, dtype: torch.dtype) -> str:
         return repr(item)
     if not abs(item) < torch.inf:
         return {"inf": "torch.inf", "-inf": "-torch.inf"}.get(str(item), "torch.nan")
-    for digits in range(1, 17):  # the fewest that this dtype does not need more than
+    for digits in range(1, 17):  # the fewest digits that give the same number in this dtype
         number = float(f"{item:.{digits}g}")
         if torch.tensor(number, dtype=dtype, device="cpu").item() == item:
             return repr(number)
@@ -111,12 +110,12 @@ def _numbers(item: Any, dtype: torch.dtype) -> str:
 
 
 def called(item: object, parts: Iterable[str]) -> str:
-    """The constructor of ``item`` and what it takes."""
+    """The call of the constructor of ``item`` with the arguments ``parts``."""
     return f"{type(item).__name__}({', '.join(parts)})"
 
 
 def unusual(**given: tuple[Any, Any]) -> list[str]:
-    """``lam=0.1`` for each (item, its default) that differ."""
+    """``lam=0.1`` for each (item, default) in which the two differ."""
     return [f"{name}={show(item)}" for name, (item, usual) in given.items() if _differ(item, usual)]
 
 
@@ -125,16 +124,16 @@ def _differ(item: Any, usual: Any) -> bool:
 
 
 def arguments(item: Any, always: Iterable[str] = ()) -> list[str]:
-    """The same for the arguments of the constructor that are attributes too; those of ``always`` at
-    any rate. A method of that name is no attribute: what came is not known."""
+    """``lam=0.1`` for each constructor argument that is also an attribute and either differs from
+    its default or is in ``always``. A bound method of that name does not count as an attribute."""
     missing = inspect.Parameter.empty
     usual = {k: p.default for k, p in inspect.signature(type(item).__init__).parameters.items()}
     given = {name: getattr(item, name, missing) for name in list(usual)[1:]}
-    own = {name for name, value in given.items() if getattr(value, "__self__", None) is item}
+    methods = {name for name, value in given.items() if getattr(value, "__self__", None) is item}
     return unusual(
         **{
             name: (value, missing if name in always else usual[name])
             for name, value in given.items()
-            if value is not missing and name not in own
+            if value is not missing and name not in methods
         }
     )

@@ -1,8 +1,8 @@
-"""Finds plugins through the entry-point group ``regmax``; the built-in ones have no other door.
+"""Finds plugins through the entry-point group ``regmax``, the built-in ones included.
 
-A plugin at fault never takes regmax down: one :class:`regmax.PluginWarning` names the plugin, its
-distribution, the hook and the reason, and the rest works. A name that two plugins claim is an
-error when that name is asked for, and only then.
+A faulty plugin does not stop regmax: one :class:`regmax.PluginWarning` names the plugin, its
+distribution, the hook and the reason, and the rest works. If two plugins use one name, only a
+request for that name is an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KINDS = {
     "solver": "regmax_solvers",
     "backend": "regmax_backends",
 }
-# what a class must have, and what to subclass to have it
+# the methods that a class must have, and the base class that provides them
 REQUIRED = {
     "regularizer": (("value", "with_tensors"), "regmax.Regularizer"),
     "penalty": (("value", "prox"), "regmax.Penalty"),
@@ -65,7 +65,7 @@ class Registry:
 
     def _load(self, point: EntryPoint) -> None:
         plugin, distribution = point.name, _distribution(point)
-        # one manager per plugin: two entry points of one name must not hide each other
+        # one manager per plugin, as pluggy lets an entry point hide another of the same name
         manager = pluggy.PluginManager(GROUP)
         manager.add_hookspecs(hooks)
         try:
@@ -96,17 +96,17 @@ class Registry:
         warnings.warn(message, PluginWarning, stacklevel=2)
 
     def offers(self, kind: str) -> Iterator[Offer]:
-        """Every offer of a kind, sorted by name; contested names come once per claimant."""
+        """Every offer of a kind, sorted by name; a duplicate name comes once per plugin."""
         for name in sorted(self._offers[kind]):
             yield from self._offers[kind][name]
 
     def names(self, kind: str) -> dict[str, type[Any]]:
-        """The uncontested names of a kind."""
+        """The names of a kind that one plugin offers, with their classes."""
         found = self._offers[kind]
         return {name: found[name][0].cls for name in sorted(found) if len(found[name]) == 1}
 
     def get(self, kind: str, name: str) -> type[Any]:
-        """The class that goes by ``name``; :class:`PluginError` if none or several do."""
+        """The class of that name; :class:`PluginError` if there are none or several."""
         return self._one(self._offers[kind].get(name, []), kind, name, self.names(kind))
 
     def origin(self, kind: str, name: str) -> str:
@@ -123,11 +123,11 @@ class Registry:
         return dict(found)
 
     def mappings(self) -> list[str]:
-        """Names of ``regmax.functional``."""
+        """The names in ``regmax.functional``."""
         return sorted(self._mappings)
 
     def mapping(self, name: str) -> type[Any]:
-        """The regularizer behind a mapping of ``regmax.functional``."""
+        """The regularizer class of a mapping of ``regmax.functional``."""
         return self._one(self._mappings.get(name, []), "mapping", name, self._mappings)
 
     def regularizers(self) -> dict[str, type[Any]]:
@@ -153,7 +153,7 @@ class Registry:
         raise self.unknown(kind, name, sorted(known))
 
     def unknown(self, kind: str, name: str, known: list[str]) -> PluginError:
-        """That no plugin has that name, and which one may be meant."""
+        """The error for a name that no plugin offers, with a suggestion."""
         hint = "" if known else " No plugin is installed: install regmax itself (pip install -e .)."
         if self.faults:
             hint += f" Failed plugins: {'; '.join(self.faults)}."
@@ -167,7 +167,8 @@ class Registry:
 
 
 def suggestion(name: str, known: Iterable[str], means: Mapping[str, str] | None = None) -> str:
-    """`` (did you mean 'gini'?)`` for "ginni", or nothing. ``means``: for other names."""
+    """`` (did you mean 'gini'?)`` for "ginni", or "". ``means``: further names and the names that
+    they stand for."""
     meant = {**(means or {}), **{each: each for each in known}}
     like = {each.lower(): each for each in meant}
     found = difflib.get_close_matches(name.lower(), like, 1, 0.7)
@@ -175,7 +176,7 @@ def suggestion(name: str, known: Iterable[str], means: Mapping[str, str] | None 
 
 
 def _name(cls: Any, kind: str) -> str:
-    """The name of an offered class; TypeError if it is not what the hook asks for."""
+    """The name of an offered class; TypeError if the class does not fit the hook."""
     name = getattr(cls, "name", "")
     methods, base = REQUIRED[kind]
     if not isinstance(cls, type) or not all(hasattr(cls, method) for method in methods):
@@ -211,7 +212,7 @@ def required(cls: type[Any]) -> list[str]:
 
 
 def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any:
-    """``cls(**hyper)``; the TypeError for a wrong keyword says what is accepted."""
+    """``cls(**hyper)``; a TypeError for a wrong keyword lists the accepted ones."""
     accepted = parameters_of(cls)
     unknown = [key for key in hyper if key not in accepted]
     if unknown:
@@ -228,5 +229,5 @@ def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any
 
 @functools.cache
 def registry() -> Registry:
-    """The one registry of this process, made when first asked for."""
+    """The registry of this process, made on first use."""
     return Registry(list(entry_points(group=GROUP)))

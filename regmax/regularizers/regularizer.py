@@ -1,4 +1,4 @@
-"""Ω: what a plugin author writes. Only ``value`` is required; the rest has safe defaults."""
+"""The base class of Ω. Only ``value`` is required; the other methods have safe defaults."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Regularizer(Operand):
     :meth:`curvature`, :meth:`closed_form`, :meth:`conjugate`, :meth:`as_cvxpy`,
     :attr:`strong_convexity`.
 
-    Every method sees rows along the last dimension, ``y`` of shape (*batch, d), floating, with all
-    entries positive: where the true entry is 0 it sees ε² (5e-32 in float64), so that log y and
+    Every method gets rows along the last dimension: ``y`` of shape (*batch, d), floating, with all
+    entries positive. An entry that is 0 is passed as ε² (5e-32 in float64), so that log y and
     y^(α−2) are finite. Tensors stored as attributes (or nn.Parameters, or in nested modules) are
     hyperparameters: they get their gradient.
 
@@ -37,19 +37,19 @@ class Regularizer(Operand):
     mapping: the name, or names, of its mapping in ``regmax.functional``.
     presets: hyperparameters that a mapping's name fixes ({"entmax15": {"alpha": 1.5}}).
     hyperparameters: the attributes that hold one number per row (a float, or a tensor that
-        broadcasts to the scores with size 1 along ``dim``). None: not declared; every tensor
-        inside Ω is then looked for.
-    ranges: for each of them what is accepted, in words and as a predicate:
-        {"alpha": ("> 0", lambda a: a > 0)}. The core checks it at every call; a constructor that
-        sets ``self.alpha = self.checked("alpha", alpha)`` checks it at once.
+        broadcasts to the scores with size 1 along ``dim``). None: not declared; regmax then
+        searches Ω for tensors.
+    ranges: the accepted values of each of them, in words and as a predicate:
+        {"alpha": ("> 0", lambda a: a > 0)}. The core checks the range at every call; a constructor
+        that sets ``self.alpha = self.checked("alpha", alpha)`` checks it at once.
     permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
-    separable: whether Ω(y) = Σ g_i(y_i); None lets regmax find out.
-    ignores_zeros: whether Ω(y) is that of the positive entries of y alone, in any order.
-    entries: how many entries a row must have, where Ω is made for one number; None: any.
-    exact: False for a mapping that only approximates the argmax of its Ω; it then differentiates
-        its own closed form.
-    arguments: the names of the constructor's arguments, filled in. Where each is an attribute too,
-        torch.compile and torch.export can record the mapping.
+    separable: whether Ω(y) = Σ g_i(y_i); None: regmax tests it.
+    ignores_zeros: whether Ω(y) depends only on the positive entries of y, in any order.
+    entries: the number of entries that a row must have; None: any.
+    exact: False for a mapping that only approximates the argmax of its Ω. Its derivatives are then
+        those of its closed form.
+    arguments: the names of the constructor's arguments, set by regmax. If each is also an
+        attribute, torch.compile and torch.export can record the mapping.
     """
 
     name: ClassVar[str] = ""
@@ -79,18 +79,18 @@ class Regularizer(Operand):
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
         """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), or None where no formula is known.
 
-        ``x`` (*batch, d) is contiguous and finite; the largest participating entry of each row is
-        0, and each row has a participant; ``gamma`` is a float or has size 1 in its last dimension;
-        ``mask`` is None or bool of x's shape. Its gradient is not used: regmax differentiates the
-        optimality condition.
+        ``x`` (*batch, d) is contiguous and finite; each row has a participant, and its largest
+        participant is 0. ``gamma`` is a float or has size 1 in its last dimension; ``mask`` is None
+        or bool of x's shape. regmax does not differentiate this method, but the optimality
+        condition.
         """
         return None
 
     def kernel(self, x: Tensor) -> Kernel | None:
         """Compiled code for tensors like ``x``, or None: see :mod:`regmax.kernels`.
 
-        Offered by a class whose Ω depends on nothing but its ``hyperparameters``. A subclass that
-        redefines ``value``, ``grad``, ``curvature`` or ``closed_form`` must offer its own.
+        Only for a class whose Ω depends on its ``hyperparameters`` alone. A subclass that redefines
+        ``value``, ``grad``, ``curvature`` or ``closed_form`` must redefine this method too.
         """
         return None
 
@@ -101,7 +101,7 @@ class Regularizer(Operand):
     def conjugate_at(
         self, x: Tensor, y: Tensor, gamma: float | Tensor, mask: Tensor | None = None
     ) -> Any:
-        """max_Ω(x) at y = Π_Ω(x), which is known: (*batch), or None to use ⟨y, x⟩ − γΩ(y)."""
+        """max_Ω(x), given y = Π_Ω(x): (*batch), or None to use ⟨y, x⟩ − γΩ(y)."""
         return self.conjugate(x, gamma, mask)
 
     def as_cvxpy(self, y: Any) -> Any:
@@ -112,58 +112,57 @@ class Regularizer(Operand):
 
     @property
     def strong_convexity(self) -> float | Tensor | None:
-        """β > 0 with Ω β-strongly convex on Δ in ‖·‖₂, or None: estimated at the solution."""
+        """β > 0 such that Ω is β-strongly convex on Δ in ‖·‖₂. None: regmax estimates β at y*."""
         return None
 
     def notes(self, x: Tensor) -> list[str]:
-        """Lines that ``RegularizedMax.explain(x)`` adds: which kernel runs, for instance."""
+        """Lines that ``RegularizedMax.explain(x)`` adds, such as the kernel that runs."""
         return []
 
     def support_radius(self) -> float | Tensor:
-        """How far below the largest, over γ, a score has y_i = 0 or below any rounding.
+        """r such that a score more than γr below the largest has y_i = 0, or y_i below rounding.
 
-        Default: no such distance is known.
+        Default: +inf, no such r is known.
         """
         return math.inf
 
     def min_positive(self, tiny: float) -> float | Tensor:
         """The smallest y_i at which ``grad``, ``curvature`` and their derivatives are finite.
 
-        ``tiny`` is the smallest normal number, where 1/y is finite and the 1/y² of its derivative
-        is not, unless it is written exp(−log y). Default: √tiny. Smaller entries are taken for it.
+        ``tiny`` is the smallest normal number. There 1/y is finite, but 1/y² is not, unless the
+        code writes 1/y as exp(−log y). Default: √tiny. Smaller positive entries are raised to it.
         """
         return math.sqrt(tiny)
 
     def lifted(self, y: Tensor) -> Tensor:
-        """y as derivatives see it: positive, and as small as this Ω can take it."""
+        """y for derivatives: zeros replaced by ε², positive entries at least ``min_positive``."""
         info = torch.finfo(y.dtype)
         floor = self.min_positive(info.tiny)
         if not isinstance(floor, Tensor) and not floor <= info.eps:
             raise RegularizerError(
                 f"{type(self).__name__}.min_positive must be at most the rounding of y, "
-                f"{info.eps:g}: smaller entries are taken for it; got {floor:g}"
+                f"{info.eps:g}, as smaller entries are raised to it; got {floor:g}"
             )
         return positive(y, floor)
 
     # -- structure ---------------------------------------------------------------------------
 
     def declares(self, method: str) -> bool:
-        """Whether this Ω defines an optional method itself, not by a default."""
+        """Whether this Ω defines an optional method instead of using the default."""
         return getattr(type(self), method) is not getattr(Regularizer, method)
 
     def leaves(self) -> tuple[Regularizer, ...]:
-        """The regularizers that this one is an expression of
-        (:mod:`regmax.regularizers.algebra`)."""
+        """The regularizers in this expression (:mod:`regmax.regularizers.algebra`)."""
         return (self,)
 
     # -- hyperparameters ---------------------------------------------------------------------
 
     def tensors(self, fixed: bool = False) -> dict[str, Tensor]:
-        """Every tensor inside Ω that requires grad (or any, if ``fixed``), by dotted name."""
+        """Every tensor inside Ω that requires grad, by dotted name; if ``fixed``, all tensors."""
         found: dict[str, Tensor] = {}
         for prefix, module in self.named_modules(remove_duplicate=False):
-            own = {**vars(module), **module._parameters, **module._buffers}
-            for key, item in own.items():
+            attributes = {**vars(module), **module._parameters, **module._buffers}
+            for key, item in attributes.items():
                 if isinstance(item, Tensor) and (fixed or item.requires_grad):
                     found[f"{prefix}.{key}" if prefix else key] = item
         return found
@@ -184,7 +183,7 @@ class Regularizer(Operand):
         }
 
     def checked(self, name: str, item: Any) -> float | Tensor:
-        """``item``, refused with a message where it is out of the range of the hyperparameter."""
+        """``item``; an error if it is out of the range of the hyperparameter ``name``."""
         return hyperparameter(name, item, *self.ranges[name])
 
     def with_tensors(self, values: dict[str, Tensor]) -> Regularizer:
@@ -198,18 +197,18 @@ class Regularizer(Operand):
 
 
 def per_row(item: Any) -> Any:
-    """A number for each row, without the last dimension, in which it has size 1."""
+    """A hyperparameter without its last dimension, of size 1: one number per row."""
     return item.squeeze(-1) if isinstance(item, Tensor) and item.ndim else item
 
 
 def common_entries(*parts: Any) -> int | None:
-    """The number of entries that all parts of an Ω are made for; None: any."""
+    """The number of entries that all parts of an Ω require; None: any."""
     found = [part for part in parts if part.entries is not None]
     for part in found[1:]:
         if part.entries != found[0].entries:
             raise ValueError(
                 f"{found[0]!r} is made for rows of {found[0].entries} entries, and {part!r} for "
-                f"rows of {part.entries}: they have no sum"
+                f"rows of {part.entries}: they cannot be added"
             )
     return found[0].entries if found else None
 
@@ -220,7 +219,7 @@ def overrides(omega: Regularizer, method: str) -> bool:
 
 
 class Definition(Regularizer):
-    """Ω reduced to its value: what certificates and the generic method of a cross-check use."""
+    """Ω given only by its value, for certificates and the generic method of a cross-check."""
 
     def __init__(self, omega: Regularizer) -> None:
         self.omega = omega
@@ -230,7 +229,7 @@ class Definition(Regularizer):
 
 
 def like(found: Any, y: Tensor, who: str) -> Tensor:
-    """What a method returned, refused with a message unless it is a tensor like y."""
+    """``found``, the result of the method ``who``; an error unless it is a tensor like y."""
     if not isinstance(found, Tensor):
         raise TypeError(f"{who} must return a Tensor; got {type(found).__name__}")
     if found.shape != y.shape or found.dtype != y.dtype:
@@ -242,7 +241,7 @@ def like(found: Any, y: Tensor, who: str) -> Tensor:
 
 
 def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Tensor:
-    """Ω(y), refused with a message unless it is one finite number per row."""
+    """Ω(y); an error unless it is one finite number per row."""
     value = evaluated(omega.value, y)
     who = f"{name or type(omega).__name__}.value"
     if not isinstance(value, Tensor):
@@ -286,7 +285,7 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
 
 
 def frozen(module: nn.Module) -> Any:
-    """A copy, module by module, whose attributes do not follow those of ``module``."""
+    """A copy of a module and its submodules; assignments to ``module`` do not change it."""
     clone = copied(module)
     for name, inner in module._modules.items():
         clone._modules[name] = None if inner is None else frozen(inner)
@@ -294,7 +293,7 @@ def frozen(module: nn.Module) -> Any:
 
 
 def copied(module: nn.Module) -> Any:
-    """A shallow copy with attributes, parameters and buffers of its own."""
+    """A shallow copy with its own dicts of attributes, parameters, buffers and submodules."""
     clone = object.__new__(type(module))  # copy.copy refuses parametrized modules
     clone.__dict__ = dict(module.__dict__)
     for store in ("_parameters", "_buffers", "_modules"):
@@ -303,7 +302,7 @@ def copied(module: nn.Module) -> Any:
 
 
 def _unparametrized(module: nn.Module, clone: Any) -> Any:
-    """``clone`` with plain attributes where torch.nn.utils.parametrize put properties."""
+    """``clone`` with plain attributes instead of the properties of torch.nn.utils.parametrize."""
     if "parametrizations" in clone._modules:
         values = {name: getattr(module, name) for name in clone._modules.pop("parametrizations")}
         clone.__class__ = type(module).__mro__[1]

@@ -1,6 +1,6 @@
-"""Ω as a text and its numbers and tensors, by dotted name: what a recorded graph knows Ω by.
+"""Ω as a text plus numbers and tensors by dotted name, for recorded graphs.
 
-The text names the registered classes that an expression is made of, as nested lists of JSON:
+The text names the registered classes of an expression, as nested lists of JSON:
 
     ["regularizer", "tsallis"]          ["scaled", Ω]           ["sum", Ω, Ω, …]
     ["penalty", "tv"]                   ["weighted", R]         ["penalized", Ω, R]
@@ -18,7 +18,7 @@ from .penalty import Penalized, Penalty
 from .registry import registry
 from .regularizer import Regularizer, frozen
 
-# an expression, the arguments of its class that are numbers, and those that are expressions
+# for each class: its word, its arguments that are numbers, its arguments that are expressions
 _FORMS: dict[type[Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     Scaled: ("scaled", ("c",), ("base",)),
     ScaledPenalty: ("weighted", ("lam",), ("penalty",)),
@@ -27,12 +27,12 @@ _FORMS: dict[type[Any], tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 
 
 _KNOWN: dict[tuple[Any, ...], Penalty] = {}
-"""Penalties of plain arguments by name and arguments: what one made under a tracer would compute
-from them, a graph for instance, would be the tracer's."""
+"""Penalties of plain arguments, by name and arguments. A penalty made again under a tracer would
+hold the tracer's tensors, in its graph for instance."""
 
 
 def text_of(omega: Regularizer) -> str:
-    """The text, or a TypeError that says why there is none."""
+    """The text of Ω, or a TypeError that says why there is none."""
     found = text(form(omega))
     for part in omega.modules():
         if isinstance(part, Penalty) and type(part) not in _FORMS and not _held(part):
@@ -41,10 +41,10 @@ def text_of(omega: Regularizer) -> str:
 
 
 def form(part: Any) -> tuple[Any, ...]:
-    """What the text depends on: the classes of the expression and, of each registered one, the
-    names of its tensors and of the arguments that are no numbers.
+    """The form that determines the text: the classes of the expression and, for each registered
+    one, the names of its tensors and of the arguments that are not plain values.
 
-    Dynamo follows this walk, so that layers of one form share one graph.
+    Dynamo traces this function, so that layers of one form share one graph.
     """
     cls = type(part)
     if cls is Sum:
@@ -62,7 +62,7 @@ def text(form: tuple[Any, ...]) -> str:
 
 
 def remembered(form: tuple[Any, ...]) -> bool:
-    """Whether a penalty of plain arguments is among the parts, which ``text_of`` keeps."""
+    """Whether a part is a penalty of plain arguments, which ``text_of`` stores."""
     cls, *inner = form
     if cls is Sum or cls in _FORMS:
         return any(remembered(part) for part in inner)
@@ -70,10 +70,10 @@ def remembered(form: tuple[Any, ...]) -> bool:
 
 
 def _held(part: nn.Module) -> list[str]:
-    """The names of the tensors inside a part, dotted where they are in parts of it."""
-    own = [*part.__dict__.items(), *part._parameters.items(), *part._buffers.items()]
-    below = [f"{key}.{name}" for key, module in part.named_children() for name in _held(module)]
-    return [key for key, item in own if isinstance(item, Tensor)] + below
+    """The names of the tensors inside a part, dotted for those in submodules."""
+    direct = [*part.__dict__.items(), *part._parameters.items(), *part._buffers.items()]
+    nested = [f"{key}.{name}" for key, module in part.named_children() for name in _held(module)]
+    return [key for key, item in direct if isinstance(item, Tensor)] + nested
 
 
 def _listed(form: tuple[Any, ...]) -> list[Any]:
@@ -116,8 +116,8 @@ def has_text(omega: Regularizer) -> bool:
 
 
 def call(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str:
-    """Ω and γ but for their tensors, which are ``names``: what an operator reads again, in another
-    process too."""
+    """Ω and γ without their tensors ``names``, as the text that an operator parses, possibly in
+    another process."""
     text = text_of(omega)
     numbers = {name: attribute(omega, name) for name in arguments(text) if name not in names}
     fixed = set(names) - set(omega.per_row_tensors())
@@ -127,7 +127,7 @@ def call(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str
 
 
 def arguments(text: str) -> list[str]:
-    """The dotted names of what the expression is to be made with, in order."""
+    """The dotted names of the arguments of the expression, in order."""
     return _arguments(json.loads(text), "")
 
 
@@ -137,28 +137,28 @@ def _arguments(form: list[Any], prefix: str) -> list[str]:
         return [n for i, f in enumerate(inner) for n in _arguments(f, f"{prefix}terms.{i}.")]
     for known, numbers, names in _FORMS.values():
         if word == known:
-            own = [prefix + name for name in numbers]
-            below = zip(inner, names, strict=True)
-            return own + [n for f, name in below for n in _arguments(f, f"{prefix}{name}.")]
+            direct = [prefix + name for name in numbers]
+            nested = zip(inner, names, strict=True)
+            return direct + [n for f, name in nested for n in _arguments(f, f"{prefix}{name}.")]
     return [prefix + name for name in registry().get(word, inner[0]).arguments]
 
 
 def attribute(omega: Any, name: str) -> Any:
-    """The item of a dotted name."""
+    """The attribute of a dotted name."""
     for key in name.split("."):
         omega = omega[int(key)] if key.isdigit() else getattr(omega, key)
     return omega
 
 
 def made(text: str, values: list[Any]) -> Regularizer:
-    """The expression, of the values of its ``arguments``."""
+    """The expression of a text and the values of its ``arguments``."""
     items = dict(zip(arguments(text), map(_tuples, values), strict=True))
     omega: Regularizer = _made(json.loads(text), "", items)
     return omega
 
 
 def _tuples(item: Any) -> Any:
-    """JSON knows lists only."""
+    """Lists as tuples: JSON has no tuples."""
     return tuple(map(_tuples, item)) if isinstance(item, list) else item
 
 
@@ -168,11 +168,12 @@ def _made(form: list[Any], prefix: str, items: dict[str, Any]) -> Any:
         return Sum(*(_made(f, f"{prefix}terms.{i}.", items) for i, f in enumerate(inner)))
     for cls, (known, numbers, names) in _FORMS.items():
         if word == known:
-            own = {name: items[prefix + name] for name in numbers}
-            below = zip(inner, names, strict=True)
-            return cls(**{name: _made(f, f"{prefix}{name}.", items) for f, name in below}, **own)
-    found = registry().get(word, inner[0])
-    own = {name: items[prefix + name] for name in found.arguments}
-    if all(map(_is_plain, own.values())) and (inner[0], *own.values()) in _KNOWN:
-        return _KNOWN[(inner[0], *own.values())]
-    return found(**own)
+            direct = {name: items[prefix + name] for name in numbers}
+            nested = zip(inner, names, strict=True)
+            parts = {name: _made(f, f"{prefix}{name}.", items) for f, name in nested}
+            return cls(**parts, **direct)
+    leaf = registry().get(word, inner[0])
+    values = {name: items[prefix + name] for name in leaf.arguments}
+    if all(map(_is_plain, values.values())) and (inner[0], *values.values()) in _KNOWN:
+        return _KNOWN[(inner[0], *values.values())]
+    return leaf(**values)

@@ -1,6 +1,6 @@
-"""The solvers that regmax ships, offered through the same hook as anybody's.
+"""The built-in solvers, offered through the hook that plugins use.
 
-This chapter imports ``regmax.optimality`` and what is below.
+This chapter imports ``regmax.optimality`` and the chapters that it imports.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def regmax_solvers() -> list[type[Solver]]:
 
 
 def choose(problem: Problem) -> tuple[list[Solver], str]:
-    """The solvers that ``"auto"`` tries, in order, and why the first comes first."""
+    """The solvers that ``"auto"`` tries, in order, and the reason for the first."""
     if problem.proximal:
-        return [Proximal(), Newton()], "Ω has a penalty that is known by its prox: dual steps"
+        return [Proximal(), Newton()], "Ω has a penalty given by its prox: dual proximal steps"
     if problem.structured:
         return [Fista()], "Ω has a penalty: proximal gradient steps"
     if problem.separable:

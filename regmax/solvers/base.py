@@ -1,4 +1,4 @@
-"""What a solver is, and the frame around each of them: run, Newton polish, certificate."""
+"""The interface of a solver, and the steps around each: run, Newton polish, certificate."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from ..regularizers import printing
 class Solver(ABC):
     """Finds argmax_{y ∈ Δ} ⟨y, z⟩ − Ω(y) for a batch of rows.
 
-    A solver finds the support and the neighbourhood of y*; :func:`solve` polishes with Newton
-    steps, certifies every row, and differentiation never sees the solver.
+    A solver finds the support and a point near y*. :func:`solve` then polishes the point with
+    Newton steps and certifies every row. Derivatives do not depend on the solver.
     """
 
     name: ClassVar[str] = ""
     SOON: ClassVar[int] = 200
-    """Iterations in which most rows arrive; where some do not, Ω is looked at before more."""
+    """Iterations after which most rows have converged; if some have not, regmax tests whether Ω
+    breaks its contract before it continues."""
 
     def __repr__(self) -> str:
         return printing.called(self, printing.arguments(self))
@@ -39,16 +40,16 @@ class Solver(ABC):
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         """(y, iterations): y in Δ of the shape of ``problem.z``, iterations int64 per row.
 
-        A row stops when its error is at most ``tol``, as far as the solver can tell; the others go
-        on, ``max_iter`` iterations at most. Rows are independent of each other. A solver starts at
-        ``problem.initial()`` where it can, and tells ``problem.observe(y)`` of it and of each
-        iteration.
+        A row stops when the solver estimates that its error is at most ``tol``, or after
+        ``max_iter`` iterations. Rows are independent of each other. A solver starts at
+        ``problem.initial()`` if it can, and calls ``problem.observe(y)`` for the start and for
+        every iteration.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """What :func:`solve` found; the point ``at`` keeps J, which backward uses again."""
+    """The result of :func:`solve`; the point ``at`` stores J, which backward can reuse."""
 
     at: Point
     iterations: Tensor
@@ -61,7 +62,7 @@ class Solved:
 
 
 def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved:
-    """Run ``solver``, put its answer in order, polish it, certify it. No gradients are recorded."""
+    """Run ``solver``, then clean, polish and certify its answer. No gradients are recorded."""
     if problem.trace is not None:
         problem.trace.name = solver.name
     with torch.no_grad():
@@ -76,8 +77,8 @@ def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved
 
 
 def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Tensor]:
-    """What ``run`` returned, as points of Δ: its start in rows that are not finite or have no
-    positive entry. What is no (y, iterations) at all is refused."""
+    """The answer of ``run`` as points of Δ and iterations; an error if it is no such pair. Rows
+    that are not finite or have no positive entry are replaced by the initial point."""
     z = problem.z
     who = f"{type(solver).__name__}.run must return (y, iterations): "
     if not isinstance(answer, tuple | list) or len(answer) != 2:
@@ -115,12 +116,12 @@ def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Te
 def polish(
     problem: Problem, y: Tensor, tol: float = 0.0, steps: int = 6
 ) -> tuple[Tensor, Certificate]:
-    """Newton steps on the support that the optimality condition decides, kept per row while the
-    certified bound falls: one where it is not far below ``tol``, and more where it is above, or
-    where y has other zeros than its support.
+    """Newton steps on the support given by the optimality condition.
 
-    y ← y + J (z − ∇Ω(y)): quadratic convergence, to the last bits. With a penalty, members of a
-    group are made equal first, by its prox.
+    A row keeps a step if its certified bound falls. It takes one step if the bound is above
+    1e-4·tol, and more while the bound is above ``tol`` or the zeros of y do not match the support.
+    y ← y + J (z − ∇Ω(y)) converges quadratically, up to rounding. With a penalty, its prox first
+    makes the members of each group equal.
     """
     at, certificate = _polished(problem.at(y), tol, steps)
     return at.y, certificate
@@ -133,7 +134,7 @@ def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate
     eps = torch.finfo(at.y.dtype).eps
     better = torch.ones_like(best.error_bound, dtype=torch.bool)
     for k in range(steps):
-        enough = tol if k else 1e-4 * tol  # what a solver left at its last bits is not touched
+        enough = tol if k else 1e-4 * tol  # an answer exact up to rounding stays as it is
         undecided = _undecided(at.y, best)
         better = better & ((best.error_bound > enough) | undecided)
         if not bool(better.any()):
@@ -150,8 +151,8 @@ def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate
 
 
 def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certificate]:
-    """y without the entries next to 0 that the optimality condition wants 0; a row in which they
-    cannot be left out has no bound."""
+    """y with its stray entries set to 0: those next to 0 that the optimality condition sets to 0. A
+    row in which this fails gets the bound +inf."""
     if not bool(found.stray.any()):
         return at, found
     current = Point(at.problem, at.problem.inside(torch.where(found.stray, 0, at.y)))
@@ -163,13 +164,13 @@ def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certific
 
 
 def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
-    """Rows whose zeros are not those of the support."""
+    """Rows in which the zeros of y do not match the support."""
     return (certificate.support != (y > 0)).any(-1)
 
 
 def _fused(at: Point, found: Certificate) -> tuple[Point, Certificate]:
-    """y after one proximal step, which leaves the answer where it is and makes the members of a
-    group equal to the bit, where that certifies no worse."""
+    """y after one proximal step, in rows where the certified bound does not grow. The step has y*
+    as fixed point and makes the members of a group equal bit for bit."""
     current = Point(at.problem, at.proximal_step())
     if torch.equal(current.y, at.y):
         return at, found
@@ -184,7 +185,7 @@ def chosen(better: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def either(better: Tensor, a: Point, b: Point) -> Point:
-    """The point :func:`chosen`; a itself where all rows are better, with what it has computed."""
+    """The point of :func:`chosen`. If all rows are better, a itself, with its computed results."""
     return a if bool(better.all()) else Point(b.problem, chosen(better, a.y, b.y))
 
 
@@ -204,24 +205,25 @@ def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
 
 
 def newton(at: Point, support: Tensor | None = None) -> Tensor:
-    """One Newton step that stays in Δ, on ``support`` or that of y: an entry that it would make
-    negative leaves the support.
+    """One Newton step inside Δ, on ``support`` or that of y. An entry that it would make negative
+    leaves the support.
 
-    Where the slope of Ω is infinite at 0 no entry can leave; the step is then taken in log y,
-    where entropies are nearly linear: y ∝ y exp(Δy/y).
+    If the slope of Ω is infinite at 0, no entry can leave, and the step is taken in log y, where
+    the gradients of entropies are nearly linear: y ∝ y exp(Δy/y).
     """
-    problem, y, own = at.problem, at.y, at.support
-    if support is None or torch.equal(support, own):
-        support = own
-    elif problem.legendre:  # no step in log y would make a zero positive
-        at = Point(problem, simplex.normalize(torch.where(support & ~own, 1e-3 / y.shape[-1], y)))
+    problem, y, current = at.problem, at.y, at.support
+    if support is None or torch.equal(support, current):
+        support = current
+    elif problem.legendre:  # a step in log y cannot make a zero positive
+        y = torch.where(support & ~current, 1e-3 / y.shape[-1], y)
+        at = Point(problem, simplex.normalize(y))
     else:
         at = Point(problem, torch.where(support, y, 0))
     return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
 
 
 def moved(problem: Condition, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
-    """The point of Δ that a step on the support leads to."""
+    """The point of Δ after a step on the support."""
     if problem.legendre:
         inside = torch.where(support, y, 1)
         logs = torch.where(support, inside.log() + step / inside, -torch.inf)

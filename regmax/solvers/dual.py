@@ -1,4 +1,4 @@
-"""Root of the dual for separable Ω, given by value alone."""
+"""Scalar root of the dual, for a separable value-only Ω."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from .base import Solver
 
 class DualRoot(Solver):
     """For Ω(y) = Σ g_i(y_i): find τ with Σ_i y_i(τ) = 1, where y_i(τ) maximises
-    y (z_i − τ) − g_i(y) over [0, 1], that is g_i'(y_i) = z_i − τ unless a bound holds.
+    y (z_i − τ) − g_i(y) over [0, 1], that is g_i'(y_i) = z_i − τ unless a bound is active.
 
-    (Blondel, Martins & Niculae 2019, Prop. 5.) g_i' is inverted through a local model that is a
-    power, g_i''(t) ≈ g_i''(y_i) (t/y_i)^(b−1), with b from the last two points: exact for Σ y^α and
-    Σ y log y, and with the right first derivative for every Ω, so that it converges as Newton's
-    method does. In the model τ is one increasing root. Rows for which this does not settle go to
-    ``_nested``, which keeps both inversions inside brackets, so that it cannot fail on a convex
-    Ω.
+    (Blondel, Martins & Niculae 2019, Prop. 5.) A local power model inverts g_i':
+    g_i''(t) ≈ g_i''(y_i) (t/y_i)^(b−1), with b from the last two points. It is exact for Σ y^α and
+    Σ y log y. Its first derivative is right for every Ω, so it converges as Newton's method does.
+    In the model τ is the root of a monotone function. Rows that do not converge go to ``_nested``,
+    which brackets both inversions and so cannot fail on a convex Ω.
     """
 
     name: ClassVar[str] = "dual"
@@ -45,7 +44,7 @@ class DualRoot(Solver):
 
 
 def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
-    """y, whether the row has settled, and its iterations (the last two (*batch, 1))."""
+    """y, whether the row has converged, and its iterations (the last two (*batch, 1))."""
     z, on = problem.z, problem.participants()
     info = torch.finfo(z.dtype)
     floor = info.eps**2
@@ -64,8 +63,8 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         model = _Powers(z - g, y, h, b, problem.mask)
         tau, new = model.root(tau, count)
         new = simplex.normalize(new)
-        seen = new.clamp_min(floor)
-        change = torch.where(on, (seen / y - 1).abs(), 0).amax(-1, keepdim=True)
+        lifted = new.clamp_min(floor)
+        change = torch.where(on, (lifted / y - 1).abs(), 0).amax(-1, keepdim=True)
         answer = torch.where(settled, answer, new)
         iterations = torch.where(settled, iterations, k)
         problem.observe(answer)
@@ -73,34 +72,34 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         if k == limit or bool(settled.all()):
             break
         last, h0 = y, h
-        y = torch.where(settled, y, _on(on, seen))
+        y = torch.where(settled, y, _on(on, lifted))
         g, h = _slopes(problem.at(y))
-        # where the model was exact what is left of g' = z − τ is rounding
-        left = z - g - tau
+        # if the model was exact, the residual of g' = z − τ is rounding
+        residual = z - g - tau
         rounding = 16 * info.eps * (z.abs() + g.abs() + tau.abs())
-        fits = torch.where(y > floor, left.abs(), left) <= rounding
+        fits = torch.where(y > floor, residual.abs(), residual) <= rounding
         settled = settled | (fits | ~on).all(-1, keepdim=True)
         if bool(settled.all()):
             break
         b = _exponent(last, y, h0, h, b)
-    spread = torch.isfinite(answer).all(-1, keepdim=True)
-    return torch.where(spread, answer, y), settled & spread, iterations
+    finite = torch.isfinite(answer).all(-1, keepdim=True)
+    return torch.where(finite, answer, y), settled & finite, iterations
 
 
 def _on(on: Tensor, y: Tensor) -> Tensor:
-    """y where an entry takes part, 1 elsewhere, where it does not matter."""
+    """y at participants, and 1 (any positive number) at masked entries."""
     return torch.where(on, y, 1)
 
 
 def _slopes(at: Point) -> tuple[Tensor, Tensor]:
-    """g_i' and g_i'' > 0."""
+    """g_i' and g_i'', the latter kept positive and finite."""
     gradient, h = at.diagonal
     info = torch.finfo(h.dtype)
     return gradient, torch.nan_to_num(h, nan=info.tiny).clamp(info.tiny, info.max)
 
 
 def _exponent(y0: Tensor, y1: Tensor, h0: Tensor, h1: Tensor, otherwise: Tensor) -> Tensor:
-    """b with g'' ∝ t^(b−1) through two points, where they are apart; never quite 0."""
+    """b with g'' ∝ t^(b−1) through two points; ``otherwise`` if these are too close. |b| ≥ 1e-7."""
     step = y1.log() - y0.log()
     b = 1 + ((h1.log() - h0.log()) / step).clamp(-3, 20)
     b = torch.where((step.abs() > 1e-3) & torch.isfinite(b), b, otherwise)
@@ -116,17 +115,17 @@ class _Powers:
         self.scale = (y * h).clamp_min(info.tiny)
         self.rate, self.root_of = b / self.scale, 1 / b
         self.bend = 1 - b
-        # where t would be within the rounding of a − τ it is 0, if it can be: not at the largest a
+        # t is set to 0 where it is within the rounding of a − τ, except at the largest a
         noise = 8 * info.eps * a.abs().amax(-1, keepdim=True) * self.rate
-        seen = a if mask is None else a.masked_fill(~mask, -torch.inf)
-        below = seen < seen.amax(-1, keepdim=True)
+        masked = a if mask is None else a.masked_fill(~mask, -torch.inf)
+        below = masked < masked.amax(-1, keepdim=True)
         self.least = torch.where(below & (b > 0), noise - 1, -1)
         if mask is not None:  # exp(−∞) = 0
             self.logs = self.logs.masked_fill(~mask, -torch.inf)
 
     def at(self, tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """t, −dt/dτ and d²t/dτ²."""
-        # below the range of the model log1p(−1) = −∞, and t is 0, or for b < 0 at its largest
+        # below the range of the model log1p(−1) = −∞, and t is 0, or its maximum if b < 0
         rise = (self.a - tau) * self.rate
         rise = torch.where(rise <= self.least, -1, rise)
         t = rise.log1p().mul_(self.root_of).add_(self.logs).exp_().clamp_max_(1)
@@ -136,7 +135,7 @@ class _Powers:
         return t, slope, logarithmic.mul_(slope).mul_(self.bend)
 
     def _threshold(self, t: Tensor) -> Tensor:
-        """The τ at which some t_i, and no other, reaches t."""
+        """The largest τ at which some t_i equals t."""
         rise = self.scale * torch.expm1(self.b * (t.log() - self.logs)) * self.root_of
         info = torch.finfo(rise.dtype)
         tau = torch.nan_to_num(self.a - rise, nan=0.0).clamp(info.min / 4, info.max / 4)
@@ -145,16 +144,15 @@ class _Powers:
         return tau.amax(-1, keepdim=True)
 
     def root(self, tau: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:
-        """τ with Σ t_i(τ) = 1, and t(τ), inside a bracket: Newton on (Σ t_i)^p, with the p that
-        makes it a straight line as far as its second derivative tells. Whether all rows are done
-        is asked every second step."""
+        """τ with Σ t_i(τ) = 1, and t(τ): Newton on (Σ t_i)^p inside a bracket. p makes the second
+        derivative of (Σ t_i)^p zero. Every second step tests whether all rows are done."""
         low, high = self._threshold(torch.ones_like(count)), self._threshold(1 / count)
         tau = high if tau is None else torch.minimum(torch.maximum(tau, low), high)
         eps = torch.finfo(tau.dtype).eps
         for k in range(80):
             t, slope, second = self.at(tau)
             total = t.sum(-1, keepdim=True)
-            rest = total - t.amax(-1, keepdim=True)  # near a vertex it is these that τ must fit
+            rest = total - t.amax(-1, keepdim=True)  # near a vertex these determine τ
             above = total > 1
             low, high = torch.where(above, tau, low), torch.where(above, high, tau)
             slope, second = slope.sum(-1, keepdim=True), second.sum(-1, keepdim=True)
@@ -162,7 +160,7 @@ class _Powers:
             power = torch.where(power.abs() > 1e-3, power, 1e-3)  # NaN as well
             trial = tau - total * torch.expm1(-power * total.log()) / (power * slope)
             safe = (trial >= low) & (trial <= high)
-            if k >= 10:  # Newton creeps where t is flat in τ
+            if k >= 10:  # Newton is slow where t is flat in τ
                 safe = safe & (k % 3 > 0)
             rounding = 16 * eps * rest + 4 * eps + 2 * eps * tau.abs() * slope
             done = ((total - 1).abs() <= rounding) | (high - low <= eps / 2 * high.abs())
@@ -173,7 +171,7 @@ class _Powers:
 
 
 def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tensor]:
-    """τ by bracketed Newton steps outside, y_i(τ) by bracketed Newton steps on log y inside."""
+    """Outer bracketed Newton steps on τ; inner bracketed Newton steps on log y for y_i(τ)."""
     on, z = problem.participants(), problem.z
     ones = torch.ones_like(z)
     count = on.sum(-1, keepdim=True).to(z.dtype)
@@ -207,7 +205,7 @@ def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tens
 
 
 def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
-    """y_i(τ) and its logarithm, from the last τ's."""
+    """y_i(τ) and its logarithm, starting at the logarithms of the last τ."""
     eps = torch.finfo(tau.dtype).eps
     lowest = torch.full_like(start, 2 * torch.log(torch.tensor(eps, device="cpu")).item())
     low, high = lowest, torch.zeros_like(start)
@@ -227,7 +225,7 @@ def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[
         safe = near | ((trial > low) & (trial < high) & torch.isfinite(trial))
         trial = torch.where(safe, trial, (low + high) / 2).clamp(lowest, torch.zeros_like(logs))
         logs = torch.where(settled, logs, trial)
-        # where g' jumps the bracket closes on the jump
+        # if g' jumps, the bracket shrinks to the jump
         settled = settled | near | (high - low <= 4 * eps * low.abs())
         if bool(settled.all()):
             break

@@ -18,10 +18,10 @@ from .base import Solver, chosen, newton
 class Fista(Solver):
     """y⁺ = P_Δ(prox_{tλR}(w + t(z − ∇Ω(w)))) from an extrapolated point w.
 
-    Beck & Teboulle (2009), step sizes by backtracking per row; the momentum restarts when it
+    Beck & Teboulle (2009), with step sizes by backtracking per row. The momentum restarts when it
     points uphill (O'Donoghue & Candès 2015). Every ``CHECK`` iterations a Newton step on the
-    current support (and, with a penalty, on the current groups) is tried: once they are right it
-    ends the search.
+    current support (and, with a penalty, on the current groups) is tried. If these are right, it
+    reaches y*.
     """
 
     name: ClassVar[str] = "fista"
@@ -45,7 +45,7 @@ class Fista(Solver):
             y = torch.where(done, y, descent.y)
             iterations = torch.where(done.squeeze(-1), iterations, k)
             problem.observe(y)
-            warm = k == 1 and problem.start is not None  # it may have been the answer
+            warm = k == 1 and problem.start is not None  # the given start may be the answer
             if k % self.CHECK == 0 or k == max_iter or warm:
                 at = problem.at(y)
                 bound = certify(at).error_bound
@@ -66,12 +66,12 @@ class Descent:
         self._problem, self.y, self._previous = problem, y, y
         self._momentum = torch.ones_like(y[..., :1])
         self._taken = 0
-        # not at y: at its zeros the curvature of Ω may be infinite
+        # at the barycentre, as the curvature of Ω may be infinite at zeros of y
         middle = problem.at(simplex.uniform(problem.z, problem.mask))
         slope = simplex.tangent(middle.slope, problem.participants())
         bent = row_dot(slope, middle.defined.curvature.matvec(slope))
-        along = row_dot(slope, slope)
-        self._step = torch.where((bent > 0) & (along > 0), along / bent, 1).clamp(1e-12, 1e6)
+        square = row_dot(slope, slope)
+        self._step = torch.where((bent > 0) & (square > 0), square / bent, 1).clamp(1e-12, 1e6)
 
     def take(self, count: int) -> None:
         """``count`` more iterations."""
@@ -80,7 +80,7 @@ class Descent:
             following = (1 + (1 + 4 * self._momentum**2).sqrt()) / 2
             ahead = self.y + (self._momentum - 1) / following * (self.y - self._previous)
             point = simplex.normalize(ahead.clamp_min(0))  # Ω need not be defined outside Δ
-            # now and then a longer step is tried: each trial costs all rows
+            # a longer step is tried every tenth time only, as each trial costs all rows
             self._taken += 1
             longer = 1.5 if self._taken % 10 == 0 else 1.0
             new, self._step = _descend(problem, point, longer * self._step)
@@ -89,14 +89,14 @@ class Descent:
             self._momentum = torch.where(uphill, 1, following)
 
     def restart(self, y: Tensor, where: Tensor) -> None:
-        """Go on from ``y``, without momentum, in the rows ``where``."""
+        """Continue from ``y`` without momentum in the rows ``where``."""
         self.y = torch.where(where, y, self.y)
         self._previous = torch.where(where, y, self._previous)
         self._momentum = torch.where(where, 1, self._momentum)
 
 
 def _descend(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """A proximal gradient step from ``point`` that meets the quadratic upper bound, per row."""
+    """A proximal gradient step from ``point`` that satisfies the quadratic upper bound, per row."""
     smooth = problem.smooth
     slope = problem.slope(point)
     base = value_of(smooth, simplex.inward(point), None).unsqueeze(-1)

@@ -19,8 +19,8 @@ class Interior(Solver):
         ∇Ω(y) − z + τ1 − s = 0,   1ᵀy = 1,   y_i s_i = μ,   y, s > 0
 
     with μ → 0. Eliminating s gives (H + diag(s/y)) Δy + Δτ 1 = q, 1ᵀΔy = 0: Proposition 1's
-    operator with s/y added to the curvature. Where the slope is infinite at 0, plain Newton steps
-    in log y from the barycentre are tried alongside: near an entropy they arrive first.
+    operator with s/y added to the curvature. If the slope is infinite at 0, plain Newton steps in
+    log y from the barycentre are tried too: for an Ω close to an entropy they converge faster.
     """
 
     name: ClassVar[str] = "interior"
@@ -37,14 +37,14 @@ class Interior(Solver):
         y = simplex.uniform(problem.z, problem.mask)
         s = torch.where(on, torch.ones_like(y), 0)
         tau = torch.where(on, problem.slope(y), -torch.inf).amax(-1, keepdim=True)
-        best = problem.initial()  # if it is not the answer, it is no place to start inside
+        best = problem.initial()  # an answer, perhaps, but not an interior point to start from
         problem.observe(best)
         bound = problem.certify(best).error_bound
         iterations = torch.zeros_like(bound, dtype=torch.int64)
         count = on.sum(-1, keepdim=True)
         direct, idle = y, torch.zeros_like(iterations)
         least = torch.full_like(bound, torch.inf)
-        stopped = bound <= tol  # a row that has stopped stays as it is, whatever the others do
+        stopped = bound <= tol  # a stopped row does not change any more
         end = 0 if bool(stopped.all()) else min(max_iter, 300)
         for k in range(1, end + 1):
             mu = 0.1 * row_dot(y, s) / count
@@ -53,7 +53,7 @@ class Interior(Solver):
             problem.observe(y)
             if k % self.CHECK and k < end:
                 continue
-            spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # nothing moves any more
+            spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # further steps change nothing
             candidates = [y, _finish(problem, y, s, on)]
             if problem.legendre and k <= self.DIRECT * self.CHECK:
                 direct = newton(problem.at(direct))
@@ -74,7 +74,7 @@ class Interior(Solver):
 
 
 def _finish(problem: Problem, y: Tensor, s: Tensor, on: Tensor) -> Tensor:
-    """The support that y and its multipliers tell (y_i > s_i), and one Newton step on it."""
+    """One Newton step on the support {i : y_i > s_i} given by y and its multipliers."""
     if not problem.legendre:
         y = torch.where(on & (y > s), y, 0)
     total = y.sum(-1, keepdim=True)
@@ -100,7 +100,7 @@ def _step(
     q = -dual - central / inside
     dy = torch.nan_to_num(matrix.jacobian(q, on))
     ds = torch.where(on, -(central + s * dy) / inside, 0)
-    # the multiplier of 1ᵀΔy = 0, from the first row of the system
+    # the multiplier of 1ᵀΔy = 0, from the first equation of the system
     dtau = torch.where(on, q - matrix.matvec(dy), 0).sum(-1, keepdim=True)
     dtau = dtau / on.sum(-1, keepdim=True)
 

@@ -1,4 +1,4 @@
-"""Semismooth Newton steps on y = P_Δ(y + z − ∇Ω(y)), made safe by proximal gradient steps."""
+"""Semismooth Newton steps on y = P_Δ(y + z − ∇Ω(y)), globalized by proximal gradient steps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .fista import Descent
 
 
 class Newton(Solver):
-    """For any smooth Ω: J (z − ∇Ω(y)) on the support, J the matrix of Proposition 1, which backward
-    uses again.
+    """For any smooth Ω: steps J (z − ∇Ω(y)) on the support, J the matrix of Proposition 1, which
+    backward reuses.
 
-    Where the slope of Ω is finite at 0, each iteration takes a few accelerated proximal gradient
-    steps (they move the support, and alone they are FISTA), then Newton steps on that support with
-    one factorisation, as long as they gain; a row keeps them where its objective does not rise, so
-    that it is never worse off than with FISTA. Where the slope is infinite every entry stays
-    positive, and the steps are taken in y or in log y, shortened until the objective falls.
+    If the slope of Ω is finite at 0, each iteration takes a few FISTA steps, which change the
+    support, and then Newton steps on that support with one factorisation while they improve. A row
+    keeps a Newton step only if its objective does not rise, so it is never worse than with FISTA.
+    If the slope is infinite, every entry stays positive. The steps are then taken in y or in log y
+    and shortened until the objective falls.
     """
 
     name: ClassVar[str] = "newton"
@@ -53,7 +53,7 @@ class Newton(Solver):
             iterations = torch.where(done, iterations, k)
             problem.observe(y)
             now = _value(problem, y)
-            # the last bits of the objective are rounding: a row that gains no more is left alone
+            # the last bits of the objective are rounding: a row that no longer improves stops
             gains = now < value - least * (1 + value.abs())
             value, idle = now, torch.where(gains, 0, idle + 1)
             done = done | (left <= small) | (idle > self.PATIENCE)
@@ -67,12 +67,12 @@ def _value(problem: Problem, y: Tensor) -> Tensor:
 
 
 def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor, Tensor]:
-    """Up to ``most`` Newton steps from y with one J, and how long the next would be, per row: what
-    is left of the error (inf where no step was kept).
+    """Up to ``most`` Newton steps from y with one J, and per row the length of the next step, an
+    estimate of the remaining error (inf if no step was kept).
 
-    A step is kept where the objective does not rise and the step after it is at most half as long
-    (Deuflhard 2011, §2.1: the natural test of a simplified Newton step). Where the first fails, it
-    is shortened until the objective falls.
+    A step is kept if the objective does not rise and the next step is at most half as long
+    (Deuflhard 2011, §2.1: the natural test of a simplified Newton step). If the first step fails,
+    it is shortened until the objective falls.
     """
     eps = torch.finfo(y.dtype).eps
     at = problem.at(y)
@@ -102,16 +102,16 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
 
 
 def _slack(value: Tensor) -> Tensor:
-    """The rounding of an objective."""
+    """A bound on the rounding error of an objective."""
     return 64 * torch.finfo(value.dtype).eps * (1 + value.abs())
 
 
 def _shortened(
     problem: Problem, y: Tensor, step: Tensor, support: Tensor, value: Tensor, where: Tensor
 ) -> Tensor:
-    """y, moved in the rows ``where`` by what part of the step makes the objective fall: where every
-    entry stays positive, in y or in log y, the whole, a quarter of it, and so on; else as far as
-    the objective falls along it."""
+    """y, moved in the rows ``where`` by a part of the step that lowers the objective. For a
+    Legendre Ω, in y or in log y: the whole step, a quarter of it, and so on. Otherwise a line
+    search."""
     if not problem.legendre:
         new = _searched(problem, y, step, support, where)
         falls = where & (_value(problem, new) < value - _slack(value))
@@ -136,8 +136,8 @@ def _shortened(
 
 
 def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where: Tensor) -> Tensor:
-    """The point along a step where the slope of the objective along it is next to 0, by halving:
-    where Ω has bends that are far sharper than the step is long, no fixed fraction meets them."""
+    """Line search by bisection: the point where the directional derivative of the objective is
+    close to 0. Fixed fractions of the step fail if the curvature of Ω changes sharply along it."""
     low, high = torch.zeros_like(y[..., :1]), torch.ones_like(y[..., :1])
     first = row_dot(problem.slope(y), step)
     t, new = high, y
@@ -154,8 +154,8 @@ def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where:
 
 
 def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:
-    """Whether a step in log y went so far down that it must come back: beyond rounding of y, where
-    r_i > τ. The way back, at a power's infinite slope, is a constant in log y at a time."""
+    """Whether a step in log y made an entry far too small: below the rounding of y, though r_i > τ
+    says that it must grow. Growing again takes many steps: each changes log y by a constant."""
     if not problem.legendre:
         return torch.zeros_like(y[..., 0], dtype=torch.bool)
     eps = torch.finfo(y.dtype).eps
@@ -165,7 +165,7 @@ def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:
 
 
 def _length(problem: Problem, y: Tensor, step: Tensor) -> Tensor:
-    """How long a step is: in y, or in log y where every entry stays positive."""
+    """The length of a step: in y, or in log y for a Legendre Ω."""
     if problem.legendre:
         inside = torch.where(problem.support(y), y, 1)
         return (step / inside).abs().amax(-1)
@@ -174,7 +174,7 @@ def _length(problem: Problem, y: Tensor, step: Tensor) -> Tensor:
 
 
 def _outside(problem: Problem, y: Tensor, slope: Tensor) -> Tensor:
-    """By how much r_i exceeds τ off the support: 0 where no entry wants to enter it."""
+    """The largest excess of r_i over τ off the support; 0 if no entry must enter the support."""
     rho = slope - row_dot(y, slope)
     room = 64 * torch.finfo(y.dtype).eps * problem.z.abs().amax(-1, keepdim=True)
     off = problem.participants() & (y == 0)

@@ -1,4 +1,4 @@
-"""Dual proximal gradient steps for Ω = base + λR, R known by its prox."""
+"""Dual proximal gradient steps for Ω = base + λR, R given by its prox."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Proximal(Solver):
         max_{y ∈ Δ} ⟨y, z⟩ − base(y) − λR(y) = min_u max_base(z − u) + (λR)*(u),
 
     and y = Π_base(z − u). FISTA on u (Beck & Teboulle 2009): the gradient of max_base is Π_base,
-    Lipschitz with 1/β, and the prox of the conjugate is v − t prox_{λR/t}(v/t) (Moreau's identity).
-    The momentum restarts when it points uphill. Every ``CHECK`` iterations a Newton step on the
-    current support is tried: where R is smooth on it, it ends the search.
+    with Lipschitz constant 1/β, and the prox of the conjugate is v − t prox_{λR/t}(v/t) (Moreau's
+    identity). The momentum restarts when it points uphill. Every ``CHECK`` iterations a Newton step
+    on the current support is tried. If the support is right and R is smooth on it, it reaches y*.
     """
 
     name: ClassVar[str] = "proximal"
     CHECK: ClassVar[int] = 10
 
     def unsuitable(self, problem: Problem) -> str | None:
-        return "fista takes a Lovász extension" if problem.structured else None
+        return "the penalty is a Lovász extension: use fista" if problem.structured else None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         omega, z, on = problem.omega, problem.z, problem.participants()
@@ -50,16 +50,16 @@ class Proximal(Solver):
         for k in range(1, max_iter + 1):
             following = (1 + (1 + 4 * momentum**2).sqrt()) / 2
             ahead = u + (momentum - 1) / following * (u - previous)
-            there, value = base(z - ahead)
+            primal, value = base(z - ahead)
             for _ in range(60):
-                v = ahead + step * there
+                v = ahead + step * primal
                 p = proxed(omega.penalty, v / step, omega.lam / step, problem.mask)
                 new = torch.where(on, v - step * torch.nan_to_num(p), 0)
                 if base.declared:
                     break
                 # max_base(z − u⁺) ≤ max_base(z − w) − ⟨y, u⁺ − w⟩ + ‖u⁺ − w‖²/(2t)
                 change = new - ahead
-                most = value - row_dot(there, change) + row_dot(change, change) / (2 * step)
+                most = value - row_dot(primal, change) + row_dot(change, change) / (2 * step)
                 slack = 64 * torch.finfo(z.dtype).eps * (1 + value.abs())
                 fits = (base(z - new)[1] <= most + slack) | (step <= 1e-12)
                 if bool(fits.all()):
@@ -68,7 +68,7 @@ class Proximal(Solver):
             uphill = row_dot(ahead - new, new - u) > 0
             previous, u = u, new
             momentum = torch.where(uphill, 1, following)
-            y = torch.where(done.unsqueeze(-1), y, there)
+            y = torch.where(done.unsqueeze(-1), y, primal)
             iterations = torch.where(done, iterations, k)
             problem.observe(y)
             if k % self.CHECK == 0 or k == max_iter or k == 1:
@@ -86,7 +86,7 @@ class Proximal(Solver):
 
 
 class _Mapping:
-    """Π_base and max_base without gradients; ``step``: β as declared, or where to start from."""
+    """Π_base and max_base without gradients; ``step``: the declared β, or an initial step size."""
 
     def __init__(self, problem: Problem, base: Regularizer) -> None:
         self._base, self._mask = base, problem.mask

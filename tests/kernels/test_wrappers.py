@@ -120,7 +120,7 @@ KINDS = {
     masked: r"MaskedTensor.*get_data",
     two: r"TwoTensor.*inside",
     fake: r"FakeTensor.*fake_mode",
-    without_memory: r"memory was given back.*unshard",
+    without_memory: r"memory was freed.*unshard",
 }
 
 
@@ -435,7 +435,7 @@ def test_printing_what_has_no_numbers_to_print():
     for make, shown in (
         (nested, "<nested tensor, torch.float64>"),
         (torch.Tensor.to_sparse, "<tensor of layout torch.sparse_coo, torch.float64>"),
-        (without_memory, "<tensor whose memory was given back, torch.float64>"),
+        (without_memory, "<tensor whose memory was freed, torch.float64>"),
         (two, "<TwoTensor of shape=(4, 7), torch.float64>"),
     ):
         omega = Value(make(X))
@@ -509,9 +509,9 @@ def check_scores(d):
 
 def check_refused(d, rank):
     alpha = d(torch.tensor([1.4], dtype=F64), shard(0)).requires_grad_()
-    with pytest.raises(TypeError, match="alpha is a DTensor that learns, on 2 devices"):
+    with pytest.raises(TypeError, match="alpha is a DTensor that requires grad, on 2 devices"):
         functional.entmax(X, alpha=alpha)
-    with pytest.raises(TypeError, match="w is a DTensor that learns, on 2 devices"):
+    with pytest.raises(TypeError, match="w is a DTensor that requires grad, on 2 devices"):
         layer(Value(d(normal(7)).requires_grad_()))(X)
     with pytest.raises(ValueError, match=r"gamma must broadcast to x.*\(2, 1\), x \(4, 7\)"):
         functional.sparsemax(d(X, shard(0)), gamma=torch.ones(2, 1))

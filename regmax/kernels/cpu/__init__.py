@@ -1,1 +1,1 @@
-"""Kernels for the CPU, compiled by numba. Their plugins import them when one is asked for."""
+"""Kernels for the CPU, compiled by numba. Plugins import them on first use."""

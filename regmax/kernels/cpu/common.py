@@ -1,4 +1,4 @@
-"""What CPU kernels share: a row's few entries that matter, out of it and back into it.
+"""Shared parts of CPU kernels: packing the few relevant entries of a row, and unpacking them.
 
 Where y_i = 0 unless x_i/γ is near the largest, a kernel (i) finds the largest, (ii) packs the
 entries that may be positive, (iii) solves on these alone, in float64, (iv) writes y. Backward packs
@@ -27,27 +27,27 @@ from .threads import ROWS, STEP, over_rows
 
 EPS = float(np.finfo(np.float64).eps)
 WIDTH, BLANK = 3, 4
-"""Where a job holds d, and whether its results are 0 already: what is not written then costs
-nothing. The arrays follow, each an address and the entries from row to row."""
+"""The positions in a job of d, and of whether its results are 0 already, so that zeros need not be
+written. The arrays follow, each an address and the row stride in entries."""
 _ARRAYS = 5
 _LARGE = 1 << 25
-"""Bytes above which the C library maps fresh memory for every tensor. It is 0, and most of the
-cost of a large sparse result is to touch it."""
+"""Bytes above which the C library maps new memory for every tensor. This memory is 0, and the
+first access to it is most of the cost of a large sparse result."""
 
 
 def result(like: Tensor) -> Tensor:
-    """Memory for a result: 0 throughout if it is large, else anything."""
+    """Memory for a result: zeros if it is large, else uninitialised."""
     if like.numel() * like.element_size() < _LARGE:
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")
     return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
 
 
 class CompiledRows(Kernel):
-    """A kernel of two functions that numba compiles, each for float32 and float64 when first used.
+    """A kernel of two functions that numba compiles, each for float32 and float64 on first use.
 
     forward(job, like) takes rows from the job until none is left; its arrays are x, γ, θ …, the
-    mask, y. backward(job, like) likewise, with y, v, γ, θ …, the gradient of x, those of θ.
-    ``like`` is a pointer whose type is that of x. See :func:`rows_at`.
+    mask, y. The arrays of backward(job, like) are y, v, γ, θ …, the gradient of x, those of θ.
+    ``like`` is a pointer of x's type. See :func:`rows_at`.
     """
 
     name = "numba"
@@ -63,7 +63,7 @@ class CompiledRows(Kernel):
             return self.compiled[which, dtype]
         except KeyError:
             like = types.float32 if dtype == torch.float32 else types.float64
-            # C functions ignore what they are not given: ``like`` is a type, never a value
+            # the caller passes no ``like``: only its type is used, never its value
             signature = types.void(types.CPointer(types.int64), types.CPointer(like))
             compiled = compile_cached(self.functions[which], signature)
             task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(compiled.address)
@@ -109,7 +109,7 @@ class CompiledRows(Kernel):
 
 @njit
 def take(job: Any) -> tuple[int, int]:
-    """The next rows, first … last − 1; none where first = last."""
+    """The next rows, first … last − 1; none if first = last."""
     first = memory.fetch_add(job, job[STEP])
     return min(first, job[ROWS]), min(first + job[STEP], job[ROWS])
 
@@ -122,7 +122,7 @@ def rows_at(job: Any, k: int, r: int, like: Any) -> Any:
 
 @njit
 def number_at(job: Any, k: int, r: int) -> float:
-    """The number of row r in the job's array k, where all rows may share one."""
+    """The number of row r in the job's array k, which may hold one number for all rows."""
     return memory.doubles(job[_ARRAYS + 2 * k])[r * job[_ARRAYS + 2 * k + 1]]
 
 
@@ -140,7 +140,8 @@ def octets_at(job: Any, k: int, r: int) -> Any:
 
 @njit
 def participants(job: Any, r: int, mask: int, like: Any, part: Any) -> Any:
-    """Row r of the scores, array 0; if there is an array ``mask``, copied with −inf in ``part``."""
+    """Row r of the scores, array 0; if there is an array ``mask``, its copy in ``part`` with −inf
+    at masked entries."""
     row = rows_at(job, 0, r, like)
     if not given(job, mask):
         return row
@@ -150,13 +151,13 @@ def participants(job: Any, r: int, mask: int, like: Any, part: Any) -> Any:
 
 @njit
 def set_number(job: Any, k: int, r: int, value: float) -> None:
-    """The number of row r in the job's array k."""
+    """Set the number of row r in the job's array k."""
     memory.doubles(job[_ARRAYS + 2 * k])[r] = value
 
 
 @njit
 def write(job: Any, k: int, r: int, values: Any, n: int) -> None:
-    """The first n of row r in the job's array k of float64."""
+    """Write the first n entries of row r in the job's array k of float64."""
     out = memory.doubles(job[_ARRAYS + 2 * k])
     start = r * job[_ARRAYS + 2 * k + 1]
     for i in range(n):
@@ -173,7 +174,7 @@ def scratch(count: int, d: int) -> Any:
 
 
 def _scratch_like(count: int, d: int, like: Any) -> Any:
-    """As :func:`scratch`, of ``like``'s type."""
+    """:func:`scratch` of ``like``'s type."""
     raise NotImplementedError
 
 
@@ -207,8 +208,8 @@ def masked(row: Any, mask: Any, d: int, out: Any) -> None:
 
 @njit
 def scan(row: Any, d: int) -> Any:
-    """Sixteen of the entries, −inf for those that there are not, the largest among them; and
-    whether any entry is NaN or +inf."""
+    """Sixteen of the entries, the largest among them, padded with −inf; and whether any entry is
+    NaN or +inf."""
     full = d - d % LANES
     v = simd.load_part(row, full, simd.first(d - full), -np.inf)
     best = simd.larger(v, -np.inf)
@@ -229,8 +230,8 @@ def floor(row: Any, top: float, depth: float) -> float:
 
 @njit
 def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: Any) -> int:
-    """z[:n] = (x_i − top)·scale for the n entries with x_i ≥ low, in order; −inf up to a whole
-    number of vectors."""
+    """z[:n] = (x_i − top)·scale for the n entries with x_i ≥ low, in order; padded with −inf to a
+    whole number of vectors."""
     full = d - d % LANES
     n = 0
     for i in range(0, full, LANES):
@@ -271,8 +272,8 @@ def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, bl
 def pack_support(
     y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: Any, blank: bool
 ) -> int:
-    """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in their order; up to a whole number of vectors
-    y = 1 and v = 0."""
+    """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in order; padded with y = 1 and v = 0 to a whole
+    number of vectors."""
     full = d - d % LANES
     n = 0
     for i in range(0, full, LANES):
@@ -332,10 +333,11 @@ def scaled(y: Any, n: int, factor: float) -> None:
 
 @njit
 def diagonal_product(s: Any, v: Any, n: int, origin: float, factor: float) -> None:
-    """v ← factor·s ∘ (v − ⟨s, v⟩/Σs): the Jacobian's product where the curvature is diag(1/s).
+    """v ← factor·s ∘ (v − ⟨s, v⟩/Σs): the product with J for the curvature diag(1/s).
 
-    s is 0 beyond n. v is taken relative to ``origin``, one of its entries: nothing cancels where v
-    is nearly constant; nor, if it is that of the largest s, where s are far apart.
+    s is 0 beyond n. ``origin``, one of the entries of v, is subtracted first. This avoids
+    cancellation for a nearly constant v and, if it is the entry of the largest s, also for s of
+    very different size.
     """
     weights, products = simd.load(s, 0), simd.load(s, 0) * (simd.load(v, 0) - origin)
     for i in range(LANES, n, LANES):
@@ -349,7 +351,7 @@ def diagonal_product(s: Any, v: Any, n: int, origin: float, factor: float) -> No
 
 @njit
 def dot(a: Any, b: Any, n: int) -> float:
-    """⟨a, b⟩ of float64 scratch, 0 in one of the two beyond n."""
+    """⟨a, b⟩ of float64 scratch; a or b must be 0 beyond n."""
     sums = simd.load(a, 0) * simd.load(b, 0)
     for i in range(LANES, n, LANES):
         sums = sums + simd.load(a, i) * simd.load(b, i)
@@ -358,7 +360,7 @@ def dot(a: Any, b: Any, n: int) -> float:
 
 @njit
 def at_largest(s: Any, v: Any, n: int) -> float:
-    """v_i where s_i is 1, its largest."""
+    """v_i at the i with s_i = 1, the largest s."""
     for i in range(n):
         if s[i] == 1.0:
             return v[i]
@@ -367,8 +369,8 @@ def at_largest(s: Any, v: Any, n: int) -> float:
 
 @njit
 def added(total: Any, lost: Any, v: Any) -> Any:
-    """total + v lane by lane, and what rounding lost of all such sums (Kahan): a million terms
-    lose no more than a few."""
+    """total + v lane by lane, and the compensation for rounding (Kahan): the error does not grow
+    with the number of terms."""
     term = v - lost
     following = total + term
     return following, (following - total) - term

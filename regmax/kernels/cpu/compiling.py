@@ -16,16 +16,16 @@ from numba.core.ccallback import CFunc
 
 
 def compile_cached(function: Callable[..., None], signature: Any) -> Any:
-    """``numba.cfunc(signature, cache=True)(function)``, whose cache knows all sources.
+    """``numba.cfunc(signature, cache=True)(function)`` with a cache that depends on all sources.
 
-    numba's own is stale only when the file of ``function`` changes, and a kernel is made of several
-    files: one from an earlier version of regmax would read what it must not.
+    numba's own cache is invalid only if the file of ``function`` changes. A kernel consists of
+    several files, so code of an earlier version of regmax could be loaded and read wrong memory.
     """
     options = {"nopython": True, "error_model": "numpy"}
     compiled: Any = CFunc(
         function, sigutils.normalize_signature(signature), locals={}, options=options
     )
-    with contextlib.suppress(RuntimeError):  # nowhere to write: compiled anew in each process
+    with contextlib.suppress(RuntimeError):  # no folder to write to: each process compiles
         compiled._cache = _Cache(function)
     compiled.compile()
     return compiled
@@ -48,7 +48,7 @@ _KERNELS = Path(__file__).parent
 
 @functools.cache
 def _digest(folder: Path) -> str:
-    """Of the Python files in a folder."""
+    """A digest of the Python files in a folder."""
     found = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
         found.update(path.name.encode() + b"\0" + path.read_bytes())

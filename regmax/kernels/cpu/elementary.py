@@ -99,6 +99,6 @@ def log32(x: Any) -> Any:
 
 @njit
 def log1p(u: Any) -> Any:
-    """log(1 + u) for u > −1, to about one rounding of its own, however small u is."""
+    """log(1 + u) for u > −1, with a relative error of about one rounding, also for small u."""
     w = u + 1.0
     return log(w) + (u - (w - 1.0)) / w

@@ -1,4 +1,4 @@
-"""Pointers in numba-compiled code: rows of arrays, and addresses that a job holds."""
+"""Pointers in numba-compiled code: to rows of arrays and to addresses in a job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 @intrinsic
 def pointer(typingctx: Any, address: Any, offset: Any, like: Any) -> Any:
-    """The address, and ``offset`` entries more, as a pointer of ``like``'s type."""
+    """The address plus ``offset`` entries, as a pointer of ``like``'s type."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.get_value_type(signature.return_type)
@@ -44,7 +44,7 @@ def octets(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def fetch_add(typingctx: Any, counter: Any, step: Any) -> Any:
-    """counter[0], then counter[0] += step, as one operation among threads."""
+    """Return counter[0] and add step to it, as one atomic operation."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.atomic_rmw("add", args[0], args[1], "monotonic")
@@ -68,7 +68,7 @@ def row(typingctx: Any, array: Any, r: Any) -> Any:
 
 @intrinsic
 def size(typingctx: Any, pointer: Any) -> Any:
-    """Bytes of an entry."""
+    """The bytes of one entry."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.get_constant(types.int64, pointer.dtype.bitwidth // 8)

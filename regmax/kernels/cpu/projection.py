@@ -2,9 +2,9 @@
 
     y = max(z − τ, 0),  Σ y = 1,  z = x/γ;          J v = v − mean(v) on the support of y, else 0.
 
-Only z within 1 of the largest can be positive; sixteen entries bound τ better. On what is left,
-Michelot's iteration: τ from all that are above the last τ, until none leaves (Michelot 1986; for
-the derivative Martins & Astudillo 2016).
+Only entries of z within 1 of the largest can be in the support; sixteen entries give a better bound
+on τ. Michelot's iteration runs on the remaining entries: τ from all entries above the last τ, until
+the support does not change (Michelot 1986; for the derivative Martins & Astudillo 2016).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from . import common, simd
 from .simd import LANES
 
 SHORT = 64
-"""Up to here the sum that τ is computed from loses nothing."""
+"""For at most this many entries the sum that gives τ needs no correction."""
 
 
 @njit
 def bound(z: Any) -> float:
-    """At most τ, from sixteen of the entries."""
+    """A lower bound on τ, from sixteen entries."""
     tau = -1.0
     for _ in range(2):
         on = z > tau
@@ -33,7 +33,7 @@ def bound(z: Any) -> float:
 
 @njit
 def threshold(z: Any, n: int, tau: float) -> tuple[float, float]:
-    """τ of z[:n], as a sum of two numbers, from a lower one; z is −inf beyond n.
+    """τ of z[:n] as a sum of two numbers, from a lower bound; z is −inf beyond n.
 
     y = (z − τ) − rest: the first difference is exact where y is small.
     """

@@ -1,8 +1,8 @@
 """Vectors of 16 numbers in numba-compiled code, as LLVM's portable vector types.
 
 Numba leaves vectorisation to LLVM, which does not vectorise a maximum of floats, a selection, or a
-short loop. Here the vectors are explicit; LLVM splits them into what the machine has (one register
-of AVX-512, two of AVX2, four of SSE or NEON).
+short loop. Here the vectors are explicit; LLVM splits them into machine registers (one of AVX-512,
+two of AVX2, four of SSE or NEON).
 
     v = load(a, i)                       a[i : i + 16] of a pointer of ``memory``
     v + w, v - 1.0, v * w, v / w, v > w  lane by lane; numbers are spread over the lanes
@@ -102,7 +102,7 @@ def _halves(builder: Any, v: Any) -> list[Any]:
 
 
 def _short(builder: Any, element: Any, *vectors: Any) -> list[Any]:
-    """Vectors in pieces of at most 512 bits: LLVM 22 does not compress longer ones rightly."""
+    """Vectors in pieces of at most 512 bits: LLVM 22 compresses longer ones wrongly."""
     if element == ir.FloatType():
         return [vectors]
     return list(zip(*(_halves(builder, v) for v in vectors), strict=True))
@@ -115,7 +115,7 @@ def _popcount(builder: Any, m: Any) -> Any:
 
 @intrinsic
 def compress(typingctx: Any, array: Any, index: Any, v: Any, m: Any) -> Any:
-    """The entries of v in m to a[i], a[i + 1], …; up to a[i + 15] is overwritten."""
+    """Write the entries of v in m to a[i], a[i + 1], …; all up to a[i + 15] may be overwritten."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, v, m = args
@@ -154,7 +154,7 @@ def expand(typingctx: Any, array: Any, index: Any, m: Any) -> Any:
 
 @intrinsic
 def load_part(typingctx: Any, array: Any, index: Any, m: Any, fill: Any) -> Any:
-    """a[i : i + 16] in the lanes of m, ``fill`` elsewhere, where nothing is read."""
+    """a[i : i + 16] in the lanes of m, ``fill`` elsewhere; only the lanes of m are read."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, m, fill = args
@@ -169,7 +169,7 @@ def load_part(typingctx: Any, array: Any, index: Any, m: Any, fill: Any) -> Any:
 
 @intrinsic
 def store_part(typingctx: Any, array: Any, index: Any, m: Any, v: Any) -> Any:
-    """a[i : i + 16] = v in the lanes of m; nothing else is written."""
+    """a[i : i + 16] = v in the lanes of m; other entries are not written."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, m, v = args
@@ -205,7 +205,7 @@ def spread(typingctx: Any, like: Any, value: Any) -> Any:
 
 
 def _lanewise(make: Any, result: Any = None) -> Any:
-    """An intrinsic of two operands, of which one may be a number; ``make(builder, a, b)``."""
+    """An intrinsic of two operands, one of which may be a number; ``make(builder, a, b)``."""
 
     @intrinsic
     def operation(typingctx: Any, a: Any, b: Any) -> Any:
@@ -350,7 +350,7 @@ from_bits = _converted(types.float64, lambda builder, v, kind: builder.bitcast(v
 
 @intrinsic
 def like(typingctx: Any, a: Any, v: Any) -> Any:
-    """v, of float64, in the type of a."""
+    """v, of float64, converted to the type of a."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.get_value_type(signature.return_type)

@@ -11,7 +11,7 @@ from . import common, memory
 from .common import CompiledRows
 
 ROOM = 512
-"""Entries of a row that there is room for at first; a row with more is packed once more."""
+"""The first allocation, in entries of a row; rows with more entries are packed again."""
 
 
 def _pack(job: Any, like: Any) -> None:
@@ -35,8 +35,8 @@ _ROWS = CompiledRows(_pack, _pack)
 
 
 def packed(y: Tensor, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:
-    """For rows (R, d): the y_i > 0 and their x_i, in order, (R, k) in float64 with zeros behind,
-    k ≥ 1 the largest number of them; None where k > ``most``."""
+    """For rows (R, d): the y_i > 0 and their x_i, in order, (R, k) in float64, padded with zeros.
+    k ≥ 1 is the size of the largest support; None if k > ``most``."""
     count, room = y.new_zeros(len(y), dtype=torch.float64), min(most, ROOM)
     while True:
         ys, xs = (y.new_zeros(len(y), room, dtype=torch.float64) for _ in range(2))

@@ -1,13 +1,13 @@
 """Compiled code over the rows of a tensor, on as many threads as PyTorch uses.
 
-A task is a C function of one pointer, to a job of int64 numbers of which the first is a counter:
-every thread that runs the task takes rows from the counter until none is left, so that any number
-of threads, one included, does the work.
+A task is a C function of one pointer, to a job of int64 numbers. The first number is a counter:
+every thread that runs the task takes rows from the counter until none is left. So any number of
+threads, one included, completes the job.
 
-PyTorch's own OpenMP threads run it, where they can be had (``GOMP_parallel`` of the library that
-PyTorch is linked with): they wait actively for some milliseconds after each operation, and threads
-of our own would have to wait for their cores. Elsewhere, and in forked children, whom OpenMP's
-threads do not survive, it is a pool of plain threads. Nothing of the process is set or changed.
+PyTorch's own OpenMP threads run it if possible (``GOMP_parallel`` of the library that PyTorch is
+linked with): after each operation they occupy the cores for some milliseconds, and other threads
+would have to wait. Elsewhere, and in forked children, where OpenMP's threads do not exist, a pool
+of plain threads runs it. No setting of the process is changed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from typing import Any
 import torch
 
 GRAIN = 1 << 14
-"""Entries below which a second thread costs more than it saves."""
+"""Below this many entries a second thread costs more than it saves."""
 ROWS, STEP = 1, 2
-"""Where a job holds the number of rows, and how many to take at a time; 0 is the counter."""
+"""The positions in a job of the number of rows, and of how many to take at a time; the counter is
+at 0."""
 
 Task = Callable[[int], None]
 

@@ -1,9 +1,9 @@
 """Sixteen short rows at a time, one in each lane.
 
-A short row leaves a vector unit idle while it waits for its own last sum. Here lane k of a vector
-belongs to row k, so that sums over a row are sums of vectors, and all that is done is done for
-sixteen rows. Lanes do not mix, and a lane that is done is left as it is: a row's result does not
-depend on its companions.
+With one short row at a time, vector units are idle while each step waits for a sum. Here lane k of
+a vector belongs to row k. Sums over a row are sums of vectors, and every operation serves sixteen
+rows. Lanes do not mix, and a lane that is done does not change, so a row's result does not depend
+on the other rows.
 
 A tile holds d vectors of float64: entry i of the sixteen rows is ``simd.load(tile, 16 * i)``.
 """
@@ -21,11 +21,11 @@ from . import memory, simd
 from .simd import LANES
 
 SHORT = 128
-"""The longest row that goes this way: the cost grows with d, not with the entries that matter."""
+"""The longest row for tiles, as their cost grows with d and not with the support."""
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """The columns of sixteen rows, by exchanging ever smaller squares."""
+    """The columns of sixteen rows, by transposing smaller and smaller blocks."""
     rows = list(rows)
     index = ir.VectorType(ir.IntType(32), LANES)
     for s in (8, 4, 2, 1):
@@ -90,7 +90,7 @@ def _scatter(typingctx: Any, tile: Any, column: Any, like: Any, rows: Any) -> An
 
 @njit
 def addresses() -> Any:
-    """Room for the addresses of sixteen rows; see ``cpu.scratch``."""
+    """Memory for the addresses of sixteen rows; see ``cpu.scratch``."""
     return np.empty((1, LANES), np.int64)
 
 
@@ -145,7 +145,7 @@ def top_of(tile: Any, d: int) -> Any:
 
 @njit
 def finish(tile: Any, d: int, top: Any, bad: Any) -> None:
-    """Rows without participants are 0, spoilt ones NaN."""
+    """Set rows without participants to 0, and rows in ``bad`` to NaN."""
     empty = top < -1.7976931348623157e308
     if simd.count(bad | empty) == 0:
         return

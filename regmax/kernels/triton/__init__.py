@@ -1,1 +1,1 @@
-"""Kernels for the GPU, compiled by Triton. Their plugins import them when one is asked for."""
+"""Kernels for the GPU, compiled by Triton. Plugins import them on first use."""

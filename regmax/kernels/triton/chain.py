@@ -4,15 +4,15 @@ Both are the proximal operator of one penalty on neighbours,
 
     z = argmin ½‖z − x‖² + Σ_k [ down (z_k − z_{k+1})₊ + up (z_{k+1} − z_k)₊ ]:
 
-total variation has down = up = λ, the decreasing regression down = 0, up = ∞. Starting from one
-group, rounds of splitting (``triton_scans``) end when none splits: about as many as the logarithm
-of the number of groups. The Jacobian of what follows, P_Δ(z), takes the mean of each group of the
-support, less the mean of the support.
+total variation has down = up = λ, the decreasing regression down = 0, up = ∞. Rounds of splitting
+(:mod:`.scans`) start from one group and end when no group splits: about the logarithm of the number
+of groups. The Jacobian of P_Δ(z) takes the mean of each group of the support, minus the mean of the
+support.
 
-Everything is float64, one program a row, in parallel within the row: sweeps over blocks, with what
-crosses from block to block carried in registers and the row's state (25 bytes an entry) in memory
-that a program reuses for each of its rows. So a row may have any length, and nothing waits for the
-host.
+All arithmetic is float64. One program computes a row, in parallel within the row, by sweeps over
+blocks. Registers carry values from block to block, and the row's state (25 bytes an entry) is in
+memory that a program reuses for each of its rows. So a row may have any length, and no step waits
+for the host.
 
 Sources: Best & Chakravarti (1990) for isotonic regression; Niculae & Blondel (2017), Prop. 2 and 3,
 for the maps and their Jacobians.
@@ -33,9 +33,9 @@ from .rows import GINI, check_device, distance, guard, load_scores, steps
 from .scans import END, NOT, greatest, group_values, join, last_of, least, split, summed
 
 BLOCK = 2048
-"""Entries of a row that a program sweeps at once."""
+"""Entries of a row that a program processes at once."""
 STATE = 1 << 24
-"""Entries of state for all programs together, more only where rows are so long that few fit."""
+"""Entries of state of all programs together; more only if rows are very long."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -43,8 +43,9 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
                   code_ptr, rows, d, x_stride, mask_stride, gamma_step, lam_step,
                   HAS_MASK: tl.constexpr, SORTED: tl.constexpr, B: tl.constexpr,
                   N: tl.constexpr):  # fmt: skip
-    """Each program every so many-th row. SORTED: isotonic regression of x + λ rank, x in descending
-    order, y back to its places by ``order``; else total variation, and who takes part."""
+    """Each program computes every P-th row, P the number of programs. SORTED: isotonic regression
+    of x + λ rank, x in descending order, and y in the original order by ``order``. Else total
+    variation; also writes the mask of participants."""
     j = tl.arange(0, B)
     x_at = state_ptr + tl.program_id(0).to(tl.int64) * d * 3
     t_at = x_at + d
@@ -70,11 +71,11 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
                 tl.store(part_ptr + row * d + i, on, mask=i < d)
         spoilt = (good != count) | (gamma != gamma) | (lam != lam)
         fine = (spoilt == 0) & (count > 0)
-        # a spoilt row goes through as one of zeros
+        # a row with a NaN or +inf is computed as a row of zeros
         top = tl.where(top == -float("inf"), 0.0, top)
         gamma = tl.where(fine, gamma, 1.0)
         lam = tl.where(fine, lam, 0.0)
-        # what lies further below cannot matter, and would absorb the others in sums
+        # lower entries do not affect the others, and would absorb them in sums
         floor = -2.0 * (1.0 + lam * (d if SORTED else 2))
         total = zero
         for b in range(0, d, B):
@@ -86,7 +87,7 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
                 x = x + lam * i.to(tl.float64)
             total += tl.sum(tl.where(on, x, 0.0))
             tl.store(x_at + i, tl.where(on, x, -float("inf")), mask=i < d)
-            # without a penalty all are groups of their own
+            # without a penalty each entry is a group
             inner = i + (lam == 0).to(tl.int32) * d < d - 1
             tl.store(code_at + i, tl.where(inner, NOT, END).to(tl.int8), mask=i < d)
         tl.debug_barrier()
@@ -101,7 +102,7 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
             down, up = zero, zero + float("inf")
             slack = 3.6e-15 * size
         else:
-            down = tl.minimum(lam, 2.0 * size)  # more than enough to fuse all
+            down = tl.minimum(lam, 2.0 * size)  # large enough to fuse all entries
             up = down
             slack = 3.6e-15 * (size + down)
         cuts = fine.to(tl.int32)
@@ -113,7 +114,7 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
             wrong = join(t_at, code_at, d, B)
             if wrong > 0:
                 group_values(x_at, t_at, code_at, d, down, up, B)
-        # P_Δ(t) among those who take part
+        # P_Δ(t) of the participants
         high = zero - float("inf")
         for b in range(0, d, B):
             i = b + j
@@ -145,10 +146,10 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
 def chain_backward(y_ptr, v_ptr, gamma_ptr, part_ptr, order_ptr, g_ptr, dlam_ptr, state_ptr,
                    code_ptr, rows, d, y_stride, v_stride, part_stride, gamma_step,
                    SORTED: tl.constexpr, HYPER: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """w = Jv: the means of v over the groups of the support less its mean over the support.
+    """w = Jv: the means of v over the groups of the support, minus its mean over the support.
 
-    ∂λ is −⟨w, u⟩, u ∈ ∂R(y): SORTED, minus the rank, y in descending order; else ⟨w, u⟩ is
-    Σ sign(y_i − y_p)(w_i − w_p), p the participant before i.
+    The derivative in λ is −⟨w, u⟩, u ∈ ∂R(y). SORTED: u is minus the rank, y in descending order.
+    Else ⟨w, u⟩ is Σ sign(y_i − y_p)(w_i − w_p), p the participant before i.
     """
     j = tl.arange(0, B)
     s_at = state_ptr + tl.program_id(0).to(tl.int64) * d * 3
@@ -215,7 +216,7 @@ def chain_backward(y_ptr, v_ptr, gamma_ptr, part_ptr, order_ptr, g_ptr, dlam_ptr
             place = i
             if SORTED:
                 place = tl.load(order_at + i, mask=inside, other=0).to(tl.int32)
-                by_u -= tl.sum(w * i.to(tl.float64))  # a constant for all ranks adds nothing
+                by_u -= tl.sum(w * i.to(tl.float64))  # up to a constant: Σw = 0
             g = w / gamma
             tl.store(g_ptr + row * d + place, tl.where(support, g, 0.0).to(g_ptr.dtype.element_ty),
                      mask=inside)  # fmt: skip
@@ -246,7 +247,7 @@ def chain_backward(y_ptr, v_ptr, gamma_ptr, part_ptr, order_ptr, g_ptr, dlam_ptr
 
 
 def _launch(x: Tensor, block: int | None) -> tuple[int, int, int, Tensor, Tensor]:
-    """Programs, block, warps, and the state they work in."""
+    """The numbers of programs, block entries and warps, and the state memory."""
     rows, d = x.shape
     block = min(BLOCK if block is None else block, max(32, triton.next_power_of_2(d)))
     programs = min(rows, max(STATE // d, 128))
@@ -268,8 +269,8 @@ def forward(
     ranked: bool,
     block: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """P_Δ of the chain's prox at x/γ, by rank (``ranked``: OSCAR) or by place (total variation),
-    then with who takes part."""
+    """P_Δ of the chain's prox at x/γ, by rank (``ranked``: OSCAR) or by position (total variation,
+    which also returns the mask of participants)."""
     check_device(x)
     rows, d = x.shape
     y = torch.empty((rows, d), dtype=x.dtype, device=x.device)
@@ -302,7 +303,8 @@ def backward(
     hyper: bool,
     block: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Jv/γ and, if ``hyper``, that of λ per row; ``part`` is who takes part (None: all)."""
+    """Jv/γ and, if ``hyper``, the gradient of λ per row; ``part``: the mask of participants (None:
+    all)."""
     check_device(y)
     rows, d = y.shape
     g = torch.empty((rows, d), dtype=y.dtype, device=y.device)

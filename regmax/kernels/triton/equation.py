@@ -11,8 +11,8 @@ and one scalar equation per row for c (a = α − 1 for Tsallis, p − 1 for the
     p-norm    c = 1/s,          log s + (p−2)/p log Σv^p + log Σv = 0.
 
 Gini is solved by Michelot's finite iteration (1986), the others by Newton's method on ℓ or log s
-inside a bracket, until the last bits. The sums are over a tile in registers, or over what a row has
-packed in memory: all of it, or the front of each of its chunks.
+inside a bracket, up to rounding. The sums are over a tile in registers, or over the packed
+candidates of a row in memory: one block, or the front of each of its chunks.
 
 Sources: Peters, Niculae & Martins (2019) for entmax; Gonçalves, Treviso & Martins (2025,
 AdaSplash) for a safeguarded Newton iteration per row on a GPU.
@@ -32,7 +32,7 @@ from .rows import BIG, GINI, PNORM, TSALLIS, distance, divide
 
 @triton.jit
 def log1p(x, u):
-    """log(1 + x), u its rounded 1 + x: log(u) x / (u − 1) takes the rounding of u out again."""
+    """log(1 + x) from u, the rounded 1 + x: log(u) x / (u − 1) corrects the rounding of u."""
     near = tl.abs(x) < 0.5
     off = u - 1
     ratio = x / tl.where(off == 0, 1.0, off)
@@ -48,7 +48,7 @@ def special(k):
 
 @triton.jit
 def powers(delta, c, e, k, exact):
-    """base = 1 − cδ + e where positive, base^(k−1) and base^k; e^(−δ) twice where k = 0.
+    """base = 1 − cδ + e where positive, base^(k−1) and base^k; e^(−δ) twice if k = 0.
 
     e corrects c by less than its last bit.
     """
@@ -87,7 +87,7 @@ def candidates(ptr, counts_ptr, s0, w0, count, chunks, top, gamma,
     return distance(x.to(top.dtype), top, gamma)
 
 
-# what the equations need of a row's distances: sums, or minima
+# the kinds of sums or minima over a row's distances that the equations need
 LINEAR = tl.constexpr(0)
 POWER = tl.constexpr(1)
 NEXT = tl.constexpr(2)
@@ -195,10 +195,10 @@ def slope_of_base(t, a, KIND: tl.constexpr):
 def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, count, active,
           KIND: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
           N: tl.constexpr):  # fmt: skip
-    """c, e and Σv of each row (T, e, Σy for gini). ``active`` rows only; the others are frozen."""
+    """c, e and Σv of each row (T, e, Σy for gini). Only ``active`` rows are iterated."""
     zero = tl.zeros_like(k)
     if KIND == GINI:
-        # from above, supports only shrink: T ← (1 + Σ_S δ)/|S| until it no longer falls
+        # from above, so that supports only shrink: T ← (1 + Σ_S δ)/|S| until T no longer falls
         t = zero + 1.0
         while tl.max(active) > 0:
             n, total, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, t, zero, zero,
@@ -209,7 +209,7 @@ def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, count, active,
             active = falls.to(tl.int32)
         n, _, total = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, t, zero, zero,
                             zero, LINEAR, PACKED, CHUNK, CH, N)  # fmt: skip
-        # what rounding left, by less than the last bit of T
+        # the rounding error, less than the last bit of T
         e = (1.0 - total) / tl.maximum(n, 1.0)
         _, _, total = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, t, e, zero, zero,
                             LINEAR, PACKED, CHUNK, CH, N)  # fmt: skip
@@ -234,7 +234,7 @@ def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, count, active,
             high = tl.where((active > 0) & (f >= 0), t, high)
             step = -f / slope
             trial = t + step
-            # inside the bracket, and not creeping: the last step must have shrunk by half
+            # inside the bracket, and at most half as long as the last step
             safe = (trial >= low) & (trial <= high) & (tl.abs(step) <= width / 2)
             following = tl.where(safe, trial, low + (high - low) / 2)
             width = tl.where(safe, tl.abs(step), (high - low) / 2)
@@ -247,7 +247,7 @@ def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, count, active,
         st, sv, sw = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, c, zero, k, exact,
                            POWER, PACKED, CHUNK, CH, N)  # fmt: skip
         f, _, by_e = equation(t, a, k, st, sv, sw, KIND)
-        # the last step, by less than the last bit of c; smaller than any error it could make
+        # a last step of less than the last bit of c
         e = tl.where((by_e > 0) & (tl.abs(f) < 0.01), -f / tl.where(by_e > 0, by_e, 1.0), 0.0)
         e = tl.minimum(tl.maximum(e, -16 * eps), 16 * eps)
         _, sv, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, c, e, k, exact,
@@ -261,7 +261,7 @@ def entries(delta, c, e, k, total, exact, KIND: tl.constexpr):
     if KIND == GINI:
         y = tl.where(delta < c, tl.maximum((c - delta) + e, 0.0), 0.0)
         n = tl.minimum(tl.maximum(1.0 / c, 1.0), 1e6)
-        # within its own rounding 1/d stays 1/d
+        # no division where the sum is 1 up to rounding: 1/d stays 1/d
         close = tl.abs(total - 1.0) <= (2e-16 if y.dtype == tl.float64 else 1.2e-7) * tl.sqrt(n)
         total = tl.where(close, 1.0, total)
     else:

@@ -1,11 +1,11 @@
 """The Jacobian of threshold mappings in Triton: v ↦ Jv/γ and the gradients of α and p.
 
-With s = 1/h, h the diagonal of ∇²Ω(y), J = diag(s) − ssᵀ/Σs on the support; the p-norm's ∇²Ω has a
-matrix of rank one besides. With w = Jv the gradients are w/γ and −⟨w, ∂∇Ω(y; θ)/∂θ⟩, from y and v
-alone, by one read of both and one write. Nothing cancels, however far apart the s_i are: v, and
-∂∇Ω/∂θ as ⟨w, 1⟩ = 0, are taken relative to the entry of the largest s.
+With s = 1/h, h the diagonal of ∇²Ω(y), J = diag(s) − ssᵀ/Σs on the support; the p-norm's ∇²Ω also
+has a rank-one term. With w = Jv the gradients are w/γ and −⟨w, ∂∇Ω(y; θ)/∂θ⟩, from y and v alone,
+with one read of both and one write. The entry of the largest s is subtracted from v, and from
+∂∇Ω/∂θ, as ⟨w, 1⟩ = 0. This avoids cancellation, also for s_i of very different size.
 
-A row beyond the limit goes through three launches: references, sums, products.
+A row longer than the limit needs three launches: references, sums, products.
 
 Sources: Peters, Niculae & Martins (2019), Prop. 2; Correia, Niculae & Martins (2019), Prop. 1.
 """
@@ -55,8 +55,8 @@ def dphi(u):
 
 @triton.jit
 def by_alpha(log_y, a):
-    """∂∇Ω(y)/∂α up to a constant, for Tsallis: of log_α y = (y^a − 1)/a = log y φ(a log y) where
-    a ≤ 1; above, where J is as large as y^(1−a), of y^a/a: no constant may be left to cancel."""
+    """∂∇Ω(y)/∂α up to a constant, for Tsallis. For a ≤ 1 of log_α y = (y^a − 1)/a =
+    log y φ(a log y). For a > 1 of y^a/a: J is as large as y^(1−a), and a constant would cancel."""
     low = log_y * log_y * dphi(tl.minimum(a * log_y, 80.0))
     b = tl.where(a > 1, a, 1.0)
     high = tl.exp(b * log_y) * (log_y / b - 1.0 / (b * b))
@@ -75,8 +75,8 @@ def load_pair(y_ptr, v_ptr, at, v_at, inside):
 
 @triton.jit
 def reference(y, v, a):
-    """The entry where ∇²Ω is least, y_r and v_r: relative to it nothing cancels. The largest entry,
-    for α > 2 the smallest; (1, 0) without a support."""
+    """y_r and v_r at the entry r where the curvature is least, the reference against cancellation:
+    the largest entry, or the smallest for α > 2; (1, 0) without a support."""
     on = y > 0
     large = tl.max(y, 1, keep_dims=True)
     small = tl.min(tl.where(on, y, float("inf")), 1, keep_dims=True)
@@ -87,7 +87,7 @@ def reference(y, v, a):
 
 @triton.jit
 def weights(y, ref, a, KIND: tl.constexpr):
-    """On the support y's own, log y/y_r or log y, and the weights s_i/s_r = (y_i/y_r)^(1−a)."""
+    """On the support: log y/y_r or log y, and the weights s_i/s_r = (y_i/y_r)^(1−a)."""
     on = y > 0
     log_y = tl.log(tl.where(on, y, 1.0))
     if KIND == GINI:
@@ -166,7 +166,7 @@ def jacobian_product(y, v, ref, v_ref, a, total, by_v, first, first_v, power, po
 def backward_rows(y_ptr, v_ptr, gamma_ptr, theta_ptr, g_ptr, dtheta_ptr, rows, d,
                   y_stride, v_stride, gamma_step, theta_step, KIND: tl.constexpr,
                   HYPER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Each program ROWS rows: Jv/γ and −⟨Jv, ∂∇Ω(y)/∂θ⟩."""
+    """Each program computes ROWS rows: Jv/γ and −⟨Jv, ∂∇Ω(y)/∂θ⟩."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
@@ -188,7 +188,7 @@ def backward_rows(y_ptr, v_ptr, gamma_ptr, theta_ptr, g_ptr, dtheta_ptr, rows, d
 
 @triton.jit
 def gather_reference(refs_ptr, row, chunks, a, KIND: tl.constexpr, MAX: tl.constexpr):
-    """The row's reference from those of its chunks; gini, with equal weights, needs none."""
+    """The row's reference from those of its chunks; gini has equal weights and needs none."""
     if KIND == GINI:
         return tl.full((1, 1), 1.0, a.dtype), tl.full((1, 1), 0.0, a.dtype)
     else:
@@ -203,7 +203,7 @@ def gather_reference(refs_ptr, row, chunks, a, KIND: tl.constexpr, MAX: tl.const
 @triton.jit
 def reference_chunks(y_ptr, v_ptr, theta_ptr, refs_ptr, d, chunks, y_stride, v_stride, theta_step,
                      KIND: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Each program a chunk: its reference, y 0 where it has no support."""
+    """Each program computes the reference of a chunk, with y = 0 if the chunk has no support."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
@@ -219,7 +219,7 @@ def reference_chunks(y_ptr, v_ptr, theta_ptr, refs_ptr, d, chunks, y_stride, v_s
 @triton.jit
 def sum_chunks(y_ptr, v_ptr, theta_ptr, refs_ptr, sums_ptr, d, chunks, y_stride, v_stride,
                theta_step, KIND: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
-    """Each program a chunk: its six sums."""
+    """Each program computes the six sums of a chunk."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
@@ -249,7 +249,7 @@ def total_of(sums_ptr, row, chunks, i: tl.constexpr, MAX: tl.constexpr):
 def product_chunks(y_ptr, v_ptr, gamma_ptr, theta_ptr, refs_ptr, sums_ptr, g_ptr, parts_ptr, d,
                    chunks, y_stride, v_stride, gamma_step, theta_step, KIND: tl.constexpr,
                    HYPER: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
-    """Each program a chunk: Jv/γ, and its part of the inner product."""
+    """Each program computes Jv/γ of a chunk, and its part of the inner product."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
@@ -289,7 +289,7 @@ def backward(
     check_device(y)
     rows, d = y.shape
     g = torch.empty((rows, d), dtype=y.dtype, device=y.device)
-    # of no use without ``hyper``; a kernel takes a pointer all the same
+    # unused without ``hyper``, but a kernel needs a pointer
     dtheta = y.new_empty(rows if hyper else 1, dtype=torch.float64)
     if rows == 0:
         return g, dtheta if hyper else None

@@ -4,11 +4,11 @@ With the distances δ_i = (max x − x_i)/γ ≥ 0,
 
     y_i = v_i / Σv,    v_i = [1 − c δ_i]₊^k,
 
-is 0 beyond a reach, δ_i > r (1, or 1/a). A chunk's own maximum is at most the row's: what is within
-the row's reach is within its chunk's. So each program packs the candidates of one chunk to the
-front of the chunk's part of the output, which serves as scratch; one program per row solves its
-equation on those of all its chunks; and y is written, chunk by chunk, by a second read of x. Three
-launches, and nothing is read back by the host.
+is 0 for δ_i > r, r the reach of the support (1, or 1/a). A chunk's maximum is at most the row's, so
+entries within reach of the row's maximum are within reach of the chunk's. The first launch packs
+the candidates of each chunk to the front of its part of the output, which serves as scratch. The
+second solves the equation of each row on its candidates. The third reads x again and writes y,
+chunk by chunk. The host reads nothing back.
 """
 
 # ruff: noqa: SIM102 (what is decided at compilation needs its own if)
@@ -31,8 +31,9 @@ from .steep import steep_row
 def pack_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_ptr, held_ptr, d,
                 chunks, x_stride, mask_stride, gamma_step, theta_step, KIND: tl.constexpr,
                 HAS_MASK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Each program a chunk: the candidates, by the chunk's own maximum, to the front of the
-    chunk's part of y; its maximum, its participants (−1: spoilt) and how many it holds."""
+    """Each program packs the candidates of a chunk, by the chunk's maximum, to the front of its
+    part of y, and writes the chunk's maximum, its number of participants (−1: a NaN or +inf) and
+    its number of candidates."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
@@ -43,7 +44,7 @@ def pack_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_p
     gamma = tl.load(gamma_ptr + row * gamma_step)
     theta = tl.load(theta_ptr + row * theta_step)
     _, _, reach = exponents(theta, KIND)
-    # a maximum of 0 stands for none: then nothing is kept
+    # without participants the maximum is 0, and no entry is kept
     keep = inside & (distance(x, top, gamma.to(x.dtype)) <= reach.to(x.dtype)) & (x < float("inf"))
     keep = keep & (x != -float("inf"))
     place = tl.cumsum(keep.to(tl.int32), 1) - 1
@@ -60,9 +61,9 @@ def solve_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_
                  out_ptr, d, chunks, x_stride, mask_stride, gamma_step, theta_step,
                  KIND: tl.constexpr, HAS_MASK: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
                  N: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
-    """Program row: the equation on the packed candidates; seven numbers for the row's writers:
-    state (0: empty, 1: as follows, 2: α > 2 and written already, NaN: spoilt), max, γ, c, e, k and
-    Σv. The stride of ``out`` is eight."""
+    """Each program solves the equation of a row on its candidates and writes seven numbers for
+    ``write_chunks``: state (0: no participants, 1: solved, 2: α > 2 and y written already, NaN: a
+    NaN or +inf score), max, γ, c, e, k and Σv. The stride of ``out`` is eight."""
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, MAX)[None, :]
     has = s < chunks
@@ -106,7 +107,7 @@ def solve_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_
 @triton.jit
 def write_chunks(x_ptr, mask_ptr, y_ptr, out_ptr, d, chunks, x_stride, mask_stride,
                  KIND: tl.constexpr, HAS_MASK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Each program a chunk: y from x and the row's numbers."""
+    """Each program computes y of a chunk from x and the row's numbers."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
@@ -132,8 +133,8 @@ def forward_chunks(
     flags: dict[str, int | bool],
     limit: int,
 ) -> None:
-    """Π_Ω of each row into y. ``on`` is the mask (unread if there is none), ``hyper`` γ and θ,
-    ``strides`` those of x, ``on``, γ and θ from row to row."""
+    """Write Π_Ω of each row to y. ``on`` is the mask (not read if there is none), ``hyper`` γ and
+    θ, ``strides`` the row strides of x, ``on``, γ and θ."""
     rows, d = x.shape
     wide = x.dtype == torch.float64
     chunk, chunks = chunks_of(d, limit)

@@ -1,4 +1,4 @@
-"""The Triton kernels as regularizers offer them: thresholds, and chains with P_Δ after them."""
+"""The Triton kernels that regularizers offer: threshold mappings, and chains followed by P_Δ."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class ThresholdKernel(Kernel):
 
 
 class ChainKernel(Kernel):
-    """P_Δ of a prox on neighbours: by place (total variation) or, ``ranked``, by rank (OSCAR).
+    """P_Δ of a prox on neighbours: by position (total variation) or, ``ranked``, by rank (OSCAR).
 
-    In float64 inside, whatever the dtype; half precision is for the caller to round, so that it
-    does not merge groups. ``block``, for tests and tuning: entries that a program sweeps at once.
+    Computes in float64 for every dtype. The caller rounds to half precision, so that rounding does
+    not merge groups. ``block``, for tests and tuning: entries that a program processes at once.
     """
 
     name = "triton"

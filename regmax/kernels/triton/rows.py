@@ -1,8 +1,8 @@
-"""What the Triton kernels share: where they run, the shape of their tiles, and how a row is read.
+"""Shared parts of the Triton kernels: device, shape of tiles, and loading of rows.
 
-A tile is (rows, columns); what is per row is (rows, 1). Arithmetic is float32, and float64 for
-float64. A row's distances to its maximum, δ_i = (max x − x_i)/γ ≥ 0, are +∞ for what does not take
-part, so that one tile says all.
+A tile is (rows, columns); a number per row is (rows, 1). Arithmetic is float32, and float64 for
+float64. A row's distances to its maximum are δ_i = (max x − x_i)/γ ≥ 0, and +∞ for masked entries,
+so that no mask is needed.
 """
 
 # ruff: noqa: RET505 (what is decided at compilation needs its own if and else)
@@ -30,7 +30,7 @@ PNORM = tl.constexpr(2)
 KINDS = {"gini": 0, "tsallis": 1, "pnorm": 2}
 
 BIG = tl.constexpr(1e30)
-"""δ is at most this for those who take part, and +∞ for the others."""
+"""δ is at most this for participants, and +∞ for masked entries."""
 
 
 def interpreted() -> bool:
@@ -39,7 +39,7 @@ def interpreted() -> bool:
 
 
 def check_device(x: Tensor) -> None:
-    """Kernels follow their tensors: CUDA, or the CPU in the interpreter."""
+    """Raise an error unless x is on CUDA, or on the CPU in the interpreter."""
     if x.device.type != "cuda" and not interpreted():
         raise ValueError(f"Triton kernels need a CUDA tensor; got one on {x.device}")
 
@@ -56,7 +56,7 @@ def chunks_of(d: int, limit: int) -> tuple[int, int]:
 
 
 def guard(x: Tensor) -> AbstractContextManager[object]:
-    """Kernels start on the current device: make it that of x, which must hold its numbers."""
+    """Makes the device of x the current one, where kernels start; x must have memory."""
     if not x.data_ptr() and x.numel():
         raise without_memory(x)
     if x.device.type != "cuda" or x.device.index == torch.cuda.current_device():
@@ -65,14 +65,14 @@ def guard(x: Tensor) -> AbstractContextManager[object]:
 
 
 def steps(*values: Tensor) -> list[int]:
-    """How far apart the values of neighbouring rows are: 0 where one serves all."""
+    """The stride from row to row of each value: 0 if all rows share it."""
     return [0 if value.numel() == 1 else 1 for value in values]
 
 
 def shape_of(d: int, wide: bool, alone: bool = False) -> dict[str, int]:
     """Rows (one if ``alone``) and columns of a program's tile, and its warps.
 
-    A function of d and the dtype: what a row comes out as does not depend on its batch.
+    A function of d and the dtype, so that a row's result does not depend on its batch.
     """
     block = max(16, triton.next_power_of_2(d))
     rows = 1 if alone else max(1, 512 // block)
@@ -82,7 +82,7 @@ def shape_of(d: int, wide: bool, alone: bool = False) -> dict[str, int]:
 
 @triton.jit
 def divide(a, b):
-    """a/b to the last bit: Triton's float32 division is not."""
+    """a/b, correctly rounded: Triton's float32 division is not."""
     if a.dtype == tl.float64:
         return a / b
     else:
@@ -100,7 +100,7 @@ def distance(x, top, gamma):
 
 @triton.jit
 def load_scores(x_ptr, mask_ptr, at, mask_at, inside, HAS_MASK: tl.constexpr):
-    """Scores in the arithmetic's dtype, −∞ for what does not take part."""
+    """Scores in the dtype of the arithmetic, −∞ for masked entries."""
     x = tl.load(x_ptr + at, mask=inside, other=-float("inf"))
     if x.dtype != tl.float64:
         x = x.to(tl.float32)
@@ -112,8 +112,8 @@ def load_scores(x_ptr, mask_ptr, at, mask_at, inside, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def survey(x):
-    """Per row: the maximum (0 without a finite participant), how many take part, and whether one
-    of them is NaN or +∞."""
+    """Per row: the maximum (0 without a finite participant), the number of participants, and
+    whether one of them is NaN or +∞."""
     on = x != -float("inf")
     wrong = on & (x < float("inf"))
     top = tl.max(tl.where(wrong, x, -float("inf")), 1, keep_dims=True)

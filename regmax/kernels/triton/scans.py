@@ -1,4 +1,4 @@
-"""The groups of a chain in Triton, by scans: their values, and where they split.
+"""The groups of a chain in Triton: their values and splits, by scans.
 
 For
 
@@ -8,14 +8,14 @@ a group of value t is split at {z > t}, which solves a problem of two labels e w
 
     m_i = clip(m_{i−1}, −down, up) + t − x_i
 
-are compositions of clips, an associative operation: one scan decides every group of the row, and
+are compositions of clips, an associative operation. So one scan decides every group of the row:
 e_i = [m_i < 0] where m_i is outside [−down, up] or a group ends, else e_{i+1}. Values are computed
-afresh from the data, as
+again from the data, as
 
     t_G = mean(x_G) + (pull before − pull after)/|G|,   pull = down, −up, 0 by the jump's sign.
 
-A row is swept block by block, with what crosses from block to block carried in registers and the
-row's state in memory. Sweeps to the left read backwards and scan forwards.
+A row is processed block by block. Registers carry values from block to block; the row's state is in
+memory. Sweeps to the left read backwards and scan forwards.
 
 Source: Chambolle & Darbon (2009) for the splitting.
 """
@@ -46,7 +46,7 @@ def greatest(a, b):
 
 @triton.jit
 def joined(f, s, n, p, g, t, m, q):
-    """Sums of a group so far, its participants and its pull; the flag says a group began."""
+    """Scan operator: partial sums of a group, its participants and its pull; f flags a start."""
     return (
         f | g,
         tl.where(g != 0, t, s + t),
@@ -57,7 +57,7 @@ def joined(f, s, n, p, g, t, m, q):
 
 @triton.jit
 def summed(f, s, n, g, t, m):
-    """As ``joined``, without a pull."""
+    """``joined`` without a pull."""
     return f | g, tl.where(g != 0, t, s + t), tl.where(g != 0, m, n + m)
 
 
@@ -110,7 +110,7 @@ def group_values(x_at, t_at, code_at, d, down, up, B: tl.constexpr):
         n = tl.where(f == 0, n + count, n)
         p = tl.where(f == 0, before, p)
         t = (s + (p - pull(code, down, up))) / tl.maximum(n, 1.0)
-        # pulls first: a group of one between one above and one below is its own value exactly
+        # pulls first: a group of one entry between a higher and a lower one is x_i exactly
         tl.store(t_at + i, t, mask=inside & (code != NOT))
         total, count, before = last_of(s, j, B), last_of(n, j, B), last_of(p, j, B)
     tl.debug_barrier()
@@ -129,7 +129,7 @@ def group_values(x_at, t_at, code_at, d, down, up, B: tl.constexpr):
 
 @triton.jit
 def split(x_at, t_at, m_at, code_at, d, down, up, slack, B: tl.constexpr):
-    """New ends where a group's solution crosses its value; how many."""
+    """Marks new ends where a group's solution crosses its value; returns their number."""
     j = tl.arange(0, B)
     message = tl.full((), 0.0, tl.float64)
     for b in range(0, d, B):
@@ -143,7 +143,7 @@ def split(x_at, t_at, m_at, code_at, d, down, up, slack, B: tl.constexpr):
         start = inside & (previous != NOT)
         c = tl.where(on, t - tl.where(on, x, 0.0), 0.0)
         c = c - tl.where(start, pull(previous, down, up), 0.0) + pull(code, down, up)
-        # who does not take part passes on what it gets
+        # a masked entry passes the message on unchanged
         low = tl.where(start, c, tl.where(on, c - down, -float("inf")))
         high = tl.where(start, c, tl.where(on, c + up, float("inf")))
         c, low, high = tl.associative_scan((c, low, high), 0, clipped)
@@ -158,7 +158,7 @@ def split(x_at, t_at, m_at, code_at, d, down, up, slack, B: tl.constexpr):
         inside = i >= 0
         m = tl.load(m_at + i, mask=inside, other=0.0)
         code = tl.load(code_at + i, mask=inside, other=END)
-        # the nearest entry to the right that decides for itself
+        # the nearest entry to the right whose label is known
         right = inside & (i < d - 1)
         m_right = tl.load(m_at + i + 1, mask=right, other=0.0)
         known = right & (tl.load(code_at + i + 1, mask=right, other=END) != NOT)
@@ -170,8 +170,8 @@ def split(x_at, t_at, m_at, code_at, d, down, up, slack, B: tl.constexpr):
         cut = inside & (code == NOT) & (above != beyond)
         following = tl.min(source)
         cuts += tl.sum(cut.to(tl.int32))
-        # a cut is at an entry that decides for itself: the blocks to the left, which look at the
-        # first entry of this one, find the same source with the cut or without
+        # a cut is at an entry whose label is known: the blocks to the left, which read the first
+        # entry of this one, find the same source with or without the cut
         tl.debug_barrier()
         tl.store(code_at + i, tl.where(above, DOWN, UP).to(tl.int8), mask=cut)
     tl.debug_barrier()
@@ -180,7 +180,7 @@ def split(x_at, t_at, m_at, code_at, d, down, up, slack, B: tl.constexpr):
 
 @triton.jit
 def join(t_at, code_at, d, B: tl.constexpr):
-    """Ends whose values contradict the sign of their jump, by rounding, are none; how many."""
+    """Removes ends whose jump has the wrong sign by rounding; returns their number."""
     j = tl.arange(0, B)
     wrong = 0
     for b in range(0, d, B):

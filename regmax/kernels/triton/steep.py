@@ -1,11 +1,11 @@
 """Entmax with α > 2 in Triton, by the smallest entry of its support.
 
-With a = α − 1 > 1 and the distances δ_i = (max x − x_i)/γ, y is infinitely steep at its threshold.
-From δ_k, the largest distance in the support, and t = y_k,
+With a = α − 1 > 1 and the distances δ_i = (max x − x_i)/γ, y has an infinite slope at its
+threshold. As a function of t = y_k, δ_k the largest distance in the support,
 
     y_i = (a (δ_k − δ_i) + t^a)^(1/a),    Σ y = 1,
 
-it is convex and increasing in t. All is in float64: rarely wanted, and only so is it right.
+Σ y is convex and increasing. All arithmetic is float64, as float32 is too inaccurate here.
 
 Source: Peters, Niculae & Martins (2019) for entmax.
 """
@@ -81,7 +81,7 @@ def steep_entries(delta, a, last, log_power, total):
 @triton.jit
 def steep_row(x_ptr, mask_ptr, y_ptr, d, top, gamma, a, HAS_MASK: tl.constexpr,
               N: tl.constexpr):  # fmt: skip
-    """One whole row where α > 2, from memory, N entries at a time; all but x and y is float64."""
+    """One row with α > 2, read from memory N entries at a time; in float64 except x and y."""
     column = tl.arange(0, N)[None, :]
     held = 0
     for w0 in range(0, d, N):

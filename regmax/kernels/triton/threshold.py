@@ -1,19 +1,19 @@
 """Threshold mappings in Triton: rows as tiles of one program, or as chunks of several.
 
-Where no penalty couples the entries, Π_Ω(x) is a power of what lies above a threshold: with the
-distances δ_i = (max x − x_i)/γ ≥ 0,
+Without a penalty, Π_Ω(x) is a power of the excess over a threshold: with the distances
+δ_i = (max x − x_i)/γ ≥ 0,
 
     y_i = v_i / Σv,    v_i = [1 − c δ_i]₊^k,
 
-and c solves one scalar equation per row (``triton_equation``; α > 2, infinitely steep at its
-threshold, ``triton_steep``).
+and c solves one scalar equation per row (:mod:`.equation`; :mod:`.steep` for α > 2, where the slope
+at the threshold is infinite).
 
-A short row is a line of a tile in registers. Where powers are dear, the entries of a longer one
+A short row is a line of a tile in registers. If powers are expensive, the entries of a longer row
 that can be in the support (δ below 1, or 1/a) are first packed to the front of the output row,
-which serves as scratch, and the equation is solved on those. Either way x is read once and y
-written once. A row beyond ``LIMIT`` entries is packed by several programs, solved by one, and read
-a second time and written by several (``triton_long``). Nothing is read back by the host; γ and θ
-come from memory, so that no value of theirs compiles anything anew.
+which serves as scratch, and the equation is solved on these. In both cases x is read once and y is
+written once. Several programs pack a row of more than ``LIMIT`` entries, one solves it, and several
+read it again and write y (:mod:`.long_rows`). The host reads nothing back. γ and θ come from
+memory, so that new values need no compilation.
 """
 
 # ruff: noqa: SIM102, PIE808 (what is decided at compilation needs its own if)
@@ -46,7 +46,7 @@ from .rows import (
 from .steep import steep_row
 
 PACK = {"gini": 1 << 30, "tsallis": 1024, "pnorm": 1024}
-"""The shortest row of one program that packs its candidates: where powers cost more than that."""
+"""The shortest row of one program that packs its candidates: powers then cost more than packing."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -54,7 +54,7 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, rows, d, x_stride
                  gamma_step, theta_step, KIND: tl.constexpr, HAS_MASK: tl.constexpr,
                  ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
                  N: tl.constexpr):  # fmt: skip
-    """Each program ROWS rows; PACKED needs ROWS = 1."""
+    """Each program computes ROWS rows; PACKED needs ROWS = 1."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
@@ -91,7 +91,7 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, rows, d, x_stride
         if tl.max((fine & (a64 > 1)).to(tl.int32)) > 0:
             tl.debug_barrier()
             for i in range(0, ROWS):
-                # what was per row is per row again: one line of the tile
+                # select one row of the tile
                 mine = tl.arange(0, ROWS)[:, None] == i
                 a_i = tl.sum(tl.where(mine & fine, a64, 0.0), 0, keep_dims=True)
                 if tl.max(a_i) > 1:
