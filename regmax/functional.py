@@ -90,7 +90,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
     @outside_inference
     def mapping(*args: Any, **kwargs: Any) -> Tensor:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        twice = kwargs and not kwargs.keys().isdisjoint(names[: len(args)])
+        twice = kwargs and any(key in kwargs for key in names[: len(args)])
         if given.keys() != every or len(args) > len(names) or twice:
             try:
                 signature.bind(*args, **kwargs)  # says what is wrong
