@@ -530,7 +530,7 @@ def test_copies_and_pickles():
         (lambda: True * omega("gini"), TypeError, "got bool"),
         (lambda: torch.tensor(2) * omega("gini"), TypeError, "floating"),
         (lambda: omega("tv") + 0.1 * oscar(), NotImplementedError, "no prox.*graph_tv.*owl"),
-        (lambda: tv() + oscar(), NotImplementedError, "one penalty"),
+        (lambda: tv() + oscar(), NotImplementedError, "no prox"),
         (lambda: number(0.1) * tv() + 0.2 * tv(), NotImplementedError, "add the weights"),
         (lambda: 2 * omega("oscar", exact=False), TypeError, "is an approximation"),
     ],
