@@ -41,7 +41,9 @@ class Steady(TorchFunctionMode):
         if product is None:
             return func(*args, **(kwargs or {}))
         self.met = True
-        if kwargs or not all(_plain(t) for t in args) or transforms.under_transform(args):
+        if kwargs or not all(_plain(t) for t in args) or not _taken(func, args):
+            return func(*args, **(kwargs or {}))
+        if transforms.under_transform(args):
             return func(*args, **(kwargs or {}))
         return product(*args)
 
@@ -88,7 +90,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    return matmul(a, b.mT if b.ndim > 1 else b)
+    if b.ndim < 3 or a.shape[-1] != b.shape[-1]:
+        return matmul(a, b.mT if b.ndim > 1 else b)
+    return matmul(a, b.reshape(-1, b.shape[-1]).mT).view(*a.shape[:-1], *b.shape[:-1])
 
 
 _STEADY: dict[Any, Callable[..., Tensor]] = {
@@ -100,6 +104,21 @@ _STEADY: dict[Any, Callable[..., Tensor]] = {
     torch.inner: _inner,
     Tensor.inner: _inner,
 }
+_RANKS = {
+    **dict.fromkeys((torch.mm, Tensor.mm), (2, 2)),
+    **dict.fromkeys((torch.bmm, Tensor.bmm), (3, 3)),
+    **dict.fromkeys((torch.mv, Tensor.mv), (2, 1)),
+    **dict.fromkeys((torch.dot, Tensor.dot), (1, 1)),
+}
+"""The dimensions of the operands, where PyTorch raises for others."""
+
+
+def _taken(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether PyTorch takes these operands, which :func:`matmul` may broadcast."""
+    ranks = _RANKS.get(func)
+    if ranks is None:
+        return True
+    return tuple(t.ndim for t in args) == ranks and (ranks[0] < 3 or len(args[0]) == len(args[1]))
 
 
 def _plain(t: Any) -> bool:

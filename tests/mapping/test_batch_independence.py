@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mapping_checks import normal
 
 from regmax import RegularizedMax, Regularizer
 from regmax.kernels.products import Steady, matmul
@@ -120,6 +121,36 @@ def test_products_and_their_derivatives(d):
             assert torch.equal(matmul(a[rows], b), among[rows])
     for left, right in ((many[0], q), (many, q[:, 0]), (many[0], q[:, 0]), (q.mT, many.mT)):
         torch.testing.assert_close(matmul(left, right), left @ right)
+
+
+OPERANDS = [
+    *((torch.inner, m, n) for m in ((4,), (2, 4), (3, 2, 4)) for n in ((4,), (5, 4), (3, 5, 4))),
+    (torch.inner, (2, 4), (5, 3)),
+    (torch.mm, (3, 4), (4, 2)),
+    (torch.mm, (2, 3, 4), (4, 2)),
+    (torch.bmm, (2, 3, 4), (2, 4, 5)),
+    (torch.bmm, (1, 3, 4), (2, 4, 5)),
+    (torch.bmm, (3, 4), (4, 5)),
+    (torch.mv, (3, 4), (4,)),
+    (torch.mv, (2, 3, 4), (4,)),
+    (torch.dot, (4,), (4,)),
+    (torch.dot, (2, 4), (4,)),
+]
+
+
+@pytest.mark.parametrize(("product", "m", "n"), OPERANDS)
+def test_a_product_is_that_of_pytorch(product, m, n):
+    """Its value, its shape, and its error."""
+    a, b = normal(*m), normal(*n, seed=1)
+    try:
+        expected = product(a, b)
+    except RuntimeError:
+        with pytest.raises(RuntimeError), Steady():
+            product(a, b)
+    else:
+        with Steady():
+            found = product(a, b)
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
 
 
 def test_wrong_products_are_refused_as_ever():
