@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import functional, nn
-from .nn.layer import RegularizedMax
+from . import functional
 from .optimality.solution import Solution, Status, Trace
 from .regularizers import algebra as algebra  # + and * of regularizers
 from .regularizers.errors import (
@@ -22,8 +21,9 @@ from .regularizers.registry import KINDS, instance, registry
 from .regularizers.regularizer import Regularizer
 
 if TYPE_CHECKING:
-    from . import analysis, losses
+    from . import analysis, losses, nn
     from .losses import FenchelYoungLoss
+    from .nn.layer import RegularizedMax
     from .testing.crosscheck import crosscheck
     from .testing.report import Report
 
@@ -58,13 +58,17 @@ __all__ = [
 ]
 
 
-_LATER = {"crosscheck": "testing.crosscheck", "Report": "testing.report"}
+_LATER = {
+    "RegularizedMax": "nn.layer",
+    "Report": "testing.report",
+    "crosscheck": "testing.crosscheck",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import lazily: :mod:`regmax.analysis`, :mod:`regmax.losses`, the cross-check, and the losses
     by name, such as ``regmax.SparsemaxLoss``."""
-    if name in ("analysis", "losses"):
+    if name in ("analysis", "losses", "nn"):
         return importlib.import_module(f"{__name__}.{name}")
     if name in _LATER or name.endswith("Loss"):
         module = importlib.import_module(f"{__name__}.{_LATER.get(name, 'losses')}")

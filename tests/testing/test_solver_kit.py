@@ -7,10 +7,12 @@ import torch
 
 import regmax
 from regmax.optimality.certificates import Certificate
+from regmax.optimality.point import Point
 from regmax.optimality.problem import Problem
 from regmax.regularizers.curvature import Diagonal
 from regmax.regularizers.registry import registry
 from regmax.solvers import Solver
+from regmax.solvers import base as solving
 from regmax.testing import check_solver, parametrize_solver_with_checks, solver_checks, solvers
 from regmax.testing.known import known_problems
 
@@ -135,18 +137,18 @@ def certain(self, problem, tol, max_iter, y, k):
 def corrupting(self, problem, tol, max_iter, y, k):
     """As ``certain``, and every other certificate too."""
 
-    def certify(self, y):
-        zero = torch.zeros_like(y[..., 0])
-        return Certificate(zero, zero, False, y > 0, y < 0)
+    def certify(at, tested=False):
+        zero = torch.zeros_like(at.y[..., 0])
+        return Certificate(zero, zero, False, at.y > 0, at.y < 0)
 
-    type(problem).certify = type(problem).tested = certify
+    solving.certify = certify
     return uniform(self, problem, tol, max_iter, y, k)
 
 
 def hoarding(self, problem, tol, max_iter, y, k):
     """Leaves a factorisation of other curvatures for the backward pass."""
     own = Diagonal(1 + torch.rand_like(y)).inverse(problem.participants())
-    problem.__dict__["remembered"] = lambda y, support: own
+    Point.kept_inverse = lambda self, support: own
     return y, k
 
 
@@ -201,8 +203,8 @@ FAULTS = {
     ("name", "number"), [(name, k) for name, some in FAULTS.items() for k in range(len(some))]
 )
 def test_a_planted_fault_is_found(name, number, monkeypatch):
-    for method in ("certify", "tested"):  # put back what is corrupted
-        monkeypatch.setattr(Problem, method, getattr(Problem, method))
+    for part, its in ((solving, "certify"), (Point, "kept_inverse")):
+        monkeypatch.setattr(part, its, getattr(part, its))  # put back what is corrupted
     solver = FAULTS[name][number]()
     check = next(check for check in solver_checks(solver) if check.name == name)
     with pytest.raises(AssertionError) as caught:
