@@ -108,7 +108,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     if under_transform:
         y = _watched(kernel, omega, rows, takes_part, numbers)
     else:
-        y = _with_gradients(kernel, omega, rows, takes_part, numbers)
+        y = with_gradients(kernel, omega, rows, takes_part, numbers)
     if dim != x.ndim - 1:
         y = y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
@@ -130,9 +130,10 @@ def _takes(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool:
     return all(type(t) in transforms.PLAIN for t in tensors)
 
 
-def _with_gradients(
+def with_gradients(
     kernel: Kernel, omega: Regularizer, rows: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> Tensor:
+    """Π_Ω of prepared rows in plain PyTorch; ``numbers`` are γ and θ."""
     if torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in (rows, *numbers)
     ):
@@ -152,7 +153,7 @@ def _watched(
 def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
     """Π_Ω of prepared rows, with gradients."""
     numbers = _numbers(omega, gamma)
-    return _with_gradients(kernel, omega, x, mask, numbers)
+    return with_gradients(kernel, omega, x, mask, numbers)
 
 
 def under_transform(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor | None:

@@ -20,7 +20,7 @@ from ..regularizers import arguments
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like, overrides
-from . import compiled, composition, operator, sharded
+from . import compiled, composition, generated, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
 from .function import Eager, forward
@@ -177,6 +177,9 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                 assert isinstance(omega, Penalized)
                 check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
                 return composed, Forward(composed, "prox, then closed form", "kernels of both")
+        made = generated.argmax(rows, settings)
+        if made is not None:
+            return made
         with torch.no_grad():
             result = compute(rows, settings)
         y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)
@@ -305,8 +308,8 @@ def solution(
         bound = certificate.error_bound.to(F64) + rounded
     bound = rows.restore_rows(_rounded_up(bound, answer.dtype))
     iterations = torch.zeros_like(bound, dtype=torch.int64)
-    if result.solved is not None:
-        iterations = rows.restore_rows(result.solved.iterations)
+    if result.iterations is not None:
+        iterations = rows.restore_rows(result.iterations)
     converged = bound <= settings.tolerance(answer.dtype)
     status = _status(rows, converged, iterations >= settings.max_iter)
     missed = (status == Status.BUDGET) | (status == Status.STALLED)

@@ -64,12 +64,13 @@ class Settings:
 @dataclass(frozen=True, eq=False)
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
-    closed form."""
+    closed form, ``iterations`` where there were none."""
 
     y: Tensor
     path: str
     why: str
     solved: Solved | None = None
+    iterations: Tensor | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
@@ -98,7 +99,7 @@ def compute(rows: Rows, settings: Settings) -> Forward:
             result = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
             if result is not None:
                 return result
-        return _by_solver(rows.omega, rows.z, rows.mask, settings)
+        return by_solver(rows.omega, rows.z, rows.mask, settings)
 
 
 def _by_formula(
@@ -115,7 +116,7 @@ def _by_formula(
     if isinstance(omega, Penalized) and omega.composes:
         scores = omega.composed(x, gamma, mask)
         result = _by_formula(omega.base, scores, gamma, mask, settings)
-        result = result or _by_solver(omega.base, scores / gamma, mask, settings)
+        result = result or by_solver(omega.base, scores / gamma, mask, settings)
         check_composed(omega, x, gamma, mask, result.y, settings)
         return Forward(
             result.y,
@@ -123,6 +124,7 @@ def _by_formula(
             f"{omega.base.name or who(omega.base)} is permutation-invariant, so "
             f"Π = Π_base ∘ γ prox({omega.penalty.name}); {result.why}",
             result.solved,
+            result.iterations,
         )
     return None
 
@@ -213,7 +215,8 @@ def closed_form(
     return y
 
 
-def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
+def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
+    """Π_Ω by the solvers, with all that is checked of Ω."""
     if z.numel() == 0:
         return Forward(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
@@ -245,7 +248,7 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         if wrong is not None:
             raise RegularizerError(wrong)
     _report_failure(found, defect, tol, settings.on_failure)
-    return Forward(found.y, found.path, why, found)
+    return Forward(found.y, found.path, why, found, found.iterations)
 
 
 def _searched(

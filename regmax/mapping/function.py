@@ -289,7 +289,7 @@ def products(
         gx = gx.view(y.shape)
     if dtheta is None:
         return (gx,)
-    return gx, *(t.view(*y.shape[:-1], 1) for t in dtheta)
+    return gx, *(t.view(*y.shape[:-1], t.shape[1] if t.ndim > 1 else 1) for t in dtheta)
 
 
 def differentiable(
@@ -330,14 +330,17 @@ def formula(
     """:class:`Product` in differentiable operations, of y, v and the tensors of γ and θ."""
 
     def products_at(y: Tensor, v: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        shape, on = (*y.shape[:-1], 1), taking_part(part)
+        on = taking_part(part)
         gamma, *theta = _merged(fixed, tensors)
-        theta = [t.expand(shape) if isinstance(t, Tensor) else t for t in theta]
+        theta = [
+            t.expand(*y.shape[:-1], t.shape[-1] if t.ndim else 1) if isinstance(t, Tensor) else t
+            for t in theta
+        ]
         wants = [hyper and isinstance(t, Tensor) for t in theta]
         gx, dtheta = differentiable(omega, y, on, v, [gamma, *theta], wants)
         if not hyper:
             return (gx,)
-        none = torch.zeros(shape, dtype=torch.float64, device=y.device)
+        none = torch.zeros((*y.shape[:-1], 1), dtype=torch.float64, device=y.device)
         return gx, *(none if t is None else t.double() for t in dtheta)
 
     return products_at
@@ -369,12 +372,16 @@ def forward(
 
 
 def _per_row(item: Tensor, x: Tensor) -> Tensor:
-    """A hyperparameter in float64, one number or one for each row of x."""
+    """A hyperparameter in float64: one number, one for each row of x, or one for each entry."""
     t = wrappers.allocated(item.detach()).double()
     t = t.resolve_neg() if t.is_neg() else t
     if t.numel() == 1:
         return t.reshape(1)
-    return t.expand(*x.shape[:-1], 1).reshape(-1)
+    if t.shape[-1] == 1:
+        return t.expand(*x.shape[:-1], 1).reshape(-1)
+    if t.numel() == t.shape[-1]:
+        return t.reshape(1, -1)
+    return t.expand(x.shape).reshape(-1, t.shape[-1])
 
 
 @functools.lru_cache(maxsize=256)

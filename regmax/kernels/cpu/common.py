@@ -71,11 +71,12 @@ class CompiledRows(Kernel):
             self.compiled[which, dtype] = task, compiled.address
             return task, compiled.address
 
-    def run(self, which: int, x: Tensor, *arrays: Tensor | None) -> None:
+    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
+        """Run a function on the arrays; a number stands in its job as it is."""
         numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
         for t in (x, *arrays):
-            if t is None:
-                numbers += (0, 0)
+            if t is None or isinstance(t, int):
+                numbers += (t or 0, 0)
             else:
                 numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
                 if not numbers[-2] and t.numel():

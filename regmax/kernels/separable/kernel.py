@@ -1,0 +1,125 @@
+"""The kernel of a separable Ω that is given by its value."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..base import Hyper, Kernel
+from ..cpu.common import CompiledRows
+from . import rows, source
+from .compiled import Function
+from .entry import Entrywise
+from .tape import Unknown
+
+_ROWS = CompiledRows(rows.forward, rows.backward)
+
+
+@functools.lru_cache(maxsize=1024)
+def _function(text: str) -> Function:
+    return Function(text)
+
+
+class SeparableKernel(Kernel):
+    """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i); θ is the inputs p. Each is one
+    number, (1,), one for each row, (R,), or one for each entry, (1, d) or (R, d)."""
+
+    name = "numba, from the value"
+    dtypes = (torch.float64,)
+
+    def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int, steep: bool) -> None:
+        self.vectors = vectors = [_varies(t, d) for t in inputs]
+        self.steep = steep
+        constants: list[float] = []
+        self.slopes = _function(source.slopes(entry, vectors, constants))
+        self._source = source.partials(entry, vectors, constants)
+        self._constants = torch.tensor([constants], dtype=torch.float64)
+
+    @property
+    def path(self) -> Path:
+        """The source of e's derivatives."""
+        return self.slopes.path
+
+    def slopes_at(self, y: Tensor, theta: Hyper) -> tuple[Tensor, Tensor]:
+        """e' and e'' of each entry of rows y > 0."""
+        y, d = y.contiguous(), y.shape[1]
+        numbers, vectors = (t.expand(len(y), -1).contiguous() for t in self._inputs(theta, d))
+        out = y.new_empty(len(y), 3, d)
+        for r in range(len(y)):
+            self.slopes(y[r], numbers[r], vectors[r], out[r])
+        return out[:, 0], out[:, 1]
+
+    @functools.cached_property
+    def partials(self) -> Function:
+        """∂e'/∂p; compiled when an input first wants its gradient."""
+        return _function(self._source)
+
+    def _inputs(self, theta: Hyper, d: int) -> tuple[Tensor, Tensor]:
+        """The inputs that have one number per row, with the constants of the source, and those that
+        have one number per entry, each as rows."""
+        plain = [t.view(-1, 1) for t, v in zip(theta, self.vectors, strict=True) if not v]
+        varying = [t for t, v in zip(theta, self.vectors, strict=True) if v]
+        none = self._constants.new_zeros(1, 1)
+        return _joined([*plain, self._constants, none]), _joined([*varying, none.expand(1, d)])
+
+    def solve(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
+        numbers, vectors = self._inputs(theta, x.shape[1])
+        y, bound = torch.empty_like(x), x.new_empty(len(x))
+        arrays = (gamma, mask, numbers, vectors, y, bound)
+        _ROWS.run(0, x, *arrays, self.slopes.address, sum(self.vectors), int(self.steep))
+        return y, bound
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return self.solve(x, gamma, theta, mask)[0], None
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        d, count = y.shape[1], sum(self.vectors)
+        plain = len(self.vectors) - count
+        numbers, vectors = self._inputs(theta, d)
+        dx, dnumbers = torch.empty_like(y), y.new_empty(len(y), plain + 1)
+        dvectors = y.new_empty(len(y), count * d + 1)
+        partials = self.partials.address if hyper else 0
+        arrays = (gamma, v, numbers, vectors, dx, dnumbers, dvectors)
+        _ROWS.run(1, y, *arrays, self.slopes.address, partials, count, plain)
+        if not hyper:
+            return dx, None
+        each, k, i = [], 0, 0
+        for varying in self.vectors:
+            if varying:
+                each.append(dvectors[:, k * d : (k + 1) * d])
+                k += 1
+            else:
+                each.append(dnumbers[:, i])
+                i += 1
+        return dx, tuple(each)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The columns of all parts, each with one row or R."""
+    rows = max(len(t) for t in parts)
+    return torch.cat([t.expand(rows, t.shape[1]) for t in parts], 1)
+
+
+def _varies(t: Tensor, d: int) -> bool:
+    """Whether an input has one number for each entry of a row of d."""
+    if t.ndim == 0 or t.shape[-1] == 1:
+        return False
+    if t.shape[-1] != d:
+        raise Unknown("a tensor that it uses does not broadcast to y")
+    return True

@@ -1,0 +1,254 @@
+"""Source code of e and its derivatives, from the operations that PyTorch's autograd runs.
+
+A function of this source gets entries t of a row and writes a number for each. The inputs of e and
+the constants of its operations are arguments, so that Ω that differ in numbers share the code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .entry import Entrywise
+from .tape import FILLED, Ref, Step, Tape, Unknown, needed
+
+LITERAL = (-2, -1, 0, 0.5, 1, 2, 3)
+"""Constants that are written into the source."""
+
+
+def slopes(entry: Entrywise, vectors: list[bool], constants: list[float]) -> str:
+    """e', e'' and e''' of each entry; ``vectors``: which inputs have a number for each entry.
+    Numbers of the source that are not inputs are added to ``constants``."""
+
+    def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+        found = [entry(t, *inputs)]
+        for _ in range(3):
+            found.append(_derivative(found[-1], t))
+        return found[1:]
+
+    return _written("slopes", derivatives, vectors, constants)
+
+
+def partials(entry: Entrywise, vectors: list[bool], constants: list[float]) -> str:
+    """∂e'/∂p of each entry, for each input p: first those without a number for each entry."""
+
+    def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+        slope = _derivative(entry(t, *inputs), t)
+        ordered = sorted(zip(vectors, range(len(inputs)), strict=True))
+        return [_derivative(slope, inputs[k]) for _, k in ordered]
+
+    return _written("partials", derivatives, vectors, constants)
+
+
+def _derivative(value: Tensor, t: Tensor) -> Tensor:
+    if not value.requires_grad:
+        return torch.zeros_like(t)
+    ones = torch.ones_like(value)
+    (found,) = torch.autograd.grad(value, t, ones, create_graph=True, allow_unused=True)
+    return torch.zeros_like(t) if found is None else found
+
+
+def _written(
+    name: str,
+    function: Callable[[Tensor, list[Tensor]], list[Tensor]],
+    vectors: list[bool],
+    constants: list[float],
+) -> str:
+    # different numbers everywhere: a constant is what has one value
+    points = [
+        torch.tensor([0.31, 0.52, 0.73], dtype=torch.float64).add(0.01 * k).requires_grad_()
+        for k in range(len(vectors) + 1)
+    ]
+    tape = Tape(points, writes=True)
+    with torch.enable_grad(), tape:
+        found = function(points[0], points[1:])
+    results = [tape.ref(t) for t in found]
+    return _Writer(tape, vectors, constants).written(name, results)
+
+
+class _Writer:
+    def __init__(self, tape: Tape, vectors: list[bool], constants: list[float]) -> None:
+        self.tape, self.vectors, self.constants = tape, vectors, constants
+        self.used: set[int] = set()
+        self.names: dict[int, str] = {0: "t"}
+        numbers = 0
+        self.head: list[str] = []
+        self.body: list[str] = ["t = y[i]"]
+        for k, vector in enumerate(vectors, 1):
+            self.names[k] = f"p{k}"
+            if vector:
+                self.body.append(f"p{k} = vectors[{k - 1 - numbers} * stride + i]")
+            else:
+                self.head.append(f"p{k} = numbers[{numbers}]")
+                numbers += 1
+        self.first = numbers
+
+    def written(self, name: str, results: list[Ref]) -> str:
+        steps = needed(self.tape.steps, results)
+        varying = set(range(len(self.vectors) + 1))
+        for step in steps:
+            if step.name not in FILLED and any(ref.at in varying for ref in step.refs()):
+                varying.add(step.at)
+                self.names[step.at] = f"v{step.at}"
+                args = [self.text(a, varying) for a in step.args]
+                kwargs = {k: self.text(a, varying) for k, a in step.kwargs.items()}
+                text = self.converted(step, args) or _expression(step, args, kwargs)
+                self.body.append(f"v{step.at} = {text}")
+        for k, ref in enumerate(results):
+            self.body.append(f"out[{k} * stride + i] = {self.text(ref, varying)}")
+        lines = [
+            f"def {name}(n, y, numbers, vectors, stride, out):",
+            *(f"    {line}" for line in self.head),
+            "    for i in range(n):",
+            *(f"        {line}" for line in self.body),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def converted(self, step: Step, args: list[Any]) -> str | None:
+        """A conversion to float64, None for another operation."""
+        if step.name != "_to_copy" or step.kwargs.get("dtype") != torch.float64:
+            return None
+        boolean = self.tape.values[step.args[0].at].dtype == torch.bool
+        return f"(1.0 if {args[0]} else 0.0)" if boolean else str(args[0])
+
+    def text(self, item: Any, varying: set[int]) -> Any:
+        """An argument in the source: a name or a number."""
+        if isinstance(item, Ref):
+            if item.at in varying:
+                return self.names[item.at]
+            t = self.tape.values[item.at]
+            if t.dtype == torch.bool or not bool((t == t.flatten()[0]).all()):
+                raise Unknown("a derivative of its value depends on a tensor that is not recorded")
+            item = t.flatten()[0].item()
+        if isinstance(item, bool) or not isinstance(item, int | float):
+            return item
+        if item in LITERAL:
+            return repr(float(item))
+        if not math.isfinite(item):
+            return "-np.inf" if item < 0 else "np.inf" if item > 0 else "np.nan"
+        if item not in self.constants:
+            self.constants.append(float(item))
+        k = self.constants.index(item)
+        if k not in self.used:
+            self.used.add(k)
+            self.head.append(f"c{k} = numbers[{self.first + k}]")
+        return f"c{k}"
+
+
+def _expression(step: Step, args: list[Any], kwargs: dict[str, Any]) -> str:
+    name = step.name
+    if name == "pow":
+        exponent = step.args[1]
+        return _power(args[0], exponent, args[1])
+    if name in ("add", "sub", "rsub"):
+        alpha = kwargs.pop("alpha", args[2] if len(args) > 2 else None)
+        a, b = args[:2]
+        if name == "rsub":
+            a, b = b, a
+        scaled = b if alpha in (None, "1.0") else f"({alpha} * {b})"
+        return f"{a} {'+' if name == 'add' else '-'} {scaled}"
+    known = TRANSLATED.get(name)
+    if known is None or kwargs.keys() - {"memory_format", "pin_memory"}:
+        raise Unknown(f"{step.op} has no translation")
+    try:
+        return known(*args)
+    except TypeError:
+        raise Unknown(f"{step.op} has no translation with these arguments") from None
+
+
+def _power(base: str, exponent: Any, text: str) -> str:
+    if isinstance(exponent, int | float):
+        whole = int(math.floor(abs(exponent)))
+        half = abs(exponent) - whole
+        if half in (0, 0.5) and whole <= 8:
+            parts = [base] * whole + [f"math.sqrt({base})"] * (half > 0)
+            product = " * ".join(parts) or "1.0"
+            return product if exponent >= 0 else f"1.0 / ({product})"
+    return f"{base} ** {text}"
+
+
+def _clamped(x: str, low: Any = None, high: Any = None) -> str:
+    x = x if low is None else f"max({x}, {low})"
+    return x if high is None else f"min({x}, {high})"
+
+
+def _softplus(x: str, beta: str = "1.0", threshold: str = "20.0") -> str:
+    big, z = f"{x} * {beta} > {threshold}", f"math.log1p(math.exp({x} * {beta})) / {beta}"
+    return f"({x} if {big} else {z})"
+
+
+def _softplus_backward(g: str, x: str, beta: str, threshold: str) -> str:
+    z = f"math.exp({x} * {beta})"
+    return f"({g} if {x} * {beta} > {threshold} else {g} * {z} / ({z} + 1.0))"
+
+
+def _huber(x: str, y: str, reduction: Any = 1, delta: str = "1.0") -> str:
+    if reduction != "0.0":
+        raise TypeError
+    z = f"abs({x} - {y})"
+    return f"(0.5 * {z} * {z} if {z} <= {delta} else {delta} * ({z} - 0.5 * {delta}))"
+
+
+def _huber_backward(g: str, x: str, y: str, reduction: Any, delta: str) -> str:
+    if reduction != "0.0":
+        raise TypeError
+    return f"{g} * max(min({x} - {y}, {delta}), -{delta})"
+
+
+def _calls() -> Iterator[tuple[str, Callable[..., str]]]:
+    for name in (
+        "exp expm1 log log1p log2 log10 sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
+        "atanh erf erfc lgamma"
+    ).split():
+        yield name, lambda x, name=name: f"math.{name}({x})"
+    for name, sign in {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}.items():
+        yield name, lambda a, b, sign=sign: f"{a} {sign} {b}"
+    for name, word in {"and": "and", "or": "or"}.items():
+        for kind in ("logical_", "bitwise_"):
+            yield f"{kind}{name}", lambda a, b, word=word: f"({a} {word} {b})"
+    for name in ("alias", "clone", "detach"):
+        yield name, lambda x: x
+
+
+TRANSLATED: dict[str, Callable[..., str]] = dict(_calls()) | {
+    "expand": lambda x, shape: x,
+    "neg": lambda x: f"-{x}",
+    "mul": lambda a, b: f"{a} * {b}",
+    "div": lambda a, b: f"{a} / {b}",
+    "abs": lambda x: f"abs({x})",
+    "sgn": lambda x: f"(1.0 if {x} > 0.0 else (-1.0 if {x} < 0.0 else 0.0))",
+    "sign": lambda x: f"(1.0 if {x} > 0.0 else (-1.0 if {x} < 0.0 else 0.0))",
+    "reciprocal": lambda x: f"1.0 / {x}",
+    "square": lambda x: f"{x} * {x}",
+    "rsqrt": lambda x: f"1.0 / math.sqrt({x})",
+    "exp2": lambda x: f"2.0 ** {x}",
+    "special_entr": lambda x: f"(-{x} * math.log({x}) if {x} > 0.0 else 0.0)",
+    "xlogy": lambda x, y: f"({x} * math.log({y}) if {x} != 0.0 else 0.0)",
+    "special_xlog1py": lambda x, y: f"({x} * math.log1p({y}) if {x} != 0.0 else 0.0)",
+    "sigmoid": lambda x: f"1.0 / (1.0 + math.exp(-{x}))",
+    "sigmoid_backward": lambda g, s: f"{g} * ((1.0 - {s}) * {s})",
+    "tanh_backward": lambda g, t: f"{g} * (1.0 - {t} * {t})",
+    "softplus": _softplus,
+    "softplus_backward": _softplus_backward,
+    "huber_loss": _huber,
+    "huber_loss_backward": _huber_backward,
+    "relu": lambda x: f"max({x}, 0.0)",
+    "threshold_backward": lambda g, x, bound: f"({g} if {x} > {bound} else 0.0)",
+    "maximum": lambda a, b: f"max({a}, {b})",
+    "minimum": lambda a, b: f"min({a}, {b})",
+    "clamp": _clamped,
+    "clamp_min": _clamped,
+    "clamp_max": lambda x, high: f"min({x}, {high})",
+    "where": lambda on, a, b: f"({a} if {on} else {b})",
+    "masked_fill": lambda x, on, value: f"({value} if {on} else {x})",
+    "logical_not": lambda x: f"(not {x})",
+    "bitwise_not": lambda x: f"(not {x})",
+    "logaddexp": lambda a, b: f"(max({a}, {b}) + math.log1p(math.exp(-abs({a} - {b}))))",
+    "hypot": lambda a, b: f"math.hypot({a}, {b})",
+    "atan2": lambda a, b: f"math.atan2({a}, {b})",
+}
+"""The operations of PyTorch that are translated, besides powers, sums and differences."""

@@ -1,0 +1,286 @@
+"""Π_Ω by a kernel that is made of the value of Ω (:mod:`regmax.kernels.separable`).
+
+A kernel belongs to all Ω of the same class, plain attributes and shapes of tensors. When it is
+made, the solver computes some rows with all of its checks of Ω, and the kernel must agree with it
+and with the derivatives of the value. At every call the kernel certifies each row, the value of Ω
+is compared with the traced one in some rows, and the solver computes what was not certified.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels import Kernel, asked, simplex, transforms
+from ..kernels.base import Hyper
+from ..kernels.products import evaluated
+from ..optimality.diagnosis import contradicted
+from ..optimality.problem import Problem
+from ..regularizers.curvature import Diagonal
+from ..regularizers.errors import RegularizerError
+from ..regularizers.penalty import Penalized
+from ..regularizers.regularizer import Regularizer
+from .compiled import with_gradients
+from .forward import Forward, Settings, by_solver, has_formula, sampled
+from .rows import Rows
+
+LOOKED_AT = 16
+"""Rows that the solver computes as well when a kernel is made."""
+QUIET = Settings(on_failure="ignore")
+_SPOT = 4
+"""Rows in which the value of Ω is compared with the traced one at every call."""
+_IGNORED = frozenset((*vars(nn.Module()), "_multiplies"))
+
+
+class Traced(Regularizer):
+    """Ω(y) = Σ_i e(y_i; p_i), with the inputs p as hyperparameters."""
+
+    separable = True
+
+    def __init__(self, entry: Any, inputs: list[Tensor]) -> None:
+        self.entry = entry
+        self.hyperparameters = tuple(f"p{k}" for k in range(len(inputs)))  # type: ignore[misc]
+        for name, t in zip(self.hyperparameters, inputs, strict=True):
+            setattr(self, name, t.detach())
+
+    def value(self, y: Tensor) -> Tensor:
+        inputs = [getattr(self, name) for name in self.hyperparameters or ()]
+        total: Tensor = self.entry(y, *inputs).sum(-1)
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity."""
+
+    kernel: Any
+    traced: Traced
+    kept: list[Any]
+
+    def inputs(self, omega: Regularizer) -> list[Tensor]:
+        """The inputs p of e, differentiable in the tensors of Ω."""
+        found: list[Tensor] = self.traced.entry.inputs(list(omega.tensors(fixed=True).values()))
+        return found
+
+
+PLANS: dict[tuple[Any, ...], Plan | str] = {}
+"""By state of Ω: its kernel, or why there is none."""
+
+
+def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
+    """Π_Ω(x) with gradients, or None where no kernel is made of the value of Ω."""
+    key, kept = _key(rows, settings)
+    if key is None:
+        return None
+    found = PLANS.get(key)
+    if found is None:
+        found = _made(rows, settings, kept)
+        if found is None:
+            return None
+        if len(PLANS) >= 512:
+            PLANS.clear()
+        PLANS[key] = found
+    if isinstance(found, str):
+        return None
+    inputs = found.inputs(rows.omega)
+    kernel = _Checked(found, inputs, rows, settings)
+    try:
+        y = with_gradients(kernel, found.traced, rows.x, rows.mask, [rows.gamma, *inputs])
+    except _Changed:
+        PLANS[key] = "its value is not a function of y and the attributes of Ω alone"
+        return None
+    finally:
+        del kernel.rows
+    return y, kernel.result
+
+
+def why_none(rows: Rows, settings: Settings) -> str | None:
+    """Why no kernel is made of the value of Ω, where that was tried."""
+    key, _ = _key(rows, settings)
+    found = PLANS.get(key) if key is not None else None
+    return found if isinstance(found, str) else None
+
+
+def _key(rows: Rows, settings: Settings) -> tuple[tuple[Any, ...] | None, list[Any]]:
+    """What a kernel belongs to, None where none is made; and the objects in it."""
+    omega, x = rows.omega, rows.x
+    kept: list[Any] = []
+    if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
+        return None, kept
+    if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
+        return None, kept
+    tensors = omega.tensors(fixed=True).values()
+    if x.device.type != "cpu" or x.dtype != torch.float64:
+        return None, kept
+    if transforms.dual_level() or transforms.under_transform((x, *tensors)):
+        return None, kept
+    batch = x.shape[:-1] if any(t.ndim > 1 for t in tensors) else None
+    return (_state(omega, kept), batch, x.shape[-1]), kept
+
+
+def _state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
+    """All that a value may depend on, except the numbers of tensors: the type and the attributes of
+    Ω and of its modules. Objects count by identity."""
+    cls = type(module)
+    found: list[Any] = [cls, getattr(cls, "value", None), module.training]
+    for name, item in (*vars(module).items(), *module._parameters.items(), *module._buffers.items()):
+        if name in _IGNORED:
+            continue
+        if isinstance(item, Tensor):
+            found.append((name, item.shape, item.dtype))
+        elif item is None or isinstance(item, bool | int | float | str):
+            found.append((name, type(item), item))
+        else:
+            found.append((name, id(item)))
+            kept.append(item)
+    for name, inner in module._modules.items():
+        found.append((name, inner and _state(inner, kept)))
+    return tuple(found)
+
+
+def _made(rows: Rows, settings: Settings, kept: list[Any]) -> Plan | str | None:
+    """The kernel, or why there is none; None where the solver has no answers to compare it with."""
+    try:
+        from ..kernels.separable import SeparableKernel, Unknown, entrywise
+    except ModuleNotFoundError as error:
+        return f"{error.name} is missing (pip install 'regmax[fast]')"
+    omega, x = rows.omega, rows.x
+    names = tuple(omega.tensors(fixed=True))
+    tensors = list(omega.tensors(fixed=True).values())
+
+    def value(y: Tensor, *inside: Tensor) -> Tensor:
+        return omega.with_tensors(dict(zip(names, inside, strict=True))).value(y)
+
+    batched = any(t.ndim > 1 for t in tensors)
+    y = simplex.generic(x if batched else x.new_empty(1, x.shape[-1]))
+    problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
+    try:
+        with torch.no_grad():
+            entry = entrywise(value, y, tensors)
+            inputs = entry.inputs(tensors)
+            kernel = SeparableKernel(entry, inputs, x.shape[-1], problem.legendre)
+            solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
+            traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
+            return _compared(Plan(kernel, traced, kept), inputs, rows, problem, solved)
+    except Unknown as error:
+        return f"no kernel is made of its value: {error}"
+    except RegularizerError:  # the solver says it of all rows
+        return None
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        return f"no kernel is made of its value: {type(error).__name__}: {error}"
+
+
+def _compared(
+    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward
+) -> Plan | str | None:
+    """The plan, if its kernel agrees with the solver and with the derivatives of the value."""
+    assert solved.solved is not None
+    everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
+    if contradicted(problem, solved.y, everywhere) is not None:
+        return None
+    batch = rows.x.shape[:-1]
+    few = [_few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]
+    theta = tuple(_hyper(t) for t in few)
+    one = problem.z.new_ones(1)
+    y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
+    known = solved.solved.certificate.error_bound
+    both = (bound <= 1e-6) & (known <= 1e-6)
+    if not bool(both.any()):
+        return None
+    if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
+        return "a kernel of its value gives other answers than the solver"
+    middle = simplex.generic(solved.y)
+    for point in (simplex.inward(solved.y), middle, (solved.y + middle) / 2, 1e-6 * middle):
+        gradient, curvature = problem.by_value.look(point)
+        if not isinstance(curvature, Diagonal):
+            return "its Hessian is not diagonal"
+        slope, bent = made.kernel.slopes_at(point, theta)
+        for got, expected in ((slope, gradient), (bent, curvature.h)):
+            near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())
+            if not bool((near | ~torch.isfinite(expected)).all()):
+                return "a kernel of its value has other derivatives than autograd"
+    return made
+
+
+def _few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
+    """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
+    flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
+    at = torch.linspace(0, len(flat) - 1, min(len(flat), count), device=t.device)
+    return flat[at.round().long()]
+
+
+def _hyper(t: Tensor) -> Tensor:
+    """An input as a kernel takes it."""
+    t = t.detach().double()
+    if t.ndim == 0 or t.shape[-1] == 1:
+        return t.reshape(-1)
+    return t.reshape(-1, t.shape[-1])
+
+
+class _Changed(Exception):
+    """The value of Ω is not what was traced."""
+
+
+class _Checked(Kernel):
+    """The kernel for these rows. It certifies each; the solver computes those that fail."""
+
+    name = "numba"
+    dtypes = (torch.float64,)
+
+    def __init__(
+        self, made: Plan, inputs: list[Tensor], rows: Rows, settings: Settings
+    ) -> None:
+        self.made, self.inputs, self.rows, self.settings = made, inputs, rows, settings
+        self.result: Any = None
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        y, bound = self.made.kernel.solve(x, gamma, theta, mask)
+        rows, settings = self.rows, self.settings
+        self._look(y)
+        path, why = "kernel from the value", f"of {self.made.kernel.path}"
+        iterations = None
+        missed = ~(bound <= settings.tolerance(torch.float64))
+        if bool(missed.any()):
+            found = by_solver(rows.omega, rows.z, rows.mask, settings)
+            assert found.solved is not None
+            flat = found.y.reshape(y.shape)
+            y = torch.where(missed.unsqueeze(-1), flat, y)
+            path = f"{path}, then {found.path}"
+            iterations = torch.where(
+                missed.view(rows.x.shape[:-1]), found.solved.iterations, 0
+            )
+        self.result = Forward(y.view(rows.x.shape), path, why, iterations=iterations)
+        return y, None
+
+    def _look(self, y: Tensor) -> None:
+        """Compare the value of Ω with the traced one."""
+        rows = self.rows
+        with torch.no_grad():
+            if any(t.ndim > 1 for t in rows.omega.tensors(fixed=True).values()):
+                at, inputs = simplex.inward(y).view(rows.x.shape), self.inputs
+            else:
+                at, inputs = simplex.inward(_few(y, y.shape[:-1], _SPOT)), self.inputs
+            own = evaluated(rows.omega.value, at)
+            each = self.made.traced.entry(at, *inputs)
+            off = (own - each.sum(-1)).abs()
+            if not bool((off <= 1e-9 * (1 + each.abs().sum(-1))).all()):
+                raise _Changed
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(
+            y, v, gamma, theta, mask, hyper
+        )
+        return found

@@ -1,0 +1,334 @@
+"""A kernel from the value of Ω: its graph, its source, its rows, and what is not made into one."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import regmax
+from regmax.mapping import generated
+
+pytest.importorskip("numba")
+from regmax.kernels.separable import SeparableKernel, Unknown, entrywise  # noqa: E402
+
+F = torch.nn.functional
+F64 = torch.float64
+D = 6
+
+
+def made(value, tensors=(), d=D, steep=False):
+    """The entry function, its inputs and the kernel of a value."""
+    y = torch.linspace(0.05, 0.3, d, dtype=F64).unsqueeze(0)
+    entry = entrywise(value, y, list(tensors))
+    inputs = entry.inputs(tensors)
+    return entry, inputs, SeparableKernel(entry, inputs, d, steep)
+
+
+def hyper(inputs):
+    return tuple(generated._hyper(t) for t in inputs)
+
+
+POINTWISE = {
+    "mul": lambda y: y * y,
+    "add": lambda y: y * y + y + 2,
+    "sub": lambda y: y * y - y,
+    "rsub": lambda y: (1 - y) ** 2,
+    "add alpha": lambda y: torch.add(y, y * y, alpha=3),
+    "div": lambda y: y * y / 7,
+    "neg": lambda y: -(-(y**2)),
+    "pow 2": lambda y: y**2,
+    "pow 3": lambda y: y**3,
+    "pow 1.5": lambda y: y**1.5,
+    "pow 2.5": lambda y: y.pow(2.5),
+    "pow 1.37": lambda y: y**1.37,
+    "pow -1": lambda y: (y + 0.1) ** -1,
+    "pow -0.5": lambda y: (y + 0.1) ** -0.5,
+    "pow of a number": lambda y: 3**y,
+    "square": lambda y: y.square(),
+    "sqrt": lambda y: -y.sqrt(),
+    "rsqrt": lambda y: (y + 1).rsqrt(),
+    "reciprocal": lambda y: (y + 1).reciprocal(),
+    "exp": lambda y: y.exp(),
+    "exp2": lambda y: y.exp2(),
+    "expm1": lambda y: y.expm1(),
+    "log": lambda y: y * y.log(),
+    "log2": lambda y: y * y.log2(),
+    "log10": lambda y: y * y.log10(),
+    "log1p": lambda y: -y.log1p(),
+    "entr": lambda y: -torch.special.entr(y),
+    "xlogy": lambda y: torch.xlogy(y, y),
+    "xlog1py": lambda y: torch.special.xlog1py(y, y),
+    "sin": lambda y: -y.sin(),
+    "cos": lambda y: -y.cos(),
+    "tan": lambda y: y.tan(),
+    "asin": lambda y: (y / 2).asin(),
+    "acos": lambda y: -(y / 2).acos(),
+    "atan": lambda y: -y.atan(),
+    "sinh": lambda y: y.sinh(),
+    "cosh": lambda y: y.cosh(),
+    "tanh": lambda y: -y.tanh(),
+    "asinh": lambda y: -y.asinh(),
+    "acosh": lambda y: -(y + 2).acosh(),
+    "atanh": lambda y: (y / 2).atanh(),
+    "erf": lambda y: -y.erf(),
+    "erfc": lambda y: y.erfc(),
+    "sigmoid": lambda y: -y.sigmoid(),
+    "softplus": lambda y: F.softplus(5 * y - 1),
+    "softplus beta": lambda y: F.softplus(y, beta=3.0, threshold=10.0),
+    "abs": lambda y: (y + 1).abs() * y,
+    "sign": lambda y: y * y * (y + 1).sign(),
+    "relu": lambda y: F.relu(y + 1) * y,
+    "huber": lambda y: F.huber_loss(y, torch.zeros_like(y), reduction="none", delta=2.0),
+    "where": lambda y: torch.where(y > 0.2, y * y, 0.4 * y - 0.04 + y**3),
+    "masked_fill": lambda y: (y * y).masked_fill(y < 0, 0.0),
+    "clamp": lambda y: y.clamp(1e-9, 2.0) ** 2,
+    "clamp_min": lambda y: y * y.clamp_min(1e-30).log(),
+    "clamp_max": lambda y: y.clamp_max(9.0) ** 2,
+    "maximum": lambda y: torch.maximum(y, y - 1) ** 2,
+    "minimum": lambda y: torch.minimum(y, y + 1) ** 2,
+    "logical": lambda y: torch.where((y > 0) & ~(y > 2) | (y < -1), y * y, y),
+    "logaddexp": lambda y: torch.logaddexp(y, 2 * y),
+    "hypot": lambda y: torch.hypot(y, y + 1),
+    "atan2": lambda y: -torch.atan2(y, y + 1),
+    "clone": lambda y: y.clone() * y,
+    "double": lambda y: y * (y > 0).double() * y,
+}
+
+
+@pytest.mark.parametrize("name", POINTWISE)
+def test_each_operation_has_the_derivatives_of_autograd(name):
+    function = POINTWISE[name]
+    _, inputs, kernel = made(lambda y: function(y).sum(-1))
+    y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
+    (slope,) = torch.autograd.grad(function(y).sum(), y, create_graph=True)
+    (bent,) = torch.autograd.grad(slope.sum(), y)
+    got = kernel.slopes_at(y.detach(), hyper(inputs))
+    torch.testing.assert_close(got[0], slope.detach(), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
+
+
+SUMS = {
+    "sum": lambda y: (y * y).sum(-1),
+    "sum of named dimension": lambda y: (y * y).sum(dim=y.ndim - 1),
+    "mean": lambda y: (y * y).mean(-1),
+    "keepdim": lambda y: (y * y).sum(-1, keepdim=True).squeeze(-1),
+    "two sums": lambda y: 2 * (y * y).sum(-1) - (y**0.5).sum(-1) / 3,
+    "a constant": lambda y: 1 - (y**0.5).sum(-1),
+    "norm": lambda y: y.norm(dim=-1) ** 2 / 2,
+    "norm 3": lambda y: torch.linalg.vector_norm(y, 3, dim=-1) ** 3,
+    "unsqueezed": lambda y: (y.unsqueeze(0) ** 2).squeeze(0).sum(-1),
+    "weights": lambda y: (y * y * torch.arange(1, D + 1)).sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_over_entries_is_found(name):
+    value = SUMS[name]
+    entry, inputs, _ = made(value)
+    y = torch.rand(1, D, dtype=F64)
+    torch.testing.assert_close(entry(y, *inputs).sum(-1), value(y))
+
+
+COUPLED = {
+    "a square of a sum": (lambda y: y.sum(-1) ** 2, "not linear in the sums"),
+    "neighbours": (lambda y: (y - y.roll(1, -1)).pow(2).sum(-1), "roll"),
+    "a slice": (lambda y: (y[..., 1:] ** 2).sum(-1), "slice"),
+    "entries and their sum": (lambda y: (y * y.sum(-1, keepdim=True)).sum(-1), "joins entries"),
+    "no sum": (lambda y: y[..., 0] ** 2, "select"),
+    "the largest": (lambda y: y.amax(-1), "amax"),
+    "a branch": (lambda y: (y * y).sum(-1) if y.max() > 0.5 else y.sum(-1), "numbers"),
+    "item": (lambda y: (y * y).sum(-1) * float(y[0, 0]), "numbers"),
+    "randomness": (lambda y: (y * y).sum(-1) + torch.rand(1), "random"),
+    "writing": (lambda y: y.clone().mul_(2).square().sum(-1), "writes"),
+    "a detached part": (lambda y: (y * y.detach()).sum(-1), "detach"),
+    "float32": (lambda y: (y.float() ** 2).sum(-1).double(), "_to_copy"),
+    "all rows": (lambda y: (y * y).sum(), "one number per row"),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_what_is_not_translated_is_named(name):
+    value, said = COUPLED[name]
+    with pytest.raises(Unknown, match=said):
+        made(value)
+
+
+def test_an_operation_without_translation_is_named():
+    with pytest.raises(Unknown, match="lgamma|digamma|polygamma"):
+        made(lambda y: torch.lgamma(y + 1).sum(-1))
+
+
+def test_numbers_are_arguments_of_the_source_not_part_of_it():
+    kernels = [made(lambda y, c=c: (c * y**2 + y**1.7).sum(-1))[2] for c in (2.5, 7.25)]
+    assert kernels[0].path == kernels[1].path
+
+
+class Own(regmax.Regularizer):
+    """Weights by entry, a number, and one number per row."""
+
+    def __init__(self, d, rows=None):
+        generator = torch.Generator().manual_seed(d)
+        self.w = torch.nn.Parameter(torch.randn(d, dtype=F64, generator=generator))
+        self.a = torch.nn.Parameter(torch.tensor(0.3, dtype=F64))
+        shape = (1,) if rows is None else (rows, 1)
+        self.c = torch.nn.Parameter(torch.rand(shape, dtype=F64, generator=generator))
+
+    def value(self, y):
+        w, c = F.softplus(self.w), self.c.squeeze(-1)
+        return (w * y * y).sum(-1) + self.a.exp() * y.pow(1.5).sum(-1) + c * (y**3).sum(-1)
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+@pytest.mark.parametrize("masked", [False, True])
+def test_layer_and_all_gradients_are_those_of_the_solver(rows, masked):
+    omega = Own(7, rows)
+    layer = regmax.RegularizedMax(omega, gamma=torch.tensor(0.7, dtype=F64, requires_grad=True))
+    x = torch.randn(5, 7, dtype=F64, requires_grad=True)
+    mask = torch.rand(5, 7) < 0.7 if masked else None
+    v = torch.randn(5, 7, dtype=F64)
+    wanted = [x, layer.gamma, *omega.parameters()]
+
+    def results():
+        y = layer(x, mask)
+        first = torch.autograd.grad(y, wanted, v, create_graph=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in first), wanted)
+        return [y, *first, *second]
+
+    found = results()
+    assert "kernel from the value" in layer.explain(x.detach(), mask)
+    with regmax.kernels.reference():
+        expected = results()
+    for got, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
+    assert torch.equal(found[0] == 0, expected[0] == 0)
+
+
+STEEP = {"entropy": True, "power": False, "cube": False, "barrier": True, "flat": False}
+HARD = {
+    "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 30 * (y * y).sum(-1),
+    "power": lambda y: y.pow(1.05).sum(-1) + 50 * (y * y).sum(-1),
+    "cube": lambda y: y.pow(3).sum(-1),
+    "barrier": lambda y: -y.log().sum(-1) * 1e-3,
+    "flat": lambda y: y.pow(6).sum(-1) + 1e-3 * (y * y).sum(-1),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3])
+def test_rows_satisfy_the_optimality_condition(name, scale):
+    _, _, kernel = made(HARD[name], d=20, steep=STEEP[name])
+    x = scale * torch.randn(200, 20, dtype=F64, generator=torch.Generator().manual_seed(1))
+    x[:20] = x[:20].round()
+    y, bound = kernel.solve(x, torch.ones(1, dtype=F64), (), None)
+    solved = bound <= 1e-8
+    assert solved.double().mean() > 0.9
+    torch.testing.assert_close(y.sum(-1), torch.ones(200, dtype=F64), rtol=0, atol=1e-14)
+    slope, _ = kernel.slopes_at(y.clamp_min(1e-31), ())
+    r = x - slope
+    tau = (y * r).sum(-1, keepdim=True)
+    size = 1 + x.abs().amax(-1, keepdim=True) + slope.abs()
+    on = (y > 1e-30) & solved.unsqueeze(-1)
+    # the error of a row, times the curvature
+    assert bool((torch.where(on, (r - tau).abs() / size, 0) <= 1e-6).all())
+    off = (y == 0) & solved.unsqueeze(-1)
+    assert bool((torch.where(off, (r - tau) / size, -1) <= 1e-6).all())
+
+
+def test_a_row_does_not_depend_on_its_batch():
+    layer = regmax.RegularizedMax(Own(9))
+    x = torch.randn(40, 9, dtype=F64)
+    whole = layer(x)
+    assert all(torch.equal(layer(x[i : i + 1])[0], whole[i]) for i in range(40))
+
+
+class Scaled(regmax.Regularizer):
+    """An attribute, and a global number, that may change between calls."""
+
+    factor = [1.0]
+
+    def __init__(self):
+        self.c = 1.0
+
+    def value(self, y):
+        return self.c * self.factor[0] * (y * y).sum(-1) + y.pow(3).sum(-1)
+
+
+def test_a_changed_attribute_gets_a_kernel_of_its_own():
+    omega, x = Scaled(), torch.randn(3, 5, dtype=F64)
+    layer = regmax.RegularizedMax(omega)
+    first = layer(x)
+    omega.c = 4.0
+    second = layer(x)
+    with regmax.kernels.reference():
+        torch.testing.assert_close(second, layer(x))
+    assert not torch.allclose(first, second)
+
+
+def test_a_change_that_no_attribute_shows_is_noticed(monkeypatch):
+    x = torch.randn(3, 5, dtype=F64)
+    layer = regmax.RegularizedMax(Scaled())
+    layer(x)
+    monkeypatch.setattr(Scaled, "factor", [3.0])
+    found = layer(x)
+    with regmax.kernels.reference():
+        torch.testing.assert_close(found, layer(x))
+
+
+def test_numbers_of_tensors_may_change():
+    omega, x = Own(5), torch.randn(3, 5, dtype=F64)
+    layer = regmax.RegularizedMax(omega)
+    layer(x)
+    with torch.no_grad():
+        omega.w.add_(1.0)
+    found = layer(x)
+    with regmax.kernels.reference():
+        torch.testing.assert_close(found, layer(x))
+
+
+class Sign(regmax.Regularizer):
+    def __init__(self):
+        self.w = torch.tensor(1.0, dtype=F64)
+
+    def value(self, y):
+        return self.w * (y * y).sum(-1)
+
+
+def test_an_omega_that_is_no_longer_convex_is_refused():
+    omega, x = Sign(), torch.randn(3, 5, dtype=F64)
+    layer = regmax.RegularizedMax(omega)
+    layer(x)
+    omega.w.neg_()
+    with pytest.raises(regmax.RegularizerError, match="not strictly convex"):
+        layer(x)
+
+
+def test_rows_that_are_not_certified_go_to_the_solver():
+    layer = regmax.RegularizedMax(Scaled(), tol=1e-30, on_failure="ignore")
+    assert ", then solver" in layer.explain(torch.randn(3, 5, dtype=F64))
+
+
+def test_half_precision_and_float32_round_once():
+    layer = regmax.RegularizedMax(Scaled())
+    x = torch.randn(4, 9, dtype=F64).half()
+    exact = layer(x.double())
+    assert torch.equal(layer(x), exact.half())
+    assert torch.equal(layer(x.float()), exact.float())
+
+
+def test_many_omegas_do_not_leak():
+    x = torch.randn(1, 4, dtype=F64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for k in range(20):
+            omega = Scaled()
+            omega.c = 1 + k / 7
+            regmax.RegularizedMax(omega)(x)
+    assert len(generated.PLANS) <= 512
+
+
+def test_the_source_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGMAX_CACHE_DIR", str(tmp_path))
+    _, _, kernel = made(lambda y: (y**4).sum(-1) + math.pi * (y * y).sum(-1) - y.cos().sum(-1))
+    assert kernel.path.parent == tmp_path
+    assert "def slopes(" in kernel.path.read_text()
