@@ -78,7 +78,15 @@ def in_module(w):
     return Holding([inner.weight])
 
 
+class Declared(Holding):
+    hyperparameters = ()
+
+    def grad(self, y):
+        return self.held[0] * y
+
+
 HIDDEN = {
+    "beside declarations": lambda w: Declared([w]),
     "list": lambda w: Holding([w]),
     "function": lambda w: Holding(lambda y: moved(w, y)),
     "partial": lambda w: Holding(functools.partial(moved, w)),
