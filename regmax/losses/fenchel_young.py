@@ -22,11 +22,12 @@ from ..kernels import asked, transforms
 from ..mapping import engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
-from ..mapping.hidden import may_hide_tensors
+from ..mapping.hidden import refuse_hidden
 from ..mapping.rows import HALF, Rows, aligned, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
-from ..regularizers.regularizer import Regularizer, frozen
+from ..regularizers.penalty import smooth_part
+from ..regularizers.regularizer import Regularizer, frozen, overrides
 from .targets import F64, Target, in_blocks, omega_at
 
 
@@ -61,15 +62,22 @@ def losses(
         transforms.under_transform((x, gamma, *tensors.values(), *target))
         or transforms.dual_level()
         or not omega.exact
-        or may_hide_tensors(omega)
+        or _by_value(omega)
         or any(isinstance(t, Tensor) and t.requires_grad for t in target)
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
+    refuse_hidden(omega, x.new_full((), 1 / x.shape[-1]).expand_as(x), mask)
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
     if torch.is_grad_enabled():
         out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
         return out
     return task.solve(x, gamma, tuple(tensors.values()))[0]
+
+
+def _by_value(omega: Regularizer) -> bool:
+    """Whether a part of Ω declares too little to be evaluated in blocks of rows."""
+    leaves = smooth_part(omega).leaves()
+    return any(leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves)
 
 
 def reference(

@@ -24,7 +24,6 @@ from ..optimality.jacobian import (
 from ..regularizers.curvature import Inverse
 from ..regularizers.penalty import Penalty, penalty_of, smooth_part, structured, value_of
 from ..regularizers.regularizer import Regularizer, frozen
-from .hidden import may_hide_tensors, through_hidden
 
 
 def attach(
@@ -43,10 +42,7 @@ def attach(
     if structured(omega):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega, mask)
-    learnt = smooth.tensors()
-    if may_hide_tensors(smooth):
-        z = through_hidden(y, z, smooth, learnt)
-    if not (z.requires_grad or learnt):
+    if not (z.requires_grad or smooth.tensors()):
         return y
     tensors = smooth.tensors(fixed=True)
     out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]

@@ -20,7 +20,6 @@ from ..regularizers.penalty import Penalized, averaged
 from ..regularizers.regularizer import Regularizer
 from . import compiled, function
 from .compiled import kernel_of
-from .hidden import hold_tensors
 from .rows import Rows
 
 
@@ -31,8 +30,8 @@ def argmax(rows: Rows) -> Tensor | None:
         return None
     base, gamma = unscaled(omega.base, rows.gamma)
     penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
-    if any(t.requires_grad for t in _held_by(penalty)) or hold_tensors(penalty):
-        return None  # the penalty itself learns, or may
+    if any(t.requires_grad for t in _held_by(penalty)):
+        return None  # the penalty itself learns
     s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
         rows.x, weight, rows.mask, omega, rows.gamma, penalty
     )

@@ -24,7 +24,7 @@ from . import compiled, composition, generated, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
 from .function import Eager, forward
-from .hidden import may_hide_tensors
+from .hidden import refuse_hidden
 from .rows import Rows, prepare
 
 F64 = torch.float64
@@ -134,7 +134,9 @@ def _check_product(
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     """Π_Ω(x) of prepared rows, with gradients, and the method taken."""
     try:
-        return _argmax(rows, settings)
+        y, result = _argmax(rows, settings)
+        refuse_hidden(rows.omega, y, rows.mask)
+        return y, result
     except RuntimeError as error:
         omega = rows.omega
         parts: list[Any] = [*omega.leaves()]
@@ -224,7 +226,7 @@ def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tens
             if best is None:  # at the exact zeros of y, where Ω is finite there
                 best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
             best = torch.where(torch.isfinite(best), best, value)
-        if transforms.under_transform((rows.x, y)) or may_hide_tensors(omega):
+        if transforms.under_transform((rows.x, y)) or transforms.dual_level():
             value = value + (best - value).detach()
         else:
             value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)

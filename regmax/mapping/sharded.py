@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ..kernels.wrappers import dense
 from ..regularizers.regularizer import Regularizer
-from .hidden import leaves
 
 
 def mapping(
@@ -32,7 +31,6 @@ def mapping(
             "dimension, x.redistribute(placements=...), or take x.full_tensor()"
         )
     x = x.redistribute(placements=kept)
-    parts: list[Tensor] = []
 
     def part(name: str, t: Any, per_row: bool = True) -> Any:
         """The part of t that belongs to the rows of this device."""
@@ -55,20 +53,12 @@ def mapping(
                 )
             wanted.append(Shard(i) if i >= 0 and t.shape[i] > 1 else Replicate())
             gradient.append(Partial() if p.is_shard() and wanted[-1].is_replicate() else wanted[-1])
-        parts.append(own.redistribute(placements=wanted).to_local(grad_placements=gradient))
-        return parts[-1]
+        return own.redistribute(placements=wanted).to_local(grad_placements=gradient)
 
     rows = x.to_local(grad_placements=kept)
-    parts.append(rows)
     declared = omega.per_row_tensors()
     inside = {name: part(name, t, name in declared) for name, t in omega.tensors(True).items()}
     y = local(omega.with_tensors(inside), rows, part("gamma", gamma), dim, part("mask", mask))
-    hidden = leaves(y, {t.grad_fn for t in parts}) - set(parts)
-    if hidden and mesh.size() > 1 and any(p.is_shard() for p in kept):
-        raise NotImplementedError(
-            f"{omega!r} learns a tensor that is not one of its attributes: its gradient would be "
-            "that of the rows of one device alone. Store it as an attribute (self.w = w)"
-        )
     whole: Tensor = DTensor.from_local(
         y.contiguous(),
         mesh,

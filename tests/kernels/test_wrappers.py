@@ -515,9 +515,11 @@ def check_refused(d, rank):
         layer(Value(d(normal(7)).requires_grad_()))(X)
     with pytest.raises(ValueError, match=r"gamma must broadcast to x.*\(2, 1\), x \(4, 7\)"):
         functional.sparsemax(d(X, shard(0)), gamma=torch.ones(2, 1))
+    held = layer(Held(normal(7)))
+    same(held(d(X, shard(0))).full_tensor(), held(X))
     held = layer(Held(normal(7).requires_grad_()))
-    with pytest.raises(NotImplementedError, match="one device alone"):
-        held(d(X, shard(0)))
-    same(held(d(X)).full_tensor().detach(), held(X).detach())
+    for placement in (None, shard(0)):
+        with pytest.raises(regmax.RegularizerError, match="is not one of its attributes"):
+            held(d(X, placement))
     if rank == 0:  # printing does not wait for the others
         assert "alpha=<DTensor" in repr(regmax.regularizer("tsallis", alpha=alpha))

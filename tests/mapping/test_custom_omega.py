@@ -418,54 +418,6 @@ def test_gradient_of_a_nested_module():
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
 
 
-def hidden(how, w):
-    class InList(Regularizer):
-        def __init__(self):
-            self.weights = [w]
-
-        def value(self, y):
-            return (self.weights[0] * y * y).sum(-1) / 2
-
-    class InClosure(Regularizer):
-        def value(self, y):
-            return (w * y * y).sum(-1) / 2
-
-    return InList() if how == "list" else InClosure()
-
-
-@pytest.mark.parametrize("how", ["list", "closure"])
-def test_gradient_of_a_hidden_tensor(how):
-    w = torch.tensor([0.7, 1.0, 1.5, 2.0], dtype=F64, requires_grad=True)
-    x, g = scores(3, 4, 0.4).requires_grad_(), scores(3, 4, 1.0, seed=9)
-    y = RegularizedMax(hidden(how, w))(x)
-    gx, gw = torch.autograd.grad((y * g).sum(), (x, w), retain_graph=True)
-    assert torch.allclose(gw, exact_weighted_gradient(w, x.detach(), g), atol=1e-12)
-    assert torch.allclose(gx.sum(-1), torch.zeros(3, dtype=F64), atol=1e-12)
-    # twice: right, or refused; never silently wrong
-    (first,) = torch.autograd.grad((y * g).sum(), w, create_graph=True)
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(first.square().sum(), w)
-
-
-@pytest.mark.parametrize("how", ["list", "closure"])
-def test_mixed_second_derivative_of_a_hidden_tensor_is_not_wrong(how):
-    """∂²/∂x∂w through ∂/∂x: the right number, or an error."""
-    w = torch.tensor([0.7, 1.0, 1.5, 2.0], dtype=F64, requires_grad=True)
-    x, g = scores(1, 4, 0.4).requires_grad_(), scores(1, 4, 1.0, seed=9)
-
-    def first(omega):
-        y = RegularizedMax(omega)(x)
-        return torch.autograd.grad((y * g).sum(), x, create_graph=True)[0].square().sum()
-
-    (expected,) = torch.autograd.grad(first(Weighted(w)), w)
-    try:
-        (got,) = torch.autograd.grad(first(hidden(how, w)), w, allow_unused=True)
-    except RuntimeError:
-        return
-    assert got is not None, "a missing derivative without an error"
-    assert torch.allclose(got, expected, atol=1e-10)
-
-
 def test_no_graph_where_nothing_asks_for_one():
     assert not RegularizedMax(Cubic())(scores(2, 3, 1.0)).requires_grad
 

@@ -100,10 +100,12 @@ def test_a_tensor_in_a_list_beside_declared_hyperparameters():
         def value(self, y):
             return self.per_row("mu") * (self.ws[0] * y.square()).sum(-1) / 2
 
-    w, x = normal(6, seed=1).exp().requires_grad_(), normal(6)
-    (got,) = grad(loss(RegularizedMax(Listed(1.0, [w]))(x)), w)
-    (expected,) = grad(loss(RegularizedMax(Weighted(w))(x)), w)
+    w, x, mu = normal(6, seed=1).exp(), normal(6), torch.tensor(0.9, dtype=F64, requires_grad=True)
+    (got,) = grad(loss(RegularizedMax(Listed(mu, [w]))(x)), mu)
+    (expected,) = grad(loss(RegularizedMax(Weighted(mu * w))(x)), mu)
     torch.testing.assert_close(got, expected)
+    with pytest.raises(regmax.RegularizerError, match="is not one of its attributes"):
+        RegularizedMax(Listed(mu, [w.requires_grad_()]))(x)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -301,16 +301,18 @@ class Hiding(type(regmax.penalty("owl", weights=[3.0, 2.0, 1.0]))):
 
 @pytest.mark.parametrize("base", ["gini", "tsallis"])
 def test_tensors_that_a_penalty_hides(base):
-    weights = torch.tensor([0.1, 0.05, 0.01], dtype=F64, requires_grad=True)
-    x, index = torch.tensor([[0.3, 0.1, -0.2]], dtype=F64), torch.tensor([0])
+    weights = torch.tensor([0.1, 0.05, 0.01], dtype=F64)
+    x, index = torch.tensor([[0.3, 0.1, -0.2]], dtype=F64, requires_grad=True), torch.tensor([0])
     for f in (
         lambda omega: RegularizedMax(omega)(x).pow(3).sum(),
         lambda omega: RegularizedMax(omega).max(x).sum(),
         lambda omega: regmax.FenchelYoungLoss(omega)(x, index),
     ):
         got, expected = (
-            torch.autograd.grad(f(regmax.regularizer(base) + penalty), weights)[0]
+            torch.autograd.grad(f(regmax.regularizer(base) + penalty), x)[0]
             for penalty in (Hiding(weights), regmax.penalty("owl", weights=weights))
         )
         assert (expected != 0).any()
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-14)
+        with pytest.raises(regmax.RegularizerError, match="is not one of its attributes"):
+            f(regmax.regularizer(base) + Hiding(weights.clone().requires_grad_()))
