@@ -134,6 +134,9 @@ def _check_product(
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     """Π_Ω(x) of prepared rows, with gradients, and the method taken."""
     try:
+        made = generated.argmax(rows, settings)
+        if made is not None:
+            return made
         y, result = _argmax(rows, settings)
         refuse_hidden(rows.omega, y, rows.mask)
         return y, result
@@ -179,9 +182,6 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                 assert isinstance(omega, Penalized)
                 check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
                 return composed, Forward(composed, "prox, then closed form", "kernels of both")
-        made = generated.argmax(rows, settings)
-        if made is not None:
-            return made
         with torch.no_grad():
             result = compute(rows, settings)
         y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)

@@ -60,10 +60,6 @@ class Plan:
     traced: Traced
     kept: list[Any]
 
-    def inputs(self, omega: Regularizer) -> list[Tensor]:
-        """The inputs p of e, differentiable in the tensors of Ω."""
-        found: list[Tensor] = self.traced.entry.inputs(list(omega.tensors(fixed=True).values()))
-        return found
 
 
 PLANS: dict[tuple[Any, ...], Plan | str] = {}
@@ -72,7 +68,8 @@ PLANS: dict[tuple[Any, ...], Plan | str] = {}
 
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
     """Π_Ω(x) with gradients, or None where no kernel is made of the value of Ω."""
-    key, kept = _key(rows, settings)
+    tensors = list(rows.omega.tensors(fixed=True).values())
+    key, kept = _key(rows, settings, tensors)
     if key is None:
         return None
     found = PLANS.get(key)
@@ -85,26 +82,29 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
         PLANS[key] = found
     if isinstance(found, str):
         return None
-    inputs = found.inputs(rows.omega)
-    kernel = _Checked(found, inputs, rows, settings)
-    try:
-        y = with_gradients(kernel, found.traced, rows.x, rows.mask, [rows.gamma, *inputs])
-    except _Changed:
-        PLANS[key] = "its value is not a function of y and the attributes of Ω alone"
-        return None
-    finally:
-        del kernel.rows
+    with transforms.full_precision("cpu"):
+        inputs = found.traced.entry.inputs(tensors)
+        kernel = _Checked(found, inputs, rows, settings, key[1] is not None)
+        try:
+            y = with_gradients(kernel, found.traced, rows.x, rows.mask, [rows.gamma, *inputs])
+        except _Changed:
+            PLANS[key] = "its value is not a function of y and the attributes of Ω alone"
+            return None
+        finally:
+            del kernel.rows
     return y, kernel.result
 
 
 def why_none(rows: Rows, settings: Settings) -> str | None:
     """Why no kernel is made of the value of Ω, where that was tried."""
-    key, _ = _key(rows, settings)
+    key, _ = _key(rows, settings, list(rows.omega.tensors(fixed=True).values()))
     found = PLANS.get(key) if key is not None else None
     return found if isinstance(found, str) else None
 
 
-def _key(rows: Rows, settings: Settings) -> tuple[tuple[Any, ...] | None, list[Any]]:
+def _key(
+    rows: Rows, settings: Settings, tensors: list[Tensor]
+) -> tuple[tuple[Any, ...] | None, list[Any]]:
     """What a kernel belongs to, None where none is made; and the objects in it."""
     omega, x = rows.omega, rows.x
     kept: list[Any] = []
@@ -112,7 +112,6 @@ def _key(rows: Rows, settings: Settings) -> tuple[tuple[Any, ...] | None, list[A
         return None, kept
     if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
         return None, kept
-    tensors = omega.tensors(fixed=True).values()
     if x.device.type != "cpu" or x.dtype != torch.float64:
         return None, kept
     if transforms.dual_level() or transforms.under_transform((x, *tensors)):
@@ -231,9 +230,15 @@ class _Checked(Kernel):
     dtypes = (torch.float64,)
 
     def __init__(
-        self, made: Plan, inputs: list[Tensor], rows: Rows, settings: Settings
+        self,
+        made: Plan,
+        inputs: list[Tensor],
+        rows: Rows,
+        settings: Settings,
+        batched: bool,
     ) -> None:
         self.made, self.inputs, self.rows, self.settings = made, inputs, rows, settings
+        self.batched = batched
         self.result: Any = None
 
     def forward(
@@ -261,7 +266,7 @@ class _Checked(Kernel):
         """Compare the value of Ω with the traced one."""
         rows = self.rows
         with torch.no_grad():
-            if any(t.ndim > 1 for t in rows.omega.tensors(fixed=True).values()):
+            if self.batched:
                 at, inputs = simplex.inward(y).view(rows.x.shape), self.inputs
             else:
                 at, inputs = simplex.inward(_few(y, y.shape[:-1], _SPOT)), self.inputs

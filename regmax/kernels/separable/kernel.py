@@ -36,7 +36,9 @@ class SeparableKernel(Kernel):
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
         self._source = source.partials(entry, vectors, constants)
-        self._constants = torch.tensor([constants], dtype=torch.float64)
+        self._constants = torch.tensor([[*constants, 0]], dtype=torch.float64)
+        self._none = self._constants.new_zeros(1, 1)
+        self._alone = self._constants, self._none
 
     @property
     def path(self) -> Path:
@@ -60,10 +62,11 @@ class SeparableKernel(Kernel):
     def _inputs(self, theta: Hyper, d: int) -> tuple[Tensor, Tensor]:
         """The inputs that have one number per row, with the constants of the source, and those that
         have one number per entry, each as rows."""
+        if not theta:
+            return self._alone
         plain = [t.view(-1, 1) for t, v in zip(theta, self.vectors, strict=True) if not v]
         varying = [t for t, v in zip(theta, self.vectors, strict=True) if v]
-        none = self._constants.new_zeros(1, 1)
-        return _joined([*plain, self._constants, none]), _joined([*varying, none.expand(1, d)])
+        return _joined([*plain, self._constants]), _joined(varying) if varying else self._none
 
     def solve(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
@@ -92,12 +95,13 @@ class SeparableKernel(Kernel):
         d, count = y.shape[1], sum(self.vectors)
         plain = len(self.vectors) - count
         numbers, vectors = self._inputs(theta, d)
-        dx, dnumbers = torch.empty_like(y), y.new_empty(len(y), plain + 1)
-        dvectors = y.new_empty(len(y), count * d + 1)
-        partials = self.partials.address if hyper else 0
+        dx, dnumbers, dvectors, partials = torch.empty_like(y), None, None, 0
+        if hyper:
+            partials = self.partials.address
+            dnumbers, dvectors = y.new_empty(len(y), plain + 1), y.new_empty(len(y), count * d + 1)
         arrays = (gamma, v, numbers, vectors, dx, dnumbers, dvectors)
         _ROWS.run(1, y, *arrays, self.slopes.address, partials, count, plain)
-        if not hyper:
+        if dnumbers is None or dvectors is None:
             return dx, None
         each, k, i = [], 0, 0
         for varying in self.vectors:
