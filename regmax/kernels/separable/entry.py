@@ -23,6 +23,12 @@ LAYOUT = frozenset(
 )
 """Operations that move no entry, where the shape that they give shows it."""
 
+KINKED = frozenset(
+    "abs relu clamp clamp_min clamp_max maximum minimum where masked_fill huber_loss sign sgn "
+    "softplus floor ceil round trunc fmod remainder".split()
+)
+"""Operations whose derivatives may jump."""
+
 
 class Entrywise:
     """e and p, as PyTorch computes them."""
@@ -36,6 +42,7 @@ class Entrywise:
         tensors: int,
         outside: dict[int, Tensor],
     ) -> None:
+        self.kinked = any(step.name in KINKED for step in steps)
         self._entry = function(steps, range(len(inputs) + 1), [result])
         self._outside = list(outside.values())
         self._inputs = function(outer, [*range(1, tensors + 1), *outside], inputs)

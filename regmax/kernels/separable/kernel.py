@@ -32,7 +32,7 @@ class SeparableKernel(Kernel):
 
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int, steep: bool) -> None:
         self.vectors = vectors = [_varies(t, d) for t in inputs]
-        self.steep = steep
+        self.steep, self.kinked = int(steep), int(entry.kinked)
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
         self._source = source.partials(entry, vectors, constants)
@@ -75,7 +75,7 @@ class SeparableKernel(Kernel):
         numbers, vectors = self._inputs(theta, x.shape[1])
         y, bound = torch.empty_like(x), x.new_empty(len(x))
         arrays = (gamma, mask, numbers, vectors, y, bound)
-        _ROWS.run(0, x, *arrays, self.slopes.address, sum(self.vectors), int(self.steep))
+        _ROWS.run(0, x, *arrays, self.slopes.address, sum(self.vectors), self.steep, self.kinked)
         return y, bound
 
     def forward(

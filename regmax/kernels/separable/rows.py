@@ -15,18 +15,22 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..cpu import common, memory
+from ..cpu import common, elementary, memory, simd
+from ..cpu.simd import LANES
 
 EPS = common.EPS
 FLOOR = EPS**2
 """Where e is evaluated instead of at 0."""
 STEPS = 30
-X, GAMMA, MASK, NUMBERS, VECTORS, Y, BOUND, CODE, COUNT, STEEP = range(10)
-"""The arrays of a forward job; the last three are the address of e's slopes, how many inputs of e
-have a number for each entry, and whether e'(0) = −∞."""
+X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, STEEP, KINKED = range(11)
+"""Places in a forward job. Its arrays are x, γ, the mask, the inputs of e that have one number per
+row and those that have one per entry, y and the bounds; then the address of e's slopes, how many
+inputs have one number per entry, whether e'(0) = −∞, and whether e may have kinks."""
+Z, Y, G, H, S, B, AT, G0, S0, B0, AT0, OWN, T, ENDS = range(14)
+"""The work space of a row. At the point y of the model: e', e'', 1/(y e''), the power b and
+z − e'; the same at 0; arguments and results."""
 
 
 @intrinsic
@@ -50,6 +54,8 @@ def _exponent(y: float, h: float, c: float) -> float:
         b = 1.0 if not b > 0.0 else 20.0
     if abs(b) < 1e-7:
         return 0.0
+    if abs(b - 0.5) < 1e-9:
+        return 0.5
     return 1.0 if 0.8 < b < 1.3 else max(b, -3.0)
 
 
@@ -60,62 +66,57 @@ def _slope(h: float) -> float:
 
 
 @njit
-def _model(
-    tau: float, a: float, y: float, h: float, b: float, b0: float
-) -> tuple[float, float, float]:
-    """t(τ) of the model through y, where e' = z − a, and −dt/dτ, d²t/dτ². Towards 0 the power is at
-    most ``b0``, that at 0: t would be 0 too early."""
-    u = a - tau
-    if u < 0.0:
-        b = min(b, b0)
-    if b == 1.0:
-        t, s, q = y + u / h, 1.0 / h, 0.0
-    elif b == 0.0:
-        rate = 1.0 / (y * h)
-        t = y * math.exp(min(u * rate, 700.0))
-        s = t * rate
-        q = s * rate
-    else:
-        rise = b * u / (y * h)
-        if rise <= -1.0:
-            return (y * 0.01 if b > 0.0 else 2.0), 0.0, 0.0
-        if b == 0.5:
-            t = y * (1.0 + rise) * (1.0 + rise)
-        elif b == 2.0:
-            t = y * math.sqrt(1.0 + rise)
-        else:
-            t = y * math.exp(min(math.log1p(rise) / b, 700.0))
-        rate = 1.0 / (y * h * (1.0 + rise))
-        s = t * rate
-        q = s * rate * (1.0 - b)
-    if not t > 0.0:
-        return (0.0 if b == 0.0 else y * 0.01), 0.0, 0.0
-    if t >= 2.0:  # above 1, so that τ is where the largest entry says
-        return 2.0, 0.0, 0.0
-    return t, s, q
-
-
-@njit
 def _root(
-    tau: float, m: int, a: Any, at: Any, y: Any, h: Any, b: Any, b0: Any, high: float, t: Any
+    tau: float, m: int, a: Any, at0: Any, y: Any, s: Any, b: Any, b0: Any, power: float,
+    high: float, t: Any
 ) -> tuple[float, float]:
-    """τ with Σ t_i(τ) = 1 in the model, by bracketed Newton steps on a power of the sum, and the
-    sum; t_i is 0 where τ ≥ at_i."""
-    low = -np.inf
-    total, reach = 0.0, 1.0
+    """τ with Σ t_i(τ) = 1 in the model through y, where e' = z − a, and that sum: bracketed Newton
+    steps on a power of it. s is 1/(y e''). t_i is 0 where τ ≥ at0_i. Towards 0 the power is at most
+    b0, that at 0: t would be 0 too early. ``power``: b where all are the same, else NaN."""
+    low, reach, total = -np.inf, 1.0, 0.0
+    none = simd.spread(simd.load(y, 0), 0.0)
     for k in range(100):
-        total, slope, bend, most = 0.0, 0.0, 0.0, 0.0
-        for i in range(m):
-            if at[i] <= tau:
-                t[i] = 0.0
-                continue
-            ti, s, q = _model(tau, a[i], y[i], h[i], b[i], b0[i])
-            t[i] = ti
-            total += ti
-            slope += s
-            bend += q
-            most = max(most, ti)
-        rounding = 8.0 * EPS * (total - most) + 2.0 * EPS + 2.0 * EPS * abs(tau) * slope
+        totals, slopes, bends, most = none, none, none, none
+        for i in range(0, m, LANES):
+            yi, si = simd.load(y, i), simd.load(s, i)
+            u = (simd.load(a, i) - tau) * si
+            if power == 1.0:
+                inside = u > -1.0
+                ti = simd.select(inside, yi * (u + 1.0), yi * 0.01)
+                slope, bend = simd.select(inside, yi * si, none), none
+            elif power == 0.5:
+                inside, x = u > -2.0, u * 0.5 + 1.0
+                ti = simd.select(inside, yi * x * x, yi * 0.01)
+                bend = simd.select(inside, yi * si * si * 0.5, none)
+                slope = simd.select(inside, yi * si * x, none)
+            elif power == 0.0:
+                ti = yi * elementary.exp(simd.smaller(u, 700.0))
+                slope = ti * si
+                bend = slope * si
+            else:
+                bi = simd.load(b, i)
+                bi = simd.select(u < 0.0, simd.smaller(bi, simd.load(b0, i)), bi)
+                x = u * bi
+                inside = x > -1.0
+                x = simd.select(inside, x, none)
+                logs = elementary.log1p(x) / bi
+                logs = simd.select((bi < 1e-7) & (bi > -1e-7), u, logs)
+                ti = yi * elementary.exp(simd.smaller(logs, 700.0))
+                ti = simd.select(inside, ti, simd.select(bi > 0.0, yi * 0.01, none + 2.0))
+                rate = si / (x + 1.0)
+                slope = simd.select(inside, ti * rate, none)
+                bend = slope * rate * (none + 1.0 - bi)
+            # t may be above 1, so that τ is where the largest entry says
+            low_enough, on = ti < 2.0, simd.load(at0, i) > tau
+            ti = simd.select(on, simd.select(low_enough, ti, none + 2.0), none)
+            simd.store(t, i, ti)
+            on = on & low_enough
+            totals, most = totals + ti, simd.larger(most, ti)
+            slopes = slopes + simd.select(on, slope, none)
+            bends = bends + simd.select(on, bend, none)
+        total, slope = simd.total(totals), simd.total(slopes)
+        rest = total - simd.largest(most)
+        rounding = 8.0 * EPS * rest + 2.0 * EPS + 2.0 * EPS * abs(tau) * slope
         if abs(total - 1.0) <= rounding:
             break
         if total > 1.0:
@@ -124,12 +125,14 @@ def _root(
             high = min(high, tau)
         if high < np.inf and high - low <= 0.5 * EPS * abs(high):
             break
-        power = 1.0 - total * bend / (slope * slope) if slope > 0.0 else 1.0
-        power = min(max(power, -1.0), 1.0)
-        power = power if abs(power) > 1e-3 else 1e-3
-        trial = tau - total * math.expm1(-power * math.log(total)) / (power * slope) if (
-            slope > 0.0 and total > 0.0
-        ) else np.nan
+        trial = np.nan
+        if slope > 0.0 and total > 0.0:
+            p = min(max(1.0 - total * simd.total(bends) / (slope * slope), -1.0), 1.0)
+            if p == 1.0:
+                trial = tau + (total - 1.0) / slope
+            else:
+                p = p if abs(p) > 1e-3 else 1e-3
+                trial = tau - total * math.expm1(-p * math.log(total)) / (p * slope)
         if low < trial < high and not (k >= 10 and k % 3 == 0):
             tau = trial
         elif low > -np.inf and high < np.inf:
@@ -145,7 +148,7 @@ def _slopes(
     code: int, n: int, on: Any, y: Any, numbers: Any, vectors: Any, count: int, ld: int, own: Any,
     part: Any, out: Any
 ) -> None:
-    """e', e'', e''' in ``out`` at the entries ``on`` of y."""
+    """The first three derivatives of e in ``out`` at the entries ``on`` of y."""
     for j in range(n):
         own[j] = min(max(y[on[j]], FLOOR), 1.0)
     for k in range(count):
@@ -155,128 +158,166 @@ def _slopes(
 
 
 @njit
-def _forward_row(
+def _kept(
     code: int, steep: bool, m: int, z: Any, numbers: Any, vectors: Any, count: int, ld: int,
-    room: Any, on: Any, out: Any, part: Any
-) -> float:
-    """y in ``room[0]``, and a bound on its distance to the maximiser, +inf where there is none."""
-    y, g, h, b = memory.row(room, 0), memory.row(room, 1), memory.row(room, 2), memory.row(room, 3)
-    at0, g0, h0 = memory.row(room, 4), memory.row(room, 5), memory.row(room, 6)
-    b0, at, own = memory.row(room, 7), memory.row(room, 8), memory.row(room, 9)
-    t, ends = memory.row(room, 10), memory.row(room, 11)
-    alike = count == 0
-    first = 1 if alike else m
-    for i in range(m):
-        on[i] = i
-        y[i] = 0.0
+    room: Any, place: Any, on: Any, part: Any, out: Any
+) -> int:
+    """How many entries may be positive, which are moved to the front with what e is at 0; −1 where
+    e bends the wrong way. No y_i is above 1, so τ ≥ z_i − e'(1)."""
+    g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
+    at0, y, own = memory.row(room, AT0), memory.row(room, Y), memory.row(room, OWN)
+    first = 1 if count == 0 else m
+    for i in range(first):
+        on[i], y[i] = i, 1.0
     _slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
+    low = -np.inf
+    for i in range(m):
+        k = i if count > 0 else 0
+        low = max(low, z[i] - out[k])
+    for i in range(first):
+        y[i], at0[i] = 0.0, out[i]
+        if out[ld + i] < 0.0:
+            return -1
+    _slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
+    for i in range(first):
+        h = out[ld + i]
+        if h < 0.0 or at0[i] < out[i]:
+            return -1
+        h = _slope(h)
+        out[ld + i], out[2 * ld + i] = 1.0 / (FLOOR * h), _exponent(FLOOR, h, out[2 * ld + i])
+    n = 0
+    for i in range(m):
+        k = i if count > 0 else 0
+        at = np.inf if steep else z[i] - out[k]
+        if at >= low:
+            z[n], at0[n], place[n] = z[i], at, place[i]
+            g0[n], s0[n], b0[n] = out[k], out[ld + k], out[2 * ld + k]
+            for v in range(count):
+                vectors[v * ld + n] = vectors[v * ld + i]
+            n += 1
+    return n
+
+
+@njit
+def _forward_row(
+    code: int, steep: bool, kinked: bool, m: int, numbers: Any, vectors: Any, count: int, ld: int,
+    room: Any, place: Any, on: Any, part: Any, out: Any
+) -> tuple[int, float]:
+    """How many entries are at ``place``, with y in its row of ``room``; and a bound on the distance
+    to the maximiser, +inf where there is none."""
+    z, y, g, h = memory.row(room, Z), memory.row(room, Y), memory.row(room, G), memory.row(room, H)
+    s, b, at = memory.row(room, S), memory.row(room, B), memory.row(room, AT)
+    g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
+    at0, own, t = memory.row(room, AT0), memory.row(room, OWN), memory.row(room, T)
+    ends = memory.row(room, ENDS)
+    m = _kept(code, steep, m, z, numbers, vectors, count, ld, room, place, on, part, out)
+    if m <= 0:
+        return 0, np.inf
     high = -np.inf
     for i in range(m):
-        k = 0 if alike else i
-        g0[i], h0[i] = out[k], _slope(out[ld + k])
-        b0[i] = _exponent(FLOOR, h0[i], out[2 * ld + k])
-        at0[i] = np.inf if steep else z[i] - g0[i]
+        on[i], y[i] = i, 1.0 / m
         high = max(high, at0[i])
-        y[i] = 1.0 / m
-    _slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
+    for i in range(m, m + LANES):
+        at0[i], y[i], s[i], b[i], b0[i], at[i] = -np.inf, 1.0, 1.0, 1.0, 1.0, 0.0
+    _slopes(code, m if count > 0 else 1, on, y, numbers, vectors, count, ld, own, part, out)
     tau = -np.inf
+    for i in range(m if count > 0 else 1):
+        bent = _slope(out[ld + i])
+        if out[ld + i] < 0.0:
+            return 0, np.inf
+        s[i], b[i] = 1.0 / (y[i] * bent), _exponent(y[i], bent, out[2 * ld + i])
     for i in range(m):
-        k = 0 if alike else i
-        g[i], h[i] = out[k], _slope(out[ld + k])
-        b[i] = _exponent(y[i], h[i], out[2 * ld + k])
-        at[i] = z[i] - g[i]
+        k = i if count > 0 else 0
+        s[i], b[i] = s[k], b[k]
+        at[i] = z[i] - out[k]
         tau = max(tau, at[i])
-    before = np.inf
-    n = 0
-    lo, hi, noise = 0.0, 0.0, 0.0
+    before, lo, hi = np.inf, 0.0, 0.0
     for step in range(STEPS):
-        tau, total = _root(tau, m, at, at0, y, h, b, b0, high, t)
+        power = b[0]
+        for i in range(m):
+            if b[i] != power or b0[i] < power:
+                power = np.nan
+        tau, total = _root(tau, m, at, at0, y, s, b, b0, power, high, t)
         if not (total > 0.0 and total < np.inf):
-            return np.inf
+            return 0, np.inf
         n = 0
         for i in range(m):
-            y[i] = t[i] / total
-            if y[i] > 0.0:
+            ends[i] = t[i] / total
+            if ends[i] > 0.0:
                 on[n] = i
                 n += 1
-        _slopes(code, n, on, y, numbers, vectors, count, ld, own, part, out)
+        _slopes(code, n, on, ends, numbers, vectors, count, ld, own, part, out)
         lo, hi, noise = np.inf, -np.inf, 0.0
         convex = True
         for i in range(m):
-            if y[i] == 0.0:
+            if ends[i] == 0.0:
                 if not steep:
                     hi = max(hi, at0[i] + 4.0 * EPS * (abs(z[i]) + abs(g0[i])))
-                ends[i], at[i] = y[i], z[i] - g0[i]
-                y[i], g[i], h[i], b[i] = FLOOR, g0[i], h0[i], b0[i]
+                y[i], g[i], s[i], b[i] = FLOOR, g0[i], s0[i], b0[i]
+                h[i], at[i] = 1.0 / (FLOOR * s0[i]), z[i] - g0[i]
         for j in range(n):
             i = on[j]
             bent = out[ld + j]
-            g[i], h[i] = out[j], _slope(bent)
-            ends[i] = y[i]
-            y[i] = own[j]
-            b[i] = _exponent(y[i], h[i], out[2 * ld + j])
-            at[i] = z[i] - g[i]
             convex = convex and bent > 0.0
+            y[i], g[i], h[i] = own[j], out[j], _slope(bent)
+            s[i], b[i] = 1.0 / (y[i] * h[i]), _exponent(y[i], h[i], out[2 * ld + j])
+            at[i] = z[i] - g[i]
             if ends[i] < 2.0 * FLOOR:
                 continue
             rounding = 4.0 * EPS * (abs(z[i]) + abs(g[i])) + EPS * h[i] * y[i]
             noise = max(noise, rounding)
             lo, hi = min(lo, at[i] - rounding), max(hi, at[i] + rounding)
-        if not convex or not (abs(hi) < np.inf and abs(lo) < np.inf):
+        if not (convex and abs(hi) < np.inf and abs(lo) < np.inf):
             if step > 3:
-                return np.inf
+                return 0, np.inf
             before = np.inf
             continue
         spread = hi - lo
         if spread <= 4.0 * noise or (step > 4 and spread >= 0.5 * before and spread < 1e-9):
             break
         before = spread
-    sums = 0.0
+    total = 0.0
     for i in range(m):
         y[i] = ends[i]
-        sums += y[i]
-    return _distance(
-        code, m, z, numbers, vectors, count, ld, lo, hi, y, g0, h, at0, steep, on, own, t, part, out
-    ) + abs(sums - 1.0)
+        total += y[i]
+    off = abs(total - 1.0)
+    return m, off + _distance(
+        code, steep, kinked, m, numbers, vectors, count, ld, lo, hi, room, on, part, out
+    )
 
 
 @njit
 def _distance(
-    code: int, m: int, z: Any, numbers: Any, vectors: Any, count: int, ld: int, lo: float,
-    hi: float, y: Any, g0: Any, h: Any, at0: Any, steep: bool, on: Any, own: Any, delta: Any,
-    part: Any, out: Any
+    code: int, steep: bool, kinked: bool, m: int, numbers: Any, vectors: Any, count: int, ld: int,
+    lo: float, hi: float, room: Any, on: Any, part: Any, out: Any
 ) -> float:
-    """A bound on ‖y − y*‖ that needs nothing but e' to rise.
+    """A bound on ‖y − y*‖ that needs nothing but that e' rises.
 
     With r_i = z_i − e'(y_i) in [lo, hi] where y_i > 0, and z_i − e'(0) ≤ hi elsewhere, Σ y_i(τ) is
     at least 1 at lo and at most 1 at hi; so y* is between y(hi) and y(lo). y_i ± δ_i lie outside
-    of these where e' there is beyond z_i − lo and z_i − hi.
+    of these where e' there is beyond z_i − lo and z_i − hi: this is tested where e has kinks, or
+    where δ_i is not far below y_i. One entry, the least certain, is 1 less the others.
     """
-    n = 0
+    z, y, h, g0 = memory.row(room, Z), memory.row(room, Y), memory.row(room, H), memory.row(room, G0)
+    at0, own, delta = memory.row(room, AT0), memory.row(room, OWN), memory.row(room, T)
+    free = 0
     for i in range(m):
         noise = 4.0 * EPS * (abs(z[i]) + abs(g0[i]))
         delta[i] = 0.0
         if y[i] >= 2.0 * FLOOR:
             delta[i] = 2.0 * (hi - lo) / h[i] + 4.0 * EPS * y[i]
-        elif y[i] > 0.0:
+        elif y[i] > 0.0 or steep:
             delta[i] = 2.0 * FLOOR
-            continue
-        elif not steep and at0[i] + noise > lo:
+        elif at0[i] + noise > lo:
             delta[i] = min(2.0 * (at0[i] + noise - lo) / h[i], 1.0) + FLOOR
-        else:
-            continue
-        on[n] = i
-        n += 1
-    # one entry, the least certain, is 1 less the others
-    last, free = 0, 0
-    for j in range(n):
-        if delta[on[j]] > delta[on[last]]:
-            last = j
-    if n > 0:
-        n -= 1
-        free = on[last]
-        on[last], on[n] = on[n], free
-    for side in range(2):
+        free = i if delta[i] > delta[free] else free
+    n = 0
+    for i in range(m):
+        known = delta[i] <= 2.0 * FLOOR or (not kinked and delta[i] <= 1e-4 * y[i])
+        if i != free and not known:
+            on[n] = i
+            n += 1
+    for side in range(2 if n > 0 else 0):
         left = n
         for _ in range(40):
             k = 0
@@ -290,11 +331,10 @@ def _distance(
                 for v in range(count):
                     part[v * ld + k] = vectors[v * ld + i]
                 k += 1
+            left = 0
             if k == 0:
-                left = 0
                 break
             call(code, k, own, numbers, part, ld, out)
-            left = 0
             for j in range(k):
                 i = on[j]
                 r = z[i] - out[j]
@@ -306,11 +346,10 @@ def _distance(
                 break
         if left > 0:
             return np.inf
-    if m > 0:
-        delta[free] = 2.0 * EPS
-        for i in range(m):
-            if i != free:
-                delta[free] += delta[i]
+    delta[free] = 2.0 * EPS
+    for i in range(m):
+        if i != free:
+            delta[free] += delta[i]
     total = 0.0
     for i in range(m):
         total += min(delta[i], 1.0) ** 2
@@ -318,7 +357,7 @@ def _distance(
 
 
 @njit
-def _taken(job: Any, r: int, d: int, ld: int, place: Any, z: Any, like: Any) -> int:
+def _taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
     """z of the participants of row r and their places."""
     row = common.rows_at(job, X, r, like)
     scale = 1.0 / common.number_at(job, GAMMA, r)
@@ -349,31 +388,31 @@ def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
     d = job[common.WIDTH]
     code, count = job[5 + 2 * CODE], job[5 + 2 * COUNT]
-    steep = job[5 + 2 * STEEP] != 0
-    room = common.scratch(13, d)
+    steep, kinked = job[5 + 2 * STEEP] != 0, job[5 + 2 * KINKED] != 0
+    room = common.scratch(ENDS + 1, d)
     ld = room.shape[1]
     wide, places = np.empty((3, max(count, 3) * ld)), np.empty((2, ld), np.int64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            y = common.rows_at(job, Y, r, like)
-            numbers = common.rows_at(job, NUMBERS, r, memory.doubles(job[common.WIDTH]))
-            z, place = memory.row(room, 12), memory.row(places, 0)
+            y = common.rows_at(job, OUT, r, like)
+            numbers = common.rows_at(job, NUMBERS, r, memory.doubles(d))
+            place, on = memory.row(places, 0), memory.row(places, 1)
             out, vectors = memory.row(wide, 0), memory.row(wide, 1)
-            part, on = memory.row(wide, 2), memory.row(places, 1)
-            m = _taken(job, r, d, ld, place, z, like)
+            m = _taken(job, r, d, place, memory.row(room, Z), like)
             _vectors(job, VECTORS, r, d, ld, count, place, m, vectors)
-            bound = _forward_row(
-                code, steep, m, z, numbers, vectors, count, ld, room, on, out, part
+            m, bound = _forward_row(
+                code, steep, kinked, m, numbers, vectors, count, ld, room, place, on,
+                memory.row(wide, 2), out
             )
             for i in range(d):
                 y[i] = 0.0
-            found = memory.row(room, 0)
-            sums = 0.0
+            found = memory.row(room, Y)
+            total = 0.0
             for i in range(m):
-                sums += found[i]
+                total += found[i]
             for i in range(m):
-                y[place[i]] = found[i] / sums
+                y[place[i]] = found[i] / total
             common.set_number(job, BOUND, r, bound)
         first, last = common.take(job)
 
