@@ -82,6 +82,8 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
         PLANS[key] = found
     if isinstance(found, str):
         return None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in found.traced.entry.outside):
+        return None  # such a tensor is refused
     with transforms.full_precision("cpu"):
         inputs = found.traced.entry.inputs(tensors)
         kernel = _Checked(found, inputs, rows, settings, key[1] is not None)

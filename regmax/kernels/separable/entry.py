@@ -31,7 +31,7 @@ KINKED = frozenset(
 
 
 class Entrywise:
-    """e and p, as PyTorch computes them."""
+    """e and p, as PyTorch computes them; ``outside``: the tensors that are not attributes of Ω."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Entrywise:
     ) -> None:
         self.kinked = any(step.name in KINKED for step in steps)
         self._entry = function(steps, range(len(inputs) + 1), [result])
-        self._outside = list(outside.values())
+        self.outside = list(outside.values())
         self._inputs = function(outer, [*range(1, tensors + 1), *outside], inputs)
 
     def __call__(self, y: Tensor, *inputs: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Entrywise:
 
     def inputs(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         """p(θ): each is one number for all entries, one for each row, or one for each entry."""
-        found: list[Tensor] = self._inputs(*tensors, *self._outside)
+        found: list[Tensor] = self._inputs(*tensors, *self.outside)
         return found
 
 
@@ -126,8 +126,6 @@ class _Walk:
         ]
         wanted = [self._outer_ref(ref, row) for ref, row in self.given]
         outside = {at: self.tape.values[at] for at in self.tape.outside}
-        if any(t.requires_grad for t in outside.values()):
-            raise Unknown("a tensor that requires grad is not an attribute of Ω")
         outer = needed(self.outer, wanted)
         return Entrywise(steps, placed(found.ref), outer, wanted, self.tensors, outside)
 
