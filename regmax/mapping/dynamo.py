@@ -46,8 +46,8 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 
 
 def text_of(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
-    """Ω as a text, and its arguments. The text is empty where Π_Ω cannot be recorded; the graph
-    then breaks.
+    """Ω as a text, and the names of its arguments. The text is empty where Π_Ω cannot be recorded;
+    the graph then breaks.
 
     Dynamo traces the walk through Ω. An object that it took for a constant would belong to one
     graph, and each layer of a stack would be compiled separately.
@@ -56,27 +56,21 @@ def text_of(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     if serialize.remembered(form):
         return _of_object(omega, settings)
     recordable = settings.solver == "auto" and not settings.certify and has_formula(omega)
-    return _of_form(form) if recordable else ("", [])
+    return of_form(form) if recordable else ("", [])
 
 
 def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:
     try:
-        text = serialize.text(form)
+        return serialize.text(form)
     except TypeError:
         return "", []
-    return text, serialize.arguments(text)
 
 
 def _text(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
-    if not_recordable(omega, settings) is not None:
-        return "", []
-    text = serialize.text_of(omega)
-    return text, serialize.arguments(text)
+    return ("", []) if not_recordable(omega, settings) else serialize.text_of(omega)
 
 
-_of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(
-    _text_of_form
-)
+of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text_of_form)
 _of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text)
 
 
