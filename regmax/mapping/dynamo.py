@@ -45,18 +45,21 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def text_of(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
-    """Ω as a text, and the names of its arguments. The text is empty where Π_Ω cannot be recorded;
-    the graph then breaks.
+def text_of(omega: Regularizer, settings: Settings, /, **given: Any) -> tuple[str, list[Any]]:
+    """Ω as a text, and its arguments, ``given`` or its attributes. The text is empty where Π_Ω
+    cannot be recorded; the graph then breaks.
 
     Dynamo traces the walk through Ω. An object that it took for a constant would belong to one
     graph, and each layer of a stack would be compiled separately.
     """
     form = serialize.form(omega)
     if serialize.remembered(form):
-        return _of_object(omega, settings)
-    recordable = settings.solver == "auto" and not settings.certify and has_formula(omega)
-    return of_form(form) if recordable else ("", [])
+        text, names = _of_object(omega, settings)
+    elif settings.solver == "auto" and not settings.certify and has_formula(omega):
+        text, names = of_form(form)
+    else:
+        return "", []
+    return text, [given[k] if k in given else serialize.attribute(omega, k) for k in names]
 
 
 def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:
