@@ -101,7 +101,10 @@ def _mapping(name: str) -> Callable[..., Tensor]:
         if torch.compiler.is_dynamo_compiling():
             from .mapping import dynamo  # loads the compiler
 
-            text = f'["regularizer", "{cls.name}"]'
+            text, _ = dynamo.of_form((cls, arguments, ()))
+            if not text:
+                outside: Tensor = dynamo.outside(mapping, *map(given.get, names))
+                return outside
             return dynamo.mapping(text, x, gamma, dim, mask, *hyper.values())
         return engine.mapping(_made(cls, hyper), x, gamma, dim, mask, _SETTINGS)
 

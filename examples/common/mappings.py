@@ -8,7 +8,6 @@ import re
 import regmax
 from regmax.cli.common import UsageError
 from regmax.cli.names import named
-from regmax.regularizers.registry import registry
 
 
 def listed(text: str) -> list[str]:
@@ -24,4 +23,4 @@ def listed(text: str) -> list[str]:
 
 def omega(text: str) -> regmax.Regularizer:
     """The Ω of a mapping, a regularizer or an expression, with hyperparameters."""
-    return named(registry(), text.strip())[1]
+    return named(text.strip())[1]

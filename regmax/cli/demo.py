@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     print("1. Cross-check of each mapping with independent methods\n")
     found = quiet_registry()
-    omegas = [named(found, mapping) for mapping in MAPPINGS]
+    omegas = [named(mapping) for mapping in MAPPINGS]
     outcomes = validate.check(omegas, builtin(d=8), validate.backends(found, None), gamma=1.0)
     status = validate.summarize(outcomes)
 

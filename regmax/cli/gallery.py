@@ -28,7 +28,7 @@ def run(found: Registry, gamma: float, folder: Path) -> int:
     sound: dict[str, Regularizer] = {}
     for number, name in enumerate(names, start=1):
         try:
-            _, omega = named(found, name)
+            _, omega = named(name)
             with working(f"drawing {name} ({number} of {len(names)})"):
                 figures = alone(omega, gamma)
         except Exception as error:  # a plugin's code may raise anything; the others go on

@@ -55,9 +55,9 @@ def add_to(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a regularizer or a mapping, with hyperparameters if wanted: tv, fusedmax, "
-        "tv:lam=0.5; or an expression: 'tsallis(alpha=1.5) + 0.1*tv'; several for one picture of "
-        f"kind {', '.join(gallery.TOGETHER)}",
+        help="a regularizer or a mapping, or an expression: tv, fusedmax, 'tv(lam=0.5)' (in short "
+        "tv:lam=0.5), 'tsallis(alpha=1.5) + 0.1*tv'; several for one picture of kind "
+        f"{', '.join(gallery.TOGETHER)}",
     )
     parser.add_argument(
         "--kind", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)} (default: mapping)"
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         import matplotlib.figure  # noqa: F401
     if arguments.all:
         return gallery.run(found, arguments.gamma, arguments.out or Path("regmax-gallery"))
-    omegas = dict(named(found, text) for text in arguments.names)
+    omegas = dict(named(text) for text in arguments.names)
     text = ", ".join(omegas)
     x = rows(arguments, kind, next(iter(omegas.values())))
     try:

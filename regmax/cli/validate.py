@@ -40,8 +40,8 @@ def add_to(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a regularizer or a mapping, with hyperparameters if wanted: tv, fusedmax, "
-        "tv:lam=0.5; or an expression: 'tsallis(alpha=1.5) + 0.1*tv' (default: all regularizers)",
+        help="a regularizer or a mapping, or an expression: tv, fusedmax, 'tv(lam=0.5)' (in short "
+        "tv:lam=0.5), 'tsallis(alpha=1.5) + 0.1*tv' (default: all regularizers)",
     )
     parser.add_argument(
         "--scores",
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None and not arguments.json.resolve().parent.is_dir():
         raise UsageError(f"--json {arguments.json}: its folder does not exist")
     if arguments.names:
-        omegas: list[tuple[str, Subject]] = [named(found, text) for text in arguments.names]
+        omegas: list[tuple[str, Subject]] = [named(text) for text in arguments.names]
     else:
         omegas = [by_default(found, name) for name in with_defaults(found)]
     if not omegas:
@@ -170,7 +170,7 @@ def to_dict(label: str, outcome: Outcome) -> dict[str, Any]:
 def by_default(found: Registry, name: str) -> tuple[str, Subject]:
     """A regularizer with its defaults, or the error of its constructor."""
     try:
-        return named(found, name)
+        return named(name)
     except UsageError as error:
         return name, error
 

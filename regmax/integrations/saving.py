@@ -1,14 +1,11 @@
 """How regmax saves objects: pickles name the classes of :func:`classes`; Ω can be a text too.
 
 The list includes PyTorch's classes that layers of regmax hold and that PyTorch does not allow by
-default. The text of Ω is its ``repr``. Reading it executes no code: it is a tree of calls of known
-classes, of numbers and of tensors.
+default. The text of Ω is its ``repr``, which :mod:`regmax.regularizers.serialize` reads.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 from typing import Any
 
 import torch
@@ -19,7 +16,7 @@ from .. import losses, nn
 from ..losses.loss import Probabilities
 from ..mapping.forward import Settings
 from ..nn.layer import RegularizedMax
-from ..regularizers import printing
+from ..regularizers import printing, serialize
 from ..regularizers.expressions import Scaled, ScaledPenalty, Sum
 from ..regularizers.operand import Operand
 from ..regularizers.penalty import Penalized
@@ -31,7 +28,6 @@ _OWN = (RegularizedMax, Settings, Penalized, Scaled, ScaledPenalty, Sum, Probabi
 _LEARNT = (nn.AdaptiveEntmax, nn.Between, nn.Learnable, nn.Positive)
 _MODULES = (*_LEARNT, nn.MultiheadAttention)
 _TORCH = (ModuleDict, ModuleList, NonDynamicallyQuantizableLinear)
-_OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul}
 
 
 def classes() -> list[type[Any]]:
@@ -59,13 +55,10 @@ def text_of(omega: Regularizer | nn.Learnable) -> str:
 
 
 def made(text: str) -> Regularizer | nn.Learnable:
-    """The Ω of a text, on the CPU. ValueError if it cannot be read; Ω's class may raise too."""
-    try:
-        tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"cannot read Ω from {text!r}") from None
+    """The Ω of a text, on the CPU. ValueError if it cannot be read, PluginError if a class is
+    unknown; Ω's class may raise too."""
     with torch.device("cpu"):
-        omega = _made(tree)
+        omega = serialize.read(text, _known())
     if not isinstance(omega, Regularizer | nn.Learnable):
         raise ValueError(f"cannot read Ω from {text!r}: that is {type(omega).__name__}")
     return omega
@@ -96,57 +89,5 @@ def _shapes(omega: Any) -> dict[str, torch.Size]:
     return {name: item.shape for name, item in omega.state_dict().items()}
 
 
-def _known() -> dict[str, type[Any]]:
-    """The classes that a text may name, by name."""
-    found: dict[str, type[Any]] = {cls.__name__: cls for cls in _LEARNT}
-    for kind in ("regularizer", "penalty"):
-        for cls in registry().names(kind).values():
-            if found.setdefault(cls.__name__, cls) is not cls:
-                found[cls.__name__] = type(None)  # two classes have this name
-    return found | {cls.__name__: cls for cls in (Penalized, Scaled, ScaledPenalty, Sum)}
-
-
-def _made(node: ast.expr) -> Any:
-    """The value of a part of the text."""
-    match node:
-        case ast.Constant(value=bool() | int() | float() | str() | None as item):
-            return item
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_made(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_made(left), _made(right))
-        case ast.Tuple(elts=items):
-            return tuple(map(_made, items))
-        case ast.List(elts=items):
-            return list(map(_made, items))
-        case ast.Attribute(value=ast.Name(id="torch"), attr=name):
-            item = getattr(torch, name, None)
-            if isinstance(item, float | torch.dtype):
-                return item
-        case ast.Call(func=func, args=args, keywords=keywords):
-            return _class(ast.unparse(func))(*map(_made, args), **_keywords(keywords))
-    raise ValueError(f"cannot read {ast.unparse(node)!r}")
-
-
-def _keywords(keywords: list[ast.keyword]) -> dict[str, Any]:
-    """The keywords of a call; names with a dot come as ``**{"base.alpha": ...}``."""
-    found: dict[str, Any] = {}
-    for item in keywords:
-        match item:
-            case ast.keyword(arg=str(name), value=value):
-                found[name] = _made(value)
-            case ast.keyword(value=ast.Dict(keys=[ast.Constant(value=str(name))], values=[value])):
-                found[name] = _made(value)
-            case _:
-                raise ValueError(f"cannot read {ast.unparse(item)!r}")
-    return found
-
-
-def _class(name: str) -> Any:
-    if name == "torch.tensor":
-        return torch.tensor
-    if name == "torch.nn.Parameter":
-        return torch.nn.Parameter
-    if (cls := _known().get(name, type(None))) is type(None):
-        raise ValueError(f"no plugin offers a class {name}")
-    return cls
+def _known() -> dict[str, Any]:
+    return serialize.known(*_LEARNT)

@@ -13,7 +13,7 @@ from ..kernels.transforms import may_look, outside_inference
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
 from ..nn.layer import RegularizedMax
-from ..regularizers import arguments, serialize
+from ..regularizers import arguments
 from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
@@ -157,11 +157,10 @@ class FenchelYoungLoss(nn.Module):
             )
         from . import dynamo  # loads the compiler
 
-        text, names = dynamo.text_of(self.omega, settings)
+        text, inside = dynamo.text_of(self.omega, settings)
         if not text:
             outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target, skip)
             return outside
-        inside = [serialize.attribute(self.omega, name) for name in names]
         return dynamo.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
 
     def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:

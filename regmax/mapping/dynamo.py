@@ -45,38 +45,35 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def text_of(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
-    """Ω as a text, and its arguments. The text is empty where Π_Ω cannot be recorded; the graph
-    then breaks.
+def text_of(omega: Regularizer, settings: Settings, /, **given: Any) -> tuple[str, list[Any]]:
+    """Ω as a text, and its arguments, ``given`` or its attributes. The text is empty where Π_Ω
+    cannot be recorded; the graph then breaks.
 
     Dynamo traces the walk through Ω. An object that it took for a constant would belong to one
     graph, and each layer of a stack would be compiled separately.
     """
     form = serialize.form(omega)
     if serialize.remembered(form):
-        return _of_object(omega, settings)
-    recordable = settings.solver == "auto" and not settings.certify and has_formula(omega)
-    return _of_form(form) if recordable else ("", [])
+        text, names = _of_object(omega, settings)
+    elif settings.solver == "auto" and not settings.certify and has_formula(omega):
+        text, names = of_form(form)
+    else:
+        return "", []
+    return text, [given[k] if k in given else serialize.attribute(omega, k) for k in names]
 
 
 def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:
     try:
-        text = serialize.text(form)
+        return serialize.text(form)
     except TypeError:
         return "", []
-    return text, serialize.arguments(text)
 
 
 def _text(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
-    if not_recordable(omega, settings) is not None:
-        return "", []
-    text = serialize.text_of(omega)
-    return text, serialize.arguments(text)
+    return ("", []) if not_recordable(omega, settings) else serialize.text_of(omega)
 
 
-_of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(
-    _text_of_form
-)
+of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text_of_form)
 _of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text)
 
 

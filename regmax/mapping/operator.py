@@ -1,15 +1,14 @@
 """Π_Ω and its product with J as operators of PyTorch, for graphs: compile, export, make_fx.
 
 ``regmax::argmax`` is :func:`regmax.mapping.forward.compute`, without gradients. A graph holds Ω as
-a text of plugin names and arguments (:mod:`regmax.regularizers.serialize`), so another process can
-load it. An Ω without a kernel goes through :func:`find`, and
-:func:`regmax.mapping.autograd.newton_steps` adds its gradients.
+a text (:func:`regmax.regularizers.serialize.call`), so another process can load it. An Ω without a
+kernel goes through :func:`find`, and :func:`regmax.mapping.autograd.newton_steps` adds its
+gradients.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -144,21 +143,9 @@ def _read(text: str) -> _Serialized:
 
 @functools.lru_cache(maxsize=256)
 def _made(text: str, known: object) -> _Serialized:
-    parts: dict[str, Any] = json.loads(text)
-    names = tuple(parts["tensors"])
-    # meta tensors pass the checks of hyperparameters; numbers out of range give NaN rows
-    sizes = {name: parts["sizes"].get(name, ()) for name in names}
-    unseen = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
-    items = {**parts["numbers"], **unseen}
-    form = parts["omega"]
-    omega = serialize.made(form, [items[name] for name in serialize.arguments(form)])
-    return _Serialized(
-        omega=omega,
-        names=names,
-        per_row=frozenset(prefix + name for prefix, name, _ in omega.declared()),
-        gamma=parts["gamma"],
-        settings=Settings(),
-    )
+    omega, gamma, *names = serialize.made(text)
+    per_row = frozenset(prefix + name for prefix, name, _ in omega.declared())
+    return _Serialized(omega, tuple(names), per_row, gamma, Settings())
 
 
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:

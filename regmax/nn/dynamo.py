@@ -13,15 +13,12 @@ import torch
 
 from ..mapping import dynamo
 from ..mapping.forward import Settings
-from ..regularizers import serialize
 from .names import named
 
 
 def _text_of(name: str) -> tuple[str, list[Any]]:
     """The text of the regularizer ``named(name)``, and its arguments, which are numbers."""
-    omega = named(name)
-    text, names = dynamo.text_of(omega, Settings())
-    return text, [serialize.attribute(omega, key) for key in names]
+    return dynamo.text_of(named(name), Settings())
 
 
 text_of: Callable[[str], tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_text_of)

@@ -17,7 +17,6 @@ from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import Rows, prepare
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
-from ..regularizers import serialize
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.curvature import Curvature
 from ..regularizers.expressions import unscaled
@@ -185,10 +184,9 @@ class RegularizedMax(nn.Module):
         """``what`` as one call in torch.compile's graph, or outside if it cannot be recorded."""
         from ..mapping import dynamo  # loads the compiler
 
-        text, names = dynamo.text_of(self.omega, self.settings)
+        text, arguments = dynamo.text_of(self.omega, self.settings)
         if what not in dynamo.CALLS or not text:
             return dynamo.outside(plain, x, mask)
-        arguments = [serialize.attribute(self.omega, name) for name in names]
         return dynamo.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:

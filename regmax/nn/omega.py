@@ -10,7 +10,6 @@ from torch import Tensor
 from ..kernels.transforms import outside_inference
 from ..mapping import engine
 from ..mapping.forward import Settings
-from ..regularizers import serialize
 from ..regularizers.regularizer import Regularizer
 from .learnable import Learnable
 from .names import named
@@ -65,22 +64,11 @@ def _recorded(
         from .dynamo import text_of
 
         text, arguments = text_of(omega)
+    elif isinstance(omega, Learnable):
+        text, arguments = dynamo.text_of(omega.base, SETTINGS, **omega.values())
     else:
-        text, arguments = _text_of(omega)
+        text, arguments = dynamo.text_of(omega, SETTINGS)
     if not text or certify:
         outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify)
         return outside
     return dynamo.mapping(text, scores, gamma, -1, mask, *arguments)
-
-
-def _text_of(omega: Any) -> tuple[str, list[Any]]:
-    """Ω as a text with its arguments, including learned tensors; "" if Ω has no text."""
-    from ..mapping import dynamo
-
-    base, learned = omega, {}
-    if isinstance(omega, Learnable):
-        base, learned = omega.base, omega.values()
-    text, names = dynamo.text_of(base, SETTINGS)
-    return text, [
-        learned[name] if name in learned else serialize.attribute(base, name) for name in names
-    ]

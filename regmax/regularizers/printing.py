@@ -50,8 +50,9 @@ def whole() -> Iterator[None]:
 
 @functools.singledispatch
 def show(item: object) -> str:
-    """The printed form of a constructor's argument."""
-    return repr(item)
+    """The printed form of a constructor's argument; numbers of other libraries as Python's."""
+    plain = next((cls for cls in (bool, float, int, str) if isinstance(item, cls)), type(item))
+    return plain.__repr__(item)
 
 
 @show.register

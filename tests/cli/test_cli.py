@@ -299,8 +299,8 @@ class TestValidateRefuses:
     @pytest.mark.parametrize(
         ("name", "words"),
         [
-            ("tv:lam", "NAME:key=number"),
-            ("tv:lam=x", "NAME:key=number"),
+            ("tv:lam", "cannot read 'lam'"),
+            ("tv:lam=x", "cannot read 'x'"),
             ("tv:mu=1", "mu"),
             ("tv:lam=-1", "lam must be"),
             ("pnorm:p=3", "p must be"),

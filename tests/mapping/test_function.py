@@ -448,6 +448,32 @@ def test_a_recorded_backward_is_exact_where_no_kernel_is(name, theta, monkeypatc
     same(found, expected)
 
 
+def test_the_text_of_a_graph():
+    owl = regmax.penalty("owl", weights=learnt([2.0, 1.0, 0.5]))
+    omega = learnt(2.0) * regmax.regularizer("tsallis", alpha=1.5) + 0.25 * owl
+    text = serialize.call(omega, None, ("base.c", "penalty.weights"))
+    assert text == (
+        "Penalized(base=Scaled(base=Tsallis(alpha=1.5), c=tensor()), "
+        "penalty=OWL(weights=tensor(3,)), lam=0.25), None, 'base.c', 'penalty.weights'"
+    )
+    made, gamma, *names = serialize.made(text)
+    assert serialize.call(made, gamma, tuple(names)) == text
+    wide = regmax.penalty("owl", weights=range(99, -1, -1))  # more entries than a repr
+    made, gamma = serialize.made(serialize.call(regmax.regularizer("gini") + wide, 0.5, ()))
+    assert (made.penalty.weights, gamma) == (wide.weights, 0.5)
+
+
+def test_a_class_name_of_two_plugins_breaks_the_graph(monkeypatch):
+    other = type("Gini", (regmax.Regularizer,), {})
+    names = registry().names
+    monkeypatch.setattr(registry(), "names", lambda kind: {**names(kind), "other": other})
+    x = normal(3, 5)
+    sparsemax = functional.sparsemax
+    same(torch.compile(sparsemax, backend="eager")(x), sparsemax(x))
+    layer = regmax.RegularizedMax(regmax.regularizer("gini"))
+    same(torch.compile(layer, backend="eager")(x), layer(x))
+
+
 class Cubic(regmax.Regularizer):
     """Given by its value alone."""
 

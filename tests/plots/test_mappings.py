@@ -14,7 +14,6 @@ from regmax import RegularizedMax, plots
 from regmax.cli import main
 from regmax.cli.common import UsageError
 from regmax.cli.names import named
-from regmax.regularizers.registry import registry
 from regmax.testing.backends.generic import definition
 
 F64 = torch.float64
@@ -192,35 +191,41 @@ class TestNames:
             ("gini + owl(weights=[3, 2.5, -1])", "Gini() + OWL(weights=(3.0, 2.5, -1.0))"),
             ("gini + 0.1*grid_tv(shape=(4, 5))", "Gini() + 0.1*GridTV(shape=(4, 5))"),
             ("tv(lam=0.2) + entropy", "Gini() + Entropy() + 0.2*ChainTV()"),
+            ("Tsallis(alpha=1.5) + 0.1*ChainTV()", "Tsallis(alpha=1.5) + 0.1*ChainTV()"),
         ],
     )
     def test_accepted(self, text, said):
-        label, omega = named(registry(), text)
+        label, omega = named(text)
         assert label == text
         assert repr(omega) == said
 
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("nonsense", "no regularizer is named 'nonsense'; accepted: entropy, gini"),
-            ("gini + nonsense", "'nonsense'; accepted: entropy, .*; penalties: clique_tv"),
-            ("grid_tv", "no regularizer is named 'grid_tv'"),
+            ("nonsense", "no regularizer or penalty is named 'nonsense'; accepted: entropy, gini"),
+            ("gini + nonsense", "'nonsense'; accepted: entropy, .*, clique_tv"),
+            ("grid_tv", "penalty 'grid_tv' needs shape=..."),
+            ("clique_tv", "that is a penalty, not a regularizer; add it to one"),
             ("tv*2", "that is a penalty, not a regularizer; add it to one"),
-            ("2*3", "that is a number"),
-            ("gini(", r"cannot read 'gini\('; accepted: NAME, NAME:key=number.*'tsallis\(alpha"),
+            ("2*3", "that is int, not a regularizer"),
+            ("gini(", r"cannot read 'gini\('; accepted: names, name\(key=value, ...\), numbers"),
             ("gini + 2 * tv:lam=1", "cannot read"),
             ("gini + (tv - oscar)", r"cannot read 'tv - oscar'; accepted: names, name\(key=value"),
             ("(gini)**2", r"cannot read 'gini \*\* 2'"),
-            ("gini(1)", r"cannot read 'gini\(1\)'"),
-            ("gini(**{})", r"cannot read 'gini\(\*\*\{\}\)'"),
+            ("gini(1)", r"gini takes its arguments by name: gini\(key=value"),
+            ("tv:5", r"tv takes its arguments by name: tv\(key=value"),
+            ("tv:lam", "cannot read 'lam'"),
+            ("tv:lam=inf", "lam must be >= 0 and finite"),
+            ("gini(tv)", "cannot read 'tv'"),
+            ("gini(**{})", r"cannot read '\*\*\{\}'"),
             ("gini(alpha=2)", r"no hyperparameter 'alpha'; accepted: \(none\)"),
             ("tv:mu=2", "no hyperparameter 'mu'; accepted: lam"),
             ("gini + tv(mu=2)", "no hyperparameter 'mu'; accepted: lam"),
             ("gini + owl()", "weights"),
             ("tsallis(alpha=-1)", "alpha must be > 0; got -1"),
-            ("tsallis(alpha=x)", "cannot read 'x'; accepted as a value: a number"),
+            ("tsallis(alpha=x)", "cannot read 'x'; accepted: .* as a value a number"),
             ("-1*gini", "the factor must be > 0"),
-            ("True*gini", "cannot read 'True'"),
+            ("True*gini", r"cannot read 'True \* gini'"),
             ("'a'*gini", "cannot read"),
             ("gini*entropy", "one of the factors must be a number"),
             ("gini + 1", "what is added must be"),
@@ -237,7 +242,7 @@ class TestNames:
     )
     def test_refused(self, text, words):
         with pytest.raises(UsageError, match=words):
-            named(registry(), text)
+            named(text)
 
     def test_validate_takes_expressions(self, capsys):
         argv = ["validate", "tsallis(alpha=1.5) + 0.1*tv", "gini", "--against", "generic"]
