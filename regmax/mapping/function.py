@@ -289,7 +289,11 @@ def products(
         gx = gx.view(y.shape)
     if dtheta is None:
         return (gx,)
-    return gx, *(t.view(*y.shape[:-1], t.shape[1] if t.ndim > 1 else 1) for t in dtheta)
+    batch = y.shape[:-1]
+    rows = batch.numel()
+    return gx, *(
+        t.view(*batch, t.shape[1] if t.ndim > 1 else 1) if len(t) == rows else t for t in dtheta
+    )
 
 
 def differentiable(

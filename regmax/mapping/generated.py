@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import Kernel, asked, simplex, transforms
+from ..kernels import Kernel, asked, rowwise, simplex, transforms
 from ..kernels.base import Hyper
 from ..kernels.products import evaluated
 from ..optimality.diagnosis import contradicted
@@ -38,18 +38,31 @@ _IGNORED = frozenset((*vars(nn.Module()), "_multiplies"))
 class Traced(Regularizer):
     """Ω(y) = Σ_i e(y_i; p_i), with the inputs p as hyperparameters."""
 
-    separable = True
-
     def __init__(self, entry: Any, inputs: list[Tensor]) -> None:
         self.entry = entry
+        self.separable = not entry.coupled  # type: ignore[misc]
         self.hyperparameters = tuple(f"p{k}" for k in range(len(inputs)))  # type: ignore[misc]
         for name, t in zip(self.hyperparameters, inputs, strict=True):
             setattr(self, name, t.detach())
 
     def value(self, y: Tensor) -> Tensor:
-        inputs = [getattr(self, name) for name in self.hyperparameters or ()]
-        total: Tensor = self.entry(y, *inputs).sum(-1)
+        total: Tensor = self.terms(y).sum(-1)
         return total
+
+    def terms(self, y: Tensor) -> Tensor:
+        """Numbers of each entry that add up to Ω(y)."""
+        inputs = [getattr(self, name) for name in self.hyperparameters or ()]
+        return terms(self.entry, y, inputs)
+
+
+def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
+    """e(y_i; p_i) + ½ y_i (Hy)_i of each entry."""
+    if not entry.coupled:
+        found: Tensor = entry(y, *inputs)
+        return found
+    *own, form = inputs
+    d = y.shape[-1]
+    return entry(y, *own) + rowwise.matvec(form.reshape(*form.shape[:-1], d, d), y) * y / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +196,7 @@ def _compared(
     if contradicted(problem, solved.y, everywhere) is not None:
         return None
     batch = rows.x.shape[:-1]
-    few = [_few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]
+    few = [_few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
     theta = tuple(_hyper(t) for t in few)
     one = problem.z.new_ones(1)
     y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
@@ -196,10 +209,15 @@ def _compared(
     middle = simplex.generic(solved.y)
     for point in (simplex.inward(solved.y), middle, (solved.y + middle) / 2, 1e-6 * middle):
         gradient, curvature = problem.by_value.look(point)
-        if not isinstance(curvature, Diagonal):
-            return "its Hessian is not diagonal"
         slope, bent = made.kernel.slopes_at(point, theta)
-        for got, expected in ((slope, gradient), (bent, curvature.h)):
+        ones = torch.ones_like(point)
+        bends = curvature.matvec(ones)
+        if made.traced.entry.coupled:
+            form = inputs[-1].view(point.shape[-1], -1)
+            slope, bent = slope + point @ form, bent + form.sum(-1)
+        elif not isinstance(curvature, Diagonal):
+            return "its Hessian is not diagonal"
+        for got, expected in ((slope, gradient), (bent, bends)):
             near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())
             if not bool((near | ~torch.isfinite(expected)).all()):
                 return "a kernel of its value has other derivatives than autograd"
@@ -273,7 +291,7 @@ class _Checked(Kernel):
             else:
                 at, inputs = simplex.inward(_few(y, y.shape[:-1], _SPOT)), self.inputs
             own = evaluated(rows.omega.value, at)
-            each = self.made.traced.entry(at, *inputs)
+            each = terms(self.made.traced.entry, at, inputs)
             off = (own - each.sum(-1)).abs()
             if not bool((off <= 1e-9 * (1 + each.abs().sum(-1))).all()):
                 raise _Changed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from ..base import Hyper, Kernel
 from ..cpu.common import CompiledRows
-from . import rows, source
+from . import coupled, rows, source
 from .compiled import Function
 from .entry import Entrywise
 from .tape import Unknown
 
 _ROWS = CompiledRows(rows.forward, rows.backward)
+_COUPLED = CompiledRows(coupled.forward, coupled.backward)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -31,7 +33,9 @@ class SeparableKernel(Kernel):
     dtypes = (torch.float64,)
 
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int, steep: bool) -> None:
-        self.vectors = vectors = [_varies(t, d) for t in inputs]
+        self._rows = _COUPLED if entry.coupled else _ROWS
+        own = inputs[:-1] if entry.coupled else inputs
+        self.vectors = vectors = [_varies(t, d) for t in own]
         self.steep, self.kinked = int(steep), int(entry.kinked)
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
@@ -48,6 +52,7 @@ class SeparableKernel(Kernel):
     def slopes_at(self, y: Tensor, theta: Hyper) -> tuple[Tensor, Tensor]:
         """e' and e'' of each entry of rows y > 0."""
         y, d = y.contiguous(), y.shape[1]
+        theta, _ = self._parted(theta)
         numbers, vectors = (t.expand(len(y), -1).contiguous() for t in self._inputs(theta, d))
         out = y.new_empty(len(y), 3, d)
         for r in range(len(y)):
@@ -72,11 +77,30 @@ class SeparableKernel(Kernel):
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
+        theta, form = self._parted(theta)
         numbers, vectors = self._inputs(theta, x.shape[1])
         y, bound = torch.empty_like(x), x.new_empty(len(x))
         arrays = (gamma, mask, numbers, vectors, y, bound)
-        _ROWS.run(0, x, *arrays, self.slopes.address, sum(self.vectors), self.steep, self.kinked)
+        traits = (self.slopes.address, sum(self.vectors), self.steep, self.kinked)
+        if form is not None and not self._convex(form, numbers, vectors):
+            return y, bound.fill_(torch.inf)
+        self._rows.run(0, x, *arrays, *traits, form)
         return y, bound
+
+    def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None]:
+        """The inputs of e, and H."""
+        if self._rows is _ROWS:
+            return theta, None
+        return theta[:-1], theta[-1].contiguous()
+
+    def _convex(self, form: Tensor, numbers: Tensor, vectors: Tensor) -> bool:
+        """Whether H is positive semidefinite along the simplex; e is convex in the rows that pass.
+        """
+        d = math.isqrt(form.numel())
+        matrix = form.view(d, d)
+        size = matrix.abs().amax()
+        shifted = matrix + size * (1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype))
+        return int(torch.linalg.cholesky_ex(shifted).info) == 0
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
@@ -92,6 +116,7 @@ class SeparableKernel(Kernel):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
+        theta, form = self._parted(theta)
         d, count = y.shape[1], sum(self.vectors)
         plain = len(self.vectors) - count
         numbers, vectors = self._inputs(theta, d)
@@ -100,7 +125,7 @@ class SeparableKernel(Kernel):
             partials = self.partials.address
             dnumbers, dvectors = y.new_empty(len(y), plain + 1), y.new_empty(len(y), count * d + 1)
         arrays = (gamma, v, numbers, vectors, dx, dnumbers, dvectors)
-        _ROWS.run(1, y, *arrays, self.slopes.address, partials, count, plain)
+        self._rows.run(1, y, *arrays, self.slopes.address, partials, count, plain, form)
         if dnumbers is None or dvectors is None:
             return dx, None
         each, k, i = [], 0, 0
@@ -111,6 +136,9 @@ class SeparableKernel(Kernel):
             else:
                 each.append(dnumbers[:, i])
                 i += 1
+        if form is not None:
+            outer = (dx * gamma.view(-1, 1)).T @ y
+            each.append((outer + outer.T).reshape(1, -1) / -2)
         return dx, tuple(each)
 
 

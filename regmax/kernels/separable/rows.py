@@ -47,7 +47,7 @@ def call(typingctx: Any, code: Any, n: Any, y: Any, numbers: Any, vectors: Any, 
 
 
 @njit
-def _exponent(y: float, h: float, c: float) -> float:
+def exponent(y: float, h: float, c: float) -> float:
     """b of the power model at y, 0 for an exponential and 1 for a straight line."""
     b = 1.0 + y * c / h
     if not abs(b) < 20.0:
@@ -60,9 +60,9 @@ def _exponent(y: float, h: float, c: float) -> float:
 
 
 @njit
-def _slope(h: float) -> float:
+def positive(h: float) -> float:
     """e'', kept positive and finite."""
-    return min(max(h, 1e-300), 1e300) if h == h else 1e-300
+    return min(max(h, 1e-250), 1e250) if h == h else 1e-250
 
 
 @njit
@@ -144,7 +144,7 @@ def _root(
 
 
 @njit
-def _slopes(
+def slopes(
     code: int, n: int, on: Any, y: Any, numbers: Any, vectors: Any, count: int, ld: int, own: Any,
     part: Any, out: Any
 ) -> None:
@@ -158,7 +158,7 @@ def _slopes(
 
 
 @njit
-def _kept(
+def at_zero(
     code: int, steep: bool, m: int, z: Any, numbers: Any, vectors: Any, count: int, ld: int,
     room: Any, place: Any, on: Any, part: Any, out: Any
 ) -> int:
@@ -169,7 +169,7 @@ def _kept(
     first = 1 if count == 0 else m
     for i in range(first):
         on[i], y[i] = i, 1.0
-    _slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
+    slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
     low = -np.inf
     for i in range(m):
         k = i if count > 0 else 0
@@ -178,13 +178,13 @@ def _kept(
         y[i], at0[i] = 0.0, out[i]
         if out[ld + i] < 0.0:
             return -1
-    _slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
+    slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
     for i in range(first):
         h = out[ld + i]
         if h < 0.0 or at0[i] < out[i]:
             return -1
-        h = _slope(h)
-        out[ld + i], out[2 * ld + i] = 1.0 / (FLOOR * h), _exponent(FLOOR, h, out[2 * ld + i])
+        h = positive(h)
+        out[ld + i], out[2 * ld + i] = 1.0 / (FLOOR * h), exponent(FLOOR, h, out[2 * ld + i])
     n = 0
     for i in range(m):
         k = i if count > 0 else 0
@@ -210,7 +210,7 @@ def _forward_row(
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     at0, own, t = memory.row(room, AT0), memory.row(room, OWN), memory.row(room, T)
     ends = memory.row(room, ENDS)
-    m = _kept(code, steep, m, z, numbers, vectors, count, ld, room, place, on, part, out)
+    m = at_zero(code, steep, m, z, numbers, vectors, count, ld, room, place, on, part, out)
     if m <= 0:
         return 0, np.inf
     high = -np.inf
@@ -219,13 +219,13 @@ def _forward_row(
         high = max(high, at0[i])
     for i in range(m, m + LANES):
         at0[i], y[i], s[i], b[i], b0[i], at[i] = -np.inf, 1.0, 1.0, 1.0, 1.0, 0.0
-    _slopes(code, m if count > 0 else 1, on, y, numbers, vectors, count, ld, own, part, out)
+    slopes(code, m if count > 0 else 1, on, y, numbers, vectors, count, ld, own, part, out)
     tau = -np.inf
     for i in range(m if count > 0 else 1):
-        bent = _slope(out[ld + i])
+        bent = positive(out[ld + i])
         if out[ld + i] < 0.0:
             return 0, np.inf
-        s[i], b[i] = 1.0 / (y[i] * bent), _exponent(y[i], bent, out[2 * ld + i])
+        s[i], b[i] = 1.0 / (y[i] * bent), exponent(y[i], bent, out[2 * ld + i])
     for i in range(m):
         k = i if count > 0 else 0
         s[i], b[i] = s[k], b[k]
@@ -246,7 +246,7 @@ def _forward_row(
             if ends[i] > 0.0:
                 on[n] = i
                 n += 1
-        _slopes(code, n, on, ends, numbers, vectors, count, ld, own, part, out)
+        slopes(code, n, on, ends, numbers, vectors, count, ld, own, part, out)
         lo, hi, noise = np.inf, -np.inf, 0.0
         convex = True
         for i in range(m):
@@ -259,8 +259,8 @@ def _forward_row(
             i = on[j]
             bent = out[ld + j]
             convex = convex and bent > 0.0
-            y[i], g[i], h[i] = own[j], out[j], _slope(bent)
-            s[i], b[i] = 1.0 / (y[i] * h[i]), _exponent(y[i], h[i], out[2 * ld + j])
+            y[i], g[i], h[i] = own[j], out[j], positive(bent)
+            s[i], b[i] = 1.0 / (y[i] * h[i]), exponent(y[i], h[i], out[2 * ld + j])
             at[i] = z[i] - g[i]
             if ends[i] < 2.0 * FLOOR:
                 continue
@@ -357,7 +357,7 @@ def _distance(
 
 
 @njit
-def _taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
+def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
     """z of the participants of row r and their places."""
     row = common.rows_at(job, X, r, like)
     scale = 1.0 / common.number_at(job, GAMMA, r)
@@ -376,7 +376,7 @@ def _taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
 
 
 @njit
-def _vectors(job: Any, k: int, r: int, d: int, ld: int, count: int, place: Any, m: int, out: Any) -> None:
+def vectors_of(job: Any, k: int, r: int, d: int, ld: int, count: int, place: Any, m: int, out: Any) -> None:
     """The inputs of e that have a number for each entry, of the participants of row r."""
     given = common.rows_at(job, k, r, memory.doubles(job[common.WIDTH]))
     for v in range(count):
@@ -399,8 +399,8 @@ def forward(job: Any, like: Any) -> None:
             numbers = common.rows_at(job, NUMBERS, r, memory.doubles(d))
             place, on = memory.row(places, 0), memory.row(places, 1)
             out, vectors = memory.row(wide, 0), memory.row(wide, 1)
-            m = _taken(job, r, d, place, memory.row(room, Z), like)
-            _vectors(job, VECTORS, r, d, ld, count, place, m, vectors)
+            m = taken(job, r, d, place, memory.row(room, Z), like)
+            vectors_of(job, VECTORS, r, d, ld, count, place, m, vectors)
             m, bound = _forward_row(
                 code, steep, kinked, m, numbers, vectors, count, ld, room, place, on,
                 memory.row(wide, 2), out
@@ -441,55 +441,62 @@ def _product(n: int, h: Any, v: Any, w: Any) -> None:
         w[j] = w[j] * ((v[j] - v[p] - mean) / h[p])
 
 
+@njit
+def finish(
+    job: Any, r: int, d: int, n: int, w: Any, place: Any, own: Any, numbers: Any, part: Any,
+    count: int, plain: int, ld: int, out: Any, like: Any
+) -> None:
+    """Write J v/γ and −⟨J v, ∂e'/∂p⟩ of row r, where w = J v at ``place``."""
+    dx = common.rows_at(job, 5, r, like)
+    for i in range(d):
+        dx[i] = 0.0
+    scale = 1.0 / common.number_at(job, 1, r)
+    for j in range(n):
+        dx[place[j]] = w[j] * scale
+    if job[5 + 2 * PARTIALS] == 0:
+        return
+    dnumbers = common.rows_at(job, 6, r, memory.doubles(d))
+    dvectors = common.rows_at(job, 7, r, memory.doubles(d))
+    for k in range(count * d):
+        dvectors[k] = 0.0
+    call(job[5 + 2 * PARTIALS], n, own, numbers, part, ld, out)
+    for k in range(plain):
+        total = 0.0
+        for j in range(n):
+            total += w[j] * out[k * ld + j]
+        dnumbers[k] = -total
+    for k in range(count):
+        for j in range(n):
+            dvectors[k * d + place[j]] = -w[j] * out[(plain + k) * ld + j]
+
+
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
     d = job[common.WIDTH]
-    code, partials = job[5 + 2 * SLOPES], job[5 + 2 * PARTIALS]
-    count, plain = job[5 + 2 * VARYING], job[5 + 2 * PLAIN]
-    hyper = common.given(job, PARTIALS)
-    wide = d + 2 * common.LANES
-    room, rooms = np.empty((4, wide)), np.empty((2, max(3, count + plain) * wide))
-    places = np.empty((1, wide), np.int64)
+    code, count = job[5 + 2 * SLOPES], job[5 + 2 * VARYING]
+    plain, ld = job[5 + 2 * PLAIN], d + 2 * LANES
+    room, rooms = np.empty((4, ld)), np.empty((2, max(3, count + plain) * ld))
+    places = np.empty((1, ld), np.int64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
             y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 2, r, like)
-            dx = common.rows_at(job, 5, r, like)
             numbers = common.rows_at(job, 3, r, memory.doubles(d))
             own, h = memory.row(room, 0), memory.row(room, 1)
             vs, w = memory.row(room, 2), memory.row(room, 3)
             out, part, place = memory.row(rooms, 0), memory.row(rooms, 1), memory.row(places, 0)
             n = 0
             for i in range(d):
-                dx[i] = 0.0
                 if y[i] > 0.0:
                     place[n], own[n], vs[n] = i, max(y[i], 1e-154), v[i]
                     n += 1
-            _vectors(job, 4, r, d, wide, count, place, n, part)
-            if hyper:
-                dnumbers = common.rows_at(job, 6, r, memory.doubles(d))
-                dvectors = common.rows_at(job, 7, r, memory.doubles(d))
-                for k in range(plain):
-                    dnumbers[k] = 0.0
-                for k in range(count * d):
-                    dvectors[k] = 0.0
-            if n < 2:
-                continue
-            call(code, n, own, numbers, part, wide, out)
-            for j in range(n):
-                h[j] = _slope(out[wide + j])
-            _product(n, h, vs, w)
-            scale = 1.0 / common.number_at(job, 1, r)
-            for j in range(n):
-                dx[place[j]] = w[j] * scale
-            if hyper:
-                call(partials, n, own, numbers, part, wide, out)
-                for k in range(plain):
-                    total = 0.0
-                    for j in range(n):
-                        total += w[j] * out[k * wide + j]
-                    dnumbers[k] = -total
-                for k in range(count):
-                    for j in range(n):
-                        dvectors[k * d + place[j]] = -w[j] * out[(plain + k) * wide + j]
+            vectors_of(job, 4, r, d, ld, count, place, n, part)
+            if n > 1:
+                call(code, n, own, numbers, part, ld, out)
+                for j in range(n):
+                    h[j] = positive(out[ld + j])
+                _product(n, h, vs, w)
+            else:
+                w[0] = 0.0
+            finish(job, r, d, n, w, place, own, numbers, part, count, plain, ld, out, like)
         first, last = common.take(job)
