@@ -2,7 +2,8 @@
 
 A step is J r with r = z − ∇Ω(y) and J the matrix of Proposition 1 (Niculae & Blondel 2017) on the
 entries that are positive or must become so. In each entry it follows the power model of
-:mod:`.rows`, so that no entry is set to 0 too early. It is shortened until the objective falls.
+:mod:`.separable`, so that no entry is set to 0 too early. It is shortened until the objective
+falls.
 """
 
 from __future__ import annotations
@@ -14,45 +15,35 @@ import numpy as np
 from numba import njit
 
 from ..cpu import common, memory
+from ..cpu.simd import LANES
 from .rows import (
-    AT0,
-    B0,
     CODE,
     COUNT,
     EPS,
     FLOOR,
-    G0,
     KINKED,
     NUMBERS,
-    OUT,
     PLAIN,
-    S0,
     SLOPES,
     STEEP,
     VARYING,
     VECTORS,
-    B,
-    BOUND,
-    G,
-    H,
-    S,
-    T,
-    Y,
-    Z,
-    at_zero,
-    call,
-    exponent,
+    Entry,
+    entry,
     finish,
     positive,
     slopes,
+    spread,
+    support,
     taken,
     vectors_of,
 )
+from .separable import B0, G0, S0, B, G, H, T, Y, Z, at_zero, exponent
 
 FORM, FORM_BACK = 11, 12
 """The places of H in a forward and a backward job, after those of :mod:`.rows`."""
 STEPS = 60
-Q, R, W, X, ONES, D = range(14, 20)
+Q, R, W, X, ONES, D = range(13, 19)
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
@@ -105,18 +96,18 @@ def _inverse_trace(a: Any, n: int, ld: int, own: Any) -> float:
 
 
 @njit
-def _matrix(n: int, on: Any, h: Any, form: Any, width: int, a: Any, ld: int) -> None:
+def _matrix(n: int, on: Any, h: Any, form: Any, ld: int, a: Any) -> None:
     """∇²Ω on the entries ``on``, plus a multiple of 11ᵀ, which changes nothing on Δ and makes a
     matrix that is positive definite along Δ positive definite."""
     shift, size = np.inf, 0.0
     for j in range(n):
-        own = form[on[j] * width + on[j]]
+        own = form[on[j] * ld + on[j]]
         shift, size = min(shift, own + h[on[j]]), size + abs(own)
     shift = max(shift, 1e-3 * size / n)
     for j in range(n):
         i = on[j]
         for k in range(j + 1):
-            a[j * ld + k] = form[i * width + on[k]] + shift
+            a[j * ld + k] = form[i * ld + on[k]] + shift
         a[j * ld + j] += h[i]
 
 
@@ -151,13 +142,12 @@ def _moved(y: float, change: float, b: float, b0: float) -> float:
 
 
 @njit
-def _look(
-    code: int, m: int, y: Any, z: Any, form: Any, width: int, numbers: Any, vectors: Any,
-    count: int, ld: int, g: Any, h: Any, s: Any, b: Any, q: Any, r: Any, g0: Any, s0: Any,
-    b0: Any, own: Any, on: Any, part: Any, out: Any
-) -> int:
+def _look(e: Entry, m: int, y: Any, form: Any, room: Any, on: Any) -> int:
     """e', e'', Hy and r = z − ∇Ω(y) at y; how many entries are positive, −1 where e bends the
     wrong way."""
+    z, g, h, b = memory.row(room, Z), memory.row(room, G), memory.row(room, H), memory.row(room, B)
+    q, r, g0 = memory.row(room, Q), memory.row(room, R), memory.row(room, G0)
+    s0, b0 = memory.row(room, S0), memory.row(room, B0)
     n = 0
     for i in range(m):
         q[i] = 0.0
@@ -166,14 +156,14 @@ def _look(
             n += 1
         else:
             g[i], h[i], b[i] = g0[i], 1.0 / (FLOOR * s0[i]), b0[i]
-    slopes(code, n, on, y, numbers, vectors, count, ld, own, part, out)
+    slopes(e, n, on, y)
     for j in range(n):
         i = on[j]
-        if out[ld + j] < 0.0:
+        if e.out[e.ld + j] < 0.0:
             return -1
-        g[i], h[i] = out[j], positive(out[ld + j])
-        b[i] = exponent(max(y[i], FLOOR), h[i] + form[i * width + i], out[2 * ld + j])
-        scale, at = y[i], i * width
+        g[i], h[i] = e.out[j], positive(e.out[e.ld + j])
+        b[i] = exponent(max(y[i], FLOOR), h[i] + form[i * e.ld + i], e.out[2 * e.ld + j])
+        scale, at = y[i], i * e.ld
         for k in range(m):
             q[k] += form[at + k] * scale
     for i in range(m):
@@ -183,27 +173,32 @@ def _look(
 
 @njit
 def _coupled_row(
-    code: int, steep: bool, kinked: bool, m: int, numbers: Any, vectors: Any, count: int, ld: int,
-    form: Any, width: int, room: Any, place: Any, on: Any, part: Any, out: Any, a: Any
+    e: Entry, steep: bool, kinked: bool, m: int, form: Any, room: Any, place: Any, on: Any, a: Any
 ) -> float:
     """y in its row of ``room``, and a bound on the distance to the maximiser, +inf where there is
     none."""
     z, y, g, h = memory.row(room, Z), memory.row(room, Y), memory.row(room, G), memory.row(room, H)
-    s, b, q, r = memory.row(room, S), memory.row(room, B), memory.row(room, Q), memory.row(room, R)
-    g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
-    own, w, x = memory.row(room, T), memory.row(room, W), memory.row(room, X)
-    ones, d, at0 = memory.row(room, ONES), memory.row(room, D), memory.row(room, AT0)
-    low = at_zero(code, True, m, z, numbers, vectors, count, ld, room, place, on, part, out)
-    if low < m:
+    b, q, r, g0 = (
+        memory.row(room, B),
+        memory.row(room, Q),
+        memory.row(room, R),
+        memory.row(room, G0),
+    )
+    s0, b0, ones = memory.row(room, S0), memory.row(room, B0), memory.row(room, ONES)
+    goal, w, x, d = (
+        memory.row(room, T),
+        memory.row(room, W),
+        memory.row(room, X),
+        memory.row(room, D),
+    )
+    ld = e.ld
+    if at_zero(e, True, m, room, place, on) < m:
         return np.inf
     for i in range(m):
         y[i], bent = 1.0 / m, 1.0 / (FLOOR * s0[i])
         # the power of all of ∂²Ω/∂y_i²
-        b0[i] = exponent(1.0, 1.0, (b0[i] - 1.0) * bent / (bent + max(form[i * width + i], 0.0)))
-    n = _look(
-        code, m, y, z, form, width, numbers, vectors, count, ld, g, h, s, b, q, r, g0, s0, b0, own,
-        on, part, out
-    )
+        b0[i] = exponent(1.0, 1.0, (b0[i] - 1.0) * bent / (bent + max(form[i * ld + i], 0.0)))
+    n = _look(e, m, y, form, room, on)
     before, alone = np.inf, False
     for step in range(STEPS):
         if n <= 0:
@@ -213,6 +208,8 @@ def _coupled_row(
             tau += y[on[j]] * r[on[j]]
         for j in range(n):
             i = on[j]
+            if y[i] < 2.0 * FLOOR:
+                continue
             lo, hi = min(lo, r[i]), max(hi, r[i])
             noise = max(noise, 8.0 * EPS * (abs(z[i]) + abs(g[i]) + abs(q[i])) + EPS * h[i] * y[i])
         if not (abs(lo) < np.inf and abs(hi) < np.inf):
@@ -222,9 +219,7 @@ def _coupled_row(
             if y[i] == 0.0 and not steep:
                 most = max(most, r[i] - tau)
         spread = hi - lo
-        settled = spread <= 4.0 * noise or (
-            step > 6 and spread >= 0.5 * before and spread < 1e-10
-        )
+        settled = spread <= 4.0 * noise or (step > 6 and spread >= 0.5 * before and spread < 1e-10)
         if settled and most <= 4.0 * noise:
             break
         before = spread
@@ -239,7 +234,7 @@ def _coupled_row(
                         h[i] = (r[i] - tau) / max(y[i], FLOOR)
                     on[n] = i
                     n += 1
-        _matrix(n, on, h, form, width, a, ld)
+        _matrix(n, on, h, form, ld, a)
         if not _factor(a, n, ld):
             return np.inf
         for j in range(n):
@@ -262,7 +257,8 @@ def _coupled_row(
             total_y += y[i]
         for i in range(m):
             y[i] /= total_y
-            d[i] = x[i] / total - y[i]
+            goal[i] = x[i] / total
+            d[i] = goal[i] - y[i]
             start += r[i] * d[i]
         if start < -4.0 * noise:  # setting entries to 0 led astray: up to the first that is 0
             t, start = 1.0, 0.0
@@ -273,20 +269,18 @@ def _coupled_row(
                 return np.inf
             alone = t == 0.0
             for i in range(m):
-                d[i] = 0.0
+                goal[i], d[i] = y[i], 0.0
             for j in range(n):
                 i = on[j]
                 end = max(y[i] + t * w[j], 0.0)
-                d[i] = (0.0 if end <= 1e-15 * y[i] else end) - y[i]
+                goal[i] = 0.0 if end <= 1e-15 * y[i] else end
+                d[i] = goal[i] - y[i]
                 start += r[i] * d[i]
         t = 1.0
-        for trial in range(30):
+        for _ in range(30):
             for i in range(m):
-                x[i] = max(y[i] + t * d[i], 0.0)
-            n = _look(
-                code, m, x, z, form, width, numbers, vectors, count, ld, g, h, s, b, q, r, g0, s0,
-                b0, own, on, part, out
-            )
+                x[i] = goal[i] if t == 1.0 else max(y[i] + t * d[i], 0.0)
+            n = _look(e, m, x, form, room, on)
             if n <= 0:
                 return np.inf
             end = 0.0
@@ -310,14 +304,14 @@ def _coupled_row(
         if y[i] > 0.0 or (not steep and r[i] - tau > -8.0 * noise):
             on[n] = i
             n += 1
-            off = max(abs(r[i] - tau), noise)
+            off = max(abs(r[i] - tau) if y[i] >= 2.0 * FLOOR or y[i] == 0.0 else 0.0, noise)
             missed += off * off
     if n == 1:
         return abs(total - 1.0) + 4.0 * EPS
-    _matrix(n, on, h, form, width, a, ld)
+    _matrix(n, on, h, form, ld, a)
     if not _factor(a, n, ld):
         return np.inf
-    bound = 2.0 * math.sqrt(missed) * _inverse_trace(a, n, ld, own) + abs(total - 1.0)
+    bound = 2.0 * math.sqrt(missed) * _inverse_trace(a, n, ld, goal) + abs(total - 1.0)
     if not bound < 1e-3:
         return np.inf
     if not kinked and bound < 1e-9:
@@ -330,83 +324,69 @@ def _coupled_row(
             if x[i] > 0.0:
                 on[k] = i
                 k += 1
-        slopes(code, k, on, x, numbers, vectors, count, ld, own, part, out)
+        slopes(e, k, on, x)
         for j in range(k):
-            if not out[ld + j] >= 0.5 * h[on[j]]:
+            if not e.out[ld + j] >= 0.5 * h[on[j]]:
                 return np.inf
     return 2.0 * bound
 
 
+@njit
+def _form(job: Any, k: int, n: int, place: Any, ld: int, out: Any) -> None:
+    """H on the entries ``place``."""
+    d = job[common.WIDTH]
+    given = common.rows_at(job, k, 0, memory.doubles(d))
+    for i in range(n):
+        for j in range(n):
+            out[i * ld + j] = given[place[i] * d + place[j]]
+
+
 def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
-    d = job[common.WIDTH]
-    code, count = job[5 + 2 * CODE], job[5 + 2 * COUNT]
+    d, count = job[common.WIDTH], job[5 + 2 * COUNT]
     steep, kinked = job[5 + 2 * STEEP] != 0, job[5 + 2 * KINKED] != 0
     room = common.scratch(D + 1, d)
     ld = room.shape[1]
-    wide, places = np.empty((5, max(max(count, 3) * ld, ld * ld))), np.empty((2, ld), np.int64)
+    wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
+    square = np.empty((2, ld * ld))
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            y = common.rows_at(job, OUT, r, like)
-            numbers = common.rows_at(job, NUMBERS, r, memory.doubles(d))
             place, on = memory.row(places, 0), memory.row(places, 1)
-            out, vectors, part = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
+            form, a = memory.row(square, 0), memory.row(square, 1)
+            e = entry(job, r, job[5 + 2 * CODE], count, NUMBERS, ld, wide)
             m = taken(job, r, d, place, memory.row(room, Z), like)
-            vectors_of(job, VECTORS, r, d, ld, count, place, m, vectors)
-            form, own = common.rows_at(job, FORM, 0, memory.doubles(d)), memory.row(wide, 3)
-            for i in range(m):
-                for j in range(m):
-                    own[i * ld + j] = form[place[i] * d + place[j]]
-            bound = _coupled_row(
-                code, steep, kinked, m, numbers, vectors, count, ld, own, ld, room, place, on, part,
-                out, memory.row(wide, 4)
-            )
-            for i in range(d):
-                y[i] = 0.0
-            found = memory.row(room, Y)
-            total = 0.0
-            for i in range(m):
-                total += found[i]
-            for i in range(m):
-                y[place[i]] = found[i] / total
-            common.set_number(job, BOUND, r, bound)
+            vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
+            _form(job, FORM, m, place, ld, form)
+            bound = _coupled_row(e, steep, kinked, m, form, room, place, on, a)
+            spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
 
 
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
-    d = job[common.WIDTH]
-    code, count = job[5 + 2 * SLOPES], job[5 + 2 * VARYING]
-    plain, ld = job[5 + 2 * PLAIN], d + 2 * common.LANES
-    room, places = np.empty((5, ld)), np.empty((2, ld), np.int64)
-    rooms = np.empty((3, max(max(3, count + plain) * ld, ld * ld)))
+    count, ld = job[5 + 2 * VARYING], job[common.WIDTH] + 2 * LANES
+    room, places = np.empty((3, ld)), np.empty((2, ld), np.int64)
+    wide = np.empty((4, max(3, count + job[5 + 2 * PLAIN]) * ld))
+    square = np.empty((2, ld * ld))
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 2, r, like)
-            numbers = common.rows_at(job, 3, r, memory.doubles(d))
-            own, h, w = memory.row(room, 0), memory.row(room, 1), memory.row(room, 2)
-            out, part, a = memory.row(rooms, 0), memory.row(rooms, 1), memory.row(rooms, 2)
             place, on = memory.row(places, 0), memory.row(places, 1)
-            form = common.rows_at(job, FORM_BACK, 0, memory.doubles(d))
-            n = 0
-            for i in range(d):
-                if y[i] > 0.0:
-                    place[n], own[n], w[n] = i, max(y[i], 1e-154), v[i]
-                    n += 1
-            vectors_of(job, 4, r, d, ld, count, place, n, part)
-            known = n > 1
-            if known:
-                call(code, n, own, numbers, part, ld, out)
-                for j in range(n):
-                    memory.row(room, 3)[place[j]] = positive(out[ld + j])
-                _matrix(n, place, memory.row(room, 3), form, d, a, ld)
-                known = _factor(a, n, ld)
-            if known:
-                tangent_product(n, a, ld, w, memory.row(room, 4))
+            w, h, ones = memory.row(room, 0), memory.row(room, 1), memory.row(room, 2)
+            form, a = memory.row(square, 0), memory.row(square, 1)
+            e = entry(job, r, job[5 + 2 * SLOPES], count, 3, ld, wide)
+            n = support(job, r, e, place, w, h, like)
+            _form(job, FORM_BACK, n, place, ld, form)
+            for j in range(n):
+                on[j] = j
+            _matrix(n, on, h, form, ld, a)
+            if n == 1:
+                w[0] = 0.0
+            elif _factor(a, n, ld):
+                tangent_product(n, a, ld, w, ones)
             else:
                 for j in range(n):
-                    w[j] = 0.0 if n == 1 else np.nan
-            finish(job, r, d, n, w, place, own, numbers, part, count, plain, ld, out, like)
+                    w[j] = np.nan
+            finish(job, r, n, w, place, e, like)
         first, last = common.take(job)

@@ -72,9 +72,7 @@ class Maps:
         """H, the vectors that add up to c, and the constants of the sum of all products."""
         total, linear, constants = None, [], []
         for a, b in pairs:
-            product = self._outer(
-                aten.mm.default, a.matrix, self._outer(aten.t.default, b.matrix)
-            )
+            product = self._outer(aten.mm.default, a.matrix, self._outer(aten.t.default, b.matrix))
             both = self._outer(aten.add.Tensor, product, self._outer(aten.t.default, product))
             total = both if total is None else self._outer(aten.add.Tensor, total, both)
             for one, other in ((a, b), (b, a)):

@@ -10,7 +10,7 @@ import regmax
 from regmax.mapping import generated
 
 pytest.importorskip("numba")
-from regmax.kernels.separable import SeparableKernel, Unknown, entrywise  # noqa: E402
+from regmax.kernels.generated import GeneratedKernel, Unknown, entrywise
 
 F = torch.nn.functional
 F64 = torch.float64
@@ -22,7 +22,7 @@ def made(value, tensors=(), d=D, steep=False):
     y = torch.linspace(0.05, 0.3, d, dtype=F64).unsqueeze(0)
     entry = entrywise(value, y, list(tensors))
     inputs = entry.inputs(tensors)
-    return entry, inputs, SeparableKernel(entry, inputs, d, steep)
+    return entry, inputs, GeneratedKernel(entry, inputs, d, steep)
 
 
 def hyper(inputs):
@@ -36,7 +36,7 @@ POINTWISE = {
     "rsub": lambda y: (1 - y) ** 2,
     "add alpha": lambda y: torch.add(y, y * y, alpha=3),
     "div": lambda y: y * y / 7,
-    "neg": lambda y: -(-(y**2)),
+    "neg": lambda y: y - (-(y**2)),
     "pow 2": lambda y: y**2,
     "pow 3": lambda y: y**3,
     "pow 1.5": lambda y: y**1.5,
@@ -130,7 +130,37 @@ def test_a_sum_over_entries_is_found(name):
     torch.testing.assert_close(entry(y, *inputs).sum(-1), value(y))
 
 
+Q = torch.randn(D, D, dtype=F64, generator=torch.Generator().manual_seed(0))
+A = torch.randn(D, 9, dtype=F64, generator=torch.Generator().manual_seed(1))
+SHIFT, SCALE = A[0] + 1, A[1].exp()
+FORMS = {
+    "yᵀQy": lambda y: ((y @ Q) * y).sum(-1) / 2 + y.pow(3).sum(-1),
+    "in one sum": lambda y: ((y @ Q) * y / 2 + y**3 / 6).sum(-1),
+    "least squares": lambda y: ((y @ A - SHIFT) ** 2).sum(-1),
+    "weighted": lambda y: (SCALE * (y @ A - SHIFT) ** 2).mean(-1) + 0.1 * (y * y).sum(-1),
+    "norm": lambda y: (y @ A).norm(dim=-1) ** 2 / 2 - torch.special.entr(y).sum(-1),
+    "linear": lambda y: F.linear(y, A.T, SHIFT).square().sum(-1),
+    "matmul": lambda y: (torch.matmul(y, Q.T @ Q) * y).sum(-1),
+    "with y": lambda y: ((y @ Q + y) * (1 - (y - y @ Q))).sum(-1),
+    "signs": lambda y: -(-(y @ A).square()).sum(-1) + (1 - (y * y).sum(-1)),
+    "differences": lambda y: 3 - ((y @ A).square().sum(-1) - 2 * (y @ A).square().sum(-1)),
+    "a sum": lambda y: (y @ A).sum(-1) + y.square().sum(-1),
+}
+
+
+@pytest.mark.parametrize("shape", [(1, D), (2, 3, D)])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_quadratic_form_is_found(name, shape):
+    value, y = FORMS[name], torch.rand(shape, dtype=F64)
+    entry = entrywise(value, y, [])
+    each = generated.terms(entry, y, entry.inputs([]))
+    torch.testing.assert_close(each.sum(-1), value(y))
+    assert entry.coupled == (name != "a sum")
+
+
 COUPLED = {
+    "a function of a map": (lambda y: F.softplus(y @ A).sum(-1), "not quadratic"),
+    "a cube of a map": (lambda y: (y @ A).pow(3).sum(-1), "not quadratic"),
     "a square of a sum": (lambda y: y.sum(-1) ** 2, "not linear in the sums"),
     "neighbours": (lambda y: (y - y.roll(1, -1)).pow(2).sum(-1), "roll"),
     "a slice": (lambda y: (y[..., 1:] ** 2).sum(-1), "slice"),
@@ -155,7 +185,7 @@ def test_what_is_not_translated_is_named(name):
 
 
 def test_an_operation_without_translation_is_named():
-    with pytest.raises(Unknown, match="lgamma|digamma|polygamma"):
+    with pytest.raises(Unknown, match=r"lgamma|digamma|polygamma"):
         made(lambda y: torch.lgamma(y + 1).sum(-1))
 
 
@@ -204,6 +234,67 @@ def test_layer_and_all_gradients_are_those_of_the_solver(rows, masked):
     assert torch.equal(found[0] == 0, expected[0] == 0)
 
 
+class Quadratic(regmax.Regularizer):
+    """½ yᵀQᵀQy/d and a sum over entries, with learnt tensors."""
+
+    def __init__(self, d, kind):
+        generator = torch.Generator().manual_seed(d)
+        self.q = torch.nn.Parameter(torch.randn(d, d, dtype=F64, generator=generator))
+        self.w = torch.nn.Parameter(torch.rand(d, dtype=F64, generator=generator))
+        self.kind = kind
+
+    def value(self, y):
+        form = (y @ self.q.T).square().sum(-1) / 2 / y.shape[-1]
+        w = self.w + 0.1
+        if self.kind == "square":
+            return form + (w * y * y).sum(-1)
+        if self.kind == "entropy":
+            return form - (w * torch.special.entr(y)).sum(-1)
+        if self.kind == "power":
+            return form + (w * y.pow(1.3)).sum(-1)
+        if self.kind == "cube":
+            return form + (w * y.pow(3)).sum(-1)
+        return form - (w * y.log()).sum(-1) / 100
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("kind", ["square", "entropy", "power", "cube", "barrier"])
+def test_a_coupled_layer_and_its_gradients_are_those_of_the_solver(kind, scale, masked):
+    layer = regmax.RegularizedMax(Quadratic(7, kind))
+    generator = torch.Generator().manual_seed(3)
+    x = scale * torch.randn(9, 7, dtype=F64, generator=generator)
+    x.requires_grad_()
+    mask = torch.rand(9, 7, generator=generator) < 0.7 if masked else None
+    v = torch.randn(9, 7, dtype=F64, generator=generator)
+    wanted = [x, *layer.parameters()]
+
+    def results():
+        y = layer(x, mask)
+        first = torch.autograd.grad(y, wanted, v, create_graph=True)
+        second = torch.autograd.grad(sum((g * g).sum() for g in first), wanted)
+        return [y, *first, *second]
+
+    found = results()
+    assert "kernel from the value: of" in layer.explain(x.detach(), mask)
+    with regmax.kernels.reference():
+        expected = results()
+    for k, (got, right) in enumerate(zip(found, expected, strict=True)):
+        tol = 1e-9 if k <= len(wanted) else 1e-7
+        torch.testing.assert_close(got, right, rtol=tol, atol=tol * (1 + right.abs().max().item()))
+    assert torch.equal(found[0] == 0, expected[0] == 0)
+
+
+def test_an_indefinite_form_goes_to_the_solver():
+    omega, x = Quadratic(4, "square"), torch.randn(3, 4, dtype=F64)
+    layer = regmax.RegularizedMax(omega)
+    layer(x)
+    with torch.no_grad():
+        omega.w.fill_(-1)
+    with pytest.raises(regmax.RegularizerError, match="not strictly convex"):
+        layer(x)
+
+
 STEEP = {"entropy": True, "power": False, "cube": False, "barrier": True, "flat": False}
 HARD = {
     "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 30 * (y * y).sum(-1),
@@ -245,7 +336,7 @@ def test_a_row_does_not_depend_on_its_batch():
 class Scaled(regmax.Regularizer):
     """An attribute, and a global number, that may change between calls."""
 
-    factor = [1.0]
+    factor = (1.0,)
 
     def __init__(self):
         self.c = 1.0
@@ -265,11 +356,15 @@ def test_a_changed_attribute_gets_a_kernel_of_its_own():
     assert not torch.allclose(first, second)
 
 
+class Changing(Scaled):
+    pass
+
+
 def test_a_change_that_no_attribute_shows_is_noticed(monkeypatch):
     x = torch.randn(3, 5, dtype=F64)
-    layer = regmax.RegularizedMax(Scaled())
+    layer = regmax.RegularizedMax(Changing())
     layer(x)
-    monkeypatch.setattr(Scaled, "factor", [3.0])
+    monkeypatch.setattr(Changing, "factor", (3.0,))
     found = layer(x)
     with regmax.kernels.reference():
         torch.testing.assert_close(found, layer(x))

@@ -52,7 +52,7 @@ class Tape(TorchDispatchMode):
     ``writes``: an operation may write to a tensor of which there are no views."""
 
     def __init__(self, inputs: Sequence[Tensor], writes: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._writes = writes
         self.steps: list[Step] = []
         self.values: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The kernel of a separable Ω that is given by its value."""
+"""The kernel of an Ω that is given by its value."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..base import Hyper, Kernel
 from ..cpu.common import CompiledRows
-from . import coupled, rows, source
+from . import coupled, separable, source
 from .compiled import Function
 from .entry import Entrywise
 from .tape import Unknown
 
-_ROWS = CompiledRows(rows.forward, rows.backward)
+_SEPARABLE = CompiledRows(separable.forward, separable.backward)
 _COUPLED = CompiledRows(coupled.forward, coupled.backward)
 
 
@@ -25,15 +25,16 @@ def _function(text: str) -> Function:
     return Function(text)
 
 
-class SeparableKernel(Kernel):
-    """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i); θ is the inputs p. Each is one
-    number, (1,), one for each row, (R,), or one for each entry, (1, d) or (R, d)."""
+class GeneratedKernel(Kernel):
+    """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy; θ is the inputs p, and
+    H as (1, d²). A p is one number, (1,), one for each row, (R,), or for each entry, (1 or R, d).
+    """
 
     name = "numba, from the value"
     dtypes = (torch.float64,)
 
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int, steep: bool) -> None:
-        self._rows = _COUPLED if entry.coupled else _ROWS
+        self._rows = _COUPLED if entry.coupled else _SEPARABLE
         own = inputs[:-1] if entry.coupled else inputs
         self.vectors = vectors = [_varies(t, d) for t in own]
         self.steep, self.kinked = int(steep), int(entry.kinked)
@@ -82,20 +83,20 @@ class SeparableKernel(Kernel):
         y, bound = torch.empty_like(x), x.new_empty(len(x))
         arrays = (gamma, mask, numbers, vectors, y, bound)
         traits = (self.slopes.address, sum(self.vectors), self.steep, self.kinked)
-        if form is not None and not self._convex(form, numbers, vectors):
+        if form is not None and not self._convex(form):
             return y, bound.fill_(torch.inf)
         self._rows.run(0, x, *arrays, *traits, form)
         return y, bound
 
     def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None]:
         """The inputs of e, and H."""
-        if self._rows is _ROWS:
+        if self._rows is _SEPARABLE:
             return theta, None
         return theta[:-1], theta[-1].contiguous()
 
-    def _convex(self, form: Tensor, numbers: Tensor, vectors: Tensor) -> bool:
-        """Whether H is positive semidefinite along the simplex; e is convex in the rows that pass.
-        """
+    @staticmethod
+    def _convex(form: Tensor) -> bool:
+        """Whether H is positive semidefinite along Δ. Each row tests e."""
         d = math.isqrt(form.numel())
         matrix = form.view(d, d)
         size = matrix.abs().amax()

@@ -23,13 +23,12 @@ from .tape import FILLED, Ref, Step, Tape, Unknown, function, needed
 aten = torch.ops.aten
 
 LAYOUT = frozenset(
-    "view _unsafe_view reshape unsqueeze squeeze expand alias clone contiguous lift_fresh".split()
+    ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "alias", "clone")
 )
 """Operations that move no entry, where the shape that they give shows it."""
 KINKED = frozenset(
-    "abs relu clamp clamp_min clamp_max maximum minimum where masked_fill huber_loss sign sgn "
-    "softplus floor ceil round trunc fmod remainder".split()
-)
+    ("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "sign", "sgn")
+) | {"masked_fill", "huber_loss", "softplus"}
 """Operations whose derivatives may jump."""
 
 
@@ -236,6 +235,8 @@ class _Walk:
             return self._scaled(a, step.op, args[1])
         if name == "mul" and a is None and isinstance(b, Map | Products):
             return self._scaled(b, step.op, args[0])
+        if name == "rsub" and isinstance(a, Map) and b is None:
+            return self.maps.moved(self.maps.scaled(a, aten.mul.Tensor, -1), args[1], 1)
         if name in ("add", "sub"):
             return self._added(a, b, args, 1 if name == "add" else -1, unknown)
         if name == "mul" and (a == Y or isinstance(a, Map)) and (b == Y or isinstance(b, Map)):
@@ -307,7 +308,7 @@ class _Walk:
         if any(isinstance(k, _Sum) and k.root != 1 for k in (a, b)) or len(step.args) > 2:
             raise unknown
         if name in ("mul", "div", "neg") and not (
-            isinstance(a, _Sum) and isinstance(b, _Sum) or name == "div" and a is None
+            (isinstance(a, _Sum) and isinstance(b, _Sum)) or (name == "div" and a is None)
         ):
             own = a if isinstance(a, _Sum) else b
             assert isinstance(own, _Sum)

@@ -13,37 +13,38 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from ..cpu import common, elementary, memory, simd
 from ..cpu.simd import LANES
+from .rows import (
+    CODE,
+    COUNT,
+    EPS,
+    FLOOR,
+    KINKED,
+    NUMBERS,
+    PLAIN,
+    SLOPES,
+    STEEP,
+    VARYING,
+    VECTORS,
+    Entry,
+    at_points,
+    entry,
+    finish,
+    positive,
+    slopes,
+    spread,
+    support,
+    taken,
+    vectors_of,
+)
 
-EPS = common.EPS
-FLOOR = EPS**2
-"""Where e is evaluated instead of at 0."""
 STEPS = 30
-X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, STEEP, KINKED = range(11)
-"""Places in a forward job. Its arrays are x, γ, the mask, the inputs of e that have one number per
-row and those that have one per entry, y and the bounds; then the address of e's slopes, how many
-inputs have one number per entry, whether e'(0) = −∞, and whether e may have kinks."""
-Z, Y, G, H, S, B, AT, G0, S0, B0, AT0, OWN, T, ENDS = range(14)
+Z, Y, G, H, S, B, AT, G0, S0, B0, AT0, T, ENDS = range(13)
 """The work space of a row. At the point y of the model: e', e'', 1/(y e''), the power b and
 z − e'; the same at 0; arguments and results."""
-
-
-@intrinsic
-def call(typingctx: Any, code: Any, n: Any, y: Any, numbers: Any, vectors: Any, ld: Any, out: Any) -> Any:
-    """The generated function at the address ``code``, of n entries."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
-        function = ir.FunctionType(ir.VoidType(), kinds)
-        builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, y, numbers, vectors, types.int64, out), emit
 
 
 @njit
@@ -60,15 +61,18 @@ def exponent(y: float, h: float, c: float) -> float:
 
 
 @njit
-def positive(h: float) -> float:
-    """e'', kept positive and finite."""
-    return min(max(h, 1e-250), 1e250) if h == h else 1e-250
-
-
-@njit
 def _root(
-    tau: float, m: int, a: Any, at0: Any, y: Any, s: Any, b: Any, b0: Any, power: float,
-    high: float, t: Any
+    tau: float,
+    m: int,
+    a: Any,
+    at0: Any,
+    y: Any,
+    s: Any,
+    b: Any,
+    b0: Any,
+    power: float,
+    high: float,
+    t: Any,
 ) -> tuple[float, float]:
     """τ with Σ t_i(τ) = 1 in the model through y, where e' = z − a, and that sum: bracketed Newton
     steps on a power of it. s is 1/(y e''). t_i is 0 where τ ≥ at0_i. Towards 0 the power is at most
@@ -144,32 +148,16 @@ def _root(
 
 
 @njit
-def slopes(
-    code: int, n: int, on: Any, y: Any, numbers: Any, vectors: Any, count: int, ld: int, own: Any,
-    part: Any, out: Any
-) -> None:
-    """The first three derivatives of e in ``out`` at the entries ``on`` of y."""
-    for j in range(n):
-        own[j] = min(max(y[on[j]], FLOOR), 1.0)
-    for k in range(count):
-        for j in range(n):
-            part[k * ld + j] = vectors[k * ld + on[j]]
-    call(code, n, own, numbers, part, ld, out)
-
-
-@njit
-def at_zero(
-    code: int, steep: bool, m: int, z: Any, numbers: Any, vectors: Any, count: int, ld: int,
-    room: Any, place: Any, on: Any, part: Any, out: Any
-) -> int:
+def at_zero(e: Entry, steep: bool, m: int, room: Any, place: Any, on: Any) -> int:
     """How many entries may be positive, which are moved to the front with what e is at 0; −1 where
     e bends the wrong way. No y_i is above 1, so τ ≥ z_i − e'(1)."""
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
-    at0, y, own = memory.row(room, AT0), memory.row(room, Y), memory.row(room, OWN)
+    at0, y, z = memory.row(room, AT0), memory.row(room, Y), memory.row(room, Z)
+    out, ld, count = e.out, e.ld, e.count
     first = 1 if count == 0 else m
     for i in range(first):
         on[i], y[i] = i, 1.0
-    slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
+    slopes(e, first, on, y)
     low = -np.inf
     for i in range(m):
         k = i if count > 0 else 0
@@ -178,7 +166,7 @@ def at_zero(
         y[i], at0[i] = 0.0, out[i]
         if out[ld + i] < 0.0:
             return -1
-    slopes(code, first, on, y, numbers, vectors, count, ld, own, part, out)
+    slopes(e, first, on, y)
     for i in range(first):
         h = out[ld + i]
         if h < 0.0 or at0[i] < out[i]:
@@ -193,24 +181,23 @@ def at_zero(
             z[n], at0[n], place[n] = z[i], at, place[i]
             g0[n], s0[n], b0[n] = out[k], out[ld + k], out[2 * ld + k]
             for v in range(count):
-                vectors[v * ld + n] = vectors[v * ld + i]
+                e.vectors[v * ld + n] = e.vectors[v * ld + i]
             n += 1
     return n
 
 
 @njit
 def _forward_row(
-    code: int, steep: bool, kinked: bool, m: int, numbers: Any, vectors: Any, count: int, ld: int,
-    room: Any, place: Any, on: Any, part: Any, out: Any
+    e: Entry, steep: bool, kinked: bool, m: int, room: Any, place: Any, on: Any
 ) -> tuple[int, float]:
     """How many entries are at ``place``, with y in its row of ``room``; and a bound on the distance
     to the maximiser, +inf where there is none."""
     z, y, g, h = memory.row(room, Z), memory.row(room, Y), memory.row(room, G), memory.row(room, H)
     s, b, at = memory.row(room, S), memory.row(room, B), memory.row(room, AT)
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
-    at0, own, t = memory.row(room, AT0), memory.row(room, OWN), memory.row(room, T)
-    ends = memory.row(room, ENDS)
-    m = at_zero(code, steep, m, z, numbers, vectors, count, ld, room, place, on, part, out)
+    at0, t, ends = memory.row(room, AT0), memory.row(room, T), memory.row(room, ENDS)
+    own, out, ld, count = e.own, e.out, e.ld, e.count
+    m = at_zero(e, steep, m, room, place, on)
     if m <= 0:
         return 0, np.inf
     high = -np.inf
@@ -219,7 +206,7 @@ def _forward_row(
         high = max(high, at0[i])
     for i in range(m, m + LANES):
         at0[i], y[i], s[i], b[i], b0[i], at[i] = -np.inf, 1.0, 1.0, 1.0, 1.0, 0.0
-    slopes(code, m if count > 0 else 1, on, y, numbers, vectors, count, ld, own, part, out)
+    slopes(e, m if count > 0 else 1, on, y)
     tau = -np.inf
     for i in range(m if count > 0 else 1):
         bent = positive(out[ld + i])
@@ -246,7 +233,7 @@ def _forward_row(
             if ends[i] > 0.0:
                 on[n] = i
                 n += 1
-        slopes(code, n, on, ends, numbers, vectors, count, ld, own, part, out)
+        slopes(e, n, on, ends)
         lo, hi, noise = np.inf, -np.inf, 0.0
         convex = True
         for i in range(m):
@@ -281,15 +268,12 @@ def _forward_row(
         y[i] = ends[i]
         total += y[i]
     off = abs(total - 1.0)
-    return m, off + _distance(
-        code, steep, kinked, m, numbers, vectors, count, ld, lo, hi, room, on, part, out
-    )
+    return m, off + _distance(e, steep, kinked, m, lo, hi, room, on)
 
 
 @njit
 def _distance(
-    code: int, steep: bool, kinked: bool, m: int, numbers: Any, vectors: Any, count: int, ld: int,
-    lo: float, hi: float, room: Any, on: Any, part: Any, out: Any
+    e: Entry, steep: bool, kinked: bool, m: int, lo: float, hi: float, room: Any, on: Any
 ) -> float:
     """A bound on ‖y − y*‖ that needs nothing but that e' rises.
 
@@ -298,8 +282,8 @@ def _distance(
     of these where e' there is beyond z_i − lo and z_i − hi: this is tested where e has kinks, or
     where δ_i is not far below y_i. One entry, the least certain, is 1 less the others.
     """
-    z, y, h, g0 = memory.row(room, Z), memory.row(room, Y), memory.row(room, H), memory.row(room, G0)
-    at0, own, delta = memory.row(room, AT0), memory.row(room, OWN), memory.row(room, T)
+    z, y, h = memory.row(room, Z), memory.row(room, Y), memory.row(room, H)
+    g0, at0, delta = memory.row(room, G0), memory.row(room, AT0), memory.row(room, T)
     free = 0
     for i in range(m):
         noise = 4.0 * EPS * (abs(z[i]) + abs(g0[i]))
@@ -327,17 +311,17 @@ def _distance(
                 if end >= 1.0 or end <= 0.0:
                     continue
                 on[j], on[k] = on[k], i
-                own[k] = max(end, FLOOR)
-                for v in range(count):
-                    part[v * ld + k] = vectors[v * ld + i]
+                e.own[k] = max(end, FLOOR)
+                for v in range(e.count):
+                    e.part[v * e.ld + k] = e.vectors[v * e.ld + i]
                 k += 1
             left = 0
             if k == 0:
                 break
-            call(code, k, own, numbers, part, ld, out)
+            at_points(e.code, k, e)
             for j in range(k):
                 i = on[j]
-                r = z[i] - out[j]
+                r = z[i] - e.out[j]
                 if not (r <= lo if side == 0 else r >= hi):
                     delta[i] *= 4.0
                     on[j], on[left] = on[left], i
@@ -356,71 +340,23 @@ def _distance(
     return math.sqrt(total)
 
 
-@njit
-def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
-    """z of the participants of row r and their places."""
-    row = common.rows_at(job, X, r, like)
-    scale = 1.0 / common.number_at(job, GAMMA, r)
-    masked = common.given(job, MASK)
-    on = common.octets_at(job, MASK, r)
-    m, top = 0, -np.inf
-    for i in range(d):
-        if not masked or on[i] != 0:
-            place[m] = i
-            z[m] = row[i]
-            top = max(top, z[m])
-            m += 1
-    for i in range(m):
-        z[i] = (z[i] - top) * scale
-    return m
-
-
-@njit
-def vectors_of(job: Any, k: int, r: int, d: int, ld: int, count: int, place: Any, m: int, out: Any) -> None:
-    """The inputs of e that have a number for each entry, of the participants of row r."""
-    given = common.rows_at(job, k, r, memory.doubles(job[common.WIDTH]))
-    for v in range(count):
-        for i in range(m):
-            out[v * ld + i] = given[v * d + place[i]]
-
-
 def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
-    d = job[common.WIDTH]
-    code, count = job[5 + 2 * CODE], job[5 + 2 * COUNT]
+    d, count = job[common.WIDTH], job[5 + 2 * COUNT]
     steep, kinked = job[5 + 2 * STEEP] != 0, job[5 + 2 * KINKED] != 0
     room = common.scratch(ENDS + 1, d)
     ld = room.shape[1]
-    wide, places = np.empty((3, max(count, 3) * ld)), np.empty((2, ld), np.int64)
+    wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            y = common.rows_at(job, OUT, r, like)
-            numbers = common.rows_at(job, NUMBERS, r, memory.doubles(d))
             place, on = memory.row(places, 0), memory.row(places, 1)
-            out, vectors = memory.row(wide, 0), memory.row(wide, 1)
+            e = entry(job, r, job[5 + 2 * CODE], count, NUMBERS, ld, wide)
             m = taken(job, r, d, place, memory.row(room, Z), like)
-            vectors_of(job, VECTORS, r, d, ld, count, place, m, vectors)
-            m, bound = _forward_row(
-                code, steep, kinked, m, numbers, vectors, count, ld, room, place, on,
-                memory.row(wide, 2), out
-            )
-            for i in range(d):
-                y[i] = 0.0
-            found = memory.row(room, Y)
-            total = 0.0
-            for i in range(m):
-                total += found[i]
-            for i in range(m):
-                y[place[i]] = found[i] / total
-            common.set_number(job, BOUND, r, bound)
+            vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
+            m, bound = _forward_row(e, steep, kinked, m, room, place, on)
+            spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
-
-
-SLOPES, PARTIALS, VARYING, PLAIN = 8, 9, 10, 11
-"""Places in a backward job. Its arrays are y, γ, v, the inputs of e that have one number per row
-and those that have one per entry, then the gradients of x and of both; then the addresses of e's
-slopes and partial derivatives, and how many inputs there are of either kind."""
 
 
 @njit
@@ -441,62 +377,20 @@ def _product(n: int, h: Any, v: Any, w: Any) -> None:
         w[j] = w[j] * ((v[j] - v[p] - mean) / h[p])
 
 
-@njit
-def finish(
-    job: Any, r: int, d: int, n: int, w: Any, place: Any, own: Any, numbers: Any, part: Any,
-    count: int, plain: int, ld: int, out: Any, like: Any
-) -> None:
-    """Write J v/γ and −⟨J v, ∂e'/∂p⟩ of row r, where w = J v at ``place``."""
-    dx = common.rows_at(job, 5, r, like)
-    for i in range(d):
-        dx[i] = 0.0
-    scale = 1.0 / common.number_at(job, 1, r)
-    for j in range(n):
-        dx[place[j]] = w[j] * scale
-    if job[5 + 2 * PARTIALS] == 0:
-        return
-    dnumbers = common.rows_at(job, 6, r, memory.doubles(d))
-    dvectors = common.rows_at(job, 7, r, memory.doubles(d))
-    for k in range(count * d):
-        dvectors[k] = 0.0
-    call(job[5 + 2 * PARTIALS], n, own, numbers, part, ld, out)
-    for k in range(plain):
-        total = 0.0
-        for j in range(n):
-            total += w[j] * out[k * ld + j]
-        dnumbers[k] = -total
-    for k in range(count):
-        for j in range(n):
-            dvectors[k * d + place[j]] = -w[j] * out[(plain + k) * ld + j]
-
-
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
-    d = job[common.WIDTH]
-    code, count = job[5 + 2 * SLOPES], job[5 + 2 * VARYING]
-    plain, ld = job[5 + 2 * PLAIN], d + 2 * LANES
-    room, rooms = np.empty((4, ld)), np.empty((2, max(3, count + plain) * ld))
-    places = np.empty((1, ld), np.int64)
+    count, ld = job[5 + 2 * VARYING], job[common.WIDTH] + 2 * LANES
+    room, places = np.empty((3, ld)), np.empty((1, ld), np.int64)
+    wide = np.empty((4, max(3, count + job[5 + 2 * PLAIN]) * ld))
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 2, r, like)
-            numbers = common.rows_at(job, 3, r, memory.doubles(d))
-            own, h = memory.row(room, 0), memory.row(room, 1)
-            vs, w = memory.row(room, 2), memory.row(room, 3)
-            out, part, place = memory.row(rooms, 0), memory.row(rooms, 1), memory.row(places, 0)
-            n = 0
-            for i in range(d):
-                if y[i] > 0.0:
-                    place[n], own[n], vs[n] = i, max(y[i], 1e-154), v[i]
-                    n += 1
-            vectors_of(job, 4, r, d, ld, count, place, n, part)
+            place, vs = memory.row(places, 0), memory.row(room, 0)
+            h, w = memory.row(room, 1), memory.row(room, 2)
+            e = entry(job, r, job[5 + 2 * SLOPES], count, 3, ld, wide)
+            n = support(job, r, e, place, vs, h, like)
+            w[0] = 0.0
             if n > 1:
-                call(code, n, own, numbers, part, ld, out)
-                for j in range(n):
-                    h[j] = positive(out[ld + j])
                 _product(n, h, vs, w)
-            else:
-                w[0] = 0.0
-            finish(job, r, d, n, w, place, own, numbers, part, count, plain, ld, out, like)
+            finish(job, r, n, w, place, e, like)
         first, last = common.take(job)

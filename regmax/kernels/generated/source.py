@@ -162,7 +162,7 @@ def _expression(step: Step, args: list[Any], kwargs: dict[str, Any]) -> str:
 
 def _power(base: str, exponent: Any, text: str) -> str:
     if isinstance(exponent, int | float):
-        whole = int(math.floor(abs(exponent)))
+        whole = math.floor(abs(exponent))
         half = abs(exponent) - whole
         if half in (0, 0.5) and whole <= 8:
             parts = [base] * whole + [f"math.sqrt({base})"] * (half > 0)
@@ -199,17 +199,22 @@ def _huber_backward(g: str, x: str, y: str, reduction: Any, delta: str) -> str:
     return f"{g} * max(min({x} - {y}, {delta}), -{delta})"
 
 
+_CALLS = [
+    *("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "erf", "erfc"),
+    *("sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+]
+_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
+
+
 def _calls() -> Iterator[tuple[str, Callable[..., str]]]:
-    for name in (
-        "exp expm1 log log1p log2 log10 sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-        "atanh erf erfc lgamma"
-    ).split():
+    for name in _CALLS:
         yield name, lambda x, name=name: f"math.{name}({x})"
-    for name, sign in {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}.items():
+    for name, sign in _SIGNS.items():
         yield name, lambda a, b, sign=sign: f"{a} {sign} {b}"
-    for name, word in {"and": "and", "or": "or"}.items():
+    for word in ("and", "or"):
         for kind in ("logical_", "bitwise_"):
-            yield f"{kind}{name}", lambda a, b, word=word: f"({a} {word} {b})"
+            yield f"{kind}{word}", lambda a, b, word=word: f"({a} {word} {b})"
     for name in ("alias", "clone", "detach"):
         yield name, lambda x: x
 

@@ -41,18 +41,19 @@ class Function:
         stamp = hashlib.sha256((text + numba.__version__).encode()).hexdigest()[:24]
         self.path, kept = _written(f"{name}_{stamp}.py", text)
         spec = importlib.util.spec_from_file_location(f"regmax_{name}_{stamp}", self.path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module  # numba loads cached code by the name of its module
         spec.loader.exec_module(module)
         function = getattr(module, name)
         options = {"nopython": True, "error_model": "numpy"}
-        self._compiled: Any = CFunc(function, (_SIGNATURE.args, types.void), {}, options)
+        compiled: Any = CFunc(function, (_SIGNATURE.args, types.void), {}, options)
         if kept:
             with contextlib.suppress(RuntimeError, OSError):
-                self._compiled._cache = FunctionCache(function)
-        self._compiled.compile()
-        self.address: int = self._compiled.address
+                compiled._cache = FunctionCache(function)
+        compiled.compile()
+        self._kept, self.address = compiled, int(compiled.address)
         self._call = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 6)(self.address)
 
     def __call__(self, y: Tensor, numbers: Tensor, vectors: Tensor, out: Tensor) -> None:
@@ -71,7 +72,7 @@ def _written(name: str, text: str) -> tuple[Path, bool]:
             handle, temporary = tempfile.mkstemp(dir=place, suffix=".tmp")
             with os.fdopen(handle, "w") as file:
                 file.write(text)
-            os.replace(temporary, path)
+            Path(temporary).replace(path)
         return path, True
     except OSError:
         return _fallback() / name, _wrote(_fallback() / name, text)

@@ -1,0 +1,170 @@
+"""What the generated kernels share: rows of a job, and e at the entries of a row."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from ..cpu import common, memory
+
+EPS = common.EPS
+FLOOR = EPS**2
+"""Where e is evaluated instead of at 0."""
+X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, STEEP, KINKED = range(11)
+"""Places in a forward job. Its arrays are x, γ, the mask, the inputs of e that have one number per
+row and those that have one per entry, y and the bounds; then the address of e's slopes, how many
+inputs have one number per entry, whether e'(0) = −∞, and whether e may have kinks."""
+SLOPES, PARTIALS, VARYING, PLAIN = 8, 9, 10, 11
+"""Places in a backward job. Its arrays are y, γ, v, the inputs of e that have one number per row
+and those that have one per entry, then the gradients of x and of both; then the addresses of e's
+slopes and partial derivatives, and how many inputs there are of either kind."""
+
+
+class Entry(NamedTuple):
+    """e for one row: the addresses of its code, the inputs that have one number per row, the
+    ``count`` that have one per entry, and work space, all with rows of ``ld`` numbers."""
+
+    code: Any
+    numbers: Any
+    vectors: Any
+    count: Any
+    ld: Any
+    own: Any
+    part: Any
+    out: Any
+
+
+@intrinsic
+def _call(
+    typingctx: Any, code: Any, n: Any, y: Any, numbers: Any, vectors: Any, ld: Any, out: Any
+) -> Any:
+    """The generated function at the address ``code``, of n entries."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds = [context.get_value_type(kind) for kind in signature.args[1:]]
+        function = ir.FunctionType(ir.VoidType(), kinds)
+        builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, y, numbers, vectors, types.int64, out), emit
+
+
+@njit
+def positive(h: float) -> float:
+    """e'', kept positive and finite."""
+    return min(max(h, 1e-250), 1e250) if h == h else 1e-250
+
+
+@njit
+def at_points(code: int, n: int, e: Entry) -> None:
+    """A generated function, in ``e.out``, of the n points ``e.own`` with the inputs ``e.part``."""
+    _call(code, n, e.own, e.numbers, e.part, e.ld, e.out)
+
+
+@njit
+def slopes(e: Entry, n: int, on: Any, y: Any) -> None:
+    """The first three derivatives of e, in ``e.out``, at the entries ``on`` of y."""
+    for j in range(n):
+        e.own[j] = min(max(y[on[j]], FLOOR), 1.0)
+    for k in range(e.count):
+        for j in range(n):
+            e.part[k * e.ld + j] = e.vectors[k * e.ld + on[j]]
+    at_points(e.code, n, e)
+
+
+@njit
+def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
+    """z of the participants of row r and their places."""
+    row = common.rows_at(job, X, r, like)
+    scale = 1.0 / common.number_at(job, GAMMA, r)
+    masked = common.given(job, MASK)
+    on = common.octets_at(job, MASK, r)
+    m, top = 0, -np.inf
+    for i in range(d):
+        if not masked or on[i] != 0:
+            place[m] = i
+            z[m] = row[i]
+            top = max(top, z[m])
+            m += 1
+    for i in range(m):
+        z[i] = (z[i] - top) * scale
+    return m
+
+
+@njit
+def vectors_of(job: Any, k: int, r: int, count: int, ld: int, place: Any, m: int, out: Any) -> None:
+    """The inputs of e that have a number for each entry, for the entries ``place`` of row r."""
+    d = job[common.WIDTH]
+    given = common.rows_at(job, k, r, memory.doubles(d))
+    for v in range(count):
+        for i in range(m):
+            out[v * ld + i] = given[v * d + place[i]]
+
+
+@njit
+def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like: Any) -> None:
+    """Write y and the bound of row r; ``found`` is y at ``place``."""
+    y = common.rows_at(job, OUT, r, like)
+    for i in range(job[common.WIDTH]):
+        y[i] = 0.0
+    total = 0.0
+    for i in range(m):
+        total += found[i]
+    for i in range(m):
+        y[place[i]] = found[i] / total
+    common.set_number(job, BOUND, r, bound)
+
+
+@njit
+def entry(job: Any, r: int, code: int, count: int, places: int, ld: int, wide: Any) -> Entry:
+    """e for row r; ``places`` is where the job has its inputs."""
+    numbers = common.rows_at(job, places, r, memory.doubles(ld))
+    vectors, own = memory.row(wide, 0), memory.row(wide, 1)
+    return Entry(code, numbers, vectors, count, ld, own, memory.row(wide, 2), memory.row(wide, 3))
+
+
+@njit
+def support(job: Any, r: int, e: Entry, place: Any, vs: Any, h: Any, like: Any) -> int:
+    """How many y_i are positive, which are at ``place``; v and e'' there."""
+    y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 2, r, like)
+    n = 0
+    for i in range(job[common.WIDTH]):
+        if y[i] > 0.0:
+            place[n], e.own[n], vs[n] = i, max(y[i], 1e-154), v[i]
+            n += 1
+    vectors_of(job, 4, r, e.count, e.ld, place, n, e.part)
+    at_points(e.code, n, e)
+    for j in range(n):
+        h[j] = positive(e.out[e.ld + j])
+    return n
+
+
+@njit
+def finish(job: Any, r: int, n: int, w: Any, place: Any, e: Entry, like: Any) -> None:
+    """Write J v/γ and −⟨J v, ∂e'/∂p⟩ of row r, where w = J v at ``place``."""
+    d, plain, ld = job[common.WIDTH], job[5 + 2 * PLAIN], e.ld
+    dx = common.rows_at(job, 5, r, like)
+    for i in range(d):
+        dx[i] = 0.0
+    scale = 1.0 / common.number_at(job, 1, r)
+    for j in range(n):
+        dx[place[j]] = w[j] * scale
+    if job[5 + 2 * PARTIALS] == 0:
+        return
+    dnumbers = common.rows_at(job, 6, r, memory.doubles(d))
+    dvectors = common.rows_at(job, 7, r, memory.doubles(d))
+    for k in range(e.count * d):
+        dvectors[k] = 0.0
+    at_points(job[5 + 2 * PARTIALS], n, e)
+    for k in range(plain):
+        total = 0.0
+        for j in range(n):
+            total += w[j] * e.out[k * ld + j]
+        dnumbers[k] = -total
+    for k in range(e.count):
+        for j in range(n):
+            dvectors[k * d + place[j]] = -w[j] * e.out[(plain + k) * ld + j]
