@@ -135,7 +135,7 @@ def _moved(y: float, change: float, b: float, b0: float) -> float:
     if b == 1.0:
         return max(y + change, 0.0)
     if b == 0.0:
-        return y * math.exp(min(max(u, -40.0), 3.0))
+        return y * math.exp(min(max(u, -40.0 if y > FLOOR else -700.0), 3.0))
     if b * u <= -1.0:
         return y * 0.01 if b > 0.0 else 1.0
     return min(y * math.exp(min(math.log1p(b * u) / b, 40.0)), 1.0)
@@ -273,7 +273,9 @@ def _coupled_row(
             for j in range(n):
                 i = on[j]
                 end = max(y[i] + t * w[j], 0.0)
-                goal[i] = 0.0 if end <= 1e-15 * y[i] else end
+                if end <= 1e-15 * y[i]:
+                    end = 1e-3 * y[i] if steep else 0.0
+                goal[i] = end
                 d[i] = goal[i] - y[i]
                 start += r[i] * d[i]
         t = 1.0
