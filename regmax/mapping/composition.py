@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from ..kernels.simplex import row_dot
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, averaged
 from ..regularizers.regularizer import Regularizer
-from . import compiled, function
+from . import compiled, function, generated
 from .compiled import kernel_of
+from .forward import Forward, Settings, with_kernel
 from .rows import Rows
 
 
@@ -36,6 +38,28 @@ def argmax(rows: Rows) -> Tensor | None:
         rows.x, weight, rows.mask, omega, rows.gamma, penalty
     )
     return compiled.apply(kernel, base, s, gamma, rows.mask)
+
+
+def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
+    """The same where a kernel is made of the value of the base: one that treats all entries alike
+    shows that the base is permutation-invariant."""
+    omega = rows.omega
+    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+        return None
+    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
+    base = replace(rows, omega=omega.base)
+    if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
+        return None
+    if any(t.requires_grad for t in _held_by(penalty)):
+        return None  # the penalty itself learns
+    s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
+        rows.x, weight, rows.mask, omega, rows.gamma, penalty
+    )
+    made = generated.argmax(replace(base, x=s), settings, alike=True)
+    if made is None:
+        return None
+    y, result = made
+    return y, replace(result, path=f"prox, then {result.path}")
 
 
 def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:

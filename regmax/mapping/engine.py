@@ -134,7 +134,7 @@ def _check_product(
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     """Π_Ω(x) of prepared rows, with gradients, and the method taken."""
     try:
-        made = generated.argmax(rows, settings)
+        made = generated.argmax(rows, settings) or composition.of_generated(rows, settings)
         if made is not None:
             return made
         y, result = _argmax(rows, settings)

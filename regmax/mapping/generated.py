@@ -8,6 +8,7 @@ is compared with the traced one in some rows, and the solver computes what was n
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 
 from ..kernels import Kernel, asked, rowwise, simplex, transforms
 from ..kernels.base import Hyper
-from ..kernels.products import evaluated
 from ..optimality.diagnosis import contradicted
 from ..optimality.problem import Problem
 from ..regularizers.curvature import Diagonal
@@ -63,7 +63,9 @@ def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
     *own, form = inputs
     d = y.shape[-1]
     total: Tensor = entry(y, *own)
-    return total + rowwise.matvec(form.reshape(*form.shape[:-1], d, d), y) * y / 2
+    matrix = form.reshape(*form.shape[:-1], d, d)
+    product = rowwise.matvec(matrix, y)
+    return total + product * y / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,24 @@ class Plan:
     kernel: Any
     traced: Traced
     kept: list[Any]
+    last: list[Any]
+
+    def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The inputs p of e, and H, differentiable in the tensors of Ω. Where nothing learns they
+        are computed once for each state of the tensors."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            found: list[Tensor] = self.traced.entry.inputs(tensors)
+            return found
+        owned = [*tensors, *self.traced.entry.outside]
+        if self.last:
+            before, versions, inputs = self.last
+            same = len(owned) == len(before) and all(map(operator.is_, owned, before))
+            if same and versions == [t._version for t in owned]:
+                return list(inputs)
+        with torch.no_grad():
+            inputs = self.traced.entry.inputs(tensors)
+        self.last[:] = owned, [t._version for t in owned], inputs
+        return list(inputs)
 
 
 PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
@@ -80,8 +100,9 @@ PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
 _TRIALS = 3
 
 
-def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
-    """Π_Ω(x) with gradients, or None where no kernel is made of the value of Ω."""
+def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor, Forward] | None:
+    """Π_Ω(x) with gradients, or None where no kernel is made of the value of Ω. ``alike``: nor
+    where the kernel does not treat all entries alike."""
     tensors = list(rows.omega.tensors(fixed=True).values())
     key, kept = _key(rows, settings, tensors)
     if key is None:
@@ -92,12 +113,12 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
         if len(PLANS) >= 512:
             PLANS.clear()
         PLANS[key] = found
-    if not isinstance(found, Plan):
+    if not isinstance(found, Plan) or (alike and not found.kernel.alike):
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in found.traced.entry.outside):
         return None  # such a tensor is refused
     with transforms.full_precision("cpu"):
-        inputs = found.traced.entry.inputs(tensors)
+        inputs = found.inputs(tensors)
         kernel = _Checked(found, inputs, rows, settings, key[1] is not None)
         try:
             y = with_gradients(kernel, found.traced, rows.x, rows.mask, [rows.gamma, *inputs])
@@ -107,6 +128,13 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
         finally:
             del kernel.rows
     return y, kernel.result
+
+
+def may_be(rows: Rows) -> bool:
+    """Whether a kernel was made of the value of Ω, or may be."""
+    key, _ = _key(rows, QUIET, list(rows.omega.tensors(fixed=True).values()))
+    found = PLANS.get(key) if key is not None else None
+    return key is not None and not isinstance(found, str) and found not in range(_TRIALS, 9)
 
 
 def why_none(rows: Rows, settings: Settings) -> str | None:
@@ -181,7 +209,7 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
             kernel = GeneratedKernel(entry, inputs, x.shape[-1], problem.legendre)
             solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
-            return _compared(Plan(kernel, traced, kept), inputs, rows, problem, solved)
+            return _compared(Plan(kernel, traced, kept, []), inputs, rows, problem, solved)
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
@@ -291,7 +319,7 @@ class _Checked(Kernel):
                 at, inputs = simplex.inward(y).view(rows.x.shape), self.inputs
             else:
                 at, inputs = simplex.inward(_few(y, y.shape[:-1], _SPOT)), self.inputs
-            own = evaluated(rows.omega.value, at)
+            own = rows.omega.value(at)
             each = terms(self.made.traced.entry, at, inputs)
             off = (own - each.sum(-1)).abs()
             if not bool((off <= 1e-9 * (1 + each.abs().sum(-1))).all()):

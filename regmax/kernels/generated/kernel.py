@@ -38,12 +38,14 @@ class GeneratedKernel(Kernel):
         own = inputs[:-1] if entry.coupled else inputs
         self.vectors = vectors = [_varies(t, d) for t in own]
         self.steep, self.kinked = int(steep), int(entry.kinked)
+        self.alike = not (entry.coupled or any(vectors))
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
         self._source = source.partials(entry, vectors, constants)
         self._constants = torch.tensor([[*constants, 0]], dtype=torch.float64)
         self._none = self._constants.new_zeros(1, 1)
         self._alone = self._constants, self._none
+        self._tested: tuple[Tensor, int, bool] = self._none, -1, False
 
     @property
     def path(self) -> Path:
@@ -94,14 +96,17 @@ class GeneratedKernel(Kernel):
             return theta, None
         return theta[:-1], theta[-1].contiguous()
 
-    @staticmethod
-    def _convex(form: Tensor) -> bool:
+    def _convex(self, form: Tensor) -> bool:
         """Whether H is positive semidefinite along Δ. Each row tests e."""
-        d = math.isqrt(form.numel())
-        matrix = form.view(d, d)
-        size = matrix.abs().amax()
-        shifted = matrix + size * (1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype))
-        return int(torch.linalg.cholesky_ex(shifted).info) == 0
+        seen, version, known = self._tested
+        if form.data_ptr() != seen.data_ptr() or form._version != version:
+            d = math.isqrt(form.numel())
+            matrix = form.view(d, d)
+            shift = 1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype)
+            shifted = matrix + matrix.abs().amax() * shift
+            known = int(torch.linalg.cholesky_ex(shifted).info) == 0
+            self._tested = form, form._version, known  # alive, so that its memory is its own
+        return known
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
