@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..kernels import why_none
 from ..kernels.transforms import outside_inference
-from ..mapping import engine
+from ..mapping import engine, generated
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import Rows, prepare
 from ..optimality.problem import Problem
@@ -144,7 +144,7 @@ class RegularizedMax(nn.Module):
 
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
-        """Which method computes ``self(x)``, and why."""
+        """Which method computes ``self(x)``, and why; and why no kernel is made of a value."""
         with torch.no_grad():
             rows = self._rows(x, mask)
             y, result = engine.argmax(rows, self.settings)
@@ -162,6 +162,9 @@ class RegularizedMax(nn.Module):
         bare, _ = unscaled(smooth_part(omega), 1.0)
         if overrides(bare, "kernel") and omega.exact and "kernel of" not in result.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
+        tried = generated.why_none(rows, self.settings)
+        if tried is not None:
+            lines.append(f"note: {tried}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
         return "\n".join(lines)
 
