@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,14 +37,29 @@ ATTENTION = ("softmax", "sparsemax", "entmax15", "entmax", "fusedmax", "oscarmax
 def losses(x: Tensor, smoothing: float = 0.0, package: bool = False) -> list[Step]:
     """Cross-entropy, and the losses of regmax and the entmax package: the mean over rows."""
     plain = nn.CrossEntropyLoss(label_smoothing=smoothing)
-    found = [_loss(CROSS_ENTROPY, plain, x, "regmax SoftmaxLoss", smoothing)]
-    found += [_loss(name, _ours(name, x, smoothing), x, name, smoothing) for name in LOSSES]
+
+    def same(name: str) -> Callable[[Tensor], nn.Module]:
+        return functools.partial(_ours, name, smoothing=smoothing)
+
+    found = [_loss(CROSS_ENTROPY, plain, x, same("regmax SoftmaxLoss"))]
+    found += [_loss(name, _ours(name, x, smoothing), x, same(name)) for name in LOSSES]
     if package:
         entmax: Any = importlib.import_module("entmax")
         for name in ("SparsemaxLoss", "Entmax15Loss"):
             loss = getattr(entmax, name)()
-            found.append(_loss(f"entmax {name}", loss, x, f"regmax {name}", 0.0))
+            found.append(_loss(f"entmax {name}", loss, x, same(f"regmax {name}")))
     return found
+
+
+def own_losses(omega: regmax.Regularizer, x: Tensor) -> list[Step]:
+    """Cross-entropy, and the loss of an Ω by its value."""
+    plain, ours = nn.CrossEntropyLoss(), regmax.FenchelYoungLoss(omega)
+    return [
+        _loss(CROSS_ENTROPY, plain, x, lambda x: regmax.SoftmaxLoss()),
+        _loss(
+            "regmax by value", ours, x, lambda x: regmax.FenchelYoungLoss(omega, solver="newton")
+        ),
+    ]
 
 
 def _targets(x: Tensor) -> Tensor:
@@ -63,8 +78,8 @@ def _ours(name: str, x: Tensor, smoothing: float) -> regmax.FenchelYoungLoss:
     return found
 
 
-def _loss(name: str, loss: nn.Module, x: Tensor, same: str, smoothing: float) -> Step:
-    """Its error: the distance of a row's gradient to that of ``same`` in float64."""
+def _loss(name: str, loss: nn.Module, x: Tensor, same: Callable[[Tensor], nn.Module]) -> Step:
+    """Its error: the distance of a row's gradient to that of the ``same`` loss in float64."""
     target = _targets(x)
 
     def apply(x: Tensor, *learned: Tensor) -> Tensor:
@@ -73,7 +88,7 @@ def _loss(name: str, loss: nn.Module, x: Tensor, same: str, smoothing: float) ->
 
     def error(step: Step) -> float:
         grad, few = step.leaves[0].grad, x[:CHECKED].double().requires_grad_()
-        _ours(same, few, smoothing)(few, target[:CHECKED]).backward()
+        same(few)(few, target[:CHECKED]).backward()
         assert grad is not None
         assert few.grad is not None
         return float((grad[:CHECKED].double() * len(x) - few.grad * len(few)).abs().max())

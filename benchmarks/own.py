@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor
 import regmax
 from regmax.regularizers.curvature import DENSE_LIMIT
 
-from .peers import OMEGAS, Candidate, Program, regmax_candidate
+from .inputs import Case
+from .peers import OMEGAS, Candidate, Program, conic, regmax_candidate
 from .timing import Step
 
 
@@ -23,8 +24,29 @@ class Tsallis15(regmax.Regularizer):
         return (y.pow(1.5).sum(-1) - 1) / 0.75
 
 
+class Gini(regmax.Regularizer):
+    """½ ‖y‖²."""
+
+    def value(self, y: Tensor) -> Tensor:
+        return y.square().sum(-1) / 2
+
+
+class Entropy(regmax.Regularizer):
+    """Σ y log y."""
+
+    def value(self, y: Tensor) -> Tensor:
+        return (y * y.log()).sum(-1)
+
+
+class Cubic(regmax.Regularizer):
+    """½ ‖y‖² + Σ y³/6."""
+
+    def value(self, y: Tensor) -> Tensor:
+        return (y.square() / 2 + y.pow(3) / 6).sum(-1)
+
+
 class Quadratic(regmax.Regularizer):
-    """½ yᵀQy + Σ y³: neither separable nor permutation-invariant."""
+    """½ yᵀQy + Σ y³/6: neither separable nor permutation-invariant."""
 
     def __init__(self, d: int) -> None:
         """Q = AAᵀ/d + 0.1·I, with A drawn from N(0, 1)."""
@@ -32,51 +54,50 @@ class Quadratic(regmax.Regularizer):
         self.q = a @ a.mT / d + 0.1 * torch.eye(d, dtype=torch.float64)
 
     def value(self, y: Tensor) -> Tensor:
-        return ((y @ self.q) * y).sum(-1) / 2 + y.pow(3).sum(-1)
+        return ((y @ self.q) * y).sum(-1) / 2 + y.pow(3).sum(-1) / 6
 
 
-class Quartic(regmax.Regularizer):
-    """Σ y log y + Σ y⁴."""
-
-    def value(self, y: Tensor) -> Tensor:
-        entropy: Tensor = torch.special.entr(y).sum(-1)
-        return y.pow(4).sum(-1) - entropy
-
-
-def _tsallis15(cp: Any, y: Any, d: int) -> Any:
-    return (cp.sum(cp.power(y, 1.5)) - 1) / 0.75
+def _cubic(cp: Any, y: Any, d: int) -> Any:
+    return cp.sum_squares(y) / 2 + cp.sum(cp.power(y, 3)) / 6
 
 
 def _quadratic(cp: Any, y: Any, d: int) -> Any:
     root = torch.linalg.cholesky(Quadratic(d).q).mT.numpy()
-    return cp.sum_squares(root @ y) / 2 + cp.sum(cp.power(y, 3))
-
-
-def _quartic(cp: Any, y: Any, d: int) -> Any:
-    return cp.sum(cp.power(y, 4)) - cp.sum(cp.entr(y))
+    return cp.sum_squares(root @ y) / 2 + cp.sum(cp.power(y, 3)) / 6
 
 
 @dataclass(frozen=True)
 class Own:
-    """An Ω by its value, and as a convex program."""
+    """An Ω by its value; and as a convex program, or as the mapping that has a kernel for it."""
 
     make: Callable[[int], regmax.Regularizer]
-    program: Program
+    program: Program | None = None
     separable: bool = True
     closed: str = ""
-    """The mapping that computes it in closed form, if there is one."""
 
-    def layer(self, d: int) -> regmax.RegularizedMax:
+    def layer(self, d: int, solver: str = "auto") -> regmax.RegularizedMax:
         """Without a warning: the certified error is in the table."""
-        return regmax.RegularizedMax(self.make(d), on_failure="ignore")
+        return regmax.RegularizedMax(self.make(d), solver=solver, on_failure="ignore")
 
-    def candidate(self, d: int) -> Candidate:
-        layer = self.layer(d)
+    def candidate(self, d: int, solver: str = "auto") -> Candidate:
+        layer = self.layer(d, solver)
         return Candidate("regmax", "by value", lambda x, a: layer(x))
 
     def exact(self, d: int) -> Candidate:
         """What errors are measured against."""
-        return regmax_candidate(self.closed) if self.closed else self.candidate(d)
+        return regmax_candidate(self.closed) if self.closed else self.candidate(d, "newton")
+
+    def steps(self, case: Case, scores: int) -> Iterator[Step]:
+        """By its value, by the kernel that is written by hand, and by cvxpylayers, whose times for
+        the first rows, with ``scores`` in all, are scaled to all rows."""
+        rows, d = case.x.shape
+        exact, few = self.exact(d), min(rows, scores // d)
+        yield self.candidate(d).step(case, exact=exact)
+        if self.closed:
+            yield exact.step(case, name="regmax by hand")
+        if self.program:
+            for theirs in (conic(self.program, d, None), conic(self.program, d)):
+                yield theirs.step(case.head(few), per=few / rows, exact=exact)
 
     def certified(self, step: Step) -> float:
         """The certified error of the worst row."""
@@ -89,10 +110,13 @@ class Own:
         return max(1, rows if self.separable or d <= DENSE_LIMIT else rows // 4)
 
 
+SEPARABLE = "½‖y‖² + Σy³/6"
 OWN = {
-    "Tsallis, α = 1.5": Own(lambda d: Tsallis15(), _tsallis15, closed="entmax15"),
-    "½yᵀQy + Σy³": Own(Quadratic, _quadratic, separable=False),
-    "Σy log y + Σy⁴": Own(lambda d: Quartic(), _quartic),
+    SEPARABLE: Own(lambda d: Cubic(), _cubic),
+    "½yᵀQy + Σy³/6": Own(Quadratic, _quadratic, separable=False),
+    "Tsallis, α = 1.5": Own(lambda d: Tsallis15(), closed="entmax15"),
+    "Gini": Own(lambda d: Gini(), closed="sparsemax"),
+    "entropy": Own(lambda d: Entropy(), closed="softmax"),
 }
 
 

@@ -48,7 +48,7 @@ class Candidate:
         return " ".join(filter(None, (self.family, self.mapping, self.variant)))
 
     def step(
-        self, case: Case, *, name: str = "", per: int = 1, exact: Candidate | None = None
+        self, case: Case, *, name: str = "", per: float = 1, exact: Candidate | None = None
     ) -> Step:
         """The candidate on a case; its error is the distance to ``exact`` in float64."""
         leaves = tuple(
@@ -129,8 +129,10 @@ def candidates(device: str) -> tuple[list[Candidate], dict[str, Exception]]:
     return found, missing
 
 
-def conic(program: Program, d: int) -> Candidate:
-    """cvxpylayers with its default solver; the layer is made by the first call."""
+def conic(program: Program, d: int, jobs: int | None = 1) -> Candidate:
+    """cvxpylayers with its default solver, DIFFCP; the layer is made by the first call. ``jobs``:
+    how many threads solve rows, None for the default; one is often faster on small problems."""
+    given = {"n_jobs_forward": jobs, "n_jobs_backward": jobs} if jobs else {}
 
     @functools.cache
     def layer() -> Any:
@@ -140,9 +142,8 @@ def conic(program: Program, d: int) -> Candidate:
         problem = cp.Problem(cp.Minimize(program(cp, y, d) - x @ y), [y >= 0, cp.sum(y) == 1])
         return layers.CvxpyLayer(problem, parameters=[x], variables=[y])
 
-    # one job: faster than a pool on problems this small
-    one = {"n_jobs_forward": 1, "n_jobs_backward": 1}
-    return Candidate("cvxpylayers", "", lambda x, a: layer()(x, solver_args=one)[0])
+    variant = f"jobs={jobs}" if jobs else ""
+    return Candidate("cvxpylayers", "", lambda x, a: layer()(x, solver_args=given)[0], variant)
 
 
 def method(mapping: str, x: Tensor) -> str:

@@ -27,10 +27,13 @@ class Plan:
     conic_d: int = 100
     conic_rows: tuple[int, int] = (16, 4096)
     """Few rows, for cvxpylayers and regmax; many, for regmax alone."""
-    own: Shape = (1024, 64)
-    """Of an Ω by its value, and of compositions."""
-    own_few: int = 8
-    """Rows for cvxpylayers."""
+    own: tuple[Shape, ...] = ((1, 10), (32, 10), (1024, 64))
+    """Of an Ω by its value; compositions, and what has a kernel by hand: the last shape only."""
+    own_scores: int = 1024
+    """Of cvxpylayers at most."""
+    own_loss: Shape = (128, 10)
+    busy: int = 1500
+    """The size of the matrices that a busy process multiplies."""
     own_elements: int = 65_536
     own_sizes: tuple[int, ...] = (16, 64, 256, 512, 1024, 4096)
     losses: tuple[Shape, ...] = ((512, 1_000), (512, 10_000), (256, 32_768))
@@ -76,8 +79,10 @@ def plan(device: str, quick: bool) -> Plan:
         compiler="aot_eager",
         conic_d=4,
         conic_rows=(2, 4),
-        own=(4, 16),
-        own_few=2,
+        own=((1, 4), (4, 16)),
+        own_scores=32,
+        own_loss=(4, 8),
+        busy=8,
         own_elements=640,
         own_sizes=(16, 640),
         losses=((8, 10), (4, 32)),

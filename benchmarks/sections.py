@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import regmax.functional
 
 from . import first, inputs, learning, memory, own, page, peers
 from .plan import MAPPINGS, plan
-from .timing import CpuWatch, CudaWatch, Figure, Step, interleave
+from .timing import CpuWatch, CudaWatch, Figure, Step, busy, interleave
 
 Cases = Iterable[tuple[str, list[Step]]]
 """Label and steps of each case."""
@@ -59,13 +60,8 @@ class Bench:
                 step.reset()
             yield step, error
 
-    def table(
-        self,
-        cases: Cases,
-        reference: str = peers.REFERENCE,
-        forward: bool = True,
-    ) -> str:
-        """Time the steps of each case by turns."""
+    def times(self, cases: Cases) -> tuple[dict[str, dict[str, Figure]], dict[str, float]]:
+        """By step and case, its times, those of a case taken by turns; and the errors of steps."""
         figures: dict[str, dict[str, Figure]] = {}
         errors: dict[str, float] = {}
         p = self.plan
@@ -78,6 +74,19 @@ class Bench:
                 figures.setdefault(step.name, {})[label] = times[step.name]
                 if error is not None:
                     errors[step.name] = max(error, errors.get(step.name, 0.0))
+        return figures, errors
+
+    def table(self, cases: Cases, reference: str = peers.REFERENCE, forward: bool = True) -> str:
+        """Time the steps of each case."""
+        return self.ratios(*self.times(cases), reference, forward)
+
+    def ratios(
+        self,
+        figures: Mapping[str, Mapping[str, Figure]],
+        errors: Mapping[str, float],
+        reference: str,
+        forward: bool = True,
+    ) -> str:
         spreads = [f.spread for found in figures.values() for f in found.values()]
         text = page.ratios(figures, errors, reference, forward)
         return f"{text}\n\nTypical spread: {statistics.median(spreads):.0%}."
@@ -219,22 +228,51 @@ def conic(bench: Bench) -> str:
 def own_omega(bench: Bench) -> str:
     """An Ω by its value alone
 
-    A class with `value` and nothing else. Q = AAᵀ/d + 0.1·I with A from N(0, 1). Time per row,
-    float64, N(0, 1). Target: cvxpylayers takes at least 300 times longer, 100 times for Q.
+    A class with `value` and nothing else. Q = AAᵀ/d + 0.1·I with A from N(0, 1). A case: Ω, rows ×
+    scores in a row, float64, N(0, 1). By hand: the kernels of entmax15, sparsemax and softmax.
+    cvxpylayers has its default settings (DIFFCP), and one thread with jobs=1. It solves 16 of 1,024
+    rows, and its times are scaled to all. Target there: 300 times as long at least, 100 for Q.
     """
-    (n, d), few = bench.plan.own, bench.plan.own_few
-    many, small = (bench.case("normal", k, d, "float64") for k in (n, few))
-    reference = f"regmax by value, {n} × {d}"
+    return bench.table(_own(bench, bench.plan.own), "regmax by value")
 
-    def steps(omega: own.Own) -> Iterator[Step]:
-        exact = omega.exact(d)
-        yield omega.candidate(d).step(many, name=reference, per=n, exact=exact)
-        if omega.closed:
-            yield exact.step(many, name=f"regmax closed form, {n} × {d}", per=n)
-        theirs = peers.conic(omega.program, d)
-        yield theirs.step(small, name=f"cvxpylayers, {few} × {d}", per=few, exact=exact)
 
-    return bench.table(((label, list(steps(omega))) for label, omega in own.OWN.items()), reference)
+def _own(bench: Bench, shapes: Sequence[tuple[int, int]]) -> Cases:
+    """Every Ω that cvxpylayers can take on these shapes, the others on the largest of all."""
+    for label, omega in own.OWN.items():
+        for n, d in shapes:
+            if omega.program or (n, d) == bench.plan.own[-1]:
+                case = bench.case("normal", n, d, "float64")
+                yield f"{label}, {n} × {d}", list(omega.steps(case, bench.plan.own_scores))
+
+
+def own_loss(bench: Bench) -> str:
+    """A loss of an Ω by its value
+
+    A training step: `FenchelYoungLoss` of ½‖y‖² + Σy³/6, its mean over rows of logits and its
+    gradient, over `torch.nn.CrossEntropyLoss`. Rows × classes, float64, N(0, 1).
+    """
+    return bench.table(_own_losses(bench), learning.CROSS_ENTROPY)
+
+
+def _own_losses(bench: Bench) -> Cases:
+    (n, d), omega = bench.plan.own_loss, own.OWN[own.SEPARABLE]
+    x = bench.case("normal", n, d, "float64").x
+    yield f"loss, {n} × {d}", learning.own_losses(omega.make(d), x)
+
+
+def own_busy(bench: Bench) -> str:
+    """An Ω by its value beside a busy process
+
+    The small sizes and the loss, first alone, and then while another process multiplies 1,500 ×
+    1,500 matrices on all cores: over the time alone.
+    """
+    found: dict[str, dict[str, Figure]] = {}
+    for name in ("alone", "beside a busy process"):
+        with contextlib.nullcontext() if name == "alone" else busy(bench.plan.busy):
+            cases = itertools.chain(_own(bench, bench.plan.own[:-1]), _own_losses(bench))
+            figures, _ = bench.times(cases)
+        found[name] = {f"{k}, {case}": f for k, of in figures.items() for case, f in of.items()}
+    return bench.ratios(found, {}, "alone")
 
 
 def own_sizes(bench: Bench) -> str:
@@ -262,7 +300,7 @@ def composed(bench: Bench) -> str:
 
     base + λ·penalty over the base alone, 1024 × 64, N(0, 1).
     """
-    case = bench.case("normal", *bench.plan.own)
+    case = bench.case("normal", *bench.plan.own[-1])
     pairs = own.composed(case.x.shape[1])
     cases = ((name, [c.step(case, exact=c) for c in pair]) for name, pair in pairs.items())
     return bench.table(cases, "base alone")
@@ -350,9 +388,9 @@ def peaks(bench: Bench) -> str:
 SECTIONS: dict[str, Callable[[Bench], str]] = {
     section.__name__.replace("_", "-"): section
     for section in (
-        *(mappings, sizes, rows, kinds, long_rows, calls, conic, own_omega, own_sizes, composed),
-        *(losses, attention, first_calls, peaks),
+        *(mappings, sizes, rows, kinds, long_rows, calls, conic, own_omega, own_sizes, own_loss),
+        *(own_busy, composed, losses, attention, first_calls, peaks),
     )
 }
 """In the order of the page; memory is last because it makes later passes slower."""
-CPU_ONLY = ("conic", "own-omega", "own-sizes", "composed")
+CPU_ONLY = ("conic", "own-omega", "own-sizes", "own-loss", "own-busy", "composed")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import random
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +27,8 @@ class Step:
     leaves: tuple[Tensor, ...]
     v: Tensor | None = None
     """The gradient with respect to the output; None for a scalar."""
-    per: int = 1
-    """Times are divided by this number of rows or scores."""
+    per: float = 1
+    """Times are divided by this number of rows or scores, or by this share of the rows."""
     error: Callable[[Step], float] | None = None
     """The error of the result, called after both passes."""
     y: Tensor | None = field(default=None, init=False)
@@ -128,8 +132,28 @@ def interleave(
     return {step.name: _figure(laps[step.name], step.per) for step in steps}
 
 
-def _figure(laps: Sequence[tuple[float, float]], per: int) -> Figure:
+def _figure(laps: Sequence[tuple[float, float]], per: float) -> Figure:
     """``laps``: at least two."""
     low, both, high = statistics.quantiles([f + b for f, b in laps], n=4, method="inclusive")
     forward = statistics.median(f for f, _ in laps)
     return Figure(forward / per, both / per, (high - low) / both)
+
+
+@contextlib.contextmanager
+def busy(d: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Beside a process that multiplies d × d matrices on all cores."""
+    program = (
+        "import os, torch\n"
+        "torch.set_num_threads(os.cpu_count())\n"
+        f"a = torch.rand({d}, {d})\n"
+        "print(a @ a, flush=True)\n"
+        f"while os.getppid() == {os.getpid()}:\n"
+        "    a @ a\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        try:
+            if not (process.stdout and process.stdout.readline()):
+                raise RuntimeError("the busy process did not start")
+            yield process
+        finally:
+            process.kill()

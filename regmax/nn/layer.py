@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..kernels import why_none
 from ..kernels.transforms import outside_inference
-from ..mapping import engine
+from ..mapping import engine, generated
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import Rows, prepare
 from ..optimality.problem import Problem
@@ -35,15 +35,16 @@ class RegularizedMax(nn.Module):
     omega: a :class:`regmax.Regularizer`.
     gamma: γ > 0, a float, or a tensor that broadcasts to x with size 1 along ``dim``.
     dim: the dimension along which the result sums to 1.
-    solver: ``"auto"`` (the closed form if there is one, else a solver that suits Ω;
-        :meth:`explain` names it), the name of a solver, or a :class:`regmax.solvers.Solver`.
+    solver: ``"auto"`` (the closed form if there is one, else a kernel from the value or a solver
+        that suits Ω; :meth:`explain` names it), the name of a solver, or a
+        :class:`regmax.solvers.Solver`.
     tol: the certified error ‖y − y*‖ at which a solver stops; by default 1e-8 in float64 and 1e-3
         in float32. Closed forms ignore it.
     max_iter: the budget of iterations of a solver.
     on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.
     certify: whether every call certifies its answer and its vector–Jacobian product from Ω's value.
-        Closed forms and kernels are certified only then. For debugging: it costs more than the
-        call.
+        Closed forms and their kernels are certified only then. For debugging: it costs more than
+        the call.
 
     Shapes: x of any shape and strides, floating; the output has x's shape, dtype and device.
     float16 and bfloat16 compute in float32. ``mask`` is bool, broadcastable to x, True = takes
@@ -144,7 +145,7 @@ class RegularizedMax(nn.Module):
 
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
-        """Which method computes ``self(x)``, and why."""
+        """Which method computes ``self(x)``, and why; and why no kernel is made of a value."""
         with torch.no_grad():
             rows = self._rows(x, mask)
             y, result = engine.argmax(rows, self.settings)
@@ -162,6 +163,9 @@ class RegularizedMax(nn.Module):
         bare, _ = unscaled(smooth_part(omega), 1.0)
         if overrides(bare, "kernel") and omega.exact and "kernel of" not in result.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
+        tried = generated.why_none(rows, self.settings)
+        if tried is not None:
+            lines.append(f"note: {tried}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
         return "\n".join(lines)
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import first, inputs, learning, own, page, peers, plan, sections
-from benchmarks.timing import CpuWatch, Figure, Step, interleave
+from benchmarks.timing import CpuWatch, Figure, Step, busy, interleave
 
 
 @pytest.mark.slow
@@ -120,10 +120,25 @@ def test_an_omega_by_its_value_is_solved(name):
     assert omega.certified(step) < 1e-8
 
 
+def test_scaled_times_are_those_of_all_rows():
+    pytest.importorskip("cvxpylayers")
+    case = inputs.case("normal", 8, 4, torch.float64)
+    ours, *theirs = own.OWN[own.SEPARABLE].steps(case, scores=8)
+    assert (ours.per, len(ours.leaves[0])) == (1, 8)
+    assert [(step.per, len(step.leaves[0])) for step in theirs] == [(0.25, 2)] * 2
+
+
+def test_a_busy_process_ends():
+    with busy(8) as process:
+        assert process.poll() is None
+    assert process.poll() is not None
+
+
 def steps():
     x = inputs.case("normal", 6, 10).x
     package = importlib.util.find_spec("entmax") is not None
     found = learning.losses(x, package=package) + learning.losses(x, 0.1)
+    found += learning.own_losses(own.Cubic(), x.double())
     found += learning.heads((2, 3, 4, 8), True, "cpu")
     return [*found, peers.regmax_candidate("entmax").step(inputs.case("normal", 6, 10))]
 

@@ -131,6 +131,33 @@ def test_small_shapes(omega, shape):
     assert "forward" in layer.explain(x)
 
 
+class LogSum(Regularizer):
+    def value(self, y):
+        return y.logsumexp(-1)
+
+
+class LogGamma(Regularizer):
+    def value(self, y):
+        return torch.lgamma(y + 1).sum(-1)
+
+
+@pytest.mark.parametrize(("omega", "said"), [(LogSum(), "logsumexp"), (LogGamma(), "digamma")])
+def test_explain_says_why_no_kernel_is_made_of_a_value(omega, said):
+    pytest.importorskip("numba")
+    layer, x = RegularizedMax(omega), scores(3, 5)
+    text = layer.explain(x)
+    assert "forward: solver" in text
+    assert text.count("note: no kernel is made of its value: aten.") == text.count(said) == 1
+    with regmax.kernels.reference():  # none is wanted, so there is nothing to explain
+        assert "note" not in layer.explain(x)
+
+
+def test_explain_is_silent_on_kernels_that_are_made_or_not_tried():
+    both = regmax.regularizer("gini") + regmax.regularizer("entropy")
+    for layer in (RegularizedMax(both), RegularizedMax(LogSum(), solver="newton")):
+        assert "no kernel" not in layer.explain(scores(3, 5))
+
+
 def test_every_dim(omega):
     x = scores(3, 4, 5)
     for dim in range(-3, 3):
