@@ -170,6 +170,8 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
             return y, Forward(y, "closed form", "an approximation, differentiated as it is written")
         if transformed and settings.solver == "auto":
             known = compiled.under_transform(omega, rows.x, rows.gamma, rows.mask)
+            if known is None:
+                known = generated.under_transform(rows, settings)
             if known is not None:
                 return known, Forward(known, "kernel", "under a transform or a tracer")
         if transformed:

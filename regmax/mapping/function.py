@@ -385,7 +385,7 @@ def _per_row(item: Tensor, x: Tensor) -> Tensor:
         return t.expand(*x.shape[:-1], 1).reshape(-1)
     if t.numel() == t.shape[-1]:
         return t.reshape(1, -1)
-    return t.expand(x.shape).reshape(-1, t.shape[-1])
+    return t.expand(*x.shape[:-1], t.shape[-1]).reshape(-1, t.shape[-1])
 
 
 @functools.lru_cache(maxsize=256)

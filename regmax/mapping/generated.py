@@ -25,6 +25,7 @@ from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
 from .compiled import with_gradients
 from .forward import Forward, Settings, by_solver, has_formula, sampled
+from .function import Mapping
 from .rows import Rows
 
 LOOKED_AT = 16
@@ -130,6 +131,26 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
     return y, kernel.result
 
 
+def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
+    """Π_Ω(x) under a transform of torch.func, or None where no kernel was made before, in plain
+    PyTorch."""
+    tensors = list(rows.omega.tensors(fixed=True).values())
+    if not transforms.transforming() or transforms.tracing():
+        return None
+    key, _ = _key(rows, settings, tensors, plain=False)
+    found = PLANS.get(key) if key is not None else None
+    if not isinstance(found, Plan):
+        return None
+    kernel = _Planned(found, settings)
+    try:
+        y: Tensor = Mapping.apply(  # type: ignore[no-untyped-call]
+            rows.x, rows.mask, kernel, found.traced, rows.gamma, *found.traced.entry.inputs(tensors)
+        )
+    except _Changed:
+        return None
+    return y
+
+
 def may_be(rows: Rows) -> bool:
     """Whether a kernel was made of the value of Ω, or may be."""
     key, _ = _key(rows, QUIET, list(rows.omega.tensors(fixed=True).values()))
@@ -145,7 +166,7 @@ def why_none(rows: Rows, settings: Settings) -> str | None:
 
 
 def _key(
-    rows: Rows, settings: Settings, tensors: list[Tensor]
+    rows: Rows, settings: Settings, tensors: list[Tensor], plain: bool = True
 ) -> tuple[tuple[Any, ...] | None, list[Any]]:
     """What a kernel belongs to, None where none is made; and the objects in it."""
     omega, x = rows.omega, rows.x
@@ -156,10 +177,15 @@ def _key(
         return None, kept
     if x.device.type != "cpu" or x.dtype != torch.float64:
         return None, kept
-    if transforms.dual_level() or transforms.under_transform((x, *tensors)):
+    if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept
-    batch = x.shape[:-1] if any(t.ndim > 1 for t in tensors) else None
+    batch = x.shape[:-1] if any(map(_per_row, tensors)) else None
     return (_state(omega, kept), batch, x.shape[-1]), kept
+
+
+def _per_row(t: Tensor) -> bool:
+    """Whether a tensor of Ω has one number for each row."""
+    return t.ndim > 1 and t.shape[-1] == 1 and t.numel() > 1
 
 
 def _state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
@@ -177,7 +203,7 @@ def _state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
         if isinstance(item, Tensor):
             found.append((name, item.shape, item.dtype))
         elif item is None or isinstance(item, bool | int | float | str):
-            found.append((name, type(item), item))
+            found.append((name, type(item), item if item == item else None))  # NaN
         else:
             found.append((name, id(item)))
             kept.append(item)
@@ -199,7 +225,7 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     def value(y: Tensor, *inside: Tensor) -> Tensor:
         return omega.with_tensors(dict(zip(names, inside, strict=True))).value(y)
 
-    batched = any(t.ndim > 1 for t in tensors)
+    batched = any(map(_per_row, tensors))
     y = simplex.generic(x if batched else x.new_empty(1, x.shape[-1]))
     problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
     try:
@@ -274,11 +300,49 @@ class _Changed(Exception):
     """The value of Ω is not what was traced."""
 
 
-class _Checked(Kernel):
-    """The kernel for these rows. It certifies each; the solver computes those that fail."""
+class _Planned(Kernel):
+    """The kernel of a plan; :class:`_Changed` where it cannot certify a row."""
 
     name = "numba"
     dtypes = (torch.float64,)
+
+    def __init__(self, made: Plan, settings: Settings) -> None:
+        self.made, self.settings = made, settings
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        y, missed = self.solved(x, gamma, theta, mask)
+        if bool(missed.any()):
+            raise _Changed
+        return y, None
+
+    def solved(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """y, and the rows that are not certified."""
+        if self.made.traced.entry.coupled and len(theta[-1]) > 1:
+            raise _Changed  # an H for each row
+        y, bound = self.made.kernel.solve(x, gamma, theta, mask)
+        return y, ~(bound <= self.settings.tolerance(torch.float64))
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(
+            y, v, gamma, theta, mask, hyper
+        )
+        return found
+
+
+class _Checked(_Planned):
+    """The kernel for these rows, with the rows that the solver computed; ``result`` says how."""
 
     def __init__(
         self,
@@ -288,19 +352,18 @@ class _Checked(Kernel):
         settings: Settings,
         batched: bool,
     ) -> None:
-        self.made, self.inputs, self.rows, self.settings = made, inputs, rows, settings
-        self.batched = batched
+        super().__init__(made, settings)
+        self.inputs, self.rows, self.batched = inputs, rows, batched
         self.result: Any = None
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        y, bound = self.made.kernel.solve(x, gamma, theta, mask)
+        y, missed = self.solved(x, gamma, theta, mask)
         rows, settings = self.rows, self.settings
         self._look(y)
         path, why = "kernel from the value", f"of {self.made.kernel.path}"
         iterations = None
-        missed = ~(bound <= settings.tolerance(torch.float64))
         if bool(missed.any()):
             found = by_solver(rows.omega, rows.z, rows.mask, settings)
             assert found.solved is not None
@@ -324,17 +387,3 @@ class _Checked(Kernel):
             off = (own - each.sum(-1)).abs()
             if not bool((off <= 1e-9 * (1 + each.abs().sum(-1))).all()):
                 raise _Changed
-
-    def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
-    ) -> tuple[Tensor, Hyper | None]:
-        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(
-            y, v, gamma, theta, mask, hyper
-        )
-        return found

@@ -427,3 +427,52 @@ def test_the_source_can_be_read(tmp_path, monkeypatch):
     _, _, kernel = made(lambda y: (y**4).sum(-1) + math.pi * (y * y).sum(-1) - y.cos().sum(-1))
     assert kernel.path.parent == tmp_path
     assert "def slopes(" in kernel.path.read_text()
+
+
+TRANSFORMS = {
+    "grad": lambda f, x, v: torch.func.grad(lambda t: (f(t) * v).sum())(x),
+    "vmap": lambda f, x, v: torch.func.vmap(f)(x),
+    "jacrev": lambda f, x, v: torch.func.jacrev(f)(x[0]),
+    "jacfwd": lambda f, x, v: torch.func.jacfwd(f)(x[0]),
+    "jvp": lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1],
+    "hessian": lambda f, x, v: torch.func.hessian(lambda t: (f(t) * v[0]).sum())(x[0]),
+    "vmap of grad": lambda f, x, v: torch.func.vmap(torch.func.grad(lambda t, u: (f(t) * u).sum()))(
+        x, v
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
+@pytest.mark.parametrize("make", [lambda: Own(5), lambda: Quadratic(5, "entropy")])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_take_the_kernel(name, make, monkeypatch):
+    layer, x = regmax.RegularizedMax(make()), torch.randn(4, 5, dtype=F64)
+    v = torch.randn(4, 5, dtype=F64)
+    layer(x)
+    with regmax.kernels.reference():
+        expected = TRANSFORMS[name](layer, x, v)
+    monkeypatch.setattr("regmax.mapping.operator.find", None)  # Newton steps are not taken
+    torch.testing.assert_close(TRANSFORMS[name](layer, x, v), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_penalty_composes_with_a_base_that_treats_entries_alike():
+    x = torch.randn(6, 12, dtype=F64, requires_grad=True)
+    v = torch.randn(6, 12, dtype=F64)
+    lam = torch.tensor(0.1, dtype=F64, requires_grad=True)
+
+    class Alike(Scaled):
+        permutation_invariant = True
+
+    def results(base):
+        layer = regmax.RegularizedMax(base + lam * regmax.penalty("tv"))
+        y = layer(x)
+        return layer.explain(x.detach()), y, *torch.autograd.grad(y, [x, lam], v)
+
+    path, *found = results(Scaled())
+    assert "prox, then kernel from the value" in path
+    with regmax.kernels.reference():
+        _, *expected = results(Alike())
+    for got, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-10)
+    assert torch.equal(found[0].diff() == 0, expected[0].diff() == 0)
+    assert "prox, then kernel" not in results(Own(12))[0]  # weights by entry

@@ -23,7 +23,7 @@ from ..wrappers import without_memory
 from . import memory, simd
 from .compiling import compile_cached
 from .simd import LANES
-from .threads import ROWS, STEP, over_rows
+from .threads import GRAIN, ROWS, STEP, over_rows
 
 EPS = float(np.finfo(np.float64).eps)
 WIDTH, BLANK = 3, 4
@@ -52,8 +52,10 @@ class CompiledRows(Kernel):
 
     name = "numba"
 
-    def __init__(self, forward: Callable[..., None], backward: Callable[..., None]) -> None:
-        self.functions = forward, backward
+    def __init__(
+        self, forward: Callable[..., None], backward: Callable[..., None], grain: int = GRAIN
+    ) -> None:
+        self.functions, self.grain = (forward, backward), grain
         self.compiled: dict[tuple[int, torch.dtype], tuple[Any, int]] = {}
         self.kept: list[Any] = []
 
@@ -81,7 +83,7 @@ class CompiledRows(Kernel):
                 numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
                 if not numbers[-2] and t.numel():
                     raise without_memory(t)
-        over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers))
+        over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers), self.grain)
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None

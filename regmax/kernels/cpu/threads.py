@@ -88,15 +88,15 @@ def _openmp() -> Any:
     return None
 
 
-def over_rows(task: Task, code: int, job: Any) -> None:
+def over_rows(task: Task, code: int, job: Any, grain: int = GRAIN) -> None:
     """Run ``task``, a ctypes function at the address ``code``, until the rows of ``job``, an array
-    of c_int64, are done.
+    of c_int64, are done. Each thread gets ``grain`` entries or more.
 
     The GIL is released meanwhile. Safe from several threads at once.
     """
     rows, width = job[ROWS], job[ROWS + 2]
     address = ctypes.addressof(job)
-    threads = min(torch.get_num_threads(), rows, rows * width // GRAIN)
+    threads = min(torch.get_num_threads(), rows, rows * width // grain)
     if threads <= 1:
         job[STEP] = rows
         task(address)
