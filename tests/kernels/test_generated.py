@@ -295,8 +295,16 @@ def test_an_indefinite_form_goes_to_the_solver():
         layer(x)
 
 
-STEEP = {"entropy": True, "power": False, "cube": False, "barrier": True, "flat": False}
+STEEP = {
+    "two entropies": True,
+    "entropy": True,
+    "power": False,
+    "cube": False,
+    "barrier": True,
+    "flat": False,
+}
 HARD = {
+    "two entropies": lambda y: torch.xlogy(y, y).sum(-1) + ((1 - y) * (1 - y).log()).sum(-1),
     "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 30 * (y * y).sum(-1),
     "power": lambda y: y.pow(1.05).sum(-1) + 50 * (y * y).sum(-1),
     "cube": lambda y: y.pow(3).sum(-1),
@@ -308,6 +316,8 @@ HARD = {
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3])
 def test_rows_satisfy_the_optimality_condition(name, scale):
+    if name == "two entropies" and scale > 1:
+        pytest.skip("y is next to 1, where the slope is infinite")
     _, _, kernel = made(HARD[name], d=20, steep=STEEP[name])
     x = scale * torch.randn(200, 20, dtype=F64, generator=torch.Generator().manual_seed(1))
     x[:20] = x[:20].round()

@@ -43,7 +43,7 @@ class GeneratedKernel(Kernel):
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
         self._source = source.partials(entry, vectors, constants)
-        self._constants = torch.tensor([[*constants, 0]], dtype=torch.float64)
+        self._constants = torch.tensor([[*constants, 0]], dtype=torch.float64, device="cpu")
         self._none = self._constants.new_zeros(1, 1)
         self._alone = self._constants, self._none
         self._tested: tuple[Tensor, int, bool] = self._none, -1, False
@@ -103,7 +103,7 @@ class GeneratedKernel(Kernel):
         if form.data_ptr() != seen.data_ptr() or form._version != version:
             d = math.isqrt(form.numel())
             matrix = form.view(d, d)
-            shift = 1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype)
+            shift = 1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype, device=matrix.device)
             shifted = matrix + matrix.abs().amax() * shift
             known = int(torch.linalg.cholesky_ex(shifted).info) == 0
             self._tested = form, form._version, known  # alive, so that its memory is its own

@@ -12,6 +12,7 @@ from .tape import Ref
 
 aten = torch.ops.aten
 Emit = Callable[..., Ref]
+_PLAIN = {"dtype": torch.float64, "device": torch.device("cpu")}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Maps:
 
     def identity(self) -> Map:
         """y itself."""
-        return Map(self._outer(aten.eye.default, self._d, dtype=torch.float64), self._d)
+        return Map(self._outer(aten.eye.default, self._d, **_PLAIN), self._d)
 
     def scaled(self, a: Map, op: Any, by: Any) -> Map:
         """The map times, or divided by, what does not depend on y."""
@@ -49,7 +50,7 @@ class Maps:
     def moved(self, a: Map, by: Any, sign: int) -> Map:
         """The map plus or minus what does not depend on y."""
         if not isinstance(by, Ref):
-            by = self._outer(aten.full.default, [], float(by), dtype=torch.float64)
+            by = self._outer(aten.full.default, [], float(by), **_PLAIN)
         by = by if sign > 0 else self._outer(aten.neg.default, by)
         shift = by if a.shift is None else self._outer(aten.add.Tensor, a.shift, by)
         return Map(a.matrix, a.width, shift)

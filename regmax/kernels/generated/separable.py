@@ -161,7 +161,8 @@ def at_zero(e: Entry, steep: bool, m: int, room: Any, place: Any, on: Any) -> in
     low = -np.inf
     for i in range(m):
         k = i if count > 0 else 0
-        low = max(low, z[i] - out[k])
+        if out[k] < np.inf:  # neither infinite nor NaN
+            low = max(low, z[i] - out[k])
     for i in range(first):
         y[i], at0[i] = 0.0, out[i]
         if out[ld + i] < 0.0:

@@ -60,7 +60,9 @@ def _written(
 ) -> str:
     # different numbers everywhere: a constant is what has one value
     points = [
-        torch.tensor([0.31, 0.52, 0.73], dtype=torch.float64).add(0.01 * k).requires_grad_()
+        torch.tensor([0.31, 0.52, 0.73], dtype=torch.float64, device="cpu")
+        .add(0.01 * k)
+        .requires_grad_()
         for k in range(len(vectors) + 1)
     ]
     tape = Tape(points, writes=True)
