@@ -9,7 +9,9 @@ is compared with the traced one in some rows, and the solver computes what was n
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -139,8 +141,8 @@ def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
         return None
     key, _ = _key(rows, settings, tensors, plain=False)
     found = PLANS.get(key) if key is not None else None
-    if not isinstance(found, Plan):
-        return None
+    if not isinstance(found, Plan) or found.kept or found.traced.entry.outside:
+        return None  # here the value cannot be compared with the traced one
     kernel = _Planned(found, settings)
     try:
         y: Tensor = Mapping.apply(  # type: ignore[no-untyped-call]
@@ -155,7 +157,8 @@ def may_be(rows: Rows) -> bool:
     """Whether a kernel was made of the value of Ω, or may be."""
     key, _ = _key(rows, QUIET, list(rows.omega.tensors(fixed=True).values()))
     found = PLANS.get(key) if key is not None else None
-    return key is not None and not isinstance(found, str) and found not in range(_TRIALS, 9)
+    tried = found if isinstance(found, int) else 0
+    return key is not None and not isinstance(found, str) and tried < _TRIALS
 
 
 def why_none(rows: Rows, settings: Settings) -> str | None:
@@ -189,27 +192,58 @@ def _per_row(t: Tensor) -> bool:
 
 
 def _state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
-    """All that a value may depend on, except the numbers of tensors: the type and the attributes of
-    Ω and of its modules. Objects count by identity."""
+    """All that a value may depend on, except the numbers of tensors: the attributes of Ω, of its
+    modules and of their classes, and what ``value`` reads from outside. Objects count by
+    identity, and are added to ``kept``."""
     cls = type(module)
-    found: list[Any] = [cls, getattr(cls, "value", None), module.training]
-    for name, item in (
-        *vars(module).items(),
-        *module._parameters.items(),
-        *module._buffers.items(),
-    ):
-        if name in _IGNORED:
-            continue
+    found: list[Any] = [cls, module.training]
+
+    def add(name: str, item: Any) -> None:
         if isinstance(item, Tensor):
             found.append((name, item.shape, item.dtype))
         elif item is None or isinstance(item, bool | int | float | str):
             found.append((name, type(item), item if item == item else None))  # NaN
+        elif isinstance(item, tuple):
+            for k, each in enumerate(item):
+                add(f"{name}.{k}", each)
         else:
             found.append((name, id(item)))
             kept.append(item)
+
+    own = {**vars(module), **module._parameters, **module._buffers}
+    for name, item in own.items():
+        if name not in _IGNORED:
+            add(name, item)
+    for name, item in _outside(cls):
+        add(name, item)
     for name, inner in module._modules.items():
         found.append((name, inner and _state(inner, kept)))
     return tuple(found)
+
+
+def _outside(cls: type[Any]) -> Iterator[tuple[str, Any]]:
+    """What the classes of an Ω hold besides methods, and what their functions read from closures
+    and global names, except functions, classes and modules."""
+    for c in cls.__mro__:
+        if c is Regularizer or c is nn.Module:
+            return
+        for name, item in vars(c).items():
+            if isinstance(item, FunctionType):
+                code, closure = item.__code__, item.__closure__ or ()
+                read = list(zip(code.co_freevars, closure, strict=True))
+                named = [(k, cell.cell_contents) for k, cell in read if k != "__class__"]
+                named += [(k, item.__globals__.get(k)) for k in code.co_names]
+                yield from ((k, v) for k, v in named if v is not None and not _fixed(v))
+            elif not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
+                yield name, item
+
+
+_CONSTANT = (torch.dtype, torch.device, ModuleType, property, classmethod, staticmethod)
+
+
+def _fixed(item: Any) -> bool:
+    """Whether an object is code or a constant of PyTorch."""
+    return callable(item) or isinstance(item, _CONSTANT)
 
 
 def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
@@ -240,7 +274,7 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
         return None
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except Exception as error:  # of the user's code, which the solver raises too
         return f"no kernel is made of its value: {type(error).__name__}: {error}"
 
 
@@ -362,7 +396,7 @@ class _Checked(_Planned):
         y, missed = self.solved(x, gamma, theta, mask)
         rows, settings = self.rows, self.settings
         self._look(y)
-        path, why = "kernel from the value", f"of {self.made.kernel.path}"
+        path, why = "kernel from the value", f"its source is {self.made.kernel.path}"
         iterations = None
         if bool(missed.any()):
             found = by_solver(rows.omega, rows.z, rows.mask, settings)

@@ -276,7 +276,7 @@ def test_a_coupled_layer_and_its_gradients_are_those_of_the_solver(kind, scale, 
         return [y, *first, *second]
 
     found = results()
-    assert "kernel from the value: of" in layer.explain(x.detach(), mask)
+    assert "kernel from the value: its source" in layer.explain(x.detach(), mask)
     with regmax.kernels.reference():
         expected = results()
     for k, (got, right) in enumerate(zip(found, expected, strict=True)):
@@ -370,14 +370,30 @@ class Changing(Scaled):
     pass
 
 
+STATE = {"factor": 1.0}
+
+
+class Hidden(regmax.Regularizer):
+    """What it depends on is inside an object."""
+
+    def value(self, y):
+        return STATE["factor"] * (y * y).sum(-1) + y.pow(3).sum(-1)
+
+
 def test_a_change_that_no_attribute_shows_is_noticed(monkeypatch):
     x = torch.randn(3, 5, dtype=F64)
-    layer = regmax.RegularizedMax(Changing())
-    layer(x)
-    monkeypatch.setattr(Changing, "factor", (3.0,))
-    found = layer(x)
-    with regmax.kernels.reference():
-        torch.testing.assert_close(found, layer(x))
+    for omega, change in (
+        (Changing(), lambda: monkeypatch.setattr(Changing, "factor", (3.0,))),
+        (Hidden(), lambda: monkeypatch.setitem(STATE, "factor", 3.0)),
+    ):
+        layer = regmax.RegularizedMax(omega)
+        layer(x)
+        change()
+        vmapped, found = torch.func.vmap(layer)(x), layer(x)
+        with regmax.kernels.reference():
+            expected = layer(x)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(vmapped, expected)
 
 
 def test_numbers_of_tensors_may_change():
