@@ -9,13 +9,11 @@ is compared with the traced one in some rows, and the solver computes what was n
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels import Kernel, asked, rowwise, simplex, transforms
 from ..kernels.base import Hyper
@@ -29,13 +27,13 @@ from .compiled import with_gradients
 from .forward import Forward, Settings, by_solver, has_formula, sampled
 from .function import Mapping
 from .rows import Rows
+from .state import state
 
 LOOKED_AT = 16
 """Rows that the solver computes as well when a kernel is made."""
 QUIET = Settings(on_failure="ignore")
 _SPOT = 4
 """Rows in which the value of Ω is compared with the traced one at every call."""
-_IGNORED = frozenset((*vars(nn.Module()), "_multiplies"))
 
 
 class Traced(Regularizer):
@@ -183,67 +181,12 @@ def _key(
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept
     batch = x.shape[:-1] if any(map(_per_row, tensors)) else None
-    return (_state(omega, kept), batch, x.shape[-1]), kept
+    return (state(omega, kept), batch, x.shape[-1]), kept
 
 
 def _per_row(t: Tensor) -> bool:
     """Whether a tensor of Ω has one number for each row."""
     return t.ndim > 1 and t.shape[-1] == 1 and t.numel() > 1
-
-
-def _state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
-    """All that a value may depend on, except the numbers of tensors: the attributes of Ω, of its
-    modules and of their classes, and what ``value`` reads from outside. Objects count by
-    identity, and are added to ``kept``."""
-    cls = type(module)
-    found: list[Any] = [cls, module.training]
-
-    def add(name: str, item: Any) -> None:
-        if isinstance(item, Tensor):
-            found.append((name, item.shape, item.dtype))
-        elif item is None or isinstance(item, bool | int | float | str):
-            found.append((name, type(item), item if item == item else None))  # NaN
-        elif isinstance(item, tuple):
-            for k, each in enumerate(item):
-                add(f"{name}.{k}", each)
-        else:
-            found.append((name, id(item)))
-            kept.append(item)
-
-    own = {**vars(module), **module._parameters, **module._buffers}
-    for name, item in own.items():
-        if name not in _IGNORED:
-            add(name, item)
-    for name, item in _outside(cls):
-        add(name, item)
-    for name, inner in module._modules.items():
-        found.append((name, inner and _state(inner, kept)))
-    return tuple(found)
-
-
-def _outside(cls: type[Any]) -> Iterator[tuple[str, Any]]:
-    """What the classes of an Ω hold besides methods, and what their functions read from closures
-    and global names, except functions, classes and modules."""
-    for c in cls.__mro__:
-        if c is Regularizer or c is nn.Module:
-            return
-        for name, item in vars(c).items():
-            if isinstance(item, FunctionType):
-                code, closure = item.__code__, item.__closure__ or ()
-                read = list(zip(code.co_freevars, closure, strict=True))
-                named = [(k, cell.cell_contents) for k, cell in read if k != "__class__"]
-                named += [(k, item.__globals__.get(k)) for k in code.co_names]
-                yield from ((k, v) for k, v in named if v is not None and not _fixed(v))
-            elif not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
-                yield name, item
-
-
-_CONSTANT = (torch.dtype, torch.device, ModuleType, property, classmethod, staticmethod)
-
-
-def _fixed(item: Any) -> bool:
-    """Whether an object is code or a constant of PyTorch."""
-    return callable(item) or isinstance(item, _CONSTANT)
 
 
 def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:

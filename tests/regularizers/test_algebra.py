@@ -221,6 +221,9 @@ def test_explain():
     assert "Π_Ω is" not in text
     assert "Π_Ω is" not in RegularizedMax(2 * omega("tv")).explain(x)
     text = RegularizedMax(Symmetric() + 0.1 * tv()).explain(x)
+    assert "forward: prox, then kernel from the value" in text
+    with regmax.kernels.reference():
+        text = RegularizedMax(Symmetric() + 0.1 * tv()).explain(x)
     assert "forward: prox, then solver" in text
     assert "Symmetric is permutation-invariant" in text
     text = RegularizedMax(Weighted(torch.ones(6, dtype=F64)) + 0.1 * tv()).explain(x)
