@@ -19,7 +19,7 @@ from ..kernels import Kernel, asked, rowwise, simplex, transforms
 from ..kernels.base import Hyper
 from ..optimality.diagnosis import contradicted
 from ..optimality.problem import Problem
-from ..regularizers.curvature import Diagonal
+from ..regularizers import curvature
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
@@ -208,6 +208,8 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)
+            if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
+                return f"its quadratic form is of more than {curvature.DENSE_LIMIT} entries"
             inputs = entry.inputs(tensors)
             kernel = GeneratedKernel(entry, inputs, x.shape[-1], problem.legendre)
             solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
@@ -242,16 +244,15 @@ def _compared(
         return "a kernel of its value gives other answers than the solver"
     middle = simplex.generic(solved.y)
     for point in (simplex.inward(solved.y), middle, (solved.y + middle) / 2, 1e-6 * middle):
-        gradient, curvature = problem.by_value.look(point)
+        gradient, hessian = problem.by_value.look(point)
         slope, bent = made.kernel.slopes_at(point, theta)
-        ones = torch.ones_like(point)
-        bends = curvature.matvec(ones)
+        row_sums = hessian.matvec(torch.ones_like(point))
         if made.traced.entry.coupled:
             form = inputs[-1].view(point.shape[-1], -1)
             slope, bent = slope + point @ form, bent + form.sum(-1)
-        elif not isinstance(curvature, Diagonal):
+        elif not isinstance(hessian, curvature.Diagonal):
             return "its Hessian is not diagonal"
-        for got, expected in ((slope, gradient), (bent, bends)):
+        for got, expected in ((slope, gradient), (bent, row_sums)):
             near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())
             if not bool((near | ~torch.isfinite(expected)).all()):
                 return "a kernel of its value has other derivatives than autograd"

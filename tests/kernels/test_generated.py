@@ -502,3 +502,9 @@ def test_a_penalty_composes_with_a_base_that_treats_entries_alike():
         torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-10)
     assert torch.equal(found[0].diff() == 0, expected[0].diff() == 0)
     assert "prox, then kernel" not in results(Own(12))[0]  # weights by entry
+
+
+def test_a_form_of_many_entries_goes_to_the_solver(monkeypatch):
+    monkeypatch.setattr("regmax.regularizers.curvature.DENSE_LIMIT", 6)
+    layer = regmax.RegularizedMax(Quadratic(7, "square"))
+    assert "of more than 6 entries" in layer.explain(torch.randn(3, 7, dtype=F64))
