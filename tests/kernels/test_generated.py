@@ -506,5 +506,6 @@ def test_a_penalty_composes_with_a_base_that_treats_entries_alike():
 
 def test_a_form_of_many_entries_goes_to_the_solver(monkeypatch):
     monkeypatch.setattr("regmax.regularizers.curvature.DENSE_LIMIT", 6)
+    monkeypatch.setattr("regmax.mapping.generated.PLANS", {})
     layer = regmax.RegularizedMax(Quadratic(7, "square"))
     assert "of more than 6 entries" in layer.explain(torch.randn(3, 7, dtype=F64))
