@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, rowwise, simplex, transforms
+from ..kernels import Kernel, asked, simplex, transforms
 from ..kernels.base import Hyper
 from ..optimality.diagnosis import contradicted
 from ..optimality.problem import Problem
@@ -57,16 +57,13 @@ class Traced(Regularizer):
 
 
 def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
-    """e(y_i; p_i) + ½ y_i (Hy)_i of each entry."""
+    """Numbers of each entry that add up to Ω(y)."""
     if not entry.coupled:
         found: Tensor = entry(y, *inputs)
         return found
     *own, form = inputs
-    d = y.shape[-1]
-    total: Tensor = entry(y, *own)
-    matrix = form.reshape(*form.shape[:-1], d, d)
-    product = rowwise.matvec(matrix, y)
-    return total + product * y / 2
+    total: Tensor = entry(y, *own) + entry.coupling(y, form)
+    return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,10 +244,7 @@ def _compared(
         gradient, hessian = problem.by_value.look(point)
         slope, bent = made.kernel.slopes_at(point, theta)
         row_sums = hessian.matvec(torch.ones_like(point))
-        if made.traced.entry.coupled:
-            form = inputs[-1].view(point.shape[-1], -1)
-            slope, bent = slope + point @ form, bent + form.sum(-1)
-        elif not isinstance(hessian, curvature.Diagonal):
+        if not (made.traced.entry.coupled or isinstance(hessian, curvature.Diagonal)):
             return "its Hessian is not diagonal"
         for got, expected in ((slope, gradient), (bent, row_sums)):
             near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())

@@ -24,6 +24,8 @@ def state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
     def add(name: str, item: Any) -> None:
         if isinstance(item, Tensor):
             found.append((name, item.shape, item.dtype))
+            if not item.is_floating_point():  # indices are part of the code
+                found.append(tuple(item.flatten().tolist()))
         elif item is None or isinstance(item, bool | int | float | str):
             found.append((name, type(item), item if item == item else None))  # NaN
         elif isinstance(item, tuple):

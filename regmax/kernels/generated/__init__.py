@@ -1,14 +1,16 @@
 """Kernels that are made of the value of Ω: its operations, their source, and the rows of Π_Ω.
 
-Ω(y) = Σ_i e(y_i) + ½ yᵀHy. ``tape`` records the value; ``entry`` and ``maps`` read e and H from it;
-``source`` writes the derivatives of e as source, which ``compiled`` compiles; ``separable`` (H = 0)
-and ``coupled`` solve, certify and differentiate rows with it.
+Ω(y) = Σ_i e(y_i) + ½ yᵀHy + F(y). ``tape`` records the value; ``reader`` and ``maps`` read these
+parts, an ``entry``, from it; ``source`` writes the derivatives of e as source, ``loops`` those of F,
+and ``compiled`` compiles both; ``separable`` (H = 0, F = 0) and ``coupled`` solve, certify and
+differentiate rows with them.
 """
 
 from __future__ import annotations
 
-from .entry import Entrywise, entrywise
+from .entry import Entrywise
 from .kernel import GeneratedKernel
+from .reader import entrywise
 from .tape import Unknown
 
 __all__ = ["Entrywise", "GeneratedKernel", "Unknown", "entrywise"]

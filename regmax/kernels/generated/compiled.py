@@ -56,10 +56,12 @@ class Function:
         self._kept, self.address = compiled, int(compiled.address)
         self._call = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 6)(self.address)
 
-    def __call__(self, y: Tensor, numbers: Tensor, vectors: Tensor, out: Tensor) -> None:
-        """Write the function of the entries y (d,) to the rows of ``out``."""
+    def __call__(
+        self, n: int, y: Tensor, numbers: Tensor, vectors: Tensor, stride: int, out: Tensor
+    ) -> None:
+        """Run the function."""
         at = [t.data_ptr() for t in (y, numbers, vectors)]
-        self._call(len(y), *at, len(y), out.data_ptr())
+        self._call(n, *at, stride, out.data_ptr())
 
 
 def _written(name: str, text: str) -> tuple[Path, bool]:

@@ -1,4 +1,4 @@
-"""Rows of Π_Ω for Ω(y) = Σ_i e(y_i) + ½ yᵀHy, by Newton steps on the support.
+"""Rows of Π_Ω for Ω(y) = Σ_i e(y_i) + ½ yᵀHy + F(y), by Newton steps on the support.
 
 A step is J r with r = z − ∇Ω(y) and J the matrix of Proposition 1 (Niculae & Blondel 2017) on the
 entries that are positive or must become so. In each entry it follows the power model of
@@ -9,13 +9,14 @@ falls.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
 from ..cpu import common, memory
 from ..cpu.simd import LANES
+from .dense import factor, hessian, inverse_trace, tangent_product
 from .rows import (
     CODE,
     COUNT,
@@ -29,6 +30,7 @@ from .rows import (
     VARYING,
     VECTORS,
     Entry,
+    call,
     entry,
     finish,
     positive,
@@ -40,90 +42,50 @@ from .rows import (
 )
 from .separable import B0, G0, S0, B, G, H, T, Y, Z, at_zero, exponent
 
-FORM, FORM_BACK = 11, 12
-"""The places of H in a forward and a backward job, after those of :mod:`.rows`."""
+FORM, GRADIENT, COLUMN, ROOM = 11, 12, 13, 14
+FORM_BACK = GRADIENT
+"""More places in a job: H and the inputs of F; the addresses of the source of ∇F and of a column of
+∇²F, and how much work space these need. A backward job has no ∇F."""
 STEPS = 60
-Q, R, W, X, ONES, D = range(13, 19)
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
+Q, R, W, X, ONES, D, FULL, OUT_F = range(13, 21)
+SIDES = 8
+"""Points between y and another one where the slope of Ω is compared."""
 
 
-@njit(fastmath=_FAST)
-def _dot(a: Any, i: int, b: Any, j: int, n: int) -> float:
-    total = 0.0
-    for k in range(n):
-        total += a[i + k] * b[j + k]
-    return total
+class Rest(NamedTuple):
+    """F for one row: the addresses of ∇F and of a column of ∇²F, 0 where F = 0, its inputs, where
+    the participants are among the d entries, and work space."""
 
-
-@njit
-def _factor(a: Any, n: int, ld: int) -> bool:
-    """The Cholesky factor of a in its lower triangle; False where a is not positive definite."""
-    for j in range(n):
-        at = j * ld
-        pivot = a[at + j] - _dot(a, at, a, at, j)
-        if not pivot > 1e-13 * a[at + j]:
-            return False
-        root = math.sqrt(pivot)
-        a[at + j] = root
-        for i in range(j + 1, n):
-            a[i * ld + j] = (a[i * ld + j] - _dot(a, i * ld, a, at, j)) / root
-    return True
-
-
-@njit(fastmath=_FAST)
-def _solved(a: Any, n: int, ld: int, v: Any) -> None:
-    """v ← (LLᵀ)⁻¹ v."""
-    for i in range(n):
-        v[i] = (v[i] - _dot(a, i * ld, v, 0, i)) / a[i * ld + i]
-    for i in range(n - 1, -1, -1):
-        v[i] /= a[i * ld + i]
-        scale = v[i]
-        for k in range(i):
-            v[k] -= a[i * ld + k] * scale
+    gradient: Any
+    column: Any
+    numbers: Any
+    place: Any
+    d: Any
+    full: Any
+    out: Any
+    work: Any
 
 
 @njit
-def _inverse_trace(a: Any, n: int, ld: int, own: Any) -> float:
-    """tr (LLᵀ)⁻¹ = ‖L⁻¹‖², column by column of L⁻¹."""
-    total = 0.0
-    for j in range(n):
-        own[j] = 1.0 / a[j * ld + j]
-        total += own[j] * own[j]
-        for i in range(j + 1, n):
-            own[i] = -_dot(a, i * ld + j, own, j, i - j) / a[i * ld + i]
-            total += own[i] * own[i]
-    return total
+def _placed(rest: Rest, m: int, y: Any) -> None:
+    """y among all entries; F is evaluated at FLOOR instead of at 0."""
+    for i in range(rest.d):
+        rest.full[i] = 0.0
+    for i in range(m):
+        rest.full[rest.place[i]] = max(y[i], FLOOR)
 
 
 @njit
-def _matrix(n: int, on: Any, h: Any, form: Any, ld: int, a: Any) -> None:
-    """∇²Ω on the entries ``on``, plus a multiple of 11ᵀ, which changes nothing on Δ and makes a
-    matrix that is positive definite along Δ positive definite."""
-    shift, size = np.inf, 0.0
+def _bend(rest: Rest, n: int, on: Any, m: int, y: Any, form: Any, bend: Any, ld: int) -> None:
+    """H + ∇²F(y) on the entries ``on``."""
+    if rest.column == 0:
+        return
+    _placed(rest, m, y)
     for j in range(n):
-        own = form[on[j] * ld + on[j]]
-        shift, size = min(shift, own + h[on[j]]), size + abs(own)
-    shift = max(shift, 1e-3 * size / n)
-    for j in range(n):
-        i = on[j]
-        for k in range(j + 1):
-            a[j * ld + k] = form[i * ld + on[k]] + shift
-        a[j * ld + j] += h[i]
-
-
-@njit
-def tangent_product(n: int, a: Any, ld: int, v: Any, ones: Any) -> None:
-    """v ← J v by the factor a."""
-    for j in range(n):
-        ones[j] = 1.0
-    _solved(a, n, ld, v)
-    _solved(a, n, ld, ones)
-    total, weight = 0.0, 0.0
-    for j in range(n):
-        total += v[j]
-        weight += ones[j]
-    for j in range(n):
-        v[j] -= ones[j] * (total / weight)
+        at = on[j] * ld
+        call(rest.column, rest.place[on[j]], rest.full, rest.numbers, rest.work, 1, rest.out)
+        for k in range(n):
+            bend[at + on[k]] = form[at + on[k]] + rest.out[rest.place[on[k]]]
 
 
 @njit
@@ -142,9 +104,9 @@ def _moved(y: float, change: float, b: float, b0: float) -> float:
 
 
 @njit
-def _look(e: Entry, m: int, y: Any, form: Any, room: Any, on: Any) -> int:
-    """e', e'', Hy and r = z − ∇Ω(y) at y; how many entries are positive, −1 where e bends the
-    wrong way."""
+def _look(e: Entry, rest: Rest, m: int, y: Any, form: Any, bend: Any, room: Any, on: Any) -> int:
+    """e', e'', Hy + ∇F and r = z − ∇Ω(y) at y; how many entries are positive, −1 where e bends the
+    wrong way or ∇Ω is undefined."""
     z, g, h, b = memory.row(room, Z), memory.row(room, G), memory.row(room, H), memory.row(room, B)
     q, r, g0 = memory.row(room, Q), memory.row(room, R), memory.row(room, G0)
     s0, b0 = memory.row(room, S0), memory.row(room, B0)
@@ -162,18 +124,71 @@ def _look(e: Entry, m: int, y: Any, form: Any, room: Any, on: Any) -> int:
         if e.out[e.ld + j] < 0.0:
             return -1
         g[i], h[i] = e.out[j], positive(e.out[e.ld + j])
-        b[i] = exponent(max(y[i], FLOOR), h[i] + form[i * e.ld + i], e.out[2 * e.ld + j])
+        b[i] = exponent(max(y[i], FLOOR), h[i] + bend[i * e.ld + i], e.out[2 * e.ld + j])
         scale, at = y[i], i * e.ld
         for k in range(m):
             q[k] += form[at + k] * scale
+    if rest.gradient != 0:
+        _placed(rest, m, y)
+        call(rest.gradient, 0, rest.full, rest.numbers, rest.work, 1, rest.out)
+        for i in range(m):
+            q[i] += rest.out[rest.place[i]]
     for i in range(m):
         r[i] = z[i] - g[i] - q[i]
+        if r[i] != r[i]:
+            return -1
     return n
 
 
 @njit
+def _convex(
+    e: Entry, rest: Rest, m: int, y: Any, form: Any, bend: Any, room: Any, on: Any, x: Any
+) -> bool:
+    """Whether the slope of Ω never falls on the ways from y to the barycentre and to the vertices
+    of the three largest scores."""
+    z, r, way = memory.row(room, Z), memory.row(room, R), memory.row(room, D)
+    last = np.inf
+    for end in range(4):
+        best = -1
+        for i in range(m):
+            if end > 0 and z[i] < last and (best < 0 or z[i] > z[best]):
+                best = i
+        if end > 0:
+            if best < 0:
+                return True
+            last = z[best]
+        for i in range(m):
+            way[i] = (1.0 / m if end == 0 else 1.0 if i == best else 0.0) - y[i]
+        before = 0.0
+        for k in range(SIDES):
+            for i in range(m):
+                x[i] = max(y[i] + way[i] * (k / SIDES), 0.0)
+            if _look(e, rest, m, x, form, bend, room, on) <= 0:
+                return False
+            slope, size = 0.0, 1.0
+            for i in range(m):
+                if way[i] != 0.0:
+                    slope += r[i] * way[i]
+                    size += abs((z[i] - r[i]) * way[i]) + abs(z[i] * way[i])
+            if not slope <= before + 1e3 * EPS * size:
+                return False
+            before = slope
+    return True
+
+
+@njit
 def _coupled_row(
-    e: Entry, steep: bool, kinked: bool, m: int, form: Any, room: Any, place: Any, on: Any, a: Any
+    e: Entry,
+    rest: Rest,
+    steep: bool,
+    kinked: bool,
+    m: int,
+    form: Any,
+    bend: Any,
+    room: Any,
+    place: Any,
+    on: Any,
+    a: Any,
 ) -> float:
     """y in its row of ``room``, and a bound on the distance to the maximiser, +inf where there is
     none."""
@@ -198,7 +213,7 @@ def _coupled_row(
         y[i], bent = 1.0 / m, 1.0 / (FLOOR * s0[i])
         # the power of all of ∂²Ω/∂y_i²
         b0[i] = exponent(1.0, 1.0, (b0[i] - 1.0) * bent / (bent + max(form[i * ld + i], 0.0)))
-    n = _look(e, m, y, form, room, on)
+    n = _look(e, rest, m, y, form, bend, room, on)
     before, alone = np.inf, False
     for step in range(STEPS):
         if n <= 0:
@@ -234,8 +249,9 @@ def _coupled_row(
                         h[i] = (r[i] - tau) / max(y[i], FLOOR)
                     on[n] = i
                     n += 1
-        _matrix(n, on, h, form, ld, a)
-        if not _factor(a, n, ld):
+        _bend(rest, n, on, m, y, form, bend, ld)
+        hessian(n, on, h, bend, ld, a)
+        if not factor(a, n, ld):
             return np.inf
         for j in range(n):
             w[j] = r[on[j]]
@@ -282,7 +298,7 @@ def _coupled_row(
         for _ in range(30):
             for i in range(m):
                 x[i] = goal[i] if t == 1.0 else max(y[i] + t * d[i], 0.0)
-            n = _look(e, m, x, form, room, on)
+            n = _look(e, rest, m, x, form, bend, room, on)
             if n <= 0:
                 return np.inf
             end = 0.0
@@ -310,14 +326,24 @@ def _coupled_row(
             missed += off * off
     if n == 1:
         return abs(total - 1.0) + 4.0 * EPS
-    _matrix(n, on, h, form, ld, a)
-    if not _factor(a, n, ld):
+    _bend(rest, n, on, m, y, form, bend, ld)
+    hessian(n, on, h, bend, ld, a)
+    if not factor(a, n, ld):
         return np.inf
-    bound = 2.0 * math.sqrt(missed) * _inverse_trace(a, n, ld, goal) + abs(total - 1.0)
-    if not bound < 1e-3:
+    trace = inverse_trace(a, n, ld, goal)
+    bound = 2.0 * math.sqrt(missed) * trace + abs(total - 1.0)
+    if not bound < (1e-3 if rest.gradient == 0 else 1e-9):
         return np.inf
-    if not kinked and bound < 1e-9:
+    if not kinked and rest.gradient == 0 and bound < 1e-9:
         return bound
+    if rest.gradient != 0:
+        for side in range(2):  # ∇²Ω next to y
+            for i in range(m):
+                x[i] = y[i] + (bound if (i + side) % 2 == 0 else -bound) if y[i] > 0.0 else 0.0
+            _bend(rest, n, on, m, x, form, bend, ld)
+            hessian(n, on, h, bend, ld, a)
+            if not (factor(a, n, ld) and inverse_trace(a, n, ld, goal) <= 2.0 * trace):
+                return np.inf
     for side in range(2):
         for i in range(m):
             x[i] = min(max(y[i] + (1 - 2 * side) * bound, FLOOR), 1.0) if y[i] > 0.0 else 0.0
@@ -330,6 +356,8 @@ def _coupled_row(
         for j in range(k):
             if not e.out[ld + j] >= 0.5 * h[on[j]]:
                 return np.inf
+    if rest.gradient != 0 and not _convex(e, rest, m, y, form, bend, room, on, x):
+        return np.inf
     return 2.0 * bound
 
 
@@ -347,30 +375,44 @@ def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
     d, count = job[common.WIDTH], job[5 + 2 * COUNT]
     steep, kinked = job[5 + 2 * STEEP] != 0, job[5 + 2 * KINKED] != 0
-    room = common.scratch(D + 1, d)
+    room = common.scratch(OUT_F + 1, d)
     ld = room.shape[1]
     wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
-    square = np.empty((2, ld * ld))
+    square, work = np.empty((3, ld * ld)), np.empty((1, job[5 + 2 * ROOM]))
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
             place, on = memory.row(places, 0), memory.row(places, 1)
-            form, a = memory.row(square, 0), memory.row(square, 1)
+            form, a, bend = memory.row(square, 0), memory.row(square, 1), memory.row(square, 0)
             e = entry(job, r, job[5 + 2 * CODE], count, NUMBERS, ld, wide)
             m = taken(job, r, d, place, memory.row(room, Z), like)
             vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
             _form(job, FORM, m, place, ld, form)
-            bound = _coupled_row(e, steep, kinked, m, form, room, place, on, a)
+            rest = _rest(job, FORM, place, memory.row(room, FULL), memory.row(room, OUT_F), work)
+            if rest.gradient != 0:
+                bend = memory.row(square, 2)
+                for i in range(m * ld):
+                    bend[i] = form[i]
+            bound = _coupled_row(e, rest, steep, kinked, m, form, bend, room, place, on, a)
             spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
+
+
+@njit
+def _rest(job: Any, k: int, place: Any, full: Any, out: Any, work: Any) -> Rest:
+    """F; its inputs follow the d² numbers of H."""
+    d = job[common.WIDTH]
+    numbers = memory.doubles(job[5 + 2 * k] + 8 * d * d)
+    gradient = job[5 + 2 * GRADIENT]  # of a backward job: not used
+    return Rest(gradient, job[5 + 2 * COLUMN], numbers, place, d, full, out, memory.row(work, 0))
 
 
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
     count, ld = job[5 + 2 * VARYING], job[common.WIDTH] + 2 * LANES
-    room, places = np.empty((3, ld)), np.empty((2, ld), np.int64)
+    room, places = np.empty((6, ld)), np.empty((2, ld), np.int64)
     wide = np.empty((4, max(3, count + job[5 + 2 * PLAIN]) * ld))
-    square = np.empty((2, ld * ld))
+    square, work = np.empty((2, ld * ld)), np.empty((1, job[5 + 2 * ROOM]))
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
@@ -380,12 +422,15 @@ def backward(job: Any, like: Any) -> None:
             e = entry(job, r, job[5 + 2 * SLOPES], count, 3, ld, wide)
             n = support(job, r, e, place, w, h, like)
             _form(job, FORM_BACK, n, place, ld, form)
+            rest = _rest(job, FORM_BACK, place, memory.row(room, 3), memory.row(room, 4), work)
+            y, own = common.rows_at(job, 0, r, like), memory.row(room, 5)
             for j in range(n):
-                on[j] = j
-            _matrix(n, on, h, form, ld, a)
+                on[j], own[j] = j, y[place[j]]
+            _bend(rest, n, on, n, own, form, form, ld)
+            hessian(n, on, h, form, ld, a)
             if n == 1:
                 w[0] = 0.0
-            elif _factor(a, n, ld):
+            elif factor(a, n, ld):
                 tangent_product(n, a, ld, w, ones)
             else:
                 for j in range(n):

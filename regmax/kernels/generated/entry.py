@@ -1,40 +1,59 @@
-"""The value of Ω as a function of one entry and a quadratic form:
+"""What is read from the value of Ω: a function of one entry, a quadratic form, and the rest,
 
-    Ω(y; θ) = Σ_i e(y_i; p_i(θ)) + ½ yᵀH(θ)y.
+    Ω(y; θ) = Σ_i e(y_i; p_i(θ)) + ½ yᵀH(θ)y + F(y; q(θ)).
 
-In ``value``, the operations on y must act on each entry alone, map y linearly, multiply two such
-maps, or add up numbers of a row. What does not depend on y is the inputs p(θ) and H(θ). These stay
-in PyTorch, where autograd differentiates them.
+The inputs p(θ), H(θ) and q(θ) stay in PyTorch, where autograd differentiates them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from .maps import Map, Maps, Products
-from .tape import FILLED, Ref, Step, Tape, Unknown, function, needed
+from ..rowwise import matvec
+from .tape import Ref, Step, function
 
-aten = torch.ops.aten
-
-LAYOUT = frozenset(
-    ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "alias", "clone")
-)
-"""Operations that move no entry, where the shape that they give shows it."""
 KINKED = frozenset(
     ("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "sign", "sgn")
 ) | {"masked_fill", "huber_loss", "softplus"}
 """Operations whose derivatives may jump."""
 
 
+class Rest:
+    """F(y; q) of one row y; ``steps`` are its operations, and the shapes are those of q."""
+
+    def __init__(self, steps: list[Step], result: Ref, given: dict[int, torch.Size]) -> None:
+        self.steps, self.shapes = steps, list(given.values())
+        self.call = function(steps, [0, *given], [result])
+
+    def __call__(self, y: Tensor, *q: Tensor) -> Tensor:
+        """F(y; q) for y of shape (1, d)."""
+        found: Tensor = self.call(y, *q)[0]
+        return found.reshape(())
+
+    def parted(self, numbers: Tensor) -> list[Tensor]:
+        """q, from its numbers one after another."""
+        parts = numbers.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+    def rows(self, y: Tensor, numbers: Tensor) -> Tensor:
+        """F of each row of y, (*batch, d); the numbers of q are the same for all, or of each row."""
+        rows = y.reshape(-1, 1, y.shape[-1])
+        if numbers.numel() == numbers.shape[-1]:
+            q = self.parted(numbers.flatten())
+            found: Tensor = torch.vmap(lambda row: self(row, *q))(rows)
+        else:
+            each = numbers.expand(*y.shape[:-1], -1).reshape(len(rows), -1)
+            found = torch.vmap(lambda row, own: self(row, *self.parted(own)))(rows, each)
+        return found.view(y.shape[:-1])
+
+
 class Entrywise:
-    """e, p and H, as PyTorch computes them. ``outside``: the tensors that are not attributes of Ω;
-    ``coupled``: whether there is an H; ``kinked``: whether derivatives of e may jump."""
+    """e, p, H, F and q, as PyTorch computes them. ``outside``: the tensors that are not attributes
+    of Ω; ``coupled``: whether there is an H or an F; ``kinked``: whether derivatives of e may jump.
+    """
 
     def __init__(
         self,
@@ -45,11 +64,16 @@ class Entrywise:
         form: Ref | None,
         tensors: int,
         outside: dict[int, Tensor],
+        rest: Rest | None,
+        q: list[Ref],
+        d: int,
     ) -> None:
-        self.coupled = form is not None
+        self.coupled, self.rest = form is not None or rest is not None, rest
         self.kinked = any(step.name in KINKED for step in steps)
         self.outside = list(outside.values())
-        results = inputs if form is None else [*inputs, form]
+        self._formed, self._d = form is not None, d
+        results = [*inputs, *([] if form is None else [form]), *q]
+        self._count = len(inputs)
         self._entry = function(steps, range(len(inputs) + 1), [result])
         self._inputs = function(outer, [*range(1, tensors + 1), *outside], results)
 
@@ -59,303 +83,21 @@ class Entrywise:
         return found
 
     def inputs(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """p(θ): each is one number for all entries, one for each row, or one for each entry; and
-        H(θ), of d² numbers, if Ω is coupled."""
+        """p(θ): each is one number for all entries, one for each row, or one for each entry; and,
+        if Ω is coupled, the d² numbers of H(θ) with those of q(θ) after them."""
         found: list[Tensor] = self._inputs(*tensors, *self.outside)
-        if self.coupled:
-            found[-1] = found[-1].flatten()
+        if not self.coupled:
+            return found
+        own, form = found[: self._count], [t.double().flatten() for t in found[self._count :]]
+        if not self._formed:
+            form.insert(0, torch.zeros(self._d**2, dtype=torch.float64, device="cpu"))
+        return [*own, form[0] if len(form) == 1 else torch.cat(form)]
+
+    def coupling(self, y: Tensor, form: Tensor) -> Tensor:
+        """½ yᵀHy + F(y; q) of each row, as numbers of its entries; ``form``: H and q."""
+        d = y.shape[-1]
+        matrix = form[..., : d * d].reshape(*form.shape[:-1], d, d)
+        found: Tensor = matvec(matrix, y) * y / 2
+        if self.rest is not None:
+            found = found + self.rest.rows(y, form[..., d * d :]).unsqueeze(-1) / d
         return found
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A value with one number for each entry, which depends on y through that entry."""
-
-    ref: Ref
-
-
-@dataclass(frozen=True)
-class _Sum:
-    """(Σ_i e(y_i) + ½ yᵀHy)^(1/root) of each row."""
-
-    ref: Ref
-    form: Ref | None = None
-    root: float = 1.0
-
-
-Y = _Entry(Ref(0))
-Kind = _Entry | _Sum | Map | Products
-
-
-def entrywise(value: Callable[..., Tensor], y: Tensor, tensors: list[Tensor]) -> Entrywise:
-    """The value of Ω, a function of y and the tensors θ, entry by entry; or :class:`Unknown`."""
-    y, tensors = y.detach().clone(), [t.detach().clone() for t in tensors]
-    tape = Tape([y, *tensors])
-    with torch.no_grad(), tape:
-        result = value(y, *tensors)
-    if not isinstance(result, Tensor) or result.shape != y.shape[:-1]:
-        raise Unknown("it does not return one number per row")
-    return _Walk(tape, y, len(tensors)).made(tape.ref(result))
-
-
-class _Walk:
-    """Reads the tape of a value, and writes e, p and H."""
-
-    def __init__(self, tape: Tape, y: Tensor, tensors: int) -> None:
-        self.tape, self.y, self.d, self.tensors = tape, y, y.shape[-1], tensors
-        self.kinds: dict[int, Kind] = {0: Y}
-        self.steps: list[Step] = []
-        self.outer: list[Step] = []
-        self.given: dict[tuple[Ref, bool], Ref] = {}
-        self.next = 1 << 20  # the numbers of new values, above those of the tape
-        self.maps = Maps(self._outside, self.d)
-
-    def made(self, result: Ref) -> Entrywise:
-        for step in self.tape.steps:
-            kinds = [self.kinds[ref.at] for ref in step.refs() if ref.at in self.kinds]
-            if step.name in FILLED and kinds:
-                self.tape.values[step.at] = self.tape.values[step.at].flatten()[0]
-                self.tape.outside.append(step.at)
-            elif not kinds:
-                self.outer.append(step)
-            else:
-                self.kinds[step.at] = self._of(step, kinds, self.tape.values[step.at].shape)
-        found = self.kinds.get(result.at)
-        if not isinstance(found, _Sum) or found.root != 1:
-            raise Unknown("it is not a sum over the entries of y")
-        order = {ref.at: Ref(i) for i, ref in enumerate(self.given.values(), 1)}
-
-        def placed(ref: Ref) -> Ref:
-            return order.get(ref.at, ref)
-
-        steps = [
-            Step(step.at, step.op, *tree_map_only(Ref, placed, (step.args, step.kwargs)))
-            for step in needed(self.steps, [found.ref])
-        ]
-        inputs = [
-            self._outside(aten.unsqueeze.default, ref, -1) if row else ref
-            for ref, row in self.given
-        ]
-        outer = needed(self.outer, inputs if found.form is None else [*inputs, found.form])
-        outside = {at: self.tape.values[at] for at in self.tape.outside}
-        result = placed(found.ref)
-        return Entrywise(steps, result, outer, inputs, found.form, self.tensors, outside)
-
-    def _of(self, step: Step, kinds: list[Kind], shape: torch.Size) -> Kind:
-        if any(isinstance(kind, _Sum) for kind in kinds):
-            return self._of_sums(step, shape)
-        linear = step.name in ("mm", "addmm") and kinds == [Y]
-        if linear or any(isinstance(kind, Map | Products) for kind in kinds):
-            return self._of_maps(step, shape)
-        return self._of_entries(step, shape)
-
-    # -- what is written ---------------------------------------------------------------------
-
-    def _outside(self, op: Any, *args: Any, **kwargs: Any) -> Ref:
-        """An operation on what does not depend on y."""
-        self.next += 1
-        self.outer.append(Step(self.next, op, args, kwargs))
-        return Ref(self.next)
-
-    def _emit(self, op: Any, *args: Any, **kwargs: Any) -> Ref:
-        """An operation of e."""
-        self.next += 1
-        self.steps.append(Step(self.next, op, args, kwargs))
-        return Ref(self.next)
-
-    def _input(self, ref: Ref, row: bool = False) -> Ref:
-        """What an operation of e takes for a tensor that does not depend on y. ``row``: it has one
-        number per row, without a last dimension."""
-        known = self.tape.values[ref.at].ndim > 0 if ref.at < len(self.tape.values) else False
-        key = (ref, row and known)
-        if key not in self.given:
-            self.next += 1
-            self.given[key] = Ref(self.next)
-        return self.given[key]
-
-    def _kind(self, item: Any) -> Kind | None:
-        return self.kinds.get(item.at) if isinstance(item, Ref) else None
-
-    # -- what is read ------------------------------------------------------------------------
-
-    def _of_entries(self, step: Step, shape: torch.Size) -> Kind:
-        kind = self._kind(step.args[0])
-        own = kind.ref if isinstance(kind, _Entry) else None
-        fits = shape[-1:] == (self.d,) and shape.numel() == self.y.numel()
-        if own is not None:
-            if step.name in LAYOUT and fits:
-                return _Entry(own)
-            if step.name in ("sum", "mean") and self._over_entries(step):
-                return _Sum(own if step.name == "sum" else self._emit(aten.div.Tensor, own, self.d))
-            p = self._norm(step)
-            if p is not None:
-                size = self._emit(aten.abs.default, own)
-                return _Sum(self._emit(aten.pow.Tensor_Scalar, size, p), root=p)
-            if step.name == "mv" and self._kind(step.args[1]) is None:
-                return _Sum(self._emit(aten.mul.Tensor, own, self._input(step.args[1])))
-        converts = step.name == "_to_copy" and step.kwargs.get("dtype") == torch.float64
-        alone = torch.Tag.pointwise in step.op.tags or step.name == "huber_loss" or converts
-        if not (alone and fits):
-            raise Unknown(f"{step.op} does not act on each entry of y alone")
-
-        def taken(ref: Ref) -> Ref:
-            kind = self.kinds.get(ref.at)
-            return kind.ref if isinstance(kind, _Entry) else self._input(ref)
-
-        args, kwargs = tree_map_only(Ref, taken, (step.args, step.kwargs))
-        return _Entry(self._emit(step.op, *args, **kwargs))
-
-    def _of_maps(self, step: Step, shape: torch.Size) -> Kind:
-        """An operation on linear maps of y and their products."""
-        name, args = step.name, step.args
-        unknown = Unknown(f"{step.op} of a linear map of y is not quadratic")
-        if name == "mm" and self._kind(args[0]) == Y:
-            return Map(args[1], shape[-1])
-        if name == "addmm" and self._kind(args[1]) == Y and not step.kwargs:
-            return Map(args[2], shape[-1], args[0])
-        a = self._kind(args[0])
-        size = self.tape.values[args[0].at].shape if isinstance(args[0], Ref) else None
-        if name in LAYOUT and isinstance(a, Map | Products):
-            if size is None or shape[-1] != size[-1] or shape.numel() != size.numel():
-                raise unknown
-            return a
-        if name in ("sum", "mean") and isinstance(a, Map | Products) and self._over_entries(step):
-            assert size is not None
-            return self._summed(a, 1 if name == "sum" else size[-1])
-        if isinstance(a, Map) and self._norm(step) == 2:
-            return self._summed(Products(None, ((a, a),)), 1, root=2.0)
-        if isinstance(a, Map) and (name == "square" or (name == "pow" and args[1] == 2)):
-            return Products(None, ((a, a),))
-        if name == "neg" and isinstance(a, Map | Products):
-            return self._scaled(a, aten.mul.Tensor, -1)
-        if len(args) != 2 or step.kwargs:
-            raise unknown
-        b = self._kind(args[1])
-        if name in ("mul", "div") and b is None and isinstance(a, Map | Products):
-            return self._scaled(a, step.op, args[1])
-        if name == "mul" and a is None and isinstance(b, Map | Products):
-            return self._scaled(b, step.op, args[0])
-        if name == "rsub" and isinstance(a, Map) and b is None:
-            return self.maps.moved(self.maps.scaled(a, aten.mul.Tensor, -1), args[1], 1)
-        if name in ("add", "sub"):
-            return self._added(a, b, args, 1 if name == "add" else -1, unknown)
-        if name == "mul" and (a == Y or isinstance(a, Map)) and (b == Y or isinstance(b, Map)):
-            pair = [m if isinstance(m, Map) else self.maps.identity() for m in (a, b)]
-            return Products(None, ((pair[0], pair[1]),))
-        raise unknown
-
-    def _added(self, a: Any, b: Any, args: Any, sign: int, unknown: Unknown) -> Kind:
-        products = isinstance(a, Products) or isinstance(b, Products)
-        if not products and None in (a, b):
-            if b is None:
-                return self.maps.moved(a, args[1], sign)
-            found = b if sign > 0 else self.maps.scaled(b, aten.mul.Tensor, -1)
-            return self.maps.moved(found, args[0], 1)
-        if not products and (a == Y or isinstance(a, Map)) and (b == Y or isinstance(b, Map)):
-            maps = [m if isinstance(m, Map) else self.maps.identity() for m in (a, b)]
-            return self.maps.added(maps[0], maps[1], sign)
-        parts = [Products(k.ref, ()) if isinstance(k, _Entry) else k for k in (a, b)]
-        if not all(isinstance(k, Products) for k in parts):
-            raise unknown
-        one, other = parts
-        if sign < 0:
-            other = self._scaled(other, aten.mul.Tensor, -1)
-        entry = one.entry or other.entry
-        if one.entry is not None and other.entry is not None:
-            entry = self._emit(aten.add.Tensor, one.entry, other.entry)
-        return Products(entry, one.pairs + other.pairs)
-
-    def _scaled(self, a: Map | Products, op: Any, by: Any) -> Map | Products:
-        if isinstance(a, Map):
-            return self.maps.scaled(a, op, by)
-        pairs = tuple((self.maps.scaled(one, op, by), other) for one, other in a.pairs)
-        if a.entry is None:
-            return Products(None, pairs)
-        inside = self._input(by) if isinstance(by, Ref) else by
-        return Products(self._emit(op, a.entry, inside), pairs)
-
-    def _summed(self, a: Map | Products, count: int, root: float = 1.0) -> _Sum:
-        """The sum of a row, divided by ``count``."""
-        if isinstance(a, Map):
-            form, linear, constants = self.maps.total(a)
-            a = Products(None, ())
-        else:
-            form, linear, constants = self.maps.form(a.pairs)
-        total = a.entry or self._emit(aten.mul.Scalar, Ref(0), 0)
-        for c in linear:
-            weighted = self._emit(aten.mul.Tensor, Ref(0), self._input(c))
-            total = self._emit(aten.add.Tensor, total, weighted)
-        for c in constants:
-            share = self._emit(aten.div.Tensor, self._input(c), self.d)
-            total = self._emit(aten.add.Tensor, total, share)
-        if count != 1:
-            total = self._emit(aten.div.Tensor, total, count)
-            form = form and self._outside(aten.div.Tensor, form, count)
-        return _Sum(total, form, root)
-
-    def _of_sums(self, step: Step, shape: torch.Size) -> _Sum:
-        """An operation on sums over the entries that gives such a sum again."""
-        name, batch = step.name, self.y.shape[:-1]
-        unknown = Unknown(f"{step.op} is not linear in the sums over the entries")
-        if shape not in (batch, (*batch, 1)):
-            raise Unknown(f"{step.op} joins entries of y with their sum")
-        items = [*step.args[:2], None][:2]
-        a, b = (self._kind(item) for item in items)
-        if isinstance(a, _Sum) and name in LAYOUT:
-            return a
-        if isinstance(a, _Sum) and name == "pow" and step.args[1] == a.root:
-            return _Sum(a.ref, a.form)
-        if any(isinstance(k, _Sum) and k.root != 1 for k in (a, b)) or len(step.args) > 2:
-            raise unknown
-        if name in ("mul", "div", "neg") and not (
-            (isinstance(a, _Sum) and isinstance(b, _Sum)) or (name == "div" and a is None)
-        ):
-            own = a if isinstance(a, _Sum) else b
-            assert isinstance(own, _Sum)
-            other = items[0] if own is b else items[1]
-            by: list[Any] = [] if name == "neg" else [other]
-            form = own.form
-            if form is not None:
-                if by and isinstance(other, Ref) and self.tape.values[other.at].numel() > 1:
-                    raise unknown  # one number per row
-                form = self._outside(step.op, form, *by)
-            inside = [self._input(t, shape == batch) if isinstance(t, Ref) else t for t in by]
-            return _Sum(self._emit(step.op, own.ref, *inside), form)
-        if name not in ("add", "sub", "rsub"):
-            raise unknown
-
-        def taken(t: Any, kind: Kind | None) -> Any:
-            if isinstance(kind, _Sum):
-                return kind.ref
-            if not isinstance(t, Ref):
-                return t / self.d  # a constant is shared out among the entries
-            return self._emit(aten.div.Tensor, self._input(t, shape == batch), self.d)
-
-        inside = [taken(t, k) for t, k in zip(items, (a, b), strict=True)]
-        forms = [k.form if isinstance(k, _Sum) else None for k in (a, b)]
-        if name == "rsub":
-            forms.reverse()
-        form = forms[0] or forms[1]
-        if forms[0] is not None and forms[1] is not None:
-            op = aten.add.Tensor if name == "add" else aten.sub.Tensor
-            form = self._outside(op, forms[0], forms[1], **step.kwargs)
-        elif forms[1] is not None and (name != "add" or step.kwargs):
-            factor = step.kwargs.get("alpha", 1) * (1 if name == "add" else -1)
-            form = self._outside(aten.mul.Tensor, forms[1], factor)
-        return _Sum(self._emit(step.op, *inside, **step.kwargs), form)
-
-    def _norm(self, step: Step) -> float | None:
-        """p, where the operation is the p-norm of each row."""
-        if step.name != "linalg_vector_norm" or len(step.args) < 3 or not step.args[2]:
-            return None
-        p = step.args[1]
-        known = isinstance(p, int | float) and 0 < p < 99 and self._last(step.args[2])
-        return float(p) if known else None
-
-    def _over_entries(self, step: Step) -> bool:
-        """Whether the operation reduces the last dimension, and no other."""
-        dims = step.args[1] if len(step.args) > 1 else None
-        return bool(dims) and self._last(dims) and "dtype" not in step.kwargs
-
-    def _last(self, dims: Any) -> bool:
-        return [k % self.y.ndim for k in dims] == [self.y.ndim - 1]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-import math
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from .. import simplex
 from ..base import Hyper, Kernel
 from ..cpu.common import CompiledRows
 from . import coupled, separable, source
 from .compiled import Function
 from .entry import Entrywise
+from .loops import Program
 from .tape import Unknown
 
 # a second thread pays where it saves more than it waits for a core that is busy
@@ -27,9 +28,9 @@ def _function(text: str) -> Function:
 
 
 class GeneratedKernel(Kernel):
-    """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy; θ is the inputs p, and
-    H as (1, d²). A p is one number, (1,), one for each row, (R,), or for each entry, (1 or R, d).
-    """
+    """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy + F(y; q); θ is the
+    inputs p, and H with q, as (1, d² + …). A p is one number, (1,), one for each row, (R,), or for
+    each entry, (1 or R, d)."""
 
     name = "numba, from the value"
     dtypes = (torch.float64,)
@@ -46,6 +47,15 @@ class GeneratedKernel(Kernel):
         self._constants = torch.tensor([[*constants, 0]], dtype=torch.float64, device="cpu")
         self._none = self._constants.new_zeros(1, 1)
         self._alone = self._constants, self._none
+        self._entry, self._more = entry, self._none[0, :0]
+        self._program: tuple[Function, Function] | None = None
+        self._room = 1
+        if entry.rest is not None:
+            y = simplex.generic(inputs[-1].new_empty(1, d))
+            program = Program(entry.rest, y, entry.rest.parted(inputs[-1][d * d :]))
+            self._program = _function(program.gradient), _function(program.column)
+            self._more = torch.tensor(program.constants, dtype=torch.float64, device="cpu")
+            self._room = program.room
         self._tested: tuple[Tensor, int, bool] = self._none, -1, False
 
     @property
@@ -54,14 +64,27 @@ class GeneratedKernel(Kernel):
         return self.slopes.path
 
     def slopes_at(self, y: Tensor, theta: Hyper) -> tuple[Tensor, Tensor]:
-        """e' and e'' of each entry of rows y > 0."""
+        """∇Ω and ∇²Ω 1 of rows y > 0."""
         y, d = y.contiguous(), y.shape[1]
-        theta, _ = self._parted(theta)
+        theta, form = self._parted(theta)
         numbers, vectors = (t.expand(len(y), -1).contiguous() for t in self._inputs(theta, d))
         out = y.new_empty(len(y), 3, d)
         for r in range(len(y)):
-            self.slopes(y[r], numbers[r], vectors[r], out[r])
-        return out[:, 0], out[:, 1]
+            self.slopes(d, y[r], numbers[r], vectors[r], d, out[r])
+        slope, bent = out[:, 0], out[:, 1]
+        if form is not None:
+            matrix = form[0, : d * d].view(d, d)
+            slope, bent = slope + y @ matrix, bent + matrix.sum(-1)
+        if self._program is not None:
+            assert form is not None
+            own, work, at = form[0, d * d :], y.new_empty(self._room), y.new_empty(d)
+            for r in range(len(y)):
+                self._program[0](0, y[r], own, work, 1, at)
+                slope[r] += at
+                for i in range(d):
+                    self._program[1](i, y[r], own, work, 1, at)
+                    bent[r] += at
+        return slope, bent
 
     @functools.cached_property
     def partials(self) -> Function:
@@ -86,25 +109,32 @@ class GeneratedKernel(Kernel):
         y, bound = torch.empty_like(x), x.new_empty(len(x))
         arrays = (gamma, mask, numbers, vectors, y, bound)
         traits = (self.slopes.address, sum(self.vectors), self.steep, self.kinked)
-        if form is not None and not self._convex(form):
+        if form is not None and not self._convex(form, x.shape[1]):
             return y, bound.fill_(torch.inf)
-        self._rows.run(0, x, *arrays, *traits, form)
+        gradient, column = self._addresses()
+        self._rows.run(0, x, *arrays, *traits, form, gradient, column, self._room)
         return y, bound
+
+    def _addresses(self) -> tuple[int, int]:
+        """Where the code of F is."""
+        return (0, 0) if self._program is None else tuple(f.address for f in self._program)  # type: ignore[return-value]
 
     def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None]:
         """The inputs of e, and H."""
         if self._rows is _SEPARABLE:
             return theta, None
-        return theta[:-1], theta[-1].contiguous()
+        form = theta[-1].contiguous()
+        if self._program is not None:
+            form = torch.cat([form, self._more.expand(len(form), -1)], -1)
+        return theta[:-1], form
 
-    def _convex(self, form: Tensor) -> bool:
+    def _convex(self, form: Tensor, d: int) -> bool:
         """Whether H is positive semidefinite along Δ. Each row tests e."""
         seen, version, known = self._tested
         if form.data_ptr() != seen.data_ptr() or form._version != version:
-            d = math.isqrt(form.numel())
-            matrix = form.view(d, d)
+            matrix = form[0, : d * d].view(d, d)
             shift = 1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype, device=matrix.device)
-            shifted = matrix + matrix.abs().amax() * shift
+            shifted = matrix + matrix.abs().amax().clamp_min(1e-300) * shift
             known = int(torch.linalg.cholesky_ex(shifted).info) == 0
             self._tested = form, form._version, known  # alive, so that its memory is its own
         return known
@@ -132,7 +162,8 @@ class GeneratedKernel(Kernel):
             partials = self.partials.address
             dnumbers, dvectors = y.new_empty(len(y), plain + 1), y.new_empty(len(y), count * d + 1)
         arrays = (gamma, v, numbers, vectors, dx, dnumbers, dvectors)
-        self._rows.run(1, y, *arrays, self.slopes.address, partials, count, plain, form)
+        numbers_of = (self.slopes.address, partials, count, plain)
+        self._rows.run(1, y, *arrays, *numbers_of, form, self._addresses()[1], self._room)
         if dnumbers is None or dvectors is None:
             return dx, None
         each, k, i = [], 0, 0
@@ -144,9 +175,26 @@ class GeneratedKernel(Kernel):
                 each.append(dnumbers[:, i])
                 i += 1
         if form is not None:
-            outer = (dx * gamma.view(-1, 1)).T @ y
+            w = dx * gamma.view(-1, 1)
+            outer = w.T @ y
             each.append((outer + outer.T).reshape(1, -1) / -2)
+            if self._entry.rest is not None:
+                q = form[0, d * d : form.shape[1] - len(self._more)]
+                each[-1] = torch.cat([each[-1], self._along(y, w, q).view(1, -1)], 1)
         return dx, tuple(each)
+
+    def _along(self, y: Tensor, w: Tensor, q: Tensor) -> Tensor:
+        """−Σ ⟨∂∇F(y; q)/∂q, w⟩ over the rows."""
+        rest = self._entry.rest
+        assert rest is not None
+        with torch.enable_grad():
+            y, q = y.detach().requires_grad_(), q.detach().requires_grad_()
+            (g,) = torch.autograd.grad(rest.rows(y, q).sum(), y, create_graph=True)
+            found = torch.zeros_like(q)
+            if g.requires_grad and q.numel():
+                (dq,) = torch.autograd.grad((g * w).sum(), q, allow_unused=True)
+                found = found if dq is None else -dq
+        return found
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

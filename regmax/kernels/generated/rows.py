@@ -39,7 +39,7 @@ class Entry(NamedTuple):
 
 
 @intrinsic
-def _call(
+def call(
     typingctx: Any, code: Any, n: Any, y: Any, numbers: Any, vectors: Any, ld: Any, out: Any
 ) -> Any:
     """The generated function at the address ``code``, of n entries."""
@@ -62,7 +62,7 @@ def positive(h: float) -> float:
 @njit
 def at_points(code: int, n: int, e: Entry) -> None:
     """A generated function, in ``e.out``, of the n points ``e.own`` with the inputs ``e.part``."""
-    _call(code, n, e.own, e.numbers, e.part, e.ld, e.out)
+    call(code, n, e.own, e.numbers, e.part, e.ld, e.out)
 
 
 @njit

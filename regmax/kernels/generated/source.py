@@ -98,7 +98,7 @@ class _Writer:
                 self.names[step.at] = f"v{step.at}"
                 args = [self.text(a, varying) for a in step.args]
                 kwargs = {k: self.text(a, varying) for k, a in step.kwargs.items()}
-                text = self.converted(step, args) or _expression(step, args, kwargs)
+                text = self.converted(step, args) or expression(step, args, kwargs)
                 self.body.append(f"v{step.at} = {text}")
         for k, ref in enumerate(results):
             self.body.append(f"out[{k} * stride + i] = {self.text(ref, varying)}")
@@ -141,7 +141,7 @@ class _Writer:
         return f"c{k}"
 
 
-def _expression(step: Step, args: list[Any], kwargs: dict[str, Any]) -> str:
+def expression(step: Step, args: list[Any], kwargs: dict[str, Any]) -> str:
     name = step.name
     if name == "pow":
         exponent = step.args[1]

@@ -1,0 +1,91 @@
+"""Cholesky factors of ∇²Ω on a support, and the matrix of Proposition 1 (Niculae & Blondel 2017) by
+them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+_FAST = {"reassoc", "contract", "nsz", "arcp"}
+
+
+@njit(fastmath=_FAST)
+def _dot(a: Any, i: int, b: Any, j: int, n: int) -> float:
+    total = 0.0
+    for k in range(n):
+        total += a[i + k] * b[j + k]
+    return total
+
+
+@njit
+def factor(a: Any, n: int, ld: int) -> bool:
+    """The Cholesky factor of a in its lower triangle; False where a is not positive definite."""
+    for j in range(n):
+        at = j * ld
+        pivot = a[at + j] - _dot(a, at, a, at, j)
+        if not pivot > 1e-13 * a[at + j]:
+            return False
+        root = math.sqrt(pivot)
+        a[at + j] = root
+        for i in range(j + 1, n):
+            a[i * ld + j] = (a[i * ld + j] - _dot(a, i * ld, a, at, j)) / root
+    return True
+
+
+@njit(fastmath=_FAST)
+def solved(a: Any, n: int, ld: int, v: Any) -> None:
+    """v ← (LLᵀ)⁻¹ v."""
+    for i in range(n):
+        v[i] = (v[i] - _dot(a, i * ld, v, 0, i)) / a[i * ld + i]
+    for i in range(n - 1, -1, -1):
+        v[i] /= a[i * ld + i]
+        scale = v[i]
+        for k in range(i):
+            v[k] -= a[i * ld + k] * scale
+
+
+@njit
+def inverse_trace(a: Any, n: int, ld: int, own: Any) -> float:
+    """tr (LLᵀ)⁻¹ = ‖L⁻¹‖², column by column of L⁻¹."""
+    total = 0.0
+    for j in range(n):
+        own[j] = 1.0 / a[j * ld + j]
+        total += own[j] * own[j]
+        for i in range(j + 1, n):
+            own[i] = -_dot(a, i * ld + j, own, j, i - j) / a[i * ld + i]
+            total += own[i] * own[i]
+    return total
+
+
+@njit
+def hessian(n: int, on: Any, h: Any, form: Any, ld: int, a: Any) -> None:
+    """∇²Ω on the entries ``on``, plus a multiple of 11ᵀ, which changes nothing on Δ and makes a
+    matrix that is positive definite along Δ positive definite."""
+    shift, size = np.inf, 0.0
+    for j in range(n):
+        own = form[on[j] * ld + on[j]]
+        shift, size = min(shift, own + h[on[j]]), size + abs(own)
+    shift = max(shift, 1e-3 * size / n)
+    for j in range(n):
+        i = on[j]
+        for k in range(j + 1):
+            a[j * ld + k] = form[i * ld + on[k]] + shift
+        a[j * ld + j] += h[i]
+
+
+@njit
+def tangent_product(n: int, a: Any, ld: int, v: Any, ones: Any) -> None:
+    """v ← J v by the factor a."""
+    for j in range(n):
+        ones[j] = 1.0
+    solved(a, n, ld, v)
+    solved(a, n, ld, ones)
+    total, weight = 0.0, 0.0
+    for j in range(n):
+        total += v[j]
+        weight += ones[j]
+    for j in range(n):
+        v[j] -= ones[j] * (total / weight)

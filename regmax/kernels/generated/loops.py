@@ -1,0 +1,425 @@
+"""Source code of the gradient and the Hessian of a function of one row, as loops over its tensors.
+
+Each operation that PyTorch's autograd runs is a loop over the numbers of its result, which stay in
+one array ``w``. A view is no operation: it has its own strides. An operation that is linear and has
+no translation is the matrix that it is of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from .source import LITERAL, TRANSLATED, expression
+from .tape import FILLED, Ref, Step, Tape, Unknown, needed
+
+aten = torch.ops.aten
+Function = Callable[..., Tensor]
+_NEW = FILLED | {f"{kind}_{how}" for kind in ("new", "empty") for how in ("zeros", "ones", "like")}
+_WIDEST = 4096
+"""Numbers of a tensor, or of a matrix of an operation, at most."""
+_CONTRACTED = {"mm": ("ik", "kj", "ij"), "bmm": ("bik", "bkj", "bij"), "mv": ("ik", "k", "i")} | {
+    "dot": ("k", "k", ""),
+    "addmm": ("ik", "kj", "ij"),
+}
+
+
+class Program:
+    """The source of ∇F(y; p), ``gradient``, and of a column of ∇²F(y; p), ``column``, for a row y;
+    ``room`` is how many numbers the work space of either has."""
+
+    def __init__(self, function: Function, y: Tensor, inputs: Sequence[Tensor]) -> None:
+        self.constants: list[float] = []
+        self.room = 0
+
+        def gradient(y: Tensor, v: Tensor, *p: Tensor) -> Tensor:
+            return _derivative(function(y, *p), y)
+
+        def column(y: Tensor, v: Tensor, *p: Tensor) -> Tensor:
+            return _derivative(gradient(y, v, *p) * v, y)
+
+        self.gradient = self._source("gradient", gradient, y, inputs)
+        self.column = self._source("column", column, y, inputs)
+
+    def _source(self, name: str, function: Function, y: Tensor, inputs: Sequence[Tensor]) -> str:
+        given = [t.detach().clone() for t in (y, y, *inputs)]
+        given[0].requires_grad_()
+        tape = Tape(given, writes=True)
+        with torch.enable_grad(), tape:
+            found = function(*given)
+        writer = _Writer(tape, len(given), self.constants)
+        source = writer.written(name, tape.ref(found))
+        self.room = max(self.room, writer.room)
+        return source
+
+
+def _derivative(value: Tensor, y: Tensor) -> Tensor:
+    found = None
+    if value.requires_grad:
+        (found,) = torch.autograd.grad(value.sum(), y, create_graph=True, allow_unused=True)
+    return torch.zeros_like(y) if found is None else found
+
+
+class _Array:
+    """A tensor in the source: an array with an offset and strides."""
+
+    def __init__(self, name: str, like: Tensor, offset: int, strides: Sequence[int]) -> None:
+        self.name, self.shape, self.offset = name, tuple(like.shape), offset
+        self.strides = tuple(strides)
+
+    def at(self, names: Sequence[str], sizes: Sequence[int]) -> str:
+        """The number at these indices, which broadcast."""
+        missing = len(sizes) - len(self.shape)
+        parts = [str(self.offset)] if self.offset else []
+        for k, (own, stride) in enumerate(zip(self.shape, self.strides, strict=True), missing):
+            if own > 1 and stride:
+                parts.append(names[k] if stride == 1 else f"{stride} * {names[k]}")
+        return f"{self.name}[{' + '.join(parts) or '0'}]"
+
+    def places(self) -> Tensor:
+        """Where each number is, in the order of its indices."""
+        total = torch.zeros((), dtype=torch.int64, device="cpu")
+        for own, stride in zip(self.shape, self.strides, strict=True):
+            total = total.unsqueeze(-1) + stride * torch.arange(own, device="cpu")
+        return (total + self.offset).flatten()
+
+
+class _Writer:
+    def __init__(self, tape: Tape, given: int, constants: list[float]) -> None:
+        self.tape, self.constants = tape, constants
+        self.lines: list[str] = []
+        self.room = 0
+        self.tables: list[str] = []
+        self.arrays: dict[int, _Array] = {}
+        self.owners: dict[int, _Array] = {}  # by storage
+        width = tape.values[0].numel()
+        self.arrays[0] = self._owned(0, "y", 0)
+        self.arrays[1] = self._owned(1, "w", 0)
+        self.room, first = width, 0
+        for k in range(2, given):
+            self.arrays[k] = self._owned(k, "numbers", first)
+            first += tape.values[k].numel()
+        self.first, self.width = first, width
+
+    def _owned(self, at: int, name: str, offset: int) -> _Array:
+        """A new array for the numbers of a tensor, as its storage has them."""
+        t = self.tape.values[at]
+        dense = (
+            t.numel() == 0
+            or 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) == t.numel()
+        )
+        strides = t.stride() if dense else torch.empty(t.shape, device="cpu").stride()
+        array = _Array(name, t, offset, strides)
+        if dense:
+            base = _Array(name, t, offset - t.storage_offset(), ())
+            self.owners[t.untyped_storage().data_ptr()] = base
+        return array
+
+    def written(self, name: str, result: Ref) -> str:
+        steps = needed(self.tape.steps, [result])
+        for step in steps:
+            if step.name not in _NEW and any(self._known(ref) for ref in step.refs()):
+                self._step(step)
+        if self._known(result) is None:
+            self.lines += self._loops((self.width,), f"out[i0] = {self._text(result, [], ())}")
+        else:
+            (i,) = names = [f"i{k}" for k in range(1)]
+            flat = self.arrays[result.at]
+            flat.shape, flat.strides = flat.shape[-1:], flat.strides[-1:]
+            self.lines += self._loops((self.width,), f"out[{i}] = {flat.at(names, (self.width,))}")
+        head = f"def {name}(n, y, numbers, w, stride, out):\n"
+        start = [f"for i in range({self.width} * stride):", "    w[i] = 0.0", "w[n] = 1.0"]
+        body = "".join(f"    {line}\n" for line in [*start, *self.lines])
+        return head + body + ("\n\n" + "\n".join(self.tables) + "\n" if self.tables else "")
+
+    # -- arguments -----------------------------------------------------------------------------
+
+    def _known(self, ref: Ref) -> _Array | None:
+        """The array of what depends on y, v or the inputs."""
+        if ref.at in self.arrays:
+            return self.arrays[ref.at]
+        if ref.at in self.tape.outside:  # what autograd kept of a result
+            t = self.tape.values[ref.at]
+            owner = self.owners.get(t.untyped_storage().data_ptr())
+            if owner is not None:
+                self.arrays[ref.at] = _Array(
+                    owner.name, t, owner.offset + t.storage_offset(), t.stride()
+                )
+                return self.arrays[ref.at]
+        return None
+
+    def _text(self, item: Any, names: Sequence[str], sizes: Sequence[int]) -> Any:
+        """An argument in the source: a number of an array, or a constant."""
+        if isinstance(item, Ref):
+            array = self._known(item)
+            if array is not None:
+                return array.at(names, sizes)
+            t = self.tape.values[item.at].detach()
+            if t.numel() > 1 and not bool((t == t.flatten()[0]).all()):
+                return self._table(t).at(names, sizes)
+            item = t.flatten()[0].item()
+        if isinstance(item, bool) or not isinstance(item, int | float):
+            return item
+        if item in LITERAL:
+            return repr(float(item))
+        if not math.isfinite(item):
+            return "-np.inf" if item < 0 else "np.inf" if item > 0 else "np.nan"
+        if item not in self.constants:
+            self.constants.append(float(item))
+        return f"numbers[{self.first + self.constants.index(item)}]"
+
+    def _table(self, t: Tensor, kind: str = "float64") -> _Array:
+        """Numbers in the source."""
+        if t.numel() > 16 * _WIDEST:
+            raise Unknown(f"it uses a tensor of more than {16 * _WIDEST} numbers that is not Ω's")
+        name = f"_T{len(self.tables)}"
+        numbers = t.flatten().tolist()
+        text = ", ".join(repr(x) for x in numbers).replace("nan", "np.nan").replace("inf", "np.inf")
+        self.tables.append(f"{name} = np.array([{text}], dtype=np.{kind})")
+        return _Array(name, t, 0, torch.empty(t.shape, device="cpu").stride())
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def _new(self, at: int) -> _Array:
+        numel = self.tape.values[at].numel()
+        if numel > _WIDEST:
+            raise Unknown(f"a tensor on the way has more than {_WIDEST} numbers")
+        found = self.arrays[at] = self._owned(at, "w", self.room)
+        self.room += numel
+        return found
+
+    def _temporary(self, like: _Array) -> _Array:
+        """Room for as many numbers as ``like`` has."""
+        own = torch.empty(like.shape, device="cpu")
+        found = _Array("w", own, self.room, own.stride())
+        self.room += own.numel()
+        return found
+
+    def _loops(self, sizes: Sequence[int], line: str) -> list[str]:
+        """The line for all indices."""
+        lines, depth = [], 0
+        for k, n in enumerate(sizes):
+            if n != 1:
+                lines.append("    " * depth + f"for i{k} in range({n} * stride):")
+                depth += 1
+        return [*lines, "    " * depth + line]
+
+    def _step(self, step: Step) -> None:
+        name, args, kwargs = step.name, step.args, dict(step.kwargs)
+        values = self.tape.values
+        t = values[step.at]
+        source = self._known(args[0]) if args and isinstance(args[0], Ref) else None
+        if source is not None and (step.op.is_view or name in ("detach", "alias")):
+            base = values[args[0].at]
+            moved = t.storage_offset() - base.storage_offset()
+            same = source.strides == base.stride()
+            if same:
+                self.arrays[step.at] = _Array(source.name, t, source.offset + moved, t.stride())
+                return
+        out = self._new(step.at)
+        sizes = out.shape
+        names = [f"i{k}" for k in range(len(sizes))]
+        if name in _CONTRACTED:
+            self._contracted(step, out)
+        elif name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm") and source:
+            self._reduced(step, source, out)
+        elif name in ("var", "std") and source is not None:
+            self._variance(step, source, out)
+        elif name in ("_softmax", "_log_softmax") and source is not None:
+            self._softmax(step, source, out)
+        elif name in ("_softmax_backward_data", "_log_softmax_backward_data"):
+            self._softmax_back(step, out)
+        elif name in ("clone", "_to_copy", "_unsafe_view", "view", "reshape", "detach", "alias"):
+            assert source is not None
+            if source.shape != out.shape:
+                self._linear(step, out)
+            else:
+                self._put(sizes, out.at(names, sizes), source.at(names, sizes))
+        elif name in TRANSLATED or name in ("pow", "add", "sub", "rsub"):
+            taken = [self._text(a, names, sizes) for a in args]
+            given = {k: self._text(a, names, sizes) for k, a in kwargs.items()}
+            self._put(sizes, out.at(names, sizes), expression(step, taken, given))
+        else:
+            self._linear(step, out)
+
+    def _put(self, sizes: Sequence[int], place: str, text: str, sign: str = "=") -> None:
+        self.lines += self._loops(sizes, f"{place} {sign} {text}")
+
+    def _fill(self, out: _Array, text: str) -> None:
+        names = [f"i{k}" for k in range(len(out.shape))]
+        self._put(out.shape, out.at(names, out.shape), text)
+
+    def _contracted(self, step: Step, out: _Array) -> None:
+        """Products of matrices."""
+        if step.kwargs:
+            raise Unknown(f"{step.op} has no translation with these arguments")
+        args = list(step.args)
+        names = [f"i{k}" for k in range(len(out.shape))]
+        if step.name == "addmm":
+            start = self._text(args.pop(0), names, out.shape)
+            self._put(out.shape, out.at(names, out.shape), start)
+        else:
+            self._fill(out, "0.0")
+        one, other, result = _CONTRACTED[step.name]
+        left, right = (self._operand(a) for a in args)
+        letters = sorted(set(one + other), key=lambda c: (c == "k", c))
+        sizes = dict(zip(one + other, left.shape + right.shape, strict=True))
+        place = {c: f"i{k}" for k, c in enumerate(letters)}
+
+        def at(array: _Array, own: str) -> str:
+            return array.at([place[c] for c in own], array.shape)
+
+        line = f"{at(out, result)} += {at(left, one)} * {at(right, other)}"
+        self.lines += self._loops([sizes[c] for c in letters], line)
+
+    def _operand(self, ref: Ref) -> _Array:
+        found = self._known(ref)
+        return self._table(self.tape.values[ref.at].detach()) if found is None else found
+
+    def _over(self, step: Step, source: _Array, out: _Array) -> tuple[_Array, int]:
+        """The result with the dimensions of the source, and how many numbers each is of."""
+        place = 2 if step.name == "linalg_vector_norm" else 1
+        dims = step.args[place] if len(step.args) > place else None
+        if step.kwargs.get("dtype") not in (None, torch.float64):
+            raise Unknown(f"{step.op} has no translation with these arguments")
+        n = len(source.shape)
+        dims = [dims] if isinstance(dims, int) else dims
+        over = {k % n for k in dims} if dims else set(range(n))
+        kept = len(out.shape) == n
+        rest = iter(out.strides)
+        strides = []
+        for k in range(n):
+            stride = next(rest) if kept or k not in over else 0
+            strides.append(0 if k in over else stride)
+        wide = _Array(out.name, torch.empty(source.shape, device="meta"), out.offset, strides)
+        return wide, math.prod(source.shape[k] for k in over)
+
+    def _reduced(self, step: Step, source: _Array, out: _Array) -> None:
+        wide, count = self._over(step, source, out)
+        names, sizes = [f"i{k}" for k in range(len(source.shape))], source.shape
+        own, all_ = [f"i{k}" for k in range(len(out.shape))], out.shape
+        here, x, place = wide.at(names, sizes), source.at(names, sizes), out.at(own, all_)
+        if step.name == "amax":
+            self._fill(out, "-np.inf")
+            self._put(sizes, here, f"max({here}, {x})")
+        elif step.name == "logsumexp":
+            top = self._temporary(out)
+            at_top = self._over(step, source, top)[0].at(names, sizes)
+            self._fill(top, "-np.inf")
+            self._put(sizes, at_top, f"max({at_top}, {x})")
+            self._fill(out, "0.0")
+            self._put(sizes, here, f"math.exp({x} - {at_top})", "+=")
+            self._put(all_, place, f"math.log({place}) + {top.at(own, all_)}")
+        elif step.name == "linalg_vector_norm":
+            p = step.args[1] if len(step.args) > 1 else 2
+            if not isinstance(p, int | float) or not 0 < p < 99:
+                raise Unknown(f"{step.op} has no translation with these arguments")
+            power, root = self._text(p, [], ()), self._text(1 / p, [], ())
+            self._fill(out, "0.0")
+            self._put(sizes, here, f"{x} * {x}" if p == 2 else f"abs({x}) ** {power}", "+=")
+            self._put(all_, place, f"math.sqrt({place})" if p == 2 else f"{place} ** {root}")
+        else:
+            self._fill(out, "0.0")
+            self._put(sizes, here, x, "+=")
+            if step.name == "mean":
+                self._put(all_, place, self._text(count, [], ()), "/=")
+
+    def _variance(self, step: Step, source: _Array, out: _Array) -> None:
+        wide, count = self._over(step, source, out)
+        middle = self._temporary(out)
+        self._reduced(Step(step.at, aten.mean.dim, step.args[:2], {}), source, middle)
+        names, sizes = [f"i{k}" for k in range(len(source.shape))], source.shape
+        own = out.at([f"i{k}" for k in range(len(out.shape))], out.shape)
+        gap = (
+            f"({source.at(names, sizes)} - {self._over(step, source, middle)[0].at(names, sizes)})"
+        )
+        less = step.kwargs.get("correction", 1)
+        self._fill(out, "0.0")
+        self._put(sizes, wide.at(names, sizes), f"{gap} * {gap}", "+=")
+        of = f"{own} / {self._text(max(count - less, 0), [], ())}"
+        self._put(out.shape, own, of if step.name == "var" else f"math.sqrt({of})")
+
+    def _softmax(self, step: Step, source: _Array, out: _Array) -> None:
+        logs = Step(step.at, aten.logsumexp.default, (step.args[0], [step.args[1]]), {})
+        each = [n if k != step.args[1] % len(source.shape) else 1 for k, n in enumerate(out.shape)]
+        total = self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
+        self._reduced(logs, source, total)
+        names = [f"i{k}" for k in range(len(out.shape))]
+        text = f"{source.at(names, out.shape)} - {total.at(names, out.shape)}"
+        text = text if step.name == "_log_softmax" else f"math.exp({text})"
+        self._put(out.shape, out.at(names, out.shape), text)
+
+    def _softmax_back(self, step: Step, out: _Array) -> None:
+        """s (g − Σ g s), or g − exp(s) Σ g."""
+        names = [f"i{k}" for k in range(len(out.shape))]
+        g, s = (self._operand(a).at(names, out.shape) for a in step.args[:2])
+        each = [n if k != step.args[2] % len(out.shape) else 1 for k, n in enumerate(out.shape)]
+        total = self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
+        at, logs = total.at(names, out.shape), step.name == "_log_softmax_backward_data"
+        self._fill(total, "0.0")
+        self._put(out.shape, at, g if logs else f"{g} * {s}", "+=")
+        text = f"{g} - math.exp({s}) * {at}" if logs else f"{s} * ({g} - {at})"
+        self._put(out.shape, out.at(names, out.shape), text)
+
+    def _linear(self, step: Step, out: _Array) -> None:
+        """An operation that is linear in what depends on y, as the matrix that it is of."""
+        unknown = Unknown(f"{step.op} has no translation")
+        values = self.tape.values
+        refs = list(dict.fromkeys(ref for ref in step.refs() if self._known(ref)))
+        if any(self.arrays[ref.at].name == "numbers" for ref in refs):
+            raise unknown
+
+        def applied(given: dict[int, Tensor]) -> Tensor:
+            def of(ref: Ref) -> Tensor:
+                return given.get(ref.at, values[ref.at].detach())
+
+            args, kwargs = tree_map_only(Ref, of, (step.args, step.kwargs))
+            found: Tensor = step.op(*args, **kwargs)
+            return found.double().flatten()
+
+        shapes = {ref.at: values[ref.at].shape for ref in refs}
+        if sum(n.numel() for n in shapes.values()) > _WIDEST:
+            raise unknown
+        zeros = {at: torch.zeros(shape, dtype=torch.float64) for at, shape in shapes.items()}
+        try:
+            if bool(applied(zeros).any()):
+                raise unknown
+            points = {
+                at: torch.linspace(-2, 3, t.numel()).double().view_as(t) for at, t in zeros.items()
+            }
+            expected, total = (
+                applied(points),
+                torch.zeros(math.prod(out.shape), dtype=torch.float64),
+            )
+            entries = []
+            for ref in refs:
+                zero, places = zeros[ref.at], self.arrays[ref.at].places().tolist()
+                for k, place in enumerate(places):
+                    one = torch.zeros(zero.numel(), dtype=torch.float64)
+                    one[k] = 1
+                    image = applied({**zeros, ref.at: one.view_as(zero)})
+                    total += image * points[ref.at].flatten()[k]
+                    for row in image.nonzero().flatten().tolist():
+                        entries.append((self.arrays[ref.at].name, row, place, image[row].item()))
+        except (RuntimeError, TypeError) as error:
+            raise unknown from error
+        near = torch.allclose(total, expected, rtol=1e-12, atol=1e-12)
+        if not near or len(entries) > 16 * _WIDEST:
+            raise unknown
+        self._fill(out, "0.0")
+        rows = out.places().tolist()
+        for array in dict.fromkeys(name for name, *_ in entries):
+            own = [(rows[r], c, x) for name, r, c, x in entries if name == array]
+            to, at, by = (
+                self._table(torch.tensor(column, dtype=kind, device="cpu"), str(kind)[6:])
+                for column, kind in zip(
+                    zip(*own, strict=True), (torch.int64, torch.int64, torch.float64), strict=True
+                )
+            )
+            line = f"w[{to.name}[i]] += {by.name}[i] * {array}[{at.name}[i]]"
+            self.lines += [f"for i in range({len(own)} * stride):", f"    {line}"]
