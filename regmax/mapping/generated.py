@@ -177,13 +177,16 @@ def _key(
         return None, kept
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept
-    batch = x.shape[:-1] if any(map(_per_row, tensors)) else None
+    batch = x.shape[:-1] if any(_per_row(t, x) for t in tensors) else None
     return (state(omega, kept), batch, x.shape[-1]), kept
 
 
-def _per_row(t: Tensor) -> bool:
-    """Whether a tensor of Ω has one number for each row."""
-    return t.ndim > 1 and t.shape[-1] == 1 and t.numel() > 1
+def _per_row(t: Tensor, x: Tensor) -> bool:
+    """Whether a tensor of Ω has one number for each row of x."""
+    if t.ndim < 2 or t.shape[-1] != 1 or t.numel() == 1 or t.ndim > x.ndim:
+        return False
+    pairs = zip(t.shape[-2::-1], x.shape[-2::-1], strict=False)
+    return all(n in (1, rows) for n, rows in pairs)
 
 
 def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
@@ -199,7 +202,7 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     def value(y: Tensor, *inside: Tensor) -> Tensor:
         return omega.with_tensors(dict(zip(names, inside, strict=True))).value(y)
 
-    batched = any(map(_per_row, tensors))
+    batched = any(_per_row(t, x) for t in tensors)
     y = simplex.generic(x if batched else x.new_empty(1, x.shape[-1]))
     problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
     try:

@@ -1,5 +1,6 @@
 """A kernel from the value of Ω: its graph, its source, its rows, and what is not made into one."""
 
+import itertools
 import math
 import warnings
 
@@ -108,6 +109,50 @@ def test_each_operation_has_the_derivatives_of_autograd(name):
     torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
 
 
+Q = torch.randn(D, D, dtype=F64, generator=torch.Generator().manual_seed(0))
+A = torch.randn(D, 9, dtype=F64, generator=torch.Generator().manual_seed(1))
+SHIFT, SCALE = A[0] + 1, A[1].exp()
+PAIRS = torch.tensor([[0, 1, 2], [3, 3, 5]])
+ROWS = {
+    "logsumexp": lambda y: torch.logsumexp(y @ A + SHIFT, -1) + F.softplus(y @ A).sum(-1),
+    "softmax": lambda y: (F.log_softmax(3 * y, -1) * y).sum(-1) + F.softmax(y, -1).pow(2).sum(-1),
+    "norms": lambda y: torch.linalg.vector_norm(y @ A, 3, dim=-1) + (y @ A).norm(dim=-1),
+    "moments": lambda y: (y @ A).var(-1) + y.std(-1) + (y @ A).mean(-1) ** 3 + y.sum(-1) ** 4,
+    "neighbours": lambda y: (
+        (y - y.roll(1, -1)).pow(4).sum(-1) + (y[..., 1:] - y[..., :-1]).cosh().sum(-1)
+    ),
+    "moved": lambda y: (
+        (torch.cat([y, 2 * y.flip(-1)], -1).diff(dim=-1).pow(4)).sum(-1)
+        + torch.stack([y, y * y], -1).mean(-1).cumsum(-1).exp().sum(-1)
+    ),
+    "indices": lambda y: (
+        (y[..., PAIRS[0]] * y[..., PAIRS[1]]).exp().sum(-1)
+        + torch.gather(y, -1, PAIRS[:1].expand(len(y), -1)).exp().sum(-1)
+        + y[..., 0] ** 3
+    ),
+    "windows": lambda y: F.pad(y, (1, 1)).unfold(-1, 3, 1).mean(-1).pow(3).sum(-1),
+    "matrices": lambda y: (
+        torch.einsum("...i,ij,...j->...", y, Q @ Q.T, y).exp()
+        + torch.tril(y.unsqueeze(-1) * y.unsqueeze(-2)).pow(2).sum((-1, -2))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_function_of_the_row_has_the_derivatives_of_autograd(name):
+    function = ROWS[name]
+    entry, inputs, kernel = made(lambda y: function(y) + (y**3).sum(-1))
+    assert entry.rest is not None
+    y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
+    value = function(y) + (y**3).sum(-1)
+    torch.testing.assert_close(generated.terms(entry, y, inputs).sum(-1), value)
+    (slope,) = torch.autograd.grad(value.sum(), y, create_graph=True)
+    (bent,) = torch.autograd.grad(slope.sum(), y)
+    got = kernel.slopes_at(y.detach(), hyper(inputs))
+    torch.testing.assert_close(got[0], slope.detach(), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
+
+
 SUMS = {
     "sum": lambda y: (y * y).sum(-1),
     "sum of named dimension": lambda y: (y * y).sum(dim=y.ndim - 1),
@@ -130,9 +175,6 @@ def test_a_sum_over_entries_is_found(name):
     torch.testing.assert_close(entry(y, *inputs).sum(-1), value(y))
 
 
-Q = torch.randn(D, D, dtype=F64, generator=torch.Generator().manual_seed(0))
-A = torch.randn(D, 9, dtype=F64, generator=torch.Generator().manual_seed(1))
-SHIFT, SCALE = A[0] + 1, A[1].exp()
 FORMS = {
     "yᵀQy": lambda y: ((y @ Q) * y).sum(-1) / 2 + y.pow(3).sum(-1),
     "in one sum": lambda y: ((y @ Q) * y / 2 + y**3 / 6).sum(-1),
@@ -159,14 +201,9 @@ def test_a_quadratic_form_is_found(name, shape):
 
 
 COUPLED = {
-    "a function of a map": (lambda y: F.softplus(y @ A).sum(-1), "not quadratic"),
-    "a cube of a map": (lambda y: (y @ A).pow(3).sum(-1), "not quadratic"),
-    "a square of a sum": (lambda y: y.sum(-1) ** 2, "not linear in the sums"),
-    "neighbours": (lambda y: (y - y.roll(1, -1)).pow(2).sum(-1), "roll"),
-    "a slice": (lambda y: (y[..., 1:] ** 2).sum(-1), "slice"),
-    "entries and their sum": (lambda y: (y * y.sum(-1, keepdim=True)).sum(-1), "joins entries"),
-    "no sum": (lambda y: y[..., 0] ** 2, "select"),
-    "the largest": (lambda y: y.amax(-1), "amax"),
+    "a kink of a map": (lambda y: (y @ A).relu().sum(-1), "not quadratic, and aten.relu.* kink"),
+    "a sort": (lambda y: (y.sort(-1).values * torch.arange(6)).sum(-1), "sort"),
+    "the largest": (lambda y: y.amax(-1), "amax.* kink"),
     "a branch": (lambda y: (y * y).sum(-1) if y.max() > 0.5 else y.sum(-1), "numbers"),
     "item": (lambda y: (y * y).sum(-1) * float(y[0, 0]), "numbers"),
     "randomness": (lambda y: (y * y).sum(-1) + torch.rand(1), "random"),
@@ -257,11 +294,33 @@ class Quadratic(regmax.Regularizer):
         return form - (w * y.log()).sum(-1) / 100
 
 
+RESTS = {
+    "logsumexp": lambda z, y: torch.logsumexp(z, -1) - torch.special.entr(y).sum(-1),
+    "softplus": lambda z, y: F.softplus(z).sum(-1),
+    "norm": lambda z, y: (z + 1).norm(dim=-1),
+    "neighbours": lambda z, y: (y - y.roll(1, -1)).pow(4).sum(-1) + z.square().sum(-1),
+    "power of a norm": lambda z, y: y.pow(1.5).sum(-1) ** (1 / 1.5) + z.square().sum(-1),
+}
+
+
+class Joined(Quadratic):
+    """A sum over entries and a function of the row."""
+
+    def value(self, y):
+        rest = RESTS[self.kind](y @ self.q.T, y)
+        return (self.w * y * y).sum(-1) / 9 + self.w.mean() * rest
+
+
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0])
-@pytest.mark.parametrize("kind", ["square", "entropy", "power", "cube", "barrier"])
+@pytest.mark.parametrize(
+    ("kind", "scale"),
+    [
+        *itertools.product(["square", "entropy", "power", "cube", "barrier"], [0.1, 1.0, 10.0]),
+        *((kind, 2.0) for kind in RESTS),
+    ],
+)
 def test_a_coupled_layer_and_its_gradients_are_those_of_the_solver(kind, scale, masked):
-    layer = regmax.RegularizedMax(Quadratic(7, kind))
+    layer = regmax.RegularizedMax((Joined if kind in RESTS else Quadratic)(7, kind))
     generator = torch.Generator().manual_seed(3)
     x = scale * torch.randn(9, 7, dtype=F64, generator=generator)
     x.requires_grad_()
@@ -283,6 +342,15 @@ def test_a_coupled_layer_and_its_gradients_are_those_of_the_solver(kind, scale, 
         tol = 1e-9 if k <= len(wanted) else 1e-7
         torch.testing.assert_close(got, right, rtol=tol, atol=tol * (1 + right.abs().max().item()))
     assert torch.equal(found[0] < 1e-30, expected[0] < 1e-30)
+
+
+def test_a_function_that_is_not_convex_is_refused():
+    class Concave(Quadratic):
+        def value(self, y):
+            return super().value(y) - 9 * torch.logsumexp(y @ self.q, -1)
+
+    with pytest.raises(regmax.RegularizerError, match="not strictly convex"):
+        regmax.RegularizedMax(Concave(6, "square"))(torch.randn(3, 6, dtype=F64))
 
 
 def test_an_indefinite_form_goes_to_the_solver():

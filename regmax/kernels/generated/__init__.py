@@ -1,8 +1,8 @@
 """Kernels that are made of the value of Ω: its operations, their source, and the rows of Π_Ω.
 
 Ω(y) = Σ_i e(y_i) + ½ yᵀHy + F(y). ``tape`` records the value; ``reader`` and ``maps`` read these
-parts, an ``entry``, from it; ``source`` writes the derivatives of e as source, ``loops`` those of F,
-and ``compiled`` compiles both; ``separable`` (H = 0, F = 0) and ``coupled`` solve, certify and
+parts, an ``entry``, from it. ``source`` writes the derivatives of e as source, ``loops`` those of
+F, and ``compiled`` compiles both. ``separable`` (Ω = Σ e) and ``coupled`` solve, certify and
 differentiate rows with them.
 """
 

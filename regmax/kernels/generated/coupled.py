@@ -213,6 +213,8 @@ def _coupled_row(
         y[i], bent = 1.0 / m, 1.0 / (FLOOR * s0[i])
         # the power of all of ∂²Ω/∂y_i²
         b0[i] = exponent(1.0, 1.0, (b0[i] - 1.0) * bent / (bent + max(form[i * ld + i], 0.0)))
+        # the slope of F at 0 is not told from a large one
+        steep = steep and (rest.gradient == 0 or g0[i] == -np.inf)
     n = _look(e, rest, m, y, form, bend, room, on)
     before, alone = np.inf, False
     for step in range(STEPS):
@@ -322,7 +324,8 @@ def _coupled_row(
         if y[i] > 0.0 or (not steep and r[i] - tau > -8.0 * noise):
             on[n] = i
             n += 1
-            off = max(abs(r[i] - tau) if y[i] >= 2.0 * FLOOR or y[i] == 0.0 else 0.0, noise)
+            off = r[i] - tau if 0.0 < y[i] < 2.0 * FLOOR else abs(r[i] - tau)
+            off = max(off, noise)
             missed += off * off
     if n == 1:
         return abs(total - 1.0) + 4.0 * EPS

@@ -39,7 +39,7 @@ class Rest:
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def rows(self, y: Tensor, numbers: Tensor) -> Tensor:
-        """F of each row of y, (*batch, d); the numbers of q are the same for all, or of each row."""
+        """F of each row of y, (*batch, d). ``numbers`` are of one q, or of one for each row."""
         rows = y.reshape(-1, 1, y.shape[-1])
         if numbers.numel() == numbers.shape[-1]:
             q = self.parted(numbers.flatten())

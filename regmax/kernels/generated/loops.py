@@ -116,7 +116,7 @@ class _Writer:
         strides = t.stride() if dense else torch.empty(t.shape, device="cpu").stride()
         array = _Array(name, t, offset, strides)
         if dense:
-            base = _Array(name, t, offset - t.storage_offset(), ())
+            base = _Array(name, t, offset - int(t.storage_offset()), ())
             self.owners[t.untyped_storage().data_ptr()] = base
         return array
 
@@ -148,7 +148,7 @@ class _Writer:
             owner = self.owners.get(t.untyped_storage().data_ptr())
             if owner is not None:
                 self.arrays[ref.at] = _Array(
-                    owner.name, t, owner.offset + t.storage_offset(), t.stride()
+                    owner.name, t, owner.offset + int(t.storage_offset()), t.stride()
                 )
                 return self.arrays[ref.at]
         return None

@@ -129,7 +129,7 @@ class _Walk:
         if result is None:
             return None, []
         if self.y.numel() != self.d:
-            raise Unknown(self._why(result))  # an input of each row
+            raise Unknown(f"{self._why(result)}, and a tensor of Ω has a number for each row")
         steps = needed([*self.tape.steps, *self.joined], [result])
         inside = {0, *self.kinds, *(step.at for step in self.joined)}
         steps = [step for step in steps if step.at in inside]
@@ -139,10 +139,12 @@ class _Walk:
             )
             if step.name in KINKED | JUMPS and not alone:
                 raise Unknown(f"{self._why(result)}, and {step.op} may have a kink")
+            narrow = self.tape.values[step.at].dtype if step.at in self.kinds else torch.float64
+            if step.name == "detach" or narrow != torch.float64:
+                raise Unknown(f"{step.op} hides what depends on y, or rounds it")
         refs = dict.fromkeys(ref for step in steps for ref in step.refs() if ref.at not in inside)
         given = {ref: self.tape.values[ref.at] for ref in refs}
         indices = {ref: t for ref, t in given.items() if not (t.is_floating_point() or t.ndim == 0)}
-        self.indices = list(indices.values())
 
         def placed(ref: Ref) -> Any:
             return indices.get(ref, ref)
@@ -364,8 +366,8 @@ class _Walk:
             return one or other
 
         inside = [taken(t, k) for t, k in zip(items, (a, b), strict=True)]
-        form = joined([k and k.form for k in (a, b)], self._outside)
-        rest = joined([k and k.rest for k in (a, b)], self._join)
+        form = joined([None if k is None else k.form for k in (a, b)], self._outside)
+        rest = joined([None if k is None else k.rest for k in (a, b)], self._join)
         return _Sum(self._emit(step.op, *inside, **step.kwargs), form, rest=rest)
 
     def _join(self, op: Any, *args: Any, **kwargs: Any) -> Ref:
