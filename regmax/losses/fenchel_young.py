@@ -62,7 +62,6 @@ def losses(
         transforms.under_transform((x, gamma, *tensors.values(), *target))
         or transforms.dual_level()
         or not omega.exact
-        or _by_value(omega)
         or any(isinstance(t, Tensor) and t.requires_grad for t in target)
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
@@ -75,7 +74,8 @@ def losses(
 
 
 def _by_value(omega: Regularizer) -> bool:
-    """Whether a part of Ω declares too little to be evaluated in blocks of rows."""
+    """Whether a part of Ω declares too little to be evaluated in x's dtype and in blocks of
+    rows."""
     leaves = smooth_part(omega).leaves()
     return any(leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves)
 
@@ -92,6 +92,10 @@ def reference(
     """The same losses, from max_Ω and its derivatives."""
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, _ = engine.argmax(rows, settings)
+    return _of_maximum(x, rows, y, target, skip)
+
+
+def _of_maximum(x: Tensor, rows: Rows, y: Tensor, target: Target, skip: Tensor | None) -> Tensor:
     target = Target(*(_in_dtype(t, rows.x.dtype) for t in target))
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
@@ -163,6 +167,8 @@ class _Task(NamedTuple):
         """L and its gradient from one y. ``keep``: whether y is needed after this call."""
         omega, target, x = self.regularizer(tensors), self.target, x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
+            if _by_value(omega):
+                return self._solve_wide(omega, x, gamma)
             y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
             packed = _packed(omega, x, y, keep) if target.given is None else None
             own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
@@ -192,9 +198,24 @@ class _Task(NamedTuple):
                 dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
         return value, _Solved(dx, seen, part, plain)
 
+    def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved]:
+        """The same in the dtype of the solver."""
+        rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
+        y, _ = engine.argmax(rows, self.settings)
+        value = _of_maximum(x, rows, y, self.target, self.skip)
+        plain = torch.isfinite(value)
+        for none in (rows.empty, None if self.skip is None else self.skip.unsqueeze(-1)):
+            plain = plain if none is None else plain & ~none.squeeze(-1)
+        dx = self.target.taken_from(y.to(x.dtype, copy=True))
+        if not (transforms.may_look(x) and bool(plain.all())):
+            dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
+        return value, _Solved(dx, y, rows.mask, plain)
+
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
-        omega = self.regularizer(tensors)
+        omega = self.regularizer(
+            [t.to(solved.seen.dtype) if t.is_floating_point() else t for t in tensors]
+        )
         seen = torch.where(solved.plain.unsqueeze(-1), solved.seen, 1 / solved.seen.shape[-1])
         change = self.target.value(omega, seen, solved.on) - omega_at(omega, seen, solved.on)
         return torch.where(solved.plain, _number(gamma) * change, 0).to(F64)
