@@ -25,7 +25,6 @@ from .rows import (
     NUMBERS,
     PLAIN,
     SLOPES,
-    STEEP,
     VARYING,
     VECTORS,
     Entry,
@@ -40,7 +39,7 @@ from .rows import (
 )
 from .separable import B0, G0, S0, B, G, H, T, Y, Z, at_zero, exponent
 
-FORM, FORM_BACK = 11, 12
+FORM, FORM_BACK = 10, 12
 """The places of H in a forward and a backward job, after those of :mod:`.rows`."""
 STEPS = 60
 Q, R, W, X, ONES, D = range(13, 19)
@@ -173,7 +172,7 @@ def _look(e: Entry, m: int, y: Any, form: Any, room: Any, on: Any) -> int:
 
 @njit
 def _coupled_row(
-    e: Entry, steep: bool, kinked: bool, m: int, form: Any, room: Any, place: Any, on: Any, a: Any
+    e: Entry, kinked: bool, m: int, form: Any, room: Any, place: Any, on: Any, a: Any
 ) -> float:
     """y in its row of ``room``, and a bound on the distance to the maximiser, +inf where there is
     none."""
@@ -194,7 +193,9 @@ def _coupled_row(
     ld = e.ld
     if at_zero(e, True, m, room, place, on) < m:
         return np.inf
+    steep = True
     for i in range(m):
+        steep = steep and b0[i] <= 0.0
         y[i], bent = 1.0 / m, 1.0 / (FLOOR * s0[i])
         # the power of all of ∂²Ω/∂y_i²
         b0[i] = exponent(1.0, 1.0, (b0[i] - 1.0) * bent / (bent + max(form[i * ld + i], 0.0)))
@@ -208,15 +209,16 @@ def _coupled_row(
             tau += y[on[j]] * r[on[j]]
         for j in range(n):
             i = on[j]
+            hi = max(hi, r[i])
             if y[i] < 2.0 * FLOOR:
                 continue
-            lo, hi = min(lo, r[i]), max(hi, r[i])
+            lo = min(lo, r[i])
             noise = max(noise, 8.0 * EPS * (abs(z[i]) + abs(g[i]) + abs(q[i])) + EPS * h[i] * y[i])
         if not (abs(lo) < np.inf and abs(hi) < np.inf):
             return np.inf
         most = 0.0
         for i in range(m):
-            if y[i] == 0.0 and not steep:
+            if y[i] == 0.0:
                 most = max(most, r[i] - tau)
         spread = hi - lo
         settled = spread <= 4.0 * noise or (step > 6 and spread >= 0.5 * before and spread < 1e-10)
@@ -303,10 +305,11 @@ def _coupled_row(
     # all that may be positive within rounding
     n, missed = 0, 0.0
     for i in range(m):
-        if y[i] > 0.0 or (not steep and r[i] - tau > -8.0 * noise):
+        if y[i] > 0.0 or r[i] - tau > -8.0 * noise:
             on[n] = i
             n += 1
-            off = max(abs(r[i] - tau) if y[i] >= 2.0 * FLOOR or y[i] == 0.0 else 0.0, noise)
+            inside = y[i] >= 2.0 * FLOOR or y[i] == 0.0
+            off = max(abs(r[i] - tau) if inside else r[i] - tau, noise)
             missed += off * off
     if n == 1:
         return abs(total - 1.0) + 4.0 * EPS
@@ -346,7 +349,7 @@ def _form(job: Any, k: int, n: int, place: Any, ld: int, out: Any) -> None:
 def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
     d, count = job[common.WIDTH], job[5 + 2 * COUNT]
-    steep, kinked = job[5 + 2 * STEEP] != 0, job[5 + 2 * KINKED] != 0
+    kinked = job[5 + 2 * KINKED] != 0
     room = common.scratch(D + 1, d)
     ld = room.shape[1]
     wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
@@ -360,7 +363,7 @@ def forward(job: Any, like: Any) -> None:
             m = taken(job, r, d, place, memory.row(room, Z), like)
             vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
             _form(job, FORM, m, place, ld, form)
-            bound = _coupled_row(e, steep, kinked, m, form, room, place, on, a)
+            bound = _coupled_row(e, kinked, m, form, room, place, on, a)
             spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
 
