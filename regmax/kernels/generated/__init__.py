@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from .entry import Entrywise, entrywise
 from .kernel import GeneratedKernel
-from .tape import Unknown
+from .tape import Tape, Unknown
 
-__all__ = ["Entrywise", "GeneratedKernel", "Unknown", "entrywise"]
+__all__ = ["Entrywise", "GeneratedKernel", "Tape", "Unknown", "entrywise"]

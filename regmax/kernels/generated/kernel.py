@@ -34,11 +34,11 @@ class GeneratedKernel(Kernel):
     name = "numba, from the value"
     dtypes = (torch.float64,)
 
-    def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int, steep: bool) -> None:
+    def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int) -> None:
         self._rows = _COUPLED if entry.coupled else _SEPARABLE
         own = inputs[:-1] if entry.coupled else inputs
         self.vectors = vectors = [_varies(t, d) for t in own]
-        self.steep, self.kinked = int(steep), int(entry.kinked)
+        self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
@@ -46,7 +46,7 @@ class GeneratedKernel(Kernel):
         self._constants = torch.tensor([[*constants, 0]], dtype=torch.float64, device="cpu")
         self._none = self._constants.new_zeros(1, 1)
         self._alone = self._constants, self._none
-        self._tested: tuple[Tensor, int, bool] = self._none, -1, False
+        self._tested: tuple[Tensor, bool] = self._none, False
 
     @property
     def path(self) -> Path:
@@ -85,7 +85,7 @@ class GeneratedKernel(Kernel):
         numbers, vectors = self._inputs(theta, x.shape[1])
         y, bound = torch.empty_like(x), x.new_empty(len(x))
         arrays = (gamma, mask, numbers, vectors, y, bound)
-        traits = (self.slopes.address, sum(self.vectors), self.steep, self.kinked)
+        traits = (self.slopes.address, sum(self.vectors), self.kinked)
         if form is not None and not self._convex(form):
             return y, bound.fill_(torch.inf)
         self._rows.run(0, x, *arrays, *traits, form)
@@ -99,14 +99,14 @@ class GeneratedKernel(Kernel):
 
     def _convex(self, form: Tensor) -> bool:
         """Whether H is positive semidefinite along Δ. Each row tests e."""
-        seen, version, known = self._tested
-        if form.data_ptr() != seen.data_ptr() or form._version != version:
+        seen, known = self._tested
+        if form.shape != seen.shape or not torch.equal(form, seen):
             d = math.isqrt(form.numel())
             matrix = form.view(d, d)
             shift = 1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype, device=matrix.device)
             shifted = matrix + matrix.abs().amax() * shift
             known = int(torch.linalg.cholesky_ex(shifted).info) == 0
-            self._tested = form, form._version, known  # alive, so that its memory is its own
+            self._tested = form, known
         return known
 
     def forward(

@@ -70,7 +70,7 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is aten._local_scalar_dense.default:
+        if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}:
             raise Unknown("it reads the numbers of a tensor (.item(), or a branch)")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unknown(f"it is random ({func})")
