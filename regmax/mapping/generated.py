@@ -274,6 +274,8 @@ def _compared(
     batch = rows.x.shape[:-1]
     few = [_few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
     theta = tuple(_hyper(t) for t in few)
+    if _falls(made.traced.entry, few[:-1] if made.traced.entry.coupled else few, problem.z):
+        return "the slope of an entry's part of its value falls: Ω may not be convex"
     one = problem.z.new_ones(1)
     y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
     known = solved.solved.certificate.error_bound
@@ -297,6 +299,19 @@ def _compared(
             if not bool((near | ~torch.isfinite(expected)).all()):
                 return "a kernel of its value has other derivatives than autograd"
     return made
+
+
+def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
+    """Whether e' falls somewhere in (0, 1]: a certificate of a row sees e where it looks only."""
+    wide = torch.broadcast_shapes((1, 1), *(t.shape for t in inputs))
+    count = min(max((1 << 20) // wide.numel(), 64), 1024)
+    small = torch.logspace(-30, -3, count // 4, dtype=like.dtype, device=like.device)
+    points = torch.cat([small, torch.linspace(0.001, 1, count).to(small)[1:]])
+    at = points.view(-1, 1, 1).expand(-1, *wide).clone().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(entry(at, *(t.detach() for t in inputs)).sum(), at)
+    change, size = slope.diff(dim=0), slope.abs()
+    return bool((change < -1e-10 * (size[1:] + size[:-1])).any())
 
 
 def _few(t: Tensor, batch: torch.Size, count: int) -> Tensor:

@@ -486,6 +486,24 @@ def test_no_certificate_where_the_slope_at_0_is_nan():
     assert kernel.solve(x, torch.ones(1, dtype=F64), (), None)[1].isinf().all()
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda y: torch.where(y < 0.3, y * y, y * y - 0.2 * (y - 0.3)),
+        lambda y: y * y - 0.2 * (y > 0.3) * (y - 0.3),
+        lambda y: 2 * y * y - 0.003 * torch.exp(-20000 * (y - 0.3) ** 2),
+    ],
+)
+def test_an_omega_that_is_not_convex_somewhere_gets_no_kernel(value):
+    class Bent(regmax.Regularizer):
+        def value(self, y):
+            return value(y).sum(-1)
+
+    layer = regmax.RegularizedMax(Bent())
+    x = torch.zeros(1, 4, dtype=F64)  # Ω is convex there
+    assert "may not be convex" in layer.explain(x)
+
+
 def test_inference_mode():
     layer = regmax.RegularizedMax(Sign())
     with torch.inference_mode():

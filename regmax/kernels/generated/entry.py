@@ -28,7 +28,10 @@ LAYOUT = frozenset(
 """Operations that move no entry, where the shape that they give shows it."""
 KINKED = frozenset(
     ("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "sign", "sgn")
-) | {"masked_fill", "huber_loss", "softplus"}
+) | {
+    *("masked_fill", "huber_loss", "softplus"),
+    *("gt", "ge", "lt", "le", "eq", "ne"),
+}
 """Operations whose derivatives may jump."""
 
 
