@@ -360,13 +360,7 @@ class _Planned(Kernel):
         return y, ~(bound <= self.settings.tolerance(torch.float64))
 
     def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(
             y, v, gamma, theta, mask, hyper
@@ -378,12 +372,7 @@ class _Checked(_Planned):
     """The kernel for these rows, with the rows that the solver computed; ``result`` says how."""
 
     def __init__(
-        self,
-        made: Plan,
-        inputs: list[Tensor],
-        rows: Rows,
-        settings: Settings,
-        batched: bool,
+        self, made: Plan, inputs: list[Tensor], rows: Rows, settings: Settings, batched: bool
     ) -> None:
         super().__init__(made, settings)
         self.inputs, self.rows, self.batched = inputs, rows, batched

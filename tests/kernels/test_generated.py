@@ -11,6 +11,7 @@ from regmax.mapping import generated
 
 pytest.importorskip("numba")
 from regmax.kernels.generated import GeneratedKernel, Unknown, entrywise
+from regmax.kernels.generated.compiled import Function
 
 F = torch.nn.functional
 F64 = torch.float64
@@ -571,6 +572,20 @@ def test_the_source_can_be_read(tmp_path, monkeypatch):
     _, _, kernel = made(lambda y: (y**4).sum(-1) + math.pi * (y * y).sum(-1) - y.cos().sum(-1))
     assert kernel.path.parent == tmp_path
     assert "def slopes(" in kernel.path.read_text()
+
+
+@pytest.mark.parametrize("suffix", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("left", [0, 100])
+def test_damaged_files_of_the_cache_are_written_again(tmp_path, monkeypatch, suffix, left):
+    monkeypatch.setenv("REGMAX_CACHE_DIR", str(tmp_path))
+    text = "def slopes(n, y, numbers, vectors, stride, out):\n    out[0] = 2.0 * y[0]\n"
+    Function(text)
+    for path in tmp_path.rglob(suffix):
+        path.write_bytes(path.read_bytes()[:left])
+    one = torch.ones(1, dtype=F64)
+    for _ in range(2):
+        Function(text)(one, one, one, out := torch.zeros(1, dtype=F64))
+        assert out == 2
 
 
 TRANSFORMS = {
