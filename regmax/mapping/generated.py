@@ -8,7 +8,6 @@ is compared with the traced one in some rows, and the solver computes what was n
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +67,14 @@ def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity."""
+    """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity.
+    At ``point``, with the tensors ``others``, the value can be compared under a transform too."""
 
     kernel: Any
     traced: Traced
     kept: list[Any]
+    point: Tensor
+    others: dict[str, Tensor]
     last: list[Any]
 
     def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -81,15 +83,15 @@ class Plan:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             found: list[Tensor] = self.traced.entry.inputs(tensors)
             return found
-        owned = [*tensors, *self.traced.entry.outside]
+        owned = [t.detach() for t in (*tensors, *self.traced.entry.outside)]
         if self.last:
-            before, versions, inputs = self.last
-            same = len(owned) == len(before) and all(map(operator.is_, owned, before))
-            if same and versions == [t._version for t in owned]:
+            before, inputs = self.last  # by numbers: versions do not count writes to .data
+            if all(map(torch.equal, owned, before)):
                 return list(inputs)
-        with torch.no_grad():
-            inputs = self.traced.entry.inputs(tensors)
-        self.last[:] = owned, [t._version for t in owned], inputs
+        with torch.inference_mode(False), torch.no_grad():
+            owned = [t.clone() for t in owned]
+            inputs = self.traced.entry.inputs(owned[: len(tensors)])
+        self.last[:] = owned, inputs
         return list(inputs)
 
 
@@ -138,6 +140,8 @@ def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
     found = PLANS.get(key) if key is not None else None
     if not isinstance(found, Plan) or found.kept or found.traced.entry.outside:
         return None  # here the value cannot be compared with the traced one
+    if _changed(found.traced.entry, rows.omega, found.point, found.others):
+        return None
     kernel = _Planned(found, settings)
     try:
         y: Tensor = Mapping.apply(  # type: ignore[no-untyped-call]
@@ -210,17 +214,53 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
             entry = entrywise(value, y, tensors)
             if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
                 return f"its quadratic form is of more than {curvature.DENSE_LIMIT} entries"
+            others = dict(zip(names, map(_other, tensors), strict=True))
+            if _changed(entry, omega, y, others):
+                return "no kernel is made of its value: it reads the numbers of a tensor"
             inputs = entry.inputs(tensors)
-            kernel = GeneratedKernel(entry, inputs, x.shape[-1], problem.legendre)
+            kernel = GeneratedKernel(entry, inputs, x.shape[-1])
             solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
-            return _compared(Plan(kernel, traced, kept, []), inputs, rows, problem, solved)
+            plan = Plan(kernel, traced, kept, y, others, [])
+            return _compared(plan, inputs, rows, problem, solved)
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
         return None
     except Exception as error:  # of the user's code, which the solver raises too
         return f"no kernel is made of its value: {type(error).__name__}: {error}"
+
+
+def _other(t: Tensor) -> Tensor:
+    """Numbers near those of t, none of them the same."""
+    if not t.dtype.is_floating_point:
+        return t.detach().clone()
+    steps = torch.arange(1, t.numel() + 1, dtype=t.dtype, device=t.device).view(t.shape)
+    return t.detach() + 0.01 * (t.detach().abs() + 0.1) * (1.5 + steps.sin())
+
+
+def _changed(entry: Any, omega: Regularizer, at: Tensor, tensors: dict[str, Tensor]) -> bool:
+    """Whether the value of Ω with these tensors is not the traced one."""
+    from ..kernels.generated import Tape, Unknown
+
+    tape = Tape([at, *tensors.values()])
+    with torch._C._DisableFuncTorch(), torch.no_grad():
+        try:
+            with tape:
+                own = omega.with_tensors(tensors).value(at)
+        except Unknown:
+            return True
+        if len(tape.outside) > len(entry.outside):
+            return True
+        off = _off(entry, own, at, entry.inputs(list(tensors.values())))
+        return bool((off & torch.isfinite(own)).any())
+
+
+def _off(entry: Any, own: Tensor, at: Tensor, inputs: list[Tensor]) -> Tensor:
+    """The rows in which the value, ``own``, is not the traced one, up to rounding."""
+    each = terms(entry, at, inputs)
+    size = own.abs() + each.abs().sum(-1)
+    return ~((own - each.sum(-1)).abs() <= 1e-12 * size)
 
 
 def _compared(
@@ -234,6 +274,8 @@ def _compared(
     batch = rows.x.shape[:-1]
     few = [_few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
     theta = tuple(_hyper(t) for t in few)
+    if _falls(made.traced.entry, few[:-1] if made.traced.entry.coupled else few, problem.z):
+        return "the slope of an entry's part of its value falls: Ω may not be convex"
     one = problem.z.new_ones(1)
     y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
     known = solved.solved.certificate.error_bound
@@ -254,6 +296,19 @@ def _compared(
             if not bool((near | ~torch.isfinite(expected)).all()):
                 return "a kernel of its value has other derivatives than autograd"
     return made
+
+
+def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
+    """Whether e' falls somewhere in (0, 1]: a certificate of a row sees e where it looks only."""
+    wide = torch.broadcast_shapes((1, 1), *(t.shape for t in inputs))
+    count = min(max((1 << 20) // wide.numel(), 64), 1024)
+    small = torch.logspace(-30, -3, count // 4, dtype=like.dtype, device=like.device)
+    points = torch.cat([small, torch.linspace(0.001, 1, count).to(small)[1:]])
+    at = points.view(-1, 1, 1).expand(-1, *wide).clone().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(entry(at, *(t.detach() for t in inputs)).sum(), at)
+    change, size = slope.diff(dim=0), slope.abs()
+    return bool((change < -1e-10 * (size[1:] + size[:-1])).any())
 
 
 def _few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
@@ -302,13 +357,7 @@ class _Planned(Kernel):
         return y, ~(bound <= self.settings.tolerance(torch.float64))
 
     def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(
             y, v, gamma, theta, mask, hyper
@@ -320,15 +369,11 @@ class _Checked(_Planned):
     """The kernel for these rows, with the rows that the solver computed; ``result`` says how."""
 
     def __init__(
-        self,
-        made: Plan,
-        inputs: list[Tensor],
-        rows: Rows,
-        settings: Settings,
-        batched: bool,
+        self, made: Plan, inputs: list[Tensor], rows: Rows, settings: Settings, batched: bool
     ) -> None:
         super().__init__(made, settings)
         self.inputs, self.rows, self.batched = inputs, rows, batched
+        self.recording = torch.is_grad_enabled()
         self.result: Any = None
 
     def forward(
@@ -350,15 +395,20 @@ class _Checked(_Planned):
         return y, None
 
     def _look(self, y: Tensor) -> None:
-        """Compare the value of Ω with the traced one."""
-        rows = self.rows
-        with torch.no_grad():
-            if self.batched:
-                at, inputs = simplex.inward(y).view(rows.x.shape), self.inputs
-            else:
-                at, inputs = simplex.inward(_few(y, y.shape[:-1], _SPOT)), self.inputs
-            own = rows.omega.value(at)
-            each = terms(self.made.traced.entry, at, inputs)
-            off = (own - each.sum(-1)).abs()
-            if not bool((off <= 1e-9 * (1 + each.abs().sum(-1))).all()):
-                raise _Changed
+        """Compare the value of Ω with the traced one, near the answers and in general position: at
+        a vertex nothing is seen of the other entries."""
+        rows, entry = self.rows, self.made.traced.entry
+        some = y.view(rows.x.shape) if self.batched else _few(y, y.shape[:-1], _SPOT)
+        middle = simplex.generic(some if self.batched else some[:1])
+        omega = rows.omega
+        if self.recording and (learnt := omega.tensors()):
+            omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
+        near = simplex.inward(some)
+        for at in (near, middle) if self.batched else (torch.cat([near, middle]),):
+            with torch.set_grad_enabled(self.recording):
+                own = omega.value(at)
+            if own.requires_grad:
+                raise _Changed  # by a tensor that is not an attribute
+            with torch.no_grad():
+                if bool(_off(entry, own, at, self.inputs).any()):
+                    raise _Changed

@@ -12,18 +12,19 @@ from regmax.mapping import generated
 
 pytest.importorskip("numba")
 from regmax.kernels.generated import GeneratedKernel, Unknown, entrywise
+from regmax.kernels.generated.compiled import Function
 
 F = torch.nn.functional
 F64 = torch.float64
 D = 6
 
 
-def made(value, tensors=(), d=D, steep=False):
+def made(value, tensors=(), d=D):
     """The entry function, its inputs and the kernel of a value."""
     y = torch.linspace(0.05, 0.3, d, dtype=F64).unsqueeze(0)
     entry = entrywise(value, y, list(tensors))
     inputs = entry.inputs(tensors)
-    return entry, inputs, GeneratedKernel(entry, inputs, d, steep)
+    return entry, inputs, GeneratedKernel(entry, inputs, d)
 
 
 def hyper(inputs):
@@ -363,14 +364,6 @@ def test_an_indefinite_form_goes_to_the_solver():
         layer(x)
 
 
-STEEP = {
-    "two entropies": True,
-    "entropy": True,
-    "power": False,
-    "cube": False,
-    "barrier": True,
-    "flat": False,
-}
 HARD = {
     "two entropies": lambda y: torch.xlogy(y, y).sum(-1) + ((1 - y) * (1 - y).log()).sum(-1),
     "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 30 * (y * y).sum(-1),
@@ -386,7 +379,7 @@ HARD = {
 def test_rows_satisfy_the_optimality_condition(name, scale):
     if name == "two entropies" and scale > 1:
         pytest.skip("y is next to 1, where the slope is infinite")
-    _, _, kernel = made(HARD[name], d=20, steep=STEEP[name])
+    _, _, kernel = made(HARD[name], d=20)
     x = scale * torch.randn(200, 20, dtype=F64, generator=torch.Generator().manual_seed(1))
     x[:20] = x[:20].round()
     y, bound = kernel.solve(x, torch.ones(1, dtype=F64), (), None)
@@ -464,6 +457,132 @@ def test_a_change_that_no_attribute_shows_is_noticed(monkeypatch):
         torch.testing.assert_close(vmapped, expected)
 
 
+def factor():
+    return STATE["factor"]
+
+
+class Distant(regmax.Regularizer):
+    """A function that it calls reads a number from outside."""
+
+    def value(self, y):
+        return factor() * (y * y).sum(-1) + y.pow(3).sum(-1)
+
+
+class Listed(regmax.Regularizer):
+    """A reader of the numbers of ``b``: a list, or a tensor whose version does not tell."""
+
+    def __init__(self, b, read):
+        self.b, self.read = b, read
+
+    def value(self, y):
+        return (self.read(self.b) * y).sum(-1) + y.square().sum(-1)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-10])
+def test_a_change_that_a_function_hides_is_noticed_under_transforms(monkeypatch, scale):
+    layer, x = regmax.RegularizedMax(Distant()), scale * torch.randn(3, 5, dtype=F64)
+    monkeypatch.setitem(STATE, "factor", scale)
+    layer(x)
+    monkeypatch.setitem(STATE, "factor", 3 * scale)
+    results = [torch.func.vmap(layer)(x), layer(x)]
+    with regmax.kernels.reference():
+        expected = layer(x)
+    for found in results:
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_number_that_becomes_a_tensor_to_learn_is_refused(monkeypatch):
+    layer, x = regmax.RegularizedMax(Distant()), torch.randn(3, 5, dtype=F64)
+    layer(x)
+    monkeypatch.setitem(STATE, "factor", torch.tensor(1.0, dtype=F64, requires_grad=True))
+    with pytest.raises(regmax.RegularizerError, match="not one of its attributes"):
+        layer(x)
+
+
+@pytest.mark.parametrize("kind", ["a list", "its data", "tolist"])
+def test_a_change_outside_of_the_support_is_noticed(kind):
+    b = [0.0] * 3 if kind == "a list" else torch.zeros(3, dtype=F64)
+    read = (lambda t: t + 0) if kind == "its data" else (lambda t: torch.tensor(list(t), dtype=F64))
+    if kind == "tolist":
+        read = lambda t: torch.tensor(t.tolist(), dtype=F64)  # noqa: E731
+    layer = regmax.RegularizedMax(Listed(b, read))
+    x = torch.tensor([[3.0, 0.0, 0.0]], dtype=F64)
+    layer(x)
+    (b if kind == "a list" else b.data)[1] = -9.0
+    assert layer(x)[0, 1] == 1
+
+
+@pytest.mark.parametrize(
+    "count", [lambda w: w.tolist()[0], lambda w: w[w > 0].numel()], ids=["tolist", "nonzero"]
+)
+def test_a_number_read_from_a_tensor_is_no_constant(count):
+    class Reads(Sign):
+        def value(self, y):
+            return count(self.w.view(1)) * (y * y).sum(-1)
+
+    layer, x = regmax.RegularizedMax(Reads()), torch.randn(3, 5, dtype=F64)
+    assert "reads the numbers" in layer.explain(x)
+
+
+def test_the_slope_at_0_may_become_finite():
+    class Mixed(regmax.Regularizer):
+        def __init__(self):
+            self.a = torch.ones(5, dtype=F64)
+
+        def value(self, y):
+            return (y * y).sum(-1) - (self.a * torch.special.entr(y)).sum(-1)
+
+    omega, x = Mixed(), 5 * torch.randn(20, 5, dtype=F64)
+    layer, v = regmax.RegularizedMax(omega), torch.randn(20, 5, dtype=F64)
+    layer(x)
+    x.requires_grad_()
+    for a in ([1.0, 0.0, 0.0, 1.0, 0.0], [0.0] * 5, [1.0] * 5):
+        omega.a.copy_(torch.tensor(a))
+        found = layer(x)
+        with regmax.kernels.reference():
+            expected = layer(x)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        assert torch.equal(found == 0, expected == 0)
+        pair = [torch.autograd.grad(y, x, v)[0] for y in (found, expected)]
+        torch.testing.assert_close(*pair, rtol=1e-9, atol=1e-11)
+
+
+def test_no_certificate_where_the_slope_at_0_is_nan():
+    x = torch.tensor([[0.0, 0, 0, 0, -3]], dtype=F64)
+    _, _, kernel = made(
+        lambda y: torch.where(y > 1e-10, (y - 1e-10) ** 1.5, 0).sum(-1) + (y * y).sum(-1), d=5
+    )
+    assert kernel.solve(x, torch.ones(1, dtype=F64), (), None)[1].isinf().all()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda y: torch.where(y < 0.3, y * y, y * y - 0.2 * (y - 0.3)),
+        lambda y: y * y - 0.2 * (y > 0.3) * (y - 0.3),
+        lambda y: 2 * y * y - 0.003 * torch.exp(-20000 * (y - 0.3) ** 2),
+    ],
+)
+def test_an_omega_that_is_not_convex_somewhere_gets_no_kernel(value):
+    class Bent(regmax.Regularizer):
+        def value(self, y):
+            return value(y).sum(-1)
+
+    layer = regmax.RegularizedMax(Bent())
+    x = torch.zeros(1, 4, dtype=F64)  # Ω is convex there
+    assert "may not be convex" in layer.explain(x)
+
+
+def test_inference_mode():
+    layer = regmax.RegularizedMax(Sign())
+    with torch.inference_mode():
+        x = torch.randn(3, 5, dtype=F64)
+        y = layer(x)
+        layer.omega.w = layer.omega.w * 2
+        assert not torch.equal(layer(x), y)
+    assert not torch.equal(layer(x), y)
+
+
 def test_numbers_of_tensors_may_change():
     omega, x = Own(5), torch.randn(3, 5, dtype=F64)
     layer = regmax.RegularizedMax(omega)
@@ -521,6 +640,20 @@ def test_the_source_can_be_read(tmp_path, monkeypatch):
     _, _, kernel = made(lambda y: (y**4).sum(-1) + math.pi * (y * y).sum(-1) - y.cos().sum(-1))
     assert kernel.path.parent == tmp_path
     assert "def slopes(" in kernel.path.read_text()
+
+
+@pytest.mark.parametrize("suffix", ["*.nbi", "*.nbc"])
+@pytest.mark.parametrize("left", [0, 100])
+def test_damaged_files_of_the_cache_are_written_again(tmp_path, monkeypatch, suffix, left):
+    monkeypatch.setenv("REGMAX_CACHE_DIR", str(tmp_path))
+    text = "def slopes(n, y, numbers, vectors, stride, out):\n    out[0] = 2.0 * y[0]\n"
+    Function(text)
+    for path in tmp_path.rglob(suffix):
+        path.write_bytes(path.read_bytes()[:left])
+    one = torch.ones(1, dtype=F64)
+    for _ in range(2):
+        Function(text)(1, one, one, one, 1, out := torch.zeros(1, dtype=F64))
+        assert out == 2
 
 
 TRANSFORMS = {

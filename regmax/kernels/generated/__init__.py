@@ -11,6 +11,6 @@ from __future__ import annotations
 from .entry import Entrywise
 from .kernel import GeneratedKernel
 from .reader import entrywise
-from .tape import Unknown
+from .tape import Tape, Unknown
 
-__all__ = ["Entrywise", "GeneratedKernel", "Unknown", "entrywise"]
+__all__ = ["Entrywise", "GeneratedKernel", "Tape", "Unknown", "entrywise"]

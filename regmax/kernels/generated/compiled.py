@@ -52,7 +52,11 @@ class Function:
         if kept:
             with contextlib.suppress(RuntimeError, OSError):
                 compiled._cache = FunctionCache(function)
-        compiled.compile()
+        try:
+            compiled.compile()
+        except Exception:  # files of the cache are damaged
+            compiled._cache.flush()
+            compiled.compile()
         self._kept, self.address = compiled, int(compiled.address)
         self._call = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 6)(self.address)
 

@@ -26,7 +26,6 @@ from .rows import (
     NUMBERS,
     PLAIN,
     SLOPES,
-    STEEP,
     VARYING,
     VECTORS,
     Entry,
@@ -42,10 +41,9 @@ from .rows import (
 )
 from .separable import B0, G0, S0, B, G, H, T, Y, Z, at_zero, exponent
 
-FORM, GRADIENT, COLUMN, ROOM = 11, 12, 13, 14
-FORM_BACK = GRADIENT
-"""More places in a job: H and the inputs of F; the addresses of the source of ∇F and of a column of
-∇²F, and how much work space these need. A backward job has no ∇F."""
+GRADIENT, FORM, COLUMN, ROOM = 10, 12, 13, 14
+"""More places in a job: the addresses of the source of ∇F, which a backward job has not, H with the
+inputs of F, the address of the source of a column of ∇²F, and how much work space F needs."""
 STEPS = 60
 Q, R, W, X, ONES, D, FULL, OUT_F = range(13, 21)
 SIDES = 8
@@ -180,7 +178,6 @@ def _convex(
 def _coupled_row(
     e: Entry,
     rest: Rest,
-    steep: bool,
     kinked: bool,
     m: int,
     form: Any,
@@ -209,7 +206,9 @@ def _coupled_row(
     ld = e.ld
     if at_zero(e, True, m, room, place, on) < m:
         return np.inf
+    steep = True
     for i in range(m):
+        steep = steep and b0[i] <= 0.0
         y[i], bent = 1.0 / m, 1.0 / (FLOOR * s0[i])
         # the power of all of ∂²Ω/∂y_i²
         b0[i] = exponent(1.0, 1.0, (b0[i] - 1.0) * bent / (bent + max(form[i * ld + i], 0.0)))
@@ -225,15 +224,16 @@ def _coupled_row(
             tau += y[on[j]] * r[on[j]]
         for j in range(n):
             i = on[j]
+            hi = max(hi, r[i])
             if y[i] < 2.0 * FLOOR:
                 continue
-            lo, hi = min(lo, r[i]), max(hi, r[i])
+            lo = min(lo, r[i])
             noise = max(noise, 8.0 * EPS * (abs(z[i]) + abs(g[i]) + abs(q[i])) + EPS * h[i] * y[i])
         if not (abs(lo) < np.inf and abs(hi) < np.inf):
             return np.inf
         most = 0.0
         for i in range(m):
-            if y[i] == 0.0 and not steep:
+            if y[i] == 0.0:
                 most = max(most, r[i] - tau)
         spread = hi - lo
         settled = spread <= 4.0 * noise or (step > 6 and spread >= 0.5 * before and spread < 1e-10)
@@ -321,11 +321,11 @@ def _coupled_row(
     # all that may be positive within rounding
     n, missed = 0, 0.0
     for i in range(m):
-        if y[i] > 0.0 or (not steep and r[i] - tau > -8.0 * noise):
+        if y[i] > 0.0 or r[i] - tau > -8.0 * noise:
             on[n] = i
             n += 1
-            off = r[i] - tau if 0.0 < y[i] < 2.0 * FLOOR else abs(r[i] - tau)
-            off = max(off, noise)
+            inside = y[i] >= 2.0 * FLOOR or y[i] == 0.0
+            off = max(abs(r[i] - tau) if inside else r[i] - tau, noise)
             missed += off * off
     if n == 1:
         return abs(total - 1.0) + 4.0 * EPS
@@ -377,7 +377,7 @@ def _form(job: Any, k: int, n: int, place: Any, ld: int, out: Any) -> None:
 def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
     d, count = job[common.WIDTH], job[5 + 2 * COUNT]
-    steep, kinked = job[5 + 2 * STEEP] != 0, job[5 + 2 * KINKED] != 0
+    kinked = job[5 + 2 * KINKED] != 0
     room = common.scratch(OUT_F + 1, d)
     ld = room.shape[1]
     wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
@@ -391,21 +391,21 @@ def forward(job: Any, like: Any) -> None:
             m = taken(job, r, d, place, memory.row(room, Z), like)
             vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
             _form(job, FORM, m, place, ld, form)
-            rest = _rest(job, FORM, place, memory.row(room, FULL), memory.row(room, OUT_F), work)
+            rest = _rest(job, place, memory.row(room, FULL), memory.row(room, OUT_F), work)
             if rest.gradient != 0:
                 bend = memory.row(square, 2)
                 for i in range(m * ld):
                     bend[i] = form[i]
-            bound = _coupled_row(e, rest, steep, kinked, m, form, bend, room, place, on, a)
+            bound = _coupled_row(e, rest, kinked, m, form, bend, room, place, on, a)
             spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
 
 
 @njit
-def _rest(job: Any, k: int, place: Any, full: Any, out: Any, work: Any) -> Rest:
+def _rest(job: Any, place: Any, full: Any, out: Any, work: Any) -> Rest:
     """F; its inputs follow the d² numbers of H."""
     d = job[common.WIDTH]
-    numbers = memory.doubles(job[5 + 2 * k] + 8 * d * d)
+    numbers = memory.doubles(job[5 + 2 * FORM] + 8 * d * d)
     gradient = job[5 + 2 * GRADIENT]  # of a backward job: not used
     return Rest(gradient, job[5 + 2 * COLUMN], numbers, place, d, full, out, memory.row(work, 0))
 
@@ -424,8 +424,8 @@ def backward(job: Any, like: Any) -> None:
             form, a = memory.row(square, 0), memory.row(square, 1)
             e = entry(job, r, job[5 + 2 * SLOPES], count, 3, ld, wide)
             n = support(job, r, e, place, w, h, like)
-            _form(job, FORM_BACK, n, place, ld, form)
-            rest = _rest(job, FORM_BACK, place, memory.row(room, 3), memory.row(room, 4), work)
+            _form(job, FORM, n, place, ld, form)
+            rest = _rest(job, place, memory.row(room, 3), memory.row(room, 4), work)
             y, own = common.rows_at(job, 0, r, like), memory.row(room, 5)
             for j in range(n):
                 on[j], own[j] = j, y[place[j]]

@@ -17,7 +17,10 @@ from .tape import Ref, Step, function
 
 KINKED = frozenset(
     ("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "sign", "sgn")
-) | {"masked_fill", "huber_loss", "softplus"}
+) | {
+    *("masked_fill", "huber_loss", "softplus"),
+    *("gt", "ge", "lt", "le", "eq", "ne"),
+}
 """Operations whose derivatives may jump."""
 
 
@@ -43,7 +46,10 @@ class Rest:
         rows = y.reshape(-1, 1, y.shape[-1])
         if numbers.numel() == numbers.shape[-1]:
             q = self.parted(numbers.flatten())
-            found: Tensor = torch.vmap(lambda row: self(row, *q))(rows)
+            if len(rows) <= 8:
+                found = torch.stack([self(row, *q) for row in rows])
+            else:
+                found = torch.vmap(lambda row: self(row, *q))(rows)
         else:
             each = numbers.expand(*y.shape[:-1], -1).reshape(len(rows), -1)
             found = torch.vmap(lambda row, own: self(row, *self.parted(own)))(rows, each)

@@ -35,11 +35,11 @@ class GeneratedKernel(Kernel):
     name = "numba, from the value"
     dtypes = (torch.float64,)
 
-    def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int, steep: bool) -> None:
+    def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int) -> None:
         self._rows = _COUPLED if entry.coupled else _SEPARABLE
         own = inputs[:-1] if entry.coupled else inputs
         self.vectors = vectors = [_varies(t, d) for t in own]
-        self.steep, self.kinked = int(steep), int(entry.kinked)
+        self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
@@ -56,7 +56,7 @@ class GeneratedKernel(Kernel):
             self._program = _function(program.gradient), _function(program.column)
             self._more = torch.tensor(program.constants, dtype=torch.float64, device="cpu")
             self._room = program.room
-        self._tested: tuple[Tensor, int, bool] = self._none, -1, False
+        self._tested: tuple[Tensor, bool] = self._none, False
 
     @property
     def path(self) -> Path:
@@ -108,11 +108,11 @@ class GeneratedKernel(Kernel):
         numbers, vectors = self._inputs(theta, x.shape[1])
         y, bound = torch.empty_like(x), x.new_empty(len(x))
         arrays = (gamma, mask, numbers, vectors, y, bound)
-        traits = (self.slopes.address, sum(self.vectors), self.steep, self.kinked)
+        traits = (self.slopes.address, sum(self.vectors), self.kinked)
         if form is not None and not self._convex(form, x.shape[1]):
             return y, bound.fill_(torch.inf)
         gradient, column = self._addresses()
-        self._rows.run(0, x, *arrays, *traits, form, gradient, column, self._room)
+        self._rows.run(0, x, *arrays, *traits, gradient, 0, form, column, self._room)
         return y, bound
 
     def _addresses(self) -> tuple[int, int]:
@@ -130,13 +130,13 @@ class GeneratedKernel(Kernel):
 
     def _convex(self, form: Tensor, d: int) -> bool:
         """Whether H is positive semidefinite along Δ. Each row tests e."""
-        seen, version, known = self._tested
-        if form.data_ptr() != seen.data_ptr() or form._version != version:
+        seen, known = self._tested
+        if form.shape != seen.shape or not torch.equal(form, seen):
             matrix = form[0, : d * d].view(d, d)
             shift = 1 + 1e-12 * d * torch.eye(d, dtype=matrix.dtype, device=matrix.device)
             shifted = matrix + matrix.abs().amax().clamp_min(1e-300) * shift
             known = int(torch.linalg.cholesky_ex(shifted).info) == 0
-            self._tested = form, form._version, known  # alive, so that its memory is its own
+            self._tested = form, known
         return known
 
     def forward(

@@ -14,10 +14,10 @@ from ..cpu import common, memory
 EPS = common.EPS
 FLOOR = EPS**2
 """Where e is evaluated instead of at 0."""
-X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, STEEP, KINKED = range(11)
+X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, KINKED = range(10)
 """Places in a forward job. Its arrays are x, γ, the mask, the inputs of e that have one number per
 row and those that have one per entry, y and the bounds; then the address of e's slopes, how many
-inputs have one number per entry, whether e'(0) = −∞, and whether e may have kinks."""
+inputs have one number per entry, and whether e may have kinks."""
 SLOPES, PARTIALS, VARYING, PLAIN = 8, 9, 10, 11
 """Places in a backward job. Its arrays are y, γ, v, the inputs of e that have one number per row
 and those that have one per entry, then the gradients of x and of both; then the addresses of e's

@@ -26,7 +26,6 @@ from .rows import (
     NUMBERS,
     PLAIN,
     SLOPES,
-    STEEP,
     VARYING,
     VECTORS,
     Entry,
@@ -148,9 +147,10 @@ def _root(
 
 
 @njit
-def at_zero(e: Entry, steep: bool, m: int, room: Any, place: Any, on: Any) -> int:
+def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int:
     """How many entries may be positive, which are moved to the front with what e is at 0; −1 where
-    e bends the wrong way. No y_i is above 1, so τ ≥ z_i − e'(1)."""
+    e bends the wrong way; all where ``keep``. No y_i is above 1, so τ ≥ z_i − e'(1). Where the
+    power b is not above 0, e'(0) is −∞."""
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     at0, y, z = memory.row(room, AT0), memory.row(room, Y), memory.row(room, Z)
     out, ld, count = e.out, e.ld, e.count
@@ -170,14 +170,14 @@ def at_zero(e: Entry, steep: bool, m: int, room: Any, place: Any, on: Any) -> in
     slopes(e, first, on, y)
     for i in range(first):
         h = out[ld + i]
-        if h < 0.0 or at0[i] < out[i]:
+        if h < 0.0 or at0[i] < out[i] or out[i] != out[i]:
             return -1
         h = positive(h)
         out[ld + i], out[2 * ld + i] = 1.0 / (FLOOR * h), exponent(FLOOR, h, out[2 * ld + i])
     n = 0
     for i in range(m):
         k = i if count > 0 else 0
-        at = np.inf if steep else z[i] - out[k]
+        at = np.inf if keep or out[2 * ld + k] <= 0.0 else z[i] - out[k]
         if at >= low:
             z[n], at0[n], place[n] = z[i], at, place[i]
             g0[n], s0[n], b0[n] = out[k], out[ld + k], out[2 * ld + k]
@@ -189,7 +189,7 @@ def at_zero(e: Entry, steep: bool, m: int, room: Any, place: Any, on: Any) -> in
 
 @njit
 def _forward_row(
-    e: Entry, steep: bool, kinked: bool, m: int, room: Any, place: Any, on: Any
+    e: Entry, kinked: bool, m: int, room: Any, place: Any, on: Any
 ) -> tuple[int, float]:
     """How many entries are at ``place``, with y in its row of ``room``; and a bound on the distance
     to the maximiser, +inf where there is none."""
@@ -198,7 +198,7 @@ def _forward_row(
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     at0, t, ends = memory.row(room, AT0), memory.row(room, T), memory.row(room, ENDS)
     own, out, ld, count = e.own, e.out, e.ld, e.count
-    m = at_zero(e, steep, m, room, place, on)
+    m = at_zero(e, False, m, room, place, on)
     if m <= 0:
         return 0, np.inf
     high = -np.inf
@@ -239,8 +239,7 @@ def _forward_row(
         convex = True
         for i in range(m):
             if ends[i] == 0.0:
-                if not steep:
-                    hi = max(hi, at0[i] + 4.0 * EPS * (abs(z[i]) + abs(g0[i])))
+                hi = max(hi, z[i] - g0[i] + 4.0 * EPS * (abs(z[i]) + abs(g0[i])))
                 y[i], g[i], s[i], b[i] = FLOOR, g0[i], s0[i], b0[i]
                 h[i], at[i] = 1.0 / (FLOOR * s0[i]), z[i] - g0[i]
         for j in range(n):
@@ -250,11 +249,10 @@ def _forward_row(
             y[i], g[i], h[i] = own[j], out[j], positive(bent)
             s[i], b[i] = 1.0 / (y[i] * h[i]), exponent(y[i], h[i], out[2 * ld + j])
             at[i] = z[i] - g[i]
-            if ends[i] < 2.0 * FLOOR:
-                continue
             rounding = 4.0 * EPS * (abs(z[i]) + abs(g[i])) + EPS * h[i] * y[i]
-            noise = max(noise, rounding)
-            lo, hi = min(lo, at[i] - rounding), max(hi, at[i] + rounding)
+            hi = max(hi, at[i] + rounding)
+            if ends[i] >= 2.0 * FLOOR:
+                noise, lo = max(noise, rounding), min(lo, at[i] - rounding)
         if not (convex and abs(hi) < np.inf and abs(lo) < np.inf):
             if step > 3:
                 return 0, np.inf
@@ -269,13 +267,11 @@ def _forward_row(
         y[i] = ends[i]
         total += y[i]
     off = abs(total - 1.0)
-    return m, off + _distance(e, steep, kinked, m, lo, hi, room, on)
+    return m, off + _distance(e, kinked, m, lo, hi, room, on)
 
 
 @njit
-def _distance(
-    e: Entry, steep: bool, kinked: bool, m: int, lo: float, hi: float, room: Any, on: Any
-) -> float:
+def _distance(e: Entry, kinked: bool, m: int, lo: float, hi: float, room: Any, on: Any) -> float:
     """A bound on ‖y − y*‖ that needs nothing but that e' rises.
 
     With r_i = z_i − e'(y_i) in [lo, hi] where y_i > 0, and z_i − e'(0) ≤ hi elsewhere, Σ y_i(τ) is
@@ -284,17 +280,14 @@ def _distance(
     where δ_i is not far below y_i. One entry, the least certain, is 1 less the others.
     """
     z, y, h = memory.row(room, Z), memory.row(room, Y), memory.row(room, H)
-    g0, at0, delta = memory.row(room, G0), memory.row(room, AT0), memory.row(room, T)
+    g0, delta = memory.row(room, G0), memory.row(room, T)
     free = 0
     for i in range(m):
-        noise = 4.0 * EPS * (abs(z[i]) + abs(g0[i]))
-        delta[i] = 0.0
         if y[i] >= 2.0 * FLOOR:
             delta[i] = 2.0 * (hi - lo) / h[i] + 4.0 * EPS * y[i]
-        elif y[i] > 0.0 or steep:
-            delta[i] = 2.0 * FLOOR
-        elif at0[i] + noise > lo:
-            delta[i] = min(2.0 * (at0[i] + noise - lo) / h[i], 1.0) + FLOOR
+        else:
+            above = z[i] - g0[i] + 4.0 * EPS * (abs(z[i]) + abs(g0[i])) - lo
+            delta[i] = min(2.0 * max(above, 0.0) / h[i], 1.0) + 2.0 * FLOOR
         free = i if delta[i] > delta[free] else free
     n = 0
     for i in range(m):
@@ -344,7 +337,7 @@ def _distance(
 def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
     d, count = job[common.WIDTH], job[5 + 2 * COUNT]
-    steep, kinked = job[5 + 2 * STEEP] != 0, job[5 + 2 * KINKED] != 0
+    kinked = job[5 + 2 * KINKED] != 0
     room = common.scratch(ENDS + 1, d)
     ld = room.shape[1]
     wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
@@ -355,7 +348,7 @@ def forward(job: Any, like: Any) -> None:
             e = entry(job, r, job[5 + 2 * CODE], count, NUMBERS, ld, wide)
             m = taken(job, r, d, place, memory.row(room, Z), like)
             vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
-            m, bound = _forward_row(e, steep, kinked, m, room, place, on)
+            m, bound = _forward_row(e, kinked, m, room, place, on)
             spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
 

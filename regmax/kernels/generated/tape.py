@@ -70,7 +70,10 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is aten._local_scalar_dense.default:
+        reads = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+        if func is aten.index.Tensor:  # a mask is read, positions are not
+            reads = {t for t in args[1] if t is not None and t.dtype == torch.bool}
+        if reads:
             raise Unknown("it reads the numbers of a tensor (.item(), or a branch)")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unknown(f"it is random ({func})")
