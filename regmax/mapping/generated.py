@@ -8,6 +8,7 @@ is compared with the traced one in some rows, and the solver computes what was n
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +97,8 @@ class Plan:
 PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
 """By state of Ω: its kernel, why there is none, or how often the solver could not tell."""
 _TRIALS = 3
+COMPILERS = {"cpu": "numba", "cuda": "triton"}
+"""What compiles the kernels of a device."""
 
 
 def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor, Forward] | None:
@@ -115,7 +118,7 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in found.traced.entry.outside):
         return None  # such a tensor is refused
-    with transforms.full_precision("cpu"):
+    with transforms.full_precision(rows.x.device.type):
         inputs = found.inputs(tensors)
         kernel = _Checked(found, inputs, rows, settings, key[1] is not None)
         try:
@@ -173,12 +176,12 @@ def _key(
         return None, kept
     if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
         return None, kept
-    if x.device.type != "cpu" or x.dtype != torch.float64:
+    if x.device.type not in COMPILERS or x.dtype != torch.float64:
         return None, kept
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept
     batch = x.shape[:-1] if any(_per_row(t, x) for t in tensors) else None
-    return (state(omega, kept), batch, x.shape[-1]), kept
+    return (state(omega, kept), batch, x.shape[-1], x.device), kept
 
 
 def _per_row(t: Tensor, x: Tensor) -> bool:
@@ -192,7 +195,9 @@ def _per_row(t: Tensor, x: Tensor) -> bool:
 def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     """The kernel, or why there is none; None where the solver has no answers to compare it with."""
     try:
-        from ..kernels.generated import GeneratedKernel, Unknown, entrywise
+        from ..kernels.generated import Unknown, entrywise
+
+        made_by = _kernel_class(rows.x.device)
     except ModuleNotFoundError as error:
         return f"{error.name} is missing (pip install 'regmax[fast]')"
     omega, x = rows.omega, rows.x
@@ -211,7 +216,7 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
             if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
                 return f"its quadratic form is of more than {curvature.DENSE_LIMIT} entries"
             inputs = entry.inputs(tensors)
-            kernel = GeneratedKernel(entry, inputs, x.shape[-1], problem.legendre)
+            kernel = made_by(entry, inputs, x.shape[-1], problem.legendre)
             solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             return _compared(Plan(kernel, traced, kept, []), inputs, rows, problem, solved)
@@ -221,6 +226,17 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
         return None
     except Exception as error:  # of the user's code, which the solver raises too
         return f"no kernel is made of its value: {type(error).__name__}: {error}"
+
+
+def _kernel_class(device: torch.device) -> Any:
+    """What makes a kernel for a device."""
+    if COMPILERS[device.type] == "numba":
+        from ..kernels.generated.kernel import GeneratedKernel
+
+        return GeneratedKernel
+    from ..kernels.generated.triton_kernel import TritonKernel
+
+    return functools.partial(TritonKernel, device=device)
 
 
 def _compared(
@@ -278,7 +294,7 @@ class _Changed(Exception):
 class _Planned(Kernel):
     """The kernel of a plan; :class:`_Changed` where it cannot certify a row."""
 
-    name = "numba"
+    name = "from the value"
     dtypes = (torch.float64,)
 
     def __init__(self, made: Plan, settings: Settings) -> None:

@@ -11,7 +11,8 @@ import regmax
 from regmax.mapping import generated
 
 pytest.importorskip("numba")
-from regmax.kernels.generated import GeneratedKernel, Unknown, entrywise
+from regmax.kernels.generated import Unknown, entrywise
+from regmax.kernels.generated.kernel import GeneratedKernel
 
 F = torch.nn.functional
 F64 = torch.float64
@@ -97,10 +98,22 @@ POINTWISE = {
 }
 
 
+def by_triton(value):
+    """The inputs and the kernel of a value in Triton's interpreter."""
+    triton = pytest.importorskip("triton", reason="triton is not installed")
+    if isinstance(triton.language.sum, triton.JITFunction):
+        pytest.skip("triton was imported without its interpreter")
+    from regmax.kernels.generated.triton_kernel import TritonKernel
+
+    entry, inputs, _ = made(value)
+    return entry, inputs, TritonKernel(entry, inputs, D, False, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("maker", [made, by_triton])
 @pytest.mark.parametrize("name", POINTWISE)
-def test_each_operation_has_the_derivatives_of_autograd(name):
+def test_each_operation_has_the_derivatives_of_autograd(name, maker):
     function = POINTWISE[name]
-    _, inputs, kernel = made(lambda y: function(y).sum(-1))
+    _, inputs, kernel = maker(lambda y: function(y).sum(-1))
     y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
     (slope,) = torch.autograd.grad(function(y).sum(), y, create_graph=True)
     (bent,) = torch.autograd.grad(slope.sum(), y)

@@ -51,7 +51,8 @@ class TritonKernel(Kernel):
         self.alike = not any(vectors)
         self._traits = {"STEEP": steep, "KINKED": entry.kinked}
         block = max(triton.next_power_of_2(d), 32)
-        self._shape = {"BLOCK": block, "num_warps": min(max(block // 128, 1), 16)}
+        # two entries a thread leave few registers to spill
+        self._shape = {"BLOCK": block, "num_warps": min(max(block // 64, 1), 32)}
         constants: list[float] = []
         self._slopes, self.path = _function(source.slopes(entry, vectors, constants))
         self._partials, _ = _function(source.partials(entry, vectors, constants))
@@ -73,7 +74,7 @@ class TritonKernel(Kernel):
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
         check_device(x)
         arrays = (gamma, *self._inputs.rows(theta))
-        y, bound = torch.empty_like(x), x.new_empty(len(x))
+        y, bound = x.new_empty(x.shape), x.new_empty(len(x))
         on = x if mask is None else mask
         strides = (x.stride(0), on.stride(0), *_steps(*arrays))
         with guard(x):

@@ -184,7 +184,8 @@ def forward(x_ptr, mask_ptr, gamma_ptr, numbers_ptr, vectors_ptr, y_ptr, bound_p
     one = tl.full([1], 1.0, tl.float64)
     g1, h1, _ = SLOPES(one, numbers, vectors, d)
     g0, h0, c0 = SLOPES(one * FLOOR, numbers, vectors, d)
-    wrong = tl.max((on & ((h1 < 0.0) | (h0 < 0.0) | (g1 < g0))).to(tl.int32))
+    bent = (h1 < 0.0) | (h0 < 0.0) | (g1 < g0) | (g0 != g0)
+    wrong = tl.max((on & bent).to(tl.int32))
     b0 = exponent(one * FLOOR, positive(h0), c0)
     at0 = z - g0
     if STEEP:
@@ -206,9 +207,12 @@ def forward(x_ptr, mask_ptr, gamma_ptr, numbers_ptr, vectors_ptr, y_ptr, bound_p
     while going > 0:
         point = tl.minimum(tl.maximum(y, FLOOR), 1.0)
         g, h, c = SLOPES(point, numbers, vectors, d)
-        convex = tl.max(((y > 0.0) & (h <= 0.0)).to(tl.int32)) == 0
-        h = positive(h)
         at = z - g
+        sound = (h > 0.0) & (tl.abs(at) < float("inf"))
+        sound = tl.min(tl.where(y > 0.0, sound.to(tl.int32), 1)) == 1
+        if (step == 0) & (tl.min(tl.where(on, h, 1.0)) < 0.0):
+            wrong = 1
+        h = positive(h)
         rounding = (4.0 * (tl.abs(z) + tl.abs(g)) + h * point) * EPS
         known = y >= 2.0 * FLOOR
         noise = tl.max(tl.where(known, rounding, 0.0))
@@ -217,7 +221,7 @@ def forward(x_ptr, mask_ptr, gamma_ptr, numbers_ptr, vectors_ptr, y_ptr, bound_p
         if not STEEP:
             outside = at0 + (tl.abs(z) + tl.abs(g0)) * (4.0 * EPS)
             hi = tl.maximum(hi, tl.max(tl.where(on & (y == 0.0), outside, -float("inf"))))
-        fine = convex & (tl.abs(hi) < float("inf")) & (tl.abs(lo) < float("inf"))
+        fine = sound & (tl.abs(hi) < float("inf")) & (tl.abs(lo) < float("inf"))
         spread = hi - lo
         slow = (step > 5) & (spread >= 0.5 * before) & (spread < 1e-9)
         wrong = tl.where(fine | (step <= 4), wrong, 1)
