@@ -51,7 +51,7 @@ VALUES = {
         torch.where(y > 0.2, y * y, 0.4 * y - 0.04) + a * (y - 0.1).clamp_min(0) ** 2 + y**3
     ).sum(-1),
     "branches on inputs": lambda y, w, a: (
-        torch.where((w > 0) & ~(a > 9), y.expm1() * y, y.cosh() + a.abs() * y.erf() / 9)
+        torch.where((w + 0 * y > 0) & ~(a + y > 9), y.expm1() * y, y.cosh() + a.abs() * y.erf() / 9)
         + torch.hypot(y, w)
     ).sum(-1),
     "two entropies": lambda y, w, a: (torch.xlogy(y, y) - torch.special.entr(1 - y)).sum(-1),

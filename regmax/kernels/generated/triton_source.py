@@ -60,6 +60,10 @@ class _Translator(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         return self._called("tl.where", [node.test, node.body, node.orelse])
 
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        left = _parsed(_tensor(self.visit(node.left)))
+        return ast.Compare(left, node.ops, [self.visit(b) for b in node.comparators])
+
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         a, b = map(self.visit, node.values)
         return ast.BinOp(a, ast.BitAnd() if isinstance(node.op, ast.And) else ast.BitOr(), b)
@@ -84,7 +88,7 @@ def _tensor(node: ast.expr) -> str:
     """An expression; a number, which Triton takes for float32, as a tensor in float64."""
     text = ast.unparse(node)
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    return text if names - {"float"} else f"tl.full([], {text}, tl.float64)"
+    return text if names - {"float"} else f"tl.full([1], {text}, tl.float64)"
 
 
 def _parsed(text: str) -> ast.expr:
