@@ -13,7 +13,7 @@ if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
 pytest.importorskip("numba")
 
 import regmax  # noqa: E402
-from regmax.kernels.generated import Unknown, entrywise  # noqa: E402
+from regmax.kernels.generated import entrywise  # noqa: E402
 from regmax.kernels.generated.kernel import GeneratedKernel  # noqa: E402
 from regmax.kernels.generated.triton_kernel import LIMIT, TritonKernel  # noqa: E402
 from regmax.mapping import generated  # noqa: E402

@@ -39,7 +39,7 @@ class _InPyTorch:
 if interpreted():
     libdevice: Any = _InPyTorch()
 else:
-    from triton.language.extra import libdevice
+    from triton.language.extra import libdevice  # type: ignore[no-redef]
 
 
 @triton.jit
