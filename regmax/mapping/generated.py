@@ -213,6 +213,8 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)
+            if entry.coupled and COMPILERS[x.device.type] == "triton":
+                return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
                 return f"its quadratic form is of more than {curvature.DENSE_LIMIT} entries"
             inputs = entry.inputs(tensors)

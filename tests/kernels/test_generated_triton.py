@@ -178,7 +178,7 @@ def test_why_there_is_no_kernel(device, monkeypatch):
         def value(self, y):
             return (y * y).sum(-1)
 
-    assert said(Form()).endswith("it has a quadratic form, on a GPU")
+    assert said(Form()).endswith("on a GPU: it couples entries of y")
     assert said(Square(), LIMIT + 1).endswith(f"more than {LIMIT} entries, on a GPU")
     real = builtins.__import__
 

@@ -43,8 +43,6 @@ class TritonKernel(Kernel):
     def __init__(
         self, entry: Entrywise, inputs: list[Tensor], d: int, steep: bool, device: torch.device
     ) -> None:
-        if entry.coupled:
-            raise Unknown("it has a quadratic form, on a GPU")
         if d > LIMIT:
             raise Unknown(f"its rows have more than {LIMIT} entries, on a GPU")
         vectors = [varies(t, d) for t in inputs]
