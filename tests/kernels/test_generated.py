@@ -488,6 +488,27 @@ def test_numbers_of_tensors_may_change():
         torch.testing.assert_close(found, layer(x))
 
 
+class Trap(regmax.Regularizer):
+    """A where whose other branch has no slope below c: autograd makes NaN of it."""
+
+    def __init__(self):
+        self.c = torch.tensor([-0.1, -0.1, -0.1, -0.1], dtype=F64)
+
+    def value(self, y):
+        power = torch.where(y > self.c, (y - self.c) ** 1.5, 0 * y)
+        return power.sum(-1) + (y * y).sum(-1) / 2
+
+
+def test_an_entry_without_a_slope_at_0_is_not_left_out():
+    omega, x = Trap(), torch.tensor([[0.3, 0.2, 0.1, 0.0]], dtype=F64)
+    layer = regmax.RegularizedMax(omega)
+    layer(x)
+    omega.c[0] = 0.1
+    found = layer(x)
+    with regmax.kernels.reference():
+        torch.testing.assert_close(found, layer(x))
+
+
 class Sign(regmax.Regularizer):
     def __init__(self):
         self.w = torch.tensor(1.0, dtype=F64)
