@@ -49,7 +49,7 @@ class TritonKernel(Kernel):
         self.alike = not any(vectors)
         self._traits = {"STEEP": steep, "KINKED": entry.kinked}
         block = max(triton.next_power_of_2(d), 32)
-        # with two entries a thread, a row of up to 512 entries spills no register
+        # with two entries a thread, a row of up to 512 entries spills hardly a register
         self._shape = {"BLOCK": block, "num_warps": min(max(block // 64, 1), 16)}
         constants: list[float] = []
         self._slopes, self.path = _function(source.slopes(entry, vectors, constants))
