@@ -8,7 +8,7 @@ is compared with the traced one in some rows, and the solver computes what was n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 from typing import Any
 
 import torch
@@ -16,88 +16,26 @@ from torch import Tensor
 
 from ..kernels import Kernel, asked, simplex, transforms
 from ..kernels.base import Hyper
-from ..optimality.diagnosis import contradicted
-from ..optimality.problem import Problem
 from ..regularizers import curvature
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized
-from ..regularizers.regularizer import Regularizer
 from .compiled import with_gradients
 from .forward import Forward, Settings, by_solver, has_formula, sampled
 from .function import Mapping
 from .rows import Rows
 from .state import state
+from .traced import Plan, Traced, changed, compared, few, off, other
 
-LOOKED_AT = 16
-"""Rows that the solver computes as well when a kernel is made."""
 QUIET = Settings(on_failure="ignore")
 _SPOT = 4
 """Rows in which the value of Ω is compared with the traced one at every call."""
 
 
-class Traced(Regularizer):
-    """Ω(y) = Σ_i e(y_i; p_i), with the inputs p as hyperparameters."""
-
-    def __init__(self, entry: Any, inputs: list[Tensor]) -> None:
-        self.entry = entry
-        self.separable = not entry.coupled  # type: ignore[misc]
-        self.hyperparameters = tuple(f"p{k}" for k in range(len(inputs)))  # type: ignore[misc]
-        for name, t in zip(self.hyperparameters, inputs, strict=True):
-            setattr(self, name, t.detach())
-
-    def value(self, y: Tensor) -> Tensor:
-        total: Tensor = self.terms(y).sum(-1)
-        return total
-
-    def terms(self, y: Tensor) -> Tensor:
-        """Numbers of each entry that add up to Ω(y)."""
-        inputs = [getattr(self, name) for name in self.hyperparameters or ()]
-        return terms(self.entry, y, inputs)
-
-
-def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
-    """Numbers of each entry that add up to Ω(y)."""
-    if not entry.coupled:
-        found: Tensor = entry(y, *inputs)
-        return found
-    *own, form = inputs
-    total: Tensor = entry(y, *own) + entry.coupling(y, form)
-    return total
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity.
-    At ``point``, with the tensors ``others``, the value can be compared under a transform too."""
-
-    kernel: Any
-    traced: Traced
-    kept: list[Any]
-    point: Tensor
-    others: dict[str, Tensor]
-    last: list[Any]
-
-    def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
-        """The inputs p of e, and H, differentiable in the tensors of Ω. Where nothing learns they
-        are computed once for each state of the tensors."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            found: list[Tensor] = self.traced.entry.inputs(tensors)
-            return found
-        owned = [t.detach() for t in (*tensors, *self.traced.entry.outside)]
-        if self.last:
-            before, inputs = self.last  # by numbers: versions do not count writes to .data
-            if all(map(torch.equal, owned, before)):
-                return list(inputs)
-        with torch.inference_mode(False), torch.no_grad():
-            owned = [t.clone() for t in owned]
-            inputs = self.traced.entry.inputs(owned[: len(tensors)])
-        self.last[:] = owned, inputs
-        return list(inputs)
-
-
 PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
 """By state of Ω: its kernel, why there is none, or how often the solver could not tell."""
 _TRIALS = 3
+COMPILERS = {"cpu": "numba", "cuda": "triton"}
+"""What compiles the kernels of a device."""
 
 
 def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor, Forward] | None:
@@ -117,7 +55,7 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
         return None
     if torch.is_grad_enabled() and any(t.requires_grad for t in found.traced.entry.outside):
         return None  # such a tensor is refused
-    with transforms.full_precision("cpu"):
+    with transforms.full_precision(rows.x.device.type):
         inputs = found.inputs(tensors)
         kernel = _Checked(found, inputs, rows, settings, key[1] is not None)
         try:
@@ -140,7 +78,7 @@ def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
     found = PLANS.get(key) if key is not None else None
     if not isinstance(found, Plan) or found.kept or found.traced.entry.outside:
         return None  # here the value cannot be compared with the traced one
-    if _changed(found.traced.entry, rows.omega, found.point, found.others):
+    if changed(found.traced.entry, rows.omega, found.point, found.others):
         return None
     kernel = _Planned(found, settings)
     try:
@@ -177,12 +115,12 @@ def _key(
         return None, kept
     if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
         return None, kept
-    if x.device.type != "cpu" or x.dtype != torch.float64:
+    if x.device.type not in COMPILERS or x.dtype != torch.float64:
         return None, kept
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept
     batch = x.shape[:-1] if any(_per_row(t, x) for t in tensors) else None
-    return (state(omega, kept), batch, x.shape[-1]), kept
+    return (state(omega, kept), batch, x.shape[-1], x.device), kept
 
 
 def _per_row(t: Tensor, x: Tensor) -> bool:
@@ -196,7 +134,9 @@ def _per_row(t: Tensor, x: Tensor) -> bool:
 def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     """The kernel, or why there is none; None where the solver has no answers to compare it with."""
     try:
-        from ..kernels.generated import GeneratedKernel, Unknown, entrywise
+        from ..kernels.generated import Unknown, entrywise
+
+        made_by = _kernel_class(rows.x.device)
     except ModuleNotFoundError as error:
         return f"{error.name} is missing (pip install 'regmax[fast]')"
     omega, x = rows.omega, rows.x
@@ -212,17 +152,19 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)
+            if entry.coupled and COMPILERS[x.device.type] == "triton":
+                return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
                 return f"its quadratic form is of more than {curvature.DENSE_LIMIT} entries"
-            others = dict(zip(names, map(_other, tensors), strict=True))
-            if _changed(entry, omega, y, others):
+            others = dict(zip(names, map(other, tensors), strict=True))
+            if changed(entry, omega, y, others):
                 return "no kernel is made of its value: it reads the numbers of a tensor"
             inputs = entry.inputs(tensors)
-            kernel = GeneratedKernel(entry, inputs, x.shape[-1])
+            kernel = made_by(entry, inputs, x.shape[-1])
             solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             plan = Plan(kernel, traced, kept, y, others, [])
-            return _compared(plan, inputs, rows, problem, solved)
+            return compared(plan, inputs, rows, problem, solved)
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
@@ -231,99 +173,15 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
         return f"no kernel is made of its value: {type(error).__name__}: {error}"
 
 
-def _other(t: Tensor) -> Tensor:
-    """Numbers near those of t, none of them the same."""
-    if not t.dtype.is_floating_point:
-        return t.detach().clone()
-    steps = torch.arange(1, t.numel() + 1, dtype=t.dtype, device=t.device).view(t.shape)
-    return t.detach() + 0.01 * (t.detach().abs() + 0.1) * (1.5 + steps.sin())
+def _kernel_class(device: torch.device) -> Any:
+    """What makes a kernel for a device."""
+    if COMPILERS[device.type] == "numba":
+        from ..kernels.generated.kernel import GeneratedKernel
 
+        return GeneratedKernel
+    from ..kernels.generated.triton_kernel import TritonKernel
 
-def _changed(entry: Any, omega: Regularizer, at: Tensor, tensors: dict[str, Tensor]) -> bool:
-    """Whether the value of Ω with these tensors is not the traced one."""
-    from ..kernels.generated import Tape, Unknown
-
-    tape = Tape([at, *tensors.values()])
-    with torch._C._DisableFuncTorch(), torch.no_grad():
-        try:
-            with tape:
-                own = omega.with_tensors(tensors).value(at)
-        except Unknown:
-            return True
-        if len(tape.outside) > len(entry.outside):
-            return True
-        off = _off(entry, own, at, entry.inputs(list(tensors.values())))
-        return bool((off & torch.isfinite(own)).any())
-
-
-def _off(entry: Any, own: Tensor, at: Tensor, inputs: list[Tensor]) -> Tensor:
-    """The rows in which the value, ``own``, is not the traced one, up to rounding."""
-    each = terms(entry, at, inputs)
-    size = own.abs() + each.abs().sum(-1)
-    return ~((own - each.sum(-1)).abs() <= 1e-12 * size)
-
-
-def _compared(
-    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward
-) -> Plan | str | None:
-    """The plan, if its kernel agrees with the solver and with the derivatives of the value."""
-    assert solved.solved is not None
-    everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
-    if contradicted(problem, solved.y, everywhere) is not None:
-        return None
-    batch = rows.x.shape[:-1]
-    few = [_few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
-    theta = tuple(_hyper(t) for t in few)
-    if _falls(made.traced.entry, few[:-1] if made.traced.entry.coupled else few, problem.z):
-        return "the slope of an entry's part of its value falls: Ω may not be convex"
-    one = problem.z.new_ones(1)
-    y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
-    known = solved.solved.certificate.error_bound
-    both = (bound <= 1e-6) & (known <= 1e-6)
-    if not bool(both.any()):
-        return None
-    if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
-        return "a kernel of its value gives other answers than the solver"
-    middle = simplex.generic(solved.y)
-    for point in (simplex.inward(solved.y), middle, (solved.y + middle) / 2, 1e-6 * middle):
-        gradient, hessian = problem.by_value.look(point)
-        slope, bent = made.kernel.slopes_at(point, theta)
-        row_sums = hessian.matvec(torch.ones_like(point))
-        if not (made.traced.entry.coupled or isinstance(hessian, curvature.Diagonal)):
-            return "its Hessian is not diagonal"
-        for got, expected in ((slope, gradient), (bent, row_sums)):
-            near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())
-            if not bool((near | ~torch.isfinite(expected)).all()):
-                return "a kernel of its value has other derivatives than autograd"
-    return made
-
-
-def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
-    """Whether e' falls somewhere in (0, 1]: a certificate of a row sees e where it looks only."""
-    wide = torch.broadcast_shapes((1, 1), *(t.shape for t in inputs))
-    count = min(max((1 << 20) // wide.numel(), 64), 1024)
-    small = torch.logspace(-30, -3, count // 4, dtype=like.dtype, device=like.device)
-    points = torch.cat([small, torch.linspace(0.001, 1, count).to(small)[1:]])
-    at = points.view(-1, 1, 1).expand(-1, *wide).clone().requires_grad_()
-    with torch.enable_grad():
-        (slope,) = torch.autograd.grad(entry(at, *(t.detach() for t in inputs)).sum(), at)
-    change, size = slope.diff(dim=0), slope.abs()
-    return bool((change < -1e-10 * (size[1:] + size[:-1])).any())
-
-
-def _few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
-    """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
-    flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
-    at = torch.linspace(0, len(flat) - 1, min(len(flat), count), device=t.device)
-    return flat[at.round().long()]
-
-
-def _hyper(t: Tensor) -> Tensor:
-    """An input as a kernel takes it."""
-    t = t.detach().double()
-    if t.ndim == 0 or t.shape[-1] == 1:
-        return t.reshape(-1)
-    return t.reshape(-1, t.shape[-1])
+    return functools.partial(TritonKernel, device=device)
 
 
 class _Changed(Exception):
@@ -333,7 +191,7 @@ class _Changed(Exception):
 class _Planned(Kernel):
     """The kernel of a plan; :class:`_Changed` where it cannot certify a row."""
 
-    name = "numba"
+    name = "from the value"
     dtypes = (torch.float64,)
 
     def __init__(self, made: Plan, settings: Settings) -> None:
@@ -398,7 +256,7 @@ class _Checked(_Planned):
         """Compare the value of Ω with the traced one, near the answers and in general position: at
         a vertex nothing is seen of the other entries."""
         rows, entry = self.rows, self.made.traced.entry
-        some = y.view(rows.x.shape) if self.batched else _few(y, y.shape[:-1], _SPOT)
+        some = y.view(rows.x.shape) if self.batched else few(y, y.shape[:-1], _SPOT)
         middle = simplex.generic(some if self.batched else some[:1])
         omega = rows.omega
         if self.recording and (learnt := omega.tensors()):
@@ -410,5 +268,5 @@ class _Checked(_Planned):
             if own.requires_grad:
                 raise _Changed  # by a tensor that is not an attribute
             with torch.no_grad():
-                if bool(_off(entry, own, at, self.inputs).any()):
+                if bool(off(entry, own, at, self.inputs).any()):
                     raise _Changed

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import regmax
-from regmax.mapping import generated
+from regmax.mapping import generated, traced
 
 pytest.importorskip("numba")
-from regmax.kernels.generated import GeneratedKernel, Unknown, entrywise
+from regmax.kernels.generated import Unknown, entrywise
 from regmax.kernels.generated.compiled import Function
+from regmax.kernels.generated.kernel import GeneratedKernel
 
 F = torch.nn.functional
 F64 = torch.float64
@@ -28,7 +29,7 @@ def made(value, tensors=(), d=D):
 
 
 def hyper(inputs):
-    return tuple(generated._hyper(t) for t in inputs)
+    return tuple(traced.hyper(t) for t in inputs)
 
 
 POINTWISE = {
@@ -98,10 +99,22 @@ POINTWISE = {
 }
 
 
+def by_triton(value):
+    """The inputs and the kernel of a value in Triton's interpreter."""
+    triton = pytest.importorskip("triton", reason="triton is not installed")
+    if isinstance(triton.language.sum, triton.JITFunction):
+        pytest.skip("triton was imported without its interpreter")
+    from regmax.kernels.generated.triton_kernel import TritonKernel
+
+    entry, inputs, _ = made(value)
+    return entry, inputs, TritonKernel(entry, inputs, D, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("maker", [made, by_triton])
 @pytest.mark.parametrize("name", POINTWISE)
-def test_each_operation_has_the_derivatives_of_autograd(name):
+def test_each_operation_has_the_derivatives_of_autograd(name, maker):
     function = POINTWISE[name]
-    _, inputs, kernel = made(lambda y: function(y).sum(-1))
+    _, inputs, kernel = maker(lambda y: function(y).sum(-1))
     y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
     (slope,) = torch.autograd.grad(function(y).sum(), y, create_graph=True)
     (bent,) = torch.autograd.grad(slope.sum(), y)
@@ -146,7 +159,7 @@ def test_a_function_of_the_row_has_the_derivatives_of_autograd(name):
     assert entry.rest is not None
     y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
     value = function(y) + (y**3).sum(-1)
-    torch.testing.assert_close(generated.terms(entry, y, inputs).sum(-1), value)
+    torch.testing.assert_close(traced.terms(entry, y, inputs).sum(-1), value)
     (slope,) = torch.autograd.grad(value.sum(), y, create_graph=True)
     (bent,) = torch.autograd.grad(slope.sum(), y)
     got = kernel.slopes_at(y.detach(), hyper(inputs))
@@ -196,7 +209,7 @@ FORMS = {
 def test_a_quadratic_form_is_found(name, shape):
     value, y = FORMS[name], torch.rand(shape, dtype=F64)
     entry = entrywise(value, y, [])
-    each = generated.terms(entry, y, entry.inputs([]))
+    each = traced.terms(entry, y, entry.inputs([]))
     torch.testing.assert_close(each.sum(-1), value(y))
     assert entry.coupled == (name != "a sum")
 
@@ -589,6 +602,27 @@ def test_numbers_of_tensors_may_change():
     layer(x)
     with torch.no_grad():
         omega.w.add_(1.0)
+    found = layer(x)
+    with regmax.kernels.reference():
+        torch.testing.assert_close(found, layer(x))
+
+
+class Trap(regmax.Regularizer):
+    """A where whose other branch has no slope below c: autograd makes NaN of it."""
+
+    def __init__(self):
+        self.c = torch.tensor([-0.1, -0.1, -0.1, -0.1], dtype=F64)
+
+    def value(self, y):
+        power = torch.where(y > self.c, (y - self.c) ** 1.5, 0 * y)
+        return power.sum(-1) + (y * y).sum(-1) / 2
+
+
+def test_an_entry_without_a_slope_at_0_is_not_left_out():
+    omega, x = Trap(), torch.tensor([[0.3, 0.2, 0.1, 0.0]], dtype=F64)
+    layer = regmax.RegularizedMax(omega)
+    layer(x)
+    omega.c[0] = 0.1
     found = layer(x)
     with regmax.kernels.reference():
         torch.testing.assert_close(found, layer(x))

@@ -42,10 +42,12 @@ CASES = (
     ("tv", "float64", 5000, True, True),
     ("oscar", "float32", 1, True, True),
     ("oscar", "float64", 4096, False, True),
+    ("generated", "float64", 1, True, False),
+    ("generated", "float64", 4096, False, True),
 )
 
 
-@pytest.mark.parametrize("mapping", ["gini", "tsallis", "pnorm", "tv", "oscar"])
+@pytest.mark.parametrize("mapping", ["gini", "tsallis", "pnorm", "tv", "oscar", "generated"])
 def test_kernels_compile_for_hopper(mapping: str, tmp_path: Path) -> None:
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(tmp_path)
@@ -100,7 +102,7 @@ def _compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dic
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     return {
         "kernel": kernel.__name__,
-        **constants,
+        **{key: item for key, item in constants.items() if not callable(item)},
         **options,
         "dtype": signature[kernel.arg_names[0]],
         "shared": built.metadata.shared,
@@ -123,27 +125,50 @@ def _resources(ptx: str) -> dict[str, int]:
     return found
 
 
+def _generated(d: int) -> Any:
+    """A kernel made of a value, and its inputs."""
+    import torch
+
+    from regmax.kernels.generated import entrywise
+    from regmax.kernels.generated.triton_kernel import TritonKernel
+
+    def value(y: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        own = torch.where((y > w) & ~(y > a), y.expm1(), y.pow(1.37)) - torch.special.entr(y)
+        return (w * own + torch.nn.functional.softplus(a * y).erf() + y.clamp_min(0.1)).sum(-1)
+
+    tensors = [torch.linspace(1, 2, d, dtype=torch.float64), torch.ones((), dtype=torch.float64)]
+    entry = entrywise(value, torch.full((1, d), 1 / d, dtype=torch.float64), tensors)
+    inputs = entry.inputs(tensors)
+    theta = tuple(t.reshape(1, -1) if t.ndim and d > 1 else t.reshape(-1) for t in inputs)
+    return TritonKernel(entry, inputs, d, False, torch.device("cpu")), theta
+
+
 def main(mapping: str) -> None:
     import torch
     import triton
 
     from regmax.kernels.base import Kernel
+    from regmax.kernels.generated import triton_kernel  # noqa: F401 (compiled, not interpreted)
     from regmax.kernels.triton import rows
 
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    kernel: Kernel
 
     def noted(kernel: Any, grid: object) -> Any:
         return lambda *args, **kwargs: launches.append((kernel, args, kwargs))
 
     triton.JITFunction.__getitem__ = noted
     rows.interpreted = lambda: True  # tensors of the CPU will do
-    kernel: Kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
     for name, dtype, d, masked, hyper in CASES:
         if name != mapping:
             continue
         x = torch.zeros(3, d, dtype=getattr(torch, dtype))
         one = torch.ones(3, dtype=torch.float64)
-        theta = () if mapping == "gini" else (one,)
+        theta: tuple[torch.Tensor, ...] = () if mapping == "gini" else (one,)
+        if mapping == "generated":
+            kernel, theta = _generated(d)
+        else:
+            kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
         mask = torch.ones(3, d, dtype=torch.bool) if masked else None
         y, part = kernel.forward(x, one, theta, mask)
         count = len(launches)

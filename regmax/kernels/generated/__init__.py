@@ -3,14 +3,14 @@
 Ω(y) = Σ_i e(y_i) + ½ yᵀHy + F(y). ``tape`` records the value; ``reader`` and ``maps`` read these
 parts, an ``entry``, from it. ``source`` writes the derivatives of e as source, ``loops`` those of
 F, and ``compiled`` compiles both. ``separable`` (Ω = Σ e) and ``coupled`` solve, certify and
-differentiate rows with them.
+differentiate rows with them (``kernel``). For a GPU ``triton_source`` translates the source of e,
+and ``triton_rows`` does the same for Ω = Σ e (``triton_kernel``).
 """
 
 from __future__ import annotations
 
 from .entry import Entrywise
-from .kernel import GeneratedKernel
 from .reader import entrywise
 from .tape import Tape, Unknown
 
-__all__ = ["Entrywise", "GeneratedKernel", "Tape", "Unknown", "entrywise"]
+__all__ = ["Entrywise", "Tape", "Unknown", "entrywise"]

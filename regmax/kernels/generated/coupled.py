@@ -9,14 +9,14 @@ falls.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 from ..cpu import common, memory
 from ..cpu.simd import LANES
-from .dense import factor, hessian, inverse_trace, tangent_product
+from .dense import Rest, bend_at, factor, hessian, inverse_trace, placed, tangent_product
 from .rows import (
     CODE,
     COUNT,
@@ -48,42 +48,6 @@ STEPS = 60
 Q, R, W, X, ONES, D, FULL, OUT_F = range(13, 21)
 SIDES = 8
 """Points between y and another one where the slope of Ω is compared."""
-
-
-class Rest(NamedTuple):
-    """F for one row: the addresses of ∇F and of a column of ∇²F, 0 where F = 0, its inputs, where
-    the participants are among the d entries, and work space."""
-
-    gradient: Any
-    column: Any
-    numbers: Any
-    place: Any
-    d: Any
-    full: Any
-    out: Any
-    work: Any
-
-
-@njit
-def _placed(rest: Rest, m: int, y: Any) -> None:
-    """y among all entries; F is evaluated at FLOOR instead of at 0."""
-    for i in range(rest.d):
-        rest.full[i] = 0.0
-    for i in range(m):
-        rest.full[rest.place[i]] = max(y[i], FLOOR)
-
-
-@njit
-def _bend(rest: Rest, n: int, on: Any, m: int, y: Any, form: Any, bend: Any, ld: int) -> None:
-    """H + ∇²F(y) on the entries ``on``."""
-    if rest.column == 0:
-        return
-    _placed(rest, m, y)
-    for j in range(n):
-        at = on[j] * ld
-        call(rest.column, rest.place[on[j]], rest.full, rest.numbers, rest.work, 1, rest.out)
-        for k in range(n):
-            bend[at + on[k]] = form[at + on[k]] + rest.out[rest.place[on[k]]]
 
 
 @njit
@@ -127,7 +91,7 @@ def _look(e: Entry, rest: Rest, m: int, y: Any, form: Any, bend: Any, room: Any,
         for k in range(m):
             q[k] += form[at + k] * scale
     if rest.gradient != 0:
-        _placed(rest, m, y)
+        placed(rest, m, y)
         call(rest.gradient, 0, rest.full, rest.numbers, rest.work, 1, rest.out)
         for i in range(m):
             q[i] += rest.out[rest.place[i]]
@@ -251,7 +215,7 @@ def _coupled_row(
                         h[i] = (r[i] - tau) / max(y[i], FLOOR)
                     on[n] = i
                     n += 1
-        _bend(rest, n, on, m, y, form, bend, ld)
+        bend_at(rest, n, on, m, y, form, bend, ld)
         hessian(n, on, h, bend, ld, a)
         if not factor(a, n, ld):
             return np.inf
@@ -329,7 +293,7 @@ def _coupled_row(
             missed += off * off
     if n == 1:
         return abs(total - 1.0) + 4.0 * EPS
-    _bend(rest, n, on, m, y, form, bend, ld)
+    bend_at(rest, n, on, m, y, form, bend, ld)
     hessian(n, on, h, bend, ld, a)
     if not factor(a, n, ld):
         return np.inf
@@ -343,7 +307,7 @@ def _coupled_row(
         for side in range(2):  # ∇²Ω next to y
             for i in range(m):
                 x[i] = y[i] + (bound if (i + side) % 2 == 0 else -bound) if y[i] > 0.0 else 0.0
-            _bend(rest, n, on, m, x, form, bend, ld)
+            bend_at(rest, n, on, m, x, form, bend, ld)
             hessian(n, on, h, bend, ld, a)
             if not (factor(a, n, ld) and inverse_trace(a, n, ld, goal) <= 2.0 * trace):
                 return np.inf
@@ -429,7 +393,7 @@ def backward(job: Any, like: Any) -> None:
             y, own = common.rows_at(job, 0, r, like), memory.row(room, 5)
             for j in range(n):
                 on[j], own[j] = j, y[place[j]]
-            _bend(rest, n, on, n, own, form, form, ld)
+            bend_at(rest, n, on, n, own, form, form, ld)
             hessian(n, on, h, form, ld, a)
             if n == 1:
                 w[0] = 0.0

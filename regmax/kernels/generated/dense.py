@@ -1,13 +1,15 @@
-"""Cholesky factors of ∇²Ω on a support, and the matrix of Proposition 1 (Niculae & Blondel 2017) by
-them."""
+"""∇²Ω on a support, its Cholesky factor, and the matrix of Proposition 1 (Niculae & Blondel 2017)
+by it."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+
+from .rows import FLOOR, call
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -89,3 +91,39 @@ def tangent_product(n: int, a: Any, ld: int, v: Any, ones: Any) -> None:
         weight += ones[j]
     for j in range(n):
         v[j] -= ones[j] * (total / weight)
+
+
+class Rest(NamedTuple):
+    """F for one row: the addresses of ∇F and of a column of ∇²F, 0 where F = 0, its inputs, where
+    the participants are among the d entries, and work space."""
+
+    gradient: Any
+    column: Any
+    numbers: Any
+    place: Any
+    d: Any
+    full: Any
+    out: Any
+    work: Any
+
+
+@njit
+def placed(rest: Rest, m: int, y: Any) -> None:
+    """y among all entries; F is evaluated at FLOOR instead of at 0."""
+    for i in range(rest.d):
+        rest.full[i] = 0.0
+    for i in range(m):
+        rest.full[rest.place[i]] = max(y[i], FLOOR)
+
+
+@njit
+def bend_at(rest: Rest, n: int, on: Any, m: int, y: Any, form: Any, bend: Any, ld: int) -> None:
+    """H + ∇²F(y) on the entries ``on``."""
+    if rest.column == 0:
+        return
+    placed(rest, m, y)
+    for j in range(n):
+        at = on[j] * ld
+        call(rest.column, rest.place[on[j]], rest.full, rest.numbers, rest.work, 1, rest.out)
+        for k in range(n):
+            bend[at + on[k]] = form[at + on[k]] + rest.out[rest.place[on[k]]]

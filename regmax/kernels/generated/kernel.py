@@ -14,8 +14,8 @@ from ..cpu.common import CompiledRows
 from . import coupled, separable, source
 from .compiled import Function
 from .entry import Entrywise
+from .inputs import Inputs, varies
 from .loops import Program
-from .tape import Unknown
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows(separable.forward, separable.backward, grain=1 << 17)
@@ -38,16 +38,15 @@ class GeneratedKernel(Kernel):
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int) -> None:
         self._rows = _COUPLED if entry.coupled else _SEPARABLE
         own = inputs[:-1] if entry.coupled else inputs
-        self.vectors = vectors = [_varies(t, d) for t in own]
+        vectors = [varies(t, d) for t in own]
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
         constants: list[float] = []
         self.slopes = _function(source.slopes(entry, vectors, constants))
         self._source = source.partials(entry, vectors, constants)
-        self._constants = torch.tensor([[*constants, 0]], dtype=torch.float64, device="cpu")
-        self._none = self._constants.new_zeros(1, 1)
-        self._alone = self._constants, self._none
-        self._entry, self._more = entry, self._none[0, :0]
+        self._inputs = Inputs(vectors, constants, torch.device("cpu"))
+        none = torch.zeros(0, dtype=torch.float64, device="cpu")
+        self._entry, self._more = entry, none
         self._program: tuple[Function, Function] | None = None
         self._room = 1
         if entry.rest is not None:
@@ -56,7 +55,7 @@ class GeneratedKernel(Kernel):
             self._program = _function(program.gradient), _function(program.column)
             self._more = torch.tensor(program.constants, dtype=torch.float64, device="cpu")
             self._room = program.room
-        self._tested: tuple[Tensor, bool] = self._none, False
+        self._tested: tuple[Tensor, bool] = none, False
 
     @property
     def path(self) -> Path:
@@ -67,7 +66,7 @@ class GeneratedKernel(Kernel):
         """∇Ω and ∇²Ω 1 of rows y > 0."""
         y, d = y.contiguous(), y.shape[1]
         theta, form = self._parted(theta)
-        numbers, vectors = (t.expand(len(y), -1).contiguous() for t in self._inputs(theta, d))
+        numbers, vectors = (t.expand(len(y), -1).contiguous() for t in self._inputs.rows(theta))
         out = y.new_empty(len(y), 3, d)
         for r in range(len(y)):
             self.slopes(d, y[r], numbers[r], vectors[r], d, out[r])
@@ -91,24 +90,15 @@ class GeneratedKernel(Kernel):
         """∂e'/∂p; compiled when an input first wants its gradient."""
         return _function(self._source)
 
-    def _inputs(self, theta: Hyper, d: int) -> tuple[Tensor, Tensor]:
-        """The inputs that have one number per row, with the constants of the source, and those that
-        have one number per entry, each as rows."""
-        if not theta:
-            return self._alone
-        plain = [t.view(-1, 1) for t, v in zip(theta, self.vectors, strict=True) if not v]
-        varying = [t for t, v in zip(theta, self.vectors, strict=True) if v]
-        return _joined([*plain, self._constants]), _joined(varying) if varying else self._none
-
     def solve(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
         theta, form = self._parted(theta)
-        numbers, vectors = self._inputs(theta, x.shape[1])
+        numbers, vectors = self._inputs.rows(theta)
         y, bound = torch.empty_like(x), x.new_empty(len(x))
         arrays = (gamma, mask, numbers, vectors, y, bound)
-        traits = (self.slopes.address, sum(self.vectors), self.kinked)
+        traits = (self.slopes.address, self._inputs.count, self.kinked)
         if form is not None and not self._convex(form, x.shape[1]):
             return y, bound.fill_(torch.inf)
         gradient, column = self._addresses()
@@ -154,26 +144,18 @@ class GeneratedKernel(Kernel):
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
         theta, form = self._parted(theta)
-        d, count = y.shape[1], sum(self.vectors)
-        plain = len(self.vectors) - count
-        numbers, vectors = self._inputs(theta, d)
+        given, d = self._inputs, y.shape[1]
+        numbers, vectors = given.rows(theta)
         dx, dnumbers, dvectors, partials = torch.empty_like(y), None, None, 0
         if hyper:
             partials = self.partials.address
-            dnumbers, dvectors = y.new_empty(len(y), plain + 1), y.new_empty(len(y), count * d + 1)
+            dnumbers, dvectors = given.empty(len(y), d)
         arrays = (gamma, v, numbers, vectors, dx, dnumbers, dvectors)
-        numbers_of = (self.slopes.address, partials, count, plain)
+        numbers_of = (self.slopes.address, partials, given.count, given.plain)
         self._rows.run(1, y, *arrays, *numbers_of, form, self._addresses()[1], self._room)
         if dnumbers is None or dvectors is None:
             return dx, None
-        each, k, i = [], 0, 0
-        for varying in self.vectors:
-            if varying:
-                each.append(dvectors[:, k * d : (k + 1) * d])
-                k += 1
-            else:
-                each.append(dnumbers[:, i])
-                i += 1
+        each = given.gradients(dnumbers, dvectors, d)
         if form is not None:
             w = dx * gamma.view(-1, 1)
             outer = w.T @ y
@@ -195,18 +177,3 @@ class GeneratedKernel(Kernel):
                 (dq,) = torch.autograd.grad((g * w).sum(), q, allow_unused=True)
                 found = found if dq is None else -dq
         return found
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    """The columns of all parts, each with one row or R."""
-    rows = max(len(t) for t in parts)
-    return torch.cat([t.expand(rows, t.shape[1]) for t in parts], 1)
-
-
-def _varies(t: Tensor, d: int) -> bool:
-    """Whether an input has one number for each entry of a row of d."""
-    if t.ndim == 0 or t.shape[-1] == 1:
-        return False
-    if t.shape[-1] != d:
-        raise Unknown("a tensor that it uses does not broadcast to y")
-    return True

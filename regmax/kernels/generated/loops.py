@@ -13,16 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
+from .linear import WIDEST, matrices
 from .source import LITERAL, TRANSLATED, expression
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
 
 aten = torch.ops.aten
 Function = Callable[..., Tensor]
 _NEW = FILLED | {f"{kind}_{how}" for kind in ("new", "empty") for how in ("zeros", "ones", "like")}
-_WIDEST = 4096
-"""Numbers of a tensor, or of a matrix of an operation, at most."""
 _CONTRACTED = {"mm": ("ik", "kj", "ij"), "bmm": ("bik", "bkj", "bij"), "mv": ("ik", "k", "i")} | {
     "dot": ("k", "k", ""),
     "addmm": ("ik", "kj", "ij"),
@@ -72,14 +70,22 @@ class _Array:
         self.name, self.shape, self.offset = name, tuple(like.shape), offset
         self.strides = tuple(strides)
 
-    def at(self, names: Sequence[str], sizes: Sequence[int]) -> str:
-        """The number at these indices, which broadcast."""
+    def at(self, sizes: Sequence[int] | None = None, names: Sequence[str] | None = None) -> str:
+        """The number at the indices i0, i1, …, or ``names``, of a tensor with these sizes, to which
+        this one broadcasts."""
+        sizes = self.shape if sizes is None else sizes
+        names = names or [f"i{k}" for k in range(len(sizes))]
         missing = len(sizes) - len(self.shape)
         parts = [str(self.offset)] if self.offset else []
         for k, (own, stride) in enumerate(zip(self.shape, self.strides, strict=True), missing):
             if own > 1 and stride:
                 parts.append(names[k] if stride == 1 else f"{stride} * {names[k]}")
         return f"{self.name}[{' + '.join(parts) or '0'}]"
+
+    def flat(self) -> _Array:
+        """The last dimension alone."""
+        like = torch.empty(self.shape[-1:], device="meta")
+        return _Array(self.name, like, self.offset, self.strides[-1:])
 
     def places(self) -> Tensor:
         """Where each number is, in the order of its indices."""
@@ -125,13 +131,9 @@ class _Writer:
         for step in steps:
             if step.name not in _NEW and any(self._known(ref) for ref in step.refs()):
                 self._step(step)
-        if self._known(result) is None:
-            self.lines += self._loops((self.width,), f"out[i0] = {self._text(result, [], ())}")
-        else:
-            (i,) = names = [f"i{k}" for k in range(1)]
-            flat = self.arrays[result.at]
-            flat.shape, flat.strides = flat.shape[-1:], flat.strides[-1:]
-            self.lines += self._loops((self.width,), f"out[{i}] = {flat.at(names, (self.width,))}")
+        found = self._known(result)
+        text = self._text(result) if found is None else found.flat().at((self.width,))
+        self.lines += self._loops((self.width,), f"out[i0] = {text}")
         head = f"def {name}(n, y, numbers, w, stride, out):\n"
         start = [f"for i in range({self.width} * stride):", "    w[i] = 0.0", "w[n] = 1.0"]
         body = "".join(f"    {line}\n" for line in [*start, *self.lines])
@@ -153,15 +155,15 @@ class _Writer:
                 return self.arrays[ref.at]
         return None
 
-    def _text(self, item: Any, names: Sequence[str], sizes: Sequence[int]) -> Any:
+    def _text(self, item: Any, sizes: Sequence[int] = ()) -> Any:
         """An argument in the source: a number of an array, or a constant."""
         if isinstance(item, Ref):
             array = self._known(item)
             if array is not None:
-                return array.at(names, sizes)
+                return array.at(sizes)
             t = self.tape.values[item.at].detach()
             if t.numel() > 1 and not bool((t == t.flatten()[0]).all()):
-                return self._table(t).at(names, sizes)
+                return self._table(t).at(sizes)
             item = t.flatten()[0].item()
         if isinstance(item, bool) or not isinstance(item, int | float):
             return item
@@ -175,8 +177,8 @@ class _Writer:
 
     def _table(self, t: Tensor, kind: str = "float64") -> _Array:
         """Numbers in the source."""
-        if t.numel() > 16 * _WIDEST:
-            raise Unknown(f"it uses a tensor of more than {16 * _WIDEST} numbers that is not Ω's")
+        if t.numel() > 16 * WIDEST:
+            raise Unknown(f"it uses a tensor of more than {16 * WIDEST} numbers that is not Ω's")
         name = f"_T{len(self.tables)}"
         numbers = t.flatten().tolist()
         text = ", ".join(repr(x) for x in numbers).replace("nan", "np.nan").replace("inf", "np.inf")
@@ -187,8 +189,8 @@ class _Writer:
 
     def _new(self, at: int) -> _Array:
         numel = self.tape.values[at].numel()
-        if numel > _WIDEST:
-            raise Unknown(f"a tensor on the way has more than {_WIDEST} numbers")
+        if numel > WIDEST:
+            raise Unknown(f"a tensor on the way has more than {WIDEST} numbers")
         found = self.arrays[at] = self._owned(at, "w", self.room)
         self.room += numel
         return found
@@ -223,7 +225,6 @@ class _Writer:
                 return
         out = self._new(step.at)
         sizes = out.shape
-        names = [f"i{k}" for k in range(len(sizes))]
         if name in _CONTRACTED:
             self._contracted(step, out)
         elif name in ("sum", "mean", "amax", "logsumexp", "linalg_vector_norm") and source:
@@ -239,11 +240,11 @@ class _Writer:
             if source.shape != out.shape:
                 self._linear(step, out)
             else:
-                self._put(sizes, out.at(names, sizes), source.at(names, sizes))
+                self._put(sizes, out.at(sizes), source.at(sizes))
         elif name in TRANSLATED or name in ("pow", "add", "sub", "rsub"):
-            taken = [self._text(a, names, sizes) for a in args]
-            given = {k: self._text(a, names, sizes) for k, a in kwargs.items()}
-            self._put(sizes, out.at(names, sizes), expression(step, taken, given))
+            taken = [self._text(a, sizes) for a in args]
+            given = {k: self._text(a, sizes) for k, a in kwargs.items()}
+            self._put(sizes, out.at(sizes), expression(step, taken, given))
         else:
             self._linear(step, out)
 
@@ -251,18 +252,16 @@ class _Writer:
         self.lines += self._loops(sizes, f"{place} {sign} {text}")
 
     def _fill(self, out: _Array, text: str) -> None:
-        names = [f"i{k}" for k in range(len(out.shape))]
-        self._put(out.shape, out.at(names, out.shape), text)
+        self._put(out.shape, out.at(out.shape), text)
 
     def _contracted(self, step: Step, out: _Array) -> None:
         """Products of matrices."""
         if step.kwargs:
             raise Unknown(f"{step.op} has no translation with these arguments")
         args = list(step.args)
-        names = [f"i{k}" for k in range(len(out.shape))]
         if step.name == "addmm":
-            start = self._text(args.pop(0), names, out.shape)
-            self._put(out.shape, out.at(names, out.shape), start)
+            start = self._text(args.pop(0), out.shape)
+            self._put(out.shape, out.at(out.shape), start)
         else:
             self._fill(out, "0.0")
         one, other, result = _CONTRACTED[step.name]
@@ -272,7 +271,7 @@ class _Writer:
         place = {c: f"i{k}" for k, c in enumerate(letters)}
 
         def at(array: _Array, own: str) -> str:
-            return array.at([place[c] for c in own], array.shape)
+            return array.at(array.shape, [place[c] for c in own])
 
         line = f"{at(out, result)} += {at(left, one)} * {at(right, other)}"
         self.lines += self._loops([sizes[c] for c in letters], line)
@@ -301,25 +300,25 @@ class _Writer:
 
     def _reduced(self, step: Step, source: _Array, out: _Array) -> None:
         wide, count = self._over(step, source, out)
-        names, sizes = [f"i{k}" for k in range(len(source.shape))], source.shape
-        own, all_ = [f"i{k}" for k in range(len(out.shape))], out.shape
-        here, x, place = wide.at(names, sizes), source.at(names, sizes), out.at(own, all_)
+        sizes = source.shape
+        all_ = out.shape
+        here, x, place = wide.at(sizes), source.at(sizes), out.at(all_)
         if step.name == "amax":
             self._fill(out, "-np.inf")
             self._put(sizes, here, f"max({here}, {x})")
         elif step.name == "logsumexp":
             top = self._temporary(out)
-            at_top = self._over(step, source, top)[0].at(names, sizes)
+            at_top = self._over(step, source, top)[0].at(sizes)
             self._fill(top, "-np.inf")
             self._put(sizes, at_top, f"max({at_top}, {x})")
             self._fill(out, "0.0")
             self._put(sizes, here, f"math.exp({x} - {at_top})", "+=")
-            self._put(all_, place, f"math.log({place}) + {top.at(own, all_)}")
+            self._put(all_, place, f"math.log({place}) + {top.at(all_)}")
         elif step.name == "linalg_vector_norm":
             p = step.args[1] if len(step.args) > 1 else 2
             if not isinstance(p, int | float) or not 0 < p < 99:
                 raise Unknown(f"{step.op} has no translation with these arguments")
-            power, root = self._text(p, [], ()), self._text(1 / p, [], ())
+            power, root = self._text(p), self._text(1 / p)
             self._fill(out, "0.0")
             self._put(sizes, here, f"{x} * {x}" if p == 2 else f"abs({x}) ** {power}", "+=")
             self._put(all_, place, f"math.sqrt({place})" if p == 2 else f"{place} ** {root}")
@@ -327,21 +326,19 @@ class _Writer:
             self._fill(out, "0.0")
             self._put(sizes, here, x, "+=")
             if step.name == "mean":
-                self._put(all_, place, self._text(count, [], ()), "/=")
+                self._put(all_, place, self._text(count), "/=")
 
     def _variance(self, step: Step, source: _Array, out: _Array) -> None:
         wide, count = self._over(step, source, out)
         middle = self._temporary(out)
         self._reduced(Step(step.at, aten.mean.dim, step.args[:2], {}), source, middle)
-        names, sizes = [f"i{k}" for k in range(len(source.shape))], source.shape
-        own = out.at([f"i{k}" for k in range(len(out.shape))], out.shape)
-        gap = (
-            f"({source.at(names, sizes)} - {self._over(step, source, middle)[0].at(names, sizes)})"
-        )
+        sizes = source.shape
+        own = out.at()
+        gap = f"({source.at(sizes)} - {self._over(step, source, middle)[0].at(sizes)})"
         less = step.kwargs.get("correction", 1)
         self._fill(out, "0.0")
-        self._put(sizes, wide.at(names, sizes), f"{gap} * {gap}", "+=")
-        of = f"{own} / {self._text(max(count - less, 0), [], ())}"
+        self._put(sizes, wide.at(sizes), f"{gap} * {gap}", "+=")
+        of = f"{own} / {self._text(max(count - less, 0))}"
         self._put(out.shape, own, of if step.name == "var" else f"math.sqrt({of})")
 
     def _softmax(self, step: Step, source: _Array, out: _Array) -> None:
@@ -349,77 +346,31 @@ class _Writer:
         each = [n if k != step.args[1] % len(source.shape) else 1 for k, n in enumerate(out.shape)]
         total = self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
         self._reduced(logs, source, total)
-        names = [f"i{k}" for k in range(len(out.shape))]
-        text = f"{source.at(names, out.shape)} - {total.at(names, out.shape)}"
+        text = f"{source.at(out.shape)} - {total.at(out.shape)}"
         text = text if step.name == "_log_softmax" else f"math.exp({text})"
-        self._put(out.shape, out.at(names, out.shape), text)
+        self._put(out.shape, out.at(out.shape), text)
 
     def _softmax_back(self, step: Step, out: _Array) -> None:
         """s (g − Σ g s), or g − exp(s) Σ g."""
-        names = [f"i{k}" for k in range(len(out.shape))]
-        g, s = (self._operand(a).at(names, out.shape) for a in step.args[:2])
+        g, s = (self._operand(a).at(out.shape) for a in step.args[:2])
         each = [n if k != step.args[2] % len(out.shape) else 1 for k, n in enumerate(out.shape)]
         total = self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
-        at, logs = total.at(names, out.shape), step.name == "_log_softmax_backward_data"
+        at, logs = total.at(out.shape), step.name == "_log_softmax_backward_data"
         self._fill(total, "0.0")
         self._put(out.shape, at, g if logs else f"{g} * {s}", "+=")
         text = f"{g} - math.exp({s}) * {at}" if logs else f"{s} * ({g} - {at})"
-        self._put(out.shape, out.at(names, out.shape), text)
+        self._put(out.shape, out.at(out.shape), text)
 
     def _linear(self, step: Step, out: _Array) -> None:
-        """An operation that is linear in what depends on y, as the matrix that it is of."""
-        unknown = Unknown(f"{step.op} has no translation")
-        values = self.tape.values
+        """An operation that is linear in what depends on y, by its matrix."""
         refs = list(dict.fromkeys(ref for ref in step.refs() if self._known(ref)))
         if any(self.arrays[ref.at].name == "numbers" for ref in refs):
-            raise unknown
-
-        def applied(given: dict[int, Tensor]) -> Tensor:
-            def of(ref: Ref) -> Tensor:
-                return given.get(ref.at, values[ref.at].detach())
-
-            args, kwargs = tree_map_only(Ref, of, (step.args, step.kwargs))
-            found: Tensor = step.op(*args, **kwargs)
-            return found.double().flatten()
-
-        shapes = {ref.at: values[ref.at].shape for ref in refs}
-        if sum(n.numel() for n in shapes.values()) > _WIDEST:
-            raise unknown
-        zeros = {at: torch.zeros(shape, dtype=torch.float64) for at, shape in shapes.items()}
-        try:
-            if bool(applied(zeros).any()):
-                raise unknown
-            points = {
-                at: torch.linspace(-2, 3, t.numel()).double().view_as(t) for at, t in zeros.items()
-            }
-            expected, total = (
-                applied(points),
-                torch.zeros(math.prod(out.shape), dtype=torch.float64),
-            )
-            entries = []
-            for ref in refs:
-                zero, places = zeros[ref.at], self.arrays[ref.at].places().tolist()
-                for k, place in enumerate(places):
-                    one = torch.zeros(zero.numel(), dtype=torch.float64)
-                    one[k] = 1
-                    image = applied({**zeros, ref.at: one.view_as(zero)})
-                    total += image * points[ref.at].flatten()[k]
-                    for row in image.nonzero().flatten().tolist():
-                        entries.append((self.arrays[ref.at].name, row, place, image[row].item()))
-        except (RuntimeError, TypeError) as error:
-            raise unknown from error
-        near = torch.allclose(total, expected, rtol=1e-12, atol=1e-12)
-        if not near or len(entries) > 16 * _WIDEST:
-            raise unknown
+            raise Unknown(f"{step.op} has no translation")
         self._fill(out, "0.0")
-        rows = out.places().tolist()
-        for array in dict.fromkeys(name for name, *_ in entries):
-            own = [(rows[r], c, x) for name, r, c, x in entries if name == array]
-            to, at, by = (
-                self._table(torch.tensor(column, dtype=kind, device="cpu"), str(kind)[6:])
-                for column, kind in zip(
-                    zip(*own, strict=True), (torch.int64, torch.int64, torch.float64), strict=True
-                )
-            )
-            line = f"w[{to.name}[i]] += {by.name}[i] * {array}[{at.name}[i]]"
-            self.lines += [f"for i in range({len(own)} * stride):", f"    {line}"]
+        for ref, matrix in zip(refs, matrices(step, self.tape.values, refs), strict=True):
+            array, (rows, columns) = self.arrays[ref.at], matrix.nonzero().unbind(1)
+            to = self._table(out.places()[rows], "int64")
+            at = self._table(array.places()[columns], "int64")
+            by = self._table(matrix[rows, columns])
+            line = f"w[{to.name}[i]] += {by.name}[i] * {array.name}[{at.name}[i]]"
+            self.lines += [f"for i in range({len(rows)} * stride):", f"    {line}"]

@@ -149,8 +149,8 @@ def _root(
 @njit
 def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int:
     """How many entries may be positive, which are moved to the front with what e is at 0; −1 where
-    e bends the wrong way; all where ``keep``. No y_i is above 1, so τ ≥ z_i − e'(1). Where the
-    power b is not above 0, e'(0) is −∞."""
+    e bends the wrong way, or has no slope; all where ``keep``. No y_i is above 1, so
+    τ ≥ z_i − e'(1). Where the power b is not above 0, e'(0) is −∞."""
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     at0, y, z = memory.row(room, AT0), memory.row(room, Y), memory.row(room, Z)
     out, ld, count = e.out, e.ld, e.count
@@ -170,7 +170,7 @@ def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int
     slopes(e, first, on, y)
     for i in range(first):
         h = out[ld + i]
-        if h < 0.0 or at0[i] < out[i] or out[i] != out[i]:
+        if h < 0.0 or at0[i] < out[i] or math.isnan(out[i]):
             return -1
         h = positive(h)
         out[ld + i], out[2 * ld + i] = 1.0 / (FLOOR * h), exponent(FLOOR, h, out[2 * ld + i])

@@ -1,0 +1,173 @@
+"""What a kernel is made of, from the value of Ω, and what it must agree with: the answers of the
+solver, the derivatives of the value by autograd, and the value itself at later calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import simplex
+from ..optimality.diagnosis import contradicted
+from ..optimality.problem import Problem
+from ..regularizers import curvature
+from ..regularizers.regularizer import Regularizer
+from .forward import LOOKED_AT, Forward
+from .rows import Rows
+
+
+class Traced(Regularizer):
+    """Ω(y) = Σ_i e(y_i; p_i), with the inputs p as hyperparameters."""
+
+    def __init__(self, entry: Any, inputs: list[Tensor]) -> None:
+        self.entry = entry
+        self.separable = not entry.coupled  # type: ignore[misc]
+        self.hyperparameters = tuple(f"p{k}" for k in range(len(inputs)))  # type: ignore[misc]
+        for name, t in zip(self.hyperparameters, inputs, strict=True):
+            setattr(self, name, t.detach())
+
+    def value(self, y: Tensor) -> Tensor:
+        total: Tensor = self.terms(y).sum(-1)
+        return total
+
+    def terms(self, y: Tensor) -> Tensor:
+        """Numbers of each entry that add up to Ω(y)."""
+        inputs = [getattr(self, name) for name in self.hyperparameters or ()]
+        return terms(self.entry, y, inputs)
+
+
+def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
+    """Numbers of each entry that add up to Ω(y)."""
+    if not entry.coupled:
+        found: Tensor = entry(y, *inputs)
+        return found
+    *own, form = inputs
+    total: Tensor = entry(y, *own) + entry.coupling(y, form)
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity.
+    At ``point``, with the tensors ``others``, the value can be compared under a transform too."""
+
+    kernel: Any
+    traced: Traced
+    kept: list[Any]
+    point: Tensor
+    others: dict[str, Tensor]
+    last: list[Any]
+
+    def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The inputs p of e, and H, differentiable in the tensors of Ω. Where nothing learns they
+        are computed once for each state of the tensors."""
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            found: list[Tensor] = self.traced.entry.inputs(tensors)
+            return found
+        owned = [t.detach() for t in (*tensors, *self.traced.entry.outside)]
+        if self.last:
+            before, inputs = self.last  # by numbers: versions do not count writes to .data
+            if all(map(torch.equal, owned, before)):
+                return list(inputs)
+        with torch.inference_mode(False), torch.no_grad():
+            owned = [t.clone() for t in owned]
+            inputs = self.traced.entry.inputs(owned[: len(tensors)])
+        self.last[:] = owned, inputs
+        return list(inputs)
+
+
+def compared(
+    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward
+) -> Plan | str | None:
+    """The plan, if its kernel agrees with the solver and with the derivatives of the value."""
+    assert solved.solved is not None
+    everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
+    if contradicted(problem, solved.y, everywhere) is not None:
+        return None
+    batch = rows.x.shape[:-1]
+    some = [few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
+    theta = tuple(hyper(t) for t in some)
+    if _falls(made.traced.entry, some[:-1] if made.traced.entry.coupled else some, problem.z):
+        return "the slope of an entry's part of its value falls: Ω may not be convex"
+    one = problem.z.new_ones(1)
+    y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
+    known = solved.solved.certificate.error_bound
+    both = (bound <= 1e-6) & (known <= 1e-6)
+    if not bool(both.any()):
+        return None
+    if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
+        return "a kernel of its value gives other answers than the solver"
+    middle = simplex.generic(solved.y)
+    for point in (simplex.inward(solved.y), middle, (solved.y + middle) / 2, 1e-6 * middle):
+        gradient, hessian = problem.by_value.look(point)
+        slope, bent = made.kernel.slopes_at(point, theta)
+        row_sums = hessian.matvec(torch.ones_like(point))
+        if not (made.traced.entry.coupled or isinstance(hessian, curvature.Diagonal)):
+            return "its Hessian is not diagonal"
+        for got, expected in ((slope, gradient), (bent, row_sums)):
+            near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())
+            if not bool((near | ~torch.isfinite(expected)).all()):
+                return "a kernel of its value has other derivatives than autograd"
+    return made
+
+
+def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
+    """Whether e' falls somewhere in (0, 1]: a certificate of a row sees e where it looks only."""
+    wide = torch.broadcast_shapes((1, 1), *(t.shape for t in inputs))
+    count = min(max((1 << 20) // wide.numel(), 64), 1024)
+    small = torch.logspace(-30, -3, count // 4, dtype=like.dtype, device=like.device)
+    points = torch.cat([small, torch.linspace(0.001, 1, count).to(small)[1:]])
+    at = points.view(-1, 1, 1).expand(-1, *wide).clone().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(entry(at, *(t.detach() for t in inputs)).sum(), at)
+    change, size = slope.diff(dim=0), slope.abs()
+    return bool((change < -1e-10 * (size[1:] + size[:-1])).any())
+
+
+def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
+    """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
+    flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
+    at = torch.linspace(0, len(flat) - 1, min(len(flat), count), device=t.device)
+    return flat[at.round().long()]
+
+
+def hyper(t: Tensor) -> Tensor:
+    """An input as a kernel takes it."""
+    t = t.detach().double()
+    if t.ndim == 0 or t.shape[-1] == 1:
+        return t.reshape(-1)
+    return t.reshape(-1, t.shape[-1])
+
+
+def other(t: Tensor) -> Tensor:
+    """Numbers near those of t, none of them the same."""
+    if not t.dtype.is_floating_point:
+        return t.detach().clone()
+    steps = torch.arange(1, t.numel() + 1, dtype=t.dtype, device=t.device).view(t.shape)
+    return t.detach() + 0.01 * (t.detach().abs() + 0.1) * (1.5 + steps.sin())
+
+
+def changed(entry: Any, omega: Regularizer, at: Tensor, tensors: dict[str, Tensor]) -> bool:
+    """Whether the value of Ω with these tensors is not the traced one."""
+    from ..kernels.generated import Tape, Unknown
+
+    tape = Tape([at, *tensors.values()])
+    with torch._C._DisableFuncTorch(), torch.no_grad():
+        try:
+            with tape:
+                own = omega.with_tensors(tensors).value(at)
+        except Unknown:
+            return True
+        if len(tape.outside) > len(entry.outside):
+            return True
+        wrong = off(entry, own, at, entry.inputs(list(tensors.values())))
+        return bool((wrong & torch.isfinite(own)).any())
+
+
+def off(entry: Any, own: Tensor, at: Tensor, inputs: list[Tensor]) -> Tensor:
+    """The rows in which the value, ``own``, is not the traced one, up to rounding."""
+    each = terms(entry, at, inputs)
+    size = own.abs() + each.abs().sum(-1)
+    return ~((own - each.sum(-1)).abs() <= 1e-12 * size)
