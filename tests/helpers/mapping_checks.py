@@ -16,7 +16,6 @@ import pytest
 import torch
 from references import Row, rows
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
 from regmax import functional
@@ -84,20 +83,6 @@ def away_from_kinks(f: Callable[[Tensor], Tensor], *shape: int, scale: float = 1
         if all(pattern(f(m)) == here for m in moved):
             return x
     raise AssertionError("no scores away from kinks")
-
-
-def check_gradients(name: str, hyper: dict[str, float], scale: float = 1.0) -> None:
-    """gradcheck and gradgradcheck in x, γ and every hyperparameter, scalars and one per head."""
-    for per_head in (False, True):
-        values = _values(hyper, per_head)
-        x = away_from_kinks(_layer(name, hyper, values), 2, 2, 4, scale=scale)
-
-        def f(x: Tensor, *values: Tensor) -> Tensor:
-            return _layer(name, hyper, values)(x)
-
-        inputs = [t.clone().requires_grad_() for t in (x, *values)]
-        assert gradcheck(f, inputs)
-        assert gradgradcheck(f, inputs, fast_mode=True, atol=1e-4)
 
 
 def check_solver_choice(name: str, hyper: dict[str, float], solver: str, declared: bool) -> None:
@@ -173,29 +158,6 @@ class MappingChecks:
         values = {**self.hyper, "gamma": 1.3}
         return {k: torch.tensor(v, dtype=torch.float64).requires_grad_() for k, v in values.items()}
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_zeros_are_zero_and_rows_sum_to_one(self, dtype: torch.dtype) -> None:
-        zeros = 0
-        for x in cases():
-            y = self.f(x.to(dtype))
-            assert (y >= 0).all()
-            for row in y.flatten(0, -2).tolist():
-                slack = 2 * torch.finfo(dtype).eps * math.sqrt(len(row))
-                assert abs(math.fsum(row) - 1) <= slack
-                assert len(row) > 1 or row == [1.0]
-                zeros += row.count(0.0)
-        assert bool(zeros) == self.sparse or not self.sparse
-
-    @pytest.mark.parametrize("d", [2, 5, 8, 17, 64, 100])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_a_row_does_not_depend_on_its_batch(self, d: int, dtype: torch.dtype) -> None:
-        x = normal(9, d, seed=d, dtype=dtype) * 2
-        whole = self.f(x)
-        for i in range(len(x)):
-            assert torch.equal(whole[i : i + 1], self.f(x[i : i + 1]))
-            assert torch.equal(whole[i], self.f(x[i]))
-        assert torch.equal(whole[2:7], self.f(x[2:7]))
-
     def test_what_a_masked_entry_holds_does_not_matter(self) -> None:
         x = normal(4, 6, seed=2)
         mask = torch.ones(4, 6, dtype=torch.bool)
@@ -226,29 +188,6 @@ class MappingChecks:
         for g in torch.autograd.grad(y[:, 0].sum(), [lowest, *theta.values()]):
             assert torch.isfinite(g).all()
 
-    def test_a_row_without_participants_is_zero(self) -> None:
-        theta = self.parameters()
-        f = getattr(functional, self.mapping)
-        x = normal(3, 5, seed=4)
-        x[1] = -torch.inf
-        x.requires_grad_()
-        mask = torch.ones(3, 5, dtype=torch.bool)
-        mask[2] = False
-        y = f(x, mask=mask, **theta)
-        assert (y[1:] == 0).all()
-        v = normal(3, 5, seed=6)
-        first = torch.autograd.grad(y, [x, *theta.values()], v, create_graph=True)
-        assert (first[0][1:] == 0).all()
-        alone = x.detach()[:1].clone().requires_grad_()
-        other = torch.autograd.grad(f(alone, **theta), [alone, *theta.values()], v[:1])
-        for a, b in zip(first, other, strict=True):
-            assert torch.isfinite(a).all()
-            torch.testing.assert_close(a[:1] if a.ndim else a, b, rtol=1e-12, atol=1e-12)
-        total = sum(g.square().sum() for g in first)
-        if total.requires_grad:
-            second = torch.autograd.grad(total, [x, *theta.values()], allow_unused=True)
-            assert all(g is None or bool(torch.isfinite(g).all()) for g in second)
-
     def test_out_of_range_is_refused(self) -> None:
         f, x = getattr(functional, self.mapping), normal(2, 3, 4)
         for key, values in {"gamma": (0.0, -1.0), **self.refused}.items():
@@ -274,19 +213,6 @@ class MappingChecks:
                     f(x, **{key: torch.full(shape, value)})
                 assert str(tuple(shape)) in str(caught.value)
                 assert "(2, 3, 4)" in str(caught.value)
-
-    def test_one_value_per_row(self) -> None:
-        """A tensor of hyperparameters gives each row what a float would."""
-        f, x = getattr(functional, self.mapping), normal(2, 3, 5, seed=14)
-        for key in ("gamma", *self.hyper):
-            value = self.hyper.get(key, 1.0)
-            many = (value * torch.linspace(0.9, 1.1, 3, dtype=torch.float64)).reshape(3, 1)
-            y = f(x, **{**self.hyper, key: many})
-            for i in range(3):
-                one = f(x[:, i], **{**self.hyper, key: many[i].item()})
-                torch.testing.assert_close(y[:, i], one, rtol=0, atol=1e-13)
-            turned = f(x.transpose(1, 2), dim=1, **{**self.hyper, key: many.t()})
-            torch.testing.assert_close(turned.transpose(1, 2), y, rtol=0, atol=1e-14)
 
 
 def _few_ulp(dtype: torch.dtype) -> float:

@@ -11,7 +11,6 @@ import torch
 from mapping_checks import (
     away_from_kinks,
     cases,
-    check_gradients,
     check_solver_choice,
     check_values,
     normal,
@@ -61,10 +60,6 @@ def test_fused_entries_are_equal() -> None:
                 ties = z[order][1:] == z[order][:-1]
                 assert torch.equal(row[order][1:][ties], row[order][:-1][ties])
     assert fused > 100
-
-
-def test_gradients() -> None:
-    check_gradients("oscar", {"lam": 0.15})
 
 
 @pytest.mark.parametrize("declared", [True, False])

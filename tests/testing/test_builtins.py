@@ -9,7 +9,7 @@ from regmax.testing import check_regularizer, checks_for, parametrize_with_check
 
 BUILT_IN = [
     *(regmax.regularizer(name) for name in regmax.available()),
-    *(regmax.regularizer("tsallis", alpha=alpha) for alpha in (0.5, 1.0, 1.3, 10.0)),
+    *(regmax.regularizer("tsallis", alpha=alpha) for alpha in (0.5, 1.0, 1.3, 2.0, 10.0)),
     *(regmax.regularizer("pnorm", p=p) for p in (1.2, 2.0)),
     regmax.regularizer("tv", lam=0.0),
     regmax.regularizer("oscar", exact=False),
