@@ -49,4 +49,4 @@ def test_the_smooth_maximum_is_logsumexp() -> None:
 
 
 class TestProperties(MappingChecks):
-    name, mapping, sparse = "entropy", "softmax", False
+    name, mapping = "entropy", "softmax"

@@ -164,5 +164,4 @@ def test_the_papers_composition_masked() -> None:
 class TestProperties(PenaltyChecks):
     name, mapping = "oscar", "oscarmax"
     hyper = {"lam": 0.05}  # noqa: RUF012
-    refused = {"lam": (-1e-3, -1.0)}  # noqa: RUF012
     lams = (1e-6, 1e-4, 0.01, 3.0, 10.0)

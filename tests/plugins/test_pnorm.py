@@ -130,4 +130,3 @@ def test_long_rows_in_float32(p: float) -> None:
 class TestProperties(MappingChecks):
     name, mapping = "pnorm", "pnormmax"
     hyper = {"p": 1.5}  # noqa: RUF012
-    refused = {"p": (1.0, 0.5, -2.0, 2.5)}  # noqa: RUF012

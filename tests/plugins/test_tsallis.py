@@ -214,7 +214,6 @@ def test_long_rows_in_float32(alpha: float) -> None:
 class TestProperties(MappingChecks):
     name, mapping = "tsallis", "entmax"
     hyper = {"alpha": 1.5}  # noqa: RUF012
-    refused = {"alpha": (0.0, -0.5)}  # noqa: RUF012
 
 
 class TestPropertiesOfTheRoot(MappingChecks):

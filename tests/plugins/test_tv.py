@@ -87,5 +87,4 @@ def test_neighbours_are_neighbours_among_participants() -> None:
 class TestProperties(PenaltyChecks):
     name, mapping = "tv", "fusedmax"
     hyper = {"lam": 0.1}  # noqa: RUF012
-    refused = {"lam": (-1e-3, -1.0)}  # noqa: RUF012
     lams = (1e-4, 0.1, 10.0, 1e3)

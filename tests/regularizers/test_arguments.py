@@ -150,8 +150,9 @@ def test_hyperparameters_out_of_range(name, mapping, key, wrong, accepted):
             call("big")
         with pytest.raises(TypeError, match=rf"{key} must be .*float.*int64"):
             call(torch.tensor([[2]]))
-    with pytest.raises(ValueError, match=rf"{key} must broadcast.*\(2, 3\)"):
-        getattr(f, mapping)(X, **{key: torch.full((2, 3), right)})
+    for shape in ((2, 3), (3,), (1, 2, 1)):
+        with pytest.raises(ValueError, match=rf"{key} must broadcast.*\(2, 3\)"):
+            getattr(f, mapping)(X, **{key: torch.full(shape, right)})
 
 
 def test_hyperparameters_unknown():
