@@ -103,25 +103,6 @@ class TestThreads:
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
 
-    @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-    def test_in_data_loader_workers(self, two_threads):
-        x = normal(8, *SPLIT)
-        expected = sparsemax(x)
-        loader = torch.utils.data.DataLoader(Mapped(x), num_workers=2, batch_size=None)
-        for y, right in zip(loader, expected, strict=True):
-            assert torch.equal(y, right)
-
-
-class Mapped(torch.utils.data.Dataset):
-    def __init__(self, x):
-        self.x = x
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, i):
-        return sparsemax(self.x[i])
-
 
 class TestWhatRuns:
     def test_explain(self):

@@ -219,23 +219,6 @@ def omega_of(function, **attributes):
     return type("Mine", (Regularizer,), {"value": lambda self, y: function(y), **attributes})()
 
 
-NOT_CONVEX = {
-    "concave": lambda y: -y.square().sum(-1) / 2,
-    "negative entropy upside down": lambda y: -torch.xlogy(y, y).sum(-1),
-    "saddle": lambda y: y[..., 0].square() - y[..., 1].square(),
-    "linear": lambda y: (y * torch.arange(3.0, dtype=y.dtype)).sum(-1),
-    "flat in one direction": lambda y: (y[..., 0] - y[..., 1]).square(),
-    "constant on the simplex": lambda y: y.sum(-1).square(),
-}
-
-
-@pytest.mark.parametrize("name", sorted(NOT_CONVEX))
-@pytest.mark.parametrize("solver", ["auto", "interior", "fista"])
-def test_not_convex(name, solver):
-    with pytest.raises(RegularizerError, match=r"Mine.*(convex|curvature)"):
-        RegularizedMax(omega_of(NOT_CONVEX[name]), solver=solver)(X)
-
-
 def test_not_convex_away_from_the_barycentre():
     """Convex where the search starts, concave where it goes: told, not answered."""
     omega = omega_of(lambda y: (y - 1 / 3).square().sum(-1) - 4.8 * (y - 1 / 3).pow(4).sum(-1))
