@@ -20,9 +20,10 @@ install: $(READY)  ## make .venv with regmax (editable) and every extra
 demo: $(READY)  ## validate the six regularizers, train on real digits, draw the attention maps
 	$(BIN)/regmax demo --out "$(OUT)"
 
-# One torch thread per test process: two processes on two cores are faster than four threads.
+# One torch thread per test process: two processes on two cores are faster than four threads. Each
+# begins with half of the files, so that what the tests of a file share is made once.
 test: $(READY)  ## run the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 docs: $(READY)  ## build the documentation site into build/docs; a warning fails it
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

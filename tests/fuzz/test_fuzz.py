@@ -11,11 +11,12 @@ from regmax import FenchelYoungLoss, RegularizedMax, SoftmaxLoss, SparsemaxLoss
 EXAMPLES = {
     "mapping": 250,
     "layer": 50,
-    "loss": 80,
+    "loss": 50,
     "attention": 50,
     "wrong arguments": 150,
     "plugin": 15,
-    "certificate": 15,
+    "certificate": 6,
+    "random omega": 25,
 }
 
 

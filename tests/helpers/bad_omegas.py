@@ -39,6 +39,9 @@ NOT_CONVEX = {
     "root of a square": lambda y: (0.01 + y.square()).pow(0.25).sum(-1),
     "norm, p = 1/2": lambda y: y.sqrt().sum(-1).square() / 2,
     "logarithm": lambda y: (1 + 5 * y).log().sum(-1),
+    "linear": lambda y: (y * torch.arange(3.0, dtype=y.dtype)).sum(-1),
+    "flat in one direction": lambda y: (y[..., 0] - y[..., 1]).square(),
+    "constant on the simplex": lambda y: y.sum(-1).square(),
 }
 NOT_SMOOTH = {
     "|y − c|": lambda y: square(y) + 0.3 * (y - 0.3).abs().sum(-1),

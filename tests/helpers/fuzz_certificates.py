@@ -2,18 +2,12 @@
 and Ω with a dent. Each row of each answer is right to its error bound, flagged or refused, or a
 finding: certified and wrong.
 
-    python tests/helpers/fuzz_certificates.py --rows 100000 --seed 0 [--family root,dent]
-
-prints the counts and each finding (``--seed S --batches 1`` makes batch S again); the exit status
-is 1 if there is any. The truth comes first: a point y of Δ is drawn, near kinks and with zeros, and
+The truth comes first: a point y of Δ is drawn, near kinks and with zeros, and
 the scores are z = ∇Ω(y) + τ − s, with s ≥ 0 on the zeros of y: so y is optimal for z, and as Ω is
 1-strongly convex no further than ‖x/γ − z‖ from the optimum of the scores x that z is rounded to.
 :func:`residual` checks that in 50 digits.
 """
 
-import argparse
-import collections
-import time
 import warnings
 from dataclasses import dataclass, replace
 
@@ -511,51 +505,3 @@ def check_certificate(seed):
     case = replace(case, rows=12)
     bad = [text for outcome, text in judge(case, max_iter=10) if outcome == "wrong"]
     assert not bad, f"{case}: {bad[0]}"
-
-
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--batches", type=int, default=10**9)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--family", help="families, separated by commas")
-    parser.add_argument("--dtype")
-    parser.add_argument("--max-iter", type=int, default=60)
-    parser.add_argument("--minutes", type=float, default=1e9)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    family = args.family and args.family.split(",")
-    table = collections.defaultdict(collections.Counter)
-    seconds, reasons = collections.Counter(), collections.Counter()
-    done, start, seed, bad = 0, time.perf_counter(), args.seed, 0
-    end = args.seed + args.batches
-    while done < args.rows and seed < end and time.perf_counter() - start < 60 * args.minutes:
-        case = draw(seed, family, args.dtype)
-        began = time.perf_counter()
-        verdicts = judge(case, args.max_iter)
-        took = time.perf_counter() - began
-        key = (case.family, case.dtype)
-        table[key].update(outcome for outcome, _ in verdicts)
-        seconds[key] += took
-        wrong = [text for outcome, text in verdicts if outcome == "wrong"]
-        if wrong:
-            bad += len(wrong)
-            print(f"{case}: {len(wrong)} of {len(verdicts)} rows wrong; {wrong[0]}", flush=True)
-        for outcome, text in verdicts[:1]:
-            if outcome == "refused" and case.family != "dent":
-                reasons[text[:70]] += len(verdicts)
-                print(f"{case}: accused, {took:.0f} s: {text[:160]}", flush=True)
-        done += len(verdicts)
-        seed += 1
-    took = time.perf_counter() - start
-    print(f"\n{done} rows, {seed - args.seed} batches, {took:.0f} s; certified and wrong: {bad}")
-    for key, counts in sorted(table.items()):
-        said = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        print(f"- {' '.join(key)}: {said}; {seconds[key]:.0f} s")
-    return int(bad > 0)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

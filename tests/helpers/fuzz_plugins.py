@@ -1,20 +1,12 @@
 """Adversarial plugins: solvers, penalties and Ω that lie, drawn with scores and hyperparameters;
 each row of each answer is right, flagged, refused by name, or a finding.
-
-    python tests/helpers/fuzz_plugins.py --cases 2000 --seed 0 [--only solver,penalty] [--lie TEXT]
-
-prints how many rows had which outcome, by kind of plugin, and each finding with the case that made
-it (``--seed S --cases 1`` makes case S again); the exit status is 1 if there is any.
 """
 
-import argparse
-import collections
 import inspect
 import re
-import time
 import traceback
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import kinked_truth
@@ -25,7 +17,6 @@ from bad_omegas import everywhere
 from kinked_truth import LONG, Kinks, Smooth
 from lying_plugins import BASES, OMEGA_LIES, PENALTIES, PENALTY_LIES, SOLVER_LIES
 
-import regmax
 from regmax import ConvergenceError, ConvergenceWarning, PluginError, RegularizedMax, Status
 
 REFUSALS = (ValueError, TypeError, PluginError, NotImplementedError, ConvergenceError)
@@ -432,75 +423,8 @@ def case_scaled(case):
     return case.lie in lying.SCALED or case.lie.startswith("value")
 
 
-# -- running --------------------------------------------------------------------------------------
-
-
 def check_plugin(seed):
     """For the fuzzer: no row of the case of this seed is wrong in silence."""
     case = draw(seed)
     bad = [(o, i, t) for o, i, t in judge(case) if o not in GOOD]
     assert not bad, f"{case}: {bad[0]}"
-
-
-def shrunk(case, outcome):
-    """The smallest case like this one with that outcome, and its first finding."""
-    plain = {"masked": False, "dtype": "float64", "gamma": 1.0, "scale": 1.0, "lam": 1.0}
-    smaller = [{"d": d} for d in range(2, case.d)] + [{"rows": n} for n in range(1, case.rows)]
-    for change in [*smaller, *({k: v} for k, v in plain.items())]:
-        if "d" in change and (change["d"] >= case.d or case.lie in lying.ELSEWHERE):
-            continue
-        if "rows" in change and change["rows"] >= case.rows:
-            continue
-        trial = replace(case, **change)
-        if any(o == outcome for o, _, _ in judge(trial)):
-            case = trial
-    return case, next(found for found in judge(case) if found[0] == outcome)
-
-
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", help="kinds, separated by commas")
-    parser.add_argument("--lie", help="lies whose name has this in it")
-    parser.add_argument("--minutes", type=float, default=1e9)
-    parser.add_argument("--each", type=int, default=2, help="findings shown of a lie")
-    parser.add_argument("--shrink", action="store_true", help="show the smallest case like it")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    only = args.only and tuple(args.only.split(","))
-    counts = collections.defaultdict(collections.Counter)
-    shown, slow = collections.Counter(), []
-    start = time.perf_counter()
-    for seed in range(args.seed, args.seed + args.cases):
-        if time.perf_counter() - start > 60 * args.minutes:
-            break
-        case = draw(seed, only, args.lie)
-        began = time.perf_counter()
-        found = judge(case)
-        slow.append((time.perf_counter() - began, case))
-        counts[case.kind].update(o for o, _, _ in found)
-        for outcome, row, text in found:
-            if outcome in GOOD:
-                continue
-            key = (case.kind, case.lie, outcome, text.partition(":")[0])
-            shown[key] += 1
-            if shown[key] == 1 and args.shrink:
-                small, (_, row, text) = shrunk(case, outcome)
-                print(f"seed {seed} row {row}: {outcome}: {text[:400]}\n    {small}", flush=True)
-            elif shown[key] <= args.each:
-                print(f"seed {seed} row {row}: {outcome}: {text[:400]}\n    {case}", flush=True)
-    print(f"\n{len(slow)} cases, {time.perf_counter() - start:.0f} s, regmax of {regmax.__file__}")
-    for kind, some in counts.items():
-        print(f"- {kind}: " + ", ".join(f"{n} {o}" for o, n in sorted(some.items())))
-    for key, n in sorted(shown.items()):
-        print(f"  {n:5d} rows: {' / '.join(key)}")
-    for seconds, case in sorted(slow, key=lambda s: -s[0])[:3]:
-        print(f"  slowest: {seconds:.1f} s: {case}")
-    return int(bool(shown))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

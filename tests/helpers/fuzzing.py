@@ -17,6 +17,7 @@ from fuzz_checks import Mapped, check_mapping
 from fuzz_layers import Expression, Layered, check_layer
 from fuzz_learning import Attended, Loss, check_attention, check_loss
 from fuzz_plugins import check_plugin
+from fuzz_random import check_random
 from fuzz_truth import Term
 from fuzz_wrong import Refused, arguments, check_refused
 from hypothesis import HealthCheck, given, seed, settings
@@ -122,6 +123,7 @@ FUZZED = {
     "wrong arguments": (wrong, check_refused),
     "plugin": (seeds, check_plugin),
     "certificate": (seeds, check_certificate),
+    "random omega": (seeds, check_random),
 }
 
 

@@ -1,22 +1,17 @@
 """What holds for the CPU kernels of Gini plus a penalty: a class of tests to inherit.
 
-A subclass says which regularizer (``name``), its definition (``reference``) and weights (``lams``),
-and has a ``test_ties`` of its own, as a test of hypothesis cannot be inherited twice.
+A subclass says which regularizer (``name``) and weights (``lams``). What holds for every mapping is
+in kernels/test_kernels.py.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
-import references
 import torch
-from hypothesis import settings
-from hypothesis import strategies as st
 from mapping_checks import normal
 from torch import Tensor
 
@@ -24,7 +19,6 @@ import regmax
 from regmax.kernels.simplex import project
 
 F32, F64 = torch.float32, torch.float64
-SOME = settings(max_examples=150, deadline=None, derandomize=True)
 BOTH = pytest.mark.parametrize("dtype", [F32, F64])
 SIZES = (1, 2, 3, 15, 16, 17, 64, 130, 700)
 
@@ -39,7 +33,6 @@ def eps(dtype: torch.dtype) -> float:
 
 class PenaltyKernelChecks:
     name: ClassVar[str]
-    reference: ClassVar[Callable[..., references.Row]]
     lams: ClassVar[tuple[float, ...]]
 
     @property
@@ -99,29 +92,6 @@ class PenaltyKernelChecks:
                         assert (y.double() - right).abs().max() <= bound, (d, scale, lam, gamma)
                         assert torch.equal(y == 0, right.to(dtype) == 0)
 
-    @BOTH
-    def test_the_definition(self, dtype: torch.dtype) -> None:
-        for d in (1, 2, 5, 40):
-            for scale in (0.1, 1.0, 4.0):
-                x = (normal(2, d, seed=d + 1) * scale).to(dtype)
-                for lam in self.lams:
-                    right = references.rows(lambda z, lam=lam: type(self).reference(z, lam), x, 0.7)
-                    error = np.abs(self.y(x, lam, 0.7).double().numpy() - right).max()
-                    assert error <= (1e-13 if dtype == F64 else 1e-7)
-
-    def check_ties(self, data: st.DataObject) -> None:
-        """Scores on a coarse grid, with a mask: values, and gradients next to ``restated``."""
-        d = data.draw(st.integers(1, 40))
-        x = torch.tensor([data.draw(st.lists(st.integers(-6, 6), min_size=d, max_size=d))]) / 4
-        on = data.draw(st.lists(st.sampled_from([True, True, False]), min_size=d, max_size=d))
-        on[data.draw(st.integers(0, d - 1))] = True
-        mask = torch.tensor([on])
-        lam = data.draw(st.sampled_from([0.0, *self.lams]))
-        gamma = data.draw(st.sampled_from([0.25, 1.0, 3.0]))
-        y = self.y(x.double(), lam, gamma, mask)
-        torch.testing.assert_close(y, self.slow(x, lam, gamma, mask), rtol=0, atol=1e-14)
-        self.check_gradients(x.double(), number(gamma), number(lam), mask)
-
     def check_gradients(
         self, x: Tensor, gamma: Tensor, lam: Tensor, mask: Tensor | None = None
     ) -> None:
@@ -158,139 +128,8 @@ class PenaltyKernelChecks:
                         self.check_gradients(x, number(0.7), number(lam), on)
                         self.check_gradients(x, number([0.5, 1, 2, 30]), per_row, on)
 
-    @BOTH
-    def test_constants_have_no_gradient(self, dtype: torch.dtype) -> None:
-        x = normal(5, 60, seed=1).to(dtype)
-        for lam in self.lams:
-            y, part = self.kernel.forward(x, number(1), (number(lam),), None)
-            for level in (1.0, 1e6 / 3):
-                v = torch.full_like(x, level)
-                g = self.kernel.backward(y, v, number(1), (number(lam),), part, False)[0]
-                assert g.abs().max() <= 4 * eps(F64) * level
-
-    @BOTH
-    def test_a_masked_row_is_the_shorter_row(self, dtype: torch.dtype) -> None:
-        for d in (1, 7, 40, 300):
-            x = normal(6, d, seed=d).to(dtype)
-            mask = torch.rand(6, d, generator=torch.Generator().manual_seed(d)) < 0.6
-            mask[0], mask[1, 1:], mask[1, 0] = False, False, True
-            for lam in self.lams:
-                for hidden in (torch.nan, torch.inf, -torch.inf, 9.0):
-                    filled = torch.where(mask, x, hidden)
-                    y, part = self.kernel.forward(filled, number(1), (number(lam),), mask)
-                    low = torch.where(mask, x, -torch.inf)
-                    assert torch.equal(y, self.y(low, lam))
-                    assert (y[~mask] == 0).all()
-                    v = normal(6, d, seed=2).to(dtype)
-                    args = number(1), (number(lam),)
-                    g = self.kernel.backward(y, torch.where(mask, v, hidden), *args, part, True)
-                    for r in range(1, 6):
-                        on = mask[r]
-                        if not on.any():
-                            assert (y[r] == 0).all()
-                            assert (g[0][r] == 0).all()
-                            assert g[1][0][r] == 0
-                            continue
-                        short, own = self.kernel.forward(x[r][on][None], *args, None)
-                        torch.testing.assert_close(y[r][on], short[0], rtol=0, atol=2 * eps(dtype))
-                        assert torch.equal(y[r][on] == 0, short[0] == 0)
-                        right = self.kernel.backward(short, v[r][on][None], *args, own, True)
-                        for a, b in (
-                            (g[0][r][on], right[0][0]),
-                            (g[1][0][r], right[1][0][0]),
-                        ):
-                            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
-                    assert (y[0] == 0).all()
-                    assert (g[0][0] == 0).all()
-
     def test_who_takes_part_is_told_where_y_does_not_tell(self) -> None:
         raise NotImplementedError
-
-    @BOTH
-    def test_spoilt_rows_spoil_no_other(self, dtype: torch.dtype) -> None:
-        for d in (1, 5, 40, 200):
-            x = normal(9, d, seed=d).to(dtype)
-            for lam in self.lams:
-                clean = self.y(x, lam)
-                for bad in (torch.nan, -torch.nan, torch.inf):
-                    spoilt = x.clone()
-                    spoilt[2, d // 2] = bad
-                    spoilt[7, d - 1] = bad
-                    spoilt[7, 0] = -torch.inf if d > 1 else bad
-                    y, part = self.kernel.forward(spoilt, number(1), (number(lam),), None)
-                    whole = torch.tensor([r not in (2, 7) for r in range(9)])
-                    assert y[~whole].isnan().all()
-                    assert torch.equal(y[whole], clean[whole])
-                    args = number(1), (number(lam),), part, True
-                    g, (dlam,) = self.kernel.backward(y, torch.ones_like(y), *args)
-                    assert (g[~whole] == 0).all()
-                    assert (dlam[~whole] == 0).all()
-
-    def test_hyperparameters_that_are_nan(self) -> None:
-        x = normal(3, 20)
-        for lam in (0.0, self.lams[0]):
-            good = self.y(x, lam)
-            y = self.y(x, lam, number([1, torch.nan, 1]))
-            assert y[1].isnan().all()
-            assert torch.equal(y[[0, 2]], good[[0, 2]])
-            y = self.y(x, number([lam, torch.nan, lam]))
-            assert y[1].isnan().all()
-            assert torch.equal(y[[0, 2]], good[[0, 2]])
-
-    def test_shapes(self) -> None:
-        lam = self.lams[0]
-        assert self.y(normal(0, 5), lam).shape == (0, 5)
-        assert torch.equal(self.y(normal(4, 1), lam), torch.ones(4, 1, dtype=F64))
-        empty = torch.full((2, 3), -torch.inf)
-        assert (self.y(empty, lam) == 0).all()
-        wide = normal(6, 90, seed=3).float()
-        part = wide[:, 5:42]
-        assert torch.equal(self.y(part, lam), self.y(part.contiguous(), lam))
-        nothing = self.kernel.backward(
-            normal(0, 5), normal(0, 5), number(1), (number(lam),), None, True
-        )
-        assert [t.shape for t in (nothing[0], nothing[1][0])] == [(0, 5), (0,)]
-
-    @BOTH
-    def test_rows_do_not_depend_on_their_batch(self, dtype: torch.dtype) -> None:
-        for d in (3, 64, 600):
-            x = (normal(12, d, seed=d) * torch.logspace(-2, 1, 12)[:, None]).to(dtype)
-            for lam in self.lams:
-                y = self.y(x, lam)
-                for r in range(12):
-                    assert torch.equal(y[r], self.y(x[r : r + 1], lam)[0])
-
-    def test_large_tensors(self) -> None:
-        """Their memory is 0 to begin with, and not all of it is written: no entry is left out."""
-        d = 40_000
-        x, v = normal(4, d, seed=1).float(), normal(4, d, seed=2).float()
-        x[1] *= 40
-        x[2, 5:] = -torch.inf
-        x[3, 7] = torch.nan
-        mask = normal(4, d, seed=3) > -1
-        for lam in (0.0, *self.lams):
-            args = number(1), (number(lam),)
-            for on in (None, mask):
-                y, part = self.kernel.forward(x, *args, on)
-                g, (dlam,) = self.kernel.backward(y, v, *args, part, True)
-                many = None if on is None else on.repeat(60, 1)
-                ys, parts = self.kernel.forward(x.repeat(60, 1), *args, many)
-                gs, (dlams,) = self.kernel.backward(ys, v.repeat(60, 1), *args, parts, True)
-                for few, lot in ((y, ys), (g, gs), (dlam[:, None], dlams[:, None])):
-                    lot = lot.view(60, 4, -1)
-                    assert torch.equal(lot.nan_to_num(9), few.nan_to_num(9).expand_as(lot))
-
-    def test_threads(self) -> None:
-        x, v = normal(300, 700, seed=1).float(), normal(300, 700, seed=2).float()
-        args = number(1), (number(self.lams[1]),)
-        found = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            y, part = self.kernel.forward(x, *args, None)
-            g, (dlam,) = self.kernel.backward(y, v, *args, part, True)
-            found.append((y, g, dlam))
-        for other in found[1:]:
-            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
     @BOTH
     def test_great_scores(self, dtype: torch.dtype) -> None:
@@ -313,16 +152,6 @@ class PenaltyKernelChecks:
                 )
             far = torch.tensor([[torch.finfo(dtype).max, lowest, 0.0]], dtype=dtype)
             assert torch.equal(self.y(far, lam), torch.tensor([[1, 0, 0]], dtype=dtype))
-
-    @BOTH
-    def test_extremes_of_gamma(self, dtype: torch.dtype) -> None:
-        for gamma in (1e-6, 1e-3, 1e3, 1e6):
-            for scale in (gamma, 1.0):
-                x = (normal(3, 30, seed=2) * scale).to(dtype)
-                for lam in self.lams:
-                    right = self.slow(x, lam, gamma)
-                    bound = 1e-12 if dtype == F64 else 1e-7
-                    assert (self.y(x, lam, gamma).double() - right).abs().max() <= bound
 
     @BOTH
     @pytest.mark.parametrize("d", [3, 100, 3000, 100_000])

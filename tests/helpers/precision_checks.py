@@ -67,8 +67,9 @@ class PenaltyChecks(MappingChecks):
                 for scale in (1e-3, 1.0, 1e9):
                     x = normal(2, d, seed=d, dtype=dtype) * scale
                     for lam in (0.0, torch.zeros(2, 1)):
-                        y = self.mapped(x, lam=lam, gamma=gamma)
-                        assert torch.equal(y, sparsemax(x, gamma=gamma))
+                        for mask in (None, x > -scale):
+                            y = self.mapped(x, lam=lam, gamma=gamma, mask=mask)
+                            assert torch.equal(y, sparsemax(x, gamma=gamma, mask=mask))
 
     @BOTH
     def test_a_great_weight_shares_equally(self, dtype: torch.dtype) -> None:

@@ -143,26 +143,28 @@ def check(
             assert bool((off <= 2 * torch.finfo(y.dtype).eps * x.shape[1] ** 0.5).all()), path
 
 
-@pytest.mark.parametrize(
-    ("mapping", "theta", "dtype"),
-    [
-        (*case, dtype)
-        for case in CASES
-        for dtype in (F32, F64, F16, BF16)
-        if dtype in (F32, F64) or (case in SIMPLE and case[0] in KINDS)
-    ],
+HALF = (
+    ("sparsemax", None, F16),
+    ("entmax", 1.5, F16),
+    ("entmax", 3.0, BF16),
+    ("pnormmax", 1.5, BF16),
 )
+
+
+# float32 is that of the tests of masks and of rows
+@pytest.mark.parametrize(("mapping", "theta", "dtype"), [*((*case, F64) for case in CASES), *HALF])
 def test_forward(mapping: str, theta: float | None, dtype: torch.dtype, device: str) -> None:
     assert dtype in kernel(mapping).dtypes
-    check(mapping, device, (2 * torch.randn(4, D)).to(dtype), 0.7, theta)
+    check(mapping, device, (2 * torch.randn(2, D)).to(dtype), 0.7, theta)
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize(("mapping", "theta"), CASES)
+@pytest.mark.parametrize(
+    ("mapping", "theta", "dtype"), [(*c, F64) for c in CASES] + [(*c, F32) for c in SIMPLE]
+)
 def test_backward(mapping: str, theta: float | None, dtype: torch.dtype, device: str) -> None:
-    x, v = torch.randn(3, D).to(dtype), torch.randn(3, D).to(dtype)
-    mask = torch.rand(3, D) > 0.2
-    gamma, hyper = 0.5 + torch.rand(3, 1, dtype=F64), column(theta).expand(3, 1).clone()
+    x, v = torch.randn(2, D).to(dtype), torch.randn(2, D).to(dtype)
+    mask = torch.rand(2, D) > 0.2
+    gamma, hyper = 0.5 + torch.rand(2, 1, dtype=F64), column(theta).expand(2, 1).clone()
     leaves = [t.requires_grad_() for t in (x.double(), gamma, hyper)]
     expected(mapping, *leaves, mask).backward(v.double())
     # between float32 answers J differs: relative to the size of each gradient
@@ -203,7 +205,6 @@ def test_masks_and_values_that_are_no_scores(
     x[7, 9:] = torch.finfo(F32).min
     mask[8], mask[8, 20] = False, True
     check(mapping, device, x, 1.0, theta, mask)
-    check(mapping, device, x[[0, 1, 3, 5, 7]], 1.0, theta)
     for path in paths(mapping):
         k = kernel(mapping, path)
         gamma = torch.ones(1, dtype=F64, device=device)
@@ -225,6 +226,7 @@ def test_rows_of_every_kind(mapping: str, theta: float | None, device: str) -> N
     x[4] *= 1e-6
     x[5] *= 1e4
     x[6, 0] = torch.finfo(F32).max
+    x[1, 4:7], x[7, 5] = -torch.inf, torch.nan
     check(mapping, device, x, 1.0, theta)
     check(mapping, device, (x[:3] * 64).round() / 64 + 2.0**14, 1.0, theta)
     check(mapping, device, x[5:, :1], 1.0, theta)
@@ -255,17 +257,16 @@ def test_hyperparameters_per_row(mapping: str, theta: float | None, device: str)
 
 @pytest.mark.parametrize(("mapping", "theta"), SIMPLE)
 def test_a_row_does_not_depend_on_its_batch(mapping: str, theta: float | None, device: str) -> None:
-    x = torch.randn(3, D)
+    x = torch.randn(2, D)
     for path in paths(mapping):
         y = run(mapping, path, device, x, 0.8, theta)
-        for i in (0, 2):
-            assert torch.equal(run(mapping, path, device, x[i : i + 1], 0.8, theta)[0], y[i]), path
+        assert torch.equal(run(mapping, path, device, x[1:], 0.8, theta)[0], y[1]), path
 
 
-@pytest.mark.parametrize(("mapping", "theta"), SIMPLE)
+@pytest.mark.parametrize(("mapping", "theta"), [SIMPLE[1], *SIMPLE[4:]])
 def test_strided_rows(mapping: str, theta: float | None, device: str) -> None:
-    x = torch.randn(3, 36)
-    mask = torch.rand(3, 36) > 0.2
+    x = torch.randn(2, 36)
+    mask = torch.rand(2, 36) > 0.2
     view, on = x.to(device)[:, 7:28], mask.to(device)[:, 7:28]
     for path in paths(mapping):
         k = kernel(mapping, path)
@@ -274,7 +275,7 @@ def test_strided_rows(mapping: str, theta: float | None, device: str) -> None:
         y, part = k.forward(view, gamma, hyper, on)
         same, _ = k.forward(view.contiguous(), gamma, hyper, on.contiguous())
         assert torch.equal(y, same)
-        v = torch.randn(3, 36).to(device)[:, 3:24]
+        v = torch.randn(2, 36).to(device)[:, 3:24]
         g, _ = k.backward(y, v, gamma, hyper, part, False)
         same, _ = k.backward(y, v.contiguous(), gamma, hyper, part, False)
         assert torch.equal(g, same)
@@ -313,13 +314,13 @@ def test_many_entries_near_the_threshold(mapping: str, theta: float | None, devi
     ("mapping", "theta"), [("entmax", 1.3), ("entmax", 3.0), ("pnormmax", 1.6)]
 )
 def test_many_candidates(mapping: str, theta: float, device: str) -> None:
-    check(mapping, device, 1e-3 * torch.randn(2, 300), 1.0, theta)
+    check(mapping, device, 1e-3 * torch.randn(1, 300), 1.0, theta)
 
 
 @pytest.mark.parametrize("alpha", [1 - 1e-7, 1 + 1e-9, 1 + 1e-7, 1 + 1e-4, 1.01, 2 + 1e-9, 5.0])
 def test_entmax_through_one_and_two(alpha: float, device: str) -> None:
-    check("entmax", device, 3 * torch.randn(3, D), 0.7, alpha)
-    check("entmax", device, 3 * torch.randn(3, D, dtype=F64), 0.7, alpha, tolerance=1e-14)
+    check("entmax", device, 3 * torch.randn(1, D), 0.7, alpha)
+    check("entmax", device, 3 * torch.randn(2, D, dtype=F64), 0.7, alpha, tolerance=1e-14)
 
 
 def test_devices() -> None:

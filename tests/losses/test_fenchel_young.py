@@ -106,7 +106,7 @@ def test_dtypes_are_cross_entropys(dtype, autocast):
     """And a sum over 16,384 rows is right: in float16 it is beyond the largest number."""
     x, index = (3 * normal(2**14, 8)).to(dtype), indices(2**14, 8)
     soft = distributions(2**14, 8)
-    targets = (index, soft.to(dtype), soft.half(), soft.float())
+    targets = (index, soft.half() if dtype in HALF else soft.to(dtype), soft.float())
     for t, reduction in itertools.product(targets, ("mean", "sum", "none")):
         settings = {"reduction": reduction, "label_smoothing": 0.1 if t is index else 0.0}
         with torch.autocast("cpu", autocast or HALF[0], enabled=autocast is not None):

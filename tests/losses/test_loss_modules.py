@@ -1,18 +1,14 @@
-"""Fenchel–Young losses as modules: under autograd, by name, copied, in threads, in training."""
+"""Fenchel–Young losses as modules: under autograd, by name."""
 
-import copy
 import gc
-import io
-import pickle
 import sys
-import threading
 import types
 import weakref
 from importlib.metadata import EntryPoint, entry_points
 
 import pytest
 import torch
-from loss_cases import F64, FORMULAS, OMEGAS, Priced, close, gradient, indices, loss_of, prices
+from loss_cases import FORMULAS, OMEGAS, close, gradient, indices, loss_of
 from mapping_checks import normal
 from torch.utils.checkpoint import checkpoint
 
@@ -111,21 +107,6 @@ def test_checkpoints(name, reentrant):
     assert torch.equal(leaf.grad, gradient(lambda x: loss(2 * x, k), leaf))
 
 
-def test_threads(name):
-    loss, k, x = loss_of(name), indices(4, 5), normal(4, 5)
-    found = [None] * 4
-
-    def work(i):
-        found[i] = gradient(loss, x, k)
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(g, gradient(loss, x, k)) for g in found)
-
-
 # -- the module --------------------------------------------------------------------------------
 
 
@@ -176,47 +157,3 @@ def test_a_plugins_mapping_has_a_loss(monkeypatch):
     x, k = normal(4, 5), indices(4, 5)
     expected = FenchelYoungLoss(regmax.regularizer("gini"), gamma=3.0)
     close(regmax.SteepMaxLoss(1.5)(x, k), expected(x, k), 1e-9)
-
-
-def test_copies():
-    x, k = normal(4, 5), indices(4, 5)
-    weight = torch.linspace(0.5, 1, 5, dtype=F64)
-    alpha = torch.nn.Parameter(torch.tensor(1.4, dtype=F64))
-    for loss in (
-        FenchelYoungLoss(Priced(prices(5)), weight=weight),
-        EntmaxLoss(alpha, 2.0, weight=weight),
-        losses.Entmax15Loss(weight=weight, label_smoothing=0.1),
-    ):
-        file = io.BytesIO()
-        torch.save(loss, file)
-        file.seek(0)
-        for other in (
-            copy.deepcopy(loss),
-            pickle.loads(pickle.dumps(loss)),
-            torch.load(file, weights_only=False),
-        ):
-            assert type(other) is type(loss)
-            assert torch.equal(other(x, k), loss(x, k))
-    state = EntmaxLoss(alpha, weight=weight).state_dict()
-    assert set(state) == {"weight", "mapping.omega.alpha"}
-    other = EntmaxLoss(
-        torch.nn.Parameter(torch.ones((), dtype=F64)), weight=torch.ones_like(weight)
-    )
-    other.load_state_dict(state)
-    assert torch.equal(other(x, k), EntmaxLoss(alpha, weight=weight)(x, k))
-
-
-def test_it_trains():
-    """A linear classifier of separable points, and α with it."""
-    torch.manual_seed(0)
-    x = normal(60, 4, dtype=torch.float32)
-    k = (x @ normal(4, 3, seed=1, dtype=torch.float32)).argmax(-1)
-    alpha = torch.nn.Parameter(torch.tensor(1.5))
-    model, loss = torch.nn.Linear(4, 3), EntmaxLoss(alpha)
-    optimizer = torch.optim.SGD([*model.parameters(), alpha], lr=0.3)
-    start = loss(model(x), k).item()
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss(model(x), k).backward()
-        optimizer.step()
-    assert loss(model(x), k) < 0.3 * start

@@ -1,5 +1,5 @@
 """Every derivative of every mapping, by every mode of PyTorch that takes one, in x and in every
-hyperparameter. The truth is reverse mode, which the tests of the plugins hold against differences.
+hyperparameter. The truth is reverse mode, which is held against differences.
 """
 
 import functools
@@ -104,25 +104,10 @@ def test_jacobians(case, transform):
     same(transform(case, argnums=case.argnums)(*case.inputs), jacobian(case, case.inputs))
 
 
-@pytest.mark.parametrize("vectorize", ["reverse-mode", "forward-mode"])
-def test_vectorized_jacobians(case, vectorize):
-    got = torch.autograd.functional.jacobian(case, case.inputs, vectorize=True, strategy=vectorize)
-    same(got, jacobian(case, case.inputs))
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        hessian,
-        lambda f, argnums: jacrev(jacrev(f, argnums), argnums),
-        lambda f, argnums: jacrev(jacfwd(f, argnums), argnums),
-        lambda f, argnums: jacfwd(jacfwd(f, argnums), argnums),
-    ],
-    ids=["hessian", "rev-rev", "rev-fwd", "fwd-fwd"],
-)
-def test_second_derivatives(case, second):
+def test_second_derivatives(case):
     expected = torch.autograd.functional.hessian(case.loss, case.inputs)
-    same(second(case.loss, case.argnums)(*case.inputs), expected, atol=1e-9)
+    for second in (hessian, lambda f, argnums: jacfwd(jacfwd(f, argnums), argnums)):
+        same(second(case.loss, case.argnums)(*case.inputs), expected, atol=1e-9)
 
 
 def test_higher_derivatives():
@@ -188,18 +173,6 @@ def test_products(case):
         only = tuple(t if i == one else torch.zeros_like(t) for i, t in enumerate(tangents))
         part = (j[one].reshape(15, -1) @ only[one].reshape(-1)).reshape(3, 5)
         same(jvp(case, case.inputs, only)[1], part)
-
-
-def test_dual_numbers(case):
-    tangents = case.tangents()
-    j = jacobian(case, case.inputs)
-    for one, v in enumerate(tangents):
-        with forward_ad.dual_level():
-            duals = list(case.inputs)
-            duals[one] = forward_ad.make_dual(duals[one], v)
-            out = forward_ad.unpack_dual(case(*duals))
-        assert torch.equal(out.primal, case(*case.inputs))
-        same(out.tangent, (j[one].reshape(15, -1) @ v.reshape(-1)).reshape(3, 5))
 
 
 def test_all_modes_against_differences(case):
@@ -316,24 +289,6 @@ def gradients(f, inputs):
 def test_compiled_training(case):
     compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
     same(gradients(compiled, case.inputs), gradients(case.loss, case.inputs))
-
-
-@recorded
-def test_compiled_layers(case):
-    layer = case.layer()
-    x = case.inputs[0]
-
-    def both(x):
-        return layer(x).pow(3).sum() + layer.max(x).sum()
-
-    parameters = list(layer.parameters())
-    expected = torch.autograd.grad(both(x), parameters)
-    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
-    same(torch.autograd.grad(compiled(x), parameters), expected)
-    with torch.no_grad():  # a parameter that moves is followed
-        for p in parameters:
-            p.mul_(0.9)
-    same(compiled(x), both(x))
 
 
 @recorded
@@ -799,21 +754,6 @@ def test_autocast_spares_solvers():
 
 
 # -- zeros ----------------------------------------------------------------------------------------
-
-
-def test_no_nan_where_outputs_are_zero(case):
-    """Second derivatives in everything with most of y at 0, or a row at a vertex."""
-    x = normal(4, 6, seed=1) * 8
-    x[3] = torch.tensor([50.0, 0, 0, 0, 0, 0])
-    leaves = [x.requires_grad_(), *(t.clone().requires_grad_() for t in case.inputs[1:-1])]
-    y = case.mapping(leaves[0], **case.arguments(leaves[1:]))
-    first = torch.autograd.grad(y.pow(3).sum(), leaves, create_graph=True)
-    second = torch.autograd.grad(
-        sum(g.square().sum() for g in first), leaves, materialize_grads=True
-    )
-    assert all(torch.isfinite(g).all() for g in (*first, *second))
-    got = hessian(lambda x: case.mapping(x).pow(3).sum())(x.detach())
-    assert torch.isfinite(got).all()
 
 
 # -- expressions -----------------------------------------------------------------------------------

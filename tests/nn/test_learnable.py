@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
-from torch import nn
 
 import regmax
 from regmax.functional import entmax
@@ -115,44 +110,6 @@ def test_a_sum_that_learns():
     (regmax.RegularizedMax(learns())(x) * normal(N, H, L, S, seed=1)).sum().backward()
     assert all(p.grad.all() for p in learns.parameters())
     assert list(learns.state_dict()) == ["learned.base_alpha.a", "learned.lam.a"]
-
-
-def saved(layer):
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def loaded(layer):
-    other = learning()
-    assert set(other.state_dict()) - set(nn.MultiheadAttention(E, H).state_dict()) == {
-        "omega.learned.lam.a",
-        "gamma.a",
-    }
-    other.load_state_dict(layer.state_dict())
-    return other
-
-
-@pytest.mark.parametrize(
-    "again",
-    [
-        copy.deepcopy,
-        lambda layer: pickle.loads(pickle.dumps(layer)),
-        saved,
-        loaded,
-    ],
-    ids=["deepcopy", "pickle", "save", "state_dict"],
-)
-def test_copies(again):
-    layer, x = learning(), normal(N, S, E)
-    with torch.no_grad():
-        layer.omega.learned["lam"].a.add_(0.3)
-    other = again(layer)
-    same(other(x, x, x), layer(x, x, x))
-    with torch.no_grad():
-        other.omega.learned["lam"].a.add_(1.0)
-    assert not torch.allclose(other(x, x, x)[1], layer(x, x, x)[1])
 
 
 def test_compiled():

@@ -53,7 +53,10 @@ def test_not_convex(name):
     said = [text for verdict, text in found if verdict == "refused"]
     assert all("Mine" in text and "convex" in text for text in said), said
     if "away" not in name and "vertices" not in name:
-        assert len(said) == len(found), found  # refused at the start
+        assert len(said) == len(found), found  # refused at the start, whatever the solver
+        for solver in ("interior", "fista"):
+            with pytest.raises(RegularizerError, match=r"Mine.*(convex|curvature)"):
+                RegularizedMax(omega_of(NOT_CONVEX[name]), solver=solver)(scores(3))
 
 
 @pytest.mark.parametrize("name", NOT_SMOOTH)

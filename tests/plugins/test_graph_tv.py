@@ -76,20 +76,6 @@ def test_every_cut(seed):
             check_element(penalty, (v - z)[k].numpy(), z[k].numpy(), step)
 
 
-@pytest.mark.parametrize("d", [4, 12, 30])
-def test_a_conic_solver(d):
-    cvxpy = pytest.importorskip("cvxpy")
-    tight = {f"tol_{name}": 1e-13 for name in ("gap_abs", "gap_rel", "feas")}
-    for seed in range(4):
-        penalty = some_graph(d, 3 * d, seed)
-        v = normal(d, seed=seed)
-        for step in (0.02, 0.2):
-            z = cvxpy.Variable(d)
-            objective = cvxpy.sum_squares(z - v.numpy()) / 2 + step * penalty.as_cvxpy(z)
-            cvxpy.Problem(cvxpy.Minimize(objective)).solve(solver="CLARABEL", **tight)
-            np.testing.assert_allclose(penalty.prox(v, step).numpy(), z.value, atol=1e-6)
-
-
 @pytest.mark.parametrize("d", [1, 2, 3, 17, 200])
 def test_a_path_is_the_chain(d):
     chain, line = regmax.penalty("tv"), path(d)
@@ -267,7 +253,7 @@ def test_hard_rows(data):
         assert (u - (v - z)).abs().max().item() <= 1e-12 * (size + most)
 
 
-@pytest.mark.parametrize("base", ["gini", "entropy"])
+@pytest.mark.parametrize("base", ["entropy"])
 def test_gradients(base):
     def f(x, w, lam):
         omega = regmax.Penalized(regmax.regularizer(base), graph(weights=w), lam)

@@ -96,36 +96,6 @@ def test_refused_with_a_reason(solver, name):
         RegularizedMax(omega, solver=solver)(scores(1, 4))
 
 
-@pytest.mark.parametrize(
-    ("solver", "name"),
-    [
-        ("dual", "gini"),
-        ("fista", "gini"),
-        ("fista", "tv"),
-        ("fista", "pnorm"),
-        ("interior", "gini"),
-    ],
-)
-def test_rows_do_not_depend_on_their_batch(solver, name):
-    omega, _ = TRUTH[name]
-    layer = RegularizedMax(omega, solver=solver)
-    x = torch.cat([scores(3, 7, s, seed=2) for s in (0.01, 1.0, 30.0)])
-    whole = layer.solve(x)
-    for i in range(len(x)):
-        alone = layer.solve(x[i : i + 1])
-        assert (whole.y[i] - alone.y[0]).abs().max() <= 2e-15
-        assert whole.iterations[i] == alone.iterations[0], i
-        assert torch.equal(whole.y[i] > 0, alone.y[0] > 0)
-
-
-@pytest.mark.parametrize("solver", ["dual", "newton", "fista", "interior"])
-def test_bitwise_independent_of_the_batch(solver):
-    layer = RegularizedMax(Square(), solver=solver)
-    x = torch.cat([scores(3, 8, s, seed=2) for s in (0.01, 1.0, 30.0)])
-    alone = torch.cat([layer(row) for row in x.split(1)])
-    assert torch.equal(layer(x), alone)
-
-
 @pytest.mark.parametrize("solver", ["dual", "newton", "fista", "interior"])
 def test_failure_is_told(solver):
     # the optimum of a flat Ω: one iteration cannot reach it
@@ -234,16 +204,6 @@ def test_a_wrong_solver_is_caught_by_its_certificate():
         sol = RegularizedMax(Square(), solver=Lazy()).solve(x)
     error = (sol.y - f.sparsemax(x)).norm(dim=-1)
     assert (error <= sol.error_bound + 1e-14).all(), (error, sol.error_bound)
-
-
-@pytest.mark.parametrize("solver", ["dual", "newton", "fista", "interior"])
-def test_empty_batch_and_one_class(solver):
-    layer = RegularizedMax(Square(), solver=solver)
-    assert layer(torch.zeros(0, 3)).shape == (0, 3)
-    assert layer.solve(torch.zeros(2, 0, 3)).error_bound.shape == (2, 0)
-    sol = layer.solve(scores(3, 1))
-    assert torch.equal(sol.y, torch.ones(3, 1, dtype=F64))
-    assert sol.converged.all()
 
 
 @pytest.mark.parametrize("name", ["tv", "oscar"])
