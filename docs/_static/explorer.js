@@ -40,7 +40,7 @@ document.addEventListener("DOMContentLoaded", () => {
     return solve(base, penalty, x, { ...h, ...changed });
   };
   const number = (v, digits = 3) =>
-    v === 0 ? "0" : Math.abs(v) < 0.5 * 10 ** -digits ? `<${10 ** -digits}` : v.toFixed(digits);
+    v === 0 ? "0" : Math.abs(v) < 0.5 * 10 ** -digits ? `<${10 ** -digits}` : v.toFixed(digits).replace("-", "−");
   const clamp = (v, low, high) => Math.min(Math.max(v, low), high);
   const used = () => ["gamma", ...MAPPINGS[state.mapping][3]];
 
@@ -78,7 +78,7 @@ document.addEventListener("DOMContentLoaded", () => {
         width="480" height="400"></canvas><svg data-id="triangle" viewBox="0 0 480 400" role="group"
         aria-label="three scores in the plane, and their weights in the triangle"></svg></div>
         <figcaption>The large dot: three scores, as a point of the plane. The small one: their
-        weights, as a point of the triangle. Colours: which weights are positive; dark: two are
+        weights, as a point of the triangle. Colours: which weights are positive; a strong colour: two are
         equal.</figcaption></figure>
     </div>
     <pre class="explorer-code"><code data-id="code"></code></pre>`;
@@ -150,7 +150,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const inside = threshold >= -LIMIT && threshold <= LIMIT;
     let svg = [-2, -1, 0, 1, 2]
       .map((v) => `<line class="explorer-grid" x1="44" x2="470" y1="${yOf(v)}" y2="${yOf(v)}"/>
-        <text x="36" y="${yOf(v) + 4}" text-anchor="end">${v}</text>`)
+        <text x="36" y="${yOf(v) + 4}" text-anchor="end">${String(v).replace("-", "−")}</text>`)
       .join("");
     y.forEach((weight, i) => {
       const x = xOf(i), color = COLORS[i], height = weight * scale;
@@ -247,12 +247,19 @@ document.addEventListener("DOMContentLoaded", () => {
     movePlane([x + SIDE * dx, y - SIDE * dy]);
   });
   let painted = "";
-  /** Each cell of the plane in the mixed colour of the positive weights; darker where two agree. */
+  let later = 0;
+  /** The plane, in large cells at once, and in small ones when the sliders rest. */
   function paint() {
     const key = JSON.stringify([state.mapping, h]);
     if (key === painted) return;
     painted = key;
-    const context = part.regions.getContext("2d"), cell = 5;
+    fill(20);
+    clearTimeout(later);
+    later = setTimeout(() => fill(4), 150);
+  }
+  /** Each cell in the mixed colour of the positive weights; stronger where two are equal. */
+  function fill(cell) {
+    const context = part.regions.getContext("2d");
     context.clearRect(0, 0, 480, 400);
     for (let x = 0; x < 480; x += cell)
       for (let y = 0; y < 400; y += cell) {
