@@ -75,6 +75,17 @@ def test_no_page_is_wider_than_a_phone(site, browser):
     assert wide == {}
 
 
+def test_the_first_screen_has_the_picture_the_code_and_the_install_command(site, browser):
+    browser.resize(1440, 900)
+    browser.open(site / "index.html")
+    ends = browser.run(
+        """["article img", "article .highlight-python", "article .highlight-sh"]
+        .map((part) => document.querySelector(part).getBoundingClientRect().bottom)"""
+    )
+    assert ends == sorted(ends)
+    assert ends[-1] < 900
+
+
 @pytest.mark.parametrize("how", ["mouse", "touch", "keyboard"])
 def test_the_explorer_moves_a_score(site, browser, how):
     browser.resize(390 if how == "touch" else 1440, touch=how == "touch")
