@@ -14,10 +14,11 @@ MAPPINGS = ("softmax", "sparsemax", "entmax15", "entmax", "pnormmax", "fusedmax"
 HOME = ["README.md", "docs/index.md"]
 
 
-def table(page: str, heading: str) -> list[list[str]]:
-    """The cells of the first table after a heading, without its rule."""
+def table(page: str, heading: str, column: str = "|") -> list[list[str]]:
+    """The cells of the first table after a heading that has a column, without its rule."""
     after = page.split(f"{heading}\n", 1)[1]
-    lines = re.search(r"(?:^\|.*\n)+", after, flags=re.MULTILINE).group().splitlines()
+    tables = re.findall(r"(?:^\|.*\n)+", after, flags=re.MULTILINE)
+    lines = next(found for found in tables if column in found.split("\n", 1)[0]).splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [rows[0], *rows[2:]]
 
@@ -25,7 +26,7 @@ def table(page: str, heading: str) -> list[list[str]]:
 def measured() -> dict[str, list[float]]:
     """Of each mapping: over softmax, and the entmax package and cvxpylayers over regmax."""
     means = {row[0]: float(row[1]) for row in table(BENCHMARKS, "### Mappings")[1:]}
-    head, *rows = table(BENCHMARKS, "### Mappings beside cvxpylayers")
+    head, *rows = table(BENCHMARKS, "### Mappings beside cvxpylayers", "oscarmax")
     convex = dict(zip(head, next(row for row in rows if row[0].startswith("cvxpy")), strict=True))
     found = {}
     for name in MAPPINGS:
@@ -48,6 +49,16 @@ def test_the_figures_are_those_of_the_benchmarks_to_two_digits(page):
         for number, figure in zip(said[name], numbers, strict=True):
             assert (number is None) == (figure is None), name
             assert figure is None or number == pytest.approx(figure, rel=0.05), name
+
+
+def test_the_targets_stand_beside_the_figures():
+    figures = {row[0]: row[1:3] for row in table(BENCHMARKS, "### Mappings")[1:]}
+    for name, mean, target, worst, most in table(BENCHMARKS, "# Benchmarks")[1:]:
+        for said, limit in ((mean, target), (worst, most)):
+            missed = bool(limit) and float(said.strip("*")) > float(limit)
+            assert missed == said.startswith("**"), name
+        plain = [mean.strip("*"), worst.strip("*")]
+        assert plain == figures[f"regmax {name.split(',')[0]}"], name
 
 
 def test_the_figure_is_drawn(tmp_path):

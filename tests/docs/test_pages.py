@@ -125,7 +125,9 @@ def test_the_reference_names_every_mapping():
 
 def test_the_reference_names_every_loss():
     page = (DOCS / "api" / "losses.md").read_text()
-    assert [name for name in dir(losses) if f"{name}(" not in page and f"{name}\n" not in page] == []
+    assert [
+        name for name in dir(losses) if f"{name}(" not in page and f"{name}\n" not in page
+    ] == []
 
 
 def test_a_name_that_sets_a_hyperparameter_does_not_document_it():
