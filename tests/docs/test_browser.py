@@ -86,6 +86,18 @@ def test_the_first_screen_has_the_picture_the_code_and_the_install_command(site,
     assert ends[-1] < 900
 
 
+def test_each_table_and_figure_of_the_experiments_fits_and_has_its_words(site, browser):
+    browser.resize(1440)
+    browser.open(site / "experiments.html")
+    wide = """[...document.querySelectorAll(".table-wrapper")]
+        .filter((table) => table.scrollWidth > table.clientWidth + 1).length"""
+    bare = """[...document.querySelectorAll("article p > img")]
+        .filter((image) => !image.closest("p").nextElementSibling.querySelector("em")).length"""
+    assert browser.run(wide) == 0
+    assert browser.run(bare) == 0
+    assert browser.run("document.querySelectorAll('article p > img').length") == 7
+
+
 @pytest.mark.parametrize("how", ["mouse", "touch", "keyboard"])
 def test_the_explorer_moves_a_score(site, browser, how):
     browser.resize(390 if how == "touch" else 1440, touch=how == "touch")
