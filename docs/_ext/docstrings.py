@@ -14,6 +14,8 @@ from typing import Any
 # what stands as it is: ``code``, and a role with its text
 MARKUP = re.compile(r"(``.+?``|:[a-z:]+:`[^`]+`)", flags=re.DOTALL)
 ENTRY = re.compile(r"(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*): (?P<text>.*)", flags=re.DOTALL)
+# which chapters a chapter imports is for those who read the source
+CHAPTER = re.compile(r"\s*\bThis\s+chapter\s+imports\b.*?(?=\n\n|\Z)", flags=re.DOTALL)
 SECTIONS = {"Parameters": "param", "Attributes": "ivar", "Class attributes": "cvar"}
 
 
@@ -67,7 +69,7 @@ def _escaped(text: str) -> str:
 
 def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Sphinx's event: ``lines`` is changed in place."""
-    lines[:] = converted(lines)
+    lines[:] = converted(CHAPTER.sub("", "\n".join(lines)).split("\n"))
 
 
 def setup(app: Any) -> dict[str, Any]:

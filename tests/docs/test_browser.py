@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -48,6 +49,14 @@ def browser(site):
 
 def pages(site: Path) -> list[Path]:
     return sorted(page for page in site.rglob("*.html") if "_modules" not in page.parts)
+
+
+def called(code: str) -> list[float]:
+    """What the last line of some Python gives."""
+    *before, last = code.splitlines()
+    names: dict = {}
+    exec("\n".join(before), names)
+    return eval(last, names).tolist()
 
 
 def test_every_page_is_complete_without_a_network(site, browser):
@@ -133,6 +142,9 @@ def test_the_explorer_shows_each_mapping_its_path_and_three_scores(site, browser
             select.value = {name!r}; select.dispatchEvent(new Event("change")); }})()"""
         )
         answers.append(browser.run(WEIGHTS))
+        shown = re.search(r"\((.*?)\)", answers[-1])[1].split(", ")
+        code = browser.run("document.querySelector('[data-id=code]').textContent")
+        assert called(code) == pytest.approx([float(y.strip("<")) for y in shown], abs=2e-3), code
         for button in range(
             browser.run("document.querySelectorAll('[data-id=over] button').length")
         ):
