@@ -1,7 +1,9 @@
-"""The built site in a browser without a network: mathematics, widths, the explorer."""
+"""The built site: its signatures, and, in a browser without a network, mathematics, widths and the
+explorer."""
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -29,8 +31,6 @@ SCORE = f'Number(document.querySelector("{DOT}").getAttribute("aria-valuenow"))'
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    if chromium.found() is None:
-        pytest.skip(f"needs a browser: none of {', '.join(chromium.NAMES)} is installed")
     for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinx-mathjax-offline"):
         if find_spec(package) is None:
             pytest.skip(f"needs the extra docs: {package} is not installed")
@@ -42,6 +42,8 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(site):
+    if chromium.found() is None:
+        pytest.skip(f"needs a browser: none of {', '.join(chromium.NAMES)} is installed")
     browser = chromium.Chromium()
     yield browser
     browser.close()
@@ -49,6 +51,19 @@ def browser(site):
 
 def pages(site: Path) -> list[Path]:
     return sorted(page for page in site.rglob("*.html") if "_modules" not in page.parts)
+
+
+def test_a_signature_shows_what_one_can_pass(site):
+    wrong = {}
+    for page in (site / "api").glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for name, shown in re.findall(
+            r'<dt class="sig[^>]*id="([^"]*)">(.*?)</dt>', text, re.DOTALL
+        ):
+            plain = html.unescape(re.sub(r"<[^>]+>", "", shown))
+            if re.search(r"\(\*args|,,|<factory>|~|[(,]\s*_\w", plain):
+                wrong[name] = plain
+    assert wrong == {}
 
 
 def called(code: str) -> list[float]:
