@@ -48,6 +48,7 @@ bench-gpu: $(READY)  ## the same on a CUDA device
 	$(BIN)/python -m benchmarks --device cuda --out "$(BENCH)"
 
 figures: $(READY)  ## draw the figures of the pages in docs/ again, a minute or two
+	$(BIN)/python docs/figures/home.py
 	$(BIN)/python docs/figures/theorem.py
 	$(BIN)/python docs/figures/gallery.py
 

@@ -59,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parts.append(f"### Not measured\n\n{page.table(('what', 'reason'), bench.left_out)}")
     command = shlex.join(["python", "-m", "benchmarks", *given])
     date, took = datetime.datetime.now(datetime.UTC).date(), time.perf_counter() - start
-    head = f"## {asked.device.upper()}\n\n`{command}` on {date}, {took:.0f} seconds. {origin}."
+    run = page.fold("Command, machine and versions", f"`{command}`, {took:.0f} seconds. {origin}.")
+    head = f"## {asked.device.upper()}, {date}\n\n{run}"
     if asked.quick:
         head += "\n\n**A quick run: the figures mean nothing.**"
     written = asked.out / "benchmarks.md"

@@ -18,6 +18,8 @@ from .timing import Figure
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "numba", "triton", "entmax", "cvxpylayers", "adasplash", "liger-kernel")
+FEW = 3
+"""So many cases at most stand in the table itself; more are folded away."""
 Figures = Mapping[str, Mapping[str, Figure]]
 """By candidate, then by case."""
 
@@ -28,8 +30,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def fold(summary: str, text: str) -> str:
+    """Text that a click opens."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
+
+
 def ratios(figures: Figures, errors: Mapping[str, float], reference: str, forward: bool) -> str:
-    """Times of the reference; times of the others over it. Forward, if asked for, and both."""
+    """Times of the reference; times of the others over it. Forward, if asked for, and both.
+
+    Many cases are folded away, under a table of their mean and the worst.
+    """
     cases = list(dict.fromkeys(case for found in figures.values() for case in found))
     base, lines = figures.get(reference, {}), []
     for name in sorted(figures, key=lambda name: name != reference):
@@ -45,8 +55,11 @@ def ratios(figures: Figures, errors: Mapping[str, float], reference: str, forwar
                 cell = ", ".join(map(number, over[not forward :]))
             line.append(cell)
         lines.append([*line, f"{errors[name]:.0e}" if name in errors else ""])
-    head = ["", "mean", "worst", *cases, "error"]
-    return table(head, lines)
+    every = table(["", "mean", "worst", *cases, "error"], lines)
+    if len(cases) <= FEW:
+        return every
+    short = table(["", "mean", "worst", "error"], [[*line[:3], line[-1]] for line in lines])
+    return f"{short}\n\n{fold('Every case', every)}"
 
 
 def geomean(values: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -21,6 +22,7 @@ version = ".".join(release.split(".")[:2])
 
 extensions = [
     "docstrings",
+    "scripts",
     "sources",
     "myst_parser",
     "sphinx.ext.autodoc",
@@ -44,15 +46,18 @@ nitpick_ignore_regex = [
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 
 sources_root = str(HERE.parent)
 sources_url = METADATA["urls"]["Source"] + "/blob/main"
 
+# MathJax comes with the site. This one file draws its own letters: no network and no fonts.
+mathjax = find_spec("sphinx-mathjax-offline").submodule_search_locations[0]
+mathjax_path = "tex-svg.js"
+
 html_theme = "furo"
 html_title = f"regmax {version}"
-html_static_path = ["_static"]
+html_static_path = ["_static", f"{mathjax}/static/mathjax/{mathjax_path}"]
 html_css_files = ["regmax.css"]
 html_theme_options = {
     "source_repository": METADATA["urls"]["Source"],

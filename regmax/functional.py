@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,17 @@ def hyperparameters_of(name: str) -> tuple[type[Regularizer], list[inspect.Param
     return cls, [p.replace(kind=kind) for k, p in parameters_of(cls).items() if k not in preset]
 
 
+def documented(name: str) -> str:
+    """Ω of a mapping and its documentation, without the hyperparameters that the name sets."""
+    cls: type[Regularizer] = registry().mapping(name)
+    preset: dict[str, Any] = cls.presets.get(name, {})
+    text = inspect.getdoc(cls) or ""
+    for key in preset:
+        text = re.sub(rf"(?m)^``{key}``:[^.]*\.\s*", "", text)
+    numbers = ", ".join(f"{key}={value!r}" for key, value in preset.items())
+    return f"{cls.__name__}({numbers}).\n\n{text}" if preset else f"{cls.__name__}.\n\n{text}"
+
+
 @functools.cache
 def _mapping(name: str) -> Callable[..., Tensor]:
     cls, own = hyperparameters_of(name)
@@ -112,7 +124,6 @@ def _mapping(name: str) -> Callable[..., Tensor]:
     mapping.__module__ = __name__
     mapping.__signature__ = signature  # type: ignore[attr-defined]
     mapping.__doc__ = (
-        f"{name}(x) = argmax over the simplex of ⟨y, x⟩ − γΩ(y), Ω = {cls.__name__}.\n\n"
-        f"{inspect.getdoc(cls) or ''}"
+        f"{name}(x) = argmax over the simplex of ⟨y, x⟩ − γΩ(y), Ω = {documented(name)}"
     )
     return mapping

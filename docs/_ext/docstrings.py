@@ -11,9 +11,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from sphinx.util import inspect
+
 # what stands as it is: ``code``, and a role with its text
 MARKUP = re.compile(r"(``.+?``|:[a-z:]+:`[^`]+`)", flags=re.DOTALL)
 ENTRY = re.compile(r"(?P<names>[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*): (?P<text>.*)", flags=re.DOTALL)
+# which chapters a chapter imports is for those who read the source
+CHAPTER = re.compile(r"\s*\bThis\s+chapter\s+imports\b.*?(?=\n\n|\Z)", flags=re.DOTALL)
 SECTIONS = {"Parameters": "param", "Attributes": "ivar", "Class attributes": "cvar"}
 
 
@@ -67,10 +71,26 @@ def _escaped(text: str) -> str:
 
 def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Sphinx's event: ``lines`` is changed in place."""
-    lines[:] = converted(lines)
+    lines[:] = converted(CHAPTER.sub("", "\n".join(lines)).split("\n"))
+
+
+def signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, arguments: str | None, returned: str
+) -> tuple[str, str] | None:
+    """Sphinx's event: of a class whose calls are wrapped, the arguments of its own ``__init__``."""
+    if what != "class" or not (arguments or "").startswith("(*args"):
+        return None
+    if obj.__init__ is object.__init__:
+        return "", returned
+    found = inspect.signature(obj.__init__, bound_method=True)
+    text = inspect.stringify_signature(
+        found, show_return_annotation=False, unqualified_typehints=True
+    )
+    return "" if text.startswith("(*args") else text, returned
 
 
 def setup(app: Any) -> dict[str, Any]:
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", signature)
     return {"parallel_read_safe": True, "version": "1"}

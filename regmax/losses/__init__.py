@@ -50,7 +50,7 @@ def _named(mapping: str) -> type[FenchelYoungLoss]:
         rest = {k: v for k, v in given.items() if k not in names}
         FenchelYoungLoss.__init__(self, omega, **rest)
 
-    doc = f"The :class:`FenchelYoungLoss` of {mapping}: Ω = {cls.__name__}.\n\n{cls.__doc__ or ''}"
+    doc = f"The :class:`regmax.FenchelYoungLoss` of {mapping}: Ω = {functional.documented(mapping)}"
     name = _class_name(mapping)
     inside = {"__init__": __init__, "__doc__": doc, "hyperparameters": names}
     made = type(name, (FenchelYoungLoss,), inside)

@@ -2,10 +2,10 @@
 
 This chapter imports ``regmax.mapping`` and the chapters below it.
 
-RegularizedMax(omega)                       Π_Ω and max_Ω
-attention(q, k, v, omega, ...)              scaled_dot_product_attention
-MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
-AdaptiveEntmax(8)                           entmax with a learned α per head
+    RegularizedMax(omega)                       Π_Ω and max_Ω
+    attention(q, k, v, omega, ...)              scaled_dot_product_attention
+    MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
+    AdaptiveEntmax(8)                           entmax with a learned α per head
 """
 
 from .attention import attention, attention_weights

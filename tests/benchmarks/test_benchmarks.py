@@ -87,6 +87,17 @@ def test_ratios_are_over_the_reference_of_the_same_case():
     assert lines[4] == "| half | 1.00 | 1.00 | 1.00, 1.00 | – |  |"
 
 
+def test_many_cases_are_folded_away():
+    figures = {"fast": {case: Figure(1.0, 2.0, 0.0) for case in "abcd"}}
+    short, folded = page.ratios(figures, {"fast": 1e-7}, "fast", True).split("\n\n", 1)
+    assert short.splitlines()[::2] == [
+        "|  | mean | worst | error |",
+        "| fast | 1.00 | 1.00 | 1e-07 |",
+    ]
+    assert folded.startswith("<details>")
+    assert "| mean | worst | a | b | c | d | error |" in folded
+
+
 def test_turns_follow_the_budget():
     log = []
 

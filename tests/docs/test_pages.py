@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from regmax import cli, functional
+from regmax import cli, functional, losses
 from regmax.testing import check_regularizer, check_solver
 
 ROOT = Path(__file__).parents[2]
@@ -121,6 +121,21 @@ def test_links_to_files_lead_somewhere(page):
 def test_the_reference_names_every_mapping():
     page = (DOCS / "api" / "mappings.md").read_text()
     assert [name for name in dir(functional) if f"functional.{name}\n" not in page] == []
+
+
+def test_the_reference_names_every_loss():
+    page = (DOCS / "api" / "losses.md").read_text()
+    assert [
+        name for name in dir(losses) if f"{name}(" not in page and f"{name}\n" not in page
+    ] == []
+
+
+def test_a_name_that_sets_a_hyperparameter_does_not_document_it():
+    for callable_ in (functional.entmax15, losses.Entmax15Loss):
+        assert "Tsallis(alpha=1.5)" in callable_.__doc__
+        assert "``alpha``" not in callable_.__doc__
+    assert "``alpha``" in functional.entmax.__doc__
+    assert "``alpha``" in losses.EntmaxLoss.__doc__
 
 
 def test_nothing_is_said_of_a_machine():
