@@ -59,8 +59,8 @@ class GeneratedKernel(Kernel):
 
     @property
     def path(self) -> Path:
-        """The source of e's derivatives."""
-        return self.slopes.path
+        """The source of F's gradient, or else of e's derivatives."""
+        return self.slopes.path if self._program is None else self._program[0].path
 
     def slopes_at(self, y: Tensor, theta: Hyper) -> tuple[Tensor, Tensor]:
         """∇Ω and ∇²Ω 1 of rows y > 0."""
