@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import plots
-from ..plots.paths import varied
+from ..analysis.paths import varied
 from ..plots.subjects import takes
 from ..regularizers.regularizer import Regularizer
 from . import gallery

@@ -7,6 +7,7 @@ import torch
 
 import regmax
 from regmax import RegularizedMax, plots
+from regmax.analysis.paths import span
 from regmax.plots import paths, subjects, surfaces, triangles
 
 pytest.importorskip("matplotlib")
@@ -215,7 +216,7 @@ class TestPath:
 
     @pytest.mark.parametrize("p", [1.01, 2.0])
     def test_what_is_drawn_over_is_accepted(self, p):
-        at, present = paths.span(regmax.regularizer("pnorm", p=p), "p", torch.zeros(3), 1.0)
+        at, present = span(regmax.regularizer("pnorm", p=p), "p", torch.zeros(3), 1.0)
         assert bool(((at > 1) & (at <= 2)).all())
         assert present == p
         assert bool((at.diff() > 0).all())
