@@ -13,7 +13,7 @@ from torch import Tensor
 from ..mapping.rows import HALF
 from ..nn.jacobian import Jacobian
 from ..nn.layer import RegularizedMax
-from ..regularizers import tables
+from ..regularizers import display
 from ..regularizers.regularizer import Regularizer
 from .paths import varied
 from .weights import group_count, rows_of, support_size
@@ -53,10 +53,10 @@ class Sweep:
         return [list(row) for row in zip(*shown, strict=True)]
 
     def __repr__(self) -> str:
-        return tables.plain(list(self.columns), self._cells())
+        return display.table(list(self.columns), self._cells())
 
     def _repr_markdown_(self) -> str:
-        return tables.markdown(list(self.columns), self._cells())
+        return display.markdown(list(self.columns), self._cells())
 
 
 def sweep(

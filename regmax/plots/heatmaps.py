@@ -35,9 +35,10 @@ def attention(
 
     ``weights``: (target, source), floating, nonnegative and finite. ``source``, ``target``: the
     words, by default their positions. ``mask``: bool, broadcastable to the weights, True = takes
-    part; masked cells stay white, and what they hold does not matter. ``clusters``: whether to mark the entries of a row with equal
-    weights, one marker per cluster: for oscarmax. ``axes``: matplotlib axes to draw on, with
-    colours up to their largest weight; by default those of a new figure, with colour bar and key.
+    part; masked cells stay white, and what they hold does not matter. ``clusters``: whether to mark
+    the entries of a row with equal weights, one marker per cluster: for oscarmax. ``axes``:
+    matplotlib axes to draw on, with colours up to their largest weight; by default those of a new
+    figure, with colour bar and key.
     """
     if axes is None:
         only = (title,) * clusters
@@ -57,9 +58,9 @@ def attentions(
 ) -> Any:
     """A figure of the attention of several mappings to one ``source``, in panels side by side.
 
-    ``weights``: by name, as in :func:`attention`. ``target`` and ``mask``: common to all
-    or by name. ``clusters``: the names of the mappings whose clusters are marked. All panels have the
-    same colour scale.
+    ``weights``: by name, as in :func:`attention`. ``target`` and ``mask``: common to all or by
+    name. ``clusters``: the names of the mappings whose clusters are marked. All panels have one
+    colour scale.
     """
     if not weights:
         raise ValueError("weights must hold at least one mapping's; got none")
