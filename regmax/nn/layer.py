@@ -19,6 +19,7 @@ from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.curvature import Curvature
+from ..regularizers.display import Lines
 from ..regularizers.expressions import unscaled
 from ..regularizers.penalty import Penalized, smooth_part, structured, who
 from ..regularizers.printing import called, short, unusual
@@ -188,8 +189,9 @@ class RegularizedMax(nn.Module):
         return found.dense() if dense else found
 
     @outside_inference
-    def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
-        """Which method computes ``self(x)``, and why; and why no kernel is made of a value."""
+    def explain(self, x: Tensor, mask: Tensor | None = None) -> Lines:
+        """Which method computes ``self(x)``, and why; and why no kernel is made of a value. A str,
+        which a notebook shows as a list."""
         with torch.no_grad():
             rows = self._rows(x, mask)
             y, result = engine.argmax(rows, self.settings)
@@ -211,7 +213,7 @@ class RegularizedMax(nn.Module):
         if tried is not None:
             lines.append(f"note: {tried}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
-        return "\n".join(lines)
+        return Lines("\n".join(lines))
 
     @staticmethod
     def _backward(omega: Regularizer, rows: Rows, y: Tensor) -> str:
