@@ -22,7 +22,7 @@ class Jacobian:
     P J P with the averages P over the groups of y. Where Π_Ω has a kink, J is the element of the
     generalised Jacobian that backward uses.
 
-    :meth:`RegularizedMax.jacobian` makes it. ``y`` is Π_Ω(x). ``J @ v`` is :meth:`matvec`. A
+    :meth:`regmax.RegularizedMax.jacobian` makes it. ``y`` is Π_Ω(x). ``J @ v`` is :meth:`matvec`. A
     product costs one backward pass of the layer. All results have x's dtype (float32 for half
     precision).
     """

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from ..kernels import why_none
 from ..kernels.transforms import outside_inference
+from ..kernels.wrappers import dense as dense_tensor
 from ..mapping import engine, generated
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import HALF, Rows, prepare
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
-from ..regularizers.arguments import POSITIVE, hyperparameter
+from ..regularizers.arguments import POSITIVE, hyperparameter, scores
 from ..regularizers.curvature import Curvature
 from ..regularizers.display import Lines
 from ..regularizers.expressions import unscaled
@@ -178,6 +179,7 @@ class RegularizedMax(nn.Module):
         return self._jacobian(x, mask, dense)
 
     def _jacobian(self, x: Tensor, mask: Tensor | None, dense: bool) -> Tensor | Jacobian:
+        x, _ = scores(dense_tensor("x", x), self.dim)
         gamma = self.gamma if isinstance(self.gamma, Tensor) else x
         given = (x, gamma, *self.omega.tensors().values())
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
@@ -189,7 +191,7 @@ class RegularizedMax(nn.Module):
         return found.dense() if dense else found
 
     @outside_inference
-    def explain(self, x: Tensor, mask: Tensor | None = None) -> Lines:
+    def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
         """Which method computes ``self(x)``, and why; and why no kernel is made of a value. A str,
         which a notebook shows as a list."""
         with torch.no_grad():

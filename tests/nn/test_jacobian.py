@@ -98,6 +98,12 @@ def test_rows_without_an_answer():
     assert j.norm().tolist() == pytest.approx([1.0, torch.nan, 0.0], nan_ok=True)
 
 
+@pytest.mark.parametrize("x", [[1.0, 2.0], torch.tensor([1, 2])])
+def test_what_are_no_scores(x):
+    with pytest.raises(TypeError, match="x must be"):
+        regmax.RegularizedMax(regmax.regularizer("gini")).jacobian(x)
+
+
 def test_empty_batch():
     j = regmax.RegularizedMax(regmax.regularizer("gini")).jacobian(torch.zeros(0, 3), dense=False)
     assert j.dense().shape == (0, 3, 3)
