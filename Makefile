@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+LIGHT  := $(VENV)/.ready-demo
 OUT    ?= regmax-demo
 BENCH  ?= build/bench
 MINUTES ?= 10
@@ -17,7 +18,7 @@ help:  ## show this list
 
 install: $(READY)  ## make .venv with regmax (editable) and every extra
 
-demo: $(READY)  ## validate the six regularizers, train on real digits, draw the attention maps
+demo: $(LIGHT)  ## validate the six regularizers, train on real digits, draw the attention maps
 	$(BIN)/regmax demo --out "$(OUT)"
 
 # One torch thread per test process: two processes on two cores are faster than four threads. Each
@@ -70,11 +71,14 @@ clean:  ## remove .venv, builds, caches, and the folders that demo and plot wrot
 	rm -rf $(VENV) build dist regmax-demo regmax-gallery .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp makes a second run instant; a change of the metadata or the constraints installs again.
-$(READY): pyproject.toml constraints.txt
+# A stamp makes a second run instant; a change of the metadata or the constraints installs again.
+# The demo needs a few extras only. All extras include them.
+$(READY): EXTRAS := all
+$(LIGHT): EXTRAS := fast,validate,demo
+$(READY) $(LIGHT): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "regmax needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "Python could not make a virtual environment (on Debian: install python3-venv)" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
-	@touch $@
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@ $(LIGHT)

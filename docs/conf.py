@@ -24,16 +24,21 @@ extensions = [
     "docstrings",
     "scripts",
     "sources",
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
-exclude_patterns = ["_build", "_ext", "figures", "experiments"]
-source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build", "_ext", "figures", "experiments", "**.ipynb_checkpoints"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 myst_enable_extensions = ["amsmath", "attrs_inline", "deflist", "dollarmath"]
 myst_heading_anchors = 4
+# The notebooks have no outputs in the repository: the build executes them.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_merge_streams = True
 nitpicky = True
 # Others' names, and ours that are nobody's to call, stay text: a build needs no network.
 nitpick_ignore_regex = [

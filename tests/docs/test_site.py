@@ -31,9 +31,10 @@ SCORE = f'Number(document.querySelector("{DOT}").getAttribute("aria-valuenow"))'
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinx-mathjax-offline"):
+    docs = ("sphinx", "furo", "myst_nb", "ipykernel", "sphinx_copybutton", "sphinx-mathjax-offline")
+    for package in (*docs, "sklearn", "cvxpylayers", "hypothesis"):  # the build runs the notebooks
         if find_spec(package) is None:
-            pytest.skip(f"needs the extra docs: {package} is not installed")
+            pytest.skip(f"needs all extras: {package} is not installed")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(DOCS), str(folder)]
     subprocess.run(command, check=True, capture_output=True, timeout=600)

@@ -1,0 +1,59 @@
+"""The notebooks run from the first cell to the last, and are kept without outputs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NAMES = [path.stem for path in NOTEBOOKS]
+NEEDED = {
+    "attention-classifier": ("matplotlib", "sklearn"),
+    "cross-checking": ("cvxpylayers",),
+    "sparse-losses": ("matplotlib", "sklearn"),
+    "your-own-omega": ("hypothesis",),
+}
+# a kernel of its own, in a process of its own: an error of a cell is one of the process
+RUN = """
+import sys, nbformat
+from nbclient import NotebookClient
+book = nbformat.read(sys.argv[1], as_version=4)
+nbformat.validate(book)
+NotebookClient(book, timeout=240, kernel_name="python3").execute()
+"""
+
+
+def test_each_notebook_is_in_the_list():
+    assert set(NAMES) == set(NEEDED)
+    page = (FOLDER / "index.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"]({name}.ipynb)" in page
+        assert f"<{name}.ipynb>`" in page
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_a_notebook_has_no_outputs(path):
+    book = json.loads(path.read_text(encoding="utf-8"))
+    code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert code
+    for cell in code:
+        assert cell["outputs"] == []
+        assert cell["execution_count"] is None
+    assert set(book["metadata"]) == {"kernelspec", "language_info"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_a_notebook_runs(path, tmp_path):
+    for package in ("nbclient", "nbformat", "ipykernel", *NEEDED[path.stem]):
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    command = [sys.executable, "-c", RUN, str(path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
