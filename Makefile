@@ -27,7 +27,7 @@ test: $(READY)  ## run the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 docs: $(READY)  ## build the documentation site into build/docs; a warning fails it
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo build/docs/index.html
 
 examples: $(READY)  ## run the three experiments on generated data, a minute or two

@@ -37,7 +37,7 @@ myst_heading_anchors = 4
 # The notebooks have no outputs in the repository: the build executes them.
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 120
+nb_execution_timeout = 900  # a machine of one busy core, where every kernel is compiled first
 nb_merge_streams = True
 nitpicky = True
 # Others' names, and ours that are nobody's to call, stay text: a build needs no network.

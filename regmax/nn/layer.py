@@ -179,7 +179,7 @@ class RegularizedMax(nn.Module):
         return self._jacobian(x, mask, dense)
 
     def _jacobian(self, x: Tensor, mask: Tensor | None, dense: bool) -> Tensor | Jacobian:
-        x, _ = scores(dense_tensor("x", x), self.dim)
+        x, _ = scores(dense_tensor("x", x), self._along(x))
         gamma = self.gamma if isinstance(self.gamma, Tensor) else x
         given = (x, gamma, *self.omega.tensors().values())
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)

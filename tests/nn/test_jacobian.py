@@ -104,6 +104,12 @@ def test_what_are_no_scores(x):
         regmax.RegularizedMax(regmax.regularizer("gini")).jacobian(x)
 
 
+def test_of_a_loss():
+    mapping = regmax.SparsemaxLoss().mapping  # along dimension 1, or 0 of one row
+    assert mapping.jacobian(drawn(2, 3, 4)).shape == (2, 4, 3, 3)
+    assert mapping.jacobian(drawn(3)).shape == (3, 3)
+
+
 def test_empty_batch():
     j = regmax.RegularizedMax(regmax.regularizer("gini")).jacobian(torch.zeros(0, 3), dense=False)
     assert j.dense().shape == (0, 3, 3)
