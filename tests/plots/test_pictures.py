@@ -48,6 +48,17 @@ class TestLabel:
         assert said == ["softmax", "sparsemax", "fusedmax(lam=0.5)"]
         assert plots.label(Elastic()) == "Elastic(mu=1.0)"
 
+    def test_titles_are_formulas(self):
+        figure = plots.path(regmax.regularizer("tv"), name="fusedmax:lam=0.2")
+        assert figure.get_suptitle() == "fusedmax, λ = 0.2, γ = 1"
+        figure = plots.curves({"tsallis(alpha=1.5) + 0.1*tv": EACH[0]})
+        assert figure.get_suptitle() == "tsallis(α = 1.5) + 0.1 · tv, γ = 1"
+
+    def test_figures_have_no_background(self):
+        figure = plots.curves(EACH[0])
+        for part in (figure, *figure.axes):
+            assert part.get_facecolor()[3] == 0
+
 
 class TestCurves:
     @pytest.mark.parametrize("omega", EACH, ids=repr)
