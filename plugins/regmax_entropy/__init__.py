@@ -23,6 +23,7 @@ class Entropy(regmax.Regularizer):
 
     name = "entropy"
     mapping = "softmax"
+    formula = r"\sum_i y_i \log y_i"
     hyperparameters = ()
     permutation_invariant = True
     separable = True

@@ -20,6 +20,7 @@ class Gini(regmax.Regularizer):
 
     name = "gini"
     mapping = "sparsemax"
+    formula = r"\tfrac{1}{2} \lVert y \rVert_2^2"
     hyperparameters = ()
     permutation_invariant = True
     separable = True

@@ -51,6 +51,7 @@ class GraphTV(regmax.Penalty):
 
     lovasz = True
     name = "graph_tv"
+    formula = r"\sum_{(i,j) \in E} w_{ij} \lvert y_i - y_j \rvert"
 
     def __init__(
         self,
@@ -142,6 +143,7 @@ class GridTV(GraphTV):
     """
 
     name = "grid_tv"
+    formula = r"\sum_{(i,j) \text{ neighbours}} \lvert y_i - y_j \rvert"
 
     def __init__(self, shape: tuple[int, int]) -> None:
         _need_numpy()

@@ -25,6 +25,7 @@ class OrderedPairs(Ordered):
     """
 
     name = "oscar"
+    formula = r"\sum_{i<j} \max(y_i, y_j)"
 
     def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
         rank, count = ranks(y, mask)

@@ -119,6 +119,7 @@ class OWL(Ordered):
     """
 
     name = "owl"
+    formula = r"\sum_k w_k\, y_{[k]}"
 
     def __init__(self, weights: Tensor | Sequence[float]) -> None:
         # weights given as numbers stay numbers: a tracer does not know earlier tensors
@@ -177,6 +178,7 @@ class CliqueTV(Ordered):
     """
 
     name = "clique_tv"
+    formula = r"\sum_{i<j} \lvert y_i - y_j \rvert"
 
     def ranked(self, y: Tensor, mask: Tensor | None) -> Tensor:
         rank, count = ranks(y, mask)

@@ -26,6 +26,7 @@ class PNorm(regmax.Regularizer):
 
     name = "pnorm"
     mapping = "pnormmax"
+    formula = r"\tfrac{1}{2} \lVert y \rVert_{$p}^2"
     hyperparameters = ("p",)
     ranges = {"p": ("in (1, 2]", lambda p: (p > 1) & (p <= 2))}  # noqa: RUF012
     permutation_invariant = True

@@ -40,6 +40,12 @@ class Tsallis(regmax.Regularizer):
         self.alpha = self.checked("alpha", alpha)
 
     @property
+    def formula(self) -> str:  # type: ignore[override]
+        if not isinstance(self.alpha, Tensor) and self.alpha == 1:
+            return r"\sum_i y_i \log y_i"
+        return r"\frac{\sum_i y_i^{$alpha} - 1}{$alpha\, ($alpha - 1)}"
+
+    @property
     def strong_convexity(self) -> float | Tensor | None:
         alpha = self.alpha
         convex = bool((alpha <= 2).all()) if isinstance(alpha, Tensor) else alpha <= 2

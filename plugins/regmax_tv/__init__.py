@@ -26,6 +26,7 @@ class ChainTV(regmax.Penalty):
 
     lovasz = True
     name = "tv"
+    formula = r"\sum_i \lvert y_{i+1} - y_i \rvert"
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from ..regularizers.registry import suggestion
 from . import demo, listing, new_plugin, plot, validate
 from .common import UsageError
 
@@ -25,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     For wrong arguments argparse writes a message to stderr and raises ``SystemExit(2)``.
     """
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse(parser, arguments.command, unknown)
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -41,8 +44,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that suggests the choice that was meant."""
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        choices = list(action.choices or ())
+        if choices and value not in choices:
+            like = suggestion(str(value), map(str, choices))
+            named = ", ".join(map(str, choices))
+            raise argparse.ArgumentError(
+                action, f"unknown choice {value!r}{like}; accepted: {named}"
+            )
+
+
+def _refuse(parser: argparse.ArgumentParser, command: str, unknown: Sequence[str]) -> None:
+    """Exit with the usage of the command and the option that was meant."""
+    (commands,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    own: argparse.ArgumentParser = commands.choices[command]
+    word = unknown[0].partition("=")[0]
+    what = "option" if word.startswith("-") else "argument"
+    own.error(f"unknown {what} {word!r}{suggestion(word, own._option_string_actions)}")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="regmax",
         description="Differentiable mappings from scores to probabilities, from any strongly "
         "convex regularizer: list, cross-check and draw them.",

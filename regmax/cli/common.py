@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
+
+from ..regularizers import display
 
 try:
     from tqdm import tqdm
@@ -36,18 +40,26 @@ def needs(extra: str, what: str) -> Iterator[None]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> str:
-    """Columns padded to their widest cell.
+    """Columns that fit the terminal."""
+    return display.table(header, rows, indent, columns())
 
-    >>> print(table(["name", "β"], [["gini", "1"]], indent=""))
-    name  β
-    gini  1
-    """
-    lines = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
-    return "\n".join(
-        (indent + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    )
+
+def columns() -> int:
+    """The width of the terminal; 80 where there is none and COLUMNS does not say."""
+    return max(shutil.get_terminal_size().columns, 40)
+
+
+def wrapped(text: str) -> str:
+    """``text`` with lines that fit the terminal; what continues a line is indented further."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()))
+        if len(line) > columns():
+            options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+            options |= {"initial_indent": indent, "subsequent_indent": indent + "    "}
+            line = textwrap.fill(line.strip(), columns(), **options)
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def note(text: str) -> None:
@@ -56,18 +68,29 @@ def note(text: str) -> None:
 
 
 def progress(items: Sequence[T], what: str, stream: TextIO | None = None) -> Iterator[T]:
-    """The items, with progress on stderr: a tqdm bar on a terminal, else a line every 2 s."""
+    """The items, with progress on stderr: one line that changes on a terminal (a bar, with tqdm),
+    else a line every 2 s."""
     out = stream or sys.stderr
     if tqdm is not None and out.isatty():
         yield from tqdm(items, desc=what, file=out, leave=False, delay=0.5)
         return
-    last = time.monotonic()
+    last, line = time.monotonic(), ""
     for done, item in enumerate(items):
         now = time.monotonic()
         if now - last >= _SECONDS_BETWEEN_LINES:
-            print(f"{what}: {done}/{len(items)}", file=out, flush=True)
+            line = f"{what}: {done}/{len(items)}"
+            _show(line, out)
             last = now
         yield item
+    if line and out.isatty():
+        _show(" " * len(line), out)
+
+
+def _show(line: str, out: TextIO) -> None:
+    """Print a line that the next one replaces on a terminal, where it must not wrap."""
+    rewrite = out.isatty()
+    line = line[: columns() - 1] if rewrite else line
+    print(line, end="\r" if rewrite else "\n", file=out, flush=True)
 
 
 @contextmanager
@@ -85,10 +108,10 @@ def working(what: str, stream: TextIO | None = None) -> Iterator[None]:
         while not done.wait(pause):
             line = f"{what}: {time.monotonic() - start:.0f} s"
             width = max(width, len(line))
-            print(line, end="\r" if rewrite else "\n", file=out, flush=True)
+            _show(line, out)
             pause *= 1 if rewrite else 2
         if width and rewrite:
-            print(" " * width, end="\r", file=out, flush=True)
+            _show(" " * width, out)
 
     thread = threading.Thread(target=tick, daemon=True)
     thread.start()

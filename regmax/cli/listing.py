@@ -16,7 +16,7 @@ from ..regularizers.errors import PluginWarning
 from ..regularizers.penalty import Penalized, Penalty
 from ..regularizers.registry import KINDS, Offer, Registry, registry
 from ..regularizers.regularizer import Regularizer
-from .common import table
+from .common import table, wrapped
 
 
 def add_to(commands: Any) -> None:
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems = [*found.faults, *contested(found)]
     if problems:
         print("\nat fault")
-        print("\n".join(f"  {problem}" for problem in problems))
+        print(wrapped("\n".join(f"  {problem}" for problem in problems)))
     return 0
 
 

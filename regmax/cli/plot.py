@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import plots
-from ..plots.paths import varied
+from ..analysis.paths import varied
 from ..plots.subjects import takes
 from ..regularizers.regularizer import Regularizer
 from . import gallery
@@ -204,7 +204,7 @@ def draw(
             if not takes(omega, entries):
                 raise UsageError(
                     f"--kind {kind} is for rows of {entries} entries; {name} is made for rows of "
-                    f"{omega.entries}"
+                    f"{omega.entries or 'another number'}"
                 )
         return getattr(plots, kind)(omegas, gamma), []
     ((name, omega),) = omegas.items()

@@ -17,7 +17,7 @@ from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
 from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
-from .common import UsageError, note, table, working
+from .common import UsageError, columns, note, table, working, wrapped
 from .listing import contested, quiet_registry
 from .names import named, with_defaults
 from .scores import builtin, load
@@ -130,11 +130,11 @@ def check(
                 raise omega
             with working(f"validating {label} ({number} of {len(omegas)})"):
                 outcome = crosscheck(omega, x, against=against, gamma=gamma)
-            text = outcome.table()
+            text = outcome.table(columns())
         except Exception as error:  # a plugin's code may raise anything; the others go on
             outcome, text = error, f"{label}: FAILED\n  {type(error).__name__}: {error}"
         outcomes.append((label, outcome))
-        print(text + "\n", flush=True)
+        print(wrapped(text) + "\n", flush=True)
     return outcomes
 
 

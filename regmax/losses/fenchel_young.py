@@ -65,12 +65,12 @@ def losses(
         or any(isinstance(t, Tensor) and t.requires_grad for t in target)
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
-    refuse_hidden(omega, x.new_full((), 1 / x.shape[-1]).expand_as(x), mask)
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
-    if torch.is_grad_enabled():
-        out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
-        return out
-    return task.solve(x, gamma, tuple(tensors.values()))[0]
+    if not torch.is_grad_enabled():
+        return task.solve(x, gamma, tuple(tensors.values()))[0]
+    out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
+    refuse_hidden(omega, x.new_full((), 1 / x.shape[-1]).expand_as(x), mask)
+    return out
 
 
 def _by_value(omega: Regularizer) -> bool:
@@ -203,9 +203,12 @@ class _Task(NamedTuple):
         rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
         y, _ = engine.argmax(rows, self.settings)
         value = _of_maximum(x, rows, y, self.target, self.skip)
-        plain = torch.isfinite(value)
-        for none in (rows.empty, None if self.skip is None else self.skip.unsqueeze(-1)):
-            plain = plain if none is None else plain & ~none.squeeze(-1)
+        none = [t for t in (rows.spoilt, rows.empty) if t is not None]
+        if self.skip is not None:
+            none.append(self.skip.unsqueeze(-1))
+        plain = ~torch.cat([torch.zeros_like(y[..., :1], dtype=torch.bool), *none], -1).any(-1)
+        if rows.mask is not None:
+            plain = plain & self.target.inside(rows.mask)
         dx = self.target.taken_from(y.to(x.dtype, copy=True))
         if not (transforms.may_look(x) and bool(plain.all())):
             dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)

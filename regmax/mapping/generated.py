@@ -257,12 +257,12 @@ class _Checked(_Planned):
         a vertex nothing is seen of the other entries."""
         rows, entry = self.rows, self.made.traced.entry
         some = y.view(rows.x.shape) if self.batched else few(y, y.shape[:-1], _SPOT)
-        middle = simplex.generic(some if self.batched else some[:1])
         omega = rows.omega
         if self.recording and (learnt := omega.tensors()):
             omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
         near = simplex.inward(some)
-        for at in (near, middle) if self.batched else (torch.cat([near, middle]),):
+        point = self.made.point
+        for at in (near, point) if self.batched else (torch.cat([near, point]),):
             with torch.set_grad_enabled(self.recording):
                 own = omega.value(at)
             if own.requires_grad:

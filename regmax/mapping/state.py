@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
 from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -28,7 +31,7 @@ def state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
                 found.append(tuple(item.flatten().tolist()))
         elif item is None or isinstance(item, bool | int | float | str):
             found.append((name, type(item), item if item == item else None))  # NaN
-        elif isinstance(item, tuple):
+        elif isinstance(item, tuple) and len(item) <= 64:
             for k, each in enumerate(item):
                 add(f"{name}.{k}", each)
         else:
@@ -57,10 +60,18 @@ def _outside(cls: type[Any]) -> Iterator[tuple[str, Any]]:
                 code, closure = item.__code__, item.__closure__ or ()
                 read = list(zip(code.co_freevars, closure, strict=True))
                 named = [(k, cell.cell_contents) for k, cell in read if k != "__class__"]
-                named += [(k, item.__globals__.get(k)) for k in code.co_names]
+                named += [(k, item.__globals__.get(k)) for k in _global_names(code)]
                 yield from ((k, v) for k, v in named if v is not None and not _fixed(v))
             elif not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
                 yield name, item
+
+
+@functools.lru_cache(maxsize=1024)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """The global names that a function and the functions inside it read."""
+    own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [_global_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return tuple(dict.fromkeys([*own, *itertools.chain(*inner)]))
 
 
 _CONSTANT = (torch.dtype, torch.device, ModuleType, property, classmethod, staticmethod)

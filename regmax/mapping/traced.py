@@ -129,7 +129,9 @@ def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
 def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
     """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
     flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
-    at = torch.linspace(0, len(flat) - 1, min(len(flat), count), device=t.device)
+    if len(flat) <= count:
+        return flat
+    at = torch.linspace(0, len(flat) - 1, count, device=t.device)
     return flat[at.round().long()]
 
 

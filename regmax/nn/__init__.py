@@ -9,6 +9,7 @@ This chapter imports ``regmax.mapping`` and the chapters below it.
 """
 
 from .attention import attention, attention_weights
+from .jacobian import Jacobian
 from .layer import RegularizedMax
 from .learnable import AdaptiveEntmax, Between, Learnable, Positive
 from .multihead import MultiheadAttention
@@ -16,6 +17,7 @@ from .multihead import MultiheadAttention
 __all__ = [
     "AdaptiveEntmax",
     "Between",
+    "Jacobian",
     "Learnable",
     "MultiheadAttention",
     "Positive",

@@ -5,26 +5,29 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels import why_none
 from ..kernels.transforms import outside_inference
+from ..kernels.wrappers import dense as dense_tensor
 from ..mapping import engine, generated
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
-from ..mapping.rows import Rows, prepare
+from ..mapping.rows import HALF, Rows, prepare
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
-from ..regularizers.arguments import POSITIVE, hyperparameter
+from ..regularizers.arguments import POSITIVE, hyperparameter, scores
 from ..regularizers.curvature import Curvature
+from ..regularizers.display import Lines
 from ..regularizers.expressions import unscaled
 from ..regularizers.penalty import Penalized, smooth_part, structured, who
 from ..regularizers.printing import called, short, unusual
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, overrides
 from ..solvers import Solver
+from .jacobian import Jacobian
 
 
 class RegularizedMax(nn.Module):
@@ -143,9 +146,54 @@ class RegularizedMax(nn.Module):
         settings = replace(self.settings, trace=Trace() if trace else None)
         return engine.solution(self.omega, x, self.gamma, self._along(x), mask, settings, y0)
 
+    @overload
+    def jacobian(
+        self, x: Tensor, mask: Tensor | None = ..., *, dense: Literal[True] = ...
+    ) -> Tensor: ...
+    @overload
+    def jacobian(
+        self, x: Tensor, mask: Tensor | None = ..., *, dense: Literal[False]
+    ) -> Jacobian: ...
+    @outside_inference
+    def jacobian(
+        self, x: Tensor, mask: Tensor | None = None, *, dense: bool = True
+    ) -> Tensor | Jacobian:
+        """J(x) = ∂Π_Ω/∂x, symmetric and positive semidefinite: (*batch, d, d), or an operator.
+
+            J = (1/γ) (H⁻¹ − H⁻¹1 1ᵀH⁻¹ / 1ᵀH⁻¹1)  on the support S of y,  0 elsewhere,
+
+        with H = ∇²Ω(y)_SS (Peters, Niculae & Martins 2019, Prop. 2); a penalty averages over the
+        groups of y before and after. *batch is x's shape without ``dim``. Entry [..., i, j] is
+        ∂yᵢ/∂xⱼ. J has x's dtype, float32 for half precision. Rows and columns of masked entries,
+        and of entries with yᵢ = 0, are 0; a row without participants has J = 0.
+
+        ``dense=False`` gives a :class:`regmax.nn.Jacobian` with ``J @ v``, ``J.norm("spectral")``
+        and ``J.norm("frobenius")``, which stores no matrix. J is computed by the layer's own
+        backward, and is differentiable if x, γ or Ω requires grad. Inside ``torch.func``, use
+        ``torch.func.jacrev(layer)``.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            found = functools.partial(self._jacobian, dense=dense)
+            recorded: Tensor = self._recorded(found, "jacobian", x, mask)
+            return recorded
+        return self._jacobian(x, mask, dense)
+
+    def _jacobian(self, x: Tensor, mask: Tensor | None, dense: bool) -> Tensor | Jacobian:
+        x, _ = scores(dense_tensor("x", x), self.dim)
+        gamma = self.gamma if isinstance(self.gamma, Tensor) else x
+        given = (x, gamma, *self.omega.tensors().values())
+        keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        x = x.float() if x.dtype in HALF else x
+        with torch.enable_grad():
+            x = x.view_as(x) if keep and x.requires_grad else x.detach().requires_grad_()
+            y = self._forward(x, mask)
+        found = Jacobian(x, y, self._along(x), self.omega.exact, keep)
+        return found.dense() if dense else found
+
     @outside_inference
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
-        """Which method computes ``self(x)``, and why; and why no kernel is made of a value."""
+        """Which method computes ``self(x)``, and why; and why no kernel is made of a value. A str,
+        which a notebook shows as a list."""
         with torch.no_grad():
             rows = self._rows(x, mask)
             y, result = engine.argmax(rows, self.settings)
@@ -167,7 +215,7 @@ class RegularizedMax(nn.Module):
         if tried is not None:
             lines.append(f"note: {tried}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
-        return "\n".join(lines)
+        return Lines("\n".join(lines))
 
     @staticmethod
     def _backward(omega: Regularizer, rows: Rows, y: Tensor) -> str:

@@ -9,6 +9,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from ..regularizers import display
+
 
 class Status(IntEnum):
     """What became of a row."""
@@ -73,6 +75,20 @@ class Trace:
     def __len__(self) -> int:
         return len(self.solvers)
 
+    def _repr_markdown_(self) -> str:
+        """The worst gap and residual, and the mean support, of the first and last points."""
+        n = len(self)
+        shown = [k for k in range(n) if k < 6 or k >= n - 6]
+        header = ("point", "solver", "worst gap", "worst residual", "mean support")
+        rows: list[tuple[str, ...]] = []
+        for k in shown if self._gap and self._gap[0].numel() else ():
+            gap, residual, support = self._gap[k], self._residual[k], self._support[k].double()
+            numbers = (f"{gap.max():.1e}", f"{residual.max():.1e}", f"{support.mean():.4g}")
+            rows.append((str(k), self.solvers[k], *numbers))
+        if n > len(shown):
+            rows.insert(6, ("…",) * len(header))
+        return f"**{display.escaped(repr(self))}**\n\n{display.markdown(header, rows)}"
+
     def __repr__(self) -> str:
         return f"Trace({len(self)} points: {', '.join(dict.fromkeys(self.solvers)) or 'none'})"
 
@@ -119,3 +135,16 @@ class Solution:
         return (
             f"Solution(y of shape {tuple(self.y.shape)} by {self.path}: {said or 'no rows'}{worst})"
         )
+
+    def _repr_markdown_(self) -> str:
+        """The rows by status, with the worst of each."""
+        header = ("status", "rows", "error_bound", "gap", "iterations")
+        rows = []
+        for status in Status:
+            on = self.status == status
+            if bool(on.any()):
+                bound, gap = self.error_bound[on].max(), self.gap[on].max()
+                numbers = (f"{bound:.1e}", f"{gap:.1e}", str(int(self.iterations[on].max())))
+                rows.append((status.name, str(int(on.sum())), *numbers))
+        title = f"y of shape {tuple(self.y.shape)} by {self.path}; the worst of the rows:"
+        return f"**Solution**: {display.escaped(title)}\n\n{display.markdown(header, rows)}"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..analysis import groups
+from ..analysis.weights import rows_of
 from .style import INK, blank, styled
 
 ZERO = "#bdbdbd"
@@ -26,6 +27,7 @@ def attention(
     source: Words | None = None,
     target: Words | None = None,
     *,
+    mask: Tensor | None = None,
     clusters: bool = False,
     title: str = "",
     axes: Any = None,
@@ -33,14 +35,17 @@ def attention(
     """A figure of attention weights: row i shows the weights of the source for target word i.
 
     ``weights``: (target, source), floating, nonnegative and finite. ``source``, ``target``: the
-    words, by default their positions. ``clusters``: whether to mark the entries of a row with equal
-    weights, one marker per cluster: for oscarmax. ``axes``: matplotlib axes to draw on, with
-    colours up to their largest weight; by default those of a new figure, with colour bar and key.
+    words, by default their positions. ``mask``: bool, broadcastable to the weights, True = takes
+    part; masked cells stay white, and what they hold does not matter. ``clusters``: whether to mark
+    the entries of a row with equal weights, one marker per cluster: for oscarmax. ``axes``:
+    matplotlib axes to draw on, with colours up to their largest weight; by default those of a new
+    figure, with colour bar and key.
     """
     if axes is None:
-        return attentions({title: weights}, source, target, clusters=(title,) * clusters)
-    table = _checked(weights, "weights")
-    _panel(axes, table, source, target, title, clusters, float(table.max()))
+        only = (title,) * clusters
+        return attentions({title: weights}, source, target, mask=mask, clusters=only)
+    table, on = _checked(weights, "weights", mask)
+    _panel(axes, table, on, source, target, title, clusters, float(table.max()))
     return axes.figure
 
 
@@ -50,27 +55,32 @@ def attentions(
     source: Words | None = None,
     target: Words | Mapping[str, Words] | None = None,
     *,
+    mask: Tensor | Mapping[str, Tensor] | None = None,
     clusters: Collection[str] = (),
 ) -> Any:
     """A figure of the attention of several mappings to one ``source``, in panels side by side.
 
-    ``weights``: by name, as in :func:`attention`. ``target``: the target words, common to all or by
-    name. ``clusters``: the names of the mappings whose clusters are marked. All panels have the
-    same colour scale.
+    ``weights``: by name, as in :func:`attention`. ``target`` and ``mask``: common to all or by
+    name. ``clusters``: the names of the mappings whose clusters are marked. All panels have one
+    colour scale.
     """
     if not weights:
         raise ValueError("weights must hold at least one mapping's; got none")
-    tables = {name: _checked(item, f"weights[{name!r}]") for name, item in weights.items()}
-    top = max(float(table.max()) for table in tables.values())
-    most = max(max(table.shape) for table in tables.values())
+    tables = {}
+    for name, item in weights.items():
+        own = mask.get(name) if isinstance(mask, Mapping) else mask
+        tables[name] = _checked(item, f"weights[{name!r}]", own)
+    top = max(float(table.max()) for table, _ in tables.values())
+    most = max(max(table.shape) for table, _ in tables.values())
     cell = min(0.34, max(0.2, 5 / most))  # inches
     figure = blank(1, 1)  # a figure of 1 inch: its coordinates are inches
     figure.set_layout_engine("none")
-    for name, table in tables.items():
+    for name, (table, on) in tables.items():
         axis = figure.add_axes((0, 0, cell * table.shape[1], cell * table.shape[0]))
         words = target.get(name) if isinstance(target, Mapping) else target
-        _panel(axis, table, source, words, name, name in clusters, top)
-    _arrange(figure, top, _key(bool(clusters)))
+        _panel(axis, table, on, source, words, name, name in clusters, top)
+    masked = not all(bool(on.all()) for _, on in tables.values())
+    _arrange(figure, top, _key(bool(clusters), masked))
     return figure
 
 
@@ -101,23 +111,24 @@ def cells(axis: Any, weights: Tensor, ids: Tensor, top: float) -> None:
 # -- a panel -------------------------------------------------------------------------------------
 
 
-def _checked(weights: Tensor, name: str) -> Tensor:
-    """float64 on the CPU."""
+def _checked(weights: Tensor, name: str, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The weights in float64 on the CPU, 0 where masked, and who takes part."""
     if not isinstance(weights, Tensor) or weights.ndim != 2 or weights.numel() == 0:
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(f"{name} must be a tensor of shape (target, source), not empty; got {got}")
-    table = weights.detach().double().cpu()
+    table, on = rows_of(weights.detach().double().cpu(), -1, mask, name)
     if not bool(((table >= 0) & (table < torch.inf)).all()):
         raise ValueError(
             f"{name} must be nonnegative and finite; got entries in [{table.min():g}, "
             f"{table.max():g}]"
         )
-    return table
+    return table, on
 
 
 def _panel(
     axis: Any,
     table: Tensor,
+    on: Tensor,
     source: Words | None,
     target: Words | None,
     title: str,
@@ -125,9 +136,12 @@ def _panel(
     top: float,
 ) -> None:
     rows, columns = table.shape
-    runs = groups(table)
+    runs = groups(table, mask=on)
     row = torch.arange(rows)[:, None]
-    cells(axis, table, torch.where(runs < 0, runs, runs + columns * row), top)
+    cells(axis, table, torch.where(runs < 0, runs - (~on).long(), runs + columns * row), top)
+    if not bool(on.all()):
+        white = torch.where(on, torch.nan, 0.0).numpy()
+        axis.imshow(white, cmap="gray_r", vmin=0, vmax=1, interpolation="none")
     pixels = axis.get_window_extent()
     points = 72 / axis.figure.dpi * min(pixels.width / columns, pixels.height / rows)  # of a cell
     if clusters:
@@ -211,7 +225,7 @@ def _colour_bar(axis: Any, top: float) -> None:
     axis.set_xlabel("weight", fontsize=9, labelpad=1, color=INK)
 
 
-def _key(clusters: bool) -> list[Any]:
+def _key(clusters: bool, masked: bool) -> list[Any]:
     """The key of greys, borders and markers."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -220,6 +234,8 @@ def _key(clusters: bool) -> list[Any]:
         Patch(facecolor=ZERO, label="weight exactly 0"),
         Patch(facecolor=colours()(0.4), label="no border between: equal weights"),
     ]
+    if masked:
+        key.append(Patch(facecolor="white", edgecolor=ZERO, label="white: masked out"))
     sign = Line2D([], [], linestyle="", marker="o", markersize=4, color=INK)
     sign.set_label("one sign in a row: equal weights")
     return [*key, sign] if clusters else key

@@ -13,7 +13,7 @@ from ..kernels.simplex import project
 from ..nn.layer import RegularizedMax
 from ..regularizers.regularizer import Regularizer
 from .style import FAINT, INK, PALETTE, QUIET, blank, formula, frame, short, styled
-from .subjects import label
+from .subjects import label, takes
 from .twoscores import scores, slopes, temperatures
 
 
@@ -44,7 +44,7 @@ def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, nam
     if x is None:
         x = example(20 if omega.entries is None else omega.entries)
     x = one_row(x)
-    name, pairs = name or label(omega), omega.entries in (None, 2)
+    name, pairs = name or label(omega), takes(omega, 2)
     rows = _rows(omega, x, gamma, name)
     figure = blank(12.5 if pairs else 8.5, 1.35 * (1 + len(rows)) + 1.3)
     grid = figure.add_gridspec(1 + len(rows), 1 + pairs, width_ratios=(1, 1.75)[1 - pairs :])

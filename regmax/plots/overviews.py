@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..analysis.paths import varied
 from ..regularizers.regularizer import Regularizer
-from .paths import path, varied
+from .paths import path
 from .style import INK, blank, formula, styled
 from .subjects import label, takes
 from .surfaces import surface

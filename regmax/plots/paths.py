@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from .. import analysis
-from ..nn.layer import RegularizedMax
+from ..analysis.paths import varied
 from ..regularizers.regularizer import Regularizer
 from .mappings import one_row
 from .style import INK, QUIET, blank, formula, frame, letter, line, styled
 from .subjects import label
-
-POINTS = 400
 
 
 @styled
@@ -65,68 +63,18 @@ def default_row(omega: Regularizer) -> Tensor:
     return level.repeat(-(-d // len(level)))[:d] + 0.01 * torch.arange(d) * (d > len(level))
 
 
-def varied(omega: Regularizer, over: Sequence[str] | None) -> list[str]:
-    """The names to draw over. ValueError for an unknown name."""
-    known = ["gamma", *dict.fromkeys(prefix + name for prefix, name, _ in omega.declared())]
-    names = known if over is None else list(dict.fromkeys(over))
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        got = ", ".join(map(repr, unknown)) or "none"
-        raise ValueError(f"over must name one of {', '.join(known)}; got {got}")
-    return names
-
-
-def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor, float]:
-    """Accepted values of γ or of a hyperparameter, evenly spaced on a logarithmic axis, and the
-    present value."""
-    if over == "gamma":
-        on = x[x > -torch.inf]
-        wide = max(float(on.max() - on.min()), 1e-3)
-        return _even(min(0.03 * wide, gamma / 2), max(10 * wide, 2 * gamma)), gamma
-    owner = next(o for prefix, key, o in omega.declared() if prefix + key == over)
-    attribute = over.rpartition(".")[2]
-    value = float(torch.as_tensor(getattr(owner, attribute), dtype=torch.float64).detach().mean())
-    around = _even(1 / 30, 30.0, 3001) * (value or 0.1)
-    words, accepts = owner.ranges.get(attribute, ("", torch.isfinite))
-    inside = around[accepts(around)].tolist()
-    if not inside:
-        raise ValueError(f"{over} is {value:g} and must be {words}: no value near it is accepted")
-    return _even(inside[0], inside[-1]), value
-
-
-def _even(first: float, last: float, points: int = POINTS) -> Tensor:
-    """Values evenly spaced in the logarithm between two numbers of the same sign."""
-    between = first * (last / first) ** torch.linspace(0, 1, points, dtype=torch.float64)
-    between[-1] = last  # rounding could leave the accepted range
-    return between
-
-
-def along(omega: Regularizer, x: Tensor, gamma: float, over: str, at: Tensor) -> Tensor:
-    """(points, d): Π_Ω(x) with γ, or a hyperparameter, at each of the values."""
-    column, rows = at[:, None], x.expand(len(at), -1)
-    if over == "gamma":
-        layer = RegularizedMax(omega, column)
-    else:
-        layer = RegularizedMax(omega.with_tensors({over: column}), gamma)
-    with torch.no_grad():
-        y: Tensor = layer(rows)
-        return y
-
-
 def _draw(axis: Any, omega: Regularizer, x: Tensor, gamma: float, over: str) -> bool:
     """Draw the lines over γ or a hyperparameter, and return whether some entries are fused."""
-    at, present = span(omega, over, x, gamma)
-    y = along(omega, x, gamma, over, at)
-    on = (x > -torch.inf).expand_as(y)
-    ids = analysis.groups(y, omega, mask=on)
+    found = analysis.path(omega, x, over, gamma=gamma)
+    at, y, ids = found.values, found.y, found.groups
     fused = False
-    for k in on[0].nonzero()[:, 0].tolist():
+    for k in (x > -torch.inf).nonzero()[:, 0].tolist():
         same = ((ids == ids[:, k : k + 1]) & (ids >= 0)).sum(-1) > 1
         fused = fused or bool(same.any())
         shared = torch.where(same, y[:, k], torch.nan)
         axis.plot(at.tolist(), shared.tolist(), **_SHARED, zorder=1)
         axis.plot(at.tolist(), y[:, k].tolist(), linewidth=1.5, **line(k))
-    axis.axvline(present, color=QUIET, linewidth=1, linestyle=":")
+    axis.axvline(found.present, color=QUIET, linewidth=1, linestyle=":")
     axis.set(xlabel="temperature γ" if over == "gamma" else letter(over), ylim=(-0.03, 1.03))
     low, high = sorted((float(at[0]), float(at[-1])))
     axis.set(xscale="log" if high > 4 * low > 0 else "linear", xlim=(low, high))

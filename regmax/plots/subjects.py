@@ -46,14 +46,24 @@ def several(omegas: Omegas, entries: int) -> dict[str, Regularizer]:
             raise TypeError(f"{name} must be a regmax.Regularizer; got {type(omega).__name__}")
         if not takes(omega, entries):
             raise ValueError(
-                f"{name} is made for rows of {omega.entries} entries; this picture is of {entries}"
+                f"{name} is made for rows of {omega.entries or 'another number of'} entries; this "
+                f"picture is of {entries}: draw its mapping or path at a row of its own"
             )
     return found
 
 
 def takes(omega: Regularizer, entries: int) -> bool:
-    """Whether Ω accepts rows of that many entries."""
-    return omega.entries in (None, entries)
+    """Whether Ω accepts rows of that many entries. An Ω that does not declare ``entries`` is
+    tried."""
+    if omega.entries is not None:
+        return omega.entries == entries
+    try:
+        weights(omega, torch.zeros(entries, dtype=torch.float64), 1.0)
+    except ValueError as error:
+        return "takes rows of" not in str(error)
+    except Exception:  # a plugin's code may raise anything; the drawing will say so
+        return True
+    return True
 
 
 def weights(omega: Regularizer, x: Tensor, gamma: float) -> Tensor:

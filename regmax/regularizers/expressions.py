@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import arguments
+from . import arguments, formulas
 from .curvature import Curvature
 from .penalty import Penalized, Penalty
 from .printing import show
@@ -100,6 +100,9 @@ class Scaled(Regularizer):
     def __repr__(self) -> str:
         return f"{show(self.c)}*{_factor_of(self.base)}"
 
+    def _latex(self) -> str:
+        return formulas.product("c", self.c, self.base._latex())
+
 
 class Sum(Regularizer):
     """Σ_k Ω_k(y) of smooth Ω_k.
@@ -173,6 +176,9 @@ class Sum(Regularizer):
     def __repr__(self) -> str:
         return " + ".join(map(repr, self._each()))
 
+    def _latex(self) -> str:
+        return " + ".join(term._latex() for term in self._each())
+
 
 class ScaledPenalty(Penalty):
     """λ R(y), λ ≥ 0, itself a penalty.
@@ -228,6 +234,9 @@ class ScaledPenalty(Penalty):
 
     def __repr__(self) -> str:
         return f"{show(self.lam)}*{_factor_of(self.penalty)}"
+
+    def _latex(self) -> str:
+        return formulas.product("lam", self.lam, self.penalty._latex())
 
 
 def _factor_of(item: Regularizer | Penalty) -> str:

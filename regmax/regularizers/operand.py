@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from . import printing
+from . import formulas, printing
 
 
 class _Arguments:
@@ -29,6 +29,8 @@ class Operand(nn.Module):
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
     ranges: ClassVar[dict[str, tuple[str, Callable[[Any], Any]]]] = {}
     arguments: ClassVar[tuple[str, ...]] = ()
+    formula: str = ""
+    _symbol: ClassVar[str] = ""
     _methods: ClassVar[dict[str, str]] = {}  # method name -> the base class that defines it
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -73,6 +75,13 @@ class Operand(nn.Module):
         """The formula; tensors are printed as a number or a shape."""
         with printing.short():
             return repr(self)
+
+    def _latex(self) -> str:
+        """The value at y in LaTeX."""
+        return formulas.leaf(self)
+
+    def _repr_latex_(self) -> str:
+        return rf"$\displaystyle {self._symbol}(y) = {self._latex()}$"
 
     def __add__(self, other: Any) -> Any:
         return plus(self, other)

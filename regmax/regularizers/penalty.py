@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..kernels import Kernel, transforms
 from ..kernels.products import evaluated
+from . import formulas
 from .errors import RegularizerError
 from .operand import Operand
 from .printing import show
@@ -42,8 +43,10 @@ class Penalty(Operand, ABC):
         :meth:`groups` and :meth:`subgradient` are required too. If False, a solver uses
         :meth:`prox` on the whole Ω, which is differentiable where R is smooth on the support.
     entries: the number of entries that a row must have (the nodes of a graph); None: any.
+    formula: R(y) in LaTeX, for notebooks.
     """
 
+    _symbol = "R"
     name: ClassVar[str] = ""
     lovasz: bool = False
     entries: int | None = None
@@ -243,6 +246,10 @@ class Penalized(Regularizer):
             f"({self.penalty!r})" if weight and "*" in repr(self.penalty) else repr(self.penalty)
         )
         return f"{self.base!r} + {weight}{inner}"
+
+    def _latex(self) -> str:
+        penalty = formulas.product("lam", self.lam, self.penalty._latex())
+        return f"{self.base._latex()} + {penalty}"
 
     @property
     def strong_convexity(self) -> float | Tensor | None:

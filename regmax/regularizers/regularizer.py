@@ -46,12 +46,14 @@ class Regularizer(Operand):
     separable: whether Ω(y) = Σ g_i(y_i); None: regmax tests it.
     ignores_zeros: whether Ω(y) depends only on the positive entries of y, in any order.
     entries: the number of entries that a row must have; None: any.
+    formula: Ω(y) in LaTeX, for notebooks; ``$alpha`` stands for the hyperparameter ``alpha``.
     exact: False for a mapping that only approximates the argmax of its Ω. Its derivatives are then
         those of its closed form.
     arguments: the names of the constructor's arguments, set by regmax. If each is also an
         attribute, torch.compile and torch.export can record the mapping.
     """
 
+    _symbol = r"\Omega"
     name: ClassVar[str] = ""
     mapping: ClassVar[str | tuple[str, ...]] = ()
     presets: ClassVar[dict[str, dict[str, Any]]] = {}

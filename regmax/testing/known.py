@@ -159,6 +159,8 @@ def bisected(low: Tensor, high: Tensor, above: Callable[[Tensor], Tensor]) -> Te
     """Where ``above`` turns from true to false between ``low`` and ``high``, row by row."""
     for _ in range(HALVINGS):
         middle = (low + high) / 2
+        if not bool(((low < middle) & (middle < high)).any()):
+            break
         up = above(middle)
         low, high = torch.where(up, middle, low), torch.where(up, high, middle)
     return (low + high) / 2

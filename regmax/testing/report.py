@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from ..regularizers import display
 
 
 @dataclass(frozen=True)
@@ -108,35 +111,48 @@ class Report:
 
         return json.dumps(plain(self.to_dict()), indent=indent, allow_nan=False)
 
-    def table(self) -> str:
-        """A table with one line per pair of methods, then one line per declared property."""
-        head = ("methods", "max |Δy|", "bounds", "max |ΔVJP|", "bounds", "seconds", "verdict")
-        lines = [head]
+    def table(self, width: int | None = None) -> str:
+        """The report as text: a table of the methods with their certified bounds, one of their
+        pairs, and one line per declared property. ``width``: the columns that tables may take."""
+        out = [self._title()]
+        for header, rows in self._tables() if self.pairs else ():
+            out.append(display.table(header, rows, "  ", width))
+        return "\n".join([*out, *(f"  {line}" for line in self._remarks())])
+
+    def _title(self) -> str:
+        return f"{self.name}: {self.problems} rows of {self.d}: {'ok' if self.ok else 'FAILED'}"
+
+    def _tables(self) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+        methods: dict[str, list[str]] = {}
         for p in self.pairs:
-            lines.append(
-                (
-                    f"{p.a} | {p.b}",
-                    _number(p.max_dy),
-                    f"{_number(p.bound_a)} + {_number(p.bound_b)}",
-                    _number(p.max_dvjp),
-                    f"{_number(p.vjp_bound_a)} + {_number(p.vjp_bound_b)}",
-                    f"{p.seconds_a:.3f} | {p.seconds_b:.3f}",
-                    p.verdict,
-                )
-            )
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-        out = [f"{self.name}: {self.problems} rows of {self.d}: {'ok' if self.ok else 'FAILED'}"]
-        for line in lines:
-            out.append("  " + "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)))
-        for c in self.declared:
-            state = "holds" if c.ok else "FAILS"
-            out.append(f"  declared {c.method} {state}: error {_number(c.error)}")
-        if not self.pairs:
-            out.append("  nothing to compare with")
-        out += [f"  skipped {reason}" for reason in self.skipped]
-        if self.culprits:
-            out.append(f"  disagreeing with the rest: {', '.join(self.culprits)}")
-        return "\n".join(line.rstrip() for line in out)
+            methods[p.a] = [_number(p.bound_a), _number(p.vjp_bound_a), f"{p.seconds_a:.3f}"]
+            methods[p.b] = [_number(p.bound_b), _number(p.vjp_bound_b), f"{p.seconds_b:.3f}"]
+        head = ("method", "bound on y", "bound on VJP", "seconds")
+        yield head, [[name, *cells] for name, cells in methods.items()]
+        head = ("compared", "max |Δy|", "max |ΔVJP|", "verdict")
+        yield (
+            head,
+            [
+                [f"{p.a} | {p.b}", _number(p.max_dy), _number(p.max_dvjp), p.verdict.split(" ")[0]]
+                for p in self.pairs
+            ],
+        )
+
+    def _remarks(self) -> list[str]:
+        out = [
+            f"declared {c.method} {'holds' if c.ok else 'FAILS'}: error {_number(c.error)}"
+            for c in self.declared
+        ]
+        out += [] if self.pairs else ["nothing to compare with"]
+        out += [f"skipped {reason}" for reason in self.skipped]
+        out += [f"disagreeing with the rest: {', '.join(self.culprits)}"] if self.culprits else []
+        return out
+
+    def _repr_markdown_(self) -> str:
+        parts = [f"**{display.escaped(self._title())}**"]
+        parts += [display.markdown(*each) for each in self._tables()] if self.pairs else []
+        parts.append("\n".join(f"- {display.escaped(line)}" for line in self._remarks()))
+        return "\n\n".join(parts)
 
     __str__ = table
 

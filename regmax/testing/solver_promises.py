@@ -214,7 +214,7 @@ def check_leaves_its_inputs(b: Bench, t: Trial) -> None:
 def check_budget(b: Bench, t: Trial) -> None:
     """``run`` ends after max_iter iterations, even if it cannot reach ``tol``."""
     for max_iter in (1, 3):
-        limit = 2000 * max_iter
+        limit = 500 * max_iter
         counted = Counted(t.known.base, limit)
         problem = Problem(t.known.around(counted), t.z, t.mask)
         try:

@@ -15,7 +15,7 @@ import torch
 
 import regmax
 from regmax.cli import attention_maps, main, pooling, scores, validate
-from regmax.cli.common import UsageError, needs, progress, table, working
+from regmax.cli.common import UsageError, needs, progress, table, working, wrapped
 from regmax.regularizers.registry import registry
 
 SIX = {
@@ -26,6 +26,11 @@ SIX = {
     "tsallis": "entmax, entmax15",
     "tv": "fusedmax",
 }
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -99,6 +104,23 @@ class TestMain:
         message = capsys.readouterr().err
         assert all(name in message for name in ("list", "validate", "demo"))
 
+    @pytest.mark.parametrize(
+        ("argv", "said"),
+        [
+            (["lst"], "unknown choice 'lst' (did you mean 'list'?); accepted: list, validate"),
+            (["plot", "gini", "--kid", "path"], "unknown option '--kid' (did you mean '--kind'?)"),
+            (["plot", "gini", "--kid=path"], "unknown option '--kid' (did you mean '--kind'?)"),
+            (["plot", "gini", "--kind", "pat"], "unknown choice 'pat' (did you mean 'path'?)"),
+            (["validate", "--dtype", "float33"], "(did you mean 'float32'?)"),
+            (["list", "all"], "regmax list: error: unknown argument 'all'"),
+        ],
+    )
+    def test_what_is_nearly_right(self, argv, said, capsys):
+        with pytest.raises(SystemExit) as stop:
+            main(argv)
+        assert stop.value.code == 2
+        assert said in capsys.readouterr().err
+
     def test_version(self, capsys):
         with pytest.raises(SystemExit) as stop:
             main(["--version"])
@@ -148,6 +170,14 @@ class TestList:
         for name in [*registry().solvers(), *registry().backends()]:
             assert f"\n  {name} " in out
 
+    def test_it_fits_80_columns_without_colours(self, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("NO_COLOR", "1")
+        main(["list"])
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80
+        assert "\x1b" not in out
+
     def test_a_plugin_at_fault_is_named(self, capsys, monkeypatch):
         monkeypatch.setattr(
             registry(), "faults", ["regmax plugin 'x' (x 1.0) failed in its import"]
@@ -163,10 +193,12 @@ class TestValidate:
         assert all(f"\n{name} " in out for name in SIX)
         assert f"{len(SIX)} of {len(SIX)} agree by every method" in out
 
-    def test_every_backend(self, capsys):
+    def test_every_backend(self, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
         assert main(["validate", "gini", "fusedmax", "--against", "generic,cvxpylayers,cvxpy"]) == 0
         out = capsys.readouterr().out
         assert all(method in out for method in ("generic", "DIFFCP", "MOREAU", "cvxpy Clarabel"))
+        assert max(map(len, out.splitlines())) <= 80
 
     @pytest.mark.parametrize("suffix", [".npy", ".pt", ".csv"])
     def test_own_scores(self, suffix, tmp_path, capsys):
@@ -497,11 +529,40 @@ class TestCommon:
             time.sleep(0.5)
         assert capsys.readouterr().err.startswith("thinking: 0 s\n")
 
-    def test_working_clears_its_line_on_a_terminal(self, monkeypatch):
-        class Terminal(io.StringIO):
-            def isatty(self):
-                return True
+    def test_a_table_fits(self, monkeypatch):
+        rows = [["a", "words " * 30, "x"], ["b", "", "y"]]
+        monkeypatch.setenv("COLUMNS", "60")
+        lines = table(["name", "what it is", "closed form"], rows).splitlines()
+        assert max(map(len, lines)) <= 60
+        assert " ".join(lines).count("words") == 30
+        monkeypatch.setenv("COLUMNS", "400")
+        assert len(table(["name", "what it is", "closed form"], rows).splitlines()) == 3
 
+    def test_long_lines_are_continued_further_in(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "60")
+        text = wrapped("short\n  error: " + "word " * 20).splitlines()
+        assert text[0] == "short"
+        assert text[1].startswith("  error: word")
+        assert text[2].startswith("      word")
+        assert max(map(len, text)) <= 60
+
+    def test_progress_on_a_terminal_is_one_line(self, monkeypatch):
+        monkeypatch.setattr("regmax.cli.common.tqdm", None)
+        now = iter(range(0, 100, 3))
+        monkeypatch.setattr("time.monotonic", lambda: next(now))
+        out = Terminal()
+        assert list(progress("abc", "counting", out)) == ["a", "b", "c"]
+        said = "counting: 0/3\rcounting: 1/3\rcounting: 2/3\r"
+        assert out.getvalue() == said + " " * 13 + "\r"
+
+    def test_a_line_of_progress_does_not_wrap(self, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "50")
+        out = Terminal()
+        with working("thinking " * 20, out):
+            time.sleep(1.2)
+        assert max(map(len, out.getvalue().split("\r"))) == 49
+
+    def test_working_clears_its_line_on_a_terminal(self, monkeypatch):
         out = Terminal()
         with working("thinking", out):
             time.sleep(1.2)

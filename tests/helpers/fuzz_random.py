@@ -60,8 +60,8 @@ KINDS = {
     ),
     "binary entropy": Kind(
         lambda y, p: torch.xlogy(y, y) + torch.xlogy(1 - y, 1 - y),
-        lambda y, p: np.log(y) - np.log(1 - y),
-        lambda y, p: 1 / y + 1 / (1 - y),
+        lambda y, p: np.log(y) - np.log(np.maximum(1 - y, 1e-40)),
+        lambda y, p: 1 / y + 1 / np.maximum(1 - y, 1e-40),
         steep=True,
     ),
     "barrier": Kind(

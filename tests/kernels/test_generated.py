@@ -9,6 +9,7 @@ import torch
 
 import regmax
 from regmax.mapping import generated, traced
+from regmax.mapping.state import state
 
 pytest.importorskip("numba")
 from regmax.kernels.generated import Unknown, entrywise
@@ -744,3 +745,18 @@ def test_a_form_of_many_entries_goes_to_the_solver(monkeypatch):
     monkeypatch.setattr("regmax.mapping.generated.PLANS", {})
     layer = regmax.RegularizedMax(Quadratic(7, "square"))
     assert "of more than 6 entries" in layer.explain(torch.randn(3, 7, dtype=F64))
+
+
+NUMBER = 2.0
+
+
+class Inner(regmax.Regularizer):
+    def value(self, y):
+        return (lambda t: NUMBER * t * t)(y).sum(-1)
+
+
+def test_a_global_of_an_inner_function_is_part_of_the_state(monkeypatch):
+    before = state(Inner(), [])
+    assert state(Inner(), []) == before
+    monkeypatch.setitem(globals(), "NUMBER", 3.0)
+    assert state(Inner(), []) != before

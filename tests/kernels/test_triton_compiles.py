@@ -138,7 +138,7 @@ def _generated(d: int) -> Any:
     entry = entrywise(value, torch.full((1, d), 1 / d, dtype=torch.float64), tensors)
     inputs = entry.inputs(tensors)
     theta = tuple(t.reshape(1, -1) if t.ndim and d > 1 else t.reshape(-1) for t in inputs)
-    return TritonKernel(entry, inputs, d, False, torch.device("cpu")), theta
+    return TritonKernel(entry, inputs, d, torch.device("cpu")), theta
 
 
 def main(mapping: str) -> None:

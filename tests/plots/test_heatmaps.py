@@ -117,6 +117,23 @@ class TestAttention:
         beside, _ = borders(plots.attention(y).axes[0])
         assert beside == {(i, j) for i, j in (y[:, 1:] != y[:, :-1]).nonzero().tolist()}
 
+    def test_what_takes_no_part_is_white(self, tmp_path):
+        mask = torch.ones(8, dtype=torch.bool)[: ROWS.shape[1]].clone()
+        mask[-1] = False
+        y = ROWS.clone()
+        y[:, -1] = torch.nan  # what a masked cell holds does not matter
+        figure = plots.attention(y, mask=mask)
+        weights, white = figure.axes[0].images
+        assert bool(white.get_array().mask[:, :-1].all())
+        assert not bool(white.get_array().mask[:, -1].any())
+        assert weights.get_array().shape == ROWS.shape
+        assert "white: masked out" in labels(figure)
+        by_name = plots.attentions({"a": ROWS, "b": y}, mask={"b": mask})
+        assert [len(axis.images) for axis in by_name.axes[:2]] == [1, 2]
+        figure.savefig(tmp_path / "x.png")
+        with pytest.raises(ValueError, match="mask must broadcast to weights"):
+            plots.attention(ROWS, mask=mask[:2], axes=figure.axes[0])
+
     def test_nothing_but_zeros(self, tmp_path):
         plots.attention(torch.zeros(2, 3)).savefig(tmp_path / "x.png")
 

@@ -7,6 +7,7 @@ import torch
 
 import regmax
 from regmax import RegularizedMax, plots
+from regmax.analysis.paths import span
 from regmax.plots import paths, subjects, surfaces, triangles
 
 pytest.importorskip("matplotlib")
@@ -33,6 +34,16 @@ class Sloped(regmax.Regularizer):
 
     def value(self, y):
         return y.square().sum(-1) / 2 + y[..., 0]
+
+
+class Priced(regmax.Regularizer):
+    """For rows of as many entries as it has weights, which it does not declare."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y):
+        return (self.w * y.square()).sum(-1) / 2
 
 
 EACH = [*map(regmax.regularizer, regmax.available()), Elastic()]
@@ -228,7 +239,7 @@ class TestPath:
 
     @pytest.mark.parametrize("p", [1.01, 2.0])
     def test_what_is_drawn_over_is_accepted(self, p):
-        at, present = paths.span(regmax.regularizer("pnorm", p=p), "p", torch.zeros(3), 1.0)
+        at, present = span(regmax.regularizer("pnorm", p=p), "p", torch.zeros(3), 1.0)
         assert bool(((at > 1) & (at <= 2)).all())
         assert present == p
         assert bool((at.diff() > 0).all())
@@ -258,6 +269,14 @@ class TestRefuses:
         grid = regmax.regularizer("gini") + regmax.penalty("grid_tv", shape=(3, 4))
         with pytest.raises(ValueError, match=r"is made for rows of 12 entries; this picture is of"):
             draw({"on a grid": grid})
+
+    def test_a_number_of_entries_that_is_not_declared(self, draw):
+        omega = Priced(torch.arange(1.0, 6.0))
+        with pytest.raises(ValueError, match=r"made for rows of another number of .*or path at a"):
+            draw(omega)
+        x = torch.linspace(-1, 1, 5)
+        assert len(plots.mapping(omega, x).axes) > 2
+        assert len(plots.path(omega, x).axes) == 1
 
     def test_none_and_others(self, draw):
         with pytest.raises(ValueError, match="omegas must hold at least one regularizer"):

@@ -1,0 +1,114 @@
+"""Paths and sweeps, against single calls of the mappings."""
+
+import sys
+
+import pytest
+import torch
+
+import regmax
+from regmax import analysis
+from regmax.functional import entmax, sparsemax
+
+F64 = torch.float64
+FUSED = regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv")
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+class TestPath:
+    def test_each_point_is_a_call(self):
+        x, values = drawn(2, 5), [0.2, 1.0, 3.0]
+        found = analysis.path(regmax.regularizer("gini"), x, values=values)
+        assert found.over == "gamma"
+        assert found.present == 1.0
+        for gamma, y in zip(values, found.y, strict=True):
+            torch.testing.assert_close(y, sparsemax(x, gamma=gamma))
+        assert torch.equal(found.groups[0], analysis.groups(found.y[0], "clusters"))
+
+    def test_over_a_hyperparameter_with_a_mask(self):
+        x, mask = drawn(5), torch.tensor([1, 1, 0, 1, 1]).bool()
+        omega = regmax.regularizer("tsallis", alpha=1.2)
+        found = analysis.path(omega, x, "alpha", [1.5, 2.0], gamma=0.5, mask=mask)
+        assert found.present == 1.2
+        torch.testing.assert_close(found.y[0], entmax(x, 1.5, gamma=0.5, mask=mask))
+        assert not bool(found.y[:, 2].any())
+        assert bool((found.groups[:, 2] == -1).all())
+
+    def test_over_the_weight_of_a_penalty_and_what_is_nested(self):
+        x = drawn(6)
+        for over in ("lam", "base.alpha"):
+            found = analysis.path(FUSED, x, over)
+            assert len(found.values) == len(found.y) == 400
+            assert over in repr(found)
+        found = analysis.path(FUSED, x, "lam", [0.0, 10.0])
+        torch.testing.assert_close(found.y[1], torch.full_like(x, 1 / 6))
+
+    def test_what_it_refuses(self):
+        omega, x = regmax.regularizer("tsallis"), drawn(4)
+        with pytest.raises(ValueError, match=r"got 'alpa' \(did you mean 'alpha'\?\)"):
+            analysis.path(omega, x, "alpa")
+        with pytest.raises(ValueError, match="alpha must be > 0; got -1"):
+            analysis.path(omega, x, "alpha", [1.0, -1.0])
+        with pytest.raises(ValueError, match="values must hold at least one number"):
+            analysis.path(omega, x, values=[])
+        with pytest.raises(TypeError, match=r"x must be a floating torch\.Tensor; got list"):
+            analysis.path(omega, [1.0, 2.0])
+
+
+class TestSweep:
+    def test_the_columns_are_those_of_single_calls(self):
+        x, mask = drawn(3, 6), drawn(3, 6, seed=1) > -1
+        mask[2] = False
+        found = analysis.sweep(FUSED, x, {"gamma": [0.5, 2.0], "lam": [0.0, 0.2]}, mask).to_dict()
+        assert found["gamma"] == [0.5, 0.5, 2.0, 2.0]
+        assert found["lam"] == [0.0, 0.2, 0.0, 0.2]
+        omega = regmax.regularizer("tsallis") + 0.2 * regmax.penalty("tv")
+        layer = regmax.RegularizedMax(omega, 0.5)
+        solution, j = layer.solve(x, mask), layer.jacobian(x, mask)
+        y = solution.y[:2]
+        expected = {
+            "support": analysis.support_size(y).double().mean(),
+            "entropy": torch.special.entr(y).sum(-1).mean(),
+            "groups": analysis.group_count(y, omega, mask=mask[:2]).double().mean(),
+            "sensitivity": torch.linalg.matrix_norm(j[:2], 2).mean(),
+        }
+        for name, number in expected.items():
+            assert found[name][1] == pytest.approx(float(number)), name
+        assert all(0 <= error < 1e-7 for error in found["error"])
+
+    def test_what_it_prints(self):
+        found = analysis.sweep(regmax.regularizer("gini"), drawn(2, 4), {"gamma": [0.5, 1]})
+        lines = repr(found).splitlines()
+        assert lines[0].split() == ["gamma", "support", "entropy", "groups", "sensitivity", "error"]
+        assert len(lines) == 1 + len(found) == 3
+        assert found._repr_markdown_().splitlines()[0].startswith("| gamma | support |")
+
+    def test_a_row_with_a_nan_is_not_hidden(self):
+        x = torch.tensor([[1.0, torch.nan], [0.0, 1.0]])
+        found = analysis.sweep(regmax.regularizer("gini"), x, {"gamma": [1.0]}).to_dict()
+        assert all(number != number for name, (number,) in found.items() if name != "gamma")
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    def test_low_precision(self, dtype):
+        found = analysis.sweep(regmax.regularizer("tv"), drawn(2, 4).to(dtype), {"lam": [0.1]})
+        assert found.to_dict()["support"][0] > 0
+
+    def test_what_it_refuses(self):
+        with pytest.raises(ValueError, match=r"over\['lam'\] must hold at least one number"):
+            analysis.sweep(FUSED, drawn(4), {"lam": []})
+        with pytest.raises(ValueError, match="got none"):
+            analysis.sweep(FUSED, drawn(4), {})
+
+    def test_pandas(self, monkeypatch):
+        found = analysis.sweep(regmax.regularizer("gini"), drawn(4), {"gamma": [1.0]})
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(ImportError, match="pip install pandas"):
+            found.to_pandas()
+
+    def test_to_pandas(self):
+        pandas = pytest.importorskip("pandas")
+        found = analysis.sweep(regmax.regularizer("gini"), drawn(4), {"gamma": [1.0, 2.0]})
+        assert isinstance(found.to_pandas(), pandas.DataFrame)
+        assert found.to_pandas().shape == (2, 6)
