@@ -22,6 +22,7 @@ import regmax
 from regmax.cli import main
 from regmax.plots import save
 from regmax.plots.heatmaps import cells
+from regmax.plots.style import INK
 
 FOLDER = Path(__file__).parents[1] / "gallery"
 SIX = ("softmax", "sparsemax", "entmax15", "pnormmax", "fusedmax:lam=0.2", "oscarmax:lam=0.2")
@@ -68,9 +69,9 @@ def command(arguments: tuple[str, ...], file: Path) -> None:
 
 
 def smaller(file: Path) -> None:
-    """The picture in 256 colours."""
+    """The picture in 256 colours, with its transparency."""
     with Image.open(file) as picture:
-        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few = picture.convert("RGBA").quantize(256, method=Image.Quantize.FASTOCTREE)
     few.save(file, optimize=True)
 
 
@@ -82,18 +83,20 @@ def image() -> Figure:
     level[5:9, 9:12] = 0.25
     noise = torch.randn(h, w, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     x = (level + 0.08 * noise).flatten()
-    figure = Figure(figsize=(9.6, 2.4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9.6, 2.7), dpi=150, layout="constrained", facecolor="none")
     first, *axes = figure.subplots(1, 4)
     first.imshow(x.reshape(SHAPE).numpy(), cmap="Greys", interpolation="none")
-    first.set_title("scores", fontsize=11)
+    first.set_title("scores x", fontsize=13, color=INK)
     for axis, lam in zip(axes, (0.0, 0.02, 0.06), strict=True):
         penalty = regmax.penalty("grid_tv", shape=SHAPE)
         y = regmax.RegularizedMax(regmax.regularizer("gini") + lam * penalty)(x)
         ids = torch.where(y > 0, penalty.groups(y), -1)
         cells(axis, (y / y.max()).reshape(SHAPE), ids.reshape(SHAPE), 1)
         groups = len(ids[ids >= 0].unique())
-        axis.set_title(f"gini + {lam:g}*grid_tv" if lam else "gini", fontsize=11)
-        axis.set_xlabel(f"{int((y > 0).sum())} cells above 0, {groups} groups", fontsize=9)
+        axis.set_title(f"gini + {lam:g} · grid_tv" if lam else "gini", fontsize=13, color=INK)
+        axis.set_xlabel(
+            f"{int((y > 0).sum())} cells above 0, {groups} groups", fontsize=11, color=INK
+        )
     for axis in (first, *axes):
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)

@@ -16,13 +16,21 @@ from matplotlib.figure import Figure
 import regmax
 
 FILE = Path(__file__).with_suffix(".svg")
-ALONE = "#c4c4c4"
+INK, ALONE = "#7b7b7b", "#8c9aa8"
 # Okabe and Ito's colours, which stay apart for most eyes.
 GROUPS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6bb1", "#6b5b4a")
+# no background, and an ink that reads on a light page and on a dark one
 SETTINGS = {
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK,
+    "figure.facecolor": "none",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "font.size": 9,
+    "font.size": 11,
     "svg.hashsalt": "regmax",
     "svg.fonttype": "none",  # text stays text
 }
@@ -36,8 +44,8 @@ def draw(path: Path) -> None:
         axes = figure.subplots(2, 3, width_ratios=(1.15, 1, 1.05))
         entropy = regmax.regularizer("entropy")
         panels = (
-            (0, runs(), "tv", 0.8, "fused softmax: entropy + 0.8·tv"),
-            (1, clusters(), "oscar", 0.1, "clustered softmax: entropy + 0.1·oscar"),
+            (0, runs(), "tv", 0.8, "fused: entropy + 0.8 · tv"),
+            (1, clusters(), "oscar", 0.1, "clustered: entropy + 0.1 · oscar"),
         )
         for column, x, name, lam, title in panels:
             penalty = regmax.penalty(name)
@@ -54,7 +62,7 @@ def draw(path: Path) -> None:
         plain, fused = (mapping(o, x) for o in (entropy, entropy + 0.6 * penalty))
         most = 1.3 * float(fused.max())  # darker than that is as dark
         image(axes[0, 2], plain, penalty.groups(plain), most, "softmax")
-        image(axes[1, 2], fused, penalty.groups(fused), most, "on a grid: entropy + 0.6·grid_tv")
+        image(axes[1, 2], fused, penalty.groups(fused), most, "on a grid: entropy + 0.6 · grid_tv")
         axes[0, 0].set_ylabel("weight")
         axes[1, 0].set_ylabel("weight")
         axes[1, 0].annotate("softmax", (17.7, float(mapping(entropy, runs())[17])), va="center")
@@ -101,7 +109,7 @@ def colours(ids: torch.Tensor) -> list[str]:
 
 def bars(ax: Any, y: torch.Tensor, ids: torch.Tensor, title: str) -> None:
     ax.bar(range(len(y)), y.tolist(), width=0.82, color=colours(ids), linewidth=0)
-    ax.set_title(title, fontsize=9, loc="left")
+    ax.set_title(title, fontsize=11, loc="left")
     ax.set_xticks([])
     ax.set_xlim(-0.7, len(y) - 0.3)
     ax.locator_params(axis="y", nbins=4)
@@ -110,7 +118,7 @@ def bars(ax: Any, y: torch.Tensor, ids: torch.Tensor, title: str) -> None:
 def outline(ax: Any, y: torch.Tensor) -> None:
     """What the bars were without the penalty."""
     for i, top in enumerate(y.tolist()):
-        ax.plot([i - 0.41, i + 0.41], [top, top], color="black", linewidth=0.8)
+        ax.plot([i - 0.41, i + 0.41], [top, top], color=INK, linewidth=1.2)
 
 
 def image(ax: Any, y: torch.Tensor, ids: torch.Tensor, most: float, title: str) -> None:
@@ -125,7 +133,7 @@ def image(ax: Any, y: torch.Tensor, ids: torch.Tensor, most: float, title: str) 
                     ax.plot([j + 0.5] * 2, [i - 0.5, i + 0.5], color="#444444", linewidth=0.7)
                 if i + 1 < h and grid[i, j] != grid[i + 1, j]:
                     ax.plot([j - 0.5, j + 0.5], [i + 0.5] * 2, color="#444444", linewidth=0.7)
-    ax.set_title(title, fontsize=9, loc="left")
+    ax.set_title(title, fontsize=11, loc="left")
     ax.set_xticks([])
     ax.set_yticks([])
     for side in ax.spines.values():

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import plots
 from ..nn.layer import RegularizedMax
 from ..optimality.solution import Solution
+from ..plots.style import INK, formula
 from ..regularizers.registry import suggestion
 from ..regularizers.regularizer import Regularizer
 from ..testing.backends.generic import definition
@@ -57,7 +58,7 @@ def converge(
     title = f"{name}, γ = {gamma:g}: {len(x)} rows of {x.shape[-1]} scores"
     caption = f"{title}; value-only Ω; iterations of the median row, and the most of any row"
     figure = plots.convergence(solutions)
-    figure.suptitle(title)
+    figure.suptitle(formula(title), fontsize=14, color=INK)
     return figure, f"{caption}\n{table(header, lines)}"
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ..optimality.solution import Solution
-from .style import INK, MARKERS, PALETTE, blank, frame
+from .style import INK, MARKERS, PALETTE, blank, formula, frame, styled
 
 FLOOR = 1e-18
 """Smaller values, such as exact zeros, are drawn at this height on a logarithmic axis."""
 
 
+@styled
 def convergence(solutions: Solution | Mapping[str, Solution], axes: Any = None) -> Any:
     """A figure of traced solutions: the duality gap, the residual and the support size of each
     iteration, for the median row and for the worst.
@@ -86,7 +87,9 @@ def _descent(axis: Any, kept: Tensor, style: dict[str, Any], changes: dict[int, 
 def _key(figure: Any, names: list[str], several: bool) -> None:
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], label=name, **_style(k, len(names))) for k, name in enumerate(names)]
+    lines = [
+        Line2D([], [], label=formula(name), **_style(k, len(names))) for k, name in enumerate(names)
+    ]
     if several:
         lines.append(Line2D([], [], color=INK, linewidth=2, label="median row"))
         lines.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=":", label="worst row"))

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .style import INK, MARKERS, PALETTE, blank, frame, line
+from .style import INK, MARKERS, PALETTE, blank, frame, line, styled
 
 Numbers = Tensor | Sequence[Any]
 
 
+@styled
 def trajectories(
     steps: Sequence[int], values: Mapping[str, Numbers], ylabel: str = "α", xlabel: str = "step"
 ) -> Any:
@@ -44,6 +45,7 @@ def trajectories(
     return figure
 
 
+@styled
 def histograms(
     values: Mapping[str, Numbers | Mapping[str, Numbers]],
     xlabel: str = "α",
@@ -71,6 +73,7 @@ def histograms(
     return figure
 
 
+@styled
 def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     """A figure of the densities of the heads by layer (Figure 5).
 
@@ -89,6 +92,7 @@ def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     return figure
 
 
+@styled
 def diversity_by_layer(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     """A figure of the Jensen–Shannon divergence between heads by layer (Figure 6).
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..analysis import groups
 from ..analysis.weights import rows_of
-from .style import INK, blank
+from .style import INK, blank, styled
 
 ZERO = "#bdbdbd"
 MARKS = "o^sDP*"
@@ -21,6 +21,7 @@ WIDEST = 16.0
 Words = Sequence[str]
 
 
+@styled
 def attention(
     weights: Tensor,
     source: Words | None = None,
@@ -48,6 +49,7 @@ def attention(
     return axes.figure
 
 
+@styled
 def attentions(
     weights: Mapping[str, Tensor],
     source: Words | None = None,
@@ -169,7 +171,7 @@ def _mark(axis: Any, table: Tensor, size: float, top: float) -> None:
         for mark, cluster in enumerate(found[members > 1]):
             at = (row == cluster).nonzero()[:, 0]
             dark = float(table[i, at[0]]) > 0.5 * top
-            style = {"s": size**2, "color": "white" if dark else INK, "linewidths": 0}
+            style = {"s": size**2, "color": "white" if dark else "#333333", "linewidths": 0}
             axis.scatter(at.tolist(), [i] * len(at), marker=MARKS[mark % len(MARKS)], **style)
 
 

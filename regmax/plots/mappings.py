@@ -12,7 +12,7 @@ from .. import analysis
 from ..kernels.simplex import project
 from ..nn.layer import RegularizedMax
 from ..regularizers.regularizer import Regularizer
-from .style import FAINT, INK, PALETTE, QUIET, blank, frame, short
+from .style import FAINT, INK, PALETTE, QUIET, blank, formula, frame, short, styled
 from .subjects import label, takes
 from .twoscores import scores, slopes, temperatures
 
@@ -34,6 +34,7 @@ def one_row(x: Tensor) -> Tensor:
     return x.detach().double().cpu()
 
 
+@styled
 def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, name: str = "") -> Any:
     """A figure of Π_Ω: a curve at two scores, and the row ``x`` with softmax and sparsemax.
 
@@ -51,7 +52,7 @@ def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, nam
         _curves(figure.add_subplot(grid[:, 0]), omega, gamma)
     axes = [figure.add_subplot(grid[k, -1]) for k in range(1 + len(rows))]
     _bars(axes, x, rows)
-    figure.suptitle(f"{name}, γ = {gamma:g}", fontsize=14, color=INK)
+    figure.suptitle(f"{formula(name)}, γ = {gamma:g}", fontsize=14, color=INK)
     return figure
 
 
@@ -73,7 +74,7 @@ def _curves(axis: Any, omega: Regularizer, gamma: float) -> None:
     t = scores(gamma)
     slopes(axis, temperatures(omega, gamma, t), t, gamma)
     axis.set(ylabel="weight of the first score", title="two scores, t and 0")
-    axis.legend(frameon=False, loc="upper left", fontsize=9)
+    axis.legend(frameon=False, loc="upper left", fontsize=11)
 
 
 def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tensor]]) -> None:
@@ -87,7 +88,7 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
     size = max(1.5, min(4.0, 150 / len(x)))
     axes[0].plot(at[on].tolist(), x[on].tolist(), "o", color=INK, markersize=size)
     axes[0].set(ylabel="score")
-    axes[0].set_title(f"a row of {int(on.sum())} scores", loc="left", fontsize=10.5, color=INK)
+    axes[0].set_title(f"a row of {int(on.sum())} scores", loc="left", fontsize=12, color=INK)
     fused = False
     for axis, (name, y, ids) in zip(axes[1:], rows, strict=True):
         colours, count = _coloured(y, ids)
@@ -97,9 +98,9 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
         circle: Any = {"marker": "o", "linestyle": "", "fillstyle": "none", "color": INK}
         if zero:  # matplotlib cannot lay out an unclipped line without points
             axis.plot(zero, [0] * len(zero), markersize=size, clip_on=False, **circle)
-        caption = f"{short(name, 48)}: {int((y > 0).sum())} above 0"
+        caption = f"{short(formula(name), 48)}: {int((y > 0).sum())} above 0"
         caption += f", {count} fused group{'s' * (count > 1)}" if count else ""
-        axis.set_title(caption, loc="left", fontsize=10.5, color=INK)
+        axis.set_title(caption, loc="left", fontsize=12, color=INK)
         axis.set(ylabel="weight", ylim=(0, 1.12 * max(float(y.max()) for _, y, _ in rows)))
     for axis in axes:
         frame(axis)

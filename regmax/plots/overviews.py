@@ -7,7 +7,7 @@ from typing import Any
 from ..analysis.paths import varied
 from ..regularizers.regularizer import Regularizer
 from .paths import path
-from .style import INK, blank
+from .style import INK, blank, formula, styled
 from .subjects import label, takes
 from .surfaces import surface
 from .triangles import simplex
@@ -16,6 +16,7 @@ from .twoscores import curves
 WIDTH = 9.6
 
 
+@styled
 def overview(omega: Regularizer, gamma: float = 1.0, name: str = "") -> Any:
     """A figure with :func:`curves` at two scores, :func:`surface` and :func:`simplex` at three, and
     the :func:`path` over γ and each hyperparameter.
@@ -40,5 +41,5 @@ def overview(omega: Regularizer, gamma: float = 1.0, name: str = "") -> Any:
             simplex(omega, gamma, right)
         else:
             path(omega, gamma=gamma, figure=place)
-    figure.suptitle(f"{name or label(omega)}, γ = {gamma:g}", fontsize=13, color=INK)
+    figure.suptitle(formula(f"{name or label(omega)}, γ={gamma:g}"), fontsize=14, color=INK)
     return figure

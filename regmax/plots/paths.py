@@ -12,10 +12,11 @@ from .. import analysis
 from ..analysis.paths import varied
 from ..regularizers.regularizer import Regularizer
 from .mappings import one_row
-from .style import INK, QUIET, blank, frame, line
+from .style import INK, QUIET, blank, formula, frame, letter, line, styled
 from .subjects import label
 
 
+@styled
 def path(
     omega: Regularizer,
     x: Tensor | None = None,
@@ -42,7 +43,7 @@ def path(
     if figure is None:
         figure = blank(max(4 * columns, 5) + 1, 3.2 * rows + 0.4)
         others = "" if names == ["gamma"] else f", γ = {gamma:g}"
-        figure.suptitle(f"{name or label(omega)}{others}", fontsize=13, color=INK)
+        figure.suptitle(formula(f"{name or label(omega)}{others}"), fontsize=14, color=INK)
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     fused = [
         _draw(axis, omega, x, gamma, over) for over, axis in zip(names, axes.flat, strict=False)
@@ -74,7 +75,7 @@ def _draw(axis: Any, omega: Regularizer, x: Tensor, gamma: float, over: str) -> 
         axis.plot(at.tolist(), shared.tolist(), **_SHARED, zorder=1)
         axis.plot(at.tolist(), y[:, k].tolist(), linewidth=1.5, **line(k))
     axis.axvline(found.present, color=QUIET, linewidth=1, linestyle=":")
-    axis.set(xlabel="γ" if over == "gamma" else over, ylim=(-0.03, 1.03))
+    axis.set(xlabel="temperature γ" if over == "gamma" else letter(over), ylim=(-0.03, 1.03))
     low, high = sorted((float(at[0]), float(at[-1])))
     axis.set(xscale="log" if high > 4 * low > 0 else "linear", xlim=(low, high))
     axis.xaxis.set_major_formatter("{x:g}")
@@ -95,4 +96,4 @@ def _key(figure: Any, x: Tensor, fused: bool) -> None:
         lines = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
         shown = [*lines, *shown]
     if shown:
-        figure.legend(handles=shown, loc="outside right upper", frameon=False, fontsize=9)
+        figure.legend(handles=shown, loc="outside right upper", frameon=False, fontsize=11)

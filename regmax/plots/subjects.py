@@ -11,7 +11,7 @@ from torch import Tensor
 from ..nn.layer import RegularizedMax
 from ..regularizers import printing
 from ..regularizers.regularizer import Regularizer
-from .style import PALETTE
+from .style import PALETTE, formula
 
 Omegas = Regularizer | Mapping[str, Regularizer]
 
@@ -86,11 +86,16 @@ def key(figure: Any, shown: Tensor, columns: int) -> None:
 
     found = [PATTERNS[k] for k in shown.unique().tolist()]
     patches = [Patch(facecolor=colour, label=text) for text, colour in found]
-    place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+    place: Any = {
+        "loc": "outside lower center",
+        "frameon": False,
+        "fontsize": 10,
+        "columnspacing": 1,
+    }
     figure.legend(handles=patches, ncols=min(columns, len(found)), **place)
 
 
 def title(found: dict[str, Regularizer], gamma: float, of_several: str = "") -> str:
     """``sparsemax, γ = 1``."""
     name = next(iter(found)) if len(found) == 1 else of_several
-    return f"{name}, γ = {gamma:g}" if name else f"γ = {gamma:g}"
+    return f"{formula(name)}, γ = {gamma:g}" if name else f"γ = {gamma:g}"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .style import INK, blank
+from .style import INK, blank, formula, styled
 from .subjects import PATTERNS, Omegas, key, patterns, several, title, weights
 
 SPAN, POINTS = 3.0, 100
@@ -15,6 +15,7 @@ SPAN, POINTS = 3.0, 100
 FORMULA = "Π$_Ω$([t$_1$, t$_2$, 0])$_2$"
 
 
+@styled
 def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     """A figure of Π_Ω([t₁, t₂, 0])₂ over t₁ and t₂: Niculae & Blondel (2017), Figure 5.
 
@@ -37,7 +38,9 @@ def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         y = weights(omega, x, gamma)
         seen.append(patterns(y))
         _draw(axis, first, second, y[..., 1], seen[-1])
-        axis.set_title(FORMULA if len(found) == 1 else name, fontsize=11, color=INK, y=0.98)
+        axis.set_title(
+            FORMULA if len(found) == 1 else formula(name), fontsize=12, color=INK, y=0.98
+        )
     if alone:
         key(figure, torch.stack(seen), 3 if columns > 1 else 2)
     return figure
@@ -68,11 +71,11 @@ def _draw(axis: Any, first: Tensor, second: Tensor, height: Tensor, which: Tenso
     drawn.set_edgecolor("face")
     axis.set(zlim=(0, 1), xlabel="t$_1$", ylabel="t$_2$")
     axis.set(zticks=(0, 0.5, 1))
-    axis.tick_params(labelsize=8, pad=-2)
+    axis.tick_params(labelsize=10, pad=-2, colors=INK)
     axis.xaxis.labelpad = axis.yaxis.labelpad = -5
     axis.locator_params(axis="x", nbins=5)
     axis.locator_params(axis="y", nbins=5)
     axis.view_init(elev=28, azim=-125)
     for side in (axis.xaxis, axis.yaxis, axis.zaxis):
-        side.set_pane_color("white")
+        side.set_pane_color((0, 0, 0, 0))
     axis.set_box_aspect(None, zoom=0.98)

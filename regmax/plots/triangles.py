@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..regularizers.regularizer import Regularizer
-from .style import INK, blank
+from .style import INK, blank, formula, styled
 from .subjects import PATTERNS, Omegas, key, patterns, several, title, weights
 
 SPAN = 2.4
@@ -23,6 +23,7 @@ CORNERS = torch.tensor(
 )
 
 
+@styled
 def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     """A figure of Π_Ω on three scores: the pattern of zeros and equal weights for each x, and the
     place of Π_Ω(x) in the simplex Δ.
@@ -53,9 +54,9 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         seen.append(_scores(left, omega, gamma))
         _answers(right, omega, gamma, lattice(0.2 if len(found) == 1 else 0.36))
         alone = f"scores x, by the pattern of {FORMULA}"
-        left.set_title(name if rows > 1 else alone, fontsize=10, color=INK)
+        left.set_title(formula(name) if rows > 1 else alone, fontsize=12, color=INK)
         if rows == 1:
-            right.set_title(f"{FORMULA} of a lattice of x, over Ω", fontsize=10, color=INK)
+            right.set_title(f"{FORMULA} of a lattice of x, over Ω", fontsize=12, color=INK)
     key(figure, torch.stack(seen), 3)
     return figure
 
@@ -92,12 +93,23 @@ def _scores(axis: Any, omega: Regularizer, gamma: float) -> Tensor:
     heights = (at[coarse], at[coarse], y.amax(-1)[coarse, coarse])
     axis.contour(*heights, (0.4, 0.6, 0.8), colors="white", linewidths=0.5)
     _outline(axis)
+    box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
     for k, corner in enumerate(CORNERS):
         ends = (corner * r for r in (1.65, 1.05))
-        axis.annotate("", *(end.tolist() for end in ends), arrowprops={"arrowstyle": "->"})
-        axis.text(*(1.85 * corner).tolist(), f"x$_{k + 1}$", ha="center", va="center", fontsize=10)
+        axis.annotate(
+            "", *(end.tolist() for end in ends), arrowprops={"arrowstyle": "->", "color": "#333333"}
+        )
+        axis.text(
+            *(1.85 * corner).tolist(),
+            f"x$_{k + 1}$",
+            color="#333333",
+            bbox=box,
+            ha="center",
+            va="center",
+            fontsize=12,
+        )
     axis.set(xlim=(-SPAN, SPAN), ylim=(-SPAN, SPAN), aspect="equal")
-    place: Any = {"transform": axis.transAxes, "ha": "center", "va": "top", "fontsize": 8.5}
+    place: Any = {"transform": axis.transAxes, "ha": "center", "va": "top", "fontsize": 10.5}
     axis.text(0.5, -0.02, "white: largest weight 0.4, 0.6, 0.8", color=INK, **place)
     return which
 
@@ -118,7 +130,7 @@ def _answers(axis: Any, omega: Regularizer, gamma: float, x: Tensor) -> None:
                 at = here.T.tolist()
                 axis.plot(*at, "o", markeredgewidth=0.25, clip_on=False, zorder=3, **look)
     for k, (x, up) in enumerate(CORNERS.tolist()):
-        place: Any = {"ha": "center", "va": "bottom" if up > 0 else "top", "fontsize": 10}
+        place: Any = {"ha": "center", "va": "bottom" if up > 0 else "top", "fontsize": 12}
         axis.text(x, up + (0.07 if up > 0 else -0.08), f"y$_{k + 1}$ = 1", **place)
     axis.set(xlim=(-1.1, 1.1), ylim=(-0.8, 1.25), aspect="equal")
 

@@ -9,15 +9,16 @@ from torch import Tensor
 
 from ..nn.layer import RegularizedMax
 from ..regularizers.regularizer import Regularizer
-from .style import INK, QUIET, blank, frame, line
+from .style import INK, PALETTE, QUIET, blank, formula, frame, line, styled
 from .subjects import Omegas, several, title
 
 Line = tuple[str, dict[str, Any], Tensor, Tensor]
 """A name, its style, max_Ω and Π_Ω."""
-SHADES = (("#9ecae1", 2.0), ("#0072B2", 1.0), ("#08306b", 0.5))
+SHADES = ((PALETTE[5], 2.0), (PALETTE[0], 1.0), (PALETTE[1], 0.5))
 """Colours of three temperatures in units of γ."""
 
 
+@styled
 def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     """A figure of max_Ω([t, 0]) and its slope Π_Ω([t, 0])₁ over t, side by side: Niculae & Blondel
     (2017), Figure 2.
@@ -39,15 +40,15 @@ def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         each = [(name, *_both(omega, gamma, t)) for name, omega in found.items()]
         lines = [(name, line(k), top, y) for k, (name, top, y) in enumerate(_merged(each))]
     for name, style, top, _ in lines:
-        left.plot(t.tolist(), top.tolist(), linewidth=2, label=name, **style)
+        left.plot(t.tolist(), top.tolist(), linewidth=2, label=formula(name), **style)
     left.plot(t.tolist(), t.clamp(min=0).tolist(), **_REFERENCE, label="max(t, 0)")
-    left.legend(frameon=False, loc="upper left", fontsize=9)
-    left.set_title("max$_Ω$([t, 0]), up to a constant", fontsize=11, color=INK)
-    left.set(xlabel="t", xlim=(float(t[0]), float(t[-1])))
+    left.legend(frameon=False, loc="upper left", fontsize=11)
+    left.set_title("max$_Ω$([t, 0]), up to a constant", fontsize=12, color=INK)
+    left.set(xlabel="score t", xlim=(float(t[0]), float(t[-1])))
     frame(left)
     dashed = slopes(right, lines, t, gamma)
-    right.legend(handles=dashed, frameon=False, loc="upper left", fontsize=9)
-    right.set_title("Π$_Ω$([t, 0])$_1$", fontsize=11, color=INK)
+    right.legend(handles=dashed, frameon=False, loc="upper left", fontsize=11)
+    right.set_title("Π$_Ω$([t, 0])$_1$", fontsize=12, color=INK)
     return figure
 
 
@@ -67,8 +68,8 @@ def temperatures(omega: Regularizer, gamma: float, t: Tensor) -> list[Line]:
 def slopes(axis: Any, lines: list[Line], t: Tensor, gamma: float) -> list[Any]:
     """Draw Π_Ω([t, 0])₁, and softmax if it is not among the lines; return softmax's line."""
     for name, style, _, y in lines:
-        axis.plot(t.tolist(), y.tolist(), linewidth=2, label=name, **style)
-    axis.set(xlabel="t", xlim=(float(t[0]), float(t[-1])), ylim=(-0.03, 1.03))
+        axis.plot(t.tolist(), y.tolist(), linewidth=2, label=formula(name), **style)
+    axis.set(xlabel="score t", xlim=(float(t[0]), float(t[-1])), ylim=(-0.03, 1.03))
     frame(axis)
     soft = (t / gamma).sigmoid()
     if any(torch.allclose(y, soft, atol=1e-9) for *_, y in lines):

@@ -59,6 +59,17 @@ class TestLabel:
         assert said == ["softmax", "sparsemax", "fusedmax(lam=0.5)"]
         assert plots.label(Elastic()) == "Elastic(mu=1.0)"
 
+    def test_titles_are_formulas(self):
+        figure = plots.path(regmax.regularizer("tv"), name="fusedmax:lam=0.2")
+        assert figure.get_suptitle() == "fusedmax, λ = 0.2, γ = 1"
+        figure = plots.curves({"tsallis(alpha=1.5) + 0.1*tv": EACH[0]})
+        assert figure.get_suptitle() == "tsallis(α = 1.5) + 0.1 · tv, γ = 1"
+
+    def test_figures_have_no_background(self):
+        figure = plots.curves(EACH[0])
+        for part in (figure, *figure.axes):
+            assert part.get_facecolor()[3] == 0
+
 
 class TestCurves:
     @pytest.mark.parametrize("omega", EACH, ids=repr)
@@ -180,7 +191,9 @@ class TestPath:
     def test_lines_are_what_the_layer_gives(self, omega):
         figure = plots.path(omega, gamma=0.9)
         names = ["gamma", *(name for _, name, _ in omega.declared())]
-        assert [axis.get_xlabel() for axis in figure.axes] == ["γ", *names[1:]]
+        letters = {"gamma": "temperature γ", "alpha": "α", "lam": "λ"}
+        said = [letters.get(name, name) for name in names]
+        assert [axis.get_xlabel() for axis in figure.axes] == said
         x = paths.default_row(omega)
         for name, axis in zip(names, figure.axes, strict=True):
             drawn = [line for line in axis.lines if line.get_linewidth() == 1.5]
@@ -219,8 +232,8 @@ class TestPath:
     def test_nested_hyperparameters(self):
         omega = 0.5 * regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv")
         figure = plots.path(omega)
-        assert [axis.get_xlabel() for axis in figure.axes][:2] == ["γ", "lam"]
-        assert "base.base.alpha" in [axis.get_xlabel() for axis in figure.axes]
+        assert [axis.get_xlabel() for axis in figure.axes][:2] == ["temperature γ", "λ"]
+        assert "base.base.α" in [axis.get_xlabel() for axis in figure.axes]
         with pytest.raises(ValueError, match=r"over must name one of gamma, lam, .*; got 'alpha'"):
             plots.path(omega, over=["alpha"])
 
