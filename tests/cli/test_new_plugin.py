@@ -30,7 +30,7 @@ def test_the_package_installs_and_its_tests_pass(tmp_path, capsys):
     listed = run("-m", "regmax", "list")
     (line,) = [line for line in listed.splitlines() if line.startswith("  my_ridge ")]
     assert "myridgemax" in line
-    assert "regmax-my-ridge 0.1.0" in line
+    assert "regmax-my-ridge" in line
     assert "1 of 1 agree" in run("-m", "regmax", "validate", "my_ridge", "--against", "generic")
 
 

@@ -159,7 +159,8 @@ def test_the_figure_of_the_theorem_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     script = runpy.run_path(str(DOCS / "figures" / "theorem.py"))
     script["draw"](tmp_path / "theorem.svg")
-    assert "clustered softmax" in (tmp_path / "theorem.svg").read_text(encoding="utf-8")
+    drawn = (tmp_path / "theorem.svg").read_text(encoding="utf-8")
+    assert "clustered: entropy + 0.1 · oscar" in drawn
 
 
 def test_migrating_names_all_that_entmax_offers():
