@@ -368,6 +368,16 @@ def test_a_function_that_is_not_convex_is_refused():
         regmax.RegularizedMax(Concave(6, "square"))(torch.randn(3, 6, dtype=F64))
 
 
+def test_no_row_of_a_function_that_is_not_convex_is_certified():
+    """At the barycentre it is convex, and at a vertex the optimality condition holds."""
+    _, inputs, kernel = made(
+        lambda y: (y * y).sum(-1) / 2 - 0.2 * (y - y.roll(1, -1)).pow(4).sum(-1), d=3
+    )
+    x = torch.tensor([[1.5, 0, 0], [0.8, 0, -0.2], [3, 0, 0], [0.2, 0.1, 0]], dtype=F64)
+    _, bound = kernel.solve(x, torch.ones(1, dtype=F64), hyper(inputs), None)
+    assert bool(bound.isinf().all())
+
+
 def test_an_indefinite_form_goes_to_the_solver():
     omega, x = Quadratic(4, "square"), torch.randn(3, 4, dtype=F64)
     layer = regmax.RegularizedMax(omega)

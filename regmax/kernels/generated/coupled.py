@@ -292,6 +292,8 @@ def _coupled_row(
             off = max(abs(r[i] - tau) if inside else r[i] - tau, noise)
             missed += off * off
     if n == 1:
+        if rest.gradient != 0 and not _convex(e, rest, m, y, form, bend, room, on, x):
+            return np.inf
         return abs(total - 1.0) + 4.0 * EPS
     bend_at(rest, n, on, m, y, form, bend, ld)
     hessian(n, on, h, bend, ld, a)
