@@ -49,28 +49,44 @@ def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]
 
 PLANS: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
 """The kernel, Ω, γ and θ of a call, by all that they depend on; calls alike share them."""
+_FLOAT = frozenset((float,))
 
 
-def plan(omega: Regularizer, x: Tensor, gamma: float, key: tuple[Any, ...]) -> Any:
-    """The kernel, Ω, γ and θ for scores like x, kept under ``key``; None where Ω may depend on more
-    than its hyperparameters, which are numbers, or has no kernel."""
+def planned(omega: Regularizer, x: Any, gamma: float) -> Any:
+    """The kernel, Ω, γ and θ of a call on rows of plain scores like x, outside of transforms; None
+    where Ω may depend on more than its hyperparameters, which are numbers, or has no kernel."""
+    if type(x) not in transforms.PLAIN or x.ndim == 0 or not asked() or not transforms.plain():
+        return None
+    cls = type(omega)
+    held = omega.__dict__
+    numbers = [held.get(name) for name in cls.hyperparameters or ()]
+    if not _FLOAT.issuperset(map(type, numbers)):
+        return None
+    key = (cls, omega.exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
+    try:
+        return PLANS[key]
+    except KeyError:
+        if len(PLANS) >= 512:
+            PLANS.clear()
+        found = PLANS[key] = _plan(omega, x, gamma)
+        return found
+
+
+def _plan(omega: Regularizer, x: Tensor, gamma: float) -> tuple[Any, ...] | None:
     cls: Any = type(omega)
-    bare, kernel, found = unpenalized(omega), None, None
+    bare, kernel = unpenalized(omega), None
     if {*_declared(cls)[0], "exact"}.issuperset(cls.arguments) and not isinstance(bare, Scaled):
         kernel = kernel_of(bare, x)
     fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
-    if kernel is not None and x.dtype in kernel.dtypes and fits:
-        names, ranges = _declared(type(bare))  # type: ignore[arg-type]
-        given = (gamma, *(getattr(bare, name) for name in names[1:]))
-        checked = [
-            item if accepted is None else arguments.hyperparameter(name, item, *accepted)
-            for name, item, accepted in zip(names, given, ranges, strict=True)
-        ]
-        found = (kernel, bare, *checked)
-    if len(PLANS) >= 512:
-        PLANS.clear()
-    PLANS[key] = found
-    return found
+    if kernel is None or x.dtype not in kernel.dtypes or not fits:
+        return None
+    names, ranges = _declared(type(bare))  # type: ignore[arg-type]
+    given = (gamma, *(getattr(bare, name) for name in names[1:]))
+    checked = [
+        item if accepted is None else arguments.hyperparameter(name, item, *accepted)
+        for name, item, accepted in zip(names, given, ranges, strict=True)
+    ]
+    return kernel, bare, *checked
 
 
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..kernels.base import ASKED
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
 from ..optimality.problem import Problem
@@ -28,7 +27,6 @@ from .hidden import refuse_hidden
 from .rows import Rows, prepare
 
 F64 = torch.float64
-_FLOAT = frozenset((float,))
 
 
 def mapping(
@@ -60,17 +58,7 @@ def mapping(
 
 def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
     """Π_Ω(x) by the kernel that a call like this one found, or None where it must be looked for."""
-    if type(x) not in transforms.PLAIN or x.ndim == 0 or not ASKED.get() or not transforms.plain():
-        return None
-    cls = type(omega)
-    numbers = [omega.__dict__.get(name) for name in cls.hyperparameters or ()]
-    if not _FLOAT.issuperset(map(type, numbers)):
-        return None
-    key = (cls, omega.exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
-    try:
-        plan = compiled.PLANS[key]
-    except KeyError:
-        plan = compiled.plan(omega, x, gamma, key)
+    plan = compiled.planned(omega, x, gamma)
     if plan is None:
         return None
     if x.requires_grad and torch.is_grad_enabled():

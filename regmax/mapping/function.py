@@ -9,7 +9,7 @@ which costs less. Second derivatives consist of operations of :mod:`regmax.optim
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,16 @@ class Eager(Mapping):
         # γ's gradient needs x: y, rounded, does not tell x/γ
         _keep(ctx, numbers, y, part, x if ctx.needs_input_grad[4] else None)
         return y
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        fixed = ctx.fixed
+        again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
+        if None in fixed or again or not transforms.plain():
+            return Mapping.backward(ctx, v)
+        y, part, _ = ctx.saved_tensors
+        (gx,) = products(ctx.kernel, y, taking_part(part), v, fixed, False)
+        return gx, None, None, None, *[None] * len(fixed)
 
     setup_context = torch.autograd.Function.setup_context
 
@@ -276,7 +286,7 @@ def compiled(
 
 
 def products(
-    kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], hyper: bool
+    kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: Sequence[Any], hyper: bool
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
     gamma, *theta = [

@@ -38,7 +38,7 @@ first access to it is most of the cost of a large sparse result."""
 def result(like: Tensor) -> Tensor:
     """Memory for a result: zeros if it is large, else uninitialised."""
     if like.numel() * like.element_size() < _LARGE:
-        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
     return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
 
 
