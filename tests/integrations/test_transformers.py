@@ -317,7 +317,7 @@ def test_every_mapping_is_registered(monkeypatch):
 
 @pytest.mark.parametrize(
     ("argument", "given"),
-    [("s_aux", torch.zeros(4)), ("cache", object()), ("cu_seq_lens_q", torch.tensor([0, 3]))],
+    [("cache", object()), ("cu_seq_lens_q", torch.tensor([0, 3]))],
 )
 def test_what_has_no_answer_is_refused(argument, given):
     attend = transformers.AttentionInterface()["regmax-entmax15"]
@@ -326,6 +326,22 @@ def test_what_has_no_answer_is_refused(argument, given):
     attend(module, q, q, q, None, **{argument: None})
     with pytest.raises(NotImplementedError, match=argument):
         attend(module, q, q, q, None, **{argument: given})
+
+
+def test_sinks_are_the_models_own():
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 3, 8) for _ in range(3))
+    module = torch.nn.Identity()
+    module.sinks, module.num_key_value_groups = torch.randn(4), 1
+    mask = torch.zeros(2, 1, 3, 3).masked_fill(
+        ~torch.ones(3, 3, dtype=torch.bool).tril(), -torch.inf
+    )
+    expected = eager_attention_forward(module, q, k, v, mask, 0.3)
+    attend = transformers.AttentionInterface()["regmax-softmax"]
+    found = attend(module, q, k, v, mask, scaling=0.3, s_aux=module.sinks)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_window_needs_its_mask():
