@@ -155,7 +155,8 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
-                return f"its quadratic form is of more than {curvature.DENSE_LIMIT} entries"
+                most = curvature.DENSE_LIMIT
+                return f"it couples entries of y, in rows of more than {most} entries"
             others = dict(zip(names, map(other, tensors), strict=True))
             if changed(entry, omega, y, others):
                 return "no kernel is made of its value: it reads the numbers of a tensor"
@@ -217,9 +218,7 @@ class _Planned(Kernel):
     def backward(
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
-        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(
-            y, v, gamma, theta, mask, hyper
-        )
+        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(y, v, gamma, theta, hyper)
         return found
 
 
