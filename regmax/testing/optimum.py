@@ -117,11 +117,11 @@ def check_max(s: Subject, case: Case) -> None:
     if best.shape != expected.shape:
         raise Broken(f"shape {tuple(expected.shape)}", f"{tuple(best.shape)}", look)
     if worst(best - expected) > allowed:
-        raise Broken(f"max(x) = ⟨y, x⟩ − γΩ(y) = {expected.tolist()}", f"{best.tolist()}", look)
+        raise Broken(f"max(x) = ⟨y, x⟩ − γΩ(y) = {expected.tolist()}", best, look)
     (g,) = torch.autograd.grad(best.sum(), x)
     y = s.pi(case.x, case.gamma, case.mask)
     if worst(g - y) > 1e-10:
-        raise Broken(f"∇max(x) = Π(x) = {y.tolist()}", f"{g.tolist()}", look)
+        raise Broken(f"∇max(x) = Π(x) = {y.tolist()}", g, look)
 
 
 @searched(lambda s: exact(s) and overrides(s.omega, "conjugate"))
