@@ -27,7 +27,7 @@ from ..mapping.rows import HALF, Rows, aligned, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.penalty import smooth_part
-from ..regularizers.regularizer import Regularizer, frozen, overrides
+from ..regularizers.regularizer import Regularizer, frozen
 from .targets import F64, Target, in_blocks, omega_at
 
 
@@ -77,7 +77,7 @@ def _by_value(omega: Regularizer) -> bool:
     """Whether a part of Ω declares too little to be evaluated in x's dtype and in blocks of
     rows."""
     leaves = smooth_part(omega).leaves()
-    return any(leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves)
+    return any(leaf.hyperparameters is None or not leaf.declares("grad") for leaf in leaves)
 
 
 def reference(

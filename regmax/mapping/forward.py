@@ -17,12 +17,13 @@ from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, 
 from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
+from ..regularizers.arguments import few
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer, checked_value, overrides
+from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from .compiled import depth, kernel_of, values
 from .rows import Rows
@@ -81,7 +82,7 @@ class Forward:
 
 def has_formula(omega: Regularizer) -> bool:
     """Whether Ω has a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
-    if overrides(omega, "closed_form"):
+    if omega.declares("closed_form"):
         return True
     return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
 
@@ -312,7 +313,7 @@ def _report_failure(
     broken = defect is not None and defect.broken
     if not bool(failed.any()) or (on_failure == "ignore" and not broken):
         return
-    where = [tuple(int(i) for i in at) for at in failed.nonzero()[:4]]
+    where = few(failed)
     worst = torch.where(failed, bound, 0).max().item()
     gap = torch.where(failed, found.certificate.gap, 0).max().item()
     message = (

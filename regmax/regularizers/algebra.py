@@ -141,7 +141,7 @@ def _combined(
     first: Penalty, lam: float | Tensor, second: Penalty, weight: float | Tensor
 ) -> tuple[Penalty, float]:
     """The sum of two multiples of one penalty."""
-    same = _same_penalty(first, second)
+    same = _same(first, second)
     if same and not isinstance(lam, Tensor) and not isinstance(weight, Tensor):
         return first, lam + weight
     if same:
@@ -155,8 +155,8 @@ def _combined(
     )
 
 
-def _same_penalty(a: Penalty, b: Penalty) -> bool:
-    """Whether two penalties are equal: the same object, or of one class and without state."""
+def _same(a: operand.Operand, b: operand.Operand) -> bool:
+    """Whether two operands are equal: the same object, or of one class and without state."""
     return a is b or (type(a) is type(b) and not (_has_state(a) or _has_state(b)))
 
 
@@ -176,10 +176,8 @@ def _like_terms(terms: list[Regularizer]) -> list[Regularizer]:
     for term in terms:
         one, c = (term.base, term.c) if isinstance(term, Scaled) else (term, 1.0)
         for k, (other, number) in enumerate(found):
-            same = one is other or (
-                type(one) is type(other) and not (_has_state(one) or _has_state(other))
-            )
-            if same and not isinstance(c, Tensor) and not isinstance(number, Tensor):
+            floats = not isinstance(c, Tensor) and not isinstance(number, Tensor)
+            if floats and _same(one, other):
                 found[k] = other, number + c
                 break
         else:

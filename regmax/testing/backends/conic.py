@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...regularizers.penalty import Penalized
-from ...regularizers.regularizer import Regularizer, overrides
+from ...regularizers.regularizer import Regularizer
 from .base import Backend, Task
 
 
@@ -67,7 +67,7 @@ def lacks_program(omega: Regularizer) -> str | None:
     """Why Ω has no convex program, or None."""
     if isinstance(omega, Penalized):
         return lacks_program(omega.base)
-    if overrides(omega, "as_cvxpy"):
+    if omega.declares("as_cvxpy"):
         return None
     return f"{type(omega).__name__} defines no as_cvxpy"
 
