@@ -239,10 +239,9 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
-    for look in (unsteady, refuted):
-        wrong = look(problem, found.y, found.certificate.gap)
-        if wrong is not None:
-            raise RegularizerError(f"{who(omega)}: {wrong}")
+    wrong = unsteady(problem, found.y) or refuted(problem, found.y, found.certificate.gap)
+    if wrong is not None:
+        raise RegularizerError(f"{who(omega)}: {wrong}")
     if settings.on_failure != "ignore":
         everywhere = torch.ones_like(found.iterations, dtype=torch.bool)
         wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)

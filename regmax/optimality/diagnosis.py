@@ -27,7 +27,7 @@ SAMPLES = 16
 HALVINGS = (24, 16)
 
 
-def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
+def unsteady(problem: Problem, y: Tensor) -> str | None:
     """Why the value of Ω is no function of each row, or None: it differs from call to call, or when
     every other row is another."""
     with torch.no_grad():

@@ -28,13 +28,13 @@ __all__ = ["Scaled", "ScaledPenalty", "Sum"]
 def _(omega: Regularizer, c: Any) -> Regularizer:
     c = _factor(c, omega, *Scaled.ranges["c"])
     base, penalty, lam = _parts(omega)
-    if _is_number(c, 1):
+    if _is_one(c):
         return omega
     if isinstance(base, Scaled) and _all_floats(c, base.c):
         base, scale = base.base, c * base.c
     else:
         scale = c
-    base = base if _is_number(scale, 1) else Scaled(base, scale)
+    base = base if _is_one(scale) else Scaled(base, scale)
     return base if penalty is None else Penalized(base, *_weighted(penalty, lam, c))
 
 
@@ -93,8 +93,8 @@ def _wrong(item: Any, other: Any) -> TypeError:
     )
 
 
-def _is_number(c: Any, number: float) -> bool:
-    return not isinstance(c, Tensor) and c == number
+def _is_one(c: Any) -> bool:
+    return not isinstance(c, Tensor) and c == 1
 
 
 def _is_zero(other: Any) -> bool:
@@ -134,7 +134,7 @@ def _weighted(
     if not (isinstance(c, Tensor) or isinstance(lam, Tensor)):
         return penalty, c * lam
     inner, outer = (lam, c) if isinstance(c, Tensor) else (c, lam)
-    return (penalty if _is_number(inner, 1) else ScaledPenalty(penalty, inner)), outer
+    return (penalty if _is_one(inner) else ScaledPenalty(penalty, inner)), outer
 
 
 def _combined(
@@ -182,4 +182,4 @@ def _like_terms(terms: list[Regularizer]) -> list[Regularizer]:
                 break
         else:
             found.append((one, c))
-    return [one if _is_number(c, 1) else Scaled(one, c) for one, c in found]
+    return [one if _is_one(c) else Scaled(one, c) for one, c in found]
