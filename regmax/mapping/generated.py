@@ -109,20 +109,15 @@ def _key(
     """What a kernel belongs to, None where none is made; the objects in it; the tensors of Ω."""
     omega, x = rows.omega, rows.x
     tensors = list(omega.tensors(fixed=True).values())
-    if (
-        settings.solver != "auto"
-        or settings.trace is not None
-        or settings.start is not None
-        or isinstance(omega, Penalized)
-        or has_formula(omega)
-        or not asked()
-        or x.numel() == 0
-        or x.device.type not in COMPILERS
-        or x.dtype != torch.float64
-        or (plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))))
-    ):
-        return None, [], tensors
     kept: list[Any] = []
+    if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
+        return None, kept, tensors
+    if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
+        return None, kept, tensors
+    if x.device.type not in COMPILERS or x.dtype != torch.float64:
+        return None, kept, tensors
+    if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
+        return None, kept, tensors
     batch = x.shape[:-1] if any(_per_row(t, x) for t in tensors) else None
     return (state(omega, kept), batch, x.shape[-1], x.device), kept, tensors
 
