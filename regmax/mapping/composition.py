@@ -30,13 +30,10 @@ def argmax(rows: Rows) -> Tensor | None:
     omega, kernel = rows.omega, base_kernel(rows.omega, rows.x)
     if kernel is None or not isinstance(omega, Penalized):
         return None
+    s = _prox(rows, omega)
+    if s is None:
+        return None
     base, gamma = unscaled(omega.base, rows.gamma)
-    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
-    if any(t.requires_grad for t in _held_by(penalty)):
-        return None  # the penalty itself learns
-    s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
-        rows.x, weight, rows.mask, omega, rows.gamma, penalty
-    )
     return compiled.apply(kernel, base, s, gamma, rows.mask)
 
 
@@ -46,16 +43,11 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     omega = rows.omega
     if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
         return None
-    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
-    base = replace(rows, omega=omega.base)
+    penalty, base = unweighted(omega.penalty, 1.0)[0], replace(rows, omega=omega.base)
     if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
         return None
-    if any(t.requires_grad for t in _held_by(penalty)):
-        return None  # the penalty itself learns
-    s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
-        rows.x, weight, rows.mask, omega, rows.gamma, penalty
-    )
-    made = generated.argmax(replace(base, x=s), settings, alike=True)
+    s = _prox(rows, omega)
+    made = None if s is None else generated.argmax(replace(base, x=s), settings, alike=True)
     if made is None:
         return None
     y, result = made
@@ -75,6 +67,16 @@ def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
 def _composes(cls: type[Penalized]) -> bool:
     """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
     return all(getattr(cls, name) is getattr(Penalized, name) for name in compiled.REPLACED)
+
+
+def _prox(rows: Rows, omega: Penalized) -> Tensor | None:
+    """prox_{γλR}(x) with gradients, or None where the penalty itself learns."""
+    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
+    if any(t.requires_grad for t in _held_by(penalty)):
+        return None
+    given = (rows.x, weight, rows.mask, omega, rows.gamma, penalty)
+    s: Tensor = _Prox.apply(*given)  # type: ignore[no-untyped-call]
+    return s
 
 
 def _held_by(penalty: nn.Module) -> Iterator[Tensor]:

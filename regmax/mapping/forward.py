@@ -17,12 +17,13 @@ from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, 
 from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
+from ..regularizers.arguments import few
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer, checked_value, overrides
+from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from .compiled import depth, kernel_of, values
 from .rows import Rows
@@ -81,7 +82,7 @@ class Forward:
 
 def has_formula(omega: Regularizer) -> bool:
     """Whether Ω has a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
-    if overrides(omega, "closed_form"):
+    if omega.declares("closed_form"):
         return True
     return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
 
@@ -238,10 +239,9 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
-    for look in (unsteady, refuted):
-        wrong = look(problem, found.y, found.certificate.gap)
-        if wrong is not None:
-            raise RegularizerError(f"{who(omega)}: {wrong}")
+    wrong = unsteady(problem, found.y) or refuted(problem, found.y, found.certificate.gap)
+    if wrong is not None:
+        raise RegularizerError(f"{who(omega)}: {wrong}")
     if settings.on_failure != "ignore":
         everywhere = torch.ones_like(found.iterations, dtype=torch.bool)
         wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
@@ -312,7 +312,7 @@ def _report_failure(
     broken = defect is not None and defect.broken
     if not bool(failed.any()) or (on_failure == "ignore" and not broken):
         return
-    where = [tuple(int(i) for i in at) for at in failed.nonzero()[:4]]
+    where = few(failed)
     worst = torch.where(failed, bound, 0).max().item()
     gap = torch.where(failed, found.certificate.gap, 0).max().item()
     message = (

@@ -130,7 +130,6 @@ class Bench:
                 f"(y, iterations) of shapes {tuple(problem.z.shape)}, "
                 f"{tuple(problem.z.shape[:-1])}, y of {problem.z.dtype}",
                 f"{found!r}",
-                self.where("run"),
             )
         y, iterations = found
         return y, iterations

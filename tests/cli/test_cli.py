@@ -167,7 +167,7 @@ class TestList:
     def test_solvers_and_backends(self, capsys):
         main(["list"])
         out = capsys.readouterr().out
-        for name in [*registry().solvers(), *registry().backends()]:
+        for name in [*registry().names("solver"), *registry().names("backend")]:
             assert f"\n  {name} " in out
 
     def test_it_fits_80_columns_without_colours(self, capsys, monkeypatch):
@@ -314,12 +314,12 @@ class TestValidateRefuses:
         assert "names no backend" in refused(capsys, "validate", "--against", ",")
 
     def test_missing_backend(self, capsys, monkeypatch):
-        backend = registry().backends()["cvxpy"]
+        backend = registry().names("backend")["cvxpy"]
         monkeypatch.setattr(backend, "missing", lambda self: "cvxpy is not installed: pip ...")
         assert "not installed" in refused(capsys, "validate", "gini", "--against", "cvxpy")
 
     def test_missing_default_backend_is_a_warning(self, capsys, monkeypatch):
-        backend = registry().backends()["cvxpylayers"]
+        backend = registry().names("backend")["cvxpylayers"]
         monkeypatch.setattr(backend, "missing", lambda self: "cvxpylayers is not installed")
         assert main(["validate", "gini"]) == 0
         assert "not validated against cvxpylayers" in capsys.readouterr().err

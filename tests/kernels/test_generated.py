@@ -217,6 +217,7 @@ def test_a_quadratic_form_is_found(name, shape):
 
 COUPLED = {
     "a kink of a map": (lambda y: (y @ A).relu().sum(-1), "not quadratic, and aten.relu.* kink"),
+    "a 1-norm of a map": (lambda y: torch.linalg.vector_norm(y @ A, 1, -1), "norm.* kink"),
     "a sort": (lambda y: (y.sort(-1).values * torch.arange(6)).sum(-1), "sort"),
     "the largest": (lambda y: y.amax(-1), "amax.* kink"),
     "a branch": (lambda y: (y * y).sum(-1) if y.max() > 0.5 else y.sum(-1), "numbers"),

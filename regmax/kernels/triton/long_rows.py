@@ -1,11 +1,8 @@
 """Threshold mappings of long rows in Triton: Π_Ω(x) by chunks of a row.
 
-With the distances δ_i = (max x − x_i)/γ ≥ 0,
-
-    y_i = v_i / Σv,    v_i = [1 − c δ_i]₊^k,
-
-is 0 for δ_i > r, r the reach of the support (1, or 1/a). A chunk's maximum is at most the row's, so
-entries within reach of the row's maximum are within reach of the chunk's. The first launch packs
+y_i is 0 where δ_i is beyond the reach of the support (1, or 1/a; :mod:`.equation`). A chunk's
+maximum is at most the row's, so entries within reach of the row's maximum are within reach of the
+chunk's. The first launch packs
 the candidates of each chunk to the front of its part of the output, which serves as scratch. The
 second solves the equation of each row on its candidates. The third reads x again and writes y,
 chunk by chunk. The host reads nothing back.

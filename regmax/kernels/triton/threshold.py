@@ -1,12 +1,8 @@
 """Threshold mappings in Triton: rows as tiles of one program, or as chunks of several.
 
-Without a penalty, Π_Ω(x) is a power of the excess over a threshold: with the distances
-δ_i = (max x − x_i)/γ ≥ 0,
-
-    y_i = v_i / Σv,    v_i = [1 − c δ_i]₊^k,
-
-and c solves one scalar equation per row (:mod:`.equation`; :mod:`.steep` for α > 2, where the slope
-at the threshold is infinite).
+Without a penalty, Π_Ω(x) is a power of the excess over a threshold, which solves one scalar
+equation per row (:mod:`.equation`; :mod:`.steep` for α > 2, where the slope at the threshold is
+infinite).
 
 A short row is a line of a tile in registers. If powers are expensive, the entries of a longer row
 that can be in the support (δ below 1, or 1/a) are first packed to the front of the output row,
