@@ -4,14 +4,15 @@
     python -m examples.adaptive_transformer --data multi30k --out runs/adaptive --seeds 0,1,2
 
 A Transformer translates German into English. Each configuration replaces softmax by one mapping in
-encoder self-attention, context attention and decoder self-attention. ``adaptive`` is entmax with
-α = 1 + sigmoid(a), eq. 10: each head learns its a. α starts at 1.5 (in the paper, at random) and
-learns after ``--alpha-start`` steps: in the first ones all heads push it towards 1. Training uses cross-entropy with label smoothing and Adam; the learning rate has a linear
-warm-up and then decays with the inverse square root of the step. Data: Multi30k, tokenized and in
-lower case (github.com/multi30k/dataset), files ``train.*.de``, ``train.*.en``, ``val.*.de`` and
-``val.*.en``, or with ``.gz``. The last 1,000 training pairs are held out to choose the epoch with
-the highest share of correct most probable words. ``val`` is the test set. Under torchrun the
-processes share every batch.
+encoder self-attention, context attention and decoder self-attention. ``adaptive`` is entmax with α
+= 1 + sigmoid(a), eq. 10: each head learns its a. α starts at 1.5 (in the paper, at random) and
+learns after ``--alpha-start`` steps: in the first ones all heads push it towards 1. Training uses
+cross-entropy with label smoothing and Adam; the learning rate has a linear warm-up and then decays
+with the inverse square root of the step. Data: Multi30k, tokenized and in lower case
+(github.com/multi30k/dataset), files ``train.*.de``, ``train.*.en``, ``val.*.de`` and ``val.*.en``,
+or with ``.gz``. The last 1,000 training pairs are held out to choose the epoch with the highest
+share of correct most probable words. ``val`` is the test set. Under torchrun the processes share
+every batch.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Translator(Trainee):
         self.record = Trajectories(self.model)
 
     def _groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: the weights, and α with its factor of the learning rate and its start."""
+        """Parameter groups: the weights, and α with its factor of the rate and its first step."""
         named = list(self.model.named_parameters())
         alphas = [t for name, t in named if ".omega." in name]
         weights = [t for name, t in named if ".omega." not in name]
