@@ -136,6 +136,7 @@ def smoke(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 class TestProgram:
     def test_smoke(self, smoke):
         runs = {run["name"]: run for run in results(smoke)}

@@ -383,16 +383,3 @@ def test_empty_registry():
         empty.get("regularizer", "gini")
     with pytest.raises(PluginError, match=r"(?i)no plugin is installed"):
         empty.mapping("softmax")
-
-
-def test_import_is_light():
-    script = (
-        "import sys, regmax, torch\n"
-        "heavy = ['numba', 'triton', 'cvxpy', 'cvxpylayers', 'matplotlib', 'scipy', 'sklearn']\n"
-        "print([m for m in heavy if m in sys.modules])\n"
-        "regmax.functional.entmax(torch.zeros(2, 3)); regmax.available()\n"
-        "heavy = ['cvxpy', 'cvxpylayers', 'matplotlib', 'sklearn']\n"  # numba imports scipy
-        "print([m for m in heavy if m in sys.modules])\n"
-    )
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert run.stdout.split("\n")[:2] == ["[]", "[]"]
