@@ -92,6 +92,24 @@ def shape_of(d: int, wide: bool, alone: bool = False) -> dict[str, int]:
 
 
 @triton.jit
+def _nothing():
+    pass
+
+
+def probe() -> None:
+    """Launch a kernel that does nothing: at its first launch Triton needs a C compiler and a driver
+    that fits."""
+    try:
+        _nothing[(1,)]()
+    except Exception as error:
+        raise RuntimeError(f"Triton cannot launch kernels: {error}") from error
+
+
+if torch.cuda.is_available() and not interpreted():
+    probe()
+
+
+@triton.jit
 def divide(a, b):
     """a/b, correctly rounded: Triton's float32 division is not."""
     if a.dtype == tl.float64:

@@ -152,9 +152,9 @@ def forward(
             forward_chunks(x, on, hyper, y, strides, flags, limit)
         if steep:
             block = shape["ROWS"]
-            warps = min(max(shape["BLOCK"] // 1024, 1), 8)
+            warps = min(max(shape["BLOCK"] // 512, 1), 8)
             steep_rows[(-(-rows // block),)](
                 x, on, *hyper, y, rows, d, *strides, HAS_MASK=flags["HAS_MASK"], ROWS=block,
-                N=128 * warps, num_warps=warps,
+                N=64 * warps, num_warps=warps,
             )  # fmt: skip
     return y
