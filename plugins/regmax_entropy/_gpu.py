@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from regmax.kernels import Kernel
 
+from . import _softmax
+
 KERNEL: Kernel
 try:
     from regmax.kernels.triton.mappings import ThresholdKernel
-
-    KERNEL = ThresholdKernel("entropy")
 except ModuleNotFoundError:
-    from ._softmax import KERNEL
+    KERNEL = _softmax.KERNEL
+else:
+    KERNEL = ThresholdKernel("entropy")

@@ -261,9 +261,7 @@ def test_hyperparameters_per_row(mapping: str, theta: float | None, device: str)
 
 
 @pytest.mark.parametrize(("mapping", "theta"), [*SIMPLE, ("entmax", 1.2), ("entmax", 2.0)])
-def test_hyperparameters_that_are_numbers(
-    mapping: str, theta: float | None, device: str
-) -> None:
+def test_hyperparameters_that_are_numbers(mapping: str, theta: float | None, device: str) -> None:
     x, v = torch.randn(2, D, dtype=F64), torch.randn(2, D, dtype=F64).to(device)
     want = expected(mapping, x, column(0.7), column(theta))
     numbers = () if theta is None else (theta,)

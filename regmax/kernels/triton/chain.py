@@ -39,10 +39,10 @@ STATE = 1 << 24
 
 
 @triton.jit(do_not_specialize=["rows"])
-def chain_forward(x_ptr, mask_ptr, gamma_ptr, gamma_: "fp64", gamma_step, lam_ptr, lam_: "fp64",
-                  lam_step, order_ptr, y_ptr, part_ptr, state_ptr, code_ptr, rows, d, x_stride,
-                  mask_stride, HAS_MASK: tl.constexpr, SORTED: tl.constexpr, B: tl.constexpr,
-                  N: tl.constexpr):  # fmt: skip
+def chain_forward(x_ptr, mask_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, lam_ptr,
+                  lam_: tl.float64, lam_step, order_ptr, y_ptr, part_ptr, state_ptr, code_ptr, rows,
+                  d, x_stride, mask_stride, HAS_MASK: tl.constexpr, SORTED: tl.constexpr,
+                  B: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Each program computes every P-th row, P the number of programs. SORTED: isotonic regression
     of x + λ rank, x in descending order, and y in the original order by ``order``. Else total
     variation; also writes the mask of participants."""
@@ -143,8 +143,8 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, gamma_: "fp64", gamma_step, lam_pt
 
 
 @triton.jit(do_not_specialize=["rows"])
-def chain_backward(y_ptr, v_ptr, gamma_ptr, gamma_: "fp64", gamma_step, part_ptr, order_ptr, g_ptr,
-                   dlam_ptr, state_ptr, code_ptr, rows, d, y_stride, v_stride, part_stride,
+def chain_backward(y_ptr, v_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, part_ptr, order_ptr,
+                   g_ptr, dlam_ptr, state_ptr, code_ptr, rows, d, y_stride, v_stride, part_stride,
                    SORTED: tl.constexpr, HYPER: tl.constexpr, B: tl.constexpr):  # fmt: skip
     """w = Jv: the means of v over the groups of the support, minus its mean over the support.
 

@@ -169,9 +169,10 @@ def jacobian_product(y, v, ref, v_ref, a, total, by_v, first, first_v, power, po
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: "fp64", gamma_step, theta_ptr, theta: "fp64",
-                  theta_step, g_ptr, dtheta_ptr, rows, d, y_stride, v_stride, KIND: tl.constexpr,
-                  HYPER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                  theta: tl.float64, theta_step, g_ptr, dtheta_ptr, rows, d, y_stride, v_stride,
+                  KIND: tl.constexpr, HYPER: tl.constexpr, ROWS: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
     """Each program computes ROWS rows: Jv/γ and −⟨Jv, ∂∇Ω(y)/∂θ⟩."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
@@ -208,7 +209,7 @@ def gather_reference(refs_ptr, row, chunks, a, KIND: tl.constexpr, MAX: tl.const
 
 
 @triton.jit
-def reference_chunks(y_ptr, v_ptr, theta_ptr, theta: "fp64", theta_step, refs_ptr, d, chunks,
+def reference_chunks(y_ptr, v_ptr, theta_ptr, theta: tl.float64, theta_step, refs_ptr, d, chunks,
                      y_stride, v_stride, KIND: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Each program computes the reference of a chunk, with y = 0 if the chunk has no support."""
     chunk = tl.program_id(0) % chunks
@@ -224,8 +225,9 @@ def reference_chunks(y_ptr, v_ptr, theta_ptr, theta: "fp64", theta_step, refs_pt
 
 
 @triton.jit
-def sum_chunks(y_ptr, v_ptr, theta_ptr, theta: "fp64", theta_step, refs_ptr, sums_ptr, d, chunks,
-               y_stride, v_stride, KIND: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
+def sum_chunks(y_ptr, v_ptr, theta_ptr, theta: tl.float64, theta_step, refs_ptr, sums_ptr, d,
+               chunks, y_stride, v_stride, KIND: tl.constexpr, CHUNK: tl.constexpr,
+               MAX: tl.constexpr):  # fmt: skip
     """Each program computes the six sums of a chunk."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
@@ -253,9 +255,9 @@ def total_of(sums_ptr, row, chunks, i: tl.constexpr, MAX: tl.constexpr):
 
 
 @triton.jit
-def product_chunks(y_ptr, v_ptr, gamma_ptr, gamma: "fp64", gamma_step, theta_ptr, theta: "fp64",
-                   theta_step, refs_ptr, sums_ptr, g_ptr, parts_ptr, d, chunks, y_stride, v_stride,
-                   KIND: tl.constexpr, HYPER: tl.constexpr, CHUNK: tl.constexpr,
+def product_chunks(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                   theta: tl.float64, theta_step, refs_ptr, sums_ptr, g_ptr, parts_ptr, d, chunks,
+                   y_stride, v_stride, KIND: tl.constexpr, HYPER: tl.constexpr, CHUNK: tl.constexpr,
                    MAX: tl.constexpr):  # fmt: skip
     """Each program computes Jv/γ of a chunk, and its part of the inner product."""
     chunk = tl.program_id(0) % chunks

@@ -11,6 +11,7 @@ Where many entries of a chunk are within reach, a few Newton steps on the chunk 
 entries only raise the threshold of a separable Ω.
 """
 
+# ruff: noqa: SIM102 (what is decided at compilation needs its own if)
 # mypy: disable-error-code="import-not-found, import-untyped"
 # mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
 
@@ -51,10 +52,10 @@ def reduced(reach, delta, a, k, exact):
 
 
 @triton.jit
-def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: "fp64", gamma_step, theta_ptr, theta: "fp64",
-                theta_step, y_ptr, tops_ptr, counts_ptr, held_ptr, d, chunks, x_stride,
-                mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr, HAS_MASK: tl.constexpr,
-                CHUNK: tl.constexpr):  # fmt: skip
+def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                theta: tl.float64, theta_step, y_ptr, tops_ptr, counts_ptr, held_ptr, d, chunks,
+                x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
+                HAS_MASK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Each program packs the candidates of a chunk, by the chunk's maximum, to the front of its
     part of y, and writes the chunk's maximum, its number of participants (−1: a NaN or +inf) and
     its number of candidates."""
@@ -86,8 +87,8 @@ def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: "fp64", gamma_step, theta_ptr
 
 
 @triton.jit
-def solve_chunks(gamma_ptr, gamma: "fp64", gamma_step, theta_ptr, theta: "fp64", theta_step, y_ptr,
-                 tops_ptr, counts_ptr, held_ptr, out_ptr, d, chunks, KIND: tl.constexpr,
+def solve_chunks(gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr, theta: tl.float64, theta_step,
+                 y_ptr, tops_ptr, counts_ptr, held_ptr, out_ptr, d, chunks, KIND: tl.constexpr,
                  EXACT: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr, N: tl.constexpr,
                  MAX: tl.constexpr):  # fmt: skip
     """Each program solves the equation of a row on its candidates and writes seven numbers for
@@ -151,7 +152,7 @@ def write_chunks(x_ptr, mask_ptr, y_ptr, out_ptr, d, chunks, x_stride, mask_stri
 
 
 @triton.jit
-def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: "fp64", gamma_step, y_ptr, d, x_stride,
+def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_ptr, d, x_stride,
                    mask_stride, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Each program computes softmax of a row, which it reads twice."""
     row = tl.program_id(0).to(tl.int64)

@@ -12,8 +12,9 @@ from . import chain, jacobian, threshold
 class ThresholdKernel(Kernel):
     """Π_Ω for an Ω whose mapping is a power above a threshold, any floating dtype.
 
-    ``kind``: "gini" or "entropy" (no hyperparameter), "tsallis" (α) or "pnorm" (p). ``limit`` and ``pack``, for
-    tests and tuning: the longest row for one program, and the shortest whose candidates are packed.
+    ``kind``: "gini" or "entropy" (no hyperparameter), "tsallis" (α) or "pnorm" (p). ``limit`` and
+    ``pack``, for tests and tuning: the longest row for one program, and the shortest whose
+    candidates are packed.
     """
 
     name = "triton"

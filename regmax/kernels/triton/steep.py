@@ -122,9 +122,9 @@ def steep_row(x_ptr, mask_ptr, y_ptr, d, gamma, a, HAS_MASK: tl.constexpr,
 
 
 @triton.jit(do_not_specialize=["rows"])
-def steep_rows(x_ptr, mask_ptr, gamma_ptr, gamma: "fp64", gamma_step, theta_ptr, theta: "fp64",
-               theta_step, y_ptr, rows, d, x_stride, mask_stride, HAS_MASK: tl.constexpr,
-               ROWS: tl.constexpr, N: tl.constexpr):  # fmt: skip
+def steep_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+               theta: tl.float64, theta_step, y_ptr, rows, d, x_stride, mask_stride,
+               HAS_MASK: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Each program computes those of ROWS rows that have α > 2."""
     for i in range(ROWS):
         row = (tl.program_id(0) * ROWS + i).to(tl.int64)

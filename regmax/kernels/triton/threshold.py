@@ -54,10 +54,11 @@ PACK = {"gini": 1 << 30, "tsallis": 1024, "pnorm": 1024, "entropy": 1 << 30}
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: "fp64", gamma_step, theta_ptr, theta: "fp64",
-                 theta_step, y_ptr, rows, d, x_stride, mask_stride, KIND: tl.constexpr,
-                 EXACT: tl.constexpr, HAS_MASK: tl.constexpr, ROWS: tl.constexpr,
-                 BLOCK: tl.constexpr, PACKED: tl.constexpr, N: tl.constexpr):  # fmt: skip
+def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                 theta: tl.float64, theta_step, y_ptr, rows, d, x_stride, mask_stride,
+                 KIND: tl.constexpr, EXACT: tl.constexpr, HAS_MASK: tl.constexpr,
+                 ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
+                 N: tl.constexpr):  # fmt: skip
     """Each program computes ROWS rows, but not those with α > 2; PACKED needs ROWS = 1."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
