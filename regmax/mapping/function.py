@@ -402,15 +402,11 @@ def _number(value: float, kernel: Kernel, device: torch.device) -> Any:
     if kernel.numbers:
         return value
     # memory of a GPU belongs to a stream, and to a graph that is being captured
-    return _constant(value) if device.type == "cpu" else _tensor(value, device)
+    return (_constant if device.type == "cpu" else _constant.__wrapped__)(value, device)
 
 
 @functools.lru_cache(maxsize=256)
-def _constant(value: float) -> Tensor:
-    return _tensor(value, torch.device("cpu"))
-
-
-def _tensor(value: float, device: torch.device) -> Tensor:
+def _constant(value: float, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.full((1,), value, dtype=torch.float64, device=device)
 
