@@ -79,8 +79,9 @@ def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
         elif isinstance(item, torch.Tensor):
             signature[name] = "*" + types[item.dtype]
             aligned[(place,)] = [["tt.divisibility", 16]]
-        elif parameter.annotation_type:
-            signature[name] = parameter.annotation_type
+        elif isinstance(item, float):
+            assert parameter.annotation_type == "fp64", f"{name} would be rounded to float32"
+            signature[name] = "fp64"
         elif item == 1 and not parameter.do_not_specialize:
             # as a launch would have it
             signature[name], constants[name] = "constexpr", 1

@@ -41,13 +41,14 @@ from .rows import (
 
 @triton.jit
 def reduced(reach, delta, a, k, exact):
-    """A smaller reach r, by Newton's method on Σ [a(r − δ)]₊^k = 1, where that is convex (k ≥ 1).
-    The sum is at least 1 at r = 1/a, and the steps from there do not pass the root."""
+    """A smaller reach r, by Newton's method on (Σ [a(r − δ)]₊^k)^a = 1, a k-norm and convex for
+    k ≥ 1. It is at least 1 at r = 1/a, and the steps from there do not pass the root."""
     r = 1.0 / a
-    for _ in range(4):
+    for _ in range(6):
         _, t, v = powers(delta, 1.0 / r, 0.0, k, exact)
-        scale = tl.exp(k * tl.log(a * r))
-        r = r - (scale * tl.sum(v) - 1.0) * (a * r) / (scale * tl.sum(t))
+        total = tl.sum(v)
+        norm = tl.exp(a * tl.log(total))
+        r = r - (a * r * norm - 1.0) * total / (a * norm * tl.sum(t))
     return tl.where((r > 0) & (r < reach), 1.001 * r, reach)
 
 
