@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Hyper = tuple[Tensor, ...]
+Number = Tensor | float
+Numbers = tuple[Number, ...]
 
 ASKED = ContextVar("regmax_kernels", default=True)
 """Whether kernels may be used: not inside :func:`reference`."""
@@ -57,13 +59,16 @@ class Kernel(ABC):
     participants is all 0. All finite scores are valid, finfo.min included, whatever their shift.
 
     ``gamma`` and each of ``theta`` (the ``hyperparameters`` of Ω, in their order) are float64, of
-    shape (1,) or (R,). A value out of range arrives as NaN, and its row becomes NaN.
+    shape (1,) or (R,); those that the user gave as numbers are floats if the kernel takes
+    ``numbers``. A value out of range arrives as NaN, and its row becomes NaN.
     """
 
     name: ClassVar[str]
     """The name that ``explain`` prints: "numba", "triton"."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float64)
     """The accepted dtypes; rows of other dtypes are computed in float32."""
+    numbers: ClassVar[bool] = False
+    """Whether γ and θ may be floats. Otherwise a number becomes a tensor."""
 
     @abstractmethod
     def forward(

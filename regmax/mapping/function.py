@@ -290,7 +290,7 @@ def products(
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
     gamma, *theta = [
-        _per_row(t, y) if isinstance(t, Tensor) else _constant(t, y.device) for t in numbers
+        _per_row(t, y) if isinstance(t, Tensor) else _number(t, kernel, y.device) for t in numbers
     ]
     v = _rows(wrappers.allocated(v))
     on = None if part is None else _rows(part).contiguous()
@@ -376,7 +376,7 @@ def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
     gamma, *theta = [
-        _per_row(t, x) if isinstance(t, Tensor) else _constant(t, x.device) for t in numbers
+        _per_row(t, x) if isinstance(t, Tensor) else _number(t, kernel, x.device) for t in numbers
     ]
     on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
     y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
@@ -396,6 +396,13 @@ def _per_row(item: Tensor, x: Tensor) -> Tensor:
     if t.numel() == t.shape[-1]:
         return t.reshape(1, -1)
     return t.expand(*x.shape[:-1], t.shape[-1]).reshape(-1, t.shape[-1])
+
+
+def _number(value: float, kernel: Kernel, device: torch.device) -> Any:
+    if kernel.numbers:
+        return value
+    # memory of a GPU belongs to a stream, and to a graph that is being captured
+    return (_constant if device.type == "cpu" else _constant.__wrapped__)(value, device)
 
 
 @functools.lru_cache(maxsize=256)

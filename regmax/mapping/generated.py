@@ -138,6 +138,8 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
         made_by = _kernel_class(rows.x.device)
     except ModuleNotFoundError as error:
         return f"{error.name} is missing (pip install 'regmax[fast]')"
+    except RuntimeError as error:
+        return f"no kernel is made of its value: {error}"
     omega, x = rows.omega, rows.x
     names = tuple(omega.tensors(fixed=True))
     tensors = list(omega.tensors(fixed=True).values())
