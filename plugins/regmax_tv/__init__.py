@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import regmax
-from regmax.kernels import Kernel, Lazy
+from regmax.kernels import Kernel, Lazy, ProxKernel
 
 from .chain import kernel, prox_chain_tv
 
@@ -78,6 +78,10 @@ class ChainTV(regmax.Penalty):
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is ChainTV and type(base) is _gini()
         return KERNELS.get(x.device.type) if ours else None
+
+    def prox_kernel(self, x: Tensor) -> ProxKernel | None:
+        found = KERNELS.get(x.device.type)
+        return found if isinstance(found, ProxKernel) else None
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy

@@ -41,7 +41,7 @@ WINDOW = 512
 
 
 @njit
-def _mean(kept: Any, first: int, size: int, top: float) -> float:
+def mean_of(kept: Any, first: int, size: int, top: float) -> float:
     """The mean of kept − top over size entries = r + Σ (v_i − r)/size, r = v_first."""
     ref = np.float64(kept[first])
     if size == 1:
@@ -78,7 +78,7 @@ def _close(
     the sign of the jump between them are equal up to rounding and merged.
     """
     start, mean, sides = groups
-    start[count], mean[count] = begin, _mean(kept, begin, end - begin, top)
+    start[count], mean[count] = begin, mean_of(kept, begin, end - begin, top)
     sides[count] = before - after
     while count > base:
         here, there = start[count], start[count - 1]
@@ -257,7 +257,7 @@ def solve(
         mean[at], mean[at + 1] = a, b
         sides[at], sides[at + 1] = -left - sign, sign - right
         return at + 2
-    centre = _mean(kept, first, n, top)
+    centre = mean_of(kept, first, n, top)
     # the partial sums of v − centre with pulled ends, minus their mean
     slope = w * (left + right) / n
     total, most = -w * left, 0.0

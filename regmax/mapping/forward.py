@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
+from ..kernels.composed import Composed
 from ..optimality.certificates import Certificate, certify
 from ..optimality.convexity import check_convex, check_strong_convexity
 from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
@@ -110,7 +111,8 @@ def _by_formula(
     kernel = kernel_of(omega, x)
     if kernel is not None:
         found = values(kernel, omega, x, gamma, mask)
-        return Forward(found, "closed form", f"{kernel.name} kernel of {who(omega)}")
+        path = "prox, then closed form" if isinstance(kernel, Composed) else "closed form"
+        return Forward(found, path, f"{kernel.name} kernel of {who(omega)}")
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")

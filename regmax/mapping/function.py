@@ -18,7 +18,7 @@ from torch import Tensor
 from ..kernels import Kernel, simplex, transforms, wrappers
 from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
 from ..regularizers import serialize
-from ..regularizers.penalty import penalty_of, smooth_part, structured
+from ..regularizers.penalty import names_of, penalty_of, smooth_part, structured
 from ..regularizers.regularizer import Regularizer
 
 HALF = (torch.float16, torch.bfloat16)
@@ -200,7 +200,7 @@ def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...
 def _recorded(omega: Regularizer, numbers: Any) -> tuple[str, list[Tensor]]:
     """What a recorded graph knows Ω by, and its tensors, γ first."""
     gamma, *theta = numbers
-    names = omega.hyperparameters or ()
+    names = names_of(omega)
     inside = {name: t for name, t in zip(names, theta, strict=True) if isinstance(t, Tensor)}
     number = None if isinstance(gamma, Tensor) else gamma
     given = [gamma] if isinstance(gamma, Tensor) else []
@@ -224,7 +224,7 @@ def _change(
     if tgamma is not None:
         assert x is not None
         total = total - _relative(x, y) * (tgamma / gamma)
-    names = omega.hyperparameters or ()
+    names = names_of(omega)
     moved = {name: t for name, t in zip(names, ttheta, strict=True) if t is not None}
     if not moved:
         return total
@@ -234,13 +234,15 @@ def _change(
         total = total - gamma * t * omega.penalty.any_subgradient(y, taking_part(part))
     if moved:
         smooth = smooth_part(omega, taking_part(part))
+        inside = len("base.") if structured(omega) else 0
 
-        def slope(inside: dict[str, Tensor]) -> Tensor:
-            own = smooth.with_tensors(inside)
+        def slope(theta: dict[str, Tensor]) -> Tensor:
+            own = smooth.with_tensors(theta)
             return own.grad(own.lifted(y))
 
-        at = {name: held[name] for name in moved}
-        total = total - gamma * _pushed(slope, (at,), (moved,))
+        at = {name[inside:]: held[name] for name in moved}
+        along = {name[inside:]: t for name, t in moved.items()}
+        total = total - gamma * _pushed(slope, (at,), (along,))
     return total
 
 
@@ -290,7 +292,7 @@ def products(
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
     gamma, *theta = [
-        _per_row(t, y) if isinstance(t, Tensor) else _constant(t, y.device) for t in numbers
+        _per_row(t, y) if isinstance(t, Tensor) else constant(t, y.device) for t in numbers
     ]
     v = _rows(wrappers.allocated(v))
     on = None if part is None else _rows(part).contiguous()
@@ -315,7 +317,7 @@ def differentiable(
     dtype = y.dtype
     if dtype in HALF:
         y, v = y.float(), v.float()
-    names = omega.hyperparameters or ()
+    names = names_of(omega)
     omega = omega.with_tensors(dict(zip(names, theta, strict=True)))
     smooth = smooth_part(omega, part)
     y = torch.where(torch.isnan(y.detach()), 0, y)
@@ -325,9 +327,10 @@ def differentiable(
         tensors = smooth.tensors(fixed=True)
         items = list(tensors.values())
         asked_for = {name for name, want in zip(names, wants, strict=True) if want}
-        learnt = tuple(name in asked_for for name in tensors)
+        outside = "base." if structured(omega) else ""
+        learnt = tuple(outside + name in asked_for for name in tensors)
         products = hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
-        found = dict(zip(tensors, products, strict=True))
+        found = {outside + name: t for name, t in zip(tensors, products, strict=True)}
         if structured(omega):
             u = omega.penalty.any_subgradient(y, part)
             found["lam"] = -simplex.row_dot(w, u)
@@ -376,7 +379,7 @@ def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
     gamma, *theta = [
-        _per_row(t, x) if isinstance(t, Tensor) else _constant(t, x.device) for t in numbers
+        _per_row(t, x) if isinstance(t, Tensor) else constant(t, x.device) for t in numbers
     ]
     on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
     y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
@@ -399,7 +402,8 @@ def _per_row(item: Tensor, x: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=256)
-def _constant(value: float, device: torch.device) -> Tensor:
+def constant(value: float, device: torch.device) -> Tensor:
+    """A number as a tensor, (1,)."""
     with torch.inference_mode(False):
         return torch.full((1,), value, dtype=torch.float64, device=device)
 

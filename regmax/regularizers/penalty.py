@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeGuard
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, transforms
+from ..kernels import Kernel, ProxKernel, transforms
 from ..kernels.products import evaluated
 from . import formulas
 from .errors import RegularizerError
@@ -86,9 +86,14 @@ class Penalty(Operand, ABC):
         raise NotImplementedError(f"{type(self).__name__} defines no as_cvxpy(self, y)")
 
     def kernel(self, base: Regularizer, x: Tensor) -> Kernel | None:
-        """Compiled code for Ω = ``base`` + λR and tensors like ``x``, or None. Its one
-        hyperparameter is λ. Return a kernel only for exact classes of penalty and base, as a
-        subclass may redefine a method."""
+        """Compiled code for Ω = ``base`` + λR and tensors like ``x``, or None. Its hyperparameters
+        are λ and those of ``base``. Return a kernel only for exact classes of penalty and base, as
+        a subclass may redefine a method."""
+        return None
+
+    def prox_kernel(self, x: Tensor) -> ProxKernel | None:
+        """Compiled code of the prox for tensors like ``x``, or None: base + λR then has a kernel
+        where the base has one. A subclass that redefines a method must redefine this one too."""
         return None
 
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -262,6 +267,21 @@ class Penalized(Regularizer):
 def averaged(penalty: Penalty, v: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
     """``penalty.average(v, y, mask)``; an error unless it is a tensor like v."""
     return like(penalty.average(v, y, mask), v, f"{type(penalty).__name__}.average")
+
+
+def names_of(omega: Regularizer) -> tuple[str, ...]:
+    """The hyperparameters that a kernel of Ω takes, in their order: its own, then with a penalty
+    those of the base."""
+    names = tuple(omega.hyperparameters or ())
+    if isinstance(omega, Penalized):
+        names += tuple(f"base.{name}" for name in omega.base.hyperparameters or ())
+    return names
+
+
+def held(omega: Regularizer, name: str) -> Any:
+    """The hyperparameter of this name, as :func:`names_of` gives it."""
+    inside, _, last = name.rpartition(".")
+    return getattr(omega.base if inside else omega, last)  # type: ignore[union-attr]
 
 
 def who(omega: Regularizer) -> str:
