@@ -1,12 +1,13 @@
 r"""The prox of total variation on segments of a row between low entries, compiled with numba.
 
-A segment is a run of neighbours v_1, …, v_n. Its outer neighbours, if any, are lower in the answer,
-so they pull its ends down:
+A segment is a run of neighbours v_1, …, v_n. An outer neighbour that is lower in the answer pulls
+its end down, one that is higher pulls it up:
 
-    min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),    left, right ∈ {0, 1}.
+    min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),  left, right ∈ {−1, 0, 1}.
 
-Let u be v, with w subtracted at the ends that are pulled, minus its mean. The segment is one group
-iff every partial sum of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the jumps and
+As |z − v| ≤ 2w, neighbours whose v differ by more than 4w have a jump of known sign between them:
+the segment is split there. Let u be v minus the pulls of its ends, minus its mean. A segment is one
+group iff every partial sum of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the jumps and
 their signs in O(n): with f_1(x) = ½ (x − v_1)² + w left x and
 
     f_{k+1}(x) = ½ (x − v_{k+1})² + min_y f_k(y) + w |x − y|,
@@ -36,6 +37,8 @@ from numba import njit
 from regmax.kernels.cpu import simd
 from regmax.kernels.cpu.simd import LANES
 
+SURE = 1.0 + 1e-9
+"""A margin for rounding where a jump is known beforehand."""
 WINDOW = 512
 """The number of entries before the first test for final entries."""
 
@@ -244,6 +247,40 @@ def solve(
 ) -> Any:
     """Write the groups of the segment kept[first : first + n] − top to groups[at:]; returns the new
     count."""
+    start, mean, sides = groups
+    begin = first
+    step = w * SURE
+    a = np.float64(kept[first])
+    for i in range(first, first + n - 1):
+        b = np.float64(kept[i + 1])
+        gap = a - b
+        low, high = (left, left) if i == begin else (-1, 1)
+        sign = int(gap > step * (3 + high)) - int(-gap > step * (3 - low))
+        if sign != 0:
+            if i == begin:
+                start[at], mean[at], sides[at] = i, a - top, -left - sign
+                at += 1
+            else:
+                at = _part(kept, top, begin, i + 1 - begin, w, left, sign, space, groups, at)
+            begin, left = i + 1, -sign
+        a = b
+    return _part(kept, top, begin, first + n - begin, w, left, right, space, groups, at)
+
+
+@njit
+def _part(
+    kept: Any,
+    top: float,
+    first: int,
+    n: int,
+    w: float,
+    left: int,
+    right: int,
+    space: Any,
+    groups: Any,
+    at: int,
+) -> Any:
+    """As ``solve``, without a split."""
     start, mean, sides = groups
     start[at] = first
     if n <= 2:  # most segments
