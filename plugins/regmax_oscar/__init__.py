@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.kernels import Kernel, Lazy, transforms
+from regmax.kernels import Kernel, Lazy, ProxKernel, transforms
 
 from .isotonic import isotonic_decreasing, kernel
 from .owl import OWL, CliqueTV, Ordered, low_when_masked, participating, ranks
@@ -56,6 +56,10 @@ class OrderedPairs(Ordered):
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is OrderedPairs and type(base) is _gini()
         return KERNELS.get(x.device.type) if ours else None
+
+    def prox_kernel(self, x: Tensor) -> ProxKernel | None:
+        found = KERNELS.get(x.device.type)
+        return found if isinstance(found, ProxKernel) else None
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy

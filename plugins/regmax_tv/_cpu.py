@@ -158,7 +158,7 @@ class _Fusedmax(common.CompiledRows, ProxKernel):
     ) -> tuple[Tensor, Tensor | None]:
         y = common.result(x)
         gaps = gamma.new_zeros(1)
-        self.run(0, x, gamma, lam, mask, y, gaps, reach, None)
+        self.run(0, x, gamma, lam, mask, y, gaps, reach)
         if not gaps.item():
             return y, None
         part = x != -torch.inf
@@ -175,15 +175,15 @@ class _Fusedmax(common.CompiledRows, ProxKernel):
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         out = common.result(y)
         dlam = gamma.new_empty(len(y)) if hyper else None
-        self.run(1, y, v, gamma, *theta, mask, out, dlam, None, None)
+        self.run(1, y, v, gamma, *theta, mask, out, dlam)
         return out, None if dlam is None else (dlam,)
 
     def averages(
-        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool, positive: bool
+        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Tensor | None]:
         out = common.result(y)
         dlam = torch.empty(len(y), dtype=torch.float64) if hyper else None
-        self.run(1, y, v, None, None, mask, out, dlam, 1, 0 if positive else 1)
+        self.run(1, y, v, None, None, mask, out, dlam, 1)
         return out, dlam
 
 
@@ -192,6 +192,13 @@ def whole_rows(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
     z, one = common.result(x), torch.ones(1, dtype=torch.float64)
     KERNEL.run(0, x, one, weight, mask, z, None, None, 1)
     return z
+
+
+def means(z: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The means of v over the groups of z, of all that take part; 0 elsewhere."""
+    out = common.result(z)
+    KERNEL.run(1, z, v, None, None, mask, out, None, 1, 1)
+    return out
 
 
 KERNEL = _Fusedmax(_forward, _backward)

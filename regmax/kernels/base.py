@@ -110,11 +110,10 @@ class ProxKernel(ABC):
 
     @abstractmethod
     def averages(
-        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool, positive: bool
+        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """w = P v, the averages over the groups of y, and if ``hyper`` −⟨w, u⟩, u ∈ ∂R(y), float64
-        (R,). If ``positive``, of the entries y > 0 alone, where R is that of y ≥ 0; else of all
-        that take part and are above −inf."""
+        """w = P v for v with ⟨v, 1⟩ = 0 on the support of y and 0 elsewhere, P the averages over
+        the groups of y; and if ``hyper`` −⟨w, u⟩, u ∈ ∂R(y), float64 (R,)."""
 
 
 class Lazy:

@@ -44,7 +44,7 @@ class Composed(Kernel):
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
         w, inside = self.base.backward(y, v, gamma, theta[1:], mask, hyper)
-        out, dlam = self.first.averages(y, w, mask, hyper, positive=True)
+        out, dlam = self.first.averages(y, w, mask, hyper)
         if dlam is None or inside is None:
             return out, None
         return out, (dlam * gamma, *inside)
