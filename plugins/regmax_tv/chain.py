@@ -40,13 +40,19 @@ _EPS = torch.finfo(torch.float64).eps
 
 
 @cache
-def _compiled() -> Callable[..., Any] | None:
-    """The numba kernel; None if numba is missing."""
+def _compiled() -> Any:
+    """The module of numba kernels; None if numba is missing."""
     try:
-        from ._cpu import whole_rows
+        from . import _cpu
     except (ImportError, RuntimeError):
         return None
-    return whole_rows
+    return _cpu
+
+
+def means(z: Tensor) -> Callable[..., Tensor] | None:
+    """Compiled code for the means of v over the groups of z, or None."""
+    compiled = _compiled() if z.device.type == "cpu" else None
+    return None if compiled is None else compiled.means
 
 
 def kernel(v: Tensor) -> str:
@@ -108,7 +114,7 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     x, w, m = _checked(v, weight, mask)
     if x.numel() == 0:
         return torch.zeros_like(v, requires_grad=False)
-    z = rows(x.contiguous(), w.contiguous(), None if m is None else m.contiguous())
+    z = rows.whole_rows(x.contiguous(), w.contiguous(), None if m is None else m.contiguous())
     bad = x == -torch.inf if m is None else (x == -torch.inf) & m
     z = torch.where(bad.any(1, keepdim=True), torch.nan, z)
     return (z if m is None else torch.where(m, z, 0)).reshape(v.shape)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, transforms, wrappers
+from ..kernels import Kernel, ProxKernel, asked, transforms, wrappers
 from ..kernels.composed import Composed
 from ..regularizers import arguments, serialize
 from ..regularizers.expressions import Scaled, unscaled
@@ -29,9 +29,9 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
 
 def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of base + λR from that of the base and the prox of R."""
-    if not (isinstance(omega, Penalized) and prox_trusted(type(omega.penalty)) and omega.composes):
+    if not (isinstance(omega, Penalized) and omega.composes):
         return None
-    prox, base = omega.penalty.prox_kernel(x), omega.base
+    prox, base = prox_of(omega.penalty, x), omega.base
     kernel = None if prox is None else kernel_of(base, x)
     if prox is None or kernel is None:
         return None
@@ -45,11 +45,18 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     return Composed(prox, kernel, reach)
 
 
+def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
+    """The compiled prox of a penalty, unless its class redefines what that computes."""
+    trusted = asked() and proves(type(penalty), "prox_kernel")
+    return penalty.prox_kernel(x) if trusted else None
+
+
 @functools.cache
-def prox_trusted(cls: type[Penalty]) -> bool:
-    """Whether no subclass of the class that defines ``prox_kernel`` redefines what it computes."""
+def proves(cls: type[Penalty], kernel: str) -> bool:
+    """Whether no subclass of the class that defines this method redefines what its kernel
+    computes."""
     methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
-    return all(depth(cls, "prox_kernel") <= depth(cls, name) for name in methods)
+    return all(depth(cls, kernel) <= depth(cls, name) for name in methods)
 
 
 @functools.cache

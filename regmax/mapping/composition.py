@@ -54,6 +54,22 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     return y, replace(result, path=f"prox, then {result.path}")
 
 
+def scores(
+    omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | None
+) -> Tensor:
+    """γ prox_{λR}(x/γ), its maximum shifted to 0, by compiled code where there is some. Scores so
+    low that the base maps them to 0 may be lower, and are finite."""
+    penalty, lam = unweighted(omega.penalty, omega.lam)
+    kernel = compiled.prox_of(penalty, x)
+    if kernel is None:
+        return omega.composed(x, gamma, mask)
+    reach = omega.base.support_radius()
+    given = (function.numbered(t, x) for t in (gamma, lam, reach))
+    rows, on = (None if t is None else t.reshape(-1, x.shape[-1]).contiguous() for t in (x, mask))
+    s = kernel.prox(rows, *given, on)[0].view(x.shape).clamp(min=-2 * gamma * reach)
+    return s if mask is None else torch.where(mask, s, 0)
+
+
 def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of the base, where Π_Ω is Π_base ∘ prox and Ω has no kernel of its own."""
     if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
@@ -104,7 +120,7 @@ class _Prox(torch.autograd.Function):
         gamma: float | Tensor,
         penalty: Any,
     ) -> Tensor:
-        s = omega.composed(x, gamma, mask)
+        s = scores(omega, x, gamma, mask)
         ctx.penalty = penalty
         ctx.number = weight if isinstance(weight, Tensor) else None
         ctx.save_for_backward(s, mask)

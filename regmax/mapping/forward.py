@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +25,7 @@ from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
-from .compiled import depth, kernel_of, values
+from .compiled import kernel_of, proves, values
 from .rows import Rows
 
 OnFailure = Literal["warn", "raise", "ignore"]
@@ -158,13 +157,9 @@ def check_composed(
         report(problem, y, certify(problem.at(y), tested=True), tol, settings, path)
 
 
-@functools.cache
 def with_kernel(cls: type[Penalty]) -> bool:
     """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
-    return cls.kernel is not Penalty.kernel and all(
-        depth(cls, "kernel") <= depth(cls, name) for name in methods
-    )
+    return cls.kernel is not Penalty.kernel and proves(cls, "kernel")
 
 
 def sampled(

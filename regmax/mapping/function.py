@@ -291,9 +291,7 @@ def products(
     kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: Sequence[Any], hyper: bool
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
-    gamma, *theta = [
-        _per_row(t, y) if isinstance(t, Tensor) else constant(t, y.device) for t in numbers
-    ]
+    gamma, *theta = [numbered(t, y) for t in numbers]
     v = _rows(wrappers.allocated(v))
     on = None if part is None else _rows(part).contiguous()
     gx, dtheta = kernel.backward(_rows(y), v, gamma, tuple(theta), on, hyper)
@@ -378,9 +376,7 @@ def taking_part(part: Tensor | None) -> Tensor | None:
 def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
-    gamma, *theta = [
-        _per_row(t, x) if isinstance(t, Tensor) else constant(t, x.device) for t in numbers
-    ]
+    gamma, *theta = [numbered(t, x) for t in numbers]
     on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
     y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
     if y.shape == x.shape:
@@ -388,8 +384,10 @@ def forward(
     return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
-def _per_row(item: Tensor, x: Tensor) -> Tensor:
+def numbered(item: Any, x: Tensor) -> Tensor:
     """A hyperparameter in float64: one number, one for each row of x, or one for each entry."""
+    if not isinstance(item, Tensor):
+        return constant(item, x.device)
     t = wrappers.allocated(item.detach()).double()
     t = t.resolve_neg() if t.is_neg() else t
     if t.numel() == 1:
