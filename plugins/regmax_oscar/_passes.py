@@ -74,9 +74,7 @@ def pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int
 
 
 @njit
-def write(
-    row: Any, d: int, bounds: Any, value: float, other: float, out: Any, blank: bool
-) -> None:
+def write(row: Any, d: int, bounds: Any, value: float, other: float, out: Any, blank: bool) -> None:
     """out_i = value where low ≤ x_i ≤ high, else ``other``, which it is already if ``blank``."""
     low, high = bounds
     full = d - d % LANES

@@ -248,7 +248,7 @@ def backward_row(
         return 0.0
     # v minus its first entry, as J 1 = 0: a large constant in v then causes no rounding error
     i = index[0]
-    own = np.float64(v[place[i] if moved else i])
+    own = float(v[place[i] if moved else i])
     ref = own if centred else 0.0
     count = 0
     total, sums = 0.0, own - ref

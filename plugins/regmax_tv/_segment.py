@@ -6,9 +6,9 @@ its end down, one that is higher pulls it up:
     min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),  left, right ∈ {−1, 0, 1}.
 
 As |z − v| ≤ 2w, neighbours whose v differ by more than 4w have a jump of known sign between them:
-the segment is split there. Let u be v minus the pulls of its ends, minus its mean. A segment is one
-group iff every partial sum of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the jumps and
-their signs in O(n): with f_1(x) = ½ (x − v_1)² + w left x and
+the segment is split there. Let u be v minus the pulls of its ends, minus its mean. A part is one
+group iff every partial sum of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the
+jumps and their signs in O(n): with f_1(x) = ½ (x − v_1)² + w left x and
 
     f_{k+1}(x) = ½ (x − v_{k+1})² + min_y f_k(y) + w |x − y|,
 

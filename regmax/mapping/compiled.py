@@ -39,7 +39,9 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     def reach(theta: tuple[Tensor, ...]) -> Tensor:
         found = base.support_radius()
         if isinstance(found, Tensor):
-            found = base.with_tensors(dict(zip(names_of(base), theta, strict=True))).support_radius()
+            found = base.with_tensors(
+                dict(zip(names_of(base), theta, strict=True))
+            ).support_radius()
         return found if isinstance(found, Tensor) else constant(found, x.device)
 
     return Composed(prox, kernel, reach)

@@ -54,9 +54,7 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     return y, replace(result, path=f"prox, then {result.path}")
 
 
-def scores(
-    omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | None
-) -> Tensor:
+def scores(omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | None) -> Tensor:
     """γ prox_{λR}(x/γ), its maximum shifted to 0, by compiled code where there is some. Scores so
     low that the base maps them to 0 may be lower, and are finite."""
     penalty, lam = unweighted(omega.penalty, omega.lam)
@@ -64,9 +62,10 @@ def scores(
     if kernel is None:
         return omega.composed(x, gamma, mask)
     reach = omega.base.support_radius()
-    given = (function.numbered(t, x) for t in (gamma, lam, reach))
-    rows, on = (None if t is None else t.reshape(-1, x.shape[-1]).contiguous() for t in (x, mask))
-    s = kernel.prox(rows, *given, on)[0].view(x.shape).clamp(min=-2 * gamma * reach)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    on = None if mask is None else mask.expand_as(x).reshape(rows.shape).contiguous()
+    g, weight, radius = (function.numbered(t, x) for t in (gamma, lam, reach))
+    s = kernel.prox(rows, g, weight, radius, on)[0].view(x.shape).clamp(min=-2 * gamma * reach)
     return s if mask is None else torch.where(mask, s, 0)
 
 

@@ -305,7 +305,7 @@ def names_of(omega: Regularizer) -> tuple[str, ...]:
 def held(omega: Regularizer, name: str) -> Any:
     """The hyperparameter of this name, as :func:`names_of` gives it."""
     inside, _, last = name.rpartition(".")
-    return getattr(omega.base if inside else omega, last)  # type: ignore[union-attr]
+    return getattr(omega.base if inside else omega, last)
 
 
 def who(omega: Regularizer) -> str:
