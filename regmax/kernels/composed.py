@@ -43,7 +43,7 @@ class Composed(Kernel):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
-        w, inside = self.base.backward(y, v, gamma, theta[1:], mask, hyper)
+        w, inside = self.base.backward(y, v, gamma, theta[1:], None, hyper)
         out, dlam = self.first.averages(y, w, mask, hyper)
         if dlam is None or inside is None:
             return out, None

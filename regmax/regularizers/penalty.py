@@ -143,6 +143,8 @@ def compiled_means(
     (R, d), where nothing learns and no transform is active; else ``reference``(v, z, mask)."""
     if (
         means is None
+        or z.numel() == 0
+        or not v.dtype == z.dtype in (torch.float32, torch.float64)
         or (torch.is_grad_enabled() and v.requires_grad)
         or not (transforms.may_look(v) and transforms.may_look(z))
         or transforms.under_transform((v, z))
