@@ -83,6 +83,7 @@ def test_low_scores_are_cut_and_zeros_are_zero(name):
     assert (y[1] == 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
 @pytest.mark.parametrize("name", PENALTIES)
 def test_hyperparameters_for_each_row_learn(name):
     g = torch.Generator().manual_seed(3)
