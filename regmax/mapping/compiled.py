@@ -36,12 +36,12 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     if prox is None or kernel is None:
         return None
 
+    names = names_of(base)
+    learns = any(isinstance(held(base, name), Tensor) for name in names)
+
     def reach(theta: tuple[Tensor, ...]) -> Tensor:
-        found = base.support_radius()
-        if isinstance(found, Tensor):
-            found = base.with_tensors(
-                dict(zip(names_of(base), theta, strict=True))
-            ).support_radius()
+        own = base.with_tensors(dict(zip(names, theta, strict=True))) if learns else base
+        found = own.support_radius()
         return found if isinstance(found, Tensor) else constant(found, x.device)
 
     return Composed(prox, kernel, reach)
