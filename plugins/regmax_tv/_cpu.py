@@ -104,7 +104,8 @@ def _backward(job: Any, like: Any) -> None:
     whole = np.empty((3, d + 2 * LANES), np.int32)
     numbers = np.arange(LANES, dtype=np.int32).reshape(1, LANES)
     moved, hyper = common.given(job, 4), common.given(job, 6)
-    prox, low = common.given(job, 7), -np.inf if common.given(job, 8) else 0.0
+    prox = common.given(job, 7)
+    low = -np.inf if prox and common.given(job, 8) else 0.0
     begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):

@@ -31,11 +31,13 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of base + λR from that of the base and the prox of R."""
     if not (isinstance(omega, Penalized) and omega.composes):
         return None
+    cls: Any = type(omega)
+    if cls.kernel is not Penalized.kernel or not plain(cls):
+        return None
     prox, base = prox_of(omega.penalty, x), omega.base
     kernel = None if prox is None else kernel_of(base, x)
     if prox is None or kernel is None:
         return None
-
     names = names_of(base)
     learns = any(isinstance(held(base, name), Tensor) for name in names)
 
@@ -45,6 +47,12 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
         return found if isinstance(found, Tensor) else constant(found, x.device)
 
     return Composed(prox, kernel, reach)
+
+
+@functools.cache
+def plain(cls: type[Penalized]) -> bool:
+    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
+    return all(getattr(cls, name) is getattr(Penalized, name) for name in REPLACED)
 
 
 def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:

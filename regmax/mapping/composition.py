@@ -6,7 +6,6 @@ averages over these, and ∂s/∂(γλ) = −P u, u ∈ ∂R(s) (Niculae & Blond
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -41,7 +40,7 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     """The same where a kernel is made of the value of the base: one that treats all entries alike
     shows that the base is permutation-invariant."""
     omega = rows.omega
-    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
         return None
     penalty, base = unweighted(omega.penalty, 1.0)[0], replace(rows, omega=omega.base)
     if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
@@ -71,17 +70,11 @@ def scores(omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | No
 
 def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of the base, where Π_Ω is Π_base ∘ prox and Ω has no kernel of its own."""
-    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
         return None
     if not omega.composes or kernel_of(omega, x) is not None:
         return None
     return kernel_of(unscaled(omega.base, 1.0)[0], x)
-
-
-@functools.cache
-def _composes(cls: type[Penalized]) -> bool:
-    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
-    return all(getattr(cls, name) is getattr(Penalized, name) for name in compiled.REPLACED)
 
 
 def _prox(rows: Rows, omega: Penalized) -> Tensor | None:
