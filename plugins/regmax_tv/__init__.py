@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import regmax
-from regmax.kernels import Kernel, Lazy
+from regmax.kernels import Kernel, Lazy, ProxKernel
+from regmax.regularizers.penalty import compiled_means
 
-from .chain import kernel, prox_chain_tv
+from .chain import kernel, means, prox_chain_tv
 
 KERNELS = Lazy(cpu="regmax_tv._cpu", cuda="regmax_tv._gpu")
 
@@ -75,9 +76,16 @@ class ChainTV(regmax.Penalty):
         u = -pad(t, (1, 1)).diff(dim=-1)
         return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
+    def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        return compiled_means(means(z), super().average, v, z, mask)
+
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is ChainTV and type(base) is _gini()
         return KERNELS.get(x.device.type) if ours else None
+
+    def prox_kernel(self, x: Tensor) -> ProxKernel | None:
+        found = KERNELS.get(x.device.type)
+        return found if isinstance(found, ProxKernel) else None
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy

@@ -95,6 +95,32 @@ class Kernel(ABC):
         """
 
 
+class ProxKernel(ABC):
+    """The prox of a penalty R in compiled code, pruned for a base; rows as in :class:`Kernel`.
+
+    :class:`regmax.kernels.composed.Composed` makes a kernel of it and the kernel of a base.
+    """
+
+    @abstractmethod
+    def prox(
+        self, x: Tensor, gamma: Tensor, lam: Tensor, reach: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """γ prox_{λR}(x/γ), new and contiguous, its maximum shifted to 0, and the mask that
+        :meth:`averages` needs, as :meth:`Kernel.forward` returns it. Members of a group are
+        bit-for-bit equal.
+
+        Masked entries are −inf. An entry of the result that is γ·``reach`` or more below 0 may have
+        any value there, −inf included. ``lam`` and ``reach`` ≥ 0 are float64, (1,) or (R,).
+        """
+
+    @abstractmethod
+    def averages(
+        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """w = P v for v with ⟨v, 1⟩ = 0 on the support of y and 0 elsewhere, P the averages over
+        the groups of y; and if ``hyper`` −⟨w, u⟩, u ∈ ∂R(y), float64 (R,)."""
+
+
 class Lazy:
     """Kernels by device. Each is the ``KERNEL`` of a module, which is imported on first use.
 

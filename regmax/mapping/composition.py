@@ -6,7 +6,6 @@ averages over these, and ∂s/∂(γλ) = −P u, u ∈ ∂R(s) (Niculae & Blond
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -41,7 +40,7 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     """The same where a kernel is made of the value of the base: one that treats all entries alike
     shows that the base is permutation-invariant."""
     omega = rows.omega
-    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
         return None
     penalty, base = unweighted(omega.penalty, 1.0)[0], replace(rows, omega=omega.base)
     if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
@@ -54,19 +53,28 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     return y, replace(result, path=f"prox, then {result.path}")
 
 
+def scores(omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | None) -> Tensor:
+    """γ prox_{λR}(x/γ), its maximum shifted to 0, by compiled code where there is some. Scores so
+    low that the base maps them to 0 may be lower, and are finite."""
+    penalty, lam = unweighted(omega.penalty, omega.lam)
+    kernel = compiled.prox_of(penalty, x)
+    if kernel is None:
+        return omega.composed(x, gamma, mask)
+    reach = omega.base.support_radius()
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    on = None if mask is None else mask.expand_as(x).reshape(rows.shape).contiguous()
+    g, weight, radius = (function.numbered(t, x) for t in (gamma, lam, reach))
+    s = kernel.prox(rows, g, weight, radius, on)[0].view(x.shape).clamp(min=-2 * gamma * reach)
+    return s if mask is None else torch.where(mask, s, 0)
+
+
 def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of the base, where Π_Ω is Π_base ∘ prox and Ω has no kernel of its own."""
-    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
         return None
     if not omega.composes or kernel_of(omega, x) is not None:
         return None
     return kernel_of(unscaled(omega.base, 1.0)[0], x)
-
-
-@functools.cache
-def _composes(cls: type[Penalized]) -> bool:
-    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
-    return all(getattr(cls, name) is getattr(Penalized, name) for name in compiled.REPLACED)
 
 
 def _prox(rows: Rows, omega: Penalized) -> Tensor | None:
@@ -104,7 +112,7 @@ class _Prox(torch.autograd.Function):
         gamma: float | Tensor,
         penalty: Any,
     ) -> Tensor:
-        s = omega.composed(x, gamma, mask)
+        s = scores(omega, x, gamma, mask)
         ctx.penalty = penalty
         ctx.number = weight if isinstance(weight, Tensor) else None
         ctx.save_for_backward(s, mask)

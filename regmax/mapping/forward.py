@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
+from ..kernels.composed import Composed
 from ..optimality.certificates import Certificate, certify
 from ..optimality.convexity import check_convex, check_strong_convexity
 from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
@@ -25,7 +25,7 @@ from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
-from .compiled import depth, kernel_of, values
+from .compiled import kernel_of, proves, values
 from .rows import Rows
 
 OnFailure = Literal["warn", "raise", "ignore"]
@@ -110,7 +110,8 @@ def _by_formula(
     kernel = kernel_of(omega, x)
     if kernel is not None:
         found = values(kernel, omega, x, gamma, mask)
-        return Forward(found, "closed form", f"{kernel.name} kernel of {who(omega)}")
+        path = "prox, then closed form" if isinstance(kernel, Composed) else "closed form"
+        return Forward(found, path, f"{kernel.name} kernel of {who(omega)}")
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")
@@ -156,13 +157,9 @@ def check_composed(
         report(problem, y, certify(problem.at(y), tested=True), tol, settings, path)
 
 
-@functools.cache
 def with_kernel(cls: type[Penalty]) -> bool:
     """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
-    return cls.kernel is not Penalty.kernel and all(
-        depth(cls, "kernel") <= depth(cls, name) for name in methods
-    )
+    return cls.kernel is not Penalty.kernel and proves(cls, "kernel")
 
 
 def sampled(

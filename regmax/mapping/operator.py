@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..regularizers import serialize
+from ..regularizers.penalty import names_of
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from . import compiled
@@ -190,7 +191,7 @@ def _jacobian_product(
 def _product_like(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(_read(text).omega.hyperparameters or ()) if hyper else 0
+    count = len(names_of(_read(text).omega)) if hyper else 0
     one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
     return [first, *(torch.empty_like(one) for _ in range(count))]
