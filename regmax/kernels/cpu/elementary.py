@@ -82,6 +82,21 @@ def exp32(x: Any) -> Any:
 
 
 @njit
+def exps32(x: Any) -> tuple[Any, Any]:
+    """e^x and e^x − 1 of float32, each to about one rounding, for |x| ≤ 87."""
+    shifted = x * 1.44269504 + 12582912.0
+    k = shifted - 12582912.0
+    r = (x - k * 0.693359375) - k * -2.12194440e-4
+    p = r * 0.0013888889 + 0.008333334
+    p = p * r + 0.041666666
+    p = p * r + 0.16666667
+    p = p * r + 0.5
+    p = p * r * r + r
+    power = simd.from_bits32(simd.shift_left(simd.add_int(simd.as_bits32(shifted), 127), 23))
+    return p * power + power, p * power + (power - 1.0)
+
+
+@njit
 def log32(x: Any) -> Any:
     """log x of float32, to about one rounding, for normal x > 0."""
     bits_of = simd.as_bits32(x)
