@@ -1,6 +1,6 @@
 """pnormmax of float32 for p = 1.5: thresholds of sixteen short rows at a time, and J v.
 
-    y = u²/Σu²,  u = (z − τ)₊,  Σu² = (Σu³)^⅓,  z = (x − max x)/γ,  −1 ≤ τ < 0
+y = u²/Σu²,  u = (z − τ)₊,  Σu² = (Σu³)^⅓,  z = (x − max x)/γ,  −1 ≤ τ < 0
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def together(job: Any, like: Any, n: int, room: Any) -> None:
 @tiles.short
 def backward(job: Any, like: Any, n: int, room: Any) -> None:
     """Row n of a job; ``room`` has space for the row."""
-    # r = √y, w = ‖y‖^(−½) r:  J v = 2 w ∘ (v − ⟨r, v⟩/Σr − c (r − Σr²/Σr)), since both the curvature
-    # of the diagonal and the vector of its rank-one term are multiples of r
+    # J v = 2 ‖y‖^(−½) r ∘ (v − ⟨r, v⟩/Σr − c (r − Σr²/Σr)), r = √y: the curvature's diagonal and
+    # the vector of its rank-one term depend on r alone
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     y, v = common.rows_at(job, 0, n, like), common.rows_at(job, 1, n, like)
     out, roots = common.rows_at(job, 4, n, like), memory.pointer(memory.address_of(room), 0, like)

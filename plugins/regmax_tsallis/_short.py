@@ -26,7 +26,7 @@ def threshold15(rough: Any, h: Any, m: int) -> Any:
     none = simd.spread(simd.load(rough, 0), 0.0)
     below = none - 1.0
     moving = below < none
-    for _ in range(50):
+    for _ in range(m):
         first, second = none, none
         for i in range(0, m, LANES):
             t = simd.larger(simd.load(rough, i) - below, 0.0)
@@ -75,7 +75,10 @@ def _power(t: Any, less: Any) -> Any:
 
 @njit
 def _step(rough: Any, m: int, a: Any, tau: Any) -> Any:
-    """Newton's step of (Σy)^a − 1, y = [a(z − τ)]₊^(1/a), from below."""
+    """Newton's step of (Σy)^a = 1, y = [a(z − τ)]₊^(1/a).
+
+    (Σy)^a is a norm of [a(z − τ)]₊, so it is convex in τ, and Newton from below stays below.
+    """
     zero = simd.spread(tau, 0.0)
     less = (1.0 - a) / a
     sums, slopes = zero, zero
@@ -91,7 +94,7 @@ def bound(rough: Any, m: int, a: Any) -> Any:
     """A lower bound on τ, from some of the entries."""
     tau = simd.spread(a, -1.0) / a
     low = tau
-    for _ in range(3):
+    for _ in range(2):
         tau = tau + _step(rough, m, a, tau)
     return simd.larger(tau - 1e-5 / a, low)
 
@@ -100,7 +103,7 @@ def bound(rough: Any, m: int, a: Any) -> Any:
 def threshold(rough: Any, m: int, a: Any, tau: Any) -> Any:
     """τ of each lane, to about 1e-5/a, from a lower bound."""
     moving = tau < simd.spread(tau, 0.0)
-    for _ in range(50):
+    for _ in range(m):
         step = _step(rough, m, a, tau)
         tau = tau + simd.select(moving, step, 0.0)
         moving = moving & (step * a > 1e-3)
@@ -157,7 +160,9 @@ def write(
 
 
 @njit
-def _product(y: Any, v: Any, n: int, a: float, scale: float, hyper: bool, s: Any, out: Any) -> float:
+def _product(
+    y: Any, v: Any, n: int, a: float, scale: float, hyper: bool, s: Any, out: Any
+) -> float:
     """out = Jv·scale; returns the derivative in α if ``hyper``, else 0. ``s`` is scratch."""
     # ∂∇Ω(y)/∂α = (t e^t − (e^t − 1))/a² up to a constant, t = a log y
     none = simd.load_part(y, 0, simd.first(0), 0.0)
