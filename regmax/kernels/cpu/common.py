@@ -251,8 +251,7 @@ def floor(row: Any, top: float, depth: float) -> float:
 @njit
 def keep(row: Any, d: int, low: float, kept: Any) -> int:
     """kept[:n] = the n entries x_i ≥ low, in order."""
-    full = d - d % LANES
-    n = 0
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         v = simd.load(row, i)
         on = v >= low
@@ -287,8 +286,7 @@ def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, bl
 @njit
 def place(row: Any, d: int, low: float, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where x_i ≥ low, else 0: the inverse of ``keep``."""
-    full = d - d % LANES
-    n = 0
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         on = simd.load(row, i) >= low
         size = simd.count(on)
@@ -304,8 +302,7 @@ def place(row: Any, d: int, low: float, kept: Any, out: Any, blank: bool) -> Non
 @njit
 def keep_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, blank: bool) -> int:
     """kept_y[:n], kept_v[:n] = y_i, v_i where y_i > 0, in order."""
-    full = d - d % LANES
-    n = 0
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         a = simd.load(y, i)
         on = a > 0.0
@@ -349,8 +346,7 @@ def unpack_support(y: Any, d: int, n: int, w: Any, kept: Any, out: Any, blank: b
 @njit
 def place_support(y: Any, d: int, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where y_i > 0, else 0: the inverse of ``keep_support``."""
-    full = d - d % LANES
-    n = 0
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         on = simd.load(y, i) > 0.0
         size = simd.count(on)
