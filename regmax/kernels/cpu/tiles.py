@@ -22,8 +22,8 @@ from numba.extending import intrinsic, overload
 from . import common, memory, simd
 from .simd import LANES
 
-LONGEST = 512
-"""The longest row for tiles: sixteen of them fit into the cache."""
+LONGEST = 128
+"""The longest row for tiles: longer rows take less time one by one."""
 ROW, SIZE, TOP, SCALE, LOW, RATE, TAU = range(7)
 """The numbers of a lane: the row, how many entries are packed, the largest entry, 1/γ, the bound of
 the packed entries, one of the mapping, and the threshold."""
