@@ -173,8 +173,9 @@ class OWL(Ordered):
 class CliqueTV(Ordered):
     """R(y) = Σ_{i<j} |y_i − y_j| over the pairs of participants.
 
-    It is Σ_k (m + 1 − 2k) y_[k] for m participants. Total variation over the complete graph: entries of similar value fuse, anywhere in the row. It
-    has no arguments and takes rows of any length, in O(d log d).
+    It is Σ_k (m + 1 − 2k) y_[k] for m participants. Total variation over the complete graph:
+    entries of similar value fuse, anywhere in the row. It has no arguments and takes rows of any
+    length, in O(d log d).
     """
 
     name = "clique_tv"

@@ -176,7 +176,7 @@ class $cls(regmax.Regularizer):
     ranges = {"mu": (">= 0", lambda mu: mu >= 0)}
 
     # Change: declared properties, which make regmax faster. All are optional. Remove those that do
-    # not hold for your Ω: the test check_ignores_zeros fails where ignores_zeros is false, and so on.
+    # not hold for your Ω: the test check_separable fails where separable is false, and so on.
     permutation_invariant = True  # Ω is the same for every order of the entries
     separable = True  # Ω(y) = Σ g(y_i)
     ignores_zeros = True  # entries that are 0 do not change Ω
