@@ -101,8 +101,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
 
     @outside_inference
     def mapping(*args: Any, **kwargs: Any) -> Tensor:
-        # without strict=, which PyTorch 2.6 cannot trace
-        given = {**defaults, **dict(zip(names, args)), **kwargs}  # noqa: B905
+        given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         twice = kwargs and any(key in kwargs for key in names[: len(args)])
         if given.keys() != every or len(args) > len(names) or twice:
             try:
