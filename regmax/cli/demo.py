@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import pickle
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,12 +100,14 @@ def training(data: pooling.Digits, epochs: int, seed: int) -> Iterator[Iterator[
     """The trained models, in the order of ``MAPPINGS``; they train in processes of their own, while
     the cross-check runs. Leaving the context ends the processes."""
     work = [pickle.dumps((mapping, data, epochs, seed)) for mapping in MAPPINGS]
-    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+    # an interrupt is for this process, which ends the others
+    quiet = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(PROCESSES, signal.signal, quiet) as pool:
         yield map(pickle.loads, pool.imap(_trained, work))
 
 
 def _trained(work: bytes) -> bytes:
     """Bytes in, bytes out: no memory is shared with a process that ends."""
     mapping, data, epochs, seed = pickle.loads(work)
-    (_, omega) = named(mapping)
+    _, omega = named(mapping)
     return pickle.dumps(pooling.train(mapping, omega, data, epochs, seed))
