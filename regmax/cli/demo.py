@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
         help="cross-check the built-in regularizers, train on real digits, draw attention maps",
         description="Cross-checks the six built-in regularizers, trains an attention-pooling "
         "classifier of handwritten digits with each mapping, and draws their attention maps. "
-        "Takes about a minute. Exit status 1 if a cross-check fails.",
+        "Takes one to two minutes. Exit status 1 if a cross-check fails.",
     )
     parser.add_argument(
         "--out",
