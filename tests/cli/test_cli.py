@@ -487,7 +487,7 @@ class TestDemo:
         def count(omega):
             groups = pooling.groups(y, omega)
             empty = torch.zeros(1, dtype=torch.bool)
-            return pooling.Trained("x", y, groups, True, empty, empty, 0.0).group_count
+            return pooling.Trained("x", y, groups, True, empty, empty).group_count
 
         assert count(regmax.regularizer("tv")) == 4
         assert count(regmax.regularizer("oscar")) == 3
