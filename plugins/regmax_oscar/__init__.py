@@ -20,9 +20,10 @@ KERNELS = Lazy(cpu="regmax_oscar._cpu", cuda="regmax_oscar._gpu")
 
 
 class OrderedPairs(Ordered):
-    """R(y) = Σ_{i<j} max(y_i, y_j) = Σ_k (m − k) y_[k], over the pairs of m participants.
+    """R(y) = Σ_{i<j} max(y_i, y_j) over the pairs of participants.
 
-    On y ≥ 0 this is the OSCAR penalty. It has no arguments and takes rows of any length.
+    It is Σ_k (m − k) y_[k] for m participants. On y ≥ 0 this is the OSCAR penalty. It has no
+    arguments and takes rows of any length.
     """
 
     name = "oscar"

@@ -19,10 +19,11 @@ KERNELS = Lazy(cpu="regmax_tv._cpu", cuda="regmax_tv._gpu")
 
 
 class ChainTV(regmax.Penalty):
-    """R(y) = Σ_i |y_{i+1} − y_i|, over neighbours among the participants of a row.
+    """R(y) = Σ_i |y_{i+1} − y_i| over neighbours.
 
-    R(y) = max ⟨Dᵀt, y⟩ over |t_i| ≤ 1, with (Dy)_i = y_{i+1} − y_i. So ∂R(y) = {Dᵀt} with
-    t_i = sign(y_{i+1} − y_i) if y_{i+1} ≠ y_i, and t_i in [−1, 1] otherwise.
+    Neighbours are neighbours among the participants of a row. R(y) = max ⟨Dᵀt, y⟩ over |t_i| ≤ 1,
+    with (Dy)_i = y_{i+1} − y_i. So ∂R(y) = {Dᵀt} with t_i = sign(y_{i+1} − y_i) if y_{i+1} ≠ y_i,
+    and t_i in [−1, 1] otherwise.
     """
 
     lovasz = True

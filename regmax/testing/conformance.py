@@ -34,6 +34,7 @@ class ConformanceCheck(ABC):
         self._skip = skip
 
     def __call__(self, given: Any) -> None:
+        __tracebackhide__ = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             # torch's forward mode compiles its own decompositions when it is first used

@@ -15,7 +15,7 @@ TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "tol_ktr
 
 
 class Cvxpy(Conic):
-    """One program per row, solved by Clarabel on the CPU."""
+    """One convex program per row, solved by Clarabel on the CPU."""
 
     name: ClassVar[str] = "cvxpy"
     needs = ("cvxpy", "clarabel")

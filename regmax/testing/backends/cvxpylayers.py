@@ -52,7 +52,7 @@ _CONES = threading.Lock()
 
 
 class CvxpyLayers(Conic):
-    """DIFFCP, and MOREAU if it is installed.
+    """Differentiable convex programs: DIFFCP, and MOREAU if installed.
 
     DIFFCP works on the CPU in float64; scores on a GPU are copied there and back. MOREAU works on
     the scores' device if its build supports that, and on the CPU otherwise.
