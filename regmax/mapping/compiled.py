@@ -15,7 +15,8 @@ from ..regularizers import arguments, serialize
 from ..regularizers.expressions import Scaled, unscaled
 from ..regularizers.penalty import Penalized, Penalty, held, names_of, structured, unpenalized
 from ..regularizers.regularizer import Regularizer
-from .function import HALF, Eager, Mapping, constant, formula, forward, products, taking_part
+from .function import Eager, Mapping, formula, forward, products, taking_part
+from .rows import HALF, constant
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
 

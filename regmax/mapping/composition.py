@@ -18,10 +18,10 @@ from ..kernels.simplex import row_dot
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, averaged
 from ..regularizers.regularizer import Regularizer
-from . import compiled, function, generated
+from . import compiled, generated
 from .compiled import kernel_of
 from .forward import Forward, Settings, with_kernel
-from .rows import Rows
+from .rows import Rows, numbered
 
 
 def argmax(rows: Rows) -> Tensor | None:
@@ -63,7 +63,7 @@ def scores(omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | No
     reach = omega.base.support_radius()
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     on = None if mask is None else mask.expand_as(x).reshape(rows.shape).contiguous()
-    g, weight, radius = (function.numbered(t, x) for t in (gamma, lam, reach))
+    g, weight, radius = (numbered(t, x) for t in (gamma, lam, reach))
     s = kernel.prox(rows, g, weight, radius, on)[0].view(x.shape).clamp(min=-2 * gamma * reach)
     return s if mask is None else torch.where(mask, s, 0)
 

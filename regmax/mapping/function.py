@@ -8,7 +8,6 @@ which costs less. Second derivatives consist of operations of :mod:`regmax.optim
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +19,7 @@ from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_pr
 from ..regularizers import serialize
 from ..regularizers.penalty import names_of, penalty_of, smooth_part, structured
 from ..regularizers.regularizer import Regularizer
-
-HALF = (torch.float16, torch.bfloat16)
+from .rows import HALF, flat, numbered
 
 
 class Mapping(torch.autograd.Function):
@@ -292,9 +290,9 @@ def products(
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
     gamma, *theta = [_for(kernel, t, y) for t in numbers]
-    v = _rows(wrappers.allocated(v))
-    on = None if part is None else _rows(part).contiguous()
-    gx, dtheta = kernel.backward(_rows(y), v, gamma, tuple(theta), on, hyper)
+    v = flat(wrappers.allocated(v))
+    on = None if part is None else flat(part).contiguous()
+    gx, dtheta = kernel.backward(flat(y), v, gamma, tuple(theta), on, hyper)
     if gx.shape != y.shape:
         gx = gx.view(y.shape)
     if dtheta is None:
@@ -377,50 +375,13 @@ def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
     gamma, *theta = [_for(kernel, t, x) for t in numbers]
-    on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
-    y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
+    on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
+    y, part = kernel.forward(flat(x), gamma, tuple(theta), on)
     if y.shape == x.shape:
         return y, part
     return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
-def numbered(item: Any, x: Tensor) -> Tensor:
-    """A hyperparameter in float64: one number, one for each row of x, or one for each entry."""
-    if not isinstance(item, Tensor):
-        return constant(item, x.device)
-    t = wrappers.allocated(item.detach()).double()
-    t = t.resolve_neg() if t.is_neg() else t
-    if t.numel() == 1:
-        return t.reshape(1)
-    if t.shape[-1] == 1:
-        return t.expand(*x.shape[:-1], 1).reshape(-1)
-    if t.numel() == t.shape[-1]:
-        return t.reshape(1, -1)
-    return t.expand(*x.shape[:-1], t.shape[-1]).reshape(-1, t.shape[-1])
-
-
 def _for(kernel: Kernel, item: Any, x: Tensor) -> Any:
     """A hyperparameter as the kernel takes it."""
     return item if kernel.numbers and not isinstance(item, Tensor) else numbered(item, x)
-
-
-def constant(value: float, device: torch.device) -> Tensor:
-    """A number as a tensor, (1,)."""
-    # memory of a GPU belongs to a stream, and to a graph that is being captured
-    made: Tensor = (_constant if device.type == "cpu" else _constant.__wrapped__)(value, device)
-    return made
-
-
-@functools.lru_cache(maxsize=256)
-def _constant(value: float, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.full((1,), value, dtype=torch.float64, device=device)
-
-
-def _rows(t: Tensor) -> Tensor:
-    """(R, d), the entries of a row adjacent in memory."""
-    if t.ndim == 2 and t.stride(1) == 1 and not t.is_neg():
-        return t
-    t = wrappers.allocated(t).resolve_neg() if t.is_neg() else wrappers.allocated(t)
-    t = t.reshape(-1, t.shape[-1]) if t.ndim != 2 else t
-    return t if t.stride(1) == 1 else t.contiguous()
