@@ -21,6 +21,7 @@ from ..regularizers.regularizer import Regularizer
 from . import compiled, generated
 from .compiled import kernel_of
 from .forward import Forward, Settings, with_kernel
+from .function import reduced
 from .rows import Rows, numbered
 
 
@@ -130,5 +131,5 @@ class _Prox(torch.autograd.Function):
             u = ctx.penalty.any_subgradient(s, mask)
             # 0 where the row's maximum is: w adds up to 0 but for rounding
             u = u - u.gather(-1, s.argmax(-1, keepdim=True))
-            along = function.reduced(-row_dot(w.double(), u.double()), ctx.number)
+            along = reduced(-row_dot(w.double(), u.double()), ctx.number)
         return w, along, None, None, None, None
