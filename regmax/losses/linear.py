@@ -12,6 +12,7 @@ from ..kernels import transforms
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense
 from ..mapping.rows import HALF
+from ..nn import chunks
 from ..regularizers.regularizer import Regularizer
 from .loss import FenchelYoungLoss
 
@@ -59,10 +60,7 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         number = isinstance(soft_cap, int | float) and not isinstance(soft_cap, bool)
         if soft_cap is not None and not (number and soft_cap > 0):
             raise ValueError(f"soft_cap must be a number > 0 or None; got {soft_cap!r}")
-        if chunk is not None and (
-            isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1
-        ):
-            raise ValueError(f"chunk must be an int >= 1 or None; got {chunk!r}")
+        chunks.check(chunk)
         self.soft_cap, self.chunk = soft_cap, chunk
 
     @outside_inference
