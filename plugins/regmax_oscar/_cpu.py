@@ -312,7 +312,7 @@ class _Oscarmax(common.CompiledRows, ProxKernel):
         self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Tensor | None]:
         out = common.result(y)
-        dlam = torch.empty(len(y), dtype=torch.float64) if hyper else None
+        dlam = y.new_empty(len(y), dtype=torch.float64) if hyper else None
         self.run(1, y, v, None, None, out, dlam, 1)
         return out, dlam
 

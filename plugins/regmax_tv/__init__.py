@@ -78,7 +78,8 @@ class ChainTV(regmax.Penalty):
         return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        return compiled_means(means(z), super().average, v, z, mask)
+        compiled = means(z) if type(self).groups is ChainTV.groups else None
+        return compiled_means(compiled, super().average, v, z, mask)
 
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is ChainTV and type(base) is _gini()

@@ -183,14 +183,14 @@ class _Fusedmax(common.CompiledRows, ProxKernel):
         self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Tensor | None]:
         out = common.result(y)
-        dlam = torch.empty(len(y), dtype=torch.float64) if hyper else None
+        dlam = y.new_empty(len(y), dtype=torch.float64) if hyper else None
         self.run(1, y, v, None, None, mask, out, dlam, 1)
         return out, dlam
 
 
 def whole_rows(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
     """The prox of weight·TV at finite rows x, without a shift; masked entries are 0."""
-    z, one = common.result(x), torch.ones(1, dtype=torch.float64)
+    z, one = common.result(x), x.new_ones(1, dtype=torch.float64)
     KERNEL.run(0, x, one, weight, mask, z, None, None, 1)
     return z
 

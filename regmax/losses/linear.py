@@ -13,6 +13,7 @@ from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense
 from ..mapping.rows import HALF
 from ..nn import chunks
+from ..regularizers.printing import unusual
 from ..regularizers.regularizer import Regularizer
 from .loss import FenchelYoungLoss
 
@@ -107,6 +108,10 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
             logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
         with transforms.full_precision(logits.device.type):
             return self._each(logits, 1, target, mask)[0]
+
+    def __repr__(self) -> str:
+        own = unusual(soft_cap=(self.soft_cap, None), chunk=(self.chunk, None))
+        return f"{', '.join([super().__repr__()[:-1], *own])})"
 
 
 def _learns(t: Any) -> bool:

@@ -52,7 +52,7 @@ def layers():
         layer = RegularizedMax(base, solver=registry().get("solver", name)(), tol=1e-4)
         yield f"solver {name}", layer, (X,)
     for name in dir(losses):
-        if name != "FenchelYoungLoss":
+        if not name.endswith("FenchelYoungLoss"):
             yield name, getattr(losses, name)(weight=torch.arange(1.0, 7)), (X, INDEX)
     yield "loss", regmax.FenchelYoungLoss(omega("tv"), learnt(0.7), reduction="none"), (X, INDEX)
     for learns in (AdaptiveEntmax(2), Learnable(omega("tv"), lam=Positive((2, 1, 1), 0.1))):

@@ -125,9 +125,14 @@ def main() -> None:
         mask = torch.ones(3, d, dtype=torch.bool) if masked else None
 
         def run(noted: list[Any]) -> int:
-            y, part = kernel.forward(x, one, theta, mask)  # noqa: B023
+            if mapping == "generated":  # noqa: B023
+                y, _ = kernel.solve(x, one, theta, mask)  # noqa: B023
+                rest: tuple[Any, ...] = (hyper,)  # noqa: B023
+            else:
+                y, part = kernel.forward(x, one, theta, mask)  # noqa: B023
+                rest = (part, hyper)  # noqa: B023
             count = len(noted)
-            kernel.backward(y, x, one, theta, part, hyper)  # noqa: B023
+            kernel.backward(y, x, one, theta, *rest)  # noqa: B023
             return count
 
         for step, *launch in compiled_kernels.launches(run):

@@ -67,7 +67,7 @@ def cases():
     yield "with a penalty", RegularizedMax(Separable(w) + 0.1 * penalty("tv"))
     yield "approximation", RegularizedMax(omega("oscar", exact=False))
     for name in dir(losses):
-        if name != "FenchelYoungLoss":
+        if not name.endswith("FenchelYoungLoss"):
             yield name, getattr(losses, name)(weight=w)
     attention = MultiheadAttention(6, 2, omega=AdaptiveEntmax(2), dtype=F64)
     yield "attention", attention.double().eval()
