@@ -15,9 +15,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import common, elementary, memory, projection, simd
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 from . import _powers, _steep
@@ -123,7 +123,7 @@ def forward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     elif a < 1.0:
         _powers.forward_below(row, d, best, g, a, z, p, more, kept, out, blank)
     else:
-        _steep.forward_above(row, d, best, g, a, z, p, wide[2], kept, out, blank)
+        _steep.forward_above(row, d, best, g, a, z, p, more, kept, out, blank)
 
 
 @njit

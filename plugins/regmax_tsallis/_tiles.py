@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
 
 from regmax.kernels.cpu import common, elementary, simd
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 from ._rows import PHI_SLOPE, TERMS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
 
 from . import simd
+from .jit import njit
 
 MAGIC = 1.5 * 2.0**52  # x + MAGIC − MAGIC is x rounded, and its lowest bits are that integer
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10

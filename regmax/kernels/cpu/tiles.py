@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import types
 
 from . import memory, simd
+from .jit import intrinsic, njit
 from .simd import LANES
 
 SHORT = 128
@@ -91,7 +91,7 @@ def _scatter(typingctx: Any, tile: Any, column: Any, like: Any, rows: Any) -> An
 @njit
 def addresses() -> Any:
     """Memory for the addresses of sixteen rows; see ``cpu.scratch``."""
-    return np.empty((1, LANES), np.int64)
+    return memory.empty(1, LANES, np.int64)
 
 
 @njit
