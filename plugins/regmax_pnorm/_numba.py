@@ -89,7 +89,7 @@ def _solve_three_halves(delta: Any, n: int, tol: float, v: Any) -> None:
             third = third + square * u
             simd.store(v, i, square)
         a, b = simd.total(second), simd.total(third)
-        root = np.cbrt(b)
+        root = elementary.cbrt(b)
         off = a - root
         if not abs(off) > tol * root:
             break
@@ -198,7 +198,7 @@ def _weights_three_halves(y: Any, n: int, s: Any, u: Any) -> None:
         root = simd.sqrt(t)
         sums = sums + root * t
         simd.store(u, i, root)
-    norm = 1.0 / np.cbrt(simd.total(sums))  # ‖y‖^(−½)
+    norm = 1.0 / elementary.cbrt(simd.total(sums))  # ‖y‖^(−½)
     for i in range(0, n, LANES):
         t = simd.load(u, i) * norm
         simd.store(u, i, t)

@@ -1,7 +1,44 @@
-"""The kernel of α-entmax on the CPU."""
+"""The kernel of α-entmax on the CPU. α = 1.5 has compiled functions of its own, as it needs the
+least code and is the most common."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from regmax.kernels.base import Hyper
 from regmax.kernels.cpu.rows import CompiledRows
 
-KERNEL = CompiledRows("regmax_tsallis._numba")
+_HALF = CompiledRows("regmax_tsallis._half")
+
+
+class _Entmax(CompiledRows):
+    """``CompiledRows`` for any α."""
+
+    parts = (_HALF,)
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if _is_half(theta[0]):
+            return _HALF.forward(x, gamma, theta, mask)
+        return super().forward(x, gamma, theta, mask)
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        if not hyper and _is_half(theta[0]):
+            return _HALF.backward(y, v, gamma, theta, mask, hyper)
+        return super().backward(y, v, gamma, theta, mask, hyper)
+
+
+def _is_half(alpha: Tensor) -> bool:
+    return alpha.numel() == 1 and alpha.item() == 1.5
+
+
+KERNEL = _Entmax("regmax_tsallis._numba")

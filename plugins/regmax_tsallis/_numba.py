@@ -12,6 +12,7 @@ from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 from . import _powers, _rows, _tiles
+from ._half import forward_tile, is_short
 
 EACH, HALF, POWER = 0, 1, 2
 """The kinds of rows: computed alone; α = 1.5 and short; 1.05 < α < 2."""
@@ -23,13 +24,8 @@ def _kind(d: int, gamma: float, a: float, like: Any) -> int:
     if not gamma > 0.0:
         return EACH
     if a == 0.5:
-        return HALF if _short(d, like) else EACH
+        return HALF if is_short(d, like) else EACH
     return POWER if 0.05 < a < 1.0 else EACH
-
-
-@njit
-def _short(d: int, like: Any) -> bool:
-    return d <= tiles.SHORT and memory.size(like) == 4
 
 
 @njit
@@ -39,28 +35,6 @@ def _lanes(job: Any, rows: Any, gamma: int, tile: Any) -> Any:
         tile[k] = 1.0 / common.number_at(job, gamma, rows[k])
         tile[LANES + k] = common.number_at(job, gamma + 1, rows[k]) - 1.0
     return simd.load(tile, 0), simd.load(tile, LANES)
-
-
-@njit
-def _forward_tile(job: Any, like: Any, rows: Any, n: int, room: Any, own: Any) -> None:
-    """Rows ``rows[:n]``; unused lanes of the tile repeat the first."""
-    d = job[common.WIDTH]
-    where = memory.empty(2, LANES, np.int64)
-    z, y = memory.row(room, 0), memory.row(room, 1)
-    part = memory.row(own, LANES)
-    for k in range(LANES):
-        if k >= n:
-            rows[k] = rows[0]
-        row = common.participants(job, rows[k], 3, like, memory.row(own, k))
-        where[0, k] = memory.address_of(row)
-        where[1, k] = memory.address_of(common.rows_at(job, 4, rows[k], like))
-    scale, _ = _lanes(job, rows, 1, y)
-    tiles.gather(memory.row(where, 0), d, -np.inf, like, part, z)
-    top, bad = tiles.top_of(z, d)
-    rough = memory.pointer(memory.address_of(y), 0, part)
-    _tiles.solve15(z, d, top, scale, rough)
-    tiles.finish(z, d, top, bad)
-    tiles.scatter(z, d, memory.row(where, 1), like, part)
 
 
 @njit
@@ -97,7 +71,7 @@ def _queues() -> Any:
 
 def forward(job: Any, like: Any) -> None:
     d = job[common.WIDTH]
-    short = _short(d, like)
+    short = is_short(d, like)
     wide, own = common.scratch(3, d), common.scratch_like(2, d, like)
     room = common.scratch(2, LANES * (d + LANES) if short else 1)
     lanes = common.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
@@ -115,20 +89,20 @@ def forward(job: Any, like: Any) -> None:
             count[0, kind] += 1
             if count[0, kind] == (LANES if kind == HALF else group):
                 if kind == HALF:
-                    _forward_tile(job, like, waiting[HALF], LANES, room, lanes)
+                    forward_tile(job, like, waiting[HALF], LANES, room, lanes)
                 else:
                     _powers.forward_power(job, like, waiting[POWER], group, many, few)
                 count[0, kind] = 0
         first, last = common.take(job)
     if count[0, HALF] > 0:
-        _forward_tile(job, like, waiting[HALF], count[0, HALF], room, lanes)
+        forward_tile(job, like, waiting[HALF], count[0, HALF], room, lanes)
     if count[0, POWER] > 0:
         _powers.forward_power(job, like, waiting[POWER], count[0, POWER], many, few)
 
 
 def backward(job: Any, like: Any) -> None:
     d, hyper = job[common.WIDTH], common.given(job, 5)
-    short = _short(d, like)
+    short = is_short(d, like)
     wide, own = common.scratch(3, d), common.scratch_like(2, d, like)
     room = common.scratch(3, LANES * (d + LANES) if short else 1)
     lanes = common.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)

@@ -109,7 +109,8 @@ class _Typing(typing.Context):  # type: ignore[misc]
     """numba's types of operations, each found once."""
 
     def refresh(self) -> None:
-        pass
+        for registry in list(self._registries):
+            self.install_registry(registry)
 
     def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
         if not isinstance(func, types.Function) or kws:

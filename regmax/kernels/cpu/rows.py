@@ -40,6 +40,8 @@ class CompiledRows(Kernel):
     """
 
     name = "numba"
+    parts: tuple[CompiledRows, ...] = ()
+    """Other kernels that this one uses."""
 
     def __init__(self, module: str, grain: int = GRAIN) -> None:
         self.module, self.grain = module, grain
@@ -57,6 +59,12 @@ class CompiledRows(Kernel):
             task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address)
             self.compiled[which, dtype] = task, address
             return task, address
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile all functions for a dtype, or load them."""
+        for kernel in (self, *self.parts):
+            for which in range(2):
+                kernel.task(which, dtype)
 
     def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
         """Run a function on the arrays; a number stands in its job as it is."""
