@@ -89,6 +89,10 @@ class Kernel(ABC):
         is the one that ``forward`` returned. All gradients of a row that is NaN or all 0 are 0.
         """
 
+    def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
+        """Compile all that calls for rows of a dtype may need. By default nothing: what a kernel
+        compiles, it compiles in its first calls."""
+
 
 class Lazy:
     """Kernels by device. Each is the ``KERNEL`` of a module, which is imported on first use.

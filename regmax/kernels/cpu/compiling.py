@@ -133,7 +133,7 @@ def _told(what: str) -> Iterator[None]:
         if not _said:
             _said = True
             logging.getLogger("regmax").warning(
-                "regmax: compiling %s, once per installation; `regmax compile` does it beforehand",
+                "compiling %s, once per installation; `regmax compile` does it beforehand",
                 what,
             )
 

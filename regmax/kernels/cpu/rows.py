@@ -61,7 +61,7 @@ class CompiledRows(Kernel):
             return task, address
 
     def compile(self, dtype: torch.dtype) -> None:
-        """Compile all functions for a dtype, or load them."""
+        """Compile all functions for a dtype, or load them from disk."""
         for kernel in (self, *self.parts):
             for which in range(2):
                 kernel.task(which, dtype)
