@@ -9,7 +9,7 @@ try:
     from regmax.kernels.cpu.jit import njit
 except ImportError:
 
-    def njit(function: Callable[..., Any]) -> Callable[..., Any]:
+    def njit(function: Callable[..., Any] | None = None, *, fastmath: Any = False) -> Any:
         """The function itself."""
         return function
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from regmax.kernels.cpu import common, elementary, simd
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES

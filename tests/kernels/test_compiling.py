@@ -93,7 +93,7 @@ def test_a_long_compilation_says_so_once(tmp_path, monkeypatch, caplog):
         with compiling._told(name):
             threading_wait()
     assert [record.getMessage() for record in caplog.records] == [
-        "compiling first, once per installation; `regmax compile` does it beforehand"
+        "compiling first, once per installation; regmax compile does it beforehand"
     ]
 
 
@@ -112,6 +112,7 @@ def test_a_short_one_says_nothing(caplog):
 
 def test_without_memory_for_the_work_space():
     """The task stops all threads, and the caller hears of it."""
+
     def task(address):
         job = (ctypes.c_int64 * 5).from_address(address)
         job[0] += 2 * threads.STOPPED
@@ -145,7 +146,9 @@ def test_arrays_of_numpy_need_nothing_of_numba():
 
 
 def test_the_command_compiles_beforehand(tmp_path, capsys):
-    script = "from regmax.cli import main; raise SystemExit(main(['compile', 'sparsemax', 'softmax']))"
+    script = (
+        "from regmax.cli import main; raise SystemExit(main(['compile', 'sparsemax', 'softmax']))"
+    )
     lines = run(tmp_path, script).stdout.splitlines()
     assert [(line.split()[0], line.split()[-2]) for line in lines] == [
         ("sparsemax", "numba"),

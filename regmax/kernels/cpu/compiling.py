@@ -19,9 +19,8 @@ from typing import Any
 from llvmlite import binding as llvm
 
 from ..folders import folders
+from .threads import TASK
 
-TASK = "regmax_task"
-"""The name of the function in an object file."""
 PATIENCE = 2.0
 """Seconds until a line says that something is compiled."""
 _KERNELS = Path(__file__).parent
@@ -133,7 +132,7 @@ def _told(what: str) -> Iterator[None]:
         if not _said:
             _said = True
             logging.getLogger("regmax").warning(
-                "compiling %s, once per installation; `regmax compile` does it beforehand",
+                "compiling %s, once per installation; regmax compile does it beforehand",
                 what,
             )
 

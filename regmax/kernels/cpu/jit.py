@@ -26,8 +26,7 @@ from numba.core.registry import cpu_target
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
-from .compiling import TASK
-from .threads import STOPPED
+from .threads import STOPPED, TASK
 
 
 class Function:
@@ -74,12 +73,14 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return Intrinsic(function)
 
 
-class _Type(types.Callable, types.Opaque):  # type: ignore[misc]
+class _Type(types.Callable, types.Opaque):
     """The type of a :class:`Function`."""
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        super().__init__(f"function {function.__module__}.{function.__qualname__}")
+        super().__init__(
+            f"function {function.function.__module__}.{function.function.__qualname__}"
+        )
         self.keys: dict[Any, Any] = {}
 
     @property
@@ -105,7 +106,7 @@ typeof_impl.register(Function)(lambda value, context: _Type(value))
 typeof_impl.register(Intrinsic)(lambda value, context: _Type(value))
 
 
-class _Typing(typing.Context):  # type: ignore[misc]
+class _Typing(typing.Context):
     """numba's types of operations, each found once."""
 
     def refresh(self) -> None:
@@ -121,7 +122,7 @@ class _Typing(typing.Context):  # type: ignore[misc]
         return self.resolved[key]
 
 
-class _Target(cpu.CPUContext):  # type: ignore[misc]
+class _Target(cpu.CPUContext):
     """numba's target with definitions of its own."""
 
     def refresh(self) -> None:
@@ -143,7 +144,7 @@ class _Definitions(dict[Any, Any]):
         return self.rest[key]
 
 
-class _Library(JITCodeLibrary):  # type: ignore[misc]
+class _Library(JITCodeLibrary):
     """Modules of several functions, optimised together."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
@@ -205,7 +206,7 @@ define void @NRT_MemInfo_call_dtor(ptr %info) {
 """
 
 
-class _Passes(compiler.CompilerBase):  # type: ignore[misc]
+class _Passes(compiler.CompilerBase):
     """The passes that such functions need."""
 
     def define_pipelines(self) -> list[Any]:
@@ -279,22 +280,22 @@ def function(function: Callable[..., Any], kinds: tuple[Any, ...]) -> bytes:
     return _object(function, kinds, len(kinds), False)
 
 
-def _object(
-    function: Callable[..., Any], kinds: tuple[Any, ...], given: int, stops: bool
-) -> bytes:
+def _object(function: Callable[..., Any], kinds: tuple[Any, ...], given: int, stops: bool) -> bytes:
     with global_compiler_lock:
         unit = _Unit(f"{function.__module__}.{function.__qualname__}")
         _, name = unit.compiled(function, kinds)
         words = ["i64" if kind == types.int64 else "ptr" for kind in kinds]
         args = [f"%a{k}" if k < given else "null" for k in range(len(kinds))]
         pairs = [f"{word} {arg}" for word, arg in zip(words, args, strict=True)]
-        return unit.library.object(_ENTRY.format(
-            name=name,
-            types=", ".join(words),
-            taken=", ".join(pairs[:given]),
-            passed=", ".join(pairs),
-            failed=f"atomicrmw add ptr %a0, i64 {2 * STOPPED} monotonic" if stops else "",
-        ))
+        return unit.library.object(
+            _ENTRY.format(
+                name=name,
+                types=", ".join(words),
+                taken=", ".join(pairs[:given]),
+                passed=", ".join(pairs),
+                failed=f"atomicrmw add ptr %a0, i64 {2 * STOPPED} monotonic" if stops else "",
+            )
+        )
 
 
 _ENTRY = """

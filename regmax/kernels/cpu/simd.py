@@ -264,7 +264,7 @@ def _operator(sign: Any, make: Any, result: Any = None) -> None:
     """``sign`` of vectors, and of a vector and a number; without a function for each of the types,
     as ``overload`` would compile."""
 
-    class Template(AbstractTemplate):  # type: ignore[misc]
+    class Template(AbstractTemplate):
         key = sign
 
         def generic(self, args: Any, kws: Any) -> Any:

@@ -29,6 +29,8 @@ ROWS, STEP = 1, 2
 """The positions in a job of the number of rows, and of how many to take at a time; the counter is
 at 0."""
 
+TASK = "regmax_task"
+"""The name of a task in its object file."""
 STOPPED = 1 << 61
 """A task that finds no memory adds twice this to the counter: no thread takes rows any more."""
 
