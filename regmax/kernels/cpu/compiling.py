@@ -46,7 +46,7 @@ def folder_of(module: str) -> Path:
     """The folder of a module, which is not imported."""
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+        raise ModuleNotFoundError(name=module)
     return Path(found.origin).parent
 
 

@@ -16,7 +16,7 @@ from ..wrappers import without_memory
 from .threads import GRAIN, over_rows
 
 if importlib.util.find_spec("numba") is None:
-    raise ModuleNotFoundError("No module named 'numba'", name="numba")
+    raise ModuleNotFoundError(name="numba")
 
 _LARGE = 1 << 25
 """Bytes above which the C library maps new memory for every tensor. This memory is 0, and the
