@@ -11,7 +11,7 @@ BENCH  ?= build/bench
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test examples docs fuzz bench bench-gpu figures lint format types dist clean
+.PHONY: help install demo test examples docs fuzz bench bench-gpu figures lint format types dist oldest clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -66,6 +66,9 @@ types: $(READY)  ## check the types, strictly
 
 dist: $(READY)  ## build wheel and sdist into dist/, and run each in an environment of its own
 	.ci/dist
+
+oldest: $(READY)  ## run a short test with the oldest PyTorch that is accepted
+	.ci/oldest
 
 clean:  ## remove .venv, builds, caches, and the folders that demo and plot wrote
 	rm -rf $(VENV) build dist regmax-demo regmax-gallery .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,14 +4,15 @@
     python -m examples.adaptive_transformer --data multi30k --out runs/adaptive --seeds 0,1,2
 
 A Transformer translates German into English. Each configuration replaces softmax by one mapping in
-encoder self-attention, context attention and decoder self-attention. ``adaptive`` is entmax with
-α = 1 + sigmoid(a), eq. 10: each head learns its a, initialised from N(0, 1) (the paper says "at
-random"). Training uses cross-entropy with label smoothing and Adam; the learning rate has a linear
-warm-up and then decays with the inverse square root of the step. Data: Multi30k, tokenized and in
-lower case (github.com/multi30k/dataset), files ``train.*.de``, ``train.*.en``, ``val.*.de`` and
-``val.*.en``, or with ``.gz``. The last 1,000 training pairs are held out to choose the epoch with
-the highest share of correct most probable words. ``val`` is the test set. Under torchrun the
-processes share every batch.
+encoder self-attention, context attention and decoder self-attention. ``adaptive`` is entmax with α
+= 1 + sigmoid(a), eq. 10: each head learns its a. α starts at 1.5 (in the paper, at random) and
+learns after ``--alpha-start`` steps: in the first ones all heads push it towards 1. Training uses
+cross-entropy with label smoothing and Adam; the learning rate has a linear warm-up and then decays
+with the inverse square root of the step. Data: Multi30k, tokenized and in lower case
+(github.com/multi30k/dataset), files ``train.*.de``, ``train.*.en``, ``val.*.de`` and ``val.*.en``,
+or with ``.gz``. The last 1,000 training pairs are held out to choose the epoch with the highest
+share of correct most probable words. ``val`` is the test set. Under torchrun the processes share
+every batch.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ SMOKE = {
     "train": 400,
     "min_count": 1,
     "warmup": 20,
+    "alpha_start": 10,
     "rate": 5e-3,
     "beam": 2,
 }
@@ -74,7 +76,8 @@ def options(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--heads", type=int, default=8, help="of each attention block (%(default)s)")
     add("--dropout", type=float, default=0.1, help="(%(default)s)")
     add("--rate", type=float, default=2e-3, help="highest learning rate (%(default)s)")
-    add("--alpha-rate", type=float, default=1.0, help="how much faster α learns (%(default)s)")
+    add("--alpha-rate", type=float, default=10.0, help="how much faster α learns (%(default)s)")
+    add("--alpha-start", type=int, default=1400, help="steps before α learns (%(default)s)")
     add("--warmup", type=int, default=400, help="steps before the highest rate (%(default)s)")
     add("--beam", type=int, default=5, help="hypotheses in the beam (%(default)s)")
     return parse(made, argv, SMOKE)
@@ -132,12 +135,12 @@ class Translator(Trainee):
         self.record = Trajectories(self.model)
 
     def _groups(self) -> list[dict[str, Any]]:
-        """Parameter groups: the weights, and α with its factor of the learning rate."""
+        """Parameter groups: the weights, and α with its factor of the rate and its first step."""
         named = list(self.model.named_parameters())
         alphas = [t for name, t in named if ".omega." in name]
         weights = [t for name, t in named if ".omega." not in name]
-        groups = [{"params": weights, "faster": 1.0}]
-        return groups + [{"params": alphas, "faster": self.args.alpha_rate}] * bool(alphas)
+        own = {"params": alphas, "faster": self.args.alpha_rate, "start": self.args.alpha_start}
+        return [{"params": weights, "faster": 1.0, "start": 0}] + [own] * bool(alphas)
 
     def batches(self, epoch: int) -> list[list[int]]:
         lengths = [len(source) + len(target) for source, target in self.corpus.train]
@@ -149,7 +152,8 @@ class Translator(Trainee):
         self.steps += 1
         warm = self.steps / self.args.warmup
         for group in self.optimizer.param_groups:
-            group["lr"] = self.args.rate * group["faster"] * min(warm, warm**-0.5)
+            rate = self.args.rate * group["faster"] * (self.steps > group["start"])
+            group["lr"] = rate * min(warm, warm**-0.5)
         source, given, wanted = self._tensors([self.corpus.train[k] for k in batch])
         real = wanted != PAD
         return self.criterion(model(source, given)[real], wanted[real]), int(real.sum())

@@ -14,6 +14,11 @@ if not torch.cuda.is_available():
 pytest.register_assert_rewrite("references", "mapping_checks", "precision_checks", "row_checks")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first, so that two processes end together."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()

@@ -1,8 +1,9 @@
 """regmax's docstrings as reStructuredText: mathematics in Unicode, sections of ``name: what``.
 
 A docstring is plain text with double backquotes and roles. What reStructuredText would take for
-markup (the bars of |y|, the star of y*) is escaped, an indented block stands as it is, and a
-section such as ``Parameters``, which ends at an empty line, becomes a list of fields.
+markup (the bars of |y|, the star of y*) is escaped. An indented block is typeset if it is a
+formula, and stands as it is if it is code. A section such as ``Parameters``, which ends at an empty
+line, becomes a list of fields.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mathematics import is_formula, tex
 from sphinx.util import inspect
 
 # what stands as it is: ``code``, and a role with its text
@@ -26,7 +28,9 @@ def converted(lines: list[str]) -> list[str]:
     out: list[str] = []
     for paragraph in _paragraphs(lines):
         first, *rest = paragraph
-        if first.startswith(" "):
+        if first.startswith(" ") and is_formula("\n".join(paragraph)):
+            out += [row for line in paragraph for row in (".. math::", "", f"   {tex(line)}", "")]
+        elif first.startswith(" "):
             out += ["::", "", *paragraph, ""]
         elif first in SECTIONS and rest and set(rest[0]) == {"-"}:
             out += [*_fields(SECTIONS[first], rest[1:]), ""]

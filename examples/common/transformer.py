@@ -24,12 +24,9 @@ BLOCKS = ("encoder", "context", "decoder")
 
 def attention(width: int, heads: int, mapping: str) -> MultiheadAttention:
     """An attention block. ``mapping``: what :func:`examples.common.mappings.omega` accepts, or
-    ``"adaptive"``: entmax with a learned α per head, a initialised from N(0, 1)."""
-    if mapping != ADAPTIVE:
-        return MultiheadAttention(width, heads, batch_first=True, omega=omega(mapping))
-    learned = AdaptiveEntmax(heads)
-    nn.init.normal_(learned.a)
-    return MultiheadAttention(width, heads, batch_first=True, omega=learned)
+    ``"adaptive"``: entmax with a learned α per head, 1.5 at first."""
+    chosen = AdaptiveEntmax(heads) if mapping == ADAPTIVE else omega(mapping)
+    return MultiheadAttention(width, heads, batch_first=True, omega=chosen)
 
 
 class Layer(nn.Module):

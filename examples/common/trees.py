@@ -9,6 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from regmax.plots.style import PALETTE, QUIET, styled
+
 END = "⟨/s⟩"
 SIZE = 10  # points
 WIDTH = 0.602 * SIZE / 72  # inches of a character of DejaVu Sans Mono
@@ -62,6 +64,7 @@ def _mass(hypotheses: Sequence[Hypothesis]) -> float:
     return math.fsum(math.exp(logp) for _, logp in hypotheses)
 
 
+@styled
 def draw(trees: Sequence[tuple[str, Node]]) -> Any:
     """A figure of trees with their titles, from left to right. Branches show their probability, and
     leaves that of the whole hypothesis."""
@@ -97,16 +100,16 @@ def _right(node: Node) -> float:
 
 def _draw(axis: Any, node: Node, mass: float) -> None:
     """Draw a node of probability ``mass``, and its children."""
-    box = {"boxstyle": "round,pad=0.2", "facecolor": "#eaf1f8", "edgecolor": "#0072B2"}
+    box = {"boxstyle": "round,pad=0.2", "facecolor": "none", "edgecolor": PALETTE[0]}
     style = {"family": "DejaVu Sans Mono", "fontsize": SIZE, "va": "center"}
     axis.text(node.x, node.y, node.shown, bbox=box, **style)
     if not node.children:
-        axis.text(node.end + 0.5, node.y, f"{mass:.3f}", color="#333333", **style)
+        axis.text(node.end + 0.5, node.y, f"{mass:.3f}", **style)
     for child in node.children:
-        axis.plot((node.end, child.x - 0.5), (node.y, child.y), color="#8c8c8c", lw=1, zorder=0)
-        middle = ((node.end + child.x - 0.5) / 2, (node.y + child.y) / 2)
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-        axis.text(
-            *middle, f"{child.probability:.2g}", fontsize=8, ha="center", va="center", bbox=behind
-        )
+        x, width, height = node.end, child.x - 0.5 - node.end, child.y - node.y
+        for ends in ((0.0, 0.2), (0.8, 1.0)):  # the number is between the two parts of the line
+            points = [(x + t * width, node.y + t * height) for t in ends]
+            axis.plot(*zip(*points, strict=True), color=QUIET, lw=1)
+        middle = (x + width / 2, node.y + height / 2)
+        axis.text(*middle, f"{child.probability:.2g}", fontsize=8, ha="center", va="center")
         _draw(axis, child, mass * child.probability)

@@ -1,4 +1,4 @@
-"""Softmax and its derivative by PyTorch's own operators, which are fast already.
+"""Softmax and its derivative by PyTorch's own operators, which are fast on a CPU.
 
 y = exp(x/γ)/Σ exp(x/γ),          J v = y ∘ (v − ⟨y, v⟩).
 """
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from regmax.kernels import Kernel
+from regmax.kernels.base import Hyper, Number, Numbers
 
 LONG = 4096
 """Above this length PyTorch's sequential sum loses digits."""
-Hyper = tuple[Tensor, ...]
 
 
 class _Softmax(Kernel):
     name = "PyTorch"
+    numbers = True
 
     def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+        self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
     ) -> tuple[Tensor, None]:
         if mask is not None:
             x = x.masked_fill(~mask, -torch.inf)
@@ -36,32 +37,40 @@ class _Softmax(Kernel):
         self,
         y: Tensor,
         v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
+        gamma: Number,
+        theta: Numbers,
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
         w: Tensor = torch._softmax_backward_data(v, y, -1, y.dtype)
         if not _is_one(gamma):
-            w = w.div_(gamma.to(w.dtype).unsqueeze(-1))
+            w = w.div_(_column(gamma, w))
         bad = torch.isnan(w[:, :1])
         if w.device.type != "cpu" or bool(bad.any()):
             w = torch.where(torch.isnan(y[:, :1]), 0, w)
         return w, () if hyper else None
 
 
-def _is_one(gamma: Tensor) -> bool:
+def _is_one(gamma: Number) -> bool:
     """Whether γ is known, without a synchronisation, to be 1 for all rows."""
+    if not isinstance(gamma, Tensor):
+        return gamma == 1.0
     return gamma.device.type == "cpu" and gamma.numel() == 1 and gamma.item() == 1.0
 
 
-def _divided(x: Tensor, gamma: Tensor) -> Tensor:
+def _column(gamma: Number, x: Tensor) -> Number:
+    return gamma.to(x.dtype).unsqueeze(-1) if isinstance(gamma, Tensor) else gamma
+
+
+def _divided(x: Tensor, gamma: Number) -> Tensor:
     """x/γ up to a shift of each row: x if γ = 1, else (x − max x)/γ."""
     if _is_one(gamma):
         return x
     top = x.amax(-1, keepdim=True)
     top = torch.where(torch.isfinite(top), top, 0)
-    return (x - top) / torch.where(gamma > 0, gamma, torch.nan).to(x.dtype).unsqueeze(-1)
+    if isinstance(gamma, Tensor):
+        gamma = torch.where(gamma > 0, gamma, torch.nan)
+    return (x - top) / _column(gamma, x)
 
 
 KERNEL = _Softmax()

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from regmax.kernels.cpu import common, memory, projection, simd, tiles
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 
 @njit
-def _threshold(z: Any, d: int, rough: Any) -> Any:
+def _threshold(rough: Any, z: Any, m: int) -> Any:
     """τ with Σ (z − τ)₊ = 1: Michelot's iteration, first in float32 on the copy ``rough``."""
     none = simd.spread(simd.load(rough, 0), 0.0)
     below = none - 1.0
-    for _ in range(4):
+    for _ in range(3):
         sums, size = none, none
-        for i in range(d):
-            t = simd.load(rough, LANES * i)
+        for i in range(0, m, LANES):
+            t = simd.load(rough, i)
             on = t > below
             sums = sums + simd.select(on, t, 0.0)
             size = size + simd.select(on, none + 1.0, 0.0)
@@ -27,10 +25,10 @@ def _threshold(z: Any, d: int, rough: Any) -> Any:
     zero = simd.spread(simd.load(z, 0), 0.0)
     tau = simd.larger(simd.wide(below) - 4e-6, -1.0)
     before = zero
-    for _ in range(d + 1):
+    for _ in range(m // LANES + 1):
         wide, count = zero, zero
-        for i in range(d):
-            v = simd.load(z, LANES * i)
+        for i in range(0, m, LANES):
+            v = simd.load(z, i)
             inside = v > tau
             wide = wide + simd.select(inside, v, 0.0)
             count = count + simd.select(inside, zero + 1.0, 0.0)
@@ -42,51 +40,42 @@ def _threshold(z: Any, d: int, rough: Any) -> Any:
     return tau
 
 
-@njit
-def _tile(job: Any, like: Any, first: int, n: int, room: Any, own: Any) -> None:
-    """Rows first … first + n − 1; unused lanes of the tile repeat row ``first``."""
-    d = job[common.WIDTH]
-    where, numbers = memory.empty(2, LANES, np.int64), memory.empty(1, LANES, np.float64)
-    z, part = memory.row(room, 0), memory.row(own, LANES)
-    for k in range(LANES):
-        r = first + k if k < n else first
-        row = common.participants(job, r, 2, like, memory.row(own, k))
-        where[0, k] = memory.address_of(row)
-        where[1, k] = memory.address_of(common.rows_at(job, 3, r, like))
-        numbers[0, k] = common.number_at(job, 1, r)
-    gamma = simd.load(memory.row(numbers, 0), 0)
-    scale = simd.spread(gamma, 1.0) / gamma
-    rough = memory.pointer(memory.address_of(memory.row(room, 1)), 0, part)
-    tiles.gather(memory.row(where, 0), d, -np.inf, like, part, z)
-    top, bad = tiles.top_of(z, d)
-    for i in range(d):
-        t = (simd.load(z, LANES * i) - top) * scale
-        simd.store(z, LANES * i, t)
-        simd.store(rough, LANES * i, simd.like(simd.load(rough, LANES * i), t))
-    tau = _threshold(z, d, rough)
-    for i in range(d):
-        simd.store(z, LANES * i, simd.larger(simd.load(z, LANES * i) - tau, 0.0))
-    bad = bad | simd.not_below(simd.spread(gamma, 0.0), gamma)
-    tiles.finish(z, d, top, bad)
-    tiles.scatter(z, d, memory.row(where, 1), like, part)
+@tiles.short
+def _together(job: Any, like: Any, n: int, room: Any) -> None:
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    m = tiles.fill(room, d, like, n)
+    tiles.relative(room, d, like, m, 1.0)
+    found = _threshold(tiles.tile(room, d, like), tiles.wide(room), m)
+    simd.store(room, LANES * tiles.TAU, found)
+    for k in range(n):
+        row = tiles.row_of(job, k, 2, like, room)
+        out = common.rows_at(job, 3, int(room[LANES * tiles.ROW + k]), like)
+        top, scale = room[LANES * tiles.TOP + k], room[LANES * tiles.SCALE + k]
+        low, tau = room[LANES * tiles.LOW + k], room[LANES * tiles.TAU + k]
+        projection.write(row, d, low, top, scale, tau, 0.0, out, blank)
 
 
 def forward(job: Any, like: Any) -> None:
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     wide, own = common.scratch(1, d), common.scratch_like(2, d, like)
-    short = d <= tiles.SHORT and memory.size(like) == 4
-    room = common.scratch(2, LANES * (d + LANES) if short else 1)
-    lanes = common.scratch_like(LANES + 1, max(d, LANES * LANES) if short else 1, like)
+    short, rooms, count = tiles.fits(d, like), tiles.room(d, like), 0
     first, last = common.take(job)
     while first < last:
-        if short:
-            for r in range(first, last, LANES):
-                _tile(job, like, r, min(LANES, last - r), room, lanes)
-        for r in range(last if short else first, last):
+        for r in range(first, last):
+            room = memory.row(rooms, 0)
+            if short and tiles.enter(job, r, count, 2, like, room):
+                tiles.pack(job, count, 2, 1.0, like, room)
+                count += 1
+                if count == LANES:
+                    _together(job, like, count, room)
+                    count = 0
+                continue
             row = common.participants(job, r, 2, like, memory.row(own, 1))
             gamma, y = common.number_at(job, 1, r), common.rows_at(job, 3, r, like)
             projection.forward(row, d, gamma, memory.row(wide, 0), memory.row(own, 0), y, blank)
         first, last = common.take(job)
+    if count > 0:
+        _together(job, like, count, memory.row(rooms, 0))
 
 
 def backward(job: Any, like: Any) -> None:

@@ -32,11 +32,11 @@ __all__ = ["GraphTV", "GridTV", "compiled"]
 
 
 class GraphTV(regmax.Penalty):
-    """R(y) = Σ_{(i,j) ∈ E} w_ij |y_i − y_j| for the edges of a graph on the entries of a row.
+    """R(y) = Σ_{(i,j) ∈ E} w_ij |y_i − y_j| over the edges of a graph.
 
-    R(y) = max ⟨Dᵀt, y⟩ over |t_e| ≤ w_e, with (Dy)_e = y_i − y_j. So ∂R(y) = {Dᵀt} with
-    t_e = w_e·sign(y_i − y_j) if y_i ≠ y_j, and t_e in [−w_e, w_e] otherwise. Groups are the
-    connected components of equal entries.
+    The nodes are the entries of a row. R(y) = max ⟨Dᵀt, y⟩ over |t_e| ≤ w_e, with (Dy)_e = y_i −
+    y_j. So ∂R(y) = {Dᵀt} with t_e = w_e·sign(y_i − y_j) if y_i ≠ y_j, and t_e in [−w_e, w_e]
+    otherwise. Groups are the connected components of equal entries.
 
     edges: pairs (i, j) of entries, i ≠ j, a sequence or an integer tensor (m, 2). The weights
         of repeated edges are added.
@@ -136,10 +136,11 @@ class GraphTV(regmax.Penalty):
 
 
 class GridTV(GraphTV):
-    """R(y) = Σ |y_i − y_j| over neighbours in a grid of h × w, row-major: d = h·w entries.
+    """R(y) = Σ |y_i − y_j| over neighbours in a grid of h × w.
 
-    ``shape``: (h, w); each entry has up to four neighbours. With the Gini entropy Π_Ω is TVmax
-    (Martins et al. 2020, "Sparse and structured visual attention"). Otherwise as ``graph_tv``.
+    ``shape``: (h, w), for rows of d = h·w entries, row-major. Each entry has up to four neighbours.
+    With the Gini entropy Π_Ω is TVmax (Martins et al. 2020, "Sparse and structured visual
+    attention"). Otherwise as ``graph_tv``.
     """
 
     name = "grid_tv"

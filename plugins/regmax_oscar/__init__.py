@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.kernels import Kernel, Lazy, transforms
+from regmax.kernels import Kernel, Lazy, ProxKernel
+from regmax.regularizers.penalty import compiled_means
 
 from .isotonic import isotonic_decreasing, kernel
 from .owl import OWL, CliqueTV, Ordered, low_when_masked, participating, ranks
@@ -19,9 +20,10 @@ KERNELS = Lazy(cpu="regmax_oscar._cpu", cuda="regmax_oscar._gpu")
 
 
 class OrderedPairs(Ordered):
-    """R(y) = Σ_{i<j} max(y_i, y_j) = Σ_k (m − k) y_[k], over the pairs of m participants.
+    """R(y) = Σ_{i<j} max(y_i, y_j) over the pairs of participants.
 
-    On y ≥ 0 this is the OSCAR penalty. It has no arguments and takes rows of any length.
+    It is Σ_k (m − k) y_[k] for m participants. On y ≥ 0 this is the OSCAR penalty. It has no
+    arguments and takes rows of any length.
     """
 
     name = "oscar"
@@ -35,27 +37,16 @@ class OrderedPairs(Ordered):
         return step * d
 
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        means = _tie_means()
-        learning = torch.is_grad_enabled() and v.requires_grad
-        if (
-            means is None
-            or learning
-            or not (transforms.may_look(v) and transforms.may_look(z))
-            or transforms.under_transform((v, z))
-            or transforms.batched(v)
-        ):
-            return super().average(v, z, mask)
-        d = z.shape[-1]
-        out = v.new_empty(z.shape)
-        rows = [t.detach().reshape(-1, d).contiguous() for t in (v.expand_as(z), z)]
-        used = z.new_empty(0, 0, dtype=torch.bool) if mask is None else mask.expand_as(z)
-        used = used.reshape(-1, d).contiguous() if mask is not None else used
-        means(*(t.numpy() for t in (*rows, used)), mask is not None, out.view(-1, d).numpy())
-        return out
+        means = _means if z.device.type == "cpu" and _tie_means() else None
+        return compiled_means(means, super().average, v, z, mask)
 
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is OrderedPairs and type(base) is _gini()
         return KERNELS.get(x.device.type) if ours else None
+
+    def prox_kernel(self, x: Tensor) -> ProxKernel | None:
+        found = KERNELS.get(x.device.type)
+        return found if isinstance(found, ProxKernel) else None
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -74,6 +65,14 @@ def _tie_means() -> Callable[..., Any] | None:
         return None
     means: Callable[..., Any] = tie_means
     return means
+
+
+def _means(z: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    out = torch.empty_like(z)
+    used = z.new_empty(0, 0, dtype=torch.bool) if mask is None else mask
+    compiled: Any = _tie_means()
+    compiled(v.numpy(), z.numpy(), used.numpy(), mask is not None, out.numpy())
+    return out
 
 
 @functools.cache

@@ -79,10 +79,11 @@ def blocks_of(
     n: int,
     mu: float,
     gamma: float,
+    fused: bool,
     blocks: Any,
 ) -> Any:
-    """The blocks of the regression g; blocks[2] gets their values of y. Returns the number of
-    positive blocks.
+    """The blocks of the regression g; blocks[2] gets their values of y, and the number of positive
+    blocks is returned. Unless ``fused``, the values of g below the largest, and that of all blocks.
 
     By rank: values[:ahead], ``middle`` entries in one block of sum ``total``, values[ahead:n].
     """
@@ -98,7 +99,7 @@ def blocks_of(
         count = _push(values[k], 1.0, k + middle, t, mu, count, sums, sizes, value)
     first = 0.0
     mean, rank = 0.0, 0.0
-    acc, scale = 0.0, 1.0 / gamma
+    acc, scale = 0.0, 1.0 / gamma if fused else 1.0
     used = 0
     for b in range(count):
         if not middle and sizes[b] > LONG:  # from the entries, in sixteen sums
@@ -108,12 +109,14 @@ def blocks_of(
         if b == 0:
             mean, rank = level, place
         t = ((level - mean) + mu * (place - rank)) * scale
-        if t * first <= acc - 1.0 and b > 0:  # t ≤ τ of the previous blocks
+        if fused and t * first <= acc - 1.0 and b > 0:  # t ≤ τ of the previous blocks
             break
         value[b] = t
         first += size
         acc += t * size
         used += 1
+    if not fused:
+        return used
     if used == 1:
         value[0] = 1.0 / sizes[0]
         return 1

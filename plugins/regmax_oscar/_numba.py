@@ -1,4 +1,4 @@
-r"""Oscarmax and its derivative, compiled with numba.
+r"""Oscarmax, the prox of OSCAR and their derivatives, compiled with numba.
 
     y = P_Δ(g/γ),  g the decreasing regression of x_[k] + μk,  μ = γλ,  k = 0, 1, … by rank
     J v = P v − mean(v_S) on the support S of y,  P the averages over its groups
@@ -15,6 +15,9 @@ lie between vertices of the least concave majorant of F.
    condition is  max − min ≤ μ n/2.
 3. Otherwise the few entries far above and far below the others are sorted, and the rest is one
    block if `certain` proves it. If not, or if there are few candidates, all of them are sorted.
+
+The prox for another base with y_i = 0 where g_i is γρ or more below the largest: the same with
+τ ≥ max x − γρ. Entries that are cut are −∞ in the result.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ def _forward_row(
     m: int,
     gamma: float,
     mu: float,
+    reach: float,
     lanes: Any,
     above: Any,
     below: Any,
@@ -56,12 +60,16 @@ def _forward_row(
     out: Any,
     blank: bool,
 ) -> None:
-    """out = oscarmax of the m finite scores of a row; ``least`` is the smallest of them."""
+    """out = oscarmax of the m finite scores of a row, or where ``reach`` ≥ 0 the prox of those that
+    matter, with ρ = reach; ``least`` is the smallest of them."""
     kept, index = above
     top = np.float64(simd.largest(best))
     low = -simd.greatest(row)
     n = m
-    depth = -gamma * projection.bound((simd.wide(best) - top) / gamma)
+    fused = reach < 0.0
+    other = 0.0 if fused else -np.inf
+    bound = projection.bound((simd.wide(best) - top) / gamma) if fused else -reach
+    depth = -gamma * bound if bound > -np.inf else np.inf
     one = top - least <= 0.5 * mu * n * CLOSE
     before = 2 * n
     while not one and n > 8 and 8 * n < 7 * before:
@@ -74,12 +82,12 @@ def _forward_row(
                 least = smallest(some)
                 one = top - least <= 0.5 * mu * n * CLOSE
     if one:
-        write(row, d, low, top, 1.0 / n, out, blank)
+        write(row, d, (low, top), 1.0 / n if fused else 0.0, other, out, blank)
         return
     if n > FEW:
         total, squares = moments(row, d, low, top)
         if certain(n, total, squares, mu, least - top, 0.0):
-            write(row, d, low, top, 1.0 / n, out, blank)
+            write(row, d, (low, top), 1.0 / n if fused else 0.0, other, out, blank)
             return
         width = 0.45 * mu * (n - middle_from(n, total, squares, mu))
         if width > 0.0:  # no NaN
@@ -96,14 +104,14 @@ def _forward_row(
             ):
                 by_comparison(kept, index, a, top, values, order, 0)
                 by_comparison(below[0], below[1], b, top, values, order, a)
-                used = blocks_of(values, a, middle, total, a + b, mu, gamma, blocks)
+                used = blocks_of(values, a, middle, total, a + b, mu, gamma, fused, blocks)
                 level, k = 0.0, 0.0
                 for i in range(used):
                     k += blocks[1][i]
                     if k > a:
                         level = blocks[2][i]
                         break
-                write(row, d, lower, high, level, out, blank)
+                write(row, d, (lower, high), level, other, out, blank)
                 spread(order, a, middle, blocks, used, out)
                 return
     pack(row, d, low, lanes, kept, index)
@@ -111,14 +119,15 @@ def _forward_row(
         by_comparison(kept, index, n, top, values, order, 0)
     else:
         by_digits(kept, index, n, top, values, order, keys, places, counts)
-    used = blocks_of(values, n, 0, 0.0, n, mu, gamma, blocks)
+    used = blocks_of(values, n, 0, 0.0, n, mu, gamma, fused, blocks)
     if not blank:
-        common.fill(out, d, 0.0)
+        common.fill(out, d, other)
     spread(order, n, 0, blocks, used, out)
 
 
 def forward(job: Any, like: Any) -> None:
-    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    d, prox = job[common.WIDTH], common.given(job, 5)
+    blank = job[common.BLANK] != 0 and not prox
     wide, own = common.scratch(4, d), common.scratch_like(3, d, like)
     whole = memory.empty(3, d + 2 * LANES, np.int32)
     keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
@@ -130,7 +139,10 @@ def forward(job: Any, like: Any) -> None:
             out = common.rows_at(job, 4, r, like)
             best, bad, least, m = scan(row, d)
             gamma, lam = common.number_at(job, 1, r), common.number_at(job, 2, r)
-            if bad or m == 0 or lam == 0.0:
+            reach = common.number_at(job, 5, r) if prox else -1.0
+            if m == 0 and prox:
+                common.fill(out, d, np.nan if bad or not gamma > 0.0 else -np.inf)
+            elif bad or m == 0 or (lam == 0.0 and not prox):
                 projection.forward(
                     row,
                     d,
@@ -140,7 +152,7 @@ def forward(job: Any, like: Any) -> None:
                     out,
                     job[common.BLANK] != 0,
                 )
-            elif gamma > 0.0 and lam > 0.0:
+            elif gamma > 0.0 and lam >= 0.0:
                 _forward_row(
                     row,
                     d,
@@ -149,6 +161,7 @@ def forward(job: Any, like: Any) -> None:
                     m,
                     gamma,
                     min(gamma * lam, HIGHEST),
+                    reach,
                     simd.lanes(),
                     (memory.row(own, 0), memory.row(whole, 0)),
                     (memory.row(own, 1), memory.row(whole, 1)),
@@ -172,6 +185,7 @@ def _backward_row(
     v: Any,
     d: int,
     gamma: float,
+    centred: bool,
     hyper: bool,
     lanes: Any,
     kept: Any,
@@ -186,7 +200,8 @@ def _backward_row(
     out: Any,
     blank: bool,
 ) -> float:
-    """out = Jv/γ; returns the derivative in λ if ``hyper``, else 0."""
+    """out = Jv/γ, or P v/γ for v with ⟨v, 1⟩ = 0 unless ``centred``; returns the derivative in λ if
+    ``hyper``, else 0."""
     most, least, n = levels(y, d)
     if not most > least:  # one group, none, or NaN: Jv = 0
         if not blank:
@@ -219,14 +234,14 @@ def _backward_row(
         mean[count] = total / size
         count += 1
         start[count] = n + size
-    for _ in range(2):  # the second pass removes the rounding error of the first
+    for _ in range(2 if centred else 0):  # the second pass removes the rounding error of the first
         average = whole / (n + size)
         whole = 0.0
         for b in range(count):
             mean[b] -= average
             whole += mean[b] * (start[b + 1] - start[b])
     if size:
-        write(y, d, low, low, mean[count - 1] / gamma, out, blank)
+        write(y, d, (low, low), mean[count - 1] / gamma, 0.0, out, blank)
     elif not blank:
         common.fill(out, d, 0.0)
     for b in range(several):
@@ -249,7 +264,7 @@ def backward(job: Any, like: Any) -> None:
     whole = memory.empty(3, d + 2 * LANES, np.int32)
     keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
     counters = memory.empty(1, 256 * 8, np.int64)
-    hyper = common.given(job, 5)
+    hyper, prox = common.given(job, 5), common.given(job, 6)
     begin, end = common.take(job)
     while begin < end:
         for r in range(begin, end):
@@ -257,7 +272,8 @@ def backward(job: Any, like: Any) -> None:
                 common.rows_at(job, 0, r, like),
                 common.rows_at(job, 1, r, like),
                 d,
-                common.number_at(job, 2, r),
+                1.0 if prox else common.number_at(job, 2, r),
+                not prox,
                 hyper,
                 simd.lanes(),
                 memory.row(own, 0),

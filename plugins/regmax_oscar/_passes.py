@@ -74,20 +74,21 @@ def pack(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> int
 
 
 @njit
-def write(row: Any, d: int, low: float, high: float, value: float, out: Any, blank: bool) -> None:
-    """out_i = value where low ≤ x_i ≤ high, else 0, which it is already if ``blank``."""
+def write(row: Any, d: int, bounds: Any, value: float, other: float, out: Any, blank: bool) -> None:
+    """out_i = value where low ≤ x_i ≤ high, else ``other``, which it is already if ``blank``."""
+    low, high = bounds
     full = d - d % LANES
-    zero = simd.spread(simd.load_part(row, full, simd.first(0), 0.0), 0.0)
-    level = simd.spread(zero, value)
+    others = simd.spread(simd.load_part(row, full, simd.first(0), 0.0), other)
+    level = simd.spread(others, value)
     for i in range(0, full, LANES):
         v = simd.load(row, i)
         on = v >= low
         if not blank or simd.count(on) > 0:
-            simd.store(out, i, simd.select(v > high, zero, simd.select(on, level, zero)))
+            simd.store(out, i, simd.select(v > high, others, simd.select(on, level, others)))
     if full < d:
         rest = simd.first(d - full)
         v = simd.load_part(row, full, rest, -np.inf)
-        v = simd.select(v > high, zero, simd.select(v >= low, level, zero))
+        v = simd.select(v > high, others, simd.select(v >= low, level, others))
         simd.store_part(out, full, rest, v)
 
 

@@ -109,7 +109,7 @@ class Ordered(regmax.Penalty):
 
 
 class OWL(Ordered):
-    """R(y) = Σ_k w_k y_[k] for weights w_1 ≥ … ≥ w_d of any sign (``weights``).
+    """R(y) = Σ_k w_k y_[k] for weights w_1 ≥ … ≥ w_d of any sign.
 
     ``weights``: d numbers, or a floating tensor of shape (d,): a hyperparameter, which gets its
     gradient if it requires one. Rows must have d entries. For a masked row with m participants the
@@ -171,10 +171,11 @@ class OWL(Ordered):
 
 
 class CliqueTV(Ordered):
-    """R(y) = Σ_{i<j} |y_i − y_j| = Σ_k (m + 1 − 2k) y_[k], over the pairs of participants.
+    """R(y) = Σ_{i<j} |y_i − y_j| over the pairs of participants.
 
-    Total variation over the complete graph: entries of similar value fuse, anywhere in the row. It
-    has no arguments and takes rows of any length, in O(d log d).
+    It is Σ_k (m + 1 − 2k) y_[k] for m participants. Total variation over the complete graph:
+    entries of similar value fuse, anywhere in the row. It has no arguments and takes rows of any
+    length, in O(d log d).
     """
 
     name = "clique_tv"

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from regmax.kernels.cpu import common, elementary, memory, projection, simd
+from regmax.kernels.cpu import common, elementary, memory, projection, simd, tiles
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
+
+from . import _short
 
 
 @njit
@@ -144,12 +146,21 @@ def _forward_row(
 def forward(job: Any, like: Any) -> None:
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     wide, own = common.scratch(2, d), common.scratch_like(2, d, like)
+    short, rooms, waiting = tiles.fits(d, like), tiles.room(d, like), 0
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
+            g, p = common.number_at(job, 1, r), common.number_at(job, 2, r)
+            room = memory.row(rooms, 0)
+            if short and p == 1.5 and tiles.enter(job, r, waiting, 3, like, room):
+                tiles.pack(job, waiting, 3, 1.0, like, room)
+                waiting += 1
+                if waiting == LANES:
+                    _short.together(job, like, waiting, room)
+                    waiting = 0
+                continue
             row = common.participants(job, r, 3, like, memory.row(own, 1))
             out, kept = common.rows_at(job, 4, r, like), memory.row(own, 0)
-            g, p = common.number_at(job, 1, r), common.number_at(job, 2, r)
             z, v = memory.row(wide, 0), memory.row(wide, 1)
             best, bad = common.scan(row, d)
             if bad or not (g > 0.0 and p > 1.0 and p <= 2.0):
@@ -161,6 +172,8 @@ def forward(job: Any, like: Any) -> None:
             else:
                 _forward_row(row, d, best, g, p, z, v, kept, out, blank)
         first, last = common.take(job)
+    if waiting > 0:
+        _short.together(job, like, waiting, memory.row(rooms, 0))
 
 
 @njit
@@ -246,9 +259,13 @@ def backward(job: Any, like: Any) -> None:
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     wide, own = common.scratch(5, d), common.scratch_like(2, d, like)
     hyper = common.given(job, 5)
+    quick = tiles.fits(d, like) and not hyper
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
+            if quick and common.number_at(job, 3, r) == 1.5:
+                _short.backward(job, like, r, memory.row(own, 0))
+                continue
             y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
             out = common.rows_at(job, 4, r, like)
             scale, p = 1.0 / common.number_at(job, 2, r), common.number_at(job, 3, r)

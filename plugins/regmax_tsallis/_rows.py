@@ -20,7 +20,7 @@ from regmax.kernels.cpu import common, elementary, memory, projection, simd
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
-from . import _powers, _steep
+from . import _powers, _short, _steep
 
 LONG = 64
 """Sums of at most this many entries need no compensation."""
@@ -87,25 +87,12 @@ def _forward15(
     low = common.floor(row, top, -2.0 * tau * gamma)
     n = common.pack(row, d, low, top, scale, kept, h)
     tau = _threshold15(h, n, tau)
-    full = d - d % LANES
-    zero = simd.spread(best, 0.0)
-    for i in range(0, full, LANES):
-        v = simd.load(row, i)
-        if simd.count(v >= low) > 0:
-            t = simd.larger((simd.wide(v) - top) * scale - tau, 0.0)
-            simd.store(out, i, simd.like(v, t * t))
-        elif not blank:
-            simd.store(out, i, zero)
-    if full < d:
-        rest = simd.first(d - full)
-        v = simd.load_part(row, full, rest, -np.inf)
-        t = simd.larger((simd.wide(v) - top) * scale - tau, 0.0)
-        simd.store_part(out, full, rest, simd.like(v, t * t))
+    _short.write15(row, d, low, top, scale, tau, out, blank)
 
 
 @njit
 def forward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
-    """One row of a job; the scratch has 3 and 2 rows."""
+    """One row of a job; the scratch has 3 and 3 rows."""
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     row = common.participants(job, r, 3, like, memory.row(own, 1))
     out, kept = common.rows_at(job, 4, r, like), memory.row(own, 0)
@@ -210,7 +197,7 @@ def _product(y: Any, v: Any, n: int, scale: float, a: float, s: Any, limit: floa
 
 @njit
 def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
-    """One row of a job; the scratch has 3 and 2 rows."""
+    """One row of a job; the scratch has 3 and 3 rows."""
     d, blank, hyper = job[common.WIDTH], job[common.BLANK] != 0, common.given(job, 5)
     y, v, out = (
         common.rows_at(job, 0, r, like),
@@ -220,6 +207,9 @@ def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     scale, a = 1.0 / common.number_at(job, 2, r), common.number_at(job, 3, r) - 1.0
     if a == 1.0 and not hyper:
         projection.backward(y, v, d, scale, out, blank)
+        return
+    if 0.05 < a < 1.0 and memory.size(like) == 4:
+        _short.backward(job, like, r, memory.row(own, 0), a, hyper)
         return
     p, w, s = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
     n = common.pack_support(y, v, d, memory.row(own, 0), memory.row(own, 1), p, w, blank)
@@ -238,7 +228,10 @@ def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
 
 @njit
 def backward15(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
-    """One row of a job with α = 1.5, without the derivative in α; the scratch has 3 and 2 rows."""
+    """One row of a job with α = 1.5, without the derivative in α; the scratch has 3 and 3 rows."""
+    if memory.size(like) == 4:
+        _short.backward(job, like, r, memory.row(own, 0), 0.5, False)
+        return
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
     out, kept = common.rows_at(job, 4, r, like), memory.row(own, 0)

@@ -10,18 +10,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import regmax
-from regmax.kernels import Kernel, Lazy
+from regmax.kernels import Kernel, Lazy, ProxKernel
+from regmax.regularizers.penalty import compiled_means
 
-from .chain import kernel, prox_chain_tv
+from .chain import kernel, means, prox_chain_tv
 
 KERNELS = Lazy(cpu="regmax_tv._cpu", cuda="regmax_tv._gpu")
 
 
 class ChainTV(regmax.Penalty):
-    """R(y) = Σ_i |y_{i+1} − y_i|, over neighbours among the participants of a row.
+    """R(y) = Σ_i |y_{i+1} − y_i| over neighbours.
 
-    R(y) = max ⟨Dᵀt, y⟩ over |t_i| ≤ 1, with (Dy)_i = y_{i+1} − y_i. So ∂R(y) = {Dᵀt} with
-    t_i = sign(y_{i+1} − y_i) if y_{i+1} ≠ y_i, and t_i in [−1, 1] otherwise.
+    Neighbours are neighbours among the participants of a row. R(y) = max ⟨Dᵀt, y⟩ over |t_i| ≤ 1,
+    with (Dy)_i = y_{i+1} − y_i. So ∂R(y) = {Dᵀt} with t_i = sign(y_{i+1} − y_i) if y_{i+1} ≠ y_i,
+    and t_i in [−1, 1] otherwise.
     """
 
     lovasz = True
@@ -75,9 +77,16 @@ class ChainTV(regmax.Penalty):
         u = -pad(t, (1, 1)).diff(dim=-1)
         return u if order is None else torch.zeros_like(u).scatter(-1, order, u)
 
+    def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
+        return compiled_means(means(z), super().average, v, z, mask)
+
     def kernel(self, base: regmax.Regularizer, x: Tensor) -> Kernel | None:
         ours = type(self) is ChainTV and type(base) is _gini()
         return KERNELS.get(x.device.type) if ours else None
+
+    def prox_kernel(self, x: Tensor) -> ProxKernel | None:
+        found = KERNELS.get(x.device.type)
+        return found if isinstance(found, ProxKernel) else None
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy

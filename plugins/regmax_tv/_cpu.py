@@ -1,22 +1,33 @@
-"""The kernel of Fusedmax on the CPU."""
+"""The kernel of Fusedmax, and the prox of total variation, on the CPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from regmax.kernels import ProxKernel
 from regmax.kernels.cpu.rows import CompiledRows, result
 
 
-class _Fusedmax(CompiledRows):
-    """``CompiledRows`` whose ``forward`` returns the mask and whose ``backward`` uses it."""
+class _Fusedmax(CompiledRows, ProxKernel):
+    """Fusedmax, and the prox for other bases."""
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: tuple[Tensor, ...], mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        return self._mapped(x, gamma, theta[0], mask, None)
+
+    def prox(
+        self, x: Tensor, gamma: Tensor, lam: Tensor, reach: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return self._mapped(x, gamma, lam, mask, reach)
+
+    def _mapped(
+        self, x: Tensor, gamma: Tensor, lam: Tensor, mask: Tensor | None, reach: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         y = result(x)
         gaps = gamma.new_zeros(1)
-        self.run(0, x, gamma, *theta, mask, y, gaps)
+        self.run(0, x, gamma, lam, mask, y, gaps, reach)
         if not gaps.item():
             return y, None
         part = x != -torch.inf
@@ -35,6 +46,28 @@ class _Fusedmax(CompiledRows):
         dlam = gamma.new_empty(len(y)) if hyper else None
         self.run(1, y, v, gamma, *theta, mask, out, dlam)
         return out, None if dlam is None else (dlam,)
+
+    def averages(
+        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        out = result(y)
+        dlam = torch.empty(len(y), dtype=torch.float64) if hyper else None
+        self.run(1, y, v, None, None, mask, out, dlam, 1)
+        return out, dlam
+
+
+def whole_rows(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:
+    """The prox of weight·TV at finite rows x, without a shift; masked entries are 0."""
+    z, one = result(x), torch.ones(1, dtype=torch.float64)
+    KERNEL.run(0, x, one, weight, mask, z, None, None, 1)
+    return z
+
+
+def means(z: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The means of v over the groups of z, of all that take part; 0 elsewhere."""
+    out = result(z)
+    KERNEL.run(1, z, v, None, None, mask, out, None, 1, 1)
+    return out
 
 
 KERNEL = _Fusedmax("regmax_tv._numba")

@@ -1,13 +1,14 @@
 r"""The prox of total variation on segments of a row between low entries, compiled with numba.
 
-A segment is a run of neighbours v_1, …, v_n. Its outer neighbours, if any, are lower in the answer,
-so they pull its ends down:
+A segment is a run of neighbours v_1, …, v_n. An outer neighbour that is lower in the answer pulls
+its end down, one that is higher pulls it up:
 
-    min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),    left, right ∈ {0, 1}.
+    min_z ½ ‖z − v‖² + w Σ_i |z_{i+1} − z_i| + w (left z_1 + right z_n),  left, right ∈ {−1, 0, 1}.
 
-Let u be v, with w subtracted at the ends that are pulled, minus its mean. The segment is one group
-iff every partial sum of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the jumps and
-their signs in O(n): with f_1(x) = ½ (x − v_1)² + w left x and
+As |z − v| ≤ 2w, neighbours whose v differ by more than 4w have a jump of known sign between them:
+the segment is split there. Let u be v minus the pulls of its ends, minus its mean. A part is one
+group iff every partial sum of u is in [−w, w]. Otherwise Johnson's dynamic programme finds the
+jumps and their signs in O(n): with f_1(x) = ½ (x − v_1)² + w left x and
 
     f_{k+1}(x) = ½ (x − v_{k+1})² + min_y f_k(y) + w |x − y|,
 
@@ -36,12 +37,14 @@ from regmax.kernels.cpu import simd
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
+SURE = 1.0 + 1e-9
+"""A margin for rounding where a jump is known beforehand."""
 WINDOW = 512
 """The number of entries before the first test for final entries."""
 
 
 @njit
-def _mean(kept: Any, first: int, size: int, top: float) -> float:
+def mean_of(kept: Any, first: int, size: int, top: float) -> float:
     """The mean of kept − top over size entries = r + Σ (v_i − r)/size, r = v_first."""
     ref = np.float64(kept[first])
     if size == 1:
@@ -78,7 +81,7 @@ def _close(
     the sign of the jump between them are equal up to rounding and merged.
     """
     start, mean, sides = groups
-    start[count], mean[count] = begin, _mean(kept, begin, end - begin, top)
+    start[count], mean[count] = begin, mean_of(kept, begin, end - begin, top)
     sides[count] = before - after
     while count > base:
         here, there = start[count], start[count - 1]
@@ -245,6 +248,40 @@ def solve(
     """Write the groups of the segment kept[first : first + n] − top to groups[at:]; returns the new
     count."""
     start, mean, sides = groups
+    begin = first
+    step = w * SURE
+    a = np.float64(kept[first])
+    for i in range(first, first + n - 1):
+        b = np.float64(kept[i + 1])
+        gap = a - b
+        low, high = (left, left) if i == begin else (-1, 1)
+        sign = int(gap > step * (3 + high)) - int(-gap > step * (3 - low))
+        if sign != 0:
+            if i == begin:
+                start[at], mean[at], sides[at] = i, a - top, -left - sign
+                at += 1
+            else:
+                at = _part(kept, top, begin, i + 1 - begin, w, left, sign, space, groups, at)
+            begin, left = i + 1, -sign
+        a = b
+    return _part(kept, top, begin, first + n - begin, w, left, right, space, groups, at)
+
+
+@njit
+def _part(
+    kept: Any,
+    top: float,
+    first: int,
+    n: int,
+    w: float,
+    left: int,
+    right: int,
+    space: Any,
+    groups: Any,
+    at: int,
+) -> Any:
+    """As ``solve``, without a split."""
+    start, mean, sides = groups
     start[at] = first
     if n <= 2:  # most segments
         a, b = np.float64(kept[first]) - top, np.float64(kept[first + n - 1]) - top
@@ -257,7 +294,7 @@ def solve(
         mean[at], mean[at + 1] = a, b
         sides[at], sides[at + 1] = -left - sign, sign - right
         return at + 2
-    centre = _mean(kept, first, n, top)
+    centre = mean_of(kept, first, n, top)
     # the partial sums of v − centre with pulled ends, minus their mean
     slope = w * (left + right) / n
     total, most = -w * left, 0.0

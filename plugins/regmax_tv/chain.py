@@ -8,7 +8,7 @@ s_k = sign(z_k - z_{k+1}) of the jumps around it (0 at the ends of the chain)
     z_G = mean(v_G) + w (s_{a-1} - s_b) / |G|.
 
 w = 0 gives z = v, w = inf the mean.  On the CPU, rows are computed by Johnson's dynamic programme
-compiled with numba, O(d) a row (`_chain_numba`).  Elsewhere, and without numba, the reference
+compiled with numba, O(d) a row (`_segment`).  Elsewhere, and without numba, the reference
 implementation `prox_chain_tv_reference` splits groups at their value until none can be split: for a
 group with candidate value t, the set {i : z_i > t} solves the two-label problem
 
@@ -40,14 +40,19 @@ _EPS = torch.finfo(torch.float64).eps
 
 
 @cache
-def _compiled() -> Callable[..., Any] | None:
-    """The numba kernel; None if numba is missing or cannot cache compiled code."""
+def _compiled() -> Any:
+    """The module of numba kernels; None if numba is missing."""
     try:
-        from ._chain_numba import chain_rows
+        from . import _cpu
     except (ImportError, RuntimeError):
         return None
-    rows: Callable[..., Any] = chain_rows
-    return rows
+    return _cpu
+
+
+def means(z: Tensor) -> Callable[..., Tensor] | None:
+    """Compiled code for the means of v over the groups of z, or None."""
+    compiled = _compiled() if z.device.type == "cpu" else None
+    return None if compiled is None else compiled.means
 
 
 def kernel(v: Tensor) -> str:
@@ -107,10 +112,12 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     if rows is None:
         return prox_chain_tv_reference(v, weight, mask)
     x, w, m = _checked(v, weight, mask)
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    used = torch.empty((0, 0), dtype=torch.bool, device=x.device) if m is None else m.contiguous()
-    rows(x.contiguous().numpy(), w.contiguous().numpy(), used.numpy(), m is not None, out.numpy())
-    return out.reshape(v.shape)
+    if x.numel() == 0:
+        return torch.zeros_like(v, requires_grad=False)
+    z = rows.whole_rows(x.contiguous(), w.contiguous(), None if m is None else m.contiguous())
+    bad = x == -torch.inf if m is None else (x == -torch.inf) & m
+    z = torch.where(bad.any(1, keepdim=True), torch.nan, z)
+    return (z if m is None else torch.where(m, z, 0)).reshape(v.shape)
 
 
 def prox_chain_tv_reference(

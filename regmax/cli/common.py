@@ -9,16 +9,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from ..regularizers import display
-
-try:
-    from tqdm import tqdm
-except ImportError:
-    tqdm = None
-
-T = TypeVar("T")
 
 _SECONDS_BETWEEN_LINES = 2.0
 
@@ -65,25 +58,6 @@ def wrapped(text: str) -> str:
 def note(text: str) -> None:
     """Print a line to stderr, apart from the results."""
     print(text, file=sys.stderr, flush=True)
-
-
-def progress(items: Sequence[T], what: str, stream: TextIO | None = None) -> Iterator[T]:
-    """The items, with progress on stderr: one line that changes on a terminal (a bar, with tqdm),
-    else a line every 2 s."""
-    out = stream or sys.stderr
-    if tqdm is not None and out.isatty():
-        yield from tqdm(items, desc=what, file=out, leave=False, delay=0.5)
-        return
-    last, line = time.monotonic(), ""
-    for done, item in enumerate(items):
-        now = time.monotonic()
-        if now - last >= _SECONDS_BETWEEN_LINES:
-            line = f"{what}: {done}/{len(items)}"
-            _show(line, out)
-            last = now
-        yield item
-    if line and out.isatty():
-        _show(" " * len(line), out)
 
 
 def _show(line: str, out: TextIO) -> None:

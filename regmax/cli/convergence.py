@@ -65,7 +65,7 @@ def converge(
 def solvers(wanted: str | None) -> list[str]:
     """The requested solvers, each once."""
     names = list(dict.fromkeys(n.strip() for n in (wanted or "auto").split(",") if n.strip()))
-    known = ["auto", *quiet_registry().solvers()]
+    known = ["auto", *quiet_registry().names("solver")]
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         got = ", ".join(map(repr, unknown)) or repr(wanted)

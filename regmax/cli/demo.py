@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import pickle
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from . import attention_maps, pooling, validate
-from .common import UsageError, needs
+from .common import UsageError, needs, working
 from .listing import quiet_registry
 from .names import named
 from .scores import builtin
 
 MAPPINGS = ("softmax", "sparsemax", "entmax15", "pnormmax", "fusedmax", "oscarmax")
+PROCESSES = 2
 
 
 def add_to(commands: Any) -> None:
@@ -52,37 +58,56 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--out {arguments.out}: {error.strerror or error}") from error
     start = time.perf_counter()
 
-    print("1. Cross-check of each mapping with independent methods\n")
-    found = quiet_registry()
-    omegas = [named(mapping) for mapping in MAPPINGS]
-    outcomes = validate.check(omegas, builtin(d=8), validate.backends(found, None), gamma=1.0)
-    status = validate.summarize(outcomes)
+    with training(data, arguments.epochs, arguments.seed) as trained:
+        print("1. Cross-check of each mapping with independent methods\n", flush=True)
+        found = quiet_registry()
+        omegas = [named(mapping) for mapping in MAPPINGS]
+        outcomes = validate.check(omegas, builtin(d=8), validate.backends(found, None), gamma=1.0)
+        status = validate.summarize(outcomes)
 
-    images = len(data.train_x) + len(data.test_x)
-    print(
-        f"\n2. An attention-pooling classifier of {images:,} handwritten digits, "
-        f"{arguments.epochs} epochs with each mapping\n"
-    )
-    columns = ("mapping", "test accuracy", "pixels used of 64", "groups among them", "seconds")
-    print("  ".join(columns), flush=True)
-    results = []
-    for mapping, omega in omegas:
-        result = pooling.train(mapping, omega, data, arguments.epochs, arguments.seed)
-        results.append(result)
-        cells = (
-            f"{mapping:9}",
-            f"{100 * result.accuracy:.1f} %",
-            f"{result.support:.1f}",
-            f"{result.group_count:.1f}",
-            f"{result.seconds:.1f}",
-        )
+        images = len(data.train_x) + len(data.test_x)
         print(
-            "  ".join(c.ljust(len(h)) for c, h in zip(cells, columns, strict=True)).rstrip(),
-            flush=True,
+            f"\n2. An attention-pooling classifier of {images:,} handwritten digits, "
+            f"{arguments.epochs} epochs with each mapping\n"
         )
+        columns = ("mapping", "test accuracy", "pixels used of 64", "groups among them")
+        print("  ".join(columns), flush=True)
+        results = []
+        for mapping in MAPPINGS:
+            with working(f"training with {mapping}"):
+                result = next(trained)
+            results.append(result)
+            cells = (
+                f"{mapping:9}",
+                f"{100 * result.accuracy:.1f} %",
+                f"{result.support:.1f}",
+                f"{result.group_count:.1f}",
+            )
+            print(
+                "  ".join(c.ljust(len(h)) for c, h in zip(cells, columns, strict=True)).rstrip(),
+                flush=True,
+            )
 
     picture = arguments.out / "attention-maps.png"
     attention_maps.draw(results, data, picture)
     print(f"\n3. Attention maps of each mapping: {picture}")
     print(f"\n{time.perf_counter() - start:.0f} seconds")
     return status
+
+
+@contextmanager
+def training(data: pooling.Digits, epochs: int, seed: int) -> Iterator[Iterator[pooling.Trained]]:
+    """The trained models, in the order of ``MAPPINGS``; they train in processes of their own, while
+    the cross-check runs. Leaving the context ends the processes."""
+    work = [pickle.dumps((mapping, data, epochs, seed)) for mapping in MAPPINGS]
+    # an interrupt is for this process, which ends the others
+    quiet = (signal.SIGINT, signal.SIG_IGN)
+    with multiprocessing.get_context("spawn").Pool(PROCESSES, signal.signal, quiet) as pool:
+        yield map(pickle.loads, pool.imap(_trained, work))
+
+
+def _trained(work: bytes) -> bytes:
+    """Bytes in, bytes out: no memory is shared with a process that ends."""
+    mapping, data, epochs, seed = pickle.loads(work)
+    _, omega = named(mapping)
+    return pickle.dumps(pooling.train(mapping, omega, data, epochs, seed))

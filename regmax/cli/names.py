@@ -14,7 +14,7 @@ from .common import UsageError, note
 def with_defaults(found: Registry) -> list[str]:
     """The names of regularizers without required arguments. A note shows how to type the others."""
     names = []
-    for name, cls in found.regularizers().items():
+    for name, cls in found.names("regularizer").items():
         needed = required(cls)
         if needed:
             call = f"{name}({', '.join(f'{key}=...' for key in needed)})"

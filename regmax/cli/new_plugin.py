@@ -97,12 +97,12 @@ def named(given: str) -> dict[str, str]:
 
 
 NEXT = """\
-next:
+It works as it is. Next:
   cd $home
   pip install -e '.[test]'
-  regmax validate $name
-  python -m pytest
-then change the formula in $module.py
+  change the formula in $module.py
+  python -m pytest        # each promise of a mapping, about a minute
+  regmax validate $name   # a cross-check with convex solvers
 """
 
 PYPROJECT = """\
@@ -132,24 +132,24 @@ only-include = ["$module.py"]
 README = """\
 # $project
 
-A regularizer for regmax: $mapping, Ω(y) = ½ Σ y² + (μ/4) Σ y⁴, μ ≥ 0.
+A regularizer for [regmax](https://github.com/regmax/regmax). Its mapping is $mapping.
 
 ```sh
 pip install -e '.[test]'
-regmax validate $name
 python -m pytest
+regmax validate $name
 ```
 
 ```python
 import torch
 from regmax.functional import $mapping
 
-print($mapping(torch.tensor([1.0, 1.1, 0.2, -0.5, 0.9]), mu=2.0))
+print($mapping(torch.tensor([1.0, 1.1, 0.2, -0.5, 0.9])))
 ```
 """
 
 MODULE = '''\
-"""$mapping: its use in one line."""
+"""$mapping, a mapping for regmax."""
 
 from __future__ import annotations
 
@@ -175,8 +175,8 @@ class $cls(regmax.Regularizer):
     hyperparameters = ("mu",)
     ranges = {"mu": (">= 0", lambda mu: mu >= 0)}
 
-    # Change: declared properties, which make regmax faster. Remove those that do not hold for your
-    # Ω. All are optional, and the tests find false ones.
+    # Change: declared properties, which make regmax faster. All are optional. Remove those that do
+    # not hold for your Ω: the test check_separable fails where separable is false, and so on.
     permutation_invariant = True  # Ω is the same for every order of the entries
     separable = True  # Ω(y) = Σ g(y_i)
     ignores_zeros = True  # entries that are 0 do not change Ω

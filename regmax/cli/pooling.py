@@ -8,7 +8,6 @@ Scores are cosines, so they have the same range [−1, 1] for every mapping.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from ..analysis import groups
 from ..nn.layer import RegularizedMax
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
-from .common import needs, progress
+from .common import needs
 
 SIDE = 8
 PIXELS = SIDE * SIDE
@@ -101,7 +100,6 @@ class Trained:
     fused: bool
     predicted: Tensor
     correct: Tensor
-    seconds: float
 
     @property
     def accuracy(self) -> float:
@@ -121,14 +119,13 @@ class Trained:
 
 def train(mapping: str, omega: Regularizer, data: Digits, epochs: int, seed: int) -> Trained:
     """Train with AdamW, with the same initial weights for every mapping, and run the test set."""
-    start = time.perf_counter()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the model is too small for more
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AttentionPooling(omega)
-            fit(model, data, epochs, f"training with {mapping}")
+            fit(model, data, epochs)
         model.eval()
         with torch.no_grad():
             scores, weights = model(data.test_x)
@@ -142,11 +139,10 @@ def train(mapping: str, omega: Regularizer, data: Digits, epochs: int, seed: int
         isinstance(omega, Penalized),
         predicted,
         predicted == data.test_y,
-        time.perf_counter() - start,
     )
 
 
-def fit(model: AttentionPooling, data: Digits, epochs: int, what: str) -> None:
+def fit(model: AttentionPooling, data: Digits, epochs: int) -> None:
     """Minimise the cross-entropy for ``epochs`` passes; the learning rate rises, then falls."""
     steps = -(-len(data.train_x) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
@@ -154,7 +150,7 @@ def fit(model: AttentionPooling, data: Digits, epochs: int, what: str) -> None:
         optimizer, max_lr=3e-3, total_steps=epochs * steps
     )
     model.train()
-    for _ in progress(range(epochs), what):
+    for _ in range(epochs):
         for batch in torch.randperm(len(data.train_x)).split(BATCH):
             optimizer.zero_grad()
             scores, _ = model(data.train_x[batch])

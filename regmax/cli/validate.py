@@ -177,10 +177,11 @@ def by_default(found: Registry, name: str) -> tuple[str, Subject]:
 
 def backends(found: Registry, wanted: str | None) -> list[str]:
     """The requested backends, or those of the default backends that are installed."""
+    known = found.names("backend")
     if wanted is None:
         names = []
         for name in DEFAULT_AGAINST:
-            missing = found.get("backend", name)().missing() if name in found.backends() else name
+            missing = known[name]().missing() if name in known else name
             if missing is None:
                 names.append(name)
             else:
@@ -188,7 +189,7 @@ def backends(found: Registry, wanted: str | None) -> list[str]:
         return names
     names = list(dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip()))
     if not names:
-        raise UsageError(f"--against names no backend; accepted: {', '.join(found.backends())}")
+        raise UsageError(f"--against names no backend; accepted: {', '.join(known)}")
     for name in names:
         try:
             missing = found.get("backend", name)().missing()

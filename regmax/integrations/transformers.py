@@ -25,8 +25,6 @@ from . import attached, taught
 PREFIX = "regmax-"
 # arguments that would change the result and are not supported: refused unless None
 REFUSED = {
-    "s_aux": "attention sinks: softmax scores beside the keys' own",
-    "sinks": "attention sinks: softmax scores beside the keys' own",
     "cache": "a paged cache, which continuous batching uses",
     "indices": "keys chosen by an index",
     "block_indices": "keys chosen by an index of blocks",
@@ -48,7 +46,7 @@ def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
 
     Works with each model that supports the attention interface: bool, causal, sliding and packed
     masks, caches, grouped queries, position biases and soft caps. A query without keys gives zeros.
-    Weights are returned for ``output_attentions``. Other features, such as attention sinks, raise
+    Weights are returned for ``output_attentions``. Other features raise
     NotImplementedError.
     """
     if (name is None) != (omega is None):
@@ -146,10 +144,14 @@ def _attention(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The attention (N, L, Hq, Ev) and its weights (N, Hq, L, S)."""
+    """The attention (N, L, Hq, Ev) and its weights (N, Hq, L, S). ``s_aux``: the scores of sinks,
+    one for each head."""
     _refuse(module, attention_mask, kwargs)
+    sinks = kwargs.get("sinks") if s_aux is None else s_aux
+    sink = None if sinks is None else sinks.view(-1, 1, 1)
     shared = query.shape[1] != key.shape[1]
     s = scores(query, key, scaling, shared)
     if softcap is not None:
@@ -158,7 +160,7 @@ def _attention(
         s = s + position_bias
     if attention_mask is None:
         attention_mask = _unmade_mask(module, s, is_causal, sliding_window)
-    weights = F.dropout(weights_of(s, omega, attention_mask), dropout)
+    weights = F.dropout(weights_of(s, omega, attention_mask, sink=sink), dropout)
     out = averages(weights, value, shared).transpose(1, 2).contiguous()
     return out, weights.to(out.dtype)
 

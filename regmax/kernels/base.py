@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 Hyper = tuple[Tensor, ...]
+Number = Tensor | float
+Numbers = tuple[Number, ...]
 
 ASKED = ContextVar("regmax_kernels", default=True)
 """Whether kernels may be used: not inside :func:`reference`."""
@@ -57,13 +59,16 @@ class Kernel(ABC):
     participants is all 0. All finite scores are valid, finfo.min included, whatever their shift.
 
     ``gamma`` and each of ``theta`` (the ``hyperparameters`` of Ω, in their order) are float64, of
-    shape (1,) or (R,). A value out of range arrives as NaN, and its row becomes NaN.
+    shape (1,) or (R,); those that the user gave as numbers are floats if the kernel takes
+    ``numbers``. A value out of range arrives as NaN, and its row becomes NaN.
     """
 
     name: ClassVar[str]
     """The name that ``explain`` prints: "numba", "triton"."""
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.float64)
     """The accepted dtypes; rows of other dtypes are computed in float32."""
+    numbers: ClassVar[bool] = False
+    """Whether γ and θ may be floats. Otherwise a number becomes a tensor."""
 
     @abstractmethod
     def forward(
@@ -92,6 +97,35 @@ class Kernel(ABC):
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
         """Compile all that calls for rows of a dtype may need. By default nothing: what a kernel
         compiles, it compiles in its first calls."""
+
+
+class ProxKernel(ABC):
+    """The prox of a penalty R in compiled code, pruned for a base; rows as in :class:`Kernel`.
+
+    :class:`regmax.kernels.composed.Composed` makes a kernel of it and the kernel of a base.
+    """
+
+    @abstractmethod
+    def prox(
+        self, x: Tensor, gamma: Tensor, lam: Tensor, reach: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """γ prox_{λR}(x/γ), new and contiguous, its maximum shifted to 0, and the mask that
+        :meth:`averages` needs, as :meth:`Kernel.forward` returns it. Members of a group are
+        bit-for-bit equal.
+
+        Masked entries are −inf. An entry of the result that is γ·``reach`` or more below 0 may have
+        any value there, −inf included. ``lam`` and ``reach`` ≥ 0 are float64, (1,) or (R,).
+        """
+
+    @abstractmethod
+    def averages(
+        self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """w = P v for v with ⟨v, 1⟩ = 0 on the support of y and 0 elsewhere, P the averages over
+        the groups of y; and if ``hyper`` −⟨w, u⟩, u ∈ ∂R(y), float64 (R,)."""
+
+    def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
+        """As :meth:`Kernel.compile`."""
 
 
 class Lazy:

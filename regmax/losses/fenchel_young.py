@@ -27,7 +27,7 @@ from ..mapping.rows import HALF, Rows, aligned, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.penalty import smooth_part
-from ..regularizers.regularizer import Regularizer, frozen, overrides
+from ..regularizers.regularizer import Regularizer, frozen
 from .targets import F64, Target, in_blocks, omega_at
 
 
@@ -77,7 +77,7 @@ def _by_value(omega: Regularizer) -> bool:
     """Whether a part of Ω declares too little to be evaluated in x's dtype and in blocks of
     rows."""
     leaves = smooth_part(omega).leaves()
-    return any(leaf.hyperparameters is None or not overrides(leaf, "grad") for leaf in leaves)
+    return any(leaf.hyperparameters is None or not leaf.declares("grad") for leaf in leaves)
 
 
 def reference(
@@ -96,6 +96,7 @@ def reference(
 
 
 def _of_maximum(x: Tensor, rows: Rows, y: Tensor, target: Target, skip: Tensor | None) -> Tensor:
+    """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable."""
     target = Target(*(_in_dtype(t, rows.x.dtype) for t in target))
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
@@ -203,12 +204,12 @@ class _Task(NamedTuple):
         rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
         y, _ = engine.argmax(rows, self.settings)
         value = _of_maximum(x, rows, y, self.target, self.skip)
-        none = [t for t in (rows.spoilt, rows.empty) if t is not None]
-        if self.skip is not None:
-            none.append(self.skip.unsqueeze(-1))
-        plain = ~torch.cat([torch.zeros_like(y[..., :1], dtype=torch.bool), *none], -1).any(-1)
+        plain = torch.ones_like(value, dtype=torch.bool)
         if rows.mask is not None:
-            plain = plain & self.target.inside(rows.mask)
+            plain = self.target.inside(rows.mask)
+        for none in (rows.spoilt, rows.empty):
+            plain = plain if none is None else plain & ~none.squeeze(-1)
+        plain = plain if self.skip is None else plain & ~self.skip
         dx = self.target.taken_from(y.to(x.dtype, copy=True))
         if not (transforms.may_look(x) and bool(plain.all())):
             dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)

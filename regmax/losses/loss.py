@@ -14,6 +14,7 @@ from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
 from ..nn.layer import RegularizedMax
 from ..regularizers import arguments
+from ..regularizers.arguments import first
 from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
@@ -189,7 +190,7 @@ class FenchelYoungLoss(nn.Module):
         if not may_look(target):
             return index.masked_fill(wrong, 0), skip, wrong
         if bool(wrong.any()):
-            at = tuple(int(i) for i in wrong.nonzero()[0])
+            at = first(wrong)
             raise ValueError(
                 f"target must hold indices in [0, {x.shape[-1] - 1}] or ignore_index="
                 f"{self.ignore_index}; got {target[at].item()}{f' at index {at}' if at else ''}"

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, transforms, wrappers
+from ..kernels import Kernel, ProxKernel, asked, transforms, wrappers
+from ..kernels.composed import Composed
 from ..regularizers import arguments, serialize
 from ..regularizers.expressions import Scaled, unscaled
-from ..regularizers.penalty import structured, unpenalized
+from ..regularizers.penalty import Penalized, Penalty, held, names_of, structured, unpenalized
 from ..regularizers.regularizer import Regularizer
-from .function import HALF, Eager, Mapping, formula, forward, products, taking_part
+from .function import Eager, Mapping, formula, forward, products, taking_part
+from .rows import HALF, constant
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
 
@@ -23,7 +25,49 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel that Ω offers for tensors like x, unless its class redefines what it computes."""
     if not (asked() and omega.exact and _trusted(type(omega))):  # type: ignore[arg-type]
         return None
-    return omega.kernel(x)
+    return omega.kernel(x) or _composed(omega, x)
+
+
+def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
+    """The kernel of base + λR from that of the base and the prox of R."""
+    if not (isinstance(omega, Penalized) and omega.composes):
+        return None
+    cls: Any = type(omega)
+    if cls.kernel is not Penalized.kernel or not plain(cls):
+        return None
+    prox, base = prox_of(omega.penalty, x), omega.base
+    kernel = None if prox is None else kernel_of(base, x)
+    if prox is None or kernel is None:
+        return None
+    names = names_of(base)
+    learns = any(isinstance(held(base, name), Tensor) for name in names)
+
+    def reach(theta: tuple[Tensor, ...]) -> Tensor:
+        own = base.with_tensors(dict(zip(names, theta, strict=True))) if learns else base
+        found = own.support_radius()
+        return found if isinstance(found, Tensor) else constant(found, x.device)
+
+    return Composed(prox, kernel, reach)
+
+
+@functools.cache
+def plain(cls: type[Penalized]) -> bool:
+    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
+    return all(getattr(cls, name) is getattr(Penalized, name) for name in REPLACED)
+
+
+def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
+    """The compiled prox of a penalty, unless its class redefines what that computes."""
+    trusted = asked() and proves(type(penalty), "prox_kernel")
+    return penalty.prox_kernel(x) if trusted else None
+
+
+@functools.cache
+def proves(cls: type[Penalty], kernel: str) -> bool:
+    """Whether no subclass of the class that defines this method redefines what its kernel
+    computes."""
+    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
+    return all(depth(cls, kernel) <= depth(cls, name) for name in methods)
 
 
 @functools.cache
@@ -40,11 +84,17 @@ def depth(cls: type[Any], name: str) -> int:
     return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
 
 
-@functools.cache
-def _declared(cls: type[Regularizer]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+def _declared(omega: Regularizer) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The names of γ and the hyperparameters, and their accepted ranges."""
-    names = tuple(cls.hyperparameters or ())
-    return ("gamma", *names), (arguments.POSITIVE, *(cls.ranges.get(name) for name in names))
+    ranges = _ranges(type(omega))  # type: ignore[arg-type]
+    if isinstance(omega, Penalized):
+        ranges += _ranges(type(omega.base))  # type: ignore[arg-type]
+    return ("gamma", *names_of(omega)), (arguments.POSITIVE, *ranges)
+
+
+@functools.cache
+def _ranges(cls: type[Regularizer]) -> tuple[Any, ...]:
+    return tuple(cls.ranges.get(name) for name in cls.hyperparameters or ())
 
 
 PLANS: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
@@ -75,13 +125,14 @@ def planned(omega: Regularizer, x: Any, gamma: float) -> Any:
 def _plan(omega: Regularizer, x: Tensor, gamma: float) -> tuple[Any, ...] | None:
     cls: Any = type(omega)
     bare, kernel = unpenalized(omega), None
-    if {*_declared(cls)[0], "exact"}.issuperset(cls.arguments) and not isinstance(bare, Scaled):
+    known = {"gamma", *names_of(omega), "exact"}.issuperset(cls.arguments)
+    if known and not isinstance(bare, Scaled):
         kernel = kernel_of(bare, x)
     fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
-    if kernel is None or x.dtype not in kernel.dtypes or not fits:
+    if kernel is None or isinstance(kernel, Composed) or x.dtype not in kernel.dtypes or not fits:
         return None
-    names, ranges = _declared(type(bare))  # type: ignore[arg-type]
-    given = (gamma, *(getattr(bare, name) for name in names[1:]))
+    names, ranges = _declared(bare)
+    given = _numbers(bare, gamma)
     checked = [
         item if accepted is None else arguments.hyperparameter(name, item, *accepted)
         for name, item, accepted in zip(names, given, ranges, strict=True)
@@ -102,8 +153,8 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     kernel = kernel_of(omega, x)
     if kernel is None or x.is_meta:
         return None
-    names, ranges = _declared(type(omega))  # type: ignore[arg-type]
-    given = [gamma, *(getattr(omega, name) for name in names[1:])]
+    names, ranges = _declared(omega)
+    given = _numbers(omega, gamma)
     under_transform = transforms.under_transform((x, *given, *factors))
     if under_transform and not _takes((x, *given, *factors), omega, tracing):
         return None
@@ -197,7 +248,7 @@ def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any
 
 def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
     """γ and θ."""
-    return [gamma, *(getattr(omega, name) for name in omega.hyperparameters or ())]
+    return [gamma, *(held(omega, name) for name in names_of(omega))]
 
 
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:

@@ -6,7 +6,6 @@ averages over these, and ∂s/∂(γλ) = −P u, u ∈ ∂R(s) (Niculae & Blond
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,10 +18,11 @@ from ..kernels.simplex import row_dot
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, averaged
 from ..regularizers.regularizer import Regularizer
-from . import compiled, function, generated
+from . import compiled, generated
 from .compiled import kernel_of
 from .forward import Forward, Settings, with_kernel
-from .rows import Rows
+from .function import reduced
+from .rows import Rows, numbered
 
 
 def argmax(rows: Rows) -> Tensor | None:
@@ -30,13 +30,10 @@ def argmax(rows: Rows) -> Tensor | None:
     omega, kernel = rows.omega, base_kernel(rows.omega, rows.x)
     if kernel is None or not isinstance(omega, Penalized):
         return None
+    s = _prox(rows, omega)
+    if s is None:
+        return None
     base, gamma = unscaled(omega.base, rows.gamma)
-    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
-    if any(t.requires_grad for t in _held_by(penalty)):
-        return None  # the penalty itself learns
-    s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
-        rows.x, weight, rows.mask, omega, rows.gamma, penalty
-    )
     return compiled.apply(kernel, base, s, gamma, rows.mask)
 
 
@@ -44,37 +41,51 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     """The same where a kernel is made of the value of the base: one that treats all entries alike
     shows that the base is permutation-invariant."""
     omega = rows.omega
-    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
         return None
-    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
-    base = replace(rows, omega=omega.base)
+    penalty, base = unweighted(omega.penalty, 1.0)[0], replace(rows, omega=omega.base)
     if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
         return None
-    if any(t.requires_grad for t in _held_by(penalty)):
-        return None  # the penalty itself learns
-    s: Tensor = _Prox.apply(  # type: ignore[no-untyped-call]
-        rows.x, weight, rows.mask, omega, rows.gamma, penalty
-    )
-    made = generated.argmax(replace(base, x=s), settings, alike=True)
+    s = _prox(rows, omega)
+    made = None if s is None else generated.argmax(replace(base, x=s), settings, alike=True)
     if made is None:
         return None
     y, result = made
     return y, replace(result, path=f"prox, then {result.path}")
 
 
+def scores(omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | None) -> Tensor:
+    """γ prox_{λR}(x/γ), its maximum shifted to 0, by compiled code where there is some. Scores so
+    low that the base maps them to 0 may be lower, and are finite."""
+    penalty, lam = unweighted(omega.penalty, omega.lam)
+    kernel = compiled.prox_of(penalty, x)
+    if kernel is None:
+        return omega.composed(x, gamma, mask)
+    reach = omega.base.support_radius()
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    on = None if mask is None else mask.expand_as(x).reshape(rows.shape).contiguous()
+    g, weight, radius = (numbered(t, x) for t in (gamma, lam, reach))
+    s = kernel.prox(rows, g, weight, radius, on)[0].view(x.shape).clamp(min=-2 * gamma * reach)
+    return s if mask is None else torch.where(mask, s, 0)
+
+
 def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of the base, where Π_Ω is Π_base ∘ prox and Ω has no kernel of its own."""
-    if not (isinstance(omega, Penalized) and _composes(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
         return None
     if not omega.composes or kernel_of(omega, x) is not None:
         return None
     return kernel_of(unscaled(omega.base, 1.0)[0], x)
 
 
-@functools.cache
-def _composes(cls: type[Penalized]) -> bool:
-    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
-    return all(getattr(cls, name) is getattr(Penalized, name) for name in compiled.REPLACED)
+def _prox(rows: Rows, omega: Penalized) -> Tensor | None:
+    """prox_{γλR}(x) with gradients, or None where the penalty itself learns."""
+    penalty, weight = unweighted(omega.penalty, _double(rows.gamma) * _double(omega.lam))
+    if any(t.requires_grad for t in _held_by(penalty)):
+        return None
+    given = (rows.x, weight, rows.mask, omega, rows.gamma, penalty)
+    s: Tensor = _Prox.apply(*given)  # type: ignore[no-untyped-call]
+    return s
 
 
 def _held_by(penalty: nn.Module) -> Iterator[Tensor]:
@@ -102,7 +113,7 @@ class _Prox(torch.autograd.Function):
         gamma: float | Tensor,
         penalty: Any,
     ) -> Tensor:
-        s = omega.composed(x, gamma, mask)
+        s = scores(omega, x, gamma, mask)
         ctx.penalty = penalty
         ctx.number = weight if isinstance(weight, Tensor) else None
         ctx.save_for_backward(s, mask)
@@ -120,5 +131,5 @@ class _Prox(torch.autograd.Function):
             u = ctx.penalty.any_subgradient(s, mask)
             # 0 where the row's maximum is: w adds up to 0 but for rounding
             u = u - u.gather(-1, s.argmax(-1, keepdim=True))
-            along = function.reduced(-row_dot(w.double(), u.double()), ctx.number)
+            along = reduced(-row_dot(w.double(), u.double()), ctx.number)
         return w, along, None, None, None, None

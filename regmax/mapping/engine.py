@@ -16,9 +16,10 @@ from ..optimality.certificates import Certificate, certify
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
+from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, who
-from ..regularizers.regularizer import Regularizer, like, overrides
+from ..regularizers.regularizer import Regularizer, like
 from . import compiled, composition, generated, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
@@ -112,7 +113,7 @@ def _check_product(
         decided = (support == (found > 0)).all(-1)
         wrong = decided & ~(off <= (1e-5 if y.dtype == F64 else 2e-2) * size)
     if bool(wrong.any()):
-        at = tuple(int(i) for i in wrong.nonzero()[0])
+        at = first(wrong)
         raise RegularizerError(
             f"{path}: the vector–Jacobian product of backward is off by {off[at].item():.3g} at "
             f"row {at}; a wrong curvature, or a wrong kernel"
@@ -184,7 +185,7 @@ def _without_kinks(y: Tensor, result: Forward) -> Tensor:
         return y
     kinked = result.solved.at.kinked()
     if bool(kinked.any()):
-        where = [tuple(int(i) for i in at) for at in kinked.nonzero()[:4]]
+        where = few(kinked)
         warnings.warn(
             f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
             f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
@@ -207,7 +208,7 @@ def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tens
         value = objective(omega, rows.x, gamma, y, rows.mask)
         with torch.no_grad():
             best = None
-            if overrides(omega, "conjugate"):
+            if omega.declares("conjugate"):
                 best = omega.conjugate(rows.x, gamma, rows.mask)
             if best is not None:
                 like(best, value, f"{who(omega)}.conjugate")
@@ -233,7 +234,7 @@ def _check_conjugate(
         size = 1 + value.abs() + rows.x.abs().amax(-1)
         wrong = torch.isfinite(value) & ~((best - value).abs() <= tol * size + gap)
         if bool(wrong.any()):
-            at = tuple(int(i) for i in wrong.nonzero()[0])
+            at = first(wrong)
             raise RegularizerError(
                 f"{name} is {best[at].item():.6g} at row {at}, where ⟨y, x⟩ − γΩ(y) is "
                 f"{value[at].item():.6g}, both less the largest score"
@@ -246,7 +247,7 @@ def _check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
     if rows.mask is not None:
         wrong = wrong | (~rows.mask & (y != 0))
     if bool(wrong.any()):
-        at = tuple(int(i) for i in wrong.nonzero()[0])
+        at = first(wrong)
         raise RegularizerError(
             f"{who(rows.omega)}, {result.path}: y must be >= 0, and 0 where masked; got "
             f"{y[at].item():.3g} at {at}"
@@ -257,7 +258,7 @@ def _check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
     """Refuse an answer with small positive entries where y is 0: its gradients would be those of
     another support."""
     if bool(certificate.stray.any()):
-        at = tuple(int(i) for i in certificate.stray.nonzero()[0])
+        at = first(certificate.stray)
         raise RegularizerError(f"{path} gives {y[at].item():.3g} at {at}, where y is 0")
 
 
@@ -306,7 +307,7 @@ def solution(
     status = _status(rows, converged, iterations >= settings.max_iter)
     missed = (status == Status.BUDGET) | (status == Status.STALLED)
     if settings.on_failure == "raise" and bool(missed.any()):
-        at = [tuple(int(i) for i in where) for where in missed.nonzero()[:4]]
+        at = few(missed)
         worst = torch.where(missed, bound, 0).max().item()
         raise ConvergenceError(
             f"{result.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from dataclasses import dataclass
 from typing import Literal
@@ -11,20 +10,22 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
+from ..kernels.composed import Composed
 from ..optimality.certificates import Certificate, certify
 from ..optimality.convexity import check_convex, check_strong_convexity
 from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
 from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
+from ..regularizers.arguments import few
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer, checked_value, overrides
+from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
-from .compiled import depth, kernel_of, values
+from .compiled import kernel_of, proves, values
 from .rows import Rows
 
 OnFailure = Literal["warn", "raise", "ignore"]
@@ -81,7 +82,7 @@ class Forward:
 
 def has_formula(omega: Regularizer) -> bool:
     """Whether Ω has a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
-    if overrides(omega, "closed_form"):
+    if omega.declares("closed_form"):
         return True
     return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
 
@@ -109,7 +110,8 @@ def _by_formula(
     kernel = kernel_of(omega, x)
     if kernel is not None:
         found = values(kernel, omega, x, gamma, mask)
-        return Forward(found, "closed form", f"{kernel.name} kernel of {who(omega)}")
+        path = "prox, then closed form" if isinstance(kernel, Composed) else "closed form"
+        return Forward(found, path, f"{kernel.name} kernel of {who(omega)}")
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")
@@ -155,13 +157,9 @@ def check_composed(
         report(problem, y, certify(problem.at(y), tested=True), tol, settings, path)
 
 
-@functools.cache
 def with_kernel(cls: type[Penalty]) -> bool:
     """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
-    return cls.kernel is not Penalty.kernel and all(
-        depth(cls, "kernel") <= depth(cls, name) for name in methods
-    )
+    return cls.kernel is not Penalty.kernel and proves(cls, "kernel")
 
 
 def sampled(
@@ -238,10 +236,9 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
-    for look in (unsteady, refuted):
-        wrong = look(problem, found.y, found.certificate.gap)
-        if wrong is not None:
-            raise RegularizerError(f"{who(omega)}: {wrong}")
+    wrong = unsteady(problem, found.y) or refuted(problem, found.y, found.certificate.gap)
+    if wrong is not None:
+        raise RegularizerError(f"{who(omega)}: {wrong}")
     if settings.on_failure != "ignore":
         everywhere = torch.ones_like(found.iterations, dtype=torch.bool)
         wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
@@ -312,7 +309,7 @@ def _report_failure(
     broken = defect is not None and defect.broken
     if not bool(failed.any()) or (on_failure == "ignore" and not broken):
         return
-    where = [tuple(int(i) for i in at) for at in failed.nonzero()[:4]]
+    where = few(failed)
     worst = torch.where(failed, bound, 0).max().item()
     gap = torch.where(failed, found.certificate.gap, 0).max().item()
     message = (

@@ -8,7 +8,6 @@ which costs less. Second derivatives consist of operations of :mod:`regmax.optim
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +17,9 @@ from torch import Tensor
 from ..kernels import Kernel, simplex, transforms, wrappers
 from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
 from ..regularizers import serialize
-from ..regularizers.penalty import penalty_of, smooth_part, structured
+from ..regularizers.penalty import names_of, penalty_of, smooth_part, structured
 from ..regularizers.regularizer import Regularizer
-
-HALF = (torch.float16, torch.bfloat16)
+from .rows import HALF, flat, numbered
 
 
 class Mapping(torch.autograd.Function):
@@ -200,7 +198,7 @@ def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...
 def _recorded(omega: Regularizer, numbers: Any) -> tuple[str, list[Tensor]]:
     """What a recorded graph knows Ω by, and its tensors, γ first."""
     gamma, *theta = numbers
-    names = omega.hyperparameters or ()
+    names = names_of(omega)
     inside = {name: t for name, t in zip(names, theta, strict=True) if isinstance(t, Tensor)}
     number = None if isinstance(gamma, Tensor) else gamma
     given = [gamma] if isinstance(gamma, Tensor) else []
@@ -224,7 +222,7 @@ def _change(
     if tgamma is not None:
         assert x is not None
         total = total - _relative(x, y) * (tgamma / gamma)
-    names = omega.hyperparameters or ()
+    names = names_of(omega)
     moved = {name: t for name, t in zip(names, ttheta, strict=True) if t is not None}
     if not moved:
         return total
@@ -234,13 +232,15 @@ def _change(
         total = total - gamma * t * omega.penalty.any_subgradient(y, taking_part(part))
     if moved:
         smooth = smooth_part(omega, taking_part(part))
+        inside = len("base.") if structured(omega) else 0
 
-        def slope(inside: dict[str, Tensor]) -> Tensor:
-            own = smooth.with_tensors(inside)
+        def slope(theta: dict[str, Tensor]) -> Tensor:
+            own = smooth.with_tensors(theta)
             return own.grad(own.lifted(y))
 
-        at = {name: held[name] for name in moved}
-        total = total - gamma * _pushed(slope, (at,), (moved,))
+        at = {name[inside:]: held[name] for name in moved}
+        along = {name[inside:]: t for name, t in moved.items()}
+        total = total - gamma * _pushed(slope, (at,), (along,))
     return total
 
 
@@ -289,12 +289,10 @@ def products(
     kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: Sequence[Any], hyper: bool
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
-    gamma, *theta = [
-        _per_row(t, y) if isinstance(t, Tensor) else _constant(t, y.device) for t in numbers
-    ]
-    v = _rows(wrappers.allocated(v))
-    on = None if part is None else _rows(part).contiguous()
-    gx, dtheta = kernel.backward(_rows(y), v, gamma, tuple(theta), on, hyper)
+    gamma, *theta = [_for(kernel, t, y) for t in numbers]
+    v = flat(wrappers.allocated(v))
+    on = None if part is None else flat(part).contiguous()
+    gx, dtheta = kernel.backward(flat(y), v, gamma, tuple(theta), on, hyper)
     if gx.shape != y.shape:
         gx = gx.view(y.shape)
     if dtheta is None:
@@ -315,7 +313,7 @@ def differentiable(
     dtype = y.dtype
     if dtype in HALF:
         y, v = y.float(), v.float()
-    names = omega.hyperparameters or ()
+    names = names_of(omega)
     omega = omega.with_tensors(dict(zip(names, theta, strict=True)))
     smooth = smooth_part(omega, part)
     y = torch.where(torch.isnan(y.detach()), 0, y)
@@ -325,9 +323,10 @@ def differentiable(
         tensors = smooth.tensors(fixed=True)
         items = list(tensors.values())
         asked_for = {name for name, want in zip(names, wants, strict=True) if want}
-        learnt = tuple(name in asked_for for name in tensors)
+        outside = "base." if structured(omega) else ""
+        learnt = tuple(outside + name in asked_for for name in tensors)
         products = hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
-        found = dict(zip(tensors, products, strict=True))
+        found = {outside + name: t for name, t in zip(tensors, products, strict=True)}
         if structured(omega):
             u = omega.penalty.any_subgradient(y, part)
             found["lam"] = -simplex.row_dot(w, u)
@@ -375,39 +374,14 @@ def taking_part(part: Tensor | None) -> Tensor | None:
 def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
-    gamma, *theta = [
-        _per_row(t, x) if isinstance(t, Tensor) else _constant(t, x.device) for t in numbers
-    ]
-    on = None if mask is None else _rows(wrappers.allocated(mask)).contiguous()
-    y, part = kernel.forward(_rows(x), gamma, tuple(theta), on)
+    gamma, *theta = [_for(kernel, t, x) for t in numbers]
+    on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
+    y, part = kernel.forward(flat(x), gamma, tuple(theta), on)
     if y.shape == x.shape:
         return y, part
     return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
-def _per_row(item: Tensor, x: Tensor) -> Tensor:
-    """A hyperparameter in float64: one number, one for each row of x, or one for each entry."""
-    t = wrappers.allocated(item.detach()).double()
-    t = t.resolve_neg() if t.is_neg() else t
-    if t.numel() == 1:
-        return t.reshape(1)
-    if t.shape[-1] == 1:
-        return t.expand(*x.shape[:-1], 1).reshape(-1)
-    if t.numel() == t.shape[-1]:
-        return t.reshape(1, -1)
-    return t.expand(*x.shape[:-1], t.shape[-1]).reshape(-1, t.shape[-1])
-
-
-@functools.lru_cache(maxsize=256)
-def _constant(value: float, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.full((1,), value, dtype=torch.float64, device=device)
-
-
-def _rows(t: Tensor) -> Tensor:
-    """(R, d), the entries of a row adjacent in memory."""
-    if t.ndim == 2 and t.stride(1) == 1 and not t.is_neg():
-        return t
-    t = wrappers.allocated(t).resolve_neg() if t.is_neg() else wrappers.allocated(t)
-    t = t.reshape(-1, t.shape[-1]) if t.ndim != 2 else t
-    return t if t.stride(1) == 1 else t.contiguous()
+def _for(kernel: Kernel, item: Any, x: Tensor) -> Any:
+    """A hyperparameter as the kernel takes it."""
+    return item if kernel.numbers and not isinstance(item, Tensor) else numbered(item, x)

@@ -41,8 +41,7 @@ COMPILERS = {"cpu": "numba", "cuda": "triton"}
 def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor, Forward] | None:
     """Π_Ω(x) with gradients, or None where no kernel is made of the value of Ω. ``alike``: nor
     where the kernel does not treat all entries alike."""
-    tensors = list(rows.omega.tensors(fixed=True).values())
-    key, kept = _key(rows, settings, tensors)
+    key, kept, tensors = _key(rows, settings)
     if key is None:
         return None
     found = PLANS.get(key)
@@ -71,10 +70,9 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
 def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
     """Π_Ω(x) under a transform of torch.func, or None where no kernel was made before, in plain
     PyTorch."""
-    tensors = list(rows.omega.tensors(fixed=True).values())
     if not transforms.transforming() or transforms.tracing():
         return None
-    key, _ = _key(rows, settings, tensors, plain=False)
+    key, _, tensors = _key(rows, settings, plain=False)
     found = PLANS.get(key) if key is not None else None
     if not isinstance(found, Plan) or found.kept or found.traced.entry.outside:
         return None  # here the value cannot be compared with the traced one
@@ -92,7 +90,7 @@ def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
 
 def may_be(rows: Rows) -> bool:
     """Whether a kernel was made of the value of Ω, or may be."""
-    key, _ = _key(rows, QUIET, list(rows.omega.tensors(fixed=True).values()))
+    key = _key(rows, QUIET)[0]
     found = PLANS.get(key) if key is not None else None
     tried = found if isinstance(found, int) else 0
     return key is not None and not isinstance(found, str) and tried < _TRIALS
@@ -100,27 +98,28 @@ def may_be(rows: Rows) -> bool:
 
 def why_none(rows: Rows, settings: Settings) -> str | None:
     """Why no kernel is made of the value of Ω, where that was tried."""
-    key, _ = _key(rows, settings, list(rows.omega.tensors(fixed=True).values()))
+    key = _key(rows, settings)[0]
     found = PLANS.get(key) if key is not None else None
     return found if isinstance(found, str) else None
 
 
 def _key(
-    rows: Rows, settings: Settings, tensors: list[Tensor], plain: bool = True
-) -> tuple[tuple[Any, ...] | None, list[Any]]:
-    """What a kernel belongs to, None where none is made; and the objects in it."""
+    rows: Rows, settings: Settings, plain: bool = True
+) -> tuple[tuple[Any, ...] | None, list[Any], list[Tensor]]:
+    """What a kernel belongs to, None where none is made; the objects in it; the tensors of Ω."""
     omega, x = rows.omega, rows.x
+    tensors = list(omega.tensors(fixed=True).values())
     kept: list[Any] = []
     if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
-        return None, kept
+        return None, kept, tensors
     if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
-        return None, kept
+        return None, kept, tensors
     if x.device.type not in COMPILERS or x.dtype != torch.float64:
-        return None, kept
+        return None, kept, tensors
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
-        return None, kept
+        return None, kept, tensors
     batch = x.shape[:-1] if any(_per_row(t, x) for t in tensors) else None
-    return (state(omega, kept), batch, x.shape[-1], x.device), kept
+    return (state(omega, kept), batch, x.shape[-1], x.device), kept, tensors
 
 
 def _per_row(t: Tensor, x: Tensor) -> bool:
@@ -139,6 +138,8 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
         made_by = _kernel_class(rows.x.device)
     except ModuleNotFoundError as error:
         return f"{error.name} is missing (pip install 'regmax[fast]')"
+    except RuntimeError as error:
+        return f"no kernel is made of its value: {error}"
     omega, x = rows.omega, rows.x
     names = tuple(omega.tensors(fixed=True))
     tensors = list(omega.tensors(fixed=True).values())
@@ -155,7 +156,8 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
-                return f"its quadratic form is of more than {curvature.DENSE_LIMIT} entries"
+                most = curvature.DENSE_LIMIT
+                return f"it couples entries of y, in rows of more than {most} entries"
             others = dict(zip(names, map(other, tensors), strict=True))
             if changed(entry, omega, y, others):
                 return "no kernel is made of its value: it reads the numbers of a tensor"
@@ -217,9 +219,7 @@ class _Planned(Kernel):
     def backward(
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
-        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(
-            y, v, gamma, theta, mask, hyper
-        )
+        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(y, v, gamma, theta, hyper)
         return found
 
 

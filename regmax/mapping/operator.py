@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..regularizers import serialize
+from ..regularizers.penalty import names_of
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from . import compiled
@@ -111,9 +112,8 @@ class _Find(torch.autograd.Function):
         serialized: _Serialized,
         *tensors: Tensor,
     ) -> tuple[Tensor, int]:
-        def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
-            y: Tensor = _Find.apply(x, mask, serialized, *tensors)  # type: ignore[no-untyped-call]
-            return y
+        def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Any:
+            return _Find.apply(x, mask, serialized, *tensors)  # type: ignore[no-untyped-call]
 
         x_dim, mask_dim, _, *tensor_dims = in_dims
         dims = (x_dim, mask_dim, tensor_dims)
@@ -175,9 +175,8 @@ def _argmax_of_batch(
     tensors: list[Tensor],
     text: str,
 ) -> tuple[Tensor, int]:
-    def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Tensor:
-        y: Tensor = torch.ops.regmax.argmax(x, mask, tensors, text)
-        return y
+    def again(*given: Any) -> Any:
+        return torch.ops.regmax.argmax(*given, text)
 
     return _batched(again, info.batch_size, in_dims[:3], _read(text), x, mask, tensors), 0
 
@@ -192,14 +191,14 @@ def _jacobian_product(
 def _product_like(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(_read(text).omega.hyperparameters or ()) if hyper else 0
+    count = len(names_of(_read(text).omega)) if hyper else 0
     one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
     return [first, *(torch.empty_like(one) for _ in range(count))]
 
 
 def _batched(
-    call: Callable[[Tensor, Tensor | None, list[Tensor]], Tensor],
+    call: Callable[[Tensor, Tensor | None, list[Tensor]], Any],
     size: int,
     dims: tuple[int | None, int | None, list[int | None]],
     serialized: _Serialized,
@@ -221,7 +220,8 @@ def _batched(
         mask = front(mask, mask_dim).expand(x.shape)
     each = list(zip(tensors, tensor_dims, serialized.one_per_row(), strict=True))
     if all(per_row or dim is None for _, dim, per_row in each):
-        return call(x, mask, [front(t, dim) if per_row else t for t, dim, per_row in each])
+        y: Tensor = call(x, mask, [front(t, dim) if per_row else t for t, dim, per_row in each])
+        return y
     found = [
         call(
             x[i],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..kernels import simplex, transforms
+from ..kernels import simplex, transforms, wrappers
 from ..kernels.wrappers import dense
 from ..regularizers import arguments
 from ..regularizers.penalty import unpenalized
@@ -186,3 +187,40 @@ def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
         if isinstance(item, Tensor):
             values[prefix + name] = item
     return unpenalized(omega.with_tensors(values) if values else omega)
+
+
+def numbered(item: Any, x: Tensor) -> Tensor:
+    """A hyperparameter in float64: one number, one for each row of x, or one for each entry."""
+    if not isinstance(item, Tensor):
+        return constant(item, x.device)
+    t = wrappers.allocated(item.detach()).double()
+    t = t.resolve_neg() if t.is_neg() else t
+    if t.numel() == 1:
+        return t.reshape(1)
+    if t.shape[-1] == 1:
+        return t.expand(*x.shape[:-1], 1).reshape(-1)
+    if t.numel() == t.shape[-1]:
+        return t.reshape(1, -1)
+    return t.expand(*x.shape[:-1], t.shape[-1]).reshape(-1, t.shape[-1])
+
+
+def constant(value: float, device: torch.device) -> Tensor:
+    """A number as a tensor, (1,)."""
+    # memory of a GPU belongs to a stream, and to a graph that is being captured
+    made: Tensor = (_constant if device.type == "cpu" else _constant.__wrapped__)(value, device)
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _constant(value: float, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((1,), value, dtype=torch.float64, device=device)
+
+
+def flat(t: Tensor) -> Tensor:
+    """(R, d), the entries of a row adjacent in memory."""
+    if t.ndim == 2 and t.stride(1) == 1 and not t.is_neg():
+        return t
+    t = wrappers.allocated(t).resolve_neg() if t.is_neg() else wrappers.allocated(t)
+    t = t.reshape(-1, t.shape[-1]) if t.ndim != 2 else t
+    return t if t.stride(1) == 1 else t.contiguous()

@@ -19,7 +19,7 @@ from .rows import Rows
 
 
 class Traced(Regularizer):
-    """Ω(y) = Σ_i e(y_i; p_i), with the inputs p as hyperparameters."""
+    """Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy + F(y; q), with p, and H with q, as hyperparameters."""
 
     def __init__(self, entry: Any, inputs: list[Tensor]) -> None:
         self.entry = entry

@@ -2,7 +2,7 @@
 
 This chapter imports ``regmax.mapping`` and the chapters below it.
 
-    RegularizedMax(omega)                       Π_Ω and max_Ω
+    RegularizedMax(omega)                       a mapping and its smooth maximum
     attention(q, k, v, omega, ...)              scaled_dot_product_attention
     MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
     AdaptiveEntmax(8)                           entmax with a learned α per head

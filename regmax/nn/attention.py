@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..mapping.rows import HALF
-from . import products
+from . import chunks, products
 from .omega import Omega, mapped
 
 # modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
@@ -31,11 +31,14 @@ def attention(
     enable_gqa: bool = False,
     gamma: float | Tensor = 1.0,
     certify: bool = False,
+    sink: float | Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Π_Ω(q kᵀ · scale + mask) v. Each query is a row of scores; its entries are the keys.
 
-    The arguments are those of :func:`torch.nn.functional.scaled_dot_product_attention`. With the
-    entropy the results are equal, except that a query without keys gives zeros in every mapping.
+    The arguments up to ``enable_gqa`` are those of
+    :func:`torch.nn.functional.scaled_dot_product_attention`. With the entropy the results are
+    equal, except that a query without keys gives zeros in every mapping.
 
     Parameters
     ----------
@@ -52,16 +55,44 @@ def attention(
     enable_gqa: whether Hq may be a multiple of H. Consecutive query heads then share a key head.
     gamma: γ > 0, the temperature. A tensor broadcasts like the tensors inside Ω.
     certify: as in :class:`regmax.RegularizedMax`, for debugging.
+    sink: the score of one more entry, after the keys, whose value is 0 (Xiao et al. 2024, §3.3). So
+        the weights of the keys add up to at most 1. A tensor broadcasts to the scores with size 1
+        along the keys. A query without keys gives zeros.
+    chunk: how many queries are computed at a time; the backward pass computes their weights again.
+        Memory is then proportional to chunk · S. The scores of keys that ``is_causal`` hides from
+        the whole chunk are not computed if Ω has a closed form or is declared separable. By
+        default: all queries if they have at most 4 million scores (134 million on a GPU), else as
+        many as have half of that. Under transforms and in a graph always all.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
     dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;
     S = 0 gives zeros. Autocast rounds q, k and v to its dtype. Scores and Π_Ω of
     half-precision inputs are in float32, and the result is rounded once.
     """
+    _check_queries(q, k)
     _check_values(k, v)
-    s = scores(q, k, scale, enable_gqa)
-    weights = weights_of(s, omega, attn_mask, is_causal, gamma, certify)
-    return averages(F.dropout(weights, dropout_p), v, enable_gqa)
+    _check_chunk(chunk)
+    queries, keys = q.shape[-2], k.shape[-2]
+    _check_causal(attn_mask, is_causal)
+    diagonal = 0 if is_causal else _diagonal(attn_mask, queries, keys)
+    mask = attn_mask if diagonal is None else None
+
+    def attend(
+        first: int, q: Tensor, k: Tensor, v: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any
+    ) -> Tensor:
+        s = scores(q, k, scale, enable_gqa)
+        if diagonal is not None:
+            mask = causal(s, first + diagonal)
+        weights = weights_of(s, omega, mask, gamma, certify, sink)
+        return averages(F.dropout(weights, dropout_p), v, enable_gqa)
+
+    own = (mask, gamma, sink)
+    if chunks.whole(q, k, v):
+        return attend(0, q, k, v, omega, *own)
+    chunk = chunk or chunks.automatic(q, k, omega)
+    if chunk >= queries:
+        return attend(0, q, k, v, omega, *own)
+    return chunks.attended(attend, chunk, q, k, v, omega, diagonal, own, dropout_p > 0)
 
 
 def attention_weights(
@@ -75,23 +106,21 @@ def attention_weights(
     enable_gqa: bool = False,
     gamma: float | Tensor = 1.0,
     certify: bool = False,
+    sink: float | Tensor | None = None,
 ) -> Tensor:
     """Π_Ω(q kᵀ · scale + mask), (…, Hq, L, S): the weights of :func:`attention`. They are rounded
     to the dtype of q, or of autocast, if that is half precision."""
     s = scores(q, k, scale, enable_gqa)
-    weights = weights_of(s, omega, attn_mask, is_causal, gamma, certify)
+    _check_causal(attn_mask, is_causal)
+    mask = causal(s) if is_causal else attn_mask
+    weights = weights_of(s, omega, mask, gamma, certify, sink)
     (q,) = products.as_autocast(q)
     return weights.to(q.dtype) if q.dtype in HALF else weights
 
 
 def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
     """q kᵀ · scale, (…, Hq, L, S), in float32 at least."""
-    _check_tensors(q=q, k=k)
-    if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1]:
-        raise ValueError(
-            "q and k must have shapes (..., L, E) and (..., S, E) with the same E; got "
-            f"{tuple(q.shape)} and {tuple(k.shape)}"
-        )
+    _check_queries(q, k)
     _refuse_context_parallel()
     q, k = products.as_autocast(q, k)
     if q.dtype != k.dtype:
@@ -107,39 +136,60 @@ def weights_of(
     scores: Tensor,
     omega: Omega,
     attn_mask: Tensor | None,
-    is_causal: bool = False,
     gamma: float | Tensor = 1.0,
     certify: bool = False,
+    sink: float | Tensor | None = None,
 ) -> Tensor:
     """Π_Ω of the scores after the mask."""
-    if attn_mask is None:
-        mask = causal(scores) if is_causal else None
-    elif is_causal:
-        raise ValueError("attn_mask must be None where is_causal=True; join the two into one mask")
-    else:
+    mask = None
+    if attn_mask is not None:
         mask = materialized(attn_mask, scores.device)
         _check_mask(mask, scores)
         if mask.dtype != torch.bool:
             scores, mask = scores + mask, None
     if scores.shape[-1] == 0:  # no key: nothing to map
         return scores
-    return mapped(omega, scores, gamma, mask, certify)
+    if sink is None:
+        return mapped(omega, scores, gamma, mask, certify)
+    mask = None if mask is None else F.pad(mask, (0, 1), value=True)
+    beside = _beside(sink, scores)
+    return mapped(omega, torch.cat([scores, beside], -1), gamma, mask, certify)[..., :-1]
+
+
+def _beside(sink: Any, scores: Tensor) -> Tensor:
+    """The scores of the sink, (…, L, 1)."""
+    t = torch.as_tensor(sink, dtype=scores.dtype, device=scores.device)
+    try:
+        return t.expand(*scores.shape[:-1], 1)
+    except RuntimeError:
+        raise ValueError(
+            "sink must broadcast to the scores with size 1 along the keys, "
+            f"{(*scores.shape[:-1], 1)}; got {tuple(t.shape)}"
+        ) from None
+
+
+def _diagonal(mask: Any, queries: int, keys: int) -> int | None:
+    """The number n where query i sees keys 0, …, i + n by a CausalBias, or None for other masks."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # importing it loads the compiler
+    if bias is None or type(mask) is not bias.CausalBias:
+        return None
+    if (mask.seq_len_q, mask.seq_len_kv) != (queries, keys):
+        return None  # it is refused as a mask
+    return keys - queries if mask.variant == bias.CausalVariant.LOWER_RIGHT else 0
 
 
 def materialized(mask: Any, device: torch.device) -> Any:
     """A CausalBias, which stores no entries, as bool (L, S), True = takes part."""
-    bias = sys.modules.get("torch.nn.attention.bias")  # importing it loads the compiler
-    if bias is None or type(mask) is not bias.CausalBias:
+    rows, keys = getattr(mask, "seq_len_q", 0), getattr(mask, "seq_len_kv", 0)
+    diagonal = _diagonal(mask, rows, keys)
+    if diagonal is None:
         return mask
-    rows, keys = mask.seq_len_q, mask.seq_len_kv
-    lower_right = mask.variant == bias.CausalVariant.LOWER_RIGHT
-    seen = torch.ones(rows, keys, dtype=torch.bool, device=device)
-    return seen.tril(keys - rows if lower_right else 0)
+    return torch.ones(rows, keys, dtype=torch.bool, device=device).tril(diagonal)
 
 
-def causal(scores: Tensor) -> Tensor:
-    """(L, S), True where query i sees key j ≤ i."""
-    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+def causal(scores: Tensor, diagonal: int = 0) -> Tensor:
+    """(L, S), True where query i sees key j ≤ i + diagonal."""
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(diagonal)
 
 
 def averages(weights: Tensor, v: Tensor, enable_gqa: bool) -> Tensor:
@@ -187,6 +237,25 @@ def _check_tensors(**tensors: Any) -> None:
     for name, item in tensors.items():
         if not isinstance(item, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor; got {type(item).__name__}")
+
+
+def _check_queries(q: Any, k: Any) -> None:
+    _check_tensors(q=q, k=k)
+    if q.ndim < 2 or k.ndim < 2 or q.shape[-1] != k.shape[-1]:
+        raise ValueError(
+            "q and k must have shapes (..., L, E) and (..., S, E) with the same E; got "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+
+
+def _check_causal(attn_mask: Any, is_causal: bool) -> None:
+    if is_causal and attn_mask is not None:
+        raise ValueError("attn_mask must be None where is_causal=True; join the two into one mask")
+
+
+def _check_chunk(chunk: Any) -> None:
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk must be an int >= 1 or None; got {chunk!r}")
 
 
 def _check_values(k: Tensor, v: Tensor) -> None:

@@ -25,7 +25,7 @@ from ..regularizers.expressions import unscaled
 from ..regularizers.penalty import Penalized, smooth_part, structured, who
 from ..regularizers.printing import called, short, unusual
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer, overrides
+from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from .jacobian import Jacobian
 
@@ -209,7 +209,7 @@ class RegularizedMax(nn.Module):
         if known is not None:
             lines.insert(1, f"Π_Ω is {known}")
         bare, _ = unscaled(smooth_part(omega), 1.0)
-        if overrides(bare, "kernel") and omega.exact and "kernel of" not in result.why:
+        if bare.declares("kernel") and omega.exact and "kernel of" not in result.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
         tried = generated.why_none(rows, self.settings)
         if tried is not None:
@@ -225,7 +225,7 @@ class RegularizedMax(nn.Module):
         if y.numel() == 0:
             return "Proposition 1 on the support"
         curvature: Curvature = Problem(omega, rows.z, rows.mask).curvature(y)
-        source = "declared by" if overrides(smooth, "curvature") else "found by autograd from"
+        source = "declared by" if smooth.declares("curvature") else "found by autograd from"
         groups = "group averages, then " if structured(omega) else ""
         return (
             f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
@@ -273,7 +273,7 @@ def _known_as(omega: Regularizer) -> str | None:
     """The mapping of a registered regularizer with the same base and the same penalty, or None."""
     if type(omega) is not Penalized:
         return None
-    for cls in registry().regularizers().values():
+    for cls in registry().names("regularizer").values():
         try:
             known: Any = cls()
         except TypeError:  # a hyperparameter without default

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.printing import called, unusual
-from .attention import averages, materialized, refuse_subclasses, scores, weights_of
+from .attention import attention, averages, materialized, refuse_subclasses, scores, weights_of
 from .omega import Omega, resolved
 
 
@@ -32,6 +32,10 @@ class MultiheadAttention(nn.MultiheadAttention):
     gamma: γ > 0, a float, a tensor of shape (H, 1, 1) or so, or a module that computes one, such as
         ``regmax.nn.Positive((H, 1, 1))``.
     certify: as in :class:`regmax.RegularizedMax`, for debugging.
+    sink: whether to learn the score of a sink for each head, the parameter ``sink`` of shape
+        (H, 1, 1), at first 0 (:func:`regmax.nn.attention`).
+
+    Without ``need_weights`` long sequences are computed by chunks of queries, in less memory.
 
     Masks: True = left out, in ``key_padding_mask`` (N, S) and ``attn_mask`` (L, S) or
     (N·H, L, S). This is PyTorch's convention here, and the opposite of that of
@@ -60,8 +64,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         omega: Omega,
         gamma: float | Tensor | nn.Module = 1.0,
         certify: bool = False,
+        sink: bool = False,
     ) -> None:
         omega = resolved(omega)
+        if not isinstance(sink, bool):
+            raise TypeError(f"sink must be a bool; got {type(sink).__name__} {sink!r}")
         super().__init__(
             embed_dim,
             num_heads,
@@ -80,6 +87,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             gamma = hyperparameter("gamma", gamma, *POSITIVE)
         self.gamma = gamma
         self.certify = certify
+        sinks = torch.zeros(num_heads, 1, 1, device=device, dtype=dtype) if sink else None
+        self.sink = None if sinks is None else nn.Parameter(sinks)
 
     @classmethod
     def from_torch(
@@ -126,6 +135,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             dtype=(weight.dtype, torch.get_default_dtype()),
             omega=(self.omega, None),
             gamma=(self.gamma, 1.0),
+            sink=(self.sink is not None, False),
         )
         return called(self, [str(self.embed_dim), str(self.num_heads), *options])
 
@@ -172,15 +182,24 @@ class MultiheadAttention(nn.MultiheadAttention):
         q, k, v = map(self._heads, self._projected(query, key, value, itself))
         k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
         gamma = self.gamma() if isinstance(self.gamma, nn.Module) else self.gamma
-        weights = weights_of(
-            scores(q, k, None, False), self.omega, mask, False, gamma, self.certify
-        )
-        weights = F.dropout(weights, self.dropout, self.training)
-        out: Tensor = self.out_proj(averages(weights, v, False).transpose(1, 2).flatten(2))
-
+        dropout = self.dropout if self.training else 0.0
         seen = None
         if need_weights:
+            s = scores(q, k, None, False)
+            weights = weights_of(s, self.omega, mask, gamma, self.certify, self.sink)
+            weights = F.dropout(weights, dropout)
+            heads = averages(weights, v, False)
             seen = (weights.mean(1) if average_attn_weights else weights).to(v.dtype)
+        else:
+            heads = attention(
+                *(q, k, v, self.omega),
+                attn_mask=mask,
+                dropout_p=dropout,
+                gamma=gamma,
+                certify=self.certify,
+                sink=self.sink,
+            )
+        out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         if not batched:
             return out.squeeze(0), None if seen is None else seen.squeeze(0)
         return (out if self.batch_first else out.transpose(0, 1)), seen

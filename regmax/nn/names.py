@@ -6,8 +6,7 @@ import functools
 from typing import Any
 
 from ..regularizers.errors import PluginError
-from ..regularizers.operand import parameters_of
-from ..regularizers.registry import registry, suggestion
+from ..regularizers.registry import registry, required, suggestion
 from ..regularizers.regularizer import Regularizer
 
 
@@ -27,11 +26,7 @@ def named(name: str) -> Regularizer:
             ) from None
         cls = found.get("regularizer", name)
     preset: dict[str, Any] = cls.presets.get(name, {})
-    missing = [
-        key
-        for key, p in parameters_of(cls).items()
-        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD and key not in preset
-    ]
+    missing = [key for key in required(cls) if key not in preset]
     if missing:
         raise ValueError(
             f"omega={name!r} has no default for {', '.join(missing)}: pass "

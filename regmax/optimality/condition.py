@@ -22,7 +22,7 @@ from ..kernels import simplex
 from ..regularizers.autodiff import Hessian
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized, proxed, smooth_part, structured, value_of, who
-from ..regularizers.regularizer import Definition, Regularizer, like, overrides
+from ..regularizers.regularizer import Definition, Regularizer, like
 from .solution import Trace
 
 
@@ -65,12 +65,12 @@ class Condition:
     def overridden(self) -> bool:
         """Whether Ω defines derivatives that a certificate must not rely on."""
         leaves = self.smooth.leaves()
-        return any(overrides(leaf, "grad") or overrides(leaf, "curvature") for leaf in leaves)
+        return any(leaf.declares("grad") or leaf.declares("curvature") for leaf in leaves)
 
     @functools.cached_property
     def defines_curvature(self) -> bool:
         """Whether Ω, and each term of a sum, defines its curvature."""
-        return all(overrides(leaf, "curvature") for leaf in self.smooth.leaves())
+        return all(leaf.declares("curvature") for leaf in self.smooth.leaves())
 
     @functools.cached_property
     def by_value(self) -> Hessian:

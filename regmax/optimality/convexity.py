@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
+from ..regularizers.arguments import first
 from ..regularizers.curvature import DENSE_LIMIT, Diagonal
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import who
@@ -56,7 +57,7 @@ def check_convex(at: Point, low: Tensor | None = None) -> None:
         hidden = _hidden(at)
         wrong = wrong & ((low < -hidden) | (hidden <= 1e-6))
     if bool(wrong.any()):
-        row = tuple(int(i) for i in wrong.nonzero()[0])
+        row = first(wrong)
         raise RegularizerError(
             f"{who(p.smooth)} is not strictly convex: its curvature along the "
             f"support is {low[row].item():.3g} at row {row}, and must be positive"
@@ -91,7 +92,7 @@ def check_strong_convexity(at: Point) -> None:
         least = p.beta.squeeze(-1) * (1 - 1e-6) - _hidden(at.base)
         wrong = (bent < least) & (support.sum(-1) > 1) & (soft.norm(dim=-1) > 0.5)
     if bool(wrong.any()):
-        row = tuple(int(i) for i in wrong.nonzero()[0])
+        row = first(wrong)
         raise RegularizerError(
             f"{who(p.smooth)}.strong_convexity is {p.beta[row].item():.6g}, "
             f"and the curvature of Ω is {bent[row].item():.6g} at row {row}: it must be at "

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
+from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Definition, like
@@ -26,7 +27,7 @@ SAMPLES = 16
 HALVINGS = (24, 16)
 
 
-def unsteady(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
+def unsteady(problem: Problem, y: Tensor) -> str | None:
     """Why the value of Ω is no function of each row, or None: it differs from call to call, or when
     every other row is another."""
     with torch.no_grad():
@@ -358,11 +359,6 @@ def _flat(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | No
         f"{shown(s.a[at])} to {shown(s.b[at])}, so that the maximiser is not unique "
         f"(row {at[1:]}); add a multiple of ½‖y‖²"
     )
-
-
-def first(wrong: Tensor) -> tuple[int, ...]:
-    """Where the first of them is."""
-    return tuple(int(i) for i in wrong.nonzero()[0])
 
 
 def shown(y: Tensor) -> str:

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
+from ..regularizers.arguments import first
 from ..regularizers.penalty import Penalized, Penalty, averaged, group_ids, proxed, valued
 from ..regularizers.regularizer import like
 from .certificates import penalty_subgradient
-from .diagnosis import first, shown
+from .diagnosis import shown
 from .problem import Problem
 
 

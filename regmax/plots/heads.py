@@ -60,7 +60,7 @@ def histograms(
     Numbers outside of ``span`` count in the first or last bin.
     """
     nested = {block: v if isinstance(v, Mapping) else {"": v} for block, v in values.items()}
-    figure, axes = _grid(nested, 3.2, 1.6)
+    figure, axes = _grid(nested, 1.6)
     for (block, model), axis in axes.items():
         inside = _table(nested[block][model]).reshape(-1).clamp(*span)
         counts, edges = torch.histogram(inside.cpu(), bins, range=span)
@@ -80,7 +80,7 @@ def head_densities(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
     ``values``: by block and model, (layers, heads). Line k joins the kth sparsest heads of the
     layers.
     """
-    figure, axes = _grid(values, 3.2, 1.9)
+    figure, axes = _grid(values, 1.9)
     for (block, model), axis in axes.items():
         heads = _table(values[block][model]).sort(-1).values
         look: Any = {"color": PALETTE[0], "linewidth": 1.2, "marker": "o", "markersize": 3}
@@ -118,11 +118,11 @@ def diversity_by_layer(values: Mapping[str, Mapping[str, Numbers]]) -> Any:
 
 
 def _grid(
-    values: Mapping[str, Mapping[str, Any]], width: float, height: float
+    values: Mapping[str, Mapping[str, Any]], height: float
 ) -> tuple[Any, dict[tuple[str, str], Any]]:
     """A figure of axes by block (rows) and model (columns)."""
     models = list(dict.fromkeys(model for by_model in values.values() for model in by_model))
-    figure = blank(max(width * len(models), 5) + 0.8, height * len(values) + 0.8)
+    figure = blank(max(3.2 * len(models), 5) + 0.8, height * len(values) + 0.8)
     grid = figure.subplots(len(values), len(models), sharex=True, sharey="row", squeeze=False)
     axes = {}
     for row, (block, by_model) in zip(grid, values.items(), strict=True):

@@ -28,13 +28,13 @@ __all__ = ["Scaled", "ScaledPenalty", "Sum"]
 def _(omega: Regularizer, c: Any) -> Regularizer:
     c = _factor(c, omega, *Scaled.ranges["c"])
     base, penalty, lam = _parts(omega)
-    if _is_number(c, 1):
+    if _is_one(c):
         return omega
     if isinstance(base, Scaled) and _all_floats(c, base.c):
         base, scale = base.base, c * base.c
     else:
         scale = c
-    base = base if _is_number(scale, 1) else Scaled(base, scale)
+    base = base if _is_one(scale) else Scaled(base, scale)
     return base if penalty is None else Penalized(base, *_weighted(penalty, lam, c))
 
 
@@ -93,8 +93,8 @@ def _wrong(item: Any, other: Any) -> TypeError:
     )
 
 
-def _is_number(c: Any, number: float) -> bool:
-    return not isinstance(c, Tensor) and c == number
+def _is_one(c: Any) -> bool:
+    return not isinstance(c, Tensor) and c == 1
 
 
 def _is_zero(other: Any) -> bool:
@@ -134,14 +134,14 @@ def _weighted(
     if not (isinstance(c, Tensor) or isinstance(lam, Tensor)):
         return penalty, c * lam
     inner, outer = (lam, c) if isinstance(c, Tensor) else (c, lam)
-    return (penalty if _is_number(inner, 1) else ScaledPenalty(penalty, inner)), outer
+    return (penalty if _is_one(inner) else ScaledPenalty(penalty, inner)), outer
 
 
 def _combined(
     first: Penalty, lam: float | Tensor, second: Penalty, weight: float | Tensor
 ) -> tuple[Penalty, float]:
     """The sum of two multiples of one penalty."""
-    same = _same_penalty(first, second)
+    same = _same(first, second)
     if same and not isinstance(lam, Tensor) and not isinstance(weight, Tensor):
         return first, lam + weight
     if same:
@@ -155,8 +155,8 @@ def _combined(
     )
 
 
-def _same_penalty(a: Penalty, b: Penalty) -> bool:
-    """Whether two penalties are equal: the same object, or of one class and without state."""
+def _same(a: operand.Operand, b: operand.Operand) -> bool:
+    """Whether two operands are equal: the same object, or of one class and without state."""
     return a is b or (type(a) is type(b) and not (_has_state(a) or _has_state(b)))
 
 
@@ -176,12 +176,10 @@ def _like_terms(terms: list[Regularizer]) -> list[Regularizer]:
     for term in terms:
         one, c = (term.base, term.c) if isinstance(term, Scaled) else (term, 1.0)
         for k, (other, number) in enumerate(found):
-            same = one is other or (
-                type(one) is type(other) and not (_has_state(one) or _has_state(other))
-            )
-            if same and not isinstance(c, Tensor) and not isinstance(number, Tensor):
+            floats = not isinstance(c, Tensor) and not isinstance(number, Tensor)
+            if floats and _same(one, other):
                 found[k] = other, number + c
                 break
         else:
             found.append((one, c))
-    return [one if _is_number(c, 1) else Scaled(one, c) for one, c in found]
+    return [one if _is_one(c) else Scaled(one, c) for one, c in found]

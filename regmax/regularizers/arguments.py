@@ -82,6 +82,16 @@ def _takes(part: Any, x: Tensor, n: int) -> bool:
         return False
 
 
+def first(wrong: Tensor) -> tuple[int, ...]:
+    """Where the first wrong entry is, for a message."""
+    return tuple(int(i) for i in wrong.nonzero()[0])
+
+
+def few(wrong: Tensor) -> list[tuple[int, ...]]:
+    """Where the first four are."""
+    return [tuple(int(i) for i in at) for at in wrong.nonzero()[:4]]
+
+
 def expanded(mask: Any, x: Tensor) -> Tensor | None:
     """``mask`` expanded to the shape of ``x``."""
     if mask is None:
@@ -129,7 +139,7 @@ def hyperparameter(
             dense(name, t)
             raise
         if not bool(right.all()):
-            at = tuple(int(i) for i in (~right).nonzero()[0])
+            at = first(~right)
             where = f" at index {at}" if t.ndim else ""
             raise ValueError(f"{name} must be {accepted}; got {t[at].item():g}{where}")
         return t

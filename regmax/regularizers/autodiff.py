@@ -240,6 +240,7 @@ class Hessian:
 
 
 def _probe(y: Tensor) -> Tensor:
+    """A fixed vector: vmap does not allow random numbers."""
     steps = torch.arange(y.shape[-1], dtype=y.dtype, device=y.device)
     return (steps * 12.9898).sin() + 2
 
@@ -270,8 +271,7 @@ def by_autograd(
     with torch.set_grad_enabled(keep):
         diagonal = product(torch.ones_like(y))
         if separable is None:
-            # a fixed vector: vmap does not allow random numbers
-            probe = (torch.arange(y.shape[-1], dtype=y.dtype, device=y.device) * 12.9898).sin() + 2
+            probe = _probe(y)
             got, expected = product(probe.expand_as(y)).detach(), diagonal.detach() * probe
             tol = torch.finfo(y.dtype).eps ** 0.6
             same = (got - expected).abs() <= tol * expected.abs()

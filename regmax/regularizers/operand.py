@@ -86,14 +86,12 @@ class Operand(nn.Module):
     def __add__(self, other: Any) -> Any:
         return plus(self, other)
 
-    def __radd__(self, other: Any) -> Any:
-        return plus(self, other)
+    __radd__ = __add__
 
     def __mul__(self, c: Any) -> Any:
         return times(self, c)
 
-    def __rmul__(self, c: Any) -> Any:
-        return times(self, c)
+    __rmul__ = __mul__
 
 
 def _refuse_hiding(cls: type[Operand], name: str) -> None:

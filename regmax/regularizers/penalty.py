@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, transforms
+from ..kernels import Kernel, ProxKernel, transforms
 from ..kernels.products import evaluated
 from . import formulas
 from .errors import RegularizerError
@@ -86,9 +87,14 @@ class Penalty(Operand, ABC):
         raise NotImplementedError(f"{type(self).__name__} defines no as_cvxpy(self, y)")
 
     def kernel(self, base: Regularizer, x: Tensor) -> Kernel | None:
-        """Compiled code for Ω = ``base`` + λR and tensors like ``x``, or None. Its one
-        hyperparameter is λ. Return a kernel only for exact classes of penalty and base, as a
-        subclass may redefine a method."""
+        """Compiled code for Ω = ``base`` + λR and tensors like ``x``, or None. Its hyperparameters
+        are λ and those of ``base``. Return a kernel only for exact classes of penalty and base, as
+        a subclass may redefine a method."""
+        return None
+
+    def prox_kernel(self, x: Tensor) -> ProxKernel | None:
+        """Compiled code of the prox for tensors like ``x``, or None: base + λR then has a kernel
+        where the base has one. A subclass that redefines a method must redefine this one too."""
         return None
 
     def average(self, v: Tensor, z: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -124,6 +130,31 @@ class Penalty(Operand, ABC):
         """Some element of ∂R(y), by autograd. All elements have the same mean over each group."""
         u: Tensor = torch.func.grad(lambda t: self.value(t, mask).sum())(y.detach())
         return u
+
+
+def compiled_means(
+    means: Callable[..., Tensor] | None,
+    reference: Callable[..., Tensor],
+    v: Tensor,
+    z: Tensor,
+    mask: Tensor | None,
+) -> Tensor:
+    """``means``(z, v, mask), compiled code of :meth:`~regmax.Penalty.average` for contiguous rows
+    (R, d), where nothing learns and no transform is active; else ``reference``(v, z, mask)."""
+    if (
+        means is None
+        or z.numel() == 0
+        or not v.dtype == z.dtype in (torch.float32, torch.float64)
+        or (torch.is_grad_enabled() and v.requires_grad)
+        or not (transforms.may_look(v) and transforms.may_look(z))
+        or transforms.under_transform((v, z))
+        or transforms.batched(v)
+    ):
+        return reference(v, z, mask)
+    d = z.shape[-1]
+    given = (None if t is None else t.detach().expand_as(z) for t in (z, v, mask))
+    rows = [None if t is None else t.reshape(-1, d).contiguous() for t in given]
+    return means(*rows).view(z.shape)
 
 
 def proxed(penalty: Penalty, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
@@ -262,6 +293,21 @@ class Penalized(Regularizer):
 def averaged(penalty: Penalty, v: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
     """``penalty.average(v, y, mask)``; an error unless it is a tensor like v."""
     return like(penalty.average(v, y, mask), v, f"{type(penalty).__name__}.average")
+
+
+def names_of(omega: Regularizer) -> tuple[str, ...]:
+    """The hyperparameters that a kernel of Ω takes, in their order: its own, then with a penalty
+    those of the base."""
+    names = tuple(omega.hyperparameters or ())
+    if isinstance(omega, Penalized):
+        names += tuple(f"base.{name}" for name in omega.base.hyperparameters or ())
+    return names
+
+
+def held(omega: Regularizer, name: str) -> Any:
+    """The hyperparameter of this name, as :func:`names_of` gives it."""
+    inside, _, last = name.rpartition(".")
+    return getattr(omega.base if inside else omega, last)
 
 
 def who(omega: Regularizer) -> str:

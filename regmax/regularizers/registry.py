@@ -130,18 +130,6 @@ class Registry:
         """The regularizer class of a mapping of ``regmax.functional``."""
         return self._one(self._mappings.get(name, []), "mapping", name, self._mappings)
 
-    def regularizers(self) -> dict[str, type[Any]]:
-        return self.names("regularizer")
-
-    def penalties(self) -> dict[str, type[Any]]:
-        return self.names("penalty")
-
-    def solvers(self) -> dict[str, type[Any]]:
-        return self.names("solver")
-
-    def backends(self) -> dict[str, type[Any]]:
-        return self.names("backend")
-
     def _one(self, found: list[Offer], kind: str, name: str, known: Any) -> type[Any]:
         if len(found) == 1:
             return found[0].cls

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..kernels import Kernel, transforms
 from ..kernels.products import evaluated
 from ..kernels.simplex import positive
-from .arguments import hyperparameter
+from .arguments import first, hyperparameter
 from .autodiff import by_autograd
 from .curvature import Curvature
 from .errors import RegularizerError
@@ -215,11 +215,6 @@ def common_entries(*parts: Any) -> int | None:
     return found[0].entries if found else None
 
 
-def overrides(omega: Regularizer, method: str) -> bool:
-    """Whether ``omega`` defines this method itself."""
-    return omega.declares(method)
-
-
 class Definition(Regularizer):
     """Ω given only by its value, for certificates and the generic method of a cross-check."""
 
@@ -254,7 +249,7 @@ def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Ten
             f"{tuple(y.shape)}; got {tuple(value.shape)} (sum over the last dimension only)"
         )
     if not bool(torch.isfinite(value).all()):
-        row = tuple(int(i) for i in (~torch.isfinite(value)).nonzero()[0])
+        row = first(~torch.isfinite(value))
         raise RegularizerError(
             f"{who}(y) must be finite on the simplex; got {value[row].item()} at row {row}, where "
             f"y = {y[row].tolist()[:8]} (is there a log, root or division of an entry near 0?)"

@@ -113,7 +113,7 @@ def offered(first: str, name: str, /, *given: Any, **hyper: Any) -> Any:
         if given:
             raise TypeError(f"{name} takes its arguments by name: {name}(key=value, ...)")
         return instance(cls, kind, name, hyper)
-    names = [*found.regularizers(), *found.mappings(), *found.penalties()]
+    names = [*found.names("regularizer"), *found.mappings(), *found.names("penalty")]
     raise found.unknown("regularizer or penalty", name, list(dict.fromkeys(names)))
 
 

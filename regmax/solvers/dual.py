@@ -14,9 +14,10 @@ from .base import Solver
 
 
 class DualRoot(Solver):
-    """For Ω(y) = Σ g_i(y_i): find τ with Σ_i y_i(τ) = 1, where y_i(τ) maximises
-    y (z_i − τ) − g_i(y) over [0, 1], that is g_i'(y_i) = z_i − τ unless a bound is active.
+    """One scalar root, for a separable Ω.
 
+    For Ω(y) = Σ g_i(y_i) it finds τ with Σ_i y_i(τ) = 1, where y_i(τ) maximises
+    y (z_i − τ) − g_i(y) over [0, 1], that is g_i'(y_i) = z_i − τ unless a bound is active.
     (Blondel, Martins & Niculae 2019, Prop. 5.) A local power model inverts g_i':
     g_i''(t) ≈ g_i''(y_i) (t/y_i)^(b−1), with b from the last two points. It is exact for Σ y^α and
     Σ y log y. Its first derivative is right for every Ω, so it converges as Newton's method does.

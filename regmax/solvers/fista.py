@@ -16,12 +16,12 @@ from .base import Solver, chosen, newton
 
 
 class Fista(Solver):
-    """y⁺ = P_Δ(prox_{tλR}(w + t(z − ∇Ω(w)))) from an extrapolated point w.
+    """Accelerated proximal gradient steps, for a finite slope at 0.
 
-    Beck & Teboulle (2009), with step sizes by backtracking per row. The momentum restarts when it
-    points uphill (O'Donoghue & Candès 2015). Every ``CHECK`` iterations a Newton step on the
-    current support (and, with a penalty, on the current groups) is tried. If these are right, it
-    reaches y*.
+    The step is y⁺ = P_Δ(prox_{tλR}(w + t(z − ∇Ω(w)))) from an extrapolated point w. Beck & Teboulle
+    (2009), with step sizes by backtracking per row. The momentum restarts when it points uphill
+    (O'Donoghue & Candès 2015). Every ``CHECK`` iterations a Newton step on the current support
+    (and, with a penalty, on the current groups) is tried. If these are right, it reaches y*.
     """
 
     name: ClassVar[str] = "fista"

@@ -14,7 +14,9 @@ from .base import Solver, newton
 
 
 class Interior(Solver):
-    """Newton on the perturbed KKT system (Boyd & Vandenberghe 2004, §11.7)
+    """A primal–dual interior point method, for any smooth Ω.
+
+    Newton on the perturbed KKT system (Boyd & Vandenberghe 2004, §11.7)
 
         ∇Ω(y) − z + τ1 − s = 0,   1ᵀy = 1,   y_i s_i = μ,   y, s > 0
 

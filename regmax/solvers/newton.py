@@ -15,14 +15,14 @@ from .fista import Descent
 
 
 class Newton(Solver):
-    """For any smooth Ω: steps J (z − ∇Ω(y)) on the support, J the matrix of Proposition 1, which
-    backward reuses.
+    """Newton steps on the support, for any smooth Ω.
 
-    If the slope of Ω is finite at 0, each iteration takes a few FISTA steps, which change the
-    support, and then Newton steps on that support with one factorisation while they improve. A row
-    keeps a Newton step only if its objective does not rise, so it is never worse than with FISTA.
-    If the slope is infinite, every entry stays positive. The steps are then taken in y or in log y
-    and shortened until the objective falls.
+    The step is J (z − ∇Ω(y)), J the matrix of Proposition 1, which backward reuses. If the slope of
+    Ω is finite at 0, each iteration takes a few FISTA steps, which change the support, and then
+    Newton steps on that support with one factorisation while they improve. A row keeps a Newton
+    step only if its objective does not rise, so it is never worse than with FISTA. If the slope is
+    infinite, every entry stays positive. The steps are then taken in y or in log y and shortened
+    until the objective falls.
     """
 
     name: ClassVar[str] = "newton"

@@ -19,7 +19,9 @@ from .newton import Newton
 
 
 class Proximal(Solver):
-    """By Fenchel duality
+    """Accelerated steps of the dual, for any base and any penalty.
+
+    By Fenchel duality
 
         max_{y ∈ Δ} ⟨y, z⟩ − base(y) − λR(y) = min_u max_base(z − u) + (λR)*(u),
 

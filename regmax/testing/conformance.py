@@ -34,6 +34,7 @@ class ConformanceCheck(ABC):
         self._skip = skip
 
     def __call__(self, given: Any) -> None:
+        __tracebackhide__ = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             # torch's forward mode compiles its own decompositions when it is first used
@@ -196,10 +197,11 @@ def failure_report(
     """What a failed check says.
 
     ``label``: the object under test. ``described``: the smallest input, as code. ``look``: where to
-    look if ``error`` is not a :class:`Broken`, which says so itself.
+    look, where ``error`` is no :class:`Broken` that says so itself.
     """
     if isinstance(error, Broken):
-        expected, found, look, tensors = error.expected, error.found, error.look, error.tensors
+        expected, found, tensors = error.expected, error.found, error.tensors
+        look = error.look or look
     else:
         expected, found, tensors = "no exception", f"{type(error).__name__}: {error}", {}
     lines = [f"{name} failed for {label}", f"  expected: {expected}", f"  found: {found}"]

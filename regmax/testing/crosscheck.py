@@ -27,7 +27,7 @@ from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of, smooth_part
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer, overrides
+from ..regularizers.regularizer import Regularizer
 from ..solvers import polish
 from .backends.base import Answer, Backend, Task, tolerances
 from .backends.generic import definition
@@ -295,15 +295,15 @@ def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Decla
         found.append(Declared(method, float((difference / scale).max()), slack))
 
     with torch.no_grad():
-        if overrides(smooth, "grad"):
+        if smooth.declares("grad"):
             got = torch.where(support, smooth.grad(point), 0)
             compare("grad", got, torch.where(support, plain.grad(point), 0), eps**0.5)
-        if overrides(smooth, "curvature"):
+        if smooth.declares("curvature"):
             v = torch.where(support, task.v, 0)
             got = torch.where(support, smooth.curvature(point).matvec(v), 0)
             expected = torch.where(support, plain.curvature(point).matvec(v), 0)
             compare("curvature", got, expected, eps**0.5)
-        if overrides(smooth, "strong_convexity") and smooth.strong_convexity is not None:
+        if smooth.declares("strong_convexity") and smooth.strong_convexity is not None:
             declared = torch.as_tensor(smooth.strong_convexity, dtype=y.dtype, device=y.device)
             declared = declared.squeeze(-1) if declared.ndim else declared
             on = problem.participants()
@@ -317,7 +317,7 @@ def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Decla
                 noise = 64 * eps * matrix.matvec(along.to(y.dtype)).abs().amax(-1)
                 excess = torch.maximum(excess, declared - matrix.min_eigenvalue(along) - noise)
             compare("strong_convexity", excess, torch.zeros_like(excess), eps**0.5)
-        if overrides(task.omega, "conjugate"):
+        if task.omega.declares("conjugate"):
             got = task.omega.conjugate(rows.x, rows.gamma, rows.mask)
             if got is not None:
                 gamma = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma

@@ -177,9 +177,7 @@ def check_transforms(s: Subject, case: Case) -> None:
     def expect(found: Tensor, expected: Tensor, allowed: Tensor | float, what: str) -> None:
         if not bool(((found - expected).abs() <= allowed).all()):
             raise Broken(
-                f"{what} as without it: {expected.tolist()}",
-                f"{found.tolist()}",
-                f"{closed(s)}, {slope_at(s)}",
+                f"{what} as without it: {expected.tolist()}", found, f"{closed(s)}, {slope_at(s)}"
             )
 
     expect(torch.func.vmap(layer)(*args), y, slack, "torch.func.vmap")

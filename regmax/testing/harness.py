@@ -15,7 +15,7 @@ from .conformance import (
     run_checks,
     skip_test,
 )
-from .promise import Case, Kind, Skipped
+from .promise import Broken, Case, Kind, Skipped
 from .search import report, smallest_broken
 from .subject import Subject
 
@@ -48,6 +48,7 @@ class Check(ConformanceCheck):
         return self.rests_on_the_solver and any(name in GROUND for name in failed)
 
     def _run(self, omega: Regularizer) -> None:
+        __tracebackhide__ = True
         subject = self._subject if omega is self._of else Subject(omega)
         kind, case = self._kind, None
         arguments: tuple[Case, ...] = ()
@@ -61,7 +62,8 @@ class Check(ConformanceCheck):
         except Skipped:
             raise
         except Exception as error:
-            raise AssertionError(report(kind.name, subject, case, error)) from error
+            cause = None if isinstance(error, Broken) else error  # the report says all of it
+            raise AssertionError(report(kind.name, subject, case, error)) from cause
         if case is not None:
             raise AssertionError(
                 f"{kind.name} failed for {subject.omega!r} now and then\n"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels import reference
 from ..mapping import compiled, composition, function
+from ..regularizers.penalty import Penalized
 from .derivatives import mapped, parameters
 from .promise import Broken, Case, searched, worst
 from .subject import Subject
@@ -40,7 +41,7 @@ def check_kernel(s: Subject, case: Case) -> None:
                 look,
             )
         v = case.direction().to(dtype)
-        if composition.base_kernel(s.omega, x) is not None:
+        if isinstance(s.omega, Penalized):
             names, found, right = _composed(s, case, x, v)
         else:
             names = ("x", *(s.omega.hyperparameters or ()))

@@ -21,6 +21,7 @@ from ..regularizers.regularizer import Regularizer
 Answer = Callable[[Tensor, Tensor], Tensor]
 Inverse = Callable[[Tensor], Tensor]
 HALVINGS = 120
+"""At most: a bisection ends where no float64 lies between its ends."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,35 +168,25 @@ def bisected(low: Tensor, high: Tensor, above: Callable[[Tensor], Tensor]) -> Te
 
 
 def one_root(inverse: Inverse, reach: float) -> Answer:
-    """y_i = ``inverse``((z_i − τ)₊) with Σy = 1; τ lies within ``reach`` of the largest z_i."""
+    """y = ``inverse``((z − τ)₊) with Σy = 1; τ lies within ``reach`` of the largest z_i."""
 
     def answer(z: Tensor, on: Tensor) -> Tensor:
         z = torch.where(on, z, -torch.inf)
-        top = z.amax(-1, keepdim=True)
-        z = torch.where(on, z - top, -torch.inf)
+        z = z - z.amax(-1, keepdim=True)
+        zero = torch.zeros_like(z[..., :1])
 
         def y(tau: Tensor) -> Tensor:
             return torch.where(on, inverse((z - tau).clamp_min(0)), 0)
 
-        zero = torch.zeros_like(top)
-        tau = bisected(zero - reach, zero, lambda tau: y(tau).sum(-1, keepdim=True) > 1)
-        found = y(tau)
+        found = y(bisected(zero - reach, zero, lambda tau: y(tau).sum(-1, keepdim=True) > 1))
         return found / found.sum(-1, keepdim=True)
 
     return answer
 
 
-def weighted(z: Tensor, on: Tensor) -> Tensor:
-    c = weights(z)
-    z = torch.where(on, z, -torch.inf)
-    top = z.amax(-1, keepdim=True)
-
-    def y(tau: Tensor) -> Tensor:
-        return torch.where(on, (z - top - tau).clamp_min(0) / c, 0)
-
-    zero = torch.zeros_like(top)
-    found = y(bisected(zero - 2, zero, lambda tau: y(tau).sum(-1, keepdim=True) > 1))
-    return found / found.sum(-1, keepdim=True)
+def norm(w: Tensor) -> Tensor:
+    """Ω = ½‖y‖_{3/2}²: y_i = w_i² / ‖w‖₃ with w = (z − τ)₊."""
+    return w.square() / w.pow(3).sum(-1, keepdim=True).pow(1 / 3).clamp_min(1e-300)
 
 
 def root(z: Tensor, on: Tensor) -> Tensor:
@@ -210,20 +201,6 @@ def root(z: Tensor, on: Tensor) -> Tensor:
     high = zero + z.shape[-1] ** 0.5 + 1
     tau = bisected(zero + 0.5, high, lambda tau: y(tau).sum(-1, keepdim=True) > 1)
     return y(tau) / y(tau).sum(-1, keepdim=True)
-
-
-def norm(z: Tensor, on: Tensor) -> Tensor:
-    """Ω = ½‖y‖_{3/2}²: y_i = (z_i − τ)₊² / N, N³ = Σ (z_i − τ)₊³."""
-    z = torch.where(on, z, -torch.inf)
-    z = z - z.amax(-1, keepdim=True)
-    zero = torch.zeros_like(z[..., :1])
-
-    def y(tau: Tensor) -> Tensor:
-        w = torch.where(on, (z - tau).clamp_min(0), 0)
-        return w.square() / w.pow(3).sum(-1, keepdim=True).pow(1 / 3).clamp_min(1e-300)
-
-    found = y(bisected(zero - 1.5, zero, lambda tau: y(tau).sum(-1, keepdim=True) > 1))
-    return found / found.sum(-1, keepdim=True)
 
 
 def coupled(z: Tensor, on: Tensor) -> Tensor:
@@ -308,14 +285,14 @@ def known_problems() -> list[Known]:
     """The table: Ω with and without separability, sparsity, Legendre type and a penalty."""
     return [
         Known("½Σy²", Square(), one_root(lambda v: v, 1.0)),
-        Known("½Σcy², c = 1, 1.5, 2, …", Weighted(), weighted),
+        Known("½Σcy², c = 1, 1.5, 2, …", Weighted(), one_root(lambda v: v / weights(v), 2.0)),
         Known("2Σy^1.5", Power(1.5), one_root(lambda v: (v / 3).square(), 3.0)),
         Known("½Σy³", Power(3.0), one_root(lambda v: (2 * v / 3).sqrt(), 1.5), curved=False),
         Known("Σy log y", Entropy(), lambda z, on: torch.where(on, z, -torch.inf).softmax(-1)),
         Known("−2Σ√y", Power(0.5), root),
         Known("½yᵀQy", Coupled(), coupled, largest=6),
         Known("Σy log y + ½yᵀQy", CoupledEntropy(), coupled_entropy, largest=64),
-        Known("½‖y‖², exponent 3/2", SquaredNorm(), norm, largest=64),
+        Known("½‖y‖², exponent 3/2", SquaredNorm(), one_root(norm, 1.5), largest=64),
         Known(
             "½Σy² + 0.3 max y",
             Square(),

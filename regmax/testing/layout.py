@@ -8,7 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-from ..regularizers.regularizer import overrides
 from .inputs import HardInput, hard_inputs, normal
 from .promise import Broken, Case, exact, fixed, searched, show, worst
 from .subject import Subject
@@ -18,7 +17,7 @@ def closed(s: Subject) -> str:
     """Where to look if an answer is wrong."""
     if not s.has_formula:
         return s.where("value")
-    if s.penalty is None or overrides(s.omega, "closed_form"):
+    if s.penalty is None or s.omega.declares("closed_form"):
         return s.where("closed_form")
     return f"{s.name}.penalty.prox, {s.where('closed_form')}"
 
@@ -81,11 +80,7 @@ def check_gamma_scaling(s: Subject, case: Case) -> None:
         scaled = s.pi(case.x * gamma / case.gamma, gamma, case.mask)
         for found, what in ((scaled, f"Π of γ = {gamma:g} at {gamma:g}x/γ"), (tensor, "γ per row")):
             if bool(((found - y).abs() > slack).any()):
-                raise Broken(
-                    f"{what} = Π(x) of γ = {case.gamma:g}: {y.tolist()}",
-                    f"{found.tolist()}",
-                    closed(s),
-                )
+                raise Broken(f"{what} = Π(x) of γ = {case.gamma:g}: {y.tolist()}", found, closed(s))
 
 
 @searched()
@@ -197,7 +192,7 @@ def check_dtype(s: Subject, case: Case) -> None:
     if bool(((y32.double() - y64).abs() > slack).any()):
         raise Broken(
             f"float32 as float64, {y64.tolist()}, within {slack.squeeze(-1).tolist()}",
-            f"{y32.tolist()}",
+            y32,
             f"{closed(s)}, in float32",
         )
     for dtype in (torch.float16, torch.bfloat16):
@@ -230,13 +225,13 @@ def check_mask(s: Subject, case: Case) -> None:
                 if bool(((y[i][mask[i]] - short).abs() > slack).any()):
                     raise Broken(
                         f"the participants of row {i} as the shorter row, {short.tolist()}",
-                        f"{y[i][mask[i]].tolist()}",
+                        y[i][mask[i]],
                         look,
                         mask=mask,
                     )
         low = s.pi(x.masked_fill(~mask, -torch.inf), case.gamma)
         if not torch.equal(low, y):
-            raise Broken(f"−inf as a mask, {y.tolist()}", f"{low.tolist()}", look, mask=mask)
+            raise Broken(f"−inf as a mask, {y.tolist()}", low, look, mask=mask)
         for held in (torch.nan, torch.inf, 1e30):
             dirty = s.pi(x.masked_fill(~mask, held), case.gamma, mask)
             if not torch.equal(dirty, y):
@@ -252,7 +247,7 @@ def check_mask(s: Subject, case: Case) -> None:
     (g,) = torch.autograd.grad(y, several, torch.cat([case.direction()] * 2))
     for t, what in ((y, "y"), (g, "gradient")):
         if bool((t[: len(x)] != 0).any()):
-            raise Broken(f"{what} = 0 in a row without participants", f"{t.tolist()}", look)
+            raise Broken(f"{what} = 0 in a row without participants", t, look)
     if bool(((y[len(x) :] - s.pi(x, case.gamma)).abs() > s.slack(x, case.gamma, None)).any()):
         raise Broken("other rows as alone", f"{y[len(x) :].tolist()}", look)
 

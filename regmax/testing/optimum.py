@@ -14,7 +14,6 @@ from ..nn.layer import RegularizedMax
 from ..optimality.certificates import penalty_subgradient
 from ..regularizers.errors import ConvergenceWarning
 from ..regularizers.penalty import Penalty
-from ..regularizers.regularizer import overrides
 from .backends.conic import lacks_program, quiet
 from .crosscheck import crosscheck
 from .inputs import normal
@@ -117,14 +116,14 @@ def check_max(s: Subject, case: Case) -> None:
     if best.shape != expected.shape:
         raise Broken(f"shape {tuple(expected.shape)}", f"{tuple(best.shape)}", look)
     if worst(best - expected) > allowed:
-        raise Broken(f"max(x) = ⟨y, x⟩ − γΩ(y) = {expected.tolist()}", f"{best.tolist()}", look)
+        raise Broken(f"max(x) = ⟨y, x⟩ − γΩ(y) = {expected.tolist()}", best, look)
     (g,) = torch.autograd.grad(best.sum(), x)
     y = s.pi(case.x, case.gamma, case.mask)
     if worst(g - y) > 1e-10:
-        raise Broken(f"∇max(x) = Π(x) = {y.tolist()}", f"{g.tolist()}", look)
+        raise Broken(f"∇max(x) = Π(x) = {y.tolist()}", g, look)
 
 
-@searched(lambda s: exact(s) and overrides(s.omega, "conjugate"))
+@searched(lambda s: exact(s) and s.omega.declares("conjugate"))
 def check_conjugate(s: Subject, case: Case) -> None:
     """conjugate(x) = max_y ⟨y, x⟩ − γΩ(y)."""
 
@@ -134,7 +133,7 @@ def check_conjugate(s: Subject, case: Case) -> None:
     _is_the_maximum(s, case, "conjugate", conjugate)
 
 
-@searched(lambda s: exact(s) and overrides(s.omega, "conjugate_at"))
+@searched(lambda s: exact(s) and s.omega.declares("conjugate_at"))
 def check_conjugate_at(s: Subject, case: Case) -> None:
     """conjugate_at(x, y) = max_y ⟨y, x⟩ − γΩ(y), where y = Π_Ω(x)."""
 

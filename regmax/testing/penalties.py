@@ -62,7 +62,7 @@ def check_lovasz(s: Subject, case: Case) -> None:
         if worst(total - value) > 1e-10 * (1 + worst(value)):
             raise Broken(
                 f"R(y) = Σ_k (y_[k] − y_[k+1]) R(1 on the k largest) = {total.tolist()}",
-                f"{value.tolist()}",
+                value,
                 f"{name}.lovasz, {name}.value",
                 y=y,
             )

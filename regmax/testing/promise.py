@@ -18,9 +18,13 @@ class Skipped(Exception):
 
 
 class Broken(Exception):
-    """A promise is broken: what was expected, what was found, where to look."""
+    """A promise is broken: what was expected, what was found, and where to look, if that is not
+    where every check looks. A tensor is shown by its numbers."""
 
-    def __init__(self, expected: str, found: str, look: str, **tensors: Tensor) -> None:
+    def __init__(
+        self, expected: str, found: str | Tensor, look: str | None = None, **tensors: Tensor
+    ) -> None:
+        found = f"{found.tolist()}" if isinstance(found, Tensor) else found
         super().__init__(f"{expected}; {found}")
         self.expected, self.found, self.look, self.tensors = expected, found, look, tensors
 

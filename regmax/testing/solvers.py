@@ -27,7 +27,7 @@ from .conformance import (
     run_checks,
     skip_test,
 )
-from .promise import Skipped
+from .promise import Broken, Skipped
 from .solver_bench import Bench, Kind, Trial
 
 KINDS: dict[str, Kind] = {
@@ -43,6 +43,7 @@ class SolverCheck(ConformanceCheck):
         self._kind, self._bench = kind, bench
 
     def _run(self, solver: Solver) -> None:
+        __tracebackhide__ = True
         kind, bench = self._kind, self._bench
         bench = bench if solver is bench.solver else Bench(solver)
         if kind.trials is None:
@@ -55,7 +56,8 @@ class SolverCheck(ConformanceCheck):
             error = _broken(kind, bench, trial)
             if error is not None:
                 trial, error = _reduced(kind, bench, trial, error)
-                raise AssertionError(_report(kind, bench, trial, error)) from error
+                cause = None if isinstance(error, Broken) else error
+                raise AssertionError(_report(kind, bench, trial, error)) from cause
 
 
 def _broken(kind: Kind, bench: Bench, trial: Trial | None) -> Exception | None:

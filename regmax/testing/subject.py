@@ -15,7 +15,7 @@ from ..nn.layer import RegularizedMax
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution
 from ..regularizers.penalty import Penalized, Penalty, smooth_part, value_of
-from ..regularizers.regularizer import Definition, Regularizer, overrides
+from ..regularizers.regularizer import Definition, Regularizer
 from .backends.generic import definition
 from .inputs import normal
 
@@ -57,12 +57,12 @@ class Subject:
 
     def declares(self, method: str) -> bool:
         """Whether the class of Ω, or of its smooth part, defines this method."""
-        return overrides(self.omega, method) or overrides(self.smooth, method)
+        return self.omega.declares(method) or self.smooth.declares(method)
 
     def where(self, method: str) -> str:
         """``Class.method``, for the line "look at" of a report."""
         for part in (self.omega, self.smooth):
-            if overrides(part, method):
+            if part.declares(method):
                 owner = next(c for c in type(part).__mro__ if method in vars(c))
                 name = "Penalized" if owner is Penalized else type(part).__name__
                 return f"{name}.{method}"

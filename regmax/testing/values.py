@@ -54,7 +54,7 @@ def check_value(s: Subject, case: Case) -> None:
                 )
         gradient = definition(s.omega).grad(y)
         if not bool(torch.isfinite(gradient).all()):
-            raise Broken("a finite gradient of value", f"{gradient.tolist()}", look, y=y)
+            raise Broken("a finite gradient of value", gradient, look, y=y)
 
 
 @searched(masks=False)
@@ -112,10 +112,7 @@ def check_grad(s: Subject, case: Case) -> None:
         edge = s.smooth.grad(simplex.inward(torch.where(y < y.amax(-1, keepdim=True), 0, y)))
         if not bool(torch.isfinite(edge).all()):
             raise Broken(
-                "a finite grad where y_i = ε², which stands for 0",
-                f"{edge.tolist()}",
-                s.where("grad"),
-                y=y,
+                "a finite grad where y_i = ε², which stands for 0", edge, s.where("grad"), y=y
             )
 
 
@@ -177,7 +174,7 @@ def check_curvature(s: Subject, case: Case) -> None:
             if bool((over > 1e-6 * (1 + expected.abs()) + 1e-13 * size.squeeze(-1)).any()):
                 raise Broken(
                     f"min_eigenvalue(support) ≤ the least eigenvalue along Δ, {expected.tolist()}",
-                    f"{found.tolist()}",
+                    found,
                     f"{look} (min_eigenvalue)",
                     y=y,
                     support=support,
@@ -248,7 +245,7 @@ def check_separable(s: Subject, case: Case) -> None:
         if worst(mixed) > 1e-9 * (1 + worst(h)):
             raise Broken(
                 "∂²value/∂y_i∂y_j = 0 for i ≠ j, as separable = True says",
-                f"{mixed.tolist()}",
+                mixed,
                 f"{type(s.smooth).__name__}.separable",
                 y=y,
             )
@@ -265,9 +262,7 @@ def check_permutation_invariant(s: Subject, case: Case) -> None:
             with torch.no_grad():
                 found, expected = s.smooth.value(y[:, order]), s.smooth.value(y)
             if worst((found - expected) / (1 + expected.abs())) > 1e-12:
-                raise Broken(
-                    f"Ω(Py) = Ω(y) = {expected.tolist()}", f"{found.tolist()}", look, y=y, P=order
-                )
+                raise Broken(f"Ω(Py) = Ω(y) = {expected.tolist()}", found, look, y=y, P=order)
         if not s.omega.permutation_invariant:
             continue
         y, turned = s.pi(case.x, case.gamma), s.pi(case.x[:, order], case.gamma)
@@ -275,7 +270,7 @@ def check_permutation_invariant(s: Subject, case: Case) -> None:
         if bool(((turned - y[:, order]).abs() > slack).any()):
             raise Broken(
                 f"Π(Px) = PΠ(x) = {y[:, order].tolist()}",
-                f"{turned.tolist()}",
+                turned,
                 f"{look}, {s.where('closed_form')}",
                 P=order,
             )

@@ -15,7 +15,7 @@ import torch
 
 import regmax
 from regmax.cli import attention_maps, main, pooling, scores, validate
-from regmax.cli.common import UsageError, needs, progress, table, working, wrapped
+from regmax.cli.common import UsageError, needs, table, working, wrapped
 from regmax.regularizers.registry import registry
 
 SIX = {
@@ -167,7 +167,7 @@ class TestList:
     def test_solvers_and_backends(self, capsys):
         main(["list"])
         out = capsys.readouterr().out
-        for name in [*registry().solvers(), *registry().backends()]:
+        for name in [*registry().names("solver"), *registry().names("backend")]:
             assert f"\n  {name} " in out
 
     def test_it_fits_80_columns_without_colours(self, capsys, monkeypatch):
@@ -314,12 +314,12 @@ class TestValidateRefuses:
         assert "names no backend" in refused(capsys, "validate", "--against", ",")
 
     def test_missing_backend(self, capsys, monkeypatch):
-        backend = registry().backends()["cvxpy"]
+        backend = registry().names("backend")["cvxpy"]
         monkeypatch.setattr(backend, "missing", lambda self: "cvxpy is not installed: pip ...")
         assert "not installed" in refused(capsys, "validate", "gini", "--against", "cvxpy")
 
     def test_missing_default_backend_is_a_warning(self, capsys, monkeypatch):
-        backend = registry().backends()["cvxpylayers"]
+        backend = registry().names("backend")["cvxpylayers"]
         monkeypatch.setattr(backend, "missing", lambda self: "cvxpylayers is not installed")
         assert main(["validate", "gini"]) == 0
         assert "not validated against cvxpylayers" in capsys.readouterr().err
@@ -487,7 +487,7 @@ class TestDemo:
         def count(omega):
             groups = pooling.groups(y, omega)
             empty = torch.zeros(1, dtype=torch.bool)
-            return pooling.Trained("x", y, groups, True, empty, empty, 0.0).group_count
+            return pooling.Trained("x", y, groups, True, empty, empty).group_count
 
         assert count(regmax.regularizer("tv")) == 4
         assert count(regmax.regularizer("oscar")) == 3
@@ -517,12 +517,6 @@ class TestCommon:
     def test_table(self):
         assert table(["a", "b"], [["long", ""], ["x", "y"]], indent="") == "a     b\nlong\nx     y"
 
-    def test_progress_without_a_terminal_is_a_line_now_and_then(self, capsys, monkeypatch):
-        now = iter(range(0, 100, 3))
-        monkeypatch.setattr("time.monotonic", lambda: next(now))
-        assert list(progress("abc", "counting")) == ["a", "b", "c"]
-        assert capsys.readouterr().err == "counting: 0/3\ncounting: 1/3\ncounting: 2/3\n"
-
     def test_working_says_what_takes_long(self, capsys, monkeypatch):
         monkeypatch.setattr("regmax.cli.common._SECONDS_BETWEEN_LINES", 0.01)
         with working("thinking"):
@@ -545,15 +539,6 @@ class TestCommon:
         assert text[1].startswith("  error: word")
         assert text[2].startswith("      word")
         assert max(map(len, text)) <= 60
-
-    def test_progress_on_a_terminal_is_one_line(self, monkeypatch):
-        monkeypatch.setattr("regmax.cli.common.tqdm", None)
-        now = iter(range(0, 100, 3))
-        monkeypatch.setattr("time.monotonic", lambda: next(now))
-        out = Terminal()
-        assert list(progress("abc", "counting", out)) == ["a", "b", "c"]
-        said = "counting: 0/3\rcounting: 1/3\rcounting: 2/3\r"
-        assert out.getvalue() == said + " " * 13 + "\r"
 
     def test_a_line_of_progress_does_not_wrap(self, monkeypatch):
         monkeypatch.setenv("COLUMNS", "50")

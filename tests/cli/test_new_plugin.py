@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from plugin_packages import installed, passing_tests
+from plugin_packages import BETWEEN, LIST_AND_VALIDATE, installed, passing_tests
 
 from regmax.cli import main
 
@@ -27,11 +27,12 @@ def test_the_package_installs_and_its_tests_pass(tmp_path, capsys):
     assert "regmax validate my_ridge" in said
     run = installed(home, tmp_path / "site")
     assert passing_tests(run) > 25
-    listed = run("-m", "regmax", "list")
+    told = run("-c", LIST_AND_VALIDATE, "my_ridge", "--against", "generic")
+    listed, validated = told.split(BETWEEN)
     (line,) = [line for line in listed.splitlines() if line.startswith("  my_ridge ")]
     assert "myridgemax" in line
     assert "regmax-my-ridge" in line
-    assert "1 of 1 agree" in run("-m", "regmax", "validate", "my_ridge", "--against", "generic")
+    assert "1 of 1 agree" in validated
 
 
 def test_every_name_follows_from_one(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import runpy
@@ -175,6 +176,7 @@ def test_migrating_names_all_that_entmax_offers():
     assert sorted(arguments - words) == []
 
 
+@functools.cache
 def namespace(page: str) -> dict:
     """What the Python blocks of a page define."""
     found: dict = {"__name__": "page"}

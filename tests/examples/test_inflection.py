@@ -61,6 +61,7 @@ def test_languages():
         inflection.languages("klingon", known)
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     """Without dropout two processes take the steps of one, up to rounding, which grows with them;
     what each searched is put together in order, or no answer would be right."""

@@ -31,12 +31,13 @@ def test_its_own_tests_pass(installed):
 
 
 def test_it_is_listed_and_valid(installed):
-    listed = installed("-m", "regmax", "list")
+    told = installed("-c", plugin_packages.LIST_AND_VALIDATE, "norm")
+    listed, validated = told.split(plugin_packages.BETWEEN)
     (line,) = [line for line in listed.splitlines() if line.startswith("  norm ")]
     assert "normmax" in line
     assert "alpha=2.0" in line
     assert "regmax-normmax" in line
-    assert "1 of 1 agree" in installed("-m", "regmax", "validate", "norm")
+    assert "1 of 1 agree" in validated
 
 
 PROGRAM = """

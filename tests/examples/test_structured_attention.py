@@ -14,6 +14,7 @@ from examples import structured_attention
 from examples.common.processes import Process
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path, capsys):
     argv = ["--smoke", "--out", str(tmp_path), "--attention", "softmax,fusedmax"]
     structured_attention.main(argv)

@@ -8,6 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+BETWEEN = "-- validate --"
+LIST_AND_VALIDATE = f"""
+import sys
+from regmax.cli import main
+assert main(["list"]) == 0
+print({BETWEEN!r})
+assert main(["validate", *sys.argv[1:]]) == 0
+"""
+
 
 def installed(home: Path, site: Path) -> Callable[..., str]:
     """Install the package in ``home`` into ``site``; the function runs Python there with it."""

@@ -19,67 +19,14 @@ from regmax.nn import AdaptiveEntmax, Between, Learnable, Positive
 
 transformers = pytest.importorskip("transformers")
 
-HEADS = 4
-SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32}
+from tiny_models import HEADS, SIZES, bart, bert, llama, made, t5  # noqa: E402
+
 IDS = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
 def _registered():
     register()
-
-
-def made(cls, config, seed=0):
-    """A model in inference mode, with weights that make attention sparse."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = cls(config).eval()
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2 and "embed" not in name:
-                nn.init.normal_(weight, std=0.4)
-    return model
-
-
-def llama(attention="sdpa", cls=None, **kwargs):
-    config = transformers.LlamaConfig(
-        **SIZES,
-        num_hidden_layers=2,
-        num_attention_heads=HEADS,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        **kwargs,
-    )
-    config._attn_implementation = attention
-    return made(cls or transformers.LlamaForCausalLM, config)
-
-
-def bert(attention="sdpa"):
-    config = transformers.BertConfig(**SIZES, num_hidden_layers=2, num_attention_heads=HEADS)
-    config._attn_implementation = attention
-    return made(transformers.BertForMaskedLM, config)
-
-
-def bart(attention="sdpa"):
-    config = transformers.BartConfig(
-        vocab_size=50,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=HEADS,
-        decoder_attention_heads=HEADS,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-    )
-    config._attn_implementation = attention
-    return made(transformers.BartForConditionalGeneration, config)
-
-
-def t5(attention="sdpa"):
-    config = transformers.T5Config(
-        vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=HEADS
-    )
-    config._attn_implementation = attention
-    return made(transformers.T5ForConditionalGeneration, config)
 
 
 def llava():
@@ -315,39 +262,27 @@ def test_a_config_makes_a_fresh_model():
 
 READ = """
 import sys, torch
-{first}
 from transformers import AutoModelForCausalLM
 
-found, ids = {{}}, torch.load("ids")
-for folder in sys.argv[1:]:
-    try:
-        found[folder] = AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids).logits
-    except Exception as error:
-        found[folder] = f"{{type(error).__name__}}: {{error}}"
-torch.save(found, "found")
+def read():
+    found = {}
+    for folder in sys.argv[1:]:
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder)
+            found[folder] = model(input_ids=torch.load("ids")).logits
+        except Exception as error:
+            found[folder] = f"{type(error).__name__}: {error}"
+    return found
+
+stages = [read()]
+from regmax.integrations.transformers import register
+stages.append(read())
+register()
+torch.save([*stages, read()], "found")
 """
 
 
-def elsewhere(tmp_path, first, **models):
-    """What a fresh process makes of the models' folders: their scores, or the errors."""
-    for name, model in models.items():
-        model.save_pretrained(tmp_path / name)
-    torch.save(IDS, tmp_path / "ids")
-    command = [sys.executable, "-c", READ.format(first=first), *models]
-    subprocess.run(command, cwd=tmp_path, timeout=300, check=True)
-    return torch.load(tmp_path / "found")
-
-
-@pytest.mark.parametrize("first", ["", "import regmax.integrations.transformers"])
-def test_a_process_that_did_not_register_raises(first, tmp_path):
-    attached = attach(llama(), AdaptiveEntmax(HEADS))
-    found = elsewhere(tmp_path, first, named=llama("regmax-entmax15"), attached=attached)
-    said = "ValueError: Specified `attn_implementation="
-    assert found["named"].startswith(f'{said}"regmax-entmax15"` is not supported')
-    assert found["attached"].startswith(f'{said}"regmax"` is not supported')
-
-
-def test_a_process_that_registered_restores(tmp_path):
+def test_another_process_raises_until_it_registers(tmp_path):
     register("regmax-mine", AdaptiveEntmax(HEADS))
     models = {
         "named": llama("regmax-entmax15"),
@@ -355,10 +290,19 @@ def test_a_process_that_registered_restores(tmp_path):
         "per_layer": learnt(attach(llama(), AdaptiveEntmax(HEADS), per_layer=True)),
         "registered": learnt(llama("regmax-mine")),
     }
-    first = "from regmax.integrations.transformers import register\nregister()"
-    found = elsewhere(tmp_path, first, **models)
     for name, model in models.items():
-        torch.testing.assert_close(found[name], logits(model), rtol=0, atol=0)
+        model.save_pretrained(tmp_path / name)
+    torch.save(IDS, tmp_path / "ids")
+    command = [sys.executable, "-c", READ, *models]
+    subprocess.run(command, cwd=tmp_path, timeout=300, check=True)
+    *before, after = torch.load(tmp_path / "found")
+    said = "ValueError: Specified `attn_implementation="
+    for found in before:  # without regmax, and with it imported
+        assert found["named"].startswith(f'{said}"regmax-entmax15"` is not supported')
+        for name in ("tied", "per_layer", "registered"):
+            assert found[name].startswith(f'{said}"regmax"` is not supported')
+    for name, model in models.items():
+        torch.testing.assert_close(after[name], logits(model), rtol=0, atol=0)
 
 
 # -- what cannot be restored ----------------------------------------------------------------------
@@ -528,6 +472,7 @@ def rank_learns(rank, port, found):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_that_see_other_data_learn_the_same(free_port):
     with torch.multiprocessing.Manager() as manager:
         found = manager.dict()

@@ -167,7 +167,7 @@ def test_in_a_new_process(tmp_path):
 
 
 def test_objects_without_tensors():
-    for cls in registry().solvers().values():
+    for cls in registry().names("solver").values():
         assert type(pickle.loads(pickle.dumps(cls()))) is cls
     for name in regmax.available("penalty"):
         r = regmax.penalty(name, **ARGUMENTS.get(name, {}))

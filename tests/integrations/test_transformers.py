@@ -11,8 +11,9 @@ from regmax.nn import AdaptiveEntmax
 
 transformers = pytest.importorskip("transformers")
 
+import tiny_models  # noqa: E402
+
 MAPPINGS = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
-VOCABULARY = 50
 EXACT = {"rtol": 0, "atol": 1e-12}
 # "eager" takes its softmax in float32
 CLOSE = {"sdpa": EXACT, "eager": {"rtol": 0, "atol": 1e-4}}
@@ -23,73 +24,25 @@ def _registered():
     register()
 
 
-def llama(attention, layers=2, **kwargs):
-    config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        **kwargs,
-    )
-    return made(transformers.LlamaForCausalLM, config, attention)
+def llama(attention, **more):
+    return tiny_models.llama(attention, **more).double()
 
 
 def bert(attention):
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    return made(transformers.BertForMaskedLM, config, attention)
+    return tiny_models.bert(attention).double()
 
 
 def bart(attention):
-    config = transformers.BartConfig(
-        vocab_size=VOCABULARY,
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-    )
-    return made(transformers.BartForConditionalGeneration, config, attention)
+    return tiny_models.bart(attention).double()
 
 
 def t5(attention):
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY,
-        d_model=32,
-        d_kv=8,
-        d_ff=32,
-        num_layers=1,
-        num_decoder_layers=1,
-        num_heads=4,
-    )
-    return made(transformers.T5ForConditionalGeneration, config, attention)
-
-
-def made(cls, config, attention, seed=0):
-    """The model in float64 and inference mode, with weights large enough for sparse attention."""
-    config._attn_implementation = attention
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model = cls(config).double().eval()
-        for name, weight in model.named_parameters():
-            if weight.ndim == 2 and "embed" not in name:
-                torch.nn.init.normal_(weight, std=0.4)
-    return model
+    return tiny_models.t5(attention).double()
 
 
 def words(rows, length, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(3, VOCABULARY, (rows, length), generator=generator)
+    return torch.randint(3, 50, (rows, length), generator=generator)
 
 
 def padded(side):
@@ -133,16 +86,15 @@ def test_softmax_is_the_librarys_in_encoder_and_decoder(make, reference):
 
 def gemma(attention, **kwargs):
     config = transformers.Gemma2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
+        **tiny_models.SIZES,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
         **{"sliding_window": 3, "attn_logit_softcapping": 1.5, **kwargs},
     )
-    return made(transformers.Gemma2ForCausalLM, config, attention)(words(2, 8)).logits
+    model = tiny_models.made(transformers.Gemma2ForCausalLM, config, attention)
+    return model.double()(words(2, 8)).logits
 
 
 def test_sliding_windows_and_soft_caps():
@@ -177,7 +129,7 @@ def test_half_precision_has_scores_in_float32(dtype):
         torch.testing.assert_close(weights.double(), right, rtol=eps, atol=1e-4)
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", ["entmax15", "fusedmax"])
 def test_the_future_does_not_leak(mapping):
     model, ids = llama(f"regmax-{mapping}"), words(2, 8)
     other = ids.clone()
@@ -187,7 +139,7 @@ def test_the_future_does_not_leak(mapping):
     assert not torch.allclose(now[:, 5:], then[:, 5:])
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", ["entmax15", "fusedmax"])
 def test_the_future_does_not_leak_in_a_decoder(mapping):
     model, ids, said = bart(f"regmax-{mapping}"), words(2, 5), words(2, 6, seed=2)
     other = said.clone()
@@ -197,7 +149,7 @@ def test_the_future_does_not_leak_in_a_decoder(mapping):
     assert not torch.allclose(now[:, 4:], then[:, 4:])
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", ["entmax15", "fusedmax"])
 @pytest.mark.parametrize("make", [llama, bert])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_does_not_count(mapping, make, side):
@@ -272,7 +224,7 @@ def test_weights_are_returned(mapping):
     assert (seen[0][inside.expand_as(seen[0])] == 0).any()
 
 
-@pytest.mark.parametrize("mapping", MAPPINGS)
+@pytest.mark.parametrize("mapping", ["entmax15", "fusedmax"])
 def test_training(mapping):
     model, (ids, kept) = llama(f"regmax-{mapping}", attention_dropout=0.1), padded("left")
     with torch.random.fork_rng():
@@ -285,7 +237,7 @@ def test_training(mapping):
 
 
 def test_compiled():
-    model, (ids, kept) = llama("regmax-entmax15", layers=1), padded("left")
+    model, (ids, kept) = llama("regmax-entmax15", num_hidden_layers=1), padded("left")
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     arguments = {"attention_mask": kept, "use_cache": False}
@@ -317,7 +269,7 @@ def test_every_mapping_is_registered(monkeypatch):
 
 @pytest.mark.parametrize(
     ("argument", "given"),
-    [("s_aux", torch.zeros(4)), ("cache", object()), ("cu_seq_lens_q", torch.tensor([0, 3]))],
+    [("cache", object()), ("cu_seq_lens_q", torch.tensor([0, 3]))],
 )
 def test_what_has_no_answer_is_refused(argument, given):
     attend = transformers.AttentionInterface()["regmax-entmax15"]
@@ -326,6 +278,22 @@ def test_what_has_no_answer_is_refused(argument, given):
     attend(module, q, q, q, None, **{argument: None})
     with pytest.raises(NotImplementedError, match=argument):
         attend(module, q, q, q, None, **{argument: given})
+
+
+def test_sinks_are_the_models_own():
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 3, 8) for _ in range(3))
+    module = torch.nn.Identity()
+    module.sinks, module.num_key_value_groups = torch.randn(4), 1
+    mask = torch.zeros(2, 1, 3, 3).masked_fill(
+        ~torch.ones(3, 3, dtype=torch.bool).tril(), -torch.inf
+    )
+    expected = eager_attention_forward(module, q, k, v, mask, 0.3)
+    attend = transformers.AttentionInterface()["regmax-softmax"]
+    found = attend(module, q, k, v, mask, scaling=0.3, s_aux=module.sinks)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_window_needs_its_mask():

@@ -446,6 +446,7 @@ def test_printing_what_has_no_numbers_to_print():
 # -- on two devices ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_gloo
 def test_two_devices():
     with tempfile.TemporaryDirectory() as folder:

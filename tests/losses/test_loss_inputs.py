@@ -23,8 +23,9 @@ def name(request):
 # -- rows without an answer --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("kind", ["indices", "distributions"])
+@pytest.mark.parametrize(
+    ("kind", "smoothing"), [("indices", 0.0), ("indices", 0.1), ("distributions", 0.1)]
+)
 def test_a_row_without_an_answer_stays_alone(name, kind, smoothing):
     x, k = 2 * normal(8, 5), torch.tensor([0, 1, 2, 3, 4, 1, -100, 2])
     x[1, 1] = -INF  # the target
@@ -70,12 +71,11 @@ def test_nothing_that_counts_costs_nothing(name, reduction):
         value.sum().backward()
 
 
-@pytest.mark.parametrize("held", [NAN, INF, -INF, 1e30])
-def test_what_an_ignored_row_holds_does_not_matter(name, held):
-    x, k = normal(5, 5), torch.tensor([1, -100, 2, -100, 0])
+def test_what_an_ignored_row_holds_does_not_matter(name):
+    x, k = normal(7, 5), torch.tensor([1, -100, 2, -100, 0, -100, -100])
     loss = loss_of(name, weight=torch.linspace(0.5, 1, 5), label_smoothing=0.1)
     dirty, keep = x.clone(), k >= 0
-    dirty[~keep] = held
+    dirty[~keep] = torch.tensor([[NAN], [INF], [-INF], [1e30]], dtype=F64)
     close(loss(dirty, k), loss(x[keep], k[keep]), 1e-14)
     g = gradient(loss, dirty, k)
     close(g[keep], gradient(loss, x[keep], k[keep]), 1e-14)

@@ -69,7 +69,7 @@ def case(seed, product, term, rows=8):
 
 # every product with the curvature that needs a factorisation, every term with one product
 COUPLED = [*((product, "norm") for product in PRODUCTS), *(("@", term) for term in TERMS)]
-BATCHES = ([0], [3], [7], [5, 5, 5], [2, 0], [1, 6, 4], [7, 6, 5, 4, 3, 2, 1, 0])
+BATCHES = ([3], [5, 5, 5], [1, 6, 4], [7, 6, 5, 4, 3, 2, 1, 0])
 
 
 @pytest.mark.parametrize(("product", "term"), dict.fromkeys(COUPLED))
@@ -176,7 +176,7 @@ def test_on_an_older_processor(cpu):
         "import sys, torch; torch.set_num_threads(1)\n"
         f"sys.path[:0] = {[str(TESTS / 'mapping'), str(TESTS / 'helpers')]}\n"
         "from test_batch_independence import test_any_batch\n"
-        "for product in ('@', 'column', 'sum'): test_any_batch(product, 'norm')\n"
+        "for product in ('@', 'sum'): test_any_batch(product, 'norm')\n"
     )
     run = subprocess.run(
         [sys.executable, "-c", script],

@@ -103,28 +103,20 @@ def same(found, expected):
 # -- settings of the process -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def deterministic():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 @each
-@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
-def test_deterministic_algorithms(layer, dtype, deterministic):
-    if dtype != F64 and isinstance(layer, MultiheadAttention):
-        pytest.skip("its weights are float64")
-    expected = derivatives(layer, X.to(dtype))
-    for _ in range(2):
-        same(derivatives(layer, X.to(dtype)), expected)
-
-
-@each
-def test_other_defaults(layer):
-    """Tensors are made in the dtype and on the device of the scores, whatever torch's defaults."""
+def test_settings_of_the_process(layer):
+    """Deterministic algorithms change nothing. Tensors are made in the dtype and on the device of
+    the scores, whatever torch's defaults. No random numbers are drawn."""
+    before, state = torch.get_default_dtype(), torch.get_rng_state()
+    single = [] if isinstance(layer, MultiheadAttention) else [torch.float32]  # its weights are F64
+    for x in (X, *map(X.to, single)):
+        expected = derivatives(layer, x)
+        torch.use_deterministic_algorithms(True)
+        try:
+            same(derivatives(layer, x), expected)
+        finally:
+            torch.use_deterministic_algorithms(False)
     expected = derivatives(layer)
-    before = torch.get_default_dtype()
     for dtype in (torch.float16, F64):
         torch.set_default_dtype(dtype)
         try:
@@ -133,14 +125,7 @@ def test_other_defaults(layer):
             torch.set_default_dtype(before)
     with torch.device("meta"):
         same(derivatives(layer), expected)
-
-
-@each
-def test_random_numbers_are_not_drawn(layer):
-    torch.manual_seed(7)
-    before = torch.get_rng_state()
-    derivatives(layer)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 # -- threads and processes -------------------------------------------------------------------------
@@ -350,52 +335,51 @@ def test_a_graph_is_not_taken_for_another():
 
 # -- importing -------------------------------------------------------------------------------------
 
-LATER = ("numba", "llvmlite", "triton", "cvxpy", "cvxpylayers", "scipy", "matplotlib", "sklearn")
-LATER += ("transformers", "hypothesis", "pytest")
 
+def test_imports_are_light_and_change_nothing():
+    """What ``import regmax`` adds to ``import torch``: its own modules and pluggy. Plugins,
+    compilers and all that is optional are loaded when they are needed."""
+    script = """
+import json, os, sys, threading, warnings, torch
 
-def test_import_is_light_and_changes_nothing():
-    """What ``import regmax`` adds to ``import torch``: its own modules and pluggy. Plugins, the
-    compiler and all that is optional are loaded when they are needed."""
-    script = (
-        "import json, os, sys, threading, warnings, torch\n"
-        "def state():\n"
-        "    s = [sorted(os.environ.items()), [str(f) for f in warnings.filters]]\n"
-        "    s += [threading.active_count(), torch.get_num_threads(), str(sys.excepthook)]\n"
-        "    s += [torch.are_deterministic_algorithms_enabled(), torch.get_rng_state().tolist()]\n"
-        "    return [*s, len(torch.serialization.get_safe_globals())]\n"
-        "before, old = state(), set(sys.modules)\n"
-        "import regmax\n"
-        "print(json.dumps([before == state(), sorted(set(sys.modules) - old)]))\n"
-    )
-    unchanged, added = json.loads(run(script))
+def state():
+    s = [sorted(os.environ.items()), [str(f) for f in warnings.filters]]
+    s += [threading.active_count(), torch.get_num_threads(), str(sys.excepthook)]
+    s += [torch.are_deterministic_algorithms_enabled(), torch.get_rng_state().tolist()]
+    return [*s, len(torch.serialization.get_safe_globals())]
+
+def added():
+    new = sorted(set(sys.modules) - old)
+    old.update(new)
+    return new
+
+before, old = state(), set(sys.modules)
+import regmax
+found = [before == state(), added()]
+regmax.available(), regmax.nn, regmax.losses, regmax.analysis
+from regmax import *
+import regmax_oscar.isotonic, regmax_tv.chain, regmax.plots, regmax.cli
+found.append(added())
+regmax.functional.entmax(torch.zeros(2, 3))
+found.append(added())
+try:
+    regmax.plots.mapping(regmax.regularizer("gini"))
+except ImportError:
+    pass
+print(json.dumps([*found, added()]))
+"""
+    unchanged, first, plugins, call, figure = json.loads(run(script))
     assert unchanged
-    tops = {m.split(".")[0] for m in added}
+    tops = {m.split(".")[0] for m in first}
     assert tops <= {"regmax", "pluggy"} | set(sys.stdlib_module_names)
-    later = (
-        "nn",
-        "losses",
-        "analysis",
-        "testing",
-        "plots",
-        "cli",
-        "integrations",
-        "mapping.dynamo",
-    )
-    assert not [m for m in added if m.startswith(tuple(f"regmax.{name}" for name in later))]
-
-
-def test_plugins_load_nothing_optional():
-    script = (
-        "import json, sys, torch, regmax\n"
-        "old = set(sys.modules)\n"
-        "print(regmax.available())\n"
-        "regmax.nn, regmax.losses, regmax.analysis\n"
-        "from regmax import *\n"
-        "print(json.dumps(sorted(set(sys.modules) - old)))\n"
-    )
-    added = json.loads(run(script).splitlines()[1])
-    assert not [m for m in added if m.split(".")[0] in LATER or m.startswith("torch._dynamo")]
+    later = ("nn", "losses", "analysis", "testing", "plots", "cli", "integrations")
+    later += ("mapping.dynamo",)
+    assert not [m for m in first if m.startswith(tuple(f"regmax.{name}" for name in later))]
+    drawing = {"matplotlib", "cvxpy", "cvxpylayers", "sklearn", "transformers"}
+    optional = drawing | {"numba", "llvmlite", "triton", "scipy", "hypothesis", "pytest"}
+    assert not [m for m in plugins if m.split(".")[0] in optional or m.startswith("torch._dynamo")]
+    assert not [m for m in call if m.split(".")[0] in drawing]
+    assert "matplotlib.pyplot" not in figure  # figures without a window system
 
 
 def test_what_is_imported_later_is_there():

@@ -18,6 +18,7 @@ from regmax.nn import (
     Positive,
     attention,
     attention_weights,
+    chunks,
 )
 
 F64 = torch.float64
@@ -473,6 +474,132 @@ def test_inference_mode():
         torch.testing.assert_close(out, attention(*inputs, omega), rtol=0, atol=0)
 
 
+# -- chunks of queries, and sinks ------------------------------------------------------------------
+
+
+class Cubes(regmax.Regularizer):
+    separable = True
+
+    def value(self, y):
+        return y.square().sum(-1) / 2 + y.pow(3).sum(-1) / 6
+
+
+class PerQuery(Cubes):
+    """Its tensor may have one row for each query, or any other meaning."""
+
+    def __init__(self, w):
+        self.w = w
+
+    def value(self, y):
+        return (self.w * y.square()).sum(-1)
+
+
+def with_gradients(inputs, *args, **kwargs):
+    out = attention(*inputs[:3], *args, **kwargs)
+    return (out, *torch.autograd.grad((out * out.detach().cos()).sum(), inputs))
+
+
+@pytest.mark.parametrize("omega", ["entmax15", "fusedmax", "oscarmax", Cubes(), "softmax"])
+@pytest.mark.parametrize("mask", [None, "causal", "lower right", "bool", "floating"])
+def test_chunks_change_nothing(omega, mask):
+    queries, keys = 11, 9
+    q, k, v = normal(2, 4, queries, 3), normal(2, 2, keys, 3), normal(2, 2, keys, 5)
+    gamma = (normal(2, 4, queries, 1).exp() + 0.5).detach()  # one number per query
+    sink = normal(4, 1, 1)
+    inputs = [t.detach().requires_grad_() for t in (q, k, v, gamma, sink)]
+    given = {"is_causal": mask == "causal", "enable_gqa": True}
+    if mask == "lower right":
+        given["attn_mask"] = causal_lower_right(keys, keys)
+        inputs[0] = inputs[0].detach()[..., :keys, :].requires_grad_()
+        inputs[3] = inputs[3].detach()[..., :keys, :].requires_grad_()
+    elif mask == "bool":
+        given["attn_mask"] = bools(2, 1, queries, keys)
+    elif mask == "floating":
+        inputs.append(normal(queries, keys).requires_grad_())
+        given["attn_mask"] = inputs[-1]
+    for own in ({}, {"sink": inputs[4]}):
+        used = [t for t in inputs if own or t is not inputs[4]]
+        given |= {"gamma": inputs[3], **own}
+        whole = with_gradients(used, omega, chunk=queries, **given)
+        for chunk in (1, 4):
+            parts = with_gradients(used, omega, chunk=chunk, **given)
+            torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_long_sequences_take_chunks(monkeypatch):
+    """By their size, where autograd records and where it does not; learnt α and half precision."""
+    monkeypatch.setattr(chunks, "SCORES", {"cpu": 64})
+    sizes = []
+    monkeypatch.setattr(chunks, "_FEWEST", 1)
+    plain = chunks.attended
+    monkeypatch.setattr(
+        chunks,
+        "attended",
+        lambda attend, chunk, *a: sizes.append(chunk) or plain(attend, chunk, *a),
+    )
+    q, k, v = (normal(1, 2, 40, 3).float().requires_grad_() for _ in range(3))
+    omega = AdaptiveEntmax(2)
+    own = [q, k, v, omega.a]
+    whole = with_gradients(own, omega, is_causal=True, chunk=40)
+    assert not sizes
+    torch.testing.assert_close(with_gradients(own, omega, is_causal=True), whole)
+    with torch.no_grad():
+        torch.testing.assert_close(attention(q, k, v, omega, is_causal=True), whole[0])
+    half = attention(*(t.bfloat16() for t in (q, k, v)), omega, is_causal=True)
+    torch.testing.assert_close(half, whole[0].bfloat16(), atol=0.05, rtol=0.05)
+    assert sizes == [1, 1, 1]
+    layer = MultiheadAttention(8, 2, batch_first=True, omega="entmax15")
+    x = normal(1, 40, 8).float()
+    out, weights = layer(x, x, x, need_weights=False)
+    assert weights is None
+    assert len(sizes) == 4
+    torch.testing.assert_close(out, layer(x, x, x)[0])
+    attention(q, k, v, PerQuery(torch.rand(40, 1) + 1))  # all queries
+    assert len(sizes) == 4
+
+
+def test_chunks_drop_weights_as_often_and_repeat_them_in_backward():
+    q, k, v = (normal(2, 30, 4).requires_grad_() for _ in range(3))
+    v = torch.ones_like(v).requires_grad_()
+    torch.manual_seed(0)
+    out = attention(q, k, v, "softmax", dropout_p=0.5, chunk=7)
+    (dv,) = torch.autograd.grad(out.sum(), v)
+    torch.testing.assert_close(out.sum(), dv.sum())  # linear in v, by the same weights
+    assert 0.8 < out.mean() < 1.2
+    assert out.std() > 0.05
+
+
+def test_chunks_under_a_transform_are_all_queries():
+    q, k, v = (normal(3, 6, 4) for _ in range(3))
+    one_by_one = torch.func.vmap(lambda *t: attention(*t, "entmax15", chunk=2))(q, k, v)
+    torch.testing.assert_close(one_by_one, attention(q, k, v, "entmax15"), **EXACT)
+    jacobian = torch.func.jacrev(lambda q: attention(q, k[0], v[0], "entmax15", chunk=2))(q[0])
+    whole = torch.autograd.functional.jacobian(lambda q: attention(q, k[0], v[0], "entmax15"), q[0])
+    torch.testing.assert_close(jacobian, whole, **EXACT)
+
+
+def test_chunks_have_second_derivatives():
+    q, k, v = (normal(5, 2).requires_grad_() for _ in range(3))
+    assert torch.autograd.gradgradcheck(lambda *t: attention(*t, "softmax", chunk=2), (q, k, v))
+
+
+def test_a_sink_takes_what_no_key_gets():
+    q, k, v = qkv()
+    s = attention_weights(q, k, "entmax15", sink=0.5)
+    rows = torch.cat([q @ k.mT / q.shape[-1] ** 0.5, torch.full_like(q[..., :1], 0.5)], -1)
+    torch.testing.assert_close(s, entmax15(rows)[..., :-1], **EXACT)
+    assert (s.sum(-1) < 1).any()
+    hidden = torch.zeros(q.shape[-2], k.shape[-2], dtype=torch.bool)
+    assert (attention(q, k, v, "entmax15", attn_mask=hidden, sink=0.0) == 0).all()
+    layer = MultiheadAttention(8, 2, omega="softmax", sink=True, dtype=F64)
+    x = normal(5, 1, 8)
+    weights = layer(x, x, x)[1]
+    assert (weights.sum(-1) < 1).all()
+    assert layer.sink.shape == (2, 1, 1)
+    layer(x, x, x)[0].sum().backward()
+    assert layer.sink.grad.abs().min() > 0
+
+
 # -- wrong arguments ------------------------------------------------------------------------------
 
 
@@ -490,6 +617,13 @@ def test_inference_mode():
         (ValueError, "with the same S; got", {"v": torch.ones(3, 2, 5, 7, dtype=F64)}),
         (ValueError, "must be a multiple of k's", {"k": normal(3, 4, S, 5), "enable_gqa": True}),
         (ValueError, "gamma must be > 0; got -1", {"gamma": -1.0}),
+        (ValueError, "sink must broadcast to .* got \\(7,\\)", {"sink": torch.zeros(7)}),
+        (ValueError, "chunk must be an int >= 1 or None; got 0", {"chunk": 0}),
+        (
+            ValueError,
+            "chunk must be None for PerQuery.*its tensor 'w' has 4 rows",
+            {"omega": PerQuery(torch.rand(L, 1)), "chunk": 2},
+        ),
     ],
 )  # fmt: skip
 def test_wrong_arguments(error, message, change):

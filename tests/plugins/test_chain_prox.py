@@ -5,34 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from row_checks import DTYPES, RowChecks
+from row_checks import DTYPES, STRETCHED, RowChecks, hard_rows
 from scipy.optimize import lsq_linear
 
 from regmax_tv import chain
 from regmax_tv.chain import prox_chain_tv, prox_chain_tv_reference
 
 BOTH = pytest.mark.parametrize("prox", [prox_chain_tv, prox_chain_tv_reference])
-
-
-def hard_rows(d: int) -> dict[str, torch.Tensor]:
-    g = torch.Generator().manual_seed(d)
-    i = torch.arange(d, dtype=torch.float64)
-    normal = torch.randn(d, generator=g, dtype=torch.float64)
-    return {
-        "normal": normal,
-        "ties": torch.randint(-2, 3, (d,), generator=g).double(),
-        "plateaus": normal[(i // 7).long()],
-        "constant": torch.full((d,), 0.1, dtype=torch.float64),
-        "sawtooth": 1 - 2 * (i % 2),
-        "teeth": i % 5,
-        "ramp": i / 8,
-        "fall": -i / 3,
-        "parabola": (i - d / 2) ** 2 / d,
-        "walk": normal.cumsum(0),
-        "step": (i > d / 3).double(),
-        "spike": (i == d // 2).double() * 100,
-        "geometric": 2.0 ** -(i % 40),
-    }
 
 
 def check_optimal(v: torch.Tensor, w: float, z: torch.Tensor) -> None:
@@ -70,15 +49,14 @@ def check_optimal(v: torch.Tensor, w: float, z: torch.Tensor) -> None:
 @pytest.mark.parametrize("d", [1, 2, 3, 10, 64, 257])
 def test_optimality_on_hard_inputs(prox, dtype, d):
     for row in hard_rows(d).values():
-        for scale in (1e-3, 1.0, 1e6):
-            for shift in (0.0, 1e6):
-                v = (row * scale + shift).to(dtype)
-                weights = torch.tensor([1e-9, 0.01, 0.3, 1.0, 7.5, 100.0, 1e9, math.inf]).double()
-                weights = torch.cat([weights[:-1] * scale, weights[-1:]])
-                z = prox(v.expand(len(weights), d), weights[:, None])
-                assert z.dtype == dtype
-                for w, out in zip(weights.tolist(), z, strict=True):
-                    check_optimal(v, w, out)
+        for scale, shift in STRETCHED:
+            v = (row * scale + shift).to(dtype)
+            weights = torch.tensor([1e-9, 0.01, 0.3, 1.0, 7.5, 100.0, 1e9, math.inf]).double()
+            weights = torch.cat([weights[:-1] * scale, weights[-1:]])
+            z = prox(v.expand(len(weights), d), weights[:, None])
+            assert z.dtype == dtype
+            for w, out in zip(weights.tolist(), z, strict=True):
+                check_optimal(v, w, out)
 
 
 @BOTH

@@ -53,9 +53,7 @@ class Weighted(Regularizer):
 
 
 EXPRESSIONS = {
-    "entmax + tv": lambda: omega("tsallis", alpha=1.5) + 0.1 * tv(),
     "entropy + oscar": lambda: omega("entropy") + 0.02 * oscar(),
-    "pnorm + tv": lambda: omega("pnorm", p=1.5) + 0.1 * tv(),
     "gini + tv": lambda: omega("gini") + 0.1 * tv(),
     "2 entropy": lambda: 2 * omega("entropy"),
     "entropy + gini": lambda: omega("entropy") + 0.5 * omega("gini"),
@@ -63,11 +61,6 @@ EXPRESSIONS = {
     "c (tsallis + λ tv)": lambda: number(1.3) * (omega("tsallis") + number(0.1) * tv()),
     "entropy + pnorm + oscar": lambda: sum([omega("entropy"), omega("pnorm"), 0.02 * oscar()]),
 }
-
-
-@pytest.fixture(params=EXPRESSIONS)
-def made(request):
-    return EXPRESSIONS[request.param]()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +72,10 @@ def test_conformance(name):
     check_regularizer(EXPRESSIONS[name]())
 
 
-def test_against_conic_solvers(made):
-    x = normal(3, 5, seed=3)
+@pytest.mark.parametrize("name", ["gini + tv", "c tsallis", "entropy + pnorm + oscar"])
+def test_against_conic_solvers(name):
+    """What neither the kit nor testing/test_against_conic.py compares with them."""
+    made, x = EXPRESSIONS[name](), normal(3, 5, seed=3)
     report = regmax.crosscheck(made, x, against=("generic", "cvxpy", "cvxpylayers"))
     assert report.ok, report.table()
     assert not report.skipped

@@ -106,7 +106,7 @@ HEADS = torch.tensor([1.1, 1.5, 1.9]).reshape(3, 1, 1)
 
 
 def regularizers():
-    for name, cls in registry().regularizers().items():
+    for name, cls in registry().names("regularizer").items():
         yield regmax.regularizer(name)
         for key in cls.hyperparameters or ():
             for value in (1 + 1 / 3, 1 / 3 + 1e-12, number(1.7), learnt(1.1), HEADS, learnt([1.3])):
@@ -180,7 +180,7 @@ def modules():
 
 
 def others():
-    for cls in registry().solvers().values():
+    for cls in registry().names("solver").values():
         yield cls()
     yield Diagonal(X[:1])
     yield DiagonalPlusRankOne(X[0], X[1], 0.1)

@@ -300,7 +300,7 @@ class TestStatus:
 
 
 class TestBudget:
-    @pytest.mark.parametrize("max_iter", [1, 2, 7, 30])
+    @pytest.mark.parametrize("max_iter", [1, 7])
     @pytest.mark.parametrize(("solver", "name"), CASES)
     def test_is_kept(self, solver, name, max_iter):
         solution = by_value(name, solver=solver, max_iter=max_iter, tol=1e-13).solve(
@@ -309,15 +309,6 @@ class TestBudget:
         assert (solution.iterations <= max_iter).all()
         assert len(solution.trace) <= max_iter + 1
         assert (solution.y.sum(-1) - 1).abs().max() < 1e-14
-
-    @pytest.mark.parametrize(("solver", "name"), CASES)
-    def test_more_iterations_do_no_harm(self, solver, name):
-        x = scores(3, 12)
-        bounds = [
-            by_value(name, solver=solver, max_iter=n).solve(x).error_bound for n in (1, 4, 200)
-        ]
-        assert (bounds[-1] <= 1e-8).all()
-        assert (bounds[-1] <= bounds[0] + 1e-8).all()
 
     def test_a_loose_tolerance_is_reached_sooner(self):
         x = scores(6, 30)

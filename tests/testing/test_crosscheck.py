@@ -11,10 +11,10 @@ from regmax import Penalized, Regularizer, crosscheck
 from regmax.testing.backends import Cvxpy, CvxpyLayers, Task
 from regmax_entropy import Entropy
 from regmax_gini import Gini
-from regmax_oscar import OrderedPairs, Oscar
+from regmax_oscar import OrderedPairs
 from regmax_pnorm import PNorm
 from regmax_tsallis import Tsallis
-from regmax_tv import TV, ChainTV
+from regmax_tv import ChainTV
 
 F64 = torch.float64
 ALL = ("generic", "cvxpylayers", "cvxpy")
@@ -244,9 +244,11 @@ def test_a_strong_convexity_that_holds_nowhere_near_zero():
     assert blamed(report) == {"declared strong_convexity"}
 
 
-@pytest.mark.parametrize(("cls", "penalty"), [(TV, ChainTV), (Oscar, OrderedPairs)])
-@pytest.mark.parametrize("how", ["twice", "off", "none"])
-def test_a_wrong_prox(cls, penalty, how):
+@pytest.mark.parametrize(
+    ("penalty", "how"),
+    [(ChainTV, "twice"), (ChainTV, "off"), (ChainTV, "none"), (OrderedPairs, "off")],
+)
+def test_a_wrong_prox(penalty, how):
     class Wrong(penalty):
         def prox(self, v, step, mask=None):
             if how == "none":

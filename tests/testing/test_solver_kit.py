@@ -21,7 +21,7 @@ Dual = registry().get("solver", "dual")
 Interior = registry().get("solver", "interior")
 
 
-@parametrize_solver_with_checks([cls() for cls in registry().solvers().values()])
+@parametrize_solver_with_checks([cls() for cls in registry().names("solver").values()])
 def test_built_in(solver, check):
     check(solver)
 
@@ -29,7 +29,7 @@ def test_built_in(solver, check):
 def test_every_problem_suits_a_built_in_solver():
     for known in known_problems():
         problem = known.problem(torch.tensor([[0.3, -0.1, 0.4]], dtype=torch.float64))
-        reasons = [cls().unsuitable(problem) for cls in registry().solvers().values()]
+        reasons = [cls().unsuitable(problem) for cls in registry().names("solver").values()]
         assert None in reasons, (known, reasons)
 
 

@@ -22,6 +22,8 @@ WIDTH, BLANK = 3, 4
 """The positions in a job of d, and of whether its results are 0 already, so that zeros need not be
 written. The arrays follow, each an address and the row stride in entries."""
 _ARRAYS = 5
+DENSE = 128
+"""Up to this length, computing all entries takes less time than the test which are 0."""
 
 
 @njit
@@ -116,6 +118,21 @@ def masked(row: Any, mask: Any, d: int, out: Any) -> None:
 
 
 @njit
+def piece(row: Any, i: int, d: int, fill: float) -> Any:
+    """row[i : i + 16], with ``fill`` from d on."""
+    return simd.load(row, i) if i + LANES <= d else simd.load_part(row, i, simd.first(d - i), fill)
+
+
+@njit
+def store_piece(out: Any, i: int, d: int, v: Any) -> None:
+    """out[i : i + 16] = v, up to d."""
+    if i + LANES <= d:
+        simd.store(out, i, v)
+    else:
+        simd.store_part(out, i, simd.first(d - i), v)
+
+
+@njit
 def scan(row: Any, d: int) -> Any:
     """Sixteen of the entries, the largest among them, padded with −inf; and whether any entry is
     NaN or +inf."""
@@ -138,11 +155,9 @@ def floor(row: Any, top: float, depth: float) -> float:
 
 
 @njit
-def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: Any) -> int:
-    """z[:n] = (x_i − top)·scale for the n entries with x_i ≥ low, in order; padded with −inf to a
-    whole number of vectors."""
-    full = d - d % LANES
-    n = 0
+def keep(row: Any, d: int, low: float, kept: Any) -> int:
+    """kept[:n] = the n entries x_i ≥ low, in order."""
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         v = simd.load(row, i)
         on = v >= low
@@ -153,6 +168,14 @@ def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: A
         on = v >= low
         simd.compress(kept, n, v, on)
         n += simd.count(on)
+    return n
+
+
+@njit
+def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: Any) -> int:
+    """z[:n] = (x_i − top)·scale for the n entries with x_i ≥ low, in order; padded with −inf to a
+    whole number of vectors."""
+    n = keep(row, d, low, kept)
     simd.store(kept, n, simd.spread(simd.load(kept, 0), -np.inf))
     for i in range(0, n, LANES):
         simd.store(z, i, (simd.wide(simd.load(kept, i)) - top) * scale)
@@ -163,8 +186,13 @@ def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: A
 def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, blank: bool) -> None:
     """out_i = y_1, y_2, … where x_i ≥ low, else 0: the inverse of ``pack``."""
     narrow(y, n, kept)
-    full = d - d % LANES
-    n = 0
+    place(row, d, low, kept, out, blank)
+
+
+@njit
+def place(row: Any, d: int, low: float, kept: Any, out: Any, blank: bool) -> None:
+    """out_i = kept_1, kept_2, … where x_i ≥ low, else 0: the inverse of ``keep``."""
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         on = simd.load(row, i) >= low
         size = simd.count(on)
@@ -178,13 +206,9 @@ def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, bl
 
 
 @njit
-def pack_support(
-    y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: Any, blank: bool
-) -> int:
-    """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in order; padded with y = 1 and v = 0 to a whole
-    number of vectors."""
-    full = d - d % LANES
-    n = 0
+def keep_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, blank: bool) -> int:
+    """kept_y[:n], kept_v[:n] = y_i, v_i where y_i > 0, in order."""
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         a = simd.load(y, i)
         on = a > 0.0
@@ -200,6 +224,16 @@ def pack_support(
         simd.compress(kept_y, n, a, on)
         simd.compress(kept_v, n, b, on)
         n += simd.count(on)
+    return n
+
+
+@njit
+def pack_support(
+    y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: Any, blank: bool
+) -> int:
+    """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in order; padded with y = 1 and v = 0 to a whole
+    number of vectors."""
+    n = keep_support(y, v, d, kept_y, kept_v, blank)
     simd.store(kept_y, n, simd.spread(simd.load(kept_y, 0), 1.0))
     simd.store(kept_v, n, simd.spread(simd.load(kept_v, 0), 0.0))
     for i in range(0, n, LANES):
@@ -212,8 +246,13 @@ def pack_support(
 def unpack_support(y: Any, d: int, n: int, w: Any, kept: Any, out: Any, blank: bool) -> None:
     """out_i = w_1, w_2, … where y_i > 0, else 0."""
     narrow(w, n, kept)
-    full = d - d % LANES
-    n = 0
+    place_support(y, d, kept, out, blank)
+
+
+@njit
+def place_support(y: Any, d: int, kept: Any, out: Any, blank: bool) -> None:
+    """out_i = kept_1, kept_2, … where y_i > 0, else 0: the inverse of ``keep_support``."""
+    full, n = d - d % LANES, 0
     for i in range(0, full, LANES):
         on = simd.load(y, i) > 0.0
         size = simd.count(on)

@@ -87,13 +87,23 @@ def exp32(x: Any) -> Any:
     shifted = x * 1.44269504 + 12582912.0
     k = shifted - 12582912.0
     r = (x - k * 0.693359375) - k * -2.12194440e-4
-    p = r * 0.0013888889 + 0.008333334
-    p = p * r + 0.041666666
-    p = p * r + 0.16666667
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
+    t = r * r
+    p = (t * 0.0013888889 + (r * 0.008333334 + 0.041666666)) * t + (r * 0.16666667 + 0.5)
+    p = p * t + (r + 1.0)
     return p * simd.from_bits32(simd.shift_left(simd.add_int(simd.as_bits32(shifted), 127), 23))
+
+
+@njit
+def exps32(x: Any) -> tuple[Any, Any]:
+    """e^x and e^x − 1 of float32, each to about one rounding, for |x| ≤ 87."""
+    shifted = x * 1.44269504 + 12582912.0
+    k = shifted - 12582912.0
+    r = (x - k * 0.693359375) - k * -2.12194440e-4
+    t = r * r
+    p = (t * 0.0013888889 + (r * 0.008333334 + 0.041666666)) * t + (r * 0.16666667 + 0.5)
+    p = p * t + r
+    power = simd.from_bits32(simd.shift_left(simd.add_int(simd.as_bits32(shifted), 127), 23))
+    return p * power + power, p * power + (power - 1.0)
 
 
 @njit
@@ -104,12 +114,13 @@ def log32(x: Any) -> Any:
     k = simd.shift_right(shifted, 23)
     m = simd.from_bits32(simd.sub_int(bits_of, simd.shift_left(k, 23)))
     f = m - 1.0
-    s = f / (m + 1.0)
-    t = s * s
-    p = t * 0.2857142857142857 + 0.4
-    p = p * t + 0.6666666666666666
+    # log(1 + f) = f + f² p, p a minimax polynomial by pairs, which wait less for each other
+    t = f * f
+    p = (f * 0.0873483633 - 0.14307519) * t + (f * 0.149179747 - 0.165705086)
+    q = (f * 0.199620721 - 0.250017552) * t + (f * 0.333339502 - 0.499999916)
+    p = p * (t * t) + q
     number = simd.to_float32(k)
-    return number * 0.693359375 + (f - (s * (f - t * p) - number * -2.12194440e-4))
+    return number * 0.693359375 + (p * t + (number * -2.12194440e-4 + f))
 
 
 @njit

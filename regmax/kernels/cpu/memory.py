@@ -24,24 +24,20 @@ def pointer(typingctx: Any, address: Any, offset: Any, like: Any) -> Any:
     return like(types.int64, types.int64, like), code
 
 
-@intrinsic
-def doubles(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to float64."""
+def _pointer_to(kind: types.Type) -> Any:
+    """An intrinsic: an address as a pointer to numbers of this kind."""
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+    @intrinsic
+    def pointer(typingctx: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float64)(types.int64), code
+        return types.CPointer(kind)(types.int64), code
+
+    return pointer
 
 
-@intrinsic
-def octets(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to bytes."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.uint8)(types.int64), code
+doubles, octets = _pointer_to(types.float64), _pointer_to(types.uint8)
 
 
 @intrinsic

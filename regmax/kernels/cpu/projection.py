@@ -76,11 +76,27 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any, blank: 
     low = common.floor(row, top, -tau * gamma)
     n = common.pack(row, d, low, top, scale, kept, z)
     tau, rest = threshold(z, n, tau)
+    write(row, d, low, top, scale, tau, rest, out, blank)
+
+
+@njit
+def write(
+    row: Any,
+    d: int,
+    low: float,
+    top: float,
+    scale: float,
+    tau: float,
+    rest: float,
+    out: Any,
+    blank: bool,
+) -> None:
+    """out = max((row − top)·scale − τ − rest, 0), which is 0 below ``low``."""
     full = d - d % LANES
-    zero = simd.spread(best, 0.0)
+    zero = simd.spread(simd.load_part(row, full, simd.first(0), 0.0), 0.0)
     for i in range(0, full, LANES):
         v = simd.load(row, i)
-        if simd.count(v >= low) > 0:
+        if d <= common.DENSE or simd.count(v >= low) > 0:
             y = simd.larger(((simd.wide(v) - top) * scale - tau) - rest, 0.0)
             simd.store(out, i, simd.like(v, y))
         elif not blank:

@@ -67,9 +67,10 @@ class CompiledRows(Kernel):
                 kernel.task(which, dtype)
 
     def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
-        """Run a function on the arrays; a number stands in its job as it is."""
+        """Run a function on the arrays; a number stands in its job as it is. An array more, that is
+        not given, ends the job."""
         numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
-        for t in (x, *arrays):
+        for t in (x, *arrays, None):
             if t is None or isinstance(t, int):
                 numbers += (t or 0, 0)
             else:

@@ -68,17 +68,13 @@ def _suffix(vector: Any) -> str:
     return f"v{vector.count}{names.get(str(element), str(element))}"
 
 
-def _address(context: Any, builder: Any, pointer: Any, index: Any) -> Any:
-    return builder.gep(pointer, [index])
-
-
 @intrinsic
 def load(typingctx: Any, array: Any, index: Any) -> Any:
     """a[i : i + 16], a a pointer."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.get_value_type(signature.return_type)
-        at = _address(context, builder, args[0], args[1])
+        at = builder.gep(args[0], [args[1]])
         at = builder.bitcast(at, kind.as_pointer())
         return builder.load(at, align=1, typ=kind)
 
@@ -90,7 +86,7 @@ def store(typingctx: Any, array: Any, index: Any, v: Any) -> Any:
     """a[i : i + 16] = v."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        at = _address(context, builder, args[0], args[1])
+        at = builder.gep(args[0], [args[1]])
         at = builder.bitcast(at, args[2].type.as_pointer())
         builder.store(args[2], at, align=1)
         return context.get_dummy_value()
@@ -126,7 +122,7 @@ def compress(typingctx: Any, array: Any, index: Any, v: Any, m: Any) -> Any:
         for part, on in _short(builder, v.type.element, v, m):
             name = f"llvm.experimental.vector.compress.{_suffix(part.type)}"
             packed = _call(builder, name, part.type, part, on, ir.Constant(part.type, ir.Undefined))
-            at = builder.bitcast(_address(context, builder, a, i), part.type.as_pointer())
+            at = builder.bitcast(builder.gep(a, [i]), part.type.as_pointer())
             builder.store(packed, at, align=1)
             i = builder.add(i, _popcount(builder, on))
         return context.get_dummy_value()
@@ -144,7 +140,7 @@ def expand(typingctx: Any, array: Any, index: Any, m: Any) -> Any:
         found = []
         for (on,) in _short(builder, kind.element, m):
             part = ir.VectorType(kind.element, on.type.count)
-            at = _address(context, builder, a, i)
+            at = builder.gep(a, [i])
             name = f"llvm.masked.expandload.{_suffix(part)}"
             found.append(_call(builder, name, part, at, on, ir.Constant(part, None)))
             i = builder.add(i, _popcount(builder, on))
@@ -163,7 +159,7 @@ def load_part(typingctx: Any, array: Any, index: Any, m: Any, fill: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, m, fill = args
         kind = context.get_value_type(signature.return_type)
-        at = builder.bitcast(_address(context, builder, a, i), kind.as_pointer())
+        at = builder.bitcast(builder.gep(a, [i]), kind.as_pointer())
         other = _spread(builder, context.cast(builder, fill, signature.args[3], array.dtype))
         name = f"llvm.masked.load.{_suffix(kind)}.p0"
         return _call(builder, name, kind, at, ir.IntType(32)(1), m, other)
@@ -177,7 +173,7 @@ def store_part(typingctx: Any, array: Any, index: Any, m: Any, v: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, m, v = args
-        at = builder.bitcast(_address(context, builder, a, i), v.type.as_pointer())
+        at = builder.bitcast(builder.gep(a, [i]), v.type.as_pointer())
         name = f"llvm.masked.store.{_suffix(v.type)}.p0"
         _call(builder, name, ir.VoidType(), v, at, ir.IntType(32)(1), m)
         return context.get_dummy_value()

@@ -1,11 +1,12 @@
-"""Sixteen short rows at a time, one in each lane.
+"""Short rows of float32, sixteen at a time, one in each lane.
 
 With one short row at a time, vector units are idle while each step waits for a sum. Here lane k of
 a vector belongs to row k. Sums over a row are sums of vectors, and every operation serves sixteen
 rows. Lanes do not mix, and a lane that is done does not change, so a row's result does not depend
 on the other rows.
 
-A tile holds d vectors of float64: entry i of the sixteen rows is ``simd.load(tile, 16 * i)``.
+The entries of a row that may be positive are packed first, so that the cost depends on their number
+and not on d. A tile holds vectors; entry i of the sixteen rows is ``simd.load(tile, 16 * i)``.
 """
 
 from __future__ import annotations
@@ -16,139 +17,185 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from . import memory, simd
-from .jit import intrinsic, njit
+from . import common, memory, simd
+from .jit import Function, intrinsic, njit
 from .simd import LANES
 
-SHORT = 128
-"""The longest row for tiles, as their cost grows with d and not with the support."""
+LONGEST = 128
+"""The longest row for tiles: longer rows take less time one by one."""
+ROW, SIZE, TOP, SCALE, LOW, RATE, TAU = range(7)
+"""The numbers of a lane: the row, how many entries are packed, the largest entry, 1/γ, the bound of
+the packed entries, one of the mapping, and the threshold."""
+NUMBERS = 7
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """The columns of sixteen rows, by transposing smaller and smaller blocks."""
-    rows = list(rows)
-    index = ir.VectorType(ir.IntType(32), LANES)
-    for s in (8, 4, 2, 1):
-        upper = [k if not k & s else LANES + k - s for k in range(LANES)]
-        lower = [k + s if not k & s else LANES + k for k in range(LANES)]
-        for i in range(LANES):
-            if not i & s:
-                a, b = rows[i], rows[i | s]
-                rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, upper))
-                rows[i | s] = builder.shuffle_vector(a, b, ir.Constant(index, lower))
-    return rows
+class short(Function):
+    """Marks a function of (job, like, …) for float32; for float64 it does nothing."""
+
+    def typed(self, context: Any, kinds: Any) -> Any:
+        if kinds[1].dtype == types.float32:
+            return super().typed(context, kinds)
+
+        def nothing(context: Any, *_: Any) -> Any:
+            return context.get_dummy_value()
+
+        found = types.void(*map(types.unliteral, kinds))
+        context.unit.target.define(nothing, found.args, nothing)
+        return found, nothing
+
+
+@njit
+def fits(d: int, like: Any) -> bool:
+    """Whether rows are computed together."""
+    return d <= LONGEST and memory.size(like) == 4
+
+
+@njit
+def room(d: int, like: Any) -> Any:
+    """Memory for sixteen rows; ``memory.row(room, 0)`` is the ``room`` of the other functions.
+
+    It holds the numbers of the lanes, a tile of float64, one of float32, and of each row the packed
+    entries and a masked copy.
+    """
+    entries = LANES * (d + LANES)
+    size = LANES * NUMBERS + entries + entries // 2 + LANES * (d + 2 * LANES)
+    return memory.empty(1, size if fits(d, like) else 1, np.float64)
+
+
+@njit
+def numbers(room: Any, which: int) -> Any:
+    """One of the numbers of all lanes."""
+    return memory.pointer(memory.address_of(room), LANES * which, room)
+
+
+@njit
+def wide(room: Any) -> Any:
+    """The tile of float64."""
+    return memory.pointer(memory.address_of(room), LANES * NUMBERS, room)
+
+
+@njit
+def tile(room: Any, d: int, like: Any) -> Any:
+    """The tile of float32."""
+    entries = LANES * (d + LANES)
+    return memory.pointer(memory.address_of(wide(room)) + 8 * entries, 0, like)
+
+
+@njit
+def packed(room: Any, d: int, like: Any, k: int) -> Any:
+    """The packed entries of a lane."""
+    entries = LANES * (d + LANES)
+    start = memory.address_of(tile(room, d, like)) + 4 * entries
+    return memory.pointer(start, k * (d + 2 * LANES), like)
+
+
+@njit
+def copy(room: Any, d: int, like: Any, k: int) -> Any:
+    """The masked copy of a lane's row."""
+    return packed(room, d, like, LANES + k)
+
+
+@njit
+def enter(job: Any, r: int, k: int, mask: int, like: Any, room: Any) -> bool:
+    """Let row r be that of lane k, with the sixteen entries of ``common.scan`` as packed entries;
+    False if it has to be computed alone. ``mask`` is the place of the mask in the job."""
+    d = job[common.WIDTH]
+    row = common.participants(job, r, mask, like, copy(room, d, like, k))
+    best, bad = common.scan(row, d)
+    top = np.float64(simd.largest(best))
+    gamma = common.number_at(job, 1, r)
+    scale = 1.0 / gamma
+    if bad or top == -np.inf or not (gamma > 0.0 and scale < np.inf):
+        return False
+    simd.store(packed(room, d, like, k), 0, best)
+    room[LANES * ROW + k], room[LANES * SIZE + k] = r, LANES
+    room[LANES * TOP + k], room[LANES * SCALE + k] = top, scale
+    return True
+
+
+@njit
+def pack(job: Any, k: int, mask: int, depth: float, like: Any, room: Any) -> None:
+    """Pack the entries of lane k's row within depth·γ of its largest."""
+    d = job[common.WIDTH]
+    row = row_of(job, k, mask, like, room)
+    low = common.floor(row, room[LANES * TOP + k], depth / room[LANES * SCALE + k])
+    room[LANES * LOW + k] = low
+    room[LANES * SIZE + k] = common.keep(row, d, low, packed(room, d, like, k))
 
 
 @intrinsic
-def _gather(typingctx: Any, rows: Any, column: Any, like: Any, tile: Any) -> Any:
-    """tile[16 j + k] = entry column + j of row k, for 16 columns; ``rows`` are addresses."""
+def _transpose(
+    typingctx: Any, source: Any, at: Any, apart: Any, target: Any, to: Any, between: Any
+) -> Any:
+    """16 × 16 entries: row k from source[at + k·apart], column k to target[to + k·between]."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rows, column, _, tile = args
-        pointer = context.get_value_type(signature.args[2])
-        kind = ir.VectorType(pointer.pointee, LANES)
-        wide = ir.VectorType(ir.DoubleType(), LANES)
-        found = []
-        for k in range(LANES):
-            address = builder.load(builder.gep(rows, [ir.IntType(64)(k)]))
-            start = builder.gep(builder.inttoptr(address, pointer), [column])
-            start = builder.bitcast(start, kind.as_pointer())
-            found.append(builder.load(start, align=1, typ=kind))
-        for j, v in enumerate(_transposed(builder, found)):
-            v = v if kind == wide else builder.fpext(v, wide)
-            at = builder.gep(tile, [ir.IntType(64)(LANES * j)])
-            builder.store(v, builder.bitcast(at, wide.as_pointer()), align=1)
+        source, at, apart, target, to, between = args
+        kind = ir.VectorType(context.get_value_type(signature.args[0]).pointee, LANES)
+        index = ir.VectorType(ir.IntType(32), LANES)
+
+        def place(pointer: Any, start: Any, step: Any, k: int) -> Any:
+            offset = builder.add(start, builder.mul(step, ir.IntType(64)(k)))
+            return builder.bitcast(builder.gep(pointer, [offset]), kind.as_pointer())
+
+        rows = [builder.load(place(source, at, apart, k), align=1, typ=kind) for k in range(LANES)]
+        for s in (8, 4, 2, 1):  # smaller and smaller blocks
+            upper = [k if not k & s else LANES + k - s for k in range(LANES)]
+            lower = [k + s if not k & s else LANES + k for k in range(LANES)]
+            for i in range(LANES):
+                if not i & s:
+                    a, b = rows[i], rows[i | s]
+                    rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, upper))
+                    rows[i | s] = builder.shuffle_vector(a, b, ir.Constant(index, lower))
+        for k, v in enumerate(rows):
+            builder.store(v, place(target, to, between, k), align=1)
         return context.get_dummy_value()
 
-    addresses, doubles = types.CPointer(types.int64), types.CPointer(types.float64)
-    return types.void(addresses, types.int64, like, doubles), code
-
-
-@intrinsic
-def _scatter(typingctx: Any, tile: Any, column: Any, like: Any, rows: Any) -> Any:
-    """The inverse of ``_gather``."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile, column, _, rows = args
-        pointer = context.get_value_type(signature.args[2])
-        kind = ir.VectorType(pointer.pointee, LANES)
-        wide = ir.VectorType(ir.DoubleType(), LANES)
-        found = []
-        for j in range(LANES):
-            at = builder.gep(tile, [ir.IntType(64)(LANES * j)])
-            v = builder.load(builder.bitcast(at, wide.as_pointer()), align=1, typ=wide)
-            found.append(v if kind == wide else builder.fptrunc(v, kind))
-        for k, v in enumerate(_transposed(builder, found)):
-            address = builder.load(builder.gep(rows, [ir.IntType(64)(k)]))
-            start = builder.gep(builder.inttoptr(address, pointer), [column])
-            builder.store(v, builder.bitcast(start, kind.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    addresses, doubles = types.CPointer(types.int64), types.CPointer(types.float64)
-    return types.void(doubles, types.int64, like, addresses), code
+    number = types.int64
+    return types.void(source, number, number, target, number, number), code
 
 
 @njit
-def addresses() -> Any:
-    """Memory for the addresses of sixteen rows; see ``cpu.scratch``."""
-    return memory.empty(1, LANES, np.int64)
+def fill(room: Any, d: int, like: Any, count: int) -> int:
+    """The tile of float32 ← the packed entries of ``count`` rows, padded with −inf; returns 16
+    times the number of its vectors. The other lanes hold the largest entry of the first row."""
+    most = 1
+    for k in range(LANES):
+        row = packed(room, d, like, k)
+        if k >= count:
+            for j in range(NUMBERS):
+                room[LANES * j + k] = room[LANES * j]
+            room[LANES * SIZE + k] = 1
+            row[0] = room[LANES * TOP]
+        most = max(most, int(room[LANES * SIZE + k]))
+    m = (most + LANES - 1) // LANES * LANES
+    for k in range(LANES):
+        row = packed(room, d, like, k)
+        i = int(room[LANES * SIZE + k])
+        while i < m:
+            simd.store(row, i, simd.spread(simd.load(row, 0), -np.inf))
+            i += LANES
+    rows, to = packed(room, d, like, 0), tile(room, d, like)
+    for i in range(0, m, LANES):
+        _transpose(rows, i, d + 2 * LANES, to, i * LANES, LANES)
+    return m * LANES
 
 
 @njit
-def gather(rows: Any, d: int, fill: float, like: Any, part: Any, tile: Any) -> None:
-    """tile ← sixteen rows of d entries; ``part`` is scratch for 16 · 16 entries like them."""
-    full = d - d % LANES
-    for i in range(0, full, LANES):
-        _gather(rows, i, like, memory.doubles(memory.address_of(tile) + 8 * LANES * i))
-    if full < d:
-        ends = addresses()
-        for k in range(LANES):
-            row = memory.pointer(rows[k], full, like)
-            for j in range(LANES):
-                part[LANES * k + j] = row[j] if j < d - full else fill
-            ends[0, k] = memory.address_of(part) + k * LANES * memory.size(part)
-        _gather(
-            memory.row(ends, 0), 0, like, memory.doubles(memory.address_of(tile) + 8 * LANES * full)
-        )
+def relative(room: Any, d: int, like: Any, m: int, factor: float) -> None:
+    """(x − top)·factor/γ of the entries, to the tile of float64 and, rounded, to the other."""
+    narrow, exact = tile(room, d, like), wide(room)
+    top = simd.load(numbers(room, TOP), 0)
+    scale = simd.load(numbers(room, SCALE), 0) * factor
+    for i in range(0, m, LANES):
+        t = (simd.wide(simd.load(narrow, i)) - top) * scale
+        simd.store(exact, i, t)
+        simd.store(narrow, i, simd.narrow(t))
 
 
 @njit
-def scatter(tile: Any, d: int, rows: Any, like: Any, part: Any) -> None:
-    """The rows ← tile."""
-    full = d - d % LANES
-    for i in range(0, full, LANES):
-        _scatter(memory.doubles(memory.address_of(tile) + 8 * LANES * i), i, like, rows)
-    if full < d:
-        ends = addresses()
-        for k in range(LANES):
-            ends[0, k] = memory.address_of(part) + k * LANES * memory.size(part)
-        _scatter(
-            memory.doubles(memory.address_of(tile) + 8 * LANES * full), 0, like, memory.row(ends, 0)
-        )
-        for k in range(LANES):
-            row = memory.pointer(rows[k], full, like)
-            for j in range(d - full):
-                row[j] = part[LANES * k + j]
-
-
-@njit
-def top_of(tile: Any, d: int) -> Any:
-    """The largest entry of each row, and which rows hold a NaN or +inf."""
-    top = simd.spread(simd.load(tile, 0), -np.inf)
-    bad = simd.not_below(top, np.inf)
-    for i in range(d):
-        v = simd.load(tile, LANES * i)
-        top = simd.larger(v, top)
-        bad = bad | simd.not_below(v, np.inf)
-    return top, bad
-
-
-@njit
-def finish(tile: Any, d: int, top: Any, bad: Any) -> None:
-    """Set rows without participants to 0, and rows in ``bad`` to NaN."""
-    empty = top < -1.7976931348623157e308
-    if simd.count(bad | empty) == 0:
-        return
-    for i in range(d):
-        v = simd.select(empty, simd.spread(top, 0.0), simd.load(tile, LANES * i))
-        simd.store(tile, LANES * i, simd.select(bad, simd.spread(top, np.nan), v))
+def row_of(job: Any, k: int, mask: int, like: Any, room: Any) -> Any:
+    """The scores of a lane's row."""
+    if common.given(job, mask):
+        return copy(room, job[common.WIDTH], like, k)
+    return common.rows_at(job, 0, int(room[LANES * ROW + k]), like)

@@ -16,29 +16,9 @@ import numpy as np
 from ..cpu import common, memory
 from ..cpu.jit import njit
 from ..cpu.simd import LANES
+from . import rows
 from .dense import Rest, bend_at, factor, hessian, inverse_trace, placed, tangent_product
-from .rows import (
-    CODE,
-    COUNT,
-    EPS,
-    FLOOR,
-    KINKED,
-    NUMBERS,
-    PLAIN,
-    SLOPES,
-    VARYING,
-    VECTORS,
-    Entry,
-    call,
-    entry,
-    finish,
-    positive,
-    slopes,
-    spread,
-    support,
-    taken,
-    vectors_of,
-)
+from .rows import EPS, FLOOR, Entry
 from .separable import B0, G0, S0, B, G, H, T, Y, Z, at_zero, exponent
 
 GRADIENT, FORM, COLUMN, ROOM = 10, 12, 13, 14
@@ -80,19 +60,19 @@ def _look(e: Entry, rest: Rest, m: int, y: Any, form: Any, bend: Any, room: Any,
             n += 1
         else:
             g[i], h[i], b[i] = g0[i], 1.0 / (FLOOR * s0[i]), b0[i]
-    slopes(e, n, on, y)
+    rows.slopes(e, n, on, y)
     for j in range(n):
         i = on[j]
         if e.out[e.ld + j] < 0.0:
             return -1
-        g[i], h[i] = e.out[j], positive(e.out[e.ld + j])
+        g[i], h[i] = e.out[j], rows.positive(e.out[e.ld + j])
         b[i] = exponent(max(y[i], FLOOR), h[i] + bend[i * e.ld + i], e.out[2 * e.ld + j])
         scale, at = y[i], i * e.ld
         for k in range(m):
             q[k] += form[at + k] * scale
     if rest.gradient != 0:
         placed(rest, m, y)
-        call(rest.gradient, 0, rest.full, rest.numbers, rest.work, 1, rest.out)
+        rows.call(rest.gradient, 0, rest.full, rest.numbers, rest.work, 1, rest.out)
         for i in range(m):
             q[i] += rest.out[rest.place[i]]
     for i in range(m):
@@ -321,7 +301,7 @@ def _coupled_row(
             if x[i] > 0.0:
                 on[k] = i
                 k += 1
-        slopes(e, k, on, x)
+        rows.slopes(e, k, on, x)
         for j in range(k):
             if not e.out[ld + j] >= 0.5 * h[on[j]]:
                 return np.inf
@@ -342,8 +322,8 @@ def _form(job: Any, k: int, n: int, place: Any, ld: int, out: Any) -> None:
 
 def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
-    d, count = job[common.WIDTH], job[5 + 2 * COUNT]
-    kinked = job[5 + 2 * KINKED] != 0
+    d, count = job[common.WIDTH], job[5 + 2 * rows.COUNT]
+    kinked = job[5 + 2 * rows.KINKED] != 0
     room = common.scratch(OUT_F + 1, d)
     ld = room.shape[1]
     wide = memory.empty(4, max(count, 3) * ld, np.float64)
@@ -355,9 +335,9 @@ def forward(job: Any, like: Any) -> None:
         for r in range(first, last):
             place, on = memory.row(places, 0), memory.row(places, 1)
             form, a, bend = memory.row(square, 0), memory.row(square, 1), memory.row(square, 0)
-            e = entry(job, r, job[5 + 2 * CODE], count, NUMBERS, ld, wide)
-            m = taken(job, r, d, place, memory.row(room, Z), like)
-            vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
+            e = rows.entry(job, r, job[5 + 2 * rows.CODE], count, rows.NUMBERS, ld, wide)
+            m = rows.taken(job, r, d, place, memory.row(room, Z), like)
+            rows.vectors_of(job, rows.VECTORS, r, count, ld, place, m, e.vectors)
             _form(job, FORM, m, place, ld, form)
             rest = _rest(job, place, memory.row(room, FULL), memory.row(room, OUT_F), work)
             if rest.gradient != 0:
@@ -365,7 +345,7 @@ def forward(job: Any, like: Any) -> None:
                 for i in range(m * ld):
                     bend[i] = form[i]
             bound = _coupled_row(e, rest, kinked, m, form, bend, room, place, on, a)
-            spread(job, r, m, place, memory.row(room, Y), bound, like)
+            rows.spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
 
 
@@ -380,9 +360,9 @@ def _rest(job: Any, place: Any, full: Any, out: Any, work: Any) -> Rest:
 
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
-    count, ld = job[5 + 2 * VARYING], job[common.WIDTH] + 2 * LANES
+    count, ld = job[5 + 2 * rows.VARYING], job[common.WIDTH] + 2 * LANES
     room, places = memory.empty(6, ld, np.float64), memory.empty(2, ld, np.int64)
-    wide = memory.empty(4, max(3, count + job[5 + 2 * PLAIN]) * ld, np.float64)
+    wide = memory.empty(4, max(3, count + job[5 + 2 * rows.PLAIN]) * ld, np.float64)
     square = memory.empty(2, ld * ld, np.float64)
     work = memory.empty(1, job[5 + 2 * ROOM], np.float64)
     first, last = common.take(job)
@@ -391,8 +371,8 @@ def backward(job: Any, like: Any) -> None:
             place, on = memory.row(places, 0), memory.row(places, 1)
             w, h, ones = memory.row(room, 0), memory.row(room, 1), memory.row(room, 2)
             form, a = memory.row(square, 0), memory.row(square, 1)
-            e = entry(job, r, job[5 + 2 * SLOPES], count, 3, ld, wide)
-            n = support(job, r, e, place, w, h, like)
+            e = rows.entry(job, r, job[5 + 2 * rows.SLOPES], count, 3, ld, wide)
+            n = rows.support(job, r, e, place, w, h, like)
             _form(job, FORM, n, place, ld, form)
             rest = _rest(job, place, memory.row(room, 3), memory.row(room, 4), work)
             y, own = common.rows_at(job, 0, r, like), memory.row(room, 5)
@@ -407,5 +387,5 @@ def backward(job: Any, like: Any) -> None:
             else:
                 for j in range(n):
                     w[j] = np.nan
-            finish(job, r, n, w, place, e, like)
+            rows.finish(job, r, n, w, place, e, like)
         first, last = common.take(job)

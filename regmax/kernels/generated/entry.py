@@ -15,16 +15,14 @@ from torch import Tensor
 from ..rowwise import matvec
 from .tape import Ref, Step, function
 
-KINKED = frozenset(
-    ("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "sign", "sgn")
-) | {
-    *("masked_fill", "huber_loss", "softplus"),
-    *("gt", "ge", "lt", "le", "eq", "ne"),
+KINKED = {
+    *("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "amax", "where"),
+    *("sign", "sgn", "masked_fill", "huber_loss", "softplus", "gt", "ge", "lt", "le", "eq", "ne"),
 }
 """Operations whose derivatives may jump."""
 
 
-class Rest:
+class RowFunction:
     """F(y; q) of one row y; ``steps`` are its operations, and the shapes are those of q."""
 
     def __init__(self, steps: list[Step], result: Ref, given: dict[int, torch.Size]) -> None:
@@ -70,7 +68,7 @@ class Entrywise:
         form: Ref | None,
         tensors: int,
         outside: dict[int, Tensor],
-        rest: Rest | None,
+        rest: RowFunction | None,
         q: list[Ref],
         d: int,
     ) -> None:

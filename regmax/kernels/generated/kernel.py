@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import simplex
-from ..base import Hyper, Kernel
+from ..base import Hyper
 from ..cpu.rows import CompiledRows
 from . import source
 from .compiled import Function
@@ -27,13 +27,10 @@ def _function(text: str) -> Function:
     return Function(text)
 
 
-class GeneratedKernel(Kernel):
+class GeneratedKernel:
     """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy + F(y; q); θ is the
     inputs p, and H with q, as (1, d² + …). A p is one number, (1,), one for each row, (R,), or for
     each entry, (1 or R, d)."""
-
-    name = "numba, from the value"
-    dtypes = (torch.float64,)
 
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int) -> None:
         self._rows = _COUPLED if entry.coupled else _SEPARABLE
@@ -110,7 +107,7 @@ class GeneratedKernel(Kernel):
         return (0, 0) if self._program is None else tuple(f.address for f in self._program)  # type: ignore[return-value]
 
     def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None]:
-        """The inputs of e, and H."""
+        """The inputs of e; H with the inputs of F and the constants of its source."""
         if self._rows is _SEPARABLE:
             return theta, None
         form = theta[-1].contiguous()
@@ -129,20 +126,10 @@ class GeneratedKernel(Kernel):
             self._tested = form, known
         return known
 
-    def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return self.solve(x, gamma, theta, mask)[0], None
-
     def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
+        """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
         theta, form = self._parted(theta)
         given, d = self._inputs, y.shape[1]
         numbers, vectors = given.rows(theta)

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from .linear import WIDEST, matrices
-from .source import LITERAL, TRANSLATED, expression
+from .source import TRANSLATED, constant, derivative, expression
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
 
 aten = torch.ops.aten
-Function = Callable[..., Tensor]
-_NEW = FILLED | {f"{kind}_{how}" for kind in ("new", "empty") for how in ("zeros", "ones", "like")}
+_NEW = FILLED | {"new_zeros", "new_ones", "new_full", "empty_like"}
 _CONTRACTED = {"mm": ("ik", "kj", "ij"), "bmm": ("bik", "bkj", "bij"), "mv": ("ik", "k", "i")} | {
     "dot": ("k", "k", ""),
     "addmm": ("ik", "kj", "ij"),
@@ -31,20 +30,24 @@ class Program:
     """The source of ∇F(y; p), ``gradient``, and of a column of ∇²F(y; p), ``column``, for a row y;
     ``room`` is how many numbers the work space of either has."""
 
-    def __init__(self, function: Function, y: Tensor, inputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, function: Callable[..., Tensor], y: Tensor, inputs: Sequence[Tensor]
+    ) -> None:
         self.constants: list[float] = []
         self.room = 0
 
         def gradient(y: Tensor, v: Tensor, *p: Tensor) -> Tensor:
-            return _derivative(function(y, *p), y)
+            return derivative(function(y, *p), y)
 
         def column(y: Tensor, v: Tensor, *p: Tensor) -> Tensor:
-            return _derivative(gradient(y, v, *p) * v, y)
+            return derivative(gradient(y, v, *p) * v, y)
 
         self.gradient = self._source("gradient", gradient, y, inputs)
         self.column = self._source("column", column, y, inputs)
 
-    def _source(self, name: str, function: Function, y: Tensor, inputs: Sequence[Tensor]) -> str:
+    def _source(
+        self, name: str, function: Callable[..., Tensor], y: Tensor, inputs: Sequence[Tensor]
+    ) -> str:
         given = [t.detach().clone() for t in (y, y, *inputs)]
         given[0].requires_grad_()
         tape = Tape(given, writes=True)
@@ -54,13 +57,6 @@ class Program:
         source = writer.written(name, tape.ref(found))
         self.room = max(self.room, writer.room)
         return source
-
-
-def _derivative(value: Tensor, y: Tensor) -> Tensor:
-    found = None
-    if value.requires_grad:
-        (found,) = torch.autograd.grad(value.sum(), y, create_graph=True, allow_unused=True)
-    return torch.zeros_like(y) if found is None else found
 
 
 class _Array:
@@ -165,15 +161,7 @@ class _Writer:
             if t.numel() > 1 and not bool((t == t.flatten()[0]).all()):
                 return self._table(t).at(sizes)
             item = t.flatten()[0].item()
-        if isinstance(item, bool) or not isinstance(item, int | float):
-            return item
-        if item in LITERAL:
-            return repr(float(item))
-        if not math.isfinite(item):
-            return "-np.inf" if item < 0 else "np.inf" if item > 0 else "np.nan"
-        if item not in self.constants:
-            self.constants.append(float(item))
-        return f"numbers[{self.first + self.constants.index(item)}]"
+        return constant(item, self.constants, lambda k: f"numbers[{self.first + k}]")
 
     def _table(self, t: Tensor, kind: str = "float64") -> _Array:
         """Numbers in the source."""
@@ -341,10 +329,15 @@ class _Writer:
         of = f"{own} / {self._text(max(count - less, 0))}"
         self._put(out.shape, own, of if step.name == "var" else f"math.sqrt({of})")
 
+    def _total(self, out: _Array, dim: int) -> _Array:
+        """Room for one number for all along ``dim``."""
+        each = list(out.shape)
+        each[dim] = 1
+        return self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
+
     def _softmax(self, step: Step, source: _Array, out: _Array) -> None:
         logs = Step(step.at, aten.logsumexp.default, (step.args[0], [step.args[1]]), {})
-        each = [n if k != step.args[1] % len(source.shape) else 1 for k, n in enumerate(out.shape)]
-        total = self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
+        total = self._total(out, step.args[1])
         self._reduced(logs, source, total)
         text = f"{source.at(out.shape)} - {total.at(out.shape)}"
         text = text if step.name == "_log_softmax" else f"math.exp({text})"
@@ -353,8 +346,7 @@ class _Writer:
     def _softmax_back(self, step: Step, out: _Array) -> None:
         """s (g − Σ g s), or g − exp(s) Σ g."""
         g, s = (self._operand(a).at(out.shape) for a in step.args[:2])
-        each = [n if k != step.args[2] % len(out.shape) else 1 for k, n in enumerate(out.shape)]
-        total = self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
+        total = self._total(out, step.args[2])
         at, logs = total.at(out.shape), step.name == "_log_softmax_backward_data"
         self._fill(total, "0.0")
         self._put(out.shape, at, g if logs else f"{g} * {s}", "+=")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from .entry import KINKED, Entrywise, Rest
+from .entry import KINKED, Entrywise, RowFunction
 from .maps import Map, Maps, Products
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
 
@@ -24,8 +24,6 @@ LAYOUT = frozenset(
     ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "alias", "clone")
 )
 """Operations that move no entry, where the shape that they give shows it."""
-JUMPS = frozenset(("amax", "gt", "ge", "lt", "le", "eq", "ne"))
-"""More of them, where they take more than one entry."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ Kind = _Entry | _Sum | Map | Products | _Other
 
 
 def entrywise(value: Callable[..., Tensor], y: Tensor, tensors: list[Tensor]) -> Entrywise:
-    """The value of Ω, a function of y and the tensors θ, entry by entry; or :class:`Unknown`."""
+    """The parts of the value of Ω, a function of y and the tensors θ; or :class:`Unknown`."""
     y, tensors = y.detach().clone(), [t.detach().clone() for t in tensors]
     tape = Tape([y, *tensors])
     with torch.no_grad(), tape:
@@ -68,7 +66,7 @@ def entrywise(value: Callable[..., Tensor], y: Tensor, tensors: list[Tensor]) ->
 
 
 class _Walk:
-    """Reads the tape of a value, and writes e, p and H."""
+    """Reads the tape of a value, and writes e, H, F and their inputs."""
 
     def __init__(self, tape: Tape, y: Tensor, tensors: int) -> None:
         self.tape, self.y, self.d, self.tensors = tape, y, y.shape[-1], tensors
@@ -124,7 +122,7 @@ class _Walk:
             return found
         return _Sum(self._emit(aten.mul.Scalar, Ref(0), 0), rest=ref)
 
-    def _rest(self, result: Ref | None) -> tuple[Rest | None, list[Ref]]:
+    def _rest(self, result: Ref | None) -> tuple[RowFunction | None, list[Ref]]:
         """F, and its inputs q."""
         if result is None:
             return None, []
@@ -134,10 +132,7 @@ class _Walk:
         inside = {0, *self.kinds, *(step.at for step in self.joined)}
         steps = [step for step in steps if step.at in inside]
         for step in steps:
-            alone = step.name == "softplus" or (
-                step.name == "abs" and self._kind(step.args[0]) == Y
-            )
-            if step.name in KINKED | JUMPS and not alone:
+            if self._kinked(step):
                 raise Unknown(f"{self._why(result)}, and {step.op} may have a kink")
             narrow = self.tape.values[step.at].dtype if step.at in self.kinds else torch.float64
             if step.name == "detach" or narrow != torch.float64:
@@ -154,7 +149,15 @@ class _Walk:
             for step in steps
         ]
         q = [ref for ref in refs if ref not in indices]
-        return Rest(steps, result, {ref.at: given[ref].shape for ref in q}), q
+        return RowFunction(steps, result, {ref.at: given[ref].shape for ref in q}), q
+
+    def _kinked(self, step: Step) -> bool:
+        """Whether derivatives of F may jump by this operation; y ≥ 0 has no kink in |y|."""
+        if step.name in ("abs", "linalg_vector_norm") and self._kind(step.args[0]) == Y:
+            return False
+        if step.name == "linalg_vector_norm":
+            return len(step.args) > 1 and step.args[1] <= 1
+        return step.name in KINKED - {"softplus"}
 
     def _why(self, result: Ref) -> str:
         """Why a value is not of entries and products of linear maps alone."""
@@ -355,7 +358,7 @@ class _Walk:
                 return t / self.d  # a constant is shared out among the entries
             return self._emit(aten.div.Tensor, self._input(t, shape == batch), self.d)
 
-        def joined(parts: list[Ref | None], emit: Callable[..., Ref]) -> Ref | None:
+        def combined(parts: list[Ref | None], emit: Callable[..., Ref]) -> Ref | None:
             one, other = parts if name != "rsub" else reversed(parts)
             if one is not None and other is not None:
                 op = aten.add.Tensor if name == "add" else aten.sub.Tensor
@@ -366,8 +369,8 @@ class _Walk:
             return one or other
 
         inside = [taken(t, k) for t, k in zip(items, (a, b), strict=True)]
-        form = joined([None if k is None else k.form for k in (a, b)], self._outside)
-        rest = joined([None if k is None else k.rest for k in (a, b)], self._join)
+        form = combined([None if k is None else k.form for k in (a, b)], self._outside)
+        rest = combined([None if k is None else k.rest for k in (a, b)], self._join)
         return _Sum(self._emit(step.op, *inside, **step.kwargs), form, rest=rest)
 
     def _join(self, op: Any, *args: Any, **kwargs: Any) -> Ref:

@@ -17,28 +17,8 @@ import numpy as np
 from ..cpu import common, elementary, memory, simd
 from ..cpu.jit import njit
 from ..cpu.simd import LANES
-from .rows import (
-    CODE,
-    COUNT,
-    EPS,
-    FLOOR,
-    KINKED,
-    NUMBERS,
-    PLAIN,
-    SLOPES,
-    VARYING,
-    VECTORS,
-    Entry,
-    at_points,
-    entry,
-    finish,
-    positive,
-    slopes,
-    spread,
-    support,
-    taken,
-    vectors_of,
-)
+from . import rows
+from .rows import EPS, FLOOR, Entry
 
 STEPS = 30
 Z, Y, G, H, S, B, AT, G0, S0, B0, AT0, T, ENDS = range(13)
@@ -157,7 +137,7 @@ def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int
     first = 1 if count == 0 else m
     for i in range(first):
         on[i], y[i] = i, 1.0
-    slopes(e, first, on, y)
+    rows.slopes(e, first, on, y)
     low = -np.inf
     for i in range(m):
         k = i if count > 0 else 0
@@ -167,12 +147,12 @@ def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int
         y[i], at0[i] = 0.0, out[i]
         if out[ld + i] < 0.0:
             return -1
-    slopes(e, first, on, y)
+    rows.slopes(e, first, on, y)
     for i in range(first):
         h = out[ld + i]
         if h < 0.0 or at0[i] < out[i] or math.isnan(out[i]):
             return -1
-        h = positive(h)
+        h = rows.positive(h)
         out[ld + i], out[2 * ld + i] = 1.0 / (FLOOR * h), exponent(FLOOR, h, out[2 * ld + i])
     n = 0
     for i in range(m):
@@ -207,10 +187,10 @@ def _forward_row(
         high = max(high, at0[i])
     for i in range(m, m + LANES):
         at0[i], y[i], s[i], b[i], b0[i], at[i] = -np.inf, 1.0, 1.0, 1.0, 1.0, 0.0
-    slopes(e, m if count > 0 else 1, on, y)
+    rows.slopes(e, m if count > 0 else 1, on, y)
     tau = -np.inf
     for i in range(m if count > 0 else 1):
-        bent = positive(out[ld + i])
+        bent = rows.positive(out[ld + i])
         if out[ld + i] < 0.0:
             return 0, np.inf
         s[i], b[i] = 1.0 / (y[i] * bent), exponent(y[i], bent, out[2 * ld + i])
@@ -234,7 +214,7 @@ def _forward_row(
             if ends[i] > 0.0:
                 on[n] = i
                 n += 1
-        slopes(e, n, on, ends)
+        rows.slopes(e, n, on, ends)
         lo, hi, noise = np.inf, -np.inf, 0.0
         convex = True
         for i in range(m):
@@ -246,7 +226,7 @@ def _forward_row(
             i = on[j]
             bent = out[ld + j]
             convex = convex and bent > 0.0
-            y[i], g[i], h[i] = own[j], out[j], positive(bent)
+            y[i], g[i], h[i] = own[j], out[j], rows.positive(bent)
             s[i], b[i] = 1.0 / (y[i] * h[i]), exponent(y[i], h[i], out[2 * ld + j])
             at[i] = z[i] - g[i]
             rounding = 4.0 * EPS * (abs(z[i]) + abs(g[i])) + EPS * h[i] * y[i]
@@ -312,7 +292,7 @@ def _distance(e: Entry, kinked: bool, m: int, lo: float, hi: float, room: Any, o
             left = 0
             if k == 0:
                 break
-            at_points(e.code, k, e)
+            rows.at_points(e.code, k, e)
             for j in range(k):
                 i = on[j]
                 r = z[i] - e.out[j]
@@ -336,8 +316,8 @@ def _distance(e: Entry, kinked: bool, m: int, lo: float, hi: float, room: Any, o
 
 def forward(job: Any, like: Any) -> None:
     """y = Π_Ω(x) and the bound of each row."""
-    d, count = job[common.WIDTH], job[5 + 2 * COUNT]
-    kinked = job[5 + 2 * KINKED] != 0
+    d, count = job[common.WIDTH], job[5 + 2 * rows.COUNT]
+    kinked = job[5 + 2 * rows.KINKED] != 0
     room = common.scratch(ENDS + 1, d)
     ld = room.shape[1]
     wide = memory.empty(4, max(count, 3) * ld, np.float64)
@@ -346,11 +326,11 @@ def forward(job: Any, like: Any) -> None:
     while first < last:
         for r in range(first, last):
             place, on = memory.row(places, 0), memory.row(places, 1)
-            e = entry(job, r, job[5 + 2 * CODE], count, NUMBERS, ld, wide)
-            m = taken(job, r, d, place, memory.row(room, Z), like)
-            vectors_of(job, VECTORS, r, count, ld, place, m, e.vectors)
+            e = rows.entry(job, r, job[5 + 2 * rows.CODE], count, rows.NUMBERS, ld, wide)
+            m = rows.taken(job, r, d, place, memory.row(room, Z), like)
+            rows.vectors_of(job, rows.VECTORS, r, count, ld, place, m, e.vectors)
             m, bound = _forward_row(e, kinked, m, room, place, on)
-            spread(job, r, m, place, memory.row(room, Y), bound, like)
+            rows.spread(job, r, m, place, memory.row(room, Y), bound, like)
         first, last = common.take(job)
 
 
@@ -374,18 +354,18 @@ def _product(n: int, h: Any, v: Any, w: Any) -> None:
 
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
-    count, ld = job[5 + 2 * VARYING], job[common.WIDTH] + 2 * LANES
+    count, ld = job[5 + 2 * rows.VARYING], job[common.WIDTH] + 2 * LANES
     room, places = memory.empty(3, ld, np.float64), memory.empty(1, ld, np.int64)
-    wide = memory.empty(4, max(3, count + job[5 + 2 * PLAIN]) * ld, np.float64)
+    wide = memory.empty(4, max(3, count + job[5 + 2 * rows.PLAIN]) * ld, np.float64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
             place, vs = memory.row(places, 0), memory.row(room, 0)
             h, w = memory.row(room, 1), memory.row(room, 2)
-            e = entry(job, r, job[5 + 2 * SLOPES], count, 3, ld, wide)
-            n = support(job, r, e, place, vs, h, like)
+            e = rows.entry(job, r, job[5 + 2 * rows.SLOPES], count, 3, ld, wide)
+            n = rows.support(job, r, e, place, vs, h, like)
             w[0] = 0.0
             if n > 1:
                 _product(n, h, vs, w)
-            finish(job, r, n, w, place, e, like)
+            rows.finish(job, r, n, w, place, e, like)
         first, last = common.take(job)

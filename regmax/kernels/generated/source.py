@@ -27,7 +27,7 @@ def slopes(entry: Entrywise, vectors: list[bool], constants: list[float]) -> str
     def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         found = [entry(t, *inputs)]
         for _ in range(3):
-            found.append(_derivative(found[-1], t))
+            found.append(derivative(found[-1], t))
         return found[1:]
 
     return _written("slopes", derivatives, vectors, constants)
@@ -37,14 +37,15 @@ def partials(entry: Entrywise, vectors: list[bool], constants: list[float]) -> s
     """∂e'/∂p of each entry, for each input p: first those without a number for each entry."""
 
     def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-        slope = _derivative(entry(t, *inputs), t)
+        slope = derivative(entry(t, *inputs), t)
         ordered = sorted(zip(vectors, range(len(inputs)), strict=True))
-        return [_derivative(slope, inputs[k]) for _, k in ordered]
+        return [derivative(slope, inputs[k]) for _, k in ordered]
 
     return _written("partials", derivatives, vectors, constants)
 
 
-def _derivative(value: Tensor, t: Tensor) -> Tensor:
+def derivative(value: Tensor, t: Tensor) -> Tensor:
+    """The gradient of Σ value in t, differentiable."""
     if not value.requires_grad:
         return torch.zeros_like(t)
     # of the sum: to give weights would load sympy, for .7 s
@@ -126,22 +127,32 @@ class _Writer:
             if t.dtype == torch.bool or not bool((t == t.flatten()[0]).all()):
                 raise Unknown("a derivative of its value depends on a tensor that is not recorded")
             item = t.flatten()[0].item()
-        if isinstance(item, bool) or not isinstance(item, int | float):
-            return item
-        if item in LITERAL:
-            return repr(float(item))
-        if not math.isfinite(item):
-            return "-np.inf" if item < 0 else "np.inf" if item > 0 else "np.nan"
-        if item not in self.constants:
-            self.constants.append(float(item))
-        k = self.constants.index(item)
+        return constant(item, self.constants, self.named)
+
+    def named(self, k: int) -> str:
+        """The name of a constant."""
         if k not in self.used:
             self.used.add(k)
             self.head.append(f"c{k} = numbers[{self.first + k}]")
         return f"c{k}"
 
 
+def constant(item: Any, constants: list[float], name: Callable[[int], str]) -> Any:
+    """An argument that is no tensor, in the source. A number that is not written out is added to
+    ``constants`` and goes by the name of its place there."""
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return item
+    if item in LITERAL:
+        return repr(float(item))
+    if not math.isfinite(item):
+        return "-np.inf" if item < 0 else "np.inf" if item > 0 else "np.nan"
+    if item not in constants:
+        constants.append(float(item))
+    return name(constants.index(item))
+
+
 def expression(step: Step, args: list[Any], kwargs: dict[str, Any]) -> str:
+    """The source of an operation on numbers, of these arguments."""
     name = step.name
     if name == "pow":
         exponent = step.args[1]

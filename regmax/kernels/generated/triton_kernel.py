@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..base import Hyper, Kernel
+from ..base import Hyper
 from ..triton.rows import check_device, guard
 from . import source, triton_rows
 from .entry import Entrywise
@@ -33,12 +33,9 @@ def _function(text: str) -> tuple[Any, Path]:
     return getattr(module, name), path
 
 
-class TritonKernel(Kernel):
+class TritonKernel:
     """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i) on a GPU; θ is the inputs p, as
     in :class:`~regmax.kernels.generated.kernel.GeneratedKernel`."""
-
-    name = "triton, from the value"
-    dtypes = (torch.float64,)
 
     def __init__(
         self, entry: Entrywise, inputs: list[Tensor], d: int, device: torch.device
@@ -82,20 +79,10 @@ class TritonKernel(Kernel):
             )  # fmt: skip
         return y, bound
 
-    def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return self.solve(x, gamma, theta, mask)[0], None
-
     def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
+        """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
         check_device(y)
         given, d = self._inputs, y.shape[1]
         arrays = (gamma, *given.rows(theta))

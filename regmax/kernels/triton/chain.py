@@ -29,7 +29,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .equation import entries, solve
-from .rows import GINI, check_device, distance, guard, load_scores, steps
+from .rows import GINI, check_device, distance, guard, load_scores, of_row, parameter, power_of_2
 from .scans import END, NOT, greatest, group_values, join, last_of, least, split, summed
 
 BLOCK = 2048
@@ -39,10 +39,10 @@ STATE = 1 << 24
 
 
 @triton.jit(do_not_specialize=["rows"])
-def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_ptr, state_ptr,
-                  code_ptr, rows, d, x_stride, mask_stride, gamma_step, lam_step,
-                  HAS_MASK: tl.constexpr, SORTED: tl.constexpr, B: tl.constexpr,
-                  N: tl.constexpr):  # fmt: skip
+def chain_forward(x_ptr, mask_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, lam_ptr,
+                  lam_: tl.float64, lam_step, order_ptr, y_ptr, part_ptr, state_ptr, code_ptr, rows,
+                  d, x_stride, mask_stride, HAS_MASK: tl.constexpr, SORTED: tl.constexpr,
+                  B: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Each program computes every P-th row, P the number of programs. SORTED: isotonic regression
     of x + λ rank, x in descending order, and y in the original order by ``order``. Else total
     variation; also writes the mask of participants."""
@@ -54,8 +54,8 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
     for row32 in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.full((), 0, tl.int64) + row32
         scores, mask = x_ptr + row * x_stride, mask_ptr + row * mask_stride
-        gamma = tl.load(gamma_ptr + row * gamma_step)
-        lam = tl.load(lam_ptr + row * lam_step)
+        gamma = of_row(gamma_ptr, gamma_, row, gamma_step)
+        lam = of_row(lam_ptr, lam_, row, lam_step)
         zero = tl.full((), 0.0, tl.float64)
         top = zero - float("inf")
         count, good = 0, 0
@@ -127,7 +127,7 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
         one = tl.full((1, 1), 1.0, tl.float64)
         high2 = one * tl.where(high == -float("inf"), 0.0, high)
         active = tl.full((1, 1), 1, tl.int32) * fine.to(tl.int32)
-        c, e, sum_y = solve(one, x_at, code_at, d, 1, high2, one, one, one, active, active, GINI,
+        c, e, sum_y = solve(one, x_at, code_at, d, 1, high2, one, one, one, 1, active, active, GINI,
                             True, 1, 1, N)  # fmt: skip
         column = tl.arange(0, N)[None, :]
         for b in range(0, d, N):
@@ -143,8 +143,8 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, lam_ptr, order_ptr, y_ptr, part_pt
 
 
 @triton.jit(do_not_specialize=["rows"])
-def chain_backward(y_ptr, v_ptr, gamma_ptr, part_ptr, order_ptr, g_ptr, dlam_ptr, state_ptr,
-                   code_ptr, rows, d, y_stride, v_stride, part_stride, gamma_step,
+def chain_backward(y_ptr, v_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, part_ptr, order_ptr,
+                   g_ptr, dlam_ptr, state_ptr, code_ptr, rows, d, y_stride, v_stride, part_stride,
                    SORTED: tl.constexpr, HYPER: tl.constexpr, B: tl.constexpr):  # fmt: skip
     """w = Jv: the means of v over the groups of the support, minus its mean over the support.
 
@@ -160,7 +160,7 @@ def chain_backward(y_ptr, v_ptr, gamma_ptr, part_ptr, order_ptr, g_ptr, dlam_ptr
         row = tl.full((), 0, tl.int64) + row32
         y_at, v_at = y_ptr + row * y_stride, v_ptr + row * v_stride
         part_at, order_at = part_ptr + row * part_stride, order_ptr + row * d
-        gamma = tl.load(gamma_ptr + row * gamma_step)
+        gamma = of_row(gamma_ptr, gamma_, row, gamma_step)
         zero = tl.full((), 0.0, tl.float64)
         sum_v, size, total, count = zero, zero, zero, zero
         last = -1
@@ -249,7 +249,7 @@ def chain_backward(y_ptr, v_ptr, gamma_ptr, part_ptr, order_ptr, g_ptr, dlam_ptr
 def _launch(x: Tensor, block: int | None) -> tuple[int, int, int, Tensor, Tensor]:
     """The numbers of programs, block entries and warps, and the state memory."""
     rows, d = x.shape
-    block = min(BLOCK if block is None else block, max(32, triton.next_power_of_2(d)))
+    block = min(BLOCK if block is None else block, max(32, power_of_2(d)))
     programs = min(rows, max(STATE // d, 128))
     state = x.new_empty((programs, 3, d), dtype=torch.float64)
     return (
@@ -263,8 +263,8 @@ def _launch(x: Tensor, block: int | None) -> tuple[int, int, int, Tensor, Tensor
 
 def forward(
     x: Tensor,
-    gamma: Tensor,
-    lam: Tensor,
+    gamma: Tensor | float,
+    lam: Tensor | float,
     mask: Tensor | None,
     ranked: bool,
     block: int | None = None,
@@ -283,13 +283,12 @@ def forward(
             x, mask = torch.where(mask, x, -torch.inf), None
         x, order = x.sort(-1, descending=True)
     on = x if mask is None else mask
-    gamma, lam = gamma.contiguous(), lam.contiguous()
     with guard(x):
         programs, block, warps, state, code = _launch(x, block)
         chain_forward[(programs,)](
-            x, on, gamma, lam, order, y, y if part is None else part, state, code, rows, d,
-            x.stride(0), on.stride(0), *steps(gamma, lam), HAS_MASK=mask is not None,
-            SORTED=ranked, B=block, N=block, num_warps=warps,
+            x, on, *parameter(gamma), *parameter(lam), order, y, y if part is None else part, state,
+            code, rows, d, x.stride(0), on.stride(0), HAS_MASK=mask is not None, SORTED=ranked,
+            B=block, N=block, num_warps=warps,
         )  # fmt: skip
     return y, part
 
@@ -297,7 +296,7 @@ def forward(
 def backward(
     y: Tensor,
     v: Tensor,
-    gamma: Tensor,
+    gamma: Tensor | float,
     part: Tensor | None,
     ranked: bool,
     hyper: bool,
@@ -317,12 +316,10 @@ def backward(
         part = y
     elif part is None:
         part = torch.ones_like(y, dtype=torch.bool)
-    gamma = gamma.contiguous()
     with guard(y):
         programs, block, warps, state, code = _launch(y, block)
         chain_backward[(programs,)](
-            y, v, gamma, part, order, g, dlam, state, code, rows, d, y.stride(0),
-            v.stride(0), part.stride(0), *steps(gamma), SORTED=ranked, HYPER=hyper, B=block,
-            num_warps=warps,
+            y, v, *parameter(gamma), part, order, g, dlam, state, code, rows, d, y.stride(0),
+            v.stride(0), part.stride(0), SORTED=ranked, HYPER=hyper, B=block, num_warps=warps,
         )  # fmt: skip
     return g, dlam if hyper else None

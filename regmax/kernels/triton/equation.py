@@ -27,7 +27,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import BIG, GINI, PNORM, TSALLIS, distance, divide
+from .rows import BIG, GINI, PNORM, TSALLIS, distance, divide, quotient
 
 
 @triton.jit
@@ -40,10 +40,15 @@ def log1p(x, u):
 
 
 @triton.jit
-def special(k):
-    """k if it is 1 or 2 in all rows of the tile, else 0: then powers are products."""
-    low, high = tl.min(k), tl.max(k)
-    return tl.where(low == high, tl.where(low == 2, 2, tl.where(low == 1, 1, 0)), 0)
+def special(k, EXACT: tl.constexpr):
+    """k if it is 1 or 2 in all rows of the tile, else 0: then powers are products. EXACT: the
+    answer where the host knows it, else −1."""
+    if EXACT >= 0:
+        return tl.full((), EXACT, tl.int32)
+    else:
+        k = k + tl.zeros((1, 1), k.dtype)  # may be a scalar
+        low, high = tl.min(k), tl.max(k)
+        return tl.where(low == high, tl.where(low == 2, 2, tl.where(low == 1, 1, 0)), 0)
 
 
 @triton.jit
@@ -192,7 +197,7 @@ def slope_of_base(t, a, KIND: tl.constexpr):
 
 
 @triton.jit
-def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, count, active,
+def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, exact, count, active,
           KIND: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
           N: tl.constexpr):  # fmt: skip
     """c, e and Σv of each row (T, e, Σy for gini). Only ``active`` rows are iterated."""
@@ -216,7 +221,6 @@ def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, count, active,
         return t, e, total
     else:
         eps = 2.220446049250313e-16 if k.dtype == tl.float64 else 1.1920928955078125e-07
-        exact = special(k)
         low = -tl.log(tl.maximum(count, 1).to(k.dtype))
         if KIND == PNORM:
             low = low * (2.0 - 2.0 / (a + 1.0))
@@ -266,4 +270,5 @@ def entries(delta, c, e, k, total, exact, KIND: tl.constexpr):
         total = tl.where(close, 1.0, total)
     else:
         _, _, y = powers(delta, c, e, k, exact)
-    return divide(y, tl.zeros_like(y) + tl.where(total > 0, total, 1.0))
+    total = tl.where(total > 0, total, 1.0)
+    return quotient(y, total, divide(tl.zeros_like(total) + 1.0, total))

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .rows import (
+    ENTROPY,
     GINI,
     KINDS,
     PNORM,
@@ -31,9 +32,12 @@ from .rows import (
     exponents,
     guard,
     limit_of,
+    of_row,
+    parameter,
     per_row,
+    power_of_2,
     shape_of,
-    steps,
+    single,
 )
 
 
@@ -92,6 +96,8 @@ def weights(y, ref, a, KIND: tl.constexpr):
     log_y = tl.log(tl.where(on, y, 1.0))
     if KIND == GINI:
         s = tl.where(on, 1.0, 0.0).to(y.dtype)
+    elif KIND == ENTROPY:
+        s = tl.where(on, y, 0.0)
     else:
         s = tl.where(on, tl.exp((1.0 - a) * (log_y - tl.log(ref))), 0.0)
     return log_y, s
@@ -163,52 +169,54 @@ def jacobian_product(y, v, ref, v_ref, a, total, by_v, first, first_v, power, po
 
 
 @triton.jit(do_not_specialize=["rows"])
-def backward_rows(y_ptr, v_ptr, gamma_ptr, theta_ptr, g_ptr, dtheta_ptr, rows, d,
-                  y_stride, v_stride, gamma_step, theta_step, KIND: tl.constexpr,
-                  HYPER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                  theta: tl.float64, theta_step, g_ptr, dtheta_ptr, rows, d, y_stride, v_stride,
+                  KIND: tl.constexpr, HYPER: tl.constexpr, ROWS: tl.constexpr,
+                  BLOCK: tl.constexpr):  # fmt: skip
     """Each program computes ROWS rows: Jv/γ and −⟨Jv, ∂∇Ω(y)/∂θ⟩."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
     y, v = load_pair(y_ptr, v_ptr, row * y_stride + column, row * v_stride + column, inside)
-    gamma64 = per_row(gamma_ptr, row, gamma_step, rows)
-    a64, _, _ = exponents(per_row(theta_ptr, row, theta_step, rows), KIND)
-    a, gamma = a64.to(y.dtype), gamma64.to(y.dtype)
+    scale = per_row(gamma_ptr, gamma, row, gamma_step, rows).to(y.dtype)
+    a64, _, _ = exponents(per_row(theta_ptr, theta, row, theta_step, rows), KIND)
+    a = a64.to(y.dtype)
     ref, v_ref = reference(y, v, a)
     s0, s1, s2, s3, s4, s5 = jacobian_sums(y, v, ref, v_ref, a, KIND)
     w, by_theta = jacobian_product(y, v, ref, v_ref, a, s0, s1, s2, s3, s4, s5, KIND,
                                    HYPER)  # fmt: skip
-    any_on = s0 > 0
-    g = tl.where(any_on & (y > 0), w / gamma, 0.0)
+    g = tl.where(y > 0, w / scale, 0.0)
     tl.store(g_ptr + row * d + column, g.to(g_ptr.dtype.element_ty), mask=inside)
     if HYPER:
-        by_theta = tl.where(any_on, -by_theta.to(tl.float64), 0.0)
+        by_theta = tl.where(s0 > 0, -by_theta.to(tl.float64), 0.0)
         tl.store(dtheta_ptr + row, by_theta, mask=row < rows)
 
 
 @triton.jit
 def gather_reference(refs_ptr, row, chunks, a, KIND: tl.constexpr, MAX: tl.constexpr):
-    """The row's reference from those of its chunks; gini has equal weights and needs none."""
-    if KIND == GINI:
-        return tl.full((1, 1), 1.0, a.dtype), tl.full((1, 1), 0.0, a.dtype)
+    """The row's reference from those of its chunks; the weights of gini and entropy are at most 1
+    and need none."""
+    if (KIND == GINI) | (KIND == ENTROPY):
+        return tl.zeros_like(a) + 1.0, tl.zeros_like(a)
     else:
         s = tl.arange(0, MAX)[None, :]
         has = s < chunks
         at = (row * chunks + s) * 2
         y = tl.load(refs_ptr + at, mask=has, other=0.0)
         v = tl.load(refs_ptr + at + 1, mask=has, other=0.0)
-        return reference(y, v, a)
+        ref, v_ref = reference(y, v, a)
+        return single(ref), single(v_ref)
 
 
 @triton.jit
-def reference_chunks(y_ptr, v_ptr, theta_ptr, refs_ptr, d, chunks, y_stride, v_stride, theta_step,
-                     KIND: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+def reference_chunks(y_ptr, v_ptr, theta_ptr, theta: tl.float64, theta_step, refs_ptr, d, chunks,
+                     y_stride, v_stride, KIND: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Each program computes the reference of a chunk, with y = 0 if the chunk has no support."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
     y, v = load_pair(y_ptr, v_ptr, row * y_stride + column, row * v_stride + column, column < d)
-    a, _, _ = exponents(tl.load(theta_ptr + row * theta_step) + tl.zeros((1, 1), tl.float64), KIND)
+    a, _, _ = exponents(of_row(theta_ptr, theta, row, theta_step), KIND)
     ref, v_ref = reference(y, v, a.to(y.dtype))
     ref = tl.where(tl.max(y, 1, keep_dims=True) > 0, ref, 0.0)
     out = refs_ptr + (row * chunks + chunk) * 2 + tl.zeros((1, 1), tl.int64)
@@ -217,14 +225,15 @@ def reference_chunks(y_ptr, v_ptr, theta_ptr, refs_ptr, d, chunks, y_stride, v_s
 
 
 @triton.jit
-def sum_chunks(y_ptr, v_ptr, theta_ptr, refs_ptr, sums_ptr, d, chunks, y_stride, v_stride,
-               theta_step, KIND: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
+def sum_chunks(y_ptr, v_ptr, theta_ptr, theta: tl.float64, theta_step, refs_ptr, sums_ptr, d,
+               chunks, y_stride, v_stride, KIND: tl.constexpr, CHUNK: tl.constexpr,
+               MAX: tl.constexpr):  # fmt: skip
     """Each program computes the six sums of a chunk."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
     y, v = load_pair(y_ptr, v_ptr, row * y_stride + column, row * v_stride + column, column < d)
-    a, _, _ = exponents(tl.load(theta_ptr + row * theta_step) + tl.zeros((1, 1), tl.float64), KIND)
+    a, _, _ = exponents(of_row(theta_ptr, theta, row, theta_step), KIND)
     a = a.to(y.dtype)
     ref, v_ref = gather_reference(refs_ptr, row, chunks, a, KIND, MAX)
     s0, s1, s2, s3, s4, s5 = jacobian_sums(y, v, ref, v_ref, a, KIND)
@@ -242,21 +251,21 @@ def sum_chunks(y_ptr, v_ptr, theta_ptr, refs_ptr, sums_ptr, d, chunks, y_stride,
 def total_of(sums_ptr, row, chunks, i: tl.constexpr, MAX: tl.constexpr):
     s = tl.arange(0, MAX)[None, :]
     part = tl.load(sums_ptr + (row * chunks + s) * 8 + i, mask=s < chunks, other=0.0)
-    return tl.sum(part, 1, keep_dims=True)
+    return tl.sum(part)
 
 
 @triton.jit
-def product_chunks(y_ptr, v_ptr, gamma_ptr, theta_ptr, refs_ptr, sums_ptr, g_ptr, parts_ptr, d,
-                   chunks, y_stride, v_stride, gamma_step, theta_step, KIND: tl.constexpr,
-                   HYPER: tl.constexpr, CHUNK: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
+def product_chunks(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                   theta: tl.float64, theta_step, refs_ptr, sums_ptr, g_ptr, parts_ptr, d, chunks,
+                   y_stride, v_stride, KIND: tl.constexpr, HYPER: tl.constexpr, CHUNK: tl.constexpr,
+                   MAX: tl.constexpr):  # fmt: skip
     """Each program computes Jv/γ of a chunk, and its part of the inner product."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
     y, v = load_pair(y_ptr, v_ptr, row * y_stride + column, row * v_stride + column, column < d)
-    one = tl.full((1, 1), 1.0, tl.float64)
-    gamma64 = tl.load(gamma_ptr + row * gamma_step) * one
-    a, _, _ = exponents(tl.load(theta_ptr + row * theta_step) * one, KIND)
+    scale = of_row(gamma_ptr, gamma, row, gamma_step).to(y.dtype)
+    a, _, _ = exponents(of_row(theta_ptr, theta, row, theta_step), KIND)
     a = a.to(y.dtype)
     ref, v_ref = gather_reference(refs_ptr, row, chunks, a, KIND, MAX)
     s0 = total_of(sums_ptr, row, chunks, 0, MAX)
@@ -269,7 +278,7 @@ def product_chunks(y_ptr, v_ptr, gamma_ptr, theta_ptr, refs_ptr, sums_ptr, g_ptr
         s5 = total_of(sums_ptr, row, chunks, 5, MAX)
     w, by_theta = jacobian_product(y, v, ref, v_ref, a, s0, s1, s2, s3, s4, s5, KIND,
                                    HYPER)  # fmt: skip
-    g = tl.where((s0 > 0) & (y > 0), w / gamma64.to(y.dtype), 0.0)
+    g = tl.where(y > 0, w / scale, 0.0)
     tl.store(g_ptr + row * d + column, g.to(g_ptr.dtype.element_ty), mask=column < d)
     if HYPER:
         out = parts_ptr + row * chunks + chunk + tl.zeros((1, 1), tl.int64)
@@ -280,8 +289,8 @@ def backward(
     kind: str,
     y: Tensor,
     v: Tensor,
-    gamma: Tensor,
-    theta: Tensor | None,
+    gamma: Tensor | float,
+    theta: Tensor | float | None,
     hyper: bool,
     limit: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -295,15 +304,14 @@ def backward(
         return g, dtheta if hyper else None
     wide = y.dtype == torch.float64
     limit = limit_of(kind, y, limit)
-    theta = gamma if theta is None else theta
-    gamma, theta = gamma.contiguous(), theta.contiguous()
+    by_gamma, by_theta = parameter(gamma), parameter(theta)
     strides = (y.stride(0), v.stride(0))
     with guard(y):
         if d <= limit:
             shape = shape_of(d, wide)
-            backward_rows[(triton.cdiv(rows, shape["ROWS"]),)](
-                y, v, gamma, theta, g, dtheta, rows, d, *strides, *steps(gamma, theta),
-                KIND=KINDS[kind], HYPER=hyper, **shape,
+            backward_rows[(-(-rows // shape["ROWS"]),)](
+                y, v, *by_gamma, *by_theta, g, dtheta, rows, d, *strides, KIND=KINDS[kind],
+                HYPER=hyper, **shape,
             )  # fmt: skip
             return g, dtheta if hyper else None
         chunk, chunks = chunks_of(d, limit)
@@ -312,18 +320,17 @@ def backward(
             "CHUNK": chunk,
             "num_warps": shape_of(chunk, wide)["num_warps"],
         }
-        most = max(triton.next_power_of_2(chunks), 16)
+        most = max(power_of_2(chunks), 16)
         dtype = torch.float64 if wide else torch.float32
         refs = y.new_empty((rows, chunks, 2), dtype=dtype)
         sums = y.new_empty((rows, chunks, 8), dtype=dtype)
         parts = y.new_empty((rows, chunks) if hyper else (1,), dtype=torch.float64)
-        (theta_step,) = steps(theta)
         grid = (rows * chunks,)
-        if kind != "gini":
-            reference_chunks[grid](y, v, theta, refs, d, chunks, *strides, theta_step, **size)
-        sum_chunks[grid](y, v, theta, refs, sums, d, chunks, *strides, theta_step, MAX=most, **size)
+        if kind in ("tsallis", "pnorm"):
+            reference_chunks[grid](y, v, *by_theta, refs, d, chunks, *strides, **size)
+        sum_chunks[grid](y, v, *by_theta, refs, sums, d, chunks, *strides, MAX=most, **size)
         product_chunks[grid](
-            y, v, gamma, theta, refs, sums, g, parts, d, chunks, *strides, *steps(gamma),
-            theta_step, HYPER=hyper, MAX=most, **size,
+            y, v, *by_gamma, *by_theta, refs, sums, g, parts, d, chunks, *strides, HYPER=hyper,
+            MAX=most, **size,
         )  # fmt: skip
         return g, parts.sum(1) if hyper else None

@@ -1,14 +1,14 @@
 """Threshold mappings of long rows in Triton: Π_Ω(x) by chunks of a row.
 
-With the distances δ_i = (max x − x_i)/γ ≥ 0,
-
-    y_i = v_i / Σv,    v_i = [1 − c δ_i]₊^k,
-
-is 0 for δ_i > r, r the reach of the support (1, or 1/a). A chunk's maximum is at most the row's, so
-entries within reach of the row's maximum are within reach of the chunk's. The first launch packs
+y_i is 0 where δ_i is beyond the reach of the support (1, or 1/a; :mod:`.equation`). A chunk's
+maximum is at most the row's, so entries within reach of the row's maximum are within reach of the
+chunk's. The first launch packs
 the candidates of each chunk to the front of its part of the output, which serves as scratch. The
 second solves the equation of each row on its candidates. The third reads x again and writes y,
 chunk by chunk. The host reads nothing back.
+
+Where many entries of a chunk are within reach, a few Newton steps on the chunk alone reduce r: more
+entries only raise the threshold of a separable Ω.
 """
 
 # ruff: noqa: SIM102 (what is decided at compilation needs its own if)
@@ -22,14 +22,40 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .equation import entries, solve, special
-from .rows import TSALLIS, chunks_of, distance, exponents, load_scores, shape_of, survey
-from .steep import steep_row
+from .equation import entries, powers, solve, special
+from .rows import (
+    PNORM,
+    TSALLIS,
+    chunks_of,
+    distance,
+    divide,
+    exponents,
+    load_scores,
+    of_row,
+    power_of_2,
+    quotient,
+    shape_of,
+    survey,
+)
 
 
 @triton.jit
-def pack_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_ptr, held_ptr, d,
-                chunks, x_stride, mask_stride, gamma_step, theta_step, KIND: tl.constexpr,
+def reduced(reach, delta, a, k, exact):
+    """A smaller reach r, by Newton's method on (Σ [a(r − δ)]₊^k)^a = 1, a k-norm and convex for
+    k ≥ 1. It is at least 1 at r = 1/a, and the steps from there do not pass the root."""
+    r = 1.0 / a
+    for _ in range(6):
+        _, t, v = powers(delta, 1.0 / r, 0.0, k, exact)
+        total = tl.sum(v)
+        norm = tl.exp(a * tl.log(total))
+        r = r - (a * r * norm - 1.0) * total / (a * norm * tl.sum(t))
+    return tl.where((r > 0) & (r < reach), 1.001 * r, reach)
+
+
+@triton.jit
+def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                theta: tl.float64, theta_step, y_ptr, tops_ptr, counts_ptr, held_ptr, d, chunks,
+                x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
                 HAS_MASK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Each program packs the candidates of a chunk, by the chunk's maximum, to the front of its
     part of y, and writes the chunk's maximum, its number of participants (−1: a NaN or +inf) and
@@ -41,12 +67,17 @@ def pack_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_p
     x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, inside,
                     HAS_MASK)  # fmt: skip
     top, count, spoilt = survey(x)
-    gamma = tl.load(gamma_ptr + row * gamma_step)
-    theta = tl.load(theta_ptr + row * theta_step)
-    _, _, reach = exponents(theta, KIND)
+    scale = of_row(gamma_ptr, gamma, row, gamma_step).to(x.dtype)
+    a64, k64, reach64 = exponents(of_row(theta_ptr, theta, row, theta_step), KIND)
+    a, k, reach = a64.to(x.dtype), k64.to(x.dtype), reach64.to(x.dtype)
+    delta = distance(x, top, scale)
     # without participants the maximum is 0, and no entry is kept
-    keep = inside & (distance(x, top, gamma.to(x.dtype)) <= reach.to(x.dtype)) & (x < float("inf"))
-    keep = keep & (x != -float("inf"))
+    on = inside & (x < float("inf")) & (x != -float("inf"))
+    keep = on & (delta <= reach)
+    if KIND != PNORM:
+        if (tl.sum(keep.to(tl.int32)) > CHUNK // 8) & (a > 0) & (a <= 1):
+            near = tl.where(on, delta, float("inf"))
+            keep = on & (delta <= reduced(reach, near, a, k, special(k, EXACT)))
     place = tl.cumsum(keep.to(tl.int32), 1) - 1
     tl.store(y_ptr + row * d + chunk * CHUNK + place, x.to(y_ptr.dtype.element_ty), mask=keep)
     at = row * chunks + chunk
@@ -57,13 +88,13 @@ def pack_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_p
 
 
 @triton.jit
-def solve_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_ptr, held_ptr,
-                 out_ptr, d, chunks, x_stride, mask_stride, gamma_step, theta_step,
-                 KIND: tl.constexpr, HAS_MASK: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-                 N: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
+def solve_chunks(gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr, theta: tl.float64, theta_step,
+                 y_ptr, tops_ptr, counts_ptr, held_ptr, out_ptr, d, chunks, KIND: tl.constexpr,
+                 EXACT: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr, N: tl.constexpr,
+                 MAX: tl.constexpr):  # fmt: skip
     """Each program solves the equation of a row on its candidates and writes seven numbers for
-    ``write_chunks``: state (0: no participants, 1: solved, 2: α > 2 and y written already, NaN: a
-    NaN or +inf score), max, γ, c, e, k and Σv. The stride of ``out`` is eight."""
+    ``write_chunks``: state (0: no participants, 1: solved, NaN: a NaN or +inf score), max, γ, c, e,
+    k and Σv. The stride of ``out`` is eight."""
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, MAX)[None, :]
     has = s < chunks
@@ -74,26 +105,21 @@ def solve_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_
     spoilt = tl.min(counts, 1, keep_dims=True) < 0
     most = tl.max(tl.load(held_ptr + at, mask=has, other=0))
     one = tl.full((1, 1), 1.0, tl.float64)
-    gamma64 = tl.load(gamma_ptr + row * gamma_step) * one
-    theta64 = tl.load(theta_ptr + row * theta_step) * one
+    gamma64 = of_row(gamma_ptr, gamma, row, gamma_step) * one
+    theta64 = of_row(theta_ptr, theta, row, theta_step) * one
     spoilt = spoilt | (gamma64 != gamma64) | (theta64 != theta64)
     a64, k64, _ = exponents(theta64, KIND)
-    a, k, gamma = a64.to(top.dtype), k64.to(top.dtype), gamma64.to(top.dtype)
+    a, k, scale = a64.to(top.dtype), k64.to(top.dtype), gamma64.to(top.dtype)
     fine = (spoilt == 0) & (count > 0)
     top = tl.where(top == -float("inf"), 0.0, top)
     level = fine
     if KIND == TSALLIS:
         level = fine & (a64 <= 1)
     unused = tl.zeros((1, 1), top.dtype)
-    c, e, total = solve(unused, y_ptr + row * d, held_ptr + row * chunks, most, chunks, top, gamma,
-                        a, k, count, level.to(tl.int32), KIND, True, CHUNK, CH, N)  # fmt: skip
+    c, e, total = solve(unused, y_ptr + row * d, held_ptr + row * chunks, most, chunks, top, scale,
+                        a, k, special(k, EXACT), count, level.to(tl.int32), KIND, True, CHUNK, CH,
+                        N)  # fmt: skip
     state = tl.where(spoilt, float("nan"), tl.where(fine, 1.0, 0.0)).to(tl.float64)
-    if KIND == TSALLIS:
-        if tl.max((fine & (a64 > 1)).to(tl.int32)) > 0:
-            state = state + 1.0
-            tl.debug_barrier()
-            steep_row(x_ptr + row * x_stride, mask_ptr + row * mask_stride, y_ptr + row * d, d,
-                      top.to(tl.float64), gamma64, a64, HAS_MASK, N // 4)  # fmt: skip
     out = out_ptr + row * 8 + tl.zeros((1, 1), tl.int64)
     tl.store(out, state)
     tl.store(out + 1, top.to(tl.float64))
@@ -106,7 +132,8 @@ def solve_chunks(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, tops_ptr, counts_
 
 @triton.jit
 def write_chunks(x_ptr, mask_ptr, y_ptr, out_ptr, d, chunks, x_stride, mask_stride,
-                 KIND: tl.constexpr, HAS_MASK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+                 KIND: tl.constexpr, EXACT: tl.constexpr, HAS_MASK: tl.constexpr,
+                 CHUNK: tl.constexpr):  # fmt: skip
     """Each program computes y of a chunk from x and the row's numbers."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
@@ -114,27 +141,59 @@ def write_chunks(x_ptr, mask_ptr, y_ptr, out_ptr, d, chunks, x_stride, mask_stri
     inside = column < d
     x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, inside,
                     HAS_MASK)  # fmt: skip
-    out = out_ptr + row * 8 + tl.zeros((1, 1), tl.int64)
+    out = out_ptr + row * 8
     state, top, gamma = tl.load(out), tl.load(out + 1), tl.load(out + 2)
     c, e, k, total = tl.load(out + 3), tl.load(out + 4), tl.load(out + 5), tl.load(out + 6)
     delta = distance(x, top.to(x.dtype), gamma.to(x.dtype))
     k = k.to(x.dtype)
-    y = entries(delta, c.to(x.dtype), e.to(x.dtype), k, total.to(x.dtype), special(k), KIND)
+    exact = special(k, EXACT)
+    y = entries(delta, c.to(x.dtype), e.to(x.dtype), k, total.to(x.dtype), exact, KIND)
     y = tl.where(state != state, float("nan"), tl.where(state > 0, y, 0.0))
-    tl.store(y_ptr + row * d + column, y.to(y_ptr.dtype.element_ty), mask=inside & (state != 2))
+    tl.store(y_ptr + row * d + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_ptr, d, x_stride,
+                   mask_stride, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Each program computes softmax of a row, which it reads twice."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    gamma64 = of_row(gamma_ptr, gamma, row, gamma_step)
+    x_at, mask_at = x_ptr + row * x_stride, mask_ptr + row * mask_stride
+    first = load_scores(x_at, mask_at, column, column, column < d, HAS_MASK)
+    high, count, spoilt = survey(first)
+    scale = gamma64.to(first.dtype) + tl.zeros_like(high)
+    total = tl.sum(tl.exp(-distance(first, high, scale)), 1, keep_dims=True)
+    for b in range(BLOCK, d, BLOCK):
+        i = b + column
+        x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
+        top, n, wrong = survey(x)
+        top = tl.where(count > 0, tl.where(n > 0, tl.maximum(high, top), high), top)
+        kept = tl.where(count > 0, total * tl.exp(-distance(high, top, scale)), 0.0)
+        total = kept + tl.sum(tl.exp(-distance(x, top, scale)), 1, keep_dims=True)
+        high, count, spoilt = top, count + n, spoilt | wrong
+    spoilt = (tl.max(spoilt) > 0) | (gamma64 != gamma64)
+    total = tl.maximum(total, 1.0)
+    for b in range(0, d, BLOCK):
+        i = b + column
+        x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
+        y = tl.exp(-distance(x, high, scale))
+        y = quotient(y, total, divide(tl.zeros_like(total) + 1.0, total))
+        y = tl.where(spoilt, float("nan"), tl.where(tl.max(count) > 0, y, 0.0))
+        tl.store(y_ptr + row * d + i, y.to(y_ptr.dtype.element_ty), mask=i < d)
 
 
 def forward_chunks(
     x: Tensor,
     on: Tensor,
-    hyper: tuple[Tensor, Tensor],
+    hyper: tuple[Tensor | float | None, ...],
     y: Tensor,
-    strides: tuple[int, ...],
+    strides: tuple[int, int],
     flags: dict[str, int | bool],
     limit: int,
 ) -> None:
     """Write Π_Ω of each row to y. ``on`` is the mask (not read if there is none), ``hyper`` γ and
-    θ, ``strides`` the row strides of x, ``on``, γ and θ."""
+    θ as arguments, ``strides`` the row strides of x and ``on``."""
     rows, d = x.shape
     wide = x.dtype == torch.float64
     chunk, chunks = chunks_of(d, limit)
@@ -142,15 +201,16 @@ def forward_chunks(
     tops = x.new_empty((rows, chunks), dtype=torch.float64 if wide else torch.float32)
     counts, held = x.new_empty((2, rows, chunks), dtype=torch.int32)
     out = x.new_empty((rows, 8), dtype=torch.float64)
+    solver = {key: flags[key] for key in ("KIND", "EXACT")}
+    slots = power_of_2(chunks)
     pack_chunks[(rows * chunks,)](
         x, on, *hyper, y, tops, counts, held, d, chunks, *strides, **flags, CHUNK=chunk,
         num_warps=warps,
     )  # fmt: skip
     solve_chunks[(rows,)](
-        x, on, *hyper, y, tops, counts, held, out, d, chunks, *strides, **flags, CHUNK=chunk,
-        CH=16, N=2048 if wide else 4096, MAX=max(triton.next_power_of_2(chunks), 16),
-        num_warps=8,
+        *hyper, y, tops, counts, held, out, d, chunks, **solver, CHUNK=chunk, CH=min(slots, 16),
+        N=2048 if wide else 4096, MAX=max(slots, 16), num_warps=8,
     )  # fmt: skip
     write_chunks[(rows * chunks,)](
-        x, on, y, out, d, chunks, *strides[:2], **flags, CHUNK=chunk, num_warps=warps
+        x, on, y, out, d, chunks, *strides, **flags, CHUNK=chunk, num_warps=warps
     )  # fmt: skip

@@ -5,25 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..base import Hyper, Kernel
+from ..base import Hyper, Kernel, Number, Numbers
 from . import chain, jacobian, threshold
 
 
 class ThresholdKernel(Kernel):
     """Π_Ω for an Ω whose mapping is a power above a threshold, any floating dtype.
 
-    ``kind``: "gini" (no hyperparameter), "tsallis" (α) or "pnorm" (p). ``limit`` and ``pack``, for
-    tests and tuning: the longest row for one program, and the shortest whose candidates are packed.
+    ``kind``: "gini" or "entropy" (no hyperparameter), "tsallis" (α) or "pnorm" (p). ``limit`` and
+    ``pack``, for tests and tuning: the longest row for one program, and the shortest whose
+    candidates are packed.
     """
 
     name = "triton"
+    numbers = True
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
     def __init__(self, kind: str, limit: int | None = None, pack: int | None = None) -> None:
         self.kind, self.limit, self.pack = kind, limit, pack
 
     def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+        self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         first = theta[0] if theta else None
         y = threshold.forward(self.kind, x, gamma, first, mask, self.limit, self.pack)
@@ -33,8 +35,8 @@ class ThresholdKernel(Kernel):
         self,
         y: Tensor,
         v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
+        gamma: Number,
+        theta: Numbers,
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
@@ -54,13 +56,14 @@ class ChainKernel(Kernel):
     """
 
     name = "triton"
+    numbers = True
     dtypes = (torch.float32, torch.float64)
 
     def __init__(self, ranked: bool, block: int | None = None) -> None:
         self.ranked, self.block = ranked, block
 
     def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+        self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         return chain.forward(x, gamma, theta[0], mask, self.ranked, self.block)
 
@@ -68,8 +71,8 @@ class ChainKernel(Kernel):
         self,
         y: Tensor,
         v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
+        gamma: Number,
+        theta: Numbers,
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:

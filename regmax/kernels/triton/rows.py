@@ -11,6 +11,7 @@ so that no mask is needed.
 
 from __future__ import annotations
 
+import functools
 import os
 from contextlib import AbstractContextManager, nullcontext
 
@@ -21,13 +22,14 @@ from torch import Tensor
 
 from ..wrappers import without_memory
 
-LIMIT = {"gini": 16384, "tsallis": 8192, "pnorm": 8192}
+LIMIT = {"gini": 16384, "tsallis": 8192, "pnorm": 8192, "entropy": 16384}
 """The longest row that one program keeps on the chip; half of it in float64."""
 
 GINI = tl.constexpr(0)
 TSALLIS = tl.constexpr(1)
 PNORM = tl.constexpr(2)
-KINDS = {"gini": 0, "tsallis": 1, "pnorm": 2}
+ENTROPY = tl.constexpr(3)
+KINDS = {"gini": 0, "tsallis": 1, "pnorm": 2, "entropy": 3}
 
 BIG = tl.constexpr(1e30)
 """δ is at most this for participants, and +∞ for masked entries."""
@@ -49,10 +51,15 @@ def limit_of(kind: str, x: Tensor, limit: int | None) -> int:
     return limit or LIMIT[kind] // (2 if x.dtype == torch.float64 else 1)
 
 
+def power_of_2(n: int) -> int:
+    """The least power of 2 that is at least n; Triton's function takes microseconds."""
+    return 1 << (n - 1).bit_length()
+
+
 def chunks_of(d: int, limit: int) -> tuple[int, int]:
     """The entries of a chunk of a longer row, and how many chunks it has."""
-    chunk = min(8192, triton.next_power_of_2(max(limit // 2, 16)))
-    return chunk, triton.cdiv(d, chunk)
+    chunk = min(8192, power_of_2(max(limit // 2, 16)))
+    return chunk, -(-d // chunk)
 
 
 def guard(x: Tensor) -> AbstractContextManager[object]:
@@ -64,20 +71,42 @@ def guard(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device)
 
 
-def steps(*values: Tensor) -> list[int]:
-    """The stride from row to row of each value: 0 if all rows share it."""
-    return [0 if value.numel() == 1 else 1 for value in values]
+def parameter(item: Tensor | float | None) -> tuple[Tensor | None, float, int]:
+    """A hyperparameter as three arguments of a kernel: memory (None for a number), the number, and
+    the stride from row to row (0 if all rows share it)."""
+    if isinstance(item, Tensor):
+        return item.contiguous(), 0.0, int(item.numel() > 1)
+    return None, 1.0 if item is None else item, 0
 
 
+@functools.lru_cache(maxsize=1024)
 def shape_of(d: int, wide: bool, alone: bool = False) -> dict[str, int]:
     """Rows (one if ``alone``) and columns of a program's tile, and its warps.
 
     A function of d and the dtype, so that a row's result does not depend on its batch.
     """
-    block = max(16, triton.next_power_of_2(d))
+    block = max(16, power_of_2(d))
     rows = 1 if alone else max(1, 512 // block)
     warps = min(max(rows * block // (128 if wide else 512), 1), 16)
     return {"ROWS": rows, "BLOCK": block, "num_warps": warps}
+
+
+@triton.jit
+def _nothing():
+    pass
+
+
+def probe() -> None:
+    """Launch a kernel that does nothing: at its first launch Triton needs a C compiler and a driver
+    that fits."""
+    try:
+        _nothing[(1,)]()
+    except Exception as error:
+        raise RuntimeError(f"Triton cannot launch kernels: {error}") from error
+
+
+if torch.cuda.is_available() and not interpreted():
+    probe()
 
 
 @triton.jit
@@ -90,10 +119,21 @@ def divide(a, b):
 
 
 @triton.jit
+def quotient(a, b, inverse):
+    """a/b from 1/b, for a tile a: a product and one correction, rounded as a division."""
+    q = a * inverse
+    # 0 where b or 1/b is infinite
+    b = tl.where((inverse > 0) & (inverse < float("inf")), b, 0.0)
+    rest = tl.fma(-q, tl.zeros_like(a) + b, a)
+    return tl.fma(rest, tl.zeros_like(a) + inverse, q)
+
+
+@triton.jit
 def distance(x, top, gamma):
     """δ = (top − x)/γ in [0, BIG]; +∞ where x is −∞."""
     off = top - x
-    delta = tl.minimum(divide(off, tl.zeros_like(off) + gamma), BIG)
+    delta = quotient(off, gamma, divide(tl.zeros_like(gamma) + 1.0, gamma))
+    delta = tl.where(delta < BIG, delta, BIG)
     delta = tl.where(off > 0, delta, 0.0)
     return tl.where(x == -float("inf"), float("inf"), delta)
 
@@ -123,9 +163,27 @@ def survey(x):
 
 
 @triton.jit
-def per_row(ptr, row, step, rows):
+def per_row(ptr, value, row, step, rows):
     """A hyperparameter of each row of the tile: float64, (rows, 1)."""
-    return tl.load(ptr + row * step, mask=row < rows, other=1.0)
+    if ptr is None:
+        return tl.full(row.shape, 0.0, tl.float64) + value
+    else:
+        return tl.load(ptr + row * step, mask=row < rows, other=1.0)
+
+
+@triton.jit
+def of_row(ptr, value, row, step):
+    """A hyperparameter of one row: float64."""
+    if ptr is None:
+        return tl.full((), 0.0, tl.float64) + value
+    else:
+        return tl.load(ptr + row * step)
+
+
+@triton.jit
+def single(t):
+    """The number of a (1, 1) tile: a tile would be broadcast through shared memory."""
+    return tl.sum(t)
 
 
 @triton.jit
@@ -133,6 +191,8 @@ def exponents(theta, KIND: tl.constexpr):
     """a, k = 1/a (0 at a = 0), and the reach of the support, from α or p in float64."""
     if KIND == GINI:
         a = tl.zeros_like(theta) + 1.0
+    elif KIND == ENTROPY:
+        a = tl.zeros_like(theta)
     else:
         a = theta - 1.0
     k = tl.where(a == 0, 0.0, 1.0 / tl.where(a == 0, 1.0, a))

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .equation import EXCESS, NEXT, STEEP, log_sum, stats
-from .rows import distance, load_scores
+from .rows import distance, load_scores, of_row
 
 
 @triton.jit
@@ -79,20 +79,33 @@ def steep_entries(delta, a, last, log_power, total):
 
 
 @triton.jit
-def steep_row(x_ptr, mask_ptr, y_ptr, d, top, gamma, a, HAS_MASK: tl.constexpr,
+def steep_row(x_ptr, mask_ptr, y_ptr, d, gamma, a, HAS_MASK: tl.constexpr,
               N: tl.constexpr):  # fmt: skip
     """One row with α > 2, read from memory N entries at a time; in float64 except x and y."""
     column = tl.arange(0, N)[None, :]
+    high = tl.full((), -float("inf"), tl.float64)
+    count, wrong = 0, 0
+    for w0 in range(0, d, N):
+        at = w0 + column
+        x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK).to(tl.float64)
+        on = x != -float("inf")
+        finite = on & (x < float("inf"))
+        high = tl.maximum(high, tl.max(tl.where(finite, x, -float("inf"))))
+        count += tl.sum(on.to(tl.int32))
+        wrong += tl.sum((on & (finite == 0)).to(tl.int32))
+    fine = (count > 0) & (wrong == 0) & (gamma == gamma)
+    one = tl.full((1, 1), 1.0, tl.float64)
+    top, gamma, a = one * tl.where(fine, high, 0.0), one * gamma, one * a
     held = 0
     for w0 in range(0, d, N):
         at = w0 + column
         x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK)
-        keep = distance(x.to(tl.float64), top, gamma) * a <= 1.001
+        keep = fine & (distance(x.to(tl.float64), top, gamma) * a <= 1.001)
         place = held + tl.cumsum(keep.to(tl.int32), 1) - 1
         tl.store(y_ptr + place, x.to(y_ptr.dtype.element_ty), mask=keep)
         held += tl.sum(keep.to(tl.int32))
     tl.debug_barrier()
-    active = tl.full((1, 1), 1, tl.int32)
+    active = tl.full((1, 1), 1, tl.int32) * fine.to(tl.int32)
     none = tl.zeros_like(a)
     last, log_power, total = solve_steep(none, y_ptr, y_ptr, held, 1, top, gamma, a, active, True,
                                          1, 1, N)  # fmt: skip
@@ -101,6 +114,22 @@ def steep_row(x_ptr, mask_ptr, y_ptr, d, top, gamma, a, HAS_MASK: tl.constexpr,
         at = w0 + column
         x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK)
         y = steep_entries(distance(x.to(tl.float64), top, gamma), a, last, log_power, total)
+        y = tl.where(fine, y, tl.where((wrong > 0) | (gamma != gamma), float("nan"), 0.0))
         if x.dtype != tl.float64:
             y = y.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < d)
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["rows"])
+def steep_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+               theta: tl.float64, theta_step, y_ptr, rows, d, x_stride, mask_stride,
+               HAS_MASK: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """Each program computes those of ROWS rows that have α > 2."""
+    for i in range(ROWS):
+        row = (tl.program_id(0) * ROWS + i).to(tl.int64)
+        if row < rows:
+            a = of_row(theta_ptr, theta, row, theta_step) - 1.0
+            if a > 1.0:
+                steep_row(x_ptr + row * x_stride, mask_ptr + row * mask_stride, y_ptr + row * d, d,
+                          of_row(gamma_ptr, gamma, row, gamma_step), a, HAS_MASK, N)  # fmt: skip

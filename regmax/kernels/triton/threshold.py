@@ -1,26 +1,26 @@
 """Threshold mappings in Triton: rows as tiles of one program, or as chunks of several.
 
-Without a penalty, Π_Ω(x) is a power of the excess over a threshold: with the distances
-δ_i = (max x − x_i)/γ ≥ 0,
-
-    y_i = v_i / Σv,    v_i = [1 − c δ_i]₊^k,
-
-and c solves one scalar equation per row (:mod:`.equation`; :mod:`.steep` for α > 2, where the slope
-at the threshold is infinite).
+Without a penalty, Π_Ω(x) is a power of the excess over a threshold, which solves one scalar
+equation per row (:mod:`.equation`; :mod:`.steep` for α > 2, where the slope at the threshold is
+infinite).
 
 A short row is a line of a tile in registers. If powers are expensive, the entries of a longer row
 that can be in the support (δ below 1, or 1/a) are first packed to the front of the output row,
 which serves as scratch, and the equation is solved on these. In both cases x is read once and y is
 written once. Several programs pack a row of more than ``LIMIT`` entries, one solves it, and several
-read it again and write y (:mod:`.long_rows`). The host reads nothing back. γ and θ come from
-memory, so that new values need no compilation.
+read it again and write y (:mod:`.long_rows`). The host reads nothing back. γ and θ are arguments,
+as numbers or in memory, so that new values need no compilation; but whether k is 1 or 2, and
+whether a row may have α > 2, is compiled where the host knows it.
+
+Softmax is y_i = e^(−δ_i)/Σ, without an equation.
 """
 
-# ruff: noqa: SIM102, PIE808 (what is decided at compilation needs its own if)
 # mypy: disable-error-code="import-not-found, import-untyped"
 # mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import triton
@@ -28,46 +28,51 @@ import triton.language as tl
 from torch import Tensor
 
 from .equation import entries, solve, special
-from .long_rows import forward_chunks
+from .long_rows import forward_chunks, softmax_blocks
 from .rows import (
+    ENTROPY,
     KINDS,
     TSALLIS,
     check_device,
+    chunks_of,
     distance,
+    divide,
     exponents,
     guard,
     limit_of,
     load_scores,
+    parameter,
     per_row,
+    quotient,
     shape_of,
-    steps,
     survey,
 )
-from .steep import steep_row
+from .steep import steep_rows
 
-PACK = {"gini": 1 << 30, "tsallis": 1024, "pnorm": 1024}
+PACK = {"gini": 1 << 30, "tsallis": 1024, "pnorm": 1024, "entropy": 1 << 30}
 """The shortest row of one program that packs its candidates: powers then cost more than packing."""
 
 
 @triton.jit(do_not_specialize=["rows"])
-def forward_rows(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, rows, d, x_stride, mask_stride,
-                 gamma_step, theta_step, KIND: tl.constexpr, HAS_MASK: tl.constexpr,
+def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                 theta: tl.float64, theta_step, y_ptr, rows, d, x_stride, mask_stride,
+                 KIND: tl.constexpr, EXACT: tl.constexpr, HAS_MASK: tl.constexpr,
                  ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
                  N: tl.constexpr):  # fmt: skip
-    """Each program computes ROWS rows; PACKED needs ROWS = 1."""
+    """Each program computes ROWS rows, but not those with α > 2; PACKED needs ROWS = 1."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
     x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, inside,
                     HAS_MASK)  # fmt: skip
     top, count, spoilt = survey(x)
-    gamma64 = per_row(gamma_ptr, row, gamma_step, rows)
-    theta64 = per_row(theta_ptr, row, theta_step, rows)
+    gamma64 = per_row(gamma_ptr, gamma, row, gamma_step, rows)
+    theta64 = per_row(theta_ptr, theta, row, theta_step, rows)
     spoilt = spoilt | (gamma64 != gamma64) | (theta64 != theta64)
     fine = (spoilt == 0) & (count > 0)
     a64, k64, reach = exponents(theta64, KIND)
-    a, k, gamma = a64.to(x.dtype), k64.to(x.dtype), gamma64.to(x.dtype)
-    delta = distance(x, top, gamma)
+    a, k, scale = a64.to(x.dtype), k64.to(x.dtype), gamma64.to(x.dtype)
+    delta = distance(x, top, scale)
     flat = (tl.program_id(0) * ROWS).to(tl.int64) * d
     most = 0
     if PACKED:
@@ -79,39 +84,39 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, theta_ptr, y_ptr, rows, d, x_stride
     level = fine
     if KIND == TSALLIS:
         level = fine & (a64 <= 1)
-    exact = special(k)
-    c, e, total = solve(delta, y_ptr + flat, y_ptr, most, 1, top, gamma, a, k, count,
-                        level.to(tl.int32), KIND, PACKED, BLOCK, 1, N)  # fmt: skip
-    y = entries(delta, c, e, k, total, exact, KIND)
+    if KIND == ENTROPY:
+        y = tl.exp(-delta)
+        total = tl.maximum(tl.sum(y, 1, keep_dims=True), 1.0)
+        y = quotient(y, total, divide(tl.zeros_like(total) + 1.0, total))
+    else:
+        exact = special(k, EXACT)
+        c, e, total = solve(delta, y_ptr + flat, y_ptr, most, 1, top, scale, a, k, exact, count,
+                            level.to(tl.int32), KIND, PACKED, BLOCK, 1, N)  # fmt: skip
+        y = entries(delta, c, e, k, total, exact, KIND)
     y = tl.where(spoilt != 0, float("nan"), tl.where(count > 0, y, 0.0))
     if PACKED:
         tl.debug_barrier()
     tl.store(y_ptr + row * d + column, y.to(y_ptr.dtype.element_ty), mask=inside)
-    if KIND == TSALLIS:
-        if tl.max((fine & (a64 > 1)).to(tl.int32)) > 0:
-            tl.debug_barrier()
-            for i in range(0, ROWS):
-                # select one row of the tile
-                mine = tl.arange(0, ROWS)[:, None] == i
-                a_i = tl.sum(tl.where(mine & fine, a64, 0.0), 0, keep_dims=True)
-                if tl.max(a_i) > 1:
-                    r = (tl.program_id(0) * ROWS + i).to(tl.int64)
-                    top_i = tl.sum(tl.where(mine, top, 0.0), 0, keep_dims=True).to(tl.float64)
-                    gamma_i = tl.sum(tl.where(mine, gamma64, 0.0), 0, keep_dims=True)
-                    steep_row(x_ptr + r * x_stride, mask_ptr + r * mask_stride, y_ptr + r * d, d,
-                              top_i, gamma_i, a_i, HAS_MASK, N)  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def _exact(kind: str, theta: float | None) -> int:
+    """k where it is 1 or 2, 0 for another number, −1 where the host does not know it."""
+    if theta is None:
+        return -1
+    return {2.0: 1, 1.5: 2}.get(theta, 0)
 
 
 def forward(
     kind: str,
     x: Tensor,
-    gamma: Tensor,
-    theta: Tensor | None,
+    gamma: Tensor | float,
+    theta: Tensor | float | None,
     mask: Tensor | None,
     limit: int | None = None,
     pack: int | None = None,
 ) -> Tensor:
-    """Π_Ω of each row, for ``kind`` "gini", "tsallis" (θ = α) or "pnorm" (θ = p).
+    """Π_Ω of each row, for ``kind`` "gini", "tsallis" (θ = α), "pnorm" (θ = p) or "entropy".
 
     ``limit`` and ``pack`` replace the constants of that name.
     """
@@ -123,19 +128,34 @@ def forward(
     wide = x.dtype == torch.float64
     limit = limit_of(kind, x, limit)
     pack = PACK[kind] if pack is None else pack
-    theta = gamma if theta is None else theta
     on = x if mask is None else mask
-    hyper = (gamma.contiguous(), theta.contiguous())
-    strides = (x.stride(0), on.stride(0), *steps(*hyper))
-    flags = {"KIND": KINDS[kind], "HAS_MASK": mask is not None}
+    number = None if isinstance(theta, Tensor) else theta
+    hyper = (*parameter(gamma), *parameter(theta))
+    strides = (x.stride(0), on.stride(0))
+    flags = {"KIND": KINDS[kind], "EXACT": _exact(kind, number), "HAS_MASK": mask is not None}
+    steep = kind == "tsallis" and (number is None or number > 2)  # may a row have α > 2
+    packed = d >= pack
+    shape = shape_of(d, wide, packed)
     with guard(x):
-        if d <= limit:
-            packed = d >= pack
-            shape = shape_of(d, wide, packed)
-            forward_rows[(triton.cdiv(rows, shape["ROWS"]),)](
+        if steep and number is not None:
+            pass
+        elif d <= limit:
+            forward_rows[(-(-rows // shape["ROWS"]),)](
                 x, on, *hyper, y, rows, d, *strides, **flags, **shape,
                 PACKED=packed, N=128 * shape["num_warps"],
             )  # fmt: skip
-            return y
-        forward_chunks(x, on, hyper, y, strides, flags, limit)
-        return y
+        elif kind == "entropy":
+            softmax_blocks[(rows,)](
+                x, on, *hyper[:3], y, d, *strides, HAS_MASK=flags["HAS_MASK"],
+                BLOCK=chunks_of(d, limit)[0], num_warps=16,
+            )  # fmt: skip
+        else:
+            forward_chunks(x, on, hyper, y, strides, flags, limit)
+        if steep:
+            block = shape["ROWS"]
+            warps = min(max(shape["BLOCK"] // 512, 1), 8)
+            steep_rows[(-(-rows // block),)](
+                x, on, *hyper, y, rows, d, *strides, HAS_MASK=flags["HAS_MASK"], ROWS=block,
+                N=64 * warps, num_warps=warps,
+            )  # fmt: skip
+    return y

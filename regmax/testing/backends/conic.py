@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...regularizers.penalty import Penalized
-from ...regularizers.regularizer import Regularizer, overrides
-from .base import Task
+from ...regularizers.regularizer import Regularizer
+from .base import Backend, Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,22 @@ class Program:
     problem: Any
     z: Any
     y: Any
+
+
+class Conic(Backend):
+    """A backend for every Ω that has a convex program."""
+
+    needs: ClassVar[tuple[str, ...]]
+    """The packages that it imports."""
+
+    def missing(self) -> str | None:
+        for package in self.needs:
+            if importlib.util.find_spec(package) is None:
+                return f'{package} is not installed: pip install "regmax[validate]"'
+        return None
+
+    def unsuitable(self, omega: Regularizer) -> str | None:
+        return lacks_program(omega)
 
 
 @contextmanager
@@ -50,7 +67,7 @@ def lacks_program(omega: Regularizer) -> str | None:
     """Why Ω has no convex program, or None."""
     if isinstance(omega, Penalized):
         return lacks_program(omega.base)
-    if overrides(omega, "as_cvxpy"):
+    if omega.declares("as_cvxpy"):
         return None
     return f"{type(omega).__name__} defines no as_cvxpy"
 

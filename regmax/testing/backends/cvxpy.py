@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
 from typing import ClassVar
 
 import torch
 
-from ...regularizers.regularizer import Regularizer
-from .base import Answer, Backend, Task
-from .conic import batches, lacks_program, program, quiet, scatter
+from .base import Answer, Task
+from .conic import Conic, batches, program, quiet, scatter
 
 TIGHT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12, "tol_ktratio": 1e-10}
 
 
-class Cvxpy(Backend):
-    """One program per row, solved by Clarabel on the CPU."""
+class Cvxpy(Conic):
+    """One convex program per row, solved by Clarabel on the CPU."""
 
     name: ClassVar[str] = "cvxpy"
-
-    def missing(self) -> str | None:
-        for package in ("cvxpy", "clarabel"):
-            if importlib.util.find_spec(package) is None:
-                return f'{package} is not installed: pip install "regmax[validate]"'
-        return None
-
-    def unsuitable(self, omega: Regularizer) -> str | None:
-        return lacks_program(omega)
+    needs = ("cvxpy", "clarabel")
 
     def answers(self, task: Task) -> list[Answer]:
         start = time.perf_counter()

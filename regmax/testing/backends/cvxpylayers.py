@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...regularizers.regularizer import Regularizer
-from .base import Answer, Backend, Task
-from .conic import Program, batches, lacks_program, program, quiet, scatter
+from .base import Answer, Task
+from .conic import Conic, Program, batches, program, quiet, scatter
 
 # Settings under which these solvers reach 1e-5 in y and 1e-3 in vector–Jacobian products; their
 # defaults do not. Exponential cones go to Clarabel, as SCS leaves them inaccurate without a
@@ -52,23 +51,15 @@ MOREAU = {
 _CONES = threading.Lock()
 
 
-class CvxpyLayers(Backend):
-    """DIFFCP, and MOREAU if it is installed.
+class CvxpyLayers(Conic):
+    """Differentiable convex programs: DIFFCP, and MOREAU if installed.
 
     DIFFCP works on the CPU in float64; scores on a GPU are copied there and back. MOREAU works on
     the scores' device if its build supports that, and on the CPU otherwise.
     """
 
     name: ClassVar[str] = "cvxpylayers"
-
-    def missing(self) -> str | None:
-        for package in ("cvxpylayers", "diffcp", "scs", "clarabel"):
-            if importlib.util.find_spec(package) is None:
-                return f'{package} is not installed: pip install "regmax[validate]"'
-        return None
-
-    def unsuitable(self, omega: Regularizer) -> str | None:
-        return lacks_program(omega)
+    needs = ("cvxpylayers", "diffcp", "scs", "clarabel")
 
     def answers(self, task: Task) -> list[Answer]:
         with quiet():

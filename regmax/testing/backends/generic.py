@@ -24,7 +24,7 @@ def definition(omega: Regularizer) -> Regularizer:
 
 
 class Generic(Backend):
-    """Solve and differentiate Ω from :meth:`regmax.Regularizer.value` alone, in float64."""
+    """The solvers of regmax, from the value of Ω alone, in float64."""
 
     name: ClassVar[str] = "generic"
 

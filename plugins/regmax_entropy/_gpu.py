@@ -1,0 +1,15 @@
+"""Softmax in Triton, with a mask and γ in one launch; by PyTorch's operators without Triton."""
+
+from __future__ import annotations
+
+from regmax.kernels import Kernel
+
+from . import _softmax
+
+KERNEL: Kernel
+try:
+    from regmax.kernels.triton.mappings import ThresholdKernel
+except ModuleNotFoundError:
+    KERNEL = _softmax.KERNEL
+else:
+    KERNEL = ThresholdKernel("entropy")

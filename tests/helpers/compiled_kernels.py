@@ -1,0 +1,169 @@
+"""What NVIDIA's compiler makes of the launches of a Triton kernel, ahead of time and without a GPU.
+
+    python tests/helpers/compiled_kernels.py          prints the table of tests/kernels
+    python tests/helpers/compiled_kernels.py --write  writes it
+
+In a process without Triton's interpreter: the launchers only note how kernels were launched.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).parents[1] / "kernels" / "triton_counts.json"
+# mapping, dtype, d, hyperparameter: None for a tensor
+COUNTED = (
+    ("entropy", "bfloat16", 1024, 1.0),
+    ("gini", "float32", 64, 1.0),
+    ("gini", "float32", 8192, 1.0),
+    ("gini", "float32", 32768, 1.0),
+    ("tsallis", "float32", 64, None),
+    ("tsallis", "float32", 1024, 1.5),
+    ("tsallis", "float32", 32768, 1.5),
+    ("pnorm", "float32", 1024, 1.5),
+)
+
+
+def launches(run: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
+    """The launches of forward and of backward that ``run(noted)`` makes."""
+    import triton
+
+    from regmax.kernels.triton import rows
+
+    noted: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(kernel: Any, grid: object) -> Any:
+        return lambda *args, **kwargs: noted.append((kernel, args, kwargs))
+
+    triton.JITFunction.__getitem__ = note
+    rows.interpreted = lambda: True  # tensors of the CPU will do
+    count = run(noted)
+    for i, launch in enumerate(noted):
+        yield ("forward" if i < count else "backward", *launch)
+
+
+def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What the compiler makes of one launch."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = {
+        torch.float16: "fp16",
+        torch.bfloat16: "bf16",
+        torch.float32: "fp32",
+        torch.float64: "fp64",
+        torch.int8: "i8",
+        torch.int32: "i32",
+        torch.int64: "i64",
+        torch.bool: "i1",
+    }
+    options = {key: kwargs[key] for key in kwargs if key in ("num_warps", "num_stages")}
+    given = dict(zip(kernel.arg_names, args, strict=False))
+    constants = {key: kwargs[key] for key in kwargs if key not in options}
+    signature, aligned = {}, {}
+    for place, parameter in enumerate(kernel.params):
+        name, item = parameter.name, given.get(parameter.name)
+        if name in constants or item is None:
+            signature[name], constants[name] = "constexpr", constants.get(name)
+        elif isinstance(item, torch.Tensor):
+            signature[name] = "*" + types[item.dtype]
+            aligned[(place,)] = [["tt.divisibility", 16]]
+        elif isinstance(item, float):
+            assert parameter.annotation_type == "fp64", f"{name} would be rounded to float32"
+            signature[name] = "fp64"
+        elif item == 1 and not parameter.do_not_specialize:
+            # as a launch would have it
+            signature[name], constants[name] = "constexpr", 1
+        else:
+            signature[name] = "i32"
+            if item % 16 == 0 and not parameter.do_not_specialize:
+                aligned[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, aligned)
+    start = time.thread_time()
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return {
+        "kernel": kernel.__name__,
+        **{key: item for key, item in constants.items() if not callable(item)},
+        **options,
+        "dtype": signature[kernel.arg_names[0]],
+        "shared": built.metadata.shared,
+        "seconds": round(time.thread_time() - start, 1),
+        **_resources(built.asm["ptx"]),
+    }
+
+
+def _resources(ptx: str) -> dict[str, int]:
+    """Registers per thread and bytes spilled, as the assembler of Triton's wheel reports them, and
+    the instructions of a thread."""
+    from triton import knobs
+
+    assembler = Path(knobs.nvidia.ptxas.path)
+    with tempfile.TemporaryDirectory() as folder:
+        text, binary = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        text.write_text(ptx)
+        command = [assembler, "-v", "--gpu-name=sm_90a", text, "-o", binary]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        command = [assembler.with_name("nvdisasm"), "-c", binary]
+        code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {}
+    for key, pattern in (("registers", r"Used (\d+) reg"), ("spilled", r"(\d+) bytes spill st")):
+        found[key] = max(int(number) for number in re.findall(pattern, report))
+    names = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w+)", code, re.MULTILINE)
+    return {**found, "instructions": len(names), "stores": names.count("STS")}
+
+
+def counts() -> dict[str, dict[str, Any]]:
+    """The table: per launch, instructions and stores to shared memory of a thread for each of its
+    entries, registers, bytes spilled, and seconds of compilation."""
+    import torch
+
+    table = {}
+    for mapping, dtype, d, number in COUNTED:
+        kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
+        x = torch.zeros(3, d, dtype=getattr(torch, dtype))
+        value = torch.ones(3, dtype=torch.float64) if number is None else number
+        theta = () if mapping in ("gini", "entropy") else (value,)
+        gamma = value if number is None else 1.0
+
+        def run(noted: list[Any]) -> int:
+            y, part = kernel.forward(x, gamma, theta, None)  # noqa: B023
+            count = len(noted)
+            kernel.backward(y, x, gamma, theta, part, number is None)  # noqa: B023
+            return count
+
+        for _, *launch in launches(run):
+            found = compiled(*launch)
+            threads = 32 * found["num_warps"]
+            tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
+            each = max(tile // threads, 1)
+            name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
+            table[f"{name} {found['kernel']}"] = {
+                "instructions": round(found["instructions"] / each, 1),
+                "stores": round(found["stores"] / each, 1),
+                "registers": found["registers"],
+                "spilled": found["spilled"],
+                "seconds": found["seconds"],
+            }
+    return table
+
+
+if __name__ == "__main__":
+    import triton
+
+    rows = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in counts().items())
+    text = f'{{\n"triton": "{triton.__version__}",\n{rows}\n}}\n'
+    if "--write" in sys.argv:
+        TABLE.write_text(text)
+    else:
+        print(text)

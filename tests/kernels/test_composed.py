@@ -1,0 +1,105 @@
+"""The kernel of base + λR, next to the prox of all entries and then the kernel of the base."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regmax
+from regmax.kernels.composed import Composed
+from regmax.mapping.compiled import kernel_of
+
+F64 = torch.float64
+PENALTIES = {"tv": 0.1, "oscar": 0.02}
+BASES = {
+    "tsallis 1.5": regmax.regularizer("tsallis", alpha=1.5),
+    "tsallis 3": regmax.regularizer("tsallis", alpha=3.0),
+    "tsallis 0.5": regmax.regularizer("tsallis", alpha=0.5),
+    "pnorm": regmax.regularizer("pnorm", p=1.5),
+    "entropy": regmax.regularizer("entropy"),
+}
+
+
+def rows(scale: float, ties: bool) -> torch.Tensor:
+    x = torch.randn(24, 37, generator=torch.Generator().manual_seed(0), dtype=F64) * scale
+    return x.round() if ties else x
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("name", PENALTIES)
+def test_it_is_the_prox_and_then_the_base(name, base):
+    penalty, smooth = regmax.penalty(name), BASES[base]
+    g = torch.Generator().manual_seed(1)
+    for lam in (0.0, PENALTIES[name], 3.0, 1e6):
+        for scale in (0.3, 5.0, 1e6):
+            for gamma in (1.0, 0.3):
+                # with λ = 1e6 ties of integers are ties up to rounding of λ
+                x = rows(scale, ties=lam in (0.0, 3.0))
+                mask = torch.rand(x.shape, generator=g) < 0.8
+                mask[:, 0] = True
+                v = torch.randn(x.shape, generator=g, dtype=F64)
+                for on in (None, mask):
+                    compare(smooth, penalty, lam, gamma, x, v, on)
+
+
+def compare(smooth, penalty, lam, gamma, x, v, mask):
+    x = x.clone().requires_grad_()
+    weight = torch.tensor(lam, dtype=F64, requires_grad=True)
+    omega = smooth + weight * penalty
+    assert isinstance(kernel_of(omega, x), Composed)
+    y = regmax.RegularizedMax(omega, gamma=gamma)(x, mask)
+    got = torch.autograd.grad(y, [x, weight], v)
+    s = omega.composed(x.detach(), gamma, mask).detach().requires_grad_()
+    expected = regmax.RegularizedMax(smooth, gamma=gamma)(s, mask)
+    (w,) = torch.autograd.grad(expected, [s], v)
+    w = penalty.average(w, s.detach(), mask)
+    w = w if mask is None else torch.where(mask, w, 0)
+    u = penalty.any_subgradient(s.detach(), mask)
+    u = u - u.gather(-1, s.argmax(-1, keepdim=True))
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(got[0], w, rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(got[1], -gamma * (w * u).sum(), rtol=1e-8, atol=1e-8)
+    if mask is None:
+        ids, zeros = penalty.groups(s.detach()), torch.zeros_like(y)
+        ends = (
+            zeros.scatter_reduce(-1, ids, y, end, include_self=False) for end in ("amin", "amax")
+        )
+        assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_low_scores_are_cut_and_zeros_are_zero(name):
+    x = torch.tensor([[3.0, -1e30, 2.9, -50.0, 0.0], [0.0, -1e308, -torch.inf, 0.1, -3.0]])
+    layer = regmax.RegularizedMax(BASES["tsallis 1.5"] + PENALTIES[name] * regmax.penalty(name))
+    for dtype in (torch.float32, F64):
+        y = layer(x.to(dtype).clamp(min=torch.finfo(dtype).min).where(x > -torch.inf, -torch.inf))
+        assert (y[:, [1]] == 0).all()
+        assert y[0, 3] == 0
+        torch.testing.assert_close(y.sum(-1), torch.ones(2, dtype=dtype))
+    bad = x.clone()
+    bad[0, 0], bad[1] = torch.nan, -torch.inf
+    y = layer(bad)
+    assert y[0].isnan().all()
+    assert (y[1] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
+@pytest.mark.parametrize("name", PENALTIES)
+def test_hyperparameters_for_each_row_learn(name):
+    g = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 9, generator=g, dtype=F64, requires_grad=True)
+    alpha = (1.2 + torch.rand(5, 1, generator=g, dtype=F64)).requires_grad_()
+    lam = (PENALTIES[name] * torch.rand(5, 1, generator=g, dtype=F64)).requires_grad_()
+    penalty = regmax.penalty(name)
+
+    def mapped(x, alpha, lam):
+        return regmax.RegularizedMax(regmax.regularizer("tsallis", alpha=alpha) + lam * penalty)(x)
+
+    assert torch.autograd.gradcheck(mapped, (x, alpha, lam))
+    assert torch.autograd.gradgradcheck(mapped, (x, alpha, lam), atol=1e-4)
+    t = torch.randn(5, 1, generator=g, dtype=F64)
+    _, along = torch.func.jvp(lambda a: mapped(x, a, lam), (alpha,), (t,))
+    change = mapped(x, alpha + 1e-6 * t, lam) - mapped(x, alpha - 1e-6 * t, lam)
+    torch.testing.assert_close(along, change / 2e-6, rtol=1e-5, atol=1e-6)
+    each = torch.func.vmap(mapped)(x, alpha, lam)
+    torch.testing.assert_close(each, mapped(x, alpha, lam))
