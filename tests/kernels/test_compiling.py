@@ -18,6 +18,10 @@ from regmax.functional import sparsemax
 
 pytest.importorskip("numba", reason="the CPU kernels need numba")
 
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
 from regmax.kernels.cpu import compiling, jit, threads
 from regmax_gini import _cpu
 
@@ -120,6 +124,55 @@ def test_without_memory_for_the_work_space():
     job = (ctypes.c_int64 * 5)(0, 4, 0, 8, 0)
     with pytest.raises(MemoryError, match="work space"):
         threads.over_rows(task, 0, job)
+
+
+UNTESTED = """
+import sys, warnings
+from importlib import metadata
+version = metadata.version
+metadata.version = lambda name: "99.0" if name == "numba" else version(name)
+if BROKEN:
+    sys.modules["numba.core.compiler_machinery"] = None
+import torch
+from regmax.functional import entmax15, sparsemax
+import regmax
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    x = torch.tensor([[1.0, 0.5, -1.0]])
+    print(sparsemax(x).tolist(), entmax15(x).sum().round(decimals=5).item())
+    print("numba" in str(regmax.RegularizedMax(regmax.regularizer("gini")).explain(x)))
+for each in found:
+    print(each.message)
+"""
+
+
+def test_a_version_of_numba_that_is_not_tested_is_tried(tmp_path):
+    lines = run(tmp_path, UNTESTED.replace("BROKEN", "False")).stdout.splitlines()
+    assert lines == ["[[0.75, 0.25, 0.0]] 1.0", "True"]
+
+
+def test_without_an_internal_of_numba_pytorch_computes_and_one_warning_says_so(tmp_path):
+    lines = run(tmp_path, UNTESTED.replace("BROKEN", "True")).stdout.splitlines()
+    assert lines[:2] == ["[[0.75, 0.25, 0.0]] 1.0", "False"]
+    assert len(lines) == 3
+    assert lines[2].startswith("numba 99.0 cannot compile the kernels, and PyTorch operations are")
+
+
+def test_a_function_that_llvm_does_not_know_is_an_error():
+    @jit.intrinsic
+    def unknown(typingctx):
+        def code(context, builder, signature, args):
+            kind = ir.FunctionType(ir.DoubleType(), [])
+            name = "llvm.experimental.unknown.f64"
+            return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+
+        return types.float64(), code
+
+    def task(job):
+        job[0] = int(unknown())
+
+    with pytest.raises(RuntimeError, match=r"no llvm\.experimental\.unknown"):
+        jit.task(task, None)
 
 
 def test_what_needs_the_runtime_library_of_numba_is_refused():

@@ -175,7 +175,12 @@ class _Library(JITCodeLibrary):
                 f"{self.name} needs {', '.join(missing)} of numba's runtime library: compiled "
                 "kernels cannot use lists, strings or Python objects"
             )
-        return bytes(self._codegen._tm.emit_object(module))
+        code = bytes(self._codegen._tm.emit_object(module))
+        for each in module.functions:
+            # what LLVM does not know stays a name, and to link it would end the process
+            if each.name.startswith("llvm.") and each.name.encode() in code:
+                raise RuntimeError(f"this version of LLVM has no {each.name}")
+        return code
 
 
 _MEMORY = """

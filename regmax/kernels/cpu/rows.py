@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,10 @@ from torch import Tensor
 
 from ..base import Hyper, Kernel
 from ..wrappers import without_memory
+from . import fitting
 from .threads import GRAIN, over_rows
 
-if importlib.util.find_spec("numba") is None:
-    raise ModuleNotFoundError(name="numba")
+fitting.require()
 
 _LARGE = 1 << 25
 """Bytes above which the C library maps new memory for every tensor. This memory is 0, and the
