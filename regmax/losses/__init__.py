@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import functional
 from ..regularizers.registry import registry, suggestion
+from .linear import LinearFenchelYoungLoss as LinearFenchelYoungLoss
 from .loss import FenchelYoungLoss as FenchelYoungLoss
 
 
@@ -28,7 +29,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return ["FenchelYoungLoss", *map(_class_name, registry().mappings())]
+    return ["FenchelYoungLoss", "LinearFenchelYoungLoss", *map(_class_name, registry().mappings())]
 
 
 def _class_name(mapping: str) -> str:

@@ -128,6 +128,12 @@ class FenchelYoungLoss(nn.Module):
 
     def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
         """The loss in float64; the caller rounds it once."""
+        return self._reduced(*self._each(logits, dim, target, mask))
+
+    def _each(
+        self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The losses of the rows, the weights that the mean divides by, and the ignored rows."""
         on = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
         x = x.float() if x.dtype in HALF else x
@@ -145,7 +151,7 @@ class FenchelYoungLoss(nn.Module):
             rows = torch.where(scale > 0, rows * scale, 0)
         if wrong is not None:
             rows = torch.where(wrong, torch.nan, rows)
-        return self._reduced(rows, mass if given is None else None, skip)
+        return rows, mass if given is None else None, skip
 
     def _rows(
         self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None

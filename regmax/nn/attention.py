@@ -71,7 +71,7 @@ def attention(
     """
     _check_queries(q, k)
     _check_values(k, v)
-    _check_chunk(chunk)
+    chunks.check(chunk)
     queries, keys = q.shape[-2], k.shape[-2]
     _check_causal(attn_mask, is_causal)
     diagonal = 0 if is_causal else _diagonal(attn_mask, queries, keys)
@@ -251,11 +251,6 @@ def _check_queries(q: Any, k: Any) -> None:
 def _check_causal(attn_mask: Any, is_causal: bool) -> None:
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask must be None where is_causal=True; join the two into one mask")
-
-
-def _check_chunk(chunk: Any) -> None:
-    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise ValueError(f"chunk must be an int >= 1 or None; got {chunk!r}")
 
 
 def _check_values(k: Tensor, v: Tensor) -> None:

@@ -24,6 +24,12 @@ _ELSEWHERE = 1 << 26
 _FEWEST = 16
 
 
+def check(chunk: Any) -> None:
+    """Raise ValueError unless ``chunk`` is a number of rows, or None."""
+    if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"chunk must be an int >= 1 or None; got {chunk!r}")
+
+
 def automatic(q: Tensor, k: Tensor, omega: Omega) -> int:
     """How many queries to take at a time: all, or as many as have the scores of a chunk."""
     queries = q.shape[-2]

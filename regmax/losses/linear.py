@@ -1,0 +1,261 @@
+"""``LinearFenchelYoungLoss``: the loss of a linear layer of classes, without its logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..kernels import transforms
+from ..kernels.transforms import outside_inference
+from ..kernels.wrappers import dense
+from ..mapping.rows import HALF
+from ..nn import chunks
+from ..regularizers.regularizer import Regularizer
+from .loss import FenchelYoungLoss
+
+LOGITS = 1 << 24
+"""About how many logits are held at a time."""
+SPARSE = 8
+"""A gradient is kept if at most one logit in so many has one that is not 0."""
+
+
+class LinearFenchelYoungLoss(FenchelYoungLoss):
+    """L_Ω(h Wᵀ + b; t) of the outputs h of a model and the linear layer of its classes.
+
+    It is :class:`regmax.FenchelYoungLoss` of ``torch.nn.functional.linear(h, W, b)``. The logits
+    are computed for some rows at a time and not kept. The gradient in the logits is Π_Ω(x) − t
+    (Blondel, Martins & Niculae 2020): for a sparse mapping it is kept where it is not 0, and
+    backward multiplies these numbers alone with W and h. Where many are not 0, or γ or Ω learns,
+    backward computes the logits again.
+
+    Parameters
+    ----------
+    omega, gamma: as for :class:`regmax.FenchelYoungLoss`.
+    soft_cap: c > 0: the logits are c tanh((h Wᵀ + b)/c). None: as they are.
+    chunk: how many rows are computed at a time. By default as many as have 16 million logits.
+    options: further arguments of :class:`regmax.FenchelYoungLoss` except ``dim``.
+
+    ``forward(hidden, weight, bias, target, mask=None)``: ``hidden`` (…, F), ``weight`` (C, F),
+    ``bias`` (C,) or None, ``target`` (…) indices or (…, C) distributions, and ``mask`` (True =
+    takes part) that broadcasts to the logits (…, C). The result is that of ``FenchelYoungLoss``,
+    with reduction "none" of shape (…). Under transforms and in a graph, and for a target that
+    requires grad, all logits are computed at once. Second derivatives compute them at once too.
+    """
+
+    def __init__(
+        self,
+        omega: Regularizer,
+        gamma: float | Tensor = 1.0,
+        *,
+        soft_cap: float | None = None,
+        chunk: int | None = None,
+        **options: Any,
+    ) -> None:
+        if "dim" in options:
+            raise TypeError("dim is no argument of LinearFenchelYoungLoss: classes are rows of W")
+        super().__init__(omega, gamma, **options)
+        number = isinstance(soft_cap, int | float) and not isinstance(soft_cap, bool)
+        if soft_cap is not None and not (number and soft_cap > 0):
+            raise ValueError(f"soft_cap must be a number > 0 or None; got {soft_cap!r}")
+        chunks.check(chunk)
+        self.soft_cap, self.chunk = soft_cap, chunk
+
+    @outside_inference
+    def forward(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """The loss: a number, or one number per target with reduction "none"."""
+        hidden = dense("hidden", hidden)
+        _check_shapes(hidden, weight, bias, target, mask)
+        batch, classes = hidden.shape[:-1], len(weight)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        indices = not target.is_floating_point()
+        target = target.reshape(-1) if indices else target.reshape(-1, classes)
+        if mask is not None and mask.shape[:-1].numel() > 1:
+            mask = mask.expand(*batch, classes).reshape(-1, classes)
+        learned = [t for t in (*self.omega.tensors().values(), self.gamma) if _learns(t)]
+        given = (rows, weight, bias, target, mask, *learned)
+        if transforms.under_transform([t for t in given if t is not None]) or _learns(target):
+            each = self._losses(self._linear(rows, weight, bias), target, mask)
+        else:
+            each = _Linear.apply(self, *given)  # type: ignore[no-untyped-call]
+        like = self._linear(rows[:1].detach(), weight.detach(), _detached(bias))
+        index = mass = skip = None
+        if indices:
+            index, skip, _ = self._index(target, like)
+            own = self._weight(like)
+            mass = None if own is None else own.index_select(0, index)
+        loss = self._reduced(each, mass, skip)
+        loss = loss.view(batch) if self.reduction == "none" else loss
+        return loss.to(self._dtype(like, target))
+
+    def _linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The logits of some rows before the cap."""
+        return F.linear(rows, weight, bias)
+
+    def _losses(self, logits: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The losses of some rows, not reduced, float64."""
+        if self.soft_cap is not None:
+            logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
+        with transforms.full_precision(logits.device.type):
+            return self._each(logits, 1, target, mask)[0]
+
+
+def _learns(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.requires_grad
+
+
+def _detached(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.detach()
+
+
+class _Linear(torch.autograd.Function):
+    """The losses of rows, chunk by chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: LinearFenchelYoungLoss, *given: Any) -> Tensor:
+        hidden, weight, bias, target, mask, *learned = given
+        ctx.loss, ctx.autocast = loss, _autocast(hidden.device.type)
+        ctx.save_for_backward(*given)
+        ctx.step = loss.chunk or max(LOGITS // max(len(weight), 1), 1)
+        keep = any(ctx.needs_input_grad) and not learned
+        values, ctx.kept = [hidden.new_empty(0, dtype=torch.float64)], []
+        for i in range(0, len(hidden), ctx.step):
+            rows = slice(i, i + ctx.step)
+            logits = loss._linear(hidden[rows], weight, bias)
+            with torch.set_grad_enabled(keep):
+                logits.requires_grad_(keep)
+                each = loss._losses(logits, target[rows], _of_rows(mask, rows))
+                found = _entries(torch.autograd.grad(each.sum(), logits)[0]) if keep else None
+            values.append(each.detach())
+            keep = found is not None  # where a chunk has many, the next ones have
+            if found is not None:
+                ctx.kept.append(found)
+        return torch.cat(values)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        hidden, weight, bias, target, mask, *learned = ctx.saved_tensors
+        wants = ctx.needs_input_grad[1:]
+        device = hidden.device.type
+        if torch.is_grad_enabled():
+            with torch.autocast(device, ctx.autocast or None, bool(ctx.autocast)):
+                logits = ctx.loss._linear(hidden, weight, bias)
+            each = ctx.loss._losses(logits, target, mask)
+            inputs = [t for t, w in zip(ctx.saved_tensors, wants, strict=True) if w]
+            grads = iter(torch.autograd.grad(each, inputs, g, create_graph=True, allow_unused=True))
+            return None, *(next(grads) if w else None for w in wants)
+        wide = torch.float32 if weight.dtype in HALF else weight.dtype
+        h, w = hidden.detach().to(wide), weight.detach().to(wide)
+        sums: list[Any] = [
+            torch.zeros_like(t, dtype=wide) if want else None
+            for t, want in zip((hidden, weight, bias), wants, strict=False)
+        ]
+        more = [torch.zeros_like(t) for t in learned]
+        first = len(ctx.kept) * ctx.step
+        if ctx.kept:
+            _add_sparse(sums, ctx.kept, ctx.step, g[:first], h[:first], w)
+        for i in range(first, len(hidden), ctx.step):
+            rows = slice(i, i + ctx.step)
+            with torch.autocast(device, ctx.autocast or None, bool(ctx.autocast)):
+                logits = ctx.loss._linear(hidden[rows].detach(), weight.detach(), _detached(bias))
+            with torch.enable_grad():
+                logits.requires_grad_()
+                each = ctx.loss._losses(logits, target[rows], _of_rows(mask, rows))
+                inputs = [logits, *learned]
+                d, *dlearned = torch.autograd.grad(each, inputs, g[rows], allow_unused=True)
+            _add(sums, rows, d.to(wide), h, w)
+            for total, t in zip(more, dlearned, strict=True):
+                total += 0 if t is None else t
+        totals = [
+            None if t is None else t.to(like.dtype)
+            for t, like in zip(sums, (hidden, weight, bias), strict=True)
+        ]
+        return None, *totals, None, None, *more
+
+
+def _autocast(device: str) -> Any:
+    """The dtype of autocast, or False."""
+    return transforms.autocasting(device) and torch.get_autocast_dtype(device)
+
+
+def _of_rows(mask: Tensor | None, rows: slice) -> Tensor | None:
+    return mask if mask is None or mask.ndim < 2 or len(mask) == 1 else mask[rows]
+
+
+def _entries(d: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Where a gradient is not 0, and its numbers there; None where that is often."""
+    if int(torch.count_nonzero(d)) * SPARSE > d.numel():
+        return None
+    at = d.nonzero().T
+    return at, d[at[0], at[1]]
+
+
+def _add_sparse(
+    sums: list[Any], kept: list[tuple[Tensor, Tensor]], step: int, g: Tensor, h: Tensor, w: Tensor
+) -> None:
+    """Add the products of the kept gradients D with W and h: D W, Dᵀ h and Dᵀ 1."""
+    rows = torch.cat([at[0] + k * step for k, (at, _) in enumerate(kept)])
+    columns = torch.cat([at[1] for at, _ in kept])
+    values = torch.cat([t for _, t in kept]).to(h.dtype) * g[rows].to(h.dtype)
+    shape = (len(h), len(w))
+    if sums[0] is not None:
+        by_row = torch.sparse_coo_tensor(
+            torch.stack([rows, columns]), values, shape, check_invariants=False
+        )
+        sums[0][: len(h)] = torch.sparse.mm(by_row, w)
+    if sums[1] is not None:
+        by_class = torch.sparse_coo_tensor(
+            torch.stack([columns, rows]), values, shape[::-1], check_invariants=False
+        )
+        sums[1] += torch.sparse.mm(by_class, h)
+    if sums[2] is not None:
+        sums[2].index_add_(0, columns, values)
+
+
+def _add(sums: list[Any], rows: slice, d: Tensor, h: Tensor, w: Tensor) -> None:
+    """The same of the gradient of some rows."""
+    if sums[0] is not None:
+        sums[0][rows] = d @ w
+    if sums[1] is not None:
+        sums[1].addmm_(d.T, h[rows])
+    if sums[2] is not None:
+        sums[2] += d.sum(0)
+
+
+def _check_shapes(hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -> None:
+    given = {"hidden": hidden, "weight": weight, "bias": bias, "target": target, "mask": mask}
+    for name, t in given.items():
+        if not isinstance(t, Tensor) and not (t is None and name in ("bias", "mask")):
+            raise TypeError(f"{name} must be a torch.Tensor; got {type(t).__name__}")
+    if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            "hidden and weight must have shapes (..., F) and (C, F) with the same F; got "
+            f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape {(len(weight),)}; got {tuple(bias.shape)}")
+    batch = hidden.shape[:-1]
+    wanted = (*batch, len(weight)) if target.is_floating_point() else tuple(batch)
+    if tuple(target.shape) != wanted:
+        kind = "distributions" if target.is_floating_point() else "indices"
+        raise ValueError(
+            f"target of {kind} ({target.dtype}) must have shape {wanted} for hidden of shape "
+            f"{tuple(hidden.shape)} and {len(weight)} classes; got {tuple(target.shape)}"
+        )
+    if mask is not None:
+        try:
+            mask.expand(*batch, len(weight))
+        except RuntimeError:
+            raise ValueError(
+                f"mask must broadcast to the logits, {(*batch, len(weight))}; got "
+                f"{tuple(mask.shape)}"
+            ) from None

@@ -1,0 +1,175 @@
+"""The loss of a linear layer beside the loss of its logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import regmax
+from regmax.losses.linear import LinearFenchelYoungLoss
+
+F64 = torch.float64
+ROWS, FEATURES, CLASSES = 13, 5, 40
+
+
+class Cubes(regmax.Regularizer):
+    def value(self, y):
+        return y.square().sum(-1) / 2 + y.pow(3).sum(-1) / 6
+
+
+OMEGAS = {
+    "softmax": regmax.regularizer("entropy"),
+    "sparsemax": regmax.regularizer("gini"),
+    "entmax15": regmax.regularizer("tsallis", alpha=1.5),
+    "fusedmax": regmax.regularizer("tv", lam=0.1),
+    "own": Cubes(),
+}
+
+
+def inputs(scale=3.0, dtype=F64):
+    torch.manual_seed(0)
+    hidden = (scale * torch.randn(ROWS, FEATURES, dtype=F64)).to(dtype).requires_grad_()
+    weight = torch.randn(CLASSES, FEATURES, dtype=F64).to(dtype).requires_grad_()
+    bias = torch.randn(CLASSES, dtype=F64).to(dtype).requires_grad_()
+    return hidden, weight, bias, torch.randint(CLASSES, (ROWS,))
+
+
+def two_steps(omega, hidden, matrix, bias, target, mask=None, soft_cap=None, **options):
+    logits = F.linear(hidden, matrix, bias)
+    logits = logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
+    return regmax.FenchelYoungLoss(omega, **options)(logits, target, mask)
+
+
+def compare(loss, expected, learnt, **tolerance):
+    tolerance = tolerance or {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(loss, expected, **tolerance)
+    finite = (
+        torch.where(torch.isfinite(loss), loss, 0),
+        torch.where(torch.isfinite(loss), expected, 0),
+    )
+    g = torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype).view(loss.shape)
+    found, wanted = (torch.autograd.grad((t * g).sum(), learnt) for t in finite)
+    torch.testing.assert_close(found, wanted, **tolerance)
+
+
+@pytest.mark.parametrize("name", OMEGAS)
+@pytest.mark.parametrize("scale", [0.1, 30.0])
+def test_equal(name, scale):
+    """Where most classes have a gradient, and where few have."""
+    hidden, weight, bias, target = inputs(scale)
+    target[3] = -100
+    for options in (
+        {},
+        {"reduction": "none"},
+        {"reduction": "sum", "label_smoothing": 0.1},
+        {"weight": torch.rand(CLASSES, dtype=F64)},
+        {"gamma": 2.0, "soft_cap": 5.0},
+    ):
+        loss = LinearFenchelYoungLoss(OMEGAS[name], chunk=4, **options)
+        given = (hidden, weight, bias, target)
+        compare(loss(*given), two_steps(OMEGAS[name], *given, **options), given[:3])
+
+
+def test_masks_and_shapes():
+    hidden, weight, bias, target = inputs()
+    hidden, target = hidden[:12].view(3, 4, FEATURES), target[:12].view(3, 4)
+    omega = OMEGAS["entmax15"]
+    for mask in (torch.rand(CLASSES) < 0.8, torch.rand(3, 4, CLASSES) < 0.8):
+        loss = LinearFenchelYoungLoss(omega, chunk=5, reduction="none")
+        expected = two_steps(
+            omega,
+            *(hidden.flatten(0, 1), weight, bias, target.flatten()),
+            mask=mask if mask.ndim == 1 else mask.flatten(0, 1),
+            reduction="none",
+        )
+        found = loss(hidden, weight, bias, target, mask)
+        assert found.shape == (3, 4)
+        compare(found.flatten(), expected, (weight, bias))
+    none = loss(hidden[:0], weight, None, target[:0])
+    assert none.shape == (0, 4)
+
+
+def test_distributions_and_no_bias():
+    hidden, weight, _, _ = inputs()
+    target = torch.rand(ROWS, CLASSES, dtype=F64).softmax(-1)
+    omega = OMEGAS["sparsemax"]
+    loss = LinearFenchelYoungLoss(omega, chunk=4)(hidden, weight, None, target)
+    compare(loss, two_steps(omega, hidden, weight, None, target), (hidden, weight))
+
+
+def test_learnt_hyperparameters_and_second_derivatives():
+    hidden, weight, bias, target = inputs(1.0)
+    alpha = torch.tensor(1.3, dtype=F64, requires_grad=True)
+    gamma = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    omega = regmax.regularizer("tsallis", alpha=alpha)
+    given = (hidden, weight, bias, target)
+    loss = LinearFenchelYoungLoss(omega, gamma, chunk=4)(*given)
+    compare(loss, two_steps(omega, *given, gamma=gamma), (*given[:3], alpha, gamma))
+    smooth = LinearFenchelYoungLoss(OMEGAS["softmax"], chunk=4)
+    assert torch.autograd.gradgradcheck(lambda *t: smooth(*t, target), given[:3])
+
+
+def test_float32_half_precision_and_autocast():
+    given = inputs(dtype=torch.float32)
+    omega = OMEGAS["entmax15"]
+    loss = LinearFenchelYoungLoss(omega, chunk=4)
+    compare(loss(*given), two_steps(omega, *given), given[:3], rtol=1e-5, atol=1e-5)
+    half = inputs(dtype=torch.bfloat16)
+    assert loss(*half).dtype == torch.bfloat16
+    compare(loss(*half), two_steps(omega, *half), half[:3], rtol=0.02, atol=0.02)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = loss(*given), two_steps(omega, *given)
+    assert found.dtype == torch.float32
+    compare(found, expected, given[:3], rtol=0.02, atol=0.02)
+
+
+def test_under_transforms_and_compiled():
+    hidden, weight, bias, target = (t.detach() for t in inputs(1.0))
+    omega = OMEGAS["entmax15"]
+    loss = LinearFenchelYoungLoss(omega, chunk=4)
+    found = torch.func.grad(lambda h: loss(h, weight, bias, target))(hidden)
+    expected = torch.func.grad(lambda h: two_steps(omega, h, weight, bias, target))(hidden)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    compiled = torch.compile(loss, backend="aot_eager")
+    torch.testing.assert_close(
+        compiled(hidden, weight, bias, target), loss(hidden, weight, bias, target)
+    )
+
+
+def test_only_the_support_is_kept():
+    """Of a peaked sparse mapping, not the logits: the saved tensors are small."""
+    hidden, weight, bias, target = inputs(30.0)
+    loss = LinearFenchelYoungLoss(OMEGAS["sparsemax"], chunk=4)(hidden, weight, bias, target)
+    node = loss.grad_fn
+    while not hasattr(node, "kept"):
+        node = node.next_functions[0][0]
+    assert len(node.kept) == 4
+    assert sum(values.numel() for _, values in node.kept) < ROWS * CLASSES / 8
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "change"),
+    [
+        (TypeError, "weight must be a torch.Tensor; got int", {"weight": 1}),
+        (ValueError, "with the same F; got", {"hidden": torch.zeros(ROWS, 4, dtype=F64)}),
+        (ValueError, r"bias must have shape \(40,\); got", {"bias": torch.zeros(3)}),
+        (ValueError, "target of indices .* must have shape", {"target": torch.zeros(2).long()}),
+        (ValueError, "mask must broadcast to the logits", {"mask": torch.ones(7).bool()}),
+        (ValueError, "target must hold indices in", {"target": torch.full((ROWS,), CLASSES)}),
+    ],
+)
+def test_wrong_arguments(error, message, change):
+    given = dict(zip(("hidden", "weight", "bias", "target"), inputs(), strict=True))
+    with pytest.raises(error, match=message):
+        LinearFenchelYoungLoss(OMEGAS["sparsemax"])(**(given | change))
+
+
+def test_wrong_options():
+    omega = OMEGAS["sparsemax"]
+    with pytest.raises(ValueError, match="soft_cap must be a number > 0 or None; got 0"):
+        LinearFenchelYoungLoss(omega, soft_cap=0)
+    with pytest.raises(ValueError, match="chunk must be an int >= 1 or None; got 0"):
+        LinearFenchelYoungLoss(omega, chunk=0)
+    with pytest.raises(TypeError, match="dim is no argument"):
+        LinearFenchelYoungLoss(omega, dim=0)
