@@ -6,10 +6,11 @@ import ctypes
 from functools import cache
 from typing import Any
 
-from numba import carray, njit, types
+from numba import carray
 
 from regmax.kernels.cpu import memory
-from regmax.kernels.cpu.compiling import compile_cached
+from regmax.kernels.cpu.compiling import address_of
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.threads import ROWS, STEP, over_rows
 
 from ._rows import do_rows, scratch
@@ -30,7 +31,7 @@ def _whole(job: Any, k: int, shape: Any) -> Any:
     return carray(memory.pointer(job[_ARRAYS + k], 0, job), shape)
 
 
-def _task(job: Any) -> None:
+def task(job: Any) -> None:
     count, d, m = job[ROWS], job[_NODES], job[_EDGES]
     s = scratch(d, m)
     v, near, step = _reals(job, 0, (count, d)), _reals(job, 1, (count, d)), _reals(job, 2, count)
@@ -64,16 +65,16 @@ def _task(job: Any) -> None:
 
 
 @cache
-def _compiled() -> tuple[Any, int, Any]:
-    compiled = compile_cached(_task, types.void(types.CPointer(types.int64)))
-    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(compiled.address), compiled.address, compiled
+def _compiled() -> tuple[Any, int]:
+    address = address_of(__name__, "task", None)
+    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address), address
 
 
 def run(asked: int, masked: bool, shape: tuple[int, int, int], arrays: tuple[Any, ...]) -> None:
     """``do_rows`` for all rows. ``shape``: their number, d and m. ``arrays``: the NumPy arrays of
-    :func:`_task`, in its order."""
+    :func:`task`, in its order."""
     count, d, m = shape
     numbers = [0, count, 0, WORK * (d + m), asked, d, m, int(masked)]
     numbers += [array.ctypes.data for array in arrays]
-    task, code, _ = _compiled()
-    over_rows(task, code, (ctypes.c_int64 * len(numbers))(*numbers))
+    run_rows, code = _compiled()
+    over_rows(run_rows, code, (ctypes.c_int64 * len(numbers))(*numbers))

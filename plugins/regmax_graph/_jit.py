@@ -1,4 +1,4 @@
-"""numba's njit, or the identity if numba is missing: the functions then run in Python."""
+"""regmax's njit, or the identity if numba is missing: the functions then run in Python."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 try:
-    from numba import njit
+    from regmax.kernels.cpu.jit import njit
 except ImportError:
 
-    def njit(function: Callable[..., Any]) -> Callable[..., Any]:
+    def njit(function: Callable[..., Any] | None = None, *, fastmath: Any = False) -> Any:
         """The function itself."""
         return function
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regmax.kernels import transforms
+from regmax.kernels.cpu import fitting
 
 from .arguments import GROUPS, PROX, SUBGRADIENT, as_tensor
 
@@ -26,6 +27,7 @@ __all__ = ["Graph", "compiled", "graph_of"]
 @cache
 def _run() -> Callable[..., None] | None:
     try:
+        fitting.require()
         from ._compiled import run
     except ImportError:
         return None

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from numba import njit
-
 from regmax.kernels.cpu import common, simd
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 LONG = 128

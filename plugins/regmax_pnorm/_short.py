@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import common, elementary, memory, simd, tiles
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 
@@ -115,7 +115,7 @@ def backward(job: Any, like: Any, n: int, room: Any) -> None:
     mean, level = simd.total(products) / whole, simd.total(squares) / whole
     excess = simd.total(more) - level * simd.total(products)
     c = excess / (2.0 * cube - level * level * whole)
-    factor = 2.0 / (np.cbrt(cube) * common.number_at(job, 2, n))
+    factor = 2.0 / (elementary.cbrt(cube) * common.number_at(job, 2, n))
     for i in range(0, d, LANES):
         a = simd.load(roots, i)
         if d <= common.DENSE or simd.count(a > 0.0) > 0:

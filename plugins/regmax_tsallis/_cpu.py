@@ -1,89 +1,44 @@
-"""α-entmax and its derivatives on the CPU: short float32 rows sixteen at a time, others one by
-one."""
+"""The kernel of α-entmax on the CPU. α = 1.5 has compiled functions of its own, as it needs the
+least code and is the most common."""
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-import numpy as np
-from numba import njit
+from regmax.kernels.base import Hyper
+from regmax.kernels.cpu.rows import CompiledRows
 
-from regmax.kernels.cpu import common, memory, tiles
-from regmax.kernels.cpu.simd import LANES
-
-from . import _powers, _rows, _short
-
-HALF, POWER, EACH = 0, 1, 2
-"""The kinds of rows: α = 1.5; 1.05 < α < 2; computed alone."""
+_HALF = CompiledRows("regmax_tsallis._half")
 
 
-@njit
-def _kind(d: int, gamma: float, a: float, like: Any) -> int:
-    """The kind of a row, which does not depend on the other rows of the batch."""
-    if a == 0.5:
-        return HALF if tiles.fits(d, like) else EACH
-    return POWER if 0.05 < a < 1.0 and gamma > 0.0 else EACH
+class _Entmax(CompiledRows):
+    """``CompiledRows`` for any α."""
+
+    parts = (_HALF,)
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if _is_half(theta[0]):
+            return _HALF.forward(x, gamma, theta, mask)
+        return super().forward(x, gamma, theta, mask)
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        if not hyper and _is_half(theta[0]):
+            return _HALF.backward(y, v, gamma, theta, mask, hyper)
+        return super().backward(y, v, gamma, theta, mask, hyper)
 
 
-@njit
-def _solve(job: Any, kind: int, like: Any, n: int, room: Any) -> None:
-    """The n rows of a kind that wait in ``room``."""
-    if kind == HALF:
-        _short.together15(job, like, n, room)
-    else:
-        _short.together(job, like, n, room)
+def _is_half(alpha: Tensor) -> bool:
+    return alpha.numel() == 1 and alpha.item() == 1.5
 
 
-def _forward(job: Any, like: Any) -> None:
-    d = job[common.WIDTH]
-    short = tiles.fits(d, like)
-    wide, own = common.scratch(3, d), common.scratch_like(2, d, like)
-    rooms = tiles.room(d, like), tiles.room(d, like)
-    group = _powers.GROUP if d <= 2048 else 1
-    many, few = common.scratch(group + 2, d), common.scratch_like(2 * group, d, like)
-    waiting, count = np.empty(LANES, np.int64), np.zeros(2, np.int64)
-    first, last = common.take(job)
-    while first < last:
-        for r in range(first, last):
-            a = common.number_at(job, 2, r) - 1.0
-            kind = _kind(d, common.number_at(job, 1, r), a, like)
-            if kind == EACH:
-                _rows.forward(job, r, like, wide, own)
-            elif short:
-                k, room = count[kind], memory.row(rooms[kind], 0)
-                if not tiles.enter(job, r, k, 3, like, room):
-                    _rows.forward(job, r, like, wide, own)
-                    continue
-                if kind == HALF:
-                    tiles.pack(job, k, 3, 2.0, like, room)
-                else:
-                    room[LANES * tiles.RATE + k] = a
-                count[kind] += 1
-                if count[kind] == LANES:
-                    _solve(job, kind, like, LANES, room)
-                    count[kind] = 0
-            else:
-                waiting[count[POWER]] = r
-                count[POWER] += 1
-                if count[POWER] == group:
-                    _powers.forward_power(job, like, waiting, group, many, few)
-                    count[POWER] = 0
-        first, last = common.take(job)
-    if count[POWER] > 0 and not short:
-        _powers.forward_power(job, like, waiting, count[POWER], many, few)
-    for kind in range(2):
-        if count[kind] > 0 and short:
-            _solve(job, kind, like, count[kind], memory.row(rooms[kind], 0))
-
-
-def _backward(job: Any, like: Any) -> None:
-    d = job[common.WIDTH]
-    wide, own = common.scratch(3, d), common.scratch_like(3, d, like)
-    first, last = common.take(job)
-    while first < last:
-        for r in range(first, last):
-            _rows.backward(job, r, like, wide, own)
-        first, last = common.take(job)
-
-
-KERNEL = common.CompiledRows(_forward, _backward)
+KERNEL = _Entmax("regmax_tsallis._numba")

@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import common, elementary, memory, simd
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 GROUP = 8
@@ -169,10 +169,10 @@ def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: An
     """
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     group = wide.shape[0] - 2
-    state = np.empty((6, GROUP))
+    state = memory.empty(6, GROUP, np.float64)
     top, low, rate, scale, tau, step = state[0], state[1], state[2], state[3], state[4], state[5]
-    size = np.zeros(GROUP, np.int64)
-    heads = np.empty((GROUP, LANES))
+    size = memory.empty(1, GROUP, np.int64)[0]
+    heads = memory.empty(GROUP, LANES, np.float64)
     for k in range(count):
         r = rows[k]
         row = common.participants(job, r, 3, like, memory.row(own, group + k))

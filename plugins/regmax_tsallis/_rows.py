@@ -15,9 +15,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import common, elementary, memory, projection, simd
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 from . import _powers, _short, _steep
@@ -110,7 +110,22 @@ def forward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     elif a < 1.0:
         _powers.forward_below(row, d, best, g, a, z, p, more, kept, out, blank)
     else:
-        _steep.forward_above(row, d, best, g, a, z, p, wide[2], kept, out, blank)
+        _steep.forward_above(row, d, best, g, a, z, p, more, kept, out, blank)
+
+
+@njit
+def forward15(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
+    """One row of a job with α = 1.5; the scratch has 3 and 2 rows."""
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    row = common.participants(job, r, 3, like, memory.row(own, 1))
+    out, gamma = common.rows_at(job, 4, r, like), common.number_at(job, 1, r)
+    best, bad = common.scan(row, d)
+    if bad or not gamma > 0.0:
+        common.fill(out, d, np.nan)
+    elif simd.largest(best) == -np.inf:
+        common.fill(out, d, 0.0)
+    else:
+        _forward15(row, d, best, gamma, memory.row(wide, 0), memory.row(own, 0), out, blank)
 
 
 @njit
@@ -138,28 +153,38 @@ def _slopes(y: Any, n: int, a: float, u: Any) -> None:
 
 
 @njit
-def _weights(y: Any, n: int, a: float, limit: float, s: Any) -> float:
-    """s = min(y^(2−α), limit) divided by its maximum, and 0 beyond n. Returns the maximum."""
-    count = simd.spread(simd.load(y, 0), 0.0)
-    if a == 0.5:
-        for i in range(0, n, LANES):
-            simd.store(s, i, simd.sqrt(simd.load(y, i)))
-        highest = 1.0
-    else:
-        most = count - 1e300
-        for i in range(0, n, LANES):
-            t = elementary.log(simd.larger(simd.load(y, i), 2.3e-308)) * (1.0 - a)
-            t = simd.smaller(t, math.log(limit))
-            t = simd.select(simd.first(n - i), t, -1e300)
-            most = simd.larger(t, most)
-            simd.store(s, i, t)
-        top = simd.largest(most)
-        for i in range(0, n, LANES):
-            simd.store(s, i, elementary.exp(simd.load(s, i) - top))
-        highest = math.exp(top)
+def _weights15(y: Any, n: int, s: Any) -> None:
+    """s = √y, and 0 beyond n."""
+    for i in range(0, n, LANES):
+        simd.store(s, i, simd.sqrt(simd.load(y, i)))
+    _cut(s, n)
+
+
+@njit
+def _cut(s: Any, n: int) -> None:
+    """Set s to 0 beyond n."""
     last = (n - 1) // LANES * LANES
     simd.store(s, last, simd.select(simd.first(n - last), simd.load(s, last), 0.0))
-    return highest
+
+
+@njit
+def _weights(y: Any, n: int, a: float, limit: float, s: Any) -> float:
+    """s = min(y^(2−α), limit) divided by its maximum, and 0 beyond n. Returns the maximum."""
+    if a == 0.5:
+        _weights15(y, n, s)
+        return 1.0
+    most = simd.spread(simd.load(y, 0), -1e300)
+    for i in range(0, n, LANES):
+        t = elementary.log(simd.larger(simd.load(y, i), 2.3e-308)) * (1.0 - a)
+        t = simd.smaller(t, math.log(limit))
+        t = simd.select(simd.first(n - i), t, -1e300)
+        most = simd.larger(t, most)
+        simd.store(s, i, t)
+    top = simd.largest(most)
+    for i in range(0, n, LANES):
+        simd.store(s, i, elementary.exp(simd.load(s, i) - top))
+    _cut(s, n)
+    return math.exp(top)
 
 
 @njit
@@ -184,7 +209,7 @@ def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
         projection.backward(y, v, d, scale, out, blank)
         return
     if 0.05 < a < 1.0 and memory.size(like) == 4:
-        _short.backward(job, like, r, memory.row(own, 0))
+        _short.backward(job, like, r, memory.row(own, 0), a, hyper)
         return
     p, w, s = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
     n = common.pack_support(y, v, d, memory.row(own, 0), memory.row(own, 1), p, w, blank)
@@ -199,3 +224,22 @@ def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
             dalpha = -common.dot(w, s, n) / scale
     if hyper:
         common.set_number(job, 5, r, dalpha)
+
+
+@njit
+def backward15(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
+    """One row of a job with α = 1.5, without the derivative in α; the scratch has 3 and 3 rows."""
+    if memory.size(like) == 4:
+        _short.backward(job, like, r, memory.row(own, 0), 0.5, False)
+        return
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+    out, kept = common.rows_at(job, 4, r, like), memory.row(own, 0)
+    p, w, s = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
+    n = common.pack_support(y, v, d, kept, memory.row(own, 1), p, w, blank)
+    if n == 0:
+        common.fill(out, d, 0.0)
+        return
+    _weights15(p, n, s)
+    common.diagonal_product(s, w, n, w[0], 1.0 / common.number_at(job, 2, r))
+    common.unpack_support(y, d, n, w, kept, out, blank)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import common, elementary, memory, simd, tiles
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 from ._powers import REACH
@@ -201,12 +201,12 @@ def _product(
 
 
 @tiles.short
-def backward(job: Any, like: Any, n: int, room: Any) -> None:
+def backward(job: Any, like: Any, n: int, room: Any, a: float, hyper: bool) -> None:
     """Row n of a job, on the support alone if it is long. ``room`` has space for three rows."""
-    d, blank, hyper = job[common.WIDTH], job[common.BLANK] != 0, common.given(job, 5)
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
     y, v = common.rows_at(job, 0, n, like), common.rows_at(job, 1, n, like)
     out = common.rows_at(job, 4, n, like)
-    scale, a = 1.0 / common.number_at(job, 2, n), common.number_at(job, 3, n) - 1.0
+    scale = 1.0 / common.number_at(job, 2, n)
     start, size = memory.address_of(room), d + 2 * LANES
     s, kept = memory.pointer(start, size, like), memory.pointer(start, 2 * size, like)
     if d <= common.DENSE:

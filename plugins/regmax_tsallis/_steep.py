@@ -11,9 +11,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import common, simd
+from regmax.kernels.cpu.jit import njit
 
 
 @njit
@@ -27,6 +27,33 @@ def _powers(z: Any, n: int, smallest: float, a: float) -> float:
 
 
 @njit
+def _sink(a: Any, i: int, n: int) -> None:
+    """Move a[i] down the heap a[:n] of decreasing numbers."""
+    t = a[i]
+    while 2 * i + 1 < n:
+        j = 2 * i + 1
+        if j + 1 < n and a[j + 1] > a[j]:
+            j += 1
+        if not a[j] > t:
+            break
+        a[i] = a[j]
+        i = j
+    a[i] = t
+
+
+@njit
+def _sort(a: Any, n: int) -> None:
+    """Sort a[:n] in ascending order, as a heap."""
+    for i in range(n // 2 - 1, -1, -1):
+        _sink(a, i, n)
+    for last in range(n - 1, 0, -1):
+        t = a[last]
+        a[last] = a[0]
+        a[0] = t
+        _sink(a, 0, last)
+
+
+@njit
 def _solve_above(z: Any, n: int, a: float, ordered: Any, y: Any) -> None:
     """y = (aΔ_i + t^a)^(1/a), Δ_i the distance to the smallest supported score.
 
@@ -35,7 +62,7 @@ def _solve_above(z: Any, n: int, a: float, ordered: Any, y: Any) -> None:
     """
     for i in range(n):
         ordered[i] = -z[i]
-    ordered[:n].sort()
+    _sort(ordered, n)
     size, beyond = 1, n + 1
     while beyond - size > 1:
         middle = (size + beyond) // 2

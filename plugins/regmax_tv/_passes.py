@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import simd
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 

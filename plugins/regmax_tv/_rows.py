@@ -1,4 +1,4 @@
-"""Rows of fusedmax, the prox of total variation and their derivatives; see :mod:`._cpu`."""
+"""Rows of fusedmax, the prox of total variation and their derivatives; see :mod:`._numba`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from regmax.kernels.cpu import common, projection, simd
+from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 from ._passes import all_above, pack

@@ -1,4 +1,5 @@
-"""The command line: ``regmax list``, ``validate``, ``plot``, ``demo`` and ``new-plugin``.
+"""The command line: ``regmax list``, ``validate``, ``plot``, ``demo``, ``compile`` and
+``new-plugin``.
 
 Exit status: 0 success, 1 a check failed, 2 wrong usage, 130 interrupted.
 
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..regularizers.registry import suggestion
-from . import demo, listing, new_plugin, plot, validate
+from . import compiling, demo, listing, new_plugin, plot, validate
 from .common import UsageError
 
 __all__ = ["main"]
@@ -74,6 +75,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"regmax {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (listing, validate, plot, demo, new_plugin):
+    for module in (listing, validate, plot, demo, compiling, new_plugin):
         module.add_to(commands)
     return parser

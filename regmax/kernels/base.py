@@ -94,6 +94,10 @@ class Kernel(ABC):
         is the one that ``forward`` returned. All gradients of a row that is NaN or all 0 are 0.
         """
 
+    def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
+        """Compile all that calls for rows of a dtype may need. By default nothing: what a kernel
+        compiles, it compiles in its first calls."""
+
 
 class ProxKernel(ABC):
     """The prox of a penalty R in compiled code, pruned for a base; rows as in :class:`Kernel`.
@@ -119,6 +123,9 @@ class ProxKernel(ABC):
     ) -> tuple[Tensor, Tensor | None]:
         """w = P v for v with ⟨v, 1⟩ = 0 on the support of y and 0 elsewhere, P the averages over
         the groups of y; and if ``hyper`` −⟨w, u⟩, u ∈ ∂R(y), float64 (R,)."""
+
+    def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
+        """As :meth:`Kernel.compile`."""
 
 
 class Lazy:

@@ -27,6 +27,10 @@ class Composed(Kernel):
         self.first, self.base, self.reach = prox, base, reach
         self.name, self.dtypes = base.name, base.dtypes  # type: ignore[misc]
 
+    def compile(self, dtype: torch.dtype) -> None:
+        self.first.compile(dtype)
+        self.base.compile(dtype)
+
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:

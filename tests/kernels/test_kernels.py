@@ -131,18 +131,6 @@ class TestWhatRuns:
         assert "in PyTorch" in run.stdout
         assert "numba is missing" in run.stdout
 
-    def test_nowhere_to_keep_what_is_compiled(self, monkeypatch):
-        from regmax.kernels.cpu import compiling
-        from regmax_gini import _cpu
-
-        def nowhere(function):
-            raise RuntimeError("cannot cache function: no locator available")
-
-        monkeypatch.setattr(compiling, "_Cache", nowhere)
-        monkeypatch.setattr(_cpu.KERNEL, "compiled", {})
-        x = torch.tensor([[1.0, 0.5, -1.0]])
-        assert sparsemax(x).tolist() == [[0.75, 0.25, 0.0]]
-
     def test_a_kernel_that_cannot_be_loaded_is_warned_of(self, monkeypatch):
         def broken(name):
             raise ImportError("undefined symbol")

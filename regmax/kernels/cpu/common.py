@@ -8,22 +8,14 @@ the support instead. Rows are pointers, read 16 entries at a time (:mod:`regmax.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
-from numba import njit, types
-from numba.extending import overload
-from torch import Tensor
 
-from ..base import Hyper, Kernel
-from ..wrappers import without_memory
 from . import memory, simd
-from .compiling import compile_cached
+from .jit import njit
 from .simd import LANES
-from .threads import GRAIN, ROWS, STEP, over_rows
+from .threads import ROWS, STEP
 
 EPS = float(np.finfo(np.float64).eps)
 WIDTH, BLANK = 3, 4
@@ -32,85 +24,6 @@ written. The arrays follow, each an address and the row stride in entries."""
 _ARRAYS = 5
 DENSE = 128
 """Up to this length, computing all entries takes less time than the test which are 0."""
-_LARGE = 1 << 25
-"""Bytes above which the C library maps new memory for every tensor. This memory is 0, and the
-first access to it is most of the cost of a large sparse result."""
-
-
-def result(like: Tensor) -> Tensor:
-    """Memory for a result: zeros if it is large, else uninitialised."""
-    if like.numel() * like.element_size() < _LARGE:
-        return torch.empty_like(like, memory_format=torch.contiguous_format)
-    return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
-
-
-class CompiledRows(Kernel):
-    """A kernel of two functions that numba compiles, each for float32 and float64 on first use.
-
-    forward(job, like) takes rows from the job until none is left; its arrays are x, γ, θ …, the
-    mask, y. The arrays of backward(job, like) are y, v, γ, θ …, the gradient of x, those of θ.
-    ``like`` is a pointer of x's type. See :func:`rows_at`.
-    """
-
-    name = "numba"
-
-    def __init__(
-        self, forward: Callable[..., None], backward: Callable[..., None], grain: int = GRAIN
-    ) -> None:
-        self.functions, self.grain = (forward, backward), grain
-        self.compiled: dict[tuple[int, torch.dtype], tuple[Any, int]] = {}
-        self.kept: list[Any] = []
-
-    def task(self, which: int, dtype: torch.dtype) -> tuple[Any, int]:
-        """A C function of a job, and its address."""
-        try:
-            return self.compiled[which, dtype]
-        except KeyError:
-            like = types.float32 if dtype == torch.float32 else types.float64
-            # the caller passes no ``like``: only its type is used, never its value
-            signature = types.void(types.CPointer(types.int64), types.CPointer(like))
-            compiled = compile_cached(self.functions[which], signature)
-            task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(compiled.address)
-            self.kept.append(compiled)
-            self.compiled[which, dtype] = task, compiled.address
-            return task, compiled.address
-
-    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
-        """Run a function on the arrays; a number stands in its job as it is. An array more, that is
-        not given, ends the job."""
-        numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
-        for t in (x, *arrays, None):
-            if t is None or isinstance(t, int):
-                numbers += (t or 0, 0)
-            else:
-                numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
-                if not numbers[-2] and t.numel():
-                    raise without_memory(t)
-        over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers), self.grain)
-
-    def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        y = result(x)
-        self.run(0, x, gamma, *theta, mask, y)
-        return y, None
-
-    def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
-    ) -> tuple[Tensor, Hyper | None]:
-        out = result(y)
-        if not hyper:
-            self.run(1, y, v, gamma, *theta, out, *(None for _ in theta))
-            return out, None
-        each = tuple(gamma.new_empty(len(y)) for _ in theta)
-        self.run(1, y, v, gamma, *theta, out, *each)
-        return out, each
 
 
 @njit
@@ -176,21 +89,13 @@ def scratch(count: int, d: int) -> Any:
 
     Use ``memory.row(scratch, i)`` inside the loop over rows: a pointer does not keep memory alive.
     """
-    return np.empty((count, d + 2 * LANES), np.float64)
+    return memory.empty(count, d + 2 * LANES, np.float64)
 
 
-def _scratch_like(count: int, d: int, like: Any) -> Any:
+@njit
+def scratch_like(count: int, d: int, like: Any) -> Any:
     """:func:`scratch` of ``like``'s type."""
-    raise NotImplementedError
-
-
-@overload(_scratch_like, strict=False)
-def _(count: Any, d: Any, like: Any) -> Any:
-    dtype = like.dtype
-    return lambda count, d, like: np.empty((count, d + 2 * LANES), dtype)
-
-
-scratch_like = _scratch_like
+    return memory.empty(count, d + 2 * LANES, like)
 
 
 @njit

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
 
 from . import simd
+from .jit import intrinsic, njit
 
 MAGIC = 1.5 * 2.0**52  # x + MAGIC − MAGIC is x rounded, and its lowest bits are that integer
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
+
+
+@intrinsic
+def cbrt(typingctx: Any, x: Any) -> Any:
+    """∛x of a number, by the C library."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.DoubleType(), [ir.DoubleType()])
+        function = cgutils.get_or_insert_function(builder.module, kind, "cbrt")
+        return builder.call(function, args)
+
+    return types.float64(types.float64), code
 
 
 @njit

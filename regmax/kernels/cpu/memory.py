@@ -7,7 +7,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
+
+from .jit import intrinsic
 
 
 @intrinsic
@@ -60,6 +62,42 @@ def row(typingctx: Any, array: Any, r: Any) -> Any:
         return cgutils.pointer_add(builder, view.data, offset, view.data.type)
 
     return types.CPointer(array.dtype)(array, types.intp), code
+
+
+@intrinsic
+def empty(typingctx: Any, rows: Any, columns: Any, like: Any) -> Any:
+    """A new array of ``rows`` by ``columns`` entries, of a dtype or as a pointer's."""
+    kind = types.Array(like.dtype, 2, "C")
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        shape = [
+            context.cast(builder, arg, given, types.intp)
+            for arg, given in zip(args[:2], signature.args[:2], strict=True)
+        ]
+        size = context.get_constant(types.intp, kind.dtype.bitwidth // 8)
+        width = builder.mul(shape[1], size)
+        octets, word = ir.IntType(8).as_pointer(), ir.IntType(64)
+        allocate = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(octets, [word, ir.IntType(32)]),
+            "NRT_MemInfo_alloc_aligned",
+        )
+        info = builder.call(allocate, [builder.mul(shape[0], width), ir.IntType(32)(64)])
+        with builder.if_then(cgutils.is_null(builder, info), likely=False):
+            context.call_conv.return_user_exc(builder, MemoryError, ("no memory",))
+        array = make_array(kind)(context, builder)
+        data = context.nrt.meminfo_data(builder, info)
+        populate_array(
+            array,
+            data=builder.bitcast(data, context.get_data_type(kind.dtype).as_pointer()),
+            shape=cgutils.pack_array(builder, shape, ty=word),
+            strides=cgutils.pack_array(builder, [width, size], ty=word),
+            itemsize=size,
+            meminfo=info,
+        )
+        return array._getvalue()
+
+    return kind(rows, columns, like), code
 
 
 @intrinsic

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from . import common, simd
+from .jit import njit
 from .simd import LANES
 
 SHORT = 64

@@ -20,7 +20,11 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import models, register_model
+
+from .jit import intrinsic
 
 LANES = 16
 _FLAGS = ("contract",)  # a·b + c as one operation; sums keep their order, but in ``total``
@@ -178,6 +182,16 @@ def store_part(typingctx: Any, array: Any, index: Any, m: Any, v: Any) -> Any:
 
 
 @intrinsic
+def lanes(typingctx: Any) -> Any:
+    """0, 1, …, 15 of int32."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(context.get_value_type(signature.return_type), list(range(LANES)))
+
+    return Vector(types.int32)(), code
+
+
+@intrinsic
 def first(typingctx: Any, n: Any) -> Any:
     """The mask of the first n lanes."""
 
@@ -200,23 +214,26 @@ def spread(typingctx: Any, like: Any, value: Any) -> Any:
     return like(like, value), code
 
 
+def _vectors(context: Any, builder: Any, kinds: Any, args: Any) -> list[Any]:
+    """Two operands as vectors; one of them may be a number."""
+    like = next(kind for kind in kinds if isinstance(kind, Vector))
+    return [
+        arg
+        if isinstance(kind, Vector)
+        else _spread(builder, context.cast(builder, arg, kind, like.dtype))
+        for arg, kind in zip(args, kinds, strict=True)
+    ]
+
+
 def _lanewise(make: Any, result: Any = None) -> Any:
     """An intrinsic of two operands, one of which may be a number; ``make(builder, a, b)``."""
 
     @intrinsic
     def operation(typingctx: Any, a: Any, b: Any) -> Any:
-        like = a if isinstance(a, Vector) else b
-
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            both = [
-                arg
-                if isinstance(kind, Vector)
-                else _spread(builder, context.cast(builder, arg, kind, like.dtype))
-                for arg, kind in zip(args, signature.args, strict=True)
-            ]
-            return make(builder, *both)
+            return make(builder, *_vectors(context, builder, signature.args, args))
 
-        return (result or like)(a, b), code
+        return (result or (a if isinstance(a, Vector) else b))(a, b), code
 
     return operation
 
@@ -229,10 +246,6 @@ def _compared(sign: str) -> Any:
     return lambda builder, a, b: builder.fcmp_ordered(sign, a, b)
 
 
-_add, _sub, _mul, _div = (_lanewise(_float(name)) for name in ("fadd", "fsub", "fmul", "fdiv"))
-_gt, _ge, _lt = (_lanewise(_compared(sign), MASK) for sign in (">", ">=", "<"))
-_and = _lanewise(lambda builder, a, b: builder.and_(a, b))
-_or = _lanewise(lambda builder, a, b: builder.or_(a, b))
 not_below = _lanewise(lambda builder, a, b: builder.fcmp_unordered(">=", a, b), MASK)
 differ = _lanewise(lambda builder, a, b: builder.icmp_unsigned("!=", a, b), MASK)
 add_int = _lanewise(lambda builder, a, b: builder.add(a, b))
@@ -243,26 +256,37 @@ larger = _lanewise(lambda builder, a, b: builder.select(builder.fcmp_ordered(">"
 smaller = _lanewise(lambda builder, a, b: builder.select(builder.fcmp_ordered("<", a, b), a, b))
 
 
-def _operator(sign: Any, operation: Any) -> None:
-    @overload(sign, strict=False)
-    def choose(a: Any, b: Any) -> Any:
-        if isinstance(a, Vector) or isinstance(b, Vector):
-            return lambda a, b: operation(a, b)
-        return None
+def _operator(sign: Any, make: Any, result: Any = None) -> None:
+    """``sign`` of vectors, and of a vector and a number; without a function for each of the types,
+    as ``overload`` would compile."""
+
+    class Template(AbstractTemplate):
+        key = sign
+
+        def generic(self, args: Any, kws: Any) -> Any:
+            found = [a for a in args if isinstance(a, Vector)]
+            return signature(result or found[0], *map(types.unliteral, args)) if found else None
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return make(builder, *_vectors(context, builder, signature.args, args))
+
+    infer_global(sign)(Template)
+    for kinds in ((Vector, Vector), (Vector, types.Number), (types.Number, Vector)):
+        lower_builtin(sign, *kinds)(code)
 
 
-for _sign, _operation in (
-    (operator.add, _add),
-    (operator.sub, _sub),
-    (operator.mul, _mul),
-    (operator.truediv, _div),
-    (operator.gt, _gt),
-    (operator.ge, _ge),
-    (operator.lt, _lt),
-    (operator.and_, _and),
-    (operator.or_, _or),
+for _sign, _make, *_result in (
+    (operator.add, _float("fadd")),
+    (operator.sub, _float("fsub")),
+    (operator.mul, _float("fmul")),
+    (operator.truediv, _float("fdiv")),
+    (operator.gt, _compared(">"), MASK),
+    (operator.ge, _compared(">="), MASK),
+    (operator.lt, _compared("<"), MASK),
+    (operator.and_, lambda builder, a, b: builder.and_(a, b)),
+    (operator.or_, lambda builder, a, b: builder.or_(a, b)),
 ):
-    _operator(_sign, _operation)
+    _operator(_sign, _make, *_result)
 
 
 @intrinsic

@@ -29,6 +29,11 @@ ROWS, STEP = 1, 2
 """The positions in a job of the number of rows, and of how many to take at a time; the counter is
 at 0."""
 
+TASK = "regmax_task"
+"""The name of a task in its object file."""
+STOPPED = 1 << 61
+"""A task that finds no memory adds twice this to the counter: no thread takes rows any more."""
+
 Task = Callable[[int], None]
 
 
@@ -100,10 +105,12 @@ def over_rows(task: Task, code: int, job: Any, grain: int = GRAIN) -> None:
     if threads <= 1:
         job[STEP] = rows
         task(address)
-        return
-    job[STEP] = max(1, rows // (8 * threads))
-    parallel = None if _forked else _openmp()
-    if parallel is None:
-        _pool.run(task, address, threads)
     else:
-        parallel(code, address, threads, 0)
+        job[STEP] = max(1, rows // (8 * threads))
+        parallel = None if _forked else _openmp()
+        if parallel is None:
+            _pool.run(task, address, threads)
+        else:
+            parallel(code, address, threads, 0)
+    if job[0] >= STOPPED:
+        raise MemoryError("no memory for the work space of a compiled kernel")

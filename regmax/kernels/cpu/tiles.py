@@ -11,15 +11,14 @@ and not on d. A tile holds vectors; entry i of the sixteen rows is ``simd.load(t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba import types
 
 from . import common, memory, simd
+from .jit import Function, intrinsic, njit
 from .simd import LANES
 
 LONGEST = 128
@@ -30,17 +29,19 @@ the packed entries, one of the mapping, and the threshold."""
 NUMBERS = 7
 
 
-def short(function: Callable[..., None]) -> Any:
-    """A compiled function of (job, like, n, room) for float32; for float64 it does nothing."""
+class short(Function):
+    """Marks a function of (job, like, …) for float32; for float64 it does nothing."""
 
-    def any_dtype(job: Any, like: Any, n: Any, room: Any) -> None:
-        raise NotImplementedError
+    def typed(self, context: Any, kinds: Any) -> Any:
+        if kinds[1].dtype == types.float32:
+            return super().typed(context, kinds)
 
-    @overload(any_dtype, strict=False)
-    def choose(job: Any, like: Any, n: Any, room: Any) -> Any:
-        return function if like.dtype == types.float32 else lambda job, like, n, room: None
+        def nothing(context: Any, *_: Any) -> Any:
+            return context.get_dummy_value()
 
-    return any_dtype
+        found = types.void(*map(types.unliteral, kinds))
+        context.unit.target.define(nothing, found.args, nothing)
+        return found, nothing
 
 
 @njit
@@ -58,7 +59,7 @@ def room(d: int, like: Any) -> Any:
     """
     entries = LANES * (d + LANES)
     size = LANES * NUMBERS + entries + entries // 2 + LANES * (d + 2 * LANES)
-    return np.empty((1, size if fits(d, like) else 1))
+    return memory.empty(1, size if fits(d, like) else 1, np.float64)
 
 
 @njit

@@ -12,9 +12,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..cpu import common, memory
+from ..cpu.jit import njit
 from ..cpu.simd import LANES
 from . import rows
 from .dense import Rest, bend_at, factor, hessian, inverse_trace, placed, tangent_product
@@ -326,8 +326,10 @@ def forward(job: Any, like: Any) -> None:
     kinked = job[5 + 2 * rows.KINKED] != 0
     room = common.scratch(OUT_F + 1, d)
     ld = room.shape[1]
-    wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
-    square, work = np.empty((3, ld * ld)), np.empty((1, job[5 + 2 * ROOM]))
+    wide = memory.empty(4, max(count, 3) * ld, np.float64)
+    places = memory.empty(2, ld, np.int64)
+    square = memory.empty(3, ld * ld, np.float64)
+    work = memory.empty(1, job[5 + 2 * ROOM], np.float64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
@@ -359,9 +361,10 @@ def _rest(job: Any, place: Any, full: Any, out: Any, work: Any) -> Rest:
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
     count, ld = job[5 + 2 * rows.VARYING], job[common.WIDTH] + 2 * LANES
-    room, places = np.empty((6, ld)), np.empty((2, ld), np.int64)
-    wide = np.empty((4, max(3, count + job[5 + 2 * rows.PLAIN]) * ld))
-    square, work = np.empty((2, ld * ld)), np.empty((1, job[5 + 2 * ROOM]))
+    room, places = memory.empty(6, ld, np.float64), memory.empty(2, ld, np.int64)
+    wide = memory.empty(4, max(3, count + job[5 + 2 * rows.PLAIN]) * ld, np.float64)
+    square = memory.empty(2, ld * ld, np.float64)
+    work = memory.empty(1, job[5 + 2 * ROOM], np.float64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):

@@ -7,8 +7,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ..cpu.jit import njit
 from .rows import FLOOR, call
 
 _FAST = {"reassoc", "contract", "nsz", "arcp"}

@@ -11,31 +11,35 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-
-def folder() -> Path:
-    """Where sources and compiled code are kept: $REGMAX_CACHE_DIR, or ~/.cache/regmax."""
-    given = os.environ.get("REGMAX_CACHE_DIR")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regmax"
+from ..folders import user_folder
 
 
 def loaded(name: str, text: str, version: str) -> tuple[ModuleType, Path, bool]:
     """The module with this source, its file, and whether that is in the cache."""
+    path, kept = written(name, text, version)
+    return module(path), path, kept
+
+
+def written(name: str, text: str, version: str = "") -> tuple[Path, bool]:
+    """The file with this source, and whether it is in the cache."""
     stamp = hashlib.sha256((text + version).encode()).hexdigest()[:24]
-    path, kept = _written(f"{name}_{stamp}.py", text)
-    spec = importlib.util.spec_from_file_location(f"regmax_{name}_{stamp}", path)
+    return _written(f"{name}_{stamp}.py", text)
+
+
+def module(path: Path) -> ModuleType:
+    """The module in a file."""
+    spec = importlib.util.spec_from_file_location(f"regmax_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # numba loads cached code by the name of its module
-    spec.loader.exec_module(module)
-    return module, path, kept
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # Triton reads the source of its functions
+    spec.loader.exec_module(found)
+    return found
 
 
 def _written(name: str, text: str) -> tuple[Path, bool]:
     """The file with this source, and whether it is in the cache."""
-    place = folder()
+    place = user_folder()
     try:
         place.mkdir(parents=True, exist_ok=True)
         path = place / name

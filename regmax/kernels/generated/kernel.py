@@ -10,16 +10,16 @@ from torch import Tensor
 
 from .. import simplex
 from ..base import Hyper
-from ..cpu.common import CompiledRows
-from . import coupled, separable, source
+from ..cpu.rows import CompiledRows
+from . import source
 from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
 
 # a second thread pays where it saves more than it waits for a core that is busy
-_SEPARABLE = CompiledRows(separable.forward, separable.backward, grain=1 << 17)
-_COUPLED = CompiledRows(coupled.forward, coupled.backward)
+_SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 17)
+_COUPLED = CompiledRows("regmax.kernels.generated.coupled")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import types
 
 from ..cpu import common, memory
+from ..cpu.jit import intrinsic, njit
 
 EPS = common.EPS
 FLOOR = EPS**2

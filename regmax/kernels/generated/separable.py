@@ -13,9 +13,9 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..cpu import common, elementary, memory, simd
+from ..cpu.jit import njit
 from ..cpu.simd import LANES
 from . import rows
 from .rows import EPS, FLOOR, Entry
@@ -320,7 +320,8 @@ def forward(job: Any, like: Any) -> None:
     kinked = job[5 + 2 * rows.KINKED] != 0
     room = common.scratch(ENDS + 1, d)
     ld = room.shape[1]
-    wide, places = np.empty((4, max(count, 3) * ld)), np.empty((2, ld), np.int64)
+    wide = memory.empty(4, max(count, 3) * ld, np.float64)
+    places = memory.empty(2, ld, np.int64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
@@ -354,8 +355,8 @@ def _product(n: int, h: Any, v: Any, w: Any) -> None:
 def backward(job: Any, like: Any) -> None:
     """J v/γ, and −⟨J v, ∂e'/∂p⟩ for the inputs p of e."""
     count, ld = job[5 + 2 * rows.VARYING], job[common.WIDTH] + 2 * LANES
-    room, places = np.empty((3, ld)), np.empty((1, ld), np.int64)
-    wide = np.empty((4, max(3, count + job[5 + 2 * rows.PLAIN]) * ld))
+    room, places = memory.empty(3, ld, np.float64), memory.empty(1, ld, np.int64)
+    wide = memory.empty(4, max(3, count + job[5 + 2 * rows.PLAIN]) * ld, np.float64)
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):

@@ -1,0 +1,293 @@
+r"""Oscarmax, the prox of OSCAR and their derivatives, compiled with numba.
+
+    y = P_Δ(g/γ),  g the decreasing regression of x_[k] + μk,  μ = γλ,  k = 0, 1, … by rank
+    J v = P v − mean(v_S) on the support S of y,  P the averages over its groups
+
+(Niculae & Blondel 2017, Prop. 3; Best & Chakravarti 1990 for the regression). Sorting a row is
+slow, and three facts often avoid it. Let F(k) be the sum of x_[j] + μj over j < k: the blocks of g
+lie between vertices of the least concave majorant of F.
+
+1. The support is the K largest, where (F(k) − γ)/k is largest and equal to the threshold τ of P_Δ.
+   So x_[K−1] + μ(K−1) > τ, and τ is at least the threshold of P_Δ(x/γ). This leaves n candidates,
+   and K ≤ n raises the bound again.
+2. n entries of consecutive ranks are one block iff E(k) ≤ μ k(n−k)/2 for all k, E(k) the sum of
+   their k largest minus k times their mean. Bounds on E need no order (`certain`); a sufficient
+   condition is  max − min ≤ μ n/2.
+3. Otherwise the few entries far above and far below the others are sorted, and the rest is one
+   block if `certain` proves it. If not, or if there are few candidates, all of them are sorted.
+
+The prox for another base with y_i = 0 where g_i is γρ or more below the largest: the same with
+τ ≥ max x − γρ. Entries that are cut are −∞ in the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regmax.kernels.cpu import common, memory, projection, simd
+from regmax.kernels.cpu.jit import njit
+from regmax.kernels.cpu.simd import LANES
+
+from ._blocks import blocks_of, certain, middle_from, spread
+from ._order import FEW, by_comparison, by_digits
+from ._passes import count_above, levels, moments, pack, parts, scan, smallest, split, write
+
+CLOSE = 1.0 - 1e-9  # a margin for rounding in the certificate of one block
+HIGHEST = np.finfo(np.float64).max ** 0.5  # upper limit of γλ, so that products do not overflow
+
+
+@njit
+def _forward_row(
+    row: Any,
+    d: int,
+    best: Any,
+    least: float,
+    m: int,
+    gamma: float,
+    mu: float,
+    reach: float,
+    lanes: Any,
+    above: Any,
+    below: Any,
+    values: Any,
+    order: Any,
+    blocks: Any,
+    keys: Any,
+    places: Any,
+    counts: Any,
+    out: Any,
+    blank: bool,
+) -> None:
+    """out = oscarmax of the m finite scores of a row, or where ``reach`` ≥ 0 the prox of those that
+    matter, with ρ = reach; ``least`` is the smallest of them."""
+    kept, index = above
+    top = np.float64(simd.largest(best))
+    low = -simd.greatest(row)
+    n = m
+    fused = reach < 0.0
+    other = 0.0 if fused else -np.inf
+    bound = projection.bound((simd.wide(best) - top) / gamma) if fused else -reach
+    depth = -gamma * bound if bound > -np.inf else np.inf
+    one = top - least <= 0.5 * mu * n * CLOSE
+    before = 2 * n
+    while not one and n > 8 and 8 * n < 7 * before:
+        higher = common.floor(row, top, depth + mu * (n - 1))
+        before = n
+        if higher > low:
+            low = higher
+            n, some = count_above(row, d, low)
+            if n > LANES:
+                least = smallest(some)
+                one = top - least <= 0.5 * mu * n * CLOSE
+    if one:
+        write(row, d, (low, top), 1.0 / n if fused else 0.0, other, out, blank)
+        return
+    if n > FEW:
+        total, squares = moments(row, d, low, top)
+        if certain(n, total, squares, mu, least - top, 0.0):
+            write(row, d, (low, top), 1.0 / n if fused else 0.0, other, out, blank)
+            return
+        width = 0.45 * mu * (n - middle_from(n, total, squares, mu))
+        if width > 0.0:  # no NaN
+            # the bounds as numbers of the row's dtype
+            kept[0], kept[1] = top + total / n - width, top + total / n + width
+            lower, high = max(np.float64(kept[0]), low), min(np.float64(kept[1]), top)
+            bounds = low, lower, high
+            a, b, total, squares = parts(row, d, bounds, top, lanes, above, below)
+            middle = n - a - b
+            if (
+                max(a, b) <= FEW
+                and middle > 0
+                and certain(middle, total, squares, mu, lower - top, high - top)
+            ):
+                by_comparison(kept, index, a, top, values, order, 0)
+                by_comparison(below[0], below[1], b, top, values, order, a)
+                used = blocks_of(values, a, middle, total, a + b, mu, gamma, fused, blocks)
+                level, k = 0.0, 0.0
+                for i in range(used):
+                    k += blocks[1][i]
+                    if k > a:
+                        level = blocks[2][i]
+                        break
+                write(row, d, (lower, high), level, other, out, blank)
+                spread(order, a, middle, blocks, used, out)
+                return
+    pack(row, d, low, lanes, kept, index)
+    if n <= FEW:
+        by_comparison(kept, index, n, top, values, order, 0)
+    else:
+        by_digits(kept, index, n, top, values, order, keys, places, counts)
+    used = blocks_of(values, n, 0, 0.0, n, mu, gamma, fused, blocks)
+    if not blank:
+        common.fill(out, d, other)
+    spread(order, n, 0, blocks, used, out)
+
+
+def forward(job: Any, like: Any) -> None:
+    d, prox = job[common.WIDTH], common.given(job, 5)
+    blank = job[common.BLANK] != 0 and not prox
+    wide, own = common.scratch(4, d), common.scratch_like(3, d, like)
+    whole = memory.empty(3, d + 2 * LANES, np.int32)
+    keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
+    counters = memory.empty(1, 256 * 8, np.int64)
+    begin, end = common.take(job)
+    while begin < end:
+        for r in range(begin, end):
+            row = common.participants(job, r, 3, like, memory.row(own, 2))
+            out = common.rows_at(job, 4, r, like)
+            best, bad, least, m = scan(row, d)
+            gamma, lam = common.number_at(job, 1, r), common.number_at(job, 2, r)
+            reach = common.number_at(job, 5, r) if prox else -1.0
+            if m == 0 and prox:
+                common.fill(out, d, np.nan if bad or not gamma > 0.0 else -np.inf)
+            elif bad or m == 0 or (lam == 0.0 and not prox):
+                projection.forward(
+                    row,
+                    d,
+                    gamma,
+                    memory.row(wide, 0),
+                    memory.row(own, 0),
+                    out,
+                    job[common.BLANK] != 0,
+                )
+            elif gamma > 0.0 and lam >= 0.0:
+                _forward_row(
+                    row,
+                    d,
+                    best,
+                    least,
+                    m,
+                    gamma,
+                    min(gamma * lam, HIGHEST),
+                    reach,
+                    simd.lanes(),
+                    (memory.row(own, 0), memory.row(whole, 0)),
+                    (memory.row(own, 1), memory.row(whole, 1)),
+                    memory.row(wide, 0),
+                    memory.row(whole, 2),
+                    (memory.row(wide, 1), memory.row(wide, 2), memory.row(wide, 3)),
+                    keys,
+                    places,
+                    memory.row(counters, 0),
+                    out,
+                    blank,
+                )
+            else:
+                common.fill(out, d, np.nan)
+        begin, end = common.take(job)
+
+
+@njit
+def _backward_row(
+    y: Any,
+    v: Any,
+    d: int,
+    gamma: float,
+    centred: bool,
+    hyper: bool,
+    lanes: Any,
+    kept: Any,
+    index: Any,
+    values: Any,
+    order: Any,
+    mean: Any,
+    start: Any,
+    keys: Any,
+    places: Any,
+    counts: Any,
+    out: Any,
+    blank: bool,
+) -> float:
+    """out = Jv/γ, or P v/γ for v with ⟨v, 1⟩ = 0 unless ``centred``; returns the derivative in λ if
+    ``hyper``, else 0."""
+    most, least, n = levels(y, d)
+    if not most > least:  # one group, none, or NaN: Jv = 0
+        if not blank:
+            common.fill(out, d, 0.0)
+        return 0.0
+    # a large support: only entries above its lowest value are sorted, as many may be equal to it
+    low = least if n > 2 * LANES else 0.0
+    n, size, total = split(y, v, d, low, lanes, kept, index)
+    if n <= FEW:
+        by_comparison(kept, index, n, 0.0, values, order, 0)
+    else:
+        by_digits(kept, index, n, 0.0, values, order, keys, places, counts)
+    count = 0
+    sums, whole = 0.0, total
+    start[0] = 0
+    for k in range(n):
+        if k > 0 and values[k] != values[k - 1]:
+            mean[count] = sums / (k - start[count])
+            count += 1
+            start[count] = k
+            sums = 0.0
+        t = np.float64(v[order[k]])
+        sums += t
+        whole += t
+    mean[count] = sums / (n - start[count])
+    count += 1
+    start[count] = n
+    several = count
+    if size:
+        mean[count] = total / size
+        count += 1
+        start[count] = n + size
+    for _ in range(2 if centred else 0):  # the second pass removes the rounding error of the first
+        average = whole / (n + size)
+        whole = 0.0
+        for b in range(count):
+            mean[b] -= average
+            whole += mean[b] * (start[b + 1] - start[b])
+    if size:
+        write(y, d, (low, low), mean[count - 1] / gamma, 0.0, out, blank)
+    elif not blank:
+        common.fill(out, d, 0.0)
+    for b in range(several):
+        w = mean[b] / gamma
+        for k in range(start[b], start[b + 1]):
+            out[order[k]] = w
+    if not hyper:
+        return 0.0
+    # u is −rank up to a constant, averaged over ties
+    across = 0.0
+    for b in range(count):
+        w = mean[b] * (start[b + 1] - start[b])
+        across -= w * 0.5 * (start[b] + start[b + 1] - (n + size))
+    return -across
+
+
+def backward(job: Any, like: Any) -> None:
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    wide, own = common.scratch(2, d), common.scratch_like(1, d, like)
+    whole = memory.empty(3, d + 2 * LANES, np.int32)
+    keys, places = memory.empty(2, d, np.uint64), memory.empty(2, d, np.int32)
+    counters = memory.empty(1, 256 * 8, np.int64)
+    hyper, prox = common.given(job, 5), common.given(job, 6)
+    begin, end = common.take(job)
+    while begin < end:
+        for r in range(begin, end):
+            dlam = _backward_row(
+                common.rows_at(job, 0, r, like),
+                common.rows_at(job, 1, r, like),
+                d,
+                1.0 if prox else common.number_at(job, 2, r),
+                not prox,
+                hyper,
+                simd.lanes(),
+                memory.row(own, 0),
+                memory.row(whole, 0),
+                memory.row(wide, 0),
+                memory.row(whole, 1),
+                memory.row(wide, 1),
+                memory.row(whole, 2),
+                keys,
+                places,
+                memory.row(counters, 0),
+                common.rows_at(job, 4, r, like),
+                blank,
+            )
+            if hyper:
+                common.set_number(job, 5, r, dlam)
+        begin, end = common.take(job)

@@ -1,0 +1,73 @@
+"""``regmax compile``: compile the kernels of the CPU before the first call."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import time
+from typing import Any
+
+import torch
+
+from ..mapping.compiled import kernel_of
+from ..nn.layer import RegularizedMax
+from ..regularizers.regularizer import Regularizer
+from .common import needs, working
+from .listing import quiet_registry
+from .names import named, with_defaults
+
+DTYPES = (torch.float32, torch.float64)
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's subcommands."""
+    parser = commands.add_parser(
+        "compile",
+        help="compile the kernels of the CPU before the first call, as for a container",
+        description="Compiles what the first calls of mappings on the CPU would compile, forward "
+        "and backward, for float32 and float64, and keeps it on disk for all later processes. "
+        "What is there already is not compiled again.",
+        epilog="example: regmax compile sparsemax 'tsallis(alpha=1.5) + 0.1*tv'",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="regularizers, mappings or expressions (default: all regularizers)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compile, and print a line for each name."""
+    with needs("fast", "regmax compile"):
+        importlib.import_module("numba")
+    names = arguments.names or with_defaults(quiet_registry())
+    omegas = [named(name) for name in names]
+    width = max(map(len, names), default=0)
+    logger = logging.getLogger("regmax")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # this command says itself that it takes long
+    try:
+        for name, omega in omegas:
+            start = time.perf_counter()
+            with working(f"compiling {name}"):
+                method = compile_kernels(omega)
+            print(f"{name:{width}}  {time.perf_counter() - start:6.1f} s  {method}", flush=True)
+    finally:
+        logger.setLevel(level)
+    return 0
+
+
+def compile_kernels(omega: Regularizer) -> str:
+    """Compile what a layer needs for each dtype; returns the method of its forward pass."""
+    layer = RegularizedMax(omega)
+    for dtype in DTYPES:
+        x = torch.linspace(0, 1, 8, dtype=dtype, device="cpu").view(2, 4).requires_grad_()
+        kernel = kernel_of(omega, x)
+        if kernel is not None:
+            kernel.compile(dtype)
+        y = layer(x)
+        y.backward(torch.linspace(-1, 1, 8, dtype=dtype, device="cpu").view(2, 4))
+    return "no kernel" if kernel is None else f"{kernel.name} kernel"

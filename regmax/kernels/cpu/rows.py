@@ -1,0 +1,102 @@
+"""A kernel of two functions of a job, which numba compiles."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..base import Hyper, Kernel
+from ..wrappers import without_memory
+from . import fitting
+from .threads import GRAIN, over_rows
+
+fitting.require()
+
+_LARGE = 1 << 25
+"""Bytes above which the C library maps new memory for every tensor. This memory is 0, and the
+first access to it is most of the cost of a large sparse result."""
+
+
+def result(like: Tensor) -> Tensor:
+    """Memory for a result: zeros if it is large, else uninitialised."""
+    if like.numel() * like.element_size() < _LARGE:
+        return torch.empty_like(like, memory_format=torch.contiguous_format)
+    return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
+
+
+class CompiledRows(Kernel):
+    """A kernel of two functions in a module, compiled for float32 and float64 on first use.
+
+    forward(job, like) takes rows from the job until none is left; its arrays are x, γ, θ …, the
+    mask, y. The arrays of backward(job, like) are y, v, γ, θ …, the gradient of x, those of θ.
+    ``like`` is a pointer of x's type. See :func:`regmax.kernels.cpu.common.rows_at`. The module is
+    imported if the functions are compiled, not if they are on disk.
+    """
+
+    name = "numba"
+    parts: tuple[CompiledRows, ...] = ()
+    """Other kernels that this one uses."""
+
+    def __init__(self, module: str, grain: int = GRAIN) -> None:
+        self.module, self.grain = module, grain
+        self.compiled: dict[tuple[int, torch.dtype], tuple[Any, int]] = {}
+
+    def task(self, which: int, dtype: torch.dtype) -> tuple[Any, int]:
+        """A C function of a job, and its address."""
+        try:
+            return self.compiled[which, dtype]
+        except KeyError:
+            from .compiling import address_of
+
+            like = "float32" if dtype == torch.float32 else "float64"
+            address = address_of(self.module, ("forward", "backward")[which], like)
+            task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address)
+            self.compiled[which, dtype] = task, address
+            return task, address
+
+    def compile(self, dtype: torch.dtype) -> None:
+        """Compile all functions for a dtype, or load them from disk."""
+        for kernel in (self, *self.parts):
+            for which in range(2):
+                kernel.task(which, dtype)
+
+    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
+        """Run a function on the arrays; a number stands in its job as it is. An array more, that is
+        not given, ends the job."""
+        numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
+        for t in (x, *arrays, None):
+            if t is None or isinstance(t, int):
+                numbers += (t or 0, 0)
+            else:
+                numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
+                if not numbers[-2] and t.numel():
+                    raise without_memory(t)
+        over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers), self.grain)
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        y = result(x)
+        self.run(0, x, gamma, *theta, mask, y)
+        return y, None
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        out = result(y)
+        if not hyper:
+            self.run(1, y, v, gamma, *theta, out, *(None for _ in theta))
+            return out, None
+        each = tuple(gamma.new_empty(len(y)) for _ in theta)
+        self.run(1, y, v, gamma, *theta, out, *each)
+        return out, each
