@@ -15,7 +15,7 @@ from ..mapping.rows import HALF
 from ..nn import chunks
 from ..regularizers.printing import unusual
 from ..regularizers.regularizer import Regularizer
-from .loss import FenchelYoungLoss
+from .loss import FenchelYoungLoss, taken
 
 LOGITS = 1 << 24
 """About how many logits are held at a time."""
@@ -42,8 +42,9 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
     ``forward(hidden, weight, bias, target, mask=None)``: ``hidden`` (…, F), ``weight`` (C, F),
     ``bias`` (C,) or None, ``target`` (…) indices or (…, C) distributions, and ``mask`` (True =
     takes part) that broadcasts to the logits (…, C). The result is that of ``FenchelYoungLoss``,
-    with reduction "none" of shape (…). Under transforms and in a graph, and for a target that
-    requires grad, all logits are computed at once. Second derivatives compute them at once too.
+    with reduction "none" of shape (…). All logits are computed at once under transforms and in a
+    graph, for a target that requires grad, for second derivatives, and where γ or a hyperparameter
+    has one number for each row, (rows, 1).
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
             mask = mask.expand(*batch, classes).reshape(-1, classes)
         learned = [t for t in (*self.omega.tensors().values(), self.gamma) if _learns(t)]
         given = (rows, weight, bias, target, mask, *learned)
-        if transforms.under_transform([t for t in given if t is not None]) or _learns(target):
+        if not torch.is_grad_enabled():
+            given = tuple(map(_detached, given))
+        if transforms.under_transform(given) or _learns(target) or self._by_row():
             each = self._losses(self._linear(rows, weight, bias), target, mask)
         else:
             each = _Linear.apply(self, *given)  # type: ignore[no-untyped-call]
@@ -93,7 +96,7 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         if indices:
             index, skip, _ = self._index(target, like)
             own = self._weight(like)
-            mass = None if own is None else own.index_select(0, index)
+            mass = None if own is None else taken(own, index)
         loss = self._reduced(each, mass, skip)
         loss = loss.view(batch) if self.reduction == "none" else loss
         return loss.to(self._dtype(like, target))
@@ -109,6 +112,11 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         with transforms.full_precision(logits.device.type):
             return self._each(logits, 1, target, mask)[0]
 
+    def _by_row(self) -> bool:
+        """Whether γ or a hyperparameter has one number for each row."""
+        numbers = (self.gamma, *self.omega.per_row_tensors().values())
+        return any(isinstance(t, Tensor) and t.shape[:-1].numel() > 1 for t in numbers)
+
     def __repr__(self) -> str:
         own = unusual(soft_cap=(self.soft_cap, None), chunk=(self.chunk, None))
         return f"{', '.join([super().__repr__()[:-1], *own])})"
@@ -118,8 +126,8 @@ def _learns(t: Any) -> bool:
     return isinstance(t, Tensor) and t.requires_grad
 
 
-def _detached(t: Tensor | None) -> Tensor | None:
-    return None if t is None else t.detach()
+def _detached(t: Any) -> Any:
+    return t.detach() if isinstance(t, Tensor) else t
 
 
 class _Linear(torch.autograd.Function):

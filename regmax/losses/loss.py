@@ -142,7 +142,7 @@ class FenchelYoungLoss(nn.Module):
         index = skip = wrong = given = mass = None
         if _is_index(target, logits, dim):
             index, skip, wrong = self._index(target, x)
-            mass = None if weight is None else _taken(weight, index)
+            mass = None if weight is None else taken(weight, index)
         else:
             given, mass = _distribution(target, x, dim, weight)
         t, scale = self._target(x, index, given, mass, on, weight)
@@ -265,7 +265,7 @@ def _kind(item: Any) -> str:
     return f"a tensor of shape {tuple(item.shape)}, {item.dtype}"
 
 
-def _taken(weight: Tensor, index: Tensor) -> Tensor:
+def taken(weight: Tensor, index: Tensor) -> Tensor:
     """The weight of each index, also under vmap."""
     return weight.index_select(0, index.reshape(-1)).view(index.shape)
 

@@ -87,7 +87,7 @@ def attention(
         return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
     own = (mask, gamma, sink)
-    if chunks.whole(q, k, v):
+    if chunks.whole(q, k, v, random=dropout_p > 0):
         return attend(0, q, k, v, omega, *own)
     chunk = chunk or chunks.automatic(q, k, omega)
     if chunk >= queries:

@@ -128,8 +128,11 @@ def _set_random_state(device: torch.device, state: Tensor) -> None:
         torch.set_rng_state(state)
 
 
-def whole(*tensors: Tensor) -> bool:
-    """Whether all queries must be computed at once: in a graph, under a transform, for DTensors."""
+def whole(*tensors: Tensor, random: bool) -> bool:
+    """Whether all queries must be computed at once: in a graph, under a transform, for DTensors,
+    and where ``random`` numbers of a device would have to be drawn again."""
+    if random and tensors[0].device.type not in ("cpu", "cuda"):
+        return True
     return transforms.under_transform(tensors) or any(transforms.wraps(t) for t in tensors)
 
 

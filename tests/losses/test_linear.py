@@ -110,6 +110,29 @@ def test_learnt_hyperparameters_and_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda *t: smooth(*t, target), given[:3])
 
 
+def test_one_gamma_for_each_row_and_without_gradients():
+    hidden, weight, bias, target = inputs()
+    omega, gamma = OMEGAS["entmax15"], torch.rand(ROWS, 1, dtype=F64) + 0.5
+    given = (hidden, weight, bias, target)
+    loss = LinearFenchelYoungLoss(omega, gamma, chunk=4)(*given)
+    compare(loss, two_steps(omega, *given, gamma=gamma), given[:3])
+    with torch.no_grad():
+        silent = LinearFenchelYoungLoss(omega, chunk=4)(*given)
+    torch.testing.assert_close(silent, two_steps(omega, *given))
+    assert not silent.requires_grad
+
+
+def test_a_hidden_tensor_that_learns_is_refused():
+    w = torch.ones(CLASSES, dtype=F64, requires_grad=True)
+
+    class Hidden(regmax.Regularizer):
+        def value(self, y):
+            return (w * y.square()).sum(-1)
+
+    with pytest.raises(regmax.RegularizerError):
+        LinearFenchelYoungLoss(Hidden(), chunk=4)(*inputs())
+
+
 def test_float32_half_precision_and_autocast():
     given = inputs(dtype=torch.float32)
     omega = OMEGAS["entmax15"]
