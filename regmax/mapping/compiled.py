@@ -15,6 +15,7 @@ from ..regularizers import arguments, serialize
 from ..regularizers.expressions import Scaled, unscaled
 from ..regularizers.penalty import Penalized, Penalty, held, names_of, structured, unpenalized
 from ..regularizers.regularizer import Regularizer
+from . import levels
 from .function import Eager, Mapping, formula, forward, products, taking_part
 from .rows import HALF, constant
 
@@ -213,7 +214,7 @@ def _watched(
 ) -> Tensor:
     if structured(omega) and mask is not None:  # neighbours among those that take part
         mask = mask & (rows.detach() != -torch.inf)
-    y: Tensor = Mapping.apply(rows, mask, kernel, omega, *numbers)  # type: ignore[no-untyped-call]
+    y: Tensor = levels.apply(Mapping, rows, mask, kernel, omega, *numbers)
     return y
 
 

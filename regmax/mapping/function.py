@@ -19,6 +19,7 @@ from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_pr
 from ..regularizers import serialize
 from ..regularizers.penalty import names_of, penalty_of, smooth_part, structured
 from ..regularizers.regularizer import Regularizer
+from . import levels
 from .rows import HALF, flat, numbered
 
 
@@ -48,7 +49,7 @@ class Mapping(torch.autograd.Function):
         wants = ctx.needs_input_grad[4:]
         if transforms.under_transform((v, y)):
             given = (y, part, v, ctx.kernel, ctx.omega, any(wants[1:]), *numbers)
-            gx, *dtheta = Product.apply(*given)  # type: ignore[no-untyped-call]
+            gx, *dtheta = levels.apply(Product, *given)
             dtheta = [
                 reduced(t, item) if want else None
                 for t, item, want in zip(dtheta, numbers[1:], wants[1:], strict=False)

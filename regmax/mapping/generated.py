@@ -19,6 +19,7 @@ from ..kernels.base import Hyper
 from ..regularizers import curvature
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized
+from . import levels
 from .compiled import with_gradients
 from .forward import Forward, Settings, by_solver, has_formula, sampled
 from .function import Mapping
@@ -80,8 +81,9 @@ def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
         return None
     kernel = _Planned(found, settings)
     try:
-        y: Tensor = Mapping.apply(  # type: ignore[no-untyped-call]
-            rows.x, rows.mask, kernel, found.traced, rows.gamma, *found.traced.entry.inputs(tensors)
+        theta = found.traced.entry.inputs(tensors)
+        y: Tensor = levels.apply(
+            Mapping, rows.x, rows.mask, kernel, found.traced, rows.gamma, *theta
         )
     except _Changed:
         return None
