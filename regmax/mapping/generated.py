@@ -25,7 +25,7 @@ from .forward import Forward, Settings, by_solver, has_formula, sampled
 from .function import Mapping
 from .rows import Rows
 from .state import state
-from .traced import Plan, Traced, changed, compared, few, off, other
+from .traced import Plan, Traced, changed, compared, derived, few, off, other, terms
 
 QUIET = Settings(on_failure="ignore")
 _SPOT = 4
@@ -35,6 +35,10 @@ _SPOT = 4
 PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
 """By state of Ω: its kernel, why there is none, or how often the solver could not tell."""
 _TRIALS = 3
+_OTHER = (
+    "its value is not a function of y and the attributes of Ω alone",
+    "its value reads numbers of a tensor, and is another function at other y",
+)
 COMPILERS = {"cpu": "numba", "cuda": "triton"}
 """What compiles the kernels of a device."""
 
@@ -47,21 +51,25 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
         return None
     found = PLANS.get(key)
     if found is None or (isinstance(found, int) and found < _TRIALS):
-        found = _made(rows, kept) or (found or 0) + 1
+        trial = found or 0
+        found = _made(rows, kept, trial) or trial + 1
         if len(PLANS) >= 512:
             PLANS.clear()
         PLANS[key] = found
     if not isinstance(found, Plan) or (alike and not found.kernel.alike):
         return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in found.traced.entry.outside):
-        return None  # such a tensor is refused
+    entry = found.traced.entry
+    learnt = [*entry.outside, *(tensors if entry.reads else ())]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
+        return None  # a tensor from outside is refused
     with transforms.full_precision(rows.x.device.type):
         inputs = found.inputs(tensors)
         kernel = _Checked(found, inputs, rows, settings, key[1] is not None)
         try:
             y = with_gradients(kernel, found.traced, rows.x, rows.mask, [rows.gamma, *inputs])
         except _Changed:
-            PLANS[key] = "its value is not a function of y and the attributes of Ω alone"
+            again = entry.reads and found.trial + 1 < _TRIALS
+            PLANS[key] = found.trial + 1 if again else _OTHER[entry.reads]
             return None
         finally:
             del kernel.rows
@@ -75,13 +83,16 @@ def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
         return None
     key, _, tensors = _key(rows, settings, plain=False)
     found = PLANS.get(key) if key is not None else None
-    if not isinstance(found, Plan) or found.kept or found.traced.entry.outside:
+    if not isinstance(found, Plan):
+        return None
+    entry = found.traced.entry
+    if found.kept or entry.outside or entry.reads:
         return None  # here the value cannot be compared with the traced one
-    if changed(found.traced.entry, rows.omega, found.point, found.others):
+    if changed(entry, rows.omega, found.point, found.others):
         return None
     kernel = _Planned(found, settings)
     try:
-        theta = found.traced.entry.inputs(tensors)
+        theta = entry.inputs(tensors)
         y: Tensor = levels.apply(
             Mapping, rows.x, rows.mask, kernel, found.traced, rows.gamma, *theta
         )
@@ -132,7 +143,7 @@ def _per_row(t: Tensor, x: Tensor) -> bool:
     return all(n in (1, rows) for n, rows in pairs)
 
 
-def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
+def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
     """The kernel, or why there is none; None where the solver has no answers to compare it with."""
     try:
         from ..kernels.generated import Unknown, entrywise
@@ -155,19 +166,23 @@ def _made(rows: Rows, kept: list[Any]) -> Plan | str | None:
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)
+            solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
+            if entry.reads and batched:
+                return "no kernel is made of its value: it reads the numbers of a tensor"
+            if entry.reads:  # as it is at an answer
+                entry = entrywise(value, simplex.inward(solved.y[:1]), tensors)
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
                 most = curvature.DENSE_LIMIT
                 return f"it couples entries of y, in rows of more than {most} entries"
             others = dict(zip(names, map(other, tensors), strict=True))
-            if changed(entry, omega, y, others):
+            if not entry.reads and changed(entry, omega, y, others):
                 return "no kernel is made of its value: it reads the numbers of a tensor"
             inputs = entry.inputs(tensors)
             kernel = made_by(entry, inputs, x.shape[-1])
-            solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
-            plan = Plan(kernel, traced, kept, y, others, [])
+            plan = Plan(kernel, traced, kept, y, others, [], trial)
             return compared(plan, inputs, rows, problem, solved)
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
@@ -256,14 +271,17 @@ class _Checked(_Planned):
 
     def _look(self, y: Tensor) -> None:
         """Compare the value of Ω with the traced one, near the answers and in general position: at
-        a vertex nothing is seen of the other entries."""
+        a vertex nothing is seen of the other entries. Where the value reads numbers, its first two
+        derivatives decide, at every answer."""
         rows, entry = self.rows, self.made.traced.entry
         some = y.view(rows.x.shape) if self.batched else few(y, y.shape[:-1], _SPOT)
         omega = rows.omega
         if self.recording and (learnt := omega.tensors()):
             omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
-        near = simplex.inward(some)
-        point = self.made.point
+        near, point = simplex.inward(some), self.made.point
+        if entry.reads:
+            self._look_closely(omega, simplex.inward(y))
+            point = near[:0]
         for at in (near, point) if self.batched else (torch.cat([near, point]),):
             with torch.set_grad_enabled(self.recording):
                 own = omega.value(at)
@@ -272,3 +290,14 @@ class _Checked(_Planned):
             with torch.no_grad():
                 if bool(off(entry, own, at, self.inputs).any()):
                     raise _Changed
+
+    def _look_closely(self, omega: Any, at: Tensor) -> None:
+        """Compare the derivatives of Ω at all answers with the traced ones: Ω is convex, so an
+        answer that has its gradient is the maximiser."""
+        entry = self.made.traced.entry
+        own = derived(omega.value, at)
+        for got, expected in zip(
+            derived(lambda y: terms(entry, y, self.inputs).sum(-1), at), own, strict=True
+        ):
+            if bool(((got - expected).abs() > 1e-7 * (1e-6 + expected.abs())).any()):
+                raise _Changed

@@ -49,13 +49,15 @@ class Step:
 
 class Tape(TorchDispatchMode):
     """What runs inside ``with tape:``, as steps on the ``inputs``, which are the first values.
-    ``writes``: an operation may write to a tensor of which there are no views."""
+    ``writes``: an operation may write to a tensor of which there are no views. ``reads``: numbers
+    may be read (.item(), or a branch), which are constants of the steps; ``read``: some were."""
 
-    def __init__(self, inputs: Sequence[Tensor], writes: bool = False) -> None:
+    def __init__(self, inputs: Sequence[Tensor], writes: bool = False, reads: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._writes = writes
         self.steps: list[Step] = []
         self.values: list[Tensor] = []
+        self._reads, self.read = reads, False
         self._kept: list[Tensor] = []  # a tensor is known by its identity
         self._known: dict[int, Ref] = {}
         for t in inputs:
@@ -70,11 +72,16 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        reads = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+        shapes = torch.Tag.dynamic_output_shape in func.tags
         if func is aten.index.Tensor:  # a mask is read, positions are not
-            reads = {t for t in args[1] if t is not None and t.dtype == torch.bool}
-        if reads:
-            raise Unknown("it reads the numbers of a tensor (.item(), or a branch)")
+            shapes = any(t is not None and t.dtype == torch.bool for t in args[1])
+        if shapes:
+            raise Unknown(f"the shape of a result depends on numbers ({func})")
+        if torch.Tag.data_dependent_output in func.tags:
+            if not self._reads:
+                raise Unknown("it reads the numbers of a tensor (.item(), or a branch)")
+            self.read = True
+            return func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unknown(f"it is random ({func})")
         given = tree_map_only(Tensor, self.ref, (args, kwargs or {}))
