@@ -5,6 +5,8 @@ y = exp(x/γ)/Σ exp(x/γ),          J v = y ∘ (v − ⟨y, v⟩).
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,6 +34,20 @@ class _Softmax(Kernel):
         if x.device.type != "cpu" or bool(bad.any()):  # a NaN score, or no participants
             y = torch.where(bad & (x == -torch.inf).all(-1, keepdim=True), 0, y)
         return y, None
+
+    def loss(
+        self, x: Tensor, k: Tensor, gamma: Number, theta: Numbers
+    ) -> tuple[Tensor, Tensor] | None:
+        logarithms = _divided(x, gamma).log_softmax(-1)
+        value = -logarithms.gather(-1, k).double()
+        y = logarithms.exp_()
+        if y.shape[-1] > LONG:
+            total = y.sum(-1, keepdim=True)
+            y, value = y.div_(total), value + total.double().log()
+        if x.device.type != "cpu" or not math.isfinite(value.sum().item()):
+            return None
+        y.scatter_add_(-1, k, y.new_full((), -1).expand_as(k))
+        return (gamma * value.squeeze(-1) if not _is_one(gamma) else value.squeeze(-1)), y
 
     def backward(
         self,

@@ -94,6 +94,13 @@ class Kernel(ABC):
         is the one that ``forward`` returned. All gradients of a row that is NaN or all 0 are 0.
         """
 
+    def loss(
+        self, x: Tensor, k: Tensor, gamma: Tensor, theta: Hyper
+    ) -> tuple[Tensor, Tensor] | None:
+        """max_Ω(x) + γΩ(e_k) − x_k, float64 (R,), and its gradient y − e_k, new and contiguous, for
+        k (R, 1). None: both are computed from y; so where a loss is not finite."""
+        return None
+
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
         """Compile all that calls for rows of a dtype may need. By default nothing: what a kernel
         compiles, it compiles in its first calls."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import asked, transforms
-from ..mapping import engine
+from ..mapping import compiled, engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
 from ..mapping.hidden import refuse_hidden
@@ -156,6 +156,8 @@ class _Task(NamedTuple):
     settings: Settings
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
+        if not self.names:
+            return self.omega
         return self.omega.with_tensors(dict(zip(self.names, tensors, strict=True)))
 
     def reference(self, x: Tensor, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
@@ -170,6 +172,9 @@ class _Task(NamedTuple):
         with torch.no_grad(), transforms.full_precision(x.device.type):
             if _by_value(omega):
                 return self._solve_wide(omega, x, gamma)
+            known = None if keep else self._known(omega, x, gamma)
+            if known is not None:
+                return known
             y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
             packed = _packed(omega, x, y, keep) if target.given is None else None
             own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
@@ -198,6 +203,23 @@ class _Task(NamedTuple):
             if not (transforms.may_look(x) and bool(plain.all())):
                 dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
         return value, _Solved(dx, seen, part, plain)
+
+    def _known(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved] | None:
+        """The same by a kernel that computes losses."""
+        target, kernel = self.target, kernel_of(omega, x)
+        if kernel is None or self.mask is not None or self.settings.solver != "auto":
+            return None
+        if target.vertex is None or target.spread is not None or not transforms.may_look(x):
+            return None
+        found = compiled.loss(kernel, omega, _flat(x), target.vertex.reshape(-1, 1), gamma)
+        if found is None:
+            return None
+        value, dx = found[0].view(x.shape[:-1]), found[1].view(x.shape)
+        plain = torch.ones_like(value, dtype=torch.bool)
+        if self.skip is not None:
+            plain = ~self.skip
+            value, dx = torch.where(plain, value, 0), dx.masked_fill_(self.skip.unsqueeze(-1), 0)
+        return value, _Solved(dx, dx, None, plain)
 
     def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved]:
         """The same in the dtype of the solver."""

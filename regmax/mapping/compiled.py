@@ -16,7 +16,7 @@ from ..regularizers.expressions import Scaled, unscaled
 from ..regularizers.penalty import Penalized, Penalty, held, names_of, structured, unpenalized
 from ..regularizers.regularizer import Regularizer
 from . import levels
-from .function import Eager, Mapping, formula, forward, products, taking_part
+from .function import Eager, Mapping, formula, forward, laid_out, products, taking_part
 from .rows import HALF, constant
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
@@ -163,13 +163,13 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
-    laid_out = arguments.per_row if under_transform else _checked
+    checked = arguments.per_row if under_transform else _checked
     numbers = [
-        laid_out(name, item, accepted, like, dim)
+        checked(name, item, accepted, like, dim)
         for name, item, accepted in zip(names, given, ranges, strict=True)
     ]
     for c in factors:
-        numbers[0] = numbers[0] * laid_out("c", c, Scaled.ranges["c"], like, dim)
+        numbers[0] = numbers[0] * checked("c", c, Scaled.ranges["c"], like, dim)
     if dim != x.ndim - 1:
         rows = rows.movedim(dim, -1)
         takes_part = None if takes_part is None else takes_part.movedim(dim, -1)
@@ -256,6 +256,14 @@ def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any)
     """Π_Ω of prepared rows, without gradients."""
     numbers = _numbers(omega, gamma)
     return forward(kernel, x.detach(), mask, numbers)[0]
+
+
+def loss(
+    kernel: Kernel, omega: Regularizer, x: Tensor, k: Tensor, gamma: Any
+) -> tuple[Tensor, Tensor] | None:
+    """L_Ω(x; e_k) and y − e_k of rows by the kernel, or None where it computes y only."""
+    gamma, *theta = [laid_out(kernel, t, x) for t in _numbers(omega, gamma)]
+    return kernel.loss(x, k, gamma, tuple(theta))
 
 
 def product(

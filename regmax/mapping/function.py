@@ -290,7 +290,7 @@ def products(
     kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: Sequence[Any], hyper: bool
 ) -> tuple[Tensor, ...]:
     """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
-    gamma, *theta = [_for(kernel, t, y) for t in numbers]
+    gamma, *theta = [laid_out(kernel, t, y) for t in numbers]
     v = flat(wrappers.allocated(v))
     on = None if part is None else flat(part).contiguous()
     gx, dtheta = kernel.backward(flat(y), v, gamma, tuple(theta), on, hyper)
@@ -375,7 +375,7 @@ def taking_part(part: Tensor | None) -> Tensor | None:
 def forward(
     kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> tuple[Tensor, Tensor | None]:
-    gamma, *theta = [_for(kernel, t, x) for t in numbers]
+    gamma, *theta = [laid_out(kernel, t, x) for t in numbers]
     on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
     y, part = kernel.forward(flat(x), gamma, tuple(theta), on)
     if y.shape == x.shape:
@@ -383,6 +383,6 @@ def forward(
     return y.view(x.shape), None if part is None else part.view(x.shape)
 
 
-def _for(kernel: Kernel, item: Any, x: Tensor) -> Any:
+def laid_out(kernel: Kernel, item: Any, x: Tensor) -> Any:
     """A hyperparameter as the kernel takes it."""
     return item if kernel.numbers and not isinstance(item, Tensor) else numbered(item, x)

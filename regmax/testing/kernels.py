@@ -40,6 +40,7 @@ def check_kernel(s: Subject, case: Case) -> None:
                 f"{y.tolist()} by the kernel, in {dtype}",
                 look,
             )
+        _check_loss(s, case, x, y, close, look)
         v = case.direction().to(dtype)
         if isinstance(s.omega, Penalized):
             names, found, right = _composed(s, case, x, v)
@@ -57,6 +58,30 @@ def check_kernel(s: Subject, case: Case) -> None:
                     look,
                     y=y,
                 )
+
+
+def _check_loss(s: Subject, case: Case, x: Tensor, y: Tensor, close: float, look: str) -> None:
+    """The loss of a vertex and its gradient, where the kernel computes them."""
+    kernel = compiled.kernel_of(s.omega, x)
+    if kernel is None or case.mask is not None:
+        return
+    rows, k = x.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]).argmin(-1, keepdim=True)
+    found = compiled.loss(kernel, s.omega, rows, k, case.gamma)
+    if found is None:
+        return
+    p = y.reshape(rows.shape).double()
+    vertex = torch.zeros_like(p).scatter(-1, k, 1)
+    part = p.clamp_min(1e-300) if s.omega.ignores_zeros else p
+    change = (p - vertex) * (rows.double() - rows.double().amax(-1, keepdim=True)).clamp_min(-1e300)
+    right = change.sum(-1) + case.gamma * (s.omega.value(vertex) - s.omega.value(part))
+    size = 1 + worst(right) + worst(change)
+    if worst(found[0] - right) > close * size or worst(found[1] - (p - vertex)) > close:
+        raise Broken(
+            f"losses {right.tolist()} by Ω's value, with the gradients y − e_k",
+            f"{found[0].tolist()} by the kernel, with {found[1].tolist()}",
+            look,
+            y=y,
+        )
 
 
 def _gradients(

@@ -58,12 +58,12 @@ def scaled(function, by=SMALL):
 
 
 class OffKernel(Kernel):
-    """Sparsemax by PyTorch operations, wrong by a factor in one of the two ways."""
+    """Sparsemax by PyTorch operations, wrong by a factor in one of the three methods."""
 
     name = "lying"
 
-    def __init__(self, forward=1.0, backward=1.0):
-        self.forward_by, self.backward_by = forward, backward
+    def __init__(self, forward=1.0, backward=1.0, loss=None):
+        self.forward_by, self.backward_by, self.loss_by = forward, backward, loss
 
     def forward(self, x, gamma, theta, mask):
         on = x > -torch.inf if mask is None else mask & (x > -torch.inf)
@@ -75,6 +75,14 @@ class OffKernel(Kernel):
     def backward(self, y, v, gamma, theta, mask, hyper):
         w = Diagonal(torch.ones_like(y)).jacobian(v, y > 0)
         return (w / gamma.unsqueeze(-1)).to(y) * self.backward_by, () if hyper else None
+
+    def loss(self, x, k, gamma, theta):
+        if self.loss_by is None or not x.isfinite().all():
+            return None
+        y = self.forward(x, gamma, theta, None)[0].double()
+        dx = y.scatter_add(-1, k, -torch.ones_like(y))
+        value = (dx * x).sum(-1) + gamma * (1 - y.square().sum(-1)) / 2
+        return value * self.loss_by, dx.to(x)
 
 
 class Concave(regmax.Regularizer):
@@ -246,6 +254,7 @@ FAULTS = {
     "check_kernel": [
         (lambda: lie(Gini, kernel=lambda self, x: OffKernel(forward=SMALL)), "kernel"),
         (lambda: lie(Gini, kernel=lambda self, x: OffKernel(backward=1.01)), "kernel"),
+        (lambda: lie(Gini, kernel=lambda self, x: OffKernel(loss=1.01)), "kernel"),
     ],
     "check_as_cvxpy": [(lambda: lie(Gini, as_cvxpy=scaled(Gini.as_cvxpy)), "as_cvxpy")],
     "check_max": [
