@@ -11,6 +11,7 @@ Transforms use it, and second derivatives differentiate it.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -209,12 +210,19 @@ class _Task(NamedTuple):
         target, kernel = self.target, kernel_of(omega, x)
         if kernel is None or self.mask is not None or self.settings.solver != "auto":
             return None
-        if target.vertex is None or target.spread is not None or not transforms.may_look(x):
+        if target.vertex is None or not transforms.may_look(x):
+            return None
+        if target.spread is not None and not (omega.ignores_zeros and x.numel()):
             return None
         found = compiled.loss(kernel, omega, _flat(x), target.vertex.reshape(-1, 1), gamma)
         if found is None:
             return None
         value, dx = found[0].view(x.shape[:-1]), found[1].view(x.shape)
+        if target.spread is not None:  # L of e_c is that of e_k, and x_k − x_c
+            more = target.smoothing(x)
+            if not math.isfinite(more.sum().item()):
+                return None
+            value, dx = value + more, target.smoothed(dx)
         plain = torch.ones_like(value, dtype=torch.bool)
         if self.skip is not None:
             plain = ~self.skip
