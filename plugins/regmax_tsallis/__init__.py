@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.kernels import Kernel, Lazy
+from regmax.kernels import Kernel, Lazy, transforms
 from regmax.kernels.roots import increasing_root
 from regmax.kernels.simplex import normalize, project, softmax
 from regmax.regularizers.curvature import Diagonal
@@ -108,7 +108,9 @@ class Tsallis(regmax.Regularizer):
             return _entmax15(z)
         if self.alpha == 2:
             return project(z)
-        return entmax_root(x, on, _tensor(gamma, x), _tensor(self.alpha, x))
+        root = _from_the_bottom if self.alpha > 2 else _from_the_top
+        y = root(x.double(), on, _tensor(gamma, x).double(), _tensor(self.alpha, x))
+        return y.to(x.dtype)
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -161,9 +163,10 @@ def entmax_root(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
     steep = alpha > 2
     below, above = torch.where(steep, 1, alpha).double(), torch.where(steep, alpha, 3).double()
     wide, gamma = x.double(), gamma.double()
-    if bool(steep.all()):
+    look = not transforms.tracing()
+    if look and bool(steep.all()):
         y = _from_the_bottom(wide, on, gamma, above)
-    elif not bool(steep.any()):
+    elif look and not bool(steep.any()):
         y = _from_the_top(wide, on, gamma, below)
     else:
         y = torch.where(
@@ -226,7 +229,8 @@ def _from_the_bottom(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Ten
 
     beyond = on.sum(-1, keepdim=True) + 1
     size = torch.ones_like(beyond)
-    for _ in range(x.shape[-1].bit_length()):
+    d = x.shape[-1]
+    for _ in range(d.bit_length() if isinstance(d, int) else 32):
         middle = (size + beyond) // 2
         fits = total(middle) < 1
         size, beyond = torch.where(fits, middle, size), torch.where(fits, beyond, middle)
@@ -243,7 +247,7 @@ def _from_the_bottom(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Ten
         return log_y.exp().sum(-1, keepdim=True) - 1, rate.sum(-1, keepdim=True)
 
     count = inside.sum(-1, keepdim=True)
-    t = increasing_root(residual, (1 - total(size)) / count, (1 / count).to(x.dtype))
+    t = increasing_root(residual, (1 - total(size)) / count, 1 / count.to(x.dtype))
     return normalize(log_entries(t).exp())
 
 

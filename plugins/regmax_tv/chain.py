@@ -16,6 +16,7 @@ group with candidate value t, the set {i : z_i > t} solves the two-label problem
 
 whose forward messages  m_i = clip(m_{i-1}, -w, w) + t - v_i  are compositions of clips, an
 associative operation: a scan of O(log d) vector steps solves it for every group of every row.
+In a graph, where nothing may depend on numbers or on d, `_string` examines every bend on its own.
 
 Sources: N. Johnson, "A dynamic programming algorithm for the fused lasso and L0-segmentation",
 JCGS 22(2), 2013; for the splitting, A. Chambolle and J. Darbon, "On total variation minimization
@@ -33,6 +34,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from regmax.kernels import transforms
+
+from ._string import taut_string
 
 __all__ = ["kernel", "prox_chain_tv", "prox_chain_tv_reference"]
 
@@ -108,6 +113,10 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
 
     Source: Johnson (2013), see the module.
     """
+    if transforms.tracing():
+        on = torch.ones_like(v, dtype=torch.bool) if mask is None else mask
+        w = torch.as_tensor(weight, dtype=torch.float64, device=v.device)
+        return taut_string(v.double(), w, on).to(v.dtype)
     rows = _compiled() if v.device.type == "cpu" else None
     if rows is None:
         return prox_chain_tv_reference(v, weight, mask)

@@ -7,6 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import transforms
+
+HALVINGS, STEPS = 28, 4
+"""Rounds of bisection, then of Newton's method, in a graph."""
+
 
 def increasing_root(
     residual: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor
@@ -16,7 +21,11 @@ def increasing_root(
     ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops when |f| ≤ 4ε
     or when a step no longer changes t. Bisection replaces a Newton step that leaves the bracket or
     is longer than half of the step before.
+
+    In a graph, which cannot stop a row: :func:`_fixed`.
     """
+    if transforms.tracing():
+        return _fixed(residual, low, high)
     eps = torch.finfo(low.dtype).eps
     t = high.clone()  # often the root itself, if Π_Ω(x) is a vertex
     width = high - low
@@ -38,3 +47,21 @@ def increasing_root(
         if bool(done.all()):
             break
     return t
+
+
+def _fixed(
+    residual: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor
+) -> Tensor:
+    """The root in a fixed number of rounds, wrong by at most (high − low)/2^28: Newton's steps stay
+    in the bracket that bisection leaves, and most often end at the rounding of t."""
+    top = high
+    at_top = residual(top)[0] <= 4 * torch.finfo(low.dtype).eps
+    for _ in range(HALVINGS):
+        t = (low + high) / 2
+        below = residual(t)[0] <= 0
+        low, high = torch.where(below, t, low), torch.where(below, high, t)
+    t = low
+    for _ in range(STEPS):
+        f, slope = residual(t)
+        t = torch.minimum(torch.maximum(t - f / slope, low), high)
+    return torch.where(at_top, top, t)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import transforms
+
 
 def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Euclidean projection P_Δ(v) = argmin_{y ∈ Δ} ½‖y − v‖², row by row.
@@ -29,7 +31,7 @@ def project(v: Tensor, mask: Tensor | None = None) -> Tensor:
     y = (u - tau).clamp_min(0)
     error = (y.sum(-1, keepdim=True) - 1).abs()
     # no division where the sum is 1 up to rounding: 1/d stays 1/d
-    close = error <= torch.finfo(y.dtype).eps * v.shape[-1] ** 0.5
+    close = error <= torch.finfo(y.dtype).eps * k[-1:].sqrt()
     return torch.where(close, y, normalize(y)).to(v.dtype)
 
 
@@ -57,7 +59,7 @@ def nearest(v: Tensor, mask: Tensor | None) -> Tensor:
 def softmax(z: Tensor) -> Tensor:
     """exp(z) / Σ exp(z). Long rows are normalized again: torch adds in sequence and rounds more."""
     y = z.softmax(-1)
-    return normalize(y) if z.shape[-1] > 4096 else y
+    return normalize(y) if transforms.tracing() or z.shape[-1] > 4096 else y
 
 
 def normalize(y: Tensor) -> Tensor:

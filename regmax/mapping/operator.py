@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ..kernels import transforms
 from ..regularizers import serialize
 from ..regularizers.penalty import names_of
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
-from . import compiled
+from . import compiled, decomposed
 from .forward import Settings, compute, has_formula
 from .function import forward
 from .rows import Rows
@@ -167,6 +168,16 @@ def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: st
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _argmax_in_graph(
+    mode: ProxyTorchDispatchMode, op: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    if not decomposed.asked(mode):
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    x, mask, tensors, text = args
+    with mode:
+        return decomposed.argmax(*_read(text).made(tensors), x, mask)
+
+
 def _argmax_of_batch(
     info: Any,
     in_dims: tuple[Any, ...],
@@ -244,4 +255,7 @@ _LIBRARY.impl("argmax", _argmax, "CompositeExplicitAutograd")
 _LIBRARY.impl("jacobian_product", _jacobian_product, "CompositeExplicitAutograd")
 torch.library.register_fake("regmax::argmax", _argmax_like, lib=_LIBRARY)
 torch.library.register_fake("regmax::jacobian_product", _product_like, lib=_LIBRARY)
+torch.library.register_torch_dispatch(
+    "regmax::argmax", ProxyTorchDispatchMode, _argmax_in_graph, lib=_LIBRARY
+)
 torch.library.register_vmap("regmax::argmax", _argmax_of_batch, lib=_LIBRARY)

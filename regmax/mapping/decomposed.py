@@ -1,0 +1,63 @@
+"""``regmax::argmax`` in operations of ATen, for ONNX, AOTInductor and ExecuTorch.
+
+``torch.export`` records Π_Ω as one operator, which needs regmax at run time. The stages after it
+(``run_decompositions``, which ``torch.onnx.export`` and ExecuTorch call, and AOTInductor) trace the
+program again. There the operator is replaced by the PyTorch form of Ω: its closed form, or the prox
+of its penalty followed by that of its base.
+
+Such a form reads no number of a tensor and has no loop over the length of a row, which is dynamic.
+Roots take a fixed number of rounds (:mod:`regmax.kernels.roots`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+from ..regularizers.expressions import unscaled
+from ..regularizers.penalty import Penalized
+from ..regularizers.regularizer import Regularizer
+from .forward import closed_form
+from .rows import prepare
+
+# make_fx adds it to every table
+_ALWAYS = {torch.ops.aten.sym_numel.default}
+
+
+def asked(mode: ProxyTorchDispatchMode) -> bool:
+    """Whether an exported program is traced again to decompose it: not by
+    ``run_decompositions({})``, nor by ``torch.compile``."""
+    again = torch.compiler.is_exporting() and not mode.pre_dispatch
+    return again and not _ALWAYS.issuperset(mode.decomposition_table)
+
+
+def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Π_Ω of rows as the user gives them, in operations of ATen."""
+    try:
+        return _argmax(omega, x, gamma, mask)
+    except Exception as error:  # a plugin's code may raise anything
+        raise NotImplementedError(
+            f"{omega!r} has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch "
+            "and run_decompositions need: its closed form or prox reads numbers of tensors, or "
+            "loops over the entries of a row. run_decompositions({}) keeps the operator of "
+            "regmax, for processes that import it"
+        ) from error
+
+
+def _argmax(omega: Regularizer, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
+    # in float64: in float32 the rounding of x/γ moves entries to and from 0
+    rows = prepare(omega, x, gamma, -1, mask, wide=True)
+    return rows.restore(_formula(rows.omega, rows.x, rows.gamma, rows.mask))
+
+
+def _formula(omega: Regularizer, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
+    omega, gamma = unscaled(omega, gamma)
+    y = closed_form(omega, x, gamma, mask)
+    if y is not None:
+        return y
+    if isinstance(omega, Penalized) and omega.composes:
+        return _formula(omega.base, omega.composed(x, gamma, mask), gamma, mask)
+    raise TypeError(f"{omega!r} has no closed form")
