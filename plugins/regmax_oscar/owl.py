@@ -137,13 +137,17 @@ class OWL(Ordered):
                 f"weights must be one for each entry of a row: there are {self.entries}, and rows "
                 f"have {y.shape[-1]} entries"
             )
-        weights = self._w().to(y).expand_as(y)
+        given = self.weights
+        if transforms.tracing() and not isinstance(given, Tensor):  # a graph takes no new tensor
+            weights = torch.stack([transforms.number(w, y) for w in given]).to(y).expand_as(y)
+        else:
+            weights = self._w().to(y).expand_as(y)
         return weights if mask is None else torch.where(participating(mask), weights, 0)
 
     def margin(self, step: float | Tensor, d: int) -> float | Tensor:
-        w = self._w().detach()
+        w = self.weights
         spread: float | Tensor = step * (w[0] - w[-1])
-        return spread
+        return spread.detach() if isinstance(spread, Tensor) else spread
 
     def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
         _refuse_increasing(self.weights)

@@ -11,6 +11,7 @@ import regmax
 from regmax.kernels import Kernel, Lazy
 from regmax.kernels.roots import increasing_root
 from regmax.kernels.simplex import normalize, row_dot
+from regmax.kernels.transforms import number
 from regmax.regularizers.curvature import DiagonalPlusRankOne
 
 KERNELS = Lazy(cpu="regmax_pnorm._cpu", cuda="regmax_pnorm._gpu")
@@ -70,8 +71,7 @@ class PNorm(regmax.Regularizer):
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1."""
         on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
-        p = self.p if isinstance(self.p, Tensor) else x.new_full((), self.p, dtype=torch.float64)
-        return pnormmax_root(-x / gamma, on, p)
+        return pnormmax_root(-x / gamma, on, number(self.p, x))
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy

@@ -13,6 +13,7 @@ import regmax
 from regmax.kernels import Kernel, Lazy, transforms
 from regmax.kernels.roots import increasing_root
 from regmax.kernels.simplex import normalize, project, softmax
+from regmax.kernels.transforms import number
 from regmax.regularizers.curvature import Diagonal
 
 KERNELS = Lazy(cpu="regmax_tsallis._cpu", cuda="regmax_tsallis._gpu")
@@ -100,7 +101,7 @@ class Tsallis(regmax.Regularizer):
         """y_i = [1 + (α−1)(x_i/γ − τ)]₊^{1/(α−1)} with Σ y = 1 (2019, Lemma 2)."""
         on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
         if isinstance(self.alpha, Tensor):
-            return entmax_root(x, on, _tensor(gamma, x), self.alpha)
+            return entmax_root(x, on, number(gamma, x), self.alpha)
         z = (x / gamma).masked_fill(~on, -torch.inf)
         if self.alpha == 1:
             return softmax(z)
@@ -109,8 +110,7 @@ class Tsallis(regmax.Regularizer):
         if self.alpha == 2:
             return project(z)
         root = _from_the_bottom if self.alpha > 2 else _from_the_top
-        y = root(x.double(), on, _tensor(gamma, x).double(), _tensor(self.alpha, x))
-        return y.to(x.dtype)
+        return root(x.double(), on, number(gamma, x), number(self.alpha, x)).to(x.dtype)
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -149,10 +149,6 @@ def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:
         series = 1 + small / (k + 1) * series
     large = torch.where(near, 1, u)
     return log * torch.where(near, series, torch.expm1(large) / large)
-
-
-def _tensor(t: float | Tensor, x: Tensor) -> Tensor:
-    return t if isinstance(t, Tensor) else x.new_full((), t, dtype=torch.float64)
 
 
 def entmax_root(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:

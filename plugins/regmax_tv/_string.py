@@ -63,10 +63,10 @@ def _first_slope(at: Tensor, up: Tensor, down: Tensor, points: Tensor) -> Tensor
     steps, start = torch.where(ahead, steps, 1), points.unsqueeze(-1)
     high = torch.where(ahead, (up.unsqueeze(-2) - start) / steps, torch.inf)
     low = torch.where(ahead, (down.unsqueeze(-2) - start) / steps, -torch.inf)
-    d = at.shape[-1]
+    d, place = at.shape[-1], torch.arange(at.shape[-1], device=at.device)
     # low becomes its running maximum
     for k in range((d - 1).bit_length() if isinstance(d, int) else DOUBLINGS):
-        low = torch.maximum(low, pad(low, (1 << k, 0), value=-torch.inf)[..., :d])
+        low = torch.maximum(low, low.index_select(-1, (place - (1 << k)).clamp_min(0)))
     return torch.maximum(high, low).amin(-1)
 
 

@@ -115,8 +115,7 @@ def prox_chain_tv(v: Tensor, weight: Tensor | float, mask: Tensor | None = None)
     """
     if transforms.tracing():
         on = torch.ones_like(v, dtype=torch.bool) if mask is None else mask
-        w = torch.as_tensor(weight, dtype=torch.float64, device=v.device)
-        return taut_string(v.double(), w, on).to(v.dtype)
+        return taut_string(v.double(), transforms.number(weight, v), on).to(v.dtype)
     rows = _compiled() if v.device.type == "cpu" else None
     if rows is None:
         return prox_chain_tv_reference(v, weight, mask)

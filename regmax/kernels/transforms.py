@@ -8,7 +8,9 @@ has no numbers, or a batch of them. Functions with rules for transforms
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -86,6 +88,17 @@ def living(tensors: Any) -> Any:
 def batched(t: Tensor) -> bool:
     """Whether t is a batched tensor of ``autograd.grad(..., is_grads_batched=True)``."""
     return bool(torch._C._functorch.is_legacy_batchedtensor(t))
+
+
+def number(t: float | Tensor, like: Tensor) -> Tensor:
+    """A hyperparameter as a tensor in float64; a number in a graph as a sum of numbers of float32,
+    to which the exporter for ONNX rounds."""
+    if isinstance(t, Tensor):
+        return t.double()
+    head = ctypes.c_float(t).value if tracing() else t
+    if head == t or not math.isfinite(head):
+        return like.new_full((), t, dtype=torch.float64)
+    return like.new_full((), head, dtype=torch.float64) + number(t - head, like)
 
 
 def stacked(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor | None:

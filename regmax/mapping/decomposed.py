@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from ..regularizers.expressions import unscaled
+from ..kernels import transforms
+from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
 from .forward import closed_form
@@ -37,7 +38,7 @@ def asked(mode: ProxyTorchDispatchMode) -> bool:
 def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     """Π_Ω of rows as the user gives them, in operations of ATen."""
     try:
-        return _argmax(omega, x, gamma, mask)
+        return _argmax(omega, gamma, x, mask)
     except Exception as error:  # a plugin's code may raise anything
         raise NotImplementedError(
             f"{omega!r} has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch "
@@ -47,17 +48,20 @@ def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Te
         ) from error
 
 
-def _argmax(omega: Regularizer, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
+def _argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     # in float64: in float32 the rounding of x/γ moves entries to and from 0
     rows = prepare(omega, x, gamma, -1, mask, wide=True)
-    return rows.restore(_formula(rows.omega, rows.x, rows.gamma, rows.mask))
+    gamma = transforms.number(rows.gamma, rows.x)
+    return rows.restore(_formula(rows.omega, rows.x, gamma, rows.mask))
 
 
-def _formula(omega: Regularizer, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
-    omega, gamma = unscaled(omega, gamma)
+def _formula(omega: Regularizer, x: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
+    while isinstance(omega, Scaled):
+        omega, gamma = omega.base, gamma * transforms.number(omega.c, x)
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return y
     if isinstance(omega, Penalized) and omega.composes:
-        return _formula(omega.base, omega.composed(x, gamma, mask), gamma, mask)
+        exact = omega.with_tensors({"lam": transforms.number(omega.lam, x)})
+        return _formula(omega.base, exact.composed(x, gamma, mask), gamma, mask)
     raise TypeError(f"{omega!r} has no closed form")
