@@ -226,14 +226,14 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _extended(self, t: Tensor, bias: Tensor | None) -> Tensor:
         """Keys or values, with those that ``add_bias_kv`` and ``add_zero_attn`` append."""
         if bias is not None:
-            t = torch.cat([t, self._heads(bias).expand(len(t), -1, -1, -1).to(t.dtype)], 2)
+            t = torch.cat([t, self._heads(bias).expand(t.shape[0], -1, -1, -1).to(t.dtype)], 2)
         return F.pad(t, (0, 0, 0, 1)) if self.add_zero_attn else t
 
     def _mask(
         self, query: Tensor, key: Tensor, padding: Tensor | None, attn_mask: Tensor | None
     ) -> Tensor | None:
         """One mask for :func:`regmax.nn.attention`, bool or floating, for (N, H, L, S)."""
-        n, rows, keys = len(query), query.shape[1], key.shape[1]
+        n, rows, keys = query.shape[0], query.shape[1], key.shape[1]
         masks = []
         if padding is not None:
             _check_mask("key_padding_mask", padding, [(n, keys)])
