@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import transforms
 
-HALVINGS, STEPS = 28, 4
+HALVINGS, STEPS = 24, 4
 """Rounds of bisection, then of Newton's method, in a graph."""
 
 
@@ -52,7 +52,7 @@ def increasing_root(
 def _fixed(
     residual: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor
 ) -> Tensor:
-    """The root in a fixed number of rounds, wrong by at most (high − low)/2^28: Newton's steps stay
+    """The root in a fixed number of rounds, wrong by at most (high − low)/2^24: Newton's steps stay
     in the bracket that bisection leaves, and most often end at the rounding of t."""
     top = high
     at_top = residual(top)[0] <= 4 * torch.finfo(low.dtype).eps

@@ -25,14 +25,14 @@ from .forward import closed_form
 from .rows import prepare
 
 # make_fx adds it to every table
-_ALWAYS = {torch.ops.aten.sym_numel.default}
+_ALWAYS = torch.ops.aten.sym_numel.default
 
 
 def asked(mode: ProxyTorchDispatchMode) -> bool:
     """Whether an exported program is traced again to decompose it: not by
     ``run_decompositions({})``, nor by ``torch.compile``."""
-    again = torch.compiler.is_exporting() and not mode.pre_dispatch
-    return again and not _ALWAYS.issuperset(mode.decomposition_table)
+    decomposes = any(op is not _ALWAYS for op in mode.decomposition_table)
+    return decomposes and not mode.pre_dispatch and torch.compiler.is_exporting()
 
 
 def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -61,7 +61,6 @@ def _formula(omega: Regularizer, x: Tensor, gamma: Tensor, mask: Tensor | None) 
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return y
-    if isinstance(omega, Penalized) and omega.composes:
-        exact = omega.with_tensors({"lam": transforms.number(omega.lam, x)})
-        return _formula(omega.base, exact.composed(x, gamma, mask), gamma, mask)
-    raise TypeError(f"{omega!r} has no closed form")
+    assert isinstance(omega, Penalized)  # the operator is recorded for an Ω with a formula
+    exact = omega.with_tensors({"lam": transforms.number(omega.lam, x)})
+    return _formula(omega.base, exact.composed(x, gamma, mask), gamma, mask)

@@ -166,6 +166,8 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
         if transformed:
             y = operator.find(rows, settings)
             result = Forward(y, "operator", "under a transform or a tracer")
+            if not _differentiated(given):
+                return y, result
             return newton_steps(y, rows.z_from(y), omega, rows.mask), result
         if settings.solver == "auto" and torch.is_grad_enabled():
             composed = composition.argmax(rows)
@@ -177,6 +179,15 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
             result = compute(rows, settings)
         y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)
         return _without_kinks(y, result), result
+
+
+def _differentiated(given: tuple[Any, ...]) -> bool:
+    """Whether a result under a transform needs derivatives: in an exported program those of inputs
+    that require them."""
+    if not (transforms.compiling() and torch.compiler.is_exporting()):
+        return True
+    learns = any(isinstance(t, Tensor) and t.requires_grad for t in given)
+    return learns and torch.is_grad_enabled()
 
 
 def _without_kinks(y: Tensor, result: Forward) -> Tensor:

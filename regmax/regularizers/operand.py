@@ -50,6 +50,13 @@ class Operand(nn.Module):
             _refuse_hiding(type(self), name)
         super().__setattr__(name, item)
 
+    def __prepare_scriptable__(self) -> Any:
+        """What torch.jit.script calls first, also for a layer that holds Ω."""
+        raise NotImplementedError(
+            f"torch.jit.script compiles no {type(self).__name__}; use torch.export, and ONNX or "
+            "AOTInductor where there is no Python"
+        )
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Initialise the nn.Module, so that an ``__init__`` need not call super()."""
         if cls.__hash__ is None:  # a dataclass; modules compare by identity

@@ -1,0 +1,409 @@
+"""Exported programs, decomposed: ATen, ONNX, AOTInductor, ExecuTorch, and fresh processes."""
+
+import math
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import regmax
+from regmax.kernels import transforms
+from regmax.mapping import decomposed
+from regmax.regularizers.registry import registry
+
+DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+OPERATOR = torch.ops.regmax.argmax.default
+UNDECIDED = 1e-15
+"""The zeros of two programs are the same but for entries that rounding in float64 decides."""
+MAPPINGS = [
+    ("entropy", {}),
+    ("gini", {}),
+    ("pnorm", {}),
+    ("pnorm", {"p": 1.05}),
+    ("tsallis", {"alpha": 1.5}),
+    ("tsallis", {"alpha": 1.2}),
+    ("tsallis", {"alpha": 3.5}),
+    ("tsallis", {"alpha": 0.7}),
+    ("tv", {}),
+    ("tv", {"lam": 2.0}),
+    ("oscar", {}),
+    ("oscar", {"lam": 0.3}),
+]
+# what PyTorch's exporters warn of themselves
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def hard(rows, d, dtype=torch.float32):
+    """Ties, one dominating score, all equal, huge and tiny scores, sorted, masked, empty and
+    spoilt rows."""
+    g = torch.Generator().manual_seed(d)
+    x = torch.randn(rows, d, generator=g, dtype=torch.float64)
+    kinds = x.chunk(10)
+    kinds[0].mul_(1e3)
+    kinds[1].mul_(1e-4)
+    kinds[2].round_()
+    kinds[3].mul_(4).round_().div_(4)
+    kinds[4].copy_(kinds[4][:, :1].clone().expand_as(kinds[4]))
+    kinds[5][:, 0] += 50
+    kinds[6].masked_fill_(torch.rand(kinds[6].shape, generator=g) < 0.4, -math.inf)
+    kinds[7].copy_(kinds[7].sort(-1).values)
+    kinds[8].add_(1e4)
+    kinds[9][0] = -math.inf
+    kinds[9][1, -1], kinds[9][2, 0] = math.nan, math.inf
+    return x.to(dtype)
+
+
+def agree(y, z, tol):
+    torch.testing.assert_close(z, y, rtol=0, atol=tol, equal_nan=True)
+    same = ((y == 0) == (z == 0)) | (torch.maximum(y, z) <= UNDECIDED)
+    assert bool((same | y.isnan()).all())
+
+
+def exported(layer, *inputs, strict=False):
+    shapes = tuple({k: v for k, v in DYNAMIC.items() if k < t.ndim} for t in inputs)
+    return torch.export.export(layer, inputs, dynamic_shapes=shapes, strict=strict)
+
+
+def targets(program):
+    return {node.target for node in program.graph.nodes if node.op == "call_function"}
+
+
+# -- the forms --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "theta"), MAPPINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_operations_of_a_graph_agree_with_the_kernels(name, theta, dtype, monkeypatch):
+    omega = regmax.regularizer(name, **theta)
+    for d, gamma in ((1, 1.0), (2, 1.0), (3, 0.3), (17, 1.0), (40, 0.3)):
+        x = hard(100, d, dtype)
+        y = regmax.RegularizedMax(omega, gamma=gamma)(x)
+        with monkeypatch.context() as patch:  # the same operations, on numbers
+            patch.setattr(transforms, "tracing", lambda: True)
+            z = decomposed.argmax(omega, gamma, x, None)
+        agree(y, z, 1e-6 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("name", ["tv", "oscar"])
+def test_groups_in_a_graph_are_equal_bit_for_bit(name, monkeypatch):
+    omega, x = regmax.regularizer(name, lam=0.2), hard(200, 12)[:180]
+    y = regmax.RegularizedMax(omega)(x)
+    monkeypatch.setattr(transforms, "tracing", lambda: True)
+    z = decomposed.argmax(omega, 1.0, x, None)
+    for rows in (y, z):
+        assert bool((rows.diff(dim=-1) == 0).any())
+    groups = [sum(len(set(row[row > 1e-15].tolist())) for row in rows) for rows in (y, z)]
+    assert groups[0] == groups[1]
+
+
+def learnt(*numbers):
+    return nn.Parameter(torch.tensor(numbers[0] if len(numbers) == 1 else [[n] for n in numbers]))
+
+
+EXPRESSIONS = {
+    "learnt γ": lambda: (regmax.regularizer("gini"), learnt(0.7)),
+    "learnt α, one for each row": lambda: (
+        regmax.regularizer("tsallis", alpha=learnt(1.3, 2.5, 0.7)),
+        1.0,
+    ),
+    "learnt λ": lambda: (regmax.regularizer("tv", lam=learnt(0.3)), 0.6),
+    "a multiple": lambda: (0.3 * regmax.regularizer("tsallis"), 0.7),
+    "fused entmax": lambda: (regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv"), 1.0),
+    "clustered softmax": lambda: (
+        regmax.regularizer("entropy") + 0.1 * regmax.penalty("clique_tv"),
+        1.0,
+    ),
+    "ordered weights": lambda: (
+        regmax.regularizer("gini") + 0.1 * regmax.penalty("owl", weights=(4.0, 3.0, 0.7, 0.5, 0.1)),
+        1.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EXPRESSIONS)
+def test_expressions_have_such_a_form(case, monkeypatch):
+    omega, gamma = EXPRESSIONS[case]()
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[True, False, True, True, True], [True] * 5, [False] * 5])
+    y = regmax.RegularizedMax(omega, gamma=gamma)(x, mask)
+    monkeypatch.setattr(transforms, "tracing", lambda: True)
+    with torch.no_grad():
+        z = decomposed.argmax(omega, gamma, x, mask)
+    torch.testing.assert_close(z, y, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ["learnt λ", "ordered weights"])
+def test_expressions_are_decomposed(case):
+    omega, gamma = EXPRESSIONS[case]()
+    layer = regmax.RegularizedMax(omega, gamma=gamma)
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
+    program = torch.export.export(layer, (x,))
+    assert OPERATOR in targets(program)
+    assert len(program.graph.nodes) < 40
+    program = program.run_decompositions()
+    assert OPERATOR not in targets(program)
+    torch.testing.assert_close(program.module()(x), layer(x), rtol=0, atol=1e-6)
+
+
+def test_half_precision_and_other_dimensions_are_decomposed():
+    layer = regmax.RegularizedMax(regmax.regularizer("tsallis"), dim=0)
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).half()
+    program = exported(layer, x).run_decompositions()
+    assert OPERATOR not in targets(program)
+    y = program.module()(x)
+    assert y.dtype == torch.float16
+    torch.testing.assert_close(y, layer(x), rtol=0, atol=1e-3)
+
+
+def test_the_operator_stays_where_nothing_is_decomposed():
+    layer, x = regmax.RegularizedMax(regmax.regularizer("gini")), torch.randn(3, 5)
+    program = exported(layer, x)
+    assert targets(program) == {OPERATOR}
+    assert OPERATOR in targets(program.run_decompositions({}))
+    assert OPERATOR in {node.target for node in make_fx(layer)(x).graph.nodes}
+    assert OPERATOR not in targets(program.run_decompositions())
+
+
+@pytest.mark.parametrize("name", ["entropy", "tsallis", "tv", "oscar"])
+def test_all_operations_are_core_aten(name):
+    """What ExecuTorch's edge dialect and other backends take."""
+    layer = regmax.RegularizedMax(regmax.regularizer(name), gamma=0.7)
+    found = targets(exported(layer, torch.randn(3, 5)).run_decompositions())
+    assert all(torch.Tag.core in op.tags for op in found if isinstance(op, torch._ops.OpOverload))
+
+
+class Loops(regmax.Regularizer):
+    """½‖y‖² with a closed form that reads a number."""
+
+    name = "loops"
+    separable = True
+
+    def value(self, y):
+        return y.square().sum(-1) / 2
+
+    def closed_form(self, x, gamma, mask=None):
+        while bool((x > 0).any()):
+            x = x / 2
+        return x
+
+
+def test_what_has_no_such_form_says_so(monkeypatch):
+    offer = SimpleNamespace(cls=Loops, name="loops")
+    monkeypatch.setitem(registry()._offers["regularizer"], "loops", [offer])
+    gini, edges = regmax.regularizer("gini"), [(0, 1), (1, 2)]
+    for omega in (Loops(), gini + regmax.penalty("graph_tv", edges=edges)):
+        program = torch.export.export(regmax.RegularizedMax(omega), (torch.randn(2, 3),))
+        assert OPERATOR in targets(program.run_decompositions({}))
+        with pytest.raises(NotImplementedError, match="no form in operations of ATen"):
+            program.run_decompositions()
+
+
+@pytest.mark.skipif(find_spec("onnxscript") is None, reason="onnxscript is not installed")
+def test_onnx_says_why_an_omega_is_refused():
+    class Cubic(regmax.Regularizer):
+        def value(self, y):
+            return y.pow(3).sum(-1) / 6
+
+    layer = regmax.RegularizedMax(Cubic()).eval()
+    with pytest.raises(torch.onnx.errors.OnnxExporterError, match="Cubic is not one"):
+        torch.onnx.export(layer, (torch.randn(3, 5),), dynamo=True, verbose=False)
+
+
+def test_jit_script_says_what_to_use():
+    omega = regmax.regularizer("gini")
+    for module in (
+        omega,
+        regmax.RegularizedMax(omega),
+        regmax.FenchelYoungLoss(omega),
+        regmax.nn.MultiheadAttention(4, 2, omega=omega),
+    ):
+        with pytest.raises(NotImplementedError, match=r"no Gini; use torch\.export"):
+            torch.jit.script(module)
+
+
+# -- ONNX -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "theta"),
+    [
+        ("entropy", {}),
+        ("gini", {}),
+        ("pnorm", {}),
+        ("tsallis", {"alpha": 1.5}),
+        ("tsallis", {"alpha": 1.2}),
+        ("tv", {}),
+        ("oscar", {}),
+    ],
+)
+def test_onnx_agrees_on_hard_rows(name, theta, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer = regmax.RegularizedMax(regmax.regularizer(name, **theta), gamma=0.7).eval()
+    file, x = tmp_path / "layer.onnx", torch.randn(3, 5)
+    torch.onnx.export(layer, (x,), file, dynamic_shapes=(DYNAMIC,), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (given,) = session.get_inputs()
+    for rows, d in ((1000, 17), (50, 1), (50, 2), (50, 40)):
+        x = hard(rows, d)
+        (z,) = session.run(None, {given.name: x.numpy()})
+        agree(layer(x), torch.from_numpy(z), 1e-6)
+
+
+# -- whole models, in fresh processes -----------------------------------------------------------
+
+
+class Transformer(nn.Module):
+    def __init__(self, omega):
+        super().__init__()
+        block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        block.self_attn = regmax.nn.MultiheadAttention(8, 2, omega=omega, batch_first=True)
+        self.embedding = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
+
+    def forward(self, tokens, padding):
+        return self.encoder(self.embedding(tokens), src_key_padding_mask=padding)
+
+
+def tokens(rows, length):
+    g = torch.Generator().manual_seed(rows)
+    shape = (rows, length)
+    return torch.randint(0, 11, shape, generator=g), torch.rand(shape, generator=g) < 0.3
+
+
+def queries(rows, length):
+    return (torch.randn(rows, length, 8, generator=torch.Generator().manual_seed(rows)),) * 3
+
+
+def classes(rows, length):
+    g = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, length, generator=g)
+    return x, torch.randint(0, length, (rows,), generator=g)
+
+
+def made(kind, name):
+    omega = regmax.regularizer(name)
+    if kind == "layer":
+        return regmax.RegularizedMax(omega), lambda *shape: (classes(*shape)[0],)
+    if kind == "loss":
+        return regmax.FenchelYoungLoss(omega), classes
+    if kind == "attention":
+        return regmax.nn.MultiheadAttention(8, 2, omega=omega, batch_first=True).eval(), queries
+    return Transformer(omega).eval(), tokens
+
+
+class Both(nn.Module):
+    """Attention, and a layer on what comes out."""
+
+    def __init__(self):
+        super().__init__()
+        omega = regmax.regularizer("tsallis")
+        self.attention = regmax.nn.MultiheadAttention(8, 2, omega=omega, batch_first=True)
+        self.layer = regmax.RegularizedMax(regmax.regularizer("gini"))
+
+    def forward(self, x):
+        out, weights = self.attention(x, x, x)
+        return self.layer(out), weights
+
+
+MODELS = [
+    ("layer", "oscar", True),
+    ("loss", "tsallis", False),
+    ("attention", "tv", False),
+    ("attention", "gini", True),
+    ("transformer", "tsallis", False),
+    ("transformer", "pnorm", True),
+]
+LOAD = """
+import sys
+import torch
+import regmax
+
+for name in sys.argv[1:]:
+    program, (inputs, expected) = torch.export.load(name + ".pt2"), torch.load(name + ".pt")
+    found = program.module()(*inputs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+"""
+RUN = """
+import sys
+import torch
+
+for name in sys.argv[1:]:
+    run = torch._inductor.aoti_load_package(name + ".pt2")
+    inputs, expected = torch.load(name + ".pt")
+    found = run(*inputs)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+assert "regmax" not in sys.modules
+"""
+
+
+def fresh(script, names):
+    command = [sys.executable, "-c", script, *map(str, names)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def kept(model, inputs, file):
+    with torch.no_grad():
+        torch.save((inputs, model(*inputs)), file.with_suffix(".pt"))
+
+
+def test_models_are_loaded_in_a_fresh_process_at_other_sizes(tmp_path):
+    names = []
+    for kind, name, strict in MODELS:
+        (model, inputs), file = made(kind, name), tmp_path / f"{kind}-{name}"
+        program = exported(model, *inputs(3, 5), strict=strict)
+        assert len(program.graph.nodes) < 130
+        torch.export.save(program, file.with_suffix(".pt2"))
+        kept(model, inputs(4, 7), file)
+        names.append(file)
+    fresh(LOAD, names)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+def test_aotinductor_runs_without_regmax(tmp_path):
+    model, file = Both().eval(), tmp_path / "model"
+    program = exported(model, queries(3, 5)[0])
+    package = str(file.with_suffix(".pt2"))
+    torch._inductor.aoti_compile_and_package(program, package_path=package)
+    kept(model, queries(4, 7)[:1], file)
+    fresh(RUN, [file])
+
+
+@pytest.mark.parametrize("name", ["gini", "tsallis", "tv"])
+def test_executorch_takes_the_operations(name):
+    exir = pytest.importorskip("executorch.exir")
+    layer, x = regmax.RegularizedMax(regmax.regularizer(name)), torch.randn(3, 5)
+    edge = exir.to_edge(torch.export.export(layer, (x,))).exported_program()
+    torch.testing.assert_close(edge.module()(x), layer(x), rtol=0, atol=1e-6)
+
+
+# -- as any module ----------------------------------------------------------------------------
+
+
+def test_halved_models_and_functional_calls():
+    model, inputs = made("transformer", "tsallis")
+    given = inputs(4, 7)
+    expected = model(*given)
+    parameters = dict(model.named_parameters())
+    called = torch.func.functional_call(model, parameters, given)
+    torch.testing.assert_close(called, expected, rtol=0, atol=0)
+    found = model.half()(*given)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.05)
+
+
+def test_quantized_weights():
+    quantization = pytest.importorskip("torchao.quantization")
+    model, inputs = made("transformer", "gini")
+    given = inputs(4, 7)
+    expected = model(*given)
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    torch.testing.assert_close(model(*given), expected, rtol=0, atol=0.2)
