@@ -57,10 +57,11 @@ def _argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> T
 
 def _formula(omega: Regularizer, x: Tensor, gamma: Tensor, mask: Tensor | None) -> Tensor:
     while isinstance(omega, Scaled):
-        omega, gamma = omega.base, gamma * transforms.number(omega.c, x)
+        c: Any = omega.c
+        omega, gamma = omega.base, gamma * transforms.number(c, x)
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return y
     assert isinstance(omega, Penalized)  # the operator is recorded for an Ω with a formula
-    exact = omega.with_tensors({"lam": transforms.number(omega.lam, x)})
+    exact: Any = omega.with_tensors({"lam": transforms.number(omega.lam, x)})
     return _formula(omega.base, exact.composed(x, gamma, mask), gamma, mask)
