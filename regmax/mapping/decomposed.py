@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from ..kernels import transforms
 from ..regularizers.expressions import Scaled
@@ -38,7 +39,8 @@ def asked(mode: ProxyTorchDispatchMode) -> bool:
 def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
     """Π_Ω of rows as the user gives them, in operations of ATen."""
     try:
-        return _argmax(omega, gamma, x, mask)
+        with _Constants():
+            return _argmax(omega, gamma, x, mask)
     except Exception as error:  # a plugin's code may raise anything
         raise NotImplementedError(
             f"{omega!r} has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch "
@@ -46,6 +48,17 @@ def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Te
             "loops over the entries of a row. run_decompositions({}) keeps the operator of "
             "regmax, for processes that import it"
         ) from error
+
+
+class _Constants(TorchFunctionMode):
+    """``torch.tensor`` of a number is an operation: a program that exists takes no new tensor."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.tensor, torch.as_tensor) and isinstance(args[0], int | float):
+            return torch.full((), *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 def _argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import regmax
 from regmax.kernels import transforms
+from regmax.kernels.simplex import project
 from regmax.mapping import decomposed
 from regmax.regularizers.registry import registry
 
@@ -176,6 +177,28 @@ def test_all_operations_are_core_aten(name):
     layer = regmax.RegularizedMax(regmax.regularizer(name), gamma=0.7)
     found = targets(exported(layer, torch.randn(3, 5)).run_decompositions())
     assert all(torch.Tag.core in op.tags for op in found if isinstance(op, torch._ops.OpOverload))
+
+
+class Twice(regmax.Regularizer):
+    """‖y‖², with a closed form that makes a tensor of a number."""
+
+    name = "twice"
+    separable = True
+
+    def value(self, y):
+        return y.square().sum(-1)
+
+    def closed_form(self, x, gamma, mask=None):
+        return project(x / (gamma * torch.as_tensor(2.0, dtype=x.dtype)), mask)
+
+
+def test_the_closed_form_of_a_plugin_is_decomposed(monkeypatch):
+    offer = SimpleNamespace(cls=Twice, name="twice")
+    monkeypatch.setitem(registry()._offers["regularizer"], "twice", [offer])
+    layer, x = regmax.RegularizedMax(Twice()), torch.randn(3, 5)
+    program = exported(layer, x).run_decompositions()
+    assert OPERATOR not in targets(program)
+    torch.testing.assert_close(program.module()(x), layer(x), rtol=0, atol=1e-6)
 
 
 class Loops(regmax.Regularizer):
