@@ -53,6 +53,11 @@ class Entropy(regmax.Regularizer):
         """exp(x/γ) / Σ exp(x/γ)."""
         return softmax(_masked(x / gamma, mask))
 
+    def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
+        e = _masked(x / gamma, mask).exp()
+        (total,) = self.row_sums(e)
+        return e / total
+
     def conjugate(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """γ log Σ exp(x/γ)."""
         total: Tensor = gamma * _masked(x / gamma, mask).logsumexp(-1, keepdim=True)

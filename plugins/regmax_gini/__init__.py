@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,10 +50,29 @@ class Gini(regmax.Regularizer):
         """P_Δ(x/γ)."""
         return project(x / gamma, mask)
 
+    def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
+        """(x/γ − τ)₊, τ by Newton's method from below, from the largest τ of a part of the row."""
+        z = (x / gamma).masked_fill(~mask, -torch.inf)
+        low = torch.full_like(z[..., :1], -1.0)
+        low = self.row_max(_threshold(z, low, super().row_sums))
+        return (z - _threshold(z, low, self.row_sums)).clamp_min(0)
+
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
         return 0.5 * cvxpy.sum_squares(y)
+
+
+def _threshold(z: Tensor, low: Tensor, row_sums: Callable[..., tuple[Tensor, ...]]) -> Tensor:
+    """τ with Σ (z − τ)₊ = 1, at least ``low``: τ ← (Σ_S z − 1)/|S| on the entries above τ increases
+    to it (Michelot 1986)."""
+    tau, size = low, torch.zeros_like(low)
+    while True:
+        inside = z > tau
+        total, count = row_sums(torch.where(inside, z, 0), inside.to(z.dtype))
+        if bool((count == size).all()):
+            return tau
+        size, tau = count, torch.maximum(tau, (total - 1) / count.clamp_min(1))
 
 
 @regmax.hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +11,6 @@ from torch import Tensor
 import regmax
 from regmax.kernels import Kernel, Lazy
 from regmax.kernels.roots import increasing_root
-from regmax.kernels.simplex import normalize, row_dot
-from regmax.kernels.transforms import number
 from regmax.regularizers.curvature import DiagonalPlusRankOne
 
 KERNELS = Lazy(cpu="regmax_pnorm._cpu", cuda="regmax_pnorm._gpu")
@@ -46,8 +45,10 @@ class PNorm(regmax.Regularizer):
 
     def _norm(self, y: Tensor) -> Tensor:
         # divided by the largest entry, so that no power under- or overflows
-        top = y.detach().amax(-1, keepdim=True)
-        return top * ((y / top) ** self.p).sum(-1, keepdim=True) ** (1 / self.p)
+        top = self.row_max(y)
+        (total,) = self.row_sums((y / top) ** self.p)
+        norm: Tensor = top * total ** (1 / self.p)
+        return norm
 
     def grad(self, y: Tensor) -> Tensor:
         """y^(p−1) / ‖y‖_p^(p−2)."""
@@ -73,6 +74,10 @@ class PNorm(regmax.Regularizer):
         on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
         return pnormmax_root(-x / gamma, on, number(self.p, x))
 
+    def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
+        p = self.p if isinstance(self.p, Tensor) else x.new_full((), self.p)
+        return pnormmax_root(-x / gamma, mask, p, self.row_sums)
+
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
@@ -80,13 +85,16 @@ class PNorm(regmax.Regularizer):
         return 0.5 * (cvxpy.sum_squares(y) if p == 2 else cvxpy.square(cvxpy.pnorm(y, p)))
 
 
-def pnormmax_root(delta: Tensor, on: Tensor, p: Tensor) -> Tensor:
+def pnormmax_root(
+    delta: Tensor, on: Tensor, p: Tensor, row_sums: Callable[..., tuple[Tensor, ...]] | None = None
+) -> Tensor:
     """sq-pnorm-max from the distances δ ≥ 0 of x/γ to its maximum; NaN where p is.
 
     With s = max(x/γ) − t and v_i = (1 − δ_i/s)₊^q, y = v/Σv where log s + (p−2)/p log Σv^p +
     log Σv = 0, increasing in log s, with s in [m^(2/p − 2), 1] for m participants, ``on``. In
     float64, because float32 sums of differences of nearby numbers are inaccurate.
     """
+    row_sums = row_sums or PNorm().row_sums
     dtype, delta, p = delta.dtype, delta.double(), p.double()
     q = 1 / (p - 1)
 
@@ -101,15 +109,16 @@ def pnormmax_root(delta: Tensor, on: Tensor, p: Tensor) -> Tensor:
 
     def residual(log_s: Tensor) -> tuple[Tensor, Tensor]:
         v, vp, ratio = powers(log_s)
-        sum_v, sum_vp = v.sum(-1, keepdim=True), vp.sum(-1, keepdim=True)
         # d log v_i / d log s = q (δ_i/s) / (1 − δ_i/s)
         rate = q * ratio / (1 - ratio)
-        slope = 1 + (p - 2) * row_dot(vp, rate) / sum_vp + row_dot(v, rate) / sum_v
+        sum_v, sum_vp, moved, moved_p = row_sums(v, vp, v * rate, vp * rate)
+        slope = 1 + (p - 2) * moved_p / sum_vp + moved / sum_v
         return log_s + (p - 2) / p * sum_vp.log() + sum_v.log(), slope
 
-    low = (2 / p - 2) * on.sum(-1, keepdim=True).to(delta.dtype).log()
-    log_s = increasing_root(residual, low, torch.zeros_like(low))
-    return normalize(powers(log_s)[0]).to(dtype)
+    (participants,) = row_sums(on.to(delta.dtype))
+    low = (2 / p - 2) * participants.log()
+    v, _, _ = powers(increasing_root(residual, low, torch.zeros_like(low)))
+    return (v / row_sums(v)[0]).to(dtype)
 
 
 @regmax.hookimpl

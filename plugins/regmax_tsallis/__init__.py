@@ -112,6 +112,31 @@ class Tsallis(regmax.Regularizer):
         root = _from_the_bottom if self.alpha > 2 else _from_the_top
         return root(x.double(), on, number(gamma, x), number(self.alpha, x)).to(x.dtype)
 
+    @property
+    def sharded(self) -> bool:
+        """For α ≤ 2: above, y is infinitely steep at its threshold."""
+        alpha = self.alpha
+        return bool((alpha.detach() <= 2).all()) if isinstance(alpha, Tensor) else alpha <= 2
+
+    def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
+        """The root begins at the least upper bound of ℓ that a part of the row gives.
+
+        With δ the distance of the largest entry of a part, and ℓ' the root of the part alone, the
+        whole row has a^{-1}(e^(aℓ) − 1) at most that of e^(aℓ') + aδ, for a = α − 1.
+        """
+        alpha = _tensor(self.alpha, x)
+        delta = torch.where(mask, -x / gamma, 0)
+        near = torch.where(mask, delta, torch.inf).amin(-1, keepdim=True)
+        some = near < torch.inf
+        near = torch.where(some, near, 0)
+        own = _from_the_top(delta - near, mask | ~some, alpha, super().row_sums)[1]
+        a = alpha - 1
+        rise = near * (-a * own).exp()
+        shift = torch.where(a == 0, rise, torch.log1p(a * rise) / torch.where(a == 0, 1, a))
+        bound = torch.where(some, own + shift, 0).nan_to_num(nan=0.0).clamp_max(0)
+        high = -self.row_max(-bound)
+        return _from_the_top(delta, mask, alpha, self.row_sums, high)[0]
+
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
@@ -159,29 +184,39 @@ def entmax_root(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
     steep = alpha > 2
     below, above = torch.where(steep, 1, alpha).double(), torch.where(steep, alpha, 3).double()
     wide, gamma = x.double(), gamma.double()
-    look = not transforms.tracing()
-    if look and bool(steep.all()):
+
+    def top() -> Tensor:
+        z = torch.where(on, wide, -torch.inf)
+        delta = torch.where(on, (z.amax(-1, keepdim=True) - z) / gamma, 0)
+        return _from_the_top(delta, on, below, Tsallis().row_sums)[0]
+
+    if bool(steep.all()):
         y = _from_the_bottom(wide, on, gamma, above)
-    elif look and not bool(steep.any()):
-        y = _from_the_top(wide, on, gamma, below)
+    elif not bool(steep.any()):
+        y = top()
     else:
         y = torch.where(
             steep,
             _from_the_bottom(wide, on, gamma, above),
-            _from_the_top(wide, on, gamma, below),
+            top(),
         )
     return y.to(x.dtype)
 
 
-def _from_the_top(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
-    """α ≤ 2: by the logarithm ℓ of the largest entry.
+def _from_the_top(
+    delta: Tensor,
+    on: Tensor,
+    alpha: Tensor,
+    row_sums: Callable[..., tuple[Tensor, ...]],
+    high: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """α ≤ 2: by the logarithm ℓ of the largest entry. y and ℓ.
 
     With δ_i ≥ 0 the distance of x_i/γ to the maximum, y_i = e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a): exact
     in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). log Σ y increases in
-    ℓ, and ℓ lies in [−log m, 0] for m participants.
+    ℓ, and ℓ lies in [−log m, 0] for m participants, and below ``high``.
     """
-    a, x = alpha - 1, torch.where(on, x, -torch.inf)
-    delta = torch.where(on, (x.amax(-1, keepdim=True) - x) / gamma, 0)
+    a = alpha - 1
     zero = a == 0
     divisor = torch.where(zero, 1, a)
 
@@ -196,13 +231,16 @@ def _from_the_top(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor
 
     def residual(log_top: Tensor) -> tuple[Tensor, Tensor]:
         y, base = entries(log_top)
-        total = y.sum(-1, keepdim=True)
         # dy_i/dℓ = y_i / (1 − a δ_i e^(−aℓ))
-        return total.log(), (y / base).sum(-1, keepdim=True) / total
+        total, rate = row_sums(y, y / base)
+        return total.log(), rate / total
 
-    low = -on.sum(-1, keepdim=True).to(x.dtype).log()
-    log_top = increasing_root(residual, low, torch.zeros_like(low))
-    return normalize(entries(log_top)[0])
+    (participants,) = row_sums(on.to(delta.dtype))
+    low = -participants.log()
+    high = torch.zeros_like(low) if high is None else torch.maximum(high, low)
+    log_top = increasing_root(residual, low, high)
+    y = entries(log_top)[0]
+    return y / row_sums(y)[0], log_top
 
 
 def _from_the_bottom(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "compos
 
 def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel that Ω offers for tensors like x, unless its class redefines what it computes."""
-    if not (asked() and omega.exact and _trusted(type(omega))):  # type: ignore[arg-type]
+    if not (asked() and omega.exact and trusted(type(omega), "kernel")):
         return None
     return omega.kernel(x) or _composed(omega, x)
 
@@ -72,11 +72,10 @@ def proves(cls: type[Penalty], kernel: str) -> bool:
 
 
 @functools.cache
-def _trusted(cls: type[Regularizer]) -> bool:
-    """Whether no subclass of the class that defines ``kernel`` redefines what the kernel
-    computes."""
-    own = depth(cls, "kernel") < cls.__mro__.index(Regularizer)
-    return own and all(depth(cls, "kernel") <= depth(cls, name) for name in REPLACED)
+def trusted(cls: Any, method: str) -> bool:
+    """Whether no subclass of the class that defines ``method`` redefines what that computes."""
+    own = depth(cls, method) < cls.__mro__.index(Regularizer)
+    return own and all(depth(cls, method) <= depth(cls, name) for name in REPLACED)
 
 
 def depth(cls: type[Any], name: str) -> int:

@@ -52,7 +52,7 @@ def mapping(
             return y
     if is_dtensor(x):
         own = functools.partial(mapping, settings=settings)
-        return sharded.mapping(own, omega, x, gamma, dim, mask)
+        return sharded.mapping(own, omega, x, gamma, dim, mask, settings)
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     return rows.restore(argmax(rows, settings)[0])
 

@@ -1,12 +1,14 @@
-"""Π_Ω of a DTensor: each device maps its own rows.
+"""Π_Ω of a DTensor: each device maps the entries that it holds.
 
 Rows are independent. Where the scores are not sharded along ``dim``, each device maps its rows with
-its part of γ, of the tensors of Ω and of the mask. Plain tensors beside a DTensor count as
-replicated, as in PyTorch's ``implicit_replication``.
+its part of γ, of the tensors of Ω and of the mask. Where they are, devices exchange sums of each
+row (:mod:`regmax.mapping.shards`), or gather their rows where Ω has no ``sharded_form``. Plain
+tensors beside a DTensor count as replicated, as in PyTorch's ``implicit_replication``.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,57 +16,119 @@ import torch
 from torch import Tensor
 
 from ..kernels.wrappers import dense
+from ..regularizers import arguments
+from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer
+from . import shards
+from .forward import Settings
 
 
-def mapping(
-    local: Callable[..., Tensor], omega: Regularizer, x: Any, gamma: Any, dim: int, mask: Any
-) -> Tensor:
-    """``local(omega, x, gamma, dim, mask)`` of each device's rows, put together again."""
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+class Placed:
+    """A DTensor of scores as the parts of the devices, and what goes with it.
 
-    mesh = x.device_mesh
-    kept: list[Any] = [p if type(p) in (Replicate, Shard) else Replicate() for p in x.placements]
-    if isinstance(dim, int) and any(p.is_shard(dim % max(x.ndim, 1)) for p in kept):
-        raise NotImplementedError(
-            f"x is sharded along dim={dim}, which is mapped: {tuple(x.placements)}; shard another "
-            "dimension, x.redistribute(placements=...), or take x.full_tensor()"
-        )
-    x = x.redistribute(placements=kept)
+    ``part``: the entries of this device. ``along``: the devices that share a row, None if each row
+    lies on one.
+    """
 
-    def part(name: str, t: Any, per_row: bool = True) -> Any:
-        """The part of t that belongs to the rows of this device."""
+    def __init__(self, name: str, x: Any, dim: Any, whole: bool = False) -> None:
+        """``whole``: gather the rows along ``dim``."""
+        from torch.distributed.tensor import Replicate, Shard
+
+        _, self.dim = arguments.scores(x, dim, name)
+        self.mesh, self.shape = x.device_mesh, x.shape
+        kept = [p if type(p) in (Replicate, Shard) else Replicate() for p in x.placements]
+        self.given = tuple(kept)
+        along = [i for i, p in enumerate(kept) if p.is_shard(self.dim)]
+        if whole:
+            kept, along = [Replicate() if i in along else p for i, p in enumerate(kept)], []
+        self.kept: tuple[Any, ...] = tuple(kept)
+        self.along = shards.Shards(self.mesh, along) if along else None
+        self.part: Tensor = x.redistribute(placements=kept).to_local(grad_placements=kept)
+
+    def of(self, name: str, t: Any, per_row: bool = True) -> Any:
+        """The part of t that goes with the entries of this device: of a tensor that broadcasts to
+        the scores if ``per_row``, else all of it."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
         if not isinstance(t, Tensor):
             return t
         own: Any = t
         if not isinstance(t, DTensor):
-            own = DTensor.from_local(dense(name, t, x), mesh, run_check=False)
-        if own.device_mesh != mesh:
+            own = DTensor.from_local(dense(name, t, self.part), self.mesh, run_check=False)
+        if own.device_mesh != self.mesh:
             raise TypeError(
-                f"{name} must lie on the mesh of x, {mesh}; got a DTensor on {own.device_mesh}"
+                f"{name} must lie on the mesh of x, {self.mesh}; got a DTensor on {own.device_mesh}"
             )
         wanted, gradient = [], []
-        for p in kept:
-            i = p.dim - (x.ndim - t.ndim) if p.is_shard() and per_row else -1
-            if i >= 0 and t.shape[i] not in (1, x.shape[p.dim]):
+        for p in self.kept:
+            i = p.dim - (len(self.shape) - t.ndim) if p.is_shard() and per_row else -1
+            if i >= 0 and t.shape[i] not in (1, self.shape[p.dim]):
                 raise ValueError(
                     f"{name} must broadcast to x: {name} has shape {tuple(t.shape)}, x "
-                    f"{tuple(x.shape)}"
+                    f"{tuple(self.shape)}"
                 )
             wanted.append(Shard(i) if i >= 0 and t.shape[i] > 1 else Replicate())
             gradient.append(Partial() if p.is_shard() and wanted[-1].is_replicate() else wanted[-1])
         return own.redistribute(placements=wanted).to_local(grad_placements=gradient)
 
-    rows = x.to_local(grad_placements=kept)
-    declared = omega.per_row_tensors()
-    inside = {name: part(name, t, name in declared) for name, t in omega.tensors(True).items()}
-    y = local(omega.with_tensors(inside), rows, part("gamma", gamma), dim, part("mask", mask))
-    whole: Tensor = DTensor.from_local(
-        y.contiguous(),
-        mesh,
-        kept,
-        run_check=False,
-        shape=x.shape,
-        stride=torch.empty(x.shape, device="meta").stride(),
+    def regularizer(self, omega: Regularizer) -> Regularizer:
+        """Ω with the parts of its tensors."""
+        declared = omega.per_row_tensors()
+        tensors = omega.tensors(fixed=True).items()
+        return omega.with_tensors({name: self.of(name, t, name in declared) for name, t in tensors})
+
+    def like_scores(self, y: Tensor) -> Any:
+        """Parts of a result of the shape of the scores, placed as these were."""
+        return self._whole(y, self.shape, self.kept).redistribute(placements=self.given)
+
+    def _whole(self, t: Tensor, shape: Any, placements: Any) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(
+            t.contiguous(), self.mesh, placements, run_check=False, shape=shape, stride=stride
+        )
+
+
+def placed(
+    name: str, x: Any, dim: Any, omega: Regularizer, settings: Settings
+) -> tuple[Placed, Regularizer]:
+    """The parts of x and of Ω. Rows are gathered where they lie on several devices and Ω cannot
+    be computed there."""
+    found = Placed(name, x, dim)
+    inside = found.regularizer(omega)
+    if found.along is None or _in_parts(inside, settings):
+        return found, inside
+    warnings.warn(gathers(name, omega, found.dim), stacklevel=6)
+    found = Placed(name, x, dim, whole=True)
+    return found, found.regularizer(omega)
+
+
+def _in_parts(omega: Regularizer, settings: Settings) -> bool:
+    return settings.solver == "auto" and not settings.certify and shards.computes(omega)
+
+
+def gathers(name: str, omega: Regularizer, dim: int) -> str:
+    """What happens to scores that are sharded along ``dim``, for a warning."""
+    return (
+        f"{name} is sharded along dim={dim}, along which {who(omega)} cannot be computed in parts: "
+        "each device gathers whole rows; shard another dimension, or choose softmax, sparsemax, "
+        "pnormmax or entmax with alpha <= 2"
     )
+
+
+def mapping(
+    local: Callable[..., Tensor],
+    omega: Regularizer,
+    x: Any,
+    gamma: Any,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+) -> Tensor:
+    """``local(omega, x, gamma, dim, mask)`` of what each device holds, put together again."""
+    at, inside = placed("x", x, dim, omega, settings)
+    local = local if at.along is None else shards.local(at.along)
+    given = (at.of("gamma", gamma), at.dim - x.ndim, at.of("mask", mask))
+    whole: Tensor = at.like_scores(local(inside, at.part, *given))
     return whole

@@ -96,6 +96,31 @@ class Regularizer(Operand):
         """
         return None
 
+    @property
+    def sharded(self) -> bool:
+        """Whether :meth:`sharded_form` computes Π_Ω, at the present hyperparameters."""
+        return self.declares("sharded_form")
+
+    def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
+        """As :meth:`closed_form`, where the entries of a row may lie on several devices: ``x``
+        holds some of them, and the largest participant of the whole row is 0.
+
+        Sums and maxima over a row are those of :meth:`row_sums` and :meth:`row_max`; nothing else
+        mixes entries. If Ω is not separable, this holds for ``value``, ``grad`` and ``curvature``
+        too. Where a loop ends may depend on such sums only, so that it is the same everywhere.
+        ``x`` is float64. ``curvature`` must be diagonal, or diagonal plus rank one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no sharded_form")
+
+    def row_sums(self, *entries: Tensor) -> tuple[Tensor, ...]:
+        """The sum of each tensor (*batch, d) over the whole row, (*batch, 1). Where rows lie on
+        several devices regmax replaces this method, and a call is one all-reduce."""
+        return tuple(t.sum(-1, keepdim=True) for t in entries)
+
+    def row_max(self, t: Tensor) -> Tensor:
+        """The maximum over the whole row, (*batch, 1), without gradient; as :meth:`row_sums`."""
+        return t.detach().amax(-1, keepdim=True)
+
     def conjugate(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
         """max_Ω(x), (*batch, d) -> (*batch), or None to use ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x)."""
         return None
