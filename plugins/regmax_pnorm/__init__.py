@@ -75,8 +75,16 @@ class PNorm(regmax.Regularizer):
         return pnormmax_root(-x / gamma, on, number(self.p, x))
 
     def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
+        """The root starts from the largest threshold t of a part of the row."""
         p = self.p if isinstance(self.p, Tensor) else x.new_full((), self.p)
-        return pnormmax_root(-x / gamma, mask, p, self.row_sums)
+        delta = torch.where(mask, -x / gamma, 0)
+        near = torch.where(mask, delta, torch.inf).amin(-1, keepdim=True)
+        some = near < torch.inf
+        near = torch.where(some, near, 0)
+        own = _root(delta - near, mask | ~some, p, super().row_sums)[1]
+        s = torch.where(some, near + own.exp(), 1).nan_to_num(nan=1.0)
+        start = (-self.row_max(-s)).log()
+        return _root(delta, mask, p, self.row_sums, start)[0]
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -85,17 +93,24 @@ class PNorm(regmax.Regularizer):
         return 0.5 * (cvxpy.sum_squares(y) if p == 2 else cvxpy.square(cvxpy.pnorm(y, p)))
 
 
-def pnormmax_root(
-    delta: Tensor, on: Tensor, p: Tensor, row_sums: Callable[..., tuple[Tensor, ...]] | None = None
-) -> Tensor:
-    """sq-pnorm-max from the distances δ ≥ 0 of x/γ to its maximum; NaN where p is.
+def pnormmax_root(delta: Tensor, on: Tensor, p: Tensor) -> Tensor:
+    """sq-pnorm-max from the distances δ ≥ 0 of x/γ to its maximum; NaN where p is. In float64,
+    because float32 sums of differences of nearby numbers are inaccurate."""
+    return _root(delta.double(), on, p.double(), PNorm().row_sums)[0].to(delta.dtype)
+
+
+def _root(
+    delta: Tensor,
+    on: Tensor,
+    p: Tensor,
+    row_sums: Callable[..., tuple[Tensor, ...]],
+    start: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """y and log s.
 
     With s = max(x/γ) − t and v_i = (1 − δ_i/s)₊^q, y = v/Σv where log s + (p−2)/p log Σv^p +
-    log Σv = 0, increasing in log s, with s in [m^(2/p − 2), 1] for m participants, ``on``. In
-    float64, because float32 sums of differences of nearby numbers are inaccurate.
+    log Σv = 0, increasing in log s, with s in [m^(2/p − 2), 1] for m participants, ``on``.
     """
-    row_sums = row_sums or PNorm().row_sums
-    dtype, delta, p = delta.dtype, delta.double(), p.double()
     q = 1 / (p - 1)
 
     def powers(log_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,10 +130,15 @@ def pnormmax_root(
         slope = 1 + (p - 2) * moved_p / sum_vp + moved / sum_v
         return log_s + (p - 2) / p * sum_vp.log() + sum_v.log(), slope
 
-    (participants,) = row_sums(on.to(delta.dtype))
-    low = (2 / p - 2) * participants.log()
-    v, _, _ = powers(increasing_root(residual, low, torch.zeros_like(low)))
-    return (v / row_sums(v)[0]).to(dtype)
+    if start is None:
+        low = (2 / p - 2) * row_sums(on.to(delta.dtype))[0].log()
+        log_s = increasing_root(residual, low, torch.zeros_like(low))
+    else:  # 1e27 participants at most
+        start, noise = start.clamp(-64, 0), 32
+        low, high = torch.full_like(start, -64), torch.zeros_like(start)
+        log_s = increasing_root(residual, low, high, start, noise)
+    v, _, _ = powers(log_s)
+    return v / row_sums(v)[0], log_s
 
 
 @regmax.hookimpl

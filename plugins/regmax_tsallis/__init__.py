@@ -119,11 +119,9 @@ class Tsallis(regmax.Regularizer):
         return bool((alpha.detach() <= 2).all()) if isinstance(alpha, Tensor) else alpha <= 2
 
     def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
-        """The root begins at the least upper bound of ℓ that a part of the row gives.
-
-        With δ the distance of the largest entry of a part, and ℓ' the root of the part alone, the
-        whole row has a^{-1}(e^(aℓ) − 1) at most that of e^(aℓ') + aδ, for a = α − 1.
-        """
+        """The root starts at an upper bound of ℓ: with δ the distance of the largest entry of a
+        part to that of the row, and ℓ' the root of the part alone, (e^(aℓ) − 1)/a is at most
+        (e^(aℓ') − 1)/a + δ for a = α − 1."""
         alpha = _tensor(self.alpha, x)
         delta = torch.where(mask, -x / gamma, 0)
         near = torch.where(mask, delta, torch.inf).amin(-1, keepdim=True)
@@ -132,10 +130,10 @@ class Tsallis(regmax.Regularizer):
         own = _from_the_top(delta - near, mask | ~some, alpha, super().row_sums)[1]
         a = alpha - 1
         rise = near * (-a * own).exp()
-        shift = torch.where(a == 0, rise, torch.log1p(a * rise) / torch.where(a == 0, 1, a))
-        bound = torch.where(some, own + shift, 0).nan_to_num(nan=0.0).clamp_max(0)
-        high = -self.row_max(-bound)
-        return _from_the_top(delta, mask, alpha, self.row_sums, high)[0]
+        rise = torch.where(a == 0, rise, torch.log1p(a * rise) / torch.where(a == 0, 1, a))
+        bound = torch.where(some, own + rise, 0).nan_to_num(nan=0.0)
+        start = -self.row_max(-bound)
+        return _from_the_top(delta, mask, alpha, self.row_sums, start)[0]
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -208,39 +206,36 @@ def _from_the_top(
     on: Tensor,
     alpha: Tensor,
     row_sums: Callable[..., tuple[Tensor, ...]],
-    high: Tensor | None = None,
+    start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """α ≤ 2: by the logarithm ℓ of the largest entry. y and ℓ.
 
     With δ_i ≥ 0 the distance of x_i/γ to the maximum, y_i = e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a): exact
-    in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). log Σ y increases in
-    ℓ, and ℓ lies in [−log m, 0] for m participants, and below ``high``.
+    in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). In s = e^(aℓ), (Σ y)^a
+    is a norm of (s − aδ)₊, convex, or concave where a < 0: from ``start``, or 0, ℓ decreases to
+    the root by Newton's method in s.
     """
     a = alpha - 1
     zero = a == 0
     divisor = torch.where(zero, 1, a)
-
-    def entries(log_top: Tensor) -> tuple[Tensor, Tensor]:
+    log_top = torch.zeros_like(delta[..., :1]) if start is None else start
+    for _ in range(100):
         t = torch.where(delta > 0, delta * (-a * log_top).exp(), 0)
         base = 1 - a * t
         inside = on & (base > 0)
         base = torch.where(inside, base, 1)
         t = torch.where(inside, t, 0)
         power = torch.where(zero, -t, torch.log1p(-a * t) / divisor)
-        return torch.where(inside, (log_top + power).exp(), 0), base
-
-    def residual(log_top: Tensor) -> tuple[Tensor, Tensor]:
-        y, base = entries(log_top)
-        # dy_i/dℓ = y_i / (1 − a δ_i e^(−aℓ))
-        total, rate = row_sums(y, y / base)
-        return total.log(), rate / total
-
-    (participants,) = row_sums(on.to(delta.dtype))
-    low = -participants.log()
-    high = torch.zeros_like(low) if high is None else torch.maximum(high, low)
-    log_top = increasing_root(residual, low, high)
-    y = entries(log_top)[0]
-    return y / row_sums(y)[0], log_top
+        y = torch.where(inside, (log_top + power).exp(), 0)
+        total, rate = row_sums(y, y / base)  # Σ y and its derivative in ℓ
+        excess = total.log()
+        moving = excess.abs() > 32 * torch.finfo(y.dtype).eps
+        if not bool(moving.any()):
+            break
+        change = total / rate * torch.where(zero, -excess, torch.expm1(-a * excess))
+        step = torch.where(zero, change, torch.log1p(change) / divisor)
+        log_top = torch.where(moving, log_top + step, log_top)
+    return y / total, log_top
 
 
 def _from_the_bottom(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:

@@ -14,20 +14,24 @@ HALVINGS, STEPS = 24, 4
 
 
 def increasing_root(
-    residual: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor
+    residual: Callable[[Tensor], tuple[Tensor, Tensor]],
+    low: Tensor,
+    high: Tensor,
+    start: Tensor | None = None,
+    noise: float = 4,
 ) -> Tensor:
     """t with f(t) = 0 for an increasing f, f(low) ≤ 0 ≤ f(high): Newton kept inside a bracket.
 
-    ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops when |f| ≤ 4ε
-    or when a step no longer changes t. Bisection replaces a Newton step that leaves the bracket or
-    is longer than half of the step before.
-
-    In a graph, which cannot stop a row: :func:`_fixed`.
+    ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops when
+    |f| ≤ ``noise``·ε or when a step no longer changes t. Bisection replaces a Newton step that
+    leaves the bracket or is longer than half of the step before. ``start``: high unless given; it
+    lies in the bracket.
     """
     if transforms.tracing():
         return _fixed(residual, low, high)
     eps = torch.finfo(low.dtype).eps
-    t = high.clone()  # often the root itself, if Π_Ω(x) is a vertex
+    # often the root itself, if Π_Ω(x) is a vertex
+    t = high.clone() if start is None else start
     width = high - low
     done = torch.zeros_like(low, dtype=torch.bool)
     for _ in range(200):
@@ -41,7 +45,7 @@ def increasing_root(
         following = torch.where(safe, trial, middle)
         width = torch.where(safe, step.abs(), (high - low) / 2)
         moved = (following - t).abs()
-        done = done | (f.abs() <= 4 * eps) | ~torch.isfinite(f)
+        done = done | (f.abs() <= noise * eps) | ~torch.isfinite(f)
         t = torch.where(done, t, following)
         done = done | (moved <= eps * t.abs())
         if bool(done.all()):
