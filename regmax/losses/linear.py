@@ -94,8 +94,8 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         like = self._linear(rows[:1].detach(), weight.detach(), _detached(bias))
         index = mass = skip = None
         if indices:
-            index, skip, _ = self._index(target, like)
-            own = self._weight(like)
+            index, skip, _ = self._index(target, classes)
+            own = self._weight(like, classes)
             mass = None if own is None else taken(own, index)
         loss = self._reduced(each, mass, skip)
         loss = loss.view(batch) if self.reduction == "none" else loss

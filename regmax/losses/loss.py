@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,8 +17,8 @@ from ..regularizers.arguments import first
 from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
-from . import fenchel_young
-from .targets import Target
+from . import fenchel_young, sharded
+from .targets import Target, checked
 
 Reduction = Literal["mean", "sum", "none"]
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -64,6 +63,7 @@ class FenchelYoungLoss(nn.Module):
     """
 
     weight: Tensor | None
+    at: Any = None  # where the classes are, if they lie on several devices
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(
@@ -120,6 +120,8 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
+        if is_dtensor(input) and not transforms.transforming():
+            return sharded.loss(self, input, target, mask)
         logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
         target = dense("target", target, logits)
         with transforms.full_precision(logits.device.type):
@@ -134,14 +136,16 @@ class FenchelYoungLoss(nn.Module):
         self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The losses of the rows, the weights that the mean divides by, and the ignored rows."""
+        if self.at is not None:
+            return sharded.each(self, logits, dim, target, mask)
         on = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
         x = x.float() if x.dtype in HALF else x
         on = None if on is None else on.movedim(dim, -1)
-        weight = self._weight(x)
+        weight = self._weight(x, x.shape[-1])
         index = skip = wrong = given = mass = None
         if _is_index(target, logits, dim):
-            index, skip, wrong = self._index(target, x)
+            index, skip, wrong = self._index(target, x.shape[-1])
             mass = None if weight is None else taken(weight, index)
         else:
             given, mass = _distribution(target, x, dim, weight)
@@ -179,16 +183,16 @@ class FenchelYoungLoss(nn.Module):
             dtype = torch.promote_types(dtype, target.dtype)
         return dtype
 
-    def _weight(self, x: Tensor) -> Tensor | None:
+    def _weight(self, x: Tensor, classes: int) -> Tensor | None:
         weight = dense("weight", self.weight, x)
-        if weight is not None and weight.shape[0] != x.shape[-1]:
+        if weight is not None and weight.shape[0] != classes:
             raise ValueError(
                 f"weight must have one number for each class: it has {weight.shape[0]}, and "
-                f"input {x.shape[-1]} classes along dim={self.dim}"
+                f"input {classes} classes along dim={self.dim}"
             )
         return None if weight is None else weight.to(x)
 
-    def _index(self, target: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _index(self, target: Tensor, classes: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Valid indices, the ignored rows, and the rows out of range if these cannot raise here."""
         if may_look(target) and target.numel():
             low, high = (end.item() for end in target.aminmax())
@@ -196,13 +200,13 @@ class FenchelYoungLoss(nn.Module):
                 return target.long(), None, None
         skip = target == self.ignore_index
         index = target.long().masked_fill(skip, 0)
-        wrong = (index < 0) | (index >= x.shape[-1])
+        wrong = (index < 0) | (index >= classes)
         if not may_look(target):
             return index.masked_fill(wrong, 0), skip, wrong
         if bool(wrong.any()):
             at = first(wrong)
             raise ValueError(
-                f"target must hold indices in [0, {x.shape[-1] - 1}] or ignore_index="
+                f"target must hold indices in [0, {classes - 1}] or ignore_index="
                 f"{self.ignore_index}; got {target[at].item()}{f' at index {at}' if at else ''}"
             )
         return index, skip if bool(skip.any()) else None, None
@@ -299,12 +303,7 @@ def _distribution(
     target: Tensor, x: Tensor, dim: int, weight: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """w∘t divided by its sum, and that sum."""
-    t = target.to(x.dtype).movedim(dim, -1)
-    if may_look(t) and t.numel():
-        low, high = (end.item() for end in t.detach().aminmax())
-        if not 0 <= low <= high < math.inf:
-            wrong = high if low >= 0 else low
-            raise ValueError(f"target distributions must be finite and >= 0; got {wrong:g}")
+    t = checked(target.to(x.dtype)).movedim(dim, -1)
     t = t if weight is None else t * weight
     mass = t.sum(-1)
     return t / torch.where(mass > 0, mass, 1).unsqueeze(-1), mass

@@ -3,6 +3,7 @@ distribution, with or without label smoothing. Also Ω of large tensors, in bloc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
+from ..kernels.transforms import may_look
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Regularizer
 
@@ -150,3 +152,13 @@ def in_blocks(
         for i in range(0, batch.numel(), step)
     ]
     return torch.cat(parts).view(batch)
+
+
+def checked(t: Tensor) -> Tensor:
+    """Distributions, finite and nonnegative."""
+    if may_look(t) and t.numel():
+        low, high = (end.item() for end in t.detach().aminmax())
+        if not 0 <= low <= high < math.inf:
+            wrong = high if low >= 0 else low
+            raise ValueError(f"target distributions must be finite and >= 0; got {wrong:g}")
+    return t

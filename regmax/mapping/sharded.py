@@ -43,11 +43,12 @@ class Placed:
             kept, along = [Replicate() if i in along else p for i, p in enumerate(kept)], []
         self.kept: tuple[Any, ...] = tuple(kept)
         self.along = shards.Shards(self.mesh, along) if along else None
+        self.first = _first(self.mesh, along, self.shape[self.dim])
         self.part: Tensor = x.redistribute(placements=kept).to_local(grad_placements=kept)
 
-    def of(self, name: str, t: Any, per_row: bool = True) -> Any:
+    def of(self, name: str, t: Any, per_row: bool = True, least: int = 2) -> Any:
         """The part of t that goes with the entries of this device: of a tensor that broadcasts to
-        the scores if ``per_row``, else all of it."""
+        the scores if ``per_row``, else all of it. ``least``: 1 where a size of 1 is not repeated."""
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
         if not isinstance(t, Tensor):
@@ -67,7 +68,7 @@ class Placed:
                     f"{name} must broadcast to x: {name} has shape {tuple(t.shape)}, x "
                     f"{tuple(self.shape)}"
                 )
-            wanted.append(Shard(i) if i >= 0 and t.shape[i] > 1 else Replicate())
+            wanted.append(Shard(i) if i >= 0 and t.shape[i] >= least else Replicate())
             gradient.append(Partial() if p.is_shard() and wanted[-1].is_replicate() else wanted[-1])
         return own.redistribute(placements=wanted).to_local(grad_placements=gradient)
 
@@ -81,6 +82,40 @@ class Placed:
         """Parts of a result of the shape of the scores, placed as these were."""
         return self._whole(y, self.shape, self.kept).redistribute(placements=self.given)
 
+    def rows(self, t: Tensor) -> Any:
+        """Parts of numbers of rows, of the shape of the scores without ``dim``."""
+        shape = self.shape[: self.dim] + self.shape[self.dim + 1 :]
+        return self._whole(t, shape, self._of_rows())
+
+    def summed(self, t: Tensor) -> Tensor:
+        """Parts of numbers of rows, (*batch, n), added over the devices that share a row."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        assert self.along is not None
+        mesh, n = self.mesh, len(self.kept)
+        placements = [Partial() if i in self.along.dims else Replicate() for i in range(n)]
+        whole = DTensor.from_local(t, mesh, placements, run_check=False)
+        found: Tensor = whole.redistribute(placements=[Replicate()] * n).to_local()
+        return found
+
+    def total(self, t: Tensor) -> Any:
+        """Sums over the rows of each device, added over all rows."""
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        placements = [Partial() if p.is_shard() else p for p in self._of_rows()]
+        whole = DTensor.from_local(t, self.mesh, placements, run_check=False)
+        return whole.redistribute(placements=[Replicate()] * len(placements))
+
+    def _of_rows(self) -> list[Any]:
+        from torch.distributed.tensor import Replicate, Shard
+
+        found: list[Any] = []
+        for p in self.kept:
+            if p.is_shard():
+                p = Replicate() if p.dim == self.dim else Shard(p.dim - (p.dim > self.dim))
+            found.append(p)
+        return found
+
     def _whole(self, t: Tensor, shape: Any, placements: Any) -> Any:
         from torch.distributed.tensor import DTensor
 
@@ -90,22 +125,34 @@ class Placed:
         )
 
 
+def _first(mesh: Any, dims: list[int], size: int) -> int:
+    """The first of ``size`` entries that lies on this device."""
+    first = 0
+    for i in dims:
+        each = -(-size // mesh.size(i))
+        begin = min(mesh.get_local_rank(i) * each, size)
+        first, size = first + begin, min(each, size - begin)
+    return first
+
+
 def placed(
-    name: str, x: Any, dim: Any, omega: Regularizer, settings: Settings
+    name: str,
+    x: Any,
+    dim: Any,
+    omega: Regularizer,
+    settings: Settings,
+    computes: Callable[[Regularizer], bool] = shards.computes,
 ) -> tuple[Placed, Regularizer]:
     """The parts of x and of Ω. Rows are gathered where they lie on several devices and Ω cannot
     be computed there."""
     found = Placed(name, x, dim)
     inside = found.regularizer(omega)
-    if found.along is None or _in_parts(inside, settings):
+    plain = settings.solver == "auto" and not settings.certify
+    if found.along is None or (plain and computes(inside)):
         return found, inside
     warnings.warn(gathers(name, omega, found.dim), stacklevel=6)
     found = Placed(name, x, dim, whole=True)
     return found, found.regularizer(omega)
-
-
-def _in_parts(omega: Regularizer, settings: Settings) -> bool:
-    return settings.solver == "auto" and not settings.certify and shards.computes(omega)
 
 
 def gathers(name: str, omega: Regularizer, dim: int) -> str:

@@ -42,7 +42,7 @@ class Shards:
     mesh."""
 
     def __init__(self, mesh: Any, dims: list[int]) -> None:
-        self._groups = [(mesh, i) for i in dims]
+        self.dims, self._groups = dims, [(mesh, i) for i in dims]
         self.size = 1
         for i in dims:
             self.size *= mesh.size(i)
@@ -80,9 +80,7 @@ class _Sum(torch.autograd.Function):
         return _Sum.apply(g, ctx.shards), None  # type: ignore[no-untyped-call]
 
 
-def prepare(
-    omega: Regularizer, x: Tensor, gamma: Any, dim: int, mask: Any, shards: Shards
-) -> Rows:
+def prepare(omega: Regularizer, x: Tensor, gamma: Any, dim: int, mask: Any, shards: Shards) -> Rows:
     """As :func:`regmax.mapping.rows.prepare` for a part of each row: float64, less the largest
     participant of the whole row. A part without entries gets one that takes no part."""
     x, dim = arguments.scores(padded(dense("x", x), dim, -torch.inf), dim)

@@ -1,0 +1,198 @@
+"""Fenchel–Young losses of DTensors.
+
+Rows of logits are computed where they lie. Where the classes lie on several devices, each device
+computes its part of
+
+    L_Ω(x; t) = ⟨y − t, x⟩ + γ(Ω(t) − Ω(y)),        y = Π_Ω(x),
+
+and the parts are added by one all-reduce. The gradient y − t needs none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import transforms
+from ..mapping import sharded, shards
+from ..mapping.autograd import envelope, objective
+from ..mapping.rows import Rows
+from ..mapping.sharded import Placed
+from ..regularizers.regularizer import Regularizer, copied
+from .targets import F64, checked, omega_at
+
+
+def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
+    """The loss of logits in a DTensor: a DTensor, replicated, or placed as the targets are."""
+    dim, settings = module.mapping._along(input), module.mapping.settings
+    at, omega = sharded.placed("input", input, dim, module.omega, settings, _in_parts)
+    own = _part(module, at, omega)
+    target, mask = _target(at, target), at.of("mask", mask)
+    rows, mass, skip = own._each(at.part, at.dim, target, mask)
+    return reduced(own, at, rows, mass, skip).to(own._dtype(at.part, target))
+
+
+def _in_parts(omega: Regularizer) -> bool:
+    return shards.computes(omega) and omega.ignores_zeros
+
+
+def _part(module: Any, at: Placed, omega: Regularizer) -> Any:
+    """The loss with the parts of Ω, γ and the weights that belong to the logits of this device."""
+    own = copied(module)
+    own._modules["mapping"] = copied(module.mapping)
+    own.mapping._modules["omega"] = omega
+    gamma = at.of("gamma", module.gamma)
+    for store in (own.mapping._parameters, own.mapping._buffers):
+        store.pop("gamma", None)
+    own.mapping.__dict__["gamma"] = gamma
+    own._buffers["weight"] = at.of("weight", module.weight, per_row=False)
+    own.at = at if at.along is not None else None
+    return own
+
+
+def _target(at: Placed, target: Any) -> Any:
+    """The targets of the logits of this device."""
+    if not isinstance(target, Tensor) or target.ndim != len(at.shape) - 1:
+        return at.of("target", target, least=1)  # distributions; the rest is refused
+    return at.of("target", target.unsqueeze(at.dim)).squeeze(at.dim)
+
+
+def reduced(module: Any, at: Placed, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Any:
+    """Losses of rows reduced over all devices."""
+    if module.reduction == "none":
+        return at.rows(rows)
+    total, count = rows.sum(), rows.new_full((), max(rows.numel(), 1))
+    if module.reduction == "mean":
+        if mass is not None or skip is not None:
+            mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
+            count = (mass if skip is None else torch.where(skip, 0, mass)).sum()
+        else:
+            count = rows.new_full((), rows.numel())
+    both = at.total(torch.stack([total, count]))
+    if module.reduction == "sum":
+        return both[0]
+    whole, number = both.unbind()
+    return whole / (number + (number == 0))
+
+
+def each(
+    module: Any, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """``FenchelYoungLoss._each`` where this device has some of the classes of its rows."""
+    at: Placed = module.at
+    assert at.along is not None
+    across, classes = at.along, at.shape[at.dim]
+    dim = dim - logits.ndim
+    rows = shards.prepare(module.omega, logits, module.gamma, dim, mask, across)
+    y = shards.argmax(rows, across)
+    raw = shards.padded(logits, dim, -torch.inf).movedim(dim, -1).double()
+    assert rows.mask is not None
+    on = rows.mask & (raw.detach() != -torch.inf)
+    weight = _weight(module, raw, classes)
+    own_weight = None if weight is None else _of_classes(weight, at)
+    skip = wrong = mass = None
+    vertex = not target.is_floating_point()
+    if vertex:
+        index, skip, wrong = module._index(target, classes)
+        mass = None if weight is None else weight[index]
+        here = torch.arange(raw.shape[-1], device=raw.device) + at.first
+        here = torch.where(here < at.first + logits.shape[dim], here, -1)
+        given = (index.unsqueeze(-1) == here).to(F64)
+    else:
+        t = checked(target.to(F64)).movedim(dim, -1)
+        given = shards.padded(t, -1, 0.0)
+        given = given if own_weight is None else given * own_weight
+        mass = across.sums(given)[0]
+        given = given / torch.where(mass > 0, mass, 1)
+        mass = mass.squeeze(-1)
+    a, spread, scale = _smoothed(module, on, own_weight, mass, across)
+    outside = ((given > 0) & ~on).any(-1)
+    parts = _parts(rows, y, raw, given, a, spread, vertex, across.size, on)
+    value, off = at.summed(torch.stack([parts, outside.to(F64)], -1)).unbind(-1)
+    value = torch.where(off > 0, torch.inf, value)
+    value = rows.fill(value.unsqueeze(-1)).squeeze(-1)
+    value = value if skip is None else torch.where(skip, 0, value)
+    if scale is not None:
+        value = torch.where(scale > 0, value * scale, 0)
+    if wrong is not None:
+        value = torch.where(wrong, torch.nan, value)
+    return value, mass if vertex else None, skip
+
+
+def _weight(module: Any, raw: Tensor, classes: int) -> Tensor | None:
+    weight: Tensor | None = module._weight(raw, classes)
+    return weight
+
+
+def _of_classes(weight: Tensor, at: Placed) -> Tensor:
+    """The weights of the classes of this device."""
+    return shards.padded(weight[at.first : at.first + at.part.shape[at.dim]], -1, 0.0)
+
+
+def _smoothed(
+    module: Any,
+    on: Tensor,
+    weight: Tensor | None,
+    mass: Tensor | None,
+    across: shards.Shards,
+) -> tuple[Any, Tensor | None, Tensor | None]:
+    """The share of the target and the rest, (*batch, 1) and (*batch, d), and the factor of the
+    loss, as in ``FenchelYoungLoss._target``."""
+    epsilon = module.label_smoothing
+    if epsilon == 0:
+        return 1.0, None, mass
+    spread = on.to(F64)
+    weighted = spread if weight is None else spread * weight
+    count, total = across.sums(spread, weighted)
+    own = (1 - epsilon) * (torch.ones_like(total) if mass is None else mass.unsqueeze(-1))
+    scale = own + epsilon * total / count.clamp_min(1)
+    share = own / torch.where(scale > 0, scale, 1)
+    plain = mass is None and weight is None
+    weighted = weighted / torch.where(total > 0, total, 1)
+    return share, weighted, None if plain else scale.squeeze(-1)
+
+
+def _parts(
+    rows: Rows,
+    y: Tensor,
+    raw: Tensor,
+    given: Tensor,
+    a: Any,
+    spread: Tensor | None,
+    vertex: bool,
+    devices: int,
+    on: Tensor,
+) -> Tensor:
+    """What this device adds to the losses, (*batch)."""
+    omega, gamma = rows.omega, rows.gamma
+    if not omega.separable:  # Ω of a whole row is the same on all devices
+        gamma = gamma / devices
+    with torch.no_grad():
+        best = objective(omega, rows.x, gamma, y, None, at=y)
+    with transforms.full_precision(raw.device.type):
+        maximum = envelope(best, rows.x, gamma, omega, y, None)
+        # Ω of the parts of a vertex: with and without its entry
+        one = _alone(omega).value(torch.ones_like(given[..., :1]))
+        none = omega_at(omega, torch.zeros_like(given[..., :1]), None) if omega.separable else one
+        first = none + given.sum(-1) * (one - none)
+        if not vertex:
+            first = omega_at(omega, given, None)
+        constant, t = first, given
+        if spread is not None:
+            t = a * given + (1 - a) * spread
+            rest = none + spread.sum(-1) * (one - none)
+            constant = a.squeeze(-1) * first + (1 - a).squeeze(-1) * rest
+        number = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
+        # half of x − max x, as the whole may overflow; not rows.x, which clips very low scores
+        half = torch.where(on & raw.detach().isfinite(), raw / 2 - rows.shift / 2, 0)
+        return maximum + number * constant - 2 * (t * half).sum(-1)
+
+
+def _alone(omega: Regularizer) -> Regularizer:
+    """Ω whose sums are over the entries that it is given."""
+    own: Regularizer = copied(omega)
+    for name in ("row_sums", "row_max"):
+        own.__dict__.pop(name, None)
+    return own
