@@ -10,11 +10,12 @@ from torch.nn import functional as F
 
 from ..kernels import transforms
 from ..kernels.transforms import outside_inference
-from ..kernels.wrappers import dense
+from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
 from ..nn import chunks
 from ..regularizers.printing import unusual
 from ..regularizers.regularizer import Regularizer
+from . import sharded
 from .loss import FenchelYoungLoss, taken
 
 LOGITS = 1 << 24
@@ -75,8 +76,40 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         mask: Tensor | None = None,
     ) -> Tensor:
         """The loss: a number, or one number per target with reduction "none"."""
+        if any(map(is_dtensor, (hidden, weight, bias))) and not transforms.transforming():
+            _check_shapes(hidden, weight, bias, target, mask)
+            return sharded.linear(self, hidden, weight, bias, target, mask)
         hidden = dense("hidden", hidden)
         _check_shapes(hidden, weight, bias, target, mask)
+        batch, classes = hidden.shape[:-1], len(weight)
+        each = self._of_rows(hidden, weight, bias, target, mask)
+        mass, skip, dtype = self._counted(hidden, weight, bias, target, classes)
+        loss = self._reduced(each, mass, skip)
+        loss = loss.view(batch) if self.reduction == "none" else loss
+        return loss.to(dtype)
+
+    def _counted(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, classes: int
+    ) -> tuple[Tensor | None, Tensor | None, torch.dtype]:
+        """The weights and the ignored of the rows, and the dtype of the loss."""
+        few = hidden.reshape(-1, hidden.shape[-1])[:1].detach()
+        like = self._linear(few, weight.detach(), _detached(bias))
+        mass = skip = None
+        if not target.is_floating_point():
+            index, skip, _ = self._index(target.reshape(-1), classes)
+            own = self._weight(like, classes)
+            mass = None if own is None else taken(own, index)
+        return mass, skip, self._dtype(like, target)
+
+    def _of_rows(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """The losses of the rows, (rows,), not reduced."""
         batch, classes = hidden.shape[:-1], len(weight)
         rows = hidden.reshape(-1, hidden.shape[-1])
         indices = not target.is_floating_point()
@@ -88,18 +121,9 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         if not torch.is_grad_enabled():
             given = tuple(map(_detached, given))
         if transforms.under_transform(given) or _learns(target) or self._by_row():
-            each = self._losses(self._linear(rows, weight, bias), target, mask)
-        else:
-            each = _Linear.apply(self, *given)  # type: ignore[no-untyped-call]
-        like = self._linear(rows[:1].detach(), weight.detach(), _detached(bias))
-        index = mass = skip = None
-        if indices:
-            index, skip, _ = self._index(target, classes)
-            own = self._weight(like, classes)
-            mass = None if own is None else taken(own, index)
-        loss = self._reduced(each, mass, skip)
-        loss = loss.view(batch) if self.reduction == "none" else loss
-        return loss.to(self._dtype(like, target))
+            return self._losses(self._linear(rows, weight, bias), target, mask)
+        found: Tensor = _Linear.apply(self, *given)  # type: ignore[no-untyped-call]
+        return found
 
     def _linear(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The logits of some rows before the cap."""
@@ -111,6 +135,19 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
             logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
         with transforms.full_precision(logits.device.type):
             return self._each(logits, 1, target, mask)[0]
+
+    def _step(self, classes: int) -> int:
+        """How many rows are computed at a time."""
+        if self.at is not None:  # the same on all devices that share a row
+            classes = -(-self.at.shape[-1] // self.at.along.size)
+        return self.chunk or max(LOGITS // max(classes, 1), 1)
+
+    def _kept(self, found: Any) -> Any:
+        """The entries of a gradient, or None: on all devices that share a row, or on none."""
+        if self.at is None:
+            return found
+        lost = self.at.part.new_full((), float(found is None))
+        return found if self.at.along.reduced(lost, "max") == 0 else None
 
     def _by_row(self) -> bool:
         """Whether γ or a hyperparameter has one number for each row."""
@@ -138,7 +175,7 @@ class _Linear(torch.autograd.Function):
         hidden, weight, bias, target, mask, *learned = given
         ctx.loss, ctx.autocast = loss, _autocast(hidden.device.type)
         ctx.save_for_backward(*given)
-        ctx.step = loss.chunk or max(LOGITS // max(len(weight), 1), 1)
+        ctx.step = loss._step(len(weight))
         keep = any(ctx.needs_input_grad) and not learned
         values, ctx.kept = [hidden.new_empty(0, dtype=torch.float64)], []
         for i in range(0, len(hidden), ctx.step):
@@ -147,7 +184,9 @@ class _Linear(torch.autograd.Function):
             with torch.set_grad_enabled(keep):
                 logits.requires_grad_(keep)
                 each = loss._losses(logits, target[rows], _of_rows(mask, rows))
-                found = _entries(torch.autograd.grad(each.sum(), logits)[0]) if keep else None
+                found = None
+                if keep:
+                    found = loss._kept(_entries(torch.autograd.grad(each.sum(), logits)[0]))
             values.append(each.detach())
             keep = found is not None  # where a chunk has many, the next ones have
             if found is not None:

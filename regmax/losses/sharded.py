@@ -10,14 +10,15 @@ and the parts are added by one all-reduce. The gradient y − t needs none.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.wrappers import is_dtensor
 from ..mapping import sharded, shards
-from ..mapping.autograd import envelope, objective
 from ..mapping.rows import Rows
 from ..mapping.sharded import Placed
 from ..regularizers.regularizer import Regularizer, copied
@@ -32,6 +33,63 @@ def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
     target, mask = _target(at, target), at.of("mask", mask)
     rows, mass, skip = own._each(at.part, at.dim, target, mask)
     return reduced(own, at, rows, mass, skip).to(own._dtype(at.part, target))
+
+
+def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -> Tensor:
+    """The loss of a linear layer: rows of ``weight`` (classes) and of ``hidden`` may be sharded."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+    mesh = next(t.device_mesh for t in (hidden, weight, bias) if is_dtensor(t))
+    last = hidden.ndim - 1
+    if last != 1 and module._by_row():
+        raise ValueError(
+            "hidden must have shape (rows, F) where it or weight is a DTensor and gamma or a "
+            f"hyperparameter has one number for each row; got {tuple(hidden.shape)}"
+        )
+
+    def placements(name: str, t: Any) -> Any:
+        if not is_dtensor(t):
+            return [Replicate()] * mesh.ndim
+        if t.device_mesh != mesh:
+            raise TypeError(
+                f"{name} must lie on the mesh of x, {mesh}; got a DTensor on {t.device_mesh}"
+            )
+        return t.placements
+
+    def moved(t: Any, wanted: list[Any]) -> Any:
+        """The part of t on this device; its gradient is summed over the devices that share it."""
+        if t is None:
+            return None
+        if not is_dtensor(t):
+            t = DTensor.from_local(t, mesh, run_check=False)
+        pairs = zip(wanted, logits, strict=True)
+        gradient = [Partial() if w.is_replicate() and p.is_shard() else w for w, p in pairs]
+        return t.redistribute(placements=wanted).to_local(grad_placements=gradient)
+
+    rows, classes = [], []
+    for h, w in zip(placements("hidden", hidden), placements("weight", weight), strict=True):
+        rows.append(h if type(h) is Shard and h.dim < last else Replicate())
+        shared = type(w) is Shard and w.dim == 0 and rows[-1].is_replicate()
+        classes.append(w if shared else Replicate())
+    logits = [Shard(last) if c.is_shard() else r for r, c in zip(rows, classes, strict=True)]
+    shape = (*hidden.shape[:-1], len(weight))
+    at = Placed(mesh, shape, last, logits, False)
+    h = at.part = moved(hidden, rows)
+    omega = at.regularizer(module.omega)
+    if at.along is not None and not sharded.in_parts(omega, module.mapping.settings, _in_parts):
+        warnings.warn(sharded.gathers("weight", module.omega, 0), stacklevel=4)
+        classes, logits = [Replicate()] * mesh.ndim, rows
+        at = Placed(mesh, shape, last, logits, False)
+        h = at.part = moved(hidden, rows)
+        omega = at.regularizer(module.omega)
+    own = _part(module, at, omega)
+    w, b = moved(weight, classes), moved(bias, classes)
+    target, mask = _target(at, target), at.of("mask", mask)
+    each = own._of_rows(h, w, b, target, mask)
+    mass, skip, dtype = own._counted(h, w, b, target, shape[-1])
+    if module.reduction == "none":
+        each = each.view(h.shape[:-1])
+    return reduced(own, at, each, mass, skip).to(dtype)
 
 
 def _in_parts(omega: Regularizer) -> bool:
@@ -109,7 +167,7 @@ def each(
         mass = mass.squeeze(-1)
     a, spread, scale = _smoothed(module, on, own_weight, mass, across)
     outside = ((given > 0) & ~on).any(-1)
-    parts = _parts(rows, y, raw, given, a, spread, vertex, across.size, on)
+    parts = _parts(rows, y, raw, given, a, spread, vertex, across, on)
     value, off = at.summed(torch.stack([parts, outside.to(F64)], -1)).unbind(-1)
     value = torch.where(off > 0, torch.inf, value)
     value = rows.fill(value.unsqueeze(-1)).squeeze(-1)
@@ -128,7 +186,7 @@ def _weight(module: Any, raw: Tensor, classes: int) -> Tensor | None:
 
 def _of_classes(weight: Tensor, at: Placed) -> Tensor:
     """The weights of the classes of this device."""
-    return shards.padded(weight[at.first : at.first + at.part.shape[at.dim]], -1, 0.0)
+    return shards.padded(weight[at.first : at.first + at.size], -1, 0.0)
 
 
 def _smoothed(
@@ -162,17 +220,12 @@ def _parts(
     a: Any,
     spread: Tensor | None,
     vertex: bool,
-    devices: int,
+    across: shards.Shards,
     on: Tensor,
 ) -> Tensor:
     """What this device adds to the losses, (*batch)."""
-    omega, gamma = rows.omega, rows.gamma
-    if not omega.separable:  # Ω of a whole row is the same on all devices
-        gamma = gamma / devices
-    with torch.no_grad():
-        best = objective(omega, rows.x, gamma, y, None, at=y)
+    omega, gamma = rows.omega, shards.per_device(rows, across)
     with transforms.full_precision(raw.device.type):
-        maximum = envelope(best, rows.x, gamma, omega, y, None)
         # Ω of the parts of a vertex: with and without its entry
         one = _alone(omega).value(torch.ones_like(given[..., :1]))
         none = omega_at(omega, torch.zeros_like(given[..., :1]), None) if omega.separable else one
@@ -187,6 +240,7 @@ def _parts(
         number = gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
         # half of x − max x, as the whole may overflow; not rows.x, which clips very low scores
         half = torch.where(on & raw.detach().isfinite(), raw / 2 - rows.shift / 2, 0)
+        maximum = shards.maximum(rows, y, across)
         return maximum + number * constant - 2 * (t * half).sum(-1)
 
 

@@ -30,25 +30,33 @@ class Placed:
     lies on one.
     """
 
-    def __init__(self, name: str, x: Any, dim: Any, whole: bool = False) -> None:
+    def __init__(self, mesh: Any, shape: Any, dim: int, placements: Any, whole: bool) -> None:
         """``whole``: gather the rows along ``dim``."""
         from torch.distributed.tensor import Replicate, Shard
 
-        _, self.dim = arguments.scores(x, dim, name)
-        self.mesh, self.shape = x.device_mesh, x.shape
-        kept = [p if type(p) in (Replicate, Shard) else Replicate() for p in x.placements]
+        self.mesh, self.shape, self.dim = mesh, torch.Size(shape), dim
+        kept = [p if type(p) in (Replicate, Shard) else Replicate() for p in placements]
         self.given = tuple(kept)
-        along = [i for i, p in enumerate(kept) if p.is_shard(self.dim)]
+        along = [i for i, p in enumerate(kept) if p.is_shard(dim)]
         if whole:
             kept, along = [Replicate() if i in along else p for i, p in enumerate(kept)], []
         self.kept: tuple[Any, ...] = tuple(kept)
-        self.along = shards.Shards(self.mesh, along) if along else None
-        self.first = _first(self.mesh, along, self.shape[self.dim])
-        self.part: Tensor = x.redistribute(placements=kept).to_local(grad_placements=kept)
+        self.along = shards.Shards(mesh, along) if along else None
+        self.first, self.size = _extent(mesh, along, self.shape[dim])
+        self.part: Tensor
+
+    @classmethod
+    def scores(cls, name: str, x: Any, dim: Any, whole: bool = False) -> Placed:
+        """Of the DTensor ``x``."""
+        _, dim = arguments.scores(x, dim, name)
+        found = cls(x.device_mesh, x.shape, dim, x.placements, whole)
+        moved = x.redistribute(placements=found.kept)
+        found.part = moved.to_local(grad_placements=found.kept)
+        return found
 
     def of(self, name: str, t: Any, per_row: bool = True, least: int = 2) -> Any:
         """The part of t that goes with the entries of this device: of a tensor that broadcasts to
-        the scores if ``per_row``, else all of it. ``least``: 1 where a size of 1 is not repeated."""
+        the scores if ``per_row``, else all of it. ``least``: 1 if size 1 does not broadcast."""
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
         if not isinstance(t, Tensor):
@@ -106,6 +114,12 @@ class Placed:
         whole = DTensor.from_local(t, self.mesh, placements, run_check=False)
         return whole.redistribute(placements=[Replicate()] * len(placements))
 
+    def described(self) -> str:
+        """Where rows are computed, for a reader."""
+        if self.along is None:
+            return "each device maps its own rows"
+        return f"by all-reduced sums of each row, over {self.along.size} devices that share rows"
+
     def _of_rows(self) -> list[Any]:
         from torch.distributed.tensor import Replicate, Shard
 
@@ -125,14 +139,14 @@ class Placed:
         )
 
 
-def _first(mesh: Any, dims: list[int], size: int) -> int:
-    """The first of ``size`` entries that lies on this device."""
+def _extent(mesh: Any, dims: list[int], size: int) -> tuple[int, int]:
+    """The first of ``size`` entries that lies on this device, and how many do."""
     first = 0
     for i in dims:
         each = -(-size // mesh.size(i))
         begin = min(mesh.get_local_rank(i) * each, size)
         first, size = first + begin, min(each, size - begin)
-    return first
+    return first, size
 
 
 def placed(
@@ -145,14 +159,22 @@ def placed(
 ) -> tuple[Placed, Regularizer]:
     """The parts of x and of Ω. Rows are gathered where they lie on several devices and Ω cannot
     be computed there."""
-    found = Placed(name, x, dim)
+    found = Placed.scores(name, x, dim)
     inside = found.regularizer(omega)
-    plain = settings.solver == "auto" and not settings.certify
-    if found.along is None or (plain and computes(inside)):
+    if found.along is None or in_parts(inside, settings, computes):
         return found, inside
     warnings.warn(gathers(name, omega, found.dim), stacklevel=6)
-    found = Placed(name, x, dim, whole=True)
+    found = Placed.scores(name, x, dim, whole=True)
     return found, found.regularizer(omega)
+
+
+def in_parts(
+    omega: Regularizer,
+    settings: Settings,
+    computes: Callable[[Regularizer], bool] = shards.computes,
+) -> bool:
+    """Whether Π_Ω is computed where a row lies on several devices."""
+    return settings.solver == "auto" and not settings.certify and computes(omega)
 
 
 def gathers(name: str, omega: Regularizer, dim: int) -> str:
@@ -179,3 +201,36 @@ def mapping(
     given = (at.of("gamma", gamma), at.dim - x.ndim, at.of("mask", mask))
     whole: Tensor = at.like_scores(local(inside, at.part, *given))
     return whole
+
+
+def maximum(
+    local: Callable[..., Tensor],
+    omega: Regularizer,
+    x: Any,
+    gamma: Any,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+) -> Tensor:
+    """max_Ω(x), as :func:`mapping`."""
+    at, inside = placed("x", x, dim, omega, settings)
+    given = (at.of("gamma", gamma), at.dim - x.ndim, at.of("mask", mask))
+    if at.along is None:
+        value = local(inside, at.part, *given)
+    else:
+        rows = shards.prepare(inside, at.part, *given, at.along)
+        part = shards.maximum(rows, shards.argmax(rows, at.along), at.along)
+        value = at.summed(part.unsqueeze(-1)) + rows.shift
+        value = rows.fill(value).squeeze(-1).to(x.dtype)
+    whole: Tensor = at.rows(value)
+    return whole
+
+
+def explained(omega: Regularizer, x: Any, dim: int, settings: Settings) -> list[str]:
+    """How the devices compute Π_Ω of a DTensor, in lines."""
+    at = Placed.scores("x", x, dim)
+    size, where = x.shape[at.dim], f"{tuple(x.placements)} on {at.mesh}"
+    lines = [f"rows: {x.numel() // size} of {size} scores along dim {dim}, {where}"]
+    if at.along is not None and not in_parts(at.regularizer(omega), settings):
+        return [*lines, f"note: {gathers('x', omega, at.dim)}"]
+    return [*lines, f"forward: {at.described()}"]

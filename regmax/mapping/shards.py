@@ -23,6 +23,7 @@ from ..regularizers.errors import RegularizerError
 from ..regularizers.expressions import unscaled
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer, copied, frozen
+from .autograd import envelope, objective
 from .compiled import trusted
 from .rows import Rows, aligned
 
@@ -134,6 +135,20 @@ def argmax(rows: Rows, shards: Shards) -> Tensor:
         y, rows.z, frozen(omega), shards, tuple(tensors), *tensors.values()
     )
     return out
+
+
+def maximum(rows: Rows, y: Tensor, shards: Shards) -> Tensor:
+    """What this device adds to max_Ω(x) less the largest score, (*batch), with gradients."""
+    gamma = per_device(rows, shards)
+    with torch.no_grad():
+        best = objective(rows.omega, rows.x, gamma, y, None, at=y)
+    with transforms.full_precision(y.device.type):
+        return envelope(best, rows.x, gamma, rows.omega, y, None)
+
+
+def per_device(rows: Rows, shards: Shards) -> Any:
+    """The factor of Ω of what this device has: Ω of the whole row, where it is no sum."""
+    return rows.gamma if rows.omega.separable else rows.gamma / shards.size
 
 
 def mapping(

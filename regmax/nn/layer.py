@@ -10,10 +10,11 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from ..kernels import why_none
+from ..kernels import transforms, why_none
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense as dense_tensor
-from ..mapping import engine, generated
+from ..kernels.wrappers import is_dtensor
+from ..mapping import engine, generated, sharded
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import HALF, Rows, prepare
 from ..optimality.problem import Problem
@@ -117,8 +118,11 @@ class RegularizedMax(nn.Module):
         return self._max(x, mask)
 
     def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        rows = self._rows(x, mask)
-        return engine.smooth_max(rows, engine.argmax(rows, self.settings)[0]).to(x.dtype)
+        if is_dtensor(x) and not transforms.transforming():
+            dim, settings = self._along(x), self.settings
+            local = functools.partial(_maximum, settings)
+            return sharded.maximum(local, self.omega, x, self.gamma, dim, mask, settings)
+        return _maximum(self.settings, self.omega, x, self.gamma, self._along(x), mask)
 
     @outside_inference
     def solve(
@@ -194,6 +198,10 @@ class RegularizedMax(nn.Module):
     def explain(self, x: Tensor, mask: Tensor | None = None) -> str:
         """Which method computes ``self(x)``, and why; and why no kernel is made of a value. A str,
         which a notebook shows as a list."""
+        if is_dtensor(x):
+            with torch.no_grad():
+                found = sharded.explained(self.omega, x, self._along(x), self.settings)
+            return Lines("\n".join([str(self), *found]))
         with torch.no_grad():
             rows = self._rows(x, mask)
             y, result = engine.argmax(rows, self.settings)
@@ -267,6 +275,13 @@ class RegularizedMax(nn.Module):
     def __str__(self) -> str:
         with short():
             return repr(self)
+
+
+def _maximum(
+    settings: Settings, omega: Regularizer, x: Tensor, gamma: Any, dim: int, mask: Any
+) -> Tensor:
+    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings))
+    return engine.smooth_max(rows, engine.argmax(rows, settings)[0]).to(x.dtype)
 
 
 def _known_as(omega: Regularizer) -> str | None:

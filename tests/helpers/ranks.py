@@ -7,6 +7,7 @@ inputs in every process. RESULTS gets the name of each case and None, or what we
 import datetime
 import json
 import os
+import pathlib
 import sys
 import tempfile
 import traceback
@@ -39,8 +40,7 @@ def run(rank, size, folder, results, chosen):
         torch.distributed.all_gather_object(each, found[name])
         found[name] = next((wrong for wrong in each if wrong), None)
     if rank == 0:
-        with open(results, "w") as file:
-            json.dump(found, file)
+        pathlib.Path(results).write_text(json.dumps(found))
     torch.distributed.barrier()
     sys.stdout.flush()
     os._exit(0)  # gloo's destructor, with the GIL, may wait for a thread that waits for the GIL

@@ -1,6 +1,5 @@
 """Sharded against whole: values and gradients of mappings, losses and layers on DTensors."""
 
-import itertools
 import os
 import random
 import warnings
@@ -10,8 +9,7 @@ import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import regmax
 from regmax import functional
@@ -47,7 +45,9 @@ def same(got, expected, tolerance, what=""):
     finite = expected.isfinite()
     assert torch.equal(finite, got.isfinite()), (what, got, expected)
     strange = ~finite
-    assert torch.equal(got[strange].nan_to_num(nan=7.0), expected[strange].nan_to_num(nan=7.0)), what
+    assert torch.equal(got[strange].nan_to_num(nan=7.0), expected[strange].nan_to_num(nan=7.0)), (
+        what
+    )
     if finite.any():
         error = (got - expected)[finite].abs().max().item()
         assert error <= tolerance * (1 + expected[finite].abs().max().item()), (what, error)
@@ -139,9 +139,7 @@ def drawn_mapping(seed, size):
     results = []
     for i in (0, 1):
         keywords = {k: pair[i] for k, pair in hyper.items()}
-        y = getattr(functional, name)(
-            x[i], **keywords, gamma=gamma[i], dim=d.dim, mask=mask[i]
-        )
+        y = getattr(functional, name)(x[i], **keywords, gamma=gamma[i], dim=d.dim, mask=mask[i])
         weight = distributed(v, d.mesh, d.placements) if i else v
         grads = gradients(y, weight, [x[i], gamma[i], *keywords.values()])
         results.append([y, *grads])
@@ -213,3 +211,106 @@ def draws(function, count, first=0):
 
 CASES["mappings"] = draws(drawn_mapping, DRAWS)
 CASES["losses"] = draws(drawn_loss, DRAWS)
+
+
+def drawn_linear(seed, size):
+    """A linear layer whose classes, whose rows, or both are sharded."""
+    d = Draw(seed, size)
+    pick = d.random.choice
+    name = pick(MAPPINGS[:5])
+    classes, features, rows = pick([1, 3, 7, 40]), 5, pick([[1], [6], [2, 3]])
+    d.row = [1, 1]
+    hyper = {k: d.given(t) for k, t in d.hyper(name).items()}
+    gamma = d.given(pick([0.7, torch.tensor(1.3)]))
+    hidden = torch.randn(*rows, features, dtype=d.dtype)
+    weight, bias = torch.randn(classes, features, dtype=d.dtype), torch.randn(classes).to(d.dtype)
+    target, options = torch.randint(classes, rows), {"ignore_index": 0}
+    if pick([True, False]):
+        target = torch.randn(*rows, classes, dtype=d.dtype).softmax(-1)
+    if name == "entmax":
+        options["label_smoothing"] = 0.1
+    options["reduction"] = pick(["mean", "sum"])
+    options["chunk"], options["soft_cap"] = pick([None, 2]), pick([None, 3.0])
+    mask = d.given(pick([None, torch.rand(*rows, classes) < 0.8]))
+    if len(rows) > 1:
+        hyper = {
+            k: t for k, t in hyper.items() if not isinstance(t[0], torch.Tensor) or t[0].ndim == 0
+        }
+    where = [pick(["rows", "classes", "whole"]) for _ in range(d.mesh.ndim)]
+    placed = [
+        [Shard(0) if w == kind else Replicate() for w in where] for kind in ("rows", "classes")
+    ]
+    v, results = torch.rand(1, dtype=d.dtype).item() + 0.5, []
+    for i in (0, 1):
+        h, w, b = (
+            (distributed(t, d.mesh, p) if i else t.clone()).requires_grad_()
+            for t, p in ((hidden, placed[0]), (weight, placed[1]), (bias, placed[1]))
+        )
+        keywords = {k: pair[i] for k, pair in hyper.items()}
+        omega = getattr(regmax.losses, name.capitalize() + "Loss")(**keywords).omega
+        loss = regmax.LinearFenchelYoungLoss(omega, gamma[i], **options)
+        value = loss(h, w, b, target, mask[i])
+        found = [value]
+        if torch.isfinite(whole(value.detach())):
+            learns = [t for t in (gamma[i], *keywords.values()) if isinstance(t, torch.Tensor)]
+            (value * v).backward()
+            found += [t.grad for t in (h, w, b, *learns)]
+        results.append(found)
+    what = (seed, name, hyper, options, where, rows, classes, target.is_floating_point(), d.mesh)
+    for got, expected in zip(results[1], results[0], strict=True):
+        same(got, expected, 10 * d.tolerance, what)
+
+
+@case
+def linear(size):
+    draws(drawn_linear, DRAWS)(size)
+
+
+@case
+def maxima_and_explanations(size):
+    torch.manual_seed(0)
+    mesh = mesh_of(size)
+    x = torch.randn(3, 9, dtype=F64)
+    x[1] = -torch.inf
+    for omega in ("entropy", "gini", "tsallis", "pnorm", "tv"):
+        layer = regmax.RegularizedMax(regmax.regularizer(omega), gamma=0.8)
+        for placement in (Shard(0), Shard(1)):
+            leaf, own = (
+                x.clone().requires_grad_(),
+                distributed(x, mesh, [placement]).requires_grad_(),
+            )
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                got, expected = layer.max(own), layer.max(leaf)
+            gathers = placement == Shard(1) and omega == "tv"
+            assert any("gathers whole rows" in str(w.message) for w in seen) == gathers
+            same(got, expected, 1e-12, omega)
+            got.sum().backward()
+            expected.sum().backward()
+            same(own.grad, leaf.grad, 1e-12, omega)
+            said = layer.explain(own)
+            word = "own rows" if placement == Shard(0) else "all-reduced sums"
+            assert ("gathers whole rows" if gathers else word) in said, said
+
+
+@case
+def second_derivatives(size):
+    torch.manual_seed(0)
+    mesh = mesh_of(size)
+    x, v = torch.randn(3, 9, dtype=F64), torch.randn(3, 9, dtype=F64)
+    for name in ("softmax", "entmax", "pnormmax"):
+        for loss in (False, True):
+            results = []
+            for sharded in (False, True):
+                leaf = (distributed(x, mesh, [Shard(1)]) if sharded else x.clone()).requires_grad_()
+                u = distributed(v, mesh, [Shard(1)]) if sharded else v
+                if loss:
+                    cls = getattr(regmax.losses, name.capitalize() + "Loss")
+                    value = cls(reduction="sum")(leaf, torch.tensor([0, 4, 8]))
+                else:
+                    value = (getattr(functional, name)(leaf) * u).sum()
+                (g,) = torch.autograd.grad(value, leaf, create_graph=True)
+                assert g.requires_grad, (name, loss, sharded)
+                (h,) = torch.autograd.grad((g * u).square().sum(), leaf)
+                results.append(h)
+            same(results[1], results[0], 1e-10, (name, loss))
