@@ -51,7 +51,8 @@ def dense(name: str, t: T, beside: Tensor | None = None) -> T:
         if type(t).__name__ == "AsyncCollectiveTensor":
             return cast(T, t.clone())  # waits for the transfer
         if is_dtensor(t) and beside is not None and not transforms.transforming():
-            return cast(T, _gathered(name, t))
+            part = _of_these(t, beside)
+            return cast(T, _gathered(name, t) if part is None else part)
         if transforms.tracing() and not is_dtensor(t):
             return t  # a tracer's tensor: no kernel runs on it
     what = kind(t)
@@ -108,6 +109,22 @@ def is_dtensor(t: object) -> bool:
     """Whether t is a ``torch.distributed.tensor.DTensor``."""
     distributed = sys.modules.get("torch.distributed.tensor")  # not loaded: no DTensor exists
     return distributed is not None and isinstance(t, distributed.DTensor)
+
+
+def _of_these(t: Any, x: Tensor) -> Tensor | None:
+    """The part of a sharded DTensor on this device, where x is a part too: the whole of t does not
+    broadcast to x, and the part does. So one number per head follows heads that are sharded."""
+    mesh = t.device_mesh
+    sharded = [p.is_shard() or mesh.size(i) == 1 for i, p in enumerate(t.placements)]
+    if mesh.size() == 1 or not all(sharded) or _broadcasts(t.shape, x.shape):
+        return None
+    part: Tensor = t.to_local()
+    return part if _broadcasts(part.shape, x.shape) else None
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in pairs)
 
 
 def _gathered(name: str, t: Any) -> Tensor:

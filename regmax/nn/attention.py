@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
 from . import chunks, products
 from .omega import Omega, mapped
@@ -158,6 +159,8 @@ def weights_of(
 
 def _beside(sink: Any, scores: Tensor) -> Tensor:
     """The scores of the sink, (…, L, 1)."""
+    if not is_dtensor(scores):
+        sink = dense("sink", sink, scores)
     t = torch.as_tensor(sink, dtype=scores.dtype, device=scores.device)
     try:
         return t.expand(*scores.shape[:-1], 1)

@@ -28,13 +28,14 @@ def _wide(a: Tensor) -> Tensor:
 class Between(nn.Module):
     """low + (high − low) σ(a), a number in (low, high) for each entry of the parameter ``a``.
 
-    ``shape``: the shape of a, (H, 1, 1) for one number per head. ``init``: the initial number, by
+    ``shape``: the shape of a, (H, 1, 1) for one number per head; (1,) and not (), which
+    ``fully_shard`` does not shard. ``init``: the initial number, by
     default the middle. (1, 2) gives Correia, Niculae & Martins (2019), eq. 10; they draw a at
     random, ``nn.init.normal_(module.a)``.
     """
 
     def __init__(
-        self, low: float, high: float, shape: tuple[int, ...] = (), init: float | None = None
+        self, low: float, high: float, shape: tuple[int, ...] = (1,), init: float | None = None
     ) -> None:
         super().__init__()
         _check_numbers(low=low, high=high)
@@ -54,7 +55,7 @@ class Between(nn.Module):
     def __repr__(self) -> str:
         """The module as constructed; the state dict holds the learned values."""
         middle = (self.low + self.high) / 2
-        options = unusual(shape=(tuple(self.a.shape), ()), init=(self.init, middle))
+        options = unusual(shape=(tuple(self.a.shape), (1,)), init=(self.init, middle))
         return called(self, [repr(self.low), repr(self.high), *options])
 
 
@@ -64,7 +65,7 @@ class Positive(nn.Module):
     ``shape``: the shape of a, (H, 1, 1) for one number per head. ``init``: the initial number.
     """
 
-    def __init__(self, shape: tuple[int, ...] = (), init: float = 1.0) -> None:
+    def __init__(self, shape: tuple[int, ...] = (1,), init: float = 1.0) -> None:
         super().__init__()
         _check_numbers(init=init)
         if not 0 < init < math.inf:
@@ -77,7 +78,7 @@ class Positive(nn.Module):
 
     def __repr__(self) -> str:
         """The module as constructed."""
-        return called(self, unusual(shape=(tuple(self.a.shape), ()), init=(self.init, 1.0)))
+        return called(self, unusual(shape=(tuple(self.a.shape), (1,)), init=(self.init, 1.0)))
 
 
 class Learnable(nn.Module):

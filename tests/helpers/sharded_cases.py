@@ -1,18 +1,30 @@
 """Sharded against whole: values and gradients of mappings, losses and layers on DTensors."""
 
+import copy
+import itertools
 import os
 import random
+import tempfile
 import warnings
 
 import torch
 import torch._dynamo
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 import regmax
 from regmax import functional
+from regmax.nn import AdaptiveEntmax, Between, Learnable, Positive, attention
 
 F32, F64 = torch.float32, torch.float64
 TOLERANCE = {F64: 1e-12, F32: 1e-6}
@@ -314,3 +326,274 @@ def second_derivatives(size):
                 (h,) = torch.autograd.grad((g * u).square().sum(), leaf)
                 results.append(h)
             same(results[1], results[0], 1e-10, (name, loss))
+
+
+class Attends(nn.Module):
+    """Attention from linear layers, which parallelize_module shards by heads."""
+
+    def __init__(self, heads=4, width=16):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, dtype=F64) for _ in range(4))
+        self.omega = AdaptiveEntmax(heads).double()
+        self.gamma = Positive((heads, 1, 1)).double()
+        nn.init.normal_(self.omega.a)
+        self.each = width // heads
+
+    def forward(self, x, **options):
+        q, k, v = (f(x).unflatten(-1, (-1, self.each)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        heads = attention(q, k, v, self.omega, gamma=self.gamma(), **options)
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+def attends():
+    torch.manual_seed(0)
+    return Attends()
+
+
+def compared(model, whole_model, got, expected, tolerance=1e-12):
+    same(got, expected, tolerance)
+    whole(got).square().sum().backward() if isinstance(got, DTensor) else got.square().sum().backward()
+    expected.square().sum().backward()
+    for (name, p), e in zip(model.named_parameters(), whole_model.parameters(), strict=True):
+        assert e.grad.abs().sum() > 0, name
+        same(p.grad, e.grad, 10 * tolerance, name)
+
+
+@case
+def heads_of_parallel_layers(size):
+    """One α and one γ per head, sharded with the heads."""
+    mesh = mesh_of(size)
+    for options in ({}, {"is_causal": True}, {"chunk": 3}):
+        for local in (True, False):
+            model, expected = attends(), attends()
+            columns = ColwiseParallel(use_local_output=local)
+            plan = {name: columns for name in "qkv"} | {"out": RowwiseParallel()}
+            parallelize_module(model, mesh, plan)
+            for owner, name in ((model.omega.learned["alpha"], "a"), (model.gamma, "a")):
+                own = distributed(getattr(owner, name).detach(), mesh, [Shard(0)])
+                setattr(owner, name, nn.Parameter(own))
+            x = torch.randn(2, 6, 16, dtype=F64)
+            compared(model, expected, model(x, **options), expected(x, **options))
+
+
+@case
+def heads_in_dtensors(size):
+    mesh = mesh_of(size)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 6, 3, dtype=F64) for _ in range(3))
+    a, s = torch.randn(4, 1, 1, dtype=F64), torch.randn(4, 1, 1, dtype=F64)
+    for sinks, name in itertools.product((True, False), ("heads", "alone")):
+        results = []
+        for sharded in (False, True):
+            given = [distributed(t, mesh, [Shard(1)]) if sharded else t.clone() for t in (q, k, v)]
+            given += [
+                distributed(t, mesh, [Shard(0) if name == "heads" else Replicate()])
+                if sharded
+                else t.clone()
+                for t in (a, s)
+            ]
+            given = [t.requires_grad_() for t in given]
+            alpha = 1 + given[3].sigmoid()
+            omega = regmax.regularizer("tsallis").with_tensors({"alpha": alpha})
+            out = attention(*given[:3], omega, sink=given[4] if sinks else None)
+            out.square().sum().backward()
+            results.append([out, *(t.grad for t in given[: 4 + sinks])])
+        for got, expected in zip(results[1], results[0], strict=True):
+            same(got, expected, 1e-11, (sinks, name))
+
+
+@case
+def sequences_by_all_to_all(size):
+    """The recipe of docs/parallel.md: each process has a part of the sequence, then of the heads."""
+    mesh = mesh_of(size)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 7, 3, dtype=F64) for _ in range(3))
+    omega = AdaptiveEntmax(4).double()
+    nn.init.normal_(omega.a)
+
+    def by_heads(t):
+        return t.redistribute(placements=[Shard(1)])
+
+    for options in ({}, {"is_causal": True}):
+        leaf, own = [t.clone().requires_grad_() for t in (q, k, v)], []
+        expected = attention(*leaf, omega, **options)
+        own = [distributed(t, mesh, [Shard(2)]).requires_grad_() for t in (q, k, v)]
+        out = attention(*map(by_heads, own), omega, **options)
+        out = out.redistribute(placements=[Shard(2)])
+        same(out, expected, 1e-12)
+        expected.square().sum().backward()
+        a = omega.a.grad
+        omega.a.grad = None
+        out.square().sum().backward()
+        for t, e in zip(own, leaf, strict=True):
+            same(t.grad, e.grad, 1e-11)
+        same(omega.a.grad, a, 1e-11)
+        omega.a.grad = None
+
+
+@case
+def beside_loss_parallel(size):
+    """Inside and outside of loss_parallel, beside cross-entropy; and a layer that shards classes."""
+    mesh = mesh_of(size)
+    torch.manual_seed(0)
+    x, target = torch.randn(6, 11, dtype=F64), torch.randint(11, (6,))
+    target[2] = 3
+    options = {"ignore_index": 3}
+    expected = regmax.losses.SoftmaxLoss(**options)(x, target)
+    for inside in (True, False):
+        own = distributed(x, mesh, [Shard(1)]).requires_grad_()
+        if inside:
+            with loss_parallel():
+                entropy = nn.functional.cross_entropy(own, target, **options)
+                same(entropy, expected, 1e-12)
+                loss = regmax.losses.SoftmaxLoss(**options)(own, target)
+                assert loss.placements == entropy.placements
+                loss.backward()
+        else:
+            loss = regmax.losses.SoftmaxLoss(**options)(own, target)
+            loss.backward()
+        same(loss, expected, 1e-12)
+        leaf = x.clone().requires_grad_()
+        nn.functional.cross_entropy(leaf, target, **options).backward()
+        same(own.grad, leaf.grad, 1e-12)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 11)).double()
+    h, results = torch.randn(6, 5, dtype=F64), []
+    for sharded in (False, True):
+        own = copy.deepcopy(model)
+        if sharded:
+            plan = {"1": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+            parallelize_module(own, mesh, plan)
+        alpha = torch.tensor(1.4, dtype=F64, requires_grad=True)
+        logits = own(h)
+        loss = regmax.losses.EntmaxLoss(alpha=alpha)(logits, target)
+        loss.backward()
+        y = functional.entmax(logits, alpha=1.4)
+        results.append([loss, y, alpha.grad, *(p.grad for p in own.parameters())])
+    for got, expected in zip(results[1], results[0], strict=True):
+        same(got, expected, 1e-11)
+
+
+@case
+def certified_and_other_solvers_gather(size):
+    mesh = mesh_of(size)
+    torch.manual_seed(0)
+    x = torch.randn(3, 9, dtype=F64)
+    omega = regmax.regularizer("tsallis")
+    for options in ({"certify": True}, {"solver": "newton"}):
+        layer = regmax.RegularizedMax(omega, **options)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            y = layer(distributed(x, mesh, [Shard(1)]))
+        assert any("gathers whole rows" in str(w.message) for w in seen)
+        assert tuple(y.placements) == (Shard(1),)
+        same(y, layer(x), 1e-8)
+
+
+@case
+def compiled(size):
+    mesh = mesh_of(size)
+    torch.manual_seed(0)
+    x = torch.randn(4, 9, dtype=F64)
+    for placement in (Shard(0), Shard(1)):
+        for make in (
+            lambda x: functional.entmax(x, alpha=1.3),
+            lambda x: functional.sparsemax(x, gamma=0.7),
+            lambda x: regmax.losses.EntmaxLoss(alpha=1.3)(x, torch.tensor([0, 1, 2, 8])),
+        ):
+            torch._dynamo.reset()
+            leaf = x.clone().requires_grad_()
+            own = distributed(x, mesh, [placement]).requires_grad_()
+            got, expected = torch.compile(make, backend="aot_eager")(own), make(leaf)
+            same(got, expected, 1e-12)
+            got.square().sum().backward()
+            expected.square().sum().backward()
+            same(own.grad, leaf.grad, 1e-11)
+
+
+@case
+def context_parallel_is_refused(size):
+    from torch.distributed.tensor.experimental import context_parallel
+
+    mesh = mesh_of(size)
+    q = torch.randn(2, 2, 8, 4)
+    with context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]):
+        try:
+            attention(q, q, q, "entmax15")
+        except NotImplementedError as error:
+            assert "context_parallel" in str(error)
+        else:
+            raise AssertionError("not refused")
+
+
+class Learns(nn.Module):
+    """α, γ and λ as numbers, and weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 8)
+        self.gamma = Positive(init=0.7)
+        entmax, fused = regmax.regularizer("tsallis"), regmax.regularizer("tv")
+        self.omega = Learnable(entmax, alpha=Between(1, 2))
+        self.fused = Learnable(fused, lam=Positive(init=0.1))
+
+    def forward(self, x, target):
+        h = self.linear(x)
+        y = regmax.RegularizedMax(self.fused(), gamma=self.gamma())(h)
+        loss = regmax.FenchelYoungLoss(self.omega(), gamma=self.gamma())
+        return loss(h + y, target), y
+
+
+@case
+def fully_sharded(size):
+    """Three steps of FSDP2, checkpoints, printing and the policy for bfloat16."""
+    from torch.distributed.checkpoint import state_dict as states
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    def made():
+        torch.manual_seed(0)
+        return Learns()
+
+    mesh = mesh_of(size)
+    single, model = made(), fully_shard(made(), mesh=mesh)
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(1)
+    x, target = torch.randn(3, size, 4, 6), torch.randint(8, (3, size, 4))
+    optimizers = [torch.optim.SGD(m.parameters(), 0.5) for m in (single, model)]
+    for step in range(3):
+        for m, optimizer, ranks in zip(
+            (single, model), optimizers, (range(size), [rank]), strict=True
+        ):
+            optimizer.zero_grad()
+            for r in ranks:
+                loss, y = m(x[step, r], target[step, r])
+                ((loss + y.square().sum()) / len(ranks)).backward()
+            optimizer.step()
+    for (name, p), e in zip(model.named_parameters(), single.parameters(), strict=True):
+        assert not torch.equal(e, dict(made().named_parameters())[name]), name
+        same(p, e, 1e-5, name)
+    assert "Learnable" in repr(model)
+    full = states.get_model_state_dict(model, options=states.StateDictOptions(full_state_dict=True))
+    for name, t in full.items():
+        same(t, single.state_dict()[name], 1e-5, name)
+    with tempfile.TemporaryDirectory() as folder:
+        held = [folder]
+        torch.distributed.broadcast_object_list(held)
+        torch.distributed.checkpoint.save(model.state_dict(), checkpoint_id=held[0])
+        again = fully_shard(Learns(), mesh=mesh)
+        state = again.state_dict()
+        torch.distributed.checkpoint.load(state, checkpoint_id=held[0])
+        again.load_state_dict(state)
+        for p, e in zip(again.parameters(), model.parameters(), strict=True):
+            same(p, e, 0)
+        torch.distributed.barrier()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=F32)
+    half, single = fully_shard(made(), mesh=mesh, mp_policy=policy), made()
+    loss, _ = half(x[0, rank], target[0, rank])
+    expected, _ = single(x[0, rank], target[0, rank])
+    assert loss.dtype == F32
+    same(loss, expected, 2e-2)
+    loss.backward()
+    for name, p in half.named_parameters():
+        assert whole(p.grad).isfinite().all(), name
+        assert p.grad.dtype == F32, name
