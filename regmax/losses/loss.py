@@ -18,10 +18,9 @@ from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from . import fenchel_young, sharded
-from .targets import Target, checked
+from .targets import Target, checked, is_index
 
 Reduction = Literal["mean", "sum", "none"]
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Probabilities(RegularizedMax):
@@ -144,7 +143,7 @@ class FenchelYoungLoss(nn.Module):
         on = None if on is None else on.movedim(dim, -1)
         weight = self._weight(x, x.shape[-1])
         index = skip = wrong = given = mass = None
-        if _is_index(target, logits, dim):
+        if is_index(target, logits, dim):
             index, skip, wrong = self._index(target, x.shape[-1])
             mass = None if weight is None else taken(weight, index)
         else:
@@ -276,27 +275,6 @@ def _kind(item: Any) -> str:
 def taken(weight: Tensor, index: Tensor) -> Tensor:
     """The weight of each index, also under vmap."""
     return weight.index_select(0, index.reshape(-1)).view(index.shape)
-
-
-def _is_index(target: Any, input: Tensor, dim: int) -> bool:
-    """Whether the target holds indices, and not distributions. Refuses a wrong type or shape."""
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a torch.Tensor; got {type(target).__name__}")
-    indices = target.dtype in _INTEGERS
-    if not indices and not target.is_floating_point():
-        raise TypeError(
-            f"target must hold indices (integers) or distributions (floating); got {target.dtype}"
-        )
-    rows = input.shape[:dim] + input.shape[dim + 1 :]
-    expected = rows if indices else input.shape
-    if target.shape != expected:
-        kind = "indices" if indices else "distributions"
-        raise ValueError(
-            f"target of {kind} ({target.dtype}) must have shape {tuple(expected)} for input of "
-            f"shape {tuple(input.shape)} with its classes along dim={dim}; got "
-            f"{tuple(target.shape)}"
-        )
-    return indices
 
 
 def _distribution(

@@ -22,7 +22,7 @@ from ..mapping import sharded, shards
 from ..mapping.rows import Rows
 from ..mapping.sharded import Placed
 from ..regularizers.regularizer import Regularizer, copied
-from .targets import F64, checked, omega_at
+from .targets import F64, checked, is_index, omega_at
 
 
 def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
@@ -30,6 +30,7 @@ def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
     dim, settings = module.mapping._along(input), module.mapping.settings
     at, omega = sharded.placed("input", input, dim, module.omega, settings, _in_parts)
     own = _part(module, at, omega)
+    is_index(target, input, at.dim)
     target, mask = _target(at, target), at.of("mask", mask)
     rows, mass, skip = own._each(at.part, at.dim, target, mask)
     return reduced(own, at, rows, mass, skip).to(own._dtype(at.part, target))
@@ -112,9 +113,10 @@ def _part(module: Any, at: Placed, omega: Regularizer) -> Any:
 
 def _target(at: Placed, target: Any) -> Any:
     """The targets of the logits of this device."""
-    if not isinstance(target, Tensor) or target.ndim != len(at.shape) - 1:
-        return at.of("target", target, least=1)  # distributions; the rest is refused
-    return at.of("target", target.unsqueeze(at.dim)).squeeze(at.dim)
+    every = set(range(len(at.shape)))
+    if target.is_floating_point():
+        return at.of("target", target, exact=every)
+    return at.of("target", target.unsqueeze(at.dim), exact=every - {at.dim}).squeeze(at.dim)
 
 
 def reduced(module: Any, at: Placed, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Any:

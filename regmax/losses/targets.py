@@ -18,6 +18,7 @@ from ..regularizers.regularizer import Regularizer
 BLOCK = 1 << 18
 """Entries per block: the temporaries of a block fit in a core's cache."""
 F64 = torch.float64
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Target(NamedTuple):
@@ -162,3 +163,24 @@ def checked(t: Tensor) -> Tensor:
             wrong = high if low >= 0 else low
             raise ValueError(f"target distributions must be finite and >= 0; got {wrong:g}")
     return t
+
+
+def is_index(target: Any, input: Tensor, dim: int) -> bool:
+    """Whether the target holds indices, and not distributions. Refuses a wrong type or shape."""
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor; got {type(target).__name__}")
+    indices = target.dtype in _INTEGERS
+    if not indices and not target.is_floating_point():
+        raise TypeError(
+            f"target must hold indices (integers) or distributions (floating); got {target.dtype}"
+        )
+    rows = input.shape[:dim] + input.shape[dim + 1 :]
+    expected = rows if indices else input.shape
+    if target.shape != expected:
+        kind = "indices" if indices else "distributions"
+        raise ValueError(
+            f"target of {kind} ({target.dtype}) must have shape {tuple(expected)} for input of "
+            f"shape {tuple(input.shape)} with its classes along dim={dim}; got "
+            f"{tuple(target.shape)}"
+        )
+    return indices

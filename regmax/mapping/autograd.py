@@ -176,17 +176,20 @@ class _Envelope(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
         y, mask, *arguments = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[5:]
+        wants_x, *wanted = ctx.needs_input_grad[5:]
         keep = torch.is_grad_enabled()
-        with torch.enable_grad(), transforms.full_precision(y.device.type):
-            aliases = [alias(t) if wants else t for t, wants in zip(arguments, wanted, strict=True)]
-            x, gamma, *tensors = aliases
-            omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-            total = objective(omega, x, gamma, y, mask)
-            free = [t for t, wants in zip(aliases, wanted, strict=True) if wants]
-            found = iter(
-                torch.autograd.grad(total, free, v, create_graph=keep, allow_unused=True)
-                if free
-                else ()
-            )
-        return None, None, None, None, None, *(next(found) if w else None for w in wanted)
+        x, *numbers = arguments
+        found: list[Any] = [None for _ in numbers]
+        free = [i for i, wants in enumerate(wanted) if wants]
+        if free:
+            with torch.enable_grad(), transforms.full_precision(y.device.type):
+                for i in free:
+                    numbers[i] = alias(numbers[i])
+                gamma, *tensors = numbers
+                omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+                total = objective(omega, x, gamma, y, mask)
+                chosen = [numbers[i] for i in free]
+                grads = torch.autograd.grad(total, chosen, v, create_graph=keep, allow_unused=True)
+            for i, t in zip(free, grads, strict=True):
+                found[i] = t
+        return None, None, None, None, None, y * v.unsqueeze(-1) if wants_x else None, *found

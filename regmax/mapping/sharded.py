@@ -9,7 +9,7 @@ tensors beside a DTensor count as replicated, as in PyTorch's ``implicit_replica
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -54,9 +54,9 @@ class Placed:
         found.part = moved.to_local(grad_placements=found.kept)
         return found
 
-    def of(self, name: str, t: Any, per_row: bool = True, least: int = 2) -> Any:
+    def of(self, name: str, t: Any, per_row: bool = True, exact: Iterable[int] = ()) -> Any:
         """The part of t that goes with the entries of this device: of a tensor that broadcasts to
-        the scores if ``per_row``, else all of it. ``least``: 1 if size 1 does not broadcast."""
+        the scores if ``per_row``, else all of it. It does not broadcast along ``exact``."""
         from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
         if not isinstance(t, Tensor):
@@ -76,7 +76,9 @@ class Placed:
                     f"{name} must broadcast to x: {name} has shape {tuple(t.shape)}, x "
                     f"{tuple(self.shape)}"
                 )
-            wanted.append(Shard(i) if i >= 0 and t.shape[i] >= least else Replicate())
+            wanted.append(
+                Shard(i) if i >= 0 and (t.shape[i] > 1 or p.dim in exact) else Replicate()
+            )
             gradient.append(Partial() if p.is_shard() and wanted[-1].is_replicate() else wanted[-1])
         return own.redistribute(placements=wanted).to_local(grad_placements=gradient)
 

@@ -188,10 +188,13 @@ class _Argmax(torch.autograd.Function):
         out = y.clone()
         ctx.omega, ctx.shards, ctx.names = omega, shards, names
         ctx.save_for_backward(out, *tensors)
+        ctx.set_materialize_grads(False)
         return out
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
+    def backward(ctx: Any, v: Tensor | None) -> Any:
+        if v is None:  # max_Ω needs no product with J
+            return (None,) * (5 + len(ctx.names))
         y, *tensors = ctx.saved_tensors
         omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
         with transforms.full_precision(y.device.type):

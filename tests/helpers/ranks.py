@@ -36,6 +36,7 @@ def run(rank, size, folder, results, chosen):
             found[name] = None
         except Exception:
             found[name] = f"rank {rank}: {traceback.format_exc()}"
+            print(name, found[name], file=sys.stderr, flush=True)  # the others may wait
         each = [None] * size
         torch.distributed.all_gather_object(each, found[name])
         found[name] = next((wrong for wrong in each if wrong), None)

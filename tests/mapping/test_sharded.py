@@ -1,0 +1,49 @@
+"""DTensors on 2 and 4 processes, each case against one process. The cases are those of
+:mod:`sharded_cases`; all of them run in one launch of the processes."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import sharded_cases
+import torch
+
+HELPERS = Path(sharded_cases.__file__).parent
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+        reason="torch.distributed with gloo is not available",
+    ),
+]
+
+
+@functools.cache
+def found(size):
+    """What went wrong in each case."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results.json"
+        done = subprocess.run(
+            [sys.executable, str(HELPERS / "ranks.py"), str(size), str(results)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if not results.exists():
+            return {"": done.stderr[-8000:]}
+        return json.loads(results.read_text())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", list(sharded_cases.CASES))
+def test_sharded_against_whole(name, size):
+    results = found(size)
+    assert name in results, results.get("")
+    assert results[name] is None, results[name]
