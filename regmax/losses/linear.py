@@ -113,9 +113,9 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         batch, classes = hidden.shape[:-1], len(weight)
         rows = hidden.reshape(-1, hidden.shape[-1])
         indices = not target.is_floating_point()
-        target = target.reshape(-1) if indices else target.reshape(-1, classes)
+        target = target.reshape(-1) if indices else target.reshape(len(rows), classes)
         if mask is not None and mask.shape[:-1].numel() > 1:
-            mask = mask.expand(*batch, classes).reshape(-1, classes)
+            mask = mask.expand(*batch, classes).reshape(len(rows), classes)
         learned = [t for t in (*self.omega.tensors().values(), self.gamma) if _learns(t)]
         given = (rows, weight, bias, target, mask, *learned)
         if not torch.is_grad_enabled():

@@ -33,7 +33,8 @@ def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
     is_index(target, input, at.dim)
     target, mask = _target(at, target), at.of("mask", mask)
     rows, mass, skip = own._each(at.part, at.dim, target, mask)
-    return reduced(own, at, rows, mass, skip).to(own._dtype(at.part, target))
+    dtype: torch.dtype = own._dtype(at.part, target)
+    return reduced(own, at, rows, mass, skip, dtype)
 
 
 def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -> Tensor:
@@ -90,7 +91,7 @@ def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: 
     mass, skip, dtype = own._counted(h, w, b, target, shape[-1])
     if module.reduction == "none":
         each = each.view(h.shape[:-1])
-    return reduced(own, at, each, mass, skip).to(dtype)
+    return reduced(own, at, each, mass, skip, dtype)
 
 
 def _in_parts(omega: Regularizer) -> bool:
@@ -130,11 +131,11 @@ def reduced(module: Any, at: Placed, rows: Tensor, mass: Tensor | None, skip: Te
             count = (mass if skip is None else torch.where(skip, 0, mass)).sum()
         else:
             count = rows.new_full((), rows.numel())
-    both = at.total(torch.stack([total, count]))
+    both: Tensor = at.total(torch.stack([total, count]))
     if module.reduction == "sum":
-        return both[0]
+        return both[0].to(dtype)
     whole, number = both.unbind()
-    return whole / (number + (number == 0))
+    return (whole / (number + (number == 0))).to(dtype)
 
 
 def each(

@@ -24,7 +24,7 @@ REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "compos
 
 def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel that Ω offers for tensors like x, unless its class redefines what it computes."""
-    if not (asked() and omega.exact and trusted(type(omega), "kernel")):
+    if not (asked() and omega.exact and trusted(type(omega), "kernel")):  # type: ignore[arg-type]
         return None
     return omega.kernel(x) or _composed(omega, x)
 
