@@ -120,10 +120,18 @@ def _target(at: Placed, target: Any) -> Any:
     return at.of("target", target.unsqueeze(at.dim), exact=every - {at.dim}).squeeze(at.dim)
 
 
-def reduced(module: Any, at: Placed, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Any:
+def reduced(
+    module: Any,
+    at: Placed,
+    rows: Tensor,
+    mass: Tensor | None,
+    skip: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
     """Losses of rows reduced over all devices."""
     if module.reduction == "none":
-        return at.rows(rows)
+        each: Tensor = at.rows(rows).to(dtype)
+        return each
     total, count = rows.sum(), rows.new_full((), max(rows.numel(), 1))
     if module.reduction == "mean":
         if mass is not None or skip is not None:
