@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .kernels.transforms import outside_inference
+from .kernels.wrappers import splits
 from .mapping import engine, forward
 from .regularizers.errors import PluginError
 from .regularizers.operand import parameters_of
@@ -114,7 +115,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             from .mapping import dynamo  # loads the compiler
 
             text, _ = dynamo.of_form((cls, arguments, ()))
-            if not text:
+            if not text or splits(x, dim):
                 outside: Tensor = dynamo.outside(mapping, *map(given.get, names))
                 return outside
             return dynamo.mapping(text, x, gamma, dim, mask, *hyper.values())

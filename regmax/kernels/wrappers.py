@@ -111,6 +111,11 @@ def is_dtensor(t: object) -> bool:
     return distributed is not None and isinstance(t, distributed.DTensor)
 
 
+def splits(x: Any, dim: int) -> bool:
+    """Whether x is a DTensor that is sharded along ``dim``."""
+    return is_dtensor(x) and any(p.is_shard(dim % max(x.ndim, 1)) for p in x.placements)
+
+
 def _of_these(t: Any, x: Tensor) -> Tensor | None:
     """The part of a sharded DTensor on this device, where x is a part too: the whole of t does not
     broadcast to x, and the part does. So one number per head follows heads that are sharded."""

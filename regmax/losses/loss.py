@@ -120,6 +120,11 @@ class FenchelYoungLoss(nn.Module):
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
         if is_dtensor(input) and not transforms.transforming():
+            if torch.compiler.is_dynamo_compiling():
+                from . import dynamo  # loads the compiler
+
+                outside: Tensor = dynamo.outside(sharded.loss, self, input, target, mask)
+                return outside
             return sharded.loss(self, input, target, mask)
         logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
         target = dense("target", target, logits)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels import transforms
 from ..kernels.wrappers import dense
 from ..regularizers import arguments
 from ..regularizers.penalty import who
@@ -176,7 +177,8 @@ def in_parts(
     computes: Callable[[Regularizer], bool] = shards.computes,
 ) -> bool:
     """Whether Π_Ω is computed where a row lies on several devices."""
-    return settings.solver == "auto" and not settings.certify and computes(omega)
+    plain = settings.solver == "auto" and not settings.certify and not transforms.tracing()
+    return plain and computes(omega)
 
 
 def gathers(name: str, omega: Regularizer, dim: int) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..kernels import transforms, why_none
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense as dense_tensor
-from ..kernels.wrappers import is_dtensor
+from ..kernels.wrappers import is_dtensor, splits
 from ..mapping import engine, generated, sharded
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import HALF, Rows, prepare
@@ -245,7 +245,7 @@ class RegularizedMax(nn.Module):
         from ..mapping import dynamo  # loads the compiler
 
         text, arguments = dynamo.text_of(self.omega, self.settings)
-        if what not in dynamo.CALLS or not text:
+        if what not in dynamo.CALLS or not text or splits(x, self._along(x)):
             return dynamo.outside(plain, x, mask)
         return dynamo.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
 

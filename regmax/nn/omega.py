@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.transforms import outside_inference
+from ..kernels.wrappers import splits
 from ..mapping import engine
 from ..mapping.forward import Settings
 from ..regularizers.regularizer import Regularizer
@@ -68,7 +69,7 @@ def _recorded(
         text, arguments = dynamo.text_of(omega.base, SETTINGS, **omega.values())
     else:
         text, arguments = dynamo.text_of(omega, SETTINGS)
-    if not text or certify:
+    if not text or certify or splits(scores, -1):
         outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify)
         return outside
     return dynamo.mapping(text, scores, gamma, -1, mask, *arguments)
