@@ -30,6 +30,7 @@ REASONS = {
     "_not_bent",
     "_jump",
     "_flat",
+    "gathers",  # what happens to rows on several devices
     "run_checks",  # what its AssertionError lists
 }
 # what a user cannot meet

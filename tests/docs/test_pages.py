@@ -100,6 +100,8 @@ def checked(words: list[str]) -> None:
             assert module == "pytest" or find_spec(module), words
         case ["python", script, *_]:
             assert (ROOT / script).is_file(), words
+        case ["torchrun", "--nproc-per-node", _, script]:
+            assert (ROOT / script).is_file(), words
         case ["cd", _] | ["pre-commit", *_]:
             pass
         case _:

@@ -353,14 +353,18 @@ def test_scores_in_a_dtensor(d):
 
 def test_scores_in_a_dtensor_that_are_refused(d):
     x = d(X, shard(0))
-    for dim in (0, -2):
-        with pytest.raises(NotImplementedError, match=f"sharded along dim={dim}.*full_tensor"):
-            functional.sparsemax(x, dim=dim)
-    for call in (layer().max, layer().solve, layer().explain):
+    for call in (layer().solve, layer().jacobian):
         with pytest.raises(TypeError, match=r"x must be a dense.*DTensor.*full_tensor.*to_local"):
             call(x)
-    with pytest.raises(TypeError, match=r"input must be a dense tensor.*DTensor"):
-        regmax.SparsemaxLoss()(x, K)
+    per_row = regmax.LinearFenchelYoungLoss(regmax.regularizer("gini"), torch.ones(6, 1))
+    with pytest.raises(ValueError, match=r"hidden must have shape \(rows, F\).*\(2, 3, 7\)"):
+        per_row(torch.ones(2, 3, 7), d(torch.ones(4, 7)), None, torch.zeros(2, 3, dtype=int))
+    with pytest.raises(NotImplementedError, match="Value defines no sharded_form"):
+        Value().sharded_form(X, 1.0, X > 0)
+    y = layer(WithDense())(d(X, shard(1)).requires_grad_())
+    same(y.full_tensor(), functional.sparsemax(X))
+    with pytest.raises(regmax.RegularizerError, match=r"WithDense\.curvature must be Diagonal"):
+        y.square().sum().backward()
     with pytest.raises(ValueError, match=r"gamma must broadcast to x.*\(2, 1\), x \(4, 7\)"):
         functional.sparsemax(x, gamma=torch.ones(2, 1))
     with pytest.raises(TypeError, match="dim must be an int"):
@@ -378,6 +382,21 @@ def test_scores_in_a_dtensor_that_are_refused(d):
     ):
         with pytest.raises(RuntimeError, match="DTensor"):
             call()
+
+
+class WithDense(regmax.Regularizer):
+    """The Gini entropy, with its curvature entry by entry."""
+
+    separable = ignores_zeros = True
+
+    def value(self, y):
+        return y.square().sum(-1) / 2
+
+    def curvature(self, y):
+        return regmax.regularizers.curvature.Dense(torch.diag_embed(torch.ones_like(y)))
+
+    def sharded_form(self, x, gamma, mask):
+        return regmax.regularizer("gini").sharded_form(x, gamma, mask)
 
 
 def sharded_model(seed=0):

@@ -47,3 +47,21 @@ def test_sharded_against_whole(name, size):
     results = found(size)
     assert name in results, results.get("")
     assert results[name] is None, results[name]
+
+
+def test_the_example_learns_the_same_on_two_processes():
+    script = Path(__file__).parents[2] / "examples" / "sharded_output.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    printed = []
+    for command in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]):
+        done = subprocess.run(
+            [sys.executable, *command, str(script)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        printed.append(done.stdout.strip().splitlines()[-1])
+    one, two = (line.partition(", {")[0] for line in printed)
+    assert one == two
+    assert "'all_reduce': 9" in printed[1]
