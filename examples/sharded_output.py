@@ -21,7 +21,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.debug import CommDebugMode
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    parallelize_module,
+)
 
 import regmax
 from regmax.nn import Between, Learnable
@@ -41,7 +45,9 @@ def train(mesh: DeviceMesh, steps: int = 20) -> tuple[list[float], float, Counte
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES))
     omega = Learnable(regmax.regularizer("tsallis"), alpha=Between(1, 2))
-    plan = {"1": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)}
+    plan: dict[str, ParallelStyle] = {
+        "1": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+    }
     parallelize_module(model, mesh, plan)
     optimizers = [torch.optim.Adam(m.parameters(), 1e-2) for m in (model, omega)]
     x, target = torch.randn(ROWS, FEATURES), torch.randint(CLASSES, (ROWS,))

@@ -200,7 +200,7 @@ class FenchelYoungLoss(nn.Module):
         """Valid indices, the ignored rows, and the rows out of range if these cannot raise here."""
         if may_look(target) and target.numel():
             low, high = (end.item() for end in target.aminmax())
-            if 0 <= low <= high < x.shape[-1] and not low <= self.ignore_index <= high:
+            if 0 <= low <= high < classes and not low <= self.ignore_index <= high:
                 return target.long(), None, None
         skip = target == self.ignore_index
         index = target.long().masked_fill(skip, 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..regularizers.regularizer import Regularizer
-from . import derivatives, kernels, layout, optimum, penalties, values
+from . import derivatives, kernels, layout, optimum, penalties, sharded, values
 from .conformance import (
     ConformanceCheck,
     ExpectedFailures,
@@ -21,7 +21,7 @@ from .subject import Subject
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
-    for module in (values, layout, optimum, penalties, kernels, derivatives)
+    for module in (values, layout, optimum, penalties, kernels, sharded, derivatives)
     for kind in vars(module).values()
     if isinstance(kind, Kind)
 }

@@ -327,6 +327,21 @@ FAULTS = {
             "conjugate_at",
         )
     ],
+    "check_sharded_form": [
+        (
+            lambda: lie(
+                Gini, sharded_form=lambda self, x, *a: Gini.sharded_form(self, x * SMALL, *a)
+            ),
+            "sharded_form",
+        ),
+        (  # of a part of the row
+            lambda: lie(
+                Entropy,
+                sharded_form=lambda self, x, gamma, mask: Entropy.closed_form(self, x, gamma, mask),
+            ),
+            "sharded_form",
+        ),
+    ],
     "check_ignores_zeros": [
         (lambda: lie(Gini, value=centred), "ignores_zeros"),
         (lambda: lie(Ordered, ignores_zeros=True), "ignores_zeros"),
