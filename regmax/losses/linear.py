@@ -78,7 +78,13 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         """The loss: a number, or one number per target with reduction "none"."""
         if any(map(is_dtensor, (hidden, weight, bias))) and not transforms.transforming():
             _check_shapes(hidden, weight, bias, target, mask)
-            return sharded.linear(self, hidden, weight, bias, target, mask)
+            given = (self, hidden, weight, bias, target, mask)
+            if torch.compiler.is_dynamo_compiling():
+                from . import dynamo  # loads the compiler
+
+                outside: Tensor = dynamo.outside(sharded.linear, *given)
+                return outside
+            return sharded.linear(*given)
         hidden = dense("hidden", hidden)
         _check_shapes(hidden, weight, bias, target, mask)
         batch, classes = hidden.shape[:-1], len(weight)

@@ -30,7 +30,7 @@ from regmax.nn import AdaptiveEntmax, Between, Learnable, Positive, attention
 F32, F64 = torch.float32, torch.float64
 TOLERANCE = {F64: 1e-12, F32: 1e-6}
 CASES = {}
-DRAWS = int(os.environ.get("SHARDED_DRAWS", "25"))
+DRAWS = int(os.environ.get("SHARDED_DRAWS", "12"))
 MAPPINGS = ("softmax", "sparsemax", "entmax15", "entmax", "pnormmax", "fusedmax", "oscarmax")
 _MESHES = {}
 
