@@ -11,6 +11,7 @@ from torch import Tensor
 import regmax
 from regmax.kernels import Kernel, Lazy
 from regmax.kernels.roots import increasing_root
+from regmax.kernels.transforms import number
 from regmax.regularizers.curvature import DiagonalPlusRankOne
 
 KERNELS = Lazy(cpu="regmax_pnorm._cpu", cuda="regmax_pnorm._gpu")
@@ -76,7 +77,7 @@ class PNorm(regmax.Regularizer):
 
     def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
         """The root starts from the largest threshold t of a part of the row."""
-        p = self.p if isinstance(self.p, Tensor) else x.new_full((), self.p)
+        p = number(self.p, x)
         delta = torch.where(mask, -x / gamma, 0)
         near = torch.where(mask, delta, torch.inf).amin(-1, keepdim=True)
         some = near < torch.inf
@@ -96,7 +97,11 @@ class PNorm(regmax.Regularizer):
 def pnormmax_root(delta: Tensor, on: Tensor, p: Tensor) -> Tensor:
     """sq-pnorm-max from the distances δ ≥ 0 of x/γ to its maximum; NaN where p is. In float64,
     because float32 sums of differences of nearby numbers are inaccurate."""
-    return _root(delta.double(), on, p.double(), PNorm().row_sums)[0].to(delta.dtype)
+    return _root(delta.double(), on, p.double(), _sums)[0].to(delta.dtype)
+
+
+def _sums(*entries: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.sum(-1, keepdim=True) for t in entries)
 
 
 def _root(

@@ -122,18 +122,18 @@ class Tsallis(regmax.Regularizer):
         """The root starts at an upper bound of ℓ: with δ the distance of the largest entry of a
         part to that of the row, and ℓ' the root of the part alone, (e^(aℓ) − 1)/a is at most
         (e^(aℓ') − 1)/a + δ for a = α − 1."""
-        alpha = _tensor(self.alpha, x)
+        alpha = number(self.alpha, x)
         delta = torch.where(mask, -x / gamma, 0)
         near = torch.where(mask, delta, torch.inf).amin(-1, keepdim=True)
         some = near < torch.inf
         near = torch.where(some, near, 0)
-        own = _from_the_top(delta - near, mask | ~some, alpha, super().row_sums)[1]
+        own = _from_above(delta - near, mask | ~some, alpha, super().row_sums)[1]
         a = alpha - 1
         rise = near * (-a * own).exp()
         rise = torch.where(a == 0, rise, torch.log1p(a * rise) / torch.where(a == 0, 1, a))
         bound = torch.where(some, own + rise, 0).nan_to_num(nan=0.0)
         start = -self.row_max(-bound)
-        return _from_the_top(delta, mask, alpha, self.row_sums, start)[0]
+        return _from_above(delta, mask, alpha, self.row_sums, start)[0]
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -182,38 +182,63 @@ def entmax_root(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
     steep = alpha > 2
     below, above = torch.where(steep, 1, alpha).double(), torch.where(steep, alpha, 3).double()
     wide, gamma = x.double(), gamma.double()
-
-    def top() -> Tensor:
-        z = torch.where(on, wide, -torch.inf)
-        delta = torch.where(on, (z.amax(-1, keepdim=True) - z) / gamma, 0)
-        return _from_the_top(delta, on, below, Tsallis().row_sums)[0]
-
-    if bool(steep.all()):
+    look = not transforms.tracing()
+    if look and bool(steep.all()):
         y = _from_the_bottom(wide, on, gamma, above)
-    elif not bool(steep.any()):
-        y = top()
+    elif look and not bool(steep.any()):
+        y = _from_the_top(wide, on, gamma, below)
     else:
         y = torch.where(
             steep,
             _from_the_bottom(wide, on, gamma, above),
-            top(),
+            _from_the_top(wide, on, gamma, below),
         )
     return y.to(x.dtype)
 
 
-def _from_the_top(
+def _from_the_top(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
+    """α ≤ 2: by the logarithm ℓ of the largest entry.
+
+    With δ_i ≥ 0 the distance of x_i/γ to the maximum, y_i = e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a): exact
+    in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). log Σ y increases in
+    ℓ, and ℓ lies in [−log m, 0] for m participants.
+    """
+    a, x = alpha - 1, torch.where(on, x, -torch.inf)
+    delta = torch.where(on, (x.amax(-1, keepdim=True) - x) / gamma, 0)
+    zero = a == 0
+    divisor = torch.where(zero, 1, a)
+
+    def entries(log_top: Tensor) -> tuple[Tensor, Tensor]:
+        t = torch.where(delta > 0, delta * (-a * log_top).exp(), 0)
+        base = 1 - a * t
+        inside = on & (base > 0)
+        base = torch.where(inside, base, 1)
+        t = torch.where(inside, t, 0)
+        power = torch.where(zero, -t, torch.log1p(-a * t) / divisor)
+        return torch.where(inside, (log_top + power).exp(), 0), base
+
+    def residual(log_top: Tensor) -> tuple[Tensor, Tensor]:
+        y, base = entries(log_top)
+        total = y.sum(-1, keepdim=True)
+        # dy_i/dℓ = y_i / (1 − a δ_i e^(−aℓ))
+        return total.log(), (y / base).sum(-1, keepdim=True) / total
+
+    low = -on.sum(-1, keepdim=True).to(x.dtype).log()
+    log_top = increasing_root(residual, low, torch.zeros_like(low))
+    return normalize(entries(log_top)[0])
+
+
+def _from_above(
     delta: Tensor,
     on: Tensor,
     alpha: Tensor,
     row_sums: Callable[..., tuple[Tensor, ...]],
     start: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """α ≤ 2: by the logarithm ℓ of the largest entry. y and ℓ.
+    """As :func:`_from_the_top`, from the distances δ. y and ℓ.
 
-    With δ_i ≥ 0 the distance of x_i/γ to the maximum, y_i = e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a): exact
-    in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). In s = e^(aℓ), (Σ y)^a
-    is a norm of (s − aδ)₊, convex, or concave where a < 0: from ``start``, or 0, ℓ decreases to
-    the root by Newton's method in s.
+    In s = e^(aℓ), (Σ y)^a is a norm of (s − aδ)₊, convex, or concave where a < 0: from ``start``
+    or 0, ℓ decreases to the root by Newton's method in s.
     """
     a = alpha - 1
     zero = a == 0

@@ -26,6 +26,8 @@ def increasing_root(
     |f| ≤ ``noise``·ε or when a step no longer changes t. Bisection replaces a Newton step that
     leaves the bracket or is longer than half of the step before. ``start``: high unless given; it
     lies in the bracket.
+
+    In a graph, which cannot stop a row: :func:`_fixed`.
     """
     if transforms.tracing():
         return _fixed(residual, low, high)
