@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..mapping.rows import HALF
-from . import chunks, products
+from . import chunks, fused, products
 from .omega import Omega, mapped
 
 # modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
@@ -86,6 +86,13 @@ def attention(
         weights = weights_of(s, omega, mask, gamma, certify, sink)
         return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
+    if not dropout_p and not certify and sink is None and chunk is None:
+        _refuse_context_parallel()
+        found = fused.attended(
+            attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa
+        )
+        if found is not None:
+            return found
     own = (mask, gamma, sink)
     if chunks.whole(q, k, v, random=dropout_p > 0):
         return attend(0, q, k, v, omega, *own)

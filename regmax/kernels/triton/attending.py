@@ -12,8 +12,12 @@ from .attention_backward import attention_keys, attention_queries
 from .rows import check_device, guard, parameter, power_of_2
 
 ALPHA = {"entropy": 1.0, "gini": 2.0}
-WIDEST = 256
-"""The largest size of a head: a block of queries has it in registers."""
+BLOCKS = {
+    True: {64: (64, 32, 8), 128: (32, 32, 8), 256: (16, 32, 8)},
+    False: {64: (16, 32, 4), 128: (16, 16, 8)},
+}
+"""Queries and keys of a block, and warps, by whether the dtype has 16 bits and by the largest size
+of a head: registers hold its numbers, all of them."""
 STEPS = 16
 TOLERANCE = 2e-6
 """Of log S: some roundings of a sum in float32."""
@@ -43,7 +47,8 @@ class ThresholdAttention(AttentionKernel):
     def takes(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         # offsets inside a head are 32-bit numbers
         far = (t.shape[-2] * max(t.stride(-2), 128) for t in (q, k, v))
-        return max(q.shape[-1], v.shape[-1]) <= WIDEST and max(far) < 1 << 31
+        widest = max(BLOCKS[q.element_size() == 2])
+        return max(q.shape[-1], v.shape[-1]) <= widest and max(far) < 1 << 31
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
@@ -126,8 +131,9 @@ class ThresholdAttention(AttentionKernel):
         alpha = theta[0] if theta else ALPHA[self.kind]
         kind = 3 if isinstance(alpha, Tensor) else {1.0: 0, 2.0: 1, 1.5: 2}.get(alpha, 3)
         width, depth = (max(power_of_2(t.shape[-1]), 16) for t in (q, v))
-        block = 64 if max(width, depth) <= 64 else 32
-        queries, keys = self.blocks or (block, block)
+        sizes = BLOCKS[q.element_size() == 2]
+        queries, keys, warps = sizes[max(64, width, depth)]
+        queries, keys = self.blocks or (queries, keys)
         return {
             "KIND": kind,
             "CAUSAL": diagonal is not None,
@@ -136,7 +142,7 @@ class ThresholdAttention(AttentionKernel):
             "BN": keys,
             "BE": width,
             "BV": depth,
-            "num_warps": 4,
+            "num_warps": warps,
             "num_stages": 1,
         }
 

@@ -95,18 +95,22 @@ def logarithm(f):
 
 
 @triton.jit
-def scores(q, k_ptr, mask_ptr, n0, rows, queries, keys, scale, inverse, k_row, m_row, m_col, width,
-           diagonal, CAUSAL: tl.constexpr, MASK: tl.constexpr, BN: tl.constexpr,
-           BE: tl.constexpr):  # fmt: skip
+def tile(ptr, index, count, step, width, N: tl.constexpr):
+    """Rows of a matrix, 0 beyond its end."""
+    e = tl.arange(0, N)[None, :]
+    at = index[:, None]
+    return tl.load(ptr + at * step + e, mask=(at < count) & (e < width), other=0.0)
+
+
+@triton.jit
+def scores(q, k, mask_ptr, rows, columns, queries, keys, scale, inverse, m_row, m_col, diagonal,
+           CAUSAL: tl.constexpr, MASK: tl.constexpr):  # fmt: skip
     """z of a block, −∞ where a key is masked. ``inverse`` is 1/γ."""
-    col = n0 + tl.arange(0, BN)[None, :]
-    e = tl.arange(0, BE)[:, None]
-    row = rows[:, None]
+    row, col = rows[:, None], columns[None, :]
     see = (col < keys) & (row < queries)
     if CAUSAL:
         see = see & (col <= row + diagonal)
-    k = tl.load(k_ptr + col * k_row + e, mask=(col < keys) & (e < width), other=0.0)
-    x = product(q, k) * scale
+    x = product(q, tl.trans(k)) * scale
     if MASK != 0:
         at = row.to(tl.int64) * m_row + col * m_col
         item = tl.load(mask_ptr + at, mask=see, other=0)
@@ -164,7 +168,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                               KIND)  # fmt: skip
     scale32, tolerance = number(scale), number(tol)
     rows = band * BM + tl.arange(0, BM)
-    e, ev = tl.arange(0, BE)[None, :], tl.arange(0, BV)[None, :]
+    ev = tl.arange(0, BV)[None, :]
     q_ptr += b * q_b + h * q_h
     k_ptr += b * k_b + (h // group) * k_h
     v_ptr += b * v_b + (h // group) * v_h
@@ -176,8 +180,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     if CAUSAL:
         end = tl.maximum(tl.minimum(end, (band + 1) * BM + diagonal), 0)
     blocks = tl.cdiv(end, BN)
-    q = tl.load(q_ptr + rows[:, None] * q_row + e, mask=(rows[:, None] < queries) & (e < width),
-                other=0.0)  # fmt: skip
+    q = tile(q_ptr, rows, queries, q_row, width, BE)
     none = -float("inf")
     tau = tl.full((BM,), none, tl.float32)
     log_f = tl.full((BM,), none, tl.float32)
@@ -186,8 +189,10 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     if KIND == ANY:
         spoilt += (a != a).to(tl.int32)
     for i in range(0, blocks):
-        z = scores(q, k_ptr, mask_ptr, (blocks - 1 - i) * BN, rows, queries, keys, scale32, inverse,
-                   k_row, m_row, m_col, width, diagonal, CAUSAL, MASK, BN, BE)  # fmt: skip
+        col = (blocks - 1 - i) * BN + tl.arange(0, BN)
+        k = tile(k_ptr, col, keys, k_row, width, BE)
+        z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
+                   diagonal, CAUSAL, MASK)  # fmt: skip
         fine = z < float("inf")  # neither is NaN
         spoilt = tl.maximum(spoilt, 1 - tl.min(fine.to(tl.int32), 1))
         z = tl.where(fine, z, none)
@@ -221,9 +226,10 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                 if step > 0:
                     seen = tl.load(active_ptr + i).to(tl.int32)
                 if seen != 0:
-                    z = scores(q, k_ptr, mask_ptr, i * BN, rows, queries, keys, scale32, inverse,
-                               k_row, m_row, m_col, width, diagonal, CAUSAL, MASK, BN,
-                               BE)  # fmt: skip
+                    col = i * BN + tl.arange(0, BN)
+                    k = tile(k_ptr, col, keys, k_row, width, BE)
+                    z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row,
+                               m_col, diagonal, CAUSAL, MASK)  # fmt: skip
                     p, s, base = power(z - tau[:, None], a, KIND)
                     f += tl.sum(p, 1)
                     d1 += tl.sum(s, 1)
@@ -260,13 +266,14 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
         if KIND != SOFTMAX and steps > 0:
             seen = tl.load(active_ptr + i).to(tl.int32)
         if seen != 0:
-            z = scores(q, k_ptr, mask_ptr, i * BN, rows, queries, keys, scale32, inverse, k_row,
-                       m_row, m_col, width, diagonal, CAUSAL, MASK, BN, BE)  # fmt: skip
+            col = i * BN + tl.arange(0, BN)
+            k = tile(k_ptr, col, keys, k_row, width, BE)
+            z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
+                       diagonal, CAUSAL, MASK)  # fmt: skip
             p, s, base = power(z - tau[:, None], a, KIND)
             some = (tl.max(tl.max(p, 1), 0) > 0) | (wrong > 0)
             if some:
-                col = i * BN + tl.arange(0, BN)[:, None]
-                v = tl.load(v_ptr + col * v_row + ev, mask=(col < keys) & (ev < depth), other=0.0)
+                v = tile(v_ptr, col, keys, v_row, depth, BV)
                 out += product(p.to(v.dtype), v)
                 if GRAD and KIND != SOFTMAX:
                     mean += product(s.to(v.dtype), v)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention import head_numbers, number, power, product, scores
+from .attention import head_numbers, number, power, product, scores, tile
 from .jacobian import by_alpha
 
 
@@ -54,7 +54,7 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
                               KIND)  # fmt: skip
     scale32 = number(scale)
     rows = band * BM + tl.arange(0, BM)
-    e, ev = tl.arange(0, BE)[None, :], tl.arange(0, BV)[None, :]
+    e = tl.arange(0, BE)[None, :]
     q_ptr += b * q_b + h * q_h
     k_ptr += b * k_b + (h // group) * k_h
     v_ptr += b * v_b + (h // group) * v_h
@@ -62,10 +62,8 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
     active_ptr += (head * bands + band) * stacks
     inside = rows < queries
     at = head * queries + rows
-    held = inside[:, None] & (e < width)
-    q = tl.load(q_ptr + rows[:, None] * q_row + e, mask=held, other=0.0)
-    g_out = tl.load(g_ptr + at[:, None] * depth + ev, mask=inside[:, None] & (ev < depth),
-                    other=0.0)  # fmt: skip
+    q = tile(q_ptr, rows, queries, q_row, width, BE)
+    g_out = tile(g_ptr + head * queries * depth, rows, queries, depth, depth, BV)
     tau = tl.load(tau_ptr + at, mask=inside, other=0.0)
     total = tl.load(sum_ptr + at, mask=inside, other=0.0)
     delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
@@ -77,14 +75,12 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
     by_gamma = tl.zeros((BM,), tl.float32)
     for i in range(0, tl.cdiv(end, BN)):
         if tl.load(active_ptr + i) != 0:
-            z = scores(q, k_ptr, mask_ptr, i * BN, rows, queries, keys, scale32, inverse, k_row,
-                       m_row, m_col, width, diagonal, CAUSAL, MASK, BN, BE)  # fmt: skip
             col = i * BN + tl.arange(0, BN)
-            v = tl.load(v_ptr + col[None, :] * v_row + tl.trans(ev),
-                        mask=(col[None, :] < keys) & (tl.trans(ev) < depth), other=0.0)  # fmt: skip
-            y, w = differences(z, tau, total, product(g_out, v), delta, a, KIND)
-            k = tl.load(k_ptr + col[:, None] * k_row + e,
-                        mask=(col[:, None] < keys) & (e < width), other=0.0)  # fmt: skip
+            k = tile(k_ptr, col, keys, k_row, width, BE)
+            z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
+                       diagonal, CAUSAL, MASK)  # fmt: skip
+            g = product(g_out, tl.trans(tile(v_ptr, col, keys, v_row, depth, BV)))
+            y, w = differences(z, tau, total, g, delta, a, KIND)
             dq += product(w.to(k.dtype), k)
             if BY_MASK:
                 place = at[:, None] * keys + col[None, :]
@@ -95,8 +91,8 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
                 by_theta -= tl.sum(w * by_alpha(log_y, a), 1)
             if BY_GAMMA:
                 by_gamma -= tl.sum(tl.where(w != 0, w * (z - tau[:, None]), 0.0), 1)
-    tl.store(dq_ptr + at[:, None] * width + e, (dq * (scale32 * inverse)).to(dq_ptr.dtype.element_ty),
-             mask=held)  # fmt: skip
+    dq = (dq * (scale32 * inverse)).to(dq_ptr.dtype.element_ty)
+    tl.store(dq_ptr + at[:, None] * width + e, dq, mask=inside[:, None] & (e < width))
     if BY_THETA:
         tl.store(dtheta_ptr + at, by_theta, mask=inside)
     if BY_GAMMA:
@@ -121,8 +117,8 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
     e, ev = tl.arange(0, BE)[None, :], tl.arange(0, BV)[None, :]
     k_ptr += b * k_b + hk * k_h
     v_ptr += b * v_b + hk * v_h
-    v = tl.load(v_ptr + col[None, :] * v_row + tl.trans(ev),
-                mask=(col[None, :] < keys) & (tl.trans(ev) < depth), other=0.0)  # fmt: skip
+    k = tile(k_ptr, col, keys, k_row, width, BE)
+    v = tile(v_ptr, col, keys, v_row, depth, BV)
     first = 0
     if CAUSAL:
         first = tl.maximum(stack * BN - diagonal, 0) // BM
@@ -138,17 +134,15 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
                 rows = band * BM + tl.arange(0, BM)
                 inside = rows < queries
                 at = head * queries + rows
-                q = tl.load(q_ptr + b * q_b + h * q_h + rows[:, None] * q_row + e,
-                            mask=inside[:, None] & (e < width), other=0.0)  # fmt: skip
-                z = scores(q, k_ptr, mask_ptr + b * m_b + h * m_h, stack * BN, rows, queries, keys,
-                           scale32, inverse, k_row, m_row, m_col, width, diagonal, CAUSAL, MASK, BN,
-                           BE)  # fmt: skip
+                q = tile(q_ptr + b * q_b + h * q_h, rows, queries, q_row, width, BE)
+                z = scores(q, k, mask_ptr + b * m_b + h * m_h, rows, col, queries, keys, scale32,
+                           inverse, m_row, m_col, diagonal, CAUSAL, MASK)  # fmt: skip
                 tau = tl.load(tau_ptr + at, mask=inside, other=0.0)
                 total = tl.load(sum_ptr + at, mask=inside, other=0.0)
                 delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
-                g_out = tl.load(g_ptr + at[:, None] * depth + ev,
-                                mask=inside[:, None] & (ev < depth), other=0.0)  # fmt: skip
-                y, w = differences(z, tau, total, product(g_out, v), delta, a, KIND)
+                g_out = tile(g_ptr + head * queries * depth, rows, queries, depth, depth, BV)
+                g = product(g_out, tl.trans(v))
+                y, w = differences(z, tau, total, g, delta, a, KIND)
                 dv += product(tl.trans(y).to(g_out.dtype), g_out)
                 dk += product(tl.trans(w * inverse).to(q.dtype), q)
     inside = col[:, None] < keys
