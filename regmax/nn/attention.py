@@ -88,9 +88,7 @@ def attention(
 
     if not dropout_p and not certify and sink is None and chunk is None:
         _refuse_context_parallel()
-        found = fused.attended(
-            attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa
-        )
+        found = fused.attended(attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa)
         if found is not None:
             return found
     own = (mask, gamma, sink)

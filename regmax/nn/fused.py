@@ -232,7 +232,7 @@ def _takes_mask(mask: Tensor, q: Tensor, k: Tensor, omega: Omega) -> bool:
     first as large as the scores: no larger than those that are computed at once otherwise."""
     if mask.dtype == torch.bool:
         return True
-    if mask.requires_grad and 0 in mask.stride() and torch.is_grad_enabled():
-        if chunks.automatic(q, k, omega) < q.shape[-2]:
-            return False
+    learns = mask.requires_grad and torch.is_grad_enabled()
+    if learns and 0 in mask.stride() and chunks.automatic(q, k, omega) < q.shape[-2]:
+        return False
     return mask.dtype in (F32, torch.float16, torch.bfloat16)

@@ -169,7 +169,7 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
     kernel = ThresholdAttention("tsallis", SMALL, steps, limit=torch.inf)
     on = [t.to(device) for t in (q, k, v)]
     found = kernel.solve(*on, None, 10, 0.5, 1.0, (alpha,), False)
-    out, tau, total, gap = (t[0, 0].cpu().double() for t in found[:4])
+    out, top, rest, total, gap = (t[0, 0].cpu().double() for t in found[:5])
     z = q[0, 0].double() @ k[0, 0].double().T / 2
     z = z.masked_fill(~torch.ones(20, 70, dtype=torch.bool).tril(10), -torch.inf)
     low, high = z.amax(-1, keepdim=True), z.amax(-1, keepdim=True) + 70
@@ -177,7 +177,7 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
         middle = (low + high) / 2
         over = entries(z, middle, a).sum(-1, keepdim=True) > 1
         low, high = torch.where(over, middle, low), torch.where(over, high, middle)
-    tau = tau[:, None]
+    tau = (top + rest)[:, None]
     if steps == 0:
         assert bool((tau <= high + 2e-6 * (1 + high.abs())).all())
         assert bool((total >= 1 - 2e-6).all())
@@ -198,10 +198,21 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
 def test_a_row_beyond_its_certificate_is_nan(device: str) -> None:
     q, k, v = (torch.randn(1, 1, 20, 8, device=device) for _ in range(3))
     kernel = ThresholdAttention("gini", SMALL, steps=0, limit=1e-3)
-    out, _, total, gap, *_ = kernel.solve(q, k, v, None, None, 1.0, 1.0, (), True)
+    out, _, _, total, gap, *_ = kernel.solve(q, k, v, None, None, 1.0, 1.0, (), True)
     assert bool(torch.isnan(gap).any())
     assert torch.equal(torch.isnan(total), torch.isnan(gap))
     assert torch.equal(torch.isnan(out).all(-1), torch.isnan(gap))
+
+
+def test_large_scores_cost_no_digits(device: str) -> None:
+    q, k, v = torch.ones(1, 1, 20, 8), torch.zeros(1, 1, 33, 8), torch.randn(1, 1, 33, 8)
+    k[..., 0], k[..., 1] = 1 << 20, (torch.arange(33) % 5) / 8  # exact in float32
+    near = k.clone()
+    near[..., 0] = 0
+    q, k, near, v = (t.to(device) for t in (q, k, near, v))
+    for name in ("sparsemax", "entmax15", "softmax"):
+        mine, want = attention(q, k, v, name, scale=1.0), attention(q, near, v, name, scale=1.0)
+        assert torch.allclose(mine, want, rtol=0, atol=TOLERANCE), name
 
 
 def plain(device: str, *shape: int, dtype: torch.dtype = F32) -> list[torch.Tensor]:

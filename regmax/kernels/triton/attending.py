@@ -54,17 +54,17 @@ class ThresholdAttention(AttentionKernel):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
         scale: float, gamma: Number, theta: Numbers, grad: bool,
     ) -> tuple[Tensor, Hyper]:  # fmt: skip
-        out, tau, total, gap, mean, active = self.solve(
+        out, top, t, total, _, mean, active = self.solve(
             q, k, v, mask, diagonal, scale, gamma, theta, grad
         )
-        return out, (tau, total, mean, active) if grad else ()
+        return out, (top, t, total, mean, active) if grad else ()
 
     def solve(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
         scale: float, gamma: Number, theta: Numbers, grad: bool,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """The result, and of each row τ, S, the bound of its duality gap and the mean that backward
-        needs; and which blocks have a positive weight."""
+        """The result, and of each row its largest score, τ less that score, S, the bound of its
+        duality gap and the mean that backward needs; and which blocks have a positive weight."""
         check_device(q)
         q, k, v = (_dense(t) for t in (q, k, v))
         (batch, heads, queries), depth = q.shape[:3], v.shape[-1]
@@ -74,7 +74,7 @@ class ThresholdAttention(AttentionKernel):
         mean = out
         if grad and flags["KIND"] != 0:
             mean = torch.empty_like(out, dtype=torch.float32)
-        rows = torch.empty((3, batch, heads, queries), dtype=torch.float32, device=q.device)
+        rows = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
         active = torch.zeros((batch, heads, bands, stacks), dtype=torch.int8, device=q.device)
         lengths = _lengths(mask)
         with guard(q):
@@ -90,7 +90,7 @@ class ThresholdAttention(AttentionKernel):
         self, g: Tensor, kept: Hyper, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
         diagonal: int | None, scale: float, gamma: Number, theta: Numbers, wants: tuple[bool, ...],
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        tau, total, mean, active = kept
+        top, t, total, mean, active = kept
         g, q, k, v = g.contiguous(), _dense(q), _dense(k), _dense(v)
         (batch, heads, queries), keys = q.shape[:3], k.shape[2]
         flags = self._flags(q, v, mask, diagonal, theta)
@@ -108,8 +108,8 @@ class ThresholdAttention(AttentionKernel):
                     dmask = torch.zeros(shape, dtype=torch.float32, device=q.device)
                 dtheta, dgamma = torch.empty_like(delta), torch.empty_like(delta)
                 _launch(
-                    attention_queries, active.shape[2] * batch * heads, *first, tau, total, delta,
-                    active, dq, dmask, dtheta, dgamma, *rest, **flags, BY_MASK=by_mask,
+                    attention_queries, active.shape[2] * batch * heads, *first, top, t, total,
+                    delta, active, dq, dmask, dtheta, dgamma, *rest, **flags, BY_MASK=by_mask,
                     BY_THETA=by_theta, BY_GAMMA=by_gamma,
                 )  # fmt: skip
                 all_found = (dq, None, None, dmask, dgamma.sum(-1), dtheta.sum(-1))
@@ -118,8 +118,8 @@ class ThresholdAttention(AttentionKernel):
                 dk = torch.empty_like(k, memory_format=torch.contiguous_format)
                 dv = torch.empty_like(v, memory_format=torch.contiguous_format)
                 _launch(
-                    attention_keys, active.shape[3] * batch * k.shape[1], *first, tau, total, delta,
-                    active, dk, dv, *rest, **flags,
+                    attention_keys, active.shape[3] * batch * k.shape[1], *first, top, t, total,
+                    delta, active, dk, dv, *rest, **flags,
                 )  # fmt: skip
                 found[1:3] = dk if wants[1] else None, dv if wants[2] else None
         return tuple(found)
@@ -146,7 +146,7 @@ class ThresholdAttention(AttentionKernel):
             "num_stages": 1,
         }
 
-    def _numbers(self, gamma: Number, theta: Numbers) -> tuple[Tensor | None | float | int, ...]:
+    def _numbers(self, gamma: Number, theta: Numbers) -> tuple[Tensor | float | int | None, ...]:
         theta = theta or (ALPHA[self.kind],)
         return (*parameter(theta[0]), *parameter(gamma))
 

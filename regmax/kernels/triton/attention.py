@@ -58,7 +58,9 @@ def power(u, a, KIND: tl.constexpr):
             return base * base, base, base
         else:
             safe = tl.where(on, base, 1.0)
-            log_p = tl.where(a == 0, u, log1p(tl.where(on, x, 0.0), safe) / tl.where(a == 0, 1.0, a))
+            log_p = tl.where(
+                a == 0, u, log1p(tl.where(on, x, 0.0), safe) / tl.where(a == 0, 1.0, a)
+            )
             p = tl.where(on, tl.exp(log_p), 0.0)
             return p, p / safe, base
 
@@ -137,7 +139,9 @@ def head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, hea
     alpha = of_row(theta_ptr, theta, head, theta_step).to(tl.float64)
     a = (alpha - 1.0).to(tl.float32)
     if KIND == ANY:
-        a = tl.where((a > -1e-6) & (a < 1.000001), tl.minimum(tl.maximum(a, 0.0), 1.0), float("nan"))
+        a = tl.where(
+            (a > -1e-6) & (a < 1.000001), tl.minimum(tl.maximum(a, 0.0), 1.0), float("nan")
+        )
     return a, (1.0 / of_row(gamma_ptr, gamma, head, gamma_step).to(tl.float64)).to(tl.float32)
 
 
@@ -149,13 +153,15 @@ def number(value):
 @triton.jit(do_not_specialize=["queries", "keys", "diagonal", "steps"])
 def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, theta: tl.float64,
                       theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64,
-                      out_ptr, mean_ptr, tau_ptr, sum_ptr, gap_ptr, active_ptr, tol: tl.float64,
-                      limit: tl.float64, heads, group, queries, keys, width, depth, diagonal, steps,
+                      out_ptr, mean_ptr, top_ptr, t_ptr, sum_ptr, gap_ptr, active_ptr,
+                      tol: tl.float64, limit: tl.float64, heads, group, queries, keys, width,
+                      depth, diagonal, steps,
                       q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
                       KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
                       VARLEN: tl.constexpr, GRAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       BE: tl.constexpr, BV: tl.constexpr):  # fmt: skip
-    """A block of queries of one head: its averages, and per row τ, S and the bound of the gap.
+    """A block of queries of one head: its averages, and per row τ, S and the bound of the gap. τ is
+    the largest score and the rest t, so that a large score costs no digits.
 
     GRAD: also the means Σ p^(1−a) v / Σ p^(1−a), which backward needs. A row is NaN if it has a NaN
     or +∞, or if its bound is above ``limit``.
@@ -182,13 +188,14 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     blocks = tl.cdiv(end, BN)
     q = tile(q_ptr, rows, queries, q_row, width, BE)
     none = -float("inf")
-    tau = tl.full((BM,), none, tl.float32)
+    top = tl.full((BM,), none, tl.float32)  # τ is top + t
+    t = tl.zeros((BM,), tl.float32)
     log_f = tl.full((BM,), none, tl.float32)
     r = tl.zeros((BM,), tl.float32)
     spoilt = tl.zeros((BM,), tl.int32)
     if KIND == ANY:
         spoilt += (a != a).to(tl.int32)
-    for i in range(0, blocks):
+    for i in range(blocks):
         col = (blocks - 1 - i) * BN + tl.arange(0, BN)
         k = tile(k_ptr, col, keys, k_row, width, BE)
         z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
@@ -196,12 +203,14 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
         fine = z < float("inf")  # neither is NaN
         spoilt = tl.maximum(spoilt, 1 - tl.min(fine.to(tl.int32), 1))
         z = tl.where(fine, z, none)
-        top = tl.maximum(tau, tl.max(z, 1))
-        d = tl.where(tau == none, 0.0, top - tau)
-        log_f, r = further(log_f, r, d, a, KIND)
-        tau = top
+        new = tl.maximum(top, tl.max(z, 1))
+        rise = tl.where(top == none, 0.0, new - top)
+        log_f, r = further(log_f, r, tl.maximum(rise - t, 0.0), a, KIND)
+        t = tl.maximum(t - rise, 0.0)
+        top = new
+        z = z - tl.where(top == none, 0.0, top)[:, None]
         for last in tl.static_range(1 if KIND == SOFTMAX else 2):
-            p, s, _ = power(z - tl.where(tau == none, 0.0, tau)[:, None], a, KIND)
+            p, s, _ = power(z - t[:, None], a, KIND)
             before = tl.exp(log_f)
             f = before + tl.sum(p, 1)
             slope = (r * before + tl.sum(s, 1)) / tl.where(f > 0, f, 1.0)
@@ -212,8 +221,8 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                 log_f, r = further(log_new, slope, d, a, KIND)
             else:
                 log_f, r = further(log_f, r, d, a, KIND)
-            tau += d
-    tau = tl.where(tau == none, 0.0, tau)
+            t += d
+    top = tl.where(top == none, 0.0, top)
     if KIND != SOFTMAX:
         step = 0
         moving = tl.full((), 1, tl.int32)
@@ -221,7 +230,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
             f = tl.zeros((BM,), tl.float32)
             d1 = tl.zeros((BM,), tl.float32)
             d2 = tl.zeros((BM,), tl.float32)
-            for i in range(0, blocks):
+            for i in range(blocks):
                 seen = 1
                 if step > 0:
                     seen = tl.load(active_ptr + i).to(tl.int32)
@@ -230,7 +239,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                     k = tile(k_ptr, col, keys, k_row, width, BE)
                     z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row,
                                m_col, diagonal, CAUSAL, MASK)  # fmt: skip
-                    p, s, base = power(z - tau[:, None], a, KIND)
+                    p, s, base = power(z - top[:, None] - t[:, None], a, KIND)
                     f += tl.sum(p, 1)
                     d1 += tl.sum(s, 1)
                     # Σ p^(1−2a), for the second derivative
@@ -251,7 +260,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                 bend = d * (1.0 - a) / 2 * (f * d2 / (d1 * d1) - 1.0)
                 bend = tl.minimum(tl.maximum(bend, -0.5), 0.5)
                 d = d / (1.0 - tl.where(off, bend, 0.0))
-            tau += tl.where(off, d * f / d1, 0.0)
+            t += tl.where(off, d * f / d1, 0.0)
             moving = tl.max((tl.abs(log_f) > tolerance).to(tl.int32))
             step += 1
     total = tl.zeros((BM,), tl.float32)
@@ -261,7 +270,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     if GRAD and KIND != SOFTMAX:
         mean = tl.zeros((BM, BV), tl.float32)
     wrong = tl.max(spoilt)
-    for i in range(0, blocks):
+    for i in range(blocks):
         seen = 1
         if KIND != SOFTMAX and steps > 0:
             seen = tl.load(active_ptr + i).to(tl.int32)
@@ -270,7 +279,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
             k = tile(k_ptr, col, keys, k_row, width, BE)
             z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
                        diagonal, CAUSAL, MASK)  # fmt: skip
-            p, s, base = power(z - tau[:, None], a, KIND)
+            p, s, base = power(z - top[:, None] - t[:, None], a, KIND)
             some = (tl.max(tl.max(p, 1), 0) > 0) | (wrong > 0)
             if some:
                 v = tile(v_ptr, col, keys, v_row, depth, BV)
@@ -290,7 +299,8 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     alone = tl.where(spoilt, float("nan"), 0.0)  # also of rows without keys
     inside = rows < queries
     at = head * queries + rows
-    tl.store(tau_ptr + at, tau, mask=inside)
+    tl.store(top_ptr + at, top, mask=inside)
+    tl.store(t_ptr + at, t, mask=inside)
     tl.store(sum_ptr + at, tl.where(alive, total, 0.0) + alone, mask=inside)
     tl.store(gap_ptr + at, gap + alone, mask=inside)
     place = at[:, None] * depth + ev

@@ -24,9 +24,9 @@ from .jacobian import by_alpha
 
 
 @triton.jit
-def differences(z, tau, total, g, delta, a, KIND: tl.constexpr):
-    """y and w of a block."""
-    p, s, _ = power(z - tau[:, None], a, KIND)
+def differences(u, total, g, delta, a, KIND: tl.constexpr):
+    """y and w of a block, u = z − τ."""
+    p, s, _ = power(u, a, KIND)
     alive = total > 0
     safe = tl.where(alive, total, 1.0)
     y = p / tl.where(total == 0, 1.0, total)[:, None]
@@ -38,7 +38,7 @@ def differences(z, tau, total, g, delta, a, KIND: tl.constexpr):
 @triton.jit(do_not_specialize=["queries", "keys", "diagonal"])
 def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
                       theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64,
-                      g_ptr, tau_ptr, sum_ptr, delta_ptr, active_ptr, dq_ptr, dmask_ptr, dtheta_ptr,
+                      g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dq_ptr, dmask_ptr, dtheta_ptr,
                       dgamma_ptr, heads, group, queries, keys, width, depth, diagonal, q_b, q_h,
                       q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
                       KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
@@ -64,7 +64,8 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
     at = head * queries + rows
     q = tile(q_ptr, rows, queries, q_row, width, BE)
     g_out = tile(g_ptr + head * queries * depth, rows, queries, depth, depth, BV)
-    tau = tl.load(tau_ptr + at, mask=inside, other=0.0)
+    top = tl.load(top_ptr + at, mask=inside, other=0.0)
+    t = tl.load(t_ptr + at, mask=inside, other=0.0)
     total = tl.load(sum_ptr + at, mask=inside, other=0.0)
     delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
     end = keys
@@ -73,14 +74,15 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
     dq = tl.zeros((BM, BE), tl.float32)
     by_theta = tl.zeros((BM,), tl.float32)
     by_gamma = tl.zeros((BM,), tl.float32)
-    for i in range(0, tl.cdiv(end, BN)):
+    for i in range(tl.cdiv(end, BN)):
         if tl.load(active_ptr + i) != 0:
             col = i * BN + tl.arange(0, BN)
             k = tile(k_ptr, col, keys, k_row, width, BE)
             z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
                        diagonal, CAUSAL, MASK)  # fmt: skip
             g = product(g_out, tl.trans(tile(v_ptr, col, keys, v_row, depth, BV)))
-            y, w = differences(z, tau, total, g, delta, a, KIND)
+            u = z - top[:, None] - t[:, None]
+            y, w = differences(u, total, g, delta, a, KIND)
             dq += product(w.to(k.dtype), k)
             if BY_MASK:
                 place = at[:, None] * keys + col[None, :]
@@ -90,7 +92,7 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
                 log_y = tl.log(tl.where(y > 0, y, 1.0))
                 by_theta -= tl.sum(w * by_alpha(log_y, a), 1)
             if BY_GAMMA:
-                by_gamma -= tl.sum(tl.where(w != 0, w * (z - tau[:, None]), 0.0), 1)
+                by_gamma -= tl.sum(tl.where(w != 0, w * u, 0.0), 1)
     dq = (dq * (scale32 * inverse)).to(dq_ptr.dtype.element_ty)
     tl.store(dq_ptr + at[:, None] * width + e, dq, mask=inside[:, None] & (e < width))
     if BY_THETA:
@@ -102,7 +104,7 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
 @triton.jit(do_not_specialize=["queries", "keys", "diagonal"])
 def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
                    theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64, g_ptr,
-                   tau_ptr, sum_ptr, delta_ptr, active_ptr, dk_ptr, dv_ptr, heads, group, queries,
+                   top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dk_ptr, dv_ptr, heads, group, queries,
                    keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row,
                    m_b, m_h, m_row, m_col, KIND: tl.constexpr, CAUSAL: tl.constexpr,
                    MASK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
@@ -124,7 +126,7 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
         first = tl.maximum(stack * BN - diagonal, 0) // BM
     dk = tl.zeros((BN, BE), tl.float32)
     dv = tl.zeros((BN, BV), tl.float32)
-    for one in range(0, group):
+    for one in range(group):
         h = hk * group + one
         head = b * heads + h
         a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
@@ -137,12 +139,14 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
                 q = tile(q_ptr + b * q_b + h * q_h, rows, queries, q_row, width, BE)
                 z = scores(q, k, mask_ptr + b * m_b + h * m_h, rows, col, queries, keys, scale32,
                            inverse, m_row, m_col, diagonal, CAUSAL, MASK)  # fmt: skip
-                tau = tl.load(tau_ptr + at, mask=inside, other=0.0)
+                top = tl.load(top_ptr + at, mask=inside, other=0.0)
+                t = tl.load(t_ptr + at, mask=inside, other=0.0)
                 total = tl.load(sum_ptr + at, mask=inside, other=0.0)
                 delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
                 g_out = tile(g_ptr + head * queries * depth, rows, queries, depth, depth, BV)
                 g = product(g_out, tl.trans(v))
-                y, w = differences(z, tau, total, g, delta, a, KIND)
+                u = z - top[:, None] - t[:, None]
+                y, w = differences(u, total, g, delta, a, KIND)
                 dv += product(tl.trans(y).to(g_out.dtype), g_out)
                 dk += product(tl.trans(w * inverse).to(q.dtype), q)
     inside = col[:, None] < keys
