@@ -78,7 +78,7 @@ def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
         torch.int64: "i64",
         torch.bool: "i1",
     }
-    options = {key: kwargs[key] for key in kwargs if key in ("num_warps", "num_stages")}
+    options = {key: kwargs[key] for key in kwargs if key in ("num_warps", "num_stages", "maxnreg")}
     given = dict(zip(kernel.arg_names, args, strict=False))
     constants = {key: kwargs[key] for key in kwargs if key not in options}
     signature, aligned = {}, {}

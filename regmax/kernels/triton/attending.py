@@ -17,7 +17,7 @@ BLOCKS = {
     False: {64: (16, 32, 4), 128: (16, 16, 8)},
 }
 """Queries and keys of a block, and warps, by whether the dtype has 16 bits and by the largest size
-of a head: registers hold its numbers, all of them."""
+of a head, whose numbers are all in registers. The sums over queries have 8 warps."""
 STEPS = 16
 TOLERANCE = 2e-6
 """Of log S: some roundings of a sum in float32."""
@@ -119,7 +119,7 @@ class ThresholdAttention(AttentionKernel):
                 dv = torch.empty_like(v, memory_format=torch.contiguous_format)
                 _launch(
                     attention_keys, active.shape[3] * batch * k.shape[1], *first, top, t, total,
-                    delta, active, dk, dv, *rest, **flags,
+                    delta, active, dk, dv, *rest, **{**flags, "num_warps": 8},
                 )  # fmt: skip
                 found[1:3] = dk if wants[1] else None, dv if wants[2] else None
         return tuple(found)
@@ -144,6 +144,8 @@ class ThresholdAttention(AttentionKernel):
             "BV": depth,
             "num_warps": warps,
             "num_stages": 1,
+            # all registers: ptxas would rather spill a few, for more programs at once
+            **({} if torch.version.hip else {"maxnreg": 255}),
         }
 
     def _numbers(self, gamma: Number, theta: Numbers) -> tuple[Tensor | float | int | None, ...]:
