@@ -62,7 +62,8 @@ def attention(
         Memory is then proportional to chunk · S. The scores of keys that ``is_causal`` hides from
         the whole chunk are not computed if Ω has a closed form or is declared separable. By
         default: all queries if they have at most 4 million scores (134 million on a GPU), else as
-        many as have half of that. Under transforms and in a graph always all.
+        many as have half of that. Under transforms and in a graph always all. On CUDA a kernel
+        without scores in memory is taken where Ω has one that takes the arguments.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
     dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;

@@ -19,6 +19,7 @@ from ..kernels.base import CannotLaunch
 from ..mapping import compiled
 from ..regularizers import arguments
 from ..regularizers.expressions import Scaled
+from ..regularizers.penalty import names_of
 from ..regularizers.regularizer import Regularizer
 from . import chunks, products
 from .learnable import Learnable
@@ -43,9 +44,11 @@ def attended(
 ) -> Tensor | None:
     """The attention that ``attend(0, q, k, v, omega, mask, gamma, None)`` gives, or None where no
     kernel computes it. A wrong argument may give None: ``attend`` raises the error."""
+    if not transforms.plain():
+        return None
     omega = resolved(omega)
-    kernel = _kernel(omega, q)
-    if kernel is None or not transforms.plain():
+    kernel = _kernel(omega, q, k)
+    if kernel is None:
         return None
     q, k, v = products.as_autocast(q, k, v)
     ndim, score_ndim = max(q.ndim, k.ndim, v.ndim), max(q.ndim, k.ndim)
@@ -73,7 +76,7 @@ def attended(
         return None
 
     def again(q: Tensor, k: Tensor, v: Tensor, mask: Any, gamma: Any, *theta: Any) -> Tensor:
-        names = compiled.names_of(bare)
+        names = names_of(bare)
         held = {n: t[..., None, None] for n, t in zip(names, theta, strict=True) if _is_tensor(t)}
         gamma = gamma[..., None, None] if isinstance(gamma, Tensor) else gamma
         return attend(0, q, k, v, bare.with_tensors(held) if held else bare, mask, gamma, None)
@@ -156,13 +159,14 @@ def _is_tensor(item: Any) -> bool:
     return isinstance(item, Tensor)
 
 
-def _kernel(omega: Regularizer | Learnable, q: Tensor) -> AttentionKernel | None:
+def _kernel(omega: Regularizer | Learnable, q: Tensor, k: Tensor) -> AttentionKernel | None:
     bare = omega.base if isinstance(omega, Learnable) else omega
     while isinstance(bare, Scaled):
         bare = bare.base
-    if type(q) not in transforms.PLAIN or q.is_meta:
+    if type(q) not in transforms.PLAIN or q.is_meta or bare.entries not in (None, k.shape[-2]):
         return None
-    kernel = compiled.kernel_of(bare, q)
+    row = torch.empty((), dtype=F32, device=q.device).expand(1, k.shape[-2])
+    kernel = compiled.kernel_of(bare, row)
     return None if kernel is None else kernel.attention
 
 

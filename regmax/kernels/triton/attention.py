@@ -58,9 +58,8 @@ def power(u, a, KIND: tl.constexpr):
             return base * base, base, base
         else:
             safe = tl.where(on, base, 1.0)
-            log_p = tl.where(
-                a == 0, u, log1p(tl.where(on, x, 0.0), safe) / tl.where(a == 0, 1.0, a)
-            )
+            log_p = log1p(tl.where(on, x, 0.0), safe) / tl.where(a == 0, 1.0, a)
+            log_p = tl.where(a == 0, u, log_p)
             p = tl.where(on, tl.exp(log_p), 0.0)
             return p, p / safe, base
 
@@ -114,7 +113,7 @@ def scores(q, k, mask_ptr, rows, columns, queries, keys, scale, inverse, m_row, 
         see = see & (col <= row + diagonal)
     x = product(q, tl.trans(k)) * scale
     if MASK != 0:
-        at = row.to(tl.int64) * m_row + col * m_col
+        at = row.to(tl.int64) * m_row + col.to(tl.int64) * m_col
         item = tl.load(mask_ptr + at, mask=see, other=0)
         if MASK == BOOL:
             see = see & (item != 0)
@@ -128,7 +127,7 @@ def scores(q, k, mask_ptr, rows, columns, queries, keys, scale, inverse, m_row, 
 
 @triton.jit
 def product(a, b):
-    """a b, in float32: tensor cores multiply halves, or thirds of the digits of float32."""
+    """a b in float32. Tensor cores multiply float32 numbers as sums of two shorter ones."""
     return tl.dot(a, b, input_precision="tf32x3")
 
 
@@ -139,9 +138,8 @@ def head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, hea
     alpha = of_row(theta_ptr, theta, head, theta_step).to(tl.float64)
     a = (alpha - 1.0).to(tl.float32)
     if KIND == ANY:
-        a = tl.where(
-            (a > -1e-6) & (a < 1.000001), tl.minimum(tl.maximum(a, 0.0), 1.0), float("nan")
-        )
+        inside = (a > -1e-6) & (a < 1.000001)
+        a = tl.where(inside, tl.minimum(tl.maximum(a, 0.0), 1.0), float("nan"))
     return a, (1.0 / of_row(gamma_ptr, gamma, head, gamma_step).to(tl.float64)).to(tl.float32)
 
 
@@ -223,6 +221,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                 log_f, r = further(log_f, r, d, a, KIND)
             t += d
     top = tl.where(top == none, 0.0, top)
+    wrong = tl.max(spoilt)
     if KIND != SOFTMAX:
         step = 0
         moving = tl.full((), 1, tl.int32)
@@ -248,7 +247,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                     elif KIND == ANY:
                         d2 += tl.sum(tl.where(p > 0, s / tl.where(p > 0, base, 1.0), 0.0), 1)
                     if step == 0:
-                        some = tl.max(tl.max(p, 1), 0) > 0
+                        some = (tl.max(tl.max(p, 1), 0) > 0) | (wrong > 0)
                         tl.store(active_ptr + i, some.to(tl.int8))
             tl.debug_barrier()
             log_f = logarithm(f)
@@ -269,7 +268,6 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     out = tl.zeros((BM, BV), tl.float32)
     if GRAD and KIND != SOFTMAX:
         mean = tl.zeros((BM, BV), tl.float32)
-    wrong = tl.max(spoilt)
     for i in range(blocks):
         seen = 1
         if KIND != SOFTMAX and steps > 0:

@@ -38,9 +38,9 @@ def differences(u, total, g, delta, a, KIND: tl.constexpr):
 @triton.jit(do_not_specialize=["queries", "keys", "diagonal"])
 def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
                       theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64,
-                      g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dq_ptr, dmask_ptr, dtheta_ptr,
-                      dgamma_ptr, heads, group, queries, keys, width, depth, diagonal, q_b, q_h,
-                      q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
+                      g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dq_ptr, dmask_ptr,
+                      dtheta_ptr, dgamma_ptr, heads, group, queries, keys, width, depth, diagonal,
+                      q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
                       KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
                       BY_MASK: tl.constexpr, BY_THETA: tl.constexpr, BY_GAMMA: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
@@ -104,8 +104,8 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
 @triton.jit(do_not_specialize=["queries", "keys", "diagonal"])
 def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
                    theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64, g_ptr,
-                   top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dk_ptr, dv_ptr, heads, group, queries,
-                   keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row,
+                   top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dk_ptr, dv_ptr, heads, group,
+                   queries, keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row,
                    m_b, m_h, m_row, m_col, KIND: tl.constexpr, CAUSAL: tl.constexpr,
                    MASK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
                    BV: tl.constexpr):  # fmt: skip
