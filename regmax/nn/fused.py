@@ -44,7 +44,7 @@ def attended(
 ) -> Tensor | None:
     """The attention that ``attend(0, q, k, v, omega, mask, gamma, None)`` gives, or None where no
     kernel computes it. A wrong argument may give None: ``attend`` raises the error."""
-    if not transforms.plain():
+    if not transforms.plain() or not isinstance(scale, int | float | None):
         return None
     omega = resolved(omega)
     kernel = _kernel(omega, q, k)

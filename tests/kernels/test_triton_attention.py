@@ -336,6 +336,9 @@ def test_tensors_that_no_kernel_takes(device: str, taken: Any) -> None:
     wide = AdaptiveEntmax(2)
     wide.learned["alpha"].high = 3
     attention(q, k, v, wide.to(device))
+    scale = torch.tensor(0.3, device=device, requires_grad=True)
+    attention(q, k, v, "sparsemax", scale=scale).square().sum().backward()
+    assert scale.grad is not None
     torch.func.vmap(lambda q: attention(q, k[0], v[0], "sparsemax"))(q)
     assert taken == []
     for wrong in (

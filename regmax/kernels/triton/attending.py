@@ -18,7 +18,8 @@ BLOCKS = {
 }
 """Queries and keys of a block, and warps, by whether the dtype has 16 bits and by the largest size
 of a head, whose numbers are all in registers. The sums over queries have 8 warps."""
-STEPS = 16
+STEPS = 40
+"""Of Halley's method, at most; some four are usual."""
 TOLERANCE = 2e-6
 """Of log S: some roundings of a sum in float32."""
 LIMIT = 1e-3

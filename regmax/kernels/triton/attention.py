@@ -259,8 +259,11 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
                 bend = d * (1.0 - a) / 2 * (f * d2 / (d1 * d1) - 1.0)
                 bend = tl.minimum(tl.maximum(bend, -0.5), 0.5)
                 d = d / (1.0 - tl.where(off, bend, 0.0))
-            t += tl.where(off, d * f / d1, 0.0)
-            moving = tl.max((tl.abs(log_f) > tolerance).to(tl.int32))
+            d = tl.where(off, d * f / d1, 0.0)
+            t += d
+            # S may stay off by many roundings of t, if the support is large
+            far = (tl.abs(log_f) > tolerance) & (tl.abs(d) > 2.4e-7 * t)
+            moving = tl.max(far.to(tl.int32))
             step += 1
     total = tl.zeros((BM,), tl.float32)
     largest = tl.zeros((BM,), tl.float32)

@@ -105,8 +105,8 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
 def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
                    theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64, g_ptr,
                    top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dk_ptr, dv_ptr, heads, group,
-                   queries, keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row,
-                   m_b, m_h, m_row, m_col, KIND: tl.constexpr, CAUSAL: tl.constexpr,
+                   queries, keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b,
+                   v_h, v_row, m_b, m_h, m_row, m_col, KIND: tl.constexpr, CAUSAL: tl.constexpr,
                    MASK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
                    BV: tl.constexpr):  # fmt: skip
     """∂k and ∂v of a block of keys, of one key head: sums over the query heads of its group."""
