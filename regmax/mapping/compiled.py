@@ -85,7 +85,7 @@ def depth(cls: type[Any], name: str) -> int:
     return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
 
 
-def declared(omega: Regularizer) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+def _declared(omega: Regularizer) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The names of γ and the hyperparameters, and their accepted ranges."""
     ranges = _ranges(type(omega))  # type: ignore[arg-type]
     if isinstance(omega, Penalized):
@@ -132,8 +132,8 @@ def _plan(omega: Regularizer, x: Tensor, gamma: float) -> tuple[Any, ...] | None
     fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
     if kernel is None or isinstance(kernel, Composed) or x.dtype not in kernel.dtypes or not fits:
         return None
-    names, ranges = declared(bare)
-    given = numbers_of(bare, gamma)
+    names, ranges = _declared(bare)
+    given = _numbers(bare, gamma)
     checked = [
         item if accepted is None else arguments.hyperparameter(name, item, *accepted)
         for name, item, accepted in zip(names, given, ranges, strict=True)
@@ -154,8 +154,8 @@ def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: An
     kernel = kernel_of(omega, x)
     if kernel is None or x.is_meta:
         return None
-    names, ranges = declared(omega)
-    given = numbers_of(omega, gamma)
+    names, ranges = _declared(omega)
+    given = _numbers(omega, gamma)
     under_transform = transforms.under_transform((x, *given, *factors))
     if under_transform and not _takes((x, *given, *factors), omega, tracing):
         return None
@@ -220,7 +220,7 @@ def _watched(
 
 def apply(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
     """Π_Ω of prepared rows, with gradients."""
-    numbers = numbers_of(omega, gamma)
+    numbers = _numbers(omega, gamma)
     return with_gradients(kernel, omega, x, mask, numbers)
 
 
@@ -231,7 +231,7 @@ def under_transform(omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Ten
     given = (x, gamma, *omega.tensors(fixed=True).values())
     if kernel is None or x.is_meta or not _takes(given, omega, transforms.tracing()):
         return None
-    numbers = numbers_of(omega, gamma)
+    numbers = _numbers(omega, gamma)
     return _watched(kernel, omega, x, mask, numbers)
 
 
@@ -247,14 +247,23 @@ def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any
     return arguments.per_row(name, item, accepted, rows, dim)
 
 
-def numbers_of(omega: Regularizer, gamma: Any) -> list[Any]:
+def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
     """γ and θ."""
     return [gamma, *(held(omega, name) for name in names_of(omega))]
 
 
+def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:
+    """γ and θ by name, range-checked and laid out for the rows x."""
+    names, ranges = _declared(omega)
+    items = zip(names, _numbers(omega, gamma), ranges, strict=True)
+    return {
+        name: arguments.per_row(name, t, accepted, x, x.ndim - 1) for name, t, accepted in items
+    }
+
+
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
     """Π_Ω of prepared rows, without gradients."""
-    numbers = numbers_of(omega, gamma)
+    numbers = _numbers(omega, gamma)
     return forward(kernel, x.detach(), mask, numbers)[0]
 
 
@@ -275,7 +284,7 @@ def product(
     hyper: bool,
 ) -> tuple[Tensor, ...]:
     """:func:`products` by the kernel of Ω, or by PyTorch operations where it has none here."""
-    numbers = numbers_of(omega, gamma)
+    numbers = _numbers(omega, gamma)
     kernel = kernel_of(omega, y)
     if kernel is not None:
         return products(kernel, y, taking_part(part), v, numbers, hyper)

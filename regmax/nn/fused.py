@@ -195,28 +195,26 @@ def _numbers(
     scores: Tensor,
     ndim: int,
 ) -> tuple[list[Any], Regularizer]:
-    """γ and θ as the kernel takes them and the Ω that has θ; no number where they are not one for
-    each head, or may be out of the kernel's range."""
+    """γ and θ as the kernel takes them, and the Ω that has θ. No numbers, if there is not one for
+    each head, or one may be out of the kernel's range."""
     like = scores[(0,) * (4 - ndim)]
     prefix, factors = "", []
     while isinstance(omega, Scaled):
         factors.append(omega.c)
         omega, prefix = omega.base, prefix + "base."
-    names, accepted = compiled.declared(omega)
-    given = compiled.numbers_of(omega, gamma)
-    made = [
-        arguments.per_row(name, item, range_, like, ndim - 1)
-        for name, item, range_ in zip(names, given, accepted, strict=True)
-    ]
+    numbers = compiled.checked(omega, gamma, like)
     for c in factors:
-        made[0] = made[0] * arguments.per_row("c", c, Scaled.ranges["c"], like, ndim - 1)
-    for name, item, (low, high) in zip(names[1:], made[1:], kernel.bounds, strict=True):
+        c = arguments.per_row("c", c, Scaled.ranges["c"], like, ndim - 1)
+        numbers["gamma"] = numbers["gamma"] * c
+    theta = list(numbers.items())[1:]
+    for (name, item), (low, high) in zip(theta, kernel.bounds, strict=True):
         if isinstance(item, Tensor):
             least, most = ranges.get(prefix + name) or _range(item)
         else:
             least = most = item
         if not low <= least <= most <= high:
             return [], omega
+    made = list(numbers.values())
     if any(isinstance(t, Tensor) and t.shape[-2] != 1 for t in made):
         return [], omega
     heads = scores.shape[:2]

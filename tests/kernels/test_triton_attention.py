@@ -73,10 +73,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def leaves(*tensors: Any) -> list[Any]:
-    return [t.detach().clone().requires_grad_() if t is not None else None for t in tensors]
-
-
 def omega_of(alpha: Any, heads: int, dtype: torch.dtype, device: str) -> Any:
     """Tsallis, or with an α for each head that is learnt."""
     if alpha != "learnt":
@@ -127,8 +123,10 @@ def test_values_and_gradients(
     padded = torch.arange(keys).expand(batch, 1, 1, keys) < lengths if "varlen" in more else None
 
     def found(dtype: torch.dtype, where: str) -> list[torch.Tensor]:
-        given = [None if t is None else t.to(where, dtype) for t in (q, k, v, bias, gamma)]
-        q_, k_, v_, bias_, gamma_ = leaves(*given)
+        q_, k_, v_, bias_, gamma_ = (
+            None if t is None else t.to(where, dtype, copy=True).requires_grad_()
+            for t in (q, k, v, bias, gamma)
+        )
         omega = omega_of(alpha, heads[0], dtype, where)
         mask = bias_
         if padded is not None:
