@@ -21,13 +21,7 @@ from regmax import kernels  # noqa: E402
 from regmax.kernels import Lazy  # noqa: E402
 from regmax.kernels.base import CannotLaunch  # noqa: E402
 from regmax.kernels.triton.attending import ThresholdAttention  # noqa: E402
-from regmax.nn import (  # noqa: E402
-    AdaptiveEntmax,
-    MultiheadAttention,
-    attention,
-    chunks,
-    fused,
-)
+from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, fused  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -35,8 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 F32, F64 = torch.float32, torch.float64
 HALF = torch.bfloat16 if CUDA else torch.float16
 """The interpreter multiplies the bits of bfloat16 as integers."""
-TOLERANCE = 2e-5
-SMALL = (16, 16)
+TOLERANCE, SMALL = 2e-5, (16, 16)
 
 
 @pytest.fixture(
