@@ -12,6 +12,6 @@ of rows are plain PyTorch.
 
 from __future__ import annotations
 
-from .base import Kernel, Lazy, ProxKernel, asked, reference, why_none
+from .base import AttentionKernel, Kernel, Lazy, ProxKernel, asked, reference, why_none
 
-__all__ = ["Kernel", "Lazy", "ProxKernel", "asked", "reference", "why_none"]
+__all__ = ["AttentionKernel", "Kernel", "Lazy", "ProxKernel", "asked", "reference", "why_none"]

@@ -49,6 +49,46 @@ def why_none(device: str) -> str:
     return f"no kernel runs, {package} is missing (pip install 'regmax[fast]')"
 
 
+class CannotLaunch(RuntimeError):
+    """A compiled kernel does not fit this device."""
+
+
+class AttentionKernel(ABC):
+    """Π_Ω(q kᵀ · scale + mask) v and its gradients in compiled code, with O(1) numbers per query in
+    memory beside the result.
+
+    ``q`` (B, H, L, E), ``k`` (B, K, S, E) and ``v`` (B, K, S, Ev) have one dtype of ``dtypes``, any
+    strides, and no empty dimension; H is a multiple of K, and consecutive heads of q share a head
+    of k and v. ``mask`` (B, H, L, S), of any strides, is bool (True = takes part), or floating and
+    added to the scores. With ``diagonal`` query i sees keys 0, …, i + diagonal. ``gamma`` and each
+    of ``theta`` are floats, or floating (B, H). Rows are as in :class:`Kernel`: a query without
+    keys gives 0, and one with a NaN or +inf among its scores NaN.
+    """
+
+    dtypes: ClassVar[tuple[torch.dtype, ...]]
+    bounds: tuple[tuple[float, float], ...] = ()
+    """The closed range of each of ``theta``. A tensor's value out of it gives NaN."""
+
+    @abstractmethod
+    def takes(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether the kernel takes tensors of these sizes."""
+
+    @abstractmethod
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
+        scale: float, gamma: Number, theta: Numbers, grad: bool,
+    ) -> tuple[Tensor, Hyper]:  # fmt: skip
+        """The result, (B, H, L, Ev), and what ``backward`` needs. Raises :class:`CannotLaunch`."""
+
+    @abstractmethod
+    def backward(
+        self, g: Tensor, kept: Hyper, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        diagonal: int | None, scale: float, gamma: Number, theta: Numbers, wants: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        """The gradients of q, k, v, the mask, γ and each of θ that ``wants`` asks for, given that
+        of the result; None for others."""
+
+
 class Kernel(ABC):
     """Π_Ω(x) and v ↦ Jᵀv in compiled code, for the scores as the user gives them.
 
@@ -69,6 +109,8 @@ class Kernel(ABC):
     """The accepted dtypes; rows of other dtypes are computed in float32."""
     numbers: ClassVar[bool] = False
     """Whether γ and θ may be floats. Otherwise a number becomes a tensor."""
+    attention: AttentionKernel | None = None
+    """Attention with this Ω, if there is a kernel for it. It takes the same γ and θ."""
 
     @abstractmethod
     def forward(

@@ -251,6 +251,15 @@ def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
     return [gamma, *(held(omega, name) for name in names_of(omega))]
 
 
+def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:
+    """γ and θ by name, range-checked and laid out for the rows x."""
+    names, ranges = _declared(omega)
+    items = zip(names, _numbers(omega, gamma), ranges, strict=True)
+    return {
+        name: arguments.per_row(name, t, accepted, x, x.ndim - 1) for name, t, accepted in items
+    }
+
+
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
     """Π_Ω of prepared rows, without gradients."""
     numbers = _numbers(omega, gamma)

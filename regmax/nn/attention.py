@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
-from . import chunks, products
+from . import chunks, fused, products
 from .omega import Omega, mapped
 
 # modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
@@ -63,7 +63,8 @@ def attention(
         Memory is then proportional to chunk · S. The scores of keys that ``is_causal`` hides from
         the whole chunk are not computed if Ω has a closed form or is declared separable. By
         default: all queries if they have at most 4 million scores (134 million on a GPU), else as
-        many as have half of that. Under transforms and in a graph always all.
+        many as have half of that. Under transforms and in a graph always all. On CUDA a kernel
+        without scores in memory is taken where Ω has one that takes the arguments.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
     dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;
@@ -87,6 +88,11 @@ def attention(
         weights = weights_of(s, omega, mask, gamma, certify, sink)
         return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
+    if not dropout_p and not certify and sink is None and chunk is None:
+        _refuse_context_parallel()
+        found = fused.attended(attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa)
+        if found is not None:
+            return found
     own = (mask, gamma, sink)
     if chunks.whole(q, k, v, random=dropout_p > 0):
         return attend(0, q, k, v, omega, *own)

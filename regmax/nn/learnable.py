@@ -123,6 +123,11 @@ class Learnable(nn.Module):
         """The present hyperparameters by name; gradients flow to the parameters of the modules."""
         return {name: self.learned[name.replace(".", "_")]() for name in self.names}
 
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """The ranges of the hyperparameters that :class:`Between` computes, by name."""
+        modules = {name: self.learned[name.replace(".", "_")] for name in self.names}
+        return {n: (m.low, m.high) for n, m in modules.items() if type(m) is Between}
+
     def forward(self) -> Regularizer:
         """Ω at the present values."""
         return self.base.with_tensors(self.values())

@@ -31,6 +31,16 @@ COUNTED = (
     ("tsallis", "float32", 32768, 1.5),
     ("pnorm", "float32", 1024, 1.5),
 )
+# attention: Ω, dtype, size of a head, α (None: learnt), mask (1 bool, 2 added and learnt), causal
+ATTENTION = (
+    ("entropy", "float32", 64, 1.0, 0, False),
+    ("gini", "float32", 64, 2.0, 0, True),
+    ("gini", "bfloat16", 64, 2.0, 0, True),
+    ("tsallis", "bfloat16", 64, 1.5, 1, False),
+    ("tsallis", "float32", 64, None, 2, False),
+    ("tsallis", "bfloat16", 64, None, 2, False),
+    ("tsallis", "bfloat16", 128, None, 0, True),
+)
 
 
 def launches(run: Any) -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
@@ -68,7 +78,7 @@ def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
         torch.int64: "i64",
         torch.bool: "i1",
     }
-    options = {key: kwargs[key] for key in kwargs if key in ("num_warps", "num_stages")}
+    options = {key: kwargs[key] for key in kwargs if key in ("num_warps", "num_stages", "maxnreg")}
     given = dict(zip(kernel.arg_names, args, strict=False))
     constants = {key: kwargs[key] for key in kwargs if key not in options}
     signature, aligned = {}, {}
@@ -123,6 +133,33 @@ def _resources(ptx: str) -> dict[str, int]:
     return {**found, "instructions": len(names), "stores": names.count("STS")}
 
 
+def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    """Those of a line of ``ATTENTION``, with all gradients."""
+    import torch
+
+    from regmax.kernels.triton.attending import ThresholdAttention
+
+    kind, dtype, size, alpha, masked, causal = case
+    kernel = ThresholdAttention(kind)
+    batch, heads, keys = 2, 4, 256
+    q = torch.zeros(batch, heads, keys, size, dtype=getattr(torch, dtype))
+    k = v = q[:, ::2].contiguous()
+    mask = (None, torch.ones(batch, 1, 1, keys) > 0, torch.zeros(batch, heads, keys, keys))[masked]
+    mask = None if mask is None else mask.expand(batch, heads, keys, keys)
+    number: Any = 1.0 if alpha else torch.ones(batch, heads)
+    theta = () if kind != "tsallis" else (alpha or number,)
+    given = (q, k, v, mask, 0 if causal else None, 0.1, number, theta)
+    wants = (True, True, True, masked == 2, not alpha, *(not alpha for _ in theta))
+
+    def run(noted: list[Any]) -> int:
+        out, kept = kernel.forward(*given, True)
+        count = len(noted)
+        kernel.backward(out, kept, *given, wants)
+        return count
+
+    return launches(run)
+
+
 def counts() -> dict[str, dict[str, Any]]:
     """The table: per launch, instructions and stores to shared memory of a thread for each of its
     entries, registers, bytes spilled, and seconds of compilation."""
@@ -142,20 +179,30 @@ def counts() -> dict[str, dict[str, Any]]:
             kernel.backward(y, x, gamma, theta, part, number is None)  # noqa: B023
             return count
 
+        name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
         for _, *launch in launches(run):
             found = compiled(*launch)
-            threads = 32 * found["num_warps"]
             tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
-            each = max(tile // threads, 1)
-            name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
-            table[f"{name} {found['kernel']}"] = {
-                "instructions": round(found["instructions"] / each, 1),
-                "stores": round(found["stores"] / each, 1),
-                "registers": found["registers"],
-                "spilled": found["spilled"],
-                "seconds": found["seconds"],
-            }
+            table[f"{name} {found['kernel']}"] = _row(found, tile)
+    for case in ATTENTION:
+        kind, dtype, size, alpha, masked, causal = case
+        more = (" causal" if causal else "") + ("", " bool mask", " learnt mask")[masked]
+        name = f"{kind} {dtype} {size} {alpha or 'tensor'}{more}"
+        for _, *launch in attention_launches(case):
+            found = compiled(*launch)
+            table[f"{name} {found['kernel']}"] = _row(found, found["BM"] * found["BN"])
     return table
+
+
+def _row(found: dict[str, Any], tile: int) -> dict[str, Any]:
+    each = max(tile // (32 * found["num_warps"]), 1)
+    return {
+        "instructions": round(found["instructions"] / each, 1),
+        "stores": round(found["stores"] / each, 1),
+        "registers": found["registers"],
+        "spilled": found["spilled"],
+        "seconds": found["seconds"],
+    }
 
 
 if __name__ == "__main__":

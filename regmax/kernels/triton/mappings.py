@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..base import Hyper, Kernel, Number, Numbers
 from . import chain, jacobian, threshold
+from .attending import ThresholdAttention
 
 
 class ThresholdKernel(Kernel):
@@ -23,6 +24,7 @@ class ThresholdKernel(Kernel):
 
     def __init__(self, kind: str, limit: int | None = None, pack: int | None = None) -> None:
         self.kind, self.limit, self.pack = kind, limit, pack
+        self.attention = None if kind == "pnorm" else ThresholdAttention(kind)
 
     def forward(
         self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None

@@ -1,0 +1,188 @@
+"""The launches of attention by the online threshold (:mod:`.attention`)."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from ..base import AttentionKernel, CannotLaunch, Hyper, Number, Numbers
+from .attention import attention_forward
+from .attention_backward import attention_keys, attention_queries
+from .rows import check_device, guard, parameter, power_of_2
+
+ALPHA = {"entropy": 1.0, "gini": 2.0}
+BLOCKS = {
+    True: {64: (64, 32, 8), 128: (32, 32, 8), 256: (16, 32, 8)},
+    False: {64: (16, 32, 4), 128: (16, 16, 8)},
+}
+"""Queries and keys of a block, and warps, by whether the dtype has 16 bits and by the largest size
+of a head, whose numbers are all in registers. The sums over queries have 8 warps."""
+STEPS = 40
+"""Of Halley's method, at most; some four are usual."""
+TOLERANCE = 2e-6
+"""Of log S: some roundings of a sum in float32."""
+LIMIT = 1e-3
+"""A row with a larger bound of its duality gap is NaN."""
+
+
+class ThresholdAttention(AttentionKernel):
+    """Attention with softmax ("entropy"), sparsemax ("gini") or α-entmax ("tsallis", θ = α).
+
+    ``blocks``, ``steps`` and ``limit``, for tests and tuning: queries and keys of a block, the
+    largest number of Halley's steps, and the accepted bound of the gap.
+    """
+
+    dtypes = (torch.float16, torch.bfloat16, torch.float32)
+
+    def __init__(
+        self,
+        kind: str,
+        blocks: tuple[int, int] | None = None,
+        steps: int = STEPS,
+        limit: float = LIMIT,
+    ) -> None:
+        self.kind, self.blocks, self.steps, self.limit = kind, blocks, steps, limit
+        self.bounds = ((1.0, 2.0),) if kind == "tsallis" else ()
+
+    def takes(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        # offsets inside a head are 32-bit numbers
+        far = (t.shape[-2] * max(t.stride(-2), 128) for t in (q, k, v))
+        widest = max(BLOCKS[q.element_size() == 2])
+        return max(q.shape[-1], v.shape[-1]) <= widest and max(far) < 1 << 31
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
+        scale: float, gamma: Number, theta: Numbers, grad: bool,
+    ) -> tuple[Tensor, Hyper]:  # fmt: skip
+        out, top, t, total, _, mean, active = self.solve(
+            q, k, v, mask, diagonal, scale, gamma, theta, grad
+        )
+        return out, (top, t, total, mean, active) if grad else ()
+
+    def solve(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
+        scale: float, gamma: Number, theta: Numbers, grad: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """The result, and of each row its largest score, τ less that score, S, the bound of its
+        duality gap and the mean that backward needs; and which blocks have a positive weight."""
+        check_device(q)
+        q, k, v = (_dense(t) for t in (q, k, v))
+        (batch, heads, queries), depth = q.shape[:3], v.shape[-1]
+        flags = self._flags(q, v, mask, diagonal, theta)
+        bands, stacks = -(-queries // flags["BM"]), -(-k.shape[2] // flags["BN"])
+        out = q.new_empty((batch, heads, queries, depth))
+        mean = out
+        if grad and flags["KIND"] != 0:
+            mean = torch.empty_like(out, dtype=torch.float32)
+        rows = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
+        active = torch.zeros((batch, heads, bands, stacks), dtype=torch.int8, device=q.device)
+        lengths = _lengths(mask)
+        with guard(q):
+            _launch(
+                attention_forward, bands * batch * heads, q, k, v, q if mask is None else mask,
+                q if lengths is None else lengths, *self._numbers(gamma, theta), scale, out, mean,
+                *rows, active, TOLERANCE, self.limit, *_sizes(q, k, v, diagonal), self.steps,
+                *_strides(q, k, v, mask), **flags, VARLEN=lengths is not None, GRAD=grad,
+            )  # fmt: skip
+        return (out, *rows, mean, active)
+
+    def backward(
+        self, g: Tensor, kept: Hyper, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        diagonal: int | None, scale: float, gamma: Number, theta: Numbers, wants: tuple[bool, ...],
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        top, t, total, mean, active = kept
+        g, q, k, v = g.contiguous(), _dense(q), _dense(k), _dense(v)
+        (batch, heads, queries), keys = q.shape[:3], k.shape[2]
+        flags = self._flags(q, v, mask, diagonal, theta)
+        first = (q, k, v, q if mask is None else mask, *self._numbers(gamma, theta), scale, g)
+        delta = (g.float() * mean.float()).sum(-1)
+        rest = (*_sizes(q, k, v, diagonal), *_strides(q, k, v, mask))
+        found: list[Tensor | None] = [None] * len(wants)
+        by_mask, by_gamma, by_theta = wants[3], wants[4], any(wants[5:])
+        with guard(q):
+            if wants[0] or by_mask or by_gamma or by_theta:
+                dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+                dmask = delta
+                if by_mask:
+                    shape = (batch, heads, queries, keys)
+                    dmask = torch.zeros(shape, dtype=torch.float32, device=q.device)
+                dtheta, dgamma = torch.empty_like(delta), torch.empty_like(delta)
+                _launch(
+                    attention_queries, active.shape[2] * batch * heads, *first, top, t, total,
+                    delta, active, dq, dmask, dtheta, dgamma, *rest, **flags, BY_MASK=by_mask,
+                    BY_THETA=by_theta, BY_GAMMA=by_gamma,
+                )  # fmt: skip
+                all_found = (dq, None, None, dmask, dgamma.sum(-1), dtheta.sum(-1))
+                found = [t if w else None for t, w in zip(all_found, wants, strict=False)]
+            if wants[1] or wants[2]:
+                dk = torch.empty_like(k, memory_format=torch.contiguous_format)
+                dv = torch.empty_like(v, memory_format=torch.contiguous_format)
+                _launch(
+                    attention_keys, active.shape[3] * batch * k.shape[1], *first, top, t, total,
+                    delta, active, dk, dv, *rest, **{**flags, "num_warps": 8},
+                )  # fmt: skip
+                found[1:3] = dk if wants[1] else None, dv if wants[2] else None
+        return tuple(found)
+
+    def _flags(
+        self, q: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None, theta: Numbers
+    ) -> dict[str, int]:
+        """What a kernel is compiled for."""
+        alpha = theta[0] if theta else ALPHA[self.kind]
+        kind = 3 if isinstance(alpha, Tensor) else {1.0: 0, 2.0: 1, 1.5: 2}.get(alpha, 3)
+        width, depth = (max(power_of_2(t.shape[-1]), 16) for t in (q, v))
+        sizes = BLOCKS[q.element_size() == 2]
+        queries, keys, warps = sizes[max(64, width, depth)]
+        queries, keys = self.blocks or (queries, keys)
+        return {
+            "KIND": kind,
+            "CAUSAL": diagonal is not None,
+            "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
+            "BM": queries,
+            "BN": keys,
+            "BE": width,
+            "BV": depth,
+            "num_warps": warps,
+            "num_stages": 1,
+            # all registers: ptxas would rather spill a few, for more programs at once
+            **({} if torch.version.hip else {"maxnreg": 255}),
+        }
+
+    def _numbers(self, gamma: Number, theta: Numbers) -> tuple[Tensor | float | int | None, ...]:
+        theta = theta or (ALPHA[self.kind],)
+        return (*parameter(theta[0]), *parameter(gamma))
+
+
+def _launch(kernel: object, programs: int, *args: object, **flags: int) -> None:
+    try:
+        kernel[(programs,)](*args, **flags)  # type: ignore[index]
+    except triton.runtime.errors.OutOfResources as error:
+        raise CannotLaunch(str(error)) from error
+
+
+def _dense(t: Tensor) -> Tensor:
+    """t with adjacent numbers along its last dimension."""
+    return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
+
+
+def _lengths(mask: Tensor | None) -> Tensor | None:
+    """How many keys there are up to the last that takes part, (B, H), where it is the same for all
+    queries: padding is not read."""
+    if mask is None or mask.dtype != torch.bool or (mask.stride(2) != 0 and mask.shape[2] > 1):
+        return None
+    one = mask[:, :, 0]
+    one = one[:, :1] if one.stride(1) == 0 else one
+    places = torch.arange(1, one.shape[-1] + 1, dtype=torch.int32, device=mask.device)
+    return (one * places).amax(-1).expand(mask.shape[:2]).contiguous()
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, diagonal: int | None) -> tuple[int, ...]:
+    heads, keys = q.shape[1], k.shape[2]
+    sizes = (q.shape[2], keys, q.shape[-1], v.shape[-1], diagonal or 0)
+    return (heads, heads // k.shape[1], *sizes)
+
+
+def _strides(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[int, ...]:
+    of_mask = (0, 0, 0, 0) if mask is None else mask.stride()
+    return (*(n for t in (q, k, v) for n in t.stride()[:3]), *of_mask)

@@ -1,0 +1,420 @@
+"""Attention in Triton against the mappings in float64: interpreted without a GPU, compiled on one.
+
+The calls are a user's: ``regmax.nn.attention`` takes the kernel as it does for tensors on CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+triton = pytest.importorskip("triton", reason="triton is not installed")
+if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
+    pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+
+import regmax  # noqa: E402
+from regmax import kernels  # noqa: E402
+from regmax.kernels import Lazy  # noqa: E402
+from regmax.kernels.base import CannotLaunch  # noqa: E402
+from regmax.kernels.triton.attending import ThresholdAttention  # noqa: E402
+from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, fused  # noqa: E402
+
+# the interpreter is numpy, which warns where IEEE arithmetic is meant
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+F32, F64 = torch.float32, torch.float64
+HALF = torch.bfloat16 if CUDA else torch.float16
+"""The interpreter multiplies the bits of bfloat16 as integers."""
+TOLERANCE, SMALL = 2e-5, (16, 16)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="compiled, on the GPU")),
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")],
+        ),
+    ]
+)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    torch.manual_seed(0)
+    get = Lazy.get
+    monkeypatch.setattr(Lazy, "get", lambda lazy, device: get(lazy, "cuda"))
+    for name in ("entropy", "gini", "tsallis"):
+        kernel = importlib.import_module(f"regmax_{name}._gpu").KERNEL
+        monkeypatch.setattr(kernel.attention, "blocks", SMALL)
+    return str(request.param)
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of the kernel."""
+    calls: list[str] = []
+    for step in ("forward", "backward"):
+        inner = getattr(ThresholdAttention, step)
+
+        def call(*args: Any, inner: Any = inner, step: str = step) -> Any:
+            calls.append(step)
+            return inner(*args)
+
+        monkeypatch.setattr(ThresholdAttention, step, call)
+    return calls
+
+
+def omega_of(alpha: Any, heads: int, dtype: torch.dtype, device: str) -> Any:
+    """Tsallis, or with an α for each head that is learnt."""
+    if alpha != "learnt":
+        return regmax.regularizer("tsallis", alpha=alpha)
+    omega = AdaptiveEntmax(heads).to(device, dtype)
+    with torch.no_grad():
+        omega.a.copy_(torch.linspace(-3, 3, heads)[:, None, None])
+    return omega
+
+
+# α, heads of q and of k, (L, S, E, Ev), other arguments
+CASES = (
+    (1.0, (2, 1), (20, 33, 24, 40), "bias gamma"),
+    (1.0, (2, 2), (37, 37, 8, 8), "causal"),
+    (1.0, (1, 1), (17, 33, 8, 8), "varlen"),
+    (1.0001, (2, 2), (20, 33, 8, 8), "causal gamma"),
+    (1.0001, (1, 1), (17, 50, 20, 8), "bias varlen"),
+    (1.0001, (3, 1), (5, 20, 8, 8), ""),
+    (1.2, (2, 1), (37, 37, 24, 8), "causal"),
+    (1.2, (1, 1), (20, 33, 8, 8), "bias gamma"),
+    (1.2, (1, 1), (17, 40, 8, 8), "varlen"),
+    (1.5, (1, 1), (33, 70, 8, 17), "gamma"),
+    (1.5, (1, 1), (17, 40, 8, 8), "varlen gamma"),
+    (1.5, (2, 1), (20, 33, 8, 8), "bias"),
+    (1.5, (1, 1), (33, 20, 8, 8), "causal"),
+    (2.0, (4, 2), (20, 33, 16, 8), "causal gamma"),
+    (2.0, (1, 1), (33, 17, 8, 8), "bias"),
+    (2.0, (1, 1), (20, 50, 8, 8), "varlen"),
+    ("learnt", (4, 2), (20, 33, 24, 8), "gamma"),
+    ("learnt", (2, 2), (37, 37, 8, 8), "causal"),
+    ("learnt", (2, 1), (17, 33, 8, 24), "bias gamma"),
+    ("learnt", (2, 2), (20, 50, 8, 8), "varlen"),
+)
+
+
+@pytest.mark.parametrize(("alpha", "heads", "sizes", "more"), CASES)
+def test_values_and_gradients(
+    alpha: Any, heads: tuple[int, int], sizes: tuple[int, ...], more: str, device: str, taken: Any
+) -> None:
+    rows, keys, width, depth = sizes
+    batch = 2 if "varlen" in more else 1
+    q = 2 * torch.randn(batch, heads[0], rows, width)
+    k, v = torch.randn(batch, heads[1], keys, width), torch.randn(batch, heads[1], keys, depth)
+    bias = torch.randn(1, heads[0], rows, keys) if "bias" in more else None
+    gamma = 0.7 + torch.rand(heads[0], 1, 1) if "gamma" in more else None
+    g = torch.randn(batch, heads[0], rows, depth)
+    lengths = torch.tensor([keys - 14, 7])[:, None, None, None]
+    padded = torch.arange(keys).expand(batch, 1, 1, keys) < lengths if "varlen" in more else None
+
+    def found(dtype: torch.dtype, where: str) -> list[torch.Tensor]:
+        q_, k_, v_, bias_, gamma_ = (
+            None if t is None else t.to(where, dtype, copy=True).requires_grad_()
+            for t in (q, k, v, bias, gamma)
+        )
+        omega = omega_of(alpha, heads[0], dtype, where)
+        mask = bias_
+        if padded is not None:
+            mask = padded.to(where)
+            if bias_ is not None:
+                mask = bias_.masked_fill(~mask, -torch.inf)
+        out = attention(
+            *(q_, k_, v_, omega),
+            attn_mask=mask,
+            is_causal="causal" in more,
+            enable_gqa=heads[0] != heads[1],
+            gamma=1.0 if gamma_ is None else gamma_,
+        )
+        inputs = [t for t in (q_, k_, v_, bias_, gamma_) if t is not None]
+        inputs += [omega.a] if alpha == "learnt" else []
+        return [out.detach(), *torch.autograd.grad(out, inputs, g.to(where, dtype))]
+
+    with kernels.reference():
+        want = found(F64, "cpu")
+    assert taken == []
+    have = found(F32, device)
+    assert taken == ["forward", "backward"]
+    for i, (mine, exact) in enumerate(zip(have, want, strict=True)):
+        assert mine.dtype == F32
+        size = 1 + float(exact.abs().max()) if i else 1
+        assert float((mine.cpu() - exact).abs().max()) <= TOLERANCE * size, i
+
+
+def entries(z: torch.Tensor, tau: torch.Tensor, a: float) -> torch.Tensor:
+    """p(z − τ)."""
+    u = z - tau
+    return u.exp() if a == 0 else (1 + a * u).clamp_min(0).log().div(a).exp()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 16])
+@pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.2, 1.5, 2.0])
+def test_bounds(alpha: float, steps: int, device: str) -> None:
+    """One pass bounds τ from below, and a row's certificate its duality gap, after any step."""
+    q, k = 3 * torch.randn(1, 1, 20, 8), torch.randn(1, 1, 70, 8)
+    v, a = torch.randn(1, 1, 70, 8), alpha - 1
+    kernel = ThresholdAttention("tsallis", SMALL, steps, limit=torch.inf)
+    on = [t.to(device) for t in (q, k, v)]
+    found = kernel.solve(*on, None, 10, 0.5, 1.0, (alpha,), False)
+    out, top, rest, total, gap = (t[0, 0].cpu().double() for t in found[:5])
+    z = q[0, 0].double() @ k[0, 0].double().T / 2
+    z = z.masked_fill(~torch.ones(20, 70, dtype=torch.bool).tril(10), -torch.inf)
+    low, high = z.amax(-1, keepdim=True), z.amax(-1, keepdim=True) + 70
+    for _ in range(80):
+        middle = (low + high) / 2
+        over = entries(z, middle, a).sum(-1, keepdim=True) > 1
+        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+    tau = (top + rest)[:, None]
+    if steps == 0:
+        assert bool((tau <= high + 2e-6 * (1 + high.abs())).all())
+        assert bool((total >= 1 - 2e-6).all())
+    if steps == 16:
+        assert bool(((total - 1).abs() <= 4e-6).all())
+    p = entries(z, tau, a)
+    y = p / p.sum(-1, keepdim=True)
+    grad = torch.where(y > 0, y, 1).log() if a == 0 else (y**a - 1) / a
+    r = torch.where(z > -torch.inf, z - grad, -torch.inf)
+    if a == 0:
+        r = torch.where(y > 0, r, -torch.inf)
+    exact = r.amax(-1) - torch.where(y > 0, y * r, 0).sum(-1)
+    assert bool((exact <= gap + 1e-5).all())
+    assert torch.allclose(total, p.sum(-1), rtol=1e-5)
+    assert torch.allclose(out, y @ v[0, 0].double(), atol=TOLERANCE)
+
+
+def test_a_row_beyond_its_certificate_is_nan(device: str) -> None:
+    q, k, v = (torch.randn(1, 1, 20, 8, device=device) for _ in range(3))
+    kernel = ThresholdAttention("gini", SMALL, steps=0, limit=1e-3)
+    out, _, _, total, gap, *_ = kernel.solve(q, k, v, None, None, 1.0, 1.0, (), True)
+    assert bool(torch.isnan(gap).any())
+    assert torch.equal(torch.isnan(total), torch.isnan(gap))
+    assert torch.equal(torch.isnan(out).all(-1), torch.isnan(gap))
+
+
+def test_large_scores_cost_no_digits(device: str) -> None:
+    q, k, v = torch.ones(1, 1, 20, 8), torch.zeros(1, 1, 33, 8), torch.randn(1, 1, 33, 8)
+    k[..., 0], k[..., 1] = 1 << 20, (torch.arange(33) % 5) / 8  # exact in float32
+    near = k.clone()
+    near[..., 0] = 0
+    q, k, near, v = (t.to(device) for t in (q, k, near, v))
+    for name in ("sparsemax", "entmax15", "softmax"):
+        mine, want = attention(q, k, v, name, scale=1.0), attention(q, near, v, name, scale=1.0)
+        assert torch.allclose(mine, want, rtol=0, atol=TOLERANCE), name
+
+
+def plain(device: str, *shape: int, dtype: torch.dtype = F32) -> list[torch.Tensor]:
+    return [torch.randn(*shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_rows_without_keys_and_rows_that_are_no_numbers(name: str, device: str, taken: Any) -> None:
+    q, k, v = plain(device, 1, 1, 20, 8)
+    mask = torch.rand(20, 20, device=device) > 0.5
+    mask[:, 4] = False
+    mask[:, 5] = True
+    mask[2] = False
+    bias = torch.zeros(20, 20, device=device).masked_fill(~mask, -torch.inf)
+    bias[7, 5], bias[8, 5] = torch.nan, torch.inf
+    bias[9] = torch.finfo(F32).min  # a uniform row
+    bias[2] = -torch.inf
+    for given in (mask, bias):
+        with torch.no_grad():
+            k[..., 4, :] = torch.nan if given is mask else 0.0  # seen by none
+        mine = attention(q, k, v, name, attn_mask=given, gamma=0.5 if given is mask else 1.0)
+        with kernels.reference():
+            want = attention(q, k, v, name, attn_mask=given, gamma=0.5 if given is mask else 1.0)
+        torch.testing.assert_close(mine, want, rtol=0, atol=TOLERANCE, equal_nan=True)
+        assert torch.equal(mine[0, 0, 2], torch.zeros_like(mine[0, 0, 2]))
+    assert len(taken) == 2
+    g = torch.randn_like(mine)
+    (have,), (expected,) = torch.autograd.grad(mine, v, g), torch.autograd.grad(want, v, g)
+    torch.testing.assert_close(have, expected, rtol=0, atol=TOLERANCE, equal_nan=True)
+
+
+def test_gradients_of_rows_without_keys(device: str, taken: Any) -> None:
+    q, k, v = plain(device, 1, 1, 20, 8)
+    mask = torch.ones(20, 20, dtype=torch.bool, device=device).tril(-3)
+    mine = attention(q, k, v, "sparsemax", attn_mask=mask)
+    g = torch.randn_like(mine)
+    have = torch.autograd.grad(mine, (q, k, v), g)
+    assert taken == ["forward", "backward"]
+    assert torch.equal(have[0][0, 0, :3], torch.zeros(3, 8, device=device))
+    with kernels.reference():
+        want = torch.autograd.grad(attention(q, k, v, "sparsemax", attn_mask=mask), (q, k, v), g)
+    for mine, exact in zip(have, want, strict=True):
+        torch.testing.assert_close(mine, exact, rtol=0, atol=TOLERANCE)
+
+
+def test_any_layout(device: str, taken: Any) -> None:
+    """Dimensions that are missing, transposed or shared, and the default blocks."""
+    KERNEL = importlib.import_module("regmax_gini._gpu").KERNEL
+    KERNEL.attention.blocks = None
+    q = torch.randn(20, 3, 16, device=device).transpose(0, 1)[..., ::2]
+    k, v = torch.randn(33, 8, device=device), torch.randn(1, 33, 5, device=device)
+    mask = (torch.rand(33, 20, device=device) > 0.3).mT
+    omega = 0.5 * regmax.regularizer("gini")
+    for given in (
+        (q, k, v, mask),
+        (q[0], k, v[0], mask[None, None, 0, 0].expand(20, 33)),
+        (q[None, :, :1], k, v, mask[:1]),
+    ):
+        mine = attention(*given[:3], omega, attn_mask=given[3])
+        with kernels.reference():
+            want = attention(*given[:3], omega, attn_mask=given[3])
+        assert mine.shape == want.shape
+        torch.testing.assert_close(mine, want, rtol=0, atol=TOLERANCE)
+    assert taken == ["forward"] * 3
+
+
+def test_half_precision_and_autocast(device: str, taken: Any) -> None:
+    q, k, v = plain(device, 1, 2, 20, 8)
+    half = [t.to(HALF) for t in (q, k, v)]
+    with torch.autocast(device, HALF):
+        mine = attention(q, k, v, "entmax15")
+    assert taken == ["forward"]
+    assert mine.dtype == HALF
+    assert torch.equal(mine, attention(*half, "entmax15"))
+    have = torch.autograd.grad(mine.float().square().sum(), (q, k, v))
+    wide = [t.detach().double().requires_grad_() for t in half]
+    with kernels.reference():
+        out = attention(*wide, "entmax15")
+        want = torch.autograd.grad(out.square().sum(), wide)
+    for a, b in zip((mine, *have), (out, *want), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=2e-2)
+
+
+OTHERWISE: dict[str, Any] = {
+    "α > 2": {"omega": regmax.regularizer("tsallis", alpha=2.5)},
+    "the p-norm": {"omega": "pnormmax"},
+    "dropout": {"dropout_p": 0.5},
+    "a sink": {"sink": 0.5},
+    "chunks": {"chunk": 5},
+    "certified": {"certify": True},
+    "γ of each query": {"gamma": torch.ones(4, 1)},
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_otherwise_scores_are_computed(name: str, device: str, taken: Any) -> None:
+    q, k, v = plain(device, 1, 1, 4, 8)
+    more = {"omega": "sparsemax", **OTHERWISE[name]}
+    torch.manual_seed(1)
+    mine = attention(q, k, v, **more)
+    with kernels.reference():
+        torch.manual_seed(1)
+        torch.testing.assert_close(mine, attention(q, k, v, **more), rtol=0, atol=TOLERANCE)
+    assert taken == []
+
+
+def test_tensors_that_no_kernel_takes(device: str, taken: Any) -> None:
+    for q, k, v in (
+        plain(device, 1, 1, 3, 8, dtype=F64),
+        plain(device, 1, 1, 0, 8),
+        plain(device, 1, 1, 1, 2, 8),
+        plain(device, 2, 130),
+    ):
+        assert attention(q, k, v, "sparsemax").shape == q.shape
+    q, k, v = plain(device, 1, 2, 3, 8)
+    for alpha in (torch.tensor([[[1.5]], [[2.5]]]), torch.tensor(0.5)):
+        attention(q, k, v, regmax.regularizer("tsallis", alpha=alpha.to(device)))
+    wide = AdaptiveEntmax(2)
+    wide.learned["alpha"].high = 3
+    attention(q, k, v, wide.to(device))
+    scale = torch.tensor(0.3, device=device, requires_grad=True)
+    attention(q, k, v, "sparsemax", scale=scale).square().sum().backward()
+    assert scale.grad is not None
+    torch.func.vmap(lambda q: attention(q, k[0], v[0], "sparsemax"))(q)
+    assert taken == []
+    for wrong in (
+        {"attn_mask": torch.ones(7, 3, dtype=torch.bool)},
+        {"gamma": torch.ones(2, 3, 3)},
+        {"attn_mask": torch.ones(3, 3, dtype=torch.int)},
+    ):
+        with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+            attention(q, k, v, "sparsemax", **{n: t.to(device) for n, t in wrong.items()})
+    with pytest.raises(ValueError, match="gamma must be > 0"):
+        attention(q, k, v, "sparsemax", gamma=-1.0)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        attention(q, k[:, :1].expand(1, 3, 3, 8), v, "sparsemax", enable_gqa=True)
+    assert taken == []
+
+
+def test_a_shared_mask_that_learns_is_no_larger_than_a_chunk(
+    device: str, taken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = plain(device, 2, 1, 20, 8)
+    bias = torch.randn(1, 1, 20, 20, device=device, requires_grad=True)
+    monkeypatch.setitem(chunks.SCORES, device, 300)
+    attention(q, k, v, "sparsemax", attn_mask=bias)
+    assert taken == []
+    attention(q, k, v, "sparsemax", attn_mask=bias.detach())
+    assert taken == ["forward"]
+
+
+def test_second_derivatives_are_of_the_scores(device: str, taken: Any) -> None:
+    q, k, v = plain(device, 1, 1, 5, 8)
+    gamma = torch.full((1, 1, 1), 0.7, device=device, requires_grad=True)
+    inputs, omega = (q, k, v, gamma), AdaptiveEntmax(1).to(device)
+
+    def second() -> Any:
+        out = attention(q, k, v, omega, gamma=gamma)
+        first = torch.autograd.grad(out.square().sum(), (*inputs, omega.a), create_graph=True)
+        return torch.autograd.grad(sum((t.square().sum() for t in first), q.sum()), inputs)
+
+    mine = second()
+    assert taken == ["forward", "backward"]
+    with kernels.reference():
+        want = second()
+    for a, b in zip(mine, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    out = attention(q, k, v, "sparsemax")
+    g = torch.randn(3, *out.shape, device=device)
+    (many,) = torch.autograd.grad(out, q, g, retain_graph=True, is_grads_batched=True)
+    assert taken == ["forward", "backward", "forward"]
+    for one, each in zip(many, g, strict=True):
+        torch.testing.assert_close(torch.autograd.grad(out, q, each, retain_graph=True)[0], one)
+
+
+def test_what_does_not_fit_the_device_warns_once(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = plain(device, 1, 1, 5, 8)
+    with kernels.reference():
+        want = attention(q, k, v, "sparsemax")
+        gradient = torch.autograd.grad(want.sum(), q)[0]
+
+    def refused(*args: Any) -> Any:
+        raise CannotLaunch("out of resource: shared memory")
+
+    monkeypatch.setattr(fused, "_REFUSED", set())
+    out = attention(q, k, v, "sparsemax")
+    monkeypatch.setattr(ThresholdAttention, "backward", refused)
+    with pytest.warns(RuntimeWarning, match="does not fit this device"):
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), q)[0], gradient)
+    monkeypatch.setattr(ThresholdAttention, "forward", refused)
+    with pytest.warns(RuntimeWarning, match="does not fit this device"):
+        torch.testing.assert_close(attention(q, k, v, "sparsemax"), want)
+    torch.testing.assert_close(attention(q, k, v, "sparsemax"), want)
+
+
+def test_multihead_attention_learns_its_alphas(device: str, taken: Any) -> None:
+    layer = MultiheadAttention(16, 2, batch_first=True, omega=AdaptiveEntmax(2)).to(device)
+    x = torch.randn(2, 20, 16, device=device)
+    padded = torch.zeros(2, 20, dtype=torch.bool, device=device)
+    padded[1, 7:] = True
+    results = []
+    for context in (torch.enable_grad(), kernels.reference()):
+        with context:
+            out, _ = layer(x, x, x, key_padding_mask=padded, need_weights=False)
+            results.append([out, *torch.autograd.grad(out.square().sum(), layer.parameters())])
+    assert taken == ["forward", "backward"]
+    for mine, want in zip(*results, strict=True):
+        size = 1 + float(want.detach().abs().max())
+        assert float((mine - want).detach().abs().max()) <= TOLERANCE * size
