@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..kernels import transforms
 from ..mapping.rows import HALF
 from . import chunks, products
 from .omega import Omega, mapped
@@ -77,22 +78,26 @@ def attention(
     diagonal = 0 if is_causal else _diagonal(attn_mask, queries, keys)
     mask = attn_mask if diagonal is None else None
 
-    def attend(
-        first: int, q: Tensor, k: Tensor, v: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any
+    def weigh(
+        first: int | None, s: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any
     ) -> Tensor:
-        s = scores(q, k, scale, enable_gqa)
-        if diagonal is not None:
+        if diagonal is not None and first is not None:
             mask = causal(s, first + diagonal)
-        weights = weights_of(s, omega, mask, gamma, certify, sink)
-        return averages(F.dropout(weights, dropout_p), v, enable_gqa)
+        return weights_of(s, omega, mask, gamma, certify, sink)
 
-    own = (mask, gamma, sink)
-    if chunks.whole(q, k, v, random=dropout_p > 0):
-        return attend(0, q, k, v, omega, *own)
-    chunk = chunk or chunks.automatic(q, k, omega)
-    if chunk >= queries:
-        return attend(0, q, k, v, omega, *own)
-    return chunks.attended(attend, chunk, q, k, v, omega, diagonal, own, dropout_p > 0)
+    if not chunks.whole(q, k, v, random=dropout_p > 0):
+        chunk = chunk or chunks.automatic(q, k, omega)
+        if chunk < queries:
+            plan = chunks.Plan(
+                lambda q, k: scores(q, k, scale, enable_gqa),
+                weigh,
+                lambda weights, v: averages(weights, v, enable_gqa),
+                lambda weights, v, g: _pulled(weights, v, g, enable_gqa),
+                *(_number(scale, q), enable_gqa, diagonal, dropout_p, certify),
+            )
+            return chunks.attended(plan, chunk, q, k, v, omega, (mask, gamma, sink))
+    weights = weigh(0, scores(q, k, scale, enable_gqa), omega, mask, gamma, sink)
+    return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
 
 def attention_weights(
@@ -125,11 +130,14 @@ def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tenso
     q, k = products.as_autocast(q, k)
     if q.dtype != k.dtype:
         raise TypeError(f"q and k must have the same dtype; got {q.dtype} and {k.dtype}")
-    if scale is None:
-        scale = 1 / math.sqrt(max(q.shape[-1], 1))
+    scale = _number(scale, q)
     if not enable_gqa:
         return products.scores(q, k, scale)
     return _ungrouped(products.scores(_grouped(q, k, "k"), k, scale), q)
+
+
+def _number(scale: float | None, q: Tensor) -> float:
+    return 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
 
 
 def weights_of(
@@ -198,6 +206,22 @@ def averages(weights: Tensor, v: Tensor, enable_gqa: bool) -> Tensor:
     if not enable_gqa:
         return products.averages(weights, v)
     return _ungrouped(products.averages(_grouped(weights, v, "v"), v), weights)
+
+
+def _pulled(weights: Tensor, v: Tensor, g: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of weights and v, given g, that of their averages."""
+    if v.dtype in HALF or transforms.autocasting(v.device.type):
+        leaves = [t.detach().requires_grad_() for t in (weights, v)]
+        with torch.enable_grad():
+            out = averages(*leaves, enable_gqa)
+        return torch.autograd.grad(out, leaves, g)  # type: ignore[return-value]
+    own = weights.to(v.dtype)
+    if enable_gqa:
+        g, own = _grouped(g, v, "v"), _grouped(own, v, "v")
+    dweights, dv = g @ v.mT, own.mT @ g
+    if enable_gqa:
+        dweights = _ungrouped(dweights, weights)
+    return dweights.to(weights.dtype).sum_to_size(weights.shape), dv.sum_to_size(v.shape)
 
 
 def _grouped(t: Tensor, shared: Tensor, name: str) -> Tensor:
