@@ -82,7 +82,7 @@ def attention(
         first: int | None, s: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any
     ) -> Tensor:
         if diagonal is not None and first is not None:
-            mask = causal(s, first + diagonal)
+            _hide(s, first + diagonal + 1)
         return weights_of(s, omega, mask, gamma, certify, sink)
 
     if not chunks.whole(q, k, v, random=dropout_p > 0):
@@ -96,7 +96,9 @@ def attention(
                 *(_number(scale, q), enable_gqa, diagonal, dropout_p, certify),
             )
             return chunks.attended(plan, chunk, q, k, v, omega, (mask, gamma, sink))
-    weights = weigh(0, scores(q, k, scale, enable_gqa), omega, mask, gamma, sink)
+    s = scores(q, k, scale, enable_gqa)
+    mask = mask if diagonal is None else causal(s, diagonal)
+    weights = weights_of(s, omega, mask, gamma, certify, sink)
     return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
 
@@ -200,6 +202,14 @@ def causal(scores: Tensor, diagonal: int = 0) -> Tensor:
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(diagonal)
 
 
+def _hide(scores: Tensor, first: int) -> None:
+    """Set the scores of keys ≥ first + i of each query i to −inf, in place and unknown to autograd:
+    their gradient is 0."""
+    after = scores.detach()[..., max(first, 0) :]
+    above = torch.ones(after.shape[-2:], dtype=torch.bool, device=after.device)
+    after.masked_fill_(above.triu(min(first, 0)), -torch.inf)
+
+
 def averages(weights: Tensor, v: Tensor, enable_gqa: bool) -> Tensor:
     """weights · v, (…, Hq, L, Ev)."""
     (v,) = products.as_autocast(v)
@@ -211,10 +221,10 @@ def averages(weights: Tensor, v: Tensor, enable_gqa: bool) -> Tensor:
 def _pulled(weights: Tensor, v: Tensor, g: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor]:
     """The gradients of weights and v, given g, that of their averages."""
     if v.dtype in HALF or transforms.autocasting(v.device.type):
-        leaves = [t.detach().requires_grad_() for t in (weights, v)]
+        weights, v = (t.detach().requires_grad_() for t in (weights, v))
         with torch.enable_grad():
-            out = averages(*leaves, enable_gqa)
-        return torch.autograd.grad(out, leaves, g)  # type: ignore[return-value]
+            out = averages(weights, v, enable_gqa)
+        return torch.autograd.grad(out, (weights, v), g)  # type: ignore[return-value]
     own = weights.to(v.dtype)
     if enable_gqa:
         g, own = _grouped(g, v, "v"), _grouped(own, v, "v")

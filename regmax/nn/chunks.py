@@ -131,7 +131,8 @@ class Parts:
         with torch.enable_grad():
             weights = self.dropped(first, [*own[:2], v, *own[2:]])
         dweights, dv = self.plan.pulled(weights.detach(), v.detach(), g)
-        learnt, found = learning(own), ()
+        found: Sequence[Any] = ()
+        learnt = learning(own)
         if learnt:
             found = torch.autograd.grad(weights, learnt, dweights, allow_unused=True)
         dq, dk, *more = spread(own, found)

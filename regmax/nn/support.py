@@ -75,9 +75,7 @@ class Support:
             mask, *rest = leaves((mask, *rest), wants[3:])
             bias = None
             if isinstance(mask, Tensor) and mask.is_floating_point():
-                keys = mask.expand(*shape[:-1], mask.shape[-1])
-                at = few.columns.view(shape).long()
-                bias = keys.gather(-1, at if keys.shape[-1] > 1 else torch.zeros_like(at))
+                bias = few.of(mask.expand(*shape[:-1], self.k.shape[1]))
             weights = self.parts.weights(None, s, [bias, *rest])
         dweights = few.dots(g, self.v, 0.0).view(shape)
         learnt = learning((s, mask, *rest))

@@ -18,6 +18,11 @@ class Few:
     def __init__(self, columns: Tensor, counts: Tensor) -> None:
         self.columns, self.counts = columns, counts
 
+    def of(self, t: Tensor) -> Tensor:
+        """t (…, S) at the columns, (…, k); any of its numbers beyond a row's columns."""
+        inside = torch.arange(self.columns.shape[1], dtype=torch.int32) < self.counts
+        return t.gather(-1, (self.columns * inside).view(*t.shape[:-1], -1).long())
+
     def dots(self, a: Tensor, vectors: Tensor, fill: float) -> Tensor:
         """⟨a_r, vectors[columns]⟩, (R, k), for rows a (R, E); ``fill`` beyond a row's columns."""
         out = a.new_full(self.columns.shape, fill)
