@@ -21,6 +21,16 @@ from ..nn.attention import averages, causal, scores, weights_of
 from ..nn.omega import Omega
 from ..regularizers.registry import registry
 from . import attached, taught
+from .decoding import MappedLogits, beam_search, logits_processor
+
+__all__ = [
+    "MappedLogits",
+    "attach",
+    "beam_search",
+    "from_pretrained",
+    "logits_processor",
+    "register",
+]
 
 PREFIX = "regmax-"
 # arguments that would change the result and are not supported: refused unless None

@@ -6,6 +6,7 @@ This chapter imports ``regmax.mapping`` and the chapters below it.
     attention(q, k, v, omega, ...)              scaled_dot_product_attention
     MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
     AdaptiveEntmax(8)                           entmax with a learned α per head
+    beam_search(step, state, ...)               with certificates for sparse outputs
 """
 
 from .attention import attention, attention_weights
@@ -13,10 +14,12 @@ from .jacobian import Jacobian
 from .layer import RegularizedMax
 from .learnable import AdaptiveEntmax, Between, Learnable, Positive
 from .multihead import MultiheadAttention
+from .search import Found, beam_search
 
 __all__ = [
     "AdaptiveEntmax",
     "Between",
+    "Found",
     "Jacobian",
     "Learnable",
     "MultiheadAttention",
@@ -24,4 +27,5 @@ __all__ = [
     "RegularizedMax",
     "attention",
     "attention_weights",
+    "beam_search",
 ]

@@ -16,13 +16,12 @@ from ..kernels import asked, transforms
 
 if TYPE_CHECKING:
     from ..kernels.cpu.few import Few
-    from .chunks import Parts
 
 SHARE = 8
 """One weight in so many may differ from 0: otherwise dense products take less time."""
 
 
-def of(parts: Parts, q: Tensor, k: Tensor, v: Tensor) -> Support | None:
+def of(parts: Any, q: Tensor, k: Tensor, v: Tensor) -> Support | None:
     """The products of a call; None where the support does not tell all, or no kernel is there."""
     plan, omega = parts.plan, parts.omega
     grouped = 3 if plan.enable_gqa else 2
@@ -48,7 +47,7 @@ def of(parts: Parts, q: Tensor, k: Tensor, v: Tensor) -> Support | None:
 class Support:
     """The products of a call with keys and values (H, S, E)."""
 
-    def __init__(self, parts: Parts, k: Tensor, v: Tensor) -> None:
+    def __init__(self, parts: Any, k: Tensor, v: Tensor) -> None:
         from ..kernels.cpu import few
 
         self.few, self.parts = few, parts
