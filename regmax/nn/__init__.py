@@ -13,6 +13,7 @@ from .attention import attention, attention_weights
 from .jacobian import Jacobian
 from .layer import RegularizedMax
 from .learnable import AdaptiveEntmax, Between, Learnable, Positive
+from .lengths import LengthScaled
 from .multihead import MultiheadAttention
 from .search import Found, beam_search
 
@@ -22,6 +23,7 @@ __all__ = [
     "Found",
     "Jacobian",
     "Learnable",
+    "LengthScaled",
     "MultiheadAttention",
     "Positive",
     "RegularizedMax",

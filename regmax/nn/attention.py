@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..kernels import transforms
 from ..mapping.rows import HALF
-from . import chunks, products
+from . import chunks, jagged, products
 from .omega import Omega, mapped
 
 # modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
@@ -68,11 +68,28 @@ def attention(
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
     dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;
     S = 0 gives zeros. Autocast rounds q, k and v to its dtype. Scores and Π_Ω of
-    half-precision inputs are in float32, and the result is rounded once.
+    half-precision inputs are in float32, and the result is rounded once. q, k and v may be nested
+    tensors of layout ``torch.jagged``, (N, L, E) or (N, H, L, E): each sequence is computed alone,
+    and tensors of numbers broadcast to the scores of one sequence.
     """
+    chunks.check(chunk)
+    if any(isinstance(t, Tensor) and t.is_nested for t in (q, k, v)):
+        return jagged.attended(
+            lambda *row: attention(
+                *(*row, omega),
+                dropout_p=dropout_p,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                gamma=gamma,
+                certify=certify,
+                sink=sink,
+                chunk=chunk,
+            ),
+            *(q, k, v, attn_mask),
+        )
     _check_queries(q, k)
     _check_values(k, v)
-    chunks.check(chunk)
     queries, keys = q.shape[-2], k.shape[-2]
     _check_causal(attn_mask, is_causal)
     diagonal = 0 if is_causal else _diagonal(attn_mask, queries, keys)
