@@ -44,6 +44,7 @@ def test_each_sequence_is_computed_alone(is_causal):
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_entropy_is_pytorchs():
     q, k, v = (packed([3, 5], i)[1].detach() for i in range(3))
     k = torch.nested.nested_tensor_from_jagged(k.transpose(1, 2).values(), q.offsets())
