@@ -62,7 +62,7 @@ def attention(
     chunk: how many queries are computed at a time; the backward pass computes their weights again.
         Memory is then proportional to chunk · S. The scores of keys that ``is_causal`` hides from
         the whole chunk are not computed if Ω has a closed form or is declared separable. By
-        default: all queries if they have at most 4 million scores (134 million on a GPU), else as
+        default: all queries if they have at most 8 million scores (134 million on a GPU), else as
         many as have half of that. Under transforms and in a graph always all.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's

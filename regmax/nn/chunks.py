@@ -23,7 +23,7 @@ from .learnable import Learnable
 from .omega import Omega, resolved
 from .support import learning, leaves, spread
 
-SCORES = {"cpu": 1 << 21}
+SCORES = {"cpu": 1 << 22}
 """About how many scores a chunk has, by device."""
 _ELSEWHERE = 1 << 26
 _FEWEST = 16

@@ -32,6 +32,7 @@ def attended(
     rows = zip(q.unbind(), k.unbind(), v.unbind(), strict=True)
     found = [attend(*row).movedim(-2, 0) for row in rows]
     lengths = torch.tensor([0, *map(len, found)], device=q.device)
-    offsets = q.offsets() if q.lengths() is None else lengths.cumsum(0)
+    own: Any = q  # the result has q's offsets, and so q's shape, unless q has holes
+    offsets = own.offsets() if own.lengths() is None else lengths.cumsum(0)
     made: Tensor = torch.nested.nested_tensor_from_jagged(torch.cat(found), offsets)
     return made if q.ndim == 3 else made.transpose(1, 2)

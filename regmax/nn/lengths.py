@@ -65,7 +65,8 @@ class LengthScaled(nn.Module):
             nn.init.zeros_(self.along.weight)
 
     def forward(self, n: int | Tensor, x: Tensor | None = None) -> Tensor:
-        b, c = self.b, self.c
+        b: Tensor = self.b
+        c: Tensor | None = self.c
         if self.along is not None:
             if x is None or x.shape[-1] != self.features:
                 got = None if x is None else tuple(x.shape)
@@ -76,8 +77,9 @@ class LengthScaled(nn.Module):
         if b.dtype in HALF:
             b, c = b.float(), None if c is None else c.float()
         log = torch.as_tensor(n, device=b.device).clamp_min(2).to(b.dtype).log()
-        g = self.power if c is None else self.reach * c.tanh()
-        return 1 / (self.delta + nn.functional.softplus(b) * log**g)
+        g: Any = self.power if c is None else self.reach * c.tanh()
+        inverse: Tensor = self.delta + nn.functional.softplus(b) * log**g
+        return 1 / inverse
 
     def __repr__(self) -> str:
         own = unusual(
