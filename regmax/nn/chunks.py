@@ -96,10 +96,11 @@ class Parts:
     keys: int
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """The first query of each chunk, the one after its last, and how many keys these see."""
+        """The first query of each chunk, the one after its last, and how many keys these see. The
+        last chunk is the first one: no other one needs more memory."""
         diagonal = self.plan.diagonal
         shorter = diagonal is not None and shortens(self.omega)
-        for i in range(0, self.queries, self.chunk):
+        for i in reversed(range(0, self.queries, self.chunk)):
             j = min(i + self.chunk, self.queries)
             yield i, j, min(max(j + (diagonal or 0), 0), self.keys) if shorter else self.keys
 
@@ -158,7 +159,7 @@ class _Chunks(torch.autograd.Function):
             ctx.kept.append(None if few is None else few[1])
             found.append(parts.plan.averages(weights, part[2]) if few is None else few[0])
         ctx.sparse = sparse
-        return torch.cat(found, -2)
+        return torch.cat(found[::-1], -2)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -186,7 +187,7 @@ class _Chunks(torch.autograd.Function):
             found.append(parts.plan.averages(parts.dropped(i, part), part[2]))
         learnt = [t for t, w in zip(given, wants, strict=True) if w]
         grads = torch.autograd.grad(
-            torch.cat(found, -2), learnt, g, create_graph=True, allow_unused=True
+            torch.cat(found[::-1], -2), learnt, g, create_graph=True, allow_unused=True
         )
         each = iter(grads)
         return [next(each) if w else None for w in wants]
