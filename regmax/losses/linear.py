@@ -91,7 +91,7 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
             each = self._losses(self._linear(rows, weight, bias), target, mask)
         else:
             each = _Linear.apply(self, *given)  # type: ignore[no-untyped-call]
-        like = self._linear(rows[:1].detach(), weight.detach(), _detached(bias))
+        like = self._linear(rows[:0].detach(), weight.detach(), _detached(bias))
         index = mass = skip = None
         if indices:
             index, skip, _ = self._index(target, like)
@@ -143,7 +143,7 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(*given)
         ctx.step = loss.chunk or max(LOGITS // max(len(weight), 1), 1)
         ctx.kept, ctx.sums, ctx.left = [], None, []
-        keep = any(ctx.needs_input_grad)
+        keep, few = any(ctx.needs_input_grad), not learned
         values = [hidden.new_empty(0, dtype=torch.float64)]
         for i in range(0, len(hidden), ctx.step):
             rows = slice(i, i + ctx.step)
@@ -157,11 +157,12 @@ class _Linear(torch.autograd.Function):
                 continue
             inputs, ones = [logits, *learned], torch.ones_like(each)
             d, *more = torch.autograd.grad(each, inputs, ones, allow_unused=True)
-            found = None if learned else _entries(d, i)
+            found = _entries(d, i) if few else None
+            few = found is not None  # where a chunk has many, the next ones have
             if found is not None:
                 ctx.kept.append(found)
             elif loss.reduction == "none":
-                keep = False  # where a chunk has many, the next ones have
+                keep = False
                 ctx.left.append(i)
             else:
                 ctx.sums = ctx.sums or _Sums(given, ctx.needs_input_grad[1:])
