@@ -40,6 +40,9 @@ class Plan:
     """Rows × classes. Smoothing, other packages and memory: the last shape only."""
     attention: tuple[tuple[int, int, int, int], ...] = ((8, 8, 128, 64), (2, 8, 512, 64))
     """Sequences × heads × length × width of a head."""
+    long_attention: tuple[int, int, int, int] = (1, 4, 8192, 64)
+    linear_loss: tuple[int, int, int] = (1024, 256, 32_768)
+    """Rows × features × classes."""
     memory: Shape = (2048, 4096)
     first: Shape = (64, 512)
     first_of: tuple[str, ...] = tuple(mapping for mapping in MAPPINGS if mapping != "entmax")
@@ -57,6 +60,8 @@ CUDA = Plan(
     input_shape=(16384, 2048),
     losses=((16384, 1_000), (8192, 10_000), (4096, 32_768)),
     attention=((64, 16, 128, 64), (4, 16, 1024, 64)),
+    long_attention=(1, 8, 16384, 64),
+    linear_loss=(8192, 1024, 131_072),
     memory=(16384, 4096),
 )
 
@@ -87,6 +92,8 @@ def plan(device: str, quick: bool) -> Plan:
         own_sizes=(16, 640),
         losses=((8, 10), (4, 32)),
         attention=((2, 2, 4, 8),),
+        long_attention=(1, 2, 8, 8),
+        linear_loss=(8, 4, 16),
         memory=(64, 256),
         first=(2, 8),
         first_of=("softmax",),

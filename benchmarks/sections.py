@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regmax.functional
 
-from . import first, inputs, learning, memory, own, page, peers
+from . import first, inputs, learning, long, memory, own, page, peers
 from .plan import MAPPINGS, plan
 from .timing import CpuWatch, CudaWatch, Figure, Step, busy, interleave
 
@@ -340,6 +340,26 @@ def attention(bench: Bench) -> str:
     return bench.table(cases, learning.SDPA)
 
 
+def long_attention(bench: Bench) -> str:
+    """Long sequences
+
+    Causal attention over SDPA by default, N(0, 1): sequences × heads × length × width. regmax takes
+    chunks of queries; on the CPU the backward pass of a sparse mapping takes the support alone.
+    """
+    shape = bench.plan.long_attention
+    return bench.table([(long.label(shape), long.heads(shape, bench.device))], long.SDPA)
+
+
+def linear_loss(bench: Bench) -> str:
+    """Large vocabularies
+
+    `LinearFenchelYoungLoss`, a training step, over the logits and their cross-entropy: rows ×
+    features × classes.
+    """
+    shape = bench.plan.linear_loss
+    return bench.table([(long.label(shape), long.losses(shape, bench.device))], long.TWO_STEPS)
+
+
 def first_calls(bench: Bench) -> str:
     """First calls
 
@@ -361,8 +381,9 @@ def first_calls(bench: Bench) -> str:
 def peaks(bench: Bench) -> str:
     """Peak memory
 
-    Forward; forward and backward. In units of the input's size, beyond the input. The output and
-    the gradient count, so a mapping needs at least 1 and 2, a loss 0 and 1.
+    Forward; forward and backward. In units of the input's size, beyond the input; the input is q
+    for attention, W for large vocabularies. The output and the gradient count, so a mapping needs
+    at least 1 and 2, a loss 0 and 1, attention 1 and 4.
     """
     found: dict[str, dict[str, str]] = {}
 
@@ -374,6 +395,8 @@ def peaks(bench: Bench) -> str:
             case = bench.case(kind, n, d)
             yield f"{n} × {d}, {inputs.label(kind)}", [c.step(case) for c in candidates]
         yield "{} × {} logits".format(*most), learning.losses(x, package=bench.has_entmax)
+        yield "long sequences, causal", long.heads(bench.plan.long_attention, bench.device)
+        yield "large vocabularies", long.losses(bench.plan.linear_loss, bench.device)
 
     labels = []
     for label, steps in cases():
@@ -389,7 +412,8 @@ SECTIONS: dict[str, Callable[[Bench], str]] = {
     section.__name__.replace("_", "-"): section
     for section in (
         *(mappings, sizes, rows, kinds, long_rows, calls, conic, own_omega, own_sizes, own_loss),
-        *(own_busy, composed, losses, attention, first_calls, peaks),
+        *(own_busy, composed, losses, linear_loss, attention, long_attention),
+        *(first_calls, peaks),
     )
 }
 """In the order of the page; memory is last because it makes later passes slower."""

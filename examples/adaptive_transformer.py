@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import regmax
 from regmax.analysis import Trajectories
+from regmax.nn import beam_search
 
 from .adaptive_report import report
 from .adaptive_statistics import alphas, example, statistics
@@ -37,8 +38,7 @@ from .common.processes import Process
 from .common.programs import carry_out, conduct
 from .common.recurrent import Corpus
 from .common.runs import Trainee, generator, parse, parser
-from .common.search import beam_search
-from .common.text import PAD, Pair, Vocabulary, bucketed, pad, parallel, shifted
+from .common.text import BOS, EOS, PAD, Pair, Vocabulary, bucketed, pad, parallel, shifted
 from .common.transformer import ADAPTIVE, Transformer
 
 HELD_OUT = 1000
@@ -219,7 +219,8 @@ class Translator(Trainee):
         source, device = self._tensors(pairs)[0], self.process.device
         nothing = torch.empty(len(pairs), 0, dtype=torch.int64, device=device)
         start = Hypotheses(nothing, self.transformer.encode(source), source)
-        found = beam_search(self._next, start, len(pairs), self.args.beam, LONGEST, device)
+        first = torch.full_like(source[:, 0], BOS)
+        found = beam_search(self._next, start, first, EOS, self.args.beam, LONGEST)
         return [" ".join(self.corpus.target.decode(one.best)) for one in found]
 
     def _next(self, last: Tensor, state: Hypotheses) -> tuple[Tensor, Hypotheses]:

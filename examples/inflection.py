@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from regmax.nn import Found
 from regmax.plots import attentions
 
 from .common import tables, toys, trees
@@ -32,7 +33,6 @@ from .common.processes import Process
 from .common.programs import carry_out, conduct, publish
 from .common.recurrent import Corpus, Recurrent
 from .common.runs import generator, parse, parser, results
-from .common.search import Found
 from .common.seq2seq import Shape
 from .common.text import Inflection, Pair, Vocabulary, inflections
 

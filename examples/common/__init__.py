@@ -1,1 +1,1 @@
-"""Common to the experiments: resumable runs, text, models, beam search, tables."""
+"""Common to the experiments: resumable runs, text, models, tables."""

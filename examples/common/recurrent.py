@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 import regmax
 from regmax.analysis import group_count
+from regmax.nn import Found, beam_search
 
 from .mappings import omega
 from .processes import Process
 from .runs import Trainee, generator
-from .search import Found, beam_search
 from .seq2seq import Seq2Seq, Shape, State, summed_loss
-from .text import PAD, Pair, Vocabulary, bucketed, pad, shifted
+from .text import BOS, EOS, PAD, Pair, Vocabulary, bucketed, pad, shifted
 
 T = TypeVar("T")
 
@@ -96,8 +97,8 @@ class Recurrent(Trainee):
 
         def found(part: list[Pair]) -> list[Found]:
             source, *_ = self.tensors(part)
-            start, device = self.seq2seq.start(source), self.process.device
-            return beam_search(self._next, start, len(part), beam, longest, device)
+            start, first = self.seq2seq.start(source), torch.full_like(source[:, 0], BOS)
+            return beam_search(self._next, start, first, EOS, beam, longest)
 
         return self._over(pairs, found)
 

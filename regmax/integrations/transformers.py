@@ -17,10 +17,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..nn.attention import averages, causal, scores, weights_of
+from ..nn import chunks
+from ..nn.attention import attention, averages, causal, scores, weights_of
 from ..nn.omega import Omega
 from ..regularizers.registry import registry
 from . import attached, taught
+from .decoding import MappedLogits, beam_search, logits_processor
+
+__all__ = [
+    "MappedLogits",
+    "attach",
+    "beam_search",
+    "from_pretrained",
+    "logits_processor",
+    "register",
+]
 
 PREFIX = "regmax-"
 # arguments that would change the result and are not supported: refused unless None
@@ -122,7 +133,7 @@ def _register(name: str, omega: Omega | None) -> None:
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         found = attached.omega_of(module, name)
         return _attention(found, module, query, key, value, attention_mask, **kwargs)
 
@@ -146,13 +157,29 @@ def _attention(
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, Tensor]:
-    """The attention (N, L, Hq, Ev) and its weights (N, Hq, L, S). ``s_aux``: the scores of sinks,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention (N, L, Hq, Ev) and its weights (N, Hq, L, S); None instead of the weights of
+    long sequences that nobody asked for. ``s_aux``: the scores of sinks,
     one for each head."""
     _refuse(module, attention_mask, kwargs)
     sinks = kwargs.get("sinks") if s_aux is None else s_aux
     sink = None if sinks is None else sinks.view(-1, 1, 1)
     shared = query.shape[1] != key.shape[1]
+    bare = softcap is None and position_bias is None and attention_mask is not None
+    if (
+        bare
+        and query.shape[2] > chunks.automatic(query, key, omega)
+        and not _wanted(module, kwargs)
+    ):
+        long = attention(
+            *(query, key, value, omega),
+            attn_mask=attention_mask,
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=shared,
+            sink=sink,
+        )
+        return long.transpose(1, 2).contiguous(), None
     s = scores(query, key, scaling, shared)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
@@ -163,6 +190,21 @@ def _attention(
     weights = F.dropout(weights_of(s, omega, attention_mask, sink=sink), dropout)
     out = averages(weights, value, shared).transpose(1, 2).contiguous()
     return out, weights.to(out.dtype)
+
+
+def _wanted(module: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the call or the config asks for attention weights, or a model collects them."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:  # before transformers 5
+        return True
+    collected = _active_collector.get() or {}
+    config = getattr(module, "config", None)
+    return (
+        any("attentions" in key for key in collected)
+        or bool(kwargs.get("output_attentions"))
+        or bool(getattr(config, "output_attentions", False))
+    )
 
 
 def _refuse(module: Any, attention_mask: Tensor | None, kwargs: dict[str, Any]) -> None:

@@ -28,10 +28,10 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
     """L_Ω(h Wᵀ + b; t) of the outputs h of a model and the linear layer of its classes.
 
     It is :class:`regmax.FenchelYoungLoss` of ``torch.nn.functional.linear(h, W, b)``. The logits
-    are computed for some rows at a time and not kept. The gradient in the logits is Π_Ω(x) − t
-    (Blondel, Martins & Niculae 2020): for a sparse mapping it is kept where it is not 0, and
-    backward multiplies these numbers alone with W and h. Where many are not 0, or γ or Ω learns,
-    backward computes the logits again.
+    are computed for some rows at a time, once, and not kept. Their gradient is Π_Ω(x) − t (Blondel,
+    Martins & Niculae 2020). For a sparse mapping it is kept where it is not 0, and backward
+    multiplies these numbers alone with W and h. Where many are not 0, or γ or Ω learns, forward
+    multiplies it with W and h; with reduction "none", backward computes the logits again.
 
     Parameters
     ----------
@@ -174,7 +174,10 @@ def _detached(t: Any) -> Any:
 
 
 class _Linear(torch.autograd.Function):
-    """The losses of rows, chunk by chunk."""
+    """The losses of rows, chunk by chunk. Forward keeps each chunk's gradient in the logits where
+    few of its numbers are not 0, and else adds its products to ``sums`` if the losses are reduced:
+    their factor is then one number, which backward knows. Backward computes the other chunks
+    again."""
 
     @staticmethod
     def forward(ctx: Any, loss: LinearFenchelYoungLoss, *given: Any) -> Tensor:
@@ -182,46 +185,55 @@ class _Linear(torch.autograd.Function):
         ctx.loss, ctx.autocast = loss, _autocast(hidden.device.type)
         ctx.save_for_backward(*given)
         ctx.step = loss._step(len(weight))
-        keep = any(ctx.needs_input_grad) and not learned
-        values, ctx.kept = [hidden.new_empty(0, dtype=torch.float64)], []
+        ctx.kept, ctx.sums, ctx.left = [], None, []
+        keep, few = any(ctx.needs_input_grad), not learned
+        values = [hidden.new_empty(0, dtype=torch.float64)]
         for i in range(0, len(hidden), ctx.step):
             rows = slice(i, i + ctx.step)
             logits = loss._linear(hidden[rows], weight, bias)
             with torch.set_grad_enabled(keep):
                 logits.requires_grad_(keep)
                 each = loss._losses(logits, target[rows], _of_rows(mask, rows))
-                found = None
-                if keep:
-                    found = loss._kept(_entries(torch.autograd.grad(each.sum(), logits)[0]))
             values.append(each.detach())
-            keep = found is not None  # where a chunk has many, the next ones have
+            if not keep:
+                ctx.left.append(i)
+                continue
+            inputs, ones = [logits, *learned], torch.ones_like(each)
+            d, *more = torch.autograd.grad(each, inputs, ones, allow_unused=True)
+            found = loss._kept(_entries(d, i)) if few else None
+            few = found is not None  # where a chunk has many, the next ones have
             if found is not None:
                 ctx.kept.append(found)
+            elif loss.reduction == "none":
+                keep = False
+                ctx.left.append(i)
+            else:
+                ctx.sums = ctx.sums or _Sums(given, ctx.needs_input_grad[1:])
+                ctx.sums.add(rows, d, more)
+            del logits, each, inputs, d  # before the next ones
         return torch.cat(values)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        hidden, weight, bias, target, mask, *learned = ctx.saved_tensors
-        wants = ctx.needs_input_grad[1:]
+        given, wants = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        hidden, weight, bias, target, mask, *learned = given
         device = hidden.device.type
         if torch.is_grad_enabled():
             with torch.autocast(device, ctx.autocast or None, bool(ctx.autocast)):
                 logits = ctx.loss._linear(hidden, weight, bias)
             each = ctx.loss._losses(logits, target, mask)
-            inputs = [t for t, w in zip(ctx.saved_tensors, wants, strict=True) if w]
+            inputs = [t for t, w in zip(given, wants, strict=True) if w]
             grads = iter(torch.autograd.grad(each, inputs, g, create_graph=True, allow_unused=True))
             return None, *(next(grads) if w else None for w in wants)
-        wide = torch.float32 if weight.dtype in HALF else weight.dtype
-        h, w = hidden.detach().to(wide), weight.detach().to(wide)
-        sums: list[Any] = [
-            torch.zeros_like(t, dtype=wide) if want else None
-            for t, want in zip((hidden, weight, bias), wants, strict=False)
-        ]
-        more = [torch.zeros_like(t) for t in learned]
-        first = len(ctx.kept) * ctx.step
+        left, sums = ctx.left, ctx.sums
+        if sums is None:
+            sums = _Sums(given, wants)
+        else:
+            sums.scale(g[0])
+            ctx.sums, ctx.left = None, range(0, len(hidden), ctx.step)  # sums are given away
         if ctx.kept:
-            _add_sparse(sums, ctx.kept, ctx.step, g[:first], h[:first], w)
-        for i in range(first, len(hidden), ctx.step):
+            sums.add_sparse(ctx.kept, g)
+        for i in left:
             rows = slice(i, i + ctx.step)
             with torch.autocast(device, ctx.autocast or None, bool(ctx.autocast)):
                 logits = ctx.loss._linear(hidden[rows].detach(), weight.detach(), _detached(bias))
@@ -229,15 +241,64 @@ class _Linear(torch.autograd.Function):
                 logits.requires_grad_()
                 each = ctx.loss._losses(logits, target[rows], _of_rows(mask, rows))
                 inputs = [logits, *learned]
-                d, *dlearned = torch.autograd.grad(each, inputs, g[rows], allow_unused=True)
-            _add(sums, rows, d.to(wide), h, w)
-            for total, t in zip(more, dlearned, strict=True):
-                total += 0 if t is None else t
-        totals = [
-            None if t is None else t.to(like.dtype)
-            for t, like in zip(sums, (hidden, weight, bias), strict=True)
+                d, *more = torch.autograd.grad(each, inputs, g[rows], allow_unused=True)
+            sums.add(rows, d, more)
+        return None, *sums.totals()
+
+
+class _Sums:
+    """The gradients of hidden, weight, bias and what learns in Ω: D W, Dᵀ h, Dᵀ 1, … for the
+    gradient D of the logits."""
+
+    def __init__(self, given: Any, wants: Any) -> None:
+        self.given = [_detached(t) for t in given]
+        hidden, weight, _, _, _, *learned = self.given
+        wide = torch.float32 if weight.dtype in HALF else weight.dtype
+        self.h, self.w = hidden.to(wide), weight.to(wide)
+        self.sums: list[Any] = [
+            torch.zeros_like(t, dtype=wide) if want else None
+            for t, want in zip(self.given[:3], wants, strict=False)
         ]
-        return None, *totals, None, None, *more
+        self.learned = [torch.zeros_like(t) for t in learned]
+
+    def add(self, rows: slice, d: Tensor, learned: list[Any]) -> None:
+        """Add the products of the gradient of some rows."""
+        d, (hidden, weight, bias) = d.to(self.w.dtype), self.sums
+        if hidden is not None:
+            hidden[rows] += d @ self.w
+        if weight is not None:
+            weight.addmm_(d.T, self.h[rows])
+        if bias is not None:
+            bias += d.sum(0)
+        for total, t in zip(self.learned, learned, strict=True):
+            total += 0 if t is None else t
+
+    def add_sparse(self, kept: list[tuple[Tensor, Tensor]], g: Tensor) -> None:
+        """Add those of the gradients that are kept, times g for each row."""
+        (rows, columns), values = (torch.cat(t, -1) for t in zip(*kept, strict=True))
+        values = values.to(self.w.dtype) * g[rows].to(self.w.dtype)
+        shape = (len(self.h), len(self.w))
+        hidden, weight, bias = self.sums
+        if hidden is not None:
+            hidden.addmm_(_sparse(rows, columns, values, shape), self.w)
+        if weight is not None:
+            weight.addmm_(_sparse(columns, rows, values, shape[::-1]), self.h)
+        if bias is not None:
+            bias.index_add_(0, columns, values)
+
+    def scale(self, g: Tensor) -> None:
+        for t in (*self.sums, *self.learned):
+            if t is not None:
+                t *= g.to(t.dtype)
+
+    def totals(self) -> list[Any]:
+        """The gradients of all inputs."""
+        pairs = zip(self.sums, self.given[:3], strict=True)
+        return [
+            *(None if t is None else t.to(like.dtype) for t, like in pairs),
+            *(None, None),
+            *self.learned,
+        ]
 
 
 def _autocast(device: str) -> Any:
@@ -249,44 +310,20 @@ def _of_rows(mask: Tensor | None, rows: slice) -> Tensor | None:
     return mask if mask is None or mask.ndim < 2 or len(mask) == 1 else mask[rows]
 
 
-def _entries(d: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Where a gradient is not 0, and its numbers there; None where that is often."""
+def _entries(d: Tensor, first: int) -> tuple[Tensor, Tensor] | None:
+    """Where a gradient is not 0, (2, n), its rows counted from ``first``, and its numbers there;
+    None where that is often."""
     if int(torch.count_nonzero(d)) * SPARSE > d.numel():
         return None
     at = d.nonzero().T
-    return at, d[at[0], at[1]]
+    values = d[at[0], at[1]]
+    at[0] += first
+    return at, values
 
 
-def _add_sparse(
-    sums: list[Any], kept: list[tuple[Tensor, Tensor]], step: int, g: Tensor, h: Tensor, w: Tensor
-) -> None:
-    """Add the products of the kept gradients D with W and h: D W, Dᵀ h and Dᵀ 1."""
-    rows = torch.cat([at[0] + k * step for k, (at, _) in enumerate(kept)])
-    columns = torch.cat([at[1] for at, _ in kept])
-    values = torch.cat([t for _, t in kept]).to(h.dtype) * g[rows].to(h.dtype)
-    shape = (len(h), len(w))
-    if sums[0] is not None:
-        by_row = torch.sparse_coo_tensor(
-            torch.stack([rows, columns]), values, shape, check_invariants=False
-        )
-        sums[0][: len(h)] = torch.sparse.mm(by_row, w)
-    if sums[1] is not None:
-        by_class = torch.sparse_coo_tensor(
-            torch.stack([columns, rows]), values, shape[::-1], check_invariants=False
-        )
-        sums[1] += torch.sparse.mm(by_class, h)
-    if sums[2] is not None:
-        sums[2].index_add_(0, columns, values)
-
-
-def _add(sums: list[Any], rows: slice, d: Tensor, h: Tensor, w: Tensor) -> None:
-    """The same of the gradient of some rows."""
-    if sums[0] is not None:
-        sums[0][rows] = d @ w
-    if sums[1] is not None:
-        sums[1].addmm_(d.T, h[rows])
-    if sums[2] is not None:
-        sums[2] += d.sum(0)
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    at = torch.stack([rows, columns])
+    return torch.sparse_coo_tensor(at, values, shape, check_invariants=False)
 
 
 def _check_shapes(hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -> None:

@@ -6,22 +6,28 @@ This chapter imports ``regmax.mapping`` and the chapters below it.
     attention(q, k, v, omega, ...)              scaled_dot_product_attention
     MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
     AdaptiveEntmax(8)                           entmax with a learned α per head
+    beam_search(step, state, ...)               with certificates for sparse outputs
 """
 
 from .attention import attention, attention_weights
 from .jacobian import Jacobian
 from .layer import RegularizedMax
 from .learnable import AdaptiveEntmax, Between, Learnable, Positive
+from .lengths import LengthScaled
 from .multihead import MultiheadAttention
+from .search import Found, beam_search
 
 __all__ = [
     "AdaptiveEntmax",
     "Between",
+    "Found",
     "Jacobian",
     "Learnable",
+    "LengthScaled",
     "MultiheadAttention",
     "Positive",
     "RegularizedMax",
     "attention",
     "attention_weights",
+    "beam_search",
 ]

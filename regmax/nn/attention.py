@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..kernels import transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
-from . import chunks, fused, products
+from . import chunks, fused, jagged, products
 from .omega import Omega, mapped
 
 # modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
@@ -62,29 +63,52 @@ def attention(
     chunk: how many queries are computed at a time; the backward pass computes their weights again.
         Memory is then proportional to chunk · S. The scores of keys that ``is_causal`` hides from
         the whole chunk are not computed if Ω has a closed form or is declared separable. By
-        default: all queries if they have at most 4 million scores (134 million on a GPU), else as
+        default: all queries if they have at most 8 million scores (134 million on a GPU), else as
         many as have half of that. Under transforms and in a graph always all. On CUDA a kernel
         without scores in memory is taken where Ω has one that takes the arguments.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
     dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;
     S = 0 gives zeros. Autocast rounds q, k and v to its dtype. Scores and Π_Ω of
-    half-precision inputs are in float32, and the result is rounded once.
+    half-precision inputs are in float32, and the result is rounded once. q, k and v may be nested
+    tensors of layout ``torch.jagged``, (N, L, E) or (N, H, L, E): each sequence is computed alone,
+    and tensors of numbers broadcast to the scores of one sequence.
     """
+    chunks.check(chunk)
+    if any(isinstance(t, Tensor) and t.is_nested for t in (q, k, v)):
+        return jagged.attended(
+            lambda *row: attention(
+                *(*row, omega),
+                dropout_p=dropout_p,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                gamma=gamma,
+                certify=certify,
+                sink=sink,
+                chunk=chunk,
+            ),
+            *(q, k, v, attn_mask),
+        )
     _check_queries(q, k)
     _check_values(k, v)
-    chunks.check(chunk)
     queries, keys = q.shape[-2], k.shape[-2]
     _check_causal(attn_mask, is_causal)
     diagonal = 0 if is_causal else _diagonal(attn_mask, queries, keys)
     mask = attn_mask if diagonal is None else None
 
+    def weigh(
+        first: int | None, s: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any
+    ) -> Tensor:
+        if diagonal is not None and first is not None:
+            _hide(s, first + diagonal + 1)
+        return weights_of(s, omega, mask, gamma, certify, sink)
+
     def attend(
-        first: int, q: Tensor, k: Tensor, v: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any
+        q: Tensor, k: Tensor, v: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any = None
     ) -> Tensor:
         s = scores(q, k, scale, enable_gqa)
-        if diagonal is not None:
-            mask = causal(s, first + diagonal)
+        mask = mask if diagonal is None else causal(s, diagonal)
         weights = weights_of(s, omega, mask, gamma, certify, sink)
         return averages(F.dropout(weights, dropout_p), v, enable_gqa)
 
@@ -93,13 +117,18 @@ def attention(
         found = fused.attended(attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa)
         if found is not None:
             return found
-    own = (mask, gamma, sink)
-    if chunks.whole(q, k, v, random=dropout_p > 0):
-        return attend(0, q, k, v, omega, *own)
-    chunk = chunk or chunks.automatic(q, k, omega)
-    if chunk >= queries:
-        return attend(0, q, k, v, omega, *own)
-    return chunks.attended(attend, chunk, q, k, v, omega, diagonal, own, dropout_p > 0)
+    if not chunks.whole(q, k, v, random=dropout_p > 0):
+        chunk = chunk or chunks.automatic(q, k, omega)
+        if chunk < queries:
+            plan = chunks.Plan(
+                lambda q, k: scores(q, k, scale, enable_gqa),
+                weigh,
+                lambda weights, v: averages(weights, v, enable_gqa),
+                lambda weights, v, g: _pulled(weights, v, g, enable_gqa),
+                *(_number(scale, q), enable_gqa, diagonal, dropout_p, certify),
+            )
+            return chunks.attended(plan, chunk, q, k, v, omega, (mask, gamma, sink))
+    return attend(q, k, v, omega, mask, gamma, sink)
 
 
 def attention_weights(
@@ -132,11 +161,14 @@ def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tenso
     q, k = products.as_autocast(q, k)
     if q.dtype != k.dtype:
         raise TypeError(f"q and k must have the same dtype; got {q.dtype} and {k.dtype}")
-    if scale is None:
-        scale = 1 / math.sqrt(max(q.shape[-1], 1))
+    scale = _number(scale, q)
     if not enable_gqa:
         return products.scores(q, k, scale)
     return _ungrouped(products.scores(_grouped(q, k, "k"), k, scale), q)
+
+
+def _number(scale: float | None, q: Tensor) -> float:
+    return 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale
 
 
 def weights_of(
@@ -201,12 +233,36 @@ def causal(scores: Tensor, diagonal: int = 0) -> Tensor:
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(diagonal)
 
 
+def _hide(scores: Tensor, first: int) -> None:
+    """Set the scores of keys ≥ first + i of each query i to −inf, in place and unknown to autograd:
+    their gradient is 0."""
+    after = scores.detach()[..., max(first, 0) :]
+    above = torch.ones(after.shape[-2:], dtype=torch.bool, device=after.device)
+    after.masked_fill_(above.triu(min(first, 0)), -torch.inf)
+
+
 def averages(weights: Tensor, v: Tensor, enable_gqa: bool) -> Tensor:
     """weights · v, (…, Hq, L, Ev)."""
     (v,) = products.as_autocast(v)
     if not enable_gqa:
         return products.averages(weights, v)
     return _ungrouped(products.averages(_grouped(weights, v, "v"), v), weights)
+
+
+def _pulled(weights: Tensor, v: Tensor, g: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of weights and v, given g, that of their averages."""
+    if v.dtype in HALF or transforms.autocasting(v.device.type):
+        weights, v = (t.detach().requires_grad_() for t in (weights, v))
+        with torch.enable_grad():
+            out = averages(weights, v, enable_gqa)
+        return torch.autograd.grad(out, (weights, v), g)  # type: ignore[return-value]
+    own = weights.to(v.dtype)
+    if enable_gqa:
+        g, own = _grouped(g, v, "v"), _grouped(own, v, "v")
+    dweights, dv = g @ v.mT, own.mT @ g
+    if enable_gqa:
+        dweights = _ungrouped(dweights, weights)
+    return dweights.to(weights.dtype).sum_to_size(weights.shape), dv.sum_to_size(v.shape)
 
 
 def _grouped(t: Tensor, shared: Tensor, name: str) -> Tensor:

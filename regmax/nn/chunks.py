@@ -6,19 +6,24 @@ of a chunk again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..kernels import transforms
 from ..mapping.forward import has_formula
+from ..mapping.rows import HALF
 from ..regularizers.regularizer import Regularizer
+from . import support
 from .learnable import Learnable
 from .omega import Omega, resolved
+from .support import learning, leaves, spread
 
-SCORES = {"cpu": 1 << 21}
+SCORES = {"cpu": 1 << 22}
 """About how many scores a chunk has, by device."""
 _ELSEWHERE = 1 << 26
 _FEWEST = 16
@@ -40,71 +45,128 @@ def automatic(q: Tensor, k: Tensor, omega: Omega) -> int:
     return max(scores // each, _FEWEST)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How attention computes some queries.
+
+    ``scores(q, k)`` are the scores, ``weigh(first, scores, omega, mask, gamma, sink)`` their
+    weights, ``averages(weights, v)`` the results, and ``pulled(weights, v, g)`` the gradients of
+    weights and v. ``first``: the number of the first query, or None if no mask is to be made of it.
+    With a ``diagonal``, query i sees keys 0, …, i + diagonal. ``dropout``: the share of weights
+    that is dropped.
+    """
+
+    scores: Callable[[Tensor, Tensor], Tensor]
+    weigh: Callable[..., Tensor]
+    averages: Callable[[Tensor, Tensor], Tensor]
+    pulled: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    scale: float
+    enable_gqa: bool
+    diagonal: int | None
+    dropout: float
+    certify: bool
+
+
 def attended(
-    attend: Callable[..., Tensor],
-    chunk: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    omega: Omega,
-    diagonal: int | None,
-    own: tuple[Any, ...],
-    random: bool,
+    plan: Plan, chunk: int, q: Tensor, k: Tensor, v: Tensor, omega: Omega, own: tuple[Any, ...]
 ) -> Tensor:
-    """``attend(first, q, k, v, omega, *own)`` of each chunk, joined. ``own``: what may have one
-    number, or one row, for each query. With a ``diagonal``, query i sees keys 0, …, i + diagonal.
-    ``random``: ``attend`` drops weights at random."""
-    present, (queries, keys) = _present(omega), (q.shape[-2], k.shape[-2])
+    """The attention of all queries. ``own``: mask, γ and sink, which may have one number, or one
+    row, for each query."""
+    present, queries = _present(omega), q.shape[-2]
     if unclear := _unclear(present, queries):
         raise ValueError(
             f"chunk must be None for {present!r}: its tensor {unclear!r} has {queries} rows, one "
             "for each query or none, and is not among its hyperparameters"
         )
-    shorter = diagonal is not None and _shortens(present)
     inside = present.tensors() | present.per_row_tensors()
-
-    def part(first: int, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Tensor:
-        held = dict(zip(inside, given[len(own) :], strict=True))
-        at = present.with_tensors(held) if held else present
-        return attend(first, q, k, v, at, *given[: len(own)])
-
-    found = []
-    for i in range(0, queries, chunk):
-        j = min(i + chunk, queries)
-        seen = min(max(j + (diagonal or 0), 0), keys) if shorter else keys
-        rest = [_rows(t, i, j, queries) for t in (*own, *inside.values())]
-        given = (q[..., i:j, :], k[..., :seen, :], v[..., :seen, :], *rest)
-        result: Tensor = _Recomputed.apply(part, random, i, *given)  # type: ignore[no-untyped-call]
-        found.append(result)
-    return torch.cat(found, -2)
+    parts = Parts(plan, present, tuple(inside), chunk, queries, k.shape[-2])
+    found: Tensor = _Chunks.apply(parts, q, k, v, *own, *inside.values())  # type: ignore[no-untyped-call]
+    return found
 
 
-class _Recomputed(torch.autograd.Function):
-    """``part(first, *given)``, which backward computes again. torch.utils.checkpoint would count
-    the tensors that the solvers' own graphs save, and these differ from call to call."""
+@dataclass(frozen=True)
+class Parts:
+    """The chunks of a call. Their tensors are q, k, v, mask, γ, sink and those ``inside`` Ω."""
+
+    plan: Plan
+    omega: Regularizer
+    inside: tuple[str, ...]
+    chunk: int
+    queries: int
+    keys: int
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """The first query of each chunk, the one after its last, and how many keys these see. The
+        last chunk is the first one: no other one needs more memory."""
+        diagonal = self.plan.diagonal
+        shorter = diagonal is not None and shortens(self.omega)
+        for i in reversed(range(0, self.queries, self.chunk)):
+            j = min(i + self.chunk, self.queries)
+            yield i, j, min(max(j + (diagonal or 0), 0), self.keys) if shorter else self.keys
+
+    def of(self, given: Sequence[Any], i: int, j: int, seen: int) -> list[Any]:
+        """What queries i … j − 1 have of the tensors, or of their gradients."""
+        q, k, v, *rest = given
+        return [
+            None if q is None else q[..., i:j, :],
+            *(None if t is None else t[..., :seen, :] for t in (k, v)),
+            *(_rows(t, i, j, self.queries) for t in rest),
+        ]
+
+    def weights(self, first: int | None, scores: Tensor, rest: Sequence[Any]) -> Tensor:
+        """The weights of scores; ``rest``: mask, γ, sink, and the tensors inside Ω."""
+        held = dict(zip(self.inside, rest[3:], strict=True))
+        at = self.omega.with_tensors(held) if held else self.omega
+        return self.plan.weigh(first, scores, at, *rest[:3])
+
+    def dropped(self, first: int, given: Sequence[Any]) -> Tensor:
+        """The weights of a chunk, some of them dropped."""
+        q, k, _, *rest = given
+        weights = self.weights(first, self.plan.scores(q, k), rest)
+        return F.dropout(weights, self.plan.dropout)
+
+    def gradients(self, first: int, given: Sequence[Any], wants: Any, g: Tensor) -> list[Any]:
+        """The gradients of a chunk's tensors."""
+        q, k, v, *rest = given
+        own = leaves((q, k, *rest), (*wants[:2], *wants[3:]))
+        with torch.enable_grad():
+            weights = self.dropped(first, [*own[:2], v, *own[2:]])
+        dweights, dv = self.plan.pulled(weights.detach(), v.detach(), g)
+        found: Sequence[Any] = ()
+        learnt = learning(own)
+        if learnt:
+            found = torch.autograd.grad(weights, learnt, dweights, allow_unused=True)
+        dq, dk, *more = spread(own, found)
+        return [dq, dk, dv, *more]
+
+
+class _Chunks(torch.autograd.Function):
+    """The chunks one after the other. Backward computes the weights again, or their support's."""
 
     @staticmethod
-    def forward(ctx: Any, part: Callable[..., Tensor], random: bool, *given: Any) -> Tensor:
-        tensors = [t for t in given if isinstance(t, Tensor)]
-        device = tensors[0].device
-        ctx.part, ctx.given = part, [None if isinstance(t, Tensor) else (t,) for t in given]
-        ctx.save_for_backward(*tensors)
+    def forward(ctx: Any, parts: Parts, *given: Any) -> Tensor:
+        device = given[0].device
+        ctx.parts, ctx.given = parts, [None if isinstance(t, Tensor) else (t,) for t in given]
+        ctx.save_for_backward(*(t for t in given if isinstance(t, Tensor)))
         ctx.autocast = transforms.autocasting(device.type) and torch.get_autocast_dtype(device.type)
-        ctx.random = _random_state(device) if random else None
-        return part(*given)
+        ctx.random = _random_state(device) if parts.plan.dropout else None
+        sparse = support.of(parts, *given[:3]) if shortens(parts.omega) else None
+        ctx.kept, found = [], []
+        for i, j, seen in parts:
+            part = parts.of(given, i, j, seen)
+            weights = parts.dropped(i, part)
+            few = None if sparse is None else sparse.averages(weights)
+            ctx.kept.append(None if few is None else few[1])
+            found.append(parts.plan.averages(weights, part[2]) if few is None else few[0])
+        ctx.sparse = sparse
+        return torch.cat(found[::-1], -2)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
-        saved, again = iter(ctx.saved_tensors), torch.is_grad_enabled()
+    def backward(ctx: Any, g: Tensor) -> Any:
+        saved, parts, wants = iter(ctx.saved_tensors), ctx.parts, ctx.needs_input_grad[1:]
         given = [next(saved) if t is None else t[0] for t in ctx.given]
-        wants = ctx.needs_input_grad[2:]
-        if not again:
-            pairs = zip(given, wants, strict=True)
-            given = [t.detach().requires_grad_(w) if isinstance(t, Tensor) else t for t, w in pairs]
-        learnt = [t for t, w in zip(given, wants, strict=True) if w]
-        device = v.device
+        device = g.device
         with (
-            torch.enable_grad(),
             torch.autocast(device.type, ctx.autocast or None, bool(ctx.autocast)),
             torch.random.fork_rng(
                 [device] if device.type == "cuda" else [], ctx.random is not None
@@ -112,9 +174,50 @@ class _Recomputed(torch.autograd.Function):
         ):
             if ctx.random is not None:
                 _set_random_state(device, ctx.random)
-            out = ctx.part(*given)
-            found = iter(torch.autograd.grad(out, learnt, v, create_graph=again, allow_unused=True))
-        return None, None, *(next(found) if w else None for w in wants)
+            if torch.is_grad_enabled():
+                return None, *_Chunks._differentiable(parts, given, wants, g)
+            return None, *_Chunks._gradients(ctx, parts, given, wants, g)
+
+    @staticmethod
+    def _differentiable(parts: Parts, given: list[Any], wants: Any, g: Tensor) -> list[Any]:
+        """Gradients that can be differentiated again."""
+        found = []
+        for i, j, seen in parts:
+            part = parts.of(given, i, j, seen)
+            found.append(parts.plan.averages(parts.dropped(i, part), part[2]))
+        learnt = [t for t, w in zip(given, wants, strict=True) if w]
+        grads = torch.autograd.grad(
+            torch.cat(found[::-1], -2), learnt, g, create_graph=True, allow_unused=True
+        )
+        each = iter(grads)
+        return [next(each) if w else None for w in wants]
+
+    @staticmethod
+    def _gradients(
+        ctx: Any, parts: Parts, given: list[Any], wants: Any, g: Tensor
+    ) -> list[Tensor | None]:
+        totals = [
+            torch.zeros_like(t, dtype=torch.float32 if t.dtype in HALF else t.dtype) if w else None
+            for t, w in zip(given, wants, strict=True)
+        ]
+        dk = dv = None
+        for (i, j, seen), few in zip(parts, ctx.kept, strict=True):
+            part, sums = (parts.of(ts, i, j, seen) for ts in (given, totals))
+            if few is None:
+                found = parts.gradients(i, part, wants, g[..., i:j, :])
+            else:
+                if dk is None:
+                    dk, dv = torch.zeros_like(ctx.sparse.k), torch.zeros_like(ctx.sparse.v)
+                found = ctx.sparse.gradients(part, wants, g[..., i:j, :], few, dk, dv)
+            for total, t in zip(sums, found, strict=True):
+                if total is not None and t is not None:
+                    total += t
+        for total, t in zip(totals[1:3], (dk, dv), strict=True):
+            if total is not None and t is not None:
+                total += t.view(total.shape)
+        return [
+            None if t is None else t.to(own.dtype) for t, own in zip(totals, given, strict=True)
+        ]
 
 
 def _random_state(device: torch.device) -> Tensor:
@@ -162,7 +265,7 @@ def _unclear(omega: Regularizer, queries: int) -> str | None:
     )
 
 
-def _shortens(omega: Regularizer) -> bool:
+def shortens(omega: Regularizer) -> bool:
     """Whether Π_Ω of a row with masked entries is Π_Ω of the shorter row: the kit tests it of a
     closed form, and it holds for a sum over the entries."""
     if omega.entries is not None or any(

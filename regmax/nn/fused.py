@@ -42,7 +42,7 @@ def attended(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor | None:
-    """The attention that ``attend(0, q, k, v, omega, mask, gamma, None)`` gives, or None where no
+    """The attention that ``attend(q, k, v, omega, mask, gamma)`` gives, or None where no
     kernel computes it. A wrong argument may give None: ``attend`` raises the error."""
     if not transforms.plain() or not isinstance(scale, int | float | None):
         return None
@@ -79,7 +79,7 @@ def attended(
         names = names_of(bare)
         held = {n: t[..., None, None] for n, t in zip(names, theta, strict=True) if _is_tensor(t)}
         gamma = gamma[..., None, None] if isinstance(gamma, Tensor) else gamma
-        return attend(0, q, k, v, bare.with_tensors(held) if held else bare, mask, gamma, None)
+        return attend(q, k, v, bare.with_tensors(held) if held else bare, mask, gamma)
 
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     given = (q, k, v, mask, *numbers)

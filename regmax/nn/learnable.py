@@ -14,7 +14,7 @@ from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 
 
-def _check_numbers(**numbers: Any) -> None:
+def check_numbers(**numbers: Any) -> None:
     for name, item in numbers.items():
         if isinstance(item, bool) or not isinstance(item, int | float):
             raise TypeError(f"{name} must be a number; got {type(item).__name__} {item!r}")
@@ -38,11 +38,11 @@ class Between(nn.Module):
         self, low: float, high: float, shape: tuple[int, ...] = (1,), init: float | None = None
     ) -> None:
         super().__init__()
-        _check_numbers(low=low, high=high)
+        check_numbers(low=low, high=high)
         if not low < high:
             raise ValueError(f"low must be < high; got low={low}, high={high}")
         init = (low + high) / 2 if init is None else init
-        _check_numbers(init=init)
+        check_numbers(init=init)
         if not low < init < high:
             raise ValueError(f"init must be in ({low}, {high}); got {init}")
         self.low, self.high, self.init = low, high, init
@@ -67,7 +67,7 @@ class Positive(nn.Module):
 
     def __init__(self, shape: tuple[int, ...] = (1,), init: float = 1.0) -> None:
         super().__init__()
-        _check_numbers(init=init)
+        check_numbers(init=init)
         if not 0 < init < math.inf:
             raise ValueError(f"init must be > 0 and finite; got {init}")
         self.init = init

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.printing import called, unusual
 from .attention import attention, averages, materialized, refuse_subclasses, scores, weights_of
+from .lengths import LengthScaled
 from .omega import Omega, resolved
 
 
@@ -30,7 +31,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         one number per head, and :class:`regmax.nn.AdaptiveEntmax` learns one α per head. Learned
         parameters are in the state dict under ``omega.``.
     gamma: γ > 0, a float, a tensor of shape (H, 1, 1) or so, or a module that computes one, such as
-        ``regmax.nn.Positive((H, 1, 1))``.
+        ``regmax.nn.Positive((H, 1, 1))``, also from the number of keys, :class:`LengthScaled`.
     certify: as in :class:`regmax.RegularizedMax`, for debugging.
     sink: whether to learn the score of a sink for each head, the parameter ``sink`` of shape
         (H, 1, 1), at first 0 (:func:`regmax.nn.attention`).
@@ -181,7 +182,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         q, k, v = map(self._heads, self._projected(query, key, value, itself))
         k, v = self._extended(k, self.bias_k), self._extended(v, self.bias_v)
-        gamma = self.gamma() if isinstance(self.gamma, nn.Module) else self.gamma
+        gamma = self._temperature(query, k, mask)
         dropout = self.dropout if self.training else 0.0
         seen = None
         if need_weights:
@@ -255,6 +256,16 @@ class MultiheadAttention(nn.MultiheadAttention):
         for m in masks:
             mask = ~m if mask is None else mask & ~m
         return mask
+
+    def _temperature(self, query: Tensor, k: Tensor, mask: Tensor | None) -> Any:
+        """γ; ``query`` (N, L, E)."""
+        if isinstance(self.gamma, LengthScaled):
+            n: Any = k.shape[2]
+            if mask is not None:
+                on = mask if mask.dtype == torch.bool else mask != -torch.inf
+                n = on.sum(-1, keepdim=True)
+            return self.gamma(n, query)
+        return self.gamma() if isinstance(self.gamma, nn.Module) else self.gamma
 
     def _nested(self, rows: Tensor) -> Tensor:
         """Rows of different lengths, which nn.TransformerEncoder makes in inference."""

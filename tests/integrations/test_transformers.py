@@ -7,7 +7,7 @@ import torch
 
 import regmax
 from regmax.integrations.transformers import register
-from regmax.nn import AdaptiveEntmax
+from regmax.nn import AdaptiveEntmax, chunks
 
 transformers = pytest.importorskip("transformers")
 
@@ -322,3 +322,21 @@ def test_wrong_arguments():
         register(3, regmax.regularizer("gini"))
     with pytest.raises(TypeError, match=r"omega must be a regmax\.Regularizer"):
         register("regmax-mine", torch.softmax)
+
+
+@pytest.mark.parametrize("mapping", ["entmax15", "softmax", "fusedmax"])
+def test_long_prompts_are_computed_by_chunks(mapping, monkeypatch):
+    """Unless the weights are asked for."""
+    model, (ids, kept) = llama(f"regmax-{mapping}"), padded("left")
+    given = {"input_ids": ids, "attention_mask": kept, "position_ids": positions(kept)}
+    whole = model(**given, output_attentions=True)
+    calls, plain = [], chunks.attended
+    monkeypatch.setattr(chunks, "SCORES", {"cpu": 16})
+    monkeypatch.setattr(chunks, "_FEWEST", 3)
+    monkeypatch.setattr(chunks, "attended", lambda *a: calls.append(1) or plain(*a))
+    long = model(**given)
+    assert len(calls) == 2
+    torch.testing.assert_close(long.logits, whole.logits, **EXACT)
+    asked = model(**given, output_attentions=True)
+    assert len(calls) == 2
+    assert torch.equal(asked.attentions[1], whole.attentions[1])

@@ -110,6 +110,27 @@ def test_learnt_hyperparameters_and_second_derivatives():
     assert torch.autograd.gradgradcheck(lambda *t: smooth(*t, target), given[:3])
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_backward_twice_and_frozen_inputs(reduction):
+    """The second backward finds no sums of forward, and computes the logits again."""
+    hidden, weight, bias, target = inputs(0.1)
+    omega = OMEGAS["softmax"]
+    loss = LinearFenchelYoungLoss(omega, chunk=4, reduction=reduction)
+    value = loss(hidden, weight, bias, target).sum()
+    expected = torch.autograd.grad(
+        3 * two_steps(omega, hidden, weight, bias, target, reduction=reduction).sum(),
+        (hidden, weight, bias),
+    )
+    for _ in range(2):
+        found = torch.autograd.grad(3 * value, (hidden, weight, bias), retain_graph=True)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    for given in ((hidden.detach(), weight, bias), (hidden, weight.detach(), bias)):
+        learnt = [t for t in given if t.requires_grad]
+        pairs = [(f, t) for f, t in zip(expected, given, strict=True) if t.requires_grad]
+        found = torch.autograd.grad(3 * loss(*given, target).sum(), learnt)
+        torch.testing.assert_close(found, tuple(f for f, _ in pairs), rtol=1e-12, atol=1e-12)
+
+
 def test_one_gamma_for_each_row_and_without_gradients():
     hidden, weight, bias, target = inputs()
     omega, gamma = OMEGAS["entmax15"], torch.rand(ROWS, 1, dtype=F64) + 0.5

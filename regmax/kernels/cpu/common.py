@@ -52,6 +52,19 @@ def given(job: Any, k: int) -> bool:
 
 
 @njit
+def whole_at(job: Any, k: int) -> int:
+    """The integer that the job has in the place of an array k."""
+    number: int = job[_ARRAYS + 2 * k]
+    return number
+
+
+@njit
+def ints_at(job: Any, k: int, r: int) -> Any:
+    """A pointer to row r of the job's array k, of int32."""
+    return memory.ints(job[_ARRAYS + 2 * k] + 4 * r * job[_ARRAYS + 2 * k + 1])
+
+
+@njit
 def octets_at(job: Any, k: int, r: int) -> Any:
     """A pointer to row r of the job's array k, of bytes."""
     return memory.octets(job[_ARRAYS + 2 * k] + r * job[_ARRAYS + 2 * k + 1])

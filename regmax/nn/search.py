@@ -1,15 +1,4 @@
-"""Beam search with certificates that its answer is the most probable sequence.
-
-If the output mapping gives exact zeros, few hypotheses have a nonzero probability, and a beam can
-hold them all (Peters et al. 2019, §4.1). There are two certificates:
-
-- *covered*: the beam never dropped a hypothesis of nonzero probability. In the end it holds the
-  whole distribution over sequences.
-- *optimal*: no hypothesis that was dropped, or cut at the length limit, is more probable than the
-  answer. A sequence is at most as probable as its prefix, so the answer is the mode.
-
-*covered* implies *optimal*. Both hold up to rounding of the log-probabilities.
-"""
+"""Beam search with certificates that its answer is the most probable sequence."""
 
 from __future__ import annotations
 
@@ -19,8 +8,6 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
-
-from .text import BOS, EOS, PAD
 
 
 class Rows(Protocol):
@@ -42,9 +29,11 @@ class Found:
     """
 
     hypotheses: list[tuple[list[int], float]]
-    """Words without BOS and EOS, and the logarithm of the probability."""
+    """Words without the first and the last one, and the logarithm of the probability."""
     covered: bool
+    """Whether the beam never dropped a hypothesis of nonzero probability."""
     optimal: bool
+    """Whether no sequence is more probable than the best one found."""
 
     @property
     def best(self) -> list[int]:
@@ -55,19 +44,35 @@ class Found:
 def beam_search(
     step: Callable[[Tensor, State], tuple[Tensor, State]],
     state: State,
-    sentences: int,
+    first: Tensor,
+    eos: int,
     beam: int,
     longest: int,
-    device: torch.device,
 ) -> list[Found]:
-    """The ``beam`` most probable hypotheses after each word, finished ones among them.
+    """The ``beam`` most probable hypotheses after each word, with certificates.
 
-    ``step`` maps the last words (m,) and the state of m hypotheses to the probabilities (m, words)
-    of the next word and the next state. ``state``: the state of the ``sentences`` before the first
-    word. The search of a sentence ends after ``longest`` words, when all its hypotheses are
-    finished, or when it is not *covered* and no unfinished hypothesis beats the best finished one.
+    If the mapping of the output gives exact zeros, few hypotheses have a nonzero probability, and a
+    beam can hold them all (Peters, Niculae & Martins 2019, §4.1): then it is the whole
+    distribution over sequences, ``covered``. A sequence is at most as probable as its prefix:
+    ``optimal`` tells that no hypothesis that was dropped, or cut after ``longest`` words, is more
+    probable than the answer, which is then the mode. Covered implies optimal. Both hold up to
+    rounding of the log-probabilities.
+
+    Parameters
+    ----------
+    step: maps the last words (m,) and the state of m hypotheses to the probabilities (m, words) of
+        the next word, such as Π_Ω of its scores, and the next state.
+    state: the state of the n sentences before their first word. ``state.select(rows)`` is the state
+        of the hypotheses ``rows``, (m,) of int64, in which an index may occur several times.
+    first: the first word of each sentence, (n,) of int64.
+    eos: the last word of a finished sentence.
+    beam: how many hypotheses are held for a sentence.
+    longest: the largest number of words. A search ends earlier when all its hypotheses are
+        finished, or when it is not covered and the best finished one beats the others.
     """
-    search = _Beam(sentences, beam, device)
+    if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
+        raise ValueError(f"beam must be an int >= 1; got {beam!r}")
+    search = _Beam(first, eos, beam)
     for _ in range(longest):
         rows = search.live.flatten().nonzero().squeeze(1)
         if not len(rows):
@@ -81,8 +86,9 @@ class _Beam:
     """``beam`` slots per sentence: words (n, beam, t), log-probabilities (n, beam), −inf for an
     empty slot, and whether a hypothesis is finished."""
 
-    def __init__(self, sentences: int, beam: int, device: torch.device) -> None:
-        self.words = torch.full((sentences, beam, 1), BOS, device=device)
+    def __init__(self, first: Tensor, eos: int, beam: int) -> None:
+        sentences, device, self.eos = len(first), first.device, eos
+        self.words = first[:, None, None].expand(-1, beam, 1)
         self.logp = torch.full((sentences, beam), -torch.inf, dtype=F64, device=device)
         self.logp[:, 0] = 0.0
         self.done = torch.zeros(sentences, beam, dtype=torch.bool, device=device)
@@ -105,7 +111,7 @@ class _Beam:
         n, beam = self.logp.shape
         top = probability.topk(min(beam + 1, probability.shape[-1]))
         logp = torch.full((n * beam, beam + 1), -torch.inf, dtype=F64, device=rows.device)
-        word = torch.full((n * beam, beam + 1), PAD, device=rows.device)
+        word = torch.full((n * beam, beam + 1), -1, device=rows.device)
         logp[:, 0] = self.logp.flatten()  # the others stay unchanged
         logp[rows, : top.values.shape[1]] = (
             self.logp.flatten()[rows, None] + top.values.to(F64).log()
@@ -117,7 +123,7 @@ class _Beam:
         chosen = best.indices[:, :beam]
         parent, next_word = chosen // (beam + 1), word.view(n, -1).gather(1, chosen)
         self.logp = best.values[:, :beam]
-        self.done = self.done.gather(1, parent) | (next_word == EOS)
+        self.done = self.done.gather(1, parent) | (next_word == self.eos)
         before = self.words.gather(1, parent[..., None].expand(-1, -1, self.words.shape[-1]))
         self.words = torch.cat((before, next_word[..., None]), -1)
         self.stopped |= (self.lost > -torch.inf) & (self._most(self.done) >= self._most(self.open))
@@ -133,16 +139,18 @@ class _Beam:
         held = zip(
             self.words.tolist(), self.logp.tolist(), self.done.tolist(), lost.tolist(), strict=True
         )
-        return [_found(*one) for one in held]
+        return [_found(self.eos, *one) for one in held]
 
     def _most(self, which: Tensor) -> Tensor:
         return torch.where(which, self.logp, -torch.inf).amax(1)
 
 
-def _found(words: list[list[int]], logp: list[float], done: list[bool], lost: float) -> Found:
+def _found(
+    eos: int, words: list[list[int]], logp: list[float], done: list[bool], lost: float
+) -> Found:
     """The slots of one sentence, in falling order of probability."""
     slots = list(zip(words, logp, done, strict=True))
-    finished = [(w[1 : w.index(EOS)], p) for w, p, d in slots if d and p > -torch.inf]
+    finished = [(w[1 : w.index(eos, 1)], p) for w, p, d in slots if d and p > -torch.inf]
     if not finished:
         return Found([(words[0][1:], logp[0])], covered=False, optimal=False)
     return Found(finished, covered=lost == -torch.inf, optimal=finished[0][1] >= lost)
