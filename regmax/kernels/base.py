@@ -78,7 +78,7 @@ class AttentionKernel(ABC):
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
         scale: float, gamma: Number, theta: Numbers, grad: bool,
     ) -> tuple[Tensor, Hyper]:  # fmt: skip
-        """The result, (B, H, L, Ev), and what ``backward`` needs. Raises :class:`CannotLaunch`."""
+        """The result, (B, H, L, Ev), and what ``backward`` needs. Raises ``CannotLaunch``."""
 
     @abstractmethod
     def backward(

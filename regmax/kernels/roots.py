@@ -27,7 +27,7 @@ def increasing_root(
     leaves the bracket or is longer than half of the step before. ``start``: high unless given; it
     lies in the bracket.
 
-    In a graph, which cannot stop a row: :func:`_fixed`.
+    A graph cannot stop a row: it has a fixed number of rounds.
     """
     if transforms.tracing():
         return _fixed(residual, low, high)
