@@ -11,7 +11,7 @@ BENCH  ?= build/bench
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test examples docs fuzz bench bench-gpu figures lint format types dist oldest clean
+.PHONY: help install demo test slow examples docs fuzz bench bench-gpu figures lint format types dist oldest clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -23,8 +23,11 @@ demo: $(LIGHT)  ## validate the six regularizers, train on real digits, draw the
 
 # One torch thread per test process: two processes on two cores are faster than four threads. Each
 # begins with half of the files, so that what the tests of a file share is made once.
-test: $(READY)  ## run the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+test: $(READY)  ## run the tests, without those that take long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow"
+
+slow: $(READY)  ## run the tests that take long: other processes, packages, processors and GPU compilers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow
 
 docs: $(READY)  ## build the documentation site into build/docs; a warning fails it
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

@@ -8,6 +8,8 @@ import torch
 import regmax
 from regmax import FenchelYoungLoss, RegularizedMax, SoftmaxLoss, SparsemaxLoss
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = {
     "mapping": 250,
     "layer": 50,

@@ -11,6 +11,8 @@ import pytest
 import torch
 from kinked_truth import LONG, Kinks, Smooth
 
+pytestmark = pytest.mark.slow
+
 SMOOTH = {
     "gini": (Smooth(lambda y: y, lambda y: np.eye(len(y)), 1.0), lambda y: cp.sum_squares(y) / 2),
     "entropy": (

@@ -25,6 +25,8 @@ from numba.core import cgutils
 from regmax.kernels.cpu import compiling, jit, threads
 from regmax_gini import _cpu
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import sys, torch
 from regmax.functional import sparsemax

@@ -19,7 +19,7 @@ from regmax.kernels.generated.triton_kernel import LIMIT, TritonKernel  # noqa: 
 from regmax.mapping import generated, traced  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 F, F32, F64 = torch.nn.functional, torch.float32, torch.float64
 D, ROWS = 9, 5

@@ -24,7 +24,7 @@ from regmax.kernels.triton.attending import ThresholdAttention  # noqa: E402
 from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, fused  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 F32, F64 = torch.float32, torch.float64
 HALF = torch.bfloat16 if CUDA else torch.float16

@@ -26,7 +26,7 @@ from regmax.mapping import compiled  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant: log 0, and inf that a
 # selection then leaves out
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 TOLERANCE = {F64: 2e-15, F32: 2e-7, F16: 5e-4, BF16: 4e-3}

@@ -253,6 +253,7 @@ def test_jit_script_says_what_to_use():
 # -- ONNX -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "theta"),
     [
@@ -377,6 +378,7 @@ def kept(model, inputs, file):
         torch.save((inputs, model(*inputs)), file.with_suffix(".pt"))
 
 
+@pytest.mark.slow
 def test_models_are_loaded_in_a_fresh_process_at_other_sizes(tmp_path):
     names = []
     for kind, name, strict in MODELS:

@@ -63,6 +63,7 @@ EXPRESSIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["entropy + oscar", "2 entropy", "entropy + gini", "c (tsallis + λ tv)"],

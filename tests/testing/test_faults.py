@@ -12,6 +12,8 @@ from regmax.regularizers.curvature import Diagonal
 from regmax.testing import checks_for
 from regmax.testing.harness import KINDS
 
+pytestmark = pytest.mark.slow
+
 Entropy = type(regmax.regularizer("entropy"))
 Gini = type(regmax.regularizer("gini"))
 PNorm = type(regmax.regularizer("pnorm"))

@@ -16,6 +16,8 @@ from regmax.solvers import base as solving
 from regmax.testing import check_solver, parametrize_solver_with_checks, solver_checks, solvers
 from regmax.testing.known import known_problems
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 Dual = registry().get("solver", "dual")
 Interior = registry().get("solver", "interior")
