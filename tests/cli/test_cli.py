@@ -448,6 +448,7 @@ class TestDemo:
         (tmp_path / "file").write_text("")
         assert "--out" in refused(capsys, "demo", "--out", str(tmp_path / "file"))
 
+    @pytest.mark.slow
     def test_one_epoch(self, tmp_path, capsys, monkeypatch):
         data = pooling.digits()
         small = pooling.Digits(data.train_x[:96], data.train_y[:96], data.test_x, data.test_y)

@@ -17,6 +17,7 @@ ROOT = Path(inflection.__file__).parents[1]
 SMALL = ["--smoke", "--epochs", "4", "--output", "sparsemax", "--attention", "softmax"]
 
 
+@pytest.mark.slow
 def test_smoke(tmp_path, capsys):
     argv = ["--smoke", "--output", "sparsemax", "--attention", "softmax", "--seeds", "0,1"]
     inflection.main([*argv, "--out", str(tmp_path)])

@@ -815,6 +815,7 @@ def test_expressions_under_transforms(expression):
         torch.testing.assert_close(got[i], one, rtol=0, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("expression", ["c (pnorm + λ oscar)"], indirect=True)
 def test_expressions_compiled(expression):
     layer, x = expression.layer, expression.x
