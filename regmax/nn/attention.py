@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..kernels import transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
-from . import chunks, fused, jagged, products
+from . import chunks, compiled, jagged, products
 from .omega import Omega, mapped
 
 # modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
@@ -114,7 +114,7 @@ def attention(
 
     if not dropout_p and not certify and sink is None and chunk is None:
         _refuse_context_parallel()
-        found = fused.attended(attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa)
+        found = compiled.attended(attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa)
         if found is not None:
             return found
     if not chunks.whole(q, k, v, random=dropout_p > 0):

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..kernels import asked, transforms
 
 if TYPE_CHECKING:
-    from ..kernels.cpu.few import Few
+    from ..kernels.cpu.sparse import Columns
 
 SHARE = 8
 """One weight in so many may differ from 0: otherwise dense products take less time."""
@@ -48,40 +48,40 @@ class Support:
     """The products of a call with keys and values (H, S, E)."""
 
     def __init__(self, parts: Any, k: Tensor, v: Tensor) -> None:
-        from ..kernels.cpu import few
+        from ..kernels.cpu import sparse
 
-        self.few, self.parts = few, parts
+        self.sparse, self.parts = sparse, parts
         self.k, self.v = (t.detach().reshape(-1, *t.shape[-2:]).contiguous() for t in (k, v))
 
-    def averages(self, weights: Tensor) -> tuple[Tensor, Few] | None:
+    def averages(self, weights: Tensor) -> tuple[Tensor, Columns] | None:
         """The averages of v, and where the weights are not 0; None where many are not."""
         rows = weights.detach().reshape(-1, weights.shape[-1])
-        found = self.few.averages(rows, self.v, SHARE)
+        found = self.sparse.averages(rows, self.v, SHARE)
         return found and (found[0].view(*weights.shape[:-1], -1), found[1])
 
     def gradients(
-        self, given: list[Any], wants: Any, g: Tensor, few: Few, dk: Tensor, dv: Tensor
+        self, given: list[Any], wants: Any, g: Tensor, columns: Columns, dk: Tensor, dv: Tensor
     ) -> list[Any]:
         """The gradients of a chunk's tensors; those of k and v are added to dk and dv (H, S, E)."""
         q, _, _, mask, *rest = given
-        scale, shape = self.parts.plan.scale, (*q.shape[:-1], few.columns.shape[1])
+        scale, shape = self.parts.plan.scale, (*q.shape[:-1], columns.index.shape[1])
         if not shape[-1]:
             return [None] * len(given)
         rows = (q.detach() * scale).reshape(-1, q.shape[-1]).contiguous()
         g = g.reshape(-1, g.shape[-1]).contiguous()
         with torch.enable_grad():
-            s = few.dots(rows, self.k, -torch.inf).view(shape).requires_grad_()
+            s = columns.dots(rows, self.k, -torch.inf).view(shape).requires_grad_()
             mask, *rest = leaves((mask, *rest), wants[3:])
             bias = None
             if isinstance(mask, Tensor) and mask.is_floating_point():
-                bias = few.of(mask.expand(*shape[:-1], self.k.shape[1]))
+                bias = columns.of(mask.expand(*shape[:-1], self.k.shape[1]))
             weights = self.parts.weights(None, s, [bias, *rest])
-        dweights = few.dots(g, self.v, 0.0).view(shape)
+        dweights = columns.dots(g, self.v, 0.0).view(shape)
         learnt = learning((s, mask, *rest))
         ds, *found = torch.autograd.grad(weights, learnt, dweights, allow_unused=True)
         y = weights.detach().reshape(len(rows), -1).contiguous()
         slopes = ds.reshape(len(rows), -1).contiguous()
-        dq = few.add_gradients(slopes, y, rows, g, self.k, dk, dv)
+        dq = columns.add_gradients(slopes, y, rows, g, self.k, dk, dv)
         return [(dq * scale).view(q.shape), None, None, *spread((mask, *rest), found)]
 
 

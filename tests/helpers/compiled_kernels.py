@@ -137,7 +137,7 @@ def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Those of a line of ``ATTENTION``, with all gradients."""
     import torch
 
-    from regmax.kernels.triton.attending import ThresholdAttention
+    from regmax.kernels.triton.attention_launch import ThresholdAttention
 
     kind, dtype, size, alpha, masked, causal = case
     kernel = ThresholdAttention(kind)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..base import Hyper, Kernel, Number, Numbers
 from . import chain, jacobian, threshold
-from .attending import ThresholdAttention
+from .attention_launch import ThresholdAttention
 
 
 class ThresholdKernel(Kernel):

@@ -85,7 +85,7 @@ def attended(
     given = (q, k, v, mask, *numbers)
     try:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            out = _Fused.apply(kernel, again, diagonal, scale, *given)  # type: ignore[no-untyped-call]
+            out = _Attention.apply(kernel, again, diagonal, scale, *given)  # type: ignore[no-untyped-call]
         else:
             q, k, v, mask, gamma, *theta = given
             out = kernel.forward(q, k, v, mask, diagonal, scale, gamma, tuple(theta), False)[0]
@@ -96,7 +96,7 @@ def attended(
     return result
 
 
-class _Fused(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     """The kernel, with its gradients; ``again`` computes the same from the scores."""
 
     @staticmethod

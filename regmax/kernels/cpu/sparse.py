@@ -8,26 +8,28 @@ from torch import Tensor
 
 from .rows import CompiledRows
 
-_SUMS, _DOTS = (CompiledRows(f"regmax.kernels.cpu.{name}") for name in ("attending", "dotting"))
+_SUMS, _DOTS = (
+    CompiledRows(f"regmax.kernels.cpu.{name}") for name in ("sparse_sums", "sparse_dots")
+)
 _LANES = 16
 
 
-class Few:
+class Columns:
     """Where weights (R, S) are not 0: their columns (R, k) of int32, and how many each row has."""
 
-    def __init__(self, columns: Tensor, counts: Tensor) -> None:
-        self.columns, self.counts = columns, counts
+    def __init__(self, index: Tensor, counts: Tensor) -> None:
+        self.index, self.counts = index, counts
 
     def of(self, t: Tensor) -> Tensor:
         """t (…, S) at the columns, (…, k); any of its numbers beyond a row's columns."""
-        inside = torch.arange(self.columns.shape[1], dtype=torch.int32) < self.counts
-        return t.gather(-1, (self.columns * inside).view(*t.shape[:-1], -1).long())
+        inside = torch.arange(self.index.shape[1], dtype=torch.int32) < self.counts
+        return t.gather(-1, (self.index * inside).view(*t.shape[:-1], -1).long())
 
     def dots(self, a: Tensor, vectors: Tensor, fill: float) -> Tensor:
         """⟨a_r, vectors[columns]⟩, (R, k), for rows a (R, E); ``fill`` beyond a row's columns."""
-        out = a.new_full(self.columns.shape, fill)
+        out = a.new_full(self.index.shape, fill)
         heads, keys, _ = vectors.shape
-        given = (self.columns, self.counts, vectors, out, len(a) // heads, keys)
+        given = (self.index, self.counts, vectors, out, len(a) // heads, keys)
         _DOTS.run(0, a, *given)
         return out
 
@@ -38,12 +40,12 @@ class Few:
         q kᵀ and ``g`` of the averages, with weights y (R, k)."""
         dq, heads = torch.empty_like(q), len(k)
         keys, values = (t.view(heads, -1) for t in (dk, dv))
-        given = (slope, y, self.columns, self.counts, q, g, k.view(heads, -1), dq)
+        given = (slope, y, self.index, self.counts, q, g, k.view(heads, -1), dq)
         _SUMS.run(1, keys, values, *given, len(q) // heads, q.shape[1], g.shape[1])
         return dq
 
 
-def averages(y: Tensor, vectors: Tensor, share: int) -> tuple[Tensor, Few] | None:
+def averages(y: Tensor, vectors: Tensor, share: int) -> tuple[Tensor, Columns] | None:
     """y · vectors, (R, E), and where y (R, S) is not 0; None where more than one entry in ``share``
     is not 0, or in a row more than twice as many."""
     (rows, d), (heads, keys, width) = y.shape, vectors.shape
@@ -55,4 +57,4 @@ def averages(y: Tensor, vectors: Tensor, share: int) -> tuple[Tensor, Few] | Non
     most = int(counts.max())
     if most > room or int(counts.sum()) * share > y.numel():
         return None
-    return out, Few(columns[:, :most].clone(), counts)
+    return out, Columns(columns[:, :most].clone(), counts)

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("numba")
 
-from regmax.kernels.cpu.few import averages
+from regmax.kernels.cpu.sparse import averages
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -22,18 +22,18 @@ def test_equal_to_dense_products(heads, keys, width, dtype):
     )
     found = averages(y, v, 2)
     assert found is not None
-    out, few = found
+    out, kept = found
     by_head = y.view(heads, 4, keys)
     torch.testing.assert_close(out.view(heads, 4, width), by_head @ v)
-    columns = few.columns.long()
-    inside = torch.arange(columns.shape[1]) < few.counts
-    assert torch.equal(few.counts.squeeze(1).long(), (y > 0).sum(1))
+    columns = kept.index.long()
+    inside = torch.arange(columns.shape[1]) < kept.counts
+    assert torch.equal(kept.counts.squeeze(1).long(), (y > 0).sum(1))
     packed = torch.where(inside, y.gather(1, columns * inside), 0)
     dots = (g.view(heads, 4, width) @ v.mT).view(rows, keys)
     expected = torch.where(inside, dots.gather(1, columns * inside), -1.0)
-    torch.testing.assert_close(few.dots(g, v, -1.0), expected)
+    torch.testing.assert_close(kept.dots(g, v, -1.0), expected)
     dk, dv = torch.ones_like(k), torch.zeros_like(v)
-    dq = few.add_gradients(packed, packed, q, g, k, dk, dv)
+    dq = kept.add_gradients(packed, packed, q, g, k, dk, dv)
     torch.testing.assert_close(dq.view(heads, 4, depth), by_head @ k)
     torch.testing.assert_close(dk, 1 + by_head.mT @ q.view(heads, 4, depth))
     torch.testing.assert_close(dv, by_head.mT @ g.view(heads, 4, width))

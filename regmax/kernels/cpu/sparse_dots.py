@@ -1,4 +1,4 @@
-"""A compiled function of :mod:`regmax.kernels.cpu.few`: dot products with few vectors."""
+"""A compiled function of :mod:`regmax.kernels.cpu.sparse`: dot products with few vectors."""
 
 from __future__ import annotations
 

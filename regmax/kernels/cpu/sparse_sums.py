@@ -1,4 +1,4 @@
-"""Compiled functions of :mod:`regmax.kernels.cpu.few`: the products of attention with weights of
+"""Compiled functions of :mod:`regmax.kernels.cpu.sparse`: the products of attention with weights of
 which few are not 0.
 
 The vectors of key head h are rows h·S, …, h·S + S − 1 of a matrix; ``each`` consecutive rows of
