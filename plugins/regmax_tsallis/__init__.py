@@ -203,29 +203,31 @@ def _from_the_top(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor
     in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). log Σ y increases in
     ℓ, and ℓ lies in [−log m, 0] for m participants.
     """
-    a, x = alpha - 1, torch.where(on, x, -torch.inf)
+    x = torch.where(on, x, -torch.inf)
     delta = torch.where(on, (x.amax(-1, keepdim=True) - x) / gamma, 0)
-    zero = a == 0
-    divisor = torch.where(zero, 1, a)
-
-    def entries(log_top: Tensor) -> tuple[Tensor, Tensor]:
-        t = torch.where(delta > 0, delta * (-a * log_top).exp(), 0)
-        base = 1 - a * t
-        inside = on & (base > 0)
-        base = torch.where(inside, base, 1)
-        t = torch.where(inside, t, 0)
-        power = torch.where(zero, -t, torch.log1p(-a * t) / divisor)
-        return torch.where(inside, (log_top + power).exp(), 0), base
 
     def residual(log_top: Tensor) -> tuple[Tensor, Tensor]:
-        y, base = entries(log_top)
+        y, base = _entries(delta, on, alpha, log_top)
         total = y.sum(-1, keepdim=True)
         # dy_i/dℓ = y_i / (1 − a δ_i e^(−aℓ))
         return total.log(), (y / base).sum(-1, keepdim=True) / total
 
     low = -on.sum(-1, keepdim=True).to(x.dtype).log()
     log_top = increasing_root(residual, low, torch.zeros_like(low))
-    return normalize(entries(log_top)[0])
+    return normalize(_entries(delta, on, alpha, log_top)[0])
+
+
+def _entries(delta: Tensor, on: Tensor, alpha: Tensor, log_top: Tensor) -> tuple[Tensor, Tensor]:
+    """e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a), and the base of that power, 1 where it is not positive."""
+    a = alpha - 1
+    zero = a == 0
+    t = torch.where(delta > 0, delta * (-a * log_top).exp(), 0)
+    base = 1 - a * t
+    inside = on & (base > 0)
+    base = torch.where(inside, base, 1)
+    t = torch.where(inside, t, 0)
+    power = torch.where(zero, -t, torch.log1p(-a * t) / torch.where(zero, 1, a))
+    return torch.where(inside, (log_top + power).exp(), 0), base
 
 
 def _from_above(
@@ -245,13 +247,7 @@ def _from_above(
     divisor = torch.where(zero, 1, a)
     log_top = torch.zeros_like(delta[..., :1]) if start is None else start
     for _ in range(100):
-        t = torch.where(delta > 0, delta * (-a * log_top).exp(), 0)
-        base = 1 - a * t
-        inside = on & (base > 0)
-        base = torch.where(inside, base, 1)
-        t = torch.where(inside, t, 0)
-        power = torch.where(zero, -t, torch.log1p(-a * t) / divisor)
-        y = torch.where(inside, (log_top + power).exp(), 0)
+        y, base = _entries(delta, on, alpha, log_top)
         total, rate = row_sums(y, y / base)  # Σ y and its derivative in ℓ
         excess = total.log()
         moving = excess.abs() > 32 * torch.finfo(y.dtype).eps

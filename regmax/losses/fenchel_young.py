@@ -208,7 +208,9 @@ class _Task(NamedTuple):
     def _known(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
         target, kernel = self.target, kernel_of(omega, x)
-        if kernel is None or self.mask is not None or self.settings.solver != "auto":
+        if kernel is None or x.dtype not in kernel.dtypes or self.mask is not None:
+            return None
+        if self.settings.solver != "auto":
             return None
         if target.vertex is None or not transforms.may_look(x):
             return None

@@ -110,8 +110,7 @@ def compared(
         if not (made.traced.entry.coupled or isinstance(hessian, curvature.Diagonal)):
             return "its Hessian is not diagonal"
         for got, expected in ((slope, gradient), (bent, row_sums)):
-            near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())
-            if not bool((near | ~torch.isfinite(expected)).all()):
+            if not same(got, expected):
                 return "a kernel of its value has other derivatives than autograd"
     return made
 
@@ -181,6 +180,12 @@ def derived(value: Callable[[Tensor], Tensor], at: Tensor) -> list[Tensor]:
         if g.requires_grad:
             (bent,) = torch.autograd.grad((g * simplex.generic(at.detach())).sum(), at)
     return [found.detach().unsqueeze(-1), g.detach(), bent]
+
+
+def same(got: Tensor, expected: Tensor) -> bool:
+    """Whether derivatives agree, where the expected ones are finite."""
+    near = (got - expected).abs() <= 1e-7 * (1e-6 + expected.abs())
+    return bool((near | ~torch.isfinite(expected)).all())
 
 
 def off(entry: Any, own: Tensor, at: Tensor, inputs: list[Tensor]) -> Tensor:
