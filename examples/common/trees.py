@@ -107,9 +107,11 @@ def _draw(axis: Any, node: Node, mass: float) -> None:
         axis.text(node.end + 0.5, node.y, f"{mass:.3f}", **style)
     for child in node.children:
         x, width, height = node.end, child.x - 0.5 - node.end, child.y - node.y
-        for ends in ((0.0, 0.2), (0.8, 1.0)):  # the number is between the two parts of the line
+        number, at = f"{child.probability:.2g}", 0.56
+        gap = 0.42 * (len(number) + 0.5) / width  # the number is between two parts of the line
+        for ends in ((0.0, at - gap), (at + gap, 1.0)):
             points = [(x + t * width, node.y + t * height) for t in ends]
             axis.plot(*zip(*points, strict=True), color=QUIET, lw=1)
-        middle = (x + width / 2, node.y + height / 2)
-        axis.text(*middle, f"{child.probability:.2g}", fontsize=8, ha="center", va="center")
+        middle = (x + at * width, node.y + at * height)
+        axis.text(*middle, number, fontsize=8, ha="center", va="center")
         _draw(axis, child, mass * child.probability)
