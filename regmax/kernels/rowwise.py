@@ -75,6 +75,8 @@ def matvec(h: Tensor, v: Tensor) -> Tensor:
     rows = at_once(flat, max(d, 1))
     if h.ndim == 2:
         h = h.contiguous()
+        if len(flat) <= rows:
+            return times(h, flat).view(shape)
         products = [times(h, vectors) for vectors in flat.split(rows)]
     else:
         h = h.expand(*shape, d).reshape(-1, d, d)

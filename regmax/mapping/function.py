@@ -95,13 +95,13 @@ class Eager(Mapping):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
-        fixed = ctx.fixed
         again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
-        if None in fixed or again or not transforms.plain():
+        if again or any(ctx.needs_input_grad[4:]) or not transforms.plain():
             return Mapping.backward(ctx, v)
-        y, part, _ = ctx.saved_tensors
-        (gx,) = products(ctx.kernel, y, taking_part(part), v, fixed, False)
-        return gx, None, None, None, *[None] * len(fixed)
+        y, part, _, *tensors = ctx.saved_tensors
+        numbers = _merged(ctx.fixed, tensors)
+        (gx,) = products(ctx.kernel, y, taking_part(part), v, numbers, False)
+        return gx, None, None, None, *[None] * len(numbers)
 
     setup_context = torch.autograd.Function.setup_context
 
