@@ -139,7 +139,7 @@ def prepare(
     empty = spoilt = None
     # if all scores are finite, which is checked where it costs no synchronisation, this is all
     low = -(torch.finfo(rows.dtype).max ** 0.5)
-    if on is None and transforms.may_look(rows) and bool((rows.detach().abs() < -low).all()):
+    if on is None and transforms.may_look(rows) and _within(rows.detach(), low):
         top = rows.detach().amax(-1, keepdim=True)
         rows = rows - top
     else:
@@ -154,6 +154,12 @@ def prepare(
         # scores as low as finfo.min must not overflow when they are shifted or divided by γ
         rows = torch.where(on, (rows - top).clamp_min(low), 0)
     return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype)
+
+
+def _within(rows: Tensor, low: float) -> bool:
+    """Whether all scores are between ``low`` and −``low``."""
+    least, most = rows.aminmax() if rows.numel() else (rows.new_zeros(()),) * 2
+    return low < least.item() and most.item() < -low
 
 
 def _computes(omega: Regularizer, rows: Tensor) -> bool:

@@ -133,8 +133,8 @@ def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
     flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
     if len(flat) <= count:
         return flat
-    at = torch.linspace(0, len(flat) - 1, count, device=t.device)
-    return flat[at.round().long()]
+    last = len(flat) - 1
+    return torch.stack([flat[round(k * last / (count - 1))] for k in range(count)])
 
 
 def hyper(t: Tensor) -> Tensor:
