@@ -142,8 +142,8 @@ class _Solved(NamedTuple):
     seen: Tensor
     """Where Ω is evaluated: y, or its positive entries alone."""
     on: Tensor | None
-    plain: Tensor
-    """The rows that have a gradient."""
+    plain: Tensor | None
+    """The rows that have a gradient, None for all."""
 
 
 class _Task(NamedTuple):
@@ -179,11 +179,15 @@ class _Task(NamedTuple):
             y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
             packed = _packed(omega, x, y, keep) if target.given is None else None
             own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
-            spoilt, part = torch.isnan(y[..., 0]), None
+            finite = self._all_finite(x)
+            spoilt = some = inside = part = None
+            if not finite:
+                spoilt = torch.isnan(y[..., 0])
             if packed is None:
-                on, top = self._participants(x)
-                some = ~spoilt if on is None else y.amax(-1) > 0
-                inside = torch.ones_like(some) if on is None else target.inside(on)
+                on, top = self._participants(x, finite)
+                if spoilt is not None:
+                    some = ~spoilt if on is None else y.amax(-1) > 0
+                    inside = None if on is None else target.inside(on)
                 seen, part = (y.clone() if keep and own is y else y), on
                 rows = (x, y, on, top, *target)
                 value = in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
@@ -191,19 +195,32 @@ class _Task(NamedTuple):
             else:  # the support is enough
                 seen, xs = packed
                 part = seen > 0
-                some, inside = part[..., 0], self._vertex_inside(x)
+                if spoilt is not None:
+                    some, inside = part[..., 0], self._vertex_inside(x)
                 top = torch.where(part, xs, -torch.inf).amax(-1, keepdim=True)
                 wide = self.regularizer([t.to(F64) for t in tensors])
                 value = _gain(wide, gamma, xs - top, seen, part)
                 value = value + _number(gamma) * target.value(wide, seen, part)
                 value = value - self._linear(x, top)
-            plain = some & inside if self.skip is None else some & inside & ~self.skip
             dx = target.taken_from(own)
-            value = torch.where(inside, value, torch.inf)
-            value = _filled(value, spoilt, ~(some | spoilt), self.skip)
-            if not (transforms.may_look(x) and bool(plain.all())):
-                dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
-        return value, _Solved(dx, seen, part, plain)
+            if inside is not None:
+                value = torch.where(inside, value, torch.inf)
+            empty = None if some is None or spoilt is None else ~(some | spoilt)
+            value = _filled(value, spoilt, empty, self.skip)
+        return value, self._solved(dx, seen, part, some, inside)
+
+    def _solved(
+        self, dx: Tensor, seen: Tensor, on: Tensor | None, *having: Tensor | None
+    ) -> _Solved:
+        """With 0 as the gradient of ignored rows and of those that one of ``having`` excludes."""
+        kept = [t for t in having if t is not None]
+        kept += [] if self.skip is None else [~self.skip]
+        if not kept:
+            return _Solved(dx, seen, on, None)
+        plain = functools.reduce(torch.logical_and, kept)
+        if not (transforms.may_look(dx) and bool(plain.all())):
+            dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
+        return _Solved(dx, seen, on, plain)
 
     def _known(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
@@ -225,41 +242,41 @@ class _Task(NamedTuple):
             if not math.isfinite(more.sum().item()):
                 return None
             value, dx = value + more, target.smoothed(dx)
-        plain = torch.ones_like(value, dtype=torch.bool)
-        if self.skip is not None:
-            plain = ~self.skip
-            value, dx = torch.where(plain, value, 0), dx.masked_fill_(self.skip.unsqueeze(-1), 0)
-        return value, _Solved(dx, dx, None, plain)
+        return _filled(value, None, None, self.skip), self._solved(dx, dx, None)
 
     def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved]:
         """The same in the dtype of the solver."""
         rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
         y, _ = engine.argmax(rows, self.settings)
         value = _of_maximum(x, rows, y, self.target, self.skip)
-        plain = torch.ones_like(value, dtype=torch.bool)
-        if rows.mask is not None:
-            plain = self.target.inside(rows.mask)
-        for none in (rows.spoilt, rows.empty):
-            plain = plain if none is None else plain & ~none.squeeze(-1)
-        plain = plain if self.skip is None else plain & ~self.skip
+        inside = None if rows.mask is None else self.target.inside(rows.mask)
+        none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
         dx = self.target.taken_from(y.to(x.dtype, copy=True))
-        if not (transforms.may_look(x) and bool(plain.all())):
-            dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
-        return value, _Solved(dx, y, rows.mask, plain)
+        return value, self._solved(dx, y, rows.mask, inside, *none)
 
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
         omega = self.regularizer(
             [t.to(solved.seen.dtype) if t.is_floating_point() else t for t in tensors]
         )
-        seen = torch.where(solved.plain.unsqueeze(-1), solved.seen, 1 / solved.seen.shape[-1])
+        seen, plain = solved.seen, solved.plain
+        if plain is not None:
+            seen = torch.where(plain.unsqueeze(-1), seen, 1 / seen.shape[-1])
         change = self.target.value(omega, seen, solved.on) - omega_at(omega, seen, solved.on)
-        return torch.where(solved.plain, _number(gamma) * change, 0).to(F64)
+        change = _number(gamma) * change
+        return (change if plain is None else torch.where(plain, change, 0)).to(F64)
 
-    def _participants(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+    def _all_finite(self, x: Tensor) -> bool:
+        """Whether it is known that all scores take part and are finite."""
+        if self.mask is not None or not (transforms.may_look(x) and x.numel()):
+            return False
+        low, high = x.aminmax()
+        return low.item() > -math.inf and high.item() < math.inf
+
+    def _participants(self, x: Tensor, finite: bool = False) -> tuple[Tensor | None, Tensor]:
         """The participants, None for all entries, and their largest score, (*batch, 1)."""
         look = self.mask is None and transforms.may_look(x)
-        if look and (not x.numel() or bool(x.amin() > -torch.inf)):
+        if finite or (look and (not x.numel() or bool(x.amin() > -torch.inf))):
             return None, x.amax(-1, keepdim=True)
         on = x != -torch.inf
         on = on if self.mask is None else self.mask & on
