@@ -143,6 +143,12 @@ class Kernel(ABC):
         k (R, 1). None: both are computed from y; so where a loss is not finite."""
         return None
 
+    def operator(self, x: Tensor, *numbers: Number) -> Tensor | None:
+        """Π_Ω(x) by an operator of PyTorch with its own derivatives, for scores (*batch, d) that
+        may require grad, given the numbers γ and θ. None: ``forward`` and ``backward`` compute
+        both; so where a row is NaN or has no participants."""
+        return None
+
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
         """Compile all that calls for rows of a dtype may need. By default nothing: what a kernel
         compiles, it compiles in its first calls."""

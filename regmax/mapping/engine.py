@@ -62,11 +62,11 @@ def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
     plan = compiled.planned(omega, x, gamma)
     if plan is None:
         return None
-    if x.requires_grad and torch.is_grad_enabled():
-        y: Tensor = Eager.apply(x, None, *plan)  # type: ignore[no-untyped-call]
-        return y
     kernel, _, *given = plan
-    return forward(kernel, x, None, given)[0]
+    y = kernel.operator(x, *given)
+    if y is None and x.requires_grad and torch.is_grad_enabled():
+        y = Eager.apply(x, None, *plan)  # type: ignore[no-untyped-call]
+    return forward(kernel, x, None, given)[0] if y is None else y
 
 
 def _certified(

@@ -22,6 +22,24 @@ def test_it_is_torch_softmax() -> None:
         torch.testing.assert_close(softmax(x), x.softmax(-1), rtol=0, atol=tol)
 
 
+def test_finite_scores_take_torchs_operator() -> None:
+    x = normal(5, 6, seed=1).requires_grad_()
+    y = softmax(x)
+    assert y.grad_fn is not None
+    assert y.grad_fn.name() == "SoftmaxBackward0"
+    masked = x.detach().clone()
+    masked[0], masked[1, 2], masked[2, :3] = -torch.inf, torch.nan, -torch.inf
+    masked.requires_grad_()
+    y = softmax(masked)
+    y.backward(normal(5, 6, seed=2))
+    with regmax.kernels.reference():
+        again = masked.detach().requires_grad_()
+        right = softmax(again)
+        right.backward(normal(5, 6, seed=2))
+    torch.testing.assert_close(y, right, rtol=0, atol=1e-15, equal_nan=True)
+    torch.testing.assert_close(masked.grad, again.grad, rtol=0, atol=1e-15)
+
+
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("solver", ["dual", "interior"])
 def test_solvers(solver: str, declared: bool) -> None:
