@@ -15,7 +15,7 @@ from .style import INK, blank, styled
 
 ZERO = "#bdbdbd"
 MARKS = "o^sDP*"
-WIDEST = 16.0
+WIDEST = 10.0
 """The greatest width in inches of panels side by side."""
 
 Words = Sequence[str]
@@ -75,12 +75,13 @@ def attentions(
     cell = min(0.34, max(0.2, 5 / most))  # inches
     figure = blank(1, 1)  # a figure of 1 inch: its coordinates are inches
     figure.set_layout_engine("none")
+    marked = False
     for name, (table, on) in tables.items():
         axis = figure.add_axes((0, 0, cell * table.shape[1], cell * table.shape[0]))
         words = target.get(name) if isinstance(target, Mapping) else target
-        _panel(axis, table, on, source, words, name, name in clusters, top)
+        marked |= _panel(axis, table, on, source, words, name, name in clusters, top)
     masked = not all(bool(on.all()) for _, on in tables.values())
-    _arrange(figure, top, _key(bool(clusters), masked))
+    _arrange(figure, top, _key(marked, masked))
     return figure
 
 
@@ -134,7 +135,8 @@ def _panel(
     title: str,
     clusters: bool,
     top: float,
-) -> None:
+) -> bool:
+    """Draw a panel; whether clusters are marked in it."""
     rows, columns = table.shape
     runs = groups(table, mask=on)
     row = torch.arange(rows)[:, None]
@@ -144,8 +146,7 @@ def _panel(
         axis.imshow(white, cmap="gray_r", vmin=0, vmax=1, interpolation="none")
     pixels = axis.get_window_extent()
     points = 72 / axis.figure.dpi * min(pixels.width / columns, pixels.height / rows)  # of a cell
-    if clusters:
-        _mark(axis, table, 0.4 * points, top)
+    marked = clusters and _mark(axis, table, 0.4 * points, top)
     size = max(5.0, min(10.0, 0.55 * points))
     turned: Any = {"rotation": 60, "ha": "left", "rotation_mode": "anchor"} if source else {}
     _words(axis.xaxis, "source", source, columns, size, **turned)
@@ -153,6 +154,7 @@ def _panel(
     axis.tick_params(top=False, labeltop=True, bottom=False, labelbottom=False, left=False, pad=2)
     axis.spines[:].set_visible(False)
     axis.set_title(title, fontsize=12, color=INK, parse_math=False)
+    return marked
 
 
 def _words(axis: Any, name: str, words: Words | None, of: int, size: float, **style: Any) -> None:
@@ -163,9 +165,10 @@ def _words(axis: Any, name: str, words: Words | None, of: int, size: float, **st
     axis.set_ticks(range(of), words, fontsize=size, color=INK, parse_math=False, **style)
 
 
-def _mark(axis: Any, table: Tensor, size: float, top: float) -> None:
-    """Mark the entries of each cluster of two or more; each cluster of a row has its marker."""
-    ids = groups(table, "clusters")
+def _mark(axis: Any, table: Tensor, size: float, top: float) -> bool:
+    """Mark the entries of each cluster of two or more; each cluster of a row has its marker.
+    Whether there is one."""
+    ids, any_found = groups(table, "clusters"), False
     for i, row in enumerate(ids):
         found, members = row[row >= 0].unique(return_counts=True)
         for mark, cluster in enumerate(found[members > 1]):
@@ -173,6 +176,8 @@ def _mark(axis: Any, table: Tensor, size: float, top: float) -> None:
             dark = float(table[i, at[0]]) > 0.5 * top
             style = {"s": size**2, "color": "white" if dark else "#333333", "linewidths": 0}
             axis.scatter(at.tolist(), [i] * len(at), marker=MARKS[mark % len(MARKS)], **style)
+            any_found = True
+    return any_found
 
 
 # -- a figure of panels --------------------------------------------------------------------------
