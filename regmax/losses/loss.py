@@ -18,7 +18,7 @@ from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from . import fenchel_young, sharded
-from .targets import Target, checked, is_index
+from .targets import Target, checked, improper, is_index
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -63,6 +63,9 @@ class FenchelYoungLoss(nn.Module):
 
     weight: Tensor | None
     at: Any = None  # where the classes are, if they lie on several devices
+    parts = (
+        False  # whether it is a part of a loss: a wrong target is NaN there, and all devices raise
+    )
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(
@@ -152,7 +155,9 @@ class FenchelYoungLoss(nn.Module):
             index, skip, wrong = self._index(target, x.shape[-1])
             mass = None if weight is None else taken(weight, index)
         else:
-            given, mass = _distribution(target, x, dim, weight)
+            t = target.to(x.dtype).movedim(dim, -1)
+            wrong = improper(t).any(-1) if self.parts else None
+            given, mass = _distribution(t if self.parts else checked(t), weight)
         t, scale = self._target(x, index, given, mass, on, weight)
         rows = self._rows(logits, dim, mask, t, skip)
         if scale is not None:
@@ -205,7 +210,7 @@ class FenchelYoungLoss(nn.Module):
         skip = target == self.ignore_index
         index = target.long().masked_fill(skip, 0)
         wrong = (index < 0) | (index >= classes)
-        if not may_look(target):
+        if self.parts or not may_look(target):
             return index.masked_fill(wrong, 0), skip, wrong
         if bool(wrong.any()):
             at = first(wrong)
@@ -282,11 +287,8 @@ def taken(weight: Tensor, index: Tensor) -> Tensor:
     return weight.index_select(0, index.reshape(-1)).view(index.shape)
 
 
-def _distribution(
-    target: Tensor, x: Tensor, dim: int, weight: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _distribution(t: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """w∘t divided by its sum, and that sum."""
-    t = checked(target.to(x.dtype)).movedim(dim, -1)
     t = t if weight is None else t * weight
     mass = t.sum(-1)
     return t / torch.where(mass > 0, mass, 1).unsqueeze(-1), mass

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.transforms import may_look
 from ..kernels.wrappers import is_dtensor
 from ..mapping import sharded, shards
 from ..mapping.rows import Rows
 from ..mapping.sharded import Placed
 from ..regularizers.regularizer import Regularizer, copied
-from .targets import F64, checked, is_index, omega_at
+from .targets import F64, checked, improper, is_index, omega_at
 
 
 def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
@@ -34,7 +35,7 @@ def loss(module: Any, input: Any, target: Any, mask: Any) -> Tensor:
     target, mask = _target(at, target), at.of("mask", mask)
     rows, mass, skip = own._each(at.part, at.dim, target, mask)
     dtype: torch.dtype = own._dtype(at.part, target)
-    return reduced(own, at, rows, mass, skip, dtype)
+    return proper(module, at, target, reduced(own, at, rows, mass, skip, dtype))
 
 
 def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -> Tensor:
@@ -91,7 +92,7 @@ def linear(module: Any, hidden: Any, weight: Any, bias: Any, target: Any, mask: 
     mass, skip, dtype = own._counted(h, w, b, target, shape[-1])
     if module.reduction == "none":
         each = each.view(h.shape[:-1])
-    return reduced(own, at, each, mass, skip, dtype)
+    return proper(module, at, target, reduced(own, at, each, mass, skip, dtype))
 
 
 def _in_parts(omega: Regularizer) -> bool:
@@ -109,6 +110,7 @@ def _part(module: Any, at: Placed, omega: Regularizer) -> Any:
     own.mapping.__dict__["gamma"] = gamma
     own._buffers["weight"] = at.of("weight", module.weight, per_row=False)
     own.at = at if at.along is not None else None
+    own.parts = True
     return own
 
 
@@ -146,6 +148,23 @@ def reduced(
     return (whole / (number + (number == 0))).to(dtype)
 
 
+def proper(module: Any, at: Placed, target: Tensor, value: Any) -> Tensor:
+    """``value``; where a wrong target made it NaN, all devices that have it raise what one process
+    raises. Only then do they gather the targets, of which ``target`` is a part."""
+    from torch.distributed.tensor import Replicate
+
+    found: Tensor = value
+    seen = value.detach().to_local()
+    if not may_look(seen) or not bool(seen.isnan().any()):
+        return found
+    given = at.like_scores(target) if target.is_floating_point() else at.rows(target)
+    shared = [module.reduction != "none" or p.is_shard(at.dim) for p in at.given]
+    pairs = zip(shared, given.placements, strict=True)
+    given = given.redistribute(placements=[Replicate() if s else p for s, p in pairs]).to_local()
+    checked(given) if given.is_floating_point() else module._index(given, at.shape[at.dim])
+    return found
+
+
 def each(
     module: Any, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -170,23 +189,23 @@ def each(
         here = torch.where(here < at.first + logits.shape[dim], here, -1)
         given = (index.unsqueeze(-1) == here).to(F64)
     else:
-        t = checked(target.to(F64)).movedim(dim, -1)
-        given = shards.padded(t, -1, 0.0)
+        given = shards.padded(target.to(F64).movedim(dim, -1), -1, 0.0)
+        wrong = improper(given).any(-1)
         given = given if own_weight is None else given * own_weight
         mass = across.sums(given)[0]
         given = given / torch.where(mass > 0, mass, 1)
         mass = mass.squeeze(-1)
     a, spread, scale = _smoothed(module, on, own_weight, mass, across)
-    outside = ((given > 0) & ~on).any(-1)
+    outside = ((given > 0) & ~on).any(-1).to(F64)
+    outside = outside if wrong is None else torch.where(wrong, torch.nan, outside)
     parts = _parts(rows, y, raw, given, a, spread, vertex, across, on)
-    value, off = at.summed(torch.stack([parts, outside.to(F64)], -1)).unbind(-1)
+    value, off = at.summed(torch.stack([parts, outside], -1)).unbind(-1)
     value = torch.where(off > 0, torch.inf, value)
     value = rows.fill(value.unsqueeze(-1)).squeeze(-1)
     value = value if skip is None else torch.where(skip, 0, value)
     if scale is not None:
         value = torch.where(scale > 0, value * scale, 0)
-    if wrong is not None:
-        value = torch.where(wrong, torch.nan, value)
+    value = torch.where(off.isnan(), torch.nan, value)
     return value, mass if vertex else None, skip
 
 

@@ -165,6 +165,11 @@ def checked(t: Tensor) -> Tensor:
     return t
 
 
+def improper(t: Tensor) -> Tensor:
+    """The entries that no distribution has."""
+    return ~((t >= 0) & (t < torch.inf))
+
+
 def is_index(target: Any, input: Tensor, dim: int) -> bool:
     """Whether the target holds indices, and not distributions. Refuses a wrong type or shape."""
     if not isinstance(target, Tensor):

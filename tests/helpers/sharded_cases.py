@@ -279,6 +279,60 @@ def linear(size):
     draws(drawn_linear, DRAWS)(size)
 
 
+def message_of(call):
+    with pytest.raises(ValueError, match="target") as caught:
+        call()
+    return str(caught.value)
+
+
+@case
+def wrong_targets(size):
+    """All devices raise what one process raises, also those that have no part of the target."""
+    torch.manual_seed(0)
+    rows, classes = 6, 9
+    x, hidden = torch.randn(rows, classes), torch.randn(rows, 3)
+    weight = torch.randn(classes, 3)
+    index = torch.arange(rows)
+    index[-1] = classes
+    distribution = torch.full((rows, classes), 1 / classes)
+    distribution[-1, -1] = -0.5
+    meshes = [mesh_of(size), mesh_of(2, 2)] if size == 4 else [mesh_of(size)]
+    for name, mesh, target, reduction in itertools.product(
+        ("sparsemax", "fusedmax"), meshes, (index, distribution), ("mean", "sum", "none")
+    ):
+        loss = getattr(regmax.losses, name.capitalize() + "Loss")(reduction=reduction)
+        expected = message_of(lambda loss=loss, target=target: loss(x, target))
+        plans = [(Shard(1),), (Shard(0),)] if mesh.ndim == 1 else [(Shard(0), Shard(1))]
+        for plan in plans:
+            if reduction == "none" and Shard(0) in plan:  # devices without the row do not see it
+                continue
+            where = (
+                plan
+                if target.ndim == 2
+                else [Shard(0) if p.dim == 0 else Replicate() for p in plan]
+            )
+            for given in (target, distributed(target, mesh, where)):
+                own = distributed(x, mesh, plan)
+                got = message_of(lambda loss=loss, own=own, given=given: loss(own, given))
+                assert got == expected, (name, plan, reduction, got, expected)
+                if name == "fusedmax":
+                    continue
+                h = distributed(hidden, mesh, [p if p.dim == 0 else Replicate() for p in plan])
+                linear = regmax.LinearFenchelYoungLoss(loss.omega, reduction=reduction)
+                w = distributed(weight, mesh, [Shard(0) if p.dim else Replicate() for p in plan])
+                got = message_of(
+                    lambda linear=linear, h=h, w=w, given=given: linear(h, w, None, given)
+                )
+                assert got == expected, (name, plan, reduction, got, expected)
+    strange = x.clone()
+    strange[2, 3] = torch.nan  # not a fault of the target
+    assert whole(
+        regmax.losses.SparsemaxLoss()(
+            distributed(strange, mesh_of(size), [Shard(1)]), index % classes
+        )
+    ).isnan()
+
+
 @case
 def maxima_and_explanations(size):
     torch.manual_seed(0)
