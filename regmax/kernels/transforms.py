@@ -171,6 +171,12 @@ def autocasting(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
 
 
+def widens_softmax(device_type: str) -> bool:
+    """Whether autocast computes ``torch.softmax`` of half precision in float32, and returns that:
+    on every device but the CPU."""
+    return device_type != "cpu" and autocasting(device_type)
+
+
 def full_precision(device_type: str) -> AbstractContextManager[object]:
     """Switches autocast off: solvers and Jacobians compute in the dtype of the rows."""
     return torch.autocast(device_type, enabled=False) if autocasting(device_type) else nullcontext()

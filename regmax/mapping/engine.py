@@ -25,7 +25,7 @@ from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
 from .function import Eager, forward
 from .hidden import refuse_hidden
-from .rows import Rows, prepare
+from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
 
@@ -34,6 +34,8 @@ def mapping(
     omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
 ) -> Tensor:
     """Π_Ω(x), with gradients, from the user's arguments."""
+    if isinstance(x, Tensor) and x.dtype in HALF and transforms.widens_softmax(x.device.type):
+        x = x.float()
     if settings.certify and not is_dtensor(x):  # that is certified where it lies
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
