@@ -553,6 +553,9 @@ def test_certify_certifies_every_call():
                 call(regmax.regularizer(name))
     with pytest.raises(RegularizerError, match="product of backward is off"):
         RegularizedMax(OffCurvature(), certify=True)(x)
+    missing = x.detach().clone()  # a row without participants, and one that is NaN
+    missing[0], missing[1, 0] = -torch.inf, torch.nan
+    RegularizedMax(regmax.regularizer("gini"), certify=True)(missing.requires_grad_())
     with pytest.raises(TypeError, match="certify must be a bool"):
         RegularizedMax(Off(), certify="yes")
     assert "certify=True" in repr(RegularizedMax(regmax.regularizer("gini"), certify=True))
