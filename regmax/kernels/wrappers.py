@@ -112,7 +112,9 @@ def is_dtensor(t: object) -> bool:
 
 
 def splits(x: Any, dim: int) -> bool:
-    """Whether x is a DTensor that is sharded along ``dim``."""
+    """Whether x is a DTensor that is sharded along ``dim``, or a nested tensor."""
+    if isinstance(x, Tensor) and x.is_nested:
+        return True
     return is_dtensor(x) and any(p.is_shard(dim % max(x.ndim, 1)) for p in x.placements)
 
 

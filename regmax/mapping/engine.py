@@ -20,11 +20,12 @@ from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
-from . import compiled, composition, generated, operator, sharded
+from . import compiled, composition, generated, jagged, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
 from .function import Eager, forward
 from .hidden import refuse_hidden
+from .jagged import is_jagged
 from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
@@ -36,7 +37,7 @@ def mapping(
     """Π_Ω(x), with gradients, from the user's arguments."""
     if isinstance(x, Tensor) and x.dtype in HALF and transforms.widens_softmax(x.device.type):
         x = x.float()
-    if settings.certify and not is_dtensor(x):  # that is certified where it lies
+    if settings.certify and not (is_dtensor(x) or is_jagged(x)):  # whose parts are certified
         return _certified(omega, x, gamma, dim, mask, settings)
     if settings.solver == "auto":
         try:
@@ -55,6 +56,9 @@ def mapping(
     if is_dtensor(x):
         own = functools.partial(mapping, settings=settings)
         return sharded.mapping(own, omega, x, gamma, dim, mask, settings)
+    if is_jagged(x):
+        own = functools.partial(mapping, settings=settings)
+        return jagged.mapping(own, omega, x, gamma, dim, mask)
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     return rows.restore(argmax(rows, settings)[0])
 
