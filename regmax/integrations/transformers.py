@@ -21,7 +21,7 @@ from ..nn import chunks
 from ..nn.attention import attention, averages, causal, scores, weights_of
 from ..nn.omega import Omega
 from ..regularizers.registry import registry
-from . import attached, taught
+from . import attached, parallel, taught
 from .decoding import MappedLogits, beam_search, logits_processor
 
 __all__ = [
@@ -134,7 +134,7 @@ def _register(name: str, omega: Omega | None) -> None:
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        found = attached.omega_of(module, name)
+        found = parallel.of_heads(attached.omega_of(module, name), module, query)
         return _attention(found, module, query, key, value, attention_mask, **kwargs)
 
     attached.OMEGAS[name] = omega

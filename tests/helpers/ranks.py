@@ -15,6 +15,7 @@ import warnings
 
 
 def run(rank, size, folder, results, chosen):
+    import pytest
     import sharded_cases
     import torch
 
@@ -34,6 +35,8 @@ def run(rank, size, folder, results, chosen):
         try:
             case(size)
             found[name] = None
+        except pytest.skip.Exception as skipped:
+            found[name] = f"skipped: {skipped}"
         except Exception:
             found[name] = f"rank {rank}: {traceback.format_exc()}"
             print(name, found[name], file=sys.stderr, flush=True)  # the others may wait

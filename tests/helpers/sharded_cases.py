@@ -581,6 +581,50 @@ def context_parallel_is_refused(size):
         attention(q, q, q, "entmax15")
 
 
+@case
+def heads_of_a_tp_plan(size):
+    """Hugging Face models that are loaded with ``tp_plan``, with Ω that all heads share and with
+    one for each: logits, gradients, files."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")  # transformers loads with it
+    if size > 2:
+        pytest.skip("the tiny model has two heads of keys")
+    from tiny_models import HEADS, llama
+
+    from regmax.integrations.transformers import attach, register
+
+    register()
+    rank = str(torch.distributed.get_rank())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=str(size))
+    ids = torch.randint(3, 50, (2, 8), generator=torch.Generator().manual_seed(1))
+    shared = Learnable(regmax.regularizer("tsallis"), alpha=Between(1, 2))
+    load = transformers.LlamaForCausalLM.from_pretrained
+    for omega, per_layer in ((shared, False), (AdaptiveEntmax(HEADS), True)):
+        torch.manual_seed(2)
+        single = attach(llama(), omega, per_layer)
+        for name, p in single.named_parameters():
+            if "regmax" in name:
+                nn.init.normal_(p)
+        with tempfile.TemporaryDirectory() as folder:
+            held = [folder]
+            torch.distributed.broadcast_object_list(held)
+            if rank == "0":
+                single.save_pretrained(held[0])
+            torch.distributed.barrier()
+            model = load(held[0], tp_plan="auto")
+            assert isinstance(model.model.layers[0].self_attn.q_proj.weight, DTensor)
+            found, expected = (m(input_ids=ids, labels=ids) for m in (model, single))
+            same(found.logits, expected.logits, 1e-5)
+            found.loss.backward()
+            expected.loss.backward()
+            for (name, p), e in zip(model.named_parameters(), single.parameters(), strict=True):
+                same(p.grad, e.grad, 1e-4, name)
+            model.save_pretrained(held[0] + "/again")
+            torch.distributed.barrier()
+            same(load(held[0] + "/again")(input_ids=ids).logits, expected.logits, 0)
+            torch.distributed.barrier()
+
+
 class Learns(nn.Module):
     """α, γ and λ as numbers, and weights."""
 
