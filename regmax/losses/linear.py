@@ -88,8 +88,8 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         hidden = dense("hidden", hidden)
         _check_shapes(hidden, weight, bias, target, mask)
         batch, classes = hidden.shape[:-1], len(weight)
-        each = self._of_rows(hidden, weight, bias, target, mask)
         mass, skip, dtype = self._counted(hidden, weight, bias, target, classes)
+        each = self._of_rows(hidden, weight, bias, target, mask)
         loss = self._reduced(each, mass, skip)
         loss = loss.view(batch) if self.reduction == "none" else loss
         return loss.to(dtype)

@@ -155,9 +155,9 @@ class FenchelYoungLoss(nn.Module):
             index, skip, wrong = self._index(target, x.shape[-1])
             mass = None if weight is None else taken(weight, index)
         else:
-            t = target.to(x.dtype).movedim(dim, -1)
-            wrong = improper(t).any(-1) if self.parts else None
-            given, mass = _distribution(t if self.parts else checked(t), weight)
+            given = target.to(x.dtype).movedim(dim, -1)
+            wrong = improper(given).any(-1) if self.parts else None
+            given, mass = _distribution(given if self.parts else checked(given), weight)
         t, scale = self._target(x, index, given, mass, on, weight)
         rows = self._rows(logits, dim, mask, t, skip)
         if scale is not None:

@@ -209,6 +209,14 @@ def test_wrong_arguments(error, message, change):
         LinearFenchelYoungLoss(OMEGAS["sparsemax"])(**(given | change))
 
 
+def test_a_wrong_target_is_named_by_its_row():
+    """Not by its place in a chunk."""
+    hidden, weight, bias, target = inputs()
+    target[5] = CLASSES
+    with pytest.raises(ValueError, match=r"got 40 at index \(5,\)"):
+        LinearFenchelYoungLoss(OMEGAS["sparsemax"], chunk=2)(hidden, weight, bias, target)
+
+
 def test_wrong_options():
     omega = OMEGAS["sparsemax"]
     with pytest.raises(ValueError, match="soft_cap must be a number > 0 or None; got 0"):
