@@ -17,10 +17,14 @@ def of_heads(omega: Omega, module: Any, query: Tensor) -> Omega:
     Each process has all parameters of Ω, and uses them for its own heads: their gradients are added
     over the processes.
     """
-    sharded = (p for p in module.parameters() if is_dtensor(p) and p.device_mesh.size() > 1)
-    mesh: Any = next((p.device_mesh for p in sharded if any(s.is_shard() for s in p.placements)), 0)
-    own, heads = query.shape[1], getattr(module.config, "num_attention_heads", None)
-    if isinstance(omega, str) or not mesh or own == heads:
+    own = query.shape[1]
+    heads = getattr(getattr(module, "config", None), "num_attention_heads", own)
+    if isinstance(omega, str) or own == heads:
+        return omega
+    parts = (p for p in module.parameters() if is_dtensor(p))
+    sharded = (p.device_mesh for p in parts if any(s.is_shard() for s in p.placements))
+    mesh: Any = next(sharded, None)
+    if mesh is None:
         return omega
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
