@@ -63,9 +63,7 @@ class FenchelYoungLoss(nn.Module):
 
     weight: Tensor | None
     at: Any = None  # where the classes are, if they lie on several devices
-    parts = (
-        False  # whether it is a part of a loss: a wrong target is NaN there, and all devices raise
-    )
+    parts = False  # whether this is a device's part: a wrong target is NaN, and all devices raise
     hyperparameters: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(
