@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -53,6 +54,27 @@ class CannotLaunch(RuntimeError):
     """A compiled kernel does not fit this device."""
 
 
+Offsets = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where sequences begin, and where the last one ends, among the queries and among the keys."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """What an :class:`AttentionKernel` computes, beside its tensors.
+
+    With ``diagonal`` query i sees keys 0, …, i + diagonal, counted in its sequence. With
+    ``offsets`` queries and keys are packed sequences, and a query sees the keys of its own. With
+    ``seed``, an int64 tensor, the share ``dropout`` of the weights is dropped and the others are
+    divided by 1 − dropout, the same ones wherever the seed is the same.
+    """
+
+    scale: float
+    diagonal: int | None = None
+    offsets: Offsets | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+
+
 class AttentionKernel(ABC):
     """Π_Ω(q kᵀ · scale + mask) v and its gradients in compiled code, with O(1) numbers per query in
     memory beside the result.
@@ -60,9 +82,9 @@ class AttentionKernel(ABC):
     ``q`` (B, H, L, E), ``k`` (B, K, S, E) and ``v`` (B, K, S, Ev) have one dtype of ``dtypes``, any
     strides, and no empty dimension; H is a multiple of K, and consecutive heads of q share a head
     of k and v. ``mask`` (B, H, L, S), of any strides, is bool (True = takes part), or floating and
-    added to the scores. With ``diagonal`` query i sees keys 0, …, i + diagonal. ``gamma`` and each
-    of ``theta`` are floats, or floating (B, H). Rows are as in :class:`Kernel`: a query without
-    keys gives 0, and one with a NaN or +inf among its scores NaN.
+    added to the scores; it is None for packed sequences. ``sink``, the score of one more entry of
+    value 0, ``gamma`` and each of ``theta`` are floats, or floating (B, H). Rows are as in
+    :class:`Kernel`: a query without keys gives 0, and one with a NaN or +inf among its scores NaN.
     """
 
     dtypes: ClassVar[tuple[torch.dtype, ...]]
@@ -75,18 +97,23 @@ class AttentionKernel(ABC):
 
     @abstractmethod
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, diagonal: int | None,
-        scale: float, gamma: Number, theta: Numbers, grad: bool,
+        self, how: Arrangement, grad: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        sink: Number | None, gamma: Number, *theta: Number,
     ) -> tuple[Tensor, Hyper]:  # fmt: skip
         """The result, (B, H, L, Ev), and what ``backward`` needs. Raises ``CannotLaunch``."""
 
     @abstractmethod
     def backward(
-        self, g: Tensor, kept: Hyper, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
-        diagonal: int | None, scale: float, gamma: Number, theta: Numbers, wants: tuple[bool, ...],
+        self, how: Arrangement, wants: tuple[bool, ...], g: Tensor, kept: Hyper, q: Tensor,
+        k: Tensor, v: Tensor, mask: Tensor | None, sink: Number | None, gamma: Number,
+        *theta: Number,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        """The gradients of q, k, v, the mask, γ and each of θ that ``wants`` asks for, given that
-        of the result; None for others."""
+        """The gradients of q, k, v, the mask, the sink, γ and each of θ that ``wants`` asks for,
+        given that of the result; None for others."""
+
+    @abstractmethod
+    def factors(self, how: Arrangement, q: Tensor, k: Tensor) -> Tensor:
+        """What dropout multiplies the weights by, (B, H, L, S): 0 or 1/(1 − dropout)."""
 
 
 class Kernel(ABC):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 from ..kernels import transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..mapping.rows import HALF
-from . import chunks, compiled, jagged, products
+from . import chunks, compiled, packed, products
 from .omega import Omega, mapped
 
 # modules of tensor subclasses that are accepted as masks: fake tensors and DTensors
@@ -35,6 +36,8 @@ def attention(
     certify: bool = False,
     sink: float | Tensor | None = None,
     chunk: int | None = None,
+    cu_seq_q: Tensor | None = None,
+    cu_seq_k: Tensor | None = None,
 ) -> Tensor:
     """Π_Ω(q kᵀ · scale + mask) v. Each query is a row of scores; its entries are the keys.
 
@@ -66,34 +69,40 @@ def attention(
         default: all queries if they have at most 8 million scores (134 million on a GPU), else as
         many as have half of that. Under transforms and in a graph always all. On CUDA a kernel
         without scores in memory is taken where Ω has one that takes the arguments.
+    cu_seq_q: where packed sequences begin among the L queries, and L: int32 or int64, (N + 1,), as
+        in :func:`torch.nn.attention.varlen.varlen_attn`, but q is (…, Hq, L, E). A query sees the
+        keys of its sequence. Each sequence is computed alone: ``is_causal`` counts queries and keys
+        in it, and tensors of numbers broadcast to its scores. The offsets are read, which waits for
+        a GPU that holds them.
+    cu_seq_k: the same of the S keys; by default ``cu_seq_q``.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
     dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;
     S = 0 gives zeros. Autocast rounds q, k and v to its dtype. Scores and Π_Ω of
     half-precision inputs are in float32, and the result is rounded once. q, k and v may be nested
-    tensors of layout ``torch.jagged``, (N, L, E) or (N, H, L, E): each sequence is computed alone,
-    and tensors of numbers broadcast to the scores of one sequence.
+    tensors of layout ``torch.jagged``, (N, L, E) or (N, H, L, E): packed sequences.
     """
     chunks.check(chunk)
+    alone: dict[str, Any] = {
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "gamma": gamma,
+        "certify": certify,
+        "sink": sink,
+        "chunk": chunk,
+    }
     if any(isinstance(t, Tensor) and t.is_nested for t in (q, k, v)):
-        return jagged.attended(
-            lambda *row: attention(
-                *(*row, omega),
-                dropout_p=dropout_p,
-                is_causal=is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
-                gamma=gamma,
-                certify=certify,
-                sink=sink,
-                chunk=chunk,
-            ),
-            *(q, k, v, attn_mask),
-        )
+        several = partial(attention, omega=omega, attn_mask=attn_mask, **alone)
+        return packed.nested(several, q, k, v, cu_seq_q, cu_seq_k)
     _check_queries(q, k)
     _check_values(k, v)
     queries, keys = q.shape[-2], k.shape[-2]
     _check_causal(attn_mask, is_causal)
+    offsets = packed.offsets(cu_seq_q, cu_seq_k, queries, keys)
+    if offsets is not None and attn_mask is not None:
+        raise ValueError("attn_mask must be None for nested or packed q, k and v: no key is padded")
     diagonal = 0 if is_causal else _diagonal(attn_mask, queries, keys)
     mask = attn_mask if diagonal is None else None
 
@@ -105,18 +114,24 @@ def attention(
         return weights_of(s, omega, mask, gamma, certify, sink)
 
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any = None
+        q: Tensor, k: Tensor, v: Tensor, omega: Omega, mask: Any, gamma: Any, sink: Any, kept: Any
     ) -> Tensor:
         s = scores(q, k, scale, enable_gqa)
         mask = mask if diagonal is None else causal(s, diagonal)
         weights = weights_of(s, omega, mask, gamma, certify, sink)
-        return averages(F.dropout(weights, dropout_p), v, enable_gqa)
+        weights = F.dropout(weights, dropout_p) if kept is None else weights * kept
+        return averages(weights, v, enable_gqa)
 
-    if not dropout_p and not certify and sink is None and chunk is None:
+    if not certify and chunk is None:
         _refuse_context_parallel()
-        found = compiled.attended(attend, q, k, v, omega, mask, gamma, diagonal, scale, enable_gqa)
+        found = compiled.attended(
+            *(attend, q, k, v, omega, mask, sink, gamma),
+            *(diagonal, offsets, scale, enable_gqa, dropout_p),
+        )
         if found is not None:
             return found
+    if offsets is not None:
+        return packed.attended(partial(attention, omega=omega, **alone), offsets, q, k, v)
     if not chunks.whole(q, k, v, random=dropout_p > 0):
         chunk = chunk or chunks.automatic(q, k, omega)
         if chunk < queries:
@@ -128,7 +143,7 @@ def attention(
                 *(_number(scale, q), enable_gqa, diagonal, dropout_p, certify),
             )
             return chunks.attended(plan, chunk, q, k, v, omega, (mask, gamma, sink))
-    return attend(q, k, v, omega, mask, gamma, sink)
+    return attend(q, k, v, omega, mask, gamma, sink, None)
 
 
 def attention_weights(

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from ..kernels import AttentionKernel, transforms
-from ..kernels.base import CannotLaunch
+from ..kernels.base import Arrangement, CannotLaunch, Offsets
 from ..mapping import compiled
 from ..regularizers import arguments
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import names_of
 from ..regularizers.regularizer import Regularizer
-from . import chunks, products
+from . import chunks, packed, products
 from .learnable import Learnable
 from .omega import Omega, resolved
 
@@ -37,14 +37,18 @@ def attended(
     v: Tensor,
     omega: Omega,
     mask: Any,
+    sink: Any,
     gamma: Any,
     diagonal: int | None,
+    offsets: Offsets | None,
     scale: float | None,
     enable_gqa: bool,
+    dropout: float,
 ) -> Tensor | None:
-    """The attention that ``attend(q, k, v, omega, mask, gamma)`` gives, or None where no
-    kernel computes it. A wrong argument may give None: ``attend`` raises the error."""
-    if not transforms.plain() or not isinstance(scale, int | float | None):
+    """The attention that ``attend(q, k, v, omega, mask, gamma, sink, kept)`` gives, or None where
+    no kernel computes it. A wrong argument may give None: ``attend`` raises the error. ``kept`` is
+    what dropout multiplies the weights by, or None."""
+    if not transforms.plain() or not isinstance(scale, int | float | None) or dropout >= 1:
         return None
     omega = resolved(omega)
     kernel = _kernel(omega, q, k)
@@ -63,7 +67,10 @@ def attended(
     except (RuntimeError, AttributeError):  # of the wrong shape, or no tensor
         return None
     numbers, bare = _numbers(present, kernel, ranges, gamma, scores, score_ndim)
-    tensors = [t for t in (q, k, v, mask, *numbers) if isinstance(t, Tensor)]
+    if sink is not None:
+        sink = _per_head(sink, scores, score_ndim)
+        numbers = [] if sink is None else numbers
+    tensors = [t for t in (q, k, v, mask, sink, *numbers) if isinstance(t, Tensor)]
     key = (kernel, q.device, q.dtype, q.shape[-1], v.shape[-1])
     if (
         not numbers
@@ -75,20 +82,34 @@ def attended(
     ):
         return None
 
-    def again(q: Tensor, k: Tensor, v: Tensor, mask: Any, gamma: Any, *theta: Any) -> Tensor:
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    seed = None
+    if dropout:
+        seed = torch.randint(1 << 62, (1,), device=q.device)
+    how = Arrangement(scale, diagonal, offsets, dropout, seed)
+
+    def again(
+        q: Tensor, k: Tensor, v: Tensor, mask: Any, sink: Any, gamma: Any, *theta: Any
+    ) -> Tensor:
         names = names_of(bare)
         held = {n: t[..., None, None] for n, t in zip(names, theta, strict=True) if _is_tensor(t)}
-        gamma = gamma[..., None, None] if isinstance(gamma, Tensor) else gamma
-        return attend(q, k, v, bare.with_tensors(held) if held else bare, mask, gamma)
+        sink, gamma = (t[..., None, None] if _is_tensor(t) else t for t in (sink, gamma))
+        at = bare.with_tensors(held) if held else bare
+        kept = kernel.factors(how, q, k) if dropout else None
+        if offsets is None:
+            return attend(q, k, v, at, mask, gamma, sink, kept)
 
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    given = (q, k, v, mask, *numbers)
+        def alone(q: Tensor, k: Tensor, v: Tensor, kept: Any = None) -> Tensor:
+            return attend(q, k, v, at, mask, gamma, sink, kept)
+
+        return packed.attended(alone, offsets, q, k, v, kept)
+
+    given = (q, k, v, mask, sink, *numbers)
     try:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            out = _Attention.apply(kernel, again, diagonal, scale, *given)  # type: ignore[no-untyped-call]
+            out = _Attention.apply(kernel, again, how, *given)  # type: ignore[no-untyped-call]
         else:
-            q, k, v, mask, gamma, *theta = given
-            out = kernel.forward(q, k, v, mask, diagonal, scale, gamma, tuple(theta), False)[0]
+            out = kernel.forward(how, False, *given)[0]
     except CannotLaunch as error:
         _warn(error, key)
         return None
@@ -101,11 +122,10 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, kernel: AttentionKernel, again: Attend, diagonal: Any, scale: float, *given: Any
+        ctx: Any, kernel: AttentionKernel, again: Attend, how: Arrangement, *given: Any
     ) -> Tensor:
-        q, k, v, mask, gamma, *theta = given
-        out, kept = kernel.forward(q, k, v, mask, diagonal, scale, gamma, tuple(theta), True)
-        ctx.kernel, ctx.again, ctx.diagonal, ctx.scale = kernel, again, diagonal, scale
+        out, kept = kernel.forward(how, True, *given)
+        ctx.kernel, ctx.again, ctx.how = kernel, again, how
         ctx.given = [None if isinstance(t, Tensor) else (t,) for t in given]
         ctx.save_for_backward(*kept, *(t for t in given if isinstance(t, Tensor)))
         ctx.count = len(kept)
@@ -115,20 +135,17 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         kept, held = ctx.saved_tensors[: ctx.count], iter(ctx.saved_tensors[ctx.count :])
         given = [next(held) if t is None else t[0] for t in ctx.given]
-        wants = ctx.needs_input_grad[4:]
+        wants = ctx.needs_input_grad[3:]
         found = None
         if not torch.is_grad_enabled() and transforms.plain() and not transforms.batched(g):
-            q, k, v, mask, gamma, *theta = given
             try:
-                found = ctx.kernel.backward(
-                    *(g, kept, q, k, v, mask, ctx.diagonal, ctx.scale, gamma, tuple(theta), wants)
-                )
+                found = ctx.kernel.backward(ctx.how, wants, g, kept, *given)
             except CannotLaunch as error:
                 _warn(error)
         if found is None:
             found = _again(ctx.again, given, wants, g)
         pairs = zip(found, given, strict=True)
-        return (None,) * 4 + tuple(None if t is None else t.to(item.dtype) for t, item in pairs)
+        return (None,) * 3 + tuple(None if t is None else t.to(item.dtype) for t, item in pairs)
 
 
 def _again(again: Attend, given: list[Any], wants: tuple[bool, ...], g: Tensor) -> list[Any]:
@@ -219,6 +236,20 @@ def _numbers(
         return [], omega
     heads = scores.shape[:2]
     return [t[..., 0, 0].expand(heads) if _is_tensor(t) else t for t in made], omega
+
+
+def _per_head(item: Any, scores: Tensor, ndim: int) -> Any:
+    """A number, or a tensor that broadcasts to the scores, as the kernel takes it; None if it is
+    neither, or not one number for each head."""
+    if not _is_tensor(item):
+        return float(item) if isinstance(item, int | float) else None
+    if item.ndim > ndim or any(n != 1 for n in item.shape[-2:]) or item.is_complex():
+        return None
+    try:
+        item = item[(None,) * (4 - item.ndim)].expand(*scores.shape[:2], 1, 1)
+    except RuntimeError:
+        return None
+    return item[..., 0, 0]
 
 
 def _range(t: Tensor) -> tuple[float, float]:

@@ -19,7 +19,7 @@ if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
 import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
 from regmax.kernels import Lazy  # noqa: E402
-from regmax.kernels.base import CannotLaunch  # noqa: E402
+from regmax.kernels.base import Arrangement, CannotLaunch  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
 from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, compiled  # noqa: E402
 
@@ -162,7 +162,7 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
     v, a = torch.randn(1, 1, 70, 8), alpha - 1
     kernel = ThresholdAttention("tsallis", SMALL, steps, limit=torch.inf)
     on = [t.to(device) for t in (q, k, v)]
-    found = kernel.solve(*on, None, 10, 0.5, 1.0, (alpha,), False)
+    found = kernel.solve(Arrangement(0.5, 10), False, *on, None, None, 1.0, alpha)
     out, top, rest, total, gap = (t[0, 0].cpu().double() for t in found[:5])
     z = q[0, 0].double() @ k[0, 0].double().T / 2
     z = z.masked_fill(~torch.ones(20, 70, dtype=torch.bool).tril(10), -torch.inf)
@@ -192,7 +192,7 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
 def test_a_row_beyond_its_certificate_is_nan(device: str) -> None:
     q, k, v = (torch.randn(1, 1, 20, 8, device=device) for _ in range(3))
     kernel = ThresholdAttention("gini", SMALL, steps=0, limit=1e-3)
-    out, _, _, total, gap, *_ = kernel.solve(q, k, v, None, None, 1.0, 1.0, (), True)
+    out, _, _, total, gap, *_ = kernel.solve(Arrangement(1.0), True, q, k, v, None, None, 1.0)
     assert bool(torch.isnan(gap).any())
     assert torch.equal(torch.isnan(total), torch.isnan(gap))
     assert torch.equal(torch.isnan(out).all(-1), torch.isnan(gap))

@@ -8,7 +8,7 @@ h = f^a is the (1/a)-norm of affine functions of τ, cut at 0: convex and decrea
 are below it, and Newton's method from the left never passes the root. One pass over blocks of keys
 finds a lower bound of τ: it replaces the sum of the blocks before by its tangent at τ, adds the
 next block, and takes Newton's steps. At a = 0 the tangent of log f is log f itself, and the pass is
-online softmax. Halley's steps, a pass each, end where S = 1 up to rounding. They leave out blocks
+online softmax. A sink is an entry before the first block. Halley's steps, a pass each, end where S = 1 up to rounding. They leave out blocks
 without a positive p at the lower bound. The last pass adds up p v.
 
 y = p/S is the exact answer for temperature γS^a, and its duality gap at γ = 1 is at most
@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from triton.language.random import uint_to_uniform_float
 
 from .equation import log1p
 from .rows import of_row
@@ -144,18 +146,62 @@ def head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, hea
 
 
 @triton.jit
+def sink_score(sink_ptr, sink, sink_step, head, inverse):
+    """z of the sink of a head, −∞ where it is masked."""
+    x = of_row(sink_ptr, sink, head, sink_step).to(tl.float32)
+    z = x * inverse
+    return tl.where((x != -float("inf")) & (z < LOWEST), LOWEST, z)
+
+
+@triton.jit
+def curved(p, s, base, KIND: tl.constexpr):
+    """p^(1−2a), for the second derivative."""
+    if KIND == HALF:
+        return tl.where(p > 0, 1.0, 0.0)
+    elif KIND == ANY:
+        return tl.where(p > 0, s / tl.where(p > 0, base, 1.0), 0.0)
+    else:
+        return tl.zeros_like(p)
+
+
+@triton.jit
+def factors(seed_ptr, drop, head, rows, columns):
+    """What dropout multiplies the weights of a block by: 0, or 1/(1 − drop). The same in every
+    pass: a function of the seed and of the places."""
+    row, column = tl.broadcast(rows[:, None], columns[None, :])
+    draw, _, _, _ = tl.philox(tl.load(seed_ptr), row, column, head.to(tl.int32), 0)
+    share = number(drop)
+    return tl.where(uint_to_uniform_float(draw) >= share, 1.0 / (1.0 - share), 0.0)
+
+
+@triton.jit
+def band_of(table_ptr, band, queries, keys, diagonal, BM: tl.constexpr, PACKED: tl.constexpr):
+    """The first row of a band and the end of its sequence, the same of the keys, and the
+    diagonal."""
+    if PACKED:
+        at = table_ptr + band * 5
+        first, end, first_key = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+        return first, end, first_key, tl.load(at + 3), diagonal + tl.load(at + 4)
+    else:
+        return band * BM, queries, band * 0, keys, diagonal
+
+
+@triton.jit
 def number(value):
     return (tl.full((), 0.0, tl.float64) + value).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "diagonal", "steps"])
-def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, theta: tl.float64,
-                      theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64,
-                      out_ptr, mean_ptr, top_ptr, t_ptr, sum_ptr, gap_ptr, active_ptr,
+@triton.jit(do_not_specialize=["queries", "keys", "diagonal", "steps", "bands", "stacks"])
+def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, bands, stacks,
+                      theta_ptr, theta: tl.float64, theta_step, gamma_ptr, gamma: tl.float64,
+                      gamma_step, sink_ptr, sink: tl.float64, sink_step, seed_ptr,
+                      drop: tl.float64, scale: tl.float64, out_ptr, mean_ptr, top_ptr,
+                      t_ptr, sum_ptr, gap_ptr, active_ptr,
                       tol: tl.float64, limit: tl.float64, heads, group, queries, keys, width,
                       depth, diagonal, steps,
                       q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
                       KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+                      PACKED: tl.constexpr, SINK: tl.constexpr, DROP: tl.constexpr,
                       VARLEN: tl.constexpr, GRAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       BE: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """A block of queries of one head: its averages, and per row τ, S and the bound of the gap. τ is
@@ -164,27 +210,28 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     GRAD: also the means Σ p^(1−a) v / Σ p^(1−a), which backward needs. A row is NaN if it has a NaN
     or +∞, or if its bound is above ``limit``.
     """
-    bands, stacks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
     band = tl.program_id(0) % bands
     head = (tl.program_id(0) // bands).to(tl.int64)
     b, h = head // heads, head % heads
     a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
                               KIND)  # fmt: skip
     scale32, tolerance = number(scale), number(tol)
-    rows = band * BM + tl.arange(0, BM)
+    first, last_row, first_key, last_key, diagonal = band_of(table_ptr, band, queries, keys,
+                                                             diagonal, BM, PACKED)  # fmt: skip
+    rows = first + tl.arange(0, BM)
     ev = tl.arange(0, BV)[None, :]
     q_ptr += b * q_b + h * q_h
     k_ptr += b * k_b + (h // group) * k_h
     v_ptr += b * v_b + (h // group) * v_h
     mask_ptr += b * m_b + h * m_h
     active_ptr += (head * bands + band) * stacks
-    end = keys
+    end = last_key
     if VARLEN:
         end = tl.load(length_ptr + head)
     if CAUSAL:
-        end = tl.maximum(tl.minimum(end, (band + 1) * BM + diagonal), 0)
-    blocks = tl.cdiv(end, BN)
-    q = tile(q_ptr, rows, queries, q_row, width, BE)
+        end = tl.maximum(tl.minimum(end, first + BM + diagonal), first_key)
+    blocks = tl.cdiv(end - first_key, BN)
+    q = tile(q_ptr, rows, last_row, q_row, width, BE)
     none = -float("inf")
     top = tl.full((BM,), none, tl.float32)  # τ is top + t
     t = tl.zeros((BM,), tl.float32)
@@ -193,11 +240,19 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     spoilt = tl.zeros((BM,), tl.int32)
     if KIND == ANY:
         spoilt += (a != a).to(tl.int32)
+    if SINK:
+        z_sink = sink_score(sink_ptr, sink, sink_step, head, inverse)
+        fine = z_sink < float("inf")
+        spoilt = tl.maximum(spoilt, 1 - fine.to(tl.int32))
+        z_sink = tl.where(fine, z_sink, none)
+        top = tl.maximum(top, z_sink)
+        log_f = tl.where(top == none, none, 0.0)
+        r = tl.where(top == none, 0.0, 1.0)
     for i in range(blocks):
-        col = (blocks - 1 - i) * BN + tl.arange(0, BN)
-        k = tile(k_ptr, col, keys, k_row, width, BE)
-        z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
-                   diagonal, CAUSAL, MASK)  # fmt: skip
+        col = first_key + (blocks - 1 - i) * BN + tl.arange(0, BN)
+        k = tile(k_ptr, col, last_key, k_row, width, BE)
+        z = scores(q, k, mask_ptr, rows, col, last_row, last_key, scale32, inverse, m_row,
+                   m_col, diagonal, CAUSAL, MASK)  # fmt: skip
         fine = z < float("inf")  # neither is NaN
         spoilt = tl.maximum(spoilt, 1 - tl.min(fine.to(tl.int32), 1))
         z = tl.where(fine, z, none)
@@ -229,23 +284,23 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
             f = tl.zeros((BM,), tl.float32)
             d1 = tl.zeros((BM,), tl.float32)
             d2 = tl.zeros((BM,), tl.float32)
+            if SINK:
+                f, d1, base = power(z_sink - top - t, a, KIND)
+                d2 = curved(f, d1, base, KIND)
             for i in range(blocks):
                 seen = 1
                 if step > 0:
                     seen = tl.load(active_ptr + i).to(tl.int32)
                 if seen != 0:
-                    col = i * BN + tl.arange(0, BN)
-                    k = tile(k_ptr, col, keys, k_row, width, BE)
-                    z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row,
-                               m_col, diagonal, CAUSAL, MASK)  # fmt: skip
+                    col = first_key + i * BN + tl.arange(0, BN)
+                    k = tile(k_ptr, col, last_key, k_row, width, BE)
+                    z = scores(q, k, mask_ptr, rows, col, last_row, last_key, scale32, inverse,
+                               m_row, m_col, diagonal, CAUSAL, MASK)  # fmt: skip
                     p, s, base = power(z - top[:, None] - t[:, None], a, KIND)
                     f += tl.sum(p, 1)
                     d1 += tl.sum(s, 1)
-                    # Σ p^(1−2a), for the second derivative
-                    if KIND == HALF:
-                        d2 += tl.sum(tl.where(p > 0, 1.0, 0.0), 1)
-                    elif KIND == ANY:
-                        d2 += tl.sum(tl.where(p > 0, s / tl.where(p > 0, base, 1.0), 0.0), 1)
+                    if KIND != SPARSE:
+                        d2 += tl.sum(curved(p, s, base, KIND), 1)
                     if step == 0:
                         some = (tl.max(tl.max(p, 1), 0) > 0) | (wrong > 0)
                         tl.store(active_ptr + i, some.to(tl.int8))
@@ -268,6 +323,9 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     total = tl.zeros((BM,), tl.float32)
     largest = tl.zeros((BM,), tl.float32)
     weight = tl.zeros((BM,), tl.float32)
+    if SINK:
+        total, weight, base = power(z_sink - top - t, a, KIND)
+        largest = tl.where(total > 0, base, 0.0)
     out = tl.zeros((BM, BV), tl.float32)
     if GRAD and KIND != SOFTMAX:
         mean = tl.zeros((BM, BV), tl.float32)
@@ -276,20 +334,23 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
         if KIND != SOFTMAX and steps > 0:
             seen = tl.load(active_ptr + i).to(tl.int32)
         if seen != 0:
-            col = i * BN + tl.arange(0, BN)
-            k = tile(k_ptr, col, keys, k_row, width, BE)
-            z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
-                       diagonal, CAUSAL, MASK)  # fmt: skip
+            col = first_key + i * BN + tl.arange(0, BN)
+            k = tile(k_ptr, col, last_key, k_row, width, BE)
+            z = scores(q, k, mask_ptr, rows, col, last_row, last_key, scale32, inverse, m_row,
+                       m_col, diagonal, CAUSAL, MASK)  # fmt: skip
             p, s, base = power(z - top[:, None] - t[:, None], a, KIND)
             some = (tl.max(tl.max(p, 1), 0) > 0) | (wrong > 0)
             if some:
-                v = tile(v_ptr, col, keys, v_row, depth, BV)
-                out += product(p.to(v.dtype), v)
-                if GRAD and KIND != SOFTMAX:
-                    mean += product(s.to(v.dtype), v)
+                v = tile(v_ptr, col, last_key, v_row, depth, BV)
                 total += tl.sum(p, 1)
                 weight += tl.sum(s, 1)
                 largest = tl.maximum(largest, tl.max(tl.where(p > 0, base, 0.0), 1))
+                if DROP:
+                    kept = factors(seed_ptr, drop, head, rows, col)
+                    p, s = p * kept, s * kept
+                out += product(p.to(v.dtype), v)
+                if GRAD and KIND != SOFTMAX:
+                    mean += product(s.to(v.dtype), v)
             tl.store(active_ptr + i, some.to(tl.int8))
     alive = (total > 0) & (spoilt == 0)
     safe = tl.where(alive, total, 1.0)
@@ -298,7 +359,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
         gap = tl.where(alive, tl.abs(grown(tl.log(safe), a)) * largest, 0.0)
     spoilt = (spoilt != 0) | ((gap <= number(limit)) == 0)
     alone = tl.where(spoilt, float("nan"), 0.0)  # also of rows without keys
-    inside = rows < queries
+    inside = rows < last_row
     at = head * queries + rows
     tl.store(top_ptr + at, top, mask=inside)
     tl.store(t_ptr + at, t, mask=inside)
@@ -311,3 +372,17 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, theta_ptr, thet
     if GRAD and KIND != SOFTMAX:
         mean = mean / tl.where(alive & (weight > 0), weight, 1.0)[:, None]
         tl.store(mean_ptr + place, tl.where(alive[:, None], mean, 0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["queries", "keys"])
+def attention_factors(seed_ptr, drop: tl.float64, out_ptr, queries, keys, BM: tl.constexpr,
+                      BN: tl.constexpr):  # fmt: skip
+    """What dropout multiplies a block of weights by."""
+    bands, stacks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
+    head = (tl.program_id(0) // (bands * stacks)).to(tl.int64)
+    block = tl.program_id(0) % (bands * stacks)
+    rows = block // stacks * BM + tl.arange(0, BM)
+    col = block % stacks * BN + tl.arange(0, BN)
+    inside = (rows < queries)[:, None] & (col < keys)[None, :]
+    place = (head * queries + rows)[:, None] * keys + col[None, :]
+    tl.store(out_ptr + place, factors(seed_ptr, drop, head, rows, col), mask=inside)

@@ -19,7 +19,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .attention import head_numbers, number, power, product, scores, tile
+from .attention import (
+    band_of,
+    factors,
+    head_numbers,
+    number,
+    power,
+    product,
+    scores,
+    sink_score,
+    tile,
+)
 from .jacobian import by_alpha
 
 
@@ -35,52 +45,68 @@ def differences(u, total, g, delta, a, KIND: tl.constexpr):
     return y, tl.where(alive[:, None] & (p > 0), w, 0.0)
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "diagonal"])
-def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
-                      theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64,
-                      g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dq_ptr, dmask_ptr,
-                      dtheta_ptr, dgamma_ptr, heads, group, queries, keys, width, depth, diagonal,
-                      q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
-                      KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
-                      BY_MASK: tl.constexpr, BY_THETA: tl.constexpr, BY_GAMMA: tl.constexpr,
+@triton.jit(do_not_specialize=["queries", "keys", "diagonal", "bands", "stacks"])
+def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, theta_ptr,
+                      theta: tl.float64, theta_step, gamma_ptr, gamma: tl.float64, gamma_step,
+                      sink_ptr, sink: tl.float64, sink_step, seed_ptr, drop: tl.float64,
+                      scale: tl.float64, g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr,
+                      dq_ptr, dmask_ptr, dsink_ptr, dtheta_ptr, dgamma_ptr, heads, group, queries,
+                      keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h,
+                      v_row, m_b, m_h, m_row, m_col, KIND: tl.constexpr, CAUSAL: tl.constexpr,
+                      MASK: tl.constexpr, PACKED: tl.constexpr, SINK: tl.constexpr,
+                      DROP: tl.constexpr, BY_MASK: tl.constexpr, BY_SINK: tl.constexpr,
+                      BY_THETA: tl.constexpr, BY_GAMMA: tl.constexpr,
                       BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
                       BV: tl.constexpr):  # fmt: skip
-    """∂q of a block of queries; if asked, w/γ and per row the derivatives of α and γ."""
-    bands, stacks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
+    """∂q of a block of queries; if asked, w/γ and per row the derivatives of the sink, α and γ."""
     band = tl.program_id(0) % bands
     head = (tl.program_id(0) // bands).to(tl.int64)
     b, h = head // heads, head % heads
     a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
                               KIND)  # fmt: skip
     scale32 = number(scale)
-    rows = band * BM + tl.arange(0, BM)
+    first, last_row, first_key, last_key, diagonal = band_of(table_ptr, band, queries, keys,
+                                                             diagonal, BM, PACKED)  # fmt: skip
+    rows = first + tl.arange(0, BM)
     e = tl.arange(0, BE)[None, :]
     q_ptr += b * q_b + h * q_h
     k_ptr += b * k_b + (h // group) * k_h
     v_ptr += b * v_b + (h // group) * v_h
     mask_ptr += b * m_b + h * m_h
     active_ptr += (head * bands + band) * stacks
-    inside = rows < queries
+    inside = rows < last_row
     at = head * queries + rows
-    q = tile(q_ptr, rows, queries, q_row, width, BE)
-    g_out = tile(g_ptr + head * queries * depth, rows, queries, depth, depth, BV)
+    q = tile(q_ptr, rows, last_row, q_row, width, BE)
+    g_out = tile(g_ptr + head * queries * depth, rows, last_row, depth, depth, BV)
     top = tl.load(top_ptr + at, mask=inside, other=0.0)
     t = tl.load(t_ptr + at, mask=inside, other=0.0)
     total = tl.load(sum_ptr + at, mask=inside, other=0.0)
     delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
-    end = keys
+    end = last_key
     if CAUSAL:
-        end = tl.maximum(tl.minimum(end, (band + 1) * BM + diagonal), 0)
+        end = tl.maximum(tl.minimum(end, first + BM + diagonal), first_key)
     dq = tl.zeros((BM, BE), tl.float32)
     by_theta = tl.zeros((BM,), tl.float32)
     by_gamma = tl.zeros((BM,), tl.float32)
-    for i in range(tl.cdiv(end, BN)):
+    if SINK:
+        z_sink = sink_score(sink_ptr, sink, sink_step, head, inverse)
+        u = z_sink - top[:, None] - t[:, None]
+        y, w = differences(u, total, tl.zeros_like(u), delta, a, KIND)
+        if BY_SINK:
+            tl.store(dsink_ptr + at, tl.sum(w * inverse, 1), mask=inside)
+        if BY_THETA:
+            by_theta -= tl.sum(w * by_alpha(tl.log(tl.where(y > 0, y, 1.0)), a), 1)
+        if BY_GAMMA:
+            by_gamma -= tl.sum(tl.where(w != 0, w * u, 0.0), 1)
+    for i in range(tl.cdiv(end - first_key, BN)):
         if tl.load(active_ptr + i) != 0:
-            col = i * BN + tl.arange(0, BN)
-            k = tile(k_ptr, col, keys, k_row, width, BE)
-            z = scores(q, k, mask_ptr, rows, col, queries, keys, scale32, inverse, m_row, m_col,
-                       diagonal, CAUSAL, MASK)  # fmt: skip
-            g = product(g_out, tl.trans(tile(v_ptr, col, keys, v_row, depth, BV)))
+            col = first_key + i * BN + tl.arange(0, BN)
+            k = tile(k_ptr, col, last_key, k_row, width, BE)
+            z = scores(q, k, mask_ptr, rows, col, last_row, last_key, scale32, inverse, m_row,
+                       m_col, diagonal, CAUSAL, MASK)  # fmt: skip
+            g = product(g_out, tl.trans(tile(v_ptr, col, last_key, v_row, depth, BV)))
+            if DROP:
+                g = g * factors(seed_ptr, drop, head, rows, col)
             u = z - top[:, None] - t[:, None]
             y, w = differences(u, total, g, delta, a, KIND)
             dq += product(w.to(k.dtype), k)
@@ -101,26 +127,36 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float6
         tl.store(dgamma_ptr + at, by_gamma * inverse, mask=inside)
 
 
-@triton.jit(do_not_specialize=["queries", "keys", "diagonal"])
-def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
-                   theta_step, gamma_ptr, gamma: tl.float64, gamma_step, scale: tl.float64, g_ptr,
-                   top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr, dk_ptr, dv_ptr, heads, group,
-                   queries, keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b,
-                   v_h, v_row, m_b, m_h, m_row, m_col, KIND: tl.constexpr, CAUSAL: tl.constexpr,
-                   MASK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BE: tl.constexpr,
-                   BV: tl.constexpr):  # fmt: skip
-    """∂k and ∂v of a block of keys, of one key head: sums over the query heads of its group."""
-    bands, stacks = tl.cdiv(queries, BM), tl.cdiv(keys, BN)
-    stack = tl.program_id(0) % stacks
-    shared = (tl.program_id(0) // stacks).to(tl.int64)
+@triton.jit(do_not_specialize=["queries", "keys", "diagonal", "bands", "stacks", "tiles"])
+def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, theta_ptr,
+                   theta: tl.float64, theta_step, gamma_ptr, gamma: tl.float64, gamma_step,
+                   sink_ptr, sink: tl.float64, sink_step, seed_ptr, drop: tl.float64,
+                   scale: tl.float64, g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr,
+                   dk_ptr, dv_ptr, tiles, heads, group, queries, keys, width, depth, diagonal, q_b,
+                   q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
+                   KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+                   PACKED: tl.constexpr, SINK: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
+                   BN: tl.constexpr, BE: tl.constexpr, BV: tl.constexpr):  # fmt: skip
+    """∂k and ∂v of a block of keys, of one key head: sums over the query heads of its group.
+    ``tiles``: how many blocks a key head has."""
+    one_tile = tl.program_id(0) % tiles
+    shared = (tl.program_id(0) // tiles).to(tl.int64)
     b, hk = shared // (heads // group), shared % (heads // group)
     scale32 = number(scale)
-    col = stack * BN + tl.arange(0, BN)
+    stack, first_key, last_key = one_tile, one_tile * 0, keys
+    first_row, last_row, first_band = one_tile * 0, queries, one_tile * 0
+    if PACKED:
+        place = table_ptr + one_tile * 6
+        stack, first_key, last_key = tl.load(place), tl.load(place + 1), tl.load(place + 2)
+        first_row, last_row = tl.load(place + 3), tl.load(place + 4)
+        first_band = tl.load(place + 5)
+    shift = diagonal + first_key - first_row
+    col = first_key + stack * BN + tl.arange(0, BN)
     e, ev = tl.arange(0, BE)[None, :], tl.arange(0, BV)[None, :]
     k_ptr += b * k_b + hk * k_h
     v_ptr += b * v_b + hk * v_h
-    k = tile(k_ptr, col, keys, k_row, width, BE)
-    v = tile(v_ptr, col, keys, v_row, depth, BV)
+    k = tile(k_ptr, col, last_key, k_row, width, BE)
+    v = tile(v_ptr, col, last_key, v_row, depth, BV)
     first = 0
     if CAUSAL:
         first = tl.maximum(stack * BN - diagonal, 0) // BM
@@ -131,25 +167,30 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, theta_ptr, theta: tl.float64,
         head = b * heads + h
         a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
                                   KIND)  # fmt: skip
-        for band in range(first, bands):
-            if tl.load(active_ptr + (head * bands + band) * stacks + stack) != 0:
-                rows = band * BM + tl.arange(0, BM)
-                inside = rows < queries
+        for band in range(first, tl.cdiv(last_row - first_row, BM)):
+            if tl.load(active_ptr + (head * bands + first_band + band) * stacks + stack) != 0:
+                rows = first_row + band * BM + tl.arange(0, BM)
+                inside = rows < last_row
                 at = head * queries + rows
-                q = tile(q_ptr + b * q_b + h * q_h, rows, queries, q_row, width, BE)
-                z = scores(q, k, mask_ptr + b * m_b + h * m_h, rows, col, queries, keys, scale32,
-                           inverse, m_row, m_col, diagonal, CAUSAL, MASK)  # fmt: skip
+                q = tile(q_ptr + b * q_b + h * q_h, rows, last_row, q_row, width, BE)
+                z = scores(q, k, mask_ptr + b * m_b + h * m_h, rows, col, last_row, last_key,
+                           scale32, inverse, m_row, m_col, shift, CAUSAL, MASK)  # fmt: skip
                 top = tl.load(top_ptr + at, mask=inside, other=0.0)
                 t = tl.load(t_ptr + at, mask=inside, other=0.0)
                 total = tl.load(sum_ptr + at, mask=inside, other=0.0)
                 delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
-                g_out = tile(g_ptr + head * queries * depth, rows, queries, depth, depth, BV)
+                g_out = tile(g_ptr + head * queries * depth, rows, last_row, depth, depth, BV)
                 g = product(g_out, tl.trans(v))
+                if DROP:
+                    kept = factors(seed_ptr, drop, head, rows, col)
+                    g = g * kept
                 u = z - top[:, None] - t[:, None]
                 y, w = differences(u, total, g, delta, a, KIND)
+                if DROP:
+                    y = y * kept
                 dv += product(tl.trans(y).to(g_out.dtype), g_out)
                 dk += product(tl.trans(w * inverse).to(q.dtype), q)
-    inside = col[:, None] < keys
+    inside = col[:, None] < last_key
     at = shared * keys + col[:, None]
     tl.store(dk_ptr + at * width + e, (dk * scale32).to(dk_ptr.dtype.element_ty),
              mask=inside & (e < width))  # fmt: skip
