@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-CUDA = torch.cuda.is_available()
 triton = pytest.importorskip("triton", reason="triton is not installed")
-if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
+if not torch.cuda.is_available() and isinstance(triton.language.sum, triton.JITFunction):
     pytest.skip("triton was imported without its interpreter", allow_module_level=True)
 
 import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
-from regmax.kernels import Lazy  # noqa: E402
 from regmax.kernels.base import Arrangement, CannotLaunch  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
 from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, compiled  # noqa: E402
+from triton_attention import CUDA, DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -29,51 +28,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarni
 F32, F64 = torch.float32, torch.float64
 HALF = torch.bfloat16 if CUDA else torch.float16
 """The interpreter multiplies the bits of bfloat16 as integers."""
-TOLERANCE, SMALL = 2e-5, (16, 16)
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="compiled, on the GPU")),
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")],
-        ),
-    ]
-)
+@pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    torch.manual_seed(0)
-    get = Lazy.get
-    monkeypatch.setattr(Lazy, "get", lambda lazy, device: get(lazy, "cuda"))
-    for name in ("entropy", "gini", "tsallis"):
-        kernel = importlib.import_module(f"regmax_{name}._gpu").KERNEL
-        monkeypatch.setattr(kernel.attention, "blocks", SMALL)
+    prepare(monkeypatch)
     return str(request.param)
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of the kernel."""
-    calls: list[str] = []
-    for step in ("forward", "backward"):
-        inner = getattr(ThresholdAttention, step)
-
-        def call(*args: Any, inner: Any = inner, step: str = step) -> Any:
-            calls.append(step)
-            return inner(*args)
-
-        monkeypatch.setattr(ThresholdAttention, step, call)
-    return calls
-
-
-def omega_of(alpha: Any, heads: int, dtype: torch.dtype, device: str) -> Any:
-    """Tsallis, or with an α for each head that is learnt."""
-    if alpha != "learnt":
-        return regmax.regularizer("tsallis", alpha=alpha)
-    omega = AdaptiveEntmax(heads).to(device, dtype)
-    with torch.no_grad():
-        omega.a.copy_(torch.linspace(-3, 3, heads)[:, None, None])
-    return omega
+    return noted(monkeypatch)[0]
 
 
 # α, heads of q and of k, (L, S, E, Ev), other arguments
@@ -293,8 +259,8 @@ def test_half_precision_and_autocast(device: str, taken: Any) -> None:
 OTHERWISE: dict[str, Any] = {
     "α > 2": {"omega": regmax.regularizer("tsallis", alpha=2.5)},
     "the p-norm": {"omega": "pnormmax"},
-    "dropout": {"dropout_p": 0.5},
-    "a sink": {"sink": 0.5},
+    "a sink of each query": {"sink": torch.ones(4, 1)},
+    "no weights": {"dropout_p": 1.0},
     "chunks": {"chunk": 5},
     "certified": {"certify": True},
     "γ of each query": {"gamma": torch.ones(4, 1)},

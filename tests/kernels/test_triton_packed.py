@@ -1,0 +1,240 @@
+"""Packed sequences, sinks and dropout of attention in Triton, against dense float64 weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+if not torch.cuda.is_available() and isinstance(triton.language.sum, triton.JITFunction):
+    pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+
+from regmax import kernels  # noqa: E402
+from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
+from regmax.nn import AdaptiveEntmax, attention, attention_weights  # noqa: E402
+from triton_attention import DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+
+F32, F64 = torch.float32, torch.float64
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    prepare(monkeypatch)
+    return str(request.param)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
+    """The calls of the kernel, and what they compute."""
+    return noted(monkeypatch)
+
+
+ONE, SOME, OTHERS = ((20,), (33,)), ((17, 0, 5, 20), (17, 0, 5, 20)), ((17, 3, 0), (5, 0, 34))
+# α, heads of q and of k, lengths of queries and of keys, (E, Ev), other arguments
+CASES = (
+    (1.0, (2, 1), SOME, (8, 24), "causal gamma"),
+    (1.0, (2, 2), OTHERS, (8, 8), "sink"),
+    (1.0, (1, 1), ONE, (8, 8), "drop bias"),
+    (1.0001, (2, 1), SOME, (8, 8), "sink causal gamma"),
+    (1.2, (1, 1), OTHERS, (20, 8), "causal"),
+    (1.5, (2, 1), SOME, (8, 8), "causal sink gamma"),
+    (1.5, (1, 1), ONE, (8, 8), "sink bias"),
+    (1.5, (2, 2), SOME, (8, 8), "drop causal"),
+    (2.0, (2, 1), OTHERS, (8, 8), "gamma"),
+    (2.0, (2, 1), ONE, (8, 8), "sink causal gamma"),
+    (2.0, (1, 1), ONE, (8, 8), "masked sink"),
+    ("learnt", (2, 1), SOME, (8, 8), "causal"),
+    ("learnt", (2, 2), ONE, (8, 8), "sink bias gamma"),
+    ("learnt", (2, 1), ((20,), (20,)), (8, 8), "drop sink gamma causal"),
+)
+
+
+def dense(lengths: Any, causal: bool) -> torch.Tensor:
+    """Which keys each query sees, (L, S)."""
+    blocks = [torch.ones(n, m, dtype=torch.bool) for n, m in zip(*lengths, strict=True)]
+    return torch.block_diag(*(b.tril() if causal else b for b in blocks)).bool()
+
+
+def offsets(lengths: Any, where: str) -> list[torch.Tensor]:
+    return [torch.tensor([0, *n], device=where).cumsum(0) for n in lengths]
+
+
+@pytest.mark.parametrize(("alpha", "heads", "lengths", "sizes", "more"), CASES)
+def test_values_and_gradients(
+    alpha: Any, heads: Any, lengths: Any, sizes: Any, more: str, device: str, calls: Any
+) -> None:
+    (rows, keys), (width, depth) = map(sum, lengths), sizes
+    q = 2 * torch.randn(1, heads[0], rows, width)
+    k, v = torch.randn(1, heads[1], keys, width), torch.randn(1, heads[1], keys, depth)
+    bias = torch.randn(1, heads[0], rows, keys) if "bias" in more else None
+    gamma = 0.7 + torch.rand(heads[0], 1, 1) if "gamma" in more else None
+    sink = 0.5 + torch.rand(heads[0], 1, 1) if "sink" in more else None
+    g, taking = torch.randn(1, heads[0], rows, depth), dense(lengths, "causal" in more)
+    if "masked" in more:
+        taking[3] = False
+
+    def leaves(where: str, dtype: torch.dtype) -> list[torch.Tensor | None]:
+        given = (q, k, v, bias, gamma, sink)
+        return [
+            None if t is None else t.to(where, dtype, copy=True).requires_grad_() for t in given
+        ]
+
+    def gradients(out: torch.Tensor, given: Any, omega: Any) -> list[torch.Tensor]:
+        learnt = [t for t in given if t is not None]
+        learnt += [omega.a] if alpha == "learnt" else []
+        return [out.detach(), *torch.autograd.grad(out, learnt, g.to(out))]
+
+    given, omega = leaves(device, F32), omega_of(alpha, heads[0], F32, device)
+    more_given: dict[str, Any] = {"attn_mask": given[3]}
+    if len(lengths[0]) > 1:
+        more_given = dict(zip(("cu_seq_q", "cu_seq_k"), offsets(lengths, device), strict=True))
+    elif "masked" in more:
+        more_given = {"attn_mask": taking.to(device)}
+    out = attention(
+        *(*given[:3], omega),
+        **more_given,
+        is_causal="causal" in more,
+        enable_gqa=heads[0] != heads[1],
+        gamma=1.0 if gamma is None else given[4],
+        sink=given[5],
+        dropout_p=0.3 if "drop" in more else 0.0,
+    )
+    have = gradients(out, given, omega)
+    assert calls[0] == ["forward", "backward"]
+    kept = torch.ones(())
+    if "drop" in more:
+        kept = ThresholdAttention("gini").factors(calls[1][0], q.to(device), k.to(device)).cpu()
+        assert 0.6 < float((kept > 0).float().mean()) < 0.8
+        assert torch.equal(kept.unique(), torch.tensor([0, 1 / (1 - torch.tensor(0.3))]))
+
+    given, omega = leaves("cpu", F64), omega_of(alpha, heads[0], F64, "cpu")
+    scores = torch.zeros(1, 1, dtype=F64) if given[3] is None else given[3]
+    with kernels.reference():
+        weights = attention_weights(
+            *(*given[:2], omega),
+            attn_mask=scores.masked_fill(~taking, -torch.inf),
+            enable_gqa=heads[0] != heads[1],
+            gamma=1.0 if gamma is None else given[4],
+            sink=given[5],
+        )
+        values = given[2].repeat_interleave(heads[0] // heads[1], 1)
+        want = gradients((weights * kept) @ values, given, omega)
+    assert len(calls[0]) == 2
+    for i, (mine, exact) in enumerate(zip(have, want, strict=True)):
+        size = 1 + float(exact.abs().max()) if i else 1
+        assert float((mine.cpu() - exact).abs().max()) <= TOLERANCE * size, i
+
+
+@pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])
+def test_sinks_that_are_no_numbers(name: str, device: str, calls: Any) -> None:
+    q, k, v = (torch.randn(1, 4, 5, 8, device=device) for _ in range(3))
+    sink = torch.tensor([-torch.inf, torch.inf, torch.nan, -1e38], device=device)[:, None, None]
+    mask = torch.ones(5, 5, dtype=torch.bool, device=device)
+    mask[1] = False
+    mine = attention(q, k, v, name, attn_mask=mask, sink=sink, gamma=0.1)
+    assert calls[0] == ["forward"]
+    with kernels.reference():
+        want = attention(q, k, v, name, attn_mask=mask, sink=sink, gamma=0.1)
+    torch.testing.assert_close(mine, want, rtol=0, atol=TOLERANCE, equal_nan=True)
+    assert bool(mine[0, 1:3].isnan().all())
+    assert torch.equal(mine[0, 0, 1], torch.zeros_like(mine[0, 0, 1]))
+
+
+def test_a_sink_that_takes_all(device: str, calls: Any) -> None:
+    """A weight of 1 on the sink: the results and all gradients are 0."""
+    q, k, v = (torch.randn(1, 1, 20, 8, device=device, requires_grad=True) for _ in range(3))
+    sink = torch.tensor(1e3, device=device, requires_grad=True)
+    out = attention(q, k, v, "sparsemax", sink=sink)
+    found = torch.autograd.grad(out, (q, k, v, sink), torch.randn_like(out))
+    assert calls[0] == ["forward", "backward"]
+    assert not any(bool(t.any()) for t in (out, *found))
+
+
+def test_the_bound_counts_the_sink(device: str) -> None:
+    q, k, v = (torch.randn(1, 1, 20, 8, device=device) for _ in range(3))
+    for steps in (0, 2):
+        kernel = ThresholdAttention("gini", SMALL, steps, limit=torch.inf)
+        how = kernels.base.Arrangement(1.0)
+        out, top, t, total, gap, *_ = kernel.solve(how, False, q, k, v, None, 2.0, 1.0)
+        z = torch.cat([q @ k.mT, torch.full((1, 1, 20, 1), 2.0, device=device)], -1).double()
+        p = (1 + z - (top + t)[..., None]).clamp_min(0)
+        y = p / p.sum(-1, keepdim=True)
+        r = z - y
+        exact = r.amax(-1) - (y * r).sum(-1)
+        assert torch.allclose(total.double(), p.sum(-1), rtol=1e-5)
+        assert bool((exact <= gap + 1e-5).all())
+        assert torch.allclose(out.double(), y[..., :-1] @ v.double(), atol=TOLERANCE)
+
+
+def test_nested_tensors_are_packed(device: str, calls: Any) -> None:
+    rows = torch.randn(25, 2, 8, device=device)
+    x = torch.nested.nested_tensor_from_jagged(rows, torch.tensor([0, 17, 25], device=device))
+    mine = attention(*[x.transpose(1, 2)] * 3, "entmax15", is_causal=True)
+    assert calls[0] == ["forward"]
+    packed = rows.transpose(0, 1)
+    with kernels.reference():
+        want = attention(*[packed] * 3, "entmax15", is_causal=True, cu_seq_q=x.offsets().int())
+    torch.testing.assert_close(mine.values(), want, rtol=0, atol=TOLERANCE)
+
+
+def test_packed_otherwise(device: str, calls: Any) -> None:
+    """Without the kernel each sequence is computed alone."""
+    q, k, v = (torch.randn(2, 8, 8, device=device) for _ in range(3))
+    places = torch.tensor([0, 5, 8], device=device)
+    for more in ({"chunk": 3}, {"certify": True}, {"omega": "pnormmax"}):
+        more = {"omega": "sparsemax", **more}
+        mine = attention(q, k, v, cu_seq_q=places, **more)
+        want = [
+            attention(*(t[:, i:j] for t in (q, k, v)), **more) for i, j in ((0, 5), (5, 8))
+        ]
+        torch.testing.assert_close(mine, torch.cat(want, 1))
+    assert calls[0] == []
+
+
+def test_dropout_has_seeds(device: str, calls: Any) -> None:
+    q, k, v = (torch.randn(1, 2, 40, 8, device=device) for _ in range(3))
+    found = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        found.append(attention(q, k, v, "softmax", dropout_p=0.5))
+    assert calls[0] == ["forward"] * 3
+    assert torch.equal(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
+    one, other = calls[1][0], calls[1][2]
+    kept = [ThresholdAttention("gini").factors(how, q, k) > 0 for how in (one, other)]
+    assert 0.4 < float((kept[0] == kept[1]).float().mean()) < 0.6
+    heads = kept[0][0]
+    assert 0.4 < float((heads[0] == heads[1]).float().mean()) < 0.6
+    assert 0.4 < float((heads[0, 1:] == heads[0, :-1]).float().mean()) < 0.6
+
+
+@pytest.mark.parametrize("more", ["packed", "sink", "drop"])
+def test_second_derivatives(more: str, device: str, calls: Any) -> None:
+    q, k, v = (torch.randn(1, 1, 8, 8, device=device, requires_grad=True) for _ in range(3))
+    sink = torch.full((1, 1, 1), 0.5, device=device, requires_grad=True)
+    omega = AdaptiveEntmax(1).to(device)
+    places = torch.tensor([0, 5, 8], device=device) if more != "sink" else None
+    out = attention(
+        *(q, k, v, omega), sink=sink, cu_seq_q=places, dropout_p=0.3 if more == "drop" else 0.0
+    )
+    inputs = (q, k, v, sink, omega.a)
+    once = torch.autograd.grad(out.square().sum(), inputs, retain_graph=True)
+    graph = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    for mine, want in zip(graph, once, strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
+    assert calls[0] == ["forward", "backward"]
+    kept = ThresholdAttention("gini").factors(calls[1][0], q, k) if more == "drop" else 1.0
+    mask = None if places is None else dense(((5, 3), (5, 3)), False).to(device)
+    with kernels.reference():
+        weights = attention_weights(q, k, omega, attn_mask=mask, sink=sink)
+        want = ((weights * kept) @ v).square().sum()
+        want = torch.autograd.grad(want, inputs, create_graph=True)
+    mine, want = (
+        torch.autograd.grad(sum(t.square().sum() for t in each), inputs) for each in (graph, want)
+    )
+    for a, b in zip(mine, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
