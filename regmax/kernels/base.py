@@ -92,8 +92,8 @@ class AttentionKernel(ABC):
     """The closed range of each of ``theta``. A tensor's value out of it gives NaN."""
 
     @abstractmethod
-    def takes(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """Whether the kernel takes tensors of these sizes."""
+    def takes(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+        """Whether the kernel takes tensors of these sizes, with this share of dropout."""
 
     @abstractmethod
     def forward(

@@ -78,7 +78,7 @@ def attended(
         or not all(type(t) in transforms.PLAIN and t.device == q.device for t in tensors)
         or any(t.layout != torch.strided or t.is_neg() or not t.numel() for t in tensors)
         or not (mask is None or _takes_mask(mask, q, k, omega))
-        or not kernel.takes(q, k, v)
+        or not kernel.takes(q, k, v, dropout)
     ):
         return None
 

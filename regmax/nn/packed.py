@@ -39,6 +39,11 @@ def offsets(cu_seq_q: Any, cu_seq_k: Any, queries: int, keys: int) -> Offsets | 
     found = _numbers("cu_seq_q", cu_seq_q, "q", queries)
     if cu_seq_k is None and keys == queries:
         return found, found
+    if cu_seq_k is None:
+        raise ValueError(
+            "cu_seq_k must be given where k is not as long as q; got None for lengths "
+            f"{queries} and {keys}"
+        )
     of_keys = _numbers("cu_seq_k", cu_seq_k, "k", keys)
     if len(of_keys) != len(found):
         raise ValueError(

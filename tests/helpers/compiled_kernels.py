@@ -31,15 +31,20 @@ COUNTED = (
     ("tsallis", "float32", 32768, 1.5),
     ("pnorm", "float32", 1024, 1.5),
 )
-# attention: Ω, dtype, size of a head, α (None: learnt), mask (1 bool, 2 added and learnt), causal
+# attention: Ω, dtype, size of a head, α (None: learnt), and what else it has
 ATTENTION = (
-    ("entropy", "float32", 64, 1.0, 0, False),
-    ("gini", "float32", 64, 2.0, 0, True),
-    ("gini", "bfloat16", 64, 2.0, 0, True),
-    ("tsallis", "bfloat16", 64, 1.5, 1, False),
-    ("tsallis", "float32", 64, None, 2, False),
-    ("tsallis", "bfloat16", 64, None, 2, False),
-    ("tsallis", "bfloat16", 128, None, 0, True),
+    ("entropy", "float32", 64, 1.0, ""),
+    ("gini", "float32", 64, 2.0, "causal"),
+    ("gini", "bfloat16", 64, 2.0, "causal"),
+    ("tsallis", "bfloat16", 64, 1.5, "bool mask"),
+    ("tsallis", "float32", 64, None, "learnt mask"),
+    ("tsallis", "bfloat16", 64, None, "learnt mask"),
+    ("tsallis", "bfloat16", 128, None, "causal"),
+    ("gini", "bfloat16", 64, 2.0, "causal packed"),
+    ("tsallis", "float32", 64, 1.5, "causal packed sink dropout"),
+    ("tsallis", "bfloat16", 64, None, "learnt mask sink"),
+    ("tsallis", "bfloat16", 128, None, "causal packed sink dropout"),
+    ("entropy", "float32", 64, 1.0, "dropout"),
 )
 
 
@@ -137,24 +142,36 @@ def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
     """Those of a line of ``ATTENTION``, with all gradients."""
     import torch
 
+    from regmax.kernels.base import Arrangement
     from regmax.kernels.triton.attention_launch import ThresholdAttention
 
-    kind, dtype, size, alpha, masked, causal = case
+    kind, dtype, size, alpha, more = case
     kernel = ThresholdAttention(kind)
     batch, heads, keys = 2, 4, 256
     q = torch.zeros(batch, heads, keys, size, dtype=getattr(torch, dtype))
     k = v = q[:, ::2].contiguous()
-    mask = (None, torch.ones(batch, 1, 1, keys) > 0, torch.zeros(batch, heads, keys, keys))[masked]
-    mask = None if mask is None else mask.expand(batch, heads, keys, keys)
+    mask = None
+    if "mask" in more:
+        mask = torch.ones(batch, 1, 1, keys) > 0
+        mask = mask.expand(batch, heads, keys, keys)
+        mask = mask.float() if "learnt" in more else mask
     number: Any = 1.0 if alpha else torch.ones(batch, heads)
     theta = () if kind != "tsallis" else (alpha or number,)
-    given = (q, k, v, mask, 0 if causal else None, 0.1, number, theta)
-    wants = (True, True, True, masked == 2, not alpha, *(not alpha for _ in theta))
+    how = Arrangement(
+        0.1,
+        diagonal=0 if "causal" in more else None,
+        offsets=((0, 100, keys), (0, 100, keys)) if "packed" in more else None,
+        dropout=0.1 if "dropout" in more else 0.0,
+        seed=torch.zeros(1, dtype=torch.int64) if "dropout" in more else None,
+    )
+    given = (q, k, v, mask, number if "sink" in more else None, number, *theta)
+    learnt = (not alpha for _ in theta)
+    wants = (True, True, True, "learnt" in more, "sink" in more, not alpha, *learnt)
 
     def run(noted: list[Any]) -> int:
-        out, kept = kernel.forward(*given, True)
+        out, kept = kernel.forward(how, True, *given)
         count = len(noted)
-        kernel.backward(out, kept, *given, wants)
+        kernel.backward(how, wants, out, kept, *given)
         return count
 
     return launches(run)
@@ -185,9 +202,8 @@ def counts() -> dict[str, dict[str, Any]]:
             tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
             table[f"{name} {found['kernel']}"] = _row(found, tile)
     for case in ATTENTION:
-        kind, dtype, size, alpha, masked, causal = case
-        more = (" causal" if causal else "") + ("", " bool mask", " learnt mask")[masked]
-        name = f"{kind} {dtype} {size} {alpha or 'tensor'}{more}"
+        kind, dtype, size, alpha, more = case
+        name = f"{kind} {dtype} {size} {alpha or 'tensor'} {more}".rstrip()
         for _, *launch in attention_launches(case):
             found = compiled(*launch)
             table[f"{name} {found['kernel']}"] = _row(found, found["BM"] * found["BN"])

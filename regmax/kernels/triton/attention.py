@@ -242,9 +242,8 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
         spoilt += (a != a).to(tl.int32)
     if SINK:
         z_sink = sink_score(sink_ptr, sink, sink_step, head, inverse)
-        fine = z_sink < float("inf")
-        spoilt = tl.maximum(spoilt, 1 - fine.to(tl.int32))
-        z_sink = tl.where(fine, z_sink, none)
+        spoilt = tl.where(z_sink < float("inf"), spoilt, 1)
+        z_sink = tl.where(z_sink < float("inf"), z_sink, none)
         top = tl.maximum(top, z_sink)
         log_f = tl.where(top == none, none, 0.0)
         r = tl.where(top == none, 0.0, 1.0)
@@ -285,8 +284,8 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
             d1 = tl.zeros((BM,), tl.float32)
             d2 = tl.zeros((BM,), tl.float32)
             if SINK:
-                f, d1, base = power(z_sink - top - t, a, KIND)
-                d2 = curved(f, d1, base, KIND)
+                f, d1, of_sink = power(z_sink - top - t, a, KIND)
+                d2 = curved(f, d1, of_sink, KIND)
             for i in range(blocks):
                 seen = 1
                 if step > 0:
@@ -324,8 +323,8 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
     largest = tl.zeros((BM,), tl.float32)
     weight = tl.zeros((BM,), tl.float32)
     if SINK:
-        total, weight, base = power(z_sink - top - t, a, KIND)
-        largest = tl.where(total > 0, base, 0.0)
+        total, weight, of_sink = power(z_sink - top - t, a, KIND)
+        largest = tl.where(total > 0, of_sink, 0.0)
     out = tl.zeros((BM, BV), tl.float32)
     if GRAD and KIND != SOFTMAX:
         mean = tl.zeros((BM, BV), tl.float32)

@@ -89,15 +89,15 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, t
     by_theta = tl.zeros((BM,), tl.float32)
     by_gamma = tl.zeros((BM,), tl.float32)
     if SINK:
-        z_sink = sink_score(sink_ptr, sink, sink_step, head, inverse)
-        u = z_sink - top[:, None] - t[:, None]
-        y, w = differences(u, total, tl.zeros_like(u), delta, a, KIND)
+        u_sink = sink_score(sink_ptr, sink, sink_step, head, inverse) - top[:, None] - t[:, None]
+        y_sink, w_sink = differences(u_sink, total, tl.zeros_like(u_sink), delta, a, KIND)
         if BY_SINK:
-            tl.store(dsink_ptr + at, tl.sum(w * inverse, 1), mask=inside)
+            tl.store(dsink_ptr + at, tl.sum(w_sink * inverse, 1), mask=inside)
         if BY_THETA:
-            by_theta -= tl.sum(w * by_alpha(tl.log(tl.where(y > 0, y, 1.0)), a), 1)
+            log_sink = tl.log(tl.where(y_sink > 0, y_sink, 1.0))
+            by_theta -= tl.sum(w_sink * by_alpha(log_sink, a), 1)
         if BY_GAMMA:
-            by_gamma -= tl.sum(tl.where(w != 0, w * u, 0.0), 1)
+            by_gamma -= tl.sum(tl.where(w_sink != 0, w_sink * u_sink, 0.0), 1)
     for i in range(tl.cdiv(end - first_key, BN)):
         if tl.load(active_ptr + i) != 0:
             col = first_key + i * BN + tl.arange(0, BN)
@@ -167,11 +167,14 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, thet
         head = b * heads + h
         a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
                                   KIND)  # fmt: skip
+        seen_ptr = active_ptr + (head * bands + first_band) * stacks + stack
         for band in range(first, tl.cdiv(last_row - first_row, BM)):
-            if tl.load(active_ptr + (head * bands + first_band + band) * stacks + stack) != 0:
+            if tl.load(seen_ptr + band * stacks) != 0:
                 rows = first_row + band * BM + tl.arange(0, BM)
                 inside = rows < last_row
                 at = head * queries + rows
+                if DROP:
+                    kept = factors(seed_ptr, drop, head, rows, col)
                 q = tile(q_ptr + b * q_b + h * q_h, rows, last_row, q_row, width, BE)
                 z = scores(q, k, mask_ptr + b * m_b + h * m_h, rows, col, last_row, last_key,
                            scale32, inverse, m_row, m_col, shift, CAUSAL, MASK)  # fmt: skip
@@ -182,7 +185,6 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, thet
                 g_out = tile(g_ptr + head * queries * depth, rows, last_row, depth, depth, BV)
                 g = product(g_out, tl.trans(v))
                 if DROP:
-                    kept = factors(seed_ptr, drop, head, rows, col)
                     g = g * kept
                 u = z - top[:, None] - t[:, None]
                 y, w = differences(u, total, g, delta, a, KIND)

@@ -22,6 +22,8 @@ BLOCKS = {
 }
 """Queries and keys of a block, and warps, by whether the dtype has 16 bits and by the largest size
 of a head, whose numbers are all in registers. The sums over queries have 8 warps."""
+DROPPED = {64: (16, 16, 8)}
+"""The same with dropout, not of 16 bits: larger blocks would need more registers than there are."""
 STEPS = 40
 """Of Halley's method, at most; some four are usual."""
 TOLERANCE = 2e-6
@@ -49,10 +51,10 @@ class ThresholdAttention(AttentionKernel):
         self.kind, self.blocks, self.steps, self.limit = kind, blocks, steps, limit
         self.bounds = ((1.0, 2.0),) if kind == "tsallis" else ()
 
-    def takes(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    def takes(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
         # offsets inside a head are 32-bit numbers
         far = (t.shape[-2] * max(t.stride(-2), 128) for t in (q, k, v))
-        widest = max(BLOCKS[q.element_size() == 2])
+        widest = max(_blocks_of(q, dropout > 0))
         return max(q.shape[-1], v.shape[-1]) <= widest and max(far) < 1 << 31
 
     def forward(
@@ -151,7 +153,7 @@ class ThresholdAttention(AttentionKernel):
         alpha = theta[0] if theta else ALPHA[self.kind]
         kind = 3 if isinstance(alpha, Tensor) else {1.0: 0, 2.0: 1, 1.5: 2}.get(alpha, 3)
         width, depth = (max(power_of_2(t.shape[-1]), 16) for t in (q, v))
-        sizes = BLOCKS[q.element_size() == 2]
+        sizes = _blocks_of(q, how.seed is not None)
         queries, keys, warps = sizes[max(64, width, depth)]
         queries, keys = self.blocks or (queries, keys)
         return {
@@ -177,6 +179,11 @@ class ThresholdAttention(AttentionKernel):
         alpha = theta[0] if theta else ALPHA[self.kind]
         numbers = (*parameter(alpha), *parameter(gamma), *parameter(sink))
         return (*numbers, how.seed, how.dropout, how.scale)
+
+
+def _blocks_of(q: Tensor, dropout: bool) -> dict[int, tuple[int, int, int]]:
+    narrow = q.element_size() == 2
+    return DROPPED if dropout and not narrow else BLOCKS[narrow]
 
 
 def _launch(kernel: object, programs: int, *args: object, **flags: int) -> None:
