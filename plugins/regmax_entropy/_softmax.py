@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regmax.kernels import Kernel
 from regmax.kernels.base import Hyper, Number, Numbers
+from regmax.kernels.cpu.flash import FlashAttention
 
 LONG = 4096
 """Above this length PyTorch's sum of float32 loses digits."""
@@ -38,6 +39,7 @@ def _long(x: Tensor) -> Any:
 class _Softmax(Kernel):
     name = "PyTorch"
     numbers = True
+    attention = FlashAttention()
 
     def forward(
         self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None

@@ -92,8 +92,11 @@ class AttentionKernel(ABC):
     """The closed range of each of ``theta``. A tensor's value out of it gives NaN."""
 
     @abstractmethod
-    def takes(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
-        """Whether the kernel takes tensors of these sizes, with this share of dropout."""
+    def takes(
+        self, how: Arrangement, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        sink: Number | None,
+    ) -> bool:  # fmt: skip
+        """Whether the kernel takes these tensors. ``how`` has no seed yet."""
 
     @abstractmethod
     def forward(
@@ -111,9 +114,10 @@ class AttentionKernel(ABC):
         """The gradients of q, k, v, the mask, the sink, γ and each of θ that ``wants`` asks for,
         given that of the result; None for others."""
 
-    @abstractmethod
     def factors(self, how: Arrangement, q: Tensor, k: Tensor) -> Tensor:
-        """What dropout multiplies the weights by, (B, H, L, S): 0 or 1/(1 − dropout)."""
+        """What dropout multiplies the weights by, (B, H, L, S): 0 or 1/(1 − dropout). For kernels
+        that take dropout."""
+        raise NotImplementedError
 
 
 class Kernel(ABC):

@@ -54,7 +54,8 @@ def attention(
         −inf masks the key. Or a :class:`torch.nn.attention.bias.CausalBias` of size (L, S).
         If the order of the entries matters, as in fusedmax, neighbours are neighbours among the
         participants.
-    dropout_p: the share of weights that is dropped, in training and in evaluation.
+    dropout_p: the share of weights that is dropped, in training and in evaluation. The others are
+        divided by 1 − dropout_p.
     is_causal: query i sees keys 0, …, i, also if L ≠ S. Then ``attn_mask`` must be None.
     scale: by default 1/√E. If E = 0, all scores are 0.
     enable_gqa: whether Hq may be a multiple of H. Consecutive query heads then share a key head.
@@ -67,8 +68,9 @@ def attention(
         Memory is then proportional to chunk · S. The scores of keys that ``is_causal`` hides from
         the whole chunk are not computed if Ω has a closed form or is declared separable. By
         default: all queries if they have at most 8 million scores (134 million on a GPU), else as
-        many as have half of that. Under transforms and in a graph always all. On CUDA a kernel
-        without scores in memory is taken where Ω has one that takes the arguments.
+        many as have half of that. Under transforms and in a graph always all. A kernel
+        without scores in memory is taken where Ω has one that takes the arguments: on CUDA, and on
+        the CPU PyTorch's own for long softmax attention.
     cu_seq_q: where packed sequences begin among the L queries, and L: int32 or int64, (N + 1,), as
         in :func:`torch.nn.attention.varlen.varlen_attn`, but q is (…, Hq, L, E). A query sees the
         keys of its sequence. Each sequence is computed alone: ``is_causal`` counts queries and keys

@@ -6,6 +6,7 @@ under transforms, are those of the scores and weights, computed again.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
@@ -70,6 +71,9 @@ def attended(
     if sink is not None:
         sink = _per_head(sink, scores, score_ndim)
         numbers = [] if sink is None else numbers
+    how = Arrangement(
+        1 / math.sqrt(q.shape[-1]) if scale is None else float(scale), diagonal, offsets, dropout
+    )
     tensors = [t for t in (q, k, v, mask, sink, *numbers) if isinstance(t, Tensor)]
     key = (kernel, q.device, q.dtype, q.shape[-1], v.shape[-1])
     if (
@@ -78,15 +82,12 @@ def attended(
         or not all(type(t) in transforms.PLAIN and t.device == q.device for t in tensors)
         or any(t.layout != torch.strided or t.is_neg() or not t.numel() for t in tensors)
         or not (mask is None or _takes_mask(mask, q, k, omega))
-        or not kernel.takes(q, k, v, dropout)
+        or not kernel.takes(how, q, k, v, mask, sink)
     ):
         return None
 
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    seed = None
     if dropout:
-        seed = torch.randint(1 << 62, (1,), device=q.device)
-    how = Arrangement(scale, diagonal, offsets, dropout, seed)
+        how = dataclasses.replace(how, seed=torch.randint(1 << 62, (1,), device=q.device))
 
     def again(
         q: Tensor, k: Tensor, v: Tensor, mask: Any, sink: Any, gamma: Any, *theta: Any
@@ -200,7 +201,9 @@ def _laid_out(q: Tensor, k: Tensor, v: Tensor, enable_gqa: bool) -> tuple[Tensor
     else:
         lead = torch.broadcast_shapes(q.shape[:2], k.shape[:2], v.shape[:2])
         q, k, v = (t.expand(*lead, *t.shape[2:]) for t in (q, k, v))
-    like = q.new_empty((), dtype=F32).expand(*q.shape[:-1], k.shape[-2])
+    like = q.new_empty((), dtype=torch.promote_types(q.dtype, F32)).expand(
+        *q.shape[:-1], k.shape[-2]
+    )
     return q, k, v, like
 
 

@@ -78,7 +78,9 @@ def nested(
     """``attend`` of jagged nested tensors, as packed ones. The result is jagged as q. ``given``
     offsets are an error."""
     if any(item is not None for item in given):
-        raise ValueError("cu_seq_q and cu_seq_k must be None for nested q, k and v, which hold them")
+        raise ValueError(
+            "cu_seq_q and cu_seq_k must be None for nested q, k and v, which hold them"
+        )
     tensors = {"q": q, "k": k, "v": v}
     for name, t in tensors.items():
         if not (isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged):

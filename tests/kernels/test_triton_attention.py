@@ -15,12 +15,13 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 if not torch.cuda.is_available() and isinstance(triton.language.sum, triton.JITFunction):
     pytest.skip("triton was imported without its interpreter", allow_module_level=True)
 
+from triton_attention import CUDA, DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
+
 import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
 from regmax.kernels.base import Arrangement, CannotLaunch  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
 from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, compiled  # noqa: E402
-from triton_attention import CUDA, DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]

@@ -11,10 +11,11 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 if not torch.cuda.is_available() and isinstance(triton.language.sum, triton.JITFunction):
     pytest.skip("triton was imported without its interpreter", allow_module_level=True)
 
+from triton_attention import DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
+
 from regmax import kernels  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
 from regmax.nn import AdaptiveEntmax, attention, attention_weights  # noqa: E402
-from triton_attention import DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -188,9 +189,7 @@ def test_packed_otherwise(device: str, calls: Any) -> None:
     for more in ({"chunk": 3}, {"certify": True}, {"omega": "pnormmax"}):
         more = {"omega": "sparsemax", **more}
         mine = attention(q, k, v, cu_seq_q=places, **more)
-        want = [
-            attention(*(t[:, i:j] for t in (q, k, v)), **more) for i, j in ((0, 5), (5, 8))
-        ]
+        want = [attention(*(t[:, i:j] for t in (q, k, v)), **more) for i, j in ((0, 5), (5, 8))]
         torch.testing.assert_close(mine, torch.cat(want, 1))
     assert calls[0] == []
 

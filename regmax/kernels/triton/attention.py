@@ -8,8 +8,9 @@ h = f^a is the (1/a)-norm of affine functions of τ, cut at 0: convex and decrea
 are below it, and Newton's method from the left never passes the root. One pass over blocks of keys
 finds a lower bound of τ: it replaces the sum of the blocks before by its tangent at τ, adds the
 next block, and takes Newton's steps. At a = 0 the tangent of log f is log f itself, and the pass is
-online softmax. A sink is an entry before the first block. Halley's steps, a pass each, end where S = 1 up to rounding. They leave out blocks
-without a positive p at the lower bound. The last pass adds up p v.
+online softmax. A sink is an entry before the first block. Halley's steps, a pass each, end where
+S = 1 up to rounding. They leave out blocks without a positive p at the lower bound. The last pass
+adds up p v.
 
 y = p/S is the exact answer for temperature γS^a, and its duality gap at γ = 1 is at most
 |1 − S^(−a)|/a · max p^a. A row has τ, S and this bound in memory, and no weights.
@@ -26,7 +27,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
 from triton.language.random import uint_to_uniform_float
 
 from .equation import log1p

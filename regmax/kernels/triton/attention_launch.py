@@ -51,10 +51,13 @@ class ThresholdAttention(AttentionKernel):
         self.kind, self.blocks, self.steps, self.limit = kind, blocks, steps, limit
         self.bounds = ((1.0, 2.0),) if kind == "tsallis" else ()
 
-    def takes(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    def takes(
+        self, how: Arrangement, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        sink: Number | None,
+    ) -> bool:  # fmt: skip
         # offsets inside a head are 32-bit numbers
         far = (t.shape[-2] * max(t.stride(-2), 128) for t in (q, k, v))
-        widest = max(_blocks_of(q, dropout > 0))
+        widest = max(_blocks_of(q, how.dropout > 0))
         return max(q.shape[-1], v.shape[-1]) <= widest and max(far) < 1 << 31
 
     def forward(
