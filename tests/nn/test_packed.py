@@ -158,6 +158,6 @@ def test_wrong_arguments_of_packed_sequences():
     q = torch.zeros(2, 5, 4)
     with pytest.raises(TypeError, match="must be an int32 or int64 tensor; got list"):
         attention(q, q, q, "softmax", cu_seq_q=[0, 5])
+    mask, whole = torch.ones(5, 5, dtype=torch.bool), torch.tensor([0, 5])
     with pytest.raises(ValueError, match="attn_mask must be None for nested or packed q"):
-        mask = torch.ones(5, 5, dtype=torch.bool)
-        attention(q, q, q, "softmax", cu_seq_q=torch.tensor([0, 5]), attn_mask=mask)
+        attention(q, q, q, "softmax", cu_seq_q=whole, attn_mask=mask)
