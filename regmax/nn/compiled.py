@@ -71,9 +71,8 @@ def attended(
     if sink is not None:
         sink = _per_head(sink, scores, score_ndim)
         numbers = [] if sink is None else numbers
-    how = Arrangement(
-        1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale), diagonal, offsets, dropout
-    )
+    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+    how = Arrangement(scale, diagonal, offsets, dropout)
     tensors = [t for t in (q, k, v, mask, sink, *numbers) if isinstance(t, Tensor)]
     key = (kernel, q.device, q.dtype, q.shape[-1], v.shape[-1])
     if (

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.base import Offsets
+from ..mapping.jagged import is_jagged, ragged_of
 
 
 def attended(
@@ -83,14 +84,13 @@ def nested(
         )
     tensors = {"q": q, "k": k, "v": v}
     for name, t in tensors.items():
-        if not (isinstance(t, Tensor) and t.is_nested and t.layout == torch.jagged):
+        if not is_jagged(t):
             kind = "nested, strided" if isinstance(t, Tensor) and t.is_nested else "not nested"
             raise TypeError(
                 "q, k and v must all be nested tensors of layout torch.jagged if one of them is "
                 f"nested; {name} is {kind}"
             )
-        ragged = next((i for i, n in enumerate(t.shape) if not isinstance(n, int)), 0)
-        if ragged != t.ndim - 2 or len(t) != len(q):
+        if ragged_of(t) != t.ndim - 2 or len(t) != len(q):
             raise ValueError(
                 "nested q, k and v must have the shape (N, ..., L, E) with the same N, lengths in "
                 f"dimension -2; {name} has {tuple(t.shape)}"
