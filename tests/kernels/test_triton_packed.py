@@ -34,7 +34,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
     return noted(monkeypatch)
 
 
-ONE, SOME, OTHERS = ((20,), (33,)), ((17, 0, 5, 20), (17, 0, 5, 20)), ((17, 3, 0), (5, 0, 34))
+ONE, SOME, OTHERS = (
+    ((20,), (33,)),
+    ((17, 0, 5, 20), (17, 0, 5, 20)),
+    ((17, 3, 0, 20), (5, 0, 34, 21)),
+)
 # α, heads of q and of k, lengths of queries and of keys, (E, Ev), other arguments
 CASES = (
     (1.0, (2, 1), SOME, (8, 24), "causal gamma"),
