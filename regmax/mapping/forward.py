@@ -24,7 +24,7 @@ from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
-from ..solvers import Solved, Solver, choose, either, merged, solve
+from ..solvers import Solved, Solver, choose, compiled, either, merged, solve
 from .compiled import kernel_of, proves, values
 from .rows import Rows
 
@@ -219,6 +219,11 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
         return Forward(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
+    quick = compiled(problem) if settings.solver == "auto" else None
+    tol = settings.tolerance(z.dtype)
+    if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
+        why = "Newton steps in compiled code, where PyTorch evaluates Ω"
+        return Forward(quick.y, quick.path, why, quick, quick.iterations)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
     if settings.solver == "auto":
@@ -231,7 +236,6 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
                 f"solver={solvers[0].name!r} cannot take {type(omega).__name__}: {reason}; "
                 'solver="auto" chooses one that can'
             )
-    tol = settings.tolerance(z.dtype)
     found, defect = _searched(problem, solvers, tol, settings)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
@@ -244,6 +248,8 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
         wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
         if wrong is not None:
             raise RegularizerError(wrong)
+    if quick is not None:
+        found = _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
     return Forward(found.y, found.path, why, found, found.iterations)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..optimality.problem import Problem
 from ..regularizers.hooks import hookimpl
 from .base import Solved, Solver, chosen, either, merged, polish, solve
+from .compiled import compiled
 from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
@@ -24,6 +25,7 @@ __all__ = [
     "Solver",
     "choose",
     "chosen",
+    "compiled",
     "either",
     "merged",
     "polish",
