@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,9 +24,10 @@ from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
-from ..solvers import Solved, Solver, choose, compiled, either, merged, solve
+from ..solvers import Memory, Solved, Solver, choose, compiled, either, merged, solve
 from .compiled import kernel_of, proves, values
 from .rows import Rows
+from .state import state
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -219,7 +220,7 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
         return Forward(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
-    quick = compiled(problem) if settings.solver == "auto" else None
+    quick = compiled(problem, _memory(omega)) if settings.solver == "auto" else None
     tol = settings.tolerance(z.dtype)
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
@@ -252,6 +253,18 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
         found = _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
     return Forward(found.y, found.path, why, found, found.iterations)
+
+
+_MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
+
+
+def _memory(omega: Regularizer) -> Memory:
+    """What the compiled solver knows of all Ω of this state."""
+    kept: list[Any] = []
+    key = state(omega, kept)
+    if len(_MEMORIES) >= 512:
+        _MEMORIES.clear()
+    return _MEMORIES.setdefault(key, (kept, {}))[1]
 
 
 def _searched(

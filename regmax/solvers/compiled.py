@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,23 +12,36 @@ from torch import Tensor
 from ..kernels import asked, simplex
 from ..kernels.products import evaluated
 from ..optimality.certificates import Certificate
+from ..optimality.diagnosis import check_start
 from ..optimality.point import Point
 from ..optimality.problem import Problem
-from ..regularizers.autodiff import Local
-from ..regularizers.curvature import Dense
 from .base import Solved
 
 LIMIT = 16
 """Rows up to this length: ∇²Ω is that of d copies of a row."""
-PIECE = 1 << 18
-"""Entries of the points at which Ω is evaluated at once."""
 
 
-class _Lost(Exception):
-    """Ω cannot be evaluated as this solver does it."""
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What depends on Ω alone, for scores of one shape: whether ∇²Ω is diagonal, whether the slope
+    of Ω is infinite at 0, and Ω, ∇Ω and ∇²Ω at the barycentre. ``tensors``: those of Ω then."""
+
+    tensors: list[Tensor]
+    ways: Tensor
+    steep: bool
+    start: tuple[Tensor, Tensor, Tensor]
+
+    def same(self, other: Known) -> bool:
+        """Whether two calls saw the same Ω."""
+        alike = self.steep == other.steep and torch.equal(self.ways, other.ways)
+        return alike and all(map(torch.equal, self.start, other.start))
 
 
-def compiled(problem: Problem) -> Solved | None:
+Memory = dict[torch.Size, Known]
+"""What is known of an Ω, by the shape of the scores."""
+
+
+def compiled(problem: Problem, memory: Memory) -> Solved | None:
     """The rows that Newton steps in compiled code solve, with a bound of +inf where they do not;
     None where they cannot.
 
@@ -45,84 +59,114 @@ def compiled(problem: Problem) -> Solved | None:
     if problem.overridden or any(leaf.separable for leaf in omega.leaves()):
         return None
     rows = _rows()
-    if rows is None or problem.eps > torch.finfo(z.dtype).eps:
+    if rows is None:
         return None
     try:
-        return _solved(problem, *rows)
+        known = memory.get(z.shape)
+        tensors = omega.tensors(fixed=True).values()
+        if known is None or not all(map(torch.equal, tensors, known.tensors)):
+            known, memory[z.shape] = None, _looked(problem)
+        found = _solved(problem, memory[z.shape], *rows)
+        if known is not None and bool(torch.isinf(found.certificate.error_bound).any()):
+            memory[z.shape] = _looked(problem)  # Ω may have changed in what nobody names
+            if not known.same(memory[z.shape]):
+                found = _solved(problem, memory[z.shape], *rows)
     except Exception:  # of the user's code: the other solvers raise it again
         return None
+    return found
 
 
 @functools.cache
 def _rows() -> tuple[Any, Any] | None:
-    """The compiled code, and the numbers of its jobs."""
+    """The compiled code, and the places in its jobs; None where numba is missing."""
     try:
         from ..kernels.cpu.rows import CompiledRows
         from ..kernels.generated import steps
-
-        return CompiledRows("regmax.kernels.generated.steps"), steps
     except (ModuleNotFoundError, RuntimeError):
         return None
+    return CompiledRows("regmax.kernels.generated.steps"), steps
 
 
-def _solved(problem: Problem, rows: Any, code: Any) -> Solved:
-    d, shape = problem.z.shape[-1], problem.z.shape
+def _looked(problem: Problem) -> Known:
+    """What is known of Ω by looking at it, with the tests of it where a solver starts."""
+    z, d = problem.z, problem.z.shape[-1]
+    check_start(problem)
+    if problem.eps > torch.finfo(z.dtype).eps:
+        raise ValueError("Ω computes in float32")
+    with torch.inference_mode(False), torch.no_grad():
+        tensors = [t.detach().clone() for t in problem.omega.tensors(fixed=True).values()]
+        ways = torch.eye(d, dtype=z.dtype, device="cpu")
+        if problem.separable and d > 2:
+            steps = torch.arange(d, dtype=z.dtype, device="cpu")
+            ways = torch.stack([torch.ones_like(steps), (12.9898 * steps).sin() + 2])
+        middle = simplex.uniform(z, None).expand(len(ways), *z.shape)
+        return Known(tensors, ways, problem.legendre, _evaluated(problem, middle, ways))
+
+
+def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
+    d, shape, ways = problem.z.shape[-1], problem.z.shape, known.ways
     z = problem.z.reshape(-1, d).contiguous()
     mask = None if problem.mask is None else problem.mask.reshape(z.shape).contiguous()
-    count = len(z)
+    count, units = len(z), len(ways)
     state, points = z.new_zeros(count, 5, d), z.new_empty(count, code.COUNT, d)
     state[:, code.TRIAL] = problem.initial().reshape(z.shape)
     numbers = z.new_zeros(count, code.LOW + 1)
     numbers[:, code.BOUND] = torch.inf
-    final = 0
-    for _ in range(4 * code.STEPS):
-        copies = state[:, code.TRIAL].view(shape).expand(d, *shape)
-        others = points.movedim(1, 0).reshape(code.COUNT, *shape) if final else copies[:0]
+    final = False
+    for k in range(4 * code.STEPS):
         if final:
-            copies = torch.cat([copies, others[code.HALF :].expand(d, *shape), others])
-        value, gradient, hessian = _evaluated(problem, copies, d * (1 + final))
-        if final:
-            value, gradient = value[2 * d :], gradient[2 * d :]
-        value = value.reshape(-1, count).T.contiguous()
-        gradient = gradient.reshape(-1, count, d).movedim(0, 1).reshape(count, -1)
-        arrays = (mask, value, gradient, hessian, state.view(count, -1), numbers)
-        rows.run(0, z, *arrays, points.view(count, -1), final)
+            each = points.movedim(1, 0).reshape(code.COUNT, *shape)
+            y, half = (t.expand(units, *shape) for t in (each[:1], each[code.HALF :]))
+            found = _evaluated(problem, torch.cat([y, half, each]), ways.repeat(2, 1))
+        elif k == 0 and mask is None:
+            found = known.start
+        else:
+            trial = state[:, code.TRIAL].view(shape)
+            found = _evaluated(problem, trial.expand(units, *shape), ways)
+        rows.run(
+            *(0, z, mask, *found, state.view(count, -1), numbers, points.view(count, -1)),
+            *(units, known.steep, final),
+        )
         status = numbers[:, code.STATUS].tolist()
-        final = 0 if code.GOING in status else 1
+        final = code.GOING not in status
         if final and code.READY not in status:
             break
+    batch = shape[:-1]
+    at = Point(problem, state[:, code.TRIAL].reshape(shape))
     done = numbers[:, code.STATUS] == code.DONE
-    bound = torch.where(done, numbers[:, code.BOUND], torch.inf).view(shape[:-1])
-    y = state[:, code.TRIAL].reshape(shape)
-    at = Point(problem, y)
     certificate = Certificate(
-        numbers[:, code.GAP].view(shape[:-1]),
-        bound,
+        numbers[:, code.GAP].view(batch),
+        torch.where(done, numbers[:, code.BOUND], torch.inf).view(batch),
         True,
         at.support,
         torch.zeros_like(at.support),
-        numbers[:, code.LOW].view(shape[:-1]),
+        numbers[:, code.LOW].view(batch),
     )
-    iterations = numbers[:, code.STEP].long().view(shape[:-1])
-    return Solved(at, iterations, certificate, "solver newton")
+    return Solved(at, numbers[:, code.STEP].long().view(batch), certificate, "solver newton")
 
 
-def _evaluated(problem: Problem, points: Tensor, units: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ω and ∇Ω at the points (n, *batch, d). The first ``units`` are d copies of a point, or of
-    two: and ∇²Ω there, with the rows of the matrices one after another."""
-    d = points.shape[-1]
-    ways = torch.zeros_like(points)
-    for k in range(units):
-        ways[k, ..., k % d] = 1
+def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ω and ∇Ω at points (n, *batch, d), and ∇²Ω times the k-th of the ``ways`` at the k-th of
+    them: the numbers of each row one after another. Of the points that are given for ``ways``, only
+    the first counts, where there are no others."""
+    n, units, d = len(points), len(ways), points.shape[-1]
     with torch.enable_grad():
         at = simplex.inward(points).requires_grad_()
         value = evaluated(problem.omega.value, at)
         if value.shape != at.shape[:-1]:
             raise ValueError("the value of Ω is not one number per row")
-        (g,) = torch.autograd.grad(value.sum(), at, create_graph=True)
-    h = torch.zeros_like(points)
+        (g,) = torch.autograd.grad(value, at, torch.ones_like(value), create_graph=True)
+    h = torch.zeros_like(points[:units])
     if g.requires_grad:
-        (found,) = torch.autograd.grad(g, at, ways, allow_unused=True)
-        h = h if found is None else found
-    h = h[:units].reshape(units, -1, d).movedim(0, 1).reshape(-1, units * d)
-    return value.detach(), g.detach(), h
+        v = torch.nn.functional.pad(ways, (0, 0, 0, n - units))
+        v = v.view(n, *(1,) * (points.ndim - 2), d).expand_as(g)
+        (found,) = torch.autograd.grad(g, at, v, allow_unused=True)
+        h = h if found is None else found[:units]
+    first = slice(units, None) if n > units else slice(1)
+    value, g = value.detach()[first], g.detach()[first]
+    count = len(value)
+    return (
+        value.reshape(count, -1).T.contiguous(),
+        g.reshape(count, -1, d).movedim(0, 1).reshape(-1, count * d),
+        h.reshape(units, -1, d).movedim(0, 1).reshape(-1, units * d),
+    )

@@ -15,9 +15,9 @@ import numpy as np
 from ..cpu import common, memory
 from ..cpu.jit import njit
 from .dense import factor, hessian, inverse_trace, tangent_product
-from .rows import EPS
+from .rows import EPS, FLOOR
 
-Z, MASK, VALUE, GRADIENT, HESSIAN, STATE, NUMBERS, POINTS, FINAL = range(9)
+Z, MASK, VALUE, GRADIENT, HESSIAN, STATE, NUMBERS, POINTS, UNITS, STEEP, FINAL = range(11)
 """Places in a job. Its arrays are z, the mask, Ω, ∇Ω and ∇²Ω at the last point, vectors and numbers
 of each row that stay from step to step, and the points that a certificate needs. In a job that
 certifies, Ω and ∇Ω are of all these points, and ∇²Ω is at y and half-way to the barycentre."""
@@ -100,50 +100,75 @@ def _model(
 
 
 @njit
-def _lost(c: Any) -> None:
-    c[STATUS] = LOST
+def _logarithmic(
+    m: int, y: Any, r: Any, h: Any, on: Any, x: Any, w: Any, ones: Any, zeros: Any, a: Any, ld: int
+) -> bool:  # fmt: skip
+    """x ∝ y exp(J r / y): a Newton step in log y, where the slope of Ω is infinite at 0."""
+    for i in range(m):
+        on[i], zeros[i], w[i] = i, 0.0, r[i]
+    hessian(m, on, zeros, h, ld, a)
+    if not factor(a, m, ld):
+        return False
+    tangent_product(m, a, ld, w, ones)
+    for i in range(m):
+        x[i] = y[i] * math.exp(min(max(w[i] / y[i], -40.0), 3.0))
+    return True
 
 
 @njit
-def _symmetric(m: int, place: Any, d: int, given: Any, h: Any, ld: int) -> bool:
-    """∇²Ω of the participants; False where it is not finite."""
+def _hessian(
+    m: int, d: int, place: Any, y: Any, given: Any, units: int, h: Any, ld: int
+) -> bool:  # fmt: skip
+    """∇²Ω(y) of the participants; False where it is not finite. Of a separable Ω, ∇²Ω(y) 1 and
+    ∇²Ω(y) v are given, and v tests whether it is diagonal: only where y is not 0."""
     for i in range(m):
+        p = place[i]
         for k in range(m):
-            p, q = place[i], place[k]
-            h[i * ld + k] = 0.5 * (given[p * d + q] + given[q * d + p])
+            q = place[k]
+            if units == d:
+                h[i * ld + k] = 0.5 * (given[p * d + q] + given[q * d + p])
+            else:
+                h[i * ld + k] = given[p] if i == k else 0.0
             if not abs(h[i * ld + k]) < np.inf:
+                return False
+        if units != d and y[p] > EPS:
+            expected = given[p] * (math.sin(12.9898 * p) + 2.0)
+            if not abs(given[d + p] - expected) <= 4e-10 * abs(expected):
                 return False
     return True
 
 
 @njit
 def _step(
-    m: int, d: int, place: Any, z: Any, value: float, given: Any, form: Any, s: Any, c: Any,
-    points: Any, room: Any, on: Any, free: Any, square: Any,
+    m: int, d: int, place: Any, z: Any, value: float, given: Any, form: Any, units: int,
+    steep: bool, s: Any, c: Any, points: Any, room: Any, on: Any, free: Any, square: Any,
 ) -> None:  # fmt: skip
     y, r, x, w = memory.row(room, 1), memory.row(room, 2), memory.row(room, 3), memory.row(room, 4)
     v, ones, zeros = memory.row(room, 5), memory.row(room, 6), memory.row(room, 7)
     h, a = memory.row(square, 0), memory.row(square, 1)
     ld = room.shape[1]
-    if not (_symmetric(m, place, d, form, h, ld) and abs(value) < np.inf):
-        _lost(c)
+    trial = memory.pointer(memory.address_of(s), TRIAL * d, s)
+    if not (_hessian(m, d, place, trial, form, units, h, ld) and abs(value) < np.inf):
+        c[STATUS] = LOST
         return
     tau, noise, lo, hi = 0.0, 0.0, np.inf, -np.inf
     for i in range(m):
         g = given[place[i]]
-        y[i] = s[TRIAL * d + place[i]]
+        y[i] = trial[place[i]]
         r[i] = z[i] - g
         if not abs(g) < np.inf:
-            _lost(c)
+            c[STATUS] = LOST
             return
         tau += y[i] * r[i]
         if y[i] > 0.0:
-            lo, hi = min(lo, r[i]), max(hi, r[i])
+            hi = max(hi, r[i])
+            if not steep or y[i] >= 2.0 * FLOOR:
+                lo = min(lo, r[i])
             noise = max(noise, 8.0 * EPS * (abs(z[i]) + abs(g)) + EPS * abs(h[i * ld + i]) * y[i])
     steps = c[STEP]
     c[STEP] = steps + 1.0
     if steps > STEPS:
-        _lost(c)
+        c[STATUS] = LOST
         return
     if steps > 0.0:
         end = 0.0
@@ -174,8 +199,12 @@ def _step(
     c[SPREAD], c[VALUE_BEFORE] = spread, value
     for i in range(m):
         s[Y * d + place[i]], s[BEFORE * d + place[i]] = y[i], given[place[i]]
-    if not _model(m, y, r, h, noise, on, x, w, v, ones, zeros, free, a, ld):
-        _lost(c)
+    if steep:
+        found = _logarithmic(m, y, r, h, on, x, w, ones, zeros, a, ld)
+    else:
+        found = _model(m, y, r, h, noise, on, x, w, v, ones, zeros, free, a, ld)
+    if not found:
+        c[STATUS] = LOST
         return
     start, length, total = 0.0, 0.0, 0.0
     for i in range(m):
@@ -184,7 +213,7 @@ def _step(
         x[i] /= total
         change = x[i] - y[i]
         start += r[i] * change
-        length += change * change
+        length += change * change / (y[i] * y[i] if steep else 1.0)
         s[WAY * d + place[i]], s[TRIAL * d + place[i]] = change, x[i]
     length = math.sqrt(length)
     before = c[LENGTH] if c[PART] == 1.0 and steps > 1.0 else np.inf
@@ -326,8 +355,8 @@ def _convex(m: int, d: int, place: Any, z: Any, y: Any, v: Any, g: Any, points: 
 
 @njit
 def _certify(
-    m: int, d: int, place: Any, z: Any, v: Any, g: Any, form: Any, half: Any, s: Any, c: Any,
-    points: Any, room: Any, on: Any, square: Any,
+    m: int, d: int, place: Any, z: Any, v: Any, g: Any, form: Any, units: int, steep: bool, s: Any,
+    c: Any, points: Any, room: Any, on: Any, square: Any,
 ) -> float:  # fmt: skip
     """A bound on the distance of y to the maximiser, +inf where there is none."""
     y, rho, noise, own = (
@@ -348,7 +377,7 @@ def _certify(
             return np.inf
         if _differs(g[start * d + p], s[START * d + p]):
             return np.inf
-    if not _symmetric(m, place, d, form, h, ld):
+    if not _hessian(m, d, place, points, form, units, h, ld):
         return np.inf
     tau, top, total = 0.0, -np.inf, 0.0
     for i in range(m):
@@ -382,8 +411,11 @@ def _certify(
         return np.inf
     low, off = np.inf, abs(total - 1.0) + 4.0 * EPS
     for side in range(2):
-        if side == 1 and not _symmetric(m, place, d, half, h, ld):
-            return np.inf
+        if side == 1:
+            at = memory.pointer(memory.address_of(points), HALF * d, points)
+            beyond = memory.pointer(memory.address_of(form), units * d, form)
+            if not _hessian(m, d, place, at, beyond, units, h, ld):
+                return np.inf
         if n == 1:
             if h[on[0] * ld + on[0]] < 0.0:
                 return np.inf
@@ -418,14 +450,15 @@ def _certify(
     if not bound <= REACH:
         return np.inf
     for i in range(m):
-        if y[i] > 0.0 and y[i] <= bound and rho[i] < -noise[i]:
+        if not steep and y[i] > 0.0 and y[i] <= bound and rho[i] < -noise[i]:
             return np.inf  # it may be 0
     return bound + off
 
 
 def forward(job: Any, like: Any) -> None:
     """The next point of each row, or its certificate."""
-    d, final = job[common.WIDTH], job[5 + 2 * FINAL]
+    d, final = job[common.WIDTH], common.whole_at(job, FINAL)
+    units, steep = common.whole_at(job, UNITS), common.whole_at(job, STEEP) != 0
     room, places = common.scratch(8, d), memory.empty(3, d + 1, np.int64)
     square = memory.empty(2, room.shape[1] * room.shape[1], np.float64)
     first, last = common.take(job)
@@ -439,10 +472,15 @@ def forward(job: Any, like: Any) -> None:
             value, gradient = common.rows_at(job, VALUE, r, like), common.rows_at(job, GRADIENT, r, like)
             form, s = common.rows_at(job, HESSIAN, r, like), common.rows_at(job, STATE, r, like)
             points, on, free = common.rows_at(job, POINTS, r, like), memory.row(places, 1), memory.row(places, 2)
-            _step(m, d, place, z, value[0], gradient, form, s, c, points, room, on, free, square)
+            _step(
+                m, d, place, z, value[0], gradient, form, units, steep, s, c, points, room, on,
+                free, square,
+            )  # fmt: skip
             if c[STATUS] == DONE:
-                half = memory.pointer(job[5 + 2 * HESSIAN], r * job[6 + 2 * HESSIAN] + d * d, like)
-                c[BOUND] = _certify(m, d, place, z, value, gradient, form, half, s, c, points, room, on, square)
+                c[BOUND] = _certify(
+                    m, d, place, z, value, gradient, form, units, steep, s, c, points, room, on,
+                    square,
+                )  # fmt: skip
         first, last = common.take(job)
 
 
