@@ -220,8 +220,9 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
         return Forward(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
-    quick = compiled(problem, _memory(omega)) if settings.solver == "auto" else None
-    tol = settings.tolerance(z.dtype)
+    tol, quick = settings.tolerance(z.dtype), None
+    if settings.solver == "auto" and settings.max_iter >= BUDGET:
+        quick = compiled(problem, _memory(omega))
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
         return Forward(quick.y, quick.path, why, quick, quick.iterations)
@@ -255,6 +256,8 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     return Forward(found.y, found.path, why, found, found.iterations)
 
 
+BUDGET = 200
+"""The compiled solver has a budget of its own, which is less than this."""
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
 
 

@@ -19,6 +19,8 @@ from .base import Solved
 
 LIMIT = 16
 """Rows up to this length: ∇²Ω is that of d copies of a row."""
+TOGETHER = 16
+"""Rows up to this number are evaluated at all points of a certificate at once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +83,10 @@ def _rows() -> tuple[Any, Any] | None:
     """The compiled code, and the places in its jobs; None where numba is missing."""
     try:
         from ..kernels.cpu.rows import CompiledRows
-        from ..kernels.generated import steps
+        from ..kernels.generated import layout
     except (ModuleNotFoundError, RuntimeError):
         return None
-    return CompiledRows("regmax.kernels.generated.steps"), steps
+    return CompiledRows("regmax.kernels.generated.steps"), layout
 
 
 def _looked(problem: Problem) -> Known:
@@ -110,14 +112,24 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     count, units = len(z), len(ways)
     state, points = z.new_zeros(count, 5, d), z.new_empty(count, code.COUNT, d)
     state[:, code.TRIAL] = problem.initial().reshape(z.shape)
-    numbers = z.new_zeros(count, code.LOW + 1)
+    numbers = z.new_zeros(count, code.KEPT)
     numbers[:, code.BOUND] = torch.inf
     final = False
     for k in range(4 * code.STEPS):
         if final:
             each = points.movedim(1, 0).reshape(code.COUNT, *shape)
-            y, half = (t.expand(units, *shape) for t in (each[:1], each[code.HALF :]))
-            found = _evaluated(problem, torch.cat([y, half, each]), ways.repeat(2, 1))
+            y, half = (each[k].expand(units, *shape) for k in (0, code.HALF))
+            # the numbers of the first go into the bound, whose bits depend on no other row
+            among = each[:1].clone()
+            among.view(count, d)[1::2] = simplex.generic(z[:1])
+            near = torch.cat([y, half, each[: code.LAST]])
+            rest = torch.cat([each[code.LAST :], among])
+            if count <= TOGETHER:
+                found = _evaluated(problem, torch.cat([near, rest]), ways.repeat(2, 1))
+            else:
+                value, gradient, hessian = _evaluated(problem, near, ways.repeat(2, 1))
+                more = _evaluated(problem, rest, ways[:0])
+                found = torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
         elif k == 0 and mask is None:
             found = known.start
         else:
@@ -155,7 +167,8 @@ def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, 
         value = evaluated(problem.omega.value, at)
         if value.shape != at.shape[:-1]:
             raise ValueError("the value of Ω is not one number per row")
-        (g,) = torch.autograd.grad(value, at, torch.ones_like(value), create_graph=True)
+        ones = torch.ones_like(value)
+        (g,) = torch.autograd.grad(value, at, ones, create_graph=units > 0)
     h = torch.zeros_like(points[:units])
     if g.requires_grad:
         v = torch.nn.functional.pad(ways, (0, 0, 0, n - units))
@@ -164,9 +177,9 @@ def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, 
         h = h if found is None else found[:units]
     first = slice(units, None) if n > units else slice(1)
     value, g = value.detach()[first], g.detach()[first]
-    count = len(value)
+    count, rows = len(value), value[0].numel()
     return (
-        value.reshape(count, -1).T.contiguous(),
-        g.reshape(count, -1, d).movedim(0, 1).reshape(-1, count * d),
-        h.reshape(units, -1, d).movedim(0, 1).reshape(-1, units * d),
+        value.reshape(count, rows).T.contiguous(),
+        g.reshape(count, rows, d).movedim(0, 1).reshape(rows, count * d),
+        h.reshape(units, rows, d).movedim(0, 1).reshape(rows, units * d),
     )
