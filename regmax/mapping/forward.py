@@ -24,7 +24,8 @@ from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
-from ..solvers import Memory, Solved, Solver, choose, compiled, either, merged, solve
+from ..solvers import Solved, Solver, choose, either, merged, solve
+from ..solvers.compiled import Memory, compiled
 from .compiled import kernel_of, proves, values
 from .rows import Rows
 from .state import state

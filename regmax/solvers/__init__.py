@@ -8,7 +8,6 @@ from __future__ import annotations
 from ..optimality.problem import Problem
 from ..regularizers.hooks import hookimpl
 from .base import Solved, Solver, chosen, either, merged, polish, solve
-from .compiled import Memory, compiled
 from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
@@ -19,14 +18,12 @@ __all__ = [
     "DualRoot",
     "Fista",
     "Interior",
-    "Memory",
     "Newton",
     "Proximal",
     "Solved",
     "Solver",
     "choose",
     "chosen",
-    "compiled",
     "either",
     "merged",
     "polish",

@@ -180,6 +180,6 @@ def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, 
     count, rows = len(value), value[0].numel()
     return (
         value.reshape(count, rows).T.contiguous(),
-        g.reshape(count, rows, d).movedim(0, 1).reshape(rows, count * d),
-        h.reshape(units, rows, d).movedim(0, 1).reshape(rows, units * d),
+        g.reshape(count, rows, d).movedim(0, 1).reshape(rows, count * d).contiguous(),
+        h.reshape(units, rows, d).movedim(0, 1).reshape(rows, units * d).contiguous(),
     )
