@@ -19,6 +19,8 @@ from .base import Solved
 
 LIMIT = 16
 """Rows up to this length: ∇²Ω is that of d copies of a row."""
+KEPT = 1 << 14
+"""Scores up to this number begin at the barycentre with what was computed there before."""
 TOGETHER = 16
 """Rows up to this number are evaluated at all points of a certificate at once."""
 
@@ -26,17 +28,22 @@ TOGETHER = 16
 @dataclass(frozen=True, eq=False)
 class Known:
     """What depends on Ω alone, for scores of one shape: whether ∇²Ω is diagonal, whether the slope
-    of Ω is infinite at 0, and Ω, ∇Ω and ∇²Ω at the barycentre. ``tensors``: those of Ω then."""
+    of Ω is infinite at 0, and Ω, ∇Ω and ∇²Ω at the barycentre, except for many scores.
+    ``tensors``: those of Ω then."""
 
     tensors: list[Tensor]
     ways: Tensor
     steep: bool
-    start: tuple[Tensor, Tensor, Tensor]
+    start: tuple[Tensor, Tensor, Tensor] | None
 
     def same(self, other: Known) -> bool:
         """Whether two calls saw the same Ω."""
-        alike = self.steep == other.steep and torch.equal(self.ways, other.ways)
-        return alike and all(map(torch.equal, self.start, other.start))
+        ours, theirs = (self.ways, *(self.start or ())), (other.ways, *(other.start or ()))
+        return self.steep == other.steep and all(map(torch.equal, ours, theirs))
+
+
+class _Unfit(Exception):
+    """The value of Ω is no number of each row, or computes in float32."""
 
 
 Memory = dict[torch.Size, Known]
@@ -67,12 +74,15 @@ def compiled(problem: Problem, memory: Memory) -> Solved | None:
         known = memory.get(z.shape)
         tensors = omega.tensors(fixed=True).values()
         if known is None or not all(map(torch.equal, tensors, known.tensors)):
-            known, memory[z.shape] = None, _looked(problem)
-        found = _solved(problem, memory[z.shape], *rows)
-        if known is not None and bool(torch.isinf(found.certificate.error_bound).any()):
-            memory[z.shape] = _looked(problem)  # Ω may have changed in what nobody names
-            if not known.same(memory[z.shape]):
-                found = _solved(problem, memory[z.shape], *rows)
+            if len(memory) >= 8:
+                memory.clear()
+            memory[z.shape] = fresh = _looked(problem)
+            return _solved(problem, fresh, *rows)
+        found = _solved(problem, known, *rows)
+        if bool(torch.isinf(found.certificate.error_bound).any()):
+            memory[z.shape] = fresh = _looked(problem)  # Ω may have changed in what nobody names
+            if not known.same(fresh):
+                found = _solved(problem, fresh, *rows)
     except Exception:  # of the user's code: the other solvers raise it again
         return None
     return found
@@ -94,15 +104,18 @@ def _looked(problem: Problem) -> Known:
     z, d = problem.z, problem.z.shape[-1]
     check_start(problem)
     if problem.eps > torch.finfo(z.dtype).eps:
-        raise ValueError("Ω computes in float32")
+        raise _Unfit
     with torch.inference_mode(False), torch.no_grad():
         tensors = [t.detach().clone() for t in problem.omega.tensors(fixed=True).values()]
         ways = torch.eye(d, dtype=z.dtype, device="cpu")
         if problem.separable and d > 2:
             steps = torch.arange(d, dtype=z.dtype, device="cpu")
             ways = torch.stack([torch.ones_like(steps), (12.9898 * steps).sin() + 2])
-        middle = simplex.uniform(z, None).expand(len(ways), *z.shape)
-        return Known(tensors, ways, problem.legendre, _evaluated(problem, middle, ways))
+        start = None
+        if z.numel() <= KEPT:
+            middle = simplex.uniform(z, None).expand(len(ways), *z.shape)
+            start = _evaluated(problem, middle, ways)
+        return Known(tensors, ways, problem.legendre, start)
 
 
 def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
@@ -110,8 +123,8 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     z = problem.z.reshape(-1, d).contiguous()
     mask = None if problem.mask is None else problem.mask.reshape(z.shape).contiguous()
     count, units = len(z), len(ways)
-    state, points = z.new_zeros(count, 5, d), z.new_empty(count, code.COUNT, d)
-    state[:, code.TRIAL] = problem.initial().reshape(z.shape)
+    middle = problem.initial().reshape(count, 1, d)
+    state, points = middle.repeat(1, 5, 1), middle.repeat(1, code.COUNT, 1)
     numbers = z.new_zeros(count, code.KEPT)
     numbers[:, code.BOUND] = torch.inf
     final = False
@@ -130,7 +143,7 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
                 value, gradient, hessian = _evaluated(problem, near, ways.repeat(2, 1))
                 more = _evaluated(problem, rest, ways[:0])
                 found = torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
-        elif k == 0 and mask is None:
+        elif k == 0 and mask is None and known.start is not None:
             found = known.start
         else:
             trial = state[:, code.TRIAL].view(shape)
@@ -166,7 +179,7 @@ def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, 
         at = simplex.inward(points).requires_grad_()
         value = evaluated(problem.omega.value, at)
         if value.shape != at.shape[:-1]:
-            raise ValueError("the value of Ω is not one number per row")
+            raise _Unfit
         ones = torch.ones_like(value)
         (g,) = torch.autograd.grad(value, at, ones, create_graph=units > 0)
     h = torch.zeros_like(points[:units])
