@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,8 +25,10 @@ from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
+from ..solvers.compiled import Memory, compiled
 from .compiled import kernel_of, proves, values
 from .rows import Rows
+from .state import state
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -219,6 +221,12 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
         return Forward(z.clone(), "empty batch", "nothing to solve")
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
+    tol, quick = settings.tolerance(z.dtype), None
+    if settings.solver == "auto" and settings.max_iter >= BUDGET:
+        quick = compiled(problem, _memory(omega))
+    if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
+        why = "Newton steps in compiled code, where PyTorch evaluates Ω"
+        return Forward(quick.y, quick.path, why, quick, quick.iterations)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
     if settings.solver == "auto":
@@ -231,7 +239,6 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
                 f"solver={solvers[0].name!r} cannot take {type(omega).__name__}: {reason}; "
                 'solver="auto" chooses one that can'
             )
-    tol = settings.tolerance(z.dtype)
     found, defect = _searched(problem, solvers, tol, settings)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
@@ -244,8 +251,24 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
         wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
         if wrong is not None:
             raise RegularizerError(wrong)
+    if quick is not None:
+        found = _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
     return Forward(found.y, found.path, why, found, found.iterations)
+
+
+BUDGET = 200
+"""The compiled solver has a budget of its own, which is less than this."""
+_MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
+
+
+def _memory(omega: Regularizer) -> Memory:
+    """What the compiled solver knows of all Ω of this state."""
+    kept: list[Any] = []
+    key = state(omega, kept)
+    if len(_MEMORIES) >= 512:
+        _MEMORIES.clear()
+    return _MEMORIES.setdefault(key, (kept, {}))[1]
 
 
 def _searched(

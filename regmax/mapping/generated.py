@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, simplex, transforms
+from ..kernels import Kernel, asked, reference, simplex, transforms
 from ..kernels.base import Hyper
 from ..regularizers import curvature
 from ..regularizers.errors import RegularizerError
@@ -166,7 +166,8 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)
-            solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
+            with reference():
+                solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
             if entry.reads and batched:
                 return "no kernel is made of its value: it reads the numbers of a tensor"
             if entry.reads:  # as it is at an answer

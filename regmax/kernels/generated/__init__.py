@@ -4,7 +4,9 @@
 parts, an ``entry``, from it. ``source`` writes the derivatives of e as source, ``loops`` those of
 F, and ``compiled`` compiles both. ``separable`` (Ω = Σ e) and ``coupled`` solve, certify and
 differentiate rows with them (``kernel``). For a GPU ``triton_source`` translates the source of e,
-and ``triton_rows`` does the same for Ω = Σ e (``triton_kernel``).
+and ``triton_rows`` does the same for Ω = Σ e (``triton_kernel``). Where an operation has no
+translation, ``steps`` and ``bounds`` (``layout``) solve and certify short rows of any Ω, for which
+PyTorch evaluates Ω.
 """
 
 from __future__ import annotations

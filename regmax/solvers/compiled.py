@@ -1,0 +1,198 @@
+"""Newton steps of short rows in compiled code, for which PyTorch evaluates Ω, ∇Ω and ∇²Ω."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import asked, simplex
+from ..kernels.products import evaluated
+from ..optimality.certificates import Certificate
+from ..optimality.diagnosis import check_start
+from ..optimality.point import Point
+from ..optimality.problem import Problem
+from .base import Solved
+
+LIMIT = 16
+"""Rows up to this length: ∇²Ω is that of d copies of a row."""
+KEPT = 1 << 14
+"""Scores up to this number begin at the barycentre with what was computed there before."""
+TOGETHER = 16
+"""Rows up to this number are evaluated at all points of a certificate at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What depends on Ω alone, for scores of one shape: whether ∇²Ω is diagonal, whether the slope
+    of Ω is infinite at 0, and Ω, ∇Ω and ∇²Ω at the barycentre, except for many scores.
+    ``tensors``: those of Ω then."""
+
+    tensors: list[Tensor]
+    ways: Tensor
+    steep: bool
+    start: tuple[Tensor, Tensor, Tensor] | None
+
+    def same(self, other: Known) -> bool:
+        """Whether two calls saw the same Ω."""
+        ours, theirs = (self.ways, *(self.start or ())), (other.ways, *(other.start or ()))
+        return self.steep == other.steep and all(map(torch.equal, ours, theirs))
+
+
+class _Unfit(Exception):
+    """The value of Ω is no number of each row, or computes in float32."""
+
+
+Memory = dict[torch.Size, Known]
+"""What is known of an Ω, by the shape of the scores."""
+
+
+def compiled(problem: Problem, memory: Memory) -> Solved | None:
+    """The rows that Newton steps in compiled code solve, with a bound of +inf where they do not;
+    None where they cannot.
+
+    The certificate is that of :func:`~regmax.optimality.certificates.certify`, and the tests are
+    those of a solve: Ω is strictly convex at the barycentre and at y, no point on the ways of
+    :func:`~regmax.optimality.diagnosis.refuted` contradicts its convexity, and it has the same
+    value and gradient among other points. A row in which one of them fails is not certified.
+    """
+    z, omega = problem.z, problem.omega
+    plain = z.device.type == "cpu" and z.dtype == torch.float64 and 1 < z.shape[-1] <= LIMIT
+    if not (plain and asked()) or problem.start is not None or problem.trace is not None:
+        return None
+    if problem.base is not problem or problem.beta is not None:
+        return None
+    if problem.overridden or any(leaf.separable for leaf in omega.leaves()):
+        return None
+    rows = _rows()
+    if rows is None:
+        return None
+    try:
+        known = memory.get(z.shape)
+        tensors = omega.tensors(fixed=True).values()
+        if known is None or not all(map(torch.equal, tensors, known.tensors)):
+            if len(memory) >= 8:
+                memory.clear()
+            memory[z.shape] = fresh = _looked(problem)
+            return _solved(problem, fresh, *rows)
+        found = _solved(problem, known, *rows)
+        if bool(torch.isinf(found.certificate.error_bound).any()):
+            memory[z.shape] = fresh = _looked(problem)  # Ω may have changed in what nobody names
+            if not known.same(fresh):
+                found = _solved(problem, fresh, *rows)
+    except Exception:  # of the user's code: the other solvers raise it again
+        return None
+    return found
+
+
+@functools.cache
+def _rows() -> tuple[Any, Any] | None:
+    """The compiled code, and the places in its jobs; None where numba is missing."""
+    try:
+        from ..kernels.cpu.rows import CompiledRows
+        from ..kernels.generated import layout
+    except (ModuleNotFoundError, RuntimeError):
+        return None
+    return CompiledRows("regmax.kernels.generated.steps"), layout
+
+
+def _looked(problem: Problem) -> Known:
+    """What is known of Ω by looking at it, with the tests of it where a solver starts."""
+    z, d = problem.z, problem.z.shape[-1]
+    check_start(problem)
+    if problem.eps > torch.finfo(z.dtype).eps:
+        raise _Unfit
+    with torch.inference_mode(False), torch.no_grad():
+        tensors = [t.detach().clone() for t in problem.omega.tensors(fixed=True).values()]
+        ways = torch.eye(d, dtype=z.dtype, device="cpu")
+        if problem.separable and d > 2:
+            steps = torch.arange(d, dtype=z.dtype, device="cpu")
+            ways = torch.stack([torch.ones_like(steps), (12.9898 * steps).sin() + 2])
+        start = None
+        if z.numel() <= KEPT:
+            middle = simplex.uniform(z, None).expand(len(ways), *z.shape)
+            start = _evaluated(problem, middle, ways)
+        return Known(tensors, ways, problem.legendre, start)
+
+
+def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
+    d, shape, ways = problem.z.shape[-1], problem.z.shape, known.ways
+    z = problem.z.reshape(-1, d).contiguous()
+    mask = None if problem.mask is None else problem.mask.reshape(z.shape).contiguous()
+    count, units = len(z), len(ways)
+    middle = problem.initial().reshape(count, 1, d)
+    state, points = middle.repeat(1, 5, 1), middle.repeat(1, code.COUNT, 1)
+    numbers = z.new_zeros(count, code.KEPT)
+    numbers[:, code.BOUND] = torch.inf
+    final = False
+    for k in range(4 * code.STEPS):
+        if final:
+            each = points.movedim(1, 0).reshape(code.COUNT, *shape)
+            y, half = (each[k].expand(units, *shape) for k in (0, code.HALF))
+            # the numbers of the first go into the bound, whose bits depend on no other row
+            among = each[:1].clone()
+            among.view(count, d)[1::2] = simplex.generic(z[:1])
+            near = torch.cat([y, half, each[: code.LAST]])
+            rest = torch.cat([each[code.LAST :], among])
+            if count <= TOGETHER:
+                found = _evaluated(problem, torch.cat([near, rest]), ways.repeat(2, 1))
+            else:
+                value, gradient, hessian = _evaluated(problem, near, ways.repeat(2, 1))
+                more = _evaluated(problem, rest, ways[:0])
+                found = torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
+        elif k == 0 and mask is None and known.start is not None:
+            found = known.start
+        else:
+            trial = state[:, code.TRIAL].view(shape)
+            found = _evaluated(problem, trial.expand(units, *shape), ways)
+        rows.run(
+            *(0, z, mask, *found, state.view(count, -1), numbers, points.view(count, -1)),
+            *(units, known.steep, final),
+        )
+        status = numbers[:, code.STATUS].tolist()
+        final = code.GOING not in status
+        if final and code.READY not in status:
+            break
+    batch = shape[:-1]
+    at = Point(problem, state[:, code.TRIAL].reshape(shape))
+    done = numbers[:, code.STATUS] == code.DONE
+    certificate = Certificate(
+        numbers[:, code.GAP].view(batch),
+        torch.where(done, numbers[:, code.BOUND], torch.inf).view(batch),
+        True,
+        at.support,
+        torch.zeros_like(at.support),
+        numbers[:, code.LOW].view(batch),
+    )
+    return Solved(at, numbers[:, code.STEP].long().view(batch), certificate, "solver newton")
+
+
+def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ω and ∇Ω at points (n, *batch, d), and ∇²Ω times the k-th of the ``ways`` at the k-th of
+    them: the numbers of each row one after another. Of the points that are given for ``ways``, only
+    the first counts, where there are no others."""
+    n, units, d = len(points), len(ways), points.shape[-1]
+    with torch.enable_grad():
+        at = simplex.inward(points).requires_grad_()
+        value = evaluated(problem.omega.value, at)
+        if value.shape != at.shape[:-1]:
+            raise _Unfit
+        ones = torch.ones_like(value)
+        (g,) = torch.autograd.grad(value, at, ones, create_graph=units > 0)
+    h = torch.zeros_like(points[:units])
+    if g.requires_grad:
+        v = torch.nn.functional.pad(ways, (0, 0, 0, n - units))
+        v = v.view(n, *(1,) * (points.ndim - 2), d).expand_as(g)
+        (found,) = torch.autograd.grad(g, at, v, allow_unused=True)
+        h = h if found is None else found[:units]
+    first = slice(units, None) if n > units else slice(1)
+    value, g = value.detach()[first], g.detach()[first]
+    count, rows = len(value), value[0].numel()
+    return (
+        value.reshape(count, rows).T.contiguous(),
+        g.reshape(count, rows, d).movedim(0, 1).reshape(rows, count * d).contiguous(),
+        h.reshape(units, rows, d).movedim(0, 1).reshape(rows, units * d).contiguous(),
+    )

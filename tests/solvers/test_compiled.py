@@ -1,0 +1,253 @@
+"""Newton steps in compiled code, for an Ω of which no kernel is made."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import Tensor
+
+from regmax import RegularizedMax, Regularizer, RegularizerError, functional, kernels
+from regmax.optimality.problem import Problem
+from regmax.solvers.compiled import compiled
+
+pytest.importorskip("numba")
+F64 = torch.float64
+
+
+def opaque(y: Tensor) -> Tensor:
+    """y, by operations that no kernel translates."""
+    return torch.fft.irfft(torch.fft.rfft(y), y.shape[-1])
+
+
+def separate(y: Tensor) -> Tensor:
+    """y, entry by entry, by operations that no kernel translates."""
+    return y + 0 * y.detach()
+
+
+def spectrum(y):
+    f = torch.fft.rfft(y)
+    weights = 1 + torch.arange(f.shape[-1], dtype=y.dtype)
+    return ((f.real.square() + f.imag.square()) * weights).sum(-1) / y.shape[-1]
+
+
+def coupled(y, weight=0.3):
+    d = y.shape[-1]
+    return torch.diag_embed(y) + torch.eye(d, dtype=y.dtype) + weight
+
+
+VALUES = {
+    "gini": lambda y: opaque(y).square().sum(-1) / 2,
+    "gini, separable": lambda y: separate(y).square().sum(-1) / 2,
+    "entropy": lambda y: torch.xlogy(separate(y), separate(y)).sum(-1),
+    "tsallis15": lambda y: (separate(y).pow(1.5).sum(-1) - 1) / 0.75,
+    "slogdet": lambda y: y.square().sum(-1) / 2 - torch.linalg.slogdet(coupled(y, 0))[1],
+    "coupled slogdet": lambda y: y.square().sum(-1) - torch.linalg.slogdet(coupled(y))[1],
+    "spectrum": lambda y: spectrum(y) + y.pow(4).sum(-1),
+    "spectrum and entropy": lambda y: spectrum(y) / 5 + torch.xlogy(y, y).sum(-1),
+    "largest": lambda y: separate(y).square().sum(-1) / 2 + 0.1 * y.amax(-1),
+}
+"""``value`` of each Ω: the last has kinks."""
+EXACT = {
+    "gini": functional.sparsemax,
+    "gini, separable": functional.sparsemax,
+    "entropy": functional.softmax,
+    "tsallis15": functional.entmax15,
+}
+
+
+def omega_of(name: str) -> Regularizer:
+    return type("Opaque", (Regularizer,), {"value": lambda self, y: VALUES[name](y)})()
+
+
+def scores(rows, d, seed=0, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    sizes = 10 ** (2 * torch.rand(rows, 1, generator=g, dtype=F64) - 1)
+    return scale * sizes * torch.randn(rows, d, generator=g, dtype=F64)
+
+
+def found(omega, x, mask=None):
+    """The rows that the compiled steps solve, and their bounds."""
+    problem = Problem(omega, x - x.amax(-1, keepdim=True), mask)
+    solved = compiled(problem, {})
+    assert solved is not None
+    return solved.y, solved.certificate.error_bound
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("d", [2, 3, 10, 16])
+def test_same_answers_as_the_solvers(name, d):
+    """Within the bounds of both, with and without a mask; the gradients too."""
+    omega = omega_of(name)
+    layer = RegularizedMax(omega, on_failure="ignore")
+    x = scores(12, d, seed=d)
+    mask = torch.rand(12, d, generator=torch.Generator().manual_seed(d)) < 0.7
+    mask[:, 0] = True
+    for on in (None, mask):
+        y, bound = found(omega, x, on)
+        with kernels.reference():
+            expected = layer.solve(x, mask=on)
+        known = torch.isfinite(bound) & (expected.error_bound < 1e-6)
+        if name != "largest":
+            assert known.sum() >= 9
+        assert ((y - expected.y).norm(dim=-1) <= bound + expected.error_bound)[known].all()
+        assert bound[known].max() < 1e-9
+        if name in EXACT:
+            torch.testing.assert_close(y[known], EXACT[name](x, mask=on)[known], rtol=0, atol=1e-9)
+        v, grads = torch.randn(12, d, dtype=F64, generator=torch.Generator().manual_seed(1)), []
+        for context in (contextlib.nullcontext, kernels.reference):
+            with context():
+                leaf = x.clone().requires_grad_()
+                grads += torch.autograd.grad(layer(leaf, mask=on), leaf, v)
+        alike = known & ((y > 0) == (expected.y > 0)).all(-1)
+        torch.testing.assert_close(grads[0][alike], grads[1][alike], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_row_has_the_same_bits_in_any_batch(name):
+    layer = RegularizedMax(omega_of(name), on_failure="ignore")
+    x = scores(20, 6, seed=3)
+    v = torch.randn(20, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
+
+    def everything(rows):
+        leaf = x[rows].requires_grad_()
+        solution = layer.solve(x[rows])
+        (gradient,) = torch.autograd.grad(layer(leaf), leaf, v[rows])
+        return solution.y, solution.error_bound, solution.iterations, gradient
+
+    among = everything(list(range(20)))
+    for rows in ([3], [5, 5], [1, 6, 4], list(range(19, -1, -1))):
+        for alone, all_rows in zip(everything(rows), among, strict=True):
+            assert torch.equal(alone, all_rows[rows])
+
+
+@pytest.mark.parametrize("name", ["spectrum", "slogdet", "entropy"])
+def test_float32(name):
+    layer, x = RegularizedMax(omega_of(name)), scores(4, 10, seed=5).float()
+    assert torch.equal(layer(x), layer(x.double()).float())
+
+
+class Weighted(Regularizer):
+    """½ Σ w y² by numbers that regmax cannot name."""
+
+    def __init__(self, weights):
+        self.box = [weights, 0.0]
+
+    def value(self, y):
+        own, coupling = self.box
+        return (own.to(y) * separate(y).square()).sum(-1) / 2 + coupling * spectrum(y)
+
+
+def test_a_value_that_changes_between_calls():
+    """The answer is that of a new Ω, to the bit."""
+    omega, x = Weighted(torch.linspace(1, 2, 8)), scores(1, 8, seed=1)
+    layer = RegularizedMax(omega)
+    before = layer(x)
+    for box in ([torch.linspace(3, 1, 8), 0.0], [torch.linspace(3, 1, 8), 0.3]):
+        omega.box[:] = box
+        new = Weighted(box[0])
+        new.box[:] = box
+        assert not torch.equal(layer(x), before)
+        assert torch.equal(layer(x), RegularizedMax(new)(x))
+
+
+def test_a_parameter_that_learns():
+    class Learnt(Regularizer):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(5, dtype=F64))
+
+        def value(self, y):
+            return (self.w * opaque(y).square()).sum(-1) / 2
+
+    omega, x = Learnt(), scores(2, 5, seed=2)
+    layer = RegularizedMax(omega)
+    assert "compiled code" in layer.explain(x)
+    for k in range(3):
+        with torch.no_grad():
+            omega.w += 0.5 * k * torch.arange(5)
+        y = layer(x)
+        with kernels.reference():
+            expected = layer(x)
+        torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
+        (got,) = torch.autograd.grad(y[:, 0].sum(), omega.w)
+        (truth,) = torch.autograd.grad(expected[:, 0].sum(), omega.w)
+        torch.testing.assert_close(got, truth, rtol=1e-7, atol=1e-9)
+
+
+class Chance(Regularizer):
+    def value(self, y):
+        return (1 + 0.1 * torch.rand(())) * opaque(y).square().sum(-1)
+
+
+class Called(Regularizer):
+    """Another value at each call."""
+
+    def __init__(self):
+        self.calls = [0]
+
+    def value(self, y):
+        self.calls[0] += 1
+        return (1 + 0.01 * self.calls[0]) * opaque(y).square().sum(-1)
+
+
+class Among(Regularizer):
+    """A value that depends on other rows."""
+
+    def value(self, y):
+        own = opaque(y)
+        other = own.square().sum(-1).mean() if y.ndim < 2 else own.square().sum(-1).mean(-1)
+        return own.square().sum(-1) * (1 + other.unsqueeze(-1))
+
+
+class Hollow(Regularizer):
+    def value(self, y):
+        return opaque(y).square().sum(-1) / 2 - opaque(y).pow(3).sum(-1)
+
+
+class Jump(Regularizer):
+    """Curvature that autograd does not see."""
+
+    def value(self, y):
+        return opaque(y).square().sum(-1) / 2 + (y > 0.3).to(y.dtype).sum(-1)
+
+
+class Narrow(Regularizer):
+    def value(self, y):
+        return opaque(y.float()).square().sum(-1).to(y.dtype) / 2
+
+
+@pytest.mark.parametrize("cls", [Chance, Called, Among, Hollow, Jump])
+def test_a_wrong_value_is_refused(cls):
+    for seed in range(4):
+        x = scores(4, 6, seed=seed)
+        solved = compiled(Problem(cls(), x - x.amax(-1, keepdim=True)), {})
+        with kernels.reference():
+            try:
+                RegularizedMax(cls())(x)
+            except RegularizerError:
+                refused = True
+            else:
+                refused = False
+        if refused:
+            assert solved is None or torch.isinf(solved.certificate.error_bound).any()
+            with pytest.raises(RegularizerError):
+                RegularizedMax(cls())(x)
+
+
+def test_a_value_in_float32_is_not_certified_in_float64():
+    x = scores(2, 5)
+    assert compiled(Problem(Narrow(), x - x.amax(-1, keepdim=True)), {}) is None
+
+
+def test_who_is_left_to_other_solvers():
+    class Own(Weighted):
+        def grad(self, y):
+            return self.box[0].to(y) * y
+
+    x = scores(2, 8)
+    x = x - x.amax(-1, keepdim=True)
+    assert compiled(Problem(Own(torch.ones(8)), x), {}) is None
+    omega = Weighted(torch.ones(17))
+    assert compiled(Problem(omega, scores(1, 17)), {}) is None
+    with kernels.reference():
+        assert compiled(Problem(Weighted(torch.ones(8)), x), {}) is None
