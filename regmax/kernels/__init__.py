@@ -12,6 +12,15 @@ of rows are plain PyTorch.
 
 from __future__ import annotations
 
-from .base import AttentionKernel, Kernel, Lazy, ProxKernel, asked, reference, why_none
+from .base import Arrangement, AttentionKernel, Kernel, Lazy, ProxKernel, asked, reference, why_none
 
-__all__ = ["AttentionKernel", "Kernel", "Lazy", "ProxKernel", "asked", "reference", "why_none"]
+__all__ = [
+    "Arrangement",
+    "AttentionKernel",
+    "Kernel",
+    "Lazy",
+    "ProxKernel",
+    "asked",
+    "reference",
+    "why_none",
+]
