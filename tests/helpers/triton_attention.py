@@ -12,14 +12,6 @@ import regmax
 from regmax.kernels import Lazy
 from regmax.nn import AdaptiveEntmax
 
-CUDA = torch.cuda.is_available()
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="compiled, on the GPU")),
-    pytest.param(
-        "cuda",
-        marks=[pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")],
-    ),
-]
 SMALL = (16, 16)
 TOLERANCE = 2e-5
 

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from devices import need_triton
 
 import regmax
 from regmax.mapping import generated, traced
@@ -101,9 +102,7 @@ POINTWISE = {
 
 def by_triton(value):
     """The inputs and the kernel of a value in Triton's interpreter."""
-    triton = pytest.importorskip("triton", reason="triton is not installed")
-    if isinstance(triton.language.sum, triton.JITFunction):
-        pytest.skip("triton was imported without its interpreter")
+    need_triton(interpreter=True)
     from regmax.kernels.generated.triton_kernel import TritonKernel
 
     entry, inputs, _ = made(value)

@@ -5,11 +5,9 @@ import builtins
 
 import pytest
 import torch
+from devices import CUDA, TRITON_DEVICES, need_triton
 
-CUDA = torch.cuda.is_available()
-triton = pytest.importorskip("triton", reason="triton is not installed")
-if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
-    pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+need_triton()
 pytest.importorskip("numba")
 
 import regmax  # noqa: E402
@@ -25,15 +23,7 @@ F, F32, F64 = torch.nn.functional, torch.float32, torch.float64
 D, ROWS = 9, 5
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="compiled, on the GPU")),
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")],
-        ),
-    ]
-)
+@pytest.fixture(params=TRITON_DEVICES)
 def device(request, monkeypatch):
     monkeypatch.setattr(generated, "PLANS", {})
     monkeypatch.setitem(generated.COMPILERS, "cpu", "triton")

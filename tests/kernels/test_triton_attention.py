@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from devices import CUDA, TRITON_DEVICES, need_triton
 
-triton = pytest.importorskip("triton", reason="triton is not installed")
-if not torch.cuda.is_available() and isinstance(triton.language.sum, triton.JITFunction):
-    pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+need_triton()
 
-from triton_attention import CUDA, DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
+from triton_attention import SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
 
 import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
@@ -31,7 +30,7 @@ HALF = torch.bfloat16 if CUDA else torch.float16
 """The interpreter multiplies the bits of bfloat16 as integers."""
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=TRITON_DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     prepare(monkeypatch)
     return str(request.param)

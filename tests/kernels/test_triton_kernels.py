@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from devices import TRITON_DEVICES, need_triton
 from torch import Tensor
 
-CUDA = torch.cuda.is_available()
-triton = pytest.importorskip("triton", reason="triton is not installed")
-if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
-    pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+need_triton()
 
 import regmax.functional as F  # noqa: E402
 from regmax.kernels import Lazy  # noqa: E402
@@ -63,15 +61,7 @@ NAMES = {"entmax": "alpha", "pnormmax": "p", "fusedmax": "lam", "oscarmax": "lam
 KINDS = {"softmax": "entropy", "sparsemax": "gini", "entmax": "tsallis", "pnormmax": "pnorm"}
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="compiled, on the GPU")),
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")],
-        ),
-    ]
-)
+@pytest.fixture(params=TRITON_DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     torch.manual_seed(0)
     # the reference is PyTorch's: kernels of the CPU stay out

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from devices import TRITON_DEVICES, need_triton
 
-triton = pytest.importorskip("triton", reason="triton is not installed")
-if not torch.cuda.is_available() and isinstance(triton.language.sum, triton.JITFunction):
-    pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+need_triton()
 
-from triton_attention import DEVICES, SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
+from triton_attention import SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
 
 from regmax import kernels  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
@@ -22,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarni
 F32, F64 = torch.float32, torch.float64
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=TRITON_DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     prepare(monkeypatch)
     return str(request.param)

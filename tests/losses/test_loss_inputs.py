@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from devices import GPU
 from loss_cases import F64, FORMULAS, OMEGAS, close, distributions, gradient, indices, loss_of
 from mapping_checks import normal
 from torch.nn.functional import one_hot
@@ -192,17 +193,16 @@ def test_any_integer_is_an_index():
 # -- ugly inputs -------------------------------------------------------------------------------
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("name", FORMULAS)
-def test_on_a_gpu(name):
+@pytest.mark.parametrize("device", [GPU])
+def test_on_a_gpu(name, device):
     x, k = 2 * normal(6, 300, seed=1), indices(6, 300)
     x[1, 7], x[2], x[3, 0] = -INF, -INF, NAN
     k[4] = -100
     for t in (k, distributions(6, 300)):
         loss = loss_of(name, 300, reduction="none", label_smoothing=0.1)
-        value, g = loss(x.cuda(), t.cuda()), gradient(loss, x.cuda(), t.cuda())
+        value, g = loss(x.to(device), t.to(device)), gradient(loss, x.to(device), t.to(device))
         torch.testing.assert_close(value.cpu(), loss(x, t), rtol=0, atol=1e-9, equal_nan=True)
         close(g.cpu(), gradient(loss, x, t), 1e-9)
-    wrong = SoftmaxLoss(reduction="none")(x[:2].cuda(), torch.tensor([1, 300]).cuda())
+    wrong = SoftmaxLoss(reduction="none")(x[:2].to(device), torch.tensor([1, 300], device=device))
     assert torch.isnan(wrong).tolist() == [False, True]

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from devices import DEVICES
 from torch import nn
 
 import regmax
@@ -13,16 +14,6 @@ from regmax.nn import AdaptiveEntmax, Between, Learnable, MultiheadAttention, Po
 
 HALF = (torch.float16, torch.bfloat16)
 NAMES = ("softmax", "sparsemax", "pnormmax", "entmax15", "entmax", "fusedmax", "oscarmax")
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.cuda,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-        ],
-    ),
-]
 
 
 def scores(*shape, dtype=torch.float32, device="cpu"):

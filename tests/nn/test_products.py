@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from devices import DEVICES
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -17,16 +18,6 @@ F64 = torch.float64
 HALF = (torch.bfloat16, torch.float16)
 SCALES = (1, 30, 300)
 N, HEADS, L, S, E = 2, 4, 24, 40, 32
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.cuda,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-        ],
-    ),
-]
 
 
 def normal(*shape, seed=0):
