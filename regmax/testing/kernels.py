@@ -47,6 +47,10 @@ def check_kernel(s: Subject, case: Case) -> None:
         else:
             names = ("x", *(s.omega.hyperparameters or ()))
             found, right = _gradients(s, case, y, v)
+            with torch.enable_grad():  # by an operator of PyTorch, where the kernel has one
+                leaf = x.clone().requires_grad_()
+                (through,) = torch.autograd.grad(s.layer(case.gamma)(leaf, case.mask), leaf, v)
+            names, found, right = (*names, "x"), [*found, through], [*right, right[0]]
         for name, a, b in zip(names, found, right, strict=True):
             if a is None or b is None:
                 continue

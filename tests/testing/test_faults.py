@@ -60,12 +60,13 @@ def scaled(function, by=SMALL):
 
 
 class OffKernel(Kernel):
-    """Sparsemax by PyTorch operations, wrong by a factor in one of the three methods."""
+    """Sparsemax by PyTorch operations, wrong by a factor in one method."""
 
     name = "lying"
 
-    def __init__(self, forward=1.0, backward=1.0, loss=None):
-        self.forward_by, self.backward_by, self.loss_by = forward, backward, loss
+    def __init__(self, forward=1.0, backward=1.0, loss=None, operator=None):
+        self.forward_by, self.backward_by = forward, backward
+        self.loss_by, self.operator_by = loss, operator
 
     def forward(self, x, gamma, theta, mask):
         on = x > -torch.inf if mask is None else mask & (x > -torch.inf)
@@ -77,6 +78,12 @@ class OffKernel(Kernel):
     def backward(self, y, v, gamma, theta, mask, hyper):
         w = Diagonal(torch.ones_like(y)).jacobian(v, y > 0)
         return (w / gamma.unsqueeze(-1)).to(y) * self.backward_by, () if hyper else None
+
+    def operator(self, x, gamma):
+        if self.operator_by is None or not x.isfinite().all():
+            return None
+        y = project(x / gamma)
+        return y.detach() + (y - y.detach()) * self.operator_by
 
     def loss(self, x, k, gamma, theta):
         if self.loss_by is None or not x.isfinite().all():
@@ -257,6 +264,7 @@ FAULTS = {
         (lambda: lie(Gini, kernel=lambda self, x: OffKernel(forward=SMALL)), "kernel"),
         (lambda: lie(Gini, kernel=lambda self, x: OffKernel(backward=1.01)), "kernel"),
         (lambda: lie(Gini, kernel=lambda self, x: OffKernel(loss=1.01)), "kernel"),
+        (lambda: lie(Gini, kernel=lambda self, x: OffKernel(operator=1.01)), "kernel"),
     ],
     "check_as_cvxpy": [(lambda: lie(Gini, as_cvxpy=scaled(Gini.as_cvxpy)), "as_cvxpy")],
     "check_max": [
