@@ -53,11 +53,10 @@ def mapping(
             raise
         if y is not None:
             return y
+    own = functools.partial(mapping, settings=settings)
     if is_dtensor(x):
-        own = functools.partial(mapping, settings=settings)
         return sharded.mapping(own, omega, x, gamma, dim, mask, settings)
     if is_jagged(x):
-        own = functools.partial(mapping, settings=settings)
         return jagged.mapping(own, omega, x, gamma, dim, mask)
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     return rows.restore(argmax(rows, settings)[0])
