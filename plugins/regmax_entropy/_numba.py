@@ -29,13 +29,10 @@ def _row(row: Any, d: int, gamma: float, out: Any) -> None:
     """out = softmax(row / γ)."""
     best, bad = common.scan(row, d)
     top = np.float64(simd.largest(best))
-    if bad or not gamma > 0.0:
-        common.fill(out, d, np.nan)
+    if common.without_answer(bad or not gamma > 0.0, top, d, out):
         return
-    if top == -np.inf:
-        common.fill(out, d, 0.0)
-        return
-    scale, full = 1.0 / gamma, d - d % LANES
+    # a product of 0 and ∞ is NaN
+    scale, full = min(1.0 / gamma, simd.greatest(row)), d - d % LANES
     rest = simd.first(d - full)
     y = _exp((simd.load_part(row, full, rest, -np.inf) - top) * scale)
     simd.store_part(out, full, rest, y)

@@ -163,11 +163,10 @@ def forward(job: Any, like: Any) -> None:
             out, kept = common.rows_at(job, 4, r, like), memory.row(own, 0)
             z, v = memory.row(wide, 0), memory.row(wide, 1)
             best, bad = common.scan(row, d)
-            if bad or not (g > 0.0 and p > 1.0 and p <= 2.0):
-                common.fill(out, d, np.nan)
-            elif simd.largest(best) == -np.inf:
-                common.fill(out, d, 0.0)
-            elif p == 2.0:
+            bad = bad or not (g > 0.0 and p > 1.0 and p <= 2.0)
+            if common.without_answer(bad, np.float64(simd.largest(best)), d, out):
+                continue
+            if p == 2.0:
                 projection.forward(row, d, g, z, kept, out, blank)
             else:
                 _forward_row(row, d, best, g, p, z, v, kept, out, blank)

@@ -182,11 +182,7 @@ def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: An
         scale[k] = 1.0 / common.number_at(job, 1, r)
         rate[k] = common.number_at(job, 2, r) - 1.0
         size[k] = -1
-        if bad:
-            common.fill(out, d, np.nan)
-        elif top[k] == -np.inf:
-            common.fill(out, d, 0.0)
-        else:
+        if not common.without_answer(bad, top[k], d, out):
             size[k] = 0
             tau[k] = -1.0 / rate[k]
             simd.store(memory.row(heads, k), 0, (simd.wide(best) - top[k]) * scale[k])

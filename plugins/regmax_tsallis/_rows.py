@@ -99,11 +99,10 @@ def forward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     g, a = common.number_at(job, 1, r), common.number_at(job, 2, r) - 1.0
     z, p, more = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
     best, bad = common.scan(row, d)
-    if bad or not (g > 0.0 and a > -1.0):
-        common.fill(out, d, np.nan)
-    elif simd.largest(best) == -np.inf:
-        common.fill(out, d, 0.0)
-    elif a == 1.0:
+    bad = bad or not (g > 0.0 and a > -1.0)
+    if common.without_answer(bad, np.float64(simd.largest(best)), d, out):
+        return
+    if a == 1.0:
         projection.forward(row, d, g, z, kept, out, blank)
     elif a == 0.5:
         _forward15(row, d, best, g, z, kept, out, blank)
@@ -120,11 +119,7 @@ def forward15(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     row = common.participants(job, r, 3, like, memory.row(own, 1))
     out, gamma = common.rows_at(job, 4, r, like), common.number_at(job, 1, r)
     best, bad = common.scan(row, d)
-    if bad or not gamma > 0.0:
-        common.fill(out, d, np.nan)
-    elif simd.largest(best) == -np.inf:
-        common.fill(out, d, 0.0)
-    else:
+    if not common.without_answer(bad or not gamma > 0.0, np.float64(simd.largest(best)), d, out):
         _forward15(row, d, best, gamma, memory.row(wide, 0), memory.row(own, 0), out, blank)
 
 

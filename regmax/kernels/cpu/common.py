@@ -119,6 +119,17 @@ def fill(out: Any, d: int, value: float) -> None:
 
 
 @njit
+def without_answer(bad: bool, top: float, d: int, out: Any) -> bool:
+    """Whether a row has no maximiser, and then out = NaN if it is ``bad``, and 0 if its largest
+    score is −∞: nobody takes part."""
+    if bad:
+        fill(out, d, np.nan)
+    elif top == -np.inf:
+        fill(out, d, 0.0)
+    return bad or top == -np.inf
+
+
+@njit
 def masked(row: Any, mask: Any, d: int, out: Any) -> None:
     """out = row where mask, else −inf."""
     low = -np.inf

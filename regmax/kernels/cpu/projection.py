@@ -65,11 +65,7 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any, blank: 
     """out = P_Δ(row / γ)."""
     best, bad = common.scan(row, d)
     top = np.float64(simd.largest(best))
-    if bad or not gamma > 0.0:
-        common.fill(out, d, np.nan)
-        return
-    if top == -np.inf:
-        common.fill(out, d, 0.0)
+    if common.without_answer(bad or not gamma > 0.0, top, d, out):
         return
     scale = 1.0 / gamma
     tau = bound((simd.wide(best) - top) * scale)
