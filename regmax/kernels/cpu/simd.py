@@ -283,6 +283,7 @@ for _sign, _make, *_result in (
     (operator.gt, _compared(">"), MASK),
     (operator.ge, _compared(">="), MASK),
     (operator.lt, _compared("<"), MASK),
+    (operator.eq, _compared("=="), MASK),
     (operator.and_, lambda builder, a, b: builder.and_(a, b)),
     (operator.or_, lambda builder, a, b: builder.or_(a, b)),
 ):

@@ -18,14 +18,15 @@ from ..cpu.jit import njit
 from ..cpu.simd import LANES
 from . import rows
 from .dense import Rest, bend_at, factor, hessian, inverse_trace, placed, tangent_product
+from .powers import B0, ENDS, G0, S0, B, G, H, T, Y, Z, exponent
 from .rows import EPS, FLOOR, Entry
-from .separable import B0, G0, S0, B, G, H, T, Y, Z, at_zero, exponent
+from .separable import at_zero
 
 GRADIENT, FORM, COLUMN, ROOM = 10, 12, 13, 14
 """More places in a job: the addresses of the source of ∇F, which a backward job has not, H with the
 inputs of F, the address of the source of a column of ∇²F, and how much work space F needs."""
 STEPS = 60
-Q, R, W, X, ONES, D, FULL, OUT_F = range(13, 21)
+Q, R, W, X, ONES, D, FULL, OUT_F = range(ENDS + 1, ENDS + 9)
 SIDES = 8
 """Points between y and another one where the slope of Ω is compared."""
 

@@ -1,6 +1,6 @@
 """Rows of Π_Ω for a separable Ω in Triton: :mod:`.separable` with one program for each row.
 
-The row lies in registers. Every entry follows the power model of :mod:`.separable`, and the steps
+The row lies in registers. Every entry follows the power model of :mod:`.powers`, and the steps
 and the certificate are the same. The functions of e are those of :mod:`.triton_source`.
 """
 
