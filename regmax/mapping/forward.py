@@ -18,6 +18,7 @@ from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
 from ..regularizers.arguments import few
+from ..regularizers.autodiff import ByRow
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.expressions import unscaled, unweighted
@@ -67,19 +68,25 @@ class Settings:
 @dataclass(frozen=True, eq=False)
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
-    closed form, ``iterations`` where there were none."""
+    closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows."""
 
     y: Tensor
     path: str
     why: str
     solved: Solved | None = None
     iterations: Tensor | None = None
+    quick: Solved | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
         if self.solved is None or self.solved.at.problem.structured:
             return None
-        return self.solved.at.kept_inverse(support)
+        found = self.solved.at.kept_inverse(support)
+        if found is None or self.quick is None or self.quick is self.solved:
+            return found
+        rows = torch.isfinite(self.quick.certificate.error_bound).unsqueeze(-1)
+        own = self.quick.at.kept_inverse(support & rows) if bool(rows.any()) else None
+        return found if own is None else ByRow(rows, own, found)
 
 
 def has_formula(omega: Regularizer) -> bool:
@@ -254,7 +261,7 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     if quick is not None:
         found = _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
-    return Forward(found.y, found.path, why, found, found.iterations)
+    return Forward(found.y, found.path, why, found, found.iterations, quick)
 
 
 BUDGET = 200

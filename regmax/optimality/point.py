@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..kernels.simplex import row_dot
-from ..regularizers.autodiff import Columns, Local, Shared
+from ..regularizers.autodiff import Columns, Local
 from ..regularizers.curvature import Curvature, Dense, Diagonal, DiagonalPlusRankOne, Inverse, Later
 from ..regularizers.penalty import penalty_of, structured, value_of, who
 from ..regularizers.regularizer import like
@@ -120,8 +120,8 @@ class Point:
         """J at y that does not look at Ω later, when it may have changed; None where Ω gives its
         curvature by products alone, which do. It depends on no values of the rows."""
         curvature = self.defined.curvature
-        simple = isinstance(curvature, Diagonal | DiagonalPlusRankOne | Shared)
-        if not (simple or isinstance(curvature, Dense | Columns)):
+        simple = isinstance(curvature, Diagonal | DiagonalPlusRankOne | Dense)
+        if not (simple or isinstance(curvature, Columns)):
             return None
         if False in self._inverses and torch.equal(self._inverses[False][0], support):
             return self._inverses[False][1]

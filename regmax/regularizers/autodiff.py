@@ -91,7 +91,7 @@ class Columns(MatrixFree):
         if not bool(large.any()):
             return Reduced(self.block, support)
         free = MatrixFree(self.product, self.dtype).inverse(support & large)
-        return _ByRow(large, free, Reduced(self.block, support & ~large))
+        return ByRow(large, free, Reduced(self.block, support & ~large))
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         if not len(rows):
@@ -117,7 +117,7 @@ def _plus_diagonal(product: Product, t: Tensor) -> Product:
     return lambda v: product(v) + t * v
 
 
-class _ByRow:
+class ByRow:
     """J by ``one`` in the rows ``where``, and by ``other`` elsewhere."""
 
     def __init__(self, where: Tensor, one: Inverse, other: Inverse) -> None:

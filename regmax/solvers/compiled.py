@@ -15,6 +15,8 @@ from ..optimality.certificates import Certificate
 from ..optimality.diagnosis import check_start
 from ..optimality.point import Point
 from ..optimality.problem import Problem
+from ..regularizers.autodiff import Local
+from ..regularizers.curvature import Dense, Diagonal
 from .base import Solved
 
 LIMIT = 16
@@ -127,7 +129,7 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     state, points = middle.repeat(1, 5, 1), middle.repeat(1, code.COUNT, 1)
     numbers = z.new_zeros(count, code.KEPT)
     numbers[:, code.BOUND] = torch.inf
-    final = False
+    final, there = False, None
     for k in range(4 * code.STEPS):
         if final:
             each = points.movedim(1, 0).reshape(code.COUNT, *shape)
@@ -143,6 +145,7 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
                 value, gradient, hessian = _evaluated(problem, near, ways.repeat(2, 1))
                 more = _evaluated(problem, rest, ways[:0])
                 found = torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
+            there = found[1:]
         elif k == 0 and mask is None and known.start is not None:
             found = known.start
         else:
@@ -158,6 +161,8 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
             break
     batch = shape[:-1]
     at = Point(problem, state[:, code.TRIAL].reshape(shape))
+    if there is not None:
+        at.__dict__["verified"] = _local(*there, units, shape)
     done = numbers[:, code.STATUS] == code.DONE
     certificate = Certificate(
         numbers[:, code.GAP].view(batch),
@@ -168,6 +173,14 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         numbers[:, code.LOW].view(batch),
     )
     return Solved(at, numbers[:, code.STEP].long().view(batch), certificate, "solver newton")
+
+
+def _local(gradient: Tensor, hessian: Tensor, units: int, shape: torch.Size) -> Local:
+    """∇Ω and ∇²Ω at the first of the points of a certificate."""
+    d = shape[-1]
+    h = hessian[:, : units * d].reshape(*shape[:-1], units, d)
+    curvature = Dense((h + h.mT) / 2) if units == d else Diagonal(h[..., 0, :])
+    return Local(gradient[:, :d].reshape(shape), curvature)
 
 
 def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
