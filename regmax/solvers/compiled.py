@@ -73,15 +73,16 @@ def compiled(problem: Problem, memory: Memory) -> Solved | None:
     if rows is None:
         return None
     try:
-        known = memory.get(z.shape)
+        known, looked = memory.get(z.shape), False
         tensors = omega.tensors(fixed=True).values()
         if known is None or not all(map(torch.equal, tensors, known.tensors)):
             if len(memory) >= 8:
                 memory.clear()
-            memory[z.shape] = fresh = _looked(problem)
-            return _solved(problem, fresh, *rows)
+            fresh = None if known is None else _moved(problem, known)
+            memory[z.shape] = known = fresh or _looked(problem)
+            looked = fresh is None
         found = _solved(problem, known, *rows)
-        if bool(torch.isinf(found.certificate.error_bound).any()):
+        if not looked and bool(torch.isinf(found.certificate.error_bound).any()):
             memory[z.shape] = fresh = _looked(problem)  # Ω may have changed in what nobody names
             if not known.same(fresh):
                 found = _solved(problem, fresh, *rows)
@@ -108,16 +109,37 @@ def _looked(problem: Problem) -> Known:
     if problem.eps > torch.finfo(z.dtype).eps:
         raise _Unfit
     with torch.inference_mode(False), torch.no_grad():
-        tensors = [t.detach().clone() for t in problem.omega.tensors(fixed=True).values()]
         ways = torch.eye(d, dtype=z.dtype, device="cpu")
         if problem.separable and d > 2:
             steps = torch.arange(d, dtype=z.dtype, device="cpu")
             ways = torch.stack([torch.ones_like(steps), (12.9898 * steps).sin() + 2])
-        start = None
-        if z.numel() <= KEPT:
-            middle = simplex.uniform(z, None).expand(len(ways), *z.shape)
-            start = _evaluated(problem, middle, ways)
-        return Known(tensors, ways, problem.legendre, start)
+        start = _start(problem, ways) if z.numel() <= KEPT else None
+        return Known(_copied(problem), ways, problem.legendre, start)
+
+
+def _moved(problem: Problem, known: Known) -> Known | None:
+    """What is known of Ω after the numbers of its tensors changed, None where it must be looked at:
+    ∇²Ω is not diagonal where it is not so at the barycentre, and a first Newton step is taken only
+    where it is positive definite there."""
+    d, eps = len(known.ways), torch.finfo(problem.z.dtype).eps
+    if d != problem.z.shape[-1] or d == 2 or known.start is None or problem.eps > eps:
+        return None
+    with torch.inference_mode(False), torch.no_grad():
+        start = _start(problem, known.ways)
+        h = start[2][0].view(d, d)
+        off = h.abs().sum() - h.diagonal().abs().sum()
+        if not bool(off > 1e-6 * h.abs().sum()):
+            return None
+        return Known(_copied(problem), known.ways, problem.legendre, start)
+
+
+def _start(problem: Problem, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    middle = simplex.uniform(problem.z, None).expand(len(ways), *problem.z.shape)
+    return _evaluated(problem, middle, ways)
+
+
+def _copied(problem: Problem) -> list[Tensor]:
+    return [t.detach().clone() for t in problem.omega.tensors(fixed=True).values()]
 
 
 def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
