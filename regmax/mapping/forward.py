@@ -27,7 +27,7 @@ from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from ..solvers.compiled import Memory, compiled
-from .compiled import kernel_of, proves, values
+from .compiled import kernel_of, plain, proves, values
 from .rows import Rows
 from .state import state
 
@@ -79,7 +79,7 @@ class Forward:
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
-        if self.solved is None or self.solved.at.problem.structured:
+        if self.solved is None or (self.solved.at.problem.structured and self.quick is None):
             return None
         found = self.solved.at.kept_inverse(support)
         if found is None or self.quick is None or self.quick is self.solved:
@@ -229,10 +229,14 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
     tol, quick = settings.tolerance(z.dtype), None
-    if settings.solver == "auto" and settings.max_iter >= BUDGET:
-        quick = compiled(problem, _memory(omega))
+    if settings.solver == "auto" and settings.max_iter >= BUDGET and _plain(omega):
+        quick = compiled(problem, _memory(problem.base.omega))
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
+        if isinstance(omega, Penalized) and not with_kernel(type(unweighted(omega.penalty, 1)[0])):
+            wrong = mistaken_penalty(problem, quick.y)
+            if wrong is not None:
+                raise RegularizerError(wrong)
         return Forward(quick.y, quick.path, why, quick, quick.iterations)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
@@ -267,6 +271,10 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
 BUDGET = 200
 """The compiled solver has a budget of its own, which is less than this."""
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
+
+
+def _plain(omega: Regularizer) -> bool:
+    return not isinstance(omega, Penalized) or plain(type(omega))
 
 
 def _memory(omega: Regularizer) -> Memory:

@@ -125,8 +125,10 @@ class Point:
             return None
         if False in self._inverses and torch.equal(self._inverses[False][0], support):
             return self._inverses[False][1]
-        if simple and not self.problem.structured:
-            return Later(curvature, support)
+        if simple:
+            p = self.problem
+            average = averaging(penalty_of(p.omega), self.y, p.mask)
+            return Later(functools.partial(restricted, curvature, average, support))
         return self.inverse(support)
 
     def newton_step(self, support: Tensor) -> Tensor:

@@ -116,10 +116,10 @@ class Applied:
 
 
 class Later:
-    """J of a curvature, factorised on first use."""
+    """J, factorised on first use."""
 
-    def __init__(self, curvature: Curvature, support: Tensor) -> None:
-        self._make = functools.partial(curvature.inverse, support)
+    def __init__(self, make: Callable[[], Inverse]) -> None:
+        self._make = make
 
     @functools.cached_property
     def _inverse(self) -> Inverse:

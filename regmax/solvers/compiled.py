@@ -17,6 +17,8 @@ from ..optimality.point import Point
 from ..optimality.problem import Problem
 from ..regularizers.autodiff import Local
 from ..regularizers.curvature import Dense, Diagonal
+from ..regularizers.penalty import Penalized, group_ids, proxed, valued
+from ..regularizers.regularizer import like
 from .base import Solved
 
 LIMIT = 16
@@ -30,12 +32,13 @@ TOGETHER = 16
 @dataclass(frozen=True, eq=False)
 class Known:
     """What depends on Ω alone, for scores of one shape: whether ∇²Ω is diagonal, whether the slope
-    of Ω is infinite at 0, and Ω, ∇Ω and ∇²Ω at the barycentre, except for many scores.
-    ``tensors``: those of Ω then."""
+    of Ω or its curvature is infinite at 0, and Ω, ∇Ω and ∇²Ω at the barycentre, except for many
+    scores. ``tensors``: those of Ω then."""
 
     tensors: list[Tensor]
     ways: Tensor
     steep: bool
+    stiff: bool
     start: tuple[Tensor, Tensor, Tensor] | None
 
     def same(self, other: Known) -> bool:
@@ -61,29 +64,31 @@ def compiled(problem: Problem, memory: Memory) -> Solved | None:
     :func:`~regmax.optimality.diagnosis.refuted` contradicts its convexity, and it has the same
     value and gradient among other points. A row in which one of them fails is not certified.
     """
-    z, omega = problem.z, problem.omega
+    z, base = problem.z, problem.base
     plain = z.device.type == "cpu" and z.dtype == torch.float64 and 1 < z.shape[-1] <= LIMIT
     if not (plain and asked()) or problem.start is not None or problem.trace is not None:
         return None
-    if problem.base is not problem or problem.beta is not None:
+    if problem.proximal or problem.overridden or problem.beta is not None:
         return None
-    if problem.overridden or any(leaf.separable for leaf in omega.leaves()):
+    if any(leaf.separable for leaf in problem.smooth.leaves()):
         return None
     rows = _rows()
     if rows is None:
         return None
     try:
         known, looked = memory.get(z.shape), False
-        tensors = omega.tensors(fixed=True).values()
+        tensors = base.omega.tensors(fixed=True).values()
         if known is None or not all(map(torch.equal, tensors, known.tensors)):
             if len(memory) >= 8:
                 memory.clear()
-            fresh = None if known is None else _moved(problem, known)
-            memory[z.shape] = known = fresh or _looked(problem)
+            fresh = None if known is None else _moved(base, known)
+            memory[z.shape] = known = fresh or _looked(base)
             looked = fresh is None
+        if problem.structured and known.stiff:
+            return None
         found = _solved(problem, known, *rows)
         if not looked and bool(torch.isinf(found.certificate.error_bound).any()):
-            memory[z.shape] = fresh = _looked(problem)  # Ω may have changed in what nobody names
+            memory[z.shape] = fresh = _looked(base)  # Ω may have changed in what nobody names
             if not known.same(fresh):
                 found = _solved(problem, fresh, *rows)
     except Exception:  # of the user's code: the other solvers raise it again
@@ -99,7 +104,9 @@ def _rows() -> tuple[Any, Any] | None:
         from ..kernels.generated import layout
     except (ModuleNotFoundError, RuntimeError):
         return None
-    return CompiledRows("regmax.kernels.generated.steps"), layout
+    rows = CompiledRows("regmax.kernels.generated.steps")
+    rows.parts = (CompiledRows("regmax.kernels.generated.grouped"),)
+    return rows, layout
 
 
 def _looked(problem: Problem) -> Known:
@@ -114,7 +121,7 @@ def _looked(problem: Problem) -> Known:
             steps = torch.arange(d, dtype=z.dtype, device="cpu")
             ways = torch.stack([torch.ones_like(steps), (12.9898 * steps).sin() + 2])
         start = _start(problem, ways) if z.numel() <= KEPT else None
-        return Known(_copied(problem), ways, problem.legendre, start)
+        return Known(_copied(problem), ways, problem.legendre, problem.stiff, start)
 
 
 def _moved(problem: Problem, known: Known) -> Known | None:
@@ -130,7 +137,7 @@ def _moved(problem: Problem, known: Known) -> Known | None:
         off = h.abs().sum() - h.diagonal().abs().sum()
         if not bool(off > 1e-6 * h.abs().sum()):
             return None
-        return Known(_copied(problem), known.ways, problem.legendre, start)
+        return Known(_copied(problem), known.ways, problem.legendre, problem.stiff, start)
 
 
 def _start(problem: Problem, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,30 +150,21 @@ def _copied(problem: Problem) -> list[Tensor]:
 
 
 def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
+    if problem.structured:
+        return _in_groups(problem, known, rows, code)
     d, shape, ways = problem.z.shape[-1], problem.z.shape, known.ways
     z = problem.z.reshape(-1, d).contiguous()
     mask = None if problem.mask is None else problem.mask.reshape(z.shape).contiguous()
     count, units = len(z), len(ways)
     middle = problem.initial().reshape(count, 1, d)
-    state, points = middle.repeat(1, 5, 1), middle.repeat(1, code.COUNT, 1)
+    state, points = middle.repeat(1, code.VECTORS, 1), middle.repeat(1, code.COUNT, 1)
+    state[:, code.TILT] = 0
     numbers = z.new_zeros(count, code.KEPT)
     numbers[:, code.BOUND] = torch.inf
     final, there = False, None
     for k in range(4 * code.STEPS):
         if final:
-            each = points.movedim(1, 0).reshape(code.COUNT, *shape)
-            y, half = (each[k].expand(units, *shape) for k in (0, code.HALF))
-            # the numbers of the first go into the bound, whose bits depend on no other row
-            among = each[:1].clone()
-            among.view(count, d)[1::2] = simplex.generic(z[:1])
-            near = torch.cat([y, half, each[: code.LAST]])
-            rest = torch.cat([each[code.LAST :], among])
-            if count <= TOGETHER:
-                found = _evaluated(problem, torch.cat([near, rest]), ways.repeat(2, 1))
-            else:
-                value, gradient, hessian = _evaluated(problem, near, ways.repeat(2, 1))
-                more = _evaluated(problem, rest, ways[:0])
-                found = torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
+            found = _around(problem, ways, points, code)
             there = found[1:]
         elif k == 0 and mask is None and known.start is not None:
             found = known.start
@@ -181,7 +179,19 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         final = code.GOING not in status
         if final and code.READY not in status:
             break
-    batch = shape[:-1]
+    return _certified(problem, state, numbers, there, units, code)
+
+
+def _certified(
+    problem: Problem,
+    state: Tensor,
+    numbers: Tensor,
+    there: tuple[Tensor, ...] | None,
+    units: int,
+    code: Any,
+) -> Solved:
+    """The answers at ``TRIAL``; ``there``: ∇Ω and ∇²Ω at the points of their certificates."""
+    shape, batch = problem.z.shape, problem.z.shape[:-1]
     at = Point(problem, state[:, code.TRIAL].reshape(shape))
     if there is not None:
         at.__dict__["verified"] = _local(*there, units, shape)
@@ -195,6 +205,132 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         numbers[:, code.LOW].view(batch),
     )
     return Solved(at, numbers[:, code.STEP].long().view(batch), certificate, "solver newton")
+
+
+MODELS, GUESSES, CAREFUL = 12, 40, 5
+"""Newton steps of a row with a penalty; groups that are tried for each of them."""
+
+
+def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
+    """The same for Ω = base + λR: each step maximises the quadratic model of the base minus λR. The
+    certificate of y is that of the base for the scores z − λu, u ∈ ∂R(y)."""
+    base, omega, z, ways = problem.base, problem.omega, problem.z, known.ways
+    assert isinstance(omega, Penalized)
+    shape, d, units, count = z.shape, z.shape[-1], len(ways), z[..., 0].numel()
+    y = middle = problem.initial()
+    flat = z.reshape(-1, d).contiguous()
+    mask = None if problem.mask is None else problem.mask.reshape(flat.shape).contiguous()
+    found = None if mask is not None else known.start
+    start = found = found or _evaluated(base, y.expand(units, *shape), ways)
+    ready = torch.zeros_like(z[..., 0], dtype=torch.bool)
+    lost, steps = ready, torch.zeros_like(ready, dtype=torch.int64)
+    new, pull, last = y, torch.zeros_like(y), torch.full_like(z[..., 0], torch.inf)
+    for k in range(MODELS):
+        slope = z - found[1].view(shape)
+        p, u = _maximised(problem, y, slope, found[2], rows.parts[0])
+        lost = lost | ~(ready | torch.isfinite(p).all(-1))
+        going = ~(ready | lost)
+        new = torch.where(going.unsqueeze(-1), p, torch.where(ready.unsqueeze(-1), new, middle))
+        pull = torch.where(going.unsqueeze(-1), u, pull)
+        length = (new - y).norm(dim=-1)
+        # the error of a Newton step is about C times its squared length
+        ahead = length * torch.where(last < torch.inf, (length / last).square().clamp_max(1), 1)
+        ready = ready | going & ((length <= 1e-8) | (ahead <= 1e-13))
+        steps, last = torch.where(going, k + 1, steps), torch.where(going, length, last)
+        going = going & ~ready
+        if not bool(going.any()):
+            break
+        y = torch.where(going.unsqueeze(-1), new, y)
+        fresh = _evaluated(base, new.expand(units, *shape), ways)
+        on = going.view(-1, 1)
+        found = tuple(torch.where(on, b, a) for a, b in zip(found, fresh, strict=True))
+    state = middle.reshape(count, 1, d).repeat(1, code.VECTORS, 1)
+    points = state.new_zeros(count, code.COUNT, d)
+    for place, vector in (
+        *((code.Y, y), (code.TRIAL, new), (code.TILT, pull)),
+        *((code.BEFORE, found[1]), (code.START, start[1])),
+    ):
+        state[:, place] = vector.view(count, d)
+    numbers = z.new_zeros(count, code.KEPT)
+    numbers[:, code.STATUS] = torch.where(ready, code.READY, code.LOST).view(-1)
+    numbers[:, code.STEP], numbers[:, code.BOUND] = steps.view(-1).to(z.dtype), torch.inf
+    numbers[:, code.VALUE_BEFORE], numbers[:, code.VALUE_START] = found[0][:, 0], start[0][:, 0]
+    if not bool(ready.any()):
+        return _certified(problem, state, numbers, None, units, code)
+
+    def run(evaluated: tuple[Tensor, ...], what: int) -> None:
+        rows.run(
+            *(0, flat, mask, *evaluated, state.view(count, -1), numbers, points.view(count, -1)),
+            *(units, False, what),
+        )
+
+    run(found, code.ASKED)
+    found = _around(base, ways, points, code)
+    v = new + z - found[1][:, :d].reshape(shape)
+    near = v - proxed(omega.penalty, v, omega.lam, problem.mask)
+    u = omega.penalty.subgradient(new, near, omega.lam, problem.mask)
+    state[:, code.TILT] = like(u, new, "subgradient").view(count, d)
+    run(found, code.CERTIFIED)
+    return _certified(problem, state, numbers, found[1:], units, code)
+
+
+def _maximised(
+    problem: Problem, y: Tensor, slope: Tensor, hessian: Tensor, groups: Any
+) -> tuple[Tensor, Tensor]:
+    """The maximiser over Δ of ⟨slope, x − y⟩ − ½ (x − y)ᵀH(x − y) − λR(x), and λu, u ∈ ∂R there;
+    NaN where it was not found.
+
+    A proximal step from x guesses the groups and the support, the maximiser among the points that
+    have them is the next x, and the answer once x is its own proximal step. From the ``CAREFUL``-th
+    guess on, x is the better one of the two points, which converges.
+    """
+    omega, mask, d = problem.omega, problem.mask, y.shape[-1]
+    assert isinstance(omega, Penalized)
+    penalty, lam = omega.penalty, omega.lam
+    h = hessian.view(-1, d, d) if hessian.shape[-1] == d * d else hessian[:, :d].diag_embed()
+    h = ((h + h.mT) / 2).contiguous().view(*y.shape, d)
+    t = 1 / h.abs().sum(-1).amax(-1, keepdim=True)
+    x, answer, pull = y, torch.full_like(y, torch.nan), torch.zeros_like(y)
+    settled = torch.zeros_like(y[..., :1], dtype=torch.bool)
+
+    def bent(x: Tensor) -> Tensor:
+        return (h * (x - y).unsqueeze(-2)).sum(-1)
+
+    def model(x: Tensor) -> Tensor:
+        smooth = simplex.row_dot(slope - bent(x) / 2, x - y)
+        return smooth - lam * valued(penalty, x, mask).unsqueeze(-1)
+
+    for k in range(GUESSES):
+        p = problem.nearest(x + t * (slope - bent(x)), t)
+        u = lam * penalty.any_subgradient(p, mask)
+        now = ~settled & ((p - x).abs().amax(-1, keepdim=True) <= (1e-10 if k else 0))
+        answer, pull = torch.where(now, p, answer), torch.where(now, u, pull)
+        settled = settled | now
+        if bool(settled.all()):
+            break
+        x = torch.empty_like(p)
+        arrays = (y, slope, h, p, u, group_ids(penalty, p, mask).int(), x)
+        groups.run(0, *(v.reshape(-1, v.shape[-1] if v is not h else d * d) for v in arrays))
+        if k >= CAREFUL:
+            inside = problem.inside(x)
+            x = torch.where(model(inside) > model(p), inside, p)
+    return answer, pull
+
+
+def _around(problem: Problem, ways: Tensor, points: Tensor, code: Any) -> tuple[Tensor, ...]:
+    """:func:`_evaluated` at the points (rows, points, d) of certificates."""
+    z, units, count = problem.z, len(ways), len(points)
+    each = points.movedim(1, 0).reshape(code.COUNT, *z.shape)
+    y, half = (each[k].expand(units, *z.shape) for k in (0, code.HALF))
+    # the numbers of the first go into the bound, whose bits depend on no other row
+    among = each[:1].clone()
+    among.view(count, -1)[1::2] = simplex.generic(z.reshape(count, -1)[:1])
+    near, rest = torch.cat([y, half, each[: code.LAST]]), torch.cat([each[code.LAST :], among])
+    if count <= TOGETHER:
+        return _evaluated(problem, torch.cat([near, rest]), ways.repeat(2, 1))
+    value, gradient, hessian = _evaluated(problem, near, ways.repeat(2, 1))
+    more = _evaluated(problem, rest, ways[:0])
+    return torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
 
 
 def _local(gradient: Tensor, hessian: Tensor, units: int, shape: torch.Size) -> Local:

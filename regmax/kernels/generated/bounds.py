@@ -206,7 +206,8 @@ def certify(
         stiff = 0.0
         for k in range(m):
             stiff += abs(h[i * ld + k]) * points[place[k]]
-        noise[i] = 4.0 * EPS * (abs(z[i]) + abs(g[p])) + (EPS * stiff if y[i] > 0.0 else 0.0)
+        size = abs(z[i]) + abs(g[p]) + 2.0 * abs(s[layout.TILT * d + p])
+        noise[i] = 4.0 * EPS * size + (EPS * stiff if y[i] > 0.0 else 0.0)
     gap, missed = max(top - tau, 0.0), 0.0
     for i in range(m):
         rho[i] -= tau

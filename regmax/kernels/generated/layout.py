@@ -3,9 +3,14 @@
 Z, MASK, VALUE, GRADIENT, HESSIAN, STATE, NUMBERS, POINTS, UNITS, STEEP, FINAL = range(11)
 """Places in a job. Its arrays are z and the mask; Ω, ∇Ω and products with ∇²Ω where each row asked
 for them; the vectors and numbers that rows keep; the points that certificates ask for. Then how
-many products there are, whether steps are in log y, and whether certificates get their points."""
-Y, TRIAL, WAY, BEFORE, START = range(5)
-"""Vectors of a row: y; where Ω is evaluated next; the direction; ∇Ω at y and at the barycentre."""
+many products there are, whether steps are in log y, and what the rows are given."""
+STEPPED, STEPPED_AT_ALL, ASKED, CERTIFIED = range(4)
+"""What rows are given: Ω at one point, or at those of their certificates, for a step or for the
+certificate; ``ASKED`` and ``CERTIFIED`` are for rows whose answer others found: the points of the
+certificate of TRIAL, from Ω at Y, and the certificate alone."""
+Y, TRIAL, WAY, BEFORE, START, TILT, VECTORS = range(7)
+"""Vectors of a row: y; where Ω is evaluated next; the direction; ∇Ω at y and at the barycentre; what
+the scores are reduced by, a subgradient of a penalty."""
 STATUS, SLOPE, PART, LENGTH, SPREAD, STEP, VALUE_BEFORE, VALUE_START, BOUND, GAP, LOW = range(11)
 MOVED, KEPT = 11, 12
 """Numbers of a row, ``KEPT`` in all."""

@@ -207,20 +207,26 @@ def forward(job: Any, like: Any) -> None:
     while first < last:
         for r in range(first, last):
             c = common.rows_at(job, layout.NUMBERS, r, like)
-            if c[layout.STATUS] != (layout.READY if final != 0 else layout.GOING):
+            if c[layout.STATUS] != (layout.GOING if final == layout.STEPPED else layout.READY):
                 continue
             place, z = memory.row(places, 0), memory.row(room, 0)
-            m = _participants(job, r, d, place, z, like)
+            s = common.rows_at(job, layout.STATE, r, like)
+            m = _participants(job, r, d, place, z, s, like)
             value = common.rows_at(job, layout.VALUE, r, like)
             gradient = common.rows_at(job, layout.GRADIENT, r, like)
             form = common.rows_at(job, layout.HESSIAN, r, like)
-            s = common.rows_at(job, layout.STATE, r, like)
             points = common.rows_at(job, layout.POINTS, r, like)
             on, free = memory.row(places, 1), memory.row(places, 2)
-            _step(
-                m, d, place, z, value[0], gradient, form, units, steep, s, c, points, room, on,
-                free, square,
-            )  # fmt: skip
+            if final == layout.ASKED:
+                _asked(m, d, place, z, gradient, form, units, s, points, room, on, square)
+                continue
+            if final == layout.CERTIFIED:
+                c[layout.STATUS] = layout.DONE
+            else:
+                _step(
+                    m, d, place, z, value[0], gradient, form, units, steep, s, c, points, room,
+                    on, free, square,
+                )  # fmt: skip
             if c[layout.STATUS] == layout.DONE:
                 c[layout.BOUND] = certify(
                     m, d, r % 2 == 0, place, z, value, gradient, form, units, steep, s, c, points,
@@ -230,11 +236,34 @@ def forward(job: Any, like: Any) -> None:
 
 
 @njit
-def _participants(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
+def _asked(
+    m: int, d: int, place: Any, z: Any, given: Any, form: Any, units: int, s: Any, points: Any,
+    room: Any, on: Any, square: Any,
+) -> None:  # fmt: skip
+    """The points that the certificate of TRIAL needs, from Ω at Y."""
+    y, r, x = memory.row(room, 1), memory.row(room, 2), memory.row(room, 3)
+    w, v, ones, zeros = (
+        memory.row(room, 4),
+        memory.row(room, 5),
+        memory.row(room, 6),
+        memory.row(room, 7),
+    )
+    h, a, ld = memory.row(square, 0), memory.row(square, 1), room.shape[1]
+    for i in range(m):
+        p = place[i]
+        y[i], x[i] = s[layout.Y * d + p], s[layout.TRIAL * d + p]
+        r[i], zeros[i] = z[i] - given[p], 0.0
+    at = memory.pointer(memory.address_of(s), layout.Y * d, s)
+    hessian_at(m, d, place, at, form, units, h, ld)
+    points_of(m, d, place, z, x, y, r, h, s, points, v, w, ones, zeros, on, a, ld)
+
+
+@njit
+def _participants(job: Any, r: int, d: int, place: Any, z: Any, s: Any, like: Any) -> int:
     row, on, m = common.rows_at(job, layout.Z, r, like), common.octets_at(job, layout.MASK, r), 0
     masked = common.given(job, layout.MASK)
     for i in range(d):
         if not masked or on[i] != 0:
-            place[m], z[m] = i, row[i]
+            place[m], z[m] = i, row[i] - s[layout.TILT * d + i]
             m += 1
     return m
