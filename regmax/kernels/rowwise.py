@@ -90,6 +90,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """A B for each row, both (*batch, d, d)."""
     d = a.shape[-1]
     a, b = torch.broadcast_tensors(a, b)
+    if a.numel() * d <= BLOCK:
+        return (a.unsqueeze(-2) * b.mT.unsqueeze(-3)).contiguous().sum(-1)
     if d <= ENTRYWISE:
         return torch.stack([matvec(a, column) for column in b.unbind(-1)], -1)
     width = whole(d)

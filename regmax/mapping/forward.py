@@ -234,10 +234,8 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
         if isinstance(omega, Penalized) and not with_kernel(type(unweighted(omega.penalty, 1)[0])):
-            wrong = mistaken_penalty(problem, quick.y)
-            if wrong is not None:
-                raise RegularizerError(wrong)
-        return Forward(quick.y, quick.path, why, quick, quick.iterations)
+            _check(problem, quick, settings)
+        return Forward(quick.y, quick.path, why, quick, quick.iterations, quick)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
     if settings.solver == "auto":
@@ -254,14 +252,7 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
-    wrong = unsteady(problem, found.y) or refuted(problem, found.y, found.certificate.gap)
-    if wrong is not None:
-        raise RegularizerError(f"{who(omega)}: {wrong}")
-    if settings.on_failure != "ignore":
-        everywhere = torch.ones_like(found.iterations, dtype=torch.bool)
-        wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
-        if wrong is not None:
-            raise RegularizerError(wrong)
+    _check(problem, found, settings)
     if quick is not None:
         found = _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
@@ -271,6 +262,18 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
 BUDGET = 200
 """The compiled solver has a budget of its own, which is less than this."""
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
+
+
+def _check(problem: Problem, found: Solved, settings: Settings) -> None:
+    """Refuse an Ω whose values contradict an answer, or whose methods do."""
+    wrong = unsteady(problem, found.y) or refuted(problem, found.y, found.certificate.gap)
+    if wrong is not None:
+        raise RegularizerError(f"{who(problem.omega)}: {wrong}")
+    if settings.on_failure != "ignore":
+        everywhere = torch.ones_like(found.iterations, dtype=torch.bool)
+        wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
+        if wrong is not None:
+            raise RegularizerError(wrong)
 
 
 def _plain(omega: Regularizer) -> bool:

@@ -133,6 +133,22 @@ class ByRow:
         return torch.where(self._where, self._one(v), self._other(v))
 
 
+def _product(g: Tensor, z: Tensor, v: Tensor) -> Tensor:
+    (hv,) = torch.autograd.grad(g, z, v, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(z) if hv is None else hv
+
+
+def products(g: Tensor, z: Tensor, v: Tensor) -> Tensor:
+    """The derivative of g at z times each vector of the stack v."""
+    try:  # fails if an operation of Ω cannot be vectorised
+        (hv,) = torch.autograd.grad(
+            g, z, v, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+    except RuntimeError:
+        return torch.stack([_product(g, z, each) for each in v])
+    return torch.zeros_like(v) if hv is None else hv
+
+
 class Hessian:
     """∇²Ω at points of the shape of ``like``, from ``gradient`` alone, without derivatives."""
 
@@ -163,22 +179,10 @@ class Hessian:
             z = y.detach().requires_grad_()
             g = self.gradient(z)
 
-        def one(v: Tensor) -> Tensor:
-            (hv,) = torch.autograd.grad(g, z, v, retain_graph=True, allow_unused=True)
-            return torch.zeros_like(y) if hv is None else hv
-
         def product(v: Tensor) -> Tensor:
             if not g.requires_grad:
                 return torch.zeros_like(v)
-            if v.shape == y.shape:
-                return one(v)
-            try:  # fails if an operation of Ω cannot be vectorised
-                (hv,) = torch.autograd.grad(
-                    g, z, v, retain_graph=True, allow_unused=True, is_grads_batched=True
-                )
-            except RuntimeError:
-                return torch.stack([one(each) for each in v])
-            return torch.zeros_like(v) if hv is None else hv
+            return _product(g, z, v) if v.shape == y.shape else products(g, z, v)
 
         return g, product
 

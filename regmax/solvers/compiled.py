@@ -15,7 +15,7 @@ from ..optimality.certificates import Certificate
 from ..optimality.diagnosis import check_start
 from ..optimality.point import Point
 from ..optimality.problem import Problem
-from ..regularizers.autodiff import Local
+from ..regularizers.autodiff import Local, products
 from ..regularizers.curvature import Dense, Diagonal
 from ..regularizers.penalty import Penalized, group_ids, proxed, valued
 from ..regularizers.regularizer import like
@@ -141,8 +141,7 @@ def _moved(problem: Problem, known: Known) -> Known | None:
 
 
 def _start(problem: Problem, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    middle = simplex.uniform(problem.z, None).expand(len(ways), *problem.z.shape)
-    return _evaluated(problem, middle, ways)
+    return _evaluated(problem, simplex.uniform(problem.z, None).unsqueeze(0), ways)
 
 
 def _copied(problem: Problem) -> list[Tensor]:
@@ -169,8 +168,7 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         elif k == 0 and mask is None and known.start is not None:
             found = known.start
         else:
-            trial = state[:, code.TRIAL].view(shape)
-            found = _evaluated(problem, trial.expand(units, *shape), ways)
+            found = _evaluated(problem, state[:, code.TRIAL].view(1, *shape), ways)
         rows.run(
             *(0, z, mask, *found, state.view(count, -1), numbers, points.view(count, -1)),
             *(units, known.steep, final),
@@ -221,7 +219,7 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     flat = z.reshape(-1, d).contiguous()
     mask = None if problem.mask is None else problem.mask.reshape(flat.shape).contiguous()
     found = None if mask is not None else known.start
-    start = found = found or _evaluated(base, y.expand(units, *shape), ways)
+    start = found = found or _evaluated(base, y.unsqueeze(0), ways)
     ready = torch.zeros_like(z[..., 0], dtype=torch.bool)
     lost, steps = ready, torch.zeros_like(ready, dtype=torch.int64)
     new, pull, last = y, torch.zeros_like(y), torch.full_like(z[..., 0], torch.inf)
@@ -241,7 +239,7 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         if not bool(going.any()):
             break
         y = torch.where(going.unsqueeze(-1), new, y)
-        fresh = _evaluated(base, new.expand(units, *shape), ways)
+        fresh = _evaluated(base, new.unsqueeze(0), ways)
         on = going.view(-1, 1)
         found = tuple(torch.where(on, b, a) for a, b in zip(found, fresh, strict=True))
     state = middle.reshape(count, 1, d).repeat(1, code.VECTORS, 1)
@@ -280,9 +278,9 @@ def _maximised(
     """The maximiser over Δ of ⟨slope, x − y⟩ − ½ (x − y)ᵀH(x − y) − λR(x), and λu, u ∈ ∂R there;
     NaN where it was not found.
 
-    A proximal step from x guesses the groups and the support, the maximiser among the points that
-    have them is the next x, and the answer once x is its own proximal step. From the ``CAREFUL``-th
-    guess on, x is the better one of the two points, which converges.
+    x is the maximiser among the points with the groups and the support of y. A proximal step from x
+    guesses others, until x is its own proximal step. From the ``CAREFUL``-th guess on, x is the
+    better one of the two points, which converges.
     """
     omega, mask, d = problem.omega, problem.mask, y.shape[-1]
     assert isinstance(omega, Penalized)
@@ -290,8 +288,10 @@ def _maximised(
     h = hessian.view(-1, d, d) if hessian.shape[-1] == d * d else hessian[:, :d].diag_embed()
     h = ((h + h.mT) / 2).contiguous().view(*y.shape, d)
     t = 1 / h.abs().sum(-1).amax(-1, keepdim=True)
-    x, answer, pull = y, torch.full_like(y, torch.nan), torch.zeros_like(y)
+    answer = torch.full_like(y, torch.nan)
     settled = torch.zeros_like(y[..., :1], dtype=torch.bool)
+    p, pull = y, lam * penalty.any_subgradient(y, mask)
+    u = pull
 
     def bent(x: Tensor) -> Tensor:
         return (h * (x - y).unsqueeze(-2)).sum(-1)
@@ -301,35 +301,33 @@ def _maximised(
         return smooth - lam * valued(penalty, x, mask).unsqueeze(-1)
 
     for k in range(GUESSES):
-        p = problem.nearest(x + t * (slope - bent(x)), t)
-        u = lam * penalty.any_subgradient(p, mask)
-        now = ~settled & ((p - x).abs().amax(-1, keepdim=True) <= (1e-10 if k else 0))
-        answer, pull = torch.where(now, p, answer), torch.where(now, u, pull)
-        settled = settled | now
-        if bool(settled.all()):
-            break
         x = torch.empty_like(p)
         arrays = (y, slope, h, p, u, group_ids(penalty, p, mask).int(), x)
         groups.run(0, *(v.reshape(-1, v.shape[-1] if v is not h else d * d) for v in arrays))
         if k >= CAREFUL:
             inside = problem.inside(x)
             x = torch.where(model(inside) > model(p), inside, p)
+        p = problem.nearest(x + t * (slope - bent(x)), t)
+        u = lam * penalty.any_subgradient(p, mask)
+        now = ~settled & ((p - x).abs().amax(-1, keepdim=True) <= 1e-10)
+        answer, pull = torch.where(now, p, answer), torch.where(now, u, pull)
+        settled = settled | now
+        if bool(settled.all()):
+            break
     return answer, pull
 
 
 def _around(problem: Problem, ways: Tensor, points: Tensor, code: Any) -> tuple[Tensor, ...]:
     """:func:`_evaluated` at the points (rows, points, d) of certificates."""
-    z, units, count = problem.z, len(ways), len(points)
+    z, count = problem.z, len(points)
     each = points.movedim(1, 0).reshape(code.COUNT, *z.shape)
-    y, half = (each[k].expand(units, *z.shape) for k in (0, code.HALF))
     # the numbers of the first go into the bound, whose bits depend on no other row
     among = each[:1].clone()
     among.view(count, -1)[1::2] = simplex.generic(z.reshape(count, -1)[:1])
-    near, rest = torch.cat([y, half, each[: code.LAST]]), torch.cat([each[code.LAST :], among])
     if count <= TOGETHER:
-        return _evaluated(problem, torch.cat([near, rest]), ways.repeat(2, 1))
-    value, gradient, hessian = _evaluated(problem, near, ways.repeat(2, 1))
-    more = _evaluated(problem, rest, ways[:0])
+        return _evaluated(problem, torch.cat([each, among]), ways, 2)
+    value, gradient, hessian = _evaluated(problem, each[:2], ways, 2)
+    more = _evaluated(problem, torch.cat([each[2:], among]), ways, 0)
     return torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
 
 
@@ -341,29 +339,37 @@ def _local(gradient: Tensor, hessian: Tensor, units: int, shape: torch.Size) -> 
     return Local(gradient[:, :d].reshape(shape), curvature)
 
 
-def _evaluated(problem: Problem, points: Tensor, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Ω and ∇Ω at points (n, *batch, d), and ∇²Ω times the k-th of the ``ways`` at the k-th of
-    them: the numbers of each row one after another. Of the points that are given for ``ways``, only
-    the first counts, where there are no others."""
-    n, units, d = len(points), len(ways), points.shape[-1]
+def _evaluated(
+    problem: Problem, points: Tensor, ways: Tensor, bent: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ω and ∇Ω at points (n, *batch, d), and ∇²Ω times each of the ``ways`` at the first ``bent``
+    of them: the numbers of each row one after another. Of a few rows there are copies for the ways,
+    of many the backward pass is run for all ways at once."""
+    d, units = points.shape[-1], len(ways)
+    rows = points[0].numel() // d
+    copies = units if rows <= TOGETHER else 1
     with torch.enable_grad():
-        at = simplex.inward(points).requires_grad_()
+        at = torch.cat([points[:bent].repeat_interleave(copies, 0), points[bent:]])
+        at = simplex.inward(at).requires_grad_()
         value = evaluated(problem.omega.value, at)
         if value.shape != at.shape[:-1]:
             raise _Unfit
         ones = torch.ones_like(value)
-        (g,) = torch.autograd.grad(value, at, ones, create_graph=units > 0)
-    h = torch.zeros_like(points[:units])
-    if g.requires_grad:
-        v = torch.nn.functional.pad(ways, (0, 0, 0, n - units))
-        v = v.view(n, *(1,) * (points.ndim - 2), d).expand_as(g)
+        (g,) = torch.autograd.grad(value, at, ones, create_graph=bent > 0)
+    h = at.new_zeros(bent, units, rows, d)
+    if g.requires_grad and copies > 1:
+        v = torch.nn.functional.pad(ways.repeat(bent, 1), (0, 0, 0, len(at) - bent * units))
+        v = v.view(len(at), *(1,) * (points.ndim - 2), d).expand_as(g)
         (found,) = torch.autograd.grad(g, at, v, allow_unused=True)
-        h = h if found is None else found[:units]
-    first = slice(units, None) if n > units else slice(1)
+        h = h if found is None else found[: bent * units].reshape(h.shape)
+    elif g.requires_grad:
+        v = ways.view(units, *(1,) * (points.ndim - 1), d).expand(units, *g.shape)
+        h = products(g, at, v)[:, :bent].reshape(units, bent, rows, d).movedim(1, 0)
+    first = torch.cat([torch.arange(bent) * copies, torch.arange(bent * copies, len(at))])
     value, g = value.detach()[first], g.detach()[first]
-    count, rows = len(value), value[0].numel()
+    n = len(value)
     return (
-        value.reshape(count, rows).T.contiguous(),
-        g.reshape(count, rows, d).movedim(0, 1).reshape(rows, count * d).contiguous(),
-        h.reshape(units, rows, d).movedim(0, 1).reshape(rows, units * d).contiguous(),
+        value.reshape(n, rows).T.contiguous(),
+        g.reshape(n, rows, d).movedim(0, 1).reshape(rows, n * d).contiguous(),
+        h.movedim(2, 0).reshape(rows, bent * units * d).contiguous(),
     )

@@ -17,10 +17,10 @@ MOVED, KEPT = 11, 12
 GOING, READY, LOST, DONE = 0.0, 1.0, 2.0, 3.0
 """STATUS: the row asks for one point, or for those of its certificate, or for none."""
 SIDES, ENDS, WAYS = 8, 4, 6
-SECANTS, HALF, LAST, SEGMENTS = 1, 1 + WAYS, 2 + WAYS, 3 + WAYS
+HALF, SECANTS, LAST, SEGMENTS = 1, 2, 2 + WAYS, 3 + WAYS
 COUNT = SEGMENTS + ENDS * SIDES
 AMONG = COUNT
-"""The points of a certificate: y, those next to it, one half-way to the barycentre of the support;
+"""The points of a certificate: y, one half-way to the barycentre of the support, those next to y;
 then the point before y, and those on the ways from y to the barycentre and to the vertices of the
 three largest scores. After these, rows of even number get Ω at y among other rows."""
 STEPS = 24
