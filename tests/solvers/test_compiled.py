@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import regmax
 from regmax import RegularizedMax, Regularizer, RegularizerError, functional, kernels
 from regmax.optimality.problem import Problem
 from regmax.solvers.compiled import compiled
@@ -174,6 +175,84 @@ def test_a_parameter_that_learns():
         torch.testing.assert_close(got, truth, rtol=1e-7, atol=1e-9)
 
 
+class Coupled(Regularizer):
+    """Convex where the weight is positive."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(6, dtype=F64))
+
+    def value(self, y):
+        return (self.weight * y.square()).sum(-1) / 2 + spectrum(y) / 4
+
+
+def test_an_optimiser_that_changes_what_is_known():
+    """The answer is that of a new Ω, to the bit; where Ω is no longer convex, an error."""
+    omega, x = Coupled(), scores(3, 6, seed=4)
+    layer = RegularizedMax(omega)
+    for k in range(4):
+        with torch.no_grad():
+            omega.weight *= 1 + 0.1 * k * torch.rand(6, dtype=F64)
+        new = Coupled()
+        new.load_state_dict(omega.state_dict())
+        assert torch.equal(layer(x), RegularizedMax(new)(x))
+    with torch.no_grad():
+        omega.weight.fill_(-3.0)
+    with pytest.raises(RegularizerError, match="not strictly convex"):
+        layer(x)
+
+
+def penalized(name, penalty, lam=0.1):
+    return regmax.Penalized(omega_of(name), regmax.penalty(penalty), lam)
+
+
+@pytest.mark.parametrize("name", ["gini, separable", "coupled slogdet", "spectrum"])
+@pytest.mark.parametrize("penalty", ["tv", "oscar"])
+@pytest.mark.parametrize("lam", [0.01, 0.3])
+def test_a_penalty(name, penalty, lam):
+    """Answers and gradients of the solvers, with and without a mask; members of a group are
+    equal."""
+    x, v = scores(24, 7, seed=9), torch.randn(24, 7, dtype=F64)
+    mask = torch.rand(24, 7, generator=torch.Generator().manual_seed(1)) < 0.7
+    mask[:, 0] = True
+    weights = lam * (1 + torch.arange(24, dtype=F64).view(-1, 1) % 3)
+    for weight, on in ((lam, None), (lam, mask), (weights, None)):
+        given = weight.clone().requires_grad_() if isinstance(weight, Tensor) else weight
+        layer, results = RegularizedMax(penalized(name, penalty, given)), []
+        with torch.no_grad():
+            _, bound = found(layer.omega, x, on)
+        assert (bound < 1e-9).all()
+        for context in (contextlib.nullcontext, kernels.reference):
+            with context():
+                leaf = x.clone().requires_grad_()
+                y = layer(leaf, mask=on)
+                inputs = [leaf, given] if isinstance(given, Tensor) else [leaf]
+                results.append((y.detach(), *torch.autograd.grad(y, inputs, v)))
+        for got, expected in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
+        y, expected = results[0][0], results[1][0]
+        part = torch.ones_like(y, dtype=torch.bool) if on is None else on
+        ids = [layer.omega.penalty.groups(t, part) for t in (y, expected)]
+        assert torch.equal(*(torch.where(part, k, 0) for k in ids))
+
+
+@pytest.mark.parametrize("penalty", ["tv", "oscar"])
+def test_with_a_penalty_a_row_has_the_same_bits_in_any_batch(penalty):
+    layer, x = RegularizedMax(penalized("spectrum", penalty)), scores(40, 6, seed=3)
+    v = torch.randn(40, 6, dtype=F64, generator=torch.Generator().manual_seed(0))
+
+    def everything(rows):
+        leaf = x[rows].requires_grad_()
+        solution = layer.solve(x[rows])
+        (gradient,) = torch.autograd.grad(layer(leaf), leaf, v[rows])
+        return solution.y, solution.error_bound, solution.iterations, gradient
+
+    among = everything(list(range(40)))
+    for rows in ([3], [5, 5], [1, 6, 4], list(range(39, -1, -1))):
+        for alone, all_rows in zip(everything(rows), among, strict=True):
+            assert torch.equal(alone, all_rows[rows])
+
+
 class Chance(Regularizer):
     def value(self, y):
         return (1 + 0.1 * torch.rand(())) * opaque(y).square().sum(-1)
@@ -232,6 +311,38 @@ def test_a_wrong_value_is_refused(cls):
             assert solved is None or torch.isinf(solved.certificate.error_bound).any()
             with pytest.raises(RegularizerError):
                 RegularizedMax(cls())(x)
+
+
+@pytest.mark.parametrize("cls", [Chance, Called, Among, Hollow, Jump])
+def test_with_a_penalty_a_wrong_value_is_refused(cls):
+    def made():
+        return regmax.Penalized(cls(), regmax.penalty("tv"), 0.1)
+
+    for seed in range(3):
+        x = scores(4, 6, seed=seed)
+        solved = compiled(Problem(made(), x - x.amax(-1, keepdim=True)), {})
+        with kernels.reference():
+            try:
+                RegularizedMax(made())(x)
+            except RegularizerError:
+                refused = True
+            else:
+                refused = False
+        if refused:
+            assert solved is None or torch.isinf(solved.certificate.error_bound).any()
+            with pytest.raises(RegularizerError):
+                RegularizedMax(made())(x)
+
+
+class Lying(type(regmax.penalty("tv"))):
+    def subgradient(self, y, near, step, mask=None):
+        return 2 * super().subgradient(y, near, step, mask)
+
+
+def test_a_penalty_whose_methods_do_not_fit_is_refused():
+    layer = RegularizedMax(regmax.Penalized(omega_of("spectrum"), Lying(), 0.1))
+    with pytest.raises(RegularizerError, match=r"Lying\.subgradient and Lying\.value do not fit"):
+        layer(scores(2, 6, seed=1))
 
 
 def test_a_value_in_float32_is_not_certified_in_float64():
