@@ -277,7 +277,7 @@ def _check(problem: Problem, found: Solved, settings: Settings) -> None:
 
 
 def _plain(omega: Regularizer) -> bool:
-    return not isinstance(omega, Penalized) or plain(type(omega))
+    return not isinstance(omega, Penalized) or plain(type(omega))  # type: ignore[arg-type]
 
 
 def _memory(omega: Regularizer) -> Memory:

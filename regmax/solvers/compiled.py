@@ -28,6 +28,9 @@ KEPT = 1 << 14
 TOGETHER = 16
 """Rows up to this number are evaluated at all points of a certificate at once."""
 
+Evaluated = tuple[Tensor, Tensor, Tensor]
+"""Ω, ∇Ω and products with ∇²Ω at points, row by row."""
+
 
 @dataclass(frozen=True, eq=False)
 class Known:
@@ -39,7 +42,7 @@ class Known:
     ways: Tensor
     steep: bool
     stiff: bool
-    start: tuple[Tensor, Tensor, Tensor] | None
+    start: Evaluated | None
 
     def same(self, other: Known) -> bool:
         """Whether two calls saw the same Ω."""
@@ -140,7 +143,7 @@ def _moved(problem: Problem, known: Known) -> Known | None:
         return Known(_copied(problem), known.ways, problem.legendre, problem.stiff, start)
 
 
-def _start(problem: Problem, ways: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _start(problem: Problem, ways: Tensor) -> Evaluated:
     return _evaluated(problem, simplex.uniform(problem.z, None).unsqueeze(0), ways)
 
 
@@ -164,7 +167,7 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     for k in range(4 * code.STEPS):
         if final:
             found = _around(problem, ways, points, code)
-            there = found[1:]
+            there = found
         elif k == 0 and mask is None and known.start is not None:
             found = known.start
         else:
@@ -184,7 +187,7 @@ def _certified(
     problem: Problem,
     state: Tensor,
     numbers: Tensor,
-    there: tuple[Tensor, ...] | None,
+    there: Evaluated | None,
     units: int,
     code: Any,
 ) -> Solved:
@@ -192,7 +195,7 @@ def _certified(
     shape, batch = problem.z.shape, problem.z.shape[:-1]
     at = Point(problem, state[:, code.TRIAL].reshape(shape))
     if there is not None:
-        at.__dict__["verified"] = _local(*there, units, shape)
+        at.__dict__["verified"] = _local(there, units, shape)
     done = numbers[:, code.STATUS] == code.DONE
     certificate = Certificate(
         numbers[:, code.GAP].view(batch),
@@ -218,8 +221,8 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     y = middle = problem.initial()
     flat = z.reshape(-1, d).contiguous()
     mask = None if problem.mask is None else problem.mask.reshape(flat.shape).contiguous()
-    found = None if mask is not None else known.start
-    start = found = found or _evaluated(base, y.unsqueeze(0), ways)
+    start = None if mask is not None else known.start
+    start = found = start or _evaluated(base, y.unsqueeze(0), ways)
     ready = torch.zeros_like(z[..., 0], dtype=torch.bool)
     lost, steps = ready, torch.zeros_like(ready, dtype=torch.int64)
     new, pull, last = y, torch.zeros_like(y), torch.full_like(z[..., 0], torch.inf)
@@ -241,7 +244,10 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         y = torch.where(going.unsqueeze(-1), new, y)
         fresh = _evaluated(base, new.unsqueeze(0), ways)
         on = going.view(-1, 1)
-        found = tuple(torch.where(on, b, a) for a, b in zip(found, fresh, strict=True))
+        value, gradient, hessian = (
+            torch.where(on, b, a) for a, b in zip(found, fresh, strict=True)
+        )
+        found = value, gradient, hessian
     state = middle.reshape(count, 1, d).repeat(1, code.VECTORS, 1)
     points = state.new_zeros(count, code.COUNT, d)
     for place, vector in (
@@ -256,7 +262,7 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     if not bool(ready.any()):
         return _certified(problem, state, numbers, None, units, code)
 
-    def run(evaluated: tuple[Tensor, ...], what: int) -> None:
+    def run(evaluated: Evaluated, what: int) -> None:
         rows.run(
             *(0, flat, mask, *evaluated, state.view(count, -1), numbers, points.view(count, -1)),
             *(units, False, what),
@@ -267,9 +273,9 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     v = new + z - found[1][:, :d].reshape(shape)
     near = v - proxed(omega.penalty, v, omega.lam, problem.mask)
     u = omega.penalty.subgradient(new, near, omega.lam, problem.mask)
-    state[:, code.TILT] = like(u, new, "subgradient").view(count, d)
+    state[:, code.TILT] = like(u, new, f"{type(omega.penalty).__name__}.subgradient").view(count, d)
     run(found, code.CERTIFIED)
-    return _certified(problem, state, numbers, found[1:], units, code)
+    return _certified(problem, state, numbers, found, units, code)
 
 
 def _maximised(
@@ -317,7 +323,7 @@ def _maximised(
     return answer, pull
 
 
-def _around(problem: Problem, ways: Tensor, points: Tensor, code: Any) -> tuple[Tensor, ...]:
+def _around(problem: Problem, ways: Tensor, points: Tensor, code: Any) -> Evaluated:
     """:func:`_evaluated` at the points (rows, points, d) of certificates."""
     z, count = problem.z, len(points)
     each = points.movedim(1, 0).reshape(code.COUNT, *z.shape)
@@ -331,17 +337,16 @@ def _around(problem: Problem, ways: Tensor, points: Tensor, code: Any) -> tuple[
     return torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
 
 
-def _local(gradient: Tensor, hessian: Tensor, units: int, shape: torch.Size) -> Local:
+def _local(found: Evaluated, units: int, shape: torch.Size) -> Local:
     """∇Ω and ∇²Ω at the first of the points of a certificate."""
+    _, gradient, hessian = found
     d = shape[-1]
     h = hessian[:, : units * d].reshape(*shape[:-1], units, d)
     curvature = Dense((h + h.mT) / 2) if units == d else Diagonal(h[..., 0, :])
     return Local(gradient[:, :d].reshape(shape), curvature)
 
 
-def _evaluated(
-    problem: Problem, points: Tensor, ways: Tensor, bent: int = 1
-) -> tuple[Tensor, Tensor, Tensor]:
+def _evaluated(problem: Problem, points: Tensor, ways: Tensor, bent: int = 1) -> Evaluated:
     """Ω and ∇Ω at points (n, *batch, d), and ∇²Ω times each of the ``ways`` at the first ``bent``
     of them: the numbers of each row one after another. Of a few rows there are copies for the ways,
     of many the backward pass is run for all ways at once."""

@@ -206,16 +206,17 @@ def penalized(name, penalty, lam=0.1):
     return regmax.Penalized(omega_of(name), regmax.penalty(penalty), lam)
 
 
-@pytest.mark.parametrize("name", ["gini, separable", "coupled slogdet", "spectrum"])
 @pytest.mark.parametrize("penalty", ["tv", "oscar"])
-@pytest.mark.parametrize("lam", [0.01, 0.3])
+@pytest.mark.parametrize(
+    ("name", "lam"), [("gini, separable", 0.3), ("coupled slogdet", 0.01), ("spectrum", 0.1)]
+)
 def test_a_penalty(name, penalty, lam):
     """Answers and gradients of the solvers, with and without a mask; members of a group are
     equal."""
-    x, v = scores(24, 7, seed=9), torch.randn(24, 7, dtype=F64)
-    mask = torch.rand(24, 7, generator=torch.Generator().manual_seed(1)) < 0.7
+    x, v = scores(9, 7, seed=9), torch.randn(9, 7, dtype=F64)
+    mask = torch.rand(9, 7, generator=torch.Generator().manual_seed(1)) < 0.7
     mask[:, 0] = True
-    weights = lam * (1 + torch.arange(24, dtype=F64).view(-1, 1) % 3)
+    weights = lam * (1 + torch.arange(9, dtype=F64).view(-1, 1) % 3)
     for weight, on in ((lam, None), (lam, mask), (weights, None)):
         given = weight.clone().requires_grad_() if isinstance(weight, Tensor) else weight
         layer, results = RegularizedMax(penalized(name, penalty, given)), []
@@ -318,7 +319,7 @@ def test_with_a_penalty_a_wrong_value_is_refused(cls):
     def made():
         return regmax.Penalized(cls(), regmax.penalty("tv"), 0.1)
 
-    for seed in range(3):
+    for seed in range(2):
         x = scores(4, 6, seed=seed)
         solved = compiled(Problem(made(), x - x.amax(-1, keepdim=True)), {})
         with kernels.reference():

@@ -9,8 +9,8 @@ STEPPED, STEPPED_AT_ALL, ASKED, CERTIFIED = range(4)
 certificate; ``ASKED`` and ``CERTIFIED`` are for rows whose answer others found: the points of the
 certificate of TRIAL, from Ω at Y, and the certificate alone."""
 Y, TRIAL, WAY, BEFORE, START, TILT, VECTORS = range(7)
-"""Vectors of a row: y; where Ω is evaluated next; the direction; ∇Ω at y and at the barycentre; what
-the scores are reduced by, a subgradient of a penalty."""
+"""Vectors of a row: y; where Ω is evaluated next; the direction; ∇Ω at y and at the barycentre; a
+subgradient of a penalty, by which the scores are reduced."""
 STATUS, SLOPE, PART, LENGTH, SPREAD, STEP, VALUE_BEFORE, VALUE_START, BOUND, GAP, LOW = range(11)
 MOVED, KEPT = 11, 12
 """Numbers of a row, ``KEPT`` in all."""
