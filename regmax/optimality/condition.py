@@ -102,30 +102,18 @@ class Condition:
         return like(u, y, f"{type(omega.penalty).__name__}.subgradient")
 
     @functools.cached_property
-    def _to_zero(self) -> tuple[Tensor, Tensor]:
-        """How much the slope of Ω changes from ε to ε², and from ε² to ε⁴."""
-        smooth, eps = self.smooth, torch.finfo(self.z.dtype).eps
-        with torch.no_grad():
-            near, nearer, nearest = (
-                smooth.grad(torch.full_like(self.z, eps**k)) for k in (1, 2, 4)
-            )
-        return (nearer - near).abs(), (nearest - nearer).abs()
-
-    @functools.cached_property
     def legendre(self) -> bool:
         """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0.
 
         From ε to ε² and from ε² to ε⁴ a finite slope changes less and less; logarithms and negative
         powers do not.
         """
-        first, second = self._to_zero
-        return bool((second > 0.5 * first).any())
-
-    @property
-    def stiff(self) -> bool:
-        """Whether the curvature of Ω is infinite at 0: its slope changes by more than ε times a
-        number there."""
-        return bool((self._to_zero[0] > 1e5 * torch.finfo(self.z.dtype).eps).any())
+        smooth, eps = self.smooth, torch.finfo(self.z.dtype).eps
+        with torch.no_grad():
+            near, nearer, nearest = (
+                smooth.grad(torch.full_like(self.z, eps**k)) for k in (1, 2, 4)
+            )
+        return bool(((nearest - nearer).abs() > 0.5 * (nearer - near).abs()).any())
 
     @functools.cached_property
     def eps(self) -> float:

@@ -124,7 +124,7 @@ def _looked(problem: Problem) -> Known:
             steps = torch.arange(d, dtype=z.dtype, device="cpu")
             ways = torch.stack([torch.ones_like(steps), (12.9898 * steps).sin() + 2])
         start = _start(problem, ways) if z.numel() <= KEPT else None
-        return Known(_copied(problem), ways, problem.legendre, problem.stiff, start)
+        return Known(_copied(problem), ways, problem.legendre, _stiff(problem), start)
 
 
 def _moved(problem: Problem, known: Known) -> Known | None:
@@ -140,7 +140,16 @@ def _moved(problem: Problem, known: Known) -> Known | None:
         off = h.abs().sum() - h.diagonal().abs().sum()
         if not bool(off > 1e-6 * h.abs().sum()):
             return None
-        return Known(_copied(problem), known.ways, problem.legendre, problem.stiff, start)
+        return Known(_copied(problem), known.ways, problem.legendre, _stiff(problem), start)
+
+
+def _stiff(problem: Problem) -> bool:
+    """Whether the curvature of Ω is infinite at 0: where some entries are next to 0, its slope
+    changes by far more than they do."""
+    eps, y = torch.finfo(problem.z.dtype).eps, simplex.generic(problem.z)
+    small = torch.arange(y.shape[-1], device="cpu") % 2 == 1
+    near, nearer = (problem.smooth.grad(torch.where(small, eps**k, y)) for k in (1, 2))
+    return bool(((nearer - near).abs() > 1e5 * eps).any())
 
 
 def _start(problem: Problem, ways: Tensor) -> Evaluated:
@@ -208,7 +217,7 @@ def _certified(
     return Solved(at, numbers[:, code.STEP].long().view(batch), certificate, "solver newton")
 
 
-MODELS, GUESSES, CAREFUL = 12, 40, 5
+MODELS, GUESSES, CAREFUL = 10, 30, 5
 """Newton steps of a row with a penalty; groups that are tried for each of them."""
 
 
