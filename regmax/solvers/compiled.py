@@ -379,8 +379,8 @@ def _evaluated(problem: Problem, points: Tensor, ways: Tensor, bent: int = 1) ->
     elif g.requires_grad:
         v = ways.view(units, *(1,) * (points.ndim - 1), d).expand(units, *g.shape)
         h = products(g, at, v)[:, :bent].reshape(units, bent, rows, d).movedim(1, 0)
-    first = torch.cat([torch.arange(bent) * copies, torch.arange(bent * copies, len(at))])
-    value, g = value.detach()[first], g.detach()[first]
+    end = bent * copies
+    value, g = (torch.cat([t[:end:copies], t[end:]]) for t in (value.detach(), g.detach()))
     n = len(value)
     return (
         value.reshape(n, rows).T.contiguous(),
