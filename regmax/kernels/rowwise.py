@@ -69,7 +69,7 @@ def times(h: Tensor, v: Tensor) -> Tensor:
 def matvec(h: Tensor, v: Tensor) -> Tensor:
     """H v for one matrix H (d, d), or one for each row (*batch, d, d), in chunks that fit in the
     cache."""
-    shape = v.shape if h.ndim == 2 else torch.broadcast_shapes(v.shape, h.shape[:-1])
+    shape = v.shape if h.ndim == 2 else torch.broadcast_tensors(v, h[..., 0])[0].shape
     d = shape[-1]
     flat = v.expand(shape).reshape(-1, d)
     rows = at_once(flat, max(d, 1))

@@ -117,7 +117,7 @@ def compared(
 
 def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
     """Whether e' falls somewhere in (0, 1]: a certificate of a row sees e where it looks only."""
-    wide = torch.broadcast_shapes((1, 1), *(t.shape for t in inputs))
+    wide = torch.broadcast_tensors(like.new_empty(1, 1), *inputs)[0].shape
     count = min(max((1 << 20) // wide.numel(), 64), 1024)
     small = torch.logspace(-30, -3, count // 4, dtype=like.dtype, device=like.device)
     points = torch.cat([small, torch.linspace(0.001, 1, count).to(small)[1:]])

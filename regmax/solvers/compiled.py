@@ -368,13 +368,14 @@ def _evaluated(problem: Problem, points: Tensor, ways: Tensor, bent: int = 1) ->
         value = evaluated(problem.omega.value, at)
         if value.shape != at.shape[:-1]:
             raise _Unfit
-        ones = torch.ones_like(value)
-        (g,) = torch.autograd.grad(value, at, ones, create_graph=bent > 0)
+        (g,) = torch.autograd.grad(value.sum(), at, create_graph=bent > 0)
     h = at.new_zeros(bent, units, rows, d)
     if g.requires_grad and copies > 1:
         v = torch.nn.functional.pad(ways.repeat(bent, 1), (0, 0, 0, len(at) - bent * units))
         v = v.view(len(at), *(1,) * (points.ndim - 2), d).expand_as(g)
-        (found,) = torch.autograd.grad(g, at, v, allow_unused=True)
+        with torch.enable_grad():
+            total = (g * v).sum()
+        (found,) = torch.autograd.grad(total, at, allow_unused=True)
         h = h if found is None else found[: bent * units].reshape(h.shape)
     elif g.requires_grad:
         v = ways.view(units, *(1,) * (points.ndim - 1), d).expand(units, *g.shape)

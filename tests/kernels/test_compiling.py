@@ -35,6 +35,18 @@ y = sparsemax(x)
 y.backward(torch.tensor([[1.0, 0.0, 0.0]]))
 print(y.tolist(), x.grad.tolist(), "numba" in sys.modules)
 """
+OWN = """
+import sys, torch, regmax
+
+class Own(regmax.Regularizer):
+    def value(self, y):
+        return y.square().sum(-1) / 2 + y.pow(3).sum(-1) / 6
+
+x = torch.tensor([[1.0, 0.5, -1.0]], dtype=torch.float64, requires_grad=True)
+regmax.FenchelYoungLoss(Own())(x, torch.tensor([1])).backward()
+(regmax.RegularizedMax(Own())(x) ** 2).sum().backward()
+print("sympy" in sys.modules)
+"""
 RIGHT = "[[0.75, 0.25, 0.0]] [[0.5, -0.5, 0.0]]"
 
 
@@ -101,6 +113,12 @@ def test_a_long_compilation_says_so_once(tmp_path, monkeypatch, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "compiling first, once per installation; regmax compile does it beforehand"
     ]
+
+
+def test_a_separable_regularizer_does_not_wait_for_sympy():
+    """torch.broadcast_shapes and torch.autograd.grad with weights import it, for half a second."""
+    run = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
 
 
 def threading_wait():
