@@ -33,6 +33,18 @@ class Target(NamedTuple):
     """s; broadcasts to (*batch, d)."""
     share: Tensor | None = None
     """a; broadcasts to (*batch, 1)."""
+    epsilon: float | None = None
+    """1 − a, if s is uniform over the participants and not yet in ``spread``."""
+
+    def spread_out(self, x: Tensor, mask: Tensor | None) -> Target:
+        """With s and a for rows x, in place of ``epsilon``."""
+        if self.epsilon is None:
+            return self
+        on = x != -torch.inf if mask is None else mask & (x != -torch.inf)
+        spread = on.to(x.dtype)
+        spread = spread / spread.sum(-1, keepdim=True).clamp_min(1)
+        share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
+        return Target(self.vertex, self.given, spread, share)
 
     def dot(self, x: Tensor) -> Tensor:
         """⟨t, x⟩ for finite x, (*batch)."""

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .equation import entries, powers, solve, special
-from .losses import difference, gap_of, of_state, raised, score_of, sums_beside, vertex_loss
+from .losses import difference, of_state, off_of, raised, score_of, sums_beside, vertex_loss
 from .rows import (
     ENTROPY,
     PNORM,
@@ -163,7 +163,7 @@ def write_chunks(x_ptr, mask_ptr, y_ptr, k_ptr, sums_ptr, epsilon: tl.float64, o
     else:
         own = column == target
         w = raised(y, delta, c, e, k, exact, KIND)
-        r, s, t = sums_beside(y, w, delta, own)
+        r, s, t = sums_beside(y, w, x, top, own, SMOOTH)
         sums = sums_ptr + (row * chunks + chunk) * 4 + tl.zeros((1, 1), tl.int64)
         tl.store(sums, r)
         tl.store(sums + 1, s)
@@ -191,10 +191,11 @@ def loss_of_chunks(x_ptr, mask_ptr, theta_ptr, theta: tl.float64, theta_step, k_
     score = score_of(x_ptr + row * x_stride, mask_ptr + row * mask_stride, target, HAS_MASK)
     out = out_ptr + row * 8 + tl.zeros((1, 1), tl.int64)
     found, gamma = tl.load(out), tl.load(out + 2)
-    gap = gap_of(tl.load(out + 1), score, gamma)
-    a, k, _ = exponents(of_row(theta_ptr, theta, row, theta_step) + tl.zeros_like(gap), KIND)
-    loss = vertex_loss(r, s, gap, tl.load(out + 3), tl.load(out + 4), a, k, tl.load(out + 6), KIND)
-    loss = of_state(loss, t, gap, gamma, target, found, found != found, score, epsilon,
+    off = off_of(tl.load(out + 1), score)
+    a, k, _ = exponents(of_row(theta_ptr, theta, row, theta_step) + tl.zeros_like(off), KIND)
+    c, e, total = tl.load(out + 3), tl.load(out + 4), tl.load(out + 6)
+    loss = vertex_loss(r, s, off / gamma, c, e, a, k, total, KIND)
+    loss = of_state(loss, t, off, gamma, target, found, found != found, score, epsilon,
                     SMOOTH)  # fmt: skip
     tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
 
@@ -241,15 +242,15 @@ def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_
         if k_ptr is None:
             y = tl.where(spoilt, float("nan"), tl.where(tl.max(count) > 0, y, 0.0))
         else:
-            dr, ds, dt = sums_beside(y, y, delta, i == target)
+            dr, ds, dt = sums_beside(y, y, x, high, i == target, SMOOTH)
             r, s, t = r + dr, s + ds, t + dt
             y = difference(y, delta, i == target, count, fine, epsilon, SMOOTH)
         tl.store(y_ptr + row * d + i, y.to(y_ptr.dtype.element_ty), mask=i < d)
     if k_ptr is not None:
-        gap = gap_of(high, score, gamma64)
+        off = off_of(high, score)
         wide = total.to(tl.float64)
-        loss = vertex_loss(r, s, gap, wide, wide, r, r, wide, ENTROPY)
-        loss = of_state(loss, t, gap, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
+        loss = vertex_loss(r, s, off / gamma64, wide, wide, r, r, wide, ENTROPY)
+        loss = of_state(loss, t, off, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
         tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
 
 

@@ -49,12 +49,15 @@ def raised(y, delta, c, e, k, exact, KIND: tl.constexpr):
 
 
 @triton.jit
-def sums_beside(y, w, delta, own):
-    """Σ' y, Σ' w, and Σδ over the participants, float64."""
-    r = tl.sum(tl.where(own, 0.0, y), 1, keep_dims=True)
-    s = tl.sum(tl.where(own, 0.0, w), 1, keep_dims=True)
-    t = tl.sum(tl.where(delta < float("inf"), delta, 0.0), 1, keep_dims=True)
-    return r.to(tl.float64), s.to(tl.float64), t.to(tl.float64)
+def sums_beside(y, w, x, top, own, SMOOTH: tl.constexpr):
+    """Σ' y, Σ' w, and with label smoothing Σ (max x − x_i) over the participants, float64."""
+    r = tl.sum(tl.where(own, 0.0, y), 1, keep_dims=True).to(tl.float64)
+    s = tl.sum(tl.where(own, 0.0, w), 1, keep_dims=True).to(tl.float64)
+    t = r
+    if SMOOTH:
+        off = top.to(tl.float64) - x.to(tl.float64)
+        t = tl.sum(tl.where(x == -float("inf"), 0.0, off), 1, keep_dims=True)
+    return r, s, t
 
 
 @triton.jit
@@ -65,10 +68,10 @@ def score_of(x_ptr, mask_ptr, k, HAS_MASK: tl.constexpr):
 
 
 @triton.jit
-def gap_of(top, score, gamma):
-    """δ_k, float64; 0 where k is masked."""
+def off_of(top, score):
+    """max x − x_k, float64; 0 where k is masked."""
     off = tl.minimum(top.to(tl.float64) - score.to(tl.float64), 1.7e308)
-    return tl.where(score == -float("inf"), 0.0, off) / gamma
+    return tl.where(score == -float("inf"), 0.0, off)
 
 
 @triton.jit
@@ -121,12 +124,13 @@ def vertex_loss(r, s, gap, c, e, a, k, total, KIND: tl.constexpr):
 
 
 @triton.jit
-def of_state(loss, t, gap, gamma, k, count, spoilt, score, epsilon, SMOOTH: tl.constexpr):
-    """The loss of a row: L/γ smoothed and times γ; 0 where k < 0 or nothing takes part, NaN where
-    the row is, and +∞ where k is masked."""
+def of_state(loss, t, off, gamma, k, count, spoilt, score, epsilon, SMOOTH: tl.constexpr):
+    """The loss of a row from L/γ, smoothed; 0 where k < 0 or nothing takes part, NaN where the row
+    is, and +∞ where k is masked."""
+    loss = gamma * loss
     if SMOOTH:
-        loss += epsilon * (t / tl.maximum(count, 1).to(tl.float64) - gap)
-    value = tl.where(score == -float("inf"), float("inf"), gamma * loss)
+        loss += epsilon * (t / tl.maximum(count, 1).to(tl.float64) - off)
+    value = tl.where(score == -float("inf"), float("inf"), loss)
     value = tl.where(count > 0, value, 0.0)
     return tl.where(k < 0, 0.0, tl.where(spoilt != 0, float("nan"), value))
 

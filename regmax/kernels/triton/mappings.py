@@ -43,7 +43,15 @@ class ThresholdKernel(Kernel):
     ) -> tuple[Tensor, Tensor] | None:
         first = theta[0] if theta else None
         dx, losses = threshold.forward(
-            self.kind, x, gamma, first, mask, self.limit, self.pack, k.reshape(-1), epsilon
+            self.kind,
+            x,
+            gamma,
+            first,
+            mask,
+            self.limit,
+            self.pack,
+            k.reshape(-1).contiguous(),
+            epsilon,
         )
         assert losses is not None
         return losses, dx

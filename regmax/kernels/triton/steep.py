@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from .equation import EXCESS, NEXT, STEEP, log_sum, stats
-from .losses import difference, divergence, gap_of, of_state, score_of, sums_beside
+from .losses import difference, divergence, of_state, off_of, score_of, sums_beside
 from .rows import TSALLIS, distance, load_scores, of_row
 
 
@@ -118,8 +118,8 @@ def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a
     tl.debug_barrier()
     if k_ptr is not None:
         score = score_of(x_ptr, mask_ptr, target, HAS_MASK)
-        gap = gap_of(top, score, gamma)
-        off = fine & (score == -float("inf"))
+        off = off_of(top, score)
+        right = fine & (score > -float("inf"))
         r, s, t = none, none, none
     for w0 in range(0, d, N):
         at = w0 + column
@@ -130,20 +130,21 @@ def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a
             y = tl.where(fine, y, tl.where((wrong > 0) | (gamma != gamma), float("nan"), 0.0))
         else:
             w = tl.exp((a + 1.0) * tl.log(tl.where(y > 0, y, 1.0)))
-            dr, ds, dt = sums_beside(y, tl.where(y > 0, w, 0.0), delta, at == target)
+            dr, ds, dt = sums_beside(y, tl.where(y > 0, w, 0.0), x, top, at == target,
+                                     SMOOTH)  # fmt: skip
             r, s, t = r + dr, s + ds, t + dt
-            y = difference(y, delta, at == target, count, fine & (off == 0), epsilon, SMOOTH)
+            y = difference(y, delta, at == target, count, right, epsilon, SMOOTH)
         if x.dtype != tl.float64:
             y = y.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < d)
     if k_ptr is not None:
-        power = a * (last - gap) + tl.exp(log_power)
+        power = a * (last - off / gamma) + tl.exp(log_power)
         on = power > 0
         log_y = tl.where(on, tl.log(tl.where(on, power, 1.0)) / a - tl.log(total), -float("inf"))
         below = tl.where(on, 0.0, -power / a)
         loss = divergence(r, s, log_y, below, a, TSALLIS)
         spoilt = ((wrong > 0) | (gamma != gamma)).to(tl.int32)
-        loss = of_state(loss, t, gap, gamma, target, count, spoilt, score, epsilon, SMOOTH)
+        loss = of_state(loss, t, off, gamma, target, count, spoilt, score, epsilon, SMOOTH)
         tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
     tl.debug_barrier()
 

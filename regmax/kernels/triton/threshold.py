@@ -29,7 +29,7 @@ from torch import Tensor
 
 from .equation import entries, solve, special
 from .long_rows import forward_chunks, softmax_blocks
-from .losses import difference, gap_of, of_state, raised, sums_beside, vertex_loss
+from .losses import difference, of_state, off_of, raised, sums_beside, vertex_loss
 from .rows import (
     ENTROPY,
     KINDS,
@@ -105,13 +105,13 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, thet
     else:
         own = column == target
         w = raised(y, delta, c, e, k, exact, KIND)
-        r, s, t = sums_beside(y, w, delta, own)
+        r, s, t = sums_beside(y, w, x, top, own, SMOOTH)
         score = load_scores(x_ptr, mask_ptr, row * x_stride + target, row * mask_stride + target,
                             (row < rows) & (target >= 0), HAS_MASK)  # fmt: skip
-        gap = gap_of(top, score, gamma64)
+        off = off_of(top, score)
         c, e, total = c.to(tl.float64), e.to(tl.float64), total.to(tl.float64)
-        loss = vertex_loss(r, s, gap, c, e, a64, k64, total, KIND)
-        loss = of_state(loss, t, gap, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
+        loss = vertex_loss(r, s, off / gamma64, c, e, a64, k64, total, KIND)
+        loss = of_state(loss, t, off, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
         tl.store(loss_ptr + row, loss, mask=row < rows)
         fine = fine & (score > -float("inf"))
         y = difference(y, delta, own, count, fine, epsilon, SMOOTH)
@@ -140,7 +140,7 @@ def forward(
     epsilon: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """Π_Ω of each row, for ``kind`` "gini", "tsallis" (θ = α), "pnorm" (θ = p) or "entropy", and
-    None. With a ``target``, (R,), the gradients and the losses of :meth:`regmax.kernels.Kernel.loss`.
+    None. With a ``target``, (R,): the gradients of losses, and these (``Kernel.loss``).
 
     ``limit`` and ``pack`` replace the constants of that name.
     """
