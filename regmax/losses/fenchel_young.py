@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, transforms
+from ..kernels import Kernel, transforms
 from ..mapping import compiled, engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
@@ -29,6 +29,7 @@ from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
+from .support import flat, packed
 from .targets import F64, Target, in_blocks, omega_at
 
 
@@ -197,13 +198,13 @@ class _Task(NamedTuple):
         """The same by y."""
         target = self.target
         y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
-        packed = _packed(omega, x, y, keep) if target.given is None else None
+        few = packed(omega, x, y, keep) if target.given is None else None
         own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
         finite = self._all_finite(x)
         spoilt = some = inside = part = None
         if not finite:
             spoilt = torch.isnan(y[..., 0])
-        if packed is None:
+        if few is None:
             on, top = self._participants(x, finite)
             if spoilt is not None:
                 some = ~spoilt if on is None else y.amax(-1) > 0
@@ -213,7 +214,7 @@ class _Task(NamedTuple):
             value = in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
             value = value + _number(gamma) * target.value(omega, y, on)
         else:  # the support is enough
-            seen, xs = packed
+            seen, xs = few
             part = seen > 0
             if spoilt is not None:
                 some, inside = part[..., 0], self._vertex_inside(x)
@@ -255,7 +256,7 @@ class _Task(NamedTuple):
             return None
         if target.spread is not None and not (omega.ignores_zeros and x.numel()):
             return None
-        found = compiled.loss(kernel, omega, _flat(x), target.vertex.reshape(-1, 1), gamma)
+        found = compiled.loss(kernel, omega, flat(x), target.vertex.reshape(-1, 1), gamma)
         if found is None:
             return None
         value, dx = found[0].view(x.shape[:-1]), found[1].view(x.shape)
@@ -274,9 +275,9 @@ class _Task(NamedTuple):
         if k is None or self.target.spread is not None:
             return None
         k = (k if self.skip is None else k.masked_fill(self.skip.unsqueeze(-1), -1)).reshape(-1, 1)
-        on = None if mask is None else _flat(mask)
+        on = None if mask is None else flat(mask)
         epsilon = self.target.epsilon or 0.0
-        found = compiled.loss(kernel, omega, _flat(x), k, gamma, on, epsilon)
+        found = compiled.loss(kernel, omega, flat(x), k, gamma, on, epsilon)
         if found is None:
             return None
         dx = found[1].view(x.shape)
@@ -356,35 +357,6 @@ def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | Non
     linear = (y * z).sum(-1)
     value: Tensor = linear - _number(gamma) * omega_at(omega, y, on)
     return value.to(F64)
-
-
-def _packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tensor, Tensor] | None:
-    """The positive y_i and their x_i, (*batch, k) in float64, or None if k > d/8. With ``keep``,
-    None if k > d/2, as gradients of Ω cost more than its value."""
-    d = x.shape[-1]
-    if (
-        not x.numel()
-        or d < (16 if keep else 256)
-        or not (omega.ignores_zeros and asked() and transforms.may_look(x))
-    ):
-        return None
-    pack = _packer()
-    found = pack and pack(_flat(y), _flat(x), d // (2 if keep else 8))
-    return found and tuple(t.view(*x.shape[:-1], -1) for t in found)
-
-
-def _flat(t: Tensor) -> Tensor:
-    t = t.reshape(-1, t.shape[-1])
-    return t if t.stride(1) == 1 else t.contiguous()
-
-
-@functools.cache
-def _packer() -> Any:
-    try:
-        from ..kernels.cpu.support import packed
-    except ModuleNotFoundError:  # numba
-        return None
-    return packed
 
 
 class _Loss(torch.autograd.Function):

@@ -33,8 +33,8 @@ class Target(NamedTuple):
     """s; broadcasts to (*batch, d)."""
     share: Tensor | None = None
     """a; broadcasts to (*batch, 1)."""
-    epsilon: float | None = None
-    """1 − a, if s is uniform over the participants and not yet in ``spread``."""
+    epsilon: Any = None
+    """The number 1 − a if s is uniform over the participants and not yet in ``spread``."""
 
     def spread_out(self, x: Tensor, mask: Tensor | None) -> Target:
         """With s and a for rows x, in place of ``epsilon``."""
