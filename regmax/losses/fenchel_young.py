@@ -248,7 +248,9 @@ class _Task(NamedTuple):
     ) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
         target = self.target
-        if x.dtype not in kernel.dtypes or self.settings.solver != "auto" or target.vertex is None:
+        if type(kernel).loss is Kernel.loss or target.vertex is None:
+            return None
+        if x.dtype not in kernel.dtypes or self.settings.solver != "auto":
             return None
         if not transforms.may_look(x):
             return self._unseen(kernel, omega, x, gamma)

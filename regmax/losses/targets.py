@@ -154,9 +154,10 @@ def in_blocks(
     once if γ or a tensor inside Ω differs between rows."""
     x = rows[0]
     assert x is not None
+    if x.numel() < 2 * BLOCK or not transforms.may_look(x):
+        return function(*rows)
     numbers = [gamma, *(omega.tensors(fixed=True).values() if omega is not None else ())]
-    shared = all(not isinstance(t, Tensor) or t.numel() == 1 for t in numbers)
-    if not transforms.may_look(x) or x.numel() < 2 * BLOCK or not shared:
+    if any(isinstance(t, Tensor) and t.numel() > 1 for t in numbers):
         return function(*rows)
     batch, step = x.shape[:-1], max(1, BLOCK // x.shape[-1])
     flat = [None if t is None else t.reshape(-1, t.shape[-1]) for t in rows]
