@@ -55,8 +55,11 @@ def sums_beside(y, w, x, top, own, SMOOTH: tl.constexpr):
     s = tl.sum(tl.where(own, 0.0, w), 1, keep_dims=True).to(tl.float64)
     t = r
     if SMOOTH:
-        off = top.to(tl.float64) - x.to(tl.float64)
+        # times a power of 2, so that no sum overflows
+        half = 0.5 / x.shape[1]
+        off = top.to(x.dtype) * half - x * half
         t = tl.sum(tl.where(x == -float("inf"), 0.0, off), 1, keep_dims=True)
+        t = t.to(tl.float64) * (2.0 * x.shape[1])
     return r, s, t
 
 

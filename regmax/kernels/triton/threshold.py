@@ -172,6 +172,8 @@ def forward(
     steep = kind == "tsallis" and (number is None or number > 2)  # may a row have α > 2
     packed = d >= pack
     shape = shape_of(d, wide, packed)
+    if target is not None and shape["ROWS"] > 1:  # a warp has too few registers for the sums
+        shape = {**shape, "num_warps": 2 * shape["num_warps"]}
     with guard(x):
         if steep and number is not None:
             pass
