@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from devices import CUDA, TRITON_DEVICES, need_triton
 from torch import Tensor
 
-CUDA = torch.cuda.is_available()
-triton = pytest.importorskip("triton", reason="triton is not installed")
-if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
-    pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+need_triton()
 
 from gpu_on_cpu import as_on_a_gpu, traffic  # noqa: E402
 
@@ -35,15 +33,7 @@ PATHS = {"registers": {}, "packed": {"pack": 16}, "chunks": {"limit": 16}}
 D = 21
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("cpu", marks=pytest.mark.skipif(CUDA, reason="compiled, on the GPU")),
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.cuda, pytest.mark.skipif(not CUDA, reason="needs a CUDA device")],
-        ),
-    ]
-)
+@pytest.fixture(params=TRITON_DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     torch.manual_seed(0)
     return str(request.param)
