@@ -65,8 +65,16 @@ class _Softmax(Kernel):
         return y if math.isfinite(y.detach()[..., 0].sum().item()) else None
 
     def loss(
-        self, x: Tensor, k: Tensor, gamma: Number, theta: Numbers
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Number,
+        theta: Numbers,
+        mask: Tensor | None = None,
+        epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
+        if x.device.type != "cpu" or mask is not None or epsilon > 0:
+            return None
         if _long(x) is None:
             logarithms = _divided(x, gamma).log_softmax(-1)
             value = -logarithms.gather(-1, k).double()

@@ -168,10 +168,23 @@ class Kernel(ABC):
         """
 
     def loss(
-        self, x: Tensor, k: Tensor, gamma: Tensor, theta: Hyper
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None = None,
+        epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
-        """max_Ω(x) + γΩ(e_k) − x_k, float64 (R,), and its gradient y − e_k, new and contiguous, for
-        k (R, 1). None: both are computed from y; so where a loss is not finite."""
+        """(1 − ε) L(x; e_k) plus ε times the mean of L(x; e_c) over the participants c, float64
+        (R,), and its gradient, new and contiguous, in float32 for half precision.
+        L(x; e_k) = max_Ω(x) + γΩ(e_k) − x_k.
+
+        ``k`` is int64 (R, 1). Where it is −1, or nothing takes part, the loss is 0; where x_k is
+        masked it is +∞. Such rows and NaN rows have the gradient 0.
+
+        None: both are computed from y. A kernel of the CPU may look at its result, and returns None
+        where a loss is not finite; it is given no mask, no ε and no k = −1."""
         return None
 
     def operator(self, x: Tensor, *numbers: Number) -> Tensor | None:

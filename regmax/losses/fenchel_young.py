@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import asked, transforms
+from ..kernels import Kernel, transforms
 from ..mapping import compiled, engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
@@ -29,6 +29,7 @@ from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
+from .support import flat, packed
 from .targets import F64, Target, in_blocks, omega_at
 
 
@@ -51,12 +52,12 @@ def losses(
     if isinstance(mask, Tensor) and torch.is_grad_enabled():
         mask = mask.clone()  # the caller may write to it before a second backward
     x, dim, mask = arguments.rows(omega, x, dim, mask)
-    x = x.float() if x.dtype in HALF else x
-    gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, x, dim)
-    omega, x = aligned(omega, x, dim), x.movedim(dim, -1)
+    like = x.new_empty((), dtype=torch.float32).expand(x.shape) if x.dtype in HALF else x
+    gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, like, dim)
+    omega, x = aligned(omega, like, dim), x.movedim(dim, -1)
     mask = None if mask is None else mask.movedim(dim, -1)
     if settings.certify:
-        engine.mapping(omega, x, gamma, -1, mask, settings)
+        engine.mapping(omega, _wide(x), gamma, -1, mask, settings)
         settings = replace(settings, certify=False)
     tensors = omega.tensors(fixed=True)
     if (
@@ -72,6 +73,11 @@ def losses(
     out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
     refuse_hidden(omega, x.new_full((), 1 / x.shape[-1]).expand_as(x), mask)
     return out
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in float32 if it is in half precision."""
+    return x.float() if x.dtype in HALF else x
 
 
 def _by_value(omega: Regularizer) -> bool:
@@ -91,6 +97,8 @@ def reference(
     settings: Settings,
 ) -> Tensor:
     """The same losses, from max_Ω and its derivatives."""
+    x = _wide(x)
+    target = target.spread_out(x, mask)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, _ = engine.argmax(rows, settings)
     return _of_maximum(x, rows, y, target, skip)
@@ -169,44 +177,57 @@ class _Task(NamedTuple):
         self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool = False
     ) -> tuple[Tensor, _Solved]:
         """L and its gradient from one y. ``keep``: whether y is needed after this call."""
-        omega, target, x = self.regularizer(tensors), self.target, x.detach()
+        omega, x = self.regularizer(tensors), x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
-            if _by_value(omega):
-                return self._solve_wide(omega, x, gamma)
-            known = None if keep else self._known(omega, x, gamma)
+            by_value = _by_value(omega)
+            kernel = None if by_value else kernel_of(omega, x)
+            if kernel is None or x.dtype not in kernel.dtypes:
+                x = _wide(x)
+            known = None if keep or kernel is None else self._known(kernel, omega, x, gamma)
             if known is not None:
                 return known
-            y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
-            packed = _packed(omega, x, y, keep) if target.given is None else None
-            own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
-            finite = self._all_finite(x)
-            spoilt = some = inside = part = None
-            if not finite:
-                spoilt = torch.isnan(y[..., 0])
-            if packed is None:
-                on, top = self._participants(x, finite)
-                if spoilt is not None:
-                    some = ~spoilt if on is None else y.amax(-1) > 0
-                    inside = None if on is None else target.inside(on)
-                seen, part = (y.clone() if keep and own is y else y), on
-                rows = (x, y, on, top, *target)
-                value = in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
-                value = value + _number(gamma) * target.value(omega, y, on)
-            else:  # the support is enough
-                seen, xs = packed
-                part = seen > 0
-                if spoilt is not None:
-                    some, inside = part[..., 0], self._vertex_inside(x)
-                top = torch.where(part, xs, -torch.inf).amax(-1, keepdim=True)
-                wide = self.regularizer([t.to(F64) for t in tensors])
-                value = _gain(wide, gamma, xs - top, seen, part)
-                value = value + _number(gamma) * target.value(wide, seen, part)
-                value = value - self._linear(x, top)
-            dx = target.taken_from(own)
-            if inside is not None:
-                value = torch.where(inside, value, torch.inf)
-            empty = None if some is None or spoilt is None else ~(some | spoilt)
-            value = _filled(value, spoilt, empty, self.skip)
+            x = _wide(x)
+            task = self._replace(target=self.target.spread_out(x, self.mask))
+            if by_value:
+                return task._solve_wide(omega, x, gamma)
+            return task._solve(omega, x, gamma, tensors, keep)
+
+    def _solve(
+        self, omega: Regularizer, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool
+    ) -> tuple[Tensor, _Solved]:
+        """The same by y."""
+        target = self.target
+        y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
+        few = packed(omega, x, y, keep) if target.given is None else None
+        own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
+        finite = self._all_finite(x)
+        spoilt = some = inside = part = None
+        if not finite:
+            spoilt = torch.isnan(y[..., 0])
+        if few is None:
+            on, top = self._participants(x, finite)
+            if spoilt is not None:
+                some = ~spoilt if on is None else y.amax(-1) > 0
+                inside = None if on is None else target.inside(on)
+            seen, part = (y.clone() if keep and own is y else y), on
+            rows = (x, y, on, top, *target)
+            value = in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
+            value = value + _number(gamma) * target.value(omega, y, on)
+        else:  # the support is enough
+            seen, xs = few
+            part = seen > 0
+            if spoilt is not None:
+                some, inside = part[..., 0], self._vertex_inside(x)
+            top = torch.where(part, xs, -torch.inf).amax(-1, keepdim=True)
+            wide = self.regularizer([t.to(F64) for t in tensors])
+            value = _gain(wide, gamma, xs - top, seen, part)
+            value = value + _number(gamma) * target.value(wide, seen, part)
+            value = value - self._linear(x, top)
+        dx = target.taken_from(own)
+        if inside is not None:
+            value = torch.where(inside, value, torch.inf)
+        empty = None if some is None or spoilt is None else ~(some | spoilt)
+        value = _filled(value, spoilt, empty, self.skip)
         return value, self._solved(dx, seen, part, some, inside)
 
     def _solved(
@@ -222,18 +243,22 @@ class _Task(NamedTuple):
             dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
         return _Solved(dx, seen, on, plain)
 
-    def _known(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved] | None:
+    def _known(
+        self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any
+    ) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
-        target, kernel = self.target, kernel_of(omega, x)
-        if kernel is None or x.dtype not in kernel.dtypes or self.mask is not None:
+        target = self.target
+        if type(kernel).loss is Kernel.loss or target.vertex is None:
             return None
-        if self.settings.solver != "auto":
+        if x.dtype not in kernel.dtypes or self.settings.solver != "auto":
             return None
-        if target.vertex is None or not transforms.may_look(x):
+        if not transforms.may_look(x):
+            return self._unseen(kernel, omega, x, gamma)
+        if self.mask is not None:
             return None
         if target.spread is not None and not (omega.ignores_zeros and x.numel()):
             return None
-        found = compiled.loss(kernel, omega, _flat(x), target.vertex.reshape(-1, 1), gamma)
+        found = compiled.loss(kernel, omega, flat(x), target.vertex.reshape(-1, 1), gamma)
         if found is None:
             return None
         value, dx = found[0].view(x.shape[:-1]), found[1].view(x.shape)
@@ -243,6 +268,22 @@ class _Task(NamedTuple):
                 return None
             value, dx = value + more, target.smoothed(dx)
         return _filled(value, None, None, self.skip), self._solved(dx, dx, None)
+
+    def _unseen(
+        self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any
+    ) -> tuple[Tensor, _Solved] | None:
+        """The same without a look at a number: the kernel computes all kinds of rows."""
+        k, mask = self.target.vertex, self.mask
+        if k is None or self.target.spread is not None:
+            return None
+        k = (k if self.skip is None else k.masked_fill(self.skip.unsqueeze(-1), -1)).reshape(-1, 1)
+        on = None if mask is None else flat(mask)
+        epsilon = self.target.epsilon or 0.0
+        found = compiled.loss(kernel, omega, flat(x), k, gamma, on, epsilon)
+        if found is None:
+            return None
+        dx = found[1].view(x.shape)
+        return found[0].view(x.shape[:-1]), _Solved(dx, dx, None, None)
 
     def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved]:
         """The same in the dtype of the solver."""
@@ -320,35 +361,6 @@ def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | Non
     return value.to(F64)
 
 
-def _packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tensor, Tensor] | None:
-    """The positive y_i and their x_i, (*batch, k) in float64, or None if k > d/8. With ``keep``,
-    None if k > d/2, as gradients of Ω cost more than its value."""
-    d = x.shape[-1]
-    if (
-        not x.numel()
-        or d < (16 if keep else 256)
-        or not (omega.ignores_zeros and asked() and transforms.may_look(x))
-    ):
-        return None
-    pack = _packer()
-    found = pack and pack(_flat(y), _flat(x), d // (2 if keep else 8))
-    return found and tuple(t.view(*x.shape[:-1], -1) for t in found)
-
-
-def _flat(t: Tensor) -> Tensor:
-    t = t.reshape(-1, t.shape[-1])
-    return t if t.stride(1) == 1 else t.contiguous()
-
-
-@functools.cache
-def _packer() -> Any:
-    try:
-        from ..kernels.cpu.support import packed
-    except ModuleNotFoundError:  # numba
-        return None
-    return packed
-
-
 class _Loss(torch.autograd.Function):
     """Forward computes the gradient in x, and backward returns it. A second backward solves again.
     Second derivatives are those of the reference implementation."""
@@ -384,6 +396,8 @@ class _Loss(torch.autograd.Function):
             for i, t in zip(free, grads, strict=True):
                 found[i] = t
         if wanted[0] and not again:
-            found[0] = ctx.solved.dx.mul_(g.unsqueeze(-1).to(ctx.solved.dx.dtype))
+            dx, dtype = ctx.solved.dx, inputs[0].dtype
+            out = dx if dx.dtype == dtype else dx.new_empty(dx.shape, dtype=dtype)
+            found[0] = torch.mul(dx, g.unsqueeze(-1).to(dx.dtype), out=out)
             ctx.solved = None  # the receiver of the gradient may write to its memory
         return None, *found

@@ -145,7 +145,6 @@ class FenchelYoungLoss(nn.Module):
             return sharded.each(self, logits, dim, target, mask)
         on = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
-        x = x.float() if x.dtype in HALF else x
         on = None if on is None else on.movedim(dim, -1)
         weight = self._weight(x, x.shape[-1])
         index = skip = wrong = given = mass = None
@@ -153,7 +152,7 @@ class FenchelYoungLoss(nn.Module):
             index, skip, wrong = self._index(target, x.shape[-1])
             mass = None if weight is None else taken(weight, index)
         else:
-            given = target.to(x.dtype).movedim(dim, -1)
+            given = target.to(_wide(x.dtype)).movedim(dim, -1)
             wrong = improper(given).any(-1) if self.parts else None
             given, mass = _distribution(given if self.parts else checked(given), weight)
         t, scale = self._target(x, index, given, mass, on, weight)
@@ -197,7 +196,7 @@ class FenchelYoungLoss(nn.Module):
                 f"weight must have one number for each class: it has {weight.shape[0]}, and "
                 f"input {classes} classes along dim={self.dim}"
             )
-        return None if weight is None else weight.to(x)
+        return None if weight is None else weight.to(x.device, _wide(x.dtype))
 
     def _index(self, target: Tensor, classes: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Valid indices, the ignored rows, and the rows out of range if these cannot raise here."""
@@ -232,11 +231,14 @@ class FenchelYoungLoss(nn.Module):
         epsilon = self.label_smoothing
         if epsilon == 0:
             return Target(k, given), mass
+        if weight is None and given is None and not may_look(x):
+            return Target(k, epsilon=epsilon), None
         if on is not None or not may_look(x) or (x.numel() and not bool(x.amin() > -torch.inf)):
             on = x != -torch.inf if on is None else on & (x != -torch.inf)
-            spread = on.to(x.dtype)
+            spread = on.to(_wide(x.dtype))
         else:
-            spread = x.new_ones(x.shape[-1]).expand((1,) * (x.ndim - 1) + (-1,))
+            spread = x.new_ones(x.shape[-1], dtype=_wide(x.dtype))
+            spread = spread.expand((1,) * (x.ndim - 1) + (-1,))
         count = spread.sum(-1).clamp_min(1)
         spread = spread if weight is None else spread * weight
         total = spread.sum(-1)
@@ -272,6 +274,11 @@ class FenchelYoungLoss(nn.Module):
             label_smoothing=(self.label_smoothing, 0.0),
         )
         return called(self, made + own + self.mapping.options())
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the arithmetic."""
+    return torch.float32 if dtype in HALF else dtype
 
 
 def _kind(item: Any) -> str:

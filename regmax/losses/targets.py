@@ -33,6 +33,18 @@ class Target(NamedTuple):
     """s; broadcasts to (*batch, d)."""
     share: Tensor | None = None
     """a; broadcasts to (*batch, 1)."""
+    epsilon: Any = None
+    """The number 1 − a if s is uniform over the participants and not yet in ``spread``."""
+
+    def spread_out(self, x: Tensor, mask: Tensor | None) -> Target:
+        """With s and a for rows x, in place of ``epsilon``."""
+        if self.epsilon is None:
+            return self
+        on = x != -torch.inf if mask is None else mask & (x != -torch.inf)
+        spread = on.to(x.dtype)
+        spread = spread / spread.sum(-1, keepdim=True).clamp_min(1)
+        share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
+        return Target(self.vertex, self.given, spread, share)
 
     def dot(self, x: Tensor) -> Tensor:
         """⟨t, x⟩ for finite x, (*batch)."""
@@ -142,9 +154,10 @@ def in_blocks(
     once if γ or a tensor inside Ω differs between rows."""
     x = rows[0]
     assert x is not None
+    if x.numel() < 2 * BLOCK or not transforms.may_look(x):
+        return function(*rows)
     numbers = [gamma, *(omega.tensors(fixed=True).values() if omega is not None else ())]
-    shared = all(not isinstance(t, Tensor) or t.numel() == 1 for t in numbers)
-    if not transforms.may_look(x) or x.numel() < 2 * BLOCK or not shared:
+    if any(isinstance(t, Tensor) and t.numel() > 1 for t in numbers):
         return function(*rows)
     batch, step = x.shape[:-1], max(1, BLOCK // x.shape[-1])
     flat = [None if t is None else t.reshape(-1, t.shape[-1]) for t in rows]

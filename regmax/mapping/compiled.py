@@ -267,11 +267,17 @@ def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any)
 
 
 def loss(
-    kernel: Kernel, omega: Regularizer, x: Tensor, k: Tensor, gamma: Any
+    kernel: Kernel,
+    omega: Regularizer,
+    x: Tensor,
+    k: Tensor,
+    gamma: Any,
+    mask: Tensor | None = None,
+    epsilon: float = 0.0,
 ) -> tuple[Tensor, Tensor] | None:
-    """L_Ω(x; e_k) and y − e_k of rows by the kernel, or None where it computes y only."""
+    """The losses of rows and their gradients by the kernel, or None where it computes y only."""
     gamma, *theta = [laid_out(kernel, t, x) for t in _numbers(omega, gamma)]
-    return kernel.loss(x, k, gamma, tuple(theta))
+    return kernel.loss(x, k, gamma, tuple(theta), mask, epsilon)
 
 
 def product(

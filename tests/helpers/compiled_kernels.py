@@ -31,6 +31,20 @@ COUNTED = (
     ("tsallis", "float32", 32768, 1.5),
     ("pnorm", "float32", 1024, 1.5),
 )
+# losses: mapping, dtype, d, hyperparameter, ε, whether there is a mask
+LOSSES = (
+    ("entropy", "bfloat16", 1024, 1.0, 0.0, False),
+    ("entropy", "float32", 32768, 1.0, 0.1, False),
+    ("gini", "float32", 64, 1.0, 0.0, False),
+    ("gini", "float32", 8192, 1.0, 0.1, True),
+    ("gini", "float32", 32768, 1.0, 0.0, False),
+    ("tsallis", "float32", 64, None, 0.1, True),
+    ("tsallis", "float32", 1024, 1.5, 0.0, False),
+    ("tsallis", "bfloat16", 8192, 1.5, 0.1, True),
+    ("tsallis", "float32", 32768, 1.5, 0.0, False),
+    ("pnorm", "float32", 1024, 1.5, 0.0, False),
+    ("pnorm", "float32", 8192, 1.5, 0.1, True),
+)
 # attention: Ω, dtype, size of a head, α (None: learnt), and what else it has
 ATTENTION = (
     ("entropy", "float32", 64, 1.0, ""),
@@ -198,6 +212,24 @@ def counts() -> dict[str, dict[str, Any]]:
 
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
         for _, *launch in launches(run):
+            found = compiled(*launch)
+            tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
+            table[f"{name} {found['kernel']}"] = _row(found, tile)
+    for mapping, dtype, d, number, epsilon, masked in LOSSES:
+        kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
+        x = torch.zeros(3, d, dtype=getattr(torch, dtype))
+        mask = torch.ones(3, d, dtype=torch.bool) if masked else None
+        value = torch.ones(3, dtype=torch.float64) if number is None else number
+        theta = () if mapping in ("gini", "entropy") else (value,)
+        gamma = value if number is None else 1.0
+        k = torch.zeros(3, 1, dtype=torch.int64)
+
+        def losses(noted: list[Any]) -> int:
+            kernel.loss(x, k, gamma, theta, mask, epsilon)  # noqa: B023
+            return len(noted)
+
+        name = f"{mapping} {dtype} {d} {'tensor' if number is None else number} loss"
+        for _, *launch in launches(losses):
             found = compiled(*launch)
             tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
             table[f"{name} {found['kernel']}"] = _row(found, tile)

@@ -56,16 +56,16 @@ def test_the_support_alone_or_all_entries(monkeypatch, name, d, learns):
             out.append([value, *torch.autograd.grad(value.sum(), wanted)])
         return out
 
-    def packed(*args, method=fenchel_young._packed):
+    def packed(*args, method=fenchel_young.packed):
         found = method(*args)
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(fenchel_young, "_packed", packed)
+    monkeypatch.setattr(fenchel_young, "packed", packed)
     short = results()
     assert taken
     assert all(taken)
-    monkeypatch.setattr(fenchel_young, "_packed", lambda *args: None)
+    monkeypatch.setattr(fenchel_young, "packed", lambda *args: None)
     for some, others in zip(short, results(), strict=True):
         for a, b in zip(some, others, strict=True):
             exact = a.dtype == F64 and some[0].dtype == F64

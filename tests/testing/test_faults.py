@@ -85,7 +85,7 @@ class OffKernel(Kernel):
         y = project(x / gamma)
         return y.detach() + (y - y.detach()) * self.operator_by
 
-    def loss(self, x, k, gamma, theta):
+    def loss(self, x, k, gamma, theta, mask=None, epsilon=0.0):
         if self.loss_by is None or not x.isfinite().all():
             return None
         y = self.forward(x, gamma, theta, None)[0].double()

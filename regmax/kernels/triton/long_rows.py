@@ -23,7 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .equation import entries, powers, solve, special
+from .losses import difference, of_state, off_of, raised, score_of, sums_beside, vertex_loss
 from .rows import (
+    ENTROPY,
     PNORM,
     TSALLIS,
     chunks_of,
@@ -54,8 +56,8 @@ def reduced(reach, delta, a, k, exact):
 
 @triton.jit
 def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
-                theta: tl.float64, theta_step, y_ptr, tops_ptr, counts_ptr, held_ptr, d, chunks,
-                x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
+                theta: tl.float64, theta_step, y_ptr, k_ptr, tops_ptr, counts_ptr, held_ptr, d,
+                chunks, x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
                 HAS_MASK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """Each program packs the candidates of a chunk, by the chunk's maximum, to the front of its
     part of y, and writes the chunk's maximum, its number of participants (−1: a NaN or +inf) and
@@ -64,6 +66,8 @@ def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
     inside = column < d
+    if k_ptr is not None:
+        inside = inside & (tl.load(k_ptr + row) >= 0)
     x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, inside,
                     HAS_MASK)  # fmt: skip
     top, count, spoilt = survey(x)
@@ -93,8 +97,8 @@ def solve_chunks(gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr, theta: tl.
                  EXACT: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr, N: tl.constexpr,
                  MAX: tl.constexpr):  # fmt: skip
     """Each program solves the equation of a row on its candidates and writes seven numbers for
-    ``write_chunks``: state (0: no participants, 1: solved, NaN: a NaN or +inf score), max, γ, c, e,
-    k and Σv. The stride of ``out`` is eight."""
+    ``write_chunks``: the number of participants (NaN: one of them is NaN or +inf), max, γ, c, e, k
+    and Σv. The stride of ``out`` is eight."""
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, MAX)[None, :]
     has = s < chunks
@@ -119,9 +123,9 @@ def solve_chunks(gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr, theta: tl.
     c, e, total = solve(unused, y_ptr + row * d, held_ptr + row * chunks, most, chunks, top, scale,
                         a, k, special(k, EXACT), count, level.to(tl.int32), KIND, True, CHUNK, CH,
                         N)  # fmt: skip
-    state = tl.where(spoilt, float("nan"), tl.where(fine, 1.0, 0.0)).to(tl.float64)
+    found = tl.where(spoilt, float("nan"), count.to(tl.float64))
     out = out_ptr + row * 8 + tl.zeros((1, 1), tl.int64)
-    tl.store(out, state)
+    tl.store(out, found)
     tl.store(out + 1, top.to(tl.float64))
     tl.store(out + 2, gamma64)
     tl.store(out + 3, c.to(tl.float64))
@@ -131,42 +135,92 @@ def solve_chunks(gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr, theta: tl.
 
 
 @triton.jit
-def write_chunks(x_ptr, mask_ptr, y_ptr, out_ptr, d, chunks, x_stride, mask_stride,
-                 KIND: tl.constexpr, EXACT: tl.constexpr, HAS_MASK: tl.constexpr,
-                 CHUNK: tl.constexpr):  # fmt: skip
-    """Each program computes y of a chunk from x and the row's numbers."""
+def write_chunks(x_ptr, mask_ptr, y_ptr, k_ptr, sums_ptr, epsilon: tl.float64, out_ptr, d, chunks,
+                 x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
+                 HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """Each program computes y of a chunk from x and the row's numbers; with targets ``k`` the
+    gradients of losses in place of y, and the chunk's part of the sums for ``loss_of_chunks``."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
     inside = column < d
-    x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, inside,
+    seen = inside
+    if k_ptr is not None:
+        target = tl.load(k_ptr + row)
+        seen = inside & (target >= 0)
+    x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, seen,
                     HAS_MASK)  # fmt: skip
     out = out_ptr + row * 8
-    state, top, gamma = tl.load(out), tl.load(out + 1), tl.load(out + 2)
+    found, top, gamma = tl.load(out), tl.load(out + 1), tl.load(out + 2)
     c, e, k, total = tl.load(out + 3), tl.load(out + 4), tl.load(out + 5), tl.load(out + 6)
     delta = distance(x, top.to(x.dtype), gamma.to(x.dtype))
     k = k.to(x.dtype)
     exact = special(k, EXACT)
-    y = entries(delta, c.to(x.dtype), e.to(x.dtype), k, total.to(x.dtype), exact, KIND)
-    y = tl.where(state != state, float("nan"), tl.where(state > 0, y, 0.0))
+    c, e = c.to(x.dtype), e.to(x.dtype)
+    y = entries(delta, c, e, k, total.to(x.dtype), exact, KIND)
+    if k_ptr is None:
+        y = tl.where(found != found, float("nan"), tl.where(found > 0, y, 0.0))
+    else:
+        own = column == target
+        w = raised(y, delta, c, e, k, exact, KIND)
+        r, s, t = sums_beside(y, w, x, top, own, SMOOTH)
+        sums = sums_ptr + (row * chunks + chunk) * 4 + tl.zeros((1, 1), tl.int64)
+        tl.store(sums, r)
+        tl.store(sums + 1, s)
+        tl.store(sums + 2, t)
+        score = score_of(x_ptr + row * x_stride, mask_ptr + row * mask_stride, target, HAS_MASK)
+        fine = tl.where(score > -float("inf"), found, 0.0) > 0
+        y = difference(y, delta, own, found, fine, epsilon, SMOOTH)
     tl.store(y_ptr + row * d + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_ptr, d, x_stride,
-                   mask_stride, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Each program computes softmax of a row, which it reads twice."""
+def loss_of_chunks(x_ptr, mask_ptr, theta_ptr, theta: tl.float64, theta_step, k_ptr, loss_ptr,
+                   epsilon: tl.float64, sums_ptr, out_ptr, chunks, x_stride, mask_stride,
+                   KIND: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
+                   MAX: tl.constexpr):  # fmt: skip
+    """Each program computes the loss of a row from the sums of its chunks."""
     row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, MAX)[None, :]
+    has = at < chunks
+    sums = sums_ptr + (row * chunks + at) * 4
+    r = tl.sum(tl.load(sums, mask=has, other=0.0), 1, keep_dims=True)
+    s = tl.sum(tl.load(sums + 1, mask=has, other=0.0), 1, keep_dims=True)
+    t = tl.sum(tl.load(sums + 2, mask=has, other=0.0), 1, keep_dims=True)
+    target = tl.load(k_ptr + row)
+    score = score_of(x_ptr + row * x_stride, mask_ptr + row * mask_stride, target, HAS_MASK)
+    out = out_ptr + row * 8 + tl.zeros((1, 1), tl.int64)
+    found, gamma = tl.load(out), tl.load(out + 2)
+    off = off_of(tl.load(out + 1), score)
+    a, k, _ = exponents(of_row(theta_ptr, theta, row, theta_step) + tl.zeros_like(off), KIND)
+    c, e, total = tl.load(out + 3), tl.load(out + 4), tl.load(out + 6)
+    loss = vertex_loss(r, s, off / gamma, c, e, a, k, total, KIND)
+    loss = of_state(loss, t, off, gamma, target, found, found != found, score, epsilon,
+                    SMOOTH)  # fmt: skip
+    tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
+
+
+@triton.jit
+def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_ptr, k_ptr,
+                   loss_ptr, epsilon: tl.float64, d, x_stride, mask_stride, HAS_MASK: tl.constexpr,
+                   SMOOTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Each program computes softmax of a row, which it reads twice; with targets ``k`` losses, and
+    their gradients in place of y."""
+    row = tl.program_id(0).to(tl.int64)
+    end = d
+    if k_ptr is not None:
+        target = tl.load(k_ptr + row)
+        end = tl.where(target >= 0, d, 0)
     column = tl.arange(0, BLOCK)[None, :]
     gamma64 = of_row(gamma_ptr, gamma, row, gamma_step)
     x_at, mask_at = x_ptr + row * x_stride, mask_ptr + row * mask_stride
-    first = load_scores(x_at, mask_at, column, column, column < d, HAS_MASK)
+    first = load_scores(x_at, mask_at, column, column, column < end, HAS_MASK)
     high, count, spoilt = survey(first)
     scale = gamma64.to(first.dtype) + tl.zeros_like(high)
     total = tl.sum(tl.exp(-distance(first, high, scale)), 1, keep_dims=True)
     for b in range(BLOCK, d, BLOCK):
         i = b + column
-        x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
+        x = load_scores(x_at, mask_at, i, i, i < end, HAS_MASK)
         top, n, wrong = survey(x)
         top = tl.where(count > 0, tl.where(n > 0, tl.maximum(high, top), high), top)
         kept = tl.where(count > 0, total * tl.exp(-distance(high, top, scale)), 0.0)
@@ -174,13 +228,30 @@ def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_
         high, count, spoilt = top, count + n, spoilt | wrong
     spoilt = (tl.max(spoilt) > 0) | (gamma64 != gamma64)
     total = tl.maximum(total, 1.0)
+    if k_ptr is not None:
+        score = score_of(x_at, mask_at, target, HAS_MASK)
+        fine = (spoilt == 0) & (count > 0) & (score > -float("inf"))
+        r = tl.zeros((1, 1), tl.float64)
+        s, t = r, r
     for b in range(0, d, BLOCK):
         i = b + column
-        x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
-        y = tl.exp(-distance(x, high, scale))
+        x = load_scores(x_at, mask_at, i, i, i < end, HAS_MASK)
+        delta = distance(x, high, scale)
+        y = tl.exp(-delta)
         y = quotient(y, total, divide(tl.zeros_like(total) + 1.0, total))
-        y = tl.where(spoilt, float("nan"), tl.where(tl.max(count) > 0, y, 0.0))
+        if k_ptr is None:
+            y = tl.where(spoilt, float("nan"), tl.where(tl.max(count) > 0, y, 0.0))
+        else:
+            dr, ds, dt = sums_beside(y, y, x, high, i == target, SMOOTH)
+            r, s, t = r + dr, s + ds, t + dt
+            y = difference(y, delta, i == target, count, fine, epsilon, SMOOTH)
         tl.store(y_ptr + row * d + i, y.to(y_ptr.dtype.element_ty), mask=i < d)
+    if k_ptr is not None:
+        off = off_of(high, score)
+        wide = total.to(tl.float64)
+        loss = vertex_loss(r, s, off / gamma64, wide, wide, r, r, wide, ENTROPY)
+        loss = of_state(loss, t, off, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
+        tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
 
 
 def forward_chunks(
@@ -188,12 +259,14 @@ def forward_chunks(
     on: Tensor,
     hyper: tuple[Tensor | float | None, ...],
     y: Tensor,
+    wanted: tuple[Tensor | None, Tensor | None, float],
     strides: tuple[int, int],
     flags: dict[str, int | bool],
     limit: int,
 ) -> None:
     """Write Π_Ω of each row to y. ``on`` is the mask (not read if there is none), ``hyper`` γ and
-    θ as arguments, ``strides`` the row strides of x and ``on``."""
+    θ as arguments, ``strides`` the row strides of x and ``on``. ``wanted``: targets, where to write
+    losses, and ε; the gradients of losses are then written to y."""
     rows, d = x.shape
     wide = x.dtype == torch.float64
     chunk, chunks = chunks_of(d, limit)
@@ -203,14 +276,23 @@ def forward_chunks(
     out = x.new_empty((rows, 8), dtype=torch.float64)
     solver = {key: flags[key] for key in ("KIND", "EXACT")}
     slots = power_of_2(chunks)
+    k, losses, epsilon = wanted
+    sums = None if losses is None else x.new_empty((rows, chunks, 4), dtype=torch.float64)
     pack_chunks[(rows * chunks,)](
-        x, on, *hyper, y, tops, counts, held, d, chunks, *strides, **flags, CHUNK=chunk,
-        num_warps=warps,
+        x, on, *hyper, y, k, tops, counts, held, d, chunks, *strides, **solver,
+        HAS_MASK=flags["HAS_MASK"], CHUNK=chunk, num_warps=warps,
     )  # fmt: skip
     solve_chunks[(rows,)](
         *hyper, y, tops, counts, held, out, d, chunks, **solver, CHUNK=chunk, CH=min(slots, 16),
         N=2048 if wide else 4096, MAX=max(slots, 16), num_warps=8,
     )  # fmt: skip
     write_chunks[(rows * chunks,)](
-        x, on, y, out, d, chunks, *strides, **flags, CHUNK=chunk, num_warps=warps
+        x, on, y, k, sums, epsilon, out, d, chunks, *strides, **flags, CHUNK=chunk,
+        num_warps=warps,
     )  # fmt: skip
+    if losses is not None:
+        known = {key: flags[key] for key in ("KIND", "HAS_MASK", "SMOOTH")}
+        loss_of_chunks[(rows,)](
+            x, on, *hyper[3:], *wanted, sums, out, chunks, *strides, **known, MAX=max(slots, 16),
+            num_warps=1,
+        )  # fmt: skip

@@ -30,8 +30,31 @@ class ThresholdKernel(Kernel):
         self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         first = theta[0] if theta else None
-        y = threshold.forward(self.kind, x, gamma, first, mask, self.limit, self.pack)
-        return y, None
+        return threshold.forward(self.kind, x, gamma, first, mask, self.limit, self.pack)
+
+    def loss(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Number,
+        theta: Numbers,
+        mask: Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> tuple[Tensor, Tensor] | None:
+        first = theta[0] if theta else None
+        dx, losses = threshold.forward(
+            self.kind,
+            x,
+            gamma,
+            first,
+            mask,
+            self.limit,
+            self.pack,
+            k.reshape(-1).contiguous(),
+            epsilon,
+        )
+        assert losses is not None
+        return losses, dx
 
     def backward(
         self,

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from .equation import EXCESS, NEXT, STEEP, log_sum, stats
-from .rows import distance, load_scores, of_row
+from .losses import difference, divergence, of_state, off_of, score_of, sums_beside
+from .rows import TSALLIS, distance, load_scores, of_row
 
 
 @triton.jit
@@ -79,15 +80,20 @@ def steep_entries(delta, a, last, log_power, total):
 
 
 @triton.jit
-def steep_row(x_ptr, mask_ptr, y_ptr, d, gamma, a, HAS_MASK: tl.constexpr,
-              N: tl.constexpr):  # fmt: skip
-    """One row with α > 2, read from memory N entries at a time; in float64 except x and y."""
+def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a,
+              HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """One row with α > 2, read from memory N entries at a time; in float64 except x and y. With a
+    target ``k`` its loss, and the gradient in place of y."""
     column = tl.arange(0, N)[None, :]
+    end = d
+    if k_ptr is not None:
+        target = tl.load(k_ptr + row)
+        end = tl.where(target >= 0, d, 0)
     high = tl.full((), -float("inf"), tl.float64)
     count, wrong = 0, 0
     for w0 in range(0, d, N):
         at = w0 + column
-        x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK).to(tl.float64)
+        x = load_scores(x_ptr, mask_ptr, at, at, at < end, HAS_MASK).to(tl.float64)
         on = x != -float("inf")
         finite = on & (x < float("inf"))
         high = tl.maximum(high, tl.max(tl.where(finite, x, -float("inf"))))
@@ -99,7 +105,7 @@ def steep_row(x_ptr, mask_ptr, y_ptr, d, gamma, a, HAS_MASK: tl.constexpr,
     held = 0
     for w0 in range(0, d, N):
         at = w0 + column
-        x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK)
+        x = load_scores(x_ptr, mask_ptr, at, at, at < end, HAS_MASK)
         keep = fine & (distance(x.to(tl.float64), top, gamma) * a <= 1.001)
         place = held + tl.cumsum(keep.to(tl.int32), 1) - 1
         tl.store(y_ptr + place, x.to(y_ptr.dtype.element_ty), mask=keep)
@@ -110,26 +116,51 @@ def steep_row(x_ptr, mask_ptr, y_ptr, d, gamma, a, HAS_MASK: tl.constexpr,
     last, log_power, total = solve_steep(none, y_ptr, y_ptr, held, 1, top, gamma, a, active, True,
                                          1, 1, N)  # fmt: skip
     tl.debug_barrier()
+    if k_ptr is not None:
+        score = score_of(x_ptr, mask_ptr, target, HAS_MASK)
+        off = off_of(top, score)
+        right = fine & (score > -float("inf"))
+        r, s, t = none, none, none
     for w0 in range(0, d, N):
         at = w0 + column
-        x = load_scores(x_ptr, mask_ptr, at, at, at < d, HAS_MASK)
-        y = steep_entries(distance(x.to(tl.float64), top, gamma), a, last, log_power, total)
-        y = tl.where(fine, y, tl.where((wrong > 0) | (gamma != gamma), float("nan"), 0.0))
+        x = load_scores(x_ptr, mask_ptr, at, at, at < end, HAS_MASK)
+        delta = distance(x.to(tl.float64), top, gamma)
+        y = steep_entries(delta, a, last, log_power, total)
+        if k_ptr is None:
+            y = tl.where(fine, y, tl.where((wrong > 0) | (gamma != gamma), float("nan"), 0.0))
+        else:
+            w = tl.exp((a + 1.0) * tl.log(tl.where(y > 0, y, 1.0)))
+            dr, ds, dt = sums_beside(y, tl.where(y > 0, w, 0.0), x, top, at == target,
+                                     SMOOTH)  # fmt: skip
+            r, s, t = r + dr, s + ds, t + dt
+            y = difference(y, delta, at == target, count, right, epsilon, SMOOTH)
         if x.dtype != tl.float64:
             y = y.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < d)
+    if k_ptr is not None:
+        power = a * (last - off / gamma) + tl.exp(log_power)
+        on = power > 0
+        log_y = tl.where(on, tl.log(tl.where(on, power, 1.0)) / a - tl.log(total), -float("inf"))
+        below = tl.where(on, 0.0, -power / a)
+        loss = divergence(r, s, log_y, below, a, TSALLIS)
+        spoilt = ((wrong > 0) | (gamma != gamma)).to(tl.int32)
+        loss = of_state(loss, t, off, gamma, target, count, spoilt, score, epsilon, SMOOTH)
+        tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
     tl.debug_barrier()
 
 
 @triton.jit(do_not_specialize=["rows"])
 def steep_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
-               theta: tl.float64, theta_step, y_ptr, rows, d, x_stride, mask_stride,
-               HAS_MASK: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):  # fmt: skip
+               theta: tl.float64, theta_step, y_ptr, k_ptr, loss_ptr, epsilon: tl.float64, rows, d,
+               x_stride, mask_stride, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
+               ROWS: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Each program computes those of ROWS rows that have α > 2."""
     for i in range(ROWS):
         row = (tl.program_id(0) * ROWS + i).to(tl.int64)
         if row < rows:
             a = of_row(theta_ptr, theta, row, theta_step) - 1.0
             if a > 1.0:
-                steep_row(x_ptr + row * x_stride, mask_ptr + row * mask_stride, y_ptr + row * d, d,
-                          of_row(gamma_ptr, gamma, row, gamma_step), a, HAS_MASK, N)  # fmt: skip
+                steep_row(x_ptr + row * x_stride, mask_ptr + row * mask_stride, y_ptr + row * d,
+                          k_ptr, loss_ptr, epsilon, row, d,
+                          of_row(gamma_ptr, gamma, row, gamma_step), a, HAS_MASK, SMOOTH,
+                          N)  # fmt: skip

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from .equation import entries, solve, special
 from .long_rows import forward_chunks, softmax_blocks
+from .losses import difference, of_state, off_of, raised, sums_beside, vertex_loss
 from .rows import (
     ENTROPY,
     KINDS,
@@ -55,15 +56,20 @@ PACK = {"gini": 1 << 30, "tsallis": 1024, "pnorm": 1024, "entropy": 1 << 30}
 
 @triton.jit(do_not_specialize=["rows"])
 def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
-                 theta: tl.float64, theta_step, y_ptr, rows, d, x_stride, mask_stride,
-                 KIND: tl.constexpr, EXACT: tl.constexpr, HAS_MASK: tl.constexpr,
-                 ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
-                 N: tl.constexpr):  # fmt: skip
-    """Each program computes ROWS rows, but not those with α > 2; PACKED needs ROWS = 1."""
+                 theta: tl.float64, theta_step, y_ptr, k_ptr, loss_ptr, epsilon: tl.float64, rows,
+                 d, x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
+                 HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, ROWS: tl.constexpr,
+                 BLOCK: tl.constexpr, PACKED: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """Each program computes ROWS rows, but not those with α > 2; PACKED needs ROWS = 1. With
+    targets ``k`` it writes losses, and their gradients in place of y."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
-    x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, inside,
+    seen = inside
+    if k_ptr is not None:
+        target = tl.load(k_ptr + row, mask=row < rows, other=-1)
+        seen = inside & (target >= 0)
+    x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, seen,
                     HAS_MASK)  # fmt: skip
     top, count, spoilt = survey(x)
     gamma64 = per_row(gamma_ptr, gamma, row, gamma_step, rows)
@@ -88,12 +94,27 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, thet
         y = tl.exp(-delta)
         total = tl.maximum(tl.sum(y, 1, keep_dims=True), 1.0)
         y = quotient(y, total, divide(tl.zeros_like(total) + 1.0, total))
+        c, e, exact = total, total, 0
     else:
         exact = special(k, EXACT)
         c, e, total = solve(delta, y_ptr + flat, y_ptr, most, 1, top, scale, a, k, exact, count,
                             level.to(tl.int32), KIND, PACKED, BLOCK, 1, N)  # fmt: skip
         y = entries(delta, c, e, k, total, exact, KIND)
-    y = tl.where(spoilt != 0, float("nan"), tl.where(count > 0, y, 0.0))
+    if k_ptr is None:
+        y = tl.where(spoilt != 0, float("nan"), tl.where(count > 0, y, 0.0))
+    else:
+        own = column == target
+        w = raised(y, delta, c, e, k, exact, KIND)
+        r, s, t = sums_beside(y, w, x, top, own, SMOOTH)
+        score = load_scores(x_ptr, mask_ptr, row * x_stride + target, row * mask_stride + target,
+                            (row < rows) & (target >= 0), HAS_MASK)  # fmt: skip
+        off = off_of(top, score)
+        c, e, total = c.to(tl.float64), e.to(tl.float64), total.to(tl.float64)
+        loss = vertex_loss(r, s, off / gamma64, c, e, a64, k64, total, KIND)
+        loss = of_state(loss, t, off, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
+        tl.store(loss_ptr + row, loss, mask=row < rows)
+        fine = fine & (score > -float("inf"))
+        y = difference(y, delta, own, count, fine, epsilon, SMOOTH)
     if PACKED:
         tl.debug_barrier()
     tl.store(y_ptr + row * d + column, y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -115,47 +136,64 @@ def forward(
     mask: Tensor | None,
     limit: int | None = None,
     pack: int | None = None,
-) -> Tensor:
-    """Π_Ω of each row, for ``kind`` "gini", "tsallis" (θ = α), "pnorm" (θ = p) or "entropy".
+    target: Tensor | None = None,
+    epsilon: float = 0.0,
+) -> tuple[Tensor, Tensor | None]:
+    """Π_Ω of each row, for ``kind`` "gini", "tsallis" (θ = α), "pnorm" (θ = p) or "entropy", and
+    None. With a ``target``, (R,): the gradients of losses, and these (``Kernel.loss``).
 
     ``limit`` and ``pack`` replace the constants of that name.
     """
     check_device(x)
     rows, d = x.shape
-    y = torch.empty((rows, d), dtype=x.dtype, device=x.device)
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    dtype = x.dtype if target is None or not half else torch.float32
+    y = torch.empty((rows, d), dtype=dtype, device=x.device)
+    losses = None
+    if target is not None:
+        losses = torch.empty(rows, dtype=torch.float64, device=x.device)
     if rows == 0:
-        return y
+        return y, losses
     wide = x.dtype == torch.float64
     limit = limit_of(kind, x, limit)
     pack = PACK[kind] if pack is None else pack
     on = x if mask is None else mask
     number = None if isinstance(theta, Tensor) else theta
     hyper = (*parameter(gamma), *parameter(theta))
+    wanted = (target, losses, epsilon)
     strides = (x.stride(0), on.stride(0))
-    flags = {"KIND": KINDS[kind], "EXACT": _exact(kind, number), "HAS_MASK": mask is not None}
+    flags = {
+        "KIND": KINDS[kind],
+        "EXACT": _exact(kind, number),
+        "HAS_MASK": mask is not None,
+        "SMOOTH": epsilon > 0,
+    }
+    reading = {key: flags[key] for key in ("HAS_MASK", "SMOOTH")}
     steep = kind == "tsallis" and (number is None or number > 2)  # may a row have α > 2
     packed = d >= pack
     shape = shape_of(d, wide, packed)
+    if target is not None and shape["ROWS"] > 1:  # a warp has too few registers for the sums
+        shape = {**shape, "num_warps": 2 * shape["num_warps"]}
     with guard(x):
         if steep and number is not None:
             pass
         elif d <= limit:
             forward_rows[(-(-rows // shape["ROWS"]),)](
-                x, on, *hyper, y, rows, d, *strides, **flags, **shape,
+                x, on, *hyper, y, *wanted, rows, d, *strides, **flags, **shape,
                 PACKED=packed, N=128 * shape["num_warps"],
             )  # fmt: skip
         elif kind == "entropy":
             softmax_blocks[(rows,)](
-                x, on, *hyper[:3], y, d, *strides, HAS_MASK=flags["HAS_MASK"],
+                x, on, *hyper[:3], y, *wanted, d, *strides, **reading,
                 BLOCK=chunks_of(d, limit)[0], num_warps=16,
             )  # fmt: skip
         else:
-            forward_chunks(x, on, hyper, y, strides, flags, limit)
+            forward_chunks(x, on, hyper, y, wanted, strides, flags, limit)
         if steep:
             block = shape["ROWS"]
             warps = min(max(shape["BLOCK"] // 512, 1), 8)
             steep_rows[(-(-rows // block),)](
-                x, on, *hyper, y, rows, d, *strides, HAS_MASK=flags["HAS_MASK"], ROWS=block,
+                x, on, *hyper, y, *wanted, rows, d, *strides, **reading, ROWS=block,
                 N=64 * warps, num_warps=warps,
             )  # fmt: skip
-    return y
+    return y, losses

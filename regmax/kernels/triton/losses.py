@@ -1,0 +1,151 @@
+"""Fenchel–Young losses of vertices e_k in Triton, from sums over a row of y = Π_Ω(x).
+
+In units of γ, with a = α − 1 or p − 1, the loss is a Bregman divergence, and the distance s of
+x_k/γ to the threshold where x_k is below it (Blondel, Martins & Niculae 2020):
+
+    gini      ((1 − y_k)² + Σ' y_i²) / 2 + s,
+    entropy   −log y_k,
+    tsallis   (1 − y_k^a (1 + a(1 − y_k))) / (αa) + Σ' y_i^α / α + s,
+    p-norm    (1 − N)² / 2 + N (1 − (y_k/N)^a) + s,    N = ‖y‖_p,
+
+Σ' over i ≠ k. No term is negative, and 1 − y_k = Σ' y_i, so a small loss has as many digits as
+these sums. Numbers per row are float64.
+
+Label smoothing with ε adds ε(x_k − mean x), the mean over the participants.
+"""
+
+# ruff: noqa: RET505 (what is decided at compilation needs its own if and else)
+# mypy: disable-error-code="import-not-found, import-untyped"
+# mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .equation import log1p, powers
+from .rows import ENTROPY, GINI, PNORM, TSALLIS, load_scores
+
+
+@triton.jit
+def expm1(x):
+    """e^x − 1, from u, the rounded e^x: (u − 1) x / log u corrects the rounding of u."""
+    u = tl.exp(x)
+    near = (tl.abs(x) < 0.5) & (u != 1)
+    ratio = x / tl.log(tl.where(near, u, 2.0))
+    return tl.where(near, (u - 1) * ratio, tl.where(u == 1, x, u - 1))
+
+
+@triton.jit
+def raised(y, delta, c, e, k, exact, KIND: tl.constexpr):
+    """y^(1+a) of a tile, times (Σv)^(1+a) for Tsallis and the p-norm; not needed for entropy."""
+    if KIND == GINI:
+        return y * y
+    elif KIND == ENTROPY:
+        return y
+    else:
+        base, _, v = powers(delta, c, e, k, exact)
+        return base * v
+
+
+@triton.jit
+def sums_beside(y, w, x, top, own, SMOOTH: tl.constexpr):
+    """Σ' y, Σ' w, and with label smoothing Σ (max x − x_i) over the participants, float64."""
+    r = tl.sum(tl.where(own, 0.0, y), 1, keep_dims=True).to(tl.float64)
+    s = tl.sum(tl.where(own, 0.0, w), 1, keep_dims=True).to(tl.float64)
+    t = r
+    if SMOOTH:
+        # times a power of 2, so that no sum overflows
+        half = 0.5 / x.shape[1]
+        off = top.to(x.dtype) * half - x * half
+        t = tl.sum(tl.where(x == -float("inf"), 0.0, off), 1, keep_dims=True)
+        t = t.to(tl.float64) * (2.0 * x.shape[1])
+    return r, s, t
+
+
+@triton.jit
+def score_of(x_ptr, mask_ptr, k, HAS_MASK: tl.constexpr):
+    """x_k of a row, (1, 1); −∞ where it is masked or k < 0."""
+    at = k + tl.zeros((1, 1), tl.int64)
+    return load_scores(x_ptr, mask_ptr, at, at, at >= 0, HAS_MASK)
+
+
+@triton.jit
+def off_of(top, score):
+    """max x − x_k, float64; 0 where k is masked."""
+    off = tl.minimum(top.to(tl.float64) - score.to(tl.float64), 1.7e308)
+    return tl.where(score == -float("inf"), 0.0, off)
+
+
+@triton.jit
+def own_entry(gap, c, e, a, k, total, KIND: tl.constexpr):
+    """log y_k, and s: from the numbers of the row's equation."""
+    if KIND == ENTROPY:
+        return -gap - tl.log(total), tl.zeros_like(gap)
+    elif KIND == GINI:
+        return tl.zeros_like(gap), tl.maximum(gap - (c + e), 0.0)
+    else:
+        base = 1.0 - c * gap + e
+        on = base > 0
+        log_v = tl.where(a == 0, -gap, k * tl.log(tl.where(on, base, 1.0)))
+        s = tl.where(on, 0.0, gap - (1.0 + e) / tl.where(on, 1.0, c))
+        return tl.where(on, log_v - tl.log(total), -float("inf")), s
+
+
+@triton.jit
+def divergence(r, s, log_y, below, a, KIND: tl.constexpr):
+    """L/γ from r = Σ' y, s = Σ' y^(1+a), log y_k and the distance below the threshold."""
+    near = r < 0.5
+    log_y = tl.where(near, log1p(-r, 1.0 - r), log_y)
+    if KIND == GINI:
+        return 0.5 * (r * r + s) + below
+    elif KIND == ENTROPY:
+        return -log_y
+    elif KIND == PNORM:
+        p = a + 1.0
+        share = tl.exp(-p * tl.where(near, log_y, 0.0))
+        log_rho = -log1p(s * share, 1.0 + s * share) / p
+        log_norm = tl.where(near, log_y - log_rho, tl.log(tl.exp(p * log_y) + s) / p)
+        log_rho = tl.where(near, log_rho, log_y - log_norm)
+        off = expm1(log_norm)
+        return 0.5 * off * off - (off + 1.0) * expm1(a * log_rho) + below
+    else:
+        rest = tl.where(near, r, 1.0 - tl.exp(log_y))
+        some = tl.where(a == 0, 1.0, a)
+        power = expm1(some * log_y + log1p(some * rest, 1.0 + some * rest))
+        own = tl.where(a == 0, -(log_y + rest), -power / (some * (a + 1.0)))
+        return own + s / (a + 1.0) + below
+
+
+@triton.jit
+def vertex_loss(r, s, gap, c, e, a, k, total, KIND: tl.constexpr):
+    """L/γ from the sums beside k of y and :func:`raised`, and the numbers of the equation."""
+    if (KIND == TSALLIS) | (KIND == PNORM):
+        s = s * tl.exp(-(1.0 + a) * tl.log(total))
+    log_y, below = own_entry(gap, c, e, a, k, total, KIND)
+    return divergence(r, s, log_y, below, a, KIND)
+
+
+@triton.jit
+def of_state(loss, t, off, gamma, k, count, spoilt, score, epsilon, SMOOTH: tl.constexpr):
+    """The loss of a row from L/γ, smoothed; 0 where k < 0 or nothing takes part, NaN where the row
+    is, and +∞ where k is masked."""
+    loss = gamma * loss
+    if SMOOTH:
+        loss += epsilon * (t / tl.maximum(count, 1).to(tl.float64) - off)
+    value = tl.where(score == -float("inf"), float("inf"), loss)
+    value = tl.where(count > 0, value, 0.0)
+    return tl.where(k < 0, 0.0, tl.where(spoilt != 0, float("nan"), value))
+
+
+@triton.jit
+def difference(y, delta, own, count, fine, epsilon, SMOOTH: tl.constexpr):
+    """y − t; 0 in rows without gradient."""
+    if SMOOTH:
+        share = tl.full((), 0.0, tl.float64) + epsilon
+        each = (share / tl.maximum(count, 1).to(tl.float64)).to(y.dtype)
+        y = y - tl.where(own, (1.0 - share).to(y.dtype), 0.0)
+        y = y - tl.where(delta < float("inf"), each, 0.0)
+    else:
+        y = tl.where(own, y - 1.0, y)
+    return tl.where(fine, y, 0.0)
