@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex
 from ..regularizers.curvature import Curvature, Diagonal, Inverse
 from .certificates import Certificate, certify
 from .condition import Condition
@@ -36,7 +36,7 @@ class Problem(Condition):
         if self.start is None:
             return self.at(middle)
         missing = self.participants() & (self.start == 0)
-        if not bool(missing.any()) or not self.legendre:
+        if not decisions.usual("zeros at the start", missing) or not self.legendre:
             return self.at(self.start)
         # every participant is positive at y*, and no step in log y would make it so
         return self.at(simplex.normalize(torch.where(missing, 1e-3 * middle, self.start)))
