@@ -251,7 +251,8 @@ class Hessian:
         eps = torch.finfo(y.dtype).eps
         same = (got - expected).abs() <= eps**0.6 * size + noise
         # next to y_i = 0 the curvature may be so large that rounding hides the structure
-        return ~(same | (y <= eps))
+        unlike: Tensor = ~(same | (y <= eps))
+        return unlike
 
 
 def _probe(y: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ class Reduced:
 
     ``block(rows, index)`` returns H for the entries ``index`` (n, m) of the n ``rows`` of the
     flattened batch: a new tensor (n, m, m). Rows whose support has one entry are skipped. The
-    others are cut to a size that depends on their support or on d alone, so that a row's result
-    does not depend on its batch. ``min_eigenvalue``, one per row, is a lower bound on the least eigenvalue
-    of H along {w : 1ᵀw = 0, w = 0 off S}: 1/‖J‖_F, at most a factor √m too small. It is not
-    positive where H is not positive definite there, and +inf where S has one element.
+    others are cut to a size that depends on their support, or on d alone, so that a row's result
+    does not depend on its batch. ``min_eigenvalue``, one per row, is a lower bound on the least
+    eigenvalue of H along {w : 1ᵀw = 0, w = 0 off S}: 1/‖J‖_F, at most a factor √m too small. It is
+    not positive where H is not positive definite there, and +inf where S has one element.
     """
 
     def __init__(self, block: Callable[[Tensor, Tensor], Tensor], support: Tensor) -> None:
@@ -126,7 +126,8 @@ def _inverse(factor: Tensor, eye: Tensor) -> Tensor:
     if not transforms.waits(factor):
         return torch.cholesky_inverse(factor)
     half = torch.linalg.solve_triangular(factor, eye, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    found: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return found
 
 
 def _by_size(counts: list[int], d: int, like: Tensor) -> list[tuple[slice, int]]:
