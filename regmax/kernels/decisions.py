@@ -81,14 +81,18 @@ def all_of(done: Tensor) -> bool:
     return not read(~done)[0]
 
 
-def rare(name: str, flag: Tensor) -> bool:
-    """Whether ``flag`` is true somewhere. Predicted is no, unless it was true before."""
+def rare(name: str, flag: Tensor, harmless: bool = False) -> bool:
+    """Whether ``flag`` is true somewhere. Predicted is no, unless it was true before: it is read
+    from then on, or taken as true where this is ``harmless``."""
     solve = _SOLVE.get()
     if solve is None:
         return bool(flag.any())
-    if solve.exact or solve.memory.get(name, False):
+    before = solve.memory.get(name, False)
+    if before and harmless and not solve.exact:
+        return True
+    if solve.exact or before:
         (found,) = read(flag)
-        solve.memory[name] = found or solve.memory.get(name, False)
+        solve.memory[name] = before or found
         return found
     solve.pending.append(flag.any())
     return False

@@ -190,20 +190,18 @@ def _by_prox(at: Point, omega: Penalized) -> tuple[Tensor, Tensor, Tensor]:
     w = torch.where(y > 0, target, target.clamp_min(0))
     c, u, p = target - w, torch.zeros_like(y), y
     rounding = 64 * eps * (1 + target.norm(dim=-1))
-    for k in range(1, 31):
+    done = torch.zeros_like(y[..., :1], dtype=torch.bool)
+    for k in range(30):
         w = w + u
-        p = proxed(omega.penalty, w, omega.lam, problem.mask)
-        p = torch.where(on & torch.isfinite(p), p, 0)
-        u = w - p
-        apart = (p - y).norm(dim=-1)
+        near = proxed(omega.penalty, w, omega.lam, problem.mask)
+        near = torch.where(on & torch.isfinite(near), near, 0)
+        u, p = torch.where(done, u, w - near), torch.where(done, p, near)
+        done = done | ((p - y).norm(dim=-1, keepdim=True) <= rounding.unsqueeze(-1))
         w = torch.where(y > 0, p + c, (p + c).clamp_min(0))
         c = p + c - w
-        if k == 1:
-            more = decisions.rare("rounds of Dykstra's algorithm", apart > rounding)
-        elif decisions.due(k, y):
-            more = decisions.read(apart > rounding)[0]
-        if not more:
-            break
+        if k == 0 or not transforms.waits(y):
+            if not decisions.rare("rounds of Dykstra's algorithm", ~done, harmless=True):
+                break
     near = problem.inside(p)
     # away from Δ the subgradients of p are not those of the point next to it
     small = (near - p).norm(dim=-1) <= rounding
