@@ -199,9 +199,9 @@ def _by_prox(at: Point, omega: Penalized) -> tuple[Tensor, Tensor, Tensor]:
         done = done | ((p - y).norm(dim=-1, keepdim=True) <= rounding.unsqueeze(-1))
         w = torch.where(y > 0, p + c, (p + c).clamp_min(0))
         c = p + c - w
-        if k == 0 or not transforms.waits(y):
-            if not decisions.rare("rounds of Dykstra's algorithm", ~done, harmless=True):
-                break
+        tested = k == 0 or not transforms.waits(y)
+        if tested and not decisions.rare("rounds of Dykstra's algorithm", ~done, harmless=True):
+            break
     near = problem.inside(p)
     # away from Δ the subgradients of p are not those of the point next to it
     small = (near - p).norm(dim=-1) <= rounding

@@ -60,6 +60,13 @@ class Problem(Condition):
             residual = torch.where(y > 0, r - tau, 0).norm(dim=-1)
             self.trace.add(gap, residual, point.support.sum(-1), answer)
 
+    def finished(self, done: Tensor, k: int, every: int = decisions.STEPS) -> bool:
+        """Whether all rows are ``done`` after iteration k = 1, 2, …: what a solver ends its loop
+        by. On a GPU, which the test would wait for, it is made after the first three iterations
+        and then after one in ``every``; a trace has no iterations beyond the last needed."""
+        due = self.trace is not None or decisions.due(k, done, every)
+        return due and decisions.all_of(done)
+
     def certify(self, y: Tensor) -> Certificate:
         """A bound on ‖y − y*‖, see :func:`regmax.optimality.certificates.certify`."""
         return certify(self.at(y))

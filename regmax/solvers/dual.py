@@ -81,7 +81,7 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         rounding = 16 * info.eps * (z.abs() + g.abs() + tau.abs())
         fits = torch.where(y > floor, residual.abs(), residual) <= rounding
         settled = settled | found & (fits | ~on).all(-1, keepdim=True)
-        if decisions.due(k, y) and decisions.all_of(settled):
+        if problem.finished(settled, k):
             break
         b = _exponent(last, y, h0, h, b)
     finite = torch.isfinite(answer).all(-1, keepdim=True)
@@ -197,7 +197,7 @@ def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tens
         high = torch.where(total <= 1, tau, high)
         eps = torch.finfo(z.dtype).eps
         done = done | (high - low <= 2 * eps * tau.abs()) | ((total - 1).abs() <= 4 * eps)
-        if decisions.due(k, y) and decisions.all_of(done):
+        if problem.finished(done, k):
             break
         # dy_i/dτ = −1/g''(y_i) on the interior
         inside = on & (y > 0) & (y < 1)

@@ -70,7 +70,7 @@ class Interior(Solver):
             least = torch.minimum(least, mu.squeeze(-1))
             idle = torch.where(gains, 0, idle + 1)
             stopped = stopped | (bound <= tol) | spent | (idle > self.PATIENCE)
-            if decisions.due(k // self.CHECK, y, 3) and decisions.all_of(stopped):
+            if problem.finished(stopped, k // self.CHECK, every=3):
                 break
         return simplex.normalize(best), iterations
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels import decisions, simplex, transforms
+from ..kernels import simplex, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Problem
 from .base import Solver, earliest, moved
@@ -57,7 +57,7 @@ class Newton(Solver):
             gains = now < value - least * (1 + value.abs())
             value, idle = now, torch.where(gains, 0, idle + 1)
             done = done | (left <= small) | (idle > self.PATIENCE)
-            if decisions.due(k, y) and decisions.all_of(done):
+            if problem.finished(done, k):
                 break
         return y, iterations
 

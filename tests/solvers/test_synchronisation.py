@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regmax
-from regmax import Regularizer, RegularizedMax, RegularizerError
+from regmax import RegularizedMax, Regularizer, RegularizerError
 from regmax.kernels import decisions, reference, transforms
 
 F64 = torch.float64
@@ -188,7 +188,7 @@ def test_nothing_goes_unreported(monkeypatch, kind, solver):
     x, layer = scores(6, 5), RegularizedMax(Bad(kind), solver=solver, on_failure="raise")
 
     def said():
-        with reference(), pytest.raises(Exception, match="Bad|rows") as error:
+        with reference(), pytest.raises(Exception, match=r"Bad|rows") as error:
             layer(x)
         return type(error.value)
 
@@ -225,17 +225,18 @@ class TestDecisions:
         ways, memory = [], {}
 
         def compute():
-            ways.append(decisions.usual("steep", flag))
+            ways.append(decisions.usual("steep", flags[0]))
             return ways[-1]
 
-        for flag, expected in (
-            (torch.tensor(True), [True]),
-            (torch.tensor(True), [True]),
-            (torch.tensor(False), [True, False]),
-            (torch.tensor(False), [False]),
+        for steep, expected in (
+            (True, [True]),
+            (True, [True]),
+            (False, [True, False]),
+            (False, [False]),
         ):
+            flags = [torch.tensor(steep)]
             ways.clear()
-            assert decisions.predicted(compute, memory) is expected[-1]
+            assert decisions.predicted(compute, memory) is steep
             assert ways == expected
 
     def test_a_read_tests_what_was_predicted(self):
