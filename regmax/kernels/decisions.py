@@ -104,10 +104,12 @@ def usual(name: Hashable, flag: Tensor) -> bool:
     if solve is None:
         return bool(flag.any())
     if solve.exact or name not in solve.memory:
-        (solve.memory[name],) = read(flag)
-        return solve.memory[name]
-    solve.pending.append(flag.any() != solve.memory[name])
-    return solve.memory[name]
+        (found,) = read(flag)
+        solve.memory[name] = found
+        return found
+    expected = solve.memory[name]
+    solve.pending.append(flag.any() != expected)
+    return expected
 
 
 def due(k: int, like: Tensor, every: int = STEPS) -> bool:
