@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels import decisions, simplex
+from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
@@ -42,7 +42,7 @@ class Fista(Solver):
         done = torch.zeros_like(y[..., :1], dtype=torch.bool)
         iterations = torch.zeros(y.shape[:-1], dtype=torch.int64, device=y.device)
         for k in range(1, max_iter + 1):
-            descent.take(1)
+            descent.take(1, 1)
             y = torch.where(done, y, descent.y)
             iterations = torch.where(done.squeeze(-1), iterations, k)
             problem.observe(y)
@@ -75,10 +75,13 @@ class Descent:
         square = row_dot(slope, slope)
         self._step = torch.where((bent > 0) & (square > 0), square / bent, 1).clamp(1e-12, 1e6)
 
-    def take(self, count: int) -> None:
-        """``count`` more iterations."""
-        problem = self._problem
-        for _ in range(count):
+    def take(self, steps: int, iterations: int) -> None:
+        """Up to ``steps`` more steps in up to ``iterations`` iterations, per row."""
+        problem, last = self._problem, self._taken + steps
+        for _ in range(iterations):
+            going = self._taken < last
+            if not transforms.waits(going) and not bool(going.any()):
+                break
             following = (1 + (1 + 4 * self._momentum**2).sqrt()) / 2
             ahead = self.y + (self._momentum - 1) / following * (self.y - self._previous)
             point = simplex.normalize(ahead.clamp_min(0))  # Ω need not be defined outside Δ
@@ -86,14 +89,15 @@ class Descent:
             longer = (self._taken % 10 == 9) & (self._halved == 0)
             step = torch.where(longer, 1.5 * self._step, self._step)
             new, fits = _descended(problem, point, step)
-            fits = fits | (self._halved >= 59)
+            fits = going & (fits | (self._halved >= 59))
             uphill = row_dot(point - new, new - self.y) > 0
             self._previous = torch.where(fits, self.y, self._previous)
             self.y = torch.where(fits, new, self.y)
             self._momentum = torch.where(fits, torch.where(uphill, 1, following), self._momentum)
-            self._step = torch.where(fits, step, step / 2)
+            shorter = torch.where(going, step / 2, self._step)
+            self._step = torch.where(fits, step, shorter)
             self._taken = self._taken + fits
-            self._halved = torch.where(fits, 0, self._halved + 1)
+            self._halved = torch.where(fits, 0, self._halved + going)
 
     def restart(self, y: Tensor, where: Tensor) -> None:
         """Continue from ``y`` without momentum in the rows ``where``."""

@@ -27,7 +27,7 @@ class Newton(Solver):
 
     name: ClassVar[str] = "newton"
     SOON: ClassVar[int] = 6
-    GRADIENT: ClassVar[int] = 20
+    GRADIENT: ClassVar[int] = 10
     STEPS: ClassVar[int] = 5
     PATIENCE: ClassVar[int] = 5
 
@@ -46,7 +46,7 @@ class Newton(Solver):
             if descent is None:
                 new, left = _steps(problem, y, self.STEPS, done)
             else:
-                descent.take(self.GRADIENT)
+                descent.take(self.GRADIENT, 2 * self.GRADIENT)
                 new, left = _steps(problem, descent.y, self.STEPS, done)
                 descent.restart(new, (new != descent.y).any(-1, keepdim=True))
             y = torch.where(done.unsqueeze(-1), y, new)
