@@ -69,7 +69,7 @@ class ChainTV(regmax.Penalty):
             y, near = y.gather(-1, order), torch.where(mask, near, 0).gather(-1, order)
         jump = y.diff(dim=-1)
         # u_i = t_{i−1} − t_i, so t_i = −Σ_{j≤i} u_j
-        limit = torch.as_tensor(step, dtype=y.dtype, device=y.device)
+        limit = step.to(y) if isinstance(step, Tensor) else y.new_full((), step)
         inside = torch.minimum(torch.maximum(-near.cumsum(-1)[..., :-1], -limit), limit)
         t = torch.where(jump != 0, jump.sign() * limit, inside)
         if mask is not None and order is not None:

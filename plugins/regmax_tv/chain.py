@@ -75,8 +75,9 @@ def _checked(
         raise ValueError("v must have at least one dimension; got a 0-d tensor")
     shape = (v.shape[:-1].numel(), v.shape[-1])
     if isinstance(weight, Tensor):
-        weight = weight.detach()
-    weight = torch.as_tensor(weight, dtype=torch.float64, device=v.device)
+        weight = weight.detach().to(v.device, torch.float64)
+    else:
+        weight = v.new_full((), weight, dtype=torch.float64)
     try:
         weight = weight.expand(*v.shape[:-1], 1).reshape(shape[0])
     except RuntimeError as error:

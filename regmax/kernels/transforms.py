@@ -158,10 +158,15 @@ def under_transform(tensors: Iterable[object]) -> bool:
     )
 
 
+def waits(t: Tensor) -> bool:
+    """Whether to read a number of t waits for its device: a synchronisation."""
+    return t.device.type != "cpu"
+
+
 def may_look(t: Tensor) -> bool:
     """Whether t's numbers can be read without a synchronisation and without breaking a
     transform."""
-    if t.device.type != "cpu" or tracing() or transforming():
+    if waits(t) or tracing() or transforming():
         return False
     return type(t) in PLAIN or not wraps(t)
 

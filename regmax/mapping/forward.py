@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..kernels import simplex, transforms
+from ..kernels import decisions, simplex, transforms
 from ..kernels.composed import Composed
 from ..optimality.certificates import Certificate, certify
 from ..optimality.convexity import check_convex, check_strong_convexity
@@ -226,10 +227,18 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     """Π_Ω by the solvers, with all that is checked of Ω."""
     if z.numel() == 0:
         return Forward(z.clone(), "empty batch", "nothing to solve")
+    if transforms.waits(z) and settings.trace is None:
+        solve = functools.partial(_by_solver, omega, z, mask, settings)
+        return decisions.predicted(solve, _decisions(omega, z))
+    return _by_solver(omega, z, mask, settings)
+
+
+def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
     tol, quick = settings.tolerance(z.dtype), None
-    if settings.solver == "auto" and settings.max_iter >= BUDGET and _plain(omega):
+    on_cpu = not transforms.waits(z)
+    if settings.solver == "auto" and settings.max_iter >= BUDGET and on_cpu and _plain(omega):
         quick = compiled(problem, _memory(problem.base.omega))
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
@@ -289,6 +298,18 @@ def _memory(omega: Regularizer) -> Memory:
     return _MEMORIES.setdefault(key, (kept, {}))[1]
 
 
+_DECISIONS: dict[Any, decisions.Memory] = {}
+
+
+def _decisions(omega: Regularizer, z: Tensor) -> decisions.Memory:
+    """How the decisions of a solve went for an Ω like this one. They are only predictions."""
+    kinds = (bool, int, float, str)
+    parts = ((type(m), *(v for v in vars(m).values() if type(v) in kinds)) for m in omega.modules())
+    if len(_DECISIONS) >= 512:
+        _DECISIONS.clear()
+    return _DECISIONS.setdefault((z.shape[-1], z.dtype, *parts), {})
+
+
 def _searched(
     problem: Problem, solvers: list[Solver], tol: float, settings: Settings
 ) -> tuple[Solved, Defect | None]:
@@ -299,7 +320,7 @@ def _searched(
     if quick and settings.trace is None:
         found = _in_turn(problem, quick[:2], tol, None)
         failed = ~(found.certificate.error_bound <= tol)
-        if not bool(failed.any()):
+        if not decisions.read(failed)[0]:
             return found, None
         wrong = mistaken_penalty(problem, found.y)
         defect = Defect(wrong, broken=True) if wrong else diagnose(problem, found.y, failed)
@@ -308,7 +329,9 @@ def _searched(
     found = _in_turn(problem, solvers, tol, budget)
     failed = ~(found.certificate.error_bound <= tol)
     reported = settings.on_failure != "ignore"
-    return found, diagnose(problem, found.y, failed) if reported else None
+    if not (reported and decisions.read(failed)[0]):
+        return found, None
+    return found, diagnose(problem, found.y, failed)
 
 
 def _in_turn(problem: Problem, solvers: list[Solver], tol: float, max_iter: int | None) -> Solved:
@@ -316,7 +339,7 @@ def _in_turn(problem: Problem, solvers: list[Solver], tol: float, max_iter: int 
     ``SOON``."""
     found = solve(problem, solvers[0], tol, max_iter or solvers[0].SOON)
     for other in solvers[1:]:
-        if bool((found.certificate.error_bound <= tol).all()):
+        if decisions.all_of(found.certificate.error_bound <= tol):
             break
         found = _better(found, solve(problem, other, tol, max_iter or other.SOON), tol)
     return found
@@ -338,7 +361,7 @@ def _better(a: Solved, b: Solved, tol: float) -> Solved:
         either(use, b.at, a.at),
         torch.where(missed, a.iterations + b.iterations, a.iterations),
         merged(use, b.certificate, a.certificate),
-        f"{a.path}, then {b.path}" if bool(use.any()) else a.path,
+        f"{a.path}, then {b.path}" if decisions.read(use)[0] else a.path,
     )
 
 
@@ -348,7 +371,7 @@ def _report_failure(
     bound = found.certificate.error_bound
     failed = ~(bound <= tol)
     broken = defect is not None and defect.broken
-    if not bool(failed.any()) or (on_failure == "ignore" and not broken):
+    if not decisions.read(failed)[0] or (on_failure == "ignore" and not broken):
         return
     where = few(failed)
     worst = torch.where(failed, bound, 0).max().item()

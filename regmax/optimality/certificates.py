@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.penalty import Penalized, proxed
 from .condition import Condition
@@ -116,7 +116,8 @@ def _stray(at: Point, residual: _Residual, bound: Tensor) -> Tensor:
     bound = torch.where(bound <= TRUSTED, bound, 0).unsqueeze(-1)
     far = -STRAY * (1 + p.z.abs())
     stray = p.participants() & (y > 0) & (y <= bound) & (residual.rho < far) & (not p.legendre)
-    if bool(stray.any()):  # ρ is at the lifted point, and Ω may be steep below it
+    # ρ is at the lifted point, and Ω may be steep below it
+    if transforms.waits(y) or bool(stray.any()):
         slope = p.base.definition.grad
         more = slope(simplex.inward(residual.point)) - slope(
             simplex.positive(y, torch.finfo(y.dtype).tiny)
@@ -131,7 +132,7 @@ def _residual(at: Point) -> _Residual:
     on = p.participants()
     off = (y.sum(-1) - 1).abs()
     close = (off <= 4 * eps * y.shape[-1] ** 0.5) & ((y >= 0) & (on | (y == 0))).all(-1)
-    if not bool(close.all()):
+    if decisions.rare("off the simplex", ~close):
         near = torch.where(close.unsqueeze(-1), y, p.inside(y))
         off, y = torch.where(close, off, (near - y).norm(dim=-1)), near
         at = Point(p, y)
@@ -189,15 +190,17 @@ def _by_prox(at: Point, omega: Penalized) -> tuple[Tensor, Tensor, Tensor]:
     w = torch.where(y > 0, target, target.clamp_min(0))
     c, u, p = target - w, torch.zeros_like(y), y
     rounding = 64 * eps * (1 + target.norm(dim=-1))
-    for _ in range(30):
+    done = torch.zeros_like(y[..., :1], dtype=torch.bool)
+    for k in range(30):
         w = w + u
-        p = proxed(omega.penalty, w, omega.lam, problem.mask)
-        p = torch.where(on & torch.isfinite(p), p, 0)
-        u = w - p
-        apart = (p - y).norm(dim=-1)
+        near = proxed(omega.penalty, w, omega.lam, problem.mask)
+        near = torch.where(on & torch.isfinite(near), near, 0)
+        u, p = torch.where(done, u, w - near), torch.where(done, p, near)
+        done = done | ((p - y).norm(dim=-1, keepdim=True) <= rounding.unsqueeze(-1))
         w = torch.where(y > 0, p + c, (p + c).clamp_min(0))
         c = p + c - w
-        if bool((apart <= rounding).all()):
+        tested = k == 0 or not transforms.waits(y)
+        if tested and not decisions.rare("rounds of Dykstra's algorithm", ~done, harmless=True):
             break
     near = problem.inside(p)
     # away from Δ the subgradients of p are not those of the point next to it
@@ -247,7 +250,7 @@ def _with_secants(
     for _ in range(8):
         reach = (2 * bound).clamp(min=1e-7)
         found = _secant(at, ways, reach)
-        if bool((stiff & ~settled).any()):
+        if decisions.rare("stiff", stiff & ~settled):
             for part in (2, 0.06, 0.002):
                 near = _softer(at, support, ways, part * bound)
                 soft = _secant(at, near, 2 * bound)
@@ -257,7 +260,7 @@ def _with_secants(
         longer = torch.maximum(bound, _bound(p, residual, beta))
         bound = torch.where(settled, bound, longer)
         settled = settled | (bound <= tested)
-        if bool(settled.all()):
+        if not decisions.rare("longer bound", ~settled):
             break
     return torch.where(settled, bound, torch.inf)
 
@@ -325,7 +328,8 @@ def _least_curvature(at: Point, support: Tensor) -> Tensor:
         at.inverse(support, verified=True).min_eigenvalue,
         beyond.inverse(support).min_eigenvalue,
     )
-    if bool(torch.isinf(low).any()):  # S is one entry: nothing bends along it, but a hollow may
+    # S is one entry: nothing bends along it, but a hollow may
+    if transforms.waits(low) or bool(torch.isinf(low).any()):
         bent = row_dot(y, at.verified.curvature.matvec(y)).squeeze(-1)
         low = torch.where(torch.isinf(low) & (bent < 0), bent, low)
     return low

@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex
 from ..regularizers.autodiff import Hessian
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized, proxed, smooth_part, structured, value_of, who
@@ -75,14 +75,16 @@ class Condition:
     @functools.cached_property
     def by_value(self) -> Hessian:
         """∇²Ω from the value of Ω alone."""
-        return Hessian(self.definition.grad, self.z, self.definition.separable)
+        gradient, name = self.definition.grad, type(self.smooth).__name__
+        return Hessian(gradient, self.z, self.definition.separable, name)
 
     @functools.cached_property
     def by_gradient(self) -> Hessian:
         """∇²Ω from the gradient that Ω defines."""
         if not self.overridden:
             return self.by_value
-        return Hessian(self.gradient, self.z, self.smooth.separable)
+        name = f"{type(self.smooth).__name__}.grad"
+        return Hessian(self.gradient, self.z, self.smooth.separable, name)
 
     def gradient(self, y: Tensor) -> Tensor:
         """∇Ω(y) of the smooth part, as Ω defines it."""
@@ -113,7 +115,8 @@ class Condition:
             near, nearer, nearest = (
                 smooth.grad(torch.full_like(self.z, eps**k)) for k in (1, 2, 4)
             )
-        return bool(((nearest - nearer).abs() > 0.5 * (nearer - near).abs()).any())
+        steep = (nearest - nearer).abs() > 0.5 * (nearer - near).abs()
+        return decisions.usual(("legendre", type(smooth).__name__), steep)
 
     @functools.cached_property
     def eps(self) -> float:
@@ -172,8 +175,11 @@ class Condition:
                 f"{who(self.smooth)}.strong_convexity must be a number, a Tensor or None; got "
                 f"{type(declared).__name__}"
             )
-        beta = torch.as_tensor(declared, dtype=self.z.dtype, device=self.z.device)
-        beta = beta if beta.ndim else beta.reshape(1)
+        if isinstance(declared, Tensor):
+            beta = declared.to(self.z)
+            beta = beta if beta.ndim else beta.reshape(1)
+        else:
+            beta = self.z.new_full((1,), declared)
         if len(shape) < beta.ndim or any(
             n not in (1, m) for n, m in zip(beta.shape[::-1], shape[::-1], strict=False)
         ):
@@ -181,7 +187,7 @@ class Condition:
                 f"{who(self.smooth)}.strong_convexity must be a number or broadcast to {shape}; "
                 f"got shape {tuple(beta.shape)}"
             )
-        if not bool((beta > 0).all() & torch.isfinite(beta).all()):
+        if decisions.rare("wrong strong_convexity", ~((beta > 0) & torch.isfinite(beta))):
             raise RegularizerError(
                 f"{who(self.smooth)}.strong_convexity must be > 0 and finite, or None; got "
                 f"{beta.min().item():g}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex
 from ..kernels.simplex import row_dot
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
@@ -37,7 +37,7 @@ def unsteady(problem: Problem, y: Tensor) -> str | None:
         value = problem.objective(y)
         slack = 1e-9 * (1 + value.abs() + row_dot(y, problem.z.abs()).squeeze(-1))
         again = (problem.objective(y) - value).abs() > slack
-        if bool(again.any()):
+        if decisions.rare("unsteady value", again):
             at = first(again)
             return (
                 f"value gives other numbers when it is called again at y = {shown(y[at])} "
@@ -46,7 +46,7 @@ def unsteady(problem: Problem, y: Tensor) -> str | None:
         odd = (torch.arange(value.numel(), device=y.device) % 2 == 1).view(value.shape)
         other = torch.where(odd.unsqueeze(-1), simplex.normalize(generic), y)
         moved = ((problem.objective(other) - value).abs() > slack) & ~odd
-        if bool(moved.any()):
+        if decisions.rare("mixed rows", moved):
             at = first(moved)
             return (
                 f"value at y = {shown(y[at])} (row {at}) changes when other rows change: it must "
@@ -88,7 +88,7 @@ def refuted(problem: Problem, y: Tensor, gap: Tensor) -> str | None:
                 if problem.beta is None and said is not None:
                     continue
                 excess = low + strength * bent * (0 if what.startswith("a point") else 1)
-                if bool((excess > slack).any()):
+                if decisions.rare("refuted", excess > slack):
                     at = first(excess > slack)
                     row = at[2:]
                     where = (
@@ -187,7 +187,7 @@ def contradicted(problem: Problem, y: Tensor, rows: Tensor) -> str | None:
                 off = torch.where(known, off.abs(), 0).amax(-1)
                 size = torch.where(known, got.nan_to_num(0, 0, 0).abs() + expected.abs(), 0)
                 wrong = (off > torch.finfo(y.dtype).eps ** 0.5 * size.amax(-1)) & rows
-                if bool(wrong.any()):
+                if decisions.rare("contradicted", wrong):
                     at = first(wrong)
                     along = f" for v = {shown(v[at])}" if "v" in what else ""
                     return (
@@ -263,7 +263,7 @@ def _segments(problem: Problem, y: Tensor) -> Iterator[tuple[Tensor, Tensor, Ten
 def _not_finite(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
     for point in s.points:
         wrong = ~torch.isfinite(problem.smooth.value(point)) & failed
-        if bool(wrong.any()):
+        if decisions.rare("Ω not finite", wrong):
             at = first(wrong)
             return f"Ω is not finite at y = {shown(point[at])} (row {at[1:]})"
     return None
@@ -276,7 +276,7 @@ def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> st
         wrong = (fall > 1e-7 * (s.sizes[k] + s.sizes[k + 1]).squeeze(-1)) & failed
         for point in s.points[k : k + 2]:
             wrong = wrong & (point.amax(-1) < 1 - 1e-6)  # log(1 − y) has no digits at a vertex
-        if bool(wrong.any()):
+        if decisions.rare("Ω not convex", wrong):
             at = first(wrong)
             return (
                 f"Ω is not convex: from y = {shown(s.points[k][at])} on towards "
@@ -290,7 +290,7 @@ def _not_bent(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str 
     on = problem.participants()
     bent = problem.at(y).verified.curvature.matvec(torch.where(on, simplex.generic(y), 0))
     wrong = (on & ~torch.isfinite(bent)).any(-1) & failed
-    if not bool(wrong.any()):
+    if not decisions.rare("no second derivative", wrong):
         return None
     at = first(wrong)
     return (
@@ -334,7 +334,7 @@ def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None
     inside = (moving > 1e-4) & (moving < 1 - 1e-4)
     stays = (jumps[1] > 1e-5 * size) & (jumps[1] > 0.5 * jumps[0])
     wrong = (stays & (length > 1e-3)).squeeze(-1) & inside.all(-1) & failed
-    if not bool(wrong.any()):
+    if not decisions.rare("jump", wrong):
         return None
     at = first(wrong)
     return (
@@ -351,7 +351,7 @@ def _flat(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | No
     inside = (s.at > 0.02) & (s.at < 0.98) & ((s.b - s.a).norm(dim=-1, keepdim=True) > 1e-2)
     none = above - below <= 64 * torch.finfo(y.dtype).eps * (size + more)
     wrong = (none & inside).squeeze(-1) & failed
-    if not bool(wrong.any()):
+    if not decisions.rare("flat", wrong):
         return None
     at = first(wrong)
     return (

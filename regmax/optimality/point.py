@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import simplex, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.autodiff import Columns, Local
 from ..regularizers.curvature import Curvature, Dense, Diagonal, DiagonalPlusRankOne, Inverse, Later
@@ -98,7 +98,7 @@ class Point:
         verified = verified and (p.overridden or p.structured)
         if verified in self._inverses:
             on, found = self._inverses[verified]
-            if torch.equal(on, support):
+            if on is support or (not transforms.waits(on) and torch.equal(on, support)):
                 return found
         local = self.verified if verified else self.defined
         average = None if verified else averaging(penalty_of(p.omega), self.y, p.mask)

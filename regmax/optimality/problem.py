@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex
 from ..regularizers.curvature import Curvature, Diagonal, Inverse
 from .certificates import Certificate, certify
 from .condition import Condition
@@ -36,7 +36,7 @@ class Problem(Condition):
         if self.start is None:
             return self.at(middle)
         missing = self.participants() & (self.start == 0)
-        if not bool(missing.any()) or not self.legendre:
+        if not decisions.usual("zeros at the start", missing) or not self.legendre:
             return self.at(self.start)
         # every participant is positive at y*, and no step in log y would make it so
         return self.at(simplex.normalize(torch.where(missing, 1e-3 * middle, self.start)))
@@ -59,6 +59,13 @@ class Problem(Condition):
             gap = (torch.where(on, r, -torch.inf).amax(-1) - tau.squeeze(-1)).clamp_min(0)
             residual = torch.where(y > 0, r - tau, 0).norm(dim=-1)
             self.trace.add(gap, residual, point.support.sum(-1), answer)
+
+    def finished(self, done: Tensor, k: int, every: int = decisions.STEPS) -> bool:
+        """Whether all rows are ``done`` after iteration k = 1, 2, …: what a solver ends its loop
+        by. On a GPU, which the test would wait for, it is made after the first three iterations
+        and then after one in ``every``; a trace has no iterations beyond the last needed."""
+        due = self.trace is not None or decisions.due(k, done, every)
+        return due and decisions.all_of(done)
 
     def certify(self, y: Tensor) -> Certificate:
         """A bound on ‖y − y*‖, see :func:`regmax.optimality.certificates.certify`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex
 from ..regularizers.arguments import first
 from ..regularizers.penalty import Penalized, Penalty, averaged, group_ids, proxed, valued
 from ..regularizers.regularizer import like
@@ -28,14 +28,14 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
     who = type(omega.penalty).__name__
     with torch.no_grad():
         value = valued(omega.penalty, y, mask)
-        if not bool(torch.isfinite(value).all()):
+        if decisions.rare("infinite penalty", ~torch.isfinite(value)):
             at = first(~torch.isfinite(value))
             return f"{who}.value is not finite at y = {shown(y[at])} (row {at})"
         if problem.structured and (said := _not_lovasz(problem, omega.penalty, y, value)):
             return said
         u, p = penalty_subgradient(problem.at(y))
         low, s = _above_subgradient(problem, omega, u, p)
-        if bool((low > 0).any()):
+        if decisions.rare("no subgradient", low > 0):
             at = first(low > 0)
             method = "subgradient" if problem.structured else "prox"
             return (
@@ -50,7 +50,7 @@ def mistaken_penalty(problem: Problem, y: Tensor) -> str | None:
         mean = torch.zeros_like(y).scatter_add(-1, ids, torch.where(on, y, 0)) / size
         apart = on & ((mean.gather(-1, ids) - y).abs() > 1e-12)
         wrong = apart.any(-1) | _averages_otherwise(problem, omega, y)
-        if bool(wrong.any()):
+        if decisions.rare("wrong groups", wrong):
             at = first(wrong)
             return (
                 f"{who}.groups and {who}.prox do not fit: at y = {shown(y[at])} the groups are "
@@ -67,7 +67,7 @@ def _not_lovasz(problem: Problem, penalty: Penalty, y: Tensor, value: Tensor) ->
         t = s + s.square()
         both = valued(penalty, s, mask) + valued(penalty, t, mask)
         off = (valued(penalty, s + t, mask) - both).abs() > 1e-9 * (1 + both.abs())
-        if bool(off.any()):
+        if decisions.rare("not lovasz", off):
             at = first(off)
             return (
                 f"{who} declares lovasz = True, and R(s + t) is not R(s) + R(t) at "
@@ -76,7 +76,7 @@ def _not_lovasz(problem: Problem, penalty: Penalty, y: Tensor, value: Tensor) ->
     u = like(penalty.any_subgradient(y, mask), y, f"{who}.any_subgradient")
     inner = (u * y).sum(-1)
     off = (inner - value).abs() > 1e-9 * (1 + value.abs() + (u * y).abs().sum(-1))
-    if bool(off.any()):
+    if decisions.rare("no subgradient", off):
         at = first(off)
         return (
             f"{who}.any_subgradient gives {shown(u[at])} at y = {shown(y[at])}, whose product with "
@@ -142,7 +142,7 @@ def _averages_otherwise(problem: Problem, omega: Penalized, y: Tensor) -> Tensor
     pull = omega.penalty.any_subgradient(simplex.generic(y), problem.mask)
     strength = (omega.lam * torch.where(on, pull, 0).abs()).amax(-1)
     wrong = (strength > 1e-3) & (torch.where(on, v, 0).abs().amax(-1) < 1e3)
-    h = torch.tensor([1e-6, 1e-9], dtype=y.dtype, device=y.device).view(2, *(1,) * y.ndim)
+    h = torch.stack([y.new_full((1,) * y.ndim, k) for k in (1e-6, 1e-9)])
     steps = torch.stack([v - h * way, v.expand(2, *v.shape), v + h * way])
     within = None if problem.mask is None else problem.mask.expand(steps.shape)
     low, middle, high = proxed(omega.penalty, steps, omega.lam, within)

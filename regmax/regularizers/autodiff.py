@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import rowwise, simplex, transforms
+from ..kernels import decisions, rowwise, simplex, transforms
 from ..kernels.products import matmul
 from . import curvature as curvatures
 from .cholesky import Reduced
@@ -87,8 +87,10 @@ class Columns(MatrixFree):
         return self.inverse(support).min_eigenvalue
 
     def inverse(self, support: Tensor) -> Inverse:
+        if support.shape[-1] <= curvatures.DENSE_LIMIT:
+            return Reduced(self.block, support)
         large = support.sum(-1, keepdim=True) > curvatures.DENSE_LIMIT
-        if not bool(large.any()):
+        if not decisions.usual("large support", large):
             return Reduced(self.block, support)
         free = MatrixFree(self.product, self.dtype).inverse(support & large)
         return ByRow(large, free, Reduced(self.block, support & ~large))
@@ -152,10 +154,13 @@ def products(g: Tensor, z: Tensor, v: Tensor) -> Tensor:
 
 
 class Hessian:
-    """∇²Ω at points of the shape of ``like``, from ``gradient`` alone, without derivatives."""
+    """∇²Ω at points of the shape of ``like``, from ``gradient`` alone, without derivatives;
+    ``name`` distinguishes it among those of one solve."""
 
-    def __init__(self, gradient: Gradient, like: Tensor, separable: bool | None) -> None:
-        self.gradient, self._separable, self._like = gradient, separable, like
+    def __init__(
+        self, gradient: Gradient, like: Tensor, separable: bool | None, name: str = ""
+    ) -> None:
+        self.gradient, self._separable, self._like, self._name = gradient, separable, like, name
         self.off: Tensor | None = None
         self.diagonal = self._find_structure()
 
@@ -166,7 +171,7 @@ class Hessian:
             h = product(torch.ones_like(y))
             if self.off is not None:
                 h = h - self.off.sum(-1)
-            if self._has_structure(product, h, y):
+            if not decisions.rare("structure", self._unlike(product, h, y)):
                 local = Diagonal(h) if self.off is None else Shared(self.off, h)
                 return Local(g.detach(), local)
         return Local(g.detach(), Columns(product, y))
@@ -196,9 +201,9 @@ class Hessian:
         if self._separable is not False:
             # also at the barycentre: Ω may have mixed derivatives only where entries are equal
             middle, (product, h) = torch.full_like(y, 1 / d), self._diagonal_of(y)
-            noise = 64 * torch.finfo(y.dtype).eps * float(torch.nan_to_num(h).abs().amax())
-            if self._has_structure(product, h, y) and self._has_structure(
-                *self._diagonal_of(middle), middle, noise
+            noise = 64 * torch.finfo(y.dtype).eps * torch.nan_to_num(h).abs().amax()
+            if not self._usual("coupled", self._unlike(product, h, y)) and not self._usual(
+                "coupled where equal", self._unlike(*self._diagonal_of(middle), middle, noise)
             ):
                 return True
             if self._separable:
@@ -218,21 +223,27 @@ class Hessian:
         off = (off + off.T) / 2
         off.fill_diagonal_(0)
         self.off = off
-        for point in (y, simplex.generic(self._like, 7.3)):
+        for phase in (0.0, 7.3):
+            point = simplex.generic(self._like, phase)
             _, product = self._product(point)
             h = product(torch.ones_like(point)) - off.sum(-1)
-            if not self._has_structure(product, h, point):
+            if self._usual(f"general at {phase}", self._unlike(product, h, point)):
                 self.off = None
                 return False
         return False
+
+    def _usual(self, what: str, flag: Tensor) -> bool:
+        return decisions.usual((what, self._name), flag)
 
     def _diagonal_of(self, y: Tensor) -> tuple[Product, Tensor]:
         """∇²Ω(y) by its product, and ∇²Ω(y)1."""
         _, product = self._product(y)
         return product, product(torch.ones_like(y))
 
-    def _has_structure(self, product: Product, h: Tensor, y: Tensor, noise: float = 0.0) -> bool:
-        """Whether H r = O r + h ∘ r for one r, up to ``noise``."""
+    def _unlike(
+        self, product: Product, h: Tensor, y: Tensor, noise: float | Tensor = 0.0
+    ) -> Tensor:
+        """Entries in which H r ≠ O r + h ∘ r for one r, beyond ``noise``."""
         probe = _probe(y)
         got, expected = product(probe.expand_as(y)), h * probe
         size = expected.abs()
@@ -242,7 +253,8 @@ class Hessian:
         eps = torch.finfo(y.dtype).eps
         same = (got - expected).abs() <= eps**0.6 * size + noise
         # next to y_i = 0 the curvature may be so large that rounding hides the structure
-        return bool((same | (y <= eps)).all())
+        unlike: Tensor = ~(same | (y <= eps))
+        return unlike
 
 
 def _probe(y: Tensor) -> Tensor:
@@ -282,7 +294,9 @@ def by_autograd(
             tol = torch.finfo(y.dtype).eps ** 0.6
             same = (got - expected).abs() <= tol * expected.abs()
             # next to y_i = 0 the curvature may be so large that rounding hides the structure
-            separable = bool((same | (y.detach() <= torch.finfo(y.dtype).eps)).all())
+            unlike = ~(same | (y.detach() <= torch.finfo(y.dtype).eps))
+            owner = type(getattr(gradient, "__self__", gradient)).__name__
+            separable = not decisions.usual(("coupled by autograd", owner), unlike)
         if separable:
             return Diagonal(diagonal)
         if y.shape[-1] > curvatures.DENSE_LIMIT:

@@ -7,12 +7,16 @@ factorisation of H_SS gives J, and fails if H is not positive definite there.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ..kernels import rowwise
+from ..kernels import decisions, rowwise, transforms
+
+WHOLE = 128
+"""Rows up to this length are factorised whole where reading the size of a support would wait."""
 
 
 class Reduced:
@@ -20,26 +24,32 @@ class Reduced:
 
     ``block(rows, index)`` returns H for the entries ``index`` (n, m) of the n ``rows`` of the
     flattened batch: a new tensor (n, m, m). Rows whose support has one entry are skipped. The
-    others are cut to a size that depends on their support alone, so that a row's result does not
-    depend on its batch. ``min_eigenvalue``, one per row, is a lower bound on the least eigenvalue
-    of H along {w : 1ᵀw = 0, w = 0 off S}: 1/‖J‖_F, at most a factor √m too small. It is not
-    positive where H is not positive definite there, and +inf where S has one element.
+    others are cut to a size that depends on their support, or on d alone, so that a row's result
+    does not depend on its batch. ``min_eigenvalue``, one per row, is a lower bound on the least
+    eigenvalue of H along {w : 1ᵀw = 0, w = 0 off S}: 1/‖J‖_F, at most a factor √m too small. It is
+    not positive where H is not positive definite there, and +inf where S has one element.
     """
 
     def __init__(self, block: Callable[[Tensor, Tensor], Tensor], support: Tensor) -> None:
-        count = support.sum(-1)
-        self.rows = (count > 1).reshape(-1).nonzero().squeeze(-1)  # J = 0 for the others
-        d = support.shape[-1]
-        flat = support.reshape(-1, d)[self.rows]
-        counts = count.reshape(-1)[self.rows]
-        m = int(counts.max()) if len(self.rows) else 1
-        self.index, self.part = _support_first(flat, m)
+        count, d = support.sum(-1), support.shape[-1]
+        counts = count.reshape(-1)
+        if d <= WHOLE and transforms.waits(support):
+            flat = (support & (count > 1).unsqueeze(-1)).reshape(-1, d)
+            self.rows = torch.arange(len(flat), device=support.device)
+            sizes = [d] * len(flat)
+        else:
+            order = counts.argsort(stable=True)
+            sizes = [k for k in counts[order].tolist() if k > 1]  # J = 0 for the others
+            self.rows = order[len(order) - len(sizes) :]
+            flat = support.reshape(-1, d)[self.rows]
+        self._in_order = len(sizes) == len(counts) > 0 and sizes[0] == sizes[-1]
+        self.index, self.part = _support_first(flat, sizes)
         h = block(self.rows, self.index)
         self._pieces = [
             (where, _Piece(h[where], self.part[where], size))
-            for where, size in _by_size(counts, m, d)
+            for where, size in _by_size(sizes, d, counts)
         ]
-        min_eigenvalue = torch.full_like(count, torch.inf, dtype=h.dtype).reshape(-1)
+        min_eigenvalue = torch.full_like(counts, torch.inf, dtype=h.dtype)
         for where, piece in self._pieces:
             min_eigenvalue[self.rows[where]] = piece.min_eigenvalue
         self.min_eigenvalue = min_eigenvalue.view(count.shape)
@@ -55,7 +65,7 @@ class Reduced:
             for where, piece in self._pieces:
                 w[where] = piece(part[where])
         found = torch.zeros_like(given).scatter(-1, self.index, w)
-        if len(self.rows) == v.numel() // max(v.shape[-1], 1):
+        if self._in_order:
             return found.view(v.shape)
         return (
             torch.zeros(v.shape, dtype=v.dtype, device=v.device)
@@ -77,15 +87,14 @@ class _Piece:
         largest = h.abs().amax(-1)
         s = torch.where(part & (largest > 0), largest, 1).rsqrt()
         s = torch.where(part, s, 0)
-        q = s / rowwise.norm(s)
+        q = s / rowwise.norm(s).clamp_min(torch.finfo(s.dtype).tiny)
         k = (h * s.unsqueeze(-1)).mul_(s.unsqueeze(-2))
         k.add_((count * q).unsqueeze(-1) * q.unsqueeze(-2))
         pads = (~part).to(k.dtype)
         k.diagonal(dim1=-2, dim2=-1).add_(pads)
         factor, failed = torch.linalg.cholesky_ex(k)
         eye = torch.eye(size, dtype=k.dtype, device=k.device)
-        j = torch.cholesky_inverse(torch.where((failed != 0)[:, None, None], eye, factor))
-        j = j.contiguous()
+        j = _inverse(torch.where((failed != 0)[:, None, None], eye, factor), eye).contiguous()
         j.diagonal(dim1=-2, dim2=-1).sub_(pads)
         w = rowwise.times(j, s)
         total = rowwise.dot(s, w).clamp_min(torch.finfo(s.dtype).tiny)
@@ -95,7 +104,7 @@ class _Piece:
         lost = (failed != 0) | ~(norm * 8 * eps * count.squeeze(-1) < 1)
         j.mul_(s.unsqueeze(-1)).mul_(s.unsqueeze(-2))
         self.min_eigenvalue = 1 / _norm(j)
-        if bool(lost.any()):
+        if decisions.rare("factorisation", lost):
             self.min_eigenvalue[lost] = _least_eigenvalue(h[lost], part[lost])
             j[lost] = _pseudoinverse(h[lost], part[lost])
         self._h, self._j, self._part, self._count = h, j, part, count
@@ -112,25 +121,31 @@ class _Piece:
         return rowwise.times(self._j, v)
 
 
-def _by_size(count: Tensor, most: int, d: int) -> list[tuple[Tensor | slice, int]]:
-    """The rows of each size, in chunks that fit in the cache."""
-    if not len(count):
-        return []
-    sizes = torch.tensor([rowwise.size(k, d) for k in range(most + 1)], device=count.device)[count]
-    found: list[tuple[Tensor | slice, int]] = []
-    for size in sizes.unique().tolist():
-        where = (sizes == size).nonzero().squeeze(-1)
-        rows = rowwise.at_once(where, size)
-        if len(where) == len(count):
-            found += [(slice(k, k + rows), size) for k in range(0, len(where), rows)]
-        else:
-            found += [(chunk, size) for chunk in where.split(rows)]
+def _inverse(factor: Tensor, eye: Tensor) -> Tensor:
+    """The inverse of L Lᵀ. ``cholesky_inverse`` tests for errors, for which it waits."""
+    if not transforms.waits(factor):
+        return torch.cholesky_inverse(factor)
+    half = torch.linalg.solve_triangular(factor, eye, upper=False)
+    found: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
     return found
 
 
-def _support_first(support: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    """m indices per row, those of the support first, and whether each is in the support."""
-    if m == support.shape[-1] and bool(support.all()):
+def _by_size(counts: list[int], d: int, like: Tensor) -> list[tuple[slice, int]]:
+    """The rows of each size, in chunks that fit in the cache; ``counts`` increase."""
+    found, start = [], 0
+    for size, some in itertools.groupby(rowwise.size(k, d) for k in counts):
+        stop = start + len(list(some))
+        rows = rowwise.at_once(like, size)
+        found += [(slice(k, min(k + rows, stop)), size) for k in range(start, stop, rows)]
+        start = stop
+    return found
+
+
+def _support_first(support: Tensor, counts: list[int]) -> tuple[Tensor, Tensor]:
+    """As many indices per row as the largest support has, those of the support first, and whether
+    each is in the support; ``counts`` increase."""
+    m = counts[-1] if counts else 1
+    if counts and counts[0] == support.shape[-1]:
         index = torch.arange(m, device=support.device).expand(support.shape)
         return index, support
     index = (~support).to(torch.uint8).argsort(dim=-1, stable=True)[..., :m]

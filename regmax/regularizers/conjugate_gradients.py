@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..kernels import rowwise
+from ..kernels import decisions, rowwise
 from ..kernels.simplex import row_dot
 
 Product = Callable[[Tensor], Tensor]
@@ -55,8 +55,8 @@ def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[
         target = row_dot(v, v) * torch.finfo(r.dtype).eps ** 2
         least = torch.full_like(rr, torch.inf)
         active = rr > target
-        for _ in range(4 * r.shape[-1] + 20):
-            if not bool(active.any()):
+        for k in range(4 * r.shape[-1] + 20):
+            if decisions.due(k, r) and not decisions.read(active)[0]:
                 break
             hd = projected(s * product(s * direction).detach())
             curvature = row_dot(direction, hd)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..kernels import rowwise, transforms
+from ..kernels import decisions, rowwise, transforms
 from ..kernels.simplex import row_dot, tangent
 from . import conjugate_gradients, printing
 from .cholesky import Reduced
@@ -302,7 +302,11 @@ def _solve(a: Tensor, b: Tensor) -> Tensor:
     if transforms.under_transform((a, b)):
         found = rowwise.times(torch.linalg.inv(a), rowwise.resized(b, size))
     else:
-        found = torch.linalg.solve(a, rowwise.resized(b, size).unsqueeze(-1)).squeeze(-1)
+        columns = rowwise.resized(b, size).unsqueeze(-1)
+        found, failed = torch.linalg.solve_ex(a, columns)
+        if decisions.rare("singular matrix", failed != 0):
+            found = torch.linalg.solve(a, columns)  # the message of torch
+        found = found.squeeze(-1)
     return found[..., : b.shape[-1]]
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..kernels import Kernel, transforms
+from ..kernels import Kernel, decisions, transforms
 from ..kernels.products import evaluated
 from ..kernels.simplex import positive
 from .arguments import first, hyperparameter
@@ -273,7 +273,7 @@ def checked_value(omega: Regularizer, y: Tensor, name: str | None = None) -> Ten
             f"{who}(y) must return one number per row: shape {tuple(y.shape[:-1])} for y of shape "
             f"{tuple(y.shape)}; got {tuple(value.shape)} (sum over the last dimension only)"
         )
-    if not bool(torch.isfinite(value).all()):
+    if decisions.rare("infinite value", ~torch.isfinite(value)):
         row = first(~torch.isfinite(value))
         raise RegularizerError(
             f"{who}(y) must be finite on the simplex; got {value[row].item()} at row {row}, where "

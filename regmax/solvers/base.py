@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex, transforms
 from ..optimality.certificates import Certificate, certify
 from ..optimality.condition import Condition
 from ..optimality.point import Point
@@ -68,7 +68,7 @@ def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved
     with torch.no_grad():
         before = problem.z.clone()
         answer = solver.run(problem, tol, max_iter)
-        if not torch.equal(problem.z, before):
+        if problem.z.shape != before.shape or decisions.rare("written", problem.z != before):
             raise ValueError(f"{type(solver).__name__}.run must not write to problem.z")
         y, iterations = _taken(problem, solver, answer)
         at, certificate = _decided(*_polished(problem.at(y), tol), tol)
@@ -99,18 +99,17 @@ def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Te
     on = problem.participants()
     y = y.detach()
     kept = (y >= 0) & (y < torch.inf) & on | (y == 0)
-    if bool(kept.all()):
-        inside = y
-    else:
+    inside = y
+    if decisions.rare("off the simplex", ~kept):
         finite = torch.isfinite(torch.where(on, y, 0)).all(-1, keepdim=True)
         inside = torch.where(on & finite, y.clamp_min(0), 0)
     total = inside.sum(-1, keepdim=True)
     usable = (total > 0) & (total < torch.inf)
-    if not bool(usable.all()):
+    if decisions.rare("no answer", ~usable):
         start = problem.initial()
         inside, total = torch.where(usable, inside, start), torch.where(usable, total, 1)
     close = (total - 1).abs() <= 4 * torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5
-    return (inside if bool(close.all()) else inside / total), iterations.clamp_min(0)
+    return torch.where(close, inside, inside / total), iterations.clamp_min(0)
 
 
 def polish(
@@ -132,28 +131,32 @@ def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate
     if at.problem.structured:
         at, best = _fused(at, best)
     eps = torch.finfo(at.y.dtype).eps
-    better = torch.ones_like(best.error_bound, dtype=torch.bool)
-    for k in range(steps):
-        enough = tol if k else 1e-4 * tol  # an answer exact up to rounding stays as it is
-        undecided = _undecided(at.y, best)
-        better = better & ((best.error_bound > enough) | undecided)
-        if not bool(better.any()):
+    undecided = _undecided(at.y, best)
+    # an answer exact up to rounding stays as it is
+    better = (best.error_bound > 1e-4 * tol) | undecided
+    going, changed = decisions.read(better, undecided) if steps else (False, False)
+    for _ in range(steps):
+        if not going:
             break
-        current = Point(at.problem, newton(at, best.support))
+        current = Point(at.problem, newton(at, best.support if changed else None))
         trial = certify(current, tested=True)
         settles = undecided & ~_undecided(current.y, trial)
         near = trial.error_bound <= torch.maximum(2 * best.error_bound, best.error_bound + 64 * eps)
         better = better & ((trial.error_bound < best.error_bound) | (settles & near))
-        if not bool(better.any()):
-            break
-        at, best = either(better, current, at), merged(better, trial, best)
+        best = merged(better, trial, best)
+        undecided = better & _undecided(current.y, trial)
+        following = better & ((best.error_bound > tol) | undecided)
+        some, rest, going, changed = decisions.read(better, ~better, following, undecided)
+        if some:
+            at = _some(better, current, at) if rest else current
+        better = following
     return at, best
 
 
 def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certificate]:
     """y with its stray entries set to 0: those next to 0 that the optimality condition sets to 0. A
     row in which this fails gets the bound +inf."""
-    if not bool(found.stray.any()):
+    if not decisions.rare("stray entries", found.stray):
         return at, found
     current = Point(at.problem, at.problem.inside(torch.where(found.stray, 0, at.y)))
     trial = certify(current, tested=True)
@@ -172,7 +175,7 @@ def _fused(at: Point, found: Certificate) -> tuple[Point, Certificate]:
     """y after one proximal step, in rows where the certified bound does not grow. The step has y*
     as fixed point and makes the members of a group equal bit for bit."""
     current = Point(at.problem, at.proximal_step())
-    if torch.equal(current.y, at.y):
+    if not decisions.read(current.y != at.y)[0]:
         return at, found
     trial = certify(current, tested=True)
     better = trial.error_bound <= torch.maximum(2 * found.error_bound, found.error_bound + 1e-14)
@@ -184,9 +187,19 @@ def chosen(better: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(better.unsqueeze(-1), a, b)
 
 
+def earliest(fits: Tensor, options: Tensor) -> Tensor:
+    """Row by row the first of the options that fits, both (options, *batch, …)."""
+    at = fits.to(torch.uint8).argmax(0, keepdim=True)
+    return options.take_along_dim(at, 0).squeeze(0)
+
+
 def either(better: Tensor, a: Point, b: Point) -> Point:
     """The point of :func:`chosen`. If all rows are better, a itself, with its computed results."""
-    return a if bool(better.all()) else Point(b.problem, chosen(better, a.y, b.y))
+    return a if decisions.all_of(better) else _some(better, a, b)
+
+
+def _some(better: Tensor, a: Point, b: Point) -> Point:
+    return Point(b.problem, chosen(better, a.y, b.y))
 
 
 def merged(better: Tensor, a: Certificate, b: Certificate) -> Certificate:
@@ -212,7 +225,7 @@ def newton(at: Point, support: Tensor | None = None) -> Tensor:
     the gradients of entropies are nearly linear: y ∝ y exp(Δy/y).
     """
     problem, y, current = at.problem, at.y, at.support
-    if support is None or torch.equal(support, current):
+    if support is None or (not transforms.waits(y) and torch.equal(support, current)):
         support = current
     elif problem.legendre:  # a step in log y cannot make a zero positive
         y = torch.where(support & ~current, 1e-3 / y.shape[-1], y)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex, transforms
 from ..optimality.point import Point
 from ..optimality.problem import Problem
 from .base import Solver
@@ -36,7 +37,7 @@ class DualRoot(Solver):
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         y, settled, iterations = _modelled(problem, min(self.LIMIT, max_iter))
-        if max_iter > self.LIMIT and not bool(settled.all()):
+        if max_iter > self.LIMIT and not decisions.all_of(settled):
             slow, more = _nested(problem, min(max_iter - self.LIMIT, 200), settled)
             worse = problem.objective(slow) <= problem.objective(y)
             y = torch.where(settled | worse.unsqueeze(-1), y, slow)
@@ -62,15 +63,15 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     tau, answer = None, y
     for k in range(1, limit + 1):
         model = _Powers(z - g, y, h, b, problem.mask)
-        tau, new = model.root(tau, count)
+        tau, new, found = model.root(tau, count)
         new = simplex.normalize(new)
         lifted = new.clamp_min(floor)
         change = torch.where(on, (lifted / y - 1).abs(), 0).amax(-1, keepdim=True)
         answer = torch.where(settled, answer, new)
         iterations = torch.where(settled, iterations, k)
         problem.observe(answer)
-        settled = settled | (change <= 100 * info.eps**0.5)
-        if k == limit or bool(settled.all()):
+        settled = settled | (found & (change <= 100 * info.eps**0.5))
+        if k == limit or (not transforms.waits(y) and bool(settled.all())):
             break
         last, h0 = y, h
         y = torch.where(settled, y, _on(on, lifted))
@@ -79,8 +80,8 @@ def _modelled(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         residual = z - g - tau
         rounding = 16 * info.eps * (z.abs() + g.abs() + tau.abs())
         fits = torch.where(y > floor, residual.abs(), residual) <= rounding
-        settled = settled | (fits | ~on).all(-1, keepdim=True)
-        if bool(settled.all()):
+        settled = settled | found & (fits | ~on).all(-1, keepdim=True)
+        if problem.finished(settled, k):
             break
         b = _exponent(last, y, h0, h, b)
     finite = torch.isfinite(answer).all(-1, keepdim=True)
@@ -144,13 +145,15 @@ class _Powers:
             tau = tau.masked_fill(~self.mask, -torch.inf)
         return tau.amax(-1, keepdim=True)
 
-    def root(self, tau: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor]:
-        """τ with Σ t_i(τ) = 1, and t(τ): Newton on (Σ t_i)^p inside a bracket. p makes the second
-        derivative of (Σ t_i)^p zero. Every second step tests whether all rows are done."""
+    def root(self, tau: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """τ with Σ t_i(τ) = 1, t(τ), and the rows in which it was found: Newton on (Σ t_i)^p inside
+        a bracket. p makes the second derivative of (Σ t_i)^p zero. Every second step tests whether
+        all rows are done; where this would wait, ten steps are taken."""
         low, high = self._threshold(torch.ones_like(count)), self._threshold(1 / count)
         tau = high if tau is None else torch.minimum(torch.maximum(tau, low), high)
         eps = torch.finfo(tau.dtype).eps
-        for k in range(80):
+        waits = transforms.waits(tau)
+        for k in range(10 if waits else 80):
             t, slope, second = self.at(tau)
             total = t.sum(-1, keepdim=True)
             rest = total - t.amax(-1, keepdim=True)  # near a vertex these determine τ
@@ -166,9 +169,9 @@ class _Powers:
             rounding = 16 * eps * rest + 4 * eps + 2 * eps * tau.abs() * slope
             done = ((total - 1).abs() <= rounding) | (high - low <= eps / 2 * high.abs())
             tau = torch.where(done, tau, torch.where(safe, trial, low + (high - low) / 2))
-            if k % 2 and bool(done.all()):
+            if k % 2 and not waits and bool(done.all()):
                 break
-        return tau, t
+        return tau, t, done
 
 
 def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,7 +197,7 @@ def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tens
         high = torch.where(total <= 1, tau, high)
         eps = torch.finfo(z.dtype).eps
         done = done | (high - low <= 2 * eps * tau.abs()) | ((total - 1).abs() <= 4 * eps)
-        if bool(done.all()):
+        if problem.finished(done, k):
             break
         # dy_i/dτ = −1/g''(y_i) on the interior
         inside = on & (y > 0) & (y < 1)
@@ -208,13 +211,13 @@ def _nested(problem: Problem, limit: int, settled: Tensor) -> tuple[Tensor, Tens
 def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[Tensor, Tensor]:
     """y_i(τ) and its logarithm, starting at the logarithms of the last τ."""
     eps = torch.finfo(tau.dtype).eps
-    lowest = torch.full_like(start, 2 * torch.log(torch.tensor(eps, device="cpu")).item())
+    lowest = torch.full_like(start, 2 * math.log(eps))
     low, high = lowest, torch.zeros_like(start)
     logs = start.clamp(lowest, high)
     zero = ~on | (problem.slope(torch.zeros_like(start)) <= tau)  # z_i − g_i'(0) ≤ τ
     one = on & (problem.slope(torch.ones_like(start)) >= tau)
     settled = zero | one
-    for _ in range(100):
+    for k in range(1, 101):
         y = logs.exp()
         g, h = _slopes(problem.at(y))
         rise = problem.z - g - tau  # decreases in y
@@ -228,7 +231,7 @@ def _inverse(problem: Problem, tau: Tensor, start: Tensor, on: Tensor) -> tuple[
         logs = torch.where(settled, logs, trial)
         # if g' jumps, the bracket shrinks to the jump
         settled = settled | near | (high - low <= 4 * eps * low.abs())
-        if bool(settled.all()):
+        if decisions.due(k, y) and decisions.all_of(settled):
             break
     y = torch.where(zero, 0, torch.where(one, 1, logs.exp()))
     return y, logs

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
@@ -19,7 +19,8 @@ class Fista(Solver):
     """Accelerated proximal gradient steps, for a finite slope at 0.
 
     The step is y⁺ = P_Δ(prox_{tλR}(w + t(z − ∇Ω(w)))) from an extrapolated point w. Beck & Teboulle
-    (2009), with step sizes by backtracking per row. The momentum restarts when it points uphill
+    (2009), with step sizes by backtracking per row: an iteration of a row takes the step, or halves
+    its size where Ω is more curved than 1/t. The momentum restarts when it points uphill
     (O'Donoghue & Candès 2015). Every ``CHECK`` iterations a Newton step on the current support
     (and, with a penalty, on the current groups) is tried. If these are right, it reaches y*.
     """
@@ -41,7 +42,7 @@ class Fista(Solver):
         done = torch.zeros_like(y[..., :1], dtype=torch.bool)
         iterations = torch.zeros(y.shape[:-1], dtype=torch.int64, device=y.device)
         for k in range(1, max_iter + 1):
-            descent.take(1)
+            descent.take(1, 1)
             y = torch.where(done, y, descent.y)
             iterations = torch.where(done.squeeze(-1), iterations, k)
             problem.observe(y)
@@ -54,7 +55,7 @@ class Fista(Solver):
                 reached = torch.minimum(bound, other) <= tol
                 y = chosen(~done.squeeze(-1) & (other < bound) & reached, candidate, y)
                 done = done | reached.unsqueeze(-1)
-                if bool(done.all()):
+                if decisions.all_of(done):
                     break
         return y, iterations
 
@@ -65,7 +66,8 @@ class Descent:
     def __init__(self, problem: Problem, y: Tensor) -> None:
         self._problem, self.y, self._previous = problem, y, y
         self._momentum = torch.ones_like(y[..., :1])
-        self._taken = 0
+        self._taken = torch.zeros_like(self._momentum, dtype=torch.int64)
+        self._halved = self._taken  # times in a row
         # at the barycentre, as the curvature of Ω may be infinite at zeros of y
         middle = problem.at(simplex.uniform(problem.z, problem.mask))
         slope = simplex.tangent(middle.slope, problem.participants())
@@ -73,20 +75,29 @@ class Descent:
         square = row_dot(slope, slope)
         self._step = torch.where((bent > 0) & (square > 0), square / bent, 1).clamp(1e-12, 1e6)
 
-    def take(self, count: int) -> None:
-        """``count`` more iterations."""
-        problem = self._problem
-        for _ in range(count):
+    def take(self, steps: int, iterations: int) -> None:
+        """Up to ``steps`` more steps in up to ``iterations`` iterations, per row."""
+        problem, last = self._problem, self._taken + steps
+        for _ in range(iterations):
+            going = self._taken < last
+            if not transforms.waits(going) and not bool(going.any()):
+                break
             following = (1 + (1 + 4 * self._momentum**2).sqrt()) / 2
             ahead = self.y + (self._momentum - 1) / following * (self.y - self._previous)
             point = simplex.normalize(ahead.clamp_min(0))  # Ω need not be defined outside Δ
-            # a longer step is tried every tenth time only, as each trial costs all rows
-            self._taken += 1
-            longer = 1.5 if self._taken % 10 == 0 else 1.0
-            new, self._step = _descend(problem, point, longer * self._step)
+            # a longer step is tried every tenth time only, as each trial is an iteration
+            longer = (self._taken % 10 == 9) & (self._halved == 0)
+            step = torch.where(longer, 1.5 * self._step, self._step)
+            new, fits = _descended(problem, point, step)
+            fits = going & (fits | (self._halved >= 59))
             uphill = row_dot(point - new, new - self.y) > 0
-            self._previous, self.y = self.y, new
-            self._momentum = torch.where(uphill, 1, following)
+            self._previous = torch.where(fits, self.y, self._previous)
+            self.y = torch.where(fits, new, self.y)
+            self._momentum = torch.where(fits, torch.where(uphill, 1, following), self._momentum)
+            shorter = torch.where(going, step / 2, self._step)
+            self._step = torch.where(fits, step, shorter)
+            self._taken = self._taken + fits
+            self._halved = torch.where(fits, 0, self._halved + going)
 
     def restart(self, y: Tensor, where: Tensor) -> None:
         """Continue from ``y`` without momentum in the rows ``where``."""
@@ -95,21 +106,16 @@ class Descent:
         self._momentum = torch.where(where, 1, self._momentum)
 
 
-def _descend(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """A proximal gradient step from ``point`` that satisfies the quadratic upper bound, per row."""
+def _descended(problem: Problem, point: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """A proximal gradient step from ``point``, and whether it satisfies the quadratic upper bound,
+    per row."""
     smooth = problem.smooth
     slope = problem.slope(point)
     base = value_of(smooth, simplex.inward(point), None).unsqueeze(-1)
-    new = point
-    for _ in range(60):
-        new = problem.nearest(point + step * slope, step)
-        change = new - point
-        # Ω(y⁺) ≤ Ω(w) + ⟨∇Ω(w), y⁺ − w⟩ + ‖y⁺ − w‖²/(2t)
-        linear = row_dot(problem.z - slope, change)
-        value = value_of(smooth, simplex.inward(new), None).unsqueeze(-1)
-        slack = 4 * torch.finfo(new.dtype).eps * (base.abs() + value.abs() + linear.abs())
-        ok = value <= base + linear + row_dot(change, change) / (2 * step) + slack
-        if bool(ok.all()):
-            break
-        step = torch.where(ok, step, step / 2)
-    return new, step
+    new = problem.nearest(point + step * slope, step)
+    change = new - point
+    # Ω(y⁺) ≤ Ω(w) + ⟨∇Ω(w), y⁺ − w⟩ + ‖y⁺ − w‖²/(2t)
+    linear = row_dot(problem.z - slope, change)
+    value = value_of(smooth, simplex.inward(new), None).unsqueeze(-1)
+    slack = 4 * torch.finfo(new.dtype).eps * (base.abs() + value.abs() + linear.abs())
+    return new, value <= base + linear + row_dot(change, change) / (2 * step) + slack

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Problem
-from .base import Solver, newton
+from .base import Solver, earliest, newton
 
 
 class Interior(Solver):
@@ -47,7 +47,7 @@ class Interior(Solver):
         direct, idle = y, torch.zeros_like(iterations)
         least = torch.full_like(bound, torch.inf)
         stopped = bound <= tol  # a stopped row does not change any more
-        end = 0 if bool(stopped.all()) else min(max_iter, 300)
+        end = 0 if decisions.all_of(stopped) else min(max_iter, 300)
         for k in range(1, end + 1):
             mu = 0.1 * row_dot(y, s) / count
             y, s, tau = _step(problem, y, s, tau, mu, on)
@@ -56,7 +56,7 @@ class Interior(Solver):
             if k % self.CHECK and k < end:
                 continue
             spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # further steps change nothing
-            candidates = [y, _finish(problem, y, s, on)]
+            candidates = [simplex.normalize(y), _finish(problem, y, s, on)]
             if problem.legendre and k <= self.DIRECT * self.CHECK:
                 direct = newton(problem.at(direct))
                 candidates.append(direct)
@@ -70,7 +70,7 @@ class Interior(Solver):
             least = torch.minimum(least, mu.squeeze(-1))
             idle = torch.where(gains, 0, idle + 1)
             stopped = stopped | (bound <= tol) | spent | (idle > self.PATIENCE)
-            if bool(stopped.all()):
+            if problem.finished(stopped, k // self.CHECK, every=3):
                 break
         return simplex.normalize(best), iterations
 
@@ -110,11 +110,16 @@ def _step(
         ratio = torch.where(on & (dv < 0), -v / torch.where(dv < 0, dv, -1), torch.inf)
         return ratio.amin(-1, keepdim=True)
 
-    t = (0.99 * torch.minimum(largest(y, dy), largest(s, ds))).clamp_max(1)
-    for _ in range(30):
-        fits = _residual(problem, y + t * dy, s + t * ds, tau + t * dtau, mu, on)[2]
-        ok = fits <= (1 - 0.01 * t) * norm
-        if bool(ok.all()):
+    longest = (0.99 * torch.minimum(largest(y, dy), largest(s, ds))).clamp_max(1)
+    t = longest
+    halves = 0.5 ** torch.arange(30, dtype=y.dtype, device=y.device)
+    fits = torch.zeros_like(t, dtype=torch.bool)
+    for some in halves.view(-1, *(1,) * y.ndim).split(15 if transforms.waits(y) else 1):
+        shorter = some * longest
+        left = _residual(problem, y + shorter * dy, s + shorter * ds, tau + shorter * dtau, mu, on)
+        ok = left[2] <= (1 - 0.01 * shorter) * norm
+        t = torch.where(fits, t, torch.where(ok.any(0), earliest(ok, shorter), shorter[-1]))
+        fits = fits | ok.any(0)
+        if transforms.waits(y) or bool(fits.all()):
             break
-        t = torch.where(ok, t, t / 2)
     return y + t * dy, s + t * ds, tau + t * dtau

@@ -7,10 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import simplex, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Problem
-from .base import Solver, moved
+from .base import Solver, earliest, moved
 from .fista import Descent
 
 
@@ -46,7 +46,7 @@ class Newton(Solver):
             if descent is None:
                 new, left = _steps(problem, y, self.STEPS, done)
             else:
-                descent.take(self.GRADIENT)
+                descent.take(self.GRADIENT, 2 * self.GRADIENT)
                 new, left = _steps(problem, descent.y, self.STEPS, done)
                 descent.restart(new, (new != descent.y).any(-1, keepdim=True))
             y = torch.where(done.unsqueeze(-1), y, new)
@@ -57,7 +57,7 @@ class Newton(Solver):
             gains = now < value - least * (1 + value.abs())
             value, idle = now, torch.where(gains, 0, idle + 1)
             done = done | (left <= small) | (idle > self.PATIENCE)
-            if bool(done.all()):
+            if problem.finished(done, k):
                 break
         return y, iterations
 
@@ -89,14 +89,15 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
         ahead = _length(problem, new, following)  # NaN where Ω has no slope there
         good = going & (now <= value + _slack(value)) & (ahead <= 0.5 * length)
         good = good & ~_lost(problem, y, new, slope)
-        if k == 0 and bool((going & ~good).any()):
-            y = _shortened(problem, y, step, support, value, going & ~good)
+        failed = going & ~good
+        if k == 0 and (transforms.waits(y) or bool(failed.any())):
+            y = _shortened(problem, y, step, support, value, failed)
         keep = good.unsqueeze(-1)
         left = torch.where(good, ahead + _outside(problem, new, slope), left)
         y, step = torch.where(keep, new, y), torch.where(keep, following, step)
         value, length = torch.where(good, now, value), torch.where(good, ahead, length)
         going = good & (ahead > eps)
-        if not bool(going.any()):
+        if not transforms.waits(y) and not bool(going.any()):
             break
     return y, left
 
@@ -116,8 +117,8 @@ def _shortened(
         new = _searched(problem, y, step, support, where)
         falls = where & (_value(problem, new) < value - _slack(value))
         return torch.where(falls.unsqueeze(-1), new, y)
-    for k in range(6):
-        t = 0.25**k
+    sizes = 0.25 ** torch.arange(6, dtype=y.dtype, device=y.device)
+    for t in sizes.view(-1, *(1,) * y.ndim).split(6 if transforms.waits(y) else 1):
         new = moved(problem, y, t * step, support)
         now = _value(problem, new)
         plain = torch.where(support, torch.maximum(y + t * step, y / 100), 0)
@@ -128,29 +129,38 @@ def _shortened(
         now = torch.where(better, other, now)
         falls = where & (now < value - _slack(value))
         falls = falls & ~_lost(problem, y, new, problem.slope(new))
-        y = torch.where(falls.unsqueeze(-1), new, y)
-        where = where & ~falls
-        if not bool(where.any()):
+        longest = earliest(falls.unsqueeze(-1), new)
+        y = torch.where(falls.any(0).unsqueeze(-1), longest, y)
+        where = where & ~falls.any(0)
+        if not transforms.waits(y) and not bool(where.any()):
             break
     return y
 
 
 def _searched(problem: Problem, y: Tensor, step: Tensor, support: Tensor, where: Tensor) -> Tensor:
-    """Line search by bisection: the point where the directional derivative of the objective is
-    close to 0. Fixed fractions of the step fail if the curvature of Ω changes sharply along it."""
+    """Line search: the point where the directional derivative of the objective is close to 0, by
+    dividing the interval into two parts, or into 16 where testing for the end would wait. Fixed
+    fractions of the step fail if the curvature of Ω changes sharply along it."""
+    parts, rounds = (16, 6) if transforms.waits(y) else (2, 40)
     low, high = torch.zeros_like(y[..., :1]), torch.ones_like(y[..., :1])
     first = row_dot(problem.slope(y), step)
-    t, new = high, y
-    for _ in range(40):
-        new = moved(problem, y, t * step, support)
-        slope = torch.nan_to_num(row_dot(problem.slope(new), step))
+    fractions = torch.arange(1, parts, dtype=y.dtype, device=y.device) / parts
+    fractions = fractions.view(-1, *(1,) * y.ndim)
+    t, best, found = high.unsqueeze(0), high, ~where.unsqueeze(-1)
+    for _ in range(rounds):
+        slope = problem.slope(moved(problem, y, t * step, support))
+        slope = torch.nan_to_num(row_dot(slope, step))
         near = slope.abs() <= 0.1 * first.abs()
-        if bool((near | (high - low <= 1e-12) | ~where.unsqueeze(-1)).all()):
+        before = ((slope > 0) & ~near).cumprod(0) > 0  # points before the end of the search
+        low = torch.where(before, t, low).amax(0)
+        high = torch.where(before.all(0), high, earliest(~before, t))
+        best = torch.where(found, best, torch.where(low > 0, low, high))
+        ends = earliest(~before, near) & ~before.all(0) & ~found
+        best, found = torch.where(ends, high, best), found | ends
+        if not transforms.waits(y) and bool((found | (high - low <= 1e-12)).all()):
             break
-        low = torch.where(~near & (slope > 0), t, low)
-        high = torch.where(~near & (slope <= 0), t, high)
-        t = torch.where(near, t, (low + high) / 2)
-    return new
+        t = low + (high - low) * fractions
+    return moved(problem, y, best * step, support)
 
 
 def _lost(problem: Problem, y: Tensor, new: Tensor, slope: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
+from ..kernels import decisions, simplex
 from ..kernels.simplex import row_dot
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
@@ -64,7 +64,7 @@ class Proximal(Solver):
                 most = value - row_dot(primal, change) + row_dot(change, change) / (2 * step)
                 slack = 64 * torch.finfo(z.dtype).eps * (1 + value.abs())
                 fits = (base(z - new)[1] <= most + slack) | (step <= 1e-12)
-                if bool(fits.all()):
+                if decisions.all_of(fits):
                     break
                 step = torch.where(fits, step, step / 2)
             uphill = row_dot(ahead - new, new - u) > 0
@@ -82,7 +82,7 @@ class Proximal(Solver):
                 better = ~done & (other < found.error_bound) & reached
                 y = chosen(better, candidate, y)
                 done = done | reached
-                if bool(done.all()):
+                if decisions.all_of(done):
                     break
         return y, iterations
 
