@@ -99,7 +99,7 @@ def check(mapping: str, x: Tensor, gamma: Any, lam: Any, mask: Tensor | None, pa
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mapping", ["fusedmax", "oscarmax"])
-@pytest.mark.parametrize("lam", [0.0, 0.05, 2.0, 1e12])
+@pytest.mark.parametrize("lam", [0.0, 0.05, 2.0])
 def test_hard_rows(mapping: str, lam: float, path: str) -> None:
     x = torch.stack(list(rows().values()))
     mask = torch.rand(x.shape) > 0.25
@@ -124,12 +124,12 @@ def test_one_participant_and_none(mapping: str, path: str) -> None:
 def test_numbers_per_row(mapping: str, path: str) -> None:
     x = torch.randn(6, D, dtype=F64)
     gamma = torch.tensor([1.0, 0.1, 10.0, 1e-3, 1.0, 0.5], dtype=F64)[:, None]
-    lam = torch.tensor([0.0, 1e-2, 1.0, 1e-5, 1e5, 0.3], dtype=F64)[:, None]
+    lam = torch.tensor([0.0, 1e-2, 1.0, 1e-5, 1e12, 0.3], dtype=F64)[:, None]
     check(mapping, x, gamma, lam, torch.rand(x.shape) > 0.2, path)
 
 
 @pytest.mark.parametrize("mapping", ["fusedmax", "oscarmax"])
-@pytest.mark.parametrize("d", [16, 64, 256, 700, 2500])
+@pytest.mark.parametrize("d", [64, 700, 2500])
 def test_lengths(mapping: str, d: int) -> None:
     """Tiles of several rows, of one, and blocks of a long one."""
     x = torch.randn(2, d, dtype=F64).cumsum(1) / 10
