@@ -219,9 +219,7 @@ def counts() -> dict[str, dict[str, Any]]:
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
         for _, *launch in launches(run):
             found = compiled(*launch)
-            names = ("BLOCK", "CHUNK", "N", "B")
-            tile = found.get("ROWS", 1) * next(found[key] for key in names if key in found)
-            table[f"{name} {found['kernel']}"] = _row(found, tile)
+            table[f"{name} {found['kernel']}"] = _row(found, _tile(found))
     for mapping, dtype, d, number, epsilon, masked in LOSSES:
         kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
         x = torch.zeros(3, d, dtype=getattr(torch, dtype))
@@ -238,8 +236,7 @@ def counts() -> dict[str, dict[str, Any]]:
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number} loss"
         for _, *launch in launches(losses):
             found = compiled(*launch)
-            tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
-            table[f"{name} {found['kernel']}"] = _row(found, tile)
+            table[f"{name} {found['kernel']}"] = _row(found, _tile(found))
     for case in ATTENTION:
         kind, dtype, size, alpha, more = case
         name = f"{kind} {dtype} {size} {alpha or 'tensor'} {more}".rstrip()
@@ -247,6 +244,12 @@ def counts() -> dict[str, dict[str, Any]]:
             found = compiled(*launch)
             table[f"{name} {found['kernel']}"] = _row(found, found["BM"] * found["BN"])
     return table
+
+
+def _tile(found: dict[str, Any]) -> int:
+    """The entries that a program processes at once."""
+    block = next((found[key] for key in ("BLOCK", "CHUNK", "N", "B") if key in found), 1)
+    return int(found.get("ROWS", 1) * block)
 
 
 def _row(found: dict[str, Any], tile: int) -> dict[str, Any]:
