@@ -30,6 +30,7 @@ COUNTED = (
     ("tsallis", "float32", 1024, 1.5),
     ("tsallis", "float32", 32768, 1.5),
     ("pnorm", "float32", 1024, 1.5),
+    *((name, "float32", d, 0.1) for name in ("tv", "oscar") for d in (64, 1024, 8192, 32768)),
 )
 # losses: mapping, dtype, d, hyperparameter, ε, whether there is a mask
 LOSSES = (
@@ -133,8 +134,8 @@ def compiled(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict
 
 
 def _resources(ptx: str) -> dict[str, int]:
-    """Registers per thread and bytes spilled, as the assembler of Triton's wheel reports them, and
-    the instructions of a thread."""
+    """Registers per thread and bytes spilled, as the assembler of Triton's wheel reports them, the
+    instructions of a thread, and the bytes that they load from and store to global memory."""
     from triton import knobs
 
     assembler = Path(knobs.nvidia.ptxas.path)
@@ -149,7 +150,12 @@ def _resources(ptx: str) -> dict[str, int]:
     for key, pattern in (("registers", r"Used (\d+) reg"), ("spilled", r"(\d+) bytes spill st")):
         found[key] = max(int(number) for number in re.findall(pattern, report))
     names = re.findall(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w+)", code, re.MULTILINE)
-    return {**found, "instructions": len(names), "stores": names.count("STS")}
+    global_ = re.findall(r"\b(?:LDG|STG)(\.\S+)", code)
+    width = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
+    traffic = sum(max(width.get(part, 0) for part in name.split(".")) or 4 for name in global_)
+    return {
+        **found, "instructions": len(names), "stores": names.count("STS"), "bytes": traffic
+    }  # fmt: skip
 
 
 def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -192,8 +198,8 @@ def attention_launches(case: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
 
 
 def counts() -> dict[str, dict[str, Any]]:
-    """The table: per launch, instructions and stores to shared memory of a thread for each of its
-    entries, registers, bytes spilled, and seconds of compilation."""
+    """The table: per launch, instructions, stores to shared memory and bytes of global memory of a
+    thread for each of its entries, registers, bytes spilled, and seconds of compilation."""
     import torch
 
     table = {}
@@ -213,8 +219,7 @@ def counts() -> dict[str, dict[str, Any]]:
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number}"
         for _, *launch in launches(run):
             found = compiled(*launch)
-            tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
-            table[f"{name} {found['kernel']}"] = _row(found, tile)
+            table[f"{name} {found['kernel']}"] = _row(found, _tile(found))
     for mapping, dtype, d, number, epsilon, masked in LOSSES:
         kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
         x = torch.zeros(3, d, dtype=getattr(torch, dtype))
@@ -231,8 +236,7 @@ def counts() -> dict[str, dict[str, Any]]:
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number} loss"
         for _, *launch in launches(losses):
             found = compiled(*launch)
-            tile = found.get("ROWS", 1) * found.get("BLOCK", found.get("CHUNK", found.get("N", 1)))
-            table[f"{name} {found['kernel']}"] = _row(found, tile)
+            table[f"{name} {found['kernel']}"] = _row(found, _tile(found))
     for case in ATTENTION:
         kind, dtype, size, alpha, more = case
         name = f"{kind} {dtype} {size} {alpha or 'tensor'} {more}".rstrip()
@@ -242,11 +246,18 @@ def counts() -> dict[str, dict[str, Any]]:
     return table
 
 
+def _tile(found: dict[str, Any]) -> int:
+    """The entries that a program processes at once."""
+    block = next((found[key] for key in ("BLOCK", "CHUNK", "N", "B") if key in found), 1)
+    return int(found.get("ROWS", 1) * block)
+
+
 def _row(found: dict[str, Any], tile: int) -> dict[str, Any]:
     each = max(tile // (32 * found["num_warps"]), 1)
     return {
         "instructions": round(found["instructions"] / each, 1),
         "stores": round(found["stores"] / each, 1),
+        "bytes": round(found["bytes"] / each, 1),
         "registers": found["registers"],
         "spilled": found["spilled"],
         "seconds": found["seconds"],

@@ -16,6 +16,8 @@ from torch import Tensor
 
 need_triton()
 
+import interpreted_scans  # noqa: E402
+
 import regmax.functional as F  # noqa: E402
 from regmax.kernels import Lazy  # noqa: E402
 from regmax.kernels.triton import long_rows  # noqa: E402
@@ -64,6 +66,7 @@ KINDS = {"softmax": "entropy", "sparsemax": "gini", "entmax": "tsallis", "pnormm
 @pytest.fixture(params=TRITON_DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     torch.manual_seed(0)
+    interpreted_scans.use(monkeypatch)
     # the reference is PyTorch's: kernels of the CPU stay out
     monkeypatch.setattr(Lazy, "get", lambda lazy, device: None)
     monkeypatch.setattr(compiled, "PLANS", {})

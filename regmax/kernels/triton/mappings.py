@@ -77,7 +77,8 @@ class ChainKernel(Kernel):
     """P_Δ of a prox on neighbours: by position (total variation) or, ``ranked``, by rank (OSCAR).
 
     Computes in float64 for every dtype. The caller rounds to half precision, so that rounding does
-    not merge groups. ``block``, for tests and tuning: entries that a program processes at once.
+    not merge groups. ``block``, for tests and tuning: the longest row in registers, and the entries
+    of a block of a longer one.
     """
 
     name = "triton"

@@ -1,4 +1,4 @@
-"""The groups of a chain in Triton: their values and splits, by scans.
+"""The groups of a chain in Triton: their values and splits, by scans of a tile in registers.
 
 For
 
@@ -14,8 +14,7 @@ again from the data, as
 
     t_G = mean(x_G) + (pull before − pull after)/|G|,   pull = down, −up, 0 by the jump's sign.
 
-A row is processed block by block. Registers carry values from block to block; the row's state is in
-memory. Sweeps to the left read backwards and scan forwards.
+A tile is (rows, columns); the code of an entry is that of the border after it.
 
 Source: Chambolle & Darbon (2009) for the splitting.
 """
@@ -28,6 +27,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .rows import quotient
+
 NOT = tl.constexpr(0)
 END = tl.constexpr(1)
 DOWN = tl.constexpr(2)
@@ -35,40 +36,80 @@ UP = tl.constexpr(3)
 
 
 @triton.jit
-def least(a, b):
-    return tl.minimum(a, b)
+def summed(a, s, b, t):
+    """Scan operator: the sum and the number of participants of an entry's group so far.
+
+    Bits of a number: 0–1 the code of the last entry, 2–3 that before its group (0: to the left),
+    4–6 four more than that before the entry (0: to the left), 7–31 participants.
+    """
+    before = a & 3
+    inside, start = (b & 12) != 0, before != NOT
+    own = tl.where(start, before << 2, a & -116) + (b & -128)
+    own = tl.where(inside, b & -116, own)
+    entry = tl.where((b & 64) != 0, b & 112, 64 | (before << 4))
+    return own | entry | (b & 3), tl.where(inside | start, t, s + t)
 
 
 @triton.jit
-def greatest(a, b):
-    return tl.maximum(a, b)
+def known(a, b):
+    """Scan operator: the nearest number that is not NaN."""
+    return tl.where(b == b, b, a)
 
 
 @triton.jit
-def joined(f, s, n, p, g, t, m, q):
-    """Scan operator: partial sums of a group, its participants and its pull; f flags a start."""
-    return (
-        f | g,
-        tl.where(g != 0, t, s + t),
-        tl.where(g != 0, m, n + m),
-        tl.where(g != 0, q, p),
-    )
+def next_known(a, following, b, next):
+    """Scan operator: ``known``, and the same for the entry before."""
+    return tl.where(b == b, b, a), tl.where(next == next, next, a)
 
 
 @triton.jit
-def summed(f, s, n, g, t, m):
-    """``joined`` without a pull."""
-    return f | g, tl.where(g != 0, t, s + t), tl.where(g != 0, m, n + m)
+def labelled(a, b):
+    """Scan operator: the nearest label that is not 0, and four times that of the entry before."""
+    own, following = b & 3, b >> 2
+    own = tl.where(own != 0, own, a & 3)
+    return own | (tl.where(following != 0, following, a & 3) << 2)
 
 
 @triton.jit
-def clipped(c, low, high, b, least_, most):
-    """x → clip(x + c, low, high), then x → clip(x + b, least, most)."""
+def clipped(c, low, high, b, least, most):
+    """Scan operator: x → clip(x + c, low, high), then x → clip(x + b, least, most)."""
     return (
         c + b,
-        tl.minimum(tl.maximum(low + b, least_), most),
-        tl.minimum(tl.maximum(high + b, least_), most),
+        tl.minimum(tl.maximum(low + b, least), most),
+        tl.minimum(tl.maximum(high + b, least), most),
     )
+
+
+@triton.jit
+def limits(lam, d, RANKED: tl.constexpr):
+    """How far below the maximum an entry still affects others. Lower ones would absorb them in
+    sums. An entry may rise by λd in the regression, and by 2λ in total variation, where the
+    maximum may fall by 2λ; P_Δ is 0 at 1 below the maximum. The rest is for rounding."""
+    return tl.minimum(1.01 * (1.0 + lam * (d if RANKED else 4)), 1e290)
+
+
+@triton.jit
+def scaled(x, top, gamma, depth):
+    """(x − top)/γ, at least −``depth``."""
+    off = top.to(tl.float64) - x.to(tl.float64)
+    delta = quotient(off, gamma, 1.0 / gamma)
+    return tl.where(off > 0, -tl.where(delta < depth, delta, depth), 0.0)
+
+
+@triton.jit
+def rank_of(x, ptr, d, inside):
+    """How many of d numbers in memory, the largest first, are larger than x; 0 where not
+    ``inside``."""
+    rank = tl.zeros(x.shape, tl.int32)
+    step = 1
+    while step < d:
+        step = step * 2
+    while step > 1:
+        step = step // 2
+        at = rank + (step - 1)
+        other = tl.load(ptr + at, mask=inside & (at < d), other=-float("inf"))
+        rank += tl.where(other > x, step, 0)
+    return rank
 
 
 @triton.jit
@@ -77,120 +118,34 @@ def pull(code, down, up):
 
 
 @triton.jit
-def last_of(x, j, B: tl.constexpr):
-    """The last entry of a block."""
-    return tl.sum(tl.where(j == B - 1, x, tl.zeros_like(x)))
+def following(x):
+    """The nearest number after each entry that is not NaN; NaN where there is none."""
+    nothing = tl.zeros_like(x) + float("nan")
+    return tl.associative_scan((x, nothing), 1, next_known, reverse=True)[1]
 
 
 @triton.jit
-def group_values(x_at, t_at, code_at, d, down, up, B: tl.constexpr):
-    """t_G at the end of each group, then at all its entries."""
-    j = tl.arange(0, B)
-    total = tl.full((), 0.0, tl.float64)
-    count, before = total, total
-    for b in range(0, d, B):
-        i = b + j
-        inside = i < d
-        x = tl.load(x_at + i, mask=inside, other=-float("inf"))
-        code = tl.load(code_at + i, mask=inside, other=0)
-        previous = tl.load(code_at + i - 1, mask=inside & (i > 0), other=END)
-        start = (inside & (previous != NOT)).to(tl.int32)
-        on = x > -float("inf")
-        f, s, n, p = tl.associative_scan(
-            (
-                start,
-                tl.where(on, x, 0.0),
-                tl.where(on, 1.0, 0.0).to(tl.float64),
-                pull(previous, down, up),
-            ),
-            0,
-            joined,
-        )
-        s = tl.where(f == 0, s + total, s)
-        n = tl.where(f == 0, n + count, n)
-        p = tl.where(f == 0, before, p)
-        t = (s + (p - pull(code, down, up))) / tl.maximum(n, 1.0)
-        # pulls first: a group of one entry between a higher and a lower one is x_i exactly
-        tl.store(t_at + i, t, mask=inside & (code != NOT))
-        total, count, before = last_of(s, j, B), last_of(n, j, B), last_of(p, j, B)
-    tl.debug_barrier()
-    following = d - 1
-    for b in range(0, d, B):
-        i = d - 1 - b - j
-        inside = i >= 0
-        code = tl.load(code_at + i, mask=inside, other=0)
-        end = tl.associative_scan(tl.where(inside & (code != NOT), i, d), 0, least)
-        end = tl.minimum(end, following)
-        t = tl.load(t_at + end, mask=inside, other=0.0)
-        tl.store(t_at + i, t, mask=inside & (code == NOT))
-        following = tl.min(end)
-    tl.debug_barrier()
+def group_values(x, on, code, down, up):
+    """t_G at all entries of each group, and the code before each entry (0 at the first, and
+    otherwise four more). x is 0 where not ``on``."""
+    a, s = tl.associative_scan((code + tl.where(on, 128, 0), x), 1, summed)
+    # pulls first: a group of one entry between a higher and a lower one is x_i exactly
+    t = s + (pull((a >> 2) & 3, down, up) - pull(code, down, up))
+    t = tl.where(code != NOT, t / tl.maximum(a >> 7, 1), float("nan"))
+    return tl.associative_scan(t, 1, known, reverse=True), (a >> 4) & 7
 
 
 @triton.jit
-def split(x_at, t_at, m_at, code_at, d, down, up, slack, B: tl.constexpr):
-    """Marks new ends where a group's solution crosses its value; returns their number."""
-    j = tl.arange(0, B)
-    message = tl.full((), 0.0, tl.float64)
-    for b in range(0, d, B):
-        i = b + j
-        inside = i < d
-        x = tl.load(x_at + i, mask=inside, other=-float("inf"))
-        t = tl.load(t_at + i, mask=inside, other=0.0)
-        code = tl.load(code_at + i, mask=inside, other=0)
-        previous = tl.load(code_at + i - 1, mask=inside & (i > 0), other=END)
-        on = x > -float("inf")
-        start = inside & (previous != NOT)
-        c = tl.where(on, t - tl.where(on, x, 0.0), 0.0)
-        c = c - tl.where(start, pull(previous, down, up), 0.0) + pull(code, down, up)
-        # a masked entry passes the message on unchanged
-        low = tl.where(start, c, tl.where(on, c - down, -float("inf")))
-        high = tl.where(start, c, tl.where(on, c + up, float("inf")))
-        c, low, high = tl.associative_scan((c, low, high), 0, clipped)
-        m = tl.minimum(tl.maximum(message + c, low), high)
-        tl.store(m_at + i, m, mask=inside)
-        message = last_of(m, j, B)
-    tl.debug_barrier()
-    following = d - 1
-    cuts = 0
-    for b in range(0, d, B):
-        i = d - 1 - b - j
-        inside = i >= 0
-        m = tl.load(m_at + i, mask=inside, other=0.0)
-        code = tl.load(code_at + i, mask=inside, other=END)
-        # the nearest entry to the right whose label is known
-        right = inside & (i < d - 1)
-        m_right = tl.load(m_at + i + 1, mask=right, other=0.0)
-        known = right & (tl.load(code_at + i + 1, mask=right, other=END) != NOT)
-        known = known | (right & ((m_right > up + slack) | (m_right < -down - slack)))
-        source = tl.associative_scan(tl.where(known, i + 1, d), 0, least)
-        source = tl.minimum(source, following)
-        beyond = tl.load(m_at + source, mask=inside, other=0.0) < 0
-        above = (m < -down - slack) | ((m <= up + slack) & beyond)
-        cut = inside & (code == NOT) & (above != beyond)
-        following = tl.min(source)
-        cuts += tl.sum(cut.to(tl.int32))
-        # a cut is at an entry whose label is known: the blocks to the left, which read the first
-        # entry of this one, find the same source with or without the cut
-        tl.debug_barrier()
-        tl.store(code_at + i, tl.where(above, DOWN, UP).to(tl.int8), mask=cut)
-    tl.debug_barrier()
-    return cuts
-
-
-@triton.jit
-def join(t_at, code_at, d, B: tl.constexpr):
-    """Removes ends whose jump has the wrong sign by rounding; returns their number."""
-    j = tl.arange(0, B)
-    wrong = 0
-    for b in range(0, d, B):
-        i = b + j
-        inside = i < d - 1
-        jump = tl.load(t_at + i, mask=inside, other=0.0)
-        jump = jump - tl.load(t_at + i + 1, mask=inside, other=0.0)
-        code = tl.load(code_at + i, mask=inside, other=0)
-        off = ((code == DOWN) & (jump < 0)) | ((code == UP) & (jump > 0))
-        tl.store(code_at + i, tl.zeros_like(code), mask=off)
-        wrong += tl.sum(off.to(tl.int32))
-    tl.debug_barrier()
-    return wrong
+def split(x, on, t, before, code, down, up, slack):
+    """The codes of new ends, where a group's solution crosses its value; elsewhere 0."""
+    start = before != 4 + NOT
+    c = tl.where(on, t - x, 0.0) - pull(before & 3, down, up) + pull(code, down, up)
+    # a masked entry passes the message on unchanged
+    low = tl.where(start, c, tl.where(on, c - down, -float("inf")))
+    high = tl.where(start, c, tl.where(on, c + up, float("inf")))
+    _, m, _ = tl.associative_scan((c, low, high), 1, clipped)
+    sure = (code != NOT) | (m > up + slack) | (m < -down - slack)
+    label = tl.where(sure, tl.where(m < 0, DOWN, UP), 0)
+    label = tl.associative_scan(label, 1, labelled, reverse=True)
+    above = label & 3
+    return tl.where((code == NOT) & (above != (label >> 2)), above, 0)
