@@ -85,6 +85,18 @@ def living(tensors: Any) -> Any:
     return tensors if transforming() else unwrap_dead_wrappers(tensors)
 
 
+_HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def unhooked() -> AbstractContextManager[object]:
+    """Keeps hooks for saved tensors, such as those of ``torch.utils.checkpoint``, off the graphs
+    that live no longer than the block. Checkpoints count what is saved, and a first call makes more
+    graphs than a later one."""
+    if _HOOKS is not None and _HOOKS(False) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
 def batched(t: Tensor) -> bool:
     """Whether t is a batched tensor of ``autograd.grad(..., is_grads_batched=True)``."""
     return bool(torch._C._functorch.is_legacy_batchedtensor(t))

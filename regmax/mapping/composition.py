@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels import Kernel
+from ..kernels import Kernel, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, averaged
@@ -46,6 +46,13 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     penalty, base = unweighted(omega.penalty, 1.0)[0], replace(rows, omega=omega.base)
     if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
         return None
+    if generated.undecided(base):  # for a base without a kernel no prox is recorded
+        with torch.no_grad(), transforms.unhooked():
+            s = _prox(rows, omega)
+            if s is not None:
+                generated.argmax(replace(base, x=s), settings, alike=True)
+        if not generated.may_be(base):
+            return None
     s = _prox(rows, omega)
     made = None if s is None else generated.argmax(replace(base, x=s), settings, alike=True)
     if made is None:

@@ -52,7 +52,8 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
     found = PLANS.get(key)
     if found is None or (isinstance(found, int) and found < _TRIALS):
         trial = found or 0
-        found = _made(rows, kept, trial) or trial + 1
+        with transforms.unhooked():
+            found = _made(rows, kept, trial) or trial + 1
         if len(PLANS) >= 512:
             PLANS.clear()
         PLANS[key] = found
@@ -107,6 +108,12 @@ def may_be(rows: Rows) -> bool:
     found = PLANS.get(key) if key is not None else None
     tried = found if isinstance(found, int) else 0
     return key is not None and not isinstance(found, str) and tried < _TRIALS
+
+
+def undecided(rows: Rows) -> bool:
+    """Whether it is not known yet if a kernel is made of the value of Ω."""
+    key = _key(rows, QUIET)[0]
+    return key is not None and not isinstance(PLANS.get(key), str | Plan)
 
 
 def why_none(rows: Rows, settings: Settings) -> str | None:
@@ -257,7 +264,8 @@ class _Checked(_Planned):
     ) -> tuple[Tensor, Tensor | None]:
         y, missed = self.solved(x, gamma, theta, mask)
         rows, settings = self.rows, self.settings
-        self._look(y)
+        with transforms.unhooked():
+            self._look(y)
         path, why = "kernel from the value", f"its source is {self.made.kernel.path}"
         iterations = None
         if bool(missed.any()):

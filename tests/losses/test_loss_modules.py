@@ -107,6 +107,24 @@ def test_checkpoints(name, reentrant):
     assert torch.equal(leaf.grad, gradient(lambda x: loss(2 * x, k), leaf))
 
 
+@pytest.mark.parametrize("module", [regmax.RegularizedMax, FenchelYoungLoss])
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize("coupled", [False, True])
+def test_checkpoints_of_a_first_call(coupled, penalised, module):
+    """What is computed once for an Ω is not saved for backward."""
+
+    class Own(regmax.Regularizer):
+        def value(self, y):
+            more = torch.linalg.slogdet(torch.eye(5) + torch.diag_embed(y)).logabsdet
+            return y.square().sum(-1) - (more if coupled else 0)
+
+    function = module(Own() + 0.1 * regmax.penalty("tv") if penalised else Own())
+    given = (indices(4, 5),) if module is FenchelYoungLoss else ()
+    leaf = normal(4, 5).requires_grad_()
+    checkpoint(lambda x: (function(x, *given) ** 2).sum(), leaf, use_reentrant=False).backward()
+    assert torch.equal(leaf.grad, gradient(lambda x: (function(x, *given) ** 2).sum(), leaf))
+
+
 # -- the module --------------------------------------------------------------------------------
 
 
