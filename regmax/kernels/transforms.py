@@ -92,7 +92,11 @@ def unhooked() -> AbstractContextManager[object]:
     """Keeps hooks for saved tensors, such as those of ``torch.utils.checkpoint``, off the graphs
     that live no longer than the block. Checkpoints count what is saved, and a first call makes more
     graphs than a later one."""
-    if _HOOKS is not None and _HOOKS(False) is None:
+    if _HOOKS is None:  # older versions of PyTorch: there may be some where they are not disabled
+        some = bool(torch._C._autograd._saved_tensors_hooks_is_enabled())  # type: ignore[attr-defined]
+    else:
+        some = _HOOKS(False) is not None
+    if not some:
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
