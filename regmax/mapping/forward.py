@@ -227,15 +227,11 @@ def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Sett
     """Π_Ω by the solvers, with all that is checked of Ω."""
     if z.numel() == 0:
         return Forward(z.clone(), "empty batch", "nothing to solve")
+    solve = functools.partial(_by_solver, omega, z, mask, settings)
     with transforms.unhooked():
-        return _predicted(omega, z, mask, settings)
-
-
-def _predicted(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
-    if transforms.waits(z) and settings.trace is None:
-        solve = functools.partial(_by_solver, omega, z, mask, settings)
-        return decisions.predicted(solve, _decisions(omega, z))
-    return _by_solver(omega, z, mask, settings)
+        if transforms.waits(z) and settings.trace is None:
+            return decisions.predicted(solve, _decisions(omega, z))
+        return solve()
 
 
 def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
