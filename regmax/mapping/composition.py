@@ -46,7 +46,7 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     penalty, base = unweighted(omega.penalty, 1.0)[0], replace(rows, omega=omega.base)
     if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
         return None
-    if generated.undecided(base):  # for a base without a kernel no prox is recorded
+    if generated.undecided(base):  # nothing is recorded before it is known that both are used
         with torch.no_grad(), transforms.unhooked():
             s = _prox(rows, omega)
             if s is not None:

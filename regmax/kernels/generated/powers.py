@@ -54,6 +54,7 @@ def _powers(y: Any, h: Any, c: Any) -> Any:
 
 @njit
 def largest(a: Any, m: int) -> float:
+    """The largest of a[:m]."""
     most = simd.spread(simd.load(a, 0), -np.inf)
     for i in range(0, m, LANES):
         most = simd.larger(most, simd.select(simd.first(m - i), simd.load(a, i), -np.inf))
