@@ -1,5 +1,5 @@
-"""α-entmax and its derivatives on the CPU: short float32 rows sixteen at a time, others one by
-one."""
+"""α-entmax and its derivatives on the CPU: float32 rows sixteen at a time, others in small groups
+or one by one."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def _kind(d: int, gamma: float, a: float, like: Any) -> int:
 
 
 @njit
-def _solve(job: Any, kind: int, like: Any, n: int, room: Any) -> None:
+def _solve(job: Any, kind: int, like: Any, n: int, room: Any, wide: Any) -> None:
     """The n rows of a kind that wait in ``room``."""
     if kind == HALF:
         _short.together15(job, like, n, room)
     else:
-        _short.together(job, like, n, room)
+        _short.together(job, like, n, room, memory.row(wide, 0))
 
 
 def forward(job: Any, like: Any) -> None:
     d = job[common.WIDTH]
-    short = tiles.fits(d, like)
+    short, most = memory.size(like) == 4, tiles.rows_of(d)
     wide, own = common.scratch(3, d), common.scratch_like(2, d, like)
     rooms = tiles.room(d, like), tiles.room(d, like)
-    group = _powers.GROUP if d <= 2048 else 1
+    group = 0 if short else _powers.GROUP if d <= 2048 else 1
     many, few = common.scratch(group + 2, d), common.scratch_like(2 * group, d, like)
     waiting, count = memory.empty(1, LANES, np.int64)[0], memory.empty(1, 2, np.int64)[0]
     count[HALF], count[POWER] = 0, 0
@@ -60,8 +60,8 @@ def forward(job: Any, like: Any) -> None:
                 else:
                     room[LANES * tiles.RATE + k] = a
                 count[kind] += 1
-                if count[kind] == LANES:
-                    _solve(job, kind, like, LANES, room)
+                if count[kind] == most:
+                    _solve(job, kind, like, most, room, wide)
                     count[kind] = 0
             else:
                 waiting[count[POWER]] = r
@@ -74,7 +74,7 @@ def forward(job: Any, like: Any) -> None:
         _powers.forward_power(job, like, waiting, count[POWER], many, few)
     for kind in range(2):
         if count[kind] > 0 and short:
-            _solve(job, kind, like, count[kind], memory.row(rooms[kind], 0))
+            _solve(job, kind, like, count[kind], memory.row(rooms[kind], 0), wide)
 
 
 def backward(job: Any, like: Any) -> None:

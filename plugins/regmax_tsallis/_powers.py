@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from regmax.kernels.cpu import common, elementary, memory, simd
+from regmax.kernels.cpu import common, elementary, memory, simd, tiles
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
@@ -159,9 +159,9 @@ def tolerance(row: Any) -> float:
     return 4.0 * common.EPS if simd.resolution(row) < 1e-10 else 1e-4
 
 
-@njit
+@tiles.double
 def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: Any) -> None:
-    """Up to GROUP rows with 1.05 < α < 2. ``wide`` is scratch for two rows more than the group,
+    """Up to GROUP rows of float64 with 1.05 < α < 2. ``wide`` is scratch for two rows more than the group,
     ``own`` for two rows per row of the group.
 
     Each step waits for the sum of the step before. Interleaving the rows lets the processor compute

@@ -1,4 +1,4 @@
-"""α-entmax of float32 for 1.05 < α < 2: thresholds of sixteen short rows at a time, and J v.
+"""α-entmax of float32 for 1.05 < α < 2: sixteen rows at a time, and J v.
 
 The formulas are those of :mod:`regmax_tsallis._rows`. Powers are in float32, sums over a row in
 float64.
@@ -68,13 +68,19 @@ def _power(t: Any, less: Any) -> Any:
     """t₊^(1/a) in float32, and its quotient by t; ``less`` is 1/a − 1."""
     inside = t > 1e-30
     t = simd.select(inside, t, 1.0)
-    log = elementary.log32(t) * less
-    slope = simd.select(inside & (log > -87.0), elementary.exp32(log), 0.0)
+    log = elementary.log2_32(t) * less
+    slope = simd.select(inside & (log > -125.0), elementary.exp2_32(log), 0.0)
     return slope * t, slope
 
 
 @njit
-def _step(rough: Any, m: int, a: Any, tau: Any) -> Any:
+def _sums(v: Any, whole: bool) -> Any:
+    """The sums over rows of the sums of lanes: ``whole`` if all lanes are of one row."""
+    return simd.spread(v, simd.total(v)) if whole else v
+
+
+@njit
+def _step(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> Any:
     """Newton's step of (Σy)^a = 1, y = [a(z − τ)]₊^(1/a).
 
     (Σy)^a is a norm of [a(z − τ)]₊, so it is convex in τ, and Newton from below stays below.
@@ -86,25 +92,24 @@ def _step(rough: Any, m: int, a: Any, tau: Any) -> Any:
         y, slope = _power((simd.load(rough, i) - tau) * a, less)
         sums = sums + y
         slopes = slopes + slope
-    return (sums - elementary.exp32(elementary.log32(sums) * (1.0 - a))) / (slopes * a)
+    sums, slopes = _sums(sums, whole), _sums(slopes, whole)
+    norm = elementary.exp2_32(elementary.log2_32(sums) * (1.0 - a))
+    return (sums - norm) / (slopes * a)
 
 
 @njit
-def bound(rough: Any, m: int, a: Any) -> Any:
+def _bound(rough: Any, m: int, a: Any, whole: bool) -> Any:
     """A lower bound on τ, from some of the entries."""
-    tau = simd.spread(a, -1.0) / a
-    low = tau
-    for _ in range(2):
-        tau = tau + _step(rough, m, a, tau)
-    return simd.larger(tau - 1e-5 / a, low)
+    low = simd.spread(a, -1.0) / a
+    return simd.larger(low + _step(rough, m, a, low, whole) - 1e-5 / a, low)
 
 
 @njit
-def threshold(rough: Any, m: int, a: Any, tau: Any) -> Any:
-    """τ of each lane, to about 1e-5/a, from a lower bound."""
+def _threshold(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> Any:
+    """τ, to about 1e-5/a, from a lower bound."""
     moving = tau < simd.spread(tau, 0.0)
     for _ in range(m):
-        step = _step(rough, m, a, tau)
+        step = _step(rough, m, a, tau, whole)
         tau = tau + simd.select(moving, step, 0.0)
         moving = moving & (step * a > 1e-3)
         if simd.count(moving) == 0:
@@ -113,50 +118,34 @@ def threshold(rough: Any, m: int, a: Any, tau: Any) -> Any:
 
 
 @njit
-def write(
-    row: Any,
-    d: int,
-    low: float,
-    top: float,
-    scale: float,
-    a: float,
-    tau: float,
-    slopes: Any,
-    out: Any,
-    blank: bool,
-) -> None:
-    """out = y, after a last step from τ; ``slopes`` is scratch of d entries."""
-    none = simd.load_part(row, 0, simd.first(0), 0.0)
-    less = simd.spread(none, 1.0 / a - 1.0)
+def _entries(z: Any, m: int, a: Any, tau: Any, y: Any, slopes: Any, whole: bool) -> None:
+    """y of the scores z, after a last step from τ; ``slopes`` is scratch."""
+    rate = simd.wide(a)
+    less = (1.0 - a) / a
+    power = simd.spread(rate, 1.0) / rate
+    zero = simd.spread(rate, 0.0)
+    step = zero
     for _ in range(50):
-        sums, total = simd.wide(none), simd.wide(none)
-        for i in range(0, d, LANES):
-            v = common.piece(row, i, d, -np.inf)
-            if d > common.DENSE and simd.count(v >= low) == 0:
-                simd.store(slopes, i, none)
-                if not blank:
-                    common.store_piece(out, i, d, none)
-                continue
-            exact = ((simd.wide(v) - top) * scale - tau) * a
+        sums, total = zero, zero
+        for i in range(0, m, LANES):
+            exact = (simd.load(z, i) - tau) * rate
             t = simd.narrow(exact)
-            y, slope = _power(t, less)
+            v, slope = _power(t, less)
             # the rounding of t, which 1/a magnifies
-            y = y + slope * simd.narrow((exact - simd.wide(t)) * (1.0 / a))
-            y = simd.select(slope > 0.0, y, 0.0)
+            v = v + slope * simd.narrow((exact - simd.wide(t)) * power)
+            v = simd.select(slope > 0.0, v, 0.0)
             simd.store(slopes, i, slope)
-            common.store_piece(out, i, d, y)
-            sums = sums + simd.wide(y)
+            simd.store(y, i, v)
+            sums = sums + simd.wide(v)
             total = total + simd.wide(slope)
-        step = (simd.total(sums) - 1.0) / simd.total(total)
-        if not abs(step) * a > 1e-3:
+        step = (_sums(sums, whole) - 1.0) / _sums(total, whole)
+        far = (step * rate > 1e-3) | (step * rate < -1e-3)
+        if simd.count(far) == 0:
             break
-        tau += step
-    last = simd.spread(none, step)
-    for i in range(0, d, LANES):
-        slope = simd.load(slopes, i)
-        if d <= common.DENSE or simd.count(slope > 0.0) > 0:
-            y = common.piece(out, i, d, 0.0)
-            common.store_piece(out, i, d, simd.larger(y - slope * last, 0.0))
+        tau = tau + simd.select(far, step, 0.0)
+    last = simd.narrow(step)
+    for i in range(0, m, LANES):
+        simd.store(y, i, simd.larger(simd.load(y, i) - simd.load(slopes, i) * last, 0.0))
 
 
 @njit
@@ -235,27 +224,50 @@ def together15(job: Any, like: Any, n: int, room: Any) -> None:
         write15(row, d, low, top, scale, tau, out, blank)
 
 
-@tiles.short
-def together(job: Any, like: Any, n: int, room: Any) -> None:
-    """Rows with 1.05 < α < 2, which hold the sixteen entries of :func:`tiles.enter`."""
+@njit
+def _alone(job: Any, k: int, n: int, like: Any, room: Any, z: Any) -> None:
+    """The row of lane k, whose n entries are in ``tiles.spare``; ``z`` is scratch."""
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
-    tile = tiles.tile(room, d, like)
+    kept, slopes = tiles.spare(room, d, like, 0), tiles.spare(room, d, like, 1)
+    simd.store(kept, n, simd.spread(simd.load(kept, 0), -np.inf))
+    top, scale = room[LANES * tiles.TOP + k], room[LANES * tiles.SCALE + k]
+    for i in range(0, n, LANES):
+        t = (simd.wide(simd.load(kept, i)) - top) * scale
+        simd.store(z, i, t)
+        simd.store(kept, i, simd.narrow(t))
+    a = simd.spread(simd.load(kept, 0), room[LANES * tiles.RATE + k])
+    tau = _threshold(kept, n, a, simd.spread(a, room[LANES * tiles.TAU + k]), True)
+    _entries(z, n, a, simd.wide(tau), kept, slopes, True)
+    row = tiles.row_of(job, k, 3, like, room)
+    out = common.rows_at(job, 4, int(room[LANES * tiles.ROW + k]), like)
+    common.place(row, d, room[LANES * tiles.LOW + k], kept, out, blank)
+
+
+@tiles.short
+def together(job: Any, like: Any, n: int, room: Any, z: Any) -> None:
+    """Rows with 1.05 < α < 2, which hold the sixteen entries of :func:`tiles.enter`. ``z`` is
+    scratch for a row."""
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    tile, exact = tiles.tile(room, d, like), tiles.wide(room)
     m = tiles.fill(room, d, like, n)
     tiles.relative(room, d, like, m, 1.0)
     a = simd.narrow(simd.load(tiles.numbers(room, tiles.RATE), 0))
-    low = bound(tile, m, a)
+    low = _bound(tile, m, a, False)
     simd.store(room, LANES * tiles.TAU, simd.wide(low))
     for k in range(n):
         depth = min(-room[LANES * tiles.TAU + k], REACH)
-        tiles.pack(job, k, 3, depth, like, room)
+        size = tiles.pack(job, k, 3, depth, like, room)
+        if size > tiles.LONGEST:
+            _alone(job, k, size, like, room, z)
+            room[LANES * tiles.ROW + k] = -1
     m = tiles.fill(room, d, like, n)
     tiles.relative(room, d, like, m, 1.0)
-    simd.store(room, LANES * tiles.TAU, simd.wide(threshold(tile, m, a, low)))
-    slopes = tiles.tile(room, d, like)
+    tau = _threshold(tile, m, a, low, False)
+    _entries(exact, m, a, simd.wide(tau), tile, tiles.packed(room, d, like, 0), False)
+    tiles.back(room, d, like, m)
     for k in range(n):
-        row = tiles.row_of(job, k, 3, like, room)
-        out = common.rows_at(job, 4, int(room[LANES * tiles.ROW + k]), like)
-        top, scale = room[LANES * tiles.TOP + k], room[LANES * tiles.SCALE + k]
-        least, tau = room[LANES * tiles.LOW + k], room[LANES * tiles.TAU + k]
-        rate = room[LANES * tiles.RATE + k]
-        write(row, d, least, top, scale, rate, tau, slopes, out, blank)
+        r = int(room[LANES * tiles.ROW + k])
+        if r >= 0:
+            row, out = tiles.row_of(job, k, 3, like, room), common.rows_at(job, 4, r, like)
+            kept = tiles.packed(room, d, like, k)
+            common.place(row, d, room[LANES * tiles.LOW + k], kept, out, blank)

@@ -124,6 +124,40 @@ def log32(x: Any) -> Any:
 
 
 @njit
+def log2_32(x: Any) -> Any:
+    """log₂ x of float32, to about one rounding, for normal x > 0."""
+    bits_of = simd.as_bits32(x)
+    k = simd.shift_right(simd.sub_int(bits_of, 0x3F3504F3), 23)
+    f = simd.from_bits32(simd.sub_int(bits_of, simd.shift_left(k, 23))) - 1.0
+    # log₂(1 + f) = f p, p a minimax polynomial for √½ ≤ 1 + f < √2
+    p = f * 0.129264369 - 0.20893385
+    p = p * f + 0.215212243
+    p = p * f - 0.238675675
+    p = p * f + 0.287939095
+    p = p * f - 0.360716264
+    p = p * f + 0.48091028
+    p = p * f - 0.721347199
+    p = p * f + 1.442695005
+    return f * p + simd.to_float32(k)
+
+
+@njit
+def exp2_32(x: Any) -> Any:
+    """2^x of float32, to about one rounding, for x < 128; 2^−125 below −125."""
+    x = simd.larger(x, -125.0)
+    shifted = x + 12582912.0
+    r = x - (shifted - 12582912.0)
+    p = r * 1.53458121e-4 + 1.33999312e-3
+    p = p * r + 9.61848896e-3
+    p = p * r + 0.0555032878
+    p = p * r + 0.240226469
+    p = p * r + 0.693147206
+    p = p * r + 1.0
+    k = simd.shift_left(simd.as_bits32(shifted), 23)
+    return simd.from_bits32(simd.add_int(simd.as_bits32(p), k))
+
+
+@njit
 def log1p(u: Any) -> Any:
     """log(1 + u) for u > −1, with a relative error of about one rounding, also for small u."""
     w = u + 1.0

@@ -1,6 +1,6 @@
-"""Short rows of float32, sixteen at a time, one in each lane.
+"""Rows of float32, sixteen at a time, one in each lane.
 
-With one short row at a time, vector units are idle while each step waits for a sum. Here lane k of
+With one row at a time, vector units are idle while each step waits for a sum. Here lane k of
 a vector belongs to row k. Sums over a row are sums of vectors, and every operation serves sixteen
 rows. Lanes do not mix, and a lane that is done does not change, so a row's result does not depend
 on the other rows.
@@ -11,6 +11,7 @@ and not on d. A tile holds vectors; entry i of the sixteen rows is ``simd.load(t
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,24 @@ from .jit import Function, intrinsic, njit
 from .simd import LANES
 
 LONGEST = 128
-"""The longest row for tiles: longer rows take less time one by one."""
+"""The longest row that fits in a tile, and how many packed entries of a longer one do."""
+WIDEST = 8192
+"""The longest row that is packed into a tile: sixteen of them stay in the cache meanwhile."""
 ROW, SIZE, TOP, SCALE, LOW, RATE, TAU = range(7)
 """The numbers of a lane: the row, how many entries are packed, the largest entry, 1/γ, the bound of
 the packed entries, one of the mapping, and the threshold."""
 NUMBERS = 7
 
 
-class short(Function):
-    """Marks a function of (job, like, …) for float32; for float64 it does nothing."""
+class only(Function):
+    """Marks a function of (job, like, …) for one dtype; for the other it does nothing."""
+
+    def __init__(self, dtype: Any, function: Any) -> None:
+        super().__init__(function)
+        self.dtype = dtype
 
     def typed(self, context: Any, kinds: Any) -> Any:
-        if kinds[1].dtype == types.float32:
+        if kinds[1].dtype == self.dtype:
             return super().typed(context, kinds)
 
         def nothing(context: Any, *_: Any) -> Any:
@@ -44,9 +51,13 @@ class short(Function):
         return found, nothing
 
 
+short = functools.partial(only, types.float32)
+double = functools.partial(only, types.float64)
+
+
 @njit
 def fits(d: int, like: Any) -> bool:
-    """Whether rows are computed together."""
+    """Whether rows are computed together, and none needs more than a tile."""
     return d <= LONGEST and memory.size(like) == 4
 
 
@@ -54,12 +65,18 @@ def fits(d: int, like: Any) -> bool:
 def room(d: int, like: Any) -> Any:
     """Memory for sixteen rows; ``memory.row(room, 0)`` is the ``room`` of the other functions.
 
-    It holds the numbers of the lanes, a tile of float64, one of float32, and of each row the packed
-    entries and a masked copy.
+    It holds the numbers of the lanes, a tile of float64, one of float32, of each row the packed
+    entries and a masked copy, and at the end :func:`spare`.
     """
-    entries = LANES * (d + LANES)
-    size = LANES * NUMBERS + entries + entries // 2 + LANES * (d + 2 * LANES)
-    return memory.empty(1, size if fits(d, like) else 1, np.float64)
+    entries = LANES * (min(d, LONGEST) + LANES)
+    size = LANES * NUMBERS + 2 * entries + (rows_of(d) // 2 + 2) * (d + 2 * LANES)
+    return memory.empty(1, size if memory.size(like) == 4 else 1, np.float64)
+
+
+@njit
+def rows_of(d: int) -> int:
+    """How many rows are computed together."""
+    return LANES if d <= WIDEST else 1
 
 
 @njit
@@ -77,22 +94,29 @@ def wide(room: Any) -> Any:
 @njit
 def tile(room: Any, d: int, like: Any) -> Any:
     """The tile of float32."""
-    entries = LANES * (d + LANES)
+    entries = LANES * (min(d, LONGEST) + LANES)
     return memory.pointer(memory.address_of(wide(room)) + 8 * entries, 0, like)
 
 
 @njit
 def packed(room: Any, d: int, like: Any, k: int) -> Any:
     """The packed entries of a lane."""
-    entries = LANES * (d + LANES)
-    start = memory.address_of(tile(room, d, like)) + 4 * entries
-    return memory.pointer(start, k * (d + 2 * LANES), like)
+    width = min(d, LONGEST)
+    start = memory.address_of(tile(room, d, like)) + 4 * LANES * (width + LANES)
+    return memory.pointer(start, k * (width + 2 * LANES), like)
 
 
 @njit
 def copy(room: Any, d: int, like: Any, k: int) -> Any:
     """The masked copy of a lane's row."""
-    return packed(room, d, like, LANES + k)
+    start = memory.address_of(packed(room, d, like, LANES))
+    return memory.pointer(start, k * (d + 2 * LANES), like)
+
+
+@njit
+def spare(room: Any, d: int, like: Any, k: int) -> Any:
+    """Room for the entries of a row, k = 0 or 1. The first holds them if :func:`pack` cannot."""
+    return copy(room, d, like, rows_of(d) + k)
 
 
 @njit
@@ -114,13 +138,21 @@ def enter(job: Any, r: int, k: int, mask: int, like: Any, room: Any) -> bool:
 
 
 @njit
-def pack(job: Any, k: int, mask: int, depth: float, like: Any, room: Any) -> None:
-    """Pack the entries of lane k's row within depth·γ of its largest."""
+def pack(job: Any, k: int, mask: int, depth: float, like: Any, room: Any) -> int:
+    """Pack the entries of lane k's row within depth·γ of its largest; returns their number. If it
+    is above LONGEST, they are in :func:`spare`, and the lane has the largest alone."""
     d = job[common.WIDTH]
-    row = row_of(job, k, mask, like, room)
+    row, entries = row_of(job, k, mask, like, room), packed(room, d, like, k)
+    kept = entries if d <= LONGEST else spare(room, d, like, 0)
     low = common.floor(row, room[LANES * TOP + k], depth / room[LANES * SCALE + k])
-    room[LANES * LOW + k] = low
-    room[LANES * SIZE + k] = common.keep(row, d, low, packed(room, d, like, k))
+    n = common.keep(row, d, low, kept)
+    room[LANES * LOW + k], room[LANES * SIZE + k] = low, n
+    if n > LONGEST:
+        entries[0], room[LANES * SIZE + k] = room[LANES * TOP + k], 1
+    elif d > LONGEST:
+        for i in range(0, n, LANES):
+            simd.store(entries, i, simd.load(kept, i))
+    return n
 
 
 @intrinsic
@@ -161,24 +193,28 @@ def fill(room: Any, d: int, like: Any, count: int) -> int:
     times the number of its vectors. The other lanes hold the largest entry of the first row."""
     most = 1
     for k in range(LANES):
-        row = packed(room, d, like, k)
         if k >= count:
             for j in range(NUMBERS):
                 room[LANES * j + k] = room[LANES * j]
+            packed(room, d, like, k)[0] = room[LANES * TOP]
             room[LANES * SIZE + k] = 1
-            row[0] = room[LANES * TOP]
         most = max(most, int(room[LANES * SIZE + k]))
-    m = (most + LANES - 1) // LANES * LANES
     for k in range(LANES):
         row = packed(room, d, like, k)
-        i = int(room[LANES * SIZE + k])
-        while i < m:
+        for i in range(int(room[LANES * SIZE + k]), most, LANES):
             simd.store(row, i, simd.spread(simd.load(row, 0), -np.inf))
-            i += LANES
     rows, to = packed(room, d, like, 0), tile(room, d, like)
-    for i in range(0, m, LANES):
-        _transpose(rows, i, d + 2 * LANES, to, i * LANES, LANES)
-    return m * LANES
+    for i in range(0, most, LANES):
+        _transpose(rows, i, min(d, LONGEST) + 2 * LANES, to, i * LANES, LANES)
+    return most * LANES
+
+
+@njit
+def back(room: Any, d: int, like: Any, m: int) -> None:
+    """The packed entries of the rows ← the tile of float32."""
+    rows, source = packed(room, d, like, 0), tile(room, d, like)
+    for i in range(0, m // LANES, LANES):
+        _transpose(source, i * LANES, LANES, rows, i, min(d, LONGEST) + 2 * LANES)
 
 
 @njit
