@@ -78,10 +78,23 @@ def forward(job: Any, like: Any) -> None:
 
 
 def backward(job: Any, like: Any) -> None:
-    d = job[common.WIDTH]
+    d, hyper = job[common.WIDTH], common.given(job, 5)
     wide, own = common.scratch(3, d), common.scratch_like(3, d, like)
+    rooms, count = tiles.room(d, like), 0
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            _rows.backward(job, r, like, wide, own)
+            a, room = common.number_at(job, 3, r) - 1.0, memory.row(rooms, 0)
+            if a == 0.5 and not hyper:
+                _rows.backward15(job, r, like, wide, own)
+            elif 0.05 < a < 1.0 and memory.size(like) == 4:
+                _short.backward(job, like, r, count, a, hyper, room)
+                count += d <= tiles.LONGEST
+                if count == LANES:
+                    _short.backward_together(job, like, count, hyper, room)
+                    count = 0
+            else:
+                _rows.backward(job, r, like, wide, own)
         first, last = common.take(job)
+    if count > 0:
+        _short.backward_together(job, like, count, hyper, memory.row(rooms, 0))

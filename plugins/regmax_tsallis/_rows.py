@@ -203,9 +203,6 @@ def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     if a == 1.0 and not hyper:
         projection.backward(y, v, d, scale, out, blank)
         return
-    if 0.05 < a < 1.0 and memory.size(like) == 4:
-        _short.backward(job, like, r, memory.row(own, 0), a, hyper)
-        return
     p, w, s = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
     n = common.pack_support(y, v, d, memory.row(own, 0), memory.row(own, 1), p, w, blank)
     dalpha = 0.0
@@ -225,7 +222,7 @@ def backward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
 def backward15(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     """One row of a job with α = 1.5, without the derivative in α; the scratch has 3 and 3 rows."""
     if memory.size(like) == 4:
-        _short.backward(job, like, r, memory.row(own, 0), 0.5, False)
+        _short.backward15(job, like, r, memory.row(own, 0))
         return
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)

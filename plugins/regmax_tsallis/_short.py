@@ -80,8 +80,8 @@ def _sums(v: Any, whole: bool) -> Any:
 
 
 @njit
-def _step(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> Any:
-    """Newton's step of (Σy)^a = 1, y = [a(z − τ)]₊^(1/a).
+def _step(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> tuple[Any, Any]:
+    """Newton's step of (Σy)^a = 1, y = [a(z − τ)]₊^(1/a), and Σy.
 
     (Σy)^a is a norm of [a(z − τ)]₊, so it is convex in τ, and Newton from below stays below.
     """
@@ -94,24 +94,24 @@ def _step(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> Any:
         slopes = slopes + slope
     sums, slopes = _sums(sums, whole), _sums(slopes, whole)
     norm = elementary.exp2_32(elementary.log2_32(sums) * (1.0 - a))
-    return (sums - norm) / (slopes * a)
+    return (sums - norm) / (slopes * a), sums
 
 
 @njit
 def _bound(rough: Any, m: int, a: Any, whole: bool) -> Any:
     """A lower bound on τ, from some of the entries."""
     low = simd.spread(a, -1.0) / a
-    return simd.larger(low + _step(rough, m, a, low, whole) - 1e-5 / a, low)
+    return simd.larger(low + _step(rough, m, a, low, whole)[0] - 1e-5 / a, low)
 
 
 @njit
 def _threshold(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> Any:
-    """τ, to about 1e-5/a, from a lower bound."""
+    """τ, to about 1e-5/a and 1e-4 in Σy, from a lower bound."""
     moving = tau < simd.spread(tau, 0.0)
     for _ in range(m):
-        step = _step(rough, m, a, tau, whole)
+        step, sums = _step(rough, m, a, tau, whole)
         tau = tau + simd.select(moving, step, 0.0)
-        moving = moving & (step * a > 1e-3)
+        moving = moving & ((step * a > 1e-3) | (sums > 1.01))
         if simd.count(moving) == 0:
             break
     return tau
@@ -138,8 +138,10 @@ def _entries(z: Any, m: int, a: Any, tau: Any, y: Any, slopes: Any, whole: bool)
             simd.store(y, i, v)
             sums = sums + simd.wide(v)
             total = total + simd.wide(slope)
-        step = (_sums(sums, whole) - 1.0) / _sums(total, whole)
-        far = (step * rate > 1e-3) | (step * rate < -1e-3)
+        off = _sums(sums, whole) - 1.0
+        step = off / _sums(total, whole)
+        size = simd.larger(off, 0.0 - off)
+        far = (size > 1e-3) | (simd.larger(step, 0.0 - step) * rate > 1e-3)
         if simd.count(far) == 0:
             break
         tau = tau + simd.select(far, step, 0.0)
@@ -148,50 +150,10 @@ def _entries(z: Any, m: int, a: Any, tau: Any, y: Any, slopes: Any, whole: bool)
         simd.store(y, i, simd.larger(simd.load(y, i) - simd.load(slopes, i) * last, 0.0))
 
 
-@njit
-def _product(
-    y: Any, v: Any, n: int, a: float, scale: float, hyper: bool, s: Any, out: Any
-) -> float:
-    """out = Jv·scale; returns the derivative in α if ``hyper``, else 0. ``s`` is scratch."""
-    # ∂∇Ω(y)/∂α = (t e^t − (e^t − 1))/a² up to a constant, t = a log y
-    none = simd.load_part(y, 0, simd.first(0), 0.0)
-    zero = simd.wide(none)
-    weights, products, rates, both = zero, zero, zero, zero
-    rate = simd.spread(none, a)
-    size = simd.spread(none, 1.0 / (a * a))
-    for i in range(0, n, LANES):
-        u = common.piece(y, i, n, 0.0)
-        on = u > 0.0
-        if hyper or a != 0.5:
-            t = elementary.log32(simd.larger(u, 1.2e-38)) * rate
-            power, more = elementary.exps32(t)
-            w = simd.select(on, u / power, 0.0)
-        else:
-            w = simd.sqrt(u)
-            w = simd.select(on, w, 0.0)
-        simd.store(s, i, w)
-        w = simd.wide(w)
-        x = w * simd.wide(simd.select(on, common.piece(v, i, n, 0.0), 0.0))
-        weights = weights + w
-        products = products + x
-        if hyper:
-            slope = simd.wide((t * power - more) * size)
-            rates = rates + w * slope
-            both = both + x * slope
-    whole = simd.total(weights)
-    mean = simd.total(products) / whole
-    for i in range(0, n, LANES):
-        w = simd.load(s, i)
-        x = (simd.wide(common.piece(v, i, n, 0.0)) - mean) * (simd.wide(w) * scale)
-        common.store_piece(out, i, n, simd.select(w > 0.0, simd.narrow(x), 0.0))
-    if not hyper or whole == 0.0:
-        return 0.0
-    return mean * simd.total(rates) - simd.total(both)
-
-
 @tiles.short
-def backward(job: Any, like: Any, n: int, room: Any, a: float, hyper: bool) -> None:
-    """Row n of a job, on the support alone if it is long. ``room`` has space for three rows."""
+def backward15(job: Any, like: Any, n: int, room: Any) -> None:
+    """Jv of row n with α = 1.5, on the support alone if it is long. ``room`` has space for three
+    rows."""
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     y, v = common.rows_at(job, 0, n, like), common.rows_at(job, 1, n, like)
     out = common.rows_at(job, 4, n, like)
@@ -199,13 +161,111 @@ def backward(job: Any, like: Any, n: int, room: Any, a: float, hyper: bool) -> N
     start, size = memory.address_of(room), d + 2 * LANES
     s, kept = memory.pointer(start, size, like), memory.pointer(start, 2 * size, like)
     if d <= common.DENSE:
-        dalpha = _product(y, v, d, a, scale, hyper, s, out)
+        _product15(y, v, d, scale, s, out)
     else:
         m = common.keep_support(y, v, d, kept, room, blank)
-        dalpha = _product(kept, room, m, a, scale, hyper, s, room)
+        _product15(kept, room, m, scale, s, room)
         common.place_support(y, d, room, out, blank)
+
+
+@njit
+def _product15(y: Any, v: Any, n: int, scale: float, s: Any, out: Any) -> None:
+    """out = Jv·scale for α = 1.5; ``s`` is scratch."""
+    zero = simd.wide(simd.load_part(y, 0, simd.first(0), 0.0))
+    weights, products = zero, zero
+    for i in range(0, n, LANES):
+        u = common.piece(y, i, n, 0.0)
+        on = u > 0.0
+        w = simd.select(on, simd.sqrt(u), 0.0)
+        simd.store(s, i, w)
+        w = simd.wide(w)
+        weights = weights + w
+        products = products + w * simd.wide(simd.select(on, common.piece(v, i, n, 0.0), 0.0))
+    mean = simd.total(products) / simd.total(weights)
+    for i in range(0, n, LANES):
+        w = simd.load(s, i)
+        x = (simd.wide(common.piece(v, i, n, 0.0)) - mean) * (simd.wide(w) * scale)
+        common.store_piece(out, i, n, simd.select(w > 0.0, simd.narrow(x), 0.0))
+
+
+@njit
+def _product(y: Any, v: Any, m: int, a: Any, scale: Any, hyper: bool, whole: bool) -> Any:
+    """v ← Jv·scale and y ← y^(2−α); returns the derivative in α if ``hyper``, else 0."""
+    # ∂∇Ω(y)/∂α = (t e^t − (e^t − 1))/a² up to a constant, t = a log y
+    zero = simd.spread(scale, 0.0)
+    weights, products, rates, both = zero, zero, zero, zero
+    size = simd.wide(simd.spread(a, 1.0) / (a * a))
+    for i in range(0, m, LANES):
+        u = simd.load(y, i)
+        t = elementary.log32(simd.larger(u, 1.2e-38)) * a
+        power, more = elementary.exps32(t)
+        w = u / power
+        simd.store(y, i, w)
+        w = simd.wide(w)
+        x = w * simd.wide(simd.load(v, i))
+        weights = weights + w
+        products = products + x
+        if hyper:
+            slope = simd.wide(t * power - more)
+            rates = rates + w * slope
+            both = both + x * slope
+    total = _sums(weights, whole)
+    mean = _sums(products, whole) / total
+    for i in range(0, m, LANES):
+        w = simd.wide(simd.load(y, i)) * scale
+        simd.store(v, i, simd.narrow((simd.wide(simd.load(v, i)) - mean) * w))
+    found = (mean * _sums(rates, whole) - _sums(both, whole)) * size
+    return simd.select(total > 0.0, found, 0.0)
+
+
+@tiles.short
+def backward(job: Any, like: Any, r: int, k: int, a: float, hyper: bool, room: Any) -> None:
+    """Row r: Jv of a long row; the support of a short one, packed in lane k for
+    :func:`backward_together`."""
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+    scale = 1.0 / common.number_at(job, 2, r)
+    if d <= tiles.LONGEST:
+        ys, vs = tiles.packed(room, d, like, k), tiles.copy(room, d, like, k)
+        room[LANES * tiles.ROW + k], room[LANES * tiles.RATE + k] = r, a
+        room[LANES * tiles.SIZE + k] = common.keep_support(y, v, d, ys, vs, blank)
+        room[LANES * tiles.SCALE + k] = scale
+        return
+    ys, vs = tiles.spare(room, d, like, 0), tiles.spare(room, d, like, 1)
+    n = common.keep_support(y, v, d, ys, vs, blank)
+    none = simd.load_part(y, 0, simd.first(0), 0.0)
+    simd.store(ys, n, none)
+    simd.store(vs, n, none)
+    factor = simd.spread(simd.wide(none), scale)
+    found = _product(ys, vs, n, simd.spread(none, a), factor, hyper, True)
+    common.place_support(y, d, vs, common.rows_at(job, 4, r, like), blank)
     if hyper:
-        common.set_number(job, 5, n, dalpha)
+        common.set_number(job, 5, r, simd.largest(found))
+
+
+@tiles.short
+def backward_together(job: Any, like: Any, count: int, hyper: bool, room: Any) -> None:
+    """Jv of the rows of lanes."""
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    for k in range(count, LANES):
+        for j in range(tiles.NUMBERS):
+            room[LANES * j + k] = room[LANES * j]
+        room[LANES * tiles.SIZE + k] = 0
+    rows, others, apart = tiles.packed(room, d, like, 0), tiles.copy(room, d, like, 0), d + 2 * LANES
+    ys, vs = tiles.tile(room, d, like), memory.pointer(memory.address_of(tiles.wide(room)), 0, like)
+    m = tiles.columns(room, rows, apart, 0.0, ys)
+    tiles.columns(room, others, apart, 0.0, vs)
+    scale = simd.load(tiles.numbers(room, tiles.SCALE), 0)
+    a = simd.narrow(simd.load(tiles.numbers(room, tiles.RATE), 0))
+    found = _product(ys, vs, m, a, scale, hyper, False)
+    simd.store(room, LANES * tiles.TAU, found)
+    tiles.uncolumns(vs, m, rows, apart)
+    for k in range(count):
+        r = int(room[LANES * tiles.ROW + k])
+        y, out = common.rows_at(job, 0, r, like), common.rows_at(job, 4, r, like)
+        common.place_support(y, d, tiles.packed(room, d, like, k), out, blank)
+        if hyper:
+            common.set_number(job, 5, r, room[LANES * tiles.TAU + k])
 
 
 @tiles.short
@@ -264,7 +324,7 @@ def together(job: Any, like: Any, n: int, room: Any, z: Any) -> None:
     tiles.relative(room, d, like, m, 1.0)
     tau = _threshold(tile, m, a, low, False)
     _entries(exact, m, a, simd.wide(tau), tile, tiles.packed(room, d, like, 0), False)
-    tiles.back(room, d, like, m)
+    tiles.uncolumns(tile, m, tiles.packed(room, d, like, 0), min(d, tiles.LONGEST) + 2 * LANES)
     for k in range(n):
         r = int(room[LANES * tiles.ROW + k])
         if r >= 0:

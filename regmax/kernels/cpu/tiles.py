@@ -69,7 +69,7 @@ def room(d: int, like: Any) -> Any:
     entries and a masked copy, and at the end :func:`spare`.
     """
     entries = LANES * (min(d, LONGEST) + LANES)
-    size = LANES * NUMBERS + 2 * entries + (rows_of(d) // 2 + 2) * (d + 2 * LANES)
+    size = LANES * (NUMBERS + LANES) + 2 * entries + (rows_of(d) // 2 + 2) * (d + 2 * LANES)
     return memory.empty(1, size if memory.size(like) == 4 else 1, np.float64)
 
 
@@ -191,30 +191,33 @@ def _transpose(
 def fill(room: Any, d: int, like: Any, count: int) -> int:
     """The tile of float32 ← the packed entries of ``count`` rows, padded with −inf; returns 16
     times the number of its vectors. The other lanes hold the largest entry of the first row."""
-    most = 1
+    for k in range(count, LANES):
+        for j in range(NUMBERS):
+            room[LANES * j + k] = room[LANES * j]
+        packed(room, d, like, k)[0] = room[LANES * TOP]
+        room[LANES * SIZE + k] = 1
+    rows, apart = packed(room, d, like, 0), min(d, LONGEST) + 2 * LANES
+    return columns(room, rows, apart, -np.inf, tile(room, d, like))
+
+
+@njit
+def columns(room: Any, rows: Any, apart: int, rest: float, to: Any) -> int:
+    """The vectors of a tile ← the packed entries of sixteen rows, ``apart`` entries from each
+    other and padded with ``rest``; returns 16 times the number of vectors."""
+    most = int(simd.largest(simd.load(numbers(room, SIZE), 0)))
     for k in range(LANES):
-        if k >= count:
-            for j in range(NUMBERS):
-                room[LANES * j + k] = room[LANES * j]
-            packed(room, d, like, k)[0] = room[LANES * TOP]
-            room[LANES * SIZE + k] = 1
-        most = max(most, int(room[LANES * SIZE + k]))
-    for k in range(LANES):
-        row = packed(room, d, like, k)
         for i in range(int(room[LANES * SIZE + k]), most, LANES):
-            simd.store(row, i, simd.spread(simd.load(row, 0), -np.inf))
-    rows, to = packed(room, d, like, 0), tile(room, d, like)
+            simd.store(rows, k * apart + i, simd.spread(simd.load(rows, 0), rest))
     for i in range(0, most, LANES):
-        _transpose(rows, i, min(d, LONGEST) + 2 * LANES, to, i * LANES, LANES)
+        _transpose(rows, i, apart, to, i * LANES, LANES)
     return most * LANES
 
 
 @njit
-def back(room: Any, d: int, like: Any, m: int) -> None:
-    """The packed entries of the rows ← the tile of float32."""
-    rows, source = packed(room, d, like, 0), tile(room, d, like)
+def uncolumns(source: Any, m: int, rows: Any, apart: int) -> None:
+    """The inverse of :func:`columns`."""
     for i in range(0, m // LANES, LANES):
-        _transpose(source, i * LANES, LANES, rows, i, min(d, LONGEST) + 2 * LANES)
+        _transpose(source, i * LANES, LANES, rows, i, apart)
 
 
 @njit
