@@ -42,23 +42,22 @@ def _threshold(rough: Any, z: Any, m: int) -> Any:
 
 @tiles.short
 def _together(job: Any, like: Any, n: int, room: Any) -> None:
-    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    d = job[common.WIDTH]
+    tile, exact = tiles.tile(room, d, like), tiles.wide(room)
     m = tiles.fill(room, d, like, n)
     tiles.relative(room, d, like, m, 1.0)
-    found = _threshold(tiles.tile(room, d, like), tiles.wide(room), m)
-    simd.store(room, LANES * tiles.TAU, found)
-    for k in range(n):
-        row = tiles.row_of(job, k, 2, like, room)
-        out = common.rows_at(job, 3, int(room[LANES * tiles.ROW + k]), like)
-        top, scale = room[LANES * tiles.TOP + k], room[LANES * tiles.SCALE + k]
-        low, tau = room[LANES * tiles.LOW + k], room[LANES * tiles.TAU + k]
-        projection.write(row, d, low, top, scale, tau, 0.0, out, blank)
+    found = _threshold(tile, exact, m)
+    for i in range(0, m, LANES):
+        y = simd.larger(simd.load(exact, i) - found, 0.0)
+        simd.store(tile, i, simd.narrow(y))
+    tiles.finish(job, like, n, m, 2, 3, room)
 
 
 def forward(job: Any, like: Any) -> None:
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     wide, own = common.scratch(1, d), common.scratch_like(2, d, like)
-    short, rooms, count = tiles.fits(d, like), tiles.room(d, like), 0
+    short = tiles.fits(d, like)
+    rooms, count = tiles.room(d if short else 0, like), 0
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):

@@ -146,7 +146,8 @@ def _forward_row(
 def forward(job: Any, like: Any) -> None:
     d, blank = job[common.WIDTH], job[common.BLANK] != 0
     wide, own = common.scratch(2, d), common.scratch_like(2, d, like)
-    short, rooms, waiting = tiles.fits(d, like), tiles.room(d, like), 0
+    short = tiles.fits(d, like)
+    rooms, waiting = tiles.room(d if short else 0, like), 0
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):

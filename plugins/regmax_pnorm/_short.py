@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from regmax.kernels.cpu import common, elementary, memory, simd, tiles
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
@@ -63,25 +61,16 @@ def _threshold(rough: Any, z: Any, m: int) -> Any:
 @tiles.short
 def together(job: Any, like: Any, n: int, room: Any) -> None:
     """Rows packed by :func:`tiles.pack`."""
-    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    d = job[common.WIDTH]
+    tile, exact = tiles.tile(room, d, like), tiles.wide(room)
     m = tiles.fill(room, d, like, n)
     tiles.relative(room, d, like, m, 1.0)
-    tau, square = _threshold(tiles.tile(room, d, like), tiles.wide(room), m)
-    simd.store(room, LANES * tiles.TAU, tau)
-    simd.store(room, LANES * tiles.RATE, simd.spread(square, 1.0) / square)
-    for k in range(n):
-        row = tiles.row_of(job, k, 3, like, room)
-        out = common.rows_at(job, 4, int(room[LANES * tiles.ROW + k]), like)
-        top, scale = room[LANES * tiles.TOP + k], room[LANES * tiles.SCALE + k]
-        low, least = room[LANES * tiles.LOW + k], room[LANES * tiles.TAU + k]
-        factor = room[LANES * tiles.RATE + k]
-        for i in range(0, d, LANES):
-            v = common.piece(row, i, d, -np.inf)
-            if d <= common.DENSE or simd.count(v >= low) > 0:
-                u = simd.larger((simd.wide(v) - top) * scale - least, 0.0)
-                common.store_piece(out, i, d, simd.narrow(u * u * factor))
-            elif not blank:
-                common.store_piece(out, i, d, simd.spread(v, 0.0))
+    tau, square = _threshold(tile, exact, m)
+    factor = simd.spread(square, 1.0) / square
+    for i in range(0, m, LANES):
+        u = simd.larger(simd.load(exact, i) - tau, 0.0)
+        simd.store(tile, i, simd.narrow(u * u * factor))
+    tiles.finish(job, like, n, m, 3, 4, room)
 
 
 @tiles.short

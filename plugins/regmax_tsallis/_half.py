@@ -14,7 +14,8 @@ from . import _rows, _short
 def forward(job: Any, like: Any) -> None:
     d = job[common.WIDTH]
     wide, own = common.scratch(1, d), common.scratch_like(2, d, like)
-    short, rooms, count = tiles.fits(d, like), tiles.room(d, like), 0
+    short = tiles.fits(d, like)
+    rooms, count = tiles.room(d if short else 0, like), 0
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):

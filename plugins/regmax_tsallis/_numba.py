@@ -38,7 +38,7 @@ def forward(job: Any, like: Any) -> None:
     d = job[common.WIDTH]
     short, most = memory.size(like) == 4, tiles.rows_of(d)
     wide, own = common.scratch(3, d), common.scratch_like(2, d, like)
-    rooms = tiles.room(d, like), tiles.room(d, like)
+    rooms = tiles.room(d if tiles.fits(d, like) else 0, like), tiles.room(d, like)
     group = 0 if short else _powers.GROUP if d <= 2048 else 1
     many, few = common.scratch(group + 2, d), common.scratch_like(2 * group, d, like)
     waiting, count = memory.empty(1, LANES, np.int64)[0], memory.empty(1, 2, np.int64)[0]

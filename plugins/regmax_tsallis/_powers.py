@@ -161,8 +161,8 @@ def tolerance(row: Any) -> float:
 
 @tiles.double
 def forward_power(job: Any, like: Any, rows: Any, count: int, wide: Any, own: Any) -> None:
-    """Up to GROUP rows of float64 with 1.05 < α < 2. ``wide`` is scratch for two rows more than the group,
-    ``own`` for two rows per row of the group.
+    """Up to GROUP rows of float64 with 1.05 < α < 2. ``wide`` is scratch for two rows more than the
+    group, ``own`` for two rows per row of the group.
 
     Each step waits for the sum of the step before. Interleaving the rows lets the processor compute
     several of them at once.

@@ -79,6 +79,20 @@ def _threshold15(h: Any, n: int, tau: float) -> float:
 
 
 @njit
+def _write15(
+    row: Any, d: int, low: float, top: float, scale: float, tau: float, out: Any, blank: bool
+) -> None:
+    """out = ((row − top)·scale − τ)₊², which is 0 below ``low``."""
+    for i in range(0, d, LANES):
+        v = common.piece(row, i, d, -np.inf)
+        if d <= common.DENSE or simd.count(v >= low) > 0:
+            t = simd.larger((simd.wide(v) - top) * scale - tau, 0.0)
+            common.store_piece(out, i, d, simd.like(v, t * t))
+        elif not blank:
+            common.store_piece(out, i, d, simd.spread(v, 0.0))
+
+
+@njit
 def _forward15(
     row: Any, d: int, best: Any, gamma: float, h: Any, kept: Any, out: Any, blank: bool
 ) -> None:
@@ -87,7 +101,7 @@ def _forward15(
     low = common.floor(row, top, -2.0 * tau * gamma)
     n = common.pack(row, d, low, top, scale, kept, h)
     tau = _threshold15(h, n, tau)
-    _short.write15(row, d, low, top, scale, tau, out, blank)
+    _write15(row, d, low, top, scale, tau, out, blank)
 
 
 @njit

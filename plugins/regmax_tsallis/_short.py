@@ -18,7 +18,7 @@ from ._powers import REACH
 
 
 @njit
-def threshold15(rough: Any, h: Any, m: int) -> Any:
+def _threshold15(rough: Any, h: Any, m: int) -> Any:
     """τ with Σ (h − τ)₊² = 1 of each lane; ``rough`` is h in float32.
 
     The root of Σ (h − τ)₊² is a norm, so it is convex in τ, and Newton from below stays below.
@@ -49,18 +49,18 @@ def threshold15(rough: Any, h: Any, m: int) -> Any:
     return tau + off / (first + simd.sqrt(simd.larger(first * first - size * off, 0.0)))
 
 
-@njit
-def write15(
-    row: Any, d: int, low: float, top: float, scale: float, tau: float, out: Any, blank: bool
-) -> None:
-    """out = ((row − top)·scale − τ)₊², which is 0 below ``low``."""
-    for i in range(0, d, LANES):
-        v = common.piece(row, i, d, -np.inf)
-        if d <= common.DENSE or simd.count(v >= low) > 0:
-            t = simd.larger((simd.wide(v) - top) * scale - tau, 0.0)
-            common.store_piece(out, i, d, simd.like(v, t * t))
-        elif not blank:
-            common.store_piece(out, i, d, simd.spread(v, 0.0))
+@tiles.short
+def together15(job: Any, like: Any, n: int, room: Any) -> None:
+    """Rows with α = 1.5, packed by :func:`tiles.pack`."""
+    d = job[common.WIDTH]
+    tile, exact = tiles.tile(room, d, like), tiles.wide(room)
+    m = tiles.fill(room, d, like, n)
+    tiles.relative(room, d, like, m, 0.5)
+    tau = _threshold15(tile, exact, m)
+    for i in range(0, m, LANES):
+        t = simd.larger(simd.load(exact, i) - tau, 0.0)
+        simd.store(tile, i, simd.narrow(t * t))
+    tiles.finish(job, like, n, m, 3, 4, room)
 
 
 @njit
@@ -251,10 +251,10 @@ def backward_together(job: Any, like: Any, count: int, hyper: bool, room: Any) -
         for j in range(tiles.NUMBERS):
             room[LANES * j + k] = room[LANES * j]
         room[LANES * tiles.SIZE + k] = 0
-    rows, others, apart = tiles.packed(room, d, like, 0), tiles.copy(room, d, like, 0), d + 2 * LANES
+    rows, apart = tiles.packed(room, d, like, 0), d + 2 * LANES
     ys, vs = tiles.tile(room, d, like), memory.pointer(memory.address_of(tiles.wide(room)), 0, like)
     m = tiles.columns(room, rows, apart, 0.0, ys)
-    tiles.columns(room, others, apart, 0.0, vs)
+    tiles.columns(room, tiles.copy(room, d, like, 0), apart, 0.0, vs)
     scale = simd.load(tiles.numbers(room, tiles.SCALE), 0)
     a = simd.narrow(simd.load(tiles.numbers(room, tiles.RATE), 0))
     found = _product(ys, vs, m, a, scale, hyper, False)
@@ -266,22 +266,6 @@ def backward_together(job: Any, like: Any, count: int, hyper: bool, room: Any) -
         common.place_support(y, d, tiles.packed(room, d, like, k), out, blank)
         if hyper:
             common.set_number(job, 5, r, room[LANES * tiles.TAU + k])
-
-
-@tiles.short
-def together15(job: Any, like: Any, n: int, room: Any) -> None:
-    """Rows with α = 1.5, packed by :func:`tiles.pack`."""
-    d, blank = job[common.WIDTH], job[common.BLANK] != 0
-    m = tiles.fill(room, d, like, n)
-    tiles.relative(room, d, like, m, 0.5)
-    found = threshold15(tiles.tile(room, d, like), tiles.wide(room), m)
-    simd.store(room, LANES * tiles.TAU, found)
-    for k in range(n):
-        row = tiles.row_of(job, k, 3, like, room)
-        out = common.rows_at(job, 4, int(room[LANES * tiles.ROW + k]), like)
-        top, scale = room[LANES * tiles.TOP + k], 0.5 * room[LANES * tiles.SCALE + k]
-        low, tau = room[LANES * tiles.LOW + k], room[LANES * tiles.TAU + k]
-        write15(row, d, low, top, scale, tau, out, blank)
 
 
 @njit
@@ -307,7 +291,7 @@ def _alone(job: Any, k: int, n: int, like: Any, room: Any, z: Any) -> None:
 def together(job: Any, like: Any, n: int, room: Any, z: Any) -> None:
     """Rows with 1.05 < α < 2, which hold the sixteen entries of :func:`tiles.enter`. ``z`` is
     scratch for a row."""
-    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    d = job[common.WIDTH]
     tile, exact = tiles.tile(room, d, like), tiles.wide(room)
     m = tiles.fill(room, d, like, n)
     tiles.relative(room, d, like, m, 1.0)
@@ -324,10 +308,4 @@ def together(job: Any, like: Any, n: int, room: Any, z: Any) -> None:
     tiles.relative(room, d, like, m, 1.0)
     tau = _threshold(tile, m, a, low, False)
     _entries(exact, m, a, simd.wide(tau), tile, tiles.packed(room, d, like, 0), False)
-    tiles.uncolumns(tile, m, tiles.packed(room, d, like, 0), min(d, tiles.LONGEST) + 2 * LANES)
-    for k in range(n):
-        r = int(room[LANES * tiles.ROW + k])
-        if r >= 0:
-            row, out = tiles.row_of(job, k, 3, like, room), common.rows_at(job, 4, r, like)
-            kept = tiles.packed(room, d, like, k)
-            common.place(row, d, room[LANES * tiles.LOW + k], kept, out, blank)
+    tiles.finish(job, like, n, m, 3, 4, room)

@@ -233,6 +233,19 @@ def relative(room: Any, d: int, like: Any, m: int, factor: float) -> None:
 
 
 @njit
+def finish(job: Any, like: Any, count: int, m: int, mask: int, to: int, room: Any) -> None:
+    """The rows of the job's array ``to`` ← the tile of float32, which holds y of the packed
+    entries; but those with ROW = −1."""
+    d, blank = job[common.WIDTH], job[common.BLANK] != 0
+    uncolumns(tile(room, d, like), m, packed(room, d, like, 0), min(d, LONGEST) + 2 * LANES)
+    for k in range(count):
+        r, low = int(room[LANES * ROW + k]), room[LANES * LOW + k]
+        if r >= 0:
+            row, out = row_of(job, k, mask, like, room), common.rows_at(job, to, r, like)
+            common.place(row, d, low, packed(room, d, like, k), out, blank)
+
+
+@njit
 def row_of(job: Any, k: int, mask: int, like: Any, room: Any) -> Any:
     """The scores of a lane's row."""
     if common.given(job, mask):
