@@ -98,10 +98,10 @@ def _step(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> tuple[Any, Any]:
 
 
 @njit
-def _bound(rough: Any, m: int, a: Any, whole: bool) -> Any:
-    """A lower bound on τ, from some of the entries."""
+def _bound(rough: Any, m: int, a: Any) -> Any:
+    """A lower bound on τ of each lane, from some of the entries."""
     low = simd.spread(a, -1.0) / a
-    return simd.larger(low + _step(rough, m, a, low, whole)[0] - 1e-5 / a, low)
+    return simd.larger(low + _step(rough, m, a, low, False)[0] - 1e-5 / a, low)
 
 
 @njit
@@ -296,7 +296,7 @@ def together(job: Any, like: Any, n: int, room: Any, z: Any) -> None:
     m = tiles.fill(room, d, like, n)
     tiles.relative(room, d, like, m, 1.0)
     a = simd.narrow(simd.load(tiles.numbers(room, tiles.RATE), 0))
-    low = _bound(tile, m, a, False)
+    low = _bound(tile, m, a)
     simd.store(room, LANES * tiles.TAU, simd.wide(low))
     for k in range(n):
         depth = min(-room[LANES * tiles.TAU + k], REACH)
