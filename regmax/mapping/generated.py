@@ -138,11 +138,11 @@ def _key(
         return None, kept, tensors
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept, tensors
-    batch = x.shape[:-1] if any(_per_row(t, x) for t in tensors) else None
+    batch = x.shape[:-1] if any(per_row(t, x) for t in tensors) else None
     return (state(omega, kept), batch, x.shape[-1], x.device), kept, tensors
 
 
-def _per_row(t: Tensor, x: Tensor) -> bool:
+def per_row(t: Tensor, x: Tensor) -> bool:
     """Whether a tensor of Ω has one number for each row of x."""
     if t.ndim < 2 or t.shape[-1] != 1 or t.numel() == 1 or t.ndim > x.ndim:
         return False
@@ -167,7 +167,7 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
     def value(y: Tensor, *inside: Tensor) -> Tensor:
         return omega.with_tensors(dict(zip(names, inside, strict=True))).value(y)
 
-    batched = any(_per_row(t, x) for t in tensors)
+    batched = any(per_row(t, x) for t in tensors)
     y = simplex.generic(x if batched else x.new_empty(1, x.shape[-1]))
     problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
+from .tape import Unknown
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 17)
@@ -25,6 +27,16 @@ _COUPLED = CompiledRows("regmax.kernels.generated.coupled")
 @functools.lru_cache(maxsize=1024)
 def _function(text: str) -> Function:
     return Function(text)
+
+
+class LaidOut(NamedTuple):
+    """θ as compiled code takes it: the inputs of e that have one number per row and those that have
+    one per entry; H with the inputs of F and the constants of its source."""
+
+    numbers: Tensor
+    vectors: Tensor
+    form: Tensor | None
+    convex: bool
 
 
 class GeneratedKernel:
@@ -39,7 +51,13 @@ class GeneratedKernel:
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
         constants: list[float] = []
-        self.slopes = _function(source.slopes(entry, vectors, constants))
+        try:
+            text, self.sums = source.slopes(entry, vectors, constants, value=True), True
+        except Unknown:  # e has no translation, and its derivatives may have one
+            constants.clear()
+            text, self.sums = source.slopes(entry, vectors, constants), False
+        self.sums = self.sums and entry.rest is None
+        self.slopes = _function(text)
         self._source = source.partials(entry, vectors, constants)
         self._inputs = Inputs(vectors, constants, torch.device("cpu"))
         none = torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -91,15 +109,32 @@ class GeneratedKernel:
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
+        return self.solve_laid_out(x, gamma, self.laid_out(theta, x.shape[1]), mask)
+
+    def laid_out(self, theta: Hyper, d: int) -> LaidOut:
+        """θ for rows of d entries."""
         theta, form = self._parted(theta)
-        numbers, vectors = self._inputs.rows(theta)
+        return LaidOut(*self._inputs.rows(theta), form, form is None or self._convex(form, d))
+
+    def solve_laid_out(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        given: LaidOut,
+        mask: Tensor | None = None,
+        sums: Tensor | None = None,
+        every: int = 1,
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`solve`. ``sums``, (rows, 2), gets Ω at every ``every``-th y, with ε² for its
+        zeros, and the sum of the sizes of the terms of Ω. Only where the kernel has ``sums``."""
         y, bound = torch.empty_like(x), x.new_empty(len(x))
-        arrays = (gamma, mask, numbers, vectors, y, bound)
-        traits = (self.slopes.address, self._inputs.count, self.kinked)
-        if form is not None and not self._convex(form, x.shape[1]):
+        if not given.convex:
             return y, bound.fill_(torch.inf)
+        arrays = (gamma, mask, given.numbers, given.vectors, y, bound)
+        traits = (self.slopes.address, self._inputs.count, self.kinked)
         gradient, column = self._addresses()
-        self._rows.run(0, x, *arrays, *traits, gradient, 0, form, column, self._room)
+        rest = (gradient, 0, given.form, column, self._room, sums, every)
+        self._rows.run(0, x, *arrays, *traits, *rest)
         return y, bound
 
     def _addresses(self) -> tuple[int, int]:
@@ -130,9 +165,15 @@ class GeneratedKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
-        theta, form = self._parted(theta)
+        d = y.shape[1]
+        return self.backward_laid_out(y, v, gamma, self.laid_out(theta, d), hyper)
+
+    def backward_laid_out(
+        self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False
+    ) -> tuple[Tensor, Hyper | None]:
+        """The same."""
         given, d = self._inputs, y.shape[1]
-        numbers, vectors = given.rows(theta)
+        numbers, vectors, form, _ = at
         dx, dnumbers, dvectors, partials = torch.empty_like(y), None, None, 0
         if hyper:
             partials = self.partials.address

@@ -15,9 +15,13 @@ EPS = common.EPS
 FLOOR = EPS**2
 """Where e is evaluated instead of at 0."""
 X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, KINKED = range(10)
+SUMS, EVERY = 15, 16
 """Places in a forward job. Its arrays are x, γ, the mask, the inputs of e that have one number per
 row and those that have one per entry, y and the bounds; then the address of e's slopes, how many
-inputs have one number per entry, and whether e may have kinks."""
+inputs have one number per entry, and whether e may have kinks. ``SUMS`` is where Ω of every
+``EVERY``-th y is written, with the sum of the sizes of its terms; F is left out."""
+LARGEST = 1e155
+"""Scores that are larger, or not finite, are not solved."""
 SLOPES, PARTIALS, VARYING, PLAIN = 8, 9, 10, 11
 """Places in a backward job. Its arrays are y, γ, v, the inputs of e that have one number per row
 and those that have one per entry, then the gradients of x and of both; then the addresses of e's
@@ -78,7 +82,7 @@ def slopes(e: Entry, n: int, on: Any, y: Any) -> None:
 
 @njit
 def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
-    """z of the participants of row r and their places."""
+    """z of the participants of row r and their places; none where a score is not solved."""
     row = common.rows_at(job, X, r, like)
     scale = 1.0 / common.number_at(job, GAMMA, r)
     masked = common.given(job, MASK)
@@ -88,6 +92,8 @@ def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
         if not masked or on[i] != 0:
             place[m] = i
             z[m] = row[i]
+            if not abs(z[m]) <= LARGEST:
+                return 0
             top = max(top, z[m])
             m += 1
     for i in range(m):
@@ -117,6 +123,38 @@ def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like:
     for i in range(m):
         y[place[i]] = found[i] / total
     common.set_number(job, BOUND, r, bound)
+
+
+@njit
+def summed(job: Any, r: int, e: Entry, form: int, like: Any) -> None:
+    """Write Ω at y of row r, its zeros replaced by ``FLOOR``; H is the job's array ``form``."""
+    if not common.given(job, SUMS) or r % job[5 + 2 * EVERY] != 0:
+        return
+    d = job[common.WIDTH]
+    y = common.rows_at(job, OUT, r, like)
+    for i in range(d):
+        e.own[i] = max(y[i], FLOOR)
+    given = common.rows_at(job, VECTORS, r, memory.doubles(d))
+    for v in range(e.count):
+        for i in range(d):
+            e.part[v * e.ld + i] = given[v * d + i]
+    at_points(e.code, -d, e)
+    total, lost, size = 0.0, 0.0, 0.0
+    h = common.rows_at(job, form, 0, memory.doubles(d))
+    for i in range(d):
+        term = e.out[i]
+        if form > 0:
+            slope = 0.0
+            for j in range(d):
+                slope += h[i * d + j] * e.own[j]
+            term += 0.5 * e.own[i] * slope
+        size += abs(term)
+        term -= lost  # what rounding lost of the sum
+        after = total + term
+        lost = (after - total) - term
+        total = after
+    found = common.rows_at(job, SUMS, r // job[5 + 2 * EVERY], memory.doubles(d))
+    found[0], found[1] = total, size
 
 
 @njit
