@@ -20,17 +20,21 @@ import torch
 from torch import Tensor
 
 from ..kernels import Kernel, transforms
-from ..mapping import compiled, engine
+from ..mapping import compiled, engine, own
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
 from ..mapping.hidden import refuse_hidden
 from ..mapping.rows import HALF, Rows, aligned, prepare
+from ..mapping.traced import Fixed
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from .support import flat, packed
 from .targets import F64, Target, in_blocks, omega_at
+
+_VERTICES = 1024
+"""Entries of a row up to which Ω is computed at all vertices."""
 
 
 def losses(
@@ -68,10 +72,14 @@ def losses(
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
+    if task.plain and type(gamma) is float:
+        task = task._replace(known=task.by_known_kernel(omega, x, gamma))
     if not torch.is_grad_enabled():
-        return task.solve(x, gamma, tuple(tensors.values()))[0]
+        found = task.known or task.solve(x, gamma, tuple(tensors.values()))
+        return found[0]
     out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
-    refuse_hidden(omega, x.new_full((), 1 / x.shape[-1]).expand_as(x), mask)
+    if task.known is None:
+        refuse_hidden(omega, x.new_full((), 1 / x.shape[-1]).expand_as(x), mask)
     return out
 
 
@@ -163,6 +171,40 @@ class _Task(NamedTuple):
     target: Target
     skip: Tensor | None
     settings: Settings
+    known: tuple[Tensor, _Solved] | None = None
+    """What :meth:`solve` would return, for one backward pass."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether all entries take part, and the targets are vertices."""
+        target = self.target
+        smooth = target.spread is None and target.epsilon is None
+        return self.mask is None and target.vertex is not None and smooth
+
+    def by_known_kernel(
+        self, omega: Regularizer, x: Tensor, gamma: float
+    ) -> tuple[Tensor, _Solved] | None:
+        """L and its gradient by a kernel that an earlier call made of the value of Ω: Ω(y) is what
+        the kernel computes with y."""
+        call = None if x.dtype in HALF else own.found(omega, x, gamma, self.settings)
+        if call is None or not call.fixed.continuous:
+            return None
+        if x.shape[-1] > _VERTICES and not call.fixed.kernel.alike:
+            return None
+        assert self.target.vertex is not None
+        with torch.no_grad():
+            z = flat(x.detach().double())
+            try:
+                y, at_y = call.solved(z, gamma, z.shape[0])
+            except own.Missed:
+                return None
+            k = self.target.vertex.reshape(-1, 1)
+            linear = (y * (z - z.gather(1, k))).sum(-1)
+            change = _at_vertices(omega, call.fixed, k) - at_y[:, 0]
+            value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
+            dx = self.target.taken_from(y.view(x.shape)).to(x.dtype)
+        value = _filled(value.view(x.shape[:-1]), None, None, self.skip)
+        return value, self._solved(dx, dx, None)
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
@@ -339,6 +381,15 @@ class _Task(NamedTuple):
         return in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
 
 
+def _at_vertices(omega: Regularizer, fixed: Fixed, k: Tensor) -> Tensor:
+    """Ω(e_k) of each row, computed once for each vertex."""
+    if fixed.vertices is None:
+        each = torch.eye(fixed.point.shape[-1], dtype=F64, device="cpu")
+        fixed.vertices = omega_at(omega, each[:1] if fixed.kernel.alike else each, None)
+    found = fixed.vertices
+    return found if found.numel() == 1 else found[k.squeeze(1)]
+
+
 def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
     """max_Ω(x) − ⟨t, x⟩ of rows, from all of their entries."""
     x, y, on, top, *target = rows
@@ -367,8 +418,8 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
-        ctx.task, ctx.learns = task, any(ctx.needs_input_grad[2:])
-        value, ctx.solved = task.solve(x, gamma, tensors, keep=ctx.learns)
+        ctx.task, ctx.learns = task._replace(known=None), any(ctx.needs_input_grad[2:])
+        value, ctx.solved = task.known or task.solve(x, gamma, tensors, keep=ctx.learns)
         ctx.gamma = None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
         return value

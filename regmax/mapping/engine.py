@@ -43,8 +43,10 @@ def mapping(
         try:
             y = None
             if mask is None and dim == -1 and type(gamma) is float:
-                y = _planned(omega, x, gamma)
-                y = own.argmax(omega, x, gamma, settings) if y is None else y
+                if own.by_value(type(omega)):
+                    y = own.argmax(omega, x, gamma, settings)
+                else:
+                    y = _planned(omega, x, gamma)
             if y is None:
                 y = compiled.argmax(omega, x, gamma, dim, mask)
         except RuntimeError:  # from a tensor without strides or memory, which is named

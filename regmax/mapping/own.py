@@ -55,7 +55,7 @@ def found(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Call 
     """What an earlier call made for rows like x."""
     if type(x) not in transforms.PLAIN or not x.is_cpu or x.layout != torch.strided:
         return None
-    if not (_by_value(type(omega)) and omega.exact and asked() and transforms.plain()):
+    if not (by_value(type(omega)) and omega.exact and asked() and transforms.plain()):
         return None
     if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
         return None
@@ -75,7 +75,7 @@ def found(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Call 
 
 
 @functools.cache
-def _by_value(cls: type[Regularizer]) -> bool:
+def by_value(cls: type[Regularizer]) -> bool:
     """Whether Ω is its value and attributes that are not checked."""
     names = ("closed_form", "kernel")
     own = not any(getattr(cls, name) is not getattr(Regularizer, name) for name in names)
@@ -103,34 +103,35 @@ class Call(Kernel):
     def forward(
         self, x: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        return self.solved(x, gamma, -(-len(x) // _POINTS))[0], None
+        return self.solved(x, gamma, min(x.shape[0], _POINTS))[0], None
 
-    def solved(self, x: Tensor, gamma: float, every: int) -> tuple[Tensor, Tensor]:
-        """y; and Ω at every ``every``-th y, with the size of its terms."""
-        kernel, given = self.fixed.kernel, self.fixed.laid_out
-        sums = torch.empty(-(-len(x) // every), 2, dtype=F64, device="cpu")
+    def solved(self, x: Tensor, gamma: float, count: int) -> tuple[Tensor, Tensor]:
+        """y; and Ω at ``count`` answers, with the sizes of its terms."""
+        fixed = self.fixed
+        step = -(-x.shape[0] // count)
+        count = -(-x.shape[0] // step)
+        at, sums = fixed.points(count), torch.empty(count, 2, dtype=F64, device="cpu")
         scale = constant(gamma, x.device)
-        y, bound = kernel.solve_laid_out(x, scale, given, None, sums, every)
+        y, bound = fixed.kernel.solve_laid_out(x, scale, fixed.laid_out, None, sums, at)
         if not bound.amax().item() <= self.tol:
             raise Missed
-        self._compare(y, sums, every)
+        if count > _POINTS:
+            step = -(-count // _POINTS)
+            at, few = torch.cat((at[:-1:step], at[-1:])), sums[::step]
+        self._compare(at, sums if count <= _POINTS else few)
         return y, sums
 
-    def _compare(self, y: Tensor, sums: Tensor, every: int) -> None:
+    def _compare(self, at: Tensor, sums: Tensor) -> None:
         """Compare the value of Ω with the traced one at some answers, and in general position: at a
         vertex nothing is seen of the other entries."""
-        step = -(-len(y) // _POINTS)
-        at = torch.cat((y[::step], self.fixed.point)).clamp_min_(_FLOOR)
         with transforms.unhooked(), torch.set_grad_enabled(self.recording):
             own = self.user.value(at)
         if not isinstance(own, Tensor) or own.dtype != F64 or own.shape != at.shape[:1]:
             raise Missed
         if own.requires_grad:
             raise Missed  # by a tensor that is not an attribute
-        some = sums if step == every else sums[::step]
-        for value, (total, size) in zip(
-            own.tolist(), some.tolist() + self.fixed.expected, strict=True
-        ):
+        expected = sums.tolist() + self.fixed.expected
+        for value, (total, size) in zip(own.tolist(), expected, strict=True):
             if not abs(value - total) <= 1e-12 * (abs(value) + size):
                 raise Missed
 

@@ -98,6 +98,8 @@ class Fixed:
     ) -> None:
         self.kernel, self.entry = kernel, entry
         self.tensors, self.inputs, self.point = tensors, inputs, point
+        self._points: dict[int, Tensor] = {}
+        self.vertices: Tensor | None = None
 
     @functools.cached_property
     def omega(self) -> Traced:
@@ -108,6 +110,19 @@ class Fixed:
     def laid_out(self) -> Any:
         """The inputs as compiled code takes them."""
         return self.kernel.laid_out(tuple(map(hyper, self.inputs)), self.point.shape[-1])
+
+    def points(self, count: int) -> Tensor:
+        """Room for points of Δ, and after them one in general position."""
+        if count not in self._points:
+            self._points[count] = self.point.expand(count + 1, -1).contiguous()
+        return self._points[count].clone()
+
+    @functools.cached_property
+    def continuous(self) -> bool:
+        """Whether e(0), where it is finite, is e(ε²) up to rounding."""
+        zero = torch.zeros_like(self.point)
+        at, near = (terms(self.entry, y, self.inputs) for y in (zero, simplex.inward(zero)))
+        return bool((~torch.isfinite(at) | ((at - near).abs() <= 1e-15)).all())
 
     @functools.cached_property
     def expected(self) -> list[tuple[float, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,19 +24,25 @@ _SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 17)
 _COUPLED = CompiledRows("regmax.kernels.generated.coupled")
 
 
+_GAMMA, _MASK, _OUT, _BOUND, _SUMS, _POINTS = 1, 2, 5, 6, 15, 16
+"""Places in a forward job, as in :mod:`.rows`, which loads numba."""
+
+
 @functools.lru_cache(maxsize=1024)
 def _function(text: str) -> Function:
     return Function(text)
 
 
-class LaidOut(NamedTuple):
+class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
-    one per entry; H with the inputs of F and the constants of its source."""
+    one per entry; H with the inputs of F and the constants of its source. ``jobs``: of the
+    functions of a kernel, for rows of any number."""
 
-    numbers: Tensor
-    vectors: Tensor
-    form: Tensor | None
-    convex: bool
+    def __init__(
+        self, numbers: Tensor, vectors: Tensor, form: Tensor | None, convex: bool
+    ) -> None:
+        self.numbers, self.vectors, self.form, self.convex = numbers, vectors, form, convex
+        self.jobs: dict[int, Any] = {}
 
 
 class GeneratedKernel:
@@ -123,18 +129,27 @@ class GeneratedKernel:
         given: LaidOut,
         mask: Tensor | None = None,
         sums: Tensor | None = None,
-        every: int = 1,
+        points: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As :meth:`solve`. ``sums``, (rows, 2), gets Ω at every ``every``-th y, with ε² for its
-        zeros, and the sum of the sizes of the terms of Ω. Only where the kernel has ``sums``."""
-        y, bound = torch.empty_like(x), x.new_empty(len(x))
+        """As :meth:`solve`. ``sums``, (n, 2), gets Ω at n of the answers, evenly spaced, and the
+        sums of the sizes of the terms of Ω. ``points``, (n, d), gets these answers, with ε² for
+        zeros. Only where the kernel has ``sums``."""
+        y, bound = torch.empty_like(x), x.new_empty(x.shape[0])
         if not given.convex:
             return y, bound.fill_(torch.inf)
-        arrays = (gamma, mask, given.numbers, given.vectors, y, bound)
-        traits = (self.slopes.address, self._inputs.count, self.kinked)
-        gradient, column = self._addresses()
-        rest = (gradient, 0, given.form, column, self._room, sums, every)
-        self._rows.run(0, x, *arrays, *traits, *rest)
+        if 0 not in given.jobs:
+            ours = (gamma, None, given.numbers, given.vectors, y, bound)
+            traits = (self.slopes.address, self._inputs.count, self.kinked)
+            gradient, column = self._addresses()
+            rest = (gradient, 0, given.form, column, self._room, None, None)
+            given.jobs[0] = self._rows.job(x, *ours, *traits, *rest)
+        arrays, every = {_GAMMA: gamma, _OUT: y, _BOUND: bound}, 0
+        if mask is not None:
+            arrays[_MASK] = mask
+        if sums is not None and points is not None:
+            arrays[_SUMS], arrays[_POINTS] = sums, points
+            every = -(-x.shape[0] // sums.shape[0])
+        self._rows.rerun(0, given.jobs[0], x, arrays, every)
         return y, bound
 
     def _addresses(self) -> tuple[int, int]:
@@ -172,15 +187,20 @@ class GeneratedKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False
     ) -> tuple[Tensor, Hyper | None]:
         """The same."""
-        given, d = self._inputs, y.shape[1]
-        numbers, vectors, form, _ = at
-        dx, dnumbers, dvectors, partials = torch.empty_like(y), None, None, 0
+        given, d, form, dx = self._inputs, y.shape[1], at.form, torch.empty_like(y)
+        partials, dnumbers, dvectors = 0, None, None
         if hyper:
             partials = self.partials.address
-            dnumbers, dvectors = given.empty(len(y), d)
-        arrays = (gamma, v, numbers, vectors, dx, dnumbers, dvectors)
-        numbers_of = (self.slopes.address, partials, given.count, given.plain)
-        self._rows.run(1, y, *arrays, *numbers_of, form, self._addresses()[1], self._room)
+            dnumbers, dvectors = given.empty(y.shape[0], d)
+        job = None if hyper else at.jobs.get(1)
+        if job is None:
+            arrays = (gamma, v, at.numbers, at.vectors, dx, dnumbers, dvectors)
+            numbers_of = (self.slopes.address, partials, given.count, given.plain)
+            rest = (form, self._addresses()[1], self._room)
+            job = self._rows.job(y, *arrays, *numbers_of, *rest)
+            if not hyper:
+                at.jobs[1] = job
+        self._rows.rerun(1, job, y, {_GAMMA: gamma, 2: v, 5: dx})
         if dnumbers is None or dvectors is None:
             return dx, None
         each = given.gradients(dnumbers, dvectors, d)

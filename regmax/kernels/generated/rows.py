@@ -15,11 +15,12 @@ EPS = common.EPS
 FLOOR = EPS**2
 """Where e is evaluated instead of at 0."""
 X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, KINKED = range(10)
-SUMS, EVERY = 15, 16
+SUMS, POINTS, EVERY = 15, 16, 17
 """Places in a forward job. Its arrays are x, γ, the mask, the inputs of e that have one number per
 row and those that have one per entry, y and the bounds; then the address of e's slopes, how many
-inputs have one number per entry, and whether e may have kinks. ``SUMS`` is where Ω of every
-``EVERY``-th y is written, with the sum of the sizes of its terms; F is left out."""
+inputs have one number per entry, and whether e may have kinks. ``SUMS`` and ``POINTS`` are
+where Ω at every ``EVERY``-th y is written, with the sum of the sizes of its terms, and this y with
+ε² for its zeros; F is left out."""
 LARGEST = 1e155
 """Scores that are larger, or not finite, are not solved."""
 SLOPES, PARTIALS, VARYING, PLAIN = 8, 9, 10, 11
@@ -127,13 +128,13 @@ def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like:
 
 @njit
 def summed(job: Any, r: int, e: Entry, form: int, like: Any) -> None:
-    """Write Ω at y of row r, its zeros replaced by ``FLOOR``; H is the job's array ``form``."""
+    """Write the sums and the point of row r; H is the job's array ``form``."""
     if not common.given(job, SUMS) or r % job[5 + 2 * EVERY] != 0:
         return
-    d = job[common.WIDTH]
-    y = common.rows_at(job, OUT, r, like)
+    d, k = job[common.WIDTH], r // job[5 + 2 * EVERY]
+    y, at = common.rows_at(job, OUT, r, like), common.rows_at(job, POINTS, k, like)
     for i in range(d):
-        e.own[i] = max(y[i], FLOOR)
+        at[i] = e.own[i] = max(y[i], FLOOR)
     given = common.rows_at(job, VECTORS, r, memory.doubles(d))
     for v in range(e.count):
         for i in range(d):
@@ -153,7 +154,7 @@ def summed(job: Any, r: int, e: Entry, form: int, like: Any) -> None:
         after = total + term
         lost = (after - total) - term
         total = after
-    found = common.rows_at(job, SUMS, r // job[5 + 2 * EVERY], memory.doubles(d))
+    found = common.rows_at(job, SUMS, k, memory.doubles(d))
     found[0], found[1] = total, size
 
 
