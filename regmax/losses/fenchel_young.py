@@ -20,21 +20,18 @@ import torch
 from torch import Tensor
 
 from ..kernels import Kernel, transforms
-from ..mapping import compiled, engine, own
+from ..mapping import compiled, engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Settings, solves
 from ..mapping.hidden import refuse_hidden
 from ..mapping.rows import HALF, Rows, aligned, prepare
-from ..mapping.traced import Fixed
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
+from . import own
 from .support import flat, packed
 from .targets import F64, Target, in_blocks, omega_at
-
-_VERTICES = 1024
-"""Entries of a row up to which Ω is computed at all vertices."""
 
 
 def losses(
@@ -72,8 +69,7 @@ def losses(
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
-    if task.plain and type(gamma) is float:
-        task = task._replace(known=task.by_known_kernel(omega, x, gamma))
+    task = task._replace(known=task.by_known_kernel(omega, x, gamma))
     if not torch.is_grad_enabled():
         found = task.known or task.solve(x, gamma, tuple(tensors.values()))
         return found[0]
@@ -174,37 +170,14 @@ class _Task(NamedTuple):
     known: tuple[Tensor, _Solved] | None = None
     """What :meth:`solve` would return, for one backward pass."""
 
-    @property
-    def plain(self) -> bool:
-        """Whether all entries take part, and the targets are vertices."""
-        target = self.target
-        smooth = target.spread is None and target.epsilon is None
-        return self.mask is None and target.vertex is not None and smooth
-
-    def by_known_kernel(
-        self, omega: Regularizer, x: Tensor, gamma: float
-    ) -> tuple[Tensor, _Solved] | None:
-        """L and its gradient by a kernel that an earlier call made of the value of Ω: Ω(y) is what
-        the kernel computes with y."""
-        call = None if x.dtype in HALF else own.found(omega, x, gamma, self.settings)
-        if call is None or not call.fixed.continuous:
+    def by_known_kernel(self, omega: Regularizer, x: Tensor, gamma: Any) -> Any:
+        """As :meth:`solve`, by a kernel that an earlier call made of the value of Ω, or None."""
+        found = (
+            None if self.mask is not None else own.loss(omega, x, gamma, self.target, self.settings)
+        )
+        if found is None:
             return None
-        if x.shape[-1] > _VERTICES and not call.fixed.kernel.alike:
-            return None
-        assert self.target.vertex is not None
-        with torch.no_grad():
-            z = flat(x.detach().double())
-            try:
-                y, at_y = call.solved(z, gamma, z.shape[0])
-            except own.Missed:
-                return None
-            k = self.target.vertex.reshape(-1, 1)
-            linear = (y * (z - z.gather(1, k))).sum(-1)
-            change = _at_vertices(omega, call.fixed, k) - at_y[:, 0]
-            value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
-            dx = self.target.taken_from(y.view(x.shape)).to(x.dtype)
-        value = _filled(value.view(x.shape[:-1]), None, None, self.skip)
-        return value, self._solved(dx, dx, None)
+        return _filled(found[0], None, None, self.skip), self._solved(found[1], found[1], None)
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
@@ -379,15 +352,6 @@ class _Task(NamedTuple):
             return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
         rows = (x, self._participants(x)[0], top.to(x.dtype), *target)
         return in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
-
-
-def _at_vertices(omega: Regularizer, fixed: Fixed, k: Tensor) -> Tensor:
-    """Ω(e_k) of each row, computed once for each vertex."""
-    if fixed.vertices is None:
-        each = torch.eye(fixed.point.shape[-1], dtype=F64, device="cpu")
-        fixed.vertices = omega_at(omega, each[:1] if fixed.kernel.alike else each, None)
-    found = fixed.vertices
-    return found if found.numel() == 1 else found[k.squeeze(1)]
 
 
 def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:

@@ -43,7 +43,7 @@ def mapping(
         try:
             y = None
             if mask is None and dim == -1 and type(gamma) is float:
-                if own.by_value(type(omega)):
+                if own.by_value(type(omega)):  # type: ignore[arg-type]
                     y = own.argmax(omega, x, gamma, settings)
                 else:
                     y = _planned(omega, x, gamma)

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, transforms
+from ..kernels import Kernel, asked, simplex, transforms
 from ..kernels.base import Hyper
+from ..regularizers.arguments import DTYPES
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
 from .forward import Settings
-from .function import Eager, forward
+from .function import Eager
 from .generated import PLANS, per_row
-from .rows import constant
+from .rows import constant, flat
 from .state import state
-from .traced import Fixed, Plan
+from .traced import Fixed, Plan, terms
 
 F64 = torch.float64
-_FLOOR = torch.finfo(F64).eps ** 2
 _POINTS = 4
 """Answers at which the value of Ω is compared with the traced one."""
 
@@ -38,48 +38,62 @@ def argmax(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Tens
     call = found(omega, x, gamma, settings)
     if call is None:
         return None
-    rows = x if x.dtype == F64 else x.double()
+    wide = x if x.dtype == F64 else x.double()
+    rows = flat(wide)
     try:
-        if rows.requires_grad and call.recording:
-            y: Tensor = Eager.apply(rows, None, call, call.fixed.omega, gamma)  # type: ignore[no-untyped-call]
-        else:
-            y = forward(call, rows, None, [gamma])[0]
+        y, _ = call.solved(omega.value, rows, settings.tolerance(F64), min(len(rows), _POINTS))
     except Missed:
         return None
-    finally:
-        call.user = None
+    y = y if y.shape == x.shape else y.view(x.shape)
+    if wide.requires_grad and torch.is_grad_enabled():
+        # in a tuple: y is no input
+        y = _Attached.apply(wide, (y,), call, call.fixed.omega, gamma)  # type: ignore[no-untyped-call]
     return y if x.dtype == F64 else y.to(x.dtype)
+
+
+class _Attached(Eager):
+    """y as a function of x."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, y: tuple[Tensor], kernel: Call, omega: Regularizer, gamma: float
+    ) -> Tensor:
+        ctx.kernel, ctx.omega, ctx.fixed = kernel, omega, (gamma,)
+        ctx.save_for_backward(*y, None, None)
+        return y[0]
 
 
 def found(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Call | None:
     """What an earlier call made for rows like x."""
     if type(x) not in transforms.PLAIN or not x.is_cpu or x.layout != torch.strided:
         return None
-    if not (by_value(type(omega)) and omega.exact and asked() and transforms.plain()):
+    if not by_value(type(omega)):  # type: ignore[arg-type]
+        return None
+    if not (omega.exact and asked() and transforms.plain()):
         return None
     if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
         return None
     if omega._modules or torch.is_autocast_enabled("cpu") or x.ndim == 0 or not x.numel():
         return None
-    if omega.entries not in (None, x.shape[-1]) or not (x.is_floating_point() and gamma > 0):
+    if omega.entries not in (None, x.shape[-1]) or x.dtype not in DTYPES or not gamma > 0:
         return None
     tensors: list[Tensor] = []
     key = state(omega, [], tensors), None, x.shape[-1], x.device
     plan = PLANS.get(key)
-    if not (isinstance(plan, Plan) and plan.kernel.sums) or plan.traced.entry.reads:
+    if not isinstance(plan, Plan) or plan.traced.entry.reads:
         return None
     recording = torch.is_grad_enabled()
     if not all(_constant(t, x, recording) for t in (*tensors, *plan.traced.entry.outside)):
         return None
-    return Call(plan.fixed(tensors), omega, settings, recording)
+    return Call(plan.fixed(tensors), gamma)
 
 
 @functools.cache
-def by_value(cls: type[Regularizer]) -> bool:
+def by_value(cls: Any) -> bool:
     """Whether Ω is its value and attributes that are not checked."""
     names = ("closed_form", "kernel")
     own = not any(getattr(cls, name) is not getattr(Regularizer, name) for name in names)
-    return own and not cls.hyperparameters and not issubclass(cls, Penalized)  # type: ignore[arg-type]
+    return own and not cls.hyperparameters and not issubclass(cls, Penalized)
 
 
 def _constant(t: Tensor, x: Tensor, recording: bool) -> bool:
@@ -90,54 +104,64 @@ def _constant(t: Tensor, x: Tensor, recording: bool) -> bool:
 
 
 class Call(Kernel):
-    """A kernel for one call; backward needs ``fixed`` alone."""
+    """A kernel at fixed numbers of the tensors of Ω."""
 
     name = "from the value"
     dtypes = (F64,)
     numbers = True
 
-    def __init__(self, fixed: Fixed, omega: Any, settings: Settings, recording: bool) -> None:
-        self.fixed, self.recording = fixed, recording
-        self.user, self.tol = omega, settings.tolerance(F64)
+    def __init__(self, fixed: Fixed, gamma: float) -> None:
+        self.fixed, self.gamma = fixed, constant(gamma, fixed.point.device)
 
-    def forward(
-        self, x: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return self.solved(x, gamma, min(x.shape[0], _POINTS))[0], None
-
-    def solved(self, x: Tensor, gamma: float, count: int) -> tuple[Tensor, Tensor]:
-        """y; and Ω at ``count`` answers, with the sizes of its terms."""
-        fixed = self.fixed
-        step = -(-x.shape[0] // count)
-        count = -(-x.shape[0] // step)
-        at, sums = fixed.points(count), torch.empty(count, 2, dtype=F64, device="cpu")
-        scale = constant(gamma, x.device)
-        y, bound = fixed.kernel.solve_laid_out(x, scale, fixed.laid_out, None, sums, at)
-        if not bound.amax().item() <= self.tol:
-            raise Missed
-        if count > _POINTS:
+    def solved(self, value: Any, x: Tensor, tol: float, count: int) -> tuple[Tensor, Tensor]:
+        """y, certified; and the pairs (Ω, the size of its terms) at ``count`` answers or fewer,
+        evenly spaced. The ``value`` of Ω is compared with the traced one."""
+        fixed, rows = self.fixed, len(x)
+        kernel, step = fixed.kernel, -(-rows // count)
+        count = -(-rows // step)
+        points = fixed.points(count)
+        if kernel.sums:
+            y, found = kernel.solve_laid_out(x, self.gamma, fixed.laid_out, None, points, count)
+        else:
+            y, bound = kernel.solve_laid_out(x, self.gamma, fixed.laid_out)
+            points[:-1] = simplex.inward(y[::step])
+            each = terms(fixed.entry, points[:-1], fixed.inputs)
+            pairs = torch.stack([each.sum(-1), each.abs().sum(-1)], 1)
+            found = torch.cat([bound, pairs.flatten()])
+        if rows <= _POINTS:
+            numbers = found.tolist()
+            worst, sums = numbers[:rows], numbers[rows:]
+        else:
+            worst = [found[:rows].amax().item()]
             step = -(-count // _POINTS)
-            at, few = torch.cat((at[:-1:step], at[-1:])), sums[::step]
-        self._compare(at, sums if count <= _POINTS else few)
-        return y, sums
+            points = points if step == 1 else torch.cat((points[:-1:step], points[-1:]))
+            sums = found[rows:].view(-1, 2)[::step].flatten().tolist()
+        if not all(bound <= tol for bound in worst):
+            raise Missed
+        self._compare(value, points, sums + fixed.expected)
+        return y, found[rows:]
 
-    def _compare(self, at: Tensor, sums: Tensor) -> None:
-        """Compare the value of Ω with the traced one at some answers, and in general position: at a
-        vertex nothing is seen of the other entries."""
-        with transforms.unhooked(), torch.set_grad_enabled(self.recording):
-            own = self.user.value(at)
+    def _compare(self, value: Any, at: Tensor, sums: list[float]) -> None:
+        """Compare the value of Ω with the traced one near some answers and in general position: at
+        a vertex nothing is seen of the other entries."""
+        with transforms.unhooked():
+            own = value(at)
         if not isinstance(own, Tensor) or own.dtype != F64 or own.shape != at.shape[:1]:
             raise Missed
         if own.requires_grad:
             raise Missed  # by a tensor that is not an attribute
-        expected = sums.tolist() + self.fixed.expected
-        for value, (total, size) in zip(own.tolist(), expected, strict=True):
-            if not abs(value - total) <= 1e-12 * (abs(value) + size):
+        for got, total, size in zip(own.tolist(), sums[::2], sums[1::2], strict=True):
+            if not abs(got - total) <= 1e-12 * (abs(got) + size):
                 raise Missed
+
+    def forward(
+        self, x: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError("y is known")
 
     def backward(
         self, y: Tensor, v: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
-        scale = gamma if isinstance(gamma, Tensor) else constant(gamma, y.device)
-        dx, _ = self.fixed.kernel.backward_laid_out(y, v, scale, self.fixed.laid_out)
+        fixed = self.fixed
+        dx: Tensor = fixed.kernel.backward_laid_out(y, v, self.gamma, fixed.laid_out)[0]
         return dx, None

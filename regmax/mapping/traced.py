@@ -85,7 +85,7 @@ class Plan:
         with torch.inference_mode(False), torch.no_grad():
             owned = [t.detach().clone() for t in given]
             inputs = self.traced.entry.inputs(owned[: len(tensors)])
-            found = Fixed(self.kernel, self.traced.entry, owned, inputs, self.point)
+            found = Fixed(self.kernel, self.traced, owned, inputs, self.point)
         self.last[:] = [found]
         return found
 
@@ -94,17 +94,17 @@ class Fixed:
     """A kernel at given numbers of the tensors of Ω."""
 
     def __init__(
-        self, kernel: Any, entry: Any, tensors: list[Tensor], inputs: list[Tensor], point: Tensor
+        self, kernel: Any, traced: Traced, owned: list[Tensor], inputs: list[Tensor], point: Tensor
     ) -> None:
-        self.kernel, self.entry = kernel, entry
-        self.tensors, self.inputs, self.point = tensors, inputs, point
+        self.kernel, self.entry, self._class = kernel, traced.entry, type(traced)
+        self.tensors, self.inputs, self.point = owned, inputs, point
         self._points: dict[int, Tensor] = {}
         self.vertices: Tensor | None = None
 
     @functools.cached_property
     def omega(self) -> Traced:
         """The traced Ω."""
-        return Traced(self.entry, self.inputs, fixed=True)
+        return self._class(self.entry, self.inputs, fixed=True)
 
     @functools.cached_property
     def laid_out(self) -> Any:
@@ -125,10 +125,10 @@ class Fixed:
         return bool((~torch.isfinite(at) | ((at - near).abs() <= 1e-15)).all())
 
     @functools.cached_property
-    def expected(self) -> list[tuple[float, float]]:
+    def expected(self) -> list[float]:
         """Ω at the point in general position, and the sum of the sizes of its terms."""
         each = terms(self.entry, self.point, self.inputs)
-        return [(each.sum().item(), each.abs().sum().item())]
+        return [each.sum().item(), each.abs().sum().item()]
 
 
 def compared(

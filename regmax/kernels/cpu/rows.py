@@ -82,18 +82,19 @@ class CompiledRows(Kernel):
         over_rows(*self.task(which, x.dtype), self.job(x, *arrays), self.grain)
 
     def rerun(
-        self, which: int, job: Any, x: Tensor, arrays: dict[int, Tensor], number: int = 0
+        self, which: int, job: Any, x: Tensor, arrays: dict[int, Tensor], *numbers: tuple[int, int]
     ) -> None:
-        """Run a function on a copy of a job, with these arrays in it, of rows x. ``number`` ends
-        the job."""
+        """Run a function on a copy of a job, with the arrays of rows x and some numbers in it."""
         copy = type(job).from_buffer_copy(job)
-        copy[1], copy[4], copy[-2] = x.shape[0], x.numel() * x.element_size() >= _LARGE, number
+        copy[1], copy[4] = x.shape[0], x.numel() * x.element_size() >= _LARGE
         arrays[0] = x
         for k, t in arrays.items():
             copy[5 + 2 * k] = at = t.data_ptr()
             copy[6 + 2 * k] = t.stride(0) if t.numel() > 1 else 0
             if not at and t.numel():
                 raise without_memory(t)
+        for k, number in numbers:
+            copy[k] = number
         over_rows(*self.task(which, x.dtype), copy, self.grain)
 
     def forward(

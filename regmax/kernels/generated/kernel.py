@@ -24,8 +24,10 @@ _SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 17)
 _COUPLED = CompiledRows("regmax.kernels.generated.coupled")
 
 
-_GAMMA, _MASK, _OUT, _BOUND, _SUMS, _POINTS = 1, 2, 5, 6, 15, 16
-"""Places in a forward job, as in :mod:`.rows`, which loads numba."""
+_GAMMA, _MASK, _OUT, _BOUND, _POINTS = 1, 2, 5, 6, 16
+_SUMS = 5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17
+"""Arrays of a forward job, as in :mod:`.rows`, which loads numba; and where in it the address and
+the stride of the sums, and the distance of two points, are."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -38,9 +40,7 @@ class LaidOut:
     one per entry; H with the inputs of F and the constants of its source. ``jobs``: of the
     functions of a kernel, for rows of any number."""
 
-    def __init__(
-        self, numbers: Tensor, vectors: Tensor, form: Tensor | None, convex: bool
-    ) -> None:
+    def __init__(self, numbers: Tensor, vectors: Tensor, form: Tensor | None, convex: bool) -> None:
         self.numbers, self.vectors, self.form, self.convex = numbers, vectors, form, convex
         self.jobs: dict[int, Any] = {}
 
@@ -128,13 +128,13 @@ class GeneratedKernel:
         gamma: Tensor,
         given: LaidOut,
         mask: Tensor | None = None,
-        sums: Tensor | None = None,
         points: Tensor | None = None,
+        count: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """As :meth:`solve`. ``sums``, (n, 2), gets Ω at n of the answers, evenly spaced, and the
-        sums of the sizes of the terms of Ω. ``points``, (n, d), gets these answers, with ε² for
-        zeros. Only where the kernel has ``sums``."""
-        y, bound = torch.empty_like(x), x.new_empty(x.shape[0])
+        """As :meth:`solve`. ``points``, (``count`` or more, d), gets some of the answers, evenly
+        spaced, with ε² for zeros. After the bounds there are ``count`` pairs of numbers: Ω there,
+        and the sum of the sizes of its terms, where the kernel has ``sums``."""
+        y, bound = torch.empty_like(x), x.new_empty(x.shape[0] + 2 * count)
         if not given.convex:
             return y, bound.fill_(torch.inf)
         if 0 not in given.jobs:
@@ -143,13 +143,14 @@ class GeneratedKernel:
             gradient, column = self._addresses()
             rest = (gradient, 0, given.form, column, self._room, None, None)
             given.jobs[0] = self._rows.job(x, *ours, *traits, *rest)
-        arrays, every = {_GAMMA: gamma, _OUT: y, _BOUND: bound}, 0
+        arrays = {_GAMMA: gamma, _OUT: y, _BOUND: bound}
         if mask is not None:
             arrays[_MASK] = mask
-        if sums is not None and points is not None:
-            arrays[_SUMS], arrays[_POINTS] = sums, points
-            every = -(-x.shape[0] // sums.shape[0])
-        self._rows.rerun(0, given.jobs[0], x, arrays, every)
+        if points is not None:
+            arrays[_POINTS] = points
+        rows = x.shape[0]
+        sums = (bound.data_ptr() + 8 * rows, 2, -(-rows // count)) if count else (0, 0, 0)
+        self._rows.rerun(0, given.jobs[0], x, arrays, *zip(_SUMS, sums, strict=True))
         return y, bound
 
     def _addresses(self) -> tuple[int, int]:
