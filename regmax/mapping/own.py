@@ -41,7 +41,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Tens
     wide = x if x.dtype == F64 else x.double()
     rows = flat(wide)
     try:
-        y, _ = call.solved(omega.value, rows, settings.tolerance(F64), min(len(rows), _POINTS))
+        y, _ = call.solved(omega.value, rows, settings.tolerance(F64), min(rows.shape[0], _POINTS))
     except Missed:
         return None
     y = y if y.shape == x.shape else y.view(x.shape)
@@ -116,7 +116,7 @@ class Call(Kernel):
     def solved(self, value: Any, x: Tensor, tol: float, count: int) -> tuple[Tensor, Tensor]:
         """y, certified; and the pairs (Ω, the size of its terms) at ``count`` answers or fewer,
         evenly spaced. The ``value`` of Ω is compared with the traced one."""
-        fixed, rows = self.fixed, len(x)
+        fixed, rows = self.fixed, x.shape[0]
         kernel, step = fixed.kernel, -(-rows // count)
         count = -(-rows // step)
         points = fixed.points(count)
