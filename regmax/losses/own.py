@@ -34,7 +34,7 @@ def loss(
         return None
     z = flat(x.detach().double())
     omega = omega if x.dtype == F64 else aligned(omega, z, -1)
-    call = own.found(omega, z, gamma, settings)
+    call = own.found(omega, z, gamma, settings, make=True)
     if call is None or not (call.fixed.kernel.sums and call.fixed.continuous):
         return None
     if x.shape[-1] > _VERTICES and not call.fixed.kernel.alike:
@@ -46,7 +46,7 @@ def loss(
     with torch.no_grad():
         k = vertex.reshape(-1, 1)
         linear = (y * (z - z.gather(1, k))).sum(-1)
-        change = _at_vertices(omega, call.fixed, k) - sums[::2]
+        change = _at_vertices(omega, call.fixed, k) - torch.tensor(sums[::2], dtype=F64)
         value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
         return value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
 

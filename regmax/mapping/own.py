@@ -12,15 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, simplex, transforms
+from ..kernels import Kernel, asked, simplex, transforms, wrappers
 from ..kernels.base import Hyper
 from ..regularizers.arguments import DTYPES
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
 from .forward import Settings
-from .function import Eager
+from .function import Eager, Mapping
 from .generated import PLANS, per_row
-from .rows import constant, flat
+from .generated import argmax as argmax_of
+from .rows import constant, flat, prepare
 from .state import state
 from .traced import Fixed, Plan, terms
 
@@ -62,9 +63,20 @@ class _Attached(Eager):
         ctx.save_for_backward(*y, None, None)
         return y[0]
 
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
+        if again or not transforms.plain():
+            return Mapping.backward(ctx, v)
+        y, call = ctx.saved_tensors[0], ctx.kernel
+        gx = call.backward(flat(y), flat(wrappers.allocated(v)), call.gamma, (), None, False)[0]
+        return gx if gx.shape == v.shape else gx.view(v.shape), None, None, None, None
 
-def found(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Call | None:
-    """What an earlier call made for rows like x."""
+
+def found(
+    omega: Regularizer, x: Any, gamma: float, settings: Settings, make: bool = False
+) -> Call | None:
+    """What an earlier call made for rows like x; ``make``: or is made now."""
     if type(x) not in transforms.PLAIN or not x.is_cpu or x.layout != torch.strided:
         return None
     if not by_value(type(omega)):  # type: ignore[arg-type]
@@ -79,11 +91,17 @@ def found(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Call 
         return None
     tensors: list[Tensor] = []
     key = state(omega, [], tensors), None, x.shape[-1], x.device
+    recording = torch.is_grad_enabled()
+    if not all(_constant(t, x, recording) for t in tensors):
+        return None
     plan = PLANS.get(key)
+    if make and plan is None:
+        with torch.no_grad():
+            argmax_of(prepare(omega, x, gamma, -1, None, wide=True), settings)
+        plan = PLANS.get(key)
     if not isinstance(plan, Plan) or plan.traced.entry.reads:
         return None
-    recording = torch.is_grad_enabled()
-    if not all(_constant(t, x, recording) for t in (*tensors, *plan.traced.entry.outside)):
+    if not all(_constant(t, x, recording) for t in plan.traced.entry.outside):
         return None
     return Call(plan.fixed(tensors), gamma)
 
@@ -113,7 +131,7 @@ class Call(Kernel):
     def __init__(self, fixed: Fixed, gamma: float) -> None:
         self.fixed, self.gamma = fixed, constant(gamma, fixed.point.device)
 
-    def solved(self, value: Any, x: Tensor, tol: float, count: int) -> tuple[Tensor, Tensor]:
+    def solved(self, value: Any, x: Tensor, tol: float, count: int) -> tuple[Tensor, list[float]]:
         """y, certified; and the pairs (Ω, the size of its terms) at ``count`` answers or fewer,
         evenly spaced. The ``value`` of Ω is compared with the traced one."""
         fixed, rows = self.fixed, x.shape[0]
@@ -123,23 +141,20 @@ class Call(Kernel):
         if kernel.sums:
             y, found = kernel.solve_laid_out(x, self.gamma, fixed.laid_out, None, points, count)
         else:
-            y, bound = kernel.solve_laid_out(x, self.gamma, fixed.laid_out)
+            y, found = kernel.solve_laid_out(x, self.gamma, fixed.laid_out)
             points[:-1] = simplex.inward(y[::step])
             each = terms(fixed.entry, points[:-1], fixed.inputs)
             pairs = torch.stack([each.sum(-1), each.abs().sum(-1)], 1)
-            found = torch.cat([bound, pairs.flatten()])
-        if rows <= _POINTS:
-            numbers = found.tolist()
-            worst, sums = numbers[:rows], numbers[rows:]
-        else:
-            worst = [found[:rows].amax().item()]
-            step = -(-count // _POINTS)
-            points = points if step == 1 else torch.cat((points[:-1:step], points[-1:]))
-            sums = found[rows:].view(-1, 2)[::step].flatten().tolist()
-        if not all(bound <= tol for bound in worst):
+            found = [*found, *pairs.flatten().tolist()]
+        if not max(found[:rows]) <= tol:
             raise Missed
-        self._compare(value, points, sums + fixed.expected)
-        return y, found[rows:]
+        sums = found[rows:]
+        if count > _POINTS:
+            step = -(-count // _POINTS)
+            points = torch.cat((points[:-1:step], points[-1:]))
+            some = [number for k in range(0, count, step) for number in sums[2 * k : 2 * k + 2]]
+        self._compare(value, points, (sums if count <= _POINTS else some) + fixed.expected)
+        return y, sums
 
     def _compare(self, value: Any, at: Tensor, sums: list[float]) -> None:
         """Compare the value of Ω with the traced one near some answers and in general position: at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -82,9 +83,14 @@ class CompiledRows(Kernel):
         over_rows(*self.task(which, x.dtype), self.job(x, *arrays), self.grain)
 
     def rerun(
-        self, which: int, job: Any, x: Tensor, arrays: dict[int, Tensor], *numbers: tuple[int, int]
+        self,
+        which: int,
+        job: Any,
+        x: Tensor,
+        arrays: dict[int, Tensor],
+        numbers: Iterable[tuple[int, int]],
     ) -> None:
-        """Run a function on a copy of a job, with the arrays of rows x and some numbers in it."""
+        """Run a function on a copy of a job with x, other arrays, and numbers at places of it."""
         copy = type(job).from_buffer_copy(job)
         copy[1], copy[4] = x.shape[0], x.numel() * x.element_size() >= _LARGE
         arrays[0] = x

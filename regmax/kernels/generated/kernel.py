@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,10 @@ _SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 17)
 _COUPLED = CompiledRows("regmax.kernels.generated.coupled")
 
 
-_GAMMA, _MASK, _OUT, _BOUND, _POINTS = 1, 2, 5, 6, 16
-_SUMS = 5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17
-"""Arrays of a forward job, as in :mod:`.rows`, which loads numba; and where in it the address and
-the stride of the sums, and the distance of two points, are."""
+_GAMMA, _MASK, _OUT, _POINTS = 1, 2, 5, 16
+_BOUND, _SUMS = 5 + 2 * 6, (5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17)
+"""Arrays of a forward job, as in :mod:`.rows`, which loads numba; and where in it the address of
+the bounds, the address and the stride of the sums, and the distance of two points are."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -115,7 +117,8 @@ class GeneratedKernel:
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
-        return self.solve_laid_out(x, gamma, self.laid_out(theta, x.shape[1]), mask)
+        y, bounds = self.solve_laid_out(x, gamma, self.laid_out(theta, x.shape[1]), mask)
+        return y, torch.frombuffer(bounds, dtype=torch.float64)
 
     def laid_out(self, theta: Hyper, d: int) -> LaidOut:
         """θ for rows of d entries."""
@@ -130,28 +133,32 @@ class GeneratedKernel:
         mask: Tensor | None = None,
         points: Tensor | None = None,
         count: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """As :meth:`solve`. ``points``, (``count`` or more, d), gets some of the answers, evenly
-        spaced, with ε² for zeros. After the bounds there are ``count`` pairs of numbers: Ω there,
-        and the sum of the sizes of its terms, where the kernel has ``sums``."""
-        y, bound = torch.empty_like(x), x.new_empty(x.shape[0] + 2 * count)
+    ) -> tuple[Tensor, Any]:
+        """y, and an array of ctypes with the bounds of :meth:`solve`. ``points``, (``count`` or
+        more, d), gets some of the answers, evenly spaced, with ε² for zeros. After the bounds there
+        are ``count`` pairs of numbers: Ω there, and the sum of the sizes of its terms, where the
+        kernel has ``sums``."""
+        rows, y = x.shape[0], torch.empty_like(x)
+        found = (ctypes.c_double * (rows + 2 * count))()
         if not given.convex:
-            return y, bound.fill_(torch.inf)
+            found[:rows] = [math.inf] * rows
+            return y, found
         if 0 not in given.jobs:
-            ours = (gamma, None, given.numbers, given.vectors, y, bound)
+            ours = (gamma, None, given.numbers, given.vectors, y, None)
             traits = (self.slopes.address, self._inputs.count, self.kinked)
             gradient, column = self._addresses()
             rest = (gradient, 0, given.form, column, self._room, None, None)
             given.jobs[0] = self._rows.job(x, *ours, *traits, *rest)
-        arrays = {_GAMMA: gamma, _OUT: y, _BOUND: bound}
+        arrays = {_GAMMA: gamma, _OUT: y}
         if mask is not None:
             arrays[_MASK] = mask
+        at = ctypes.addressof(found)
+        numbers = [(_BOUND, at)]
         if points is not None:
             arrays[_POINTS] = points
-        rows = x.shape[0]
-        sums = (bound.data_ptr() + 8 * rows, 2, -(-rows // count)) if count else (0, 0, 0)
-        self._rows.rerun(0, given.jobs[0], x, arrays, *zip(_SUMS, sums, strict=True))
-        return y, bound
+            numbers += zip(_SUMS, (at + 8 * rows, 2, -(-rows // count)), strict=True)
+        self._rows.rerun(0, given.jobs[0], x, arrays, numbers)
+        return y, found
 
     def _addresses(self) -> tuple[int, int]:
         """Where the code of F is."""
@@ -201,7 +208,7 @@ class GeneratedKernel:
             job = self._rows.job(y, *arrays, *numbers_of, *rest)
             if not hyper:
                 at.jobs[1] = job
-        self._rows.rerun(1, job, y, {_GAMMA: gamma, 2: v, 5: dx})
+        self._rows.rerun(1, job, y, {_GAMMA: gamma, 2: v, 5: dx}, ())
         if dnumbers is None or dvectors is None:
             return dx, None
         each = given.gradients(dnumbers, dvectors, d)

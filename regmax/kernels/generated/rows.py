@@ -114,7 +114,7 @@ def vectors_of(job: Any, k: int, r: int, count: int, ld: int, place: Any, m: int
 
 @njit
 def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like: Any) -> None:
-    """Write y and the bound of row r; ``found`` is y at ``place``."""
+    """Write y and the bound of row r, +inf for NaN; ``found`` is y at ``place``."""
     y = common.rows_at(job, OUT, r, like)
     for i in range(job[common.WIDTH]):
         y[i] = 0.0
@@ -123,7 +123,7 @@ def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like:
         total += found[i]
     for i in range(m):
         y[place[i]] = found[i] / total
-    common.set_number(job, BOUND, r, bound)
+    common.set_number(job, BOUND, r, bound if bound < np.inf else np.inf)
 
 
 @njit
