@@ -75,7 +75,7 @@ def losses(
         return found[0]
     out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
     if task.known is None:
-        refuse_hidden(omega, x.new_full((), 1 / x.shape[-1]).expand_as(x), mask)
+        refuse_hidden(*own.uniform(omega, x), mask)
     return out
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..mapping import own
 from ..mapping.forward import Settings
-from ..mapping.rows import HALF, aligned
+from ..mapping.rows import HALF, aligned, computes
 from ..mapping.traced import Fixed
 from ..regularizers.regularizer import Regularizer
 from .support import flat
@@ -49,6 +49,15 @@ def loss(
         change = _at_vertices(omega, call.fixed, k) - torch.tensor(sums[::2], dtype=F64)
         value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
         return value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
+
+
+def uniform(omega: Regularizer, x: Tensor) -> tuple[Regularizer, Tensor]:
+    """Ω, and rows like x at which it can be evaluated: in float64 where it needs that."""
+    y = x.new_full((), 1 / x.shape[-1]).expand_as(x)
+    if x.dtype == F64 or omega.hyperparameters is not None or computes(omega, y):
+        return omega, y
+    y = y.double()
+    return aligned(omega, y, -1), y
 
 
 def _at_vertices(omega: Regularizer, fixed: Fixed, k: Tensor) -> Tensor:
