@@ -6,7 +6,7 @@ import torch
 
 import regmax
 from regmax.losses import own as losses
-from regmax.mapping import engine, own
+from regmax.mapping import engine, generated, own
 
 pytest.importorskip("numba")
 
@@ -188,3 +188,14 @@ def test_a_value_that_jumps_at_0_keeps_its_loss():
     x, target = torch.randn(4, D, dtype=F64), torch.arange(4)
     first = loss(x, target)
     torch.testing.assert_close(loss(x, target), first, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [Weighted, Coupled, Joined])
+def test_a_first_call_saves_what_later_calls_save(make, monkeypatch):
+    monkeypatch.setattr(generated, "PLANS", plans := {})
+    monkeypatch.setattr(own, "PLANS", plans)
+    layer, x = regmax.RegularizedMax(make()), torch.randn(3, D, dtype=F64, requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    y.square().sum().backward()
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
