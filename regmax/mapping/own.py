@@ -172,7 +172,7 @@ class Call(Kernel):
     def forward(
         self, x: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError("y is known")
+        raise NotImplementedError  # y is known
 
     def backward(
         self, y: Tensor, v: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None, hyper: bool
