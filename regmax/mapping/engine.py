@@ -20,7 +20,7 @@ from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
-from . import compiled, composition, generated, jagged, operator, sharded
+from . import compiled, composition, generated, jagged, operator, own, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
 from .function import Eager, forward
@@ -43,7 +43,10 @@ def mapping(
         try:
             y = None
             if mask is None and dim == -1 and type(gamma) is float:
-                y = _planned(omega, x, gamma)
+                if own.by_value(type(omega)):  # type: ignore[arg-type]
+                    y = own.argmax(omega, x, gamma, settings)
+                else:
+                    y = _planned(omega, x, gamma)
             if y is None:
                 y = compiled.argmax(omega, x, gamma, dim, mask)
         except RuntimeError:  # from a tensor without strides or memory, which is named
@@ -53,11 +56,11 @@ def mapping(
             raise
         if y is not None:
             return y
-    own = functools.partial(mapping, settings=settings)
+    part = functools.partial(mapping, settings=settings)
     if is_dtensor(x):
-        return sharded.mapping(own, omega, x, gamma, dim, mask, settings)
+        return sharded.mapping(part, omega, x, gamma, dim, mask, settings)
     if is_jagged(x):
-        return jagged.mapping(own, omega, x, gamma, dim, mask)
+        return jagged.mapping(part, omega, x, gamma, dim, mask)
     rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
     return rows.restore(argmax(rows, settings)[0])
 

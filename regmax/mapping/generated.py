@@ -25,7 +25,7 @@ from .forward import Forward, Settings, by_solver, has_formula, sampled
 from .function import Mapping
 from .rows import Rows
 from .state import state
-from .traced import Plan, Traced, changed, compared, derived, few, off, other, same, terms
+from .traced import Plan, Traced, changed, compared, derived, few, hyper, off, other, same, terms
 
 QUIET = Settings(on_failure="ignore")
 _SPOT = 4
@@ -64,10 +64,15 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
     if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
         return None  # a tensor from outside is refused
     with transforms.full_precision(rows.x.device.type):
-        inputs = found.inputs(tensors)
-        kernel = _Checked(found, inputs, rows, settings, key[1] is not None)
+        inputs, traced, numbers = found.inputs(tensors), found.traced, [rows.gamma]
+        batched = key[1] is not None
+        kernel = _Checked(found, inputs, rows, settings, batched)
+        if batched or any(t.requires_grad for t in inputs):
+            numbers += inputs
+        else:
+            traced, kernel.theta = found.fixed(tensors).omega, tuple(map(hyper, inputs))
         try:
-            y = with_gradients(kernel, found.traced, rows.x, rows.mask, [rows.gamma, *inputs])
+            y = with_gradients(kernel, traced, rows.x, rows.mask, numbers)
         except _Changed:
             again = entry.reads and found.trial + 1 < _TRIALS
             PLANS[key] = found.trial + 1 if again else _OTHER[entry.reads]
@@ -138,11 +143,11 @@ def _key(
         return None, kept, tensors
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept, tensors
-    batch = x.shape[:-1] if any(_per_row(t, x) for t in tensors) else None
+    batch = x.shape[:-1] if any(per_row(t, x) for t in tensors) else None
     return (state(omega, kept), batch, x.shape[-1], x.device), kept, tensors
 
 
-def _per_row(t: Tensor, x: Tensor) -> bool:
+def per_row(t: Tensor, x: Tensor) -> bool:
     """Whether a tensor of Ω has one number for each row of x."""
     if t.ndim < 2 or t.shape[-1] != 1 or t.numel() == 1 or t.ndim > x.ndim:
         return False
@@ -167,7 +172,7 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
     def value(y: Tensor, *inside: Tensor) -> Tensor:
         return omega.with_tensors(dict(zip(names, inside, strict=True))).value(y)
 
-    batched = any(_per_row(t, x) for t in tensors)
+    batched = any(per_row(t, x) for t in tensors)
     y = simplex.generic(x if batched else x.new_empty(1, x.shape[-1]))
     problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
     try:
@@ -220,6 +225,8 @@ class _Planned(Kernel):
 
     name = "from the value"
     dtypes = (torch.float64,)
+    theta: Hyper | None = None
+    """The inputs, where nothing learns."""
 
     def __init__(self, made: Plan, settings: Settings) -> None:
         self.made, self.settings = made, settings
@@ -236,6 +243,7 @@ class _Planned(Kernel):
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """y, and the rows that are not certified."""
+        theta = theta if self.theta is None else self.theta
         if self.made.traced.entry.coupled and len(theta[-1]) > 1:
             raise _Changed  # an H for each row
         y, bound = self.made.kernel.solve(x, gamma, theta, mask)
@@ -244,6 +252,7 @@ class _Planned(Kernel):
     def backward(
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
+        theta = theta if self.theta is None else self.theta
         found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(y, v, gamma, theta, hyper)
         return found
 

@@ -132,7 +132,7 @@ def prepare(
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
     omega = aligned(omega, rows, dim)
     rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
-    if wide and dtype != torch.float64 and not _computes(omega, rows):
+    if wide and dtype != torch.float64 and not computes(omega, rows):
         return prepare(given, x, gamma, dim, mask)
     on = None if takes_part is None else takes_part.movedim(dim, -1)
 
@@ -162,7 +162,7 @@ def _within(rows: Tensor, low: float) -> bool:
     return low < least.item() and most.item() < -low
 
 
-def _computes(omega: Regularizer, rows: Tensor) -> bool:
+def computes(omega: Regularizer, rows: Tensor) -> bool:
     """Whether Ω can be evaluated in the dtype of ``rows``. It cannot where it multiplies by a
     matrix of another dtype that is not an attribute."""
     if transforms.under_transform((rows,)) or rows.numel() == 0:

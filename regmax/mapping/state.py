@@ -5,9 +5,10 @@ from __future__ import annotations
 import dis
 import functools
 import itertools
+import operator
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +16,15 @@ from torch import Tensor, nn
 from ..regularizers.regularizer import Regularizer
 
 _IGNORED = frozenset((*vars(nn.Module()), "_multiplies"))
+_NUMBERS = frozenset((bool, int, float, str, type(None)))
 
 
-def state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
+def state(
+    module: nn.Module, kept: list[Any], tensors: list[Tensor] | None = None
+) -> tuple[Any, ...]:
     """All that a value may depend on, except the numbers of tensors: the attributes of Ω, of its
     modules and of their classes, and what ``value`` reads from outside. Objects count by
-    identity, and are added to ``kept``."""
+    identity, and are added to ``kept``; the tensors inside Ω are added to ``tensors``."""
     cls = type(module)
     found: list[Any] = [cls, module.training]
 
@@ -29,7 +33,7 @@ def state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
             found.append((name, item.shape, item.dtype))
             if not item.is_floating_point():  # indices are part of the code
                 found.append(tuple(item.flatten().tolist()))
-        elif item is None or isinstance(item, bool | int | float | str):
+        elif type(item) in _NUMBERS or isinstance(item, bool | int | float | str):
             found.append((name, type(item), item if item == item else None))  # NaN
         elif isinstance(item, tuple) and len(item) <= 64:
             for k, each in enumerate(item):
@@ -38,32 +42,82 @@ def state(module: nn.Module, kept: list[Any]) -> tuple[Any, ...]:
             found.append((name, id(item)))
             kept.append(item)
 
-    own = {**vars(module), **module._parameters, **module._buffers}
-    for name, item in own.items():
-        if name not in _IGNORED:
-            add(name, item)
+    own = vars(module)
+    for store in (own, own["_parameters"], own["_buffers"]):
+        for name, item in store.items():
+            if name not in _IGNORED:
+                add(name, item)
+                if tensors is not None and isinstance(item, Tensor):
+                    tensors.append(item)
     for name, item in _outside(cls):
         add(name, item)
-    for name, inner in module._modules.items():
-        found.append((name, inner and state(inner, kept)))
+    for name, inner in own["_modules"].items():
+        found.append((name, inner and state(inner, kept, tensors)))
     return tuple(found)
+
+
+class _Reads(NamedTuple):
+    """What the classes of an Ω hold, and what their functions read: known as long as ``held`` and
+    ``codes`` are what they were."""
+
+    held: list[Any]
+    codes: list[Any]
+    cells: list[tuple[str, Any]]
+    spaces: list[tuple[dict[str, Any], tuple[str, ...]]]
+    others: list[tuple[str, Any]]
+
+
+_READS: dict[type[Any], _Reads] = {}
 
 
 def _outside(cls: type[Any]) -> Iterator[tuple[str, Any]]:
     """What the classes of an Ω hold besides methods, and what their functions read from closures
     and global names, except functions, classes and modules."""
+    held: list[Any] = []
     for c in cls.__mro__:
         if c is Regularizer or c is nn.Module:
-            return
-        for name, item in vars(c).items():
-            if isinstance(item, FunctionType):
-                code, closure = item.__code__, item.__closure__ or ()
-                read = list(zip(code.co_freevars, closure, strict=True))
-                named = [(k, cell.cell_contents) for k, cell in read if k != "__class__"]
-                named += [(k, item.__globals__.get(k)) for k in _global_names(code)]
-                yield from ((k, v) for k, v in named if v is not None and not _fixed(v))
-            elif not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
+            break
+        held += vars(c).values()
+    known = _READS.get(cls)
+    if known is None or not _same(known, held):
+        if len(_READS) >= 512:
+            _READS.clear()
+        known = _READS[cls] = _reads(cls, held)
+    yield from known.others
+    for name, cell in known.cells:
+        item = cell.cell_contents
+        if item is not None and not _fixed(item):
+            yield name, item
+    for space, names in known.spaces:
+        for name in names:
+            item = space.get(name)
+            if item is not None and not _fixed(item):
                 yield name, item
+
+
+def _same(known: _Reads, held: list[Any]) -> bool:
+    """Whether classes hold what they held."""
+    codes = [item.__code__ for item in held if type(item) is FunctionType]
+    return (
+        len(held) == len(known.held)
+        and all(map(operator.is_, held, known.held))
+        and all(map(operator.is_, codes, known.codes))
+    )
+
+
+def _reads(cls: type[Any], held: list[Any]) -> _Reads:
+    names = (name for c in cls.__mro__ for name in vars(c))  # those of Regularizer come later
+    found = _Reads(held, [], [], [], [])
+    for name, item in zip(names, held, strict=False):
+        if isinstance(item, FunctionType):
+            code, closure = item.__code__, item.__closure__ or ()
+            found.codes.append(code)
+            read = zip(code.co_freevars, closure, strict=True)
+            found.cells.extend((k, cell) for k, cell in read if k != "__class__")
+            found.spaces.append((item.__globals__, _global_names(code)))
+        elif not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
+            found.others.append((name, item))
+    return found
 
 
 @functools.lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@ solver, the derivatives of the value by autograd, and the value itself at later 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +21,16 @@ from .rows import Rows
 
 
 class Traced(Regularizer):
-    """Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy + F(y; q), with p, and H with q, as hyperparameters."""
+    """Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy + F(y; q), with p, and H with q, as hyperparameters, or
+    ``fixed``."""
 
-    def __init__(self, entry: Any, inputs: list[Tensor]) -> None:
+    def __init__(self, entry: Any, inputs: list[Tensor], fixed: bool = False) -> None:
         self.entry = entry
         self.separable = not entry.coupled  # type: ignore[misc]
-        self.hyperparameters = tuple(f"p{k}" for k in range(len(inputs)))  # type: ignore[misc]
-        for name, t in zip(self.hyperparameters, inputs, strict=True):
+        self.fixed = inputs if fixed else []
+        names = () if fixed else tuple(f"p{k}" for k in range(len(inputs)))
+        self.hyperparameters = names  # type: ignore[misc]
+        for name, t in zip(names, inputs, strict=False):
             setattr(self, name, t.detach())
 
     def value(self, y: Tensor) -> Tensor:
@@ -36,7 +40,7 @@ class Traced(Regularizer):
     def terms(self, y: Tensor) -> Tensor:
         """Numbers of each entry that add up to Ω(y)."""
         inputs = [getattr(self, name) for name in self.hyperparameters or ()]
-        return terms(self.entry, y, inputs)
+        return terms(self.entry, y, inputs or self.fixed)
 
 
 def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
@@ -69,16 +73,62 @@ class Plan:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             found: list[Tensor] = self.traced.entry.inputs(tensors)
             return found
-        owned = [t.detach() for t in (*tensors, *self.traced.entry.outside)]
-        if self.last:
-            before, inputs = self.last  # by numbers: versions do not count writes to .data
-            if all(map(torch.equal, owned, before)):
-                return list(inputs)
+        return list(self.fixed(tensors).inputs)
+
+    def fixed(self, tensors: list[Tensor]) -> Fixed:
+        """What follows from the numbers of the tensors of Ω."""
+        given = [*tensors, *self.traced.entry.outside]
+        if self.last:  # by numbers: versions do not count writes to .data
+            last: Fixed = self.last[0]
+            if all(map(torch.equal, given, last.tensors)):
+                return last
         with torch.inference_mode(False), torch.no_grad():
-            owned = [t.clone() for t in owned]
+            owned = [t.detach().clone() for t in given]
             inputs = self.traced.entry.inputs(owned[: len(tensors)])
-        self.last[:] = owned, inputs
-        return list(inputs)
+            found = Fixed(self.kernel, self.traced, owned, inputs, self.point)
+        self.last[:] = [found]
+        return found
+
+
+class Fixed:
+    """A kernel at given numbers of the tensors of Ω."""
+
+    def __init__(
+        self, kernel: Any, traced: Traced, owned: list[Tensor], inputs: list[Tensor], point: Tensor
+    ) -> None:
+        self.kernel, self.entry, self._class = kernel, traced.entry, type(traced)
+        self.tensors, self.inputs, self.point = owned, inputs, point
+        self._points: dict[int, Tensor] = {}
+        self.vertices: Tensor | None = None
+
+    @functools.cached_property
+    def omega(self) -> Traced:
+        """The traced Ω."""
+        return self._class(self.entry, self.inputs, fixed=True)
+
+    @functools.cached_property
+    def laid_out(self) -> Any:
+        """The inputs as compiled code takes them."""
+        return self.kernel.laid_out(tuple(map(hyper, self.inputs)), self.point.shape[-1])
+
+    def points(self, count: int) -> Tensor:
+        """Room for points of Δ, and after them one in general position."""
+        if count not in self._points:
+            self._points[count] = self.point.expand(count + 1, -1).contiguous()
+        return self._points[count].clone()
+
+    @functools.cached_property
+    def continuous(self) -> bool:
+        """Whether e(0), where it is finite, is e(ε²) up to rounding."""
+        zero = torch.zeros_like(self.point)
+        at, near = (terms(self.entry, y, self.inputs) for y in (zero, simplex.inward(zero)))
+        return bool((~torch.isfinite(at) | ((at - near).abs() <= 1e-15)).all())
+
+    @functools.cached_property
+    def expected(self) -> list[float]:
+        """Ω at the point in general position, and the sum of the sizes of its terms."""
+        each = terms(self.entry, self.point, self.inputs)
+        return [each.sum().item(), each.abs().sum().item()]
 
 
 def compared(

@@ -120,6 +120,10 @@ def test_each_operation_has_the_derivatives_of_autograd(name, maker):
     got = kernel.slopes_at(y.detach(), hyper(inputs))
     torch.testing.assert_close(got[0], slope.detach(), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
+    if maker is made:
+        given, out = kernel.laid_out(hyper(inputs), D), torch.empty(1, D, dtype=F64)
+        kernel.slopes(-D, y, given.numbers, given.vectors, D, out)
+        torch.testing.assert_close(out, function(y).detach(), rtol=1e-13, atol=1e-14)
 
 
 Q = torch.randn(D, D, dtype=F64, generator=torch.Generator().manual_seed(0))

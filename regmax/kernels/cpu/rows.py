@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,9 @@ class CompiledRows(Kernel):
             for which in range(2):
                 kernel.task(which, dtype)
 
-    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
-        """Run a function on the arrays; a number stands in its job as it is. An array more, that is
-        not given, ends the job."""
+    def job(self, x: Tensor, *arrays: Tensor | int | None) -> Any:
+        """The arrays as a function of a job takes them; a number stands in the job as it is. An
+        array more, that is not given, ends the job."""
         numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
         for t in (x, *arrays, None):
             if t is None or isinstance(t, int):
@@ -75,7 +76,32 @@ class CompiledRows(Kernel):
                 numbers += (t.data_ptr(), t.stride(0) if t.shape[0] > 1 else 0)
                 if not numbers[-2] and t.numel():
                     raise without_memory(t)
-        over_rows(*self.task(which, x.dtype), (ctypes.c_int64 * len(numbers))(*numbers), self.grain)
+        return (ctypes.c_int64 * len(numbers))(*numbers)
+
+    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
+        """Run a function on the arrays."""
+        over_rows(*self.task(which, x.dtype), self.job(x, *arrays), self.grain)
+
+    def rerun(
+        self,
+        which: int,
+        job: Any,
+        x: Tensor,
+        arrays: dict[int, Tensor],
+        numbers: Iterable[tuple[int, int]],
+    ) -> None:
+        """Run a function on a copy of a job with x, other arrays, and numbers at places of it."""
+        copy = type(job).from_buffer_copy(job)
+        copy[1], copy[4] = x.shape[0], x.numel() * x.element_size() >= _LARGE
+        arrays[0] = x
+        for k, t in arrays.items():
+            copy[5 + 2 * k] = at = t.data_ptr()
+            copy[6 + 2 * k] = t.stride(0) if t.numel() > 1 else 0
+            if not at and t.numel():
+                raise without_memory(t)
+        for k, number in numbers:
+            copy[k] = number
+        over_rows(*self.task(which, x.dtype), copy, self.grain)
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None

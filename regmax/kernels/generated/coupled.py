@@ -347,6 +347,7 @@ def forward(job: Any, like: Any) -> None:
                     bend[i] = form[i]
             bound = _coupled_row(e, rest, kinked, m, form, bend, room, place, on, a)
             rows.spread(job, r, m, place, memory.row(room, Y), bound, like)
+            rows.summed(job, r, e, FORM, like)
         first, last = common.take(job)
 
 

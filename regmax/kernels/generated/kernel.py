@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +19,32 @@ from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
+from .tape import Unknown
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 17)
 _COUPLED = CompiledRows("regmax.kernels.generated.coupled")
 
 
+_GAMMA, _MASK, _OUT, _POINTS = 1, 2, 5, 16
+_BOUND, _SUMS = 5 + 2 * 6, (5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17)
+"""Arrays of a forward job, as in :mod:`.rows`, which loads numba; and where in it the address of
+the bounds, the address and the stride of the sums, and the distance of two points are."""
+
+
 @functools.lru_cache(maxsize=1024)
 def _function(text: str) -> Function:
     return Function(text)
+
+
+class LaidOut:
+    """θ as compiled code takes it: the inputs of e that have one number per row and those that have
+    one per entry; H with the inputs of F and the constants of its source. ``jobs``: of the
+    functions of a kernel, for rows of any number."""
+
+    def __init__(self, numbers: Tensor, vectors: Tensor, form: Tensor | None, convex: bool) -> None:
+        self.numbers, self.vectors, self.form, self.convex = numbers, vectors, form, convex
+        self.jobs: dict[int, Any] = {}
 
 
 class GeneratedKernel:
@@ -39,7 +59,13 @@ class GeneratedKernel:
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
         constants: list[float] = []
-        self.slopes = _function(source.slopes(entry, vectors, constants))
+        try:
+            text, self.sums = source.slopes(entry, vectors, constants, value=True), True
+        except Unknown:  # e has no translation, and its derivatives may have one
+            constants.clear()
+            text, self.sums = source.slopes(entry, vectors, constants), False
+        self.sums = self.sums and entry.rest is None
+        self.slopes = _function(text)
         self._source = source.partials(entry, vectors, constants)
         self._inputs = Inputs(vectors, constants, torch.device("cpu"))
         none = torch.zeros(0, dtype=torch.float64, device="cpu")
@@ -91,16 +117,48 @@ class GeneratedKernel:
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
+        y, bounds = self.solve_laid_out(x, gamma, self.laid_out(theta, x.shape[1]), mask)
+        return y, torch.frombuffer(bounds, dtype=torch.float64)
+
+    def laid_out(self, theta: Hyper, d: int) -> LaidOut:
+        """θ for rows of d entries."""
         theta, form = self._parted(theta)
-        numbers, vectors = self._inputs.rows(theta)
-        y, bound = torch.empty_like(x), x.new_empty(len(x))
-        arrays = (gamma, mask, numbers, vectors, y, bound)
-        traits = (self.slopes.address, self._inputs.count, self.kinked)
-        if form is not None and not self._convex(form, x.shape[1]):
-            return y, bound.fill_(torch.inf)
-        gradient, column = self._addresses()
-        self._rows.run(0, x, *arrays, *traits, gradient, 0, form, column, self._room)
-        return y, bound
+        return LaidOut(*self._inputs.rows(theta), form, form is None or self._convex(form, d))
+
+    def solve_laid_out(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        given: LaidOut,
+        mask: Tensor | None = None,
+        points: Tensor | None = None,
+        count: int = 0,
+    ) -> tuple[Tensor, Any]:
+        """y, and an array of ctypes with the bounds of :meth:`solve`. ``points``, (``count`` or
+        more, d), gets some of the answers, evenly spaced, with ε² for zeros. After the bounds there
+        are ``count`` pairs of numbers: Ω there, and the sum of the sizes of its terms, where the
+        kernel has ``sums``."""
+        rows, y = x.shape[0], torch.empty_like(x)
+        found = (ctypes.c_double * (rows + 2 * count))()
+        if not given.convex:
+            found[:rows] = [math.inf] * rows
+            return y, found
+        if 0 not in given.jobs:
+            ours = (gamma, None, given.numbers, given.vectors, y, None)
+            traits = (self.slopes.address, self._inputs.count, self.kinked)
+            gradient, column = self._addresses()
+            rest = (gradient, 0, given.form, column, self._room, None, None)
+            given.jobs[0] = self._rows.job(x, *ours, *traits, *rest)
+        arrays = {_GAMMA: gamma, _OUT: y}
+        if mask is not None:
+            arrays[_MASK] = mask
+        at = ctypes.addressof(found)
+        numbers = [(_BOUND, at)]
+        if points is not None:
+            arrays[_POINTS] = points
+            numbers += zip(_SUMS, (at + 8 * rows, 2, -(-rows // count)), strict=True)
+        self._rows.rerun(0, given.jobs[0], x, arrays, numbers)
+        return y, found
 
     def _addresses(self) -> tuple[int, int]:
         """Where the code of F is."""
@@ -130,16 +188,27 @@ class GeneratedKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
-        theta, form = self._parted(theta)
-        given, d = self._inputs, y.shape[1]
-        numbers, vectors = given.rows(theta)
-        dx, dnumbers, dvectors, partials = torch.empty_like(y), None, None, 0
+        d = y.shape[1]
+        return self.backward_laid_out(y, v, gamma, self.laid_out(theta, d), hyper)
+
+    def backward_laid_out(
+        self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False
+    ) -> tuple[Tensor, Hyper | None]:
+        """The same."""
+        given, d, form, dx = self._inputs, y.shape[1], at.form, torch.empty_like(y)
+        partials, dnumbers, dvectors = 0, None, None
         if hyper:
             partials = self.partials.address
-            dnumbers, dvectors = given.empty(len(y), d)
-        arrays = (gamma, v, numbers, vectors, dx, dnumbers, dvectors)
-        numbers_of = (self.slopes.address, partials, given.count, given.plain)
-        self._rows.run(1, y, *arrays, *numbers_of, form, self._addresses()[1], self._room)
+            dnumbers, dvectors = given.empty(y.shape[0], d)
+        job = None if hyper else at.jobs.get(1)
+        if job is None:
+            arrays = (gamma, v, at.numbers, at.vectors, dx, dnumbers, dvectors)
+            numbers_of = (self.slopes.address, partials, given.count, given.plain)
+            rest = (form, self._addresses()[1], self._room)
+            job = self._rows.job(y, *arrays, *numbers_of, *rest)
+            if not hyper:
+                at.jobs[1] = job
+        self._rows.rerun(1, job, y, {_GAMMA: gamma, 2: v, 5: dx}, ())
         if dnumbers is None or dvectors is None:
             return dx, None
         each = given.gradients(dnumbers, dvectors, d)

@@ -15,9 +15,14 @@ EPS = common.EPS
 FLOOR = EPS**2
 """Where e is evaluated instead of at 0."""
 X, GAMMA, MASK, NUMBERS, VECTORS, OUT, BOUND, CODE, COUNT, KINKED = range(10)
+SUMS, POINTS, EVERY = 15, 16, 17
 """Places in a forward job. Its arrays are x, γ, the mask, the inputs of e that have one number per
 row and those that have one per entry, y and the bounds; then the address of e's slopes, how many
-inputs have one number per entry, and whether e may have kinks."""
+inputs have one number per entry, and whether e may have kinks. ``SUMS`` and ``POINTS`` are
+where Ω at every ``EVERY``-th y is written, with the sum of the sizes of its terms, and this y with
+ε² for its zeros; F is left out."""
+LARGEST = 1e155
+"""Scores that are larger, or not finite, are not solved."""
 SLOPES, PARTIALS, VARYING, PLAIN = 8, 9, 10, 11
 """Places in a backward job. Its arrays are y, γ, v, the inputs of e that have one number per row
 and those that have one per entry, then the gradients of x and of both; then the addresses of e's
@@ -78,7 +83,7 @@ def slopes(e: Entry, n: int, on: Any, y: Any) -> None:
 
 @njit
 def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
-    """z of the participants of row r and their places."""
+    """z of the participants of row r and their places; none where a score is not solved."""
     row = common.rows_at(job, X, r, like)
     scale = 1.0 / common.number_at(job, GAMMA, r)
     masked = common.given(job, MASK)
@@ -88,6 +93,8 @@ def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
         if not masked or on[i] != 0:
             place[m] = i
             z[m] = row[i]
+            if not abs(z[m]) <= LARGEST:
+                return 0
             top = max(top, z[m])
             m += 1
     for i in range(m):
@@ -107,7 +114,7 @@ def vectors_of(job: Any, k: int, r: int, count: int, ld: int, place: Any, m: int
 
 @njit
 def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like: Any) -> None:
-    """Write y and the bound of row r; ``found`` is y at ``place``."""
+    """Write y and the bound of row r, +inf for NaN; ``found`` is y at ``place``."""
     y = common.rows_at(job, OUT, r, like)
     for i in range(job[common.WIDTH]):
         y[i] = 0.0
@@ -116,7 +123,39 @@ def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like:
         total += found[i]
     for i in range(m):
         y[place[i]] = found[i] / total
-    common.set_number(job, BOUND, r, bound)
+    common.set_number(job, BOUND, r, bound if bound < np.inf else np.inf)
+
+
+@njit
+def summed(job: Any, r: int, e: Entry, form: int, like: Any) -> None:
+    """Write the sums and the point of row r; H is the job's array ``form``."""
+    if not common.given(job, SUMS) or r % job[5 + 2 * EVERY] != 0:
+        return
+    d, k = job[common.WIDTH], r // job[5 + 2 * EVERY]
+    y, at = common.rows_at(job, OUT, r, like), common.rows_at(job, POINTS, k, like)
+    for i in range(d):
+        at[i] = e.own[i] = max(y[i], FLOOR)
+    given = common.rows_at(job, VECTORS, r, memory.doubles(d))
+    for v in range(e.count):
+        for i in range(d):
+            e.part[v * e.ld + i] = given[v * d + i]
+    at_points(e.code, -d, e)
+    total, lost, size = 0.0, 0.0, 0.0
+    h = common.rows_at(job, form, 0, memory.doubles(d))
+    for i in range(d):
+        term = e.out[i]
+        if form > 0:
+            slope = 0.0
+            for j in range(d):
+                slope += h[i * d + j] * e.own[j]
+            term += 0.5 * e.own[i] * slope
+        size += abs(term)
+        term -= lost  # what rounding lost of the sum
+        after = total + term
+        lost = (after - total) - term
+        total = after
+    found = common.rows_at(job, SUMS, k, memory.doubles(d))
+    found[0], found[1] = total, size
 
 
 @njit

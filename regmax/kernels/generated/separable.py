@@ -233,6 +233,7 @@ def forward(job: Any, like: Any) -> None:
             rows.vectors_of(job, rows.VECTORS, r, count, ld, place, m, e.vectors)
             m, bound = _forward_row(e, kinked, m, room, place, on)
             rows.spread(job, r, m, place, memory.row(room, Y), bound, like)
+            rows.summed(job, r, e, 0, like)
         first, last = common.take(job)
 
 

@@ -20,17 +20,20 @@ LITERAL = (-2, -1, 0, 0.5, 1, 2, 3)
 """Constants that are written into the source."""
 
 
-def slopes(entry: Entrywise, vectors: list[bool], constants: list[float]) -> str:
+def slopes(
+    entry: Entrywise, vectors: list[bool], constants: list[float], value: bool = False
+) -> str:
     """e', e'' and e''' of each entry; ``vectors``: which inputs have a number for each entry.
-    Numbers of the source that are not inputs are added to ``constants``."""
+    Numbers of the source that are not inputs are added to ``constants``. ``value``: whether it
+    gives e of −n entries where n is negative."""
 
     def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         found = [entry(t, *inputs)]
         for _ in range(3):
             found.append(derivative(found[-1], t))
-        return found[1:]
+        return found if value else found[1:]
 
-    return _written("slopes", derivatives, vectors, constants)
+    return _written("slopes", derivatives, vectors, constants, int(value))
 
 
 def partials(entry: Entrywise, vectors: list[bool], constants: list[float]) -> str:
@@ -58,7 +61,9 @@ def _written(
     function: Callable[[Tensor, list[Tensor]], list[Tensor]],
     vectors: list[bool],
     constants: list[float],
+    apart: int = 0,
 ) -> str:
+    """``apart``: how many of the first results are written for −n entries instead."""
     # different numbers everywhere: a constant is what has one value
     points = [
         torch.tensor([0.31, 0.52, 0.73], dtype=torch.float64, device="cpu")
@@ -70,7 +75,9 @@ def _written(
     with torch.enable_grad(), tape:
         found = function(points[0], points[1:])
     results = [tape.ref(t) for t in found]
-    return _Writer(tape, vectors, constants).written(name, results)
+    writer = _Writer(tape, vectors, constants)
+    loops = [("n", results[apart:]), *([("-n", results[:apart])] if apart else [])]
+    return writer.written(name, loops)
 
 
 class _Writer:
@@ -80,36 +87,41 @@ class _Writer:
         self.names: dict[int, str] = {0: "t"}
         numbers = 0
         self.head: list[str] = []
-        self.body: list[str] = ["t = y[i]"]
+        self.given: list[str] = ["t = y[i]"]
         for k, vector in enumerate(vectors, 1):
             self.names[k] = f"p{k}"
             if vector:
-                self.body.append(f"p{k} = vectors[{k - 1 - numbers} * stride + i]")
+                self.given.append(f"p{k} = vectors[{k - 1 - numbers} * stride + i]")
             else:
                 self.head.append(f"p{k} = numbers[{numbers}]")
                 numbers += 1
         self.first = numbers
 
-    def written(self, name: str, results: list[Ref]) -> str:
-        steps = needed(self.tape.steps, results)
+    def written(self, name: str, loops: list[tuple[str, list[Ref]]]) -> str:
+        """A function of loops, each of so many entries, with these results."""
+        body = []
+        for count, results in loops:
+            body.append(f"for i in range({count}):")
+            body += [f"    {line}" for line in self.loop(results)]
+        lines = [f"def {name}(n, y, numbers, vectors, stride, out):"]
+        lines += [f"    {line}" for line in (*self.head, *body)]
+        return "\n".join(lines) + "\n"
+
+    def loop(self, results: list[Ref]) -> list[str]:
+        """The results for one entry."""
+        body = list(self.given)
         varying = set(range(len(self.vectors) + 1))
-        for step in steps:
+        for step in needed(self.tape.steps, results):
             if step.name not in FILLED and any(ref.at in varying for ref in step.refs()):
                 varying.add(step.at)
                 self.names[step.at] = f"v{step.at}"
                 args = [self.text(a, varying) for a in step.args]
                 kwargs = {k: self.text(a, varying) for k, a in step.kwargs.items()}
                 text = self.converted(step, args) or expression(step, args, kwargs)
-                self.body.append(f"v{step.at} = {text}")
+                body.append(f"v{step.at} = {text}")
         for k, ref in enumerate(results):
-            self.body.append(f"out[{k} * stride + i] = {self.text(ref, varying)}")
-        lines = [
-            f"def {name}(n, y, numbers, vectors, stride, out):",
-            *(f"    {line}" for line in self.head),
-            "    for i in range(n):",
-            *(f"        {line}" for line in self.body),
-        ]
-        return "\n".join(lines) + "\n"
+            body.append(f"out[{k} * stride + i] = {self.text(ref, varying)}")
+        return body
 
     def converted(self, step: Step, args: list[Any]) -> str | None:
         """A conversion to float64, None for another operation."""
