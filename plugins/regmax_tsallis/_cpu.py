@@ -6,15 +6,19 @@ from __future__ import annotations
 from torch import Tensor
 
 from regmax.kernels.base import Hyper
+from regmax.kernels.cpu.losses import CompiledLosses
 from regmax.kernels.cpu.rows import CompiledRows
 
 _HALF = CompiledRows("regmax_tsallis._half")
 
 
-class _Entmax(CompiledRows):
-    """``CompiledRows`` for any α."""
+class _Entmax(CompiledLosses):
+    """``CompiledLosses`` for any α."""
 
     parts = (_HALF,)
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        return _HALF if _is_half(theta[0]) else self
 
     def forward(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
@@ -41,4 +45,4 @@ def _is_half(alpha: Tensor) -> bool:
     return alpha.numel() == 1 and alpha.item() == 1.5
 
 
-KERNEL = _Entmax("regmax_tsallis._numba")
+KERNEL = _Entmax("regmax_tsallis._numba", "tsallis")

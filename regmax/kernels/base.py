@@ -183,8 +183,23 @@ class Kernel(ABC):
         ``k`` is int64 (R, 1). Where it is −1, or nothing takes part, the loss is 0; where x_k is
         masked it is +∞. Such rows and NaN rows have the gradient 0.
 
-        None: both are computed from y. A kernel of the CPU may look at its result, and returns None
-        where a loss is not finite; it is given no mask, no ε and no k = −1."""
+        None: both are computed from y."""
+        return None
+
+    def reduced(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        epsilon: float,
+        ignored: int,
+        mean: bool,
+    ) -> tuple[Tensor, Tensor, int] | None:
+        """As :meth:`loss` for ``k`` (R,), 0 where it is ``ignored``, and the number of the other
+        rows; if ``mean``, the gradients are divided by it. For the CPU.
+
+        None where an index is out of range, or where :meth:`loss` computes the losses."""
         return None
 
     def operator(self, x: Tensor, *numbers: Number) -> Tensor | None:
