@@ -20,26 +20,6 @@ class _Entmax(CompiledLosses):
     def rows(self, theta: Hyper) -> CompiledRows:
         return _HALF if _is_half(theta[0]) else self
 
-    def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        if _is_half(theta[0]):
-            return _HALF.forward(x, gamma, theta, mask)
-        return super().forward(x, gamma, theta, mask)
-
-    def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
-    ) -> tuple[Tensor, Hyper | None]:
-        if not hyper and _is_half(theta[0]):
-            return _HALF.backward(y, v, gamma, theta, mask, hyper)
-        return super().backward(y, v, gamma, theta, mask, hyper)
-
 
 def _is_half(alpha: Tensor) -> bool:
     return alpha.numel() == 1 and alpha.item() == 1.5

@@ -120,6 +120,18 @@ class AttentionKernel(ABC):
         raise NotImplementedError
 
 
+class Direct(ABC):
+    """What :meth:`Kernel.direct` returns."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """y."""
+
+    @abstractmethod
+    def backward(self, y: Tensor, v: Tensor) -> Tensor:
+        """Jv/γ."""
+
+
 class Kernel(ABC):
     """Π_Ω(x) and v ↦ Jᵀv in compiled code, for the scores as the user gives them.
 
@@ -200,6 +212,11 @@ class Kernel(ABC):
         rows; if ``mean``, the gradients are divided by it. For the CPU.
 
         None where an index is out of range, or where :meth:`loss` computes the losses."""
+        return None
+
+    def direct(self, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper) -> Direct | None:
+        """``forward`` and ``backward`` for rows of d entries of this dtype, without mask, and for γ
+        and θ of shape (1,), with less to do in each call; None where there is no such thing."""
         return None
 
     def operator(self, x: Tensor, *numbers: Number) -> Tensor | None:

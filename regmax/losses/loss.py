@@ -120,7 +120,7 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
-        found = None if mask is not None else quick.loss(self, input, target)
+        found = None if mask is not None else quick.loss(self, input, target, FenchelYoungLoss)
         return self.slow(input, target, mask) if found is None else found
 
     def slow(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:

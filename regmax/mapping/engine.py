@@ -23,7 +23,7 @@ from ..regularizers.regularizer import Regularizer, like
 from . import compiled, composition, generated, jagged, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
-from .function import Eager, forward
+from .function import Eager, Planned, by_plan, forward
 from .hidden import refuse_hidden
 from .jagged import is_jagged
 from .rows import HALF, Rows, prepare
@@ -67,11 +67,15 @@ def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
     plan = compiled.planned(omega, x, gamma)
     if plan is None:
         return None
-    kernel, _, *given = plan
-    y = kernel.operator(x, *given)
-    if y is None and x.requires_grad and torch.is_grad_enabled():
-        y = Eager.apply(x, None, *plan)  # type: ignore[no-untyped-call]
-    return forward(kernel, x, None, given)[0] if y is None else y
+    kernel, bare, numbers, direct = plan
+    learns = x.requires_grad and torch.is_grad_enabled()
+    if direct is not None:
+        y: Tensor | None = Planned.apply(x, plan) if learns else by_plan(plan, x)  # type: ignore[no-untyped-call]
+        return y
+    y = kernel.operator(x, *numbers)
+    if y is None and learns:
+        y = Eager.apply(x, None, kernel, bare, *numbers)  # type: ignore[no-untyped-call]
+    return forward(kernel, x, None, list(numbers))[0] if y is None else y
 
 
 def _certified(

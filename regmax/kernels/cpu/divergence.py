@@ -188,7 +188,7 @@ def _row(job: Any, r: int, like: Any, scale: float) -> float:
         return 0.0 if out else np.nan
     gamma, epsilon = common.number_at(job, GAMMA, r), common.number_at(job, EPSILON, 0)
     a = 1.0 if kind == GINI else 0.0
-    if kind == TSALLIS or kind == PNORM:
+    if kind >= TSALLIS:
         a = common.number_at(job, THETA, r) - 1.0
     own = np.float64(y[k])
     y[k] = 0.0
@@ -225,7 +225,7 @@ def _row(job: Any, r: int, like: Any, scale: float) -> float:
 @njit
 def _mapping(job: Any, own: Any) -> None:
     """``own``: the job of the function that computes y; its arrays are x, γ, θ, the mask, y."""
-    n = ARRAYS + 2 * (THETA if job[KIND] == GINI or job[KIND] == ENTROPY else MASK)
+    n = ARRAYS + 2 * (MASK if job[KIND] >= TSALLIS else THETA)
     for i in range(n):
         own[i] = job[i]
     for i in range(4):

@@ -7,14 +7,13 @@ these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence`.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..base import Hyper
 from ..wrappers import without_memory
-from .rows import _LARGE, CompiledRows, result
+from .rows import CompiledRows, is_large, result
 from .threads import over_rows
 
 KINDS = ("gini", "entropy", "tsallis", "pnorm")
@@ -36,10 +35,6 @@ class CompiledLosses(CompiledRows):
         """Compile what the losses need."""
         self.task(0, dtype)
         _DIVERGENCE.task(0, dtype)
-
-    def rows(self, theta: Hyper) -> CompiledRows:
-        """What computes y for these hyperparameters."""
-        return self
 
     def loss(
         self,
@@ -82,7 +77,7 @@ class CompiledLosses(CompiledRows):
         smooth = ctypes.c_double(epsilon)
         _, code = self.rows(theta).task(0, x.dtype)
         job = _Job(
-            *(0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE),
+            *(0, x.shape[0], 0, x.shape[1], is_large(x)),
             *(*_place(x), *_place(gamma), *_place(theta[0] if theta else None), *_place(mask)),
             *(*_place(y), *_place(k), *_place(value), ctypes.addressof(smooth), 0),
             *(self.kind, code, ignored, mean),
