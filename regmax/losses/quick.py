@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..mapping import compiled
-from ..mapping.function import Plan, laid_out
+from ..mapping.function import laid_out
+from ..mapping.planned import Plan
 from ..mapping.rows import flat
 from ..optimality.jacobian import alias
 from ..regularizers.penalty import names_of

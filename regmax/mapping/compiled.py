@@ -16,7 +16,8 @@ from ..regularizers.expressions import Scaled, unscaled
 from ..regularizers.penalty import Penalized, Penalty, held, names_of, structured, unpenalized
 from ..regularizers.regularizer import Regularizer
 from . import levels
-from .function import Eager, Mapping, Plan, formula, forward, laid_out, products, taking_part
+from .function import Eager, Mapping, formula, forward, laid_out, products, taking_part
+from .planned import Plan
 from .rows import HALF, constant
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")

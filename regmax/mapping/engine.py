@@ -23,9 +23,10 @@ from ..regularizers.regularizer import Regularizer, like
 from . import compiled, composition, generated, jagged, operator, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
-from .function import Eager, Planned, by_plan, forward
+from .function import Eager
 from .hidden import refuse_hidden
 from .jagged import is_jagged
+from .planned import Planned, by_plan
 from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
@@ -69,13 +70,14 @@ def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
         return None
     kernel, bare, numbers, direct = plan
     learns = x.requires_grad and torch.is_grad_enabled()
-    if direct is not None:
-        y: Tensor | None = Planned.apply(x, plan) if learns else by_plan(plan, x)  # type: ignore[no-untyped-call]
-        return y
-    y = kernel.operator(x, *numbers)
-    if y is None and learns:
-        y = Eager.apply(x, None, kernel, bare, *numbers)  # type: ignore[no-untyped-call]
-    return forward(kernel, x, None, list(numbers))[0] if y is None else y
+    y: Tensor | None = None
+    if direct is None:
+        y = kernel.operator(x, *numbers)
+        if y is None and learns:
+            y = Eager.apply(x, None, kernel, bare, *numbers)  # type: ignore[no-untyped-call]
+    elif learns:
+        y = Planned.apply(x, plan)  # type: ignore[no-untyped-call]
+    return by_plan(plan, x) if y is None else y
 
 
 def _certified(

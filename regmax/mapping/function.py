@@ -9,13 +9,12 @@ which costs less. Second derivatives consist of operations of :mod:`regmax.optim
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import Kernel, simplex, transforms, wrappers
-from ..kernels.base import Direct
 from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
 from ..regularizers import serialize
 from ..regularizers.penalty import names_of, penalty_of, smooth_part, structured
@@ -105,49 +104,6 @@ class Eager(Mapping):
         return gx, None, None, None, *[None] * len(numbers)
 
     setup_context = torch.autograd.Function.setup_context
-
-
-class Plan(NamedTuple):
-    """What computes Π_Ω for γ and θ that are numbers."""
-
-    kernel: Kernel
-    omega: Regularizer
-    numbers: tuple[float, ...]
-    """γ and θ."""
-    direct: Direct | None
-    """The kernel for rows like those of the call."""
-
-
-def by_plan(plan: Plan, x: Tensor) -> Tensor:
-    """Π_Ω of plain rows, without gradients, by a plan with ``direct``."""
-    assert plan.direct is not None
-    y = plan.direct.forward(flat(x))
-    return y if y.shape == x.shape else y.view(x.shape)
-
-
-class Planned(torch.autograd.Function):
-    """:class:`Mapping` by a plan with ``direct``, which costs less."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
-        ctx.plan = plan
-        y = by_plan(plan, x)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        kernel, omega, numbers, direct = ctx.plan
-        again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
-        if not (again or not transforms.plain()):
-            gx = direct.backward(flat(y), flat(wrappers.allocated(v)))
-            return gx if gx.shape == y.shape else gx.view(y.shape), None
-        (y,) = transforms.living((y,))
-        if transforms.under_transform((v, y)):
-            return levels.apply(Product, y, None, v, kernel, omega, False, *numbers)[0], None
-        wants = [False] * (len(numbers) - 1)
-        return differentiable(omega, y, None, v, list(numbers), wants)[0], None
 
 
 class Product(torch.autograd.Function):
