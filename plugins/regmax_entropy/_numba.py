@@ -15,9 +15,12 @@ BLOCK = 64 * LANES
 
 
 @njit
-def _exp(u: Any) -> Any:
-    """e^u of float32, u ≤ 0, subnormal numbers included."""
-    y = simd.select(u >= -87.0, elementary.exp32(u), 0.0)
+def _exp(u: Any, row: Any) -> Any:
+    """e^u for u ≤ 0; in float32 subnormal numbers included."""
+    if memory.size(row) == 8:
+        return simd.like(u, elementary.exp(simd.wide(u)))
+    rough = simd.like(u, simd.wide(elementary.exp32(simd.narrow(u))))
+    y = simd.select(u >= -87.0, rough, 0.0)
     tiny = (u < -87.0) & (u > -104.0)
     if simd.count(tiny) > 0:
         y = simd.select(tiny, simd.like(u, elementary.exp(simd.wide(u))), y)
@@ -34,13 +37,13 @@ def _row(row: Any, d: int, gamma: float, out: Any) -> None:
     # a product of 0 and ∞ is NaN
     scale, full = min(1.0 / gamma, simd.greatest(row)), d - d % LANES
     rest = simd.first(d - full)
-    y = _exp((simd.load_part(row, full, rest, -np.inf) - top) * scale)
+    y = _exp((simd.load_part(row, full, rest, -np.inf) - top) * scale, row)
     simd.store_part(out, full, rest, y)
     sums = simd.wide(y)
     for start in range(0, full, BLOCK):
         some = simd.spread(y, 0.0)
         for i in range(start, min(start + BLOCK, full), LANES):
-            v = _exp((simd.load(row, i) - top) * scale)
+            v = _exp((simd.load(row, i) - top) * scale, row)
             simd.store(out, i, v)
             some = some + v
         sums = sums + simd.wide(some)

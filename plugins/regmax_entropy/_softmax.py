@@ -24,10 +24,10 @@ LONG = 4096
 @functools.cache
 def _compiled() -> Any:
     try:
-        from regmax.kernels.cpu.rows import CompiledRows
+        from regmax.kernels.cpu.losses import CompiledLosses
     except ModuleNotFoundError:  # numba
         return None
-    return CompiledRows("regmax_entropy._numba")
+    return CompiledLosses("regmax_entropy._numba", "entropy")
 
 
 def _long(x: Tensor) -> Any:
@@ -73,23 +73,27 @@ class _Softmax(Kernel):
         mask: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
-        if x.device.type != "cpu" or mask is not None or epsilon > 0:
+        if x.device.type != "cpu" or _compiled() is None:
             return None
-        if _long(x) is None:
-            logarithms = _divided(x, gamma).log_softmax(-1)
-            value = -logarithms.gather(-1, k).double()
-            y = logarithms.exp_()
-            if y.shape[-1] > LONG:
-                total = y.sum(-1, keepdim=True)
-                y, value = y.div_(total), value + total.double().log()
-        else:
-            y, _ = self.forward(x, gamma, theta, None)
-            own = y.gather(-1, k).double()
-            value = -torch.where(own < 1e-30, 0, own).log()  # a subnormal number has few digits
-        if not math.isfinite(value.sum().item()):
+        found: tuple[Tensor, Tensor] = _compiled().loss(x, k, _tensor(gamma, x), (), mask, epsilon)
+        return found
+
+    def reduced(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Number,
+        theta: Numbers,
+        epsilon: float,
+        ignored: int,
+        mean: bool,
+    ) -> tuple[Tensor, Tensor, int] | None:
+        if x.device.type != "cpu" or _compiled() is None:
             return None
-        y.scatter_add_(-1, k, y.new_full((), -1).expand_as(k))
-        return (gamma * value.squeeze(-1) if not _is_one(gamma) else value.squeeze(-1)), y
+        found: tuple[Tensor, Tensor, int] | None = _compiled().reduced(
+            x, k, _tensor(gamma, x), (), epsilon, ignored, mean
+        )
+        return found
 
     def backward(
         self,
@@ -109,8 +113,8 @@ class _Softmax(Kernel):
         return w, () if hyper else None
 
     def compile(self, dtype: torch.dtype) -> None:
-        if dtype == torch.float32 and _compiled() is not None:
-            _compiled().task(0, dtype)
+        if _compiled() is not None:
+            _compiled().compile_losses(dtype)
 
 
 def _is_one(gamma: Number) -> bool:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from regmax.kernels.cpu.rows import CompiledRows
+from regmax.kernels.cpu.losses import CompiledLosses
 
-KERNEL = CompiledRows("regmax_gini._numba")
+KERNEL = CompiledLosses("regmax_gini._numba", "gini")

@@ -6,39 +6,23 @@ from __future__ import annotations
 from torch import Tensor
 
 from regmax.kernels.base import Hyper
+from regmax.kernels.cpu.losses import CompiledLosses
 from regmax.kernels.cpu.rows import CompiledRows
 
 _HALF = CompiledRows("regmax_tsallis._half")
 
 
-class _Entmax(CompiledRows):
-    """``CompiledRows`` for any α."""
+class _Entmax(CompiledLosses):
+    """``CompiledLosses`` for any α."""
 
     parts = (_HALF,)
 
-    def forward(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        if _is_half(theta[0]):
-            return _HALF.forward(x, gamma, theta, mask)
-        return super().forward(x, gamma, theta, mask)
-
-    def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        hyper: bool,
-    ) -> tuple[Tensor, Hyper | None]:
-        if not hyper and _is_half(theta[0]):
-            return _HALF.backward(y, v, gamma, theta, mask, hyper)
-        return super().backward(y, v, gamma, theta, mask, hyper)
+    def rows(self, theta: Hyper) -> CompiledRows:
+        return _HALF if _is_half(theta[0]) else self
 
 
 def _is_half(alpha: Tensor) -> bool:
     return alpha.numel() == 1 and alpha.item() == 1.5
 
 
-KERNEL = _Entmax("regmax_tsallis._numba")
+KERNEL = _Entmax("regmax_tsallis._numba", "tsallis")

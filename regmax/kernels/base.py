@@ -120,6 +120,18 @@ class AttentionKernel(ABC):
         raise NotImplementedError
 
 
+class Direct(ABC):
+    """What :meth:`Kernel.direct` returns."""
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """y."""
+
+    @abstractmethod
+    def backward(self, y: Tensor, v: Tensor) -> Tensor:
+        """Jv/γ."""
+
+
 class Kernel(ABC):
     """Π_Ω(x) and v ↦ Jᵀv in compiled code, for the scores as the user gives them.
 
@@ -183,8 +195,28 @@ class Kernel(ABC):
         ``k`` is int64 (R, 1). Where it is −1, or nothing takes part, the loss is 0; where x_k is
         masked it is +∞. Such rows and NaN rows have the gradient 0.
 
-        None: both are computed from y. A kernel of the CPU may look at its result, and returns None
-        where a loss is not finite; it is given no mask, no ε and no k = −1."""
+        None: both are computed from y."""
+        return None
+
+    def reduced(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        epsilon: float,
+        ignored: int,
+        mean: bool,
+    ) -> tuple[Tensor, Tensor, int] | None:
+        """As :meth:`loss` for ``k`` (R,), 0 where it is ``ignored``, and the number of the other
+        rows; if ``mean``, the gradients are divided by it. For the CPU.
+
+        None where an index is out of range, or where :meth:`loss` computes the losses."""
+        return None
+
+    def direct(self, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper) -> Direct | None:
+        """``forward`` and ``backward`` for rows of d entries of this dtype, without mask, and for γ
+        and θ of shape (1,), with less to do in each call; None where there is no such thing."""
         return None
 
     def operator(self, x: Tensor, *numbers: Number) -> Tensor | None:

@@ -262,34 +262,10 @@ class _Task(NamedTuple):
         self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any
     ) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
-        target = self.target
-        if type(kernel).loss is Kernel.loss or target.vertex is None:
+        k, mask = self.target.vertex, self.mask
+        if type(kernel).loss is Kernel.loss or k is None or self.target.spread is not None:
             return None
         if x.dtype not in kernel.dtypes or self.settings.solver != "auto":
-            return None
-        if not transforms.may_look(x):
-            return self._unseen(kernel, omega, x, gamma)
-        if self.mask is not None:
-            return None
-        if target.spread is not None and not (omega.ignores_zeros and x.numel()):
-            return None
-        found = compiled.loss(kernel, omega, flat(x), target.vertex.reshape(-1, 1), gamma)
-        if found is None:
-            return None
-        value, dx = found[0].view(x.shape[:-1]), found[1].view(x.shape)
-        if target.spread is not None:  # L of e_c is that of e_k, and x_k − x_c
-            more = target.smoothing(x)
-            if not math.isfinite(more.sum().item()):
-                return None
-            value, dx = value + more, target.smoothed(dx)
-        return _filled(value, None, None, self.skip), self._solved(dx, dx, None)
-
-    def _unseen(
-        self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any
-    ) -> tuple[Tensor, _Solved] | None:
-        """The same without a look at a number: the kernel computes all kinds of rows."""
-        k, mask = self.target.vertex, self.mask
-        if k is None or self.target.spread is not None:
             return None
         k = (k if self.skip is None else k.masked_fill(self.skip.unsqueeze(-1), -1)).reshape(-1, 1)
         on = None if mask is None else flat(mask)
@@ -382,7 +358,10 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
-        ctx.task, ctx.learns = task._replace(known=None), any(ctx.needs_input_grad[2:])
+        ctx.learns = any(ctx.needs_input_grad[2:])
+        if ctx.learns:
+            task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
+        ctx.task = task._replace(known=None)
         value, ctx.solved = task.known or task.solve(x, gamma, tensors, keep=ctx.learns)
         ctx.gamma = None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)

@@ -17,7 +17,7 @@ from ..regularizers.arguments import first
 from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
-from . import fenchel_young, sharded
+from . import fenchel_young, quick, sharded
 from .targets import Target, checked, improper, is_index
 
 Reduction = Literal["mean", "sum", "none"]
@@ -120,6 +120,11 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
+        found = None if mask is not None else quick.loss(self, input, target, FenchelYoungLoss)
+        return self.slow(input, target, mask) if found is None else found
+
+    def slow(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The same for all inputs."""
         if is_dtensor(input) and not transforms.transforming():
             if torch.compiler.is_dynamo_compiling():
                 from . import dynamo  # loads the compiler
@@ -231,7 +236,7 @@ class FenchelYoungLoss(nn.Module):
         epsilon = self.label_smoothing
         if epsilon == 0:
             return Target(k, given), mass
-        if weight is None and given is None and not may_look(x):
+        if weight is None and given is None:
             return Target(k, epsilon=epsilon), None
         if on is not None or not may_look(x) or (x.numel() and not bool(x.amin() > -torch.inf)):
             on = x != -torch.inf if on is None else on & (x != -torch.inf)

@@ -40,8 +40,11 @@ class Target(NamedTuple):
         """With s and a for rows x, in place of ``epsilon``."""
         if self.epsilon is None:
             return self
-        on = x != -torch.inf if mask is None else mask & (x != -torch.inf)
-        spread = on.to(x.dtype)
+        x = x.detach()
+        if mask is None and may_look(x) and x.numel() and bool(x.amin() > -torch.inf):
+            spread = x.new_ones((1,) * (x.ndim - 1) + (x.shape[-1],))
+        else:
+            spread = (x != -torch.inf if mask is None else mask & (x != -torch.inf)).to(x.dtype)
         spread = spread / spread.sum(-1, keepdim=True).clamp_min(1)
         share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
         return Target(self.vertex, self.given, spread, share)
@@ -71,25 +74,6 @@ class Target(NamedTuple):
         if a is None or self.spread is None:
             return y
         return y.sub_((1 - a) * self.spread)
-
-    def smoothing(self, x: Tensor) -> Tensor:
-        """(1 − a)·Σ_c s_c (x_k − x_c), (*batch)."""
-        assert self.spread is not None
-        assert self.share is not None
-        s, a = self.spread.flatten(), self.share.squeeze(-1)
-        if s.numel() != x.shape[-1]:
-            return x.new_full((), torch.inf)
-        away = in_blocks(lambda x, k: (x - x.gather(-1, k)) @ s, (x, self.vertex))
-        return (a - 1) * away.to(F64)
-
-    def smoothed(self, dx: Tensor) -> Tensor:
-        """y − t of y − e_k, in place."""
-        assert self.spread is not None
-        assert self.share is not None
-        assert self.vertex is not None
-        rest = 1 - self.share
-        dx.scatter_add_(-1, self.vertex, rest.expand_as(self.vertex))
-        return dx.sub_(rest * self.spread)
 
     def inside(self, on: Tensor) -> Tensor:
         """Whether the support of t₀ lies in the entries ``on``, (*batch); that of s always does."""

@@ -17,6 +17,7 @@ from ..regularizers.penalty import Penalized, Penalty, held, names_of, structure
 from ..regularizers.regularizer import Regularizer
 from . import levels
 from .function import Eager, Mapping, formula, forward, laid_out, products, taking_part
+from .planned import Plan
 from .rows import HALF, constant
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
@@ -97,14 +98,14 @@ def _ranges(cls: type[Regularizer]) -> tuple[Any, ...]:
     return tuple(cls.ranges.get(name) for name in cls.hyperparameters or ())
 
 
-PLANS: dict[tuple[Any, ...], tuple[Any, ...] | None] = {}
-"""The kernel, Ω, γ and θ of a call, by all that they depend on; calls alike share them."""
+PLANS: dict[tuple[Any, ...], Plan | None] = {}
+"""By all that they depend on; calls alike share them."""
 _FLOAT = frozenset((float,))
 
 
-def planned(omega: Regularizer, x: Any, gamma: float) -> Any:
-    """The kernel, Ω, γ and θ of a call on rows of plain scores like x, outside of transforms; None
-    where Ω may depend on more than its hyperparameters, which are numbers, or has no kernel."""
+def planned(omega: Regularizer, x: Any, gamma: float) -> Plan | None:
+    """What computes a call on rows of plain scores like x, outside of transforms; None where Ω may
+    depend on more than its hyperparameters, which are numbers, or has no kernel."""
     if type(x) not in transforms.PLAIN or x.ndim == 0 or not asked() or not transforms.plain():
         return None
     cls = type(omega)
@@ -122,7 +123,7 @@ def planned(omega: Regularizer, x: Any, gamma: float) -> Any:
         return found
 
 
-def _plan(omega: Regularizer, x: Tensor, gamma: float) -> tuple[Any, ...] | None:
+def _plan(omega: Regularizer, x: Tensor, gamma: float) -> Plan | None:
     cls: Any = type(omega)
     bare, kernel = unpenalized(omega), None
     known = {"gamma", *names_of(omega), "exact"}.issuperset(cls.arguments)
@@ -133,11 +134,15 @@ def _plan(omega: Regularizer, x: Tensor, gamma: float) -> tuple[Any, ...] | None
         return None
     names, ranges = _declared(bare)
     given = _numbers(bare, gamma)
-    checked = [
+    checked: list[Any] = [
         item if accepted is None else arguments.hyperparameter(name, item, *accepted)
         for name, item, accepted in zip(names, given, ranges, strict=True)
     ]
-    return kernel, bare, *checked
+    direct = None
+    if x.device.type == "cpu" and not kernel.numbers:
+        scale, *theta = [laid_out(kernel, t, x) for t in checked]
+        direct = kernel.direct(x.dtype, x.shape[-1], scale, tuple(theta))
+    return Plan(kernel, bare, tuple(checked), direct)
 
 
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:

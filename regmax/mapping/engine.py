@@ -23,9 +23,10 @@ from ..regularizers.regularizer import Regularizer, like
 from . import compiled, composition, generated, jagged, operator, own, sharded
 from .autograd import attach, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
-from .function import Eager, forward
+from .function import Eager
 from .hidden import refuse_hidden
 from .jagged import is_jagged
+from .planned import Planned, by_plan
 from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
@@ -70,11 +71,16 @@ def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
     plan = compiled.planned(omega, x, gamma)
     if plan is None:
         return None
-    kernel, _, *given = plan
-    y = kernel.operator(x, *given)
-    if y is None and x.requires_grad and torch.is_grad_enabled():
-        y = Eager.apply(x, None, *plan)  # type: ignore[no-untyped-call]
-    return forward(kernel, x, None, given)[0] if y is None else y
+    kernel, bare, numbers, direct = plan
+    learns = x.requires_grad and torch.is_grad_enabled()
+    y: Tensor | None = None
+    if direct is None:
+        y = kernel.operator(x, *numbers)
+        if y is None and learns:
+            y = Eager.apply(x, None, kernel, bare, *numbers)  # type: ignore[no-untyped-call]
+    elif learns:
+        y = Planned.apply(x, plan)  # type: ignore[no-untyped-call]
+    return by_plan(plan, x) if y is None else y
 
 
 def _certified(

@@ -24,7 +24,7 @@ from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from . import compiled, decomposed
 from .forward import Settings, compute, has_formula
-from .function import forward
+from .planned import by_plan
 from .rows import Rows
 
 
@@ -155,8 +155,7 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
     if mask is None and not tensors and type(read.gamma) is float:
         plan = compiled.planned(read.omega, x, read.gamma)
         if plan is not None:
-            kernel, _, *numbers = plan
-            return forward(kernel, x, None, numbers)[0]
+            return by_plan(plan, x)
     y = compute(read.rows(x, mask, tensors), read.settings).y
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):

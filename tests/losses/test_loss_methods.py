@@ -33,6 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("d", "learns"), [(300, False), (2000, False), (20, True), (300, True)])
 @pytest.mark.parametrize("name", ["gini", "pnorm", "tsallis 1.3", "tsallis 1.5"])
 def test_the_support_alone_or_all_entries(monkeypatch, name, d, learns):
+    """A kernel of losses takes neither hyperparameters that learn nor smoothing with weights."""
     pytest.importorskip("numba")
     x, k = 6 * normal(4, d, seed=1), indices(4, d)
     x[0, 3] = -torch.inf
@@ -41,12 +42,14 @@ def test_the_support_alone_or_all_entries(monkeypatch, name, d, learns):
     key = {"tsallis": "alpha", "pnorm": "p"}.get(name.split()[0])
     theta = torch.tensor(1.4, dtype=F64, requires_grad=learns)
     omega = regmax.regularizer(name.split()[0], **({key: theta} if key else {}))
-    taken = []
+    weight, taken = None if learns else torch.ones(d), []
 
     def results():
         out = []
         for smoothing, dtype in itertools.product((0.0, 0.1), (torch.float32, F64)):
-            loss = FenchelYoungLoss(omega, gamma, reduction="none", label_smoothing=smoothing)
+            loss = FenchelYoungLoss(
+                omega, gamma, weight=weight, reduction="none", label_smoothing=smoothing
+            )
             leaf = x.to(dtype).requires_grad_()
             value = loss(leaf, k)
             wanted = [
@@ -66,6 +69,7 @@ def test_the_support_alone_or_all_entries(monkeypatch, name, d, learns):
     assert taken
     assert all(taken)
     monkeypatch.setattr(fenchel_young, "packed", lambda *args: None)
+    monkeypatch.setattr(fenchel_young._Task, "_known", lambda *args: None)
     for some, others in zip(short, results(), strict=True):
         for a, b in zip(some, others, strict=True):
             exact = a.dtype == F64 and some[0].dtype == F64

@@ -119,3 +119,15 @@ def address_of(typingctx: Any, pointer: Any) -> Any:
         return builder.ptrtoint(args[0], ir.IntType(64))
 
     return types.int64(pointer), code
+
+
+@intrinsic
+def call(typingctx: Any, address: Any, job: Any) -> Any:
+    """Call the compiled function of a job at an address."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [args[1].type])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), [args[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, job), code

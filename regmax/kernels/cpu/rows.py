@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base import Hyper, Kernel
+from ..base import Direct, Hyper, Kernel
 from ..wrappers import without_memory
 from . import fitting
 from .threads import GRAIN, over_rows
@@ -22,9 +22,14 @@ _LARGE = 1 << 25
 first access to it is most of the cost of a large sparse result."""
 
 
+def is_large(t: Tensor) -> bool:
+    """Whether the memory of a result like t is 0 before it is written."""
+    return t.numel() * t.element_size() >= _LARGE
+
+
 def result(like: Tensor) -> Tensor:
     """Memory for a result: zeros if it is large, else uninitialised."""
-    if like.numel() * like.element_size() < _LARGE:
+    if not is_large(like):
         return torch.empty_like(like, memory_format=torch.contiguous_format)
     return torch.from_numpy(np.zeros(like.shape, "f4" if like.dtype == torch.float32 else "f8"))
 
@@ -58,6 +63,15 @@ class CompiledRows(Kernel):
             task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address)
             self.compiled[which, dtype] = task, address
             return task, address
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        """What computes y and its product with J for these hyperparameters."""
+        return self
+
+    def direct(self, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper) -> DirectRows | None:
+        if type(self).forward is not CompiledRows.forward:
+            return None
+        return DirectRows(self.rows(theta), dtype, d, gamma, theta)
 
     def compile(self, dtype: torch.dtype) -> None:
         """Compile all functions for a dtype, or load them from disk."""
@@ -107,7 +121,7 @@ class CompiledRows(Kernel):
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         y = result(x)
-        self.run(0, x, gamma, *theta, mask, y)
+        self.rows(theta).run(0, x, gamma, *theta, mask, y)
         return y, None
 
     def backward(
@@ -121,8 +135,48 @@ class CompiledRows(Kernel):
     ) -> tuple[Tensor, Hyper | None]:
         out = result(y)
         if not hyper:
-            self.run(1, y, v, gamma, *theta, out, *(None for _ in theta))
+            self.rows(theta).run(1, y, v, gamma, *theta, out, *(None for _ in theta))
             return out, None
         each = tuple(gamma.new_empty(len(y)) for _ in theta)
         self.run(1, y, v, gamma, *theta, out, *each)
         return out, each
+
+
+class DirectRows(Direct):
+    """``CompiledRows`` with jobs that lack only the arrays of a call."""
+
+    def __init__(
+        self, kernel: CompiledRows, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper
+    ) -> None:
+        self.kernel, self.dtype, self.numbers = kernel, dtype, (gamma, *theta)
+        given = [number for t in self.numbers for number in (t.data_ptr(), 0)]
+        self.out = 9 + len(given)
+        kind = ctypes.c_int64 * (self.out + 4 + 2 * len(theta))
+        self.jobs = kind(0, 0, 0, d, 0, 0, 0, *given), kind(0, 0, 0, d, 0, 0, 0, 0, 0, *given)
+
+    def run(self, which: int, *arrays: tuple[int, Tensor]) -> None:
+        """Run a function on arrays at these places of its job."""
+        job = _copied(self.jobs[which])
+        x = arrays[0][1]
+        job[1], job[4] = len(x), is_large(x)
+        for k, t in arrays:
+            job[k] = address = t.data_ptr()
+            if job[1] > 1:
+                job[k + 1] = t.stride(0)
+            if not address and job[1]:
+                raise without_memory(t)
+        over_rows(*self.kernel.task(which, self.dtype), job, self.kernel.grain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = result(x)
+        self.run(0, (5, x), (self.out, y))
+        return y
+
+    def backward(self, y: Tensor, v: Tensor) -> Tensor:
+        out = result(y)
+        self.run(1, (5, y), (7, v), (self.out, out))
+        return out
+
+
+def _copied(job: Any) -> Any:
+    return type(job).from_buffer_copy(job)

@@ -1,0 +1,100 @@
+"""Fenchel–Young losses of vertices e_k on the CPU, and their gradients y − t.
+
+A thread computes y of some rows by the compiled function of the mapping, and their losses while
+these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from ..base import Hyper
+from ..wrappers import without_memory
+from .rows import CompiledRows, is_large, result
+from .threads import over_rows
+
+KINDS = ("gini", "entropy", "tsallis", "pnorm")
+_DIVERGENCE = CompiledRows("regmax.kernels.cpu.divergence")
+
+
+class CompiledLosses(CompiledRows):
+    """``CompiledRows`` with losses, for an Ω of one of ``KINDS``."""
+
+    def __init__(self, module: str, kind: str) -> None:
+        super().__init__(module)
+        self.kind = KINDS.index(kind)
+
+    def compile(self, dtype: torch.dtype) -> None:
+        super().compile(dtype)
+        self.compile_losses(dtype)
+
+    def compile_losses(self, dtype: torch.dtype) -> None:
+        """Compile what the losses need."""
+        self.task(0, dtype)
+        _DIVERGENCE.task(0, dtype)
+
+    def loss(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None = None,
+        epsilon: float = 0.0,
+    ) -> tuple[Tensor, Tensor] | None:
+        return self._losses(x, k.reshape(-1), gamma, theta, mask, epsilon, -1, False)[:2]
+
+    def reduced(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        epsilon: float,
+        ignored: int,
+        mean: bool,
+    ) -> tuple[Tensor, Tensor, int] | None:
+        found = self._losses(x, k, gamma, theta, None, epsilon, ignored, mean)
+        return found if found[2] >= 0 else None
+
+    def _losses(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        epsilon: float,
+        ignored: int,
+        mean: bool,
+    ) -> tuple[Tensor, Tensor, int]:
+        """The losses of rows, their gradients, and how many targets count, −1 if one is out of
+        range: then nothing is computed."""
+        y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
+        smooth = ctypes.c_double(epsilon)
+        _, code = self.rows(theta).task(0, x.dtype)
+        job = _Job(
+            *(0, x.shape[0], 0, x.shape[1], is_large(x)),
+            *(*_place(x), *_place(gamma), *_place(theta[0] if theta else None), *_place(mask)),
+            *(*_place(y), *_place(k), *_place(value), ctypes.addressof(smooth), 0),
+            *(self.kind, code, ignored, mean),
+        )
+        over_rows(*_DIVERGENCE.task(0, x.dtype), job, self.grain)
+        return value, y, job[-1]
+
+
+_Job = ctypes.c_int64 * 26
+"""Of :mod:`regmax.kernels.cpu.divergence`; the last number is a result."""
+
+
+def _place(t: Tensor | None) -> tuple[int, int]:
+    """The address of an array and the distance of its rows, 0 for one row."""
+    if t is None:
+        return 0, 0
+    address: int = t.data_ptr()
+    if not address and t.numel():
+        raise without_memory(t)
+    return address, t.stride(0) if t.shape[0] > 1 else 0

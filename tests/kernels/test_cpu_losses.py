@@ -1,0 +1,164 @@
+"""The losses of the CPU kernels against those of PyTorch operations in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("numba")
+
+import regmax
+from regmax.kernels import reference
+from regmax.losses import quick as quickly
+from regmax.mapping.compiled import kernel_of, loss
+
+F32, F64 = torch.float32, torch.float64
+NAMES = {"tsallis": "alpha", "pnorm": "p"}
+CASES = (
+    ("entropy", None),
+    ("gini", None),
+    *(("tsallis", alpha) for alpha in (0.6, 1.0, 1 + 1e-9, 1.3, 1.5, 2.0, 3.0)),
+    *(("pnorm", p) for p in (1.1, 1.5, 2.0)),
+)
+
+
+def quick(module: Any, x: Tensor, k: Tensor) -> Tensor | None:
+    return quickly.loss(module, x, k, regmax.FenchelYoungLoss)
+
+
+def omega(kind: str, theta: Any) -> Any:
+    return regmax.regularizer(kind, **({} if theta is None else {NAMES[kind]: theta}))
+
+
+def rows(d: int, size: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, targets, of which some are the largest and one is ignored, and a mask."""
+    torch.manual_seed(0)
+    x, k = size * torch.randn(24, d, dtype=F64), torch.randint(d, (24,))
+    k[3:8], k[8] = x[3:8].argmax(-1), -1
+    mask = torch.rand(24, d) > 0.3
+    if d > 5:
+        x[9, 2], x[10], mask[11], x[12, 1], x[13, k[13]] = (
+            -torch.inf,
+            -torch.inf,
+            False,
+            torch.nan,
+            2,
+        )
+        x[14, k[14]] = -torch.inf
+    return x, k, mask
+
+
+def truth(omega: Any, x: Tensor, k: Tensor, gamma: Any, mask: Any, eps: float) -> Any:
+    """Losses and gradients by PyTorch operations in float64."""
+    module = regmax.FenchelYoungLoss(
+        omega, gamma, reduction="none", label_smoothing=eps, ignore_index=-1
+    )
+    leaf = x.double().requires_grad_()
+    with reference():
+        value = module(leaf, k, mask)
+        (g,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), g
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize(("kind", "theta"), CASES)
+def test_values_and_gradients(kind: str, theta: Any, dtype: torch.dtype) -> None:
+    near = 1e-11 if dtype == F64 else 2e-6
+    for d, size in ((1, 1.0), (2, 0.01), (16, 1.0), (37, 4.0), (37, 100.0), (700, 1.0)):
+        x, k, mask = rows(d, size)
+        x = x.to(dtype)
+        kernel = kernel_of(omega(kind, theta), x)
+        assert kernel is not None
+        for eps, gamma, on in (
+            (0.0, 1.0, None),
+            (0.0, 0.3, mask),
+            (0.2, 1.0, None),
+            (1.0, 2.0, mask),
+        ):
+            found = loss(kernel, omega(kind, theta), x, k[:, None], gamma, on, eps)
+            assert found is not None
+            value, g = found
+            assert (value.dtype, g.dtype) == (F64, dtype)
+            assert not (value < 0).any()
+            expected, right = truth(omega(kind, theta), x, k, gamma, on, eps)
+            torch.testing.assert_close(value, expected, rtol=near, atol=near, equal_nan=True)
+            torch.testing.assert_close(g.double(), right, rtol=0, atol=max(near, 1e-14))
+
+
+def test_small_losses_have_digits() -> None:
+    """Where y_k is 1 up to rounding, from the sums of the other entries."""
+    x = torch.zeros(4, 100, dtype=F64)
+    x[:, 0] = torch.tensor([20.0, 30.0, 40.0, 60.0], dtype=F64)
+    k, one = torch.zeros(4, 1, dtype=torch.int64), regmax.regularizer("entropy")
+    kernel = kernel_of(one, x)
+    assert kernel is not None
+    found = loss(kernel, one, x, k, 1.0)
+    assert found is not None
+    torch.testing.assert_close(found[0], torch.log1p(99 * (-x[:, 0]).exp()), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("number", [0.7, 1.5, 2.0])
+def test_numbers_per_row(number: float) -> None:
+    x, k, _ = rows(20, 2.0)
+    alpha = torch.linspace(1.1, 2.5, 24, dtype=F64)[:, None]
+    kernel = kernel_of(omega("tsallis", alpha), x)
+    assert kernel is not None
+    found = loss(kernel, omega("tsallis", alpha), x, k[:, None], alpha * number)
+    assert found is not None
+    for i in range(24):
+        one = omega("tsallis", float(alpha[i]))
+        alone = loss(kernel, one, x[i : i + 1], k[i : i + 1, None], float(alpha[i] * number))
+        assert alone is not None
+        torch.testing.assert_close(found[0][i], alone[0][0], rtol=1e-12, atol=0, equal_nan=True)
+        torch.testing.assert_close(found[1][i], alone[1][0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("kind", "theta"), [("entropy", None), ("gini", None), ("tsallis", 1.5)])
+def test_one_call_for_a_training_step(
+    kind: str, theta: Any, smoothing: float, reduction: Any
+) -> None:
+    """The quick way of a loss, and the way that takes all inputs."""
+    module = regmax.FenchelYoungLoss(
+        omega(kind, theta), reduction=reduction, label_smoothing=smoothing, ignore_index=-1
+    )
+    x, k, _ = rows(37, 4.0)
+    x, k = x[:9].float(), k[:9]
+    assert quick(module, x, k) is not None
+    for scale in (1.0, 3.0):
+        results = []
+        for way in (module, lambda x, k: module.slow(x, k, None)):
+            leaf = x.clone().requires_grad_()
+            value = way(leaf, k)
+            v = torch.full_like(value, scale)
+            results.append(
+                (
+                    value,
+                    *(torch.autograd.grad(value, leaf, v, retain_graph=True)[0] for _ in range(2)),
+                )
+            )
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+        assert torch.equal(results[0][1], results[0][2])
+    leaf = x[:4].double().requires_grad_()
+    if reduction != "none":
+        torch.autograd.gradcheck(module, (leaf, k[:4]))
+        torch.autograd.gradgradcheck(module, (leaf, k[:4]))
+
+
+def test_what_the_quick_way_leaves_to_the_other() -> None:
+    module, x, k = regmax.losses.SparsemaxLoss(), torch.randn(4, 5), torch.arange(4)
+    assert quick(module, x, k) is not None
+    assert quick(module, x, k + 2) is None
+    assert quick(module, x.half(), k) is None
+    assert quick(module, x, k.int()) is None
+    assert quick(module, x.T, k) is None
+    assert quick(regmax.losses.SparsemaxLoss(weight=torch.ones(5)), x, k) is None
+    assert quick(regmax.losses.SparsemaxLoss(torch.tensor(1.0)), x, k) is None
+    assert torch.func.grad(lambda x: module(x, k))(x).shape == x.shape
+    with pytest.raises(ValueError, match="target must hold indices in"):
+        module(x, k + 2)
