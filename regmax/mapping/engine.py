@@ -21,7 +21,7 @@ from ..regularizers.errors import ConvergenceError, ConvergenceWarning, Regulari
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
 from . import compiled, composition, generated, jagged, operator, sharded
-from .autograd import attach, envelope, newton_steps, objective
+from .autograd import attach, attach_tied, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
 from .function import Eager, forward
 from .hidden import refuse_hidden
@@ -183,7 +183,9 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                 check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
                 return composed, Forward(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
-            result = compute(rows, settings)
+            result = compute(rows, settings, kinks=True)
+        if result.tied is not None:
+            return attach_tied(result.y, rows.z_from(result.y), result.tied), result
         y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)
         return _without_kinks(y, result), result
 
@@ -309,7 +311,8 @@ def solution(
         # a prox composed with a solve is certified for the whole Ω, as any answer
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.point(y.detach())
-        if result.solved is not None and result.solved.at.problem.omega is rows.omega:
+        known = (rows.omega, result.tied)
+        if result.solved is not None and result.solved.at.problem.omega in known:
             certificate = result.solved.certificate
         else:
             certificate = certify(problem.at(found), tested=True)
@@ -335,7 +338,7 @@ def solution(
     slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
     return Solution(
         y=answer,
-        value=smooth_max(rows, y, slack).to(answer.dtype),
+        value=smooth_max(result.seen(rows), y, slack).to(answer.dtype),
         gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
         error_bound=bound,
         iterations=iterations,

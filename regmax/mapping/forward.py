@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -22,12 +22,14 @@ from ..regularizers.arguments import few
 from ..regularizers.autodiff import ByRow
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from ..regularizers.kinks import Augmented
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from ..solvers.compiled import Memory, compiled
+from ..solvers.multipliers import multiplied
 from .compiled import kernel_of, plain, proves, values
 from .rows import Rows
 from .state import state
@@ -69,7 +71,8 @@ class Settings:
 @dataclass(frozen=True, eq=False)
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
-    closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows."""
+    closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows;
+    ``tied``: the augmented Lagrangian of Ω where y is on its kinks."""
 
     y: Tensor
     path: str
@@ -77,6 +80,11 @@ class Forward:
     solved: Solved | None = None
     iterations: Tensor | None = None
     quick: Solved | None = None
+    tied: Augmented | None = None
+
+    def seen(self, rows: Rows) -> Rows:
+        """The rows, on kinks of Ω with its Lagrangian, whose derivatives at y are those of Ω."""
+        return rows if self.tied is None else replace(rows, omega=self.tied.lagrangian())
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
@@ -103,14 +111,14 @@ def solves(omega: Regularizer, settings: Settings) -> bool:
     return omega.exact and (settings.solver != "auto" or not has_formula(omega))
 
 
-def compute(rows: Rows, settings: Settings) -> Forward:
-    """Compute Π_Ω(x) without gradients."""
+def compute(rows: Rows, settings: Settings, kinks: bool = False) -> Forward:
+    """Compute Π_Ω(x) without gradients; ``kinks``: the answer may be one on kinks of Ω."""
     with torch.no_grad():
         if settings.solver == "auto":
             result = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
             if result is not None:
                 return result
-        return by_solver(rows.omega, rows.z, rows.mask, settings)
+        return by_solver(rows.omega, rows.z, rows.mask, settings, kinks)
 
 
 def _by_formula(
@@ -223,23 +231,28 @@ def closed_form(
     return y
 
 
-def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
+def by_solver(
+    omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings, kinks: bool = False
+) -> Forward:
     """Π_Ω by the solvers, with all that is checked of Ω."""
     if z.numel() == 0:
         return Forward(z.clone(), "empty batch", "nothing to solve")
-    solve = functools.partial(_by_solver, omega, z, mask, settings)
+    solve = functools.partial(_by_solver, omega, z, mask, settings, kinks)
     with transforms.unhooked():
         if transforms.waits(z) and settings.trace is None:
             return decisions.predicted(solve, _decisions(omega, z))
         return solve()
 
 
-def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
+def _by_solver(
+    omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings, kinks: bool
+) -> Forward:
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
     tol, quick = settings.tolerance(z.dtype), None
     on_cpu = not transforms.waits(z)
-    if settings.solver == "auto" and settings.max_iter >= BUDGET and on_cpu and _plain(omega):
+    free = settings.solver == "auto" and settings.max_iter >= BUDGET and settings.start is None
+    if free and on_cpu and _plain(omega):
         quick = compiled(problem, _memory(problem.base.omega))
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
@@ -248,6 +261,12 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         return Forward(quick.y, quick.path, why, quick, quick.iterations, quick)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
+    if kinks and free:
+        tied = on_kinks(problem, tol)
+        if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
+            _check(problem, tied, settings)
+            why = "its value has kinks: the method of multipliers"
+            return Forward(tied.y, tied.path, why, tied, tied.iterations, tied=tied.at.problem.omega)
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -272,6 +291,13 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
 BUDGET = 200
 """The compiled solver has a budget of its own, which is less than this."""
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
+
+
+def on_kinks(problem: Problem, tol: float) -> Solved | None:
+    """An answer on kinks of the value of Ω, which may be without a certificate."""
+    if isinstance(problem.omega, Penalized) or problem.trace is not None:
+        return None
+    return multiplied(problem, {}, tol)
 
 
 def _check(problem: Problem, found: Solved, settings: Settings) -> None:

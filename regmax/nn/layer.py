@@ -281,7 +281,8 @@ def _maximum(
     settings: Settings, omega: Regularizer, x: Tensor, gamma: Any, dim: int, mask: Any
 ) -> Tensor:
     rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings))
-    return engine.smooth_max(rows, engine.argmax(rows, settings)[0]).to(x.dtype)
+    y, result = engine.argmax(rows, settings)
+    return engine.smooth_max(result.seen(rows), y).to(x.dtype)
 
 
 def _known_as(omega: Regularizer) -> str | None:
