@@ -13,16 +13,28 @@ from torch import Tensor
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
+from ..optimality.jacobian import tied_products
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
 from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
 from . import compiled, composition, generated, jagged, operator, sharded
 from .autograd import attach, attach_tied, envelope, newton_steps, objective
-from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
+from .forward import (
+    Forward,
+    Settings,
+    augmented_of,
+    check_composed,
+    closed_form,
+    compute,
+    on_kinks,
+    report,
+    solves,
+)
 from .function import Eager, forward
 from .hidden import refuse_hidden
 from .jagged import is_jagged
@@ -85,14 +97,28 @@ def _certified(
         wide = prepare(omega, x, gamma, dim, mask, wide=True)
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.read(y.detach())
-        certificate = certify(problem.at(found), tested=True)
+        certificate, tied = _certificate(problem, found, settings.tolerance(y.dtype))
         path = f"the mapping of {who(wide.omega)}"
         _check_exact(wide, found, Forward(found, path, ""))
         _check_zeros(certificate, found, path)
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
-        _check_product(wide, problem, found, certificate, x, y, path, settings)
+        _check_product(wide, problem, found, certificate, x, y, path, settings, tied)
     return y
+
+
+def _certificate(
+    problem: Problem, y: Tensor, tol: float
+) -> tuple[Certificate, Augmented | None]:
+    """The certificate of y, on kinks of Ω by an answer there, with its augmented Lagrangian."""
+    found = certify(problem.at(y), tested=True)
+    tied = None if bool((found.error_bound <= tol).all()) else on_kinks(problem, tol)
+    if tied is None:
+        return found, None
+    bound = tied.certificate.error_bound + (tied.y - y).norm(dim=-1)
+    if not bool((bound <= torch.maximum(found.error_bound, bound.new_tensor(tol))).all()):
+        return found, None
+    return replace(tied.certificate, error_bound=bound), augmented_of(tied)
 
 
 def _check_product(
@@ -104,6 +130,7 @@ def _check_product(
     y: Tensor,
     path: str,
     settings: Settings,
+    tied: Augmented | None,
 ) -> None:
     """Compare J v by backward with J v from Ω's value, where the certificate decides the
     support."""
@@ -112,7 +139,10 @@ def _check_product(
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
     support = certificate.support
     with torch.no_grad():
-        expected = problem.at(found).vector_product(support, v) / wide.gamma
+        if tied is None:
+            expected = problem.at(found).vector_product(support, v) / wide.gamma
+        else:
+            expected = tied_products(tied, found, v)[0] / wide.gamma
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
         decided = (support == (found > 0)).all(-1)

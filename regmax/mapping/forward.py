@@ -15,6 +15,7 @@ from ..kernels.composed import Composed
 from ..optimality.certificates import Certificate, certify
 from ..optimality.convexity import check_convex, check_strong_convexity
 from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
+from ..optimality.jacobian import tied_rows
 from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
@@ -251,8 +252,8 @@ def _by_solver(
     problem = Problem(omega, z, mask, settings.start, settings.trace)
     tol, quick = settings.tolerance(z.dtype), None
     on_cpu = not transforms.waits(z)
-    free = settings.solver == "auto" and settings.max_iter >= BUDGET and settings.start is None
-    if free and on_cpu and _plain(omega):
+    free = settings.solver == "auto" and settings.max_iter >= BUDGET
+    if free and settings.start is None and on_cpu and _plain(omega):
         quick = compiled(problem, _memory(problem.base.omega))
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
@@ -266,7 +267,10 @@ def _by_solver(
         if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
             _check(problem, tied, settings)
             why = "its value has kinks: the method of multipliers"
-            return Forward(tied.y, tied.path, why, tied, tied.iterations, tied=tied.at.problem.omega)
+            lagrangian = augmented_of(tied)
+            if not bool(tied_rows(lagrangian, tied.y).any()):  # no kink at y
+                tied, lagrangian = replace(tied, at=problem.at(tied.y)), None
+            return Forward(tied.y, tied.path, why, tied, tied.iterations, tied=lagrangian)
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -294,10 +298,17 @@ _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
 
 
 def on_kinks(problem: Problem, tol: float) -> Solved | None:
-    """An answer on kinks of the value of Ω, which may be without a certificate."""
+    """Answers on kinks of the value of Ω, some of which may be without a certificate."""
     if isinstance(problem.omega, Penalized) or problem.trace is not None:
         return None
     return multiplied(problem, {}, tol)
+
+
+def augmented_of(tied: Solved) -> Augmented:
+    """The augmented Lagrangian of Ω at an answer of :func:`on_kinks`."""
+    omega = tied.at.problem.omega
+    assert isinstance(omega, Augmented)
+    return omega
 
 
 def _check(problem: Problem, found: Solved, settings: Settings) -> None:

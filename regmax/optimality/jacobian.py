@@ -98,6 +98,15 @@ def tied_products(augmented: Augmented, y: Tensor, v: Tensor) -> tuple[Tensor, T
     return w, w + sum(each - w for each in before)
 
 
+def tied_rows(augmented: Augmented, y: Tensor) -> Tensor:
+    """Rows in which y lies on kinks of Ω that bind it on its support."""
+    support, along = movable(y), simplex.generic(y)
+    point, along = augmented.lifted(y), torch.where(support, along, 0)
+    both = (omega.curvature(point).matvec(along) for omega in (augmented, augmented.lagrangian()))
+    stiff, soft = (torch.where(support, h, 0) for h in both)
+    return ((stiff - soft).abs() > 1e-6 * (stiff.abs() + soft.abs())).any(-1)
+
+
 def hyperparameter_product(
     smooth: Regularizer,
     names: tuple[str, ...],
