@@ -22,16 +22,15 @@ from ..regularizers.errors import ConvergenceError, ConvergenceWarning, Regulari
 from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
+from ..solvers.multipliers import multiplied
 from . import compiled, composition, generated, jagged, operator, sharded
 from .autograd import attach, attach_tied, envelope, newton_steps, objective
 from .forward import (
     Forward,
     Settings,
-    augmented_of,
     check_composed,
     closed_form,
     compute,
-    on_kinks,
     report,
     solves,
 )
@@ -107,18 +106,16 @@ def _certified(
     return y
 
 
-def _certificate(
-    problem: Problem, y: Tensor, tol: float
-) -> tuple[Certificate, Augmented | None]:
+def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, Augmented | None]:
     """The certificate of y, on kinks of Ω by an answer there, with its augmented Lagrangian."""
     found = certify(problem.at(y), tested=True)
-    tied = None if bool((found.error_bound <= tol).all()) else on_kinks(problem, tol)
+    tied = None if bool((found.error_bound <= tol).all()) else multiplied(problem, tol)
     if tied is None:
         return found, None
     bound = tied.certificate.error_bound + (tied.y - y).norm(dim=-1)
     if not bool((bound <= torch.maximum(found.error_bound, bound.new_tensor(tol))).all()):
         return found, None
-    return replace(tied.certificate, error_bound=bound), augmented_of(tied)
+    return replace(tied.certificate, error_bound=bound), tied.augmented
 
 
 def _check_product(
@@ -341,8 +338,7 @@ def solution(
         # a prox composed with a solve is certified for the whole Ω, as any answer
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.point(y.detach())
-        known = (rows.omega, result.tied)
-        if result.solved is not None and result.solved.at.problem.omega in known:
+        if result.solved is not None and result.solved.at.problem.omega is rows.omega:
             certificate = result.solved.certificate
         else:
             certificate = certify(problem.at(found), tested=True)

@@ -15,7 +15,6 @@ from ..kernels.composed import Composed
 from ..optimality.certificates import Certificate, certify
 from ..optimality.convexity import check_convex, check_strong_convexity
 from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
-from ..optimality.jacobian import tied_rows
 from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
@@ -23,14 +22,14 @@ from ..regularizers.arguments import few
 from ..regularizers.autodiff import ByRow
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
-from ..regularizers.kinks import Augmented
 from ..regularizers.expressions import unscaled, unweighted
+from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from ..solvers.compiled import Memory, compiled
-from ..solvers.multipliers import multiplied
+from ..solvers.multipliers import Tied, multiplied
 from .compiled import kernel_of, plain, proves, values
 from .rows import Rows
 from .state import state
@@ -262,15 +261,9 @@ def _by_solver(
         return Forward(quick.y, quick.path, why, quick, quick.iterations, quick)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
-    if kinks and free:
-        tied = on_kinks(problem, tol)
-        if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
-            _check(problem, tied, settings)
-            why = "its value has kinks: the method of multipliers"
-            lagrangian = augmented_of(tied)
-            if not bool(tied_rows(lagrangian, tied.y).any()):  # no kink at y
-                tied, lagrangian = replace(tied, at=problem.at(tied.y)), None
-            return Forward(tied.y, tied.path, why, tied, tied.iterations, tied=lagrangian)
+    tied = multiplied(problem, tol) if kinks and free else None
+    if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
+        return _tied(problem, tied, tol, settings)
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -282,6 +275,8 @@ def _by_solver(
                 'solver="auto" chooses one that can'
             )
     found, defect = _searched(problem, solvers, tol, settings)
+    if tied is not None and tied.certified(tol) > found.certified(tol):
+        return _tied(problem, tied, tol, settings)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
@@ -297,18 +292,12 @@ BUDGET = 200
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
 
 
-def on_kinks(problem: Problem, tol: float) -> Solved | None:
-    """Answers on kinks of the value of Ω, some of which may be without a certificate."""
-    if isinstance(problem.omega, Penalized) or problem.trace is not None:
-        return None
-    return multiplied(problem, {}, tol)
-
-
-def augmented_of(tied: Solved) -> Augmented:
-    """The augmented Lagrangian of Ω at an answer of :func:`on_kinks`."""
-    omega = tied.at.problem.omega
-    assert isinstance(omega, Augmented)
-    return omega
+def _tied(problem: Problem, tied: Tied, tol: float, settings: Settings) -> Forward:
+    """Answers on kinks of Ω, with all that is checked of Ω."""
+    _check(problem, tied, settings)
+    _report_failure(tied, None, tol, settings.on_failure)
+    why = "its value has kinks: the method of multipliers"
+    return Forward(tied.y, tied.path, why, tied, tied.iterations, tied=tied.augmented)
 
 
 def _check(problem: Problem, found: Solved, settings: Settings) -> None:

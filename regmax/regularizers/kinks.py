@@ -183,7 +183,7 @@ def _sort(
     indices = function(u, dim=dim, descending=descending).indices
     found = kinks.ordered(u.movedim(dim, -1), u.shape[dim])
     found = (found if descending else found.flip(-1)).movedim(-1, dim)
-    return torch.return_types.sort((found, indices))  # type: ignore[attr-defined]
+    return torch.return_types.sort((found, indices))
 
 
 def _topk(
@@ -198,7 +198,7 @@ def _topk(
     indices = function(u, k, dim, largest).indices
     sign = 1 if largest else -1
     found = sign * kinks.ordered(sign * u.movedim(dim, -1), k).movedim(-1, dim)
-    return torch.return_types.topk((found, indices))  # type: ignore[attr-defined]
+    return torch.return_types.topk((found, indices))
 
 
 def _named(function: Any, values: Tensor, indices: Tensor) -> Any:

@@ -25,6 +25,8 @@ LIMIT = 16
 """Rows up to this length: ∇²Ω is that of d copies of a row."""
 KEPT = 1 << 14
 """Scores up to this number begin at the barycentre with what was computed there before."""
+NEARLY = 12
+"""Steps to a point near the answer."""
 TOGETHER = 16
 """Rows up to this number are evaluated at all points of a certificate at once."""
 
@@ -60,7 +62,8 @@ Memory = dict[torch.Size, Known]
 
 def compiled(problem: Problem, memory: Memory, certified: bool = True) -> Solved | None:
     """The rows that Newton steps in compiled code solve, with a bound of +inf where they do not;
-    None where they cannot. Unless ``certified``, the bound of the others is 0.
+    None where they cannot. Unless ``certified`` they are points after up to ``NEARLY`` steps, with
+    a bound of 0 where the steps are over.
 
     The certificate is that of :func:`~regmax.optimality.certificates.certify`, and the tests are
     those of a solve: Ω is strictly convex at the barycentre and at y, no point on the ways of
@@ -161,9 +164,7 @@ def _copied(problem: Problem) -> list[Tensor]:
     return [t.detach().clone() for t in problem.omega.tensors(fixed=True).values()]
 
 
-def _solved(
-    problem: Problem, known: Known, rows: Any, code: Any, certified: bool = True
-) -> Solved:
+def _solved(problem: Problem, known: Known, rows: Any, code: Any, certified: bool = True) -> Solved:
     if problem.structured:
         return _in_groups(problem, known, rows, code)
     d, shape, ways = problem.z.shape[-1], problem.z.shape, known.ways
@@ -196,10 +197,12 @@ def _solved(
             state[:, code.START] = gradient.view(count, d)
         status = numbers[:, code.STATUS].tolist()
         final = code.GOING not in status
-        if final and not certified:
+        if not certified and (final or k == NEARLY):
             ready = numbers[:, code.STATUS] == code.READY
+            at = torch.where(ready.unsqueeze(-1), code.TRIAL, code.Y).unsqueeze(-1)
+            state[:, code.TRIAL] = state.take_along_dim(at.expand(count, 1, d), 1).squeeze(1)
             numbers[:, code.BOUND] = torch.where(ready, 0, torch.inf)
-            numbers[:, code.STATUS] = torch.where(ready, code.DONE, code.LOST)
+            numbers[:, code.STATUS] = code.DONE
             break
         if final and code.READY not in status:
             break

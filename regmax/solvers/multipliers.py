@@ -11,43 +11,55 @@ about ρ; ρ grows from step to step, as large ρ makes the problem hard far fro
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..kernels import simplex
+from ..optimality.jacobian import tied_rows
 from ..optimality.problem import Problem
 from ..regularizers.kinks import Augmented, Kinks, TooMany
+from ..regularizers.penalty import Penalized
+from ..regularizers.regularizer import Regularizer
 from .base import Solved, solve
 from .compiled import Memory, compiled
 from .newton import Newton
 
-STEPS = 20
+STEPS = 40
 """Steps of the method of multipliers."""
-HARDEST = 1e3
-"""The curvature of the augmented terms over that of Ω, after the first steps."""
+FACTOR, HARDEST = 3, 1e3
+"""The curvature of the augmented terms over that of Ω grows by the first up to the second."""
 SOFT = 1e2
 """The same for the certificate, whose rounding error is proportional to it."""
-ROUNDS = 4
+ROUNDS = 8
 """Steps with a certificate."""
 NEAR, LAST = 1e-11, 1e-9
 """A step of the first length is the last, unless it is rounding; one longer than the second is
 not."""
 
 
-def multiplied(problem: Problem, memory: Memory, tol: float) -> Solved | None:
-    """Solve for an Ω with kinks: the point is one of the problem of its augmented Lagrangian, whose
-    derivatives are those of Ω along the kinks. None where the value has no kinks that are known, or
-    falls with one of them; the bound of a row is +inf where the steps do not converge."""
-    omega, z = problem.omega, problem.z
+@dataclass(frozen=True, eq=False)
+class Tied(Solved):
+    """Answers on kinks of Ω, with its augmented Lagrangian there; None where no kink binds one."""
+
+    augmented: Augmented | None
+
+
+def multiplied(problem: Problem, tol: float) -> Tied | None:
+    """Answers for an Ω with kinks; None where its value has no kinks that are known, or falls with
+    one of them. Where the steps do not converge the bound of a row is +inf."""
+    omega, z, mask = problem.omega, problem.z, problem.mask
+    if isinstance(omega, Penalized) or problem.trace is not None:
+        return None
+    memory: Memory = {}
     try:
-        weights = _weights(problem)
+        scales = _scales(problem)
     except TooMany:
         return None
-    if weights is None:
+    if scales is None:
         return None
-    centres, rho = weights
+    centres, rho = scales
     y, length, hardness = problem.initial(), torch.inf, 1.0
 
     def augmented(hardness: float) -> Augmented:
@@ -55,16 +67,19 @@ def multiplied(problem: Problem, memory: Memory, tol: float) -> Solved | None:
 
     for _ in range(STEPS):
         own = augmented(hardness)
-        before, y, last = y, _near(Problem(own, z, problem.mask, y), memory), length
-        known, centres = centres, _attained(own, y)
+        before, last, known = y, length, centres
+        y, there = _near(Problem(own, z, mask, y), memory)
+        centres = _attained(own, y)
         length = float((y - before).norm(dim=-1).max())
         same = all(map(torch.equal, known, centres))
-        if same or (hardness >= HARDEST and (length <= NEAR or length > last / 2)):
+        near = hardness >= HARDEST and (length <= NEAR or last / 2 < length <= LAST)
+        if there and (same or near):
             break
-        hardness = min(10 * hardness, HARDEST)
+        if there:
+            hardness = min(FACTOR * hardness, HARDEST)
     for _ in range(ROUNDS):
         own = augmented(SOFT)
-        found = _certified(Problem(own, z, problem.mask, y), memory, tol)
+        found = _certified(Problem(own, z, mask, y), memory, tol)
         moved, y = (found.y - y).norm(dim=-1), found.y
         if bool((moved <= NEAR).all()):
             break
@@ -73,18 +88,22 @@ def multiplied(problem: Problem, memory: Memory, tol: float) -> Solved | None:
         return None
     # a step is far shorter than the one before, up to rounding: so are those that would follow
     bound = torch.where(moved <= LAST, found.certificate.error_bound + 2 * moved, torch.inf)
-    y, further = _rounded(problem, found.y, bound)
-    bound = (bound + further).clamp_max(2**0.5)
-    at = Problem(augmented(HARDEST), z, problem.mask).at(y)
-    certificate = replace(found.certificate, error_bound=bound)
-    return Solved(at, found.iterations, certificate, f"multipliers, then {found.path}")
+    y, further = _rounded(problem, y, bound)
+    certificate = replace(found.certificate, error_bound=(bound + further).clamp_max(2**0.5))
+    tied: Augmented | None = augmented(HARDEST)
+    if tied is not None and not bool(tied_rows(tied, y).any()):
+        tied = None
+    path = f"multipliers, then {found.path}"
+    return Tied(problem.at(y), found.iterations, certificate, path, tied)
 
 
 def _rounded(problem: Problem, y: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """y with entries that are equal, or 0, within its error made so, and the length of the
     change."""
+    bound = torch.where(torch.isfinite(bound), bound, 0)
     near, order = y.sort(-1, descending=True)
-    near = torch.where((near <= bound.unsqueeze(-1)) , 0, near)
+    if not problem.legendre:
+        near = torch.where(near <= bound.unsqueeze(-1), 0, near)
     apart = -near.diff(dim=-1, prepend=near[..., :1]) > bound.unsqueeze(-1)
     group = apart.cumsum(-1)
     total = torch.zeros_like(y).scatter_add(-1, group, near)
@@ -94,12 +113,13 @@ def _rounded(problem: Problem, y: Tensor, bound: Tensor) -> tuple[Tensor, Tensor
     return found, (found - y).norm(dim=-1)
 
 
-def _near(problem: Problem, memory: Memory) -> Tensor:
-    """The maximiser without a certificate."""
+def _near(problem: Problem, memory: Memory) -> tuple[Tensor, bool]:
+    """The maximiser, or a point that is nearer to it than the start, and whether it is the
+    maximiser."""
     found = compiled(problem, memory, certified=False)
-    if found is not None and bool(torch.isfinite(found.certificate.error_bound).all()):
-        return found.y
-    return Newton().run(problem, 1e-12, 60)[0]
+    if found is not None:
+        return found.y, bool((found.certificate.error_bound == 0).all())
+    return Newton().run(problem, 1e-12, 60)[0], True
 
 
 def _certified(problem: Problem, memory: Memory, tol: float) -> Solved:
@@ -109,41 +129,40 @@ def _certified(problem: Problem, memory: Memory, tol: float) -> Solved:
     return solve(problem, Newton(), tol, 60)
 
 
-def _weights(problem: Problem) -> tuple[list[Tensor], list[float]] | None:
+def _scales(problem: Problem) -> tuple[list[Tensor], list[float]] | None:
     """The first centres, in the middle of each M, and ρ that make the curvature of the augmented
     terms that of the rest of Ω, from two points of Δ; None where the value has no kinks."""
     a = simplex.uniform(problem.z, problem.mask)
     b = (a + simplex.normalize(torch.where(a > 0, simplex.generic(a), 0))) / 2
-    here, there = (_look(problem.omega, at) for at in (a, b))
-    if not here[0]:
+    (first, slope, weights), (second, other, more) = (_look(problem.omega, y) for y in (a, b))
+    if not first.maxima:
         return None
     far = (b - a).norm(dim=-1).max()
-    bent = (there[2] - here[2]).norm(dim=-1).max() / far
-    rho = []
-    for u, v, weight, other in zip(here[0], there[0], here[1], there[1], strict=True):
-        steep = (v - u).abs().max() / far
-        own = torch.maximum(weight.abs().max(), other.abs().max()) * steep.square()
+    bent, rho = (other - slope).norm(dim=-1).max() / far, []
+    for u, v, w, x in zip(first.u, second.u, weights, more, strict=True):
+        steep = (v - u).detach().abs().max() / far
+        own = torch.maximum(w.abs().max(), x.abs().max()) * steep.square()
         rho.append(float(bent / own) if own > 1e-12 * bent else 1.0)
-    return here[3], rho
+    return first.multipliers, rho
 
 
 def _look(
-    omega: Augmented | Problem, y: Tensor
-) -> tuple[list[Tensor], list[Tensor], Tensor, list[Tensor]]:
-    """u, the derivatives of Ω by the maxima, ∇L and the multipliers at y, in the middle of each
-    M."""
+    omega: Regularizer,
+    y: Tensor,
+    centres: list[Tensor] | None = None,
+    rho: list[float] | None = None,
+) -> tuple[Kinks, Tensor, list[Tensor]]:
+    """The maxima in the value of Ω at y, and the gradients in y and in the maxima."""
     with torch.enable_grad():
         at = simplex.inward(y).requires_grad_()
-        with Kinks(None, None) as kinks:
+        with Kinks(centres, rho) as kinks:
             value = omega.value(at)
-        inside = [t for t in kinks.maxima if t.requires_grad]
-        if not inside:
-            return [], [], y, []
-        gradient, *weights = torch.autograd.grad(
-            value.sum(), [at, *kinks.maxima], allow_unused=True
+        inputs = [at, *(t for t in kinks.maxima if t.requires_grad)]
+        gradient, *found = torch.autograd.grad(
+            value.sum(), inputs, allow_unused=True, materialize_grads=True
         )
-    weights = [torch.zeros_like(u) if w is None else w for u, w in zip(kinks.u, weights, strict=True)]
-    return [u.detach() for u in kinks.u], weights, gradient, kinks.multipliers
+    weights = [found.pop(0) if t.requires_grad else torch.zeros_like(t) for t in kinks.maxima]
+    return kinks, gradient, weights
 
 
 def _attained(own: Augmented, y: Tensor) -> list[Tensor]:
@@ -151,15 +170,11 @@ def _attained(own: Augmented, y: Tensor) -> list[Tensor]:
     at = simplex.inward(y)
     with Kinks(own.centres, own.rho) as kinks:
         own.omega.value(at)
-    return kinks.multipliers
+    found: list[Tensor] = kinks.multipliers
+    return found
 
 
 def _falls(own: Augmented, y: Tensor) -> bool:
     """Whether the value falls with a maximum."""
-    with torch.enable_grad():
-        at = simplex.inward(y).requires_grad_()
-        with Kinks(own.centres, own.rho) as kinks:
-            value = own.omega.value(at)
-        weights = torch.autograd.grad(value.sum(), kinks.maxima, allow_unused=True)
-    known = [w for w in weights if w is not None]
-    return any(bool((w < -1e-12 * (1 + w.abs().max())).any()) for w in known)
+    _, _, weights = _look(own.omega, y, own.centres, own.rho)
+    return any(bool((w < -1e-12 * (1 + w.abs().max())).any()) for w in weights)
