@@ -113,7 +113,7 @@ def _of_maximum(
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
     rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
-    value = engine.smooth_max(result.seen(rows), y).to(F64) + constant - linear
+    value = engine.smooth_max(rows, y, result).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(target.inside(rows.mask), value, torch.inf)
     spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
@@ -299,7 +299,7 @@ class _Task(NamedTuple):
         none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
         dx = self.target.taken_from(y.to(x.dtype, copy=True))
         solved = self._solved(dx, y, rows.mask, inside, *none)
-        return value, solved._replace(tied=result.tied)
+        return value, solved._replace(tied=result.tied and result.tied[0])
 
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""

@@ -19,10 +19,9 @@ from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
 from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
-from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
-from ..solvers.multipliers import multiplied
+from ..solvers.multipliers import Tied, multiplied
 from . import compiled, composition, generated, jagged, operator, sharded
 from .autograd import attach, attach_tied, envelope, newton_steps, objective
 from .forward import (
@@ -106,8 +105,8 @@ def _certified(
     return y
 
 
-def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, Augmented | None]:
-    """The certificate of y, on kinks of Ω by an answer there, with its augmented Lagrangian."""
+def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, Tied | None]:
+    """The certificate of y, on kinks of Ω by an answer there."""
     found = certify(problem.at(y), tested=True)
     tied = None if bool((found.error_bound <= tol).all()) else multiplied(problem, tol)
     if tied is None:
@@ -115,7 +114,7 @@ def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, 
     bound = tied.certificate.error_bound + (tied.y - y).norm(dim=-1)
     if not bool((bound <= torch.maximum(found.error_bound, bound.new_tensor(tol))).all()):
         return found, None
-    return replace(tied.certificate, error_bound=bound), tied.augmented
+    return replace(tied.certificate, error_bound=bound), tied
 
 
 def _check_product(
@@ -127,7 +126,7 @@ def _check_product(
     y: Tensor,
     path: str,
     settings: Settings,
-    tied: Augmented | None,
+    tied: Tied | None,
 ) -> None:
     """Compare J v by backward with J v from Ω's value, where the certificate decides the
     support."""
@@ -136,10 +135,10 @@ def _check_product(
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
     support = certificate.support
     with torch.no_grad():
-        if tied is None:
-            expected = problem.at(found).vector_product(support, v) / wide.gamma
-        else:
-            expected = tied_products(tied, found, v)[0] / wide.gamma
+        expected = problem.at(found).vector_product(support, v) / wide.gamma
+        if tied is not None:
+            along = tied_products(tied.augmented, found, v)[0] / wide.gamma
+            expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
         decided = (support == (found > 0)).all(-1)
@@ -211,9 +210,11 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                 return composed, Forward(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
             result = compute(rows, settings, kinks=True)
+        z = rows.z_from(result.y)
+        y = attach(result.y, z, omega, rows.mask, result.inverse)
         if result.tied is not None:
-            return attach_tied(result.y, rows.z_from(result.y), result.tied), result
-        y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)
+            augmented, where = result.tied
+            y = torch.where(where.unsqueeze(-1), attach_tied(result.y, z, augmented), y)
         return _without_kinks(y, result), result
 
 
@@ -244,7 +245,7 @@ def _without_kinks(y: Tensor, result: Forward) -> Tensor:
     return y
 
 
-def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tensor:
+def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | None = None) -> Tensor:
     """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
 
     ``gap``: a bound on how far ⟨y, x⟩ − γΩ(y) is below the maximum; ``conjugate`` is checked
@@ -267,7 +268,9 @@ def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tens
         if transforms.under_transform((rows.x, y)) or transforms.dual_level():
             value = value + (best - value).detach()
         else:
-            value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)
+            # on a kink the derivatives of Ω are those of its Lagrangian
+            own = omega if result.tied is None else result.tied[0].lagrangian()
+            value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
     return rows.restore_rows(value + rows.shift.squeeze(-1))
 
 
@@ -364,7 +367,7 @@ def solution(
     slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
     return Solution(
         y=answer,
-        value=smooth_max(result.seen(rows), y, slack).to(answer.dtype),
+        value=smooth_max(rows, y, result, slack).to(answer.dtype),
         gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
         error_bound=bound,
         iterations=iterations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -72,7 +72,7 @@ class Settings:
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
     closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows;
-    ``tied``: the augmented Lagrangian of Ω where y is on its kinks."""
+    ``tied``: the augmented Lagrangian of Ω, and the rows in which y is on its kinks."""
 
     y: Tensor
     path: str
@@ -80,11 +80,7 @@ class Forward:
     solved: Solved | None = None
     iterations: Tensor | None = None
     quick: Solved | None = None
-    tied: Augmented | None = None
-
-    def seen(self, rows: Rows) -> Rows:
-        """The rows, on kinks of Ω with its Lagrangian, whose derivatives at y are those of Ω."""
-        return rows if self.tied is None else replace(rows, omega=self.tied.lagrangian())
+    tied: tuple[Augmented, Tensor] | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
@@ -262,8 +258,11 @@ def _by_solver(
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
     tied = multiplied(problem, tol) if kinks and free else None
-    if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
-        return _tied(problem, tied, tol, settings)
+    if tied is not None:
+        best = tied if quick is None else _better(quick, tied, tol)
+        if decisions.all_of(best.certificate.error_bound <= tol):
+            _check(problem, best, settings)
+            return _on_kinks(best, quick, tied)
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -275,15 +274,15 @@ def _by_solver(
                 'solver="auto" chooses one that can'
             )
     found, defect = _searched(problem, solvers, tol, settings)
-    if tied is not None and tied.certified(tol) > found.certified(tol):
-        return _tied(problem, tied, tol, settings)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
     _check(problem, found, settings)
-    if quick is not None:
-        found = _better(quick, found, tol)
+    for other in (tied, quick):
+        found = found if other is None else _better(other, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
+    if tied is not None:
+        return _on_kinks(found, quick, tied)
     return Forward(found.y, found.path, why, found, found.iterations, quick)
 
 
@@ -292,12 +291,12 @@ BUDGET = 200
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
 
 
-def _tied(problem: Problem, tied: Tied, tol: float, settings: Settings) -> Forward:
-    """Answers on kinks of Ω, with all that is checked of Ω."""
-    _check(problem, tied, settings)
-    _report_failure(tied, None, tol, settings.on_failure)
+def _on_kinks(found: Solved, quick: Solved | None, tied: Tied) -> Forward:
+    """What was found, with the rows of it that are on kinks of Ω."""
     why = "its value has kinks: the method of multipliers"
-    return Forward(tied.y, tied.path, why, tied, tied.iterations, tied=tied.augmented)
+    rows = tied.bound & (found.y == tied.y).all(-1)
+    on = (tied.augmented, rows) if bool(rows.any()) else None
+    return Forward(found.y, found.path, why, found, found.iterations, quick, on)
 
 
 def _check(problem: Problem, found: Solved, settings: Settings) -> None:

@@ -283,7 +283,7 @@ def _maximum(
 ) -> Tensor:
     rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings))
     y, result = engine.argmax(rows, settings)
-    return engine.smooth_max(result.seen(rows), y).to(x.dtype)
+    return engine.smooth_max(rows, y, result).to(x.dtype)
 
 
 def _known_as(omega: Regularizer) -> str | None:

@@ -38,7 +38,7 @@ class Kinks(TorchFunctionMode):
     what replaced a.
     """
 
-    def __init__(self, centres: list[Tensor] | None, rho: list[float] | None) -> None:
+    def __init__(self, centres: list[Tensor] | None, rho: list[Tensor] | None) -> None:
         super().__init__()
         self._centres, self._rho = centres, rho
         self.u: list[Tensor] = []
@@ -245,14 +245,19 @@ class Augmented(Regularizer):
     """The augmented Lagrangian of an Ω with kinks, at centres m̄ with weights ρ; with ρ None the
     Lagrangian L(·, m̄)."""
 
-    def __init__(self, omega: Regularizer, centres: list[Tensor], rho: list[float] | None) -> None:
-        self.omega, self.rho, self.count = omega, rho, len(centres)
-        for k, centre in enumerate(centres):
-            setattr(self, f"m{k}", centre)
+    def __init__(self, omega: Regularizer, centres: list[Tensor], rho: list[Tensor] | None) -> None:
+        self.omega, self.count, self.hard = omega, len(centres), rho is not None
+        for name, tensors in (("m", centres), ("rho", rho or ())):
+            for k, t in enumerate(tensors):
+                setattr(self, f"{name}{k}", t)
 
     @property
     def centres(self) -> list[Tensor]:
         return [getattr(self, f"m{k}") for k in range(self.count)]
+
+    @property
+    def rho(self) -> list[Tensor] | None:
+        return [getattr(self, f"rho{k}") for k in range(self.count)] if self.hard else None
 
     def value(self, y: Tensor) -> Tensor:
         with Kinks(self.centres, self.rho):

@@ -60,10 +60,6 @@ class Solved:
     def y(self) -> Tensor:
         return self.at.y
 
-    def certified(self, tol: float) -> int:
-        """The number of rows with an error of at most ``tol``."""
-        return int((self.certificate.error_bound <= tol).sum())
-
 
 def solve(problem: Problem, solver: Solver, tol: float, max_iter: int) -> Solved:
     """Run ``solver``, then clean, polish and certify its answer. No gradients are recorded."""

@@ -22,7 +22,7 @@ from ..optimality.problem import Problem
 from ..regularizers.kinks import Augmented, Kinks, TooMany
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
-from .base import Solved, solve
+from .base import Solved, either, merged, solve
 from .compiled import Memory, compiled
 from .newton import Newton
 
@@ -41,14 +41,16 @@ not."""
 
 @dataclass(frozen=True, eq=False)
 class Tied(Solved):
-    """Answers on kinks of Ω, with its augmented Lagrangian there; None where no kink binds one."""
+    """Answers on kinks of Ω, with its augmented Lagrangian there; ``bound``: the rows in which a
+    kink binds y on its support."""
 
-    augmented: Augmented | None
+    augmented: Augmented
+    bound: Tensor
 
 
 def multiplied(problem: Problem, tol: float) -> Tied | None:
-    """Answers for an Ω with kinks; None where its value has no kinks that are known, or falls with
-    one of them. Where the steps do not converge the bound of a row is +inf."""
+    """Answers for an Ω with kinks; None where its value has no kinks that are known. The bound of a
+    row is +inf where the steps do not converge, or the value falls with a maximum."""
     omega, z, mask = problem.omega, problem.z, problem.mask
     if isinstance(omega, Penalized) or problem.trace is not None:
         return None
@@ -60,41 +62,82 @@ def multiplied(problem: Problem, tol: float) -> Tied | None:
     if scales is None:
         return None
     centres, rho = scales
-    y, length, hardness = problem.initial(), torch.inf, 1.0
+    y, hardness = problem.initial(), torch.ones_like(z[..., 0])
+    length = torch.full_like(hardness, torch.inf)
+    done = torch.zeros_like(hardness, dtype=torch.bool)
 
-    def augmented(hardness: float) -> Augmented:
-        return Augmented(omega, centres, [hardness * r for r in rho])
+    def augmented(hardness: Tensor) -> Augmented:
+        return Augmented(omega, centres, [r * _wide(hardness, r) for r in rho])
 
     for _ in range(STEPS):
         own = augmented(hardness)
-        before, last, known = y, length, centres
-        y, there = _near(Problem(own, z, mask, y), memory)
-        centres = _attained(own, y)
-        length = float((y - before).norm(dim=-1).max())
-        same = all(map(torch.equal, known, centres))
-        near = hardness >= HARDEST and (length <= NEAR or last / 2 < length <= LAST)
-        if there and (same or near):
+        new, there = _near(Problem(own, z, mask, y), memory)
+        new = torch.where(done.unsqueeze(-1), y, new)
+        last, length = length, torch.where(done, length, (new - y).norm(dim=-1))
+        known, centres = centres, _moved(done, own, new)
+        same = torch.stack([_rows(a == b, done) for a, b in zip(known, centres, strict=True)])
+        settled = (length <= NEAR) | ((length > last / 2) & (length <= LAST))
+        hard = hardness >= HARDEST
+        hardness = torch.where(there & ~done, (FACTOR * hardness).clamp_max(HARDEST), hardness)
+        y, done = new, done | (there & (same.all(0) | (hard & settled)))
+        if bool(done.all()):
             break
-        if there:
-            hardness = min(FACTOR * hardness, HARDEST)
+    moved, done = torch.full_like(hardness, torch.inf), torch.zeros_like(done)
+    found = None
     for _ in range(ROUNDS):
-        own = augmented(SOFT)
-        found = _certified(Problem(own, z, mask, y), memory, tol)
-        moved, y = (found.y - y).norm(dim=-1), found.y
-        if bool((moved <= NEAR).all()):
+        own = augmented(torch.full_like(hardness, SOFT))
+        now = _certified(Problem(own, z, mask, y), memory, tol)
+        found = now if found is None else _kept(done, found, now)
+        moved = torch.where(done, moved, (found.y - y).norm(dim=-1))
+        y, done = found.y, done | (moved <= NEAR)
+        if bool(done.all()):
             break
-        centres = _attained(own, y)
-    if _falls(own, y):
-        return None
+        centres = _moved(done, own, y)
+    assert found is not None
     # a step is far shorter than the one before, up to rounding: so are those that would follow
-    bound = torch.where(moved <= LAST, found.certificate.error_bound + 2 * moved, torch.inf)
+    bound = found.certificate.error_bound + 2 * moved
+    bound = torch.where((moved <= LAST) & ~_falls(own, y), bound, torch.inf)
     y, further = _rounded(problem, y, bound)
     certificate = replace(found.certificate, error_bound=(bound + further).clamp_max(2**0.5))
-    tied: Augmented | None = augmented(HARDEST)
-    if tied is not None and not bool(tied_rows(tied, y).any()):
-        tied = None
+    own = augmented(torch.full_like(hardness, HARDEST))
     path = f"multipliers, then {found.path}"
-    return Tied(problem.at(y), found.iterations, certificate, path, tied)
+    return Tied(problem.at(y), found.iterations, certificate, path, own, tied_rows(own, y))
+
+
+def _wide(rows: Tensor, like: Tensor) -> Tensor:
+    """One number per row, with the dimensions of a tensor of rows; 1 for one that is the same in
+    all rows."""
+    if like.ndim < rows.ndim or like.shape[: rows.ndim] != rows.shape:
+        return torch.ones_like(like)
+    return rows.view(*rows.shape, *(1,) * (like.ndim - rows.ndim))
+
+
+def _rows(t: Tensor, like: Tensor) -> Tensor:
+    """Whether all that belongs to a row is true."""
+    if t.shape[: like.ndim] != like.shape:
+        return t.all().expand(like.shape)
+    return t.reshape(*like.shape, -1).all(-1)
+
+
+def _moved(done: Tensor, own: Augmented, y: Tensor) -> list[Tensor]:
+    """The multipliers at y, and the centres of rows that are done."""
+    at = simplex.inward(y)
+    with Kinks(own.centres, own.rho) as kinks:
+        own.omega.value(at)
+    return [
+        torch.where(_wide(done, m).bool(), c, m) if _wide(done, m).ndim == m.ndim else m
+        for c, m in zip(own.centres, kinks.multipliers, strict=True)
+    ]
+
+
+def _kept(rows: Tensor, one: Solved, other: Solved) -> Solved:
+    """Row by row ``one`` where ``rows``, else ``other``."""
+    return Solved(
+        either(rows, one.at, other.at),
+        torch.where(rows, one.iterations, other.iterations),
+        merged(rows, one.certificate, other.certificate),
+        other.path,
+    )
 
 
 def _rounded(problem: Problem, y: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,23 +156,25 @@ def _rounded(problem: Problem, y: Tensor, bound: Tensor) -> tuple[Tensor, Tensor
     return found, (found - y).norm(dim=-1)
 
 
-def _near(problem: Problem, memory: Memory) -> tuple[Tensor, bool]:
+def _near(problem: Problem, memory: Memory) -> tuple[Tensor, Tensor]:
     """The maximiser, or a point that is nearer to it than the start, and whether it is the
     maximiser."""
     found = compiled(problem, memory, certified=False)
     if found is not None:
-        return found.y, bool((found.certificate.error_bound == 0).all())
-    return Newton().run(problem, 1e-12, 60)[0], True
+        return found.y, found.certificate.error_bound == 0
+    y, _ = Newton().run(problem, 1e-12, 60)
+    return y, torch.ones_like(y[..., 0], dtype=torch.bool)
 
 
 def _certified(problem: Problem, memory: Memory, tol: float) -> Solved:
     found = compiled(problem, memory)
-    if found is not None and bool((found.certificate.error_bound <= tol).all()):
-        return found
-    return solve(problem, Newton(), tol, 60)
+    good = None if found is None else found.certificate.error_bound <= tol
+    if found is None or good is None:
+        return solve(problem, Newton(), tol, 60)
+    return found if bool(good.all()) else _kept(good, found, solve(problem, Newton(), tol, 60))
 
 
-def _scales(problem: Problem) -> tuple[list[Tensor], list[float]] | None:
+def _scales(problem: Problem) -> tuple[list[Tensor], list[Tensor]] | None:
     """The first centres, in the middle of each M, and ρ that make the curvature of the augmented
     terms that of the rest of Ω, from two points of Δ; None where the value has no kinks."""
     a = simplex.uniform(problem.z, problem.mask)
@@ -137,12 +182,17 @@ def _scales(problem: Problem) -> tuple[list[Tensor], list[float]] | None:
     (first, slope, weights), (second, other, more) = (_look(problem.omega, y) for y in (a, b))
     if not first.maxima:
         return None
-    far = (b - a).norm(dim=-1).max()
-    bent, rho = (other - slope).norm(dim=-1).max() / far, []
+    far, batch = (b - a).norm(dim=-1), a.shape[:-1]
+    bent, rho = (other - slope).norm(dim=-1) / far, []
     for u, v, w, x in zip(first.u, second.u, weights, more, strict=True):
-        steep = (v - u).detach().abs().max() / far
-        own = torch.maximum(w.abs().max(), x.abs().max()) * steep.square()
-        rho.append(float(bent / own) if own > 1e-12 * bent else 1.0)
+        if u.shape[: len(batch)] != batch:
+            rho.append(torch.ones_like(u).detach())
+            continue
+        steep, w = ((v - u).detach().abs(), torch.maximum(w.abs(), x.abs()))
+        steep, w = (t.reshape(*batch, -1).amax(-1) for t in (steep, w.expand_as(u)))
+        own = w * (steep / far).square()
+        each = torch.where(own > 1e-12 * bent, bent / own, 1)
+        rho.append(each.view(*batch, *(1,) * (u.ndim - len(batch))))
     return first.multipliers, rho
 
 
@@ -150,7 +200,7 @@ def _look(
     omega: Regularizer,
     y: Tensor,
     centres: list[Tensor] | None = None,
-    rho: list[float] | None = None,
+    rho: list[Tensor] | None = None,
 ) -> tuple[Kinks, Tensor, list[Tensor]]:
     """The maxima in the value of Ω at y, and the gradients in y and in the maxima."""
     with torch.enable_grad():
@@ -165,16 +215,8 @@ def _look(
     return kinks, gradient, weights
 
 
-def _attained(own: Augmented, y: Tensor) -> list[Tensor]:
-    """The multipliers at y."""
-    at = simplex.inward(y)
-    with Kinks(own.centres, own.rho) as kinks:
-        own.omega.value(at)
-    found: list[Tensor] = kinks.multipliers
-    return found
-
-
-def _falls(own: Augmented, y: Tensor) -> bool:
-    """Whether the value falls with a maximum."""
+def _falls(own: Augmented, y: Tensor) -> Tensor:
+    """Rows in which the value falls with a maximum."""
     _, _, weights = _look(own.omega, y, own.centres, own.rho)
-    return any(bool((w < -1e-12 * (1 + w.abs().max())).any()) for w in weights)
+    rises = [_rows(w >= -1e-12 * (1 + w.abs().max()), y[..., 0]) for w in weights]
+    return ~torch.stack(rises).all(0)

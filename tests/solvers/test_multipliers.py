@@ -190,11 +190,11 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_lagrangian_is_the_value_where_its_maxima_are_attained(name):
     function = FUNCTIONS[name]
-    y = torch.tensor([[0.5, -0.4, 0.35, 0.05], [0.2, 0.7, -0.1, 0.4]], dtype=F64)
+    y = torch.tensor([[0.5, -0.4, 0.35, 0.05], [0.22, 0.7, -0.15, 0.4]], dtype=F64)
     with Kinks(None, None) as kinks:
         function(y)
     assert kinks.u
-    with Kinks(kinks.multipliers, [1e9] * len(kinks.u)) as far:
+    with Kinks(kinks.multipliers, [torch.tensor(1e9, dtype=F64)] * len(kinks.u)) as far:
         function(y)
     omega = Augmented(omega_of(function), far.multipliers, None)
     slopes = [torch.autograd.functional.jacobian(f, y) for f in (omega.value, function)]
