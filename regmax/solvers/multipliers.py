@@ -160,10 +160,14 @@ def _near(problem: Problem, memory: Memory) -> tuple[Tensor, Tensor]:
     """The maximiser, or a point that is nearer to it than the start, and whether it is the
     maximiser."""
     found = compiled(problem, memory, certified=False)
+    stuck = torch.ones_like(problem.z[..., 0], dtype=torch.bool)
+    y, there = problem.initial(), stuck
     if found is not None:
-        return found.y, found.certificate.error_bound == 0
-    y, _ = Newton().run(problem, 1e-12, 60)
-    return y, torch.ones_like(y[..., 0], dtype=torch.bool)
+        y, there = found.y, found.certificate.error_bound == 0
+        stuck = ~there & (y == problem.initial()).all(-1)
+    if bool(stuck.any()):
+        y = torch.where(stuck.unsqueeze(-1), Newton().run(problem, 1e-12, 60)[0], y)
+    return y, there | stuck
 
 
 def _certified(problem: Problem, memory: Memory, tol: float) -> Solved:

@@ -2,8 +2,14 @@
 
 import warnings
 
+import bad_omegas
+import kinked_truth
+import numpy as np
 import pytest
 import torch
+from bad_omegas import NOT_CONVEX, NOT_SMOOTH, everywhere
+from kinked_truth import Kinks as Truth
+from kinked_truth import Smooth
 from torch import Tensor
 
 import regmax
@@ -200,3 +206,65 @@ def test_the_lagrangian_is_the_value_where_its_maxima_are_attained(name):
     slopes = [torch.autograd.functional.jacobian(f, y) for f in (omega.value, function)]
     torch.testing.assert_close(omega.value(y), function(y))
     torch.testing.assert_close(*slopes)
+
+
+def lines(a, b, lam):
+    return lambda y: lam * (y @ torch.tensor(a).mT - torch.tensor(b)).abs().sum(-1)
+
+
+def sorted_with(w):
+    return lambda y: (y.sort(-1, descending=True).values * torch.tensor(w)).sum(-1)
+
+
+SMOOTH = {
+    "gini": (Smooth(lambda y: y, lambda y: np.eye(len(y)), 1.0), gini),
+    "entropy": (
+        Smooth(lambda y: np.log(y) + 1, lambda y: np.diag(1 / y), 1.0, True),
+        lambda y: torch.xlogy(y, y).sum(-1),
+    ),
+    "tsallis": (
+        Smooth(lambda y: 2 * np.sqrt(y), lambda y: np.diag(1 / np.sqrt(y)), 1.0),
+        lambda y: y.pow(1.5).sum(-1) / 0.75,
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_truth_in_longest_floats(name, seed):
+    rng = np.random.default_rng(seed)
+    smooth, base = SMOOTH[name]
+    d, lam = int(rng.integers(2, 9)), float(rng.choice([0.05, 0.3, 1]))
+    a, at = rng.normal(size=(int(rng.integers(1, d + 1)), d)), rng.dirichlet(np.ones(d))
+    w = np.sort(rng.random(d))[::-1].copy() * lam
+    for kinks, term in (
+        (Truth(np.eye(d), at, np.full(d, lam)), lines(np.eye(d), at, lam)),
+        (Truth(a, a @ at, np.full(len(a), lam)), lines(a, a @ at, lam)),
+        (Truth(ordered=w), sorted_with(w)),
+    ):
+        z, v = rng.normal(size=d) * rng.choice([0.3, 1, 3]), rng.normal(size=d)
+        row = kinked_truth.solve(smooth, kinks, z)
+        x = torch.tensor(z, requires_grad=True)
+        layer = RegularizedMax(omega_of(lambda y, term=term: base(y) + term(y)))
+        solution = layer.solve(x)
+        off = np.linalg.norm(solution.y.detach().numpy() - row.y.astype(float))
+        assert off <= solution.error_bound.item() + row.bound + 1e-15
+        if row.margin > 1e-6:
+            (got,) = torch.autograd.grad(solution.y, x, torch.tensor(v))
+            np.testing.assert_allclose(got.numpy(), row.product(v), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [*NOT_SMOOTH, *NOT_CONVEX])
+def test_never_wrong_in_silence(name):
+    omega = bad_omegas.omega_of({**NOT_SMOOTH, **NOT_CONVEX}[name])
+    x = torch.cat([s * scores(2, 3, 5) for s in (0.05, 0.3, 1)])
+    layer = RegularizedMax(omega, on_failure="ignore")
+    for row in x:
+        try:
+            solution = layer.solve(row)
+        except regmax.RegularizerError:
+            continue
+        if solution.converged:
+            best, where = everywhere(omega, row)
+            mine = (solution.y @ row - omega.value(solution.y.clamp_min(1e-31))).item()
+            assert best <= mine + 1e-9 * (1 + abs(best)), (row, solution.y, where)
