@@ -22,7 +22,7 @@ from ..optimality.problem import Problem
 from ..regularizers.kinks import Augmented, Kinks, TooMany
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
-from .base import Solved, either, merged, solve
+from .base import Solved, either, merged, moved, solve
 from .compiled import Memory, compiled
 from .newton import Newton
 
@@ -32,11 +32,12 @@ FACTOR, HARDEST = 3, 1e3
 """The curvature of the augmented terms over that of Ω grows by the first up to the second."""
 SOFT = 1e2
 """The same for the certificate, whose rounding error is proportional to it."""
+STIFF = 1e6
+"""The same for the derivatives, which are exact in the limit."""
 ROUNDS = 8
 """Steps with a certificate."""
 NEAR, LAST = 1e-11, 1e-9
-"""A step of the first length is the last, unless it is rounding; one longer than the second is
-not."""
+"""A step of the first length is the last, and one of the second where it is rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,26 +83,35 @@ def multiplied(problem: Problem, tol: float) -> Tied | None:
         y, done = new, done | (there & (same.all(0) | (hard & settled)))
         if bool(done.all()):
             break
-    moved, done = torch.full_like(hardness, torch.inf), torch.zeros_like(done)
-    found = None
+    found, done = None, torch.zeros_like(done)
+    stiff, soft = (torch.full_like(hardness, c) for c in (STIFF, SOFT))
     for _ in range(ROUNDS):
-        own = augmented(torch.full_like(hardness, SOFT))
-        now = _certified(Problem(own, z, mask, y), memory, tol)
+        own = augmented(stiff)
+        end, length = _stepped(Problem(own, z, mask), y)
+        new = torch.where(done.unsqueeze(-1), y, _rounded(problem, end, 2 * length)[0])
+        centres = _moved(done, own, new)
+        now = _certified(Problem(augmented(soft), z, mask, new), memory, tol)
         found = now if found is None else _kept(done, found, now)
-        moved = torch.where(done, moved, (found.y - y).norm(dim=-1))
-        y, done = found.y, done | (moved <= NEAR)
+        y, own = found.y, augmented(stiff)
+        length = _stepped(Problem(own, z, mask), y)[1]
+        done = done | (length <= NEAR)
         if bool(done.all()):
             break
-        centres = _moved(done, own, y)
     assert found is not None
-    # a step is far shorter than the one before, up to rounding: so are those that would follow
-    bound = found.certificate.error_bound + 2 * moved
-    bound = torch.where((moved <= LAST) & ~_falls(own, y), bound, torch.inf)
+    bound = found.certificate.error_bound + 2 * length
+    bound = torch.where(_falls(own, y), torch.inf, bound)
     y, further = _rounded(problem, y, bound)
     certificate = replace(found.certificate, error_bound=(bound + further).clamp_max(2**0.5))
-    own = augmented(torch.full_like(hardness, HARDEST))
     path = f"multipliers, then {found.path}"
     return Tied(problem.at(y), found.iterations, certificate, path, own, tied_rows(own, y))
+
+
+def _stepped(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The Newton step on the support and the kinks of y, which the steps of the method approach:
+    its end, and its length, an estimate of the distance to the maximiser."""
+    at = problem.at(y)
+    step = torch.nan_to_num(at.newton_step(at.support), nan=torch.inf)
+    return moved(problem, y, torch.nan_to_num(step, posinf=0), at.support), step.norm(dim=-1)
 
 
 def _wide(rows: Tensor, like: Tensor) -> Tensor:
@@ -187,7 +197,7 @@ def _scales(problem: Problem) -> tuple[list[Tensor], list[Tensor]] | None:
     if not first.maxima:
         return None
     far, batch = (b - a).norm(dim=-1), a.shape[:-1]
-    bent, rho = (other - slope).norm(dim=-1) / far, []
+    bent, rho, alive = (other - slope).norm(dim=-1) / far, [], False
     for u, v, w, x in zip(first.u, second.u, weights, more, strict=True):
         if u.shape[: len(batch)] != batch:
             rho.append(torch.ones_like(u).detach())
@@ -195,9 +205,11 @@ def _scales(problem: Problem) -> tuple[list[Tensor], list[Tensor]] | None:
         steep, w = ((v - u).detach().abs(), torch.maximum(w.abs(), x.abs()))
         steep, w = (t.reshape(*batch, -1).amax(-1) for t in (steep, w.expand_as(u)))
         own = w * (steep / far).square()
-        each = torch.where(own > 1e-12 * bent, bent / own, 1)
+        known = own > 1e-9 * bent  # not so where a maximum only scales what is computed
+        alive = alive or bool(known.any())
+        each = torch.where(known & (bent > 0), bent / own, 1)
         rho.append(each.view(*batch, *(1,) * (u.ndim - len(batch))))
-    return first.multipliers, rho
+    return (first.multipliers, rho) if alive else None
 
 
 def _look(
