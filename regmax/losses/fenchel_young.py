@@ -22,11 +22,12 @@ from torch import Tensor
 from ..kernels import Kernel, transforms
 from ..mapping import compiled, engine
 from ..mapping.compiled import kernel_of
-from ..mapping.forward import Settings, solves
+from ..mapping.forward import Forward, Settings, solves
 from ..mapping.hidden import refuse_hidden
 from ..mapping.rows import HALF, Rows, aligned, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
+from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from . import own
@@ -104,17 +105,19 @@ def reference(
     x = _wide(x)
     target = target.spread_out(x, mask)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
-    y, _ = engine.argmax(rows, settings)
-    return _of_maximum(x, rows, y, target, skip)
+    y, result = engine.argmax(rows, settings)
+    return _of_maximum(x, rows, y, target, skip, result)
 
 
-def _of_maximum(x: Tensor, rows: Rows, y: Tensor, target: Target, skip: Tensor | None) -> Tensor:
+def _of_maximum(
+    x: Tensor, rows: Rows, y: Tensor, target: Target, skip: Tensor | None, result: Forward
+) -> Tensor:
     """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable."""
     target = Target(*(_in_dtype(t, rows.x.dtype) for t in target))
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
     rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
-    value = engine.smooth_max(rows, y).to(F64) + constant - linear
+    value = engine.smooth_max(rows, y, result).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(target.inside(rows.mask), value, torch.inf)
     spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
@@ -156,6 +159,8 @@ class _Solved(NamedTuple):
     on: Tensor | None
     plain: Tensor | None
     """The rows that have a gradient, None for all."""
+    tied: Augmented | None = None
+    """The augmented Lagrangian of Ω where y is on its kinks."""
 
 
 class _Task(NamedTuple):
@@ -279,12 +284,13 @@ class _Task(NamedTuple):
     def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved]:
         """The same in the dtype of the solver."""
         rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
-        y, _ = engine.argmax(rows, self.settings)
-        value = _of_maximum(x, rows, y, self.target, self.skip)
+        y, result = engine.argmax(rows, self.settings)
+        value = _of_maximum(x, rows, y, self.target, self.skip, result)
         inside = None if rows.mask is None else self.target.inside(rows.mask)
         none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
         dx = self.target.taken_from(y.to(x.dtype, copy=True))
-        return value, self._solved(dx, y, rows.mask, inside, *none)
+        solved = self._solved(dx, y, rows.mask, inside, *none)
+        return value, solved._replace(tied=result.tied and result.tied[0])
 
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
@@ -294,7 +300,8 @@ class _Task(NamedTuple):
         seen, plain = solved.seen, solved.plain
         if plain is not None:
             seen = torch.where(plain.unsqueeze(-1), seen, 1 / seen.shape[-1])
-        change = self.target.value(omega, seen, solved.on) - omega_at(omega, seen, solved.on)
+        own = omega if solved.tied is None else solved.tied.lagrangian(omega)
+        change = self.target.value(omega, seen, solved.on) - omega_at(own, seen, solved.on)
         change = _number(gamma) * change
         return (change if plain is None else torch.where(plain, change, 0)).to(F64)
 

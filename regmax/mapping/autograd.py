@@ -20,9 +20,11 @@ from ..optimality.jacobian import (
     hyperparameter_product,
     jacobian_product,
     movable,
+    tied_products,
 )
 from ..regularizers.curvature import Inverse
-from ..regularizers.penalty import Penalty, penalty_of, smooth_part, structured, value_of
+from ..regularizers.kinks import Augmented
+from ..regularizers.penalty import Penalty, penalty_of, smooth_part, structured, value_of, who
 from ..regularizers.regularizer import Regularizer, frozen
 
 
@@ -54,6 +56,19 @@ def attach(
         inverse and inverse(movable(y)),
         tuple(tensors),
         *tensors.values(),
+    )
+    return out
+
+
+def attach_tied(y: Tensor, z: Tensor, augmented: Augmented) -> Tensor:
+    """As :func:`attach`, for y on kinks of Ω, once differentiable."""
+    if not torch.is_grad_enabled():
+        return y
+    tensors = augmented.tensors(fixed=True)
+    if not (z.requires_grad or augmented.tensors()):
+        return y
+    out: Tensor = _Tied.apply(  # type: ignore[no-untyped-call]
+        y, z, frozen(augmented), tuple(tensors), *tensors.values()
     )
     return out
 
@@ -118,6 +133,44 @@ class _Argmax(torch.autograd.Function):
             wanted = ctx.needs_input_grad[7:]
             theta = hyperparameter_product(smooth, ctx.names, tensors, wanted, y, w)
         return None, w, None, None, None, None, None, *theta
+
+
+class _Tied(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        z: Tensor,
+        augmented: Augmented,
+        names: tuple[str, ...],
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.augmented, ctx.names = augmented, names
+        out = y.clone()
+        ctx.save_for_backward(out, *tensors)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> Any:
+        if torch.is_grad_enabled() or transforms.under_transform((v,)) or transforms.batched(v):
+            raise NotImplementedError(
+                f"{who(ctx.augmented.omega)}: y lies on a kink of Ω, where regmax computes first "
+                "derivatives alone, by loss.backward() or torch.autograd.grad"
+            )
+        y, *tensors = ctx.saved_tensors
+        own = ctx.augmented.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+        w, along = tied_products(own, y, v)
+        wanted = ctx.needs_input_grad[4:]
+        theta: list[Tensor | None] = [None for _ in tensors]
+        if any(wanted):
+            moved, held = (
+                hyperparameter_product(omega, ctx.names, tensors, wanted, y, way)
+                for omega, way in ((own, along), (own.lagrangian(), along - w))
+            )
+            theta = [
+                a if a is None or b is None else a - b for a, b in zip(moved, held, strict=True)
+            ]
+        return None, w, None, None, *theta
 
 
 def objective(

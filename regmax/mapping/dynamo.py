@@ -35,7 +35,7 @@ def _smooth_max(
 ) -> Tensor:
     """max_Ω(x)."""
     rows = prepare(serialize.made(text, list(arguments)), x, gamma, dim, mask)
-    return engine.smooth_max(rows, engine.argmax(rows, Settings())[0]).to(x.dtype)
+    return engine.smooth_max(rows, *engine.argmax(rows, Settings())).to(x.dtype)
 
 
 mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)

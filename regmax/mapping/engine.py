@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
+from ..optimality.jacobian import tied_products
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
@@ -20,8 +21,9 @@ from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
+from ..solvers.multipliers import Tied, multiplied
 from . import compiled, composition, generated, jagged, operator, own, sharded
-from .autograd import attach, envelope, newton_steps, objective
+from .autograd import attach, attach_tied, envelope, newton_steps, objective
 from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
 from .function import Eager
 from .hidden import refuse_hidden
@@ -94,14 +96,26 @@ def _certified(
         wide = prepare(omega, x, gamma, dim, mask, wide=True)
         problem = Problem(wide.omega, wide.z, wide.mask)
         found = wide.read(y.detach())
-        certificate = certify(problem.at(found), tested=True)
+        certificate, tied = _certificate(problem, found, settings.tolerance(y.dtype))
         path = f"the mapping of {who(wide.omega)}"
         _check_exact(wide, found, Forward(found, path, ""))
         _check_zeros(certificate, found, path)
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
-        _check_product(wide, problem, found, certificate, x, y, path, settings)
+        _check_product(wide, problem, found, certificate, x, y, path, settings, tied)
     return y
+
+
+def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, Tied | None]:
+    """The certificate of y, on kinks of Ω by an answer there."""
+    found = certify(problem.at(y), tested=True)
+    tied = None if bool((found.error_bound <= tol).all()) else multiplied(problem, tol)
+    if tied is None:
+        return found, None
+    bound = tied.certificate.error_bound + (tied.y - y).norm(dim=-1)
+    if not bool((bound <= torch.maximum(found.error_bound, bound.new_tensor(tol))).all()):
+        return found, None
+    return replace(tied.certificate, error_bound=bound), tied
 
 
 def _check_product(
@@ -113,6 +127,7 @@ def _check_product(
     y: Tensor,
     path: str,
     settings: Settings,
+    tied: Tied | None,
 ) -> None:
     """Compare J v by backward with J v from Ω's value, where the certificate decides the
     support."""
@@ -122,6 +137,9 @@ def _check_product(
     support = certificate.support
     with torch.no_grad():
         expected = problem.at(found).vector_product(support, v) / wide.gamma
+        if tied is not None:
+            along = tied_products(tied.augmented, found, v)[0] / wide.gamma
+            expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
         decided = (support == (found > 0)).all(-1)
@@ -192,8 +210,12 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                 check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
                 return composed, Forward(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
-            result = compute(rows, settings)
-        y = attach(result.y, rows.z_from(result.y), omega, rows.mask, result.inverse)
+            result = compute(rows, settings, kinks=True)
+        z = rows.z_from(result.y)
+        y = attach(result.y, z, omega, rows.mask, result.inverse)
+        if result.tied is not None:
+            augmented, where = result.tied
+            y = torch.where(where.unsqueeze(-1), attach_tied(result.y, z, augmented), y)
         return _without_kinks(y, result), result
 
 
@@ -224,7 +246,7 @@ def _without_kinks(y: Tensor, result: Forward) -> Tensor:
     return y
 
 
-def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tensor:
+def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | None = None) -> Tensor:
     """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
 
     ``gap``: a bound on how far ⟨y, x⟩ − γΩ(y) is below the maximum; ``conjugate`` is checked
@@ -247,7 +269,9 @@ def smooth_max(rows: Rows, y: Tensor, gap: float | Tensor | None = None) -> Tens
         if transforms.under_transform((rows.x, y)) or transforms.dual_level():
             value = value + (best - value).detach()
         else:
-            value = envelope(best, rows.x, rows.gamma, omega, y, rows.mask)
+            # on a kink the derivatives of Ω are those of its Lagrangian
+            own = omega if result.tied is None else result.tied[0].lagrangian()
+            value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
     return rows.restore_rows(value + rows.shift.squeeze(-1))
 
 
@@ -344,7 +368,7 @@ def solution(
     slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
     return Solution(
         y=answer,
-        value=smooth_max(rows, y, slack).to(answer.dtype),
+        value=smooth_max(rows, y, result, slack).to(answer.dtype),
         gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
         error_bound=bound,
         iterations=iterations,

@@ -23,11 +23,13 @@ from ..regularizers.autodiff import ByRow
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.expressions import unscaled, unweighted
+from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from ..solvers.compiled import Memory, compiled
+from ..solvers.multipliers import Tied, multiplied
 from .compiled import kernel_of, plain, proves, values
 from .rows import Rows
 from .state import state
@@ -69,7 +71,8 @@ class Settings:
 @dataclass(frozen=True, eq=False)
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
-    closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows."""
+    closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows;
+    ``tied``: the augmented Lagrangian of Ω, and the rows in which y is on its kinks."""
 
     y: Tensor
     path: str
@@ -77,6 +80,7 @@ class Forward:
     solved: Solved | None = None
     iterations: Tensor | None = None
     quick: Solved | None = None
+    tied: tuple[Augmented, Tensor] | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
@@ -103,14 +107,14 @@ def solves(omega: Regularizer, settings: Settings) -> bool:
     return omega.exact and (settings.solver != "auto" or not has_formula(omega))
 
 
-def compute(rows: Rows, settings: Settings) -> Forward:
-    """Compute Π_Ω(x) without gradients."""
+def compute(rows: Rows, settings: Settings, kinks: bool = False) -> Forward:
+    """Compute Π_Ω(x) without gradients; ``kinks``: the answer may be one on kinks of Ω."""
     with torch.no_grad():
         if settings.solver == "auto":
             result = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
             if result is not None:
                 return result
-        return by_solver(rows.omega, rows.z, rows.mask, settings)
+        return by_solver(rows.omega, rows.z, rows.mask, settings, kinks)
 
 
 def _by_formula(
@@ -223,23 +227,28 @@ def closed_form(
     return y
 
 
-def by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
+def by_solver(
+    omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings, kinks: bool = False
+) -> Forward:
     """Π_Ω by the solvers, with all that is checked of Ω."""
     if z.numel() == 0:
         return Forward(z.clone(), "empty batch", "nothing to solve")
-    solve = functools.partial(_by_solver, omega, z, mask, settings)
+    solve = functools.partial(_by_solver, omega, z, mask, settings, kinks)
     with transforms.unhooked():
         if transforms.waits(z) and settings.trace is None:
             return decisions.predicted(solve, _decisions(omega, z))
         return solve()
 
 
-def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings) -> Forward:
+def _by_solver(
+    omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Settings, kinks: bool
+) -> Forward:
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
     tol, quick = settings.tolerance(z.dtype), None
     on_cpu = not transforms.waits(z)
-    if settings.solver == "auto" and settings.max_iter >= BUDGET and on_cpu and _plain(omega):
+    free = settings.solver == "auto" and settings.max_iter >= BUDGET
+    if free and settings.start is None and on_cpu and _plain(omega):
         quick = compiled(problem, _memory(problem.base.omega))
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
@@ -248,6 +257,12 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
         return Forward(quick.y, quick.path, why, quick, quick.iterations, quick)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
+    tied = multiplied(problem, tol) if kinks and free else None
+    if tied is not None:
+        best = tied if quick is None else _better(quick, tied, tol)
+        if decisions.all_of(best.certificate.error_bound <= tol):
+            _check(problem, best, settings)
+            return _on_kinks(best, quick, tied)
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -263,15 +278,25 @@ def _by_solver(omega: Regularizer, z: Tensor, mask: Tensor | None, settings: Set
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
     _check(problem, found, settings)
-    if quick is not None:
-        found = _better(quick, found, tol)
+    for other in (tied, quick):
+        found = found if other is None else _better(other, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
+    if tied is not None:
+        return _on_kinks(found, quick, tied)
     return Forward(found.y, found.path, why, found, found.iterations, quick)
 
 
 BUDGET = 200
 """The compiled solver has a budget of its own, which is less than this."""
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
+
+
+def _on_kinks(found: Solved, quick: Solved | None, tied: Tied) -> Forward:
+    """What was found, with the rows of it that are on kinks of Ω."""
+    why = "its value has kinks: the method of multipliers"
+    rows = tied.bound & (found.y == tied.y).all(-1)
+    on = (tied.augmented, rows) if bool(rows.any()) else None
+    return Forward(found.y, found.path, why, found, found.iterations, quick, on)
 
 
 def _check(problem: Problem, found: Solved, settings: Settings) -> None:

@@ -73,6 +73,8 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
             traced, kernel.theta = found.fixed(tensors).omega, tuple(map(hyper, inputs))
         try:
             y = with_gradients(kernel, traced, rows.x, rows.mask, numbers)
+        except _Kinked:
+            return None
         except _Changed:
             again = entry.reads and found.trial + 1 < _TRIALS
             PLANS[key] = found.trial + 1 if again else _OTHER[entry.reads]
@@ -220,6 +222,10 @@ class _Changed(Exception):
     """The value of Ω is not what was traced."""
 
 
+class _Kinked(Exception):
+    """Rows that are not certified may be on kinks."""
+
+
 class _Planned(Kernel):
     """The kernel of a plan; :class:`_Changed` where it cannot certify a row."""
 
@@ -278,6 +284,8 @@ class _Checked(_Planned):
         path, why = "kernel from the value", f"its source is {self.made.kernel.path}"
         iterations = None
         if bool(missed.any()):
+            if self.made.traced.entry.kinked:
+                raise _Kinked
             found = by_solver(rows.omega, rows.z, rows.mask, settings)
             assert found.solved is not None
             flat = found.y.reshape(y.shape)

@@ -211,7 +211,7 @@ class RegularizedMax(nn.Module):
             f"rows: {rows.x[..., 0].numel()} of {d} scores along dim {self._along(x)}",
             f"dtype: {x.dtype}, computed in {rows.x.dtype}",
             f"forward: {result.path}: {result.why}",
-            f"backward: {self._backward(omega, rows, y)}",
+            f"backward: {self._backward(omega, rows, y, result.tied is not None)}",
         ]
         known = _known_as(omega)
         if known is not None:
@@ -226,7 +226,7 @@ class RegularizedMax(nn.Module):
         return Lines("\n".join(lines))
 
     @staticmethod
-    def _backward(omega: Regularizer, rows: Rows, y: Tensor) -> str:
+    def _backward(omega: Regularizer, rows: Rows, y: Tensor, tied: bool) -> str:
         if not omega.exact:
             return "autograd through the closed form"
         smooth = smooth_part(omega)
@@ -235,6 +235,7 @@ class RegularizedMax(nn.Module):
         curvature: Curvature = Problem(omega, rows.z, rows.mask).curvature(y)
         source = "declared by" if smooth.declares("curvature") else "found by autograd from"
         groups = "group averages, then " if structured(omega) else ""
+        groups = "along the kinks, " if tied else groups
         return (
             f"Proposition 1 on the support: {groups}{type(curvature).__name__} curvature, "
             f"{source} {who(smooth)}"
@@ -281,7 +282,8 @@ def _maximum(
     settings: Settings, omega: Regularizer, x: Tensor, gamma: Any, dim: int, mask: Any
 ) -> Tensor:
     rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings))
-    return engine.smooth_max(rows, engine.argmax(rows, settings)[0]).to(x.dtype)
+    y, result = engine.argmax(rows, settings)
+    return engine.smooth_max(rows, y, result).to(x.dtype)
 
 
 def _known_as(omega: Regularizer) -> str | None:

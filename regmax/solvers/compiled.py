@@ -25,6 +25,8 @@ LIMIT = 16
 """Rows up to this length: ∇²Ω is that of d copies of a row."""
 KEPT = 1 << 14
 """Scores up to this number begin at the barycentre with what was computed there before."""
+NEARLY = 12
+"""Steps to a point near the answer."""
 TOGETHER = 16
 """Rows up to this number are evaluated at all points of a certificate at once."""
 
@@ -58,9 +60,10 @@ Memory = dict[torch.Size, Known]
 """What is known of an Ω, by the shape of the scores."""
 
 
-def compiled(problem: Problem, memory: Memory) -> Solved | None:
+def compiled(problem: Problem, memory: Memory, certified: bool = True) -> Solved | None:
     """The rows that Newton steps in compiled code solve, with a bound of +inf where they do not;
-    None where they cannot.
+    None where they cannot. Unless ``certified`` they are points after up to ``NEARLY`` steps, with
+    a bound of 0 where the steps are over.
 
     The certificate is that of :func:`~regmax.optimality.certificates.certify`, and the tests are
     those of a solve: Ω is strictly convex at the barycentre and at y, no point on the ways of
@@ -69,7 +72,7 @@ def compiled(problem: Problem, memory: Memory) -> Solved | None:
     """
     z, base = problem.z, problem.base
     plain = z.device.type == "cpu" and z.dtype == torch.float64 and 1 < z.shape[-1] <= LIMIT
-    if not (plain and asked()) or problem.start is not None or problem.trace is not None:
+    if not (plain and asked()) or problem.trace is not None:
         return None
     if problem.proximal or problem.overridden or problem.beta is not None:
         return None
@@ -81,7 +84,8 @@ def compiled(problem: Problem, memory: Memory) -> Solved | None:
     try:
         known, looked = memory.get(z.shape), False
         tensors = base.omega.tensors(fixed=True).values()
-        if known is None or not all(map(torch.equal, tensors, known.tensors)):
+        changed = known is None or not all(map(torch.equal, tensors, known.tensors))
+        if known is None or (certified and changed):
             if len(memory) >= 8:
                 memory.clear()
             fresh = None if known is None else _moved(base, known)
@@ -89,8 +93,8 @@ def compiled(problem: Problem, memory: Memory) -> Solved | None:
             looked = fresh is None
         if problem.structured and known.stiff:
             return None
-        found = _solved(problem, known, *rows)
-        if not looked and bool(torch.isinf(found.certificate.error_bound).any()):
+        found = _solved(problem, known, *rows, certified)
+        if certified and not looked and bool(torch.isinf(found.certificate.error_bound).any()):
             memory[z.shape] = fresh = _looked(base)  # Ω may have changed in what nobody names
             if not known.same(fresh):
                 found = _solved(problem, fresh, *rows)
@@ -160,7 +164,7 @@ def _copied(problem: Problem) -> list[Tensor]:
     return [t.detach().clone() for t in problem.omega.tensors(fixed=True).values()]
 
 
-def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
+def _solved(problem: Problem, known: Known, rows: Any, code: Any, certified: bool = True) -> Solved:
     if problem.structured:
         return _in_groups(problem, known, rows, code)
     d, shape, ways = problem.z.shape[-1], problem.z.shape, known.ways
@@ -177,7 +181,7 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         if final:
             found = _around(problem, ways, points, code)
             there = found
-        elif k == 0 and mask is None and known.start is not None:
+        elif k == 0 and mask is None and problem.start is None and known.start is not None:
             found = known.start
         else:
             found = _evaluated(problem, state[:, code.TRIAL].view(1, *shape), ways)
@@ -185,8 +189,21 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
             *(0, z, mask, *found, state.view(count, -1), numbers, points.view(count, -1)),
             *(units, known.steep, final),
         )
+        if k == 0 and problem.start is not None:  # the certificate looks at the barycentre
+            middle = simplex.uniform(problem.z, problem.mask)
+            start = known.start if mask is None else None
+            value, gradient, _ = start or _evaluated(problem, middle.unsqueeze(0), ways)
+            numbers[:, code.VALUE_START] = value[:, 0]
+            state[:, code.START] = gradient.view(count, d)
         status = numbers[:, code.STATUS].tolist()
         final = code.GOING not in status
+        if not certified and (final or k == NEARLY):
+            ready = numbers[:, code.STATUS] == code.READY
+            at = torch.where(ready.unsqueeze(-1), code.TRIAL, code.Y).unsqueeze(-1)
+            state[:, code.TRIAL] = state.take_along_dim(at.expand(count, 1, d), 1).squeeze(1)
+            numbers[:, code.BOUND] = torch.where(ready, 0, torch.inf)
+            numbers[:, code.STATUS] = code.DONE
+            break
         if final and code.READY not in status:
             break
     return _certified(problem, state, numbers, there, units, code)

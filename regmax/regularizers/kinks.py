@@ -1,0 +1,272 @@
+"""Ω whose value has kinks: Ω(y) = G(y, a), a_k = max_{m ∈ M_k} ⟨m, u_k(y)⟩, with G and u smooth.
+
+|u|, max(u, 0) and the sum of the k largest entries of u are such maxima, over [−1, 1], [0, 1] and
+{m : 0 ≤ m ≤ 1, Σm = k}. If G does not fall with a, Ω(y) = max_m L(y, m) with the Lagrangian
+L(y, m) = G(y, ⟨m, u(y)⟩), and ∇_y L(y, m) is a subgradient of Ω where each m attains its maximum.
+The augmented Lagrangian (Rockafellar 1976, section 4) replaces a_k by the differentiable
+
+    max_{m ∈ M_k} ⟨m, u_k(y)⟩ − ‖m − m̄_k‖² / (2ρ_k),      attained at P_M(m̄_k + ρ_k u_k(y)).
+
+R. T. Rockafellar, Augmented Lagrangians and applications of the proximal point algorithm in convex
+programming, Mathematics of Operations Research 1(2), 1976.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .regularizer import Regularizer
+
+MOST = 512
+"""Multipliers of the largest entries in order, up to this number."""
+
+
+class TooMany(Exception):
+    """More multipliers than ``MOST``."""
+
+
+class Kinks(TorchFunctionMode):
+    """Replaces the maxima in what it evaluates.
+
+    ``centres``: m̄, one tensor for each maximum in the order of evaluation, or None for the middle
+    of M; ``rho``: ρ of each, None for m = m̄. Afterwards: ``u``, ``multipliers`` m, and ``maxima``,
+    what replaced a.
+    """
+
+    def __init__(self, centres: list[Tensor] | None, rho: list[Tensor] | None) -> None:
+        super().__init__()
+        self._centres, self._rho = centres, rho
+        self.u: list[Tensor] = []
+        self.multipliers: list[Tensor] = []
+        self.maxima: list[Tensor] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        replaced = _REPLACED.get(getattr(function, "__name__", ""))
+        found = None if replaced is None else replaced(self, function, *args, **kwargs)
+        return function(*args, **kwargs) if found is None else found
+
+    def maximum(
+        self, u: Tensor, middle: float | Tensor, project: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """⟨m, u⟩ − (m − m̄)²/(2ρ), entry by entry; ``project``: P_M; ``middle``: an entry of M."""
+        k = len(self.u)
+        centre = middle + torch.zeros_like(u) if self._centres is None else self._centres[k]
+        m, found = centre, centre * u
+        if self._rho is not None:
+            m = project(centre + self._rho[k] * u)
+            found = m * u - (m - centre).square() / (2 * self._rho[k])
+        self.u.append(u)
+        self.multipliers.append(m.detach())
+        self.maxima.append(found)
+        return found
+
+    def size(self, u: Tensor) -> Tensor:
+        """|u|."""
+        return self.maximum(u, 0.0, lambda v: v.clamp(-1, 1))
+
+    def positive(self, u: Tensor) -> Tensor:
+        """max(u, 0)."""
+        return self.maximum(u, 0.5, lambda v: v.clamp(0, 1))
+
+    def largest(self, u: Tensor, counts: range) -> Tensor:
+        """The sums of the k largest entries for each k of ``counts``, (…, len(counts))."""
+        k = torch.tensor(counts, dtype=u.dtype, device=u.device).unsqueeze(-1)
+        each = u.unsqueeze(-2).expand(*u.shape[:-1], len(counts), u.shape[-1])
+        return self.maximum(each, k / u.shape[-1], lambda v: _capped(v, k)).sum(-1)
+
+    def ordered(self, u: Tensor, k: int) -> Tensor:
+        """The k largest entries in order, (…, k): the differences of the sums of the largest."""
+        if k * u.shape[-1] > MOST:
+            raise TooMany
+        sums, total = self.largest(u, range(1, min(k + 1, u.shape[-1]))), u.sum(-1, keepdim=True)
+        sums = torch.cat([sums, total], -1) if k == u.shape[-1] else sums
+        return torch.cat([sums[..., :1], sums.diff(dim=-1)], -1)
+
+
+def _capped(v: Tensor, k: Tensor) -> Tensor:
+    """The projection onto {m : 0 ≤ m ≤ 1, Σm = k}: clip(v − τ, 0, 1). Σ clip(v − τ, 0, 1) falls
+    with τ and is linear between the points v_i and v_i − 1."""
+    known = v.detach()
+    points, order = torch.cat([known, known - 1], -1).sort(-1, descending=True)
+    begins = torch.where(order < v.shape[-1], 1.0, -1.0).to(v.dtype)
+    sums = (begins * points).cumsum(-1) - points * begins.cumsum(-1)
+    low = torch.where(sums >= k, points, -torch.inf).amax(-1, keepdim=True)
+    high = torch.where(sums <= k, points, torch.inf).amin(-1, keepdim=True)
+    above = known - (low + high) / 2
+    ones, free = above >= 1, (above > 0) & (above < 1)
+    count = free.sum(-1, keepdim=True).clamp_min(1)
+    tau = (torch.where(free, v, 0).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - k) / count
+    return torch.where(free, v - tau, ones.to(v.dtype))
+
+
+def _abs(kinks: Kinks, function: Any, u: Tensor) -> Tensor:
+    return kinks.size(u)
+
+
+def _relu(kinks: Kinks, function: Any, u: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace else kinks.positive(u)
+
+
+def _maximum(kinks: Kinks, function: Any, u: Tensor, v: Tensor) -> Tensor:
+    return v + kinks.positive(u - v)
+
+
+def _minimum(kinks: Kinks, function: Any, u: Tensor, v: Tensor) -> Tensor:
+    return u - kinks.positive(u - v)
+
+
+def _clamp(kinks: Kinks, function: Any, u: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    if min is not None:
+        u = min + kinks.positive(u - min)
+    return u if max is None else u - kinks.positive(u - max)
+
+
+def _clamp_max(kinks: Kinks, function: Any, u: Tensor, max: Any) -> Tensor:
+    return _clamp(kinks, function, u, None, max)
+
+
+def _amax(
+    kinks: Kinks, function: Any, u: Tensor, dim: Any = (), keepdim: bool = False
+) -> Tensor | None:
+    dims = [dim] if isinstance(dim, int) else [*dim]
+    if len(dims) != 1:
+        return None
+    if u.shape[dims[0]] == 1:
+        return None
+    found = kinks.largest(u.movedim(dims[0], -1), range(1, 2)).movedim(-1, dims[0])
+    return found if keepdim else found.squeeze(dims[0])
+
+
+def _amin(
+    kinks: Kinks, function: Any, u: Tensor, dim: Any = (), keepdim: bool = False
+) -> Tensor | None:
+    found = _amax(kinks, function, -u, dim, keepdim)
+    return None if found is None else -found
+
+
+def _max(kinks: Kinks, function: Any, u: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _of_two_or_along(kinks, function, _maximum, _amax, u, *args, **kwargs)
+
+
+def _min(kinks: Kinks, function: Any, u: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _of_two_or_along(kinks, function, _minimum, _amin, u, *args, **kwargs)
+
+
+def _of_two_or_along(
+    kinks: Kinks, function: Any, of_two: Any, along: Any, u: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """``torch.max`` and ``torch.min``: of two tensors, or along a dimension, with the indices."""
+    if "other" in kwargs or (args and isinstance(args[0], Tensor)):
+        return of_two(kinks, function, u, *args, **kwargs)
+    if not args and "dim" not in kwargs:
+        return None
+    indices = function(u, *args, **kwargs).indices
+    return _named(function, along(kinks, function, u, *args, **kwargs), indices)
+
+
+def _sort(
+    kinks: Kinks,
+    function: Any,
+    u: Tensor,
+    dim: int = -1,
+    descending: bool = False,
+    stable: bool = False,
+) -> Any:
+    indices = function(u, dim=dim, descending=descending).indices
+    found = kinks.ordered(u.movedim(dim, -1), u.shape[dim])
+    found = (found if descending else found.flip(-1)).movedim(-1, dim)
+    return torch.return_types.sort((found, indices))
+
+
+def _topk(
+    kinks: Kinks,
+    function: Any,
+    u: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+) -> Any:
+    indices = function(u, k, dim, largest).indices
+    sign = 1 if largest else -1
+    found = sign * kinks.ordered(sign * u.movedim(dim, -1), k).movedim(-1, dim)
+    return torch.return_types.topk((found, indices))
+
+
+def _named(function: Any, values: Tensor, indices: Tensor) -> Any:
+    return getattr(torch.return_types, function.__name__)((values, indices))
+
+
+def _norm(
+    kinks: Kinks, function: Any, u: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:  # fmt: skip
+    dims = [dim] if isinstance(dim, int) else [*(dim or ())]
+    p = float(kwargs.pop("ord", p))
+    if len(dims) != 1 or kwargs or p not in (1.0, torch.inf):
+        return None
+    if p == 1:
+        return kinks.size(u).sum(dims[0], keepdim=keepdim)
+    return _amax(kinks, function, kinks.size(u), dims[0], keepdim)
+
+
+_REPLACED: dict[str, Any] = {
+    "abs": _abs,
+    "__abs__": _abs,
+    "absolute": _abs,
+    "relu": _relu,
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": _clamp,
+    "clamp_max": _clamp_max,
+    "amax": _amax,
+    "amin": _amin,
+    "max": _max,
+    "min": _min,
+    "sort": _sort,
+    "topk": _topk,
+    "norm": _norm,
+    "linalg_vector_norm": _norm,
+}
+"""The functions of PyTorch that are maxima or minima, by their names."""
+
+
+class Augmented(Regularizer):
+    """The augmented Lagrangian of an Ω with kinks, at centres m̄ with weights ρ; with ρ None the
+    Lagrangian L(·, m̄)."""
+
+    def __init__(self, omega: Regularizer, centres: list[Tensor], rho: list[Tensor] | None) -> None:
+        self.omega, self.count, self.hard = omega, len(centres), rho is not None
+        for name, tensors in (("m", centres), ("rho", rho or ())):
+            for k, t in enumerate(tensors):
+                setattr(self, f"{name}{k}", t)
+
+    @property
+    def centres(self) -> list[Tensor]:
+        return [getattr(self, f"m{k}") for k in range(self.count)]
+
+    @property
+    def rho(self) -> list[Tensor] | None:
+        return [getattr(self, f"rho{k}") for k in range(self.count)] if self.hard else None
+
+    def value(self, y: Tensor) -> Tensor:
+        with Kinks(self.centres, self.rho):
+            total: Tensor = self.omega.value(y)
+        return total
+
+    def lagrangian(self, omega: Regularizer | None = None) -> Augmented:
+        """L(·, m̄) of Ω, or of another one with its kinks."""
+        return Augmented(omega or self.omega, self.centres, None)
+
+    def min_positive(self, tiny: float) -> float | Tensor:
+        return self.omega.min_positive(tiny)

@@ -1,0 +1,270 @@
+"""Answers on kinks of a value: certificates, zeros and groups, and derivatives along the kinks."""
+
+import warnings
+
+import bad_omegas
+import kinked_truth
+import numpy as np
+import pytest
+import torch
+from bad_omegas import NOT_CONVEX, NOT_SMOOTH, everywhere
+from kinked_truth import Kinks as Truth
+from kinked_truth import Smooth
+from torch import Tensor
+
+import regmax
+from regmax import RegularizedMax, Regularizer, functional
+from regmax.regularizers.kinks import Augmented, Kinks
+
+F64 = torch.float64
+
+
+def gini(y: Tensor) -> Tensor:
+    return y.square().sum(-1) / 2
+
+
+def steps(y: Tensor) -> Tensor:
+    return torch.arange(y.shape[-1], dtype=y.dtype)
+
+
+VALUES = {
+    "largest": lambda y: gini(y) + 0.3 * y.amax(-1),
+    "three largest": lambda y: gini(y) + 0.3 * y.topk(3, -1).values.sum(-1),
+    "total variation": lambda y: gini(y) + 0.1 * y.diff(dim=-1).abs().sum(-1),
+    "far from a point": lambda y: gini(y) + 0.3 * (y - 0.2).abs().sum(-1),
+    "above a point": lambda y: gini(y) + 0.3 * torch.relu(y - 0.2).sum(-1),
+    "a mean": lambda y: gini(y) + 0.3 * ((y * steps(y)).sum(-1) - 2).abs(),
+    "of two": lambda y: gini(y) + 0.3 * torch.maximum(y[..., :1], y[..., 1:]).sum(-1),
+    "least": lambda y: gini(y) - 0.3 * y.min(-1).values,
+    "curved": lambda y: gini(y) + 0.3 * (y.square() - 0.04).clamp_min(0).sum(-1),
+    "squared": lambda y: (
+        gini(y) + y.norm(p=1, dim=-1) + torch.linalg.vector_norm(y - 0.1, torch.inf, -1) ** 2
+    ),
+    "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 0.3 * y.max(-1).values,
+}
+
+
+def omega_of(value) -> Regularizer:
+    return type("Kinked", (Regularizer,), {"value": lambda self, y: value(y)})()
+
+
+def scores(rows: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, d, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(autouse=True)
+def strict():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", regmax.ConvergenceWarning)
+        yield
+
+
+@pytest.mark.parametrize("d", [6, 18])
+@pytest.mark.parametrize("name", VALUES)
+def test_certified_with_the_derivatives_of_differences(name, d):
+    layer = RegularizedMax(omega_of(VALUES[name]))
+    x, v, way = scores(3, d) / 2, scores(3, d, 1), scores(3, d, 2)
+    solution = layer.solve(x.requires_grad_())
+    assert solution.converged.all()
+    (got,) = torch.autograd.grad((solution.y * v).sum(), x)
+    up, down = layer.solve(x.detach() + 1e-6 * way), layer.solve(x.detach() - 1e-6 * way)
+    assert torch.equal(up.y == 0, down.y == 0)  # Π is differentiable in between
+    expected = ((up.y - down.y) * v).sum(-1) / 2e-6
+    off = (up.error_bound + down.error_bound) / 2e-6 * v.norm(dim=-1)
+    assert ((got * way).sum(-1) - expected).abs().le(1e-6 + 1e-2 * off).all()
+
+
+def chain(y: Tensor, lam: float) -> Tensor:
+    return lam * y.diff(dim=-1).abs().sum(-1)
+
+
+def pairs(y: Tensor, lam: float) -> Tensor:
+    i, j = torch.triu_indices(y.shape[-1], y.shape[-1], 1)
+    return lam * torch.maximum(y[..., i], y[..., j]).sum(-1)
+
+
+def ordered(y: Tensor, lam: float) -> Tensor:
+    return lam * (y.sort(-1, descending=True).values * steps(y).flip(-1)).sum(-1)
+
+
+@pytest.mark.parametrize("lam", [0.01, 0.2])
+@pytest.mark.parametrize("d", [2, 5, 12])
+@pytest.mark.parametrize(
+    ("penalty", "known"), [(chain, "fusedmax"), (pairs, "oscarmax"), (ordered, "oscarmax")]
+)
+def test_fusedmax_and_oscarmax_by_their_values(penalty, known, d, lam):
+    layer = RegularizedMax(omega_of(lambda y: gini(y) + penalty(y, lam)))
+    x, v = scores(6, d), scores(6, d, 1)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    solution, y = layer.solve(mine), getattr(functional, known)(theirs, lam=lam)
+    assert ((solution.y - y).norm(dim=-1) <= solution.error_bound + 1e-14).all()
+    for same in (lambda t: t == 0, lambda t: t.unsqueeze(-1) == t.unsqueeze(-2)):
+        assert torch.equal(same(solution.y), same(y))
+    (got,), (expected,) = (
+        torch.autograd.grad(t, s, v) for t, s in ((solution.y, mine), (y, theirs))
+    )
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+
+
+class Learnt(Regularizer):
+    """Kinks that move with a parameter."""
+
+    def __init__(self, curved: bool) -> None:
+        self.curved = curved
+        self.centre = torch.nn.Parameter(torch.linspace(0.05, 0.4, 6, dtype=F64))
+        self.weight = torch.nn.Parameter(torch.tensor(0.3, dtype=F64))
+
+    def value(self, y: Tensor) -> Tensor:
+        if self.curved:
+            return gini(y) + self.weight * torch.relu(y.square() - self.centre.square()).sum(-1)
+        return gini(y) + self.weight * ((y - self.centre).abs() * (1 + steps(y))).sum(-1)
+
+
+@pytest.mark.parametrize("of", ["layer", "max", "loss"])
+@pytest.mark.parametrize("curved", [False, True])
+def test_gradients_of_parameters_that_move_the_kinks(curved, of):
+    omega = Learnt(curved)
+    layer, loss = RegularizedMax(omega, 0.7), regmax.FenchelYoungLoss(omega, 0.7)
+    x, v, target = scores(4, 6).requires_grad_(), scores(4, 6, 1), torch.tensor([1, 2, 0, 5])
+    function = {
+        "layer": lambda: (layer(x) * v).sum(),
+        "max": lambda: layer.max(x).sum(),
+        "loss": lambda: loss(x, target),
+    }[of]
+    inputs = [x, omega.centre, omega.weight]
+    for t, g in zip(inputs, torch.autograd.grad(function(), inputs), strict=True):
+        with torch.no_grad():
+            way, ends = torch.ones_like(t) + t.cos(), []
+            for step in (1e-6, -2e-6, 1e-6):
+                t += step * way
+                ends.append(function())
+        assert (g * way).sum().item() == pytest.approx(
+            ((ends[0] - ends[1]) / 2e-6).item(), abs=1e-6
+        )
+
+
+def test_second_derivatives_are_refused_on_kinks_alone():
+    layer = RegularizedMax(omega_of(VALUES["largest"]))
+    far, tied = ([[1.0, 0.6, 0.3]], [[0.5, 0.5, 0.3]])
+    x = torch.tensor(far, dtype=F64, requires_grad=True)
+    (g,) = torch.autograd.grad(layer(x)[..., 0].square().sum(), x, create_graph=True)
+    assert torch.autograd.grad(g[..., 0].sum(), x)[0].isfinite().all()
+    x = torch.tensor(tied, dtype=F64, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="lies on a kink"):
+        torch.autograd.grad(layer(x)[..., 0].sum(), x, create_graph=True)
+
+
+def test_masks_dtypes_starts_and_certified_layers():
+    omega, x = Learnt(curved=False), scores(4, 6)
+    mask = torch.ones_like(x, dtype=torch.bool).index_fill(-1, torch.tensor(0), False)
+    solution = RegularizedMax(omega).solve(x, mask=mask)
+    assert solution.converged.all()
+    assert (solution.y[:, 0] == 0).all()
+    y = RegularizedMax(omega)(x)
+    assert torch.equal(
+        RegularizedMax(omega)(x.float()), RegularizedMax(omega)(x.float().double()).float()
+    )
+    torch.testing.assert_close(RegularizedMax(omega).solve(x, y0=y.detach()).y, y)
+    certified = RegularizedMax(omega, certify=True)(x.requires_grad_())
+    certified[..., 0].sum().backward()
+    assert torch.equal(certified, y)
+
+
+def test_a_concave_kink_is_no_answer():
+    layer = RegularizedMax(omega_of(lambda y: gini(y) - 0.3 * y.amax(-1)), on_failure="ignore")
+    x = torch.tensor([[0.1, 0.1, 0.0]], dtype=F64)
+    with pytest.raises(regmax.RegularizerError, match="not convex"):
+        layer.solve(x)
+
+
+FUNCTIONS = {
+    "abs": lambda u: u.abs() + torch.abs(u) + abs(u),
+    "relu": lambda u: u.relu() + torch.nn.functional.relu(u),
+    "maximum": lambda u: torch.maximum(u, u.flip(-1)) + torch.max(u, 0 * u),
+    "minimum": lambda u: -torch.minimum(u, u.flip(-1)) - torch.min(u, 0 * u),
+    "clamp": lambda u: u.clamp(min=0.1) - u.clamp(max=0.3) + u.clamp_min(0.2) - u.clip(max=0.1),
+    "amax": lambda u: u.amax(-1) + u.amax(dim=-1, keepdim=True).sum(-1) - u.amin(-1),
+    "max": lambda u: u.max(-1).values - u.min(dim=-1, keepdim=True)[0].sum(-1),
+    "sort": lambda u: (
+        (u.sort(descending=True).values * steps(u).flip(-1)).sum(-1) + u.sort()[0][..., -1]
+    ),
+    "topk": lambda u: u.topk(2).values.sum(-1) - u.topk(2, largest=False).values.sum(-1),
+    "norm": lambda u: u.norm(p=1, dim=-1) + torch.linalg.vector_norm(u, torch.inf, dim=-1),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_lagrangian_is_the_value_where_its_maxima_are_attained(name):
+    function = FUNCTIONS[name]
+    y = torch.tensor([[0.5, -0.4, 0.35, 0.05], [0.22, 0.7, -0.15, 0.4]], dtype=F64)
+    with Kinks(None, None) as kinks:
+        function(y)
+    assert kinks.u
+    with Kinks(kinks.multipliers, [torch.tensor(1e9, dtype=F64)] * len(kinks.u)) as far:
+        function(y)
+    omega = Augmented(omega_of(function), far.multipliers, None)
+    slopes = [torch.autograd.functional.jacobian(f, y) for f in (omega.value, function)]
+    torch.testing.assert_close(omega.value(y), function(y))
+    torch.testing.assert_close(*slopes)
+
+
+def lines(a, b, lam):
+    return lambda y: lam * (y @ torch.tensor(a).mT - torch.tensor(b)).abs().sum(-1)
+
+
+def sorted_with(w):
+    return lambda y: (y.sort(-1, descending=True).values * torch.tensor(w)).sum(-1)
+
+
+SMOOTH = {
+    "gini": (Smooth(lambda y: y, lambda y: np.eye(len(y)), 1.0), gini),
+    "entropy": (
+        Smooth(lambda y: np.log(y) + 1, lambda y: np.diag(1 / y), 1.0, True),
+        lambda y: torch.xlogy(y, y).sum(-1),
+    ),
+    "tsallis": (
+        Smooth(lambda y: 2 * np.sqrt(y), lambda y: np.diag(1 / np.sqrt(y)), 1.0),
+        lambda y: y.pow(1.5).sum(-1) / 0.75,
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_truth_in_longest_floats(name, seed):
+    rng = np.random.default_rng(seed)
+    smooth, base = SMOOTH[name]
+    d, lam = int(rng.integers(2, 9)), float(rng.choice([0.05, 0.3, 1]))
+    a, at = rng.normal(size=(int(rng.integers(1, d + 1)), d)), rng.dirichlet(np.ones(d))
+    w = np.sort(rng.random(d))[::-1].copy() * lam
+    for kinks, term in (
+        (Truth(np.eye(d), at, np.full(d, lam)), lines(np.eye(d), at, lam)),
+        (Truth(a, a @ at, np.full(len(a), lam)), lines(a, a @ at, lam)),
+        (Truth(ordered=w), sorted_with(w)),
+    ):
+        z, v = rng.normal(size=d) * rng.choice([0.3, 1, 3]), rng.normal(size=d)
+        row = kinked_truth.solve(smooth, kinks, z)
+        x = torch.tensor(z, requires_grad=True)
+        layer = RegularizedMax(omega_of(lambda y, term=term: base(y) + term(y)))
+        solution = layer.solve(x)
+        off = np.linalg.norm(solution.y.detach().numpy() - row.y.astype(float))
+        assert off <= solution.error_bound.item() + row.bound + 1e-15
+        if row.margin > 1e-6:
+            (got,) = torch.autograd.grad(solution.y, x, torch.tensor(v))
+            np.testing.assert_allclose(got.numpy(), row.product(v), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [*NOT_SMOOTH, *NOT_CONVEX])
+def test_never_wrong_in_silence(name):
+    omega = bad_omegas.omega_of({**NOT_SMOOTH, **NOT_CONVEX}[name])
+    x = torch.cat([s * scores(2, 3, 5) for s in (0.05, 0.3, 1)])
+    layer = RegularizedMax(omega, on_failure="ignore")
+    for row in x:
+        try:
+            solution = layer.solve(row)
+        except regmax.RegularizerError:
+            continue
+        if solution.converged:
+            best, where = everywhere(omega, row)
+            mine = (solution.y @ row - omega.value(solution.y.clamp_min(1e-31))).item()
+            assert best <= mine + 1e-9 * (1 + abs(best)), (row, solution.y, where)
