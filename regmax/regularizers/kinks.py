@@ -50,7 +50,10 @@ class Kinks(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         replaced = _REPLACED.get(getattr(function, "__name__", ""))
-        found = None if replaced is None else replaced(self, function, *args, **kwargs)
+        try:
+            found = None if replaced is None else replaced(self, function, *args, **kwargs)
+        except (IndexError, TypeError, ValueError):  # arguments that the function itself may take
+            found = None
         return function(*args, **kwargs) if found is None else found
 
     def maximum(
@@ -210,8 +213,8 @@ def _norm(
     **kwargs: Any,
 ) -> Tensor | None:  # fmt: skip
     dims = [dim] if isinstance(dim, int) else [*(dim or ())]
-    p = float(kwargs.pop("ord", p))
-    if len(dims) != 1 or kwargs or p not in (1.0, torch.inf):
+    p = kwargs.pop("ord", p)
+    if len(dims) != 1 or p not in (1, torch.inf) or any(t is not None for t in kwargs.values()):
         return None
     if p == 1:
         return kinks.size(u).sum(dims[0], keepdim=keepdim)

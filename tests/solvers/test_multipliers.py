@@ -189,7 +189,8 @@ FUNCTIONS = {
         (u.sort(descending=True).values * steps(u).flip(-1)).sum(-1) + u.sort()[0][..., -1]
     ),
     "topk": lambda u: u.topk(2).values.sum(-1) - u.topk(2, largest=False).values.sum(-1),
-    "norm": lambda u: u.norm(p=1, dim=-1) + torch.linalg.vector_norm(u, torch.inf, dim=-1),
+    "norm": lambda u: u.norm(p=1, dim=-1) + torch.norm(u, torch.inf, -1) + u.norm(dim=-1),
+    "vector norm": lambda u: torch.linalg.vector_norm(u, torch.inf, dim=-1),
 }
 
 

@@ -71,7 +71,7 @@ class CompiledRows(Kernel):
     def direct(self, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper) -> DirectRows | None:
         if type(self).forward is not CompiledRows.forward:
             return None
-        return DirectRows(self.rows(theta), dtype, d, gamma, theta)
+        return DirectRows(self.rows(theta), d, gamma, theta)
 
     def compile(self, dtype: torch.dtype) -> None:
         """Compile all functions for a dtype, or load them from disk."""
@@ -82,7 +82,7 @@ class CompiledRows(Kernel):
     def job(self, x: Tensor, *arrays: Tensor | int | None) -> Any:
         """The arrays as a function of a job takes them; a number stands in the job as it is. An
         array more, that is not given, ends the job."""
-        numbers = [0, x.shape[0], 0, x.shape[1], x.numel() * x.element_size() >= _LARGE]
+        numbers = [0, x.shape[0], 0, x.shape[1], is_large(x)]
         for t in (x, *arrays, None):
             if t is None or isinstance(t, int):
                 numbers += (t or 0, 0)
@@ -100,17 +100,16 @@ class CompiledRows(Kernel):
         self,
         which: int,
         job: Any,
-        x: Tensor,
         arrays: dict[int, Tensor],
-        numbers: Iterable[tuple[int, int]],
+        numbers: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Run a function on a copy of a job with x, other arrays, and numbers at places of it."""
-        copy = type(job).from_buffer_copy(job)
-        copy[1], copy[4] = x.shape[0], x.numel() * x.element_size() >= _LARGE
-        arrays[0] = x
+        """Run a function on a copy of a job, with these arrays, of which 0 is x, and with numbers
+        at places of the job."""
+        copy, x = type(job).from_buffer_copy(job), arrays[0]
+        copy[1], copy[4] = x.shape[0], is_large(x)
         for k, t in arrays.items():
             copy[5 + 2 * k] = at = t.data_ptr()
-            copy[6 + 2 * k] = t.stride(0) if t.numel() > 1 else 0
+            copy[6 + 2 * k] = t.stride(0) if t.shape[0] > 1 else 0
             if not at and t.numel():
                 raise without_memory(t)
         for k, number in numbers:
@@ -145,38 +144,18 @@ class CompiledRows(Kernel):
 class DirectRows(Direct):
     """``CompiledRows`` with jobs that lack only the arrays of a call."""
 
-    def __init__(
-        self, kernel: CompiledRows, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper
-    ) -> None:
-        self.kernel, self.dtype, self.numbers = kernel, dtype, (gamma, *theta)
+    def __init__(self, kernel: CompiledRows, d: int, gamma: Tensor, theta: Hyper) -> None:
+        self.kernel, self.numbers = kernel, (gamma, *theta)  # the jobs hold their addresses
         given = [number for t in self.numbers for number in (t.data_ptr(), 0)]
-        self.out = 9 + len(given)
-        kind = ctypes.c_int64 * (self.out + 4 + 2 * len(theta))
+        kind = ctypes.c_int64 * (13 + len(given) + 2 * len(theta))
         self.jobs = kind(0, 0, 0, d, 0, 0, 0, *given), kind(0, 0, 0, d, 0, 0, 0, 0, 0, *given)
-
-    def run(self, which: int, *arrays: tuple[int, Tensor]) -> None:
-        """Run a function on arrays at these places of its job."""
-        job = _copied(self.jobs[which])
-        x = arrays[0][1]
-        job[1], job[4] = len(x), is_large(x)
-        for k, t in arrays:
-            job[k] = address = t.data_ptr()
-            if job[1] > 1:
-                job[k + 1] = t.stride(0)
-            if not address and job[1]:
-                raise without_memory(t)
-        over_rows(*self.kernel.task(which, self.dtype), job, self.kernel.grain)
 
     def forward(self, x: Tensor) -> Tensor:
         y = result(x)
-        self.run(0, (5, x), (self.out, y))
+        self.kernel.rerun(0, self.jobs[0], {0: x, 2 + len(self.numbers): y})
         return y
 
     def backward(self, y: Tensor, v: Tensor) -> Tensor:
         out = result(y)
-        self.run(1, (5, y), (7, v), (self.out, out))
+        self.kernel.rerun(1, self.jobs[1], {0: y, 1: v, 2 + len(self.numbers): out})
         return out
-
-
-def _copied(job: Any) -> Any:
-    return type(job).from_buffer_copy(job)

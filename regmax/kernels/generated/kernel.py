@@ -149,7 +149,7 @@ class GeneratedKernel:
             gradient, column = self._addresses()
             rest = (gradient, 0, given.form, column, self._room, None, None)
             given.jobs[0] = self._rows.job(x, *ours, *traits, *rest)
-        arrays = {_GAMMA: gamma, _OUT: y}
+        arrays = {0: x, _GAMMA: gamma, _OUT: y}
         if mask is not None:
             arrays[_MASK] = mask
         at = ctypes.addressof(found)
@@ -157,7 +157,7 @@ class GeneratedKernel:
         if points is not None:
             arrays[_POINTS] = points
             numbers += zip(_SUMS, (at + 8 * rows, 2, -(-rows // count)), strict=True)
-        self._rows.rerun(0, given.jobs[0], x, arrays, numbers)
+        self._rows.rerun(0, given.jobs[0], arrays, numbers)
         return y, found
 
     def _addresses(self) -> tuple[int, int]:
@@ -208,7 +208,7 @@ class GeneratedKernel:
             job = self._rows.job(y, *arrays, *numbers_of, *rest)
             if not hyper:
                 at.jobs[1] = job
-        self._rows.rerun(1, job, y, {_GAMMA: gamma, 2: v, 5: dx}, ())
+        self._rows.rerun(1, job, {0: y, _GAMMA: gamma, 2: v, 5: dx})
         if dnumbers is None or dvectors is None:
             return dx, None
         each = given.gradients(dnumbers, dvectors, d)
