@@ -12,11 +12,22 @@ of rows are plain PyTorch.
 
 from __future__ import annotations
 
-from .base import Arrangement, AttentionKernel, Kernel, Lazy, ProxKernel, asked, reference, why_none
+from .base import (
+    Arrangement,
+    AttentionKernel,
+    Direct,
+    Kernel,
+    Lazy,
+    ProxKernel,
+    asked,
+    reference,
+    why_none,
+)
 
 __all__ = [
     "Arrangement",
     "AttentionKernel",
+    "Direct",
     "Kernel",
     "Lazy",
     "ProxKernel",

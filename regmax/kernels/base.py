@@ -121,7 +121,8 @@ class AttentionKernel(ABC):
 
 
 class Direct(ABC):
-    """What :meth:`Kernel.direct` returns."""
+    """A kernel for rows of one dtype and length, without mask, and for γ and θ that are kept: what
+    :meth:`Kernel.direct` returns. Rows are (R, d) as for :class:`Kernel`."""
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
