@@ -257,9 +257,9 @@ def _by_solver(
         return Forward(quick.y, quick.path, why, quick, quick.iterations, quick)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
-    tied = multiplied(problem, tol) if kinks and free else None
-    if tied is not None:
-        best = tied if quick is None else _better(quick, tied, tol)
+    tied = multiplied(problem, tol) if kinks and free and quick is not None else None
+    if tied is not None and quick is not None:
+        best = _better(quick, tied, tol)
         if decisions.all_of(best.certificate.error_bound <= tol):
             _check(problem, best, settings)
             return _on_kinks(best, quick, tied)
@@ -274,12 +274,16 @@ def _by_solver(
                 'solver="auto" chooses one that can'
             )
     found, defect = _searched(problem, solvers, tol, settings)
+    later = kinks and free and quick is None
+    if later and not decisions.all_of(found.certificate.error_bound <= tol):
+        tied = multiplied(problem, tol)
+        found = found if tied is None else _better(found, tied, tol)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
     _check(problem, found, settings)
-    for other in (tied, quick):
-        found = found if other is None else _better(other, found, tol)
+    if quick is not None:
+        found = _better(quick, found if tied is None else _better(tied, found, tol), tol)
     _report_failure(found, defect, tol, settings.on_failure)
     if tied is not None:
         return _on_kinks(found, quick, tied)
@@ -287,15 +291,14 @@ def _by_solver(
 
 
 BUDGET = 200
-"""The compiled solver has a budget of its own, which is less than this."""
+"""The compiled solver has a budget of its own, below this."""
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
 
 
 def _on_kinks(found: Solved, quick: Solved | None, tied: Tied) -> Forward:
     """What was found, with the rows of it that are on kinks of Ω."""
-    why = "its value has kinks: the method of multipliers"
     rows = tied.bound & (found.y == tied.y).all(-1)
-    on = (tied.augmented, rows) if bool(rows.any()) else None
+    on, why = (tied.augmented, rows) if rows.any() else None, "its value has kinks"
     return Forward(found.y, found.path, why, found, found.iterations, quick, on)
 
 

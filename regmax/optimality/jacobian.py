@@ -92,7 +92,7 @@ def tied_products(augmented: Augmented, y: Tensor, v: Tensor) -> tuple[Tensor, T
     inverse = augmented.curvature(point).inverse(support)
     curvature = augmented.lagrangian().curvature(point)
     products = [inverse(torch.where(support, v, 0))]
-    for _ in range(5):
+    for _ in range(8):
         products.append(inverse(curvature.matvec(products[-1])))
     *before, w = products
     return w, w + sum(each - w for each in before)

@@ -26,6 +26,10 @@ MOST = 512
 """Multipliers of the largest entries in order, up to this number."""
 
 
+_FAR = 1e15
+"""From where a projection onto M attains the maximum."""
+
+
 class TooMany(Exception):
     """More multipliers than ``MOST``."""
 
@@ -34,8 +38,8 @@ class Kinks(TorchFunctionMode):
     """Replaces the maxima in what it evaluates.
 
     ``centres``: m̄, one tensor for each maximum in the order of evaluation, or None for the middle
-    of M; ``rho``: ρ of each, None for m = m̄. Afterwards: ``u``, ``multipliers`` m, and ``maxima``,
-    what replaced a.
+    of M; ``rho``: ρ of each, a number (+inf) for u that do not depend on y, which stay as they are;
+    None for m = m̄. Afterwards: ``u``, ``multipliers`` m, and ``maxima``, what replaced a.
     """
 
     def __init__(self, centres: list[Tensor] | None, rho: list[Tensor] | None) -> None:
@@ -63,7 +67,11 @@ class Kinks(TorchFunctionMode):
         k = len(self.u)
         centre = middle + torch.zeros_like(u) if self._centres is None else self._centres[k]
         m, found = centre, centre * u
-        if self._rho is not None:
+        if self._rho is not None and self._rho[k].ndim == 0:
+            size = u.detach().abs().max().clamp_min(torch.finfo(u.dtype).tiny)
+            m = project(_FAR * u.detach() / size)
+            found = m * u
+        elif self._rho is not None:
             m = project(centre + self._rho[k] * u)
             found = m * u - (m - centre).square() / (2 * self._rho[k])
         self.u.append(u)

@@ -32,10 +32,12 @@ FACTOR, HARDEST = 3, 1e3
 """The curvature of the augmented terms over that of Ω grows by the first up to the second."""
 SOFT = 1e2
 """The same for the certificate, whose rounding error is proportional to it."""
-STIFF = 1e6
+STIFF = 1e5
 """The same for the derivatives, which are exact in the limit."""
 ROUNDS = 8
 """Steps with a certificate."""
+SMALL = 1e-6
+"""Errors up to this length say which entries are 0 and which are equal."""
 NEAR, LAST = 1e-11, 1e-9
 """A step of the first length is the last, and one of the second where it is rounding."""
 
@@ -68,7 +70,9 @@ def multiplied(problem: Problem, tol: float) -> Tied | None:
     done = torch.zeros_like(hardness, dtype=torch.bool)
 
     def augmented(hardness: Tensor) -> Augmented:
-        return Augmented(omega, centres, [r * _wide(hardness, r) for r in rho])
+        return Augmented(
+            omega, centres, [r if r.ndim == 0 else r * _wide(hardness, r) for r in rho]
+        )
 
     for _ in range(STEPS):
         own = augmented(hardness)
@@ -115,10 +119,7 @@ def _stepped(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _wide(rows: Tensor, like: Tensor) -> Tensor:
-    """One number per row, with the dimensions of a tensor of rows; 1 for one that is the same in
-    all rows."""
-    if like.ndim < rows.ndim or like.shape[: rows.ndim] != rows.shape:
-        return torch.ones_like(like)
+    """One number per row, with the dimensions of a tensor of rows."""
     return rows.view(*rows.shape, *(1,) * (like.ndim - rows.ndim))
 
 
@@ -135,8 +136,8 @@ def _moved(done: Tensor, own: Augmented, y: Tensor) -> list[Tensor]:
     with Kinks(own.centres, own.rho) as kinks:
         own.omega.value(at)
     return [
-        torch.where(_wide(done, m).bool(), c, m) if _wide(done, m).ndim == m.ndim else m
-        for c, m in zip(own.centres, kinks.multipliers, strict=True)
+        m if r.ndim == 0 else torch.where(_wide(done, m), c, m)
+        for c, m, r in zip(own.centres, kinks.multipliers, own.rho or (), strict=True)
     ]
 
 
@@ -153,7 +154,7 @@ def _kept(rows: Tensor, one: Solved, other: Solved) -> Solved:
 def _rounded(problem: Problem, y: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
     """y with entries that are equal, or 0, within its error made so, and the length of the
     change."""
-    bound = torch.where(torch.isfinite(bound), bound, 0)
+    bound = torch.where(bound <= SMALL, bound, 0)
     near, order = y.sort(-1, descending=True)
     if not problem.legendre:
         near = torch.where(near <= bound.unsqueeze(-1), 0, near)
@@ -194,15 +195,15 @@ def _scales(problem: Problem) -> tuple[list[Tensor], list[Tensor]] | None:
     a = simplex.uniform(problem.z, problem.mask)
     b = (a + simplex.normalize(torch.where(a > 0, simplex.generic(a), 0))) / 2
     (first, slope, weights), (second, other, more) = (_look(problem.omega, y) for y in (a, b))
-    if not first.maxima:
-        return None
     far, batch = (b - a).norm(dim=-1), a.shape[:-1]
     bent, rho, alive = (other - slope).norm(dim=-1) / far, [], False
     for u, v, w, x in zip(first.u, second.u, weights, more, strict=True):
-        if u.shape[: len(batch)] != batch:
-            rho.append(torch.ones_like(u).detach())
+        if w is None or x is None:
+            rho.append(bent.new_tensor(torch.inf))
             continue
-        steep, w = ((v - u).detach().abs(), torch.maximum(w.abs(), x.abs()))
+        if u.shape[: len(batch)] != batch:
+            return None
+        steep, w = (v - u).detach().abs(), torch.maximum(w.abs(), x.abs())
         steep, w = (t.reshape(*batch, -1).amax(-1) for t in (steep, w.expand_as(u)))
         own = w * (steep / far).square()
         known = own > 1e-9 * bent  # not so where a maximum only scales what is computed
@@ -217,22 +218,31 @@ def _look(
     y: Tensor,
     centres: list[Tensor] | None = None,
     rho: list[Tensor] | None = None,
-) -> tuple[Kinks, Tensor, list[Tensor]]:
-    """The maxima in the value of Ω at y, and the gradients in y and in the maxima."""
+) -> tuple[Kinks, Tensor, list[Tensor | None]]:
+    """The maxima in the value of Ω at y, and the gradients in y and in each maximum; None in one
+    that does not depend on y."""
     with torch.enable_grad():
         at = simplex.inward(y).requires_grad_()
         with Kinks(centres, rho) as kinks:
             value = omega.value(at)
-        inputs = [at, *(t for t in kinks.maxima if t.requires_grad)]
+        moves = [u.requires_grad and _depends(u, at) for u in kinks.u]
+        inputs = [at, *(t for t, of_y in zip(kinks.maxima, moves, strict=True) if of_y)]
         gradient, *found = torch.autograd.grad(
             value.sum(), inputs, allow_unused=True, materialize_grads=True
         )
-    weights = [found.pop(0) if t.requires_grad else torch.zeros_like(t) for t in kinks.maxima]
-    return kinks, gradient, weights
+    return kinks, gradient, [found.pop(0) if of_y else None for of_y in moves]
+
+
+def _depends(u: Tensor, y: Tensor) -> bool:
+    (g,) = torch.autograd.grad(u.sum(), y, retain_graph=True, allow_unused=True)
+    return g is not None
 
 
 def _falls(own: Augmented, y: Tensor) -> Tensor:
     """Rows in which the value falls with a maximum."""
     _, _, weights = _look(own.omega, y, own.centres, own.rho)
-    rises = [_rows(w >= -1e-12 * (1 + w.abs().max()), y[..., 0]) for w in weights]
-    return ~torch.stack(rises).all(0)
+    falls = torch.zeros_like(y[..., 0], dtype=torch.bool)
+    for w in weights:
+        if w is not None:
+            falls = falls | ~_rows(w >= -1e-12 * (1 + w.abs().max()), falls)
+    return falls

@@ -143,6 +143,30 @@ def test_gradients_of_parameters_that_move_the_kinks(curved, of):
         )
 
 
+def test_maxima_that_do_not_depend_on_y_stay():
+    class Weighted(Regularizer):
+        def __init__(self) -> None:
+            self.weight = torch.nn.Parameter(torch.tensor([0.3, -0.2, 0.1, 0.4], dtype=F64))
+
+        def value(self, y: Tensor) -> Tensor:
+            weights = self.weight.abs() + self.weight.clamp_min(0) + self.weight.amax()
+            return gini(y) + (weights * (y - 0.2).abs()).sum(-1) - self.weight.abs().sum()
+
+    omega, x = Weighted(), scores(3, 4)
+    w = omega.weight.detach()
+    fixed = w.abs() + w.clamp_min(0) + w.amax()
+    plain = omega_of(lambda y: gini(y) + (fixed * (y - 0.2).abs()).sum(-1))
+    solution = RegularizedMax(omega).solve(x)
+    torch.testing.assert_close(solution.y, RegularizedMax(plain)(x))
+    (got,) = torch.autograd.grad(solution.y[..., 0].sum(), omega.weight)
+    ends, way = [], 1e-6 * torch.ones(4, dtype=F64)
+    for step in (way, -2 * way):
+        with torch.no_grad():
+            omega.weight += step
+        ends.append(RegularizedMax(omega)(x)[..., 0].sum().item())
+    assert got.sum().item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-6)
+
+
 def test_second_derivatives_are_refused_on_kinks_alone():
     layer = RegularizedMax(omega_of(VALUES["largest"]))
     far, tied = ([[1.0, 0.6, 0.3]], [[0.5, 0.5, 0.3]])
