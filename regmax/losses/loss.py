@@ -121,10 +121,10 @@ class FenchelYoungLoss(nn.Module):
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
         found = None if mask is not None else quick.loss(self, input, target, FenchelYoungLoss)
-        return self.slow(input, target, mask) if found is None else found
+        return self._general(input, target, mask) if found is None else found
 
-    def slow(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The same for all inputs."""
+    def _general(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The loss of what :mod:`regmax.losses.quick` does not take."""
         if is_dtensor(input) and not transforms.transforming():
             if torch.compiler.is_dynamo_compiling():
                 from . import dynamo  # loads the compiler

@@ -79,7 +79,7 @@ def multiplied(problem: Problem, tol: float) -> Tied | None:
         new, there = _near(Problem(own, z, mask, y), memory)
         new = torch.where(done.unsqueeze(-1), y, new)
         last, length = length, torch.where(done, length, (new - y).norm(dim=-1))
-        known, centres = centres, _moved(done, own, new)
+        known, centres = centres, _centred(done, own, new)
         same = torch.stack([_rows(a == b, done) for a, b in zip(known, centres, strict=True)])
         settled = (length <= NEAR) | ((length > last / 2) & (length <= LAST))
         hard = hardness >= HARDEST
@@ -93,7 +93,7 @@ def multiplied(problem: Problem, tol: float) -> Tied | None:
         own = augmented(stiff)
         end, length = _stepped(Problem(own, z, mask), y)
         new = torch.where(done.unsqueeze(-1), y, _rounded(problem, end, 2 * length)[0])
-        centres = _moved(done, own, new)
+        centres = _centred(done, own, new)
         now = _certified(Problem(augmented(soft), z, mask, new), memory, tol)
         found = now if found is None else _kept(done, found, now)
         y, own = found.y, augmented(stiff)
@@ -130,7 +130,7 @@ def _rows(t: Tensor, like: Tensor) -> Tensor:
     return t.reshape(*like.shape, -1).all(-1)
 
 
-def _moved(done: Tensor, own: Augmented, y: Tensor) -> list[Tensor]:
+def _centred(done: Tensor, own: Augmented, y: Tensor) -> list[Tensor]:
     """The multipliers at y, and the centres of rows that are done."""
     at = simplex.inward(y)
     with Kinks(own.centres, own.rho) as kinks:
@@ -182,10 +182,11 @@ def _near(problem: Problem, memory: Memory) -> tuple[Tensor, Tensor]:
 
 
 def _certified(problem: Problem, memory: Memory, tol: float) -> Solved:
+    """The maximiser with its certificate."""
     found = compiled(problem, memory)
-    good = None if found is None else found.certificate.error_bound <= tol
-    if found is None or good is None:
+    if found is None:
         return solve(problem, Newton(), tol, 60)
+    good = found.certificate.error_bound <= tol
     return found if bool(good.all()) else _kept(good, found, solve(problem, Newton(), tol, 60))
 
 
