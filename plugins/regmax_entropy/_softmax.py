@@ -78,6 +78,22 @@ class _Softmax(Kernel):
         found: tuple[Tensor, Tensor] = _compiled().loss(x, k, _tensor(gamma, x), (), mask, epsilon)
         return found
 
+    def loss_slopes(
+        self,
+        dx: Tensor,
+        x: Tensor,
+        k: Tensor,
+        gamma: Number,
+        theta: Numbers,
+        mask: Tensor | None,
+        epsilon: float,
+    ) -> Tensor | None:
+        if x.device.type != "cpu" or _compiled() is None:
+            return None
+        numbers = _tensor(gamma, x), ()
+        found: Tensor = _compiled().loss_slopes(dx, x, k, *numbers, mask, epsilon)
+        return found
+
     def reduced(
         self,
         x: Tensor,

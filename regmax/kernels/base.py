@@ -199,6 +199,22 @@ class Kernel(ABC):
         None: both are computed from y."""
         return None
 
+    def loss_slopes(
+        self,
+        dx: Tensor,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        epsilon: float,
+    ) -> Tensor | None:
+        """The derivatives of each :meth:`loss` in γ and in θ, float64 (R, 2), from its gradient
+        ``dx``; any finite numbers for rows without gradient.
+
+        None: they are those of Ω(e_k) − Ω(y), by autograd."""
+        return None
+
     def reduced(
         self,
         x: Tensor,

@@ -161,6 +161,8 @@ class _Solved(NamedTuple):
     """The rows that have a gradient, None for all."""
     tied: Augmented | None = None
     """The augmented Lagrangian of Ω where y is on its kinks."""
+    slopes: Tensor | None = None
+    """The derivatives of the losses in γ and θ, (*batch, 2), if they are known."""
 
 
 class _Task(NamedTuple):
@@ -203,7 +205,7 @@ class _Task(NamedTuple):
             kernel = None if by_value else kernel_of(omega, x)
             if kernel is None or x.dtype not in kernel.dtypes:
                 x = _wide(x)
-            known = None if keep or kernel is None else self._known(kernel, omega, x, gamma)
+            known = None if kernel is None else self._known(kernel, omega, x, gamma, keep)
             if known is not None:
                 return known
             x = _wide(x)
@@ -264,22 +266,27 @@ class _Task(NamedTuple):
         return _Solved(dx, seen, on, plain)
 
     def _known(
-        self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any
+        self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, learns: bool
     ) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
-        k, mask = self.target.vertex, self.mask
-        if type(kernel).loss is Kernel.loss or k is None or self.target.spread is not None:
+        k, mask, known = self.target.vertex, self.mask, type(kernel)
+        if known.loss is Kernel.loss or k is None or self.target.spread is not None:
+            return None
+        if learns and known.loss_slopes is Kernel.loss_slopes:
             return None
         if x.dtype not in kernel.dtypes or self.settings.solver != "auto":
             return None
         k = (k if self.skip is None else k.masked_fill(self.skip.unsqueeze(-1), -1)).reshape(-1, 1)
         on = None if mask is None else flat(mask)
         epsilon = self.target.epsilon or 0.0
-        found = compiled.loss(kernel, omega, flat(x), k, gamma, on, epsilon)
+        found = compiled.loss(kernel, omega, flat(x), k, gamma, on, epsilon, learns)
         if found is None:
             return None
-        dx = found[1].view(x.shape)
-        return found[0].view(x.shape[:-1]), _Solved(dx, dx, None, None)
+        (value, dx, slopes), batch = found, x.shape[:-1]
+        if slopes is not None:
+            slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0).view(*batch, 2)
+        dx = dx.view(x.shape)
+        return value.view(batch), _Solved(dx, dx, None, None, slopes=slopes)
 
     def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved]:
         """The same in the dtype of the solver."""
@@ -293,7 +300,12 @@ class _Task(NamedTuple):
         return value, solved._replace(tied=result.tied and result.tied[0])
 
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
-        """γ(Ω(t) − Ω(y)), differentiable in γ and θ; 0 in rows without gradient."""
+        """γ(Ω(t) − Ω(y)), differentiable in γ and θ, or what has the same derivatives; 0 in rows
+        without gradient."""
+        if solved.slopes is not None:
+            numbers = (gamma, *tensors)
+            pairs = zip(solved.slopes.unbind(-1), map(_number, numbers), strict=False)
+            return functools.reduce(torch.add, (slope * t for slope, t in pairs))
         omega = self.regularizer(
             [t.to(solved.seen.dtype) if t.is_floating_point() else t for t in tensors]
         )
@@ -366,10 +378,10 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
         ctx.learns = any(ctx.needs_input_grad[2:])
-        if ctx.learns:
+        value, ctx.solved = task.known or task.solve(x, gamma, tensors, keep=ctx.learns)
+        if ctx.learns and ctx.solved.slopes is None:
             task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
         ctx.task = task._replace(known=None)
-        value, ctx.solved = task.known or task.solve(x, gamma, tensors, keep=ctx.learns)
         ctx.gamma = None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
         return value

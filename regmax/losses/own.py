@@ -30,7 +30,7 @@ def loss(
     vertex = target.vertex
     if vertex is None or target.spread is not None or target.epsilon is not None:
         return None
-    if type(gamma) is not float or x.dtype in HALF:
+    if type(gamma) is not float or x.dtype in HALF or not own.by_value(type(omega)):  # type: ignore[arg-type]
         return None
     z = flat(x.detach().double())
     omega = omega if x.dtype == F64 else aligned(omega, z, -1)

@@ -279,10 +279,16 @@ def loss(
     gamma: Any,
     mask: Tensor | None = None,
     epsilon: float = 0.0,
-) -> tuple[Tensor, Tensor] | None:
-    """The losses of rows and their gradients by the kernel, or None where it computes y only."""
+    learns: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """The losses of rows, their gradients in x, and if it ``learns`` their derivatives in γ and θ,
+    by the kernel; None where it computes less."""
     gamma, *theta = [laid_out(kernel, t, x) for t in _numbers(omega, gamma)]
-    return kernel.loss(x, k, gamma, tuple(theta), mask, epsilon)
+    found = kernel.loss(x, k, gamma, tuple(theta), mask, epsilon)
+    if found is None or not learns:
+        return found and (*found, None)
+    slopes = kernel.loss_slopes(found[1], x, k, gamma, tuple(theta), mask, epsilon)
+    return None if slopes is None else (*found, slopes)
 
 
 def product(

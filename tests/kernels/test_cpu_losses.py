@@ -80,12 +80,39 @@ def test_values_and_gradients(kind: str, theta: Any, dtype: torch.dtype) -> None
         ):
             found = loss(kernel, omega(kind, theta), x, k[:, None], gamma, on, eps)
             assert found is not None
-            value, g = found
+            value, g, _ = found
             assert (value.dtype, g.dtype) == (F64, dtype)
             assert not (value < 0).any()
             expected, right = truth(omega(kind, theta), x, k, gamma, on, eps)
             torch.testing.assert_close(value, expected, rtol=near, atol=near, equal_nan=True)
             torch.testing.assert_close(g.double(), right, rtol=0, atol=max(near, 1e-14))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize(("kind", "theta"), CASES)
+def test_derivatives_in_gamma_and_theta(kind: str, theta: Any, dtype: torch.dtype) -> None:
+    near = 1e-11 if dtype == F64 else 4e-6
+
+    def gradients(x: Tensor, k: Tensor, on: Tensor | None, eps: float, per_row: bool) -> Any:
+        shape = (24, 1) if per_row else ()
+        gamma = x.new_full(shape, 0.75).requires_grad_()
+        learnt = None if theta is None else x.new_full(shape, theta).requires_grad_()
+        leaves = [t for t in (x.requires_grad_(), gamma, learnt) if t is not None]
+        module = regmax.FenchelYoungLoss(
+            omega(kind, learnt), gamma, reduction="none", label_smoothing=eps, ignore_index=-1
+        )
+        return torch.autograd.grad(module(x, k, on).sum(), leaves)
+
+    for d, size in ((1, 1.0), (2, 0.01), (37, 4.0), (700, 1.0)):
+        x, k, mask = rows(d, size)
+        x = x.to(dtype)
+        for eps, on, per_row in ((0.0, None, True), (0.2, mask, True), (0.1, None, False)):
+            found = gradients(x.clone(), k, on, eps, per_row)
+            with reference():
+                right = gradients(x.double(), k, on, eps, per_row)
+            for a, b in zip(found, right, strict=True):
+                scale = 1 + b.abs().max().nan_to_num().item()
+                torch.testing.assert_close(a.double(), b, rtol=0, atol=near * scale)
 
 
 def test_small_losses_have_digits() -> None:

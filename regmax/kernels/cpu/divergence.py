@@ -14,6 +14,13 @@ r ≥ 1/2, y_k follows from its distance δ to the largest entry, which may be f
 hold: log y_k = log y_max − δ, y_k^a = y_max^a − aδ, and y_k^a = y_max^a − δ N^(a−1).
 
 Label smoothing with ε adds ε(x_k − mean x), the mean over the participants.
+
+With y held fixed (Danskin's theorem), the derivatives in γ and θ are δ = Ω(e_k) − Ω(y), the same
+for all k, and γ ∂δ/∂θ:
+
+    gini                (1 − ‖y‖²) / 2,
+    entropy, tsallis    −Σ y_i log_α(y_i) / α,    log_α(y) = (y^a − 1)/a, log y at a = 0,
+    p-norm              (1 − N²) / 2.
 """
 
 from __future__ import annotations
@@ -234,7 +241,88 @@ def _mapping(job: Any, own: Any) -> None:
         own[i] = 0
 
 
+@njit
+def _ratios(u: Any) -> tuple[Any, Any]:
+    """φ(u) = (e^u − 1)/u and its derivative, by their series near 0."""
+    power, far = elementary.exp(u), (u > 0.1) | (u < -0.1)
+    w, v = simd.select(far, simd.spread(u, 0.0), u), simd.select(far, u, 1.0)
+    # φ = Σ u^k/(k+1)!, φ' = Σ (k+1) u^k/(k+2)!
+    p = w * (1 / 362880) + 1 / 40320
+    q = w * (9 / 3628800) + 8 / 362880
+    p = p * w + 1 / 5040
+    q = q * w + 7 / 40320
+    p = p * w + 1 / 720
+    q = q * w + 6 / 5040
+    p = p * w + 1 / 120
+    q = q * w + 5 / 720
+    p = p * w + 1 / 24
+    q = q * w + 4 / 120
+    p = p * w + 1 / 6
+    q = q * w + 3 / 24
+    p = p * w + 1 / 2
+    q = q * w + 2 / 6
+    p = simd.select(far, (power - 1.0) / v, p * w + 1.0)
+    return p, simd.select(far, (power - p) / v, q * w + 1 / 2)
+
+
+@njit
+def _slopes(job: Any, r: int, like: Any) -> tuple[float, float]:
+    """The derivatives of the loss of a row in γ and θ, from y − t."""
+    d, kind, epsilon = job[common.WIDTH], job[KIND], common.number_at(job, EPSILON, 0)
+    x, y = common.rows_at(job, 0, r, like), common.rows_at(job, Y, r, like)
+    k, each = common.rows_at(job, TARGET, r, job)[0], 0.0
+    if k < 0:
+        return 0.0, 0.0
+    if epsilon > 0.0:
+        size = _distances(job, r, like, 0.0)[2]
+        if size == 0:
+            return 0.0, 0.0
+        each = epsilon / size
+    a = common.number_at(job, THETA, r) - 1.0 if kind >= TSALLIS else 0.0
+    change = y[k]
+    y[k] += 1.0 - epsilon
+    s = simd.wide(simd.load_part(y, 0, simd.first(0), 0.0))
+    t = s
+    for i in range(0, d, LANES):
+        v = common.piece(y, i, d, 0.0)
+        if each > 0.0:
+            on = (common.piece(x, i, d, -np.inf) > -np.inf) & _taking_part(job, r, i)
+            v = simd.select(on, v + each, v)
+        if simd.count(v > 0.0) > 0:
+            w = simd.larger(simd.wide(v), 0.0)
+            if kind == GINI:
+                s = s + w * w
+            else:
+                log = elementary.log(simd.larger(w, 2.3e-308))
+                if kind == PNORM:
+                    power = w * elementary.exp(log * a)
+                    s, t = s + power, t + power * log
+                else:
+                    ratio, rate = _ratios(log * a)
+                    s, t = s + w * ratio * log, t + w * rate * (log * log)
+    y[k] = change
+    first, second, p = simd.total(s), simd.total(t), a + 1.0
+    gamma = common.number_at(job, GAMMA, r)
+    if kind == GINI:
+        return 0.5 - 0.5 * first, 0.0
+    if kind == PNORM:
+        square = first ** (2.0 / p)
+        return 0.5 - 0.5 * square, gamma * square * (math.log(first) / p - second / first) / p
+    return -first / p, gamma * (first / p - second) / p
+
+
+def backward(job: Any, like: Any) -> None:
+    """The derivatives of each row in γ and θ."""
+    values = memory.doubles(job[ARRAYS + 2 * VALUE])
+    first, last = common.take(job)
+    while first < last:
+        for r in range(first, last):
+            values[2 * r], values[2 * r + 1] = _slopes(job, r, like)
+        first, last = common.take(job)
+
+
 def forward(job: Any, like: Any) -> None:
+    """The losses of rows, and y − t."""
     count = _counted(job)
     job[COUNT] = count
     if count < 0:

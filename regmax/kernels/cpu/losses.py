@@ -7,6 +7,7 @@ these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence`.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,6 +48,21 @@ class CompiledLosses(CompiledRows):
     ) -> tuple[Tensor, Tensor] | None:
         return self._losses(x, k.reshape(-1), gamma, theta, mask, epsilon, -1, False)[:2]
 
+    def loss_slopes(
+        self,
+        dx: Tensor,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        epsilon: float,
+    ) -> Tensor | None:
+        slopes = x.new_empty((len(x), 2), dtype=torch.float64)
+        job = self._job(x, k.reshape(-1), gamma, theta, mask, epsilon, dx, slopes)
+        over_rows(*_DIVERGENCE.task(1, x.dtype), job, self.grain)
+        return slopes
+
     def reduced(
         self,
         x: Tensor,
@@ -74,20 +90,37 @@ class CompiledLosses(CompiledRows):
         """The losses of rows, their gradients, and how many targets count, −1 if one is out of
         range: then nothing is computed."""
         y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
-        smooth = ctypes.c_double(epsilon)
         _, code = self.rows(theta).task(0, x.dtype)
+        job = self._job(x, k, gamma, theta, mask, epsilon, y, value, code, ignored, mean)
+        over_rows(*_DIVERGENCE.task(0, x.dtype), job, self.grain)
+        return value, y, job[-1]
+
+    def _job(
+        self,
+        x: Tensor,
+        k: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        epsilon: float,
+        y: Tensor,
+        value: Tensor,
+        *numbers: int,
+    ) -> Any:
+        """A job of :mod:`regmax.kernels.cpu.divergence`; ``numbers`` are those after the kind."""
+        smooth = ctypes.c_double(epsilon)
         job = _Job(
             *(0, x.shape[0], 0, x.shape[1], is_large(x)),
             *(*_place(x), *_place(gamma), *_place(theta[0] if theta else None), *_place(mask)),
             *(*_place(y), *_place(k), *_place(value), ctypes.addressof(smooth), 0),
-            *(self.kind, code, ignored, mean),
+            *(self.kind, *numbers),
         )
-        over_rows(*_DIVERGENCE.task(0, x.dtype), job, self.grain)
-        return value, y, job[-1]
+        job.epsilon = smooth  # of which the job has the address
+        return job
 
 
-_Job = ctypes.c_int64 * 26
-"""Of :mod:`regmax.kernels.cpu.divergence`; the last number is a result."""
+class _Job(ctypes.c_int64 * 26):  # type: ignore[misc]
+    """Its last number is a result."""
 
 
 def _place(t: Tensor | None) -> tuple[int, int]:
