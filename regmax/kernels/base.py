@@ -210,7 +210,7 @@ class Kernel(ABC):
         epsilon: float,
     ) -> Tensor | None:
         """The derivatives of each :meth:`loss` in γ and in θ, float64 (R, 2), from its gradient
-        ``dx``; any finite numbers for rows without gradient.
+        ``dx``; any numbers where the loss is NaN or +∞.
 
         None: they are those of Ω(e_k) − Ω(y), by autograd."""
         return None

@@ -305,7 +305,8 @@ class _Task(NamedTuple):
         if solved.slopes is not None:
             numbers = (gamma, *tensors)
             pairs = zip(solved.slopes.unbind(-1), map(_number, numbers), strict=False)
-            return functools.reduce(torch.add, (slope * t for slope, t in pairs))
+            total: Tensor = functools.reduce(torch.add, (slope * t for slope, t in pairs))
+            return total
         omega = self.regularizer(
             [t.to(solved.seen.dtype) if t.is_floating_point() else t for t in tensors]
         )

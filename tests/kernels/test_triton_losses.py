@@ -96,6 +96,41 @@ def test_values_and_gradients(kind: str, theta: Any, dtype: torch.dtype, device:
             torch.testing.assert_close(g.double(), right, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("kind", "theta", "dtype"), [(*c, F64) for c in CASES] + [(*c, F32) for c in SIMPLE]
+)
+def test_derivatives_in_gamma_and_theta(
+    kind: str, theta: Any, dtype: torch.dtype, device: str
+) -> None:
+    x = (2 * torch.randn(5, D)).to(dtype)
+    k, mask = targets(x), torch.rand(5, D) > 0.3
+    mask = mask.scatter(1, k[:, None], True)
+    k[0], x[4] = -1, -torch.inf
+    near = {F64: 1e-13, F32: 2e-6}[dtype]
+    per_row = torch.linspace(0.5, 1, 5, dtype=F64)[:, None]
+    for on, eps in ((None, 0.0), (mask, 0.2)):
+        gamma = per_row.clone().requires_grad_()
+        learnt = None if theta is None else torch.full((5, 1), theta, dtype=F64).requires_grad_()
+        leaves = [t for t in (gamma, learnt) if t is not None]
+        module = regmax.FenchelYoungLoss(
+            omega(kind, learnt), gamma, reduction="none", label_smoothing=eps, ignore_index=-1
+        )
+        with reference():
+            right = torch.autograd.grad(module(x.double(), k, on).sum(), leaves)
+        kernel = ThresholdKernel(kind)
+        given = [t.detach().reshape(-1).to(device) for t in leaves]
+        rest = (
+            *(x.to(device), k[:, None].to(device), given[0], tuple(given[1:])),
+            *(None if on is None else on.to(device), eps),
+        )
+        found = kernel.loss(*rest)
+        assert found is not None
+        slopes = kernel.loss_slopes(found[1], *rest)
+        assert slopes is not None
+        for a, b in zip(slopes.cpu().T, right, strict=False):
+            torch.testing.assert_close(a[:4], b[:4, 0], rtol=near, atol=near)
+
+
 @pytest.mark.parametrize("dtype", [F16, BF16])
 @pytest.mark.parametrize(("kind", "theta"), SIMPLE)
 def test_half_precision(kind: str, theta: Any, dtype: torch.dtype, device: str) -> None:

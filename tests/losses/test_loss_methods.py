@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(("d", "learns"), [(300, False), (2000, False), (20, True), (300, True)])
 @pytest.mark.parametrize("name", ["gini", "pnorm", "tsallis 1.3", "tsallis 1.5"])
 def test_the_support_alone_or_all_entries(monkeypatch, name, d, learns):
-    """A kernel of losses takes neither hyperparameters that learn nor smoothing with weights."""
+    """A kernel of losses does not take smoothing with weights."""
     pytest.importorskip("numba")
     x, k = 6 * normal(4, d, seed=1), indices(4, d)
     x[0, 3] = -torch.inf
@@ -42,7 +42,7 @@ def test_the_support_alone_or_all_entries(monkeypatch, name, d, learns):
     key = {"tsallis": "alpha", "pnorm": "p"}.get(name.split()[0])
     theta = torch.tensor(1.4, dtype=F64, requires_grad=learns)
     omega = regmax.regularizer(name.split()[0], **({key: theta} if key else {}))
-    weight, taken = None if learns else torch.ones(d), []
+    weight, taken = torch.ones(d), []
 
     def results():
         out = []

@@ -12,6 +12,9 @@ x_k/γ to the threshold where x_k is below it (Blondel, Martins & Niculae 2020):
 these sums. Numbers per row are float64.
 
 Label smoothing with ε adds ε(x_k − mean x), the mean over the participants.
+
+The derivatives in γ and θ are those of γ(Ω(e_k) − Ω(y)) with y held fixed. One program computes
+them for a row, from y − t. See :mod:`regmax.kernels.cpu.divergence`.
 """
 
 # ruff: noqa: RET505 (what is decided at compilation needs its own if and else)
@@ -20,11 +23,26 @@ Label smoothing with ε adds ε(x_k − mean x), the mean over the participants.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from ..base import Number
 from .equation import log1p, powers
-from .rows import ENTROPY, GINI, PNORM, TSALLIS, load_scores
+from .jacobian import dphi
+from .rows import (
+    ENTROPY,
+    GINI,
+    KINDS,
+    PNORM,
+    TSALLIS,
+    guard,
+    load_scores,
+    of_row,
+    parameter,
+    power_of_2,
+)
 
 
 @triton.jit
@@ -149,3 +167,91 @@ def difference(y, delta, own, count, fine, epsilon, SMOOTH: tl.constexpr):
     else:
         y = tl.where(own, y - 1.0, y)
     return tl.where(fine, y, 0.0)
+
+
+@triton.jit
+def slopes_of_rows(dx_ptr, x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                   theta: tl.float64, theta_step, k_ptr, out_ptr, epsilon: tl.float64, d, x_stride,
+                   mask_stride, KIND: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
+    """The derivatives of the loss of a row in γ and θ; 0 for k < 0 and without participants."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)[None, :]
+    scale = of_row(gamma_ptr, gamma, row, gamma_step)
+    a64 = of_row(theta_ptr, theta, row, theta_step) - 1.0
+    k = tl.load(k_ptr + row)
+    count = tl.zeros((), tl.int32)
+    if SMOOTH:
+        for start in range(0, d, BLOCK):
+            at = column + start
+            x = load_scores(x_ptr, mask_ptr, row * x_stride + at, row * mask_stride + at, at < d,
+                            HAS_MASK)  # fmt: skip
+            count += tl.sum((x > -float("inf")).to(tl.int32))
+    share = tl.full((), 0.0, tl.float64) + epsilon
+    each = share / tl.maximum(count, 1).to(tl.float64)
+    s = tl.zeros((), tl.float64)
+    t = s
+    for start in range(0, d, BLOCK):
+        at = column + start
+        y = tl.load(dx_ptr + row * d + at, mask=at < d, other=0.0)
+        a = a64.to(y.dtype)
+        y = tl.where(at == k, y + (1.0 - share).to(y.dtype), y)
+        if SMOOTH:
+            x = load_scores(x_ptr, mask_ptr, row * x_stride + at, row * mask_stride + at, at < d,
+                            HAS_MASK)  # fmt: skip
+            y = tl.where(x > -float("inf"), y + each.to(y.dtype), 0.0)
+        on = (y > 0) & (k >= 0)
+        y = tl.where(on, y, 0.0)
+        if KIND == GINI:
+            s += tl.sum(y * y).to(tl.float64)
+        else:
+            log = tl.log(tl.where(on, y, 1.0))
+            if KIND == ENTROPY:
+                s += tl.sum(y * log).to(tl.float64)
+            elif KIND == PNORM:
+                power = y * tl.exp(a * log)
+                s += tl.sum(power).to(tl.float64)
+                t += tl.sum(power * log).to(tl.float64)
+            else:
+                u = a * log
+                ratio = tl.where(u == 0, 1.0, expm1(u) / tl.where(u == 0, 1.0, u))
+                s += tl.sum(y * ratio * log).to(tl.float64)
+                t += tl.sum(y * dphi(u) * (log * log)).to(tl.float64)
+    by_gamma = tl.where(s > 0, 0.5 - 0.5 * s, 0.0)
+    by_theta, p = tl.zeros_like(s), a64 + 1.0
+    if KIND == ENTROPY:
+        by_gamma = -s
+    elif KIND == TSALLIS:
+        by_gamma, by_theta = -s / p, scale * (s / p - t) / p
+    elif KIND == PNORM:
+        some = tl.where(s > 0, s, 1.0)
+        square = tl.exp(2.0 / p * tl.log(some))
+        by_gamma = 0.5 - 0.5 * square
+        by_theta = scale * square * (tl.log(some) / p - t / some) / p
+    tl.store(out_ptr + 2 * row, by_gamma)
+    tl.store(out_ptr + 2 * row + 1, by_theta)
+
+
+def slopes(
+    kind: str,
+    dx: Tensor,
+    x: Tensor,
+    k: Tensor,
+    gamma: Number,
+    theta: Number | None,
+    mask: Tensor | None,
+    epsilon: float,
+) -> Tensor:
+    """``Kernel.loss_slopes``."""
+    out = torch.empty((len(x), 2), dtype=torch.float64, device=x.device)
+    on = x if mask is None else mask
+    if len(x):
+        block = min(max(power_of_2(x.shape[1]), 16), 4096)
+        with guard(x):
+            slopes_of_rows[(len(x),)](
+                dx, x, on, *parameter(gamma), *parameter(theta), k.reshape(-1).contiguous(), out,
+                epsilon, x.shape[1], x.stride(0), on.stride(0), KIND=KINDS[kind],
+                HAS_MASK=mask is not None, SMOOTH=epsilon > 0, BLOCK=block,
+                num_warps=max(block // 512, 1),
+            )  # fmt: skip
+    return out

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper, Kernel, Number, Numbers
-from . import chain, jacobian, threshold
+from . import chain, jacobian, losses, threshold
 from .attention_launch import ThresholdAttention
 
 
@@ -42,7 +42,7 @@ class ThresholdKernel(Kernel):
         epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
         first = theta[0] if theta else None
-        dx, losses = threshold.forward(
+        dx, found = threshold.forward(
             self.kind,
             x,
             gamma,
@@ -53,8 +53,21 @@ class ThresholdKernel(Kernel):
             k.reshape(-1).contiguous(),
             epsilon,
         )
-        assert losses is not None
-        return losses, dx
+        assert found is not None
+        return found, dx
+
+    def loss_slopes(
+        self,
+        dx: Tensor,
+        x: Tensor,
+        k: Tensor,
+        gamma: Number,
+        theta: Numbers,
+        mask: Tensor | None,
+        epsilon: float,
+    ) -> Tensor | None:
+        first = theta[0] if theta else None
+        return losses.slopes(self.kind, dx, x, k, gamma, first, mask, epsilon)
 
     def backward(
         self,
