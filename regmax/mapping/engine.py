@@ -13,13 +13,13 @@ from torch import Tensor
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
-from ..optimality.jacobian import tied_products
+from ..optimality.jacobian import near_kinks, tied_products
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
 from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
-from ..regularizers.penalty import Penalized, who
+from ..regularizers.penalty import Penalized, smooth_part, who
 from ..regularizers.regularizer import Regularizer, like
 from ..solvers.multipliers import Tied, multiplied
 from . import compiled, composition, generated, jagged, operator, own, sharded
@@ -213,10 +213,43 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
             result = compute(rows, settings, kinks=True)
         z = rows.z_from(result.y)
         y = attach(result.y, z, omega, rows.mask, result.inverse)
+        if y.requires_grad and result.solved is None:
+            result = _on_kinks(rows, result, settings)
         if result.tied is not None:
             augmented, where = result.tied
-            y = torch.where(where.unsqueeze(-1), attach_tied(result.y, z, augmented), y)
+            tied = attach_tied(result.y.double(), z.double(), augmented).to(y.dtype)
+            y = torch.where(where.unsqueeze(-1), tied, y)
         return _without_kinks(y, result), result
+
+
+def _on_kinks(rows: Rows, result: Forward, settings: Settings) -> Forward:
+    """The answer of a closed form, with its rows on kinks of Ω. There its derivatives are not those
+    of the value beside the kinks."""
+    omega, tol = rows.omega, settings.tolerance(result.y.dtype)
+    if all(leaf.declares("curvature") for leaf in smooth_part(omega).leaves()):
+        return result
+    tensors = omega.tensors(fixed=True)
+    wide = {k: t.double() for k, t in tensors.items() if t.is_floating_point()}
+    omega = omega.with_tensors(wide) if wide else omega
+    with torch.no_grad():
+        y = result.y.double()
+        near = near_kinks(smooth_part(omega, rows.mask), y)
+        if not bool(near.any()):
+            return result
+        tied = multiplied(Problem(omega, rows.z.double(), rows.mask), tol)
+        unknown = near
+        if tied is not None:
+            away = (tied.y - y).norm(dim=-1) + tied.certificate.error_bound
+            unknown = near & ~(away <= tol)
+    if bool(unknown.any()):
+        warnings.warn(
+            f"{who(omega)}: the answer of the closed form is on kinks of the value in "
+            f"{int(unknown.sum())} of {unknown.numel()} rows (rows {few(unknown)}), and its "
+            "derivatives there are not known: their gradient is that beside the kinks",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+    return result if tied is None else replace(result, tied=(tied.augmented, tied.bound & ~unknown))
 
 
 def _differentiated(given: tuple[Any, ...]) -> bool:

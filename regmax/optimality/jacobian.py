@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels import simplex, transforms
 from ..regularizers.curvature import Curvature, Inverse
-from ..regularizers.kinks import Augmented
+from ..regularizers.kinks import Augmented, Kinks
 from ..regularizers.penalty import Penalty, averaged, group_ids
 from ..regularizers.regularizer import Regularizer
 
@@ -105,6 +105,20 @@ def tied_rows(augmented: Augmented, y: Tensor) -> Tensor:
     both = (omega.curvature(point).matvec(along) for omega in (augmented, augmented.lagrangian()))
     stiff, soft = (torch.where(support, h, 0) for h in both)
     return ((stiff - soft).abs() > 1e-6 * (stiff.abs() + soft.abs())).any(-1)
+
+
+def near_kinks(omega: Regularizer, y: Tensor) -> Tensor:
+    """Rows in which some kink of Ω may bind y on its support, within ``_NEAR`` of y."""
+    at = simplex.inward(y)
+    with Kinks(None, None) as kinks:
+        omega.value(at)
+    if not kinks.u:
+        return torch.zeros_like(y[..., 0], dtype=torch.bool)
+    rho = [torch.full_like(u[(slice(1),) * u.ndim], 1 / _NEAR) for u in kinks.u]
+    return tied_rows(Augmented(omega, kinks.multipliers, rho), y)
+
+
+_NEAR = 1e-6
 
 
 def hyperparameter_product(

@@ -27,6 +27,54 @@ def loss(y):
     return (y * normal(*y.shape, seed=7)).sum()
 
 
+class Steps(Regularizer):
+    """½‖y‖² + λ Σ |y_{i+1} − y_i| with its closed form."""
+
+    lam = 0.2
+
+    def value(self, y):
+        return y.square().sum(-1) / 2 + self.lam * y.diff(dim=-1).abs().sum(-1)
+
+    def closed_form(self, x, gamma, mask=None):
+        return functional.fusedmax(x / gamma, self.lam)
+
+
+# -- kinks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_a_closed_form_on_kinks_of_the_value(dtype):
+    """Also where all scores are equal, and ∇Ω at the kink is a subgradient that certifies y."""
+    x = torch.cat([0.3 * normal(4, 6), torch.zeros(1, 6)]).to(dtype)
+    found = []
+    for omega in (Steps(), regmax.regularizer("tv", lam=Steps.lam)):
+        leaf, gamma = x.clone().requires_grad_(), torch.tensor(0.7, dtype=dtype, requires_grad=True)
+        found.append(grad(loss(RegularizedMax(omega, gamma)(leaf).double()), (leaf, gamma)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8 if dtype == F64 else 1e-5)
+
+
+class Pairs(Regularizer):
+    """½‖y‖² + λ Σ_{i<j} max(y_i, y_j) with its closed form."""
+
+    permutation_invariant = True
+    lam = 0.1
+
+    def value(self, y):
+        pairs = torch.triu(torch.maximum(y.unsqueeze(-1), y.unsqueeze(-2)), 1)
+        return y.square().sum(-1) / 2 + self.lam * pairs.sum((-2, -1))
+
+    def closed_form(self, x, gamma, mask=None):
+        return functional.oscarmax(x / gamma, self.lam)
+
+
+def test_a_closed_form_with_a_penalty_on_kinks_of_its_value():
+    """The derivatives of both kinds of kinks at once are not known."""
+    x = torch.zeros(1, 6, dtype=F64, requires_grad=True)
+    with pytest.warns(regmax.ConvergenceWarning, match="on kinks of the value in 1 of 1 rows"):
+        RegularizedMax(Pairs() + 0.1 * regmax.penalty("tv"))(x)
+
+
 # -- the Ω of the forward pass ------------------------------------------------------------------
 
 
