@@ -1,4 +1,4 @@
-"""Π_Ω(x) with its gradients, max_Ω(x), and solutions with certificates."""
+"""Π_Ω(x) with its gradients, and max_Ω(x)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
 from ..optimality.jacobian import near_kinks, tied_products
 from ..optimality.problem import Problem
-from ..optimality.solution import Solution, Status
 from ..regularizers import arguments
 from ..regularizers.arguments import few, first
-from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from ..regularizers.errors import ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, smooth_part, who
 from ..regularizers.regularizer import Regularizer, like
 from ..solvers.multipliers import Tied, multiplied
@@ -98,8 +97,8 @@ def _certified(
         found = wide.read(y.detach())
         certificate, tied = _certificate(problem, found, settings.tolerance(y.dtype))
         path = f"the mapping of {who(wide.omega)}"
-        _check_exact(wide, found, Forward(found, path, ""))
-        _check_zeros(certificate, found, path)
+        check_exact(wide, found, Forward(found, path, ""))
+        check_zeros(certificate, found, path)
         report(problem, found, certificate, settings.tolerance(y.dtype), settings, path)
     if y.requires_grad and isinstance(x, Tensor) and x.requires_grad:
         _check_product(wide, problem, found, certificate, x, y, path, settings, tied)
@@ -325,7 +324,7 @@ def _check_conjugate(
             )
 
 
-def _check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
+def check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
     """Refuse an answer that is off the simplex: below 0, or not 0 where masked."""
     wrong = y < 0
     if rows.mask is not None:
@@ -338,96 +337,9 @@ def _check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
         )
 
 
-def _check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
+def check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:
     """Refuse an answer with small positive entries where y is 0: its gradients would be those of
     another support."""
     if bool(certificate.stray.any()):
         at = first(certificate.stray)
         raise RegularizerError(f"{path} gives {y[at].item():.3g} at {at}, where y is 0")
-
-
-def solution(
-    omega: Regularizer,
-    x: Any,
-    gamma: float | Tensor,
-    dim: int,
-    mask: Any,
-    settings: Settings,
-    y0: Any = None,
-) -> Solution:
-    """Π_Ω(x) with its certificate, which holds for the answer as rounded to its dtype and for the
-    scores before any rounding."""
-    meta = isinstance(x, Tensor) and x.is_meta
-    if transforms.compiling() or transforms.transforming() or meta:
-        raise NotImplementedError(
-            "a certificate looks at numbers, which transforms, tracers and the meta device hide: "
-            "call solve outside"
-        )
-    rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
-    if y0 is not None:
-        settings = replace(settings, start=rows.start(y0))
-    y, result = argmax(rows, settings)
-    if omega.exact:
-        _check_exact(rows, y.detach(), result)
-    answer = rows.restore(y)
-    with torch.no_grad():
-        wide = prepare(omega, x, gamma, dim, mask, wide=True)
-        # a prox composed with a solve is certified for the whole Ω, as any answer
-        problem = Problem(wide.omega, wide.z, wide.mask)
-        found = wide.point(y.detach())
-        if result.solved is not None and result.solved.at.problem.omega is rows.omega:
-            certificate = result.solved.certificate
-        else:
-            certificate = certify(problem.at(found), tested=True)
-        if omega.exact and result.solved is None:
-            _check_zeros(certificate, found, f"{who(omega)}, {result.path}")
-        rounded = (wide.read(answer.detach()) - found).norm(dim=-1)
-        bound = certificate.error_bound.to(F64) + rounded
-    bound = rows.restore_rows(_rounded_up(bound, answer.dtype))
-    iterations = torch.zeros_like(bound, dtype=torch.int64)
-    if result.iterations is not None:
-        iterations = rows.restore_rows(result.iterations)
-    converged = bound <= settings.tolerance(answer.dtype)
-    status = _status(rows, converged, iterations >= settings.max_iter)
-    missed = (status == Status.BUDGET) | (status == Status.STALLED)
-    if settings.on_failure == "raise" and bool(missed.any()):
-        at = few(missed)
-        worst = torch.where(missed, bound, 0).max().item()
-        raise ConvergenceError(
-            f"{result.path}: {int(missed.sum())} of {missed.numel()} rows are not certified to "
-            f"{settings.tolerance(answer.dtype):g} (rows {at}; worst certified error {worst:.2g})"
-        )
-    known = certificate.error_bound <= settings.tolerance(answer.dtype)
-    slack = torch.where(known, certificate.gap * _number(wide.gamma), torch.inf)
-    return Solution(
-        y=answer,
-        value=smooth_max(rows, y, result, slack).to(answer.dtype),
-        gap=rows.restore_rows(certificate.gap.to(answer.dtype)),
-        error_bound=bound,
-        iterations=iterations,
-        converged=converged,
-        path=result.path,
-        estimated=certificate.estimated,
-        status=status,
-        trace=settings.trace and settings.trace.restored(rows.restore_rows),
-    )
-
-
-def _number(gamma: float | Tensor) -> float | Tensor:
-    """γ of each row, (*batch)."""
-    return gamma.detach().squeeze(-1) if isinstance(gamma, Tensor) and gamma.ndim else gamma
-
-
-def _rounded_up(bound: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bound in a dtype in which it may round down to less than it was."""
-    near = bound.to(dtype)
-    return torch.where(near < bound, torch.nextafter(near, near.new_full((), torch.inf)), near)
-
-
-def _status(rows: Rows, converged: Tensor, spent: Tensor) -> Tensor:
-    status = torch.where(spent, Status.BUDGET, Status.STALLED)
-    status = torch.where(converged, Status.CONVERGED, status)
-    for where, what in ((rows.empty, Status.EMPTY), (rows.spoilt, Status.SPOILT)):
-        if where is not None:
-            status = torch.where(where.squeeze(-1), what, status)
-    return status.to(torch.int8)

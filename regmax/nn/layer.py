@@ -14,7 +14,7 @@ from ..kernels import transforms, why_none
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense as dense_tensor
 from ..kernels.wrappers import is_dtensor, splits
-from ..mapping import engine, generated, sharded
+from ..mapping import engine, generated, sharded, solution
 from ..mapping.forward import OnFailure, Settings, named_solver, solves
 from ..mapping.rows import HALF, Rows, prepare
 from ..optimality.problem import Problem
@@ -148,7 +148,7 @@ class RegularizedMax(nn.Module):
 
     def _solve(self, x: Tensor, mask: Tensor | None, y0: Tensor | None, trace: bool) -> Solution:
         settings = replace(self.settings, trace=Trace() if trace else None)
-        return engine.solution(self.omega, x, self.gamma, self._along(x), mask, settings, y0)
+        return solution.solution(self.omega, x, self.gamma, self._along(x), mask, settings, y0)
 
     @overload
     def jacobian(
