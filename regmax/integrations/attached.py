@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.learnable import Learnable
-from ..nn.omega import resolved
+from ..nn.omega import held
 from ..regularizers import printing
 from ..regularizers.regularizer import Regularizer
 from . import saving
@@ -58,7 +58,7 @@ def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
 
 def checked(omega: Any) -> Regularizer | Learnable:
     """``omega`` as an object. Refuses tensors that require grad and are not parameters."""
-    found = copy.deepcopy(resolved(omega)) if isinstance(omega, str) else resolved(omega)
+    found = held(omega)
     for prefix, part in found.named_modules():
         for key, item in vars(part).items():
             if isinstance(item, Tensor) and item.requires_grad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ def resolved(omega: Any) -> Regularizer | Learnable:
             f"got {type(omega).__name__} {omega!r}"
         )
     return omega
+
+
+def held(omega: Any) -> Regularizer | Learnable:
+    """``omega`` as an object of a module, which may change it: a new one for a name."""
+    found = resolved(omega)
+    return copy.deepcopy(found) if isinstance(omega, str) else found
 
 
 def mapped(

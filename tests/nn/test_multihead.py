@@ -335,3 +335,11 @@ def test_wrong_constructions():
         MultiheadAttention(E, H, omega=3)
     with pytest.raises(ValueError, match="gamma must be > 0; got 0"):
         MultiheadAttention(E, H, omega="softmax", gamma=0.0)
+
+
+def test_modules_of_one_name_do_not_share_a_regularizer():
+    one, other = (MultiheadAttention(8, 2, omega="entmax15") for _ in range(2))
+    one.omega.alpha = 1.2
+    one.eval()
+    assert other.omega.alpha == 1.5
+    assert other.omega.training
