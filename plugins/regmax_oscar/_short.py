@@ -64,21 +64,21 @@ def _pool(sums: Any, sizes: Any, m: int, mu: Any, step: int) -> bool:
     After it a block is at the last of its entries that was met; elsewhere sums and sizes are 0.
     The mean ranks of neighbours A and B are (|A| + |B|)/2 apart.
     """
-    i = 0 if step > 0 else m - LANES
-    total, size = simd.load(sums, i), simd.load(sizes, i)
+    i, sign = 0 if step > 0 else m - LANES, step // LANES
+    total, size = simd.load(sums, i) * sign, simd.load(sizes, i)
     zero = simd.spread(total, 0.0)
-    sign, half, some = step / LANES, mu * 0.5, zero < zero
+    half, some = mu * 0.5, zero < zero
     for _ in range(LANES, m, LANES):
-        more, number = simd.load(sums, i + step), simd.load(sizes, i + step)
-        rise = (more * size - total * number) * sign + size * number * (size + number) * half
+        more, number = simd.load(sums, i + step) * sign, simd.load(sizes, i + step)
+        rise = (size * (number * half)) * (size + number) + (more * size - total * number)
         joined = rise >= zero
         some = some | (joined & (size * number > zero))
-        simd.store(sums, i, simd.select(joined, zero, total))
+        simd.store(sums, i, simd.select(joined, zero, total * sign))
         simd.store(sizes, i, simd.select(joined, zero, size))
         total = more + simd.select(joined, total, zero)
         size = number + simd.select(joined, size, zero)
         i += step
-    simd.store(sums, i, total)
+    simd.store(sums, i, total * sign)
     simd.store(sizes, i, size)
     return simd.count(some) > 0
 
@@ -150,10 +150,10 @@ def _enter(job: Any, like: Any, r: int, k: int, room: Any) -> bool:
 
 
 @njit
-def _unsorted(keys: Any, tile: Any, n: int, k: int, out: Any) -> None:
-    """The entries of lane k by rank, to their places."""
-    for i in range(k, n * LANES, LANES):
-        out[keys[i] & INDEX] = tile[i]
+def _unsorted(keys: Any, tile: Any, m: int, apart: int, out: Any) -> None:
+    """The entries by rank, to their places in the rows of lanes."""
+    for i in range(m):
+        out[i % LANES * apart + (keys[i] & INDEX)] = tile[i]
 
 
 @njit
@@ -169,12 +169,12 @@ def _together(job: Any, like: Any, count: int, room: Any, wide: Any) -> None:
     for i in range(0, m, LANES):
         t = simd.load(sums, i)
         simd.store(tile, i, simd.narrow(t if prox else simd.larger(t - tau, 0.0)))
-    bits = memory.pointer(memory.address_of(keys), 0, job)
+    bits, apart = memory.pointer(memory.address_of(keys), 0, job), d + 2 * LANES
+    _unsorted(bits, tile, m, apart, tiles.packed(room, d, like, 0))
     for k in range(count):
         n, low = int(room[LANES * tiles.SIZE + k]), room[LANES * tiles.LOW + k]
         row, y = tiles.row_of(job, k, 3, like, room), tiles.packed(room, d, like, k)
         out = common.rows_at(job, 4, int(room[LANES * tiles.ROW + k]), like)
-        _unsorted(bits, tile, n, k, y)
         common.place(row, d, low, y, out, blank and not prox)
         for i in range(0, d if prox and n < d else 0, LANES):
             on = common.piece(row, i, d, -np.inf) >= low
@@ -262,21 +262,20 @@ def _averaged(job: Any, like: Any, count: int, room: Any, wide: Any) -> None:
             room[LANES * j + k] = room[LANES * j]
         room[LANES * tiles.SIZE + k] = 0
     values = tiles.tile(room, d, like)
-    m = tiles.columns(room, tiles.packed(room, d, like, 0), d + 2 * LANES, 0.0, values)
+    apart, v = d + 2 * LANES, tiles.copy(room, d, like, 0)
+    m = tiles.columns(room, tiles.packed(room, d, like, 0), apart, 0.0, values)
     if m > 0:
         _keys(values, m, keys)
     bits = memory.pointer(memory.address_of(keys), 0, job)
-    for k in range(count):
-        v = tiles.copy(room, d, like, k)
-        for i in range(k, int(room[LANES * tiles.SIZE + k]) * LANES, LANES):
-            values[i] = v[bits[i] & INDEX]
+    for i in range(m):
+        values[i] = v[i % LANES * apart + (bits[i] & INDEX)]
     scale = simd.load(tiles.numbers(room, tiles.SCALE), 0)
     found = _averages(keys, values, m, scale, not prox, sums, sizes)
     simd.store(room, LANES * tiles.TAU, found)
+    _unsorted(bits, values, m, apart, v)
     for k in range(count):
         r, w = int(room[LANES * tiles.ROW + k]), tiles.copy(room, d, like, k)
         y, out = common.rows_at(job, 0, r, like), common.rows_at(job, 4, r, like)
-        _unsorted(bits, values, int(room[LANES * tiles.SIZE + k]), k, w)
         common.place_support(y, d, w, out, blank)
         if hyper:
             common.set_number(job, 5, r, room[LANES * tiles.TAU + k])
