@@ -22,11 +22,16 @@ LITERAL = (-2, -1, 0, 0.5, 1, 2, 3)
 
 
 def slopes(
-    entry: Entrywise, vectors: list[bool], constants: list[float], value: bool = False
+    entry: Entrywise,
+    vectors: list[bool],
+    constants: list[float],
+    value: bool = False,
+    lanes: bool = False,
 ) -> str:
     """e', e'' and e''' of each entry; ``vectors``: which inputs have a number for each entry.
     Numbers of the source that are not inputs are added to ``constants``. ``value``: whether it
-    gives e of −n entries where n is negative."""
+    gives e of −n entries where n is negative. ``lanes``: whether it may take sixteen entries at a
+    time."""
 
     def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         found = [entry(t, *inputs)]
@@ -34,10 +39,12 @@ def slopes(
             found.append(derivative(found[-1], t))
         return found if value else found[1:]
 
-    return _written("slopes", derivatives, vectors, constants, int(value))
+    return _written("slopes", derivatives, vectors, constants, int(value), lanes)
 
 
-def partials(entry: Entrywise, vectors: list[bool], constants: list[float]) -> str:
+def partials(
+    entry: Entrywise, vectors: list[bool], constants: list[float], lanes: bool = False
+) -> str:
     """∂e'/∂p of each entry, for each input p: first those without a number for each entry."""
 
     def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -45,7 +52,7 @@ def partials(entry: Entrywise, vectors: list[bool], constants: list[float]) -> s
         ordered = sorted(zip(vectors, range(len(inputs)), strict=True))
         return [derivative(slope, inputs[k]) for _, k in ordered]
 
-    return _written("partials", derivatives, vectors, constants)
+    return _written("partials", derivatives, vectors, constants, 0, lanes)
 
 
 def derivative(value: Tensor, t: Tensor) -> Tensor:
@@ -62,7 +69,8 @@ def _written(
     function: Callable[[Tensor, list[Tensor]], list[Tensor]],
     vectors: list[bool],
     constants: list[float],
-    apart: int = 0,
+    apart: int,
+    lanes: bool,
 ) -> str:
     """``apart``: how many of the first results are written for −n entries instead."""
     # different numbers everywhere: a constant is what has one value
@@ -77,7 +85,7 @@ def _written(
         found = function(points[0], points[1:])
     results = [tape.ref(t) for t in found]
     loops = [("n", results[apart:]), *([("-n", results[:apart])] if apart else [])]
-    wide = in_lanes(step for _, refs in loops for step in needed(tape.steps, refs))
+    wide = lanes and in_lanes(step for _, refs in loops for step in needed(tape.steps, refs))
     return _Writer(tape, vectors, constants, wide).written(name, loops)
 
 
