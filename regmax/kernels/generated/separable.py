@@ -49,24 +49,32 @@ def _each(a: Any, k: int, count: int, i: int) -> Any:
 def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int:
     """How many entries may be positive, which are moved to the front with what e is at 0; −1 where
     e bends the wrong way, or has no slope; all where ``keep``. No y_i is above 1, so
-    τ ≥ z_i − e'(1). Where the power b is not above 0, e'(0) is −∞."""
+    τ ≥ z_i − e'(1). Where the power b is not above 0, e'(0) is −∞. Without inputs that differ, the
+    third result of e is then that at 1/m."""
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     at0, y, z = memory.row(room, AT0), memory.row(room, Y), memory.row(room, Z)
     out, ld, count = e.out, e.ld, e.count
     first = 1 if count == 0 else m
-    for i in range(first):
-        on[i], y[i] = i, 1.0
-    rows.slopes(e, first, on, y)
+    if count == 0:
+        e.own[0], e.own[1], e.own[2] = FLOOR, 1.0, 1.0 / m
+        rows.at_points(e.code, 3, e)
+        at0[0] = out[1]
+        if out[ld + 1] < 0.0:
+            return -1
+    else:
+        for i in range(m):
+            on[i], y[i] = i, 1.0
+        rows.slopes(e, m, on, y)
+        for i in range(m):
+            y[i], at0[i] = 0.0, out[i]
+            if out[ld + i] < 0.0:
+                return -1
+        rows.slopes(e, m, on, y)
     low = -np.inf
     for i in range(0, m, LANES):
-        slope = _each(out, 0, count, i)
+        slope = _each(at0, 0, count, i)
         above = simd.select(simd.first(m - i) & (slope < np.inf), simd.load(z, i) - slope, -np.inf)
         low = max(low, simd.largest(above))
-    for i in range(first):
-        y[i], at0[i] = 0.0, out[i]
-        if out[ld + i] < 0.0:
-            return -1
-    rows.slopes(e, first, on, y)
     for i in range(first):
         h = out[ld + i]
         if h < 0.0 or at0[i] < out[i] or math.isnan(out[i]):
@@ -109,6 +117,7 @@ def _forward_row(
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     t, ends = memory.row(room, T), memory.row(room, ENDS)
     out, ld, count = e.out, e.ld, e.count
+    whole = m
     m = at_zero(e, False, m, room, place, on)
     if m <= 0:
         return 0, np.inf
@@ -124,11 +133,14 @@ def _forward_row(
     if count > 0:
         rows.slopes_of(e, m, ends, g, h, c)
     else:
-        rows.slopes(e, 1, on, ends)
+        k = 2
+        if m < whole:
+            on[0], k = 0, 0
+            rows.slopes(e, 1, on, ends)
         for i in range(0, m, LANES):
-            simd.store(g, i, none + out[0])
-            simd.store(h, i, none + out[ld])
-            simd.store(c, i, none + out[2 * ld])
+            simd.store(g, i, none + out[k])
+            simd.store(h, i, none + out[ld + k])
+            simd.store(c, i, none + out[2 * ld + k])
     lo, hi, noise, convex = model(m, room)
     if not convex:
         return 0, np.inf
