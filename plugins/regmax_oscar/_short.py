@@ -1,8 +1,7 @@
 """Short rows of float32, sixteen at a time, one in each lane: oscarmax, the prox and J v.
 
-The formulas are those of :mod:`._numba`. A sorting network (Batcher's merge exchange; Knuth, "The
-Art of Computer Programming" 3, 5.2.2, Algorithm M) makes the same comparisons in every lane. Then
-adjacent violators are pooled in passes over the row, forth and back, until no lane has any.
+The formulas are those of :mod:`._numba`. Adjacent violators are pooled in passes over the sorted
+row, forth and back, until no lane has any.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from regmax.kernels.cpu import common, memory, projection, simd, tiles
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
+from ._network import BLOCK, sort
 from ._passes import count_above
 
 HIGHEST = np.finfo(np.float64).max ** 0.5  # upper limit of γλ, so that products do not overflow
@@ -25,29 +25,12 @@ INDEX = 127
 @njit
 def _keys(tile: Any, m: int, keys: Any) -> None:
     """The entries with their places as numbers that differ, sorted in descending order."""
-    for i in range(0, m, LANES):
-        x = simd.larger(simd.wide(simd.load(tile, i)), -1e39)  # no infinities
-        place = simd.as_bits(x) | (i // LANES)
-        simd.store(keys, i, simd.from_bits(place))
-    _sort(keys, m)
-
-
-@njit
-def _sort(keys: Any, m: int) -> None:
-    most = LANES
-    while 2 * most < m:
-        most *= 2
-    p = most
-    while p > 0:
-        q, r, apart = most, 0, p
-        while apart > 0:
-            for start in range(r, m - apart, 2 * p):
-                for i in range(start, min(start + p, m - apart), LANES):
-                    a, b = simd.load(keys, i), simd.load(keys, i + apart)
-                    simd.store(keys, i, simd.larger(a, b))
-                    simd.store(keys, i + apart, simd.smaller(a, b))
-            apart, q, r = q - p, q // 2, p
-        p = p // 2 if p > LANES else 0
+    whole = (m + BLOCK - 1) // BLOCK * BLOCK
+    for i in range(0, whole, LANES):
+        low = simd.spread(simd.load(keys, 0), -1e39)
+        x = simd.larger(simd.wide(simd.load(tile, i)), low) if i < m else low  # no infinities
+        simd.store(keys, i, simd.from_bits(simd.as_bits(x) | (i // LANES)))
+    sort(keys, whole)
 
 
 @njit
