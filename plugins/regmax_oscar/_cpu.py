@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from regmax.kernels import ProxKernel
 from regmax.kernels.cpu.rows import CompiledRows, result
 
+SHORT = 128
+"""Rows of float32 up to this length are computed by functions of their own, sixteen at a time."""
+
 
 class _Oscarmax(CompiledRows, ProxKernel):
     """Oscarmax, and the prox for other bases."""
+
+    short = CompiledRows("regmax_oscar._short")
+    parts = (short,)
+
+    def run(self, which: int, x: Tensor, *arrays: Tensor | int | None) -> None:
+        fits = x.shape[1] <= SHORT and x.dtype == torch.float32
+        CompiledRows.run(self.short if fits else self, which, x, *arrays)
+
+    def rerun(self, which: int, job: Any, arrays: dict[int, Tensor], numbers: Any = ()) -> None:
+        x = arrays[0]
+        fits = x.shape[1] <= SHORT and x.dtype == torch.float32
+        CompiledRows.rerun(self.short if fits else self, which, job, arrays, numbers)
 
     def prox(
         self, x: Tensor, gamma: Tensor, lam: Tensor, reach: Tensor, mask: Tensor | None

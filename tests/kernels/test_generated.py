@@ -100,6 +100,29 @@ POINTWISE = {
 }
 
 
+def test_sixteen_logarithms_and_exponentials_of_any_numbers():
+    source = """def values(n, y, numbers, vectors, stride, out):
+    for i in range(0, n, 16):
+        t = common.piece(y, i, n, 1.0)
+        common.store_piece(out, i, n, elementary.any_log(t))
+        common.store_piece(out, stride + i, stride + n, elementary.any_exp(t))
+"""
+    special = [0.0, -0.0, -1.0, math.inf, -math.inf, math.nan, 5e-324, 1e-310, 2.3e-308, 1e308]
+    near = [-707.0, 708.5, 709.0, 709.5, 709.78, 709.79, 1.0, 0.5, 2.0, 1e-9, -1e-9]
+    y = torch.tensor([*special, *near], dtype=F64)
+    out = y.new_empty(2, len(y))
+    Function(source)(len(y), y, y, y, len(y), out)
+    for got, right in zip(out, (y.log(), y.exp()), strict=True):
+        torch.testing.assert_close(got, right, rtol=4e-16, atol=0, equal_nan=True)
+
+
+def test_equal_results_of_the_derivatives_are_computed_once():
+    _, _, kernel = made(lambda y: (y * y.log()).sum(-1))
+    text = kernel.path.read_text()
+    assert text.count("any_log") == 2  # for the derivatives and for the value
+    assert text.count(" / ") == 2  # 1/t and 1/t²
+
+
 def by_triton(value):
     """The inputs and the kernel of a value in Triton's interpreter."""
     need_triton(interpreter=True)

@@ -9,6 +9,9 @@ import torch
 from mapping_checks import normal
 from penalty_kernel_checks import BOTH, F32, F64, PenaltyKernelChecks, eps, number
 
+pytest.importorskip("numba")
+from regmax.kernels.cpu.rows import CompiledRows
+
 
 def exact(x: torch.Tensor, lam: float) -> np.ndarray:
     """P_Δ of the regression by its minimax formula's blocks, in extended precision."""
@@ -82,3 +85,40 @@ class TestOscarmax(PenaltyKernelChecks):
                     ties = z[order][1:] == z[order][:-1]
                     assert torch.equal(row[order][1:][ties], row[order][:-1][ties])
                     assert (row[order].diff() <= 0).all()
+
+    @pytest.mark.parametrize("d", [1, 7, 16, 64, 127, 128])
+    def test_short_rows_together(self, d: int) -> None:
+        """Rows of float32 in lanes: the answers of the general functions, and the bits of a row
+        alone."""
+        general = CompiledRows("regmax_oscar._numba")
+        generator = torch.Generator().manual_seed(d)
+        x = torch.randn(37, d, generator=generator)
+        x[::3] = (x[::3] * 8).round() / 8
+        x[5], x[6, 0], x[9] = -torch.inf, torch.nan, 0.0
+        mask = torch.rand(37, d, generator=generator) > 0.2
+        gamma, lam = (10 ** torch.rand(37, dtype=F64, generator=generator) - 0.5 for _ in range(2))
+        v = torch.randn(37, d, generator=generator)
+        for on, weight in ((None, lam / d), (mask, lam), (mask, 0 * lam), (None, 1e200 * lam)):
+            y, found = self.kernel.forward(x, gamma, (weight,), on)[0], torch.empty_like(x)
+            general.run(0, x, gamma, weight, on, found)
+            torch.testing.assert_close(y, found, rtol=0, atol=1e-7, equal_nan=True)
+            dx, (dlam,) = self.kernel.backward(y, v, gamma, (weight,), on, True)
+            right, rate = torch.empty_like(x), torch.empty_like(lam)
+            general.run(1, y, v, gamma, weight, right, rate)
+            torch.testing.assert_close(dx, right, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(dlam, rate, rtol=1e-9, atol=1e-9)
+            for reach in (number(800), number(1.5)):
+                z = self.kernel.prox(x, gamma, weight, reach, on)[0]
+                general.run(0, x, gamma, weight, on, found, reach)
+                low = (-reach * gamma * 0.999).unsqueeze(-1)
+                z, found = (torch.where(t < low, -torch.inf, t) for t in (z, found))
+                torch.testing.assert_close(z, found, rtol=1e-6, atol=0, equal_nan=True)
+            for r in range(len(x)):
+                row = slice(r, r + 1)
+                own = None if on is None else on[row]
+                alone = self.kernel.forward(x[row], gamma[row], (weight[row],), own)[0]
+                assert torch.equal(alone.nan_to_num(-1), y[row].nan_to_num(-1))
+                back = self.kernel.backward(y[row], v[row], gamma[row], (weight[row],), own, False)[
+                    0
+                ]
+                assert torch.equal(back, dx[row])

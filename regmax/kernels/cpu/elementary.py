@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -78,6 +79,28 @@ def log(x: Any) -> Any:
     p = p * t + 0.6666666666666666
     # log m = f − s (f − t p) − …: 2 s = f − s f
     return number * LN2_HIGH + (f - (s * (f - t * p) - number * LN2_LOW))
+
+
+@njit
+def any_exp(x: Any) -> Any:
+    """e^x of any numbers; 0 below −708."""
+    y = simd.select(x == x, exp(simd.smaller(x, 709.0)), x)
+    if simd.count(x > 709.0) > 0:
+        large = exp(simd.smaller(x - 1.0, 709.0)) * 2.718281828459045
+        large = simd.select(x > 709.782712893384, simd.spread(x, np.inf), large)
+        y = simd.select(x > 709.0, large, y)
+    return y
+
+
+@njit
+def any_log(x: Any) -> Any:
+    """log x of any numbers."""
+    small = x < 2.2250738585072014e-308
+    y = log(simd.select(small, x * 18014398509481984.0, x))
+    y = simd.select(small, y - 37.42994775023705, y)
+    y = simd.select(x < np.inf, y, x)
+    y = simd.select(x == 0.0, simd.spread(x, -np.inf), y)
+    return simd.select(x < 0.0, simd.spread(x, np.nan), y)
 
 
 @njit

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import hashlib
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +13,16 @@ from torch import Tensor
 from ..cpu.compiling import loaded
 from .files import module, written
 
-_HEAD = "import math\n\nimport numpy as np\n\n\n"
+_HEAD = "import math\n\nimport numpy as np\n{}\n\n"
+_SIXTEEN = "\nfrom regmax.kernels.cpu import common, elementary, simd  # {}\n"
+
+
+@functools.cache
+def _version() -> str:
+    """A digest of the modules that vectors are computed with."""
+    folder = Path(__file__).parents[1] / "cpu"
+    texts = [(folder / f"{name}.py").read_bytes() for name in ("common", "elementary", "simd")]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
 class Function:
@@ -18,7 +30,7 @@ class Function:
 
     def __init__(self, source: str) -> None:
         name = source.split("(")[0].removeprefix("def ")
-        text = _HEAD + source
+        text = _HEAD.format(_SIXTEEN.format(_version()) if "common." in source else "") + source
         self.path, kept = written(name, text)
 
         def make() -> bytes:

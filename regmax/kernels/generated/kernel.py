@@ -60,13 +60,13 @@ class GeneratedKernel:
         self.alike = not (entry.coupled or any(vectors))
         constants: list[float] = []
         try:
-            text, self.sums = source.slopes(entry, vectors, constants, value=True), True
+            text, self.sums = source.slopes(entry, vectors, constants, True, lanes=True), True
         except Unknown:  # e has no translation, and its derivatives may have one
             constants.clear()
-            text, self.sums = source.slopes(entry, vectors, constants), False
+            text, self.sums = source.slopes(entry, vectors, constants, lanes=True), False
         self.sums = self.sums and entry.rest is None
         self.slopes = _function(text)
-        self._source = source.partials(entry, vectors, constants)
+        self._source = source.partials(entry, vectors, constants, lanes=True)
         self._inputs = Inputs(vectors, constants, torch.device("cpu"))
         none = torch.zeros(0, dtype=torch.float64, device="cpu")
         self._entry, self._more = entry, none

@@ -40,11 +40,11 @@ def exponent(y: float, h: float, c: float) -> float:
 
 
 @njit
-def _powers(y: Any, h: Any, c: Any) -> Any:
-    """b of the power model at y, for vectors; 0, ½ and 1 where it is one of them but for rounding,
-    and between −3 and 20."""
+def _powers(y: Any, c: Any, stiff: Any) -> Any:
+    """b of the power model at y, for vectors, ``stiff`` = 1/e''; 0, ½ and 1 where it is one of them
+    but for rounding, and between −3 and 20."""
     none = simd.spread(y, 0.0)
-    b = y * c / h + 1.0
+    b = y * c * stiff + 1.0
     b = simd.select((b > -20.0) & (b < 20.0), b, simd.select(b > 0.0, none + 20.0, 1.0))
     b = simd.select((b > -1e-7) & (b < 1e-7), none, b)
     b = simd.select((b > 0.5 - 1e-9) & (b < 0.5 + 1e-9), none + 0.5, b)
@@ -84,9 +84,12 @@ def model(m: int, room: Any) -> tuple[float, float, float, bool]:
         bent, value = simd.load(h, i), zi - gi
         wrong += simd.count(on) - simd.count(on & (bent > 0.0) & (value < np.inf))
         hi = simd.select(bent > 1e-250, simd.smaller(bent, 1e250), 1e-250)
-        hi = simd.select(on, hi, 1.0 / (rate * FLOOR))
-        simd.store(b, i, simd.select(on, _powers(yi, hi, simd.load(c, i)), simd.load(b0, i)))
-        simd.store(s, i, simd.select(on, 1.0 / (yi * hi), rate))
+        if simd.count(on) < LANES:
+            hi = simd.select(on, hi, 1.0 / (rate * FLOOR))
+        soft = 1.0 / (yi * hi)
+        power = _powers(yi, simd.load(c, i), soft * yi)
+        simd.store(b, i, simd.select(on, power, simd.load(b0, i)))
+        simd.store(s, i, simd.select(on, soft, rate))
         simd.store(y, i, yi)
         simd.store(g, i, gi)
         simd.store(h, i, hi)
@@ -110,10 +113,10 @@ def _kind(tau: float, m: int, room: Any) -> tuple[float, float]:
     at, at0, y = memory.row(room, AT), memory.row(room, AT0), memory.row(room, Y)
     same, linear, near = 0, 0, 0
     far = simd.spread(simd.load(b, 0), 0.0)
-    soft, stiff = far, far
+    soft, hard = far, far + np.inf
     for i in range(0, m, LANES):
         part = simd.first(m - i)
-        bi, least = simd.load(b, i), simd.load(b0, i)
+        bi, least_b = simd.load(b, i), simd.load(b0, i)
         si = simd.load(s, i)
         u = (simd.load(at, i) - tau) * si
         on = part & (simd.load(at0, i) > tau)
@@ -121,16 +124,17 @@ def _kind(tau: float, m: int, room: Any) -> tuple[float, float]:
         counts = on & ((u > 0.0) | (simd.load(y, i) > 2.0 * FLOOR))
         far = simd.larger(far, simd.select(counts, size, 0.0))
         soft = simd.larger(soft, simd.select(counts, si, 0.0))
-        stiff = simd.larger(stiff, simd.select(counts, 1.0 / si, 0.0))
+        hard = simd.smaller(hard, simd.select(counts, si, np.inf))
         size = size * (simd.larger(bi, bi * -1.0) + 1.0)
-        same += simd.count(part & (bi == b[0]) & (least >= b[0]))
-        linear += simd.count(part & (bi > 0.8) & (bi < 1.3) & (least > 0.8))
+        same += simd.count(part & (bi == b[0]) & (least_b >= b[0]))
+        linear += simd.count(part & (bi > 0.8) & (bi < 1.3) & (least_b > 0.8))
         near += simd.count(part) - simd.count(on) + simd.count(on & (size < 0.6))
     if same == m:
         return b[0], 0.0
     most = min(simd.largest(far), 0.5)
     kind = RATIONAL if linear == m else NEAR if near == m else POWERS
-    return kind, 0.1 * most * most * most / max(simd.largest(soft) * simd.largest(stiff), 1.0)
+    least = -simd.largest(hard * -1.0)
+    return kind, 0.1 * most * most * most / max(simd.largest(soft) / least, 1.0)
 
 
 @njit

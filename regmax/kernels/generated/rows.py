@@ -8,8 +8,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from ..cpu import common, memory
+from ..cpu import common, memory, simd
 from ..cpu.jit import intrinsic, njit
+from ..cpu.simd import LANES
 
 EPS = common.EPS
 FLOOR = EPS**2
@@ -23,6 +24,7 @@ where Ω at every ``EVERY``-th y is written, with the sum of the sizes of its te
 ε² for its zeros; F is left out."""
 LARGEST = 1e155
 """Scores that are larger, or not finite, are not solved."""
+ABOVE = float(np.nextafter(LARGEST, np.inf))
 SLOPES, PARTIALS, VARYING, PLAIN = 8, 9, 10, 11
 """Places in a backward job. Its arrays are y, γ, v, the inputs of e that have one number per row
 and those that have one per entry, then the gradients of x and of both; then the addresses of e's
@@ -82,6 +84,28 @@ def slopes(e: Entry, n: int, on: Any, y: Any) -> None:
 
 
 @njit
+def slopes_of(e: Entry, m: int, y: Any, g: Any, h: Any, c: Any) -> None:
+    """The first three derivatives of e at the positive ones of m entries, to their places in g, h
+    and c; y is 0 from m on."""
+    n = 0
+    for i in range(0, m, LANES):
+        v = simd.load(y, i)
+        on = v > 0.0
+        simd.compress(e.own, n, simd.smaller(simd.larger(v, FLOOR), 1.0), on)
+        for k in range(e.count):
+            simd.compress(e.part, k * e.ld + n, simd.load(e.vectors, k * e.ld + i), on)
+        n += simd.count(on)
+    at_points(e.code, n, e)
+    n = 0
+    for i in range(0, m, LANES):
+        on = simd.load(y, i) > 0.0
+        simd.store(g, i, simd.expand(e.out, n, on))
+        simd.store(h, i, simd.expand(e.out, e.ld + n, on))
+        simd.store(c, i, simd.expand(e.out, 2 * e.ld + n, on))
+        n += simd.count(on)
+
+
+@njit
 def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
     """z of the participants of row r and their places; none where a score is not solved."""
     row = common.rows_at(job, X, r, like)
@@ -89,8 +113,23 @@ def taken(job: Any, r: int, d: int, place: Any, z: Any, like: Any) -> int:
     masked = common.given(job, MASK)
     on = common.octets_at(job, MASK, r)
     m, top = 0, -np.inf
+    if not masked:
+        best = common.piece(row, 0, d, -LARGEST)
+        bad = simd.not_below(best, ABOVE)
+        for i in range(0, d, LANES):
+            v = common.piece(row, i, d, -LARGEST)
+            bad = bad | simd.not_below(v, ABOVE) | simd.not_below(v * -1.0, ABOVE)
+            best = simd.larger(v, best)
+        if simd.count(bad) > 0:
+            return 0
+        top = simd.largest(best)
+        for i in range(0, d, LANES):
+            simd.store(z, i, (common.piece(row, i, d, 0.0) - top) * scale)
+        for i in range(d):
+            place[i] = i
+        return d
     for i in range(d):
-        if not masked or on[i] != 0:
+        if on[i] != 0:
             place[m] = i
             z[m] = row[i]
             if not abs(z[m]) <= LARGEST:
@@ -115,14 +154,18 @@ def vectors_of(job: Any, k: int, r: int, count: int, ld: int, place: Any, m: int
 @njit
 def spread(job: Any, r: int, m: int, place: Any, found: Any, bound: float, like: Any) -> None:
     """Write y and the bound of row r, +inf for NaN; ``found`` is y at ``place``."""
-    y = common.rows_at(job, OUT, r, like)
-    for i in range(job[common.WIDTH]):
-        y[i] = 0.0
-    total = 0.0
-    for i in range(m):
-        total += found[i]
-    for i in range(m):
-        y[place[i]] = found[i] / total
+    y, d = common.rows_at(job, OUT, r, like), job[common.WIDTH]
+    sums = simd.spread(simd.load(found, 0), 0.0)
+    for i in range(0, m, LANES):
+        sums = sums + simd.select(simd.first(m - i), simd.load(found, i), 0.0)
+    total = simd.total(sums)
+    if m == d:
+        for i in range(0, m, LANES):
+            common.store_piece(y, i, d, simd.load(found, i) / total)
+    else:
+        common.fill(y, d, 0.0)
+        for i in range(m):
+            y[place[i]] = found[i] / total
     common.set_number(job, BOUND, r, bound if bound < np.inf else np.inf)
 
 
@@ -170,15 +213,22 @@ def entry(job: Any, r: int, code: int, count: int, places: int, ld: int, wide: A
 def support(job: Any, r: int, e: Entry, place: Any, vs: Any, h: Any, like: Any) -> int:
     """How many y_i are positive, which are at ``place``; v and e'' there."""
     y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 2, r, like)
-    n = 0
-    for i in range(job[common.WIDTH]):
-        if y[i] > 0.0:
-            place[n], e.own[n], vs[n] = i, max(y[i], 1e-154), v[i]
-            n += 1
+    d, n = job[common.WIDTH], 0
+    for i in range(0, d, LANES):
+        at = common.piece(y, i, d, 0.0)
+        on = at > 0.0
+        if simd.count(on) == 0:
+            continue
+        simd.compress(e.own, n, simd.larger(at, 1e-154), on)
+        simd.compress(vs, n, common.piece(v, i, d, 0.0), on)
+        for k in range(i, min(i + LANES, d)):
+            place[n] = k
+            n += 1 if y[k] > 0.0 else 0
     vectors_of(job, 4, r, e.count, e.ld, place, n, e.part)
     at_points(e.code, n, e)
-    for j in range(n):
-        h[j] = positive(e.out[e.ld + j])
+    for i in range(0, n, LANES):
+        bent = simd.load(e.out, e.ld + i)
+        simd.store(h, i, simd.select(bent > 1e-250, simd.smaller(bent, 1e250), 1e-250))
     return n
 
 
@@ -186,12 +236,14 @@ def support(job: Any, r: int, e: Entry, place: Any, vs: Any, h: Any, like: Any) 
 def finish(job: Any, r: int, n: int, w: Any, place: Any, e: Entry, like: Any) -> None:
     """Write J v/γ and −⟨J v, ∂e'/∂p⟩ of row r, where w = J v at ``place``."""
     d, plain, ld = job[common.WIDTH], job[5 + 2 * PLAIN], e.ld
-    dx = common.rows_at(job, 5, r, like)
-    for i in range(d):
-        dx[i] = 0.0
-    scale = 1.0 / common.number_at(job, 1, r)
-    for j in range(n):
-        dx[place[j]] = w[j] * scale
+    dx, scale = common.rows_at(job, 5, r, like), 1.0 / common.number_at(job, 1, r)
+    if n == d:
+        for i in range(0, d, LANES):
+            common.store_piece(dx, i, d, simd.load(w, i) * scale)
+    else:
+        common.fill(dx, d, 0.0)
+        for j in range(n):
+            dx[place[j]] = w[j] * scale
     if job[5 + 2 * PARTIALS] == 0:
         return
     dnumbers = common.rows_at(job, 6, r, memory.doubles(d))

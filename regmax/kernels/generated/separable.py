@@ -49,24 +49,32 @@ def _each(a: Any, k: int, count: int, i: int) -> Any:
 def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int:
     """How many entries may be positive, which are moved to the front with what e is at 0; −1 where
     e bends the wrong way, or has no slope; all where ``keep``. No y_i is above 1, so
-    τ ≥ z_i − e'(1). Where the power b is not above 0, e'(0) is −∞."""
+    τ ≥ z_i − e'(1). Where the power b is not above 0, e'(0) is −∞. Without inputs that differ, the
+    third result of e is then that at 1/m."""
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     at0, y, z = memory.row(room, AT0), memory.row(room, Y), memory.row(room, Z)
     out, ld, count = e.out, e.ld, e.count
     first = 1 if count == 0 else m
-    for i in range(first):
-        on[i], y[i] = i, 1.0
-    rows.slopes(e, first, on, y)
+    if count == 0:
+        e.own[0], e.own[1], e.own[2] = FLOOR, 1.0, 1.0 / m
+        rows.at_points(e.code, 3, e)
+        at0[0] = out[1]
+        if out[ld + 1] < 0.0:
+            return -1
+    else:
+        for i in range(m):
+            on[i], y[i] = i, 1.0
+        rows.slopes(e, m, on, y)
+        for i in range(m):
+            y[i], at0[i] = 0.0, out[i]
+            if out[ld + i] < 0.0:
+                return -1
+        rows.slopes(e, m, on, y)
     low = -np.inf
     for i in range(0, m, LANES):
-        slope = _each(out, 0, count, i)
+        slope = _each(at0, 0, count, i)
         above = simd.select(simd.first(m - i) & (slope < np.inf), simd.load(z, i) - slope, -np.inf)
         low = max(low, simd.largest(above))
-    for i in range(first):
-        y[i], at0[i] = 0.0, out[i]
-        if out[ld + i] < 0.0:
-            return -1
-    rows.slopes(e, first, on, y)
     for i in range(first):
         h = out[ld + i]
         if h < 0.0 or at0[i] < out[i] or math.isnan(out[i]):
@@ -79,6 +87,13 @@ def at_zero(e: Entry, keep: bool, m: int, room: Any, place: Any, on: Any) -> int
         si, bi = _each(out, ld, count, i), _each(out, 2 * ld, count, i)
         at = simd.select(bi > limit, zi - gi, simd.spread(zi, np.inf))
         chosen = simd.first(m - i) & (at >= low)
+        if n == i and simd.count(chosen) == LANES:
+            simd.store(at0, i, at)
+            simd.store(g0, i, gi)
+            simd.store(s0, i, si)
+            simd.store(b0, i, bi)
+            n += LANES
+            continue
         simd.compress(z, n, zi, chosen)
         simd.compress(at0, n, at, chosen)
         simd.compress(g0, n, gi, chosen)
@@ -102,17 +117,30 @@ def _forward_row(
     g0, s0, b0 = memory.row(room, G0), memory.row(room, S0), memory.row(room, B0)
     t, ends = memory.row(room, T), memory.row(room, ENDS)
     out, ld, count = e.out, e.ld, e.count
+    whole = m
     m = at_zero(e, False, m, room, place, on)
     if m <= 0:
         return 0, np.inf
-    for i in range(m, m + LANES):
-        at0[i], z[i], g0[i], s0[i], b0[i], ends[i] = -np.inf, 0.0, 0.0, 1.0, 1.0, 0.0
-    for i in range(m):
-        on[i], ends[i] = i, 1.0 / m
-    rows.slopes(e, m if count > 0 else 1, on, ends)
-    for i in range(m):
-        k = i if count > 0 else 0
-        g[i], h[i], c[i] = out[k], out[ld + k], out[2 * ld + k]
+    none = simd.spread(simd.load(z, 0), 0.0)
+    for i in range(0, m, LANES):
+        simd.store(ends, i, none + 1.0 / m)
+    simd.store(ends, m, none)
+    simd.store(at0, m, none - np.inf)
+    simd.store(z, m, none)
+    simd.store(g0, m, none)
+    simd.store(s0, m, none + 1.0)
+    simd.store(b0, m, none + 1.0)
+    if count > 0:
+        rows.slopes_of(e, m, ends, g, h, c)
+    else:
+        k = 2
+        if m < whole:
+            on[0], k = 0, 0
+            rows.slopes(e, 1, on, ends)
+        for i in range(0, m, LANES):
+            simd.store(g, i, none + out[k])
+            simd.store(h, i, none + out[ld + k])
+            simd.store(c, i, none + out[2 * ld + k])
     lo, hi, noise, convex = model(m, room)
     if not convex:
         return 0, np.inf
@@ -124,14 +152,7 @@ def _forward_row(
             return 0, np.inf
         for i in range(0, m, LANES):
             simd.store(ends, i, simd.load(t, i) / total)
-        n = 0
-        for i in range(m):
-            on[n] = i
-            n += 1 if ends[i] > 0.0 else 0
-        rows.slopes(e, n, on, ends)
-        for j in range(n):
-            i = on[j]
-            g[i], h[i], c[i] = out[j], out[ld + j], out[2 * ld + j]
+        rows.slopes_of(e, m, ends, g, h, c)
         lo, hi, noise, convex = model(m, room)
         if not (convex and abs(hi) < np.inf and abs(lo) < np.inf):
             if step > 3:
@@ -163,20 +184,30 @@ def _distance(e: Entry, kinked: bool, m: int, lo: float, hi: float, room: Any, o
     """
     z, y, h = memory.row(room, Z), memory.row(room, Y), memory.row(room, H)
     g0, delta = memory.row(room, G0), memory.row(room, T)
-    free = 0
-    for i in range(m):
-        if y[i] >= 2.0 * FLOOR:
-            delta[i] = 2.0 * (hi - lo) / h[i] + 4.0 * EPS * y[i]
-        else:
-            above = z[i] - g0[i] + 4.0 * EPS * (abs(z[i]) + abs(g0[i])) - lo
-            delta[i] = min(2.0 * max(above, 0.0) / h[i], 1.0) + 2.0 * FLOOR
-        free = i if delta[i] > delta[free] else free
-    n = 0
-    for i in range(m):
-        known = delta[i] <= 2.0 * FLOOR or (not kinked and delta[i] <= 1e-4 * y[i])
-        if i != free and not known:
-            on[n] = i
-            n += 1
+    none = simd.spread(simd.load(z, 0), 0.0)
+    most, near = none, 0.0 if kinked else 1e-4
+    for i in range(0, m, LANES):
+        yi, zi, gi = simd.load(y, i), simd.load(z, i), simd.load(g0, i)
+        size = simd.larger(zi, zi * -1.0) + simd.larger(gi, gi * -1.0)
+        above = simd.larger(zi - gi + size * (4.0 * EPS) - lo, 0.0)
+        inside = yi >= 2.0 * FLOOR
+        change = simd.select(inside, none + (hi - lo), above) * 2.0 / simd.load(h, i)
+        change = simd.select(inside, change + yi * (4.0 * EPS), simd.smaller(change, 1.0))
+        change = simd.select(inside, change, change + 2.0 * FLOOR)
+        change = simd.select(simd.first(m - i), change, none)
+        most = simd.larger(most, change)
+        simd.store(delta, i, change)
+    free, highest, n = 0, simd.largest(most), 0
+    while delta[free] < highest:
+        free += 1
+    for i in range(0, m, LANES):
+        change = simd.load(delta, i)
+        sure = simd.larger(simd.load(y, i) * near, 2.0 * FLOOR)
+        if simd.count(change > sure) > 0:
+            for k in range(i, min(i + LANES, m)):
+                if k != free and delta[k] > max(near * y[k], 2.0 * FLOOR):
+                    on[n] = k
+                    n += 1
     for side in range(2 if n > 0 else 0):
         left = n
         for _ in range(40):
@@ -206,14 +237,15 @@ def _distance(e: Entry, kinked: bool, m: int, lo: float, hi: float, room: Any, o
                 break
         if left > 0:
             return np.inf
-    delta[free] = 2.0 * EPS
-    for i in range(m):
-        if i != free:
-            delta[free] += delta[i]
-    total = 0.0
-    for i in range(m):
-        total += min(delta[i], 1.0) ** 2
-    return math.sqrt(total)
+    delta[free] = 0.0
+    sums, squares = none, none
+    for i in range(0, m, LANES):
+        change = simd.load(delta, i)
+        sums = sums + change
+        change = simd.smaller(change, 1.0)
+        squares = squares + change * change
+    last = min(2.0 * EPS + simd.total(sums), 1.0)
+    return math.sqrt(simd.total(squares) + last * last)
 
 
 def forward(job: Any, like: Any) -> None:
@@ -241,18 +273,25 @@ def forward(job: Any, like: Any) -> None:
 def _product(n: int, h: Any, v: Any, w: Any) -> None:
     """w = J v for the curvature diag(h) on the support (Peters et al. 2019, Prop. 2), relative to
     the entry of the least h."""
-    p = 0
-    for j in range(n):
-        if h[j] < h[p]:
-            p = j
-    weights, mean = 0.0, 0.0
-    for j in range(n):
-        w[j] = h[p] / h[j]
-        weights += w[j]
-        mean += w[j] * (v[j] - v[p])
-    mean /= weights
-    for j in range(n):
-        w[j] = w[j] * ((v[j] - v[p] - mean) / h[p])
+    none = simd.spread(simd.load(h, 0), 0.0)
+    low, p = none - np.inf, 0
+    for i in range(0, n, LANES):
+        simd.store(h, i, simd.select(simd.first(n - i), simd.load(h, i), np.inf))
+        low = simd.larger(low, simd.load(h, i) * -1.0)
+    least = -simd.largest(low)
+    while h[p] > least:
+        p += 1
+    weights, sums, origin = none, none, v[p]
+    for i in range(0, n, LANES):
+        part = least / simd.load(h, i)
+        weights = weights + part
+        each = simd.select(part > 0.0, simd.load(v, i) - origin, none)
+        sums = sums + part * each
+        simd.store(w, i, part)
+        simd.store(v, i, each)
+    mean, scale = simd.total(sums) / simd.total(weights), 1.0 / least
+    for i in range(0, n, LANES):
+        simd.store(w, i, simd.load(w, i) * ((simd.load(v, i) - mean) * scale))
 
 
 def backward(job: Any, like: Any) -> None:

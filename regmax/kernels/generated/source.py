@@ -7,7 +7,8 @@ the constants of its operations are arguments, so that Ω that differ in numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,11 +22,16 @@ LITERAL = (-2, -1, 0, 0.5, 1, 2, 3)
 
 
 def slopes(
-    entry: Entrywise, vectors: list[bool], constants: list[float], value: bool = False
+    entry: Entrywise,
+    vectors: list[bool],
+    constants: list[float],
+    value: bool = False,
+    lanes: bool = False,
 ) -> str:
     """e', e'' and e''' of each entry; ``vectors``: which inputs have a number for each entry.
     Numbers of the source that are not inputs are added to ``constants``. ``value``: whether it
-    gives e of −n entries where n is negative."""
+    gives e of −n entries where n is negative. ``lanes``: whether it may take sixteen entries at a
+    time."""
 
     def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
         found = [entry(t, *inputs)]
@@ -33,10 +39,12 @@ def slopes(
             found.append(derivative(found[-1], t))
         return found if value else found[1:]
 
-    return _written("slopes", derivatives, vectors, constants, int(value))
+    return _written("slopes", derivatives, vectors, constants, int(value), lanes)
 
 
-def partials(entry: Entrywise, vectors: list[bool], constants: list[float]) -> str:
+def partials(
+    entry: Entrywise, vectors: list[bool], constants: list[float], lanes: bool = False
+) -> str:
     """∂e'/∂p of each entry, for each input p: first those without a number for each entry."""
 
     def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -44,7 +52,7 @@ def partials(entry: Entrywise, vectors: list[bool], constants: list[float]) -> s
         ordered = sorted(zip(vectors, range(len(inputs)), strict=True))
         return [derivative(slope, inputs[k]) for _, k in ordered]
 
-    return _written("partials", derivatives, vectors, constants)
+    return _written("partials", derivatives, vectors, constants, 0, lanes)
 
 
 def derivative(value: Tensor, t: Tensor) -> Tensor:
@@ -61,7 +69,8 @@ def _written(
     function: Callable[[Tensor, list[Tensor]], list[Tensor]],
     vectors: list[bool],
     constants: list[float],
-    apart: int = 0,
+    apart: int,
+    lanes: bool,
 ) -> str:
     """``apart``: how many of the first results are written for −n entries instead."""
     # different numbers everywhere: a constant is what has one value
@@ -75,23 +84,35 @@ def _written(
     with torch.enable_grad(), tape:
         found = function(points[0], points[1:])
     results = [tape.ref(t) for t in found]
-    writer = _Writer(tape, vectors, constants)
     loops = [("n", results[apart:]), *([("-n", results[:apart])] if apart else [])]
-    return writer.written(name, loops)
+    wide = lanes and in_lanes(step for _, refs in loops for step in needed(tape.steps, refs))
+    return _Writer(tape, vectors, constants, wide).written(name, loops)
+
+
+def in_lanes(steps: Iterable[Step]) -> bool:
+    """Whether the operations are written for sixteen entries at a time: if there are functions
+    that LLVM calls for one number, and all have a translation into :mod:`regmax.kernels.cpu.simd`.
+    """
+    names = {step.name for step in steps if step.name not in FILLED}
+    powers = [step.args[1] for step in steps if step.name == "pow"]
+    return bool(names & {"log", "exp"}) and names <= _LANES and all(map(_by_roots, powers))
 
 
 class _Writer:
-    def __init__(self, tape: Tape, vectors: list[bool], constants: list[float]) -> None:
-        self.tape, self.vectors, self.constants = tape, vectors, constants
+    def __init__(self, tape: Tape, vectors: list[bool], constants: list[float], wide: bool) -> None:
+        self.tape, self.vectors, self.constants, self.wide = tape, vectors, constants, wide
         self.used: set[int] = set()
         self.names: dict[int, str] = {0: "t"}
         numbers = 0
         self.head: list[str] = []
-        self.given: list[str] = ["t = y[i]"]
+        self.given = {"t": ("y", "")}
+        self.known: dict[str, str] = {}
+        self.negated: dict[str, str] = {}
+        self.broad = {"t"}
         for k, vector in enumerate(vectors, 1):
             self.names[k] = f"p{k}"
             if vector:
-                self.given.append(f"p{k} = vectors[{k - 1 - numbers} * stride + i]")
+                self.given[f"p{k}"] = "vectors", f"{k - 1 - numbers} * stride + "
             else:
                 self.head.append(f"p{k} = numbers[{numbers}]")
                 numbers += 1
@@ -101,27 +122,76 @@ class _Writer:
         """A function of loops, each of so many entries, with these results."""
         body = []
         for count, results in loops:
-            body.append(f"for i in range({count}):")
-            body += [f"    {line}" for line in self.loop(results)]
+            body.append(f"for i in range(0, {count}, {16 if self.wide else 1}):")
+            body += [f"    {line}" for line in self.loop(count, results)]
         lines = [f"def {name}(n, y, numbers, vectors, stride, out):"]
         lines += [f"    {line}" for line in (*self.head, *body)]
         return "\n".join(lines) + "\n"
 
-    def loop(self, results: list[Ref]) -> list[str]:
-        """The results for one entry."""
-        body = list(self.given)
+    def loop(self, count: str, results: list[Ref]) -> list[str]:
+        """The results for one entry, or for sixteen."""
+        body, self.known, self.negated, self.broad = [], {}, {}, set(self.given)
         varying = set(range(len(self.vectors) + 1))
+        for name, (array, start) in self.given.items():
+            piece = f"common.piece({array}, {start}i, {start}{count}, 1.0)"
+            body.append(f"{name} = {piece if self.wide else f'{array}[{start}i]'}")
         for step in needed(self.tape.steps, results):
             if step.name not in FILLED and any(ref.at in varying for ref in step.refs()):
                 varying.add(step.at)
-                self.names[step.at] = f"v{step.at}"
                 args = [self.text(a, varying) for a in step.args]
                 kwargs = {k: self.text(a, varying) for k, a in step.kwargs.items()}
-                text = self.converted(step, args) or expression(step, args, kwargs)
-                body.append(f"v{step.at} = {text}")
+                self.names[step.at] = self.simple(step, args, kwargs) or self.put(
+                    self.converted(step, args) or expression(step, args, kwargs)
+                )
+        body += [f"{name} = {text}" for text, name in self.known.items()]
         for k, ref in enumerate(results):
-            body.append(f"out[{k} * stride + i] = {self.text(ref, varying)}")
+            found, start = self.text(ref, varying), f"{k} * stride + "
+            if self.wide:
+                v = found if found in self.broad else f"simd.spread(t, {found})"
+                body.append(f"common.store_piece(out, {start}i, {start}{count}, {v})")
+            else:
+                body.append(f"out[{start}i] = {found}")
         return body
+
+    def put(self, text: str) -> str:
+        """The name of a result; results of the same source are one."""
+        broad = self.wide and bool(self.broad & set(re.findall(r"\b[tpv]\d*\b", text)))
+        if broad:
+            text = re.sub(r"^-(\w+)$", r"\1 * -1.0", text)
+            for one, sixteen in _WIDE.items():
+                text = text.replace(one, sixteen)
+        name = self.known.setdefault(text, f"v{len(self.known)}")
+        if broad:
+            self.broad.add(name)
+        return name
+
+    def simple(self, step: Step, args: list[Any], kwargs: dict[str, Any]) -> str | None:
+        """A result that needs no operation, or only one of the opposite sign; None for others.
+        Exact, also for 0, ∞ and NaN: but for t/t, and 0 < t ≤ 1."""
+        numbers = [self.tape.values[ref.at].dtype for ref in step.refs()]
+        if kwargs or any(dtype != torch.float64 for dtype in numbers):
+            return None
+        if step.name == "neg":
+            return self.negative(args[0])
+        if step.name == "mul":
+            for a, b in (args, args[::-1]):
+                if a in ("1.0", "-1.0"):
+                    return b if a == "1.0" else self.negative(b)
+        if step.name == "div":
+            a, b = args
+            if a == b == "t":
+                return "1.0"
+            if a == "-1.0" or a in self.negated:
+                return self.negative(self.put(f"{self.negated.get(a, '1.0')} / {b}"))
+        return None
+
+    def negative(self, name: str) -> str:
+        """−v."""
+        if name in self.negated:
+            return self.negated[name]
+        found = "-1.0" if name == "1.0" else self.put(f"-{name}")
+        self.negated[found] = name
+        return found
 
     def converted(self, step: Step, args: list[Any]) -> str | None:
         """A conversion to float64, None for another operation."""
@@ -185,15 +255,18 @@ def expression(step: Step, args: list[Any], kwargs: dict[str, Any]) -> str:
         raise Unknown(f"{step.op} has no translation with these arguments") from None
 
 
+def _by_roots(exponent: Any) -> bool:
+    """Whether a power is a product of a few factors."""
+    return isinstance(exponent, int | float) and abs(exponent) < 9 and 2 * exponent % 1 == 0
+
+
 def _power(base: str, exponent: Any, text: str) -> str:
-    if isinstance(exponent, int | float):
-        whole = math.floor(abs(exponent))
-        half = abs(exponent) - whole
-        if half in (0, 0.5) and whole <= 8:
-            parts = [base] * whole + [f"math.sqrt({base})"] * (half > 0)
-            product = " * ".join(parts) or "1.0"
-            return product if exponent >= 0 else f"1.0 / ({product})"
-    return f"{base} ** {text}"
+    if not _by_roots(exponent):
+        return f"{base} ** {text}"
+    whole = math.floor(abs(exponent))
+    parts = [base] * whole + [f"math.sqrt({base})"] * (abs(exponent) > whole)
+    product = " * ".join(parts) or "1.0"
+    return product if exponent >= 0 else f"1.0 / ({product})"
 
 
 def _clamped(x: str, low: Any = None, high: Any = None) -> str:
@@ -223,6 +296,17 @@ def _huber_backward(g: str, x: str, y: str, reduction: Any, delta: str) -> str:
         raise TypeError
     return f"{g} * max(min({x} - {y}, {delta}), -{delta})"
 
+
+_LANES = {
+    *("add", "sub", "rsub", "mul", "div", "neg", "pow", "square", "reciprocal", "sqrt", "rsqrt"),
+    *("log", "exp", "alias", "clone", "detach", "expand"),
+}
+"""The operations that are written for sixteen entries too, with these functions."""
+_WIDE = {
+    "math.sqrt(": "simd.sqrt(",
+    "math.log(": "elementary.any_log(",
+    "math.exp(": "elementary.any_exp(",
+}
 
 _CALLS = [
     *("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "erf", "erfc"),
