@@ -109,7 +109,7 @@ def _certified(
 def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, Tied | None]:
     """The certificate of y, on kinks of Ω by an answer there."""
     found = certify(problem.at(y), tested=True)
-    tied = None if bool((found.error_bound <= tol).all()) else multiplied(problem, tol)
+    tied = None if bool((found.error_bound <= tol).all()) else multiplied(problem, tol, {})
     if tied is None:
         return found, None
     bound = tied.certificate.error_bound + (tied.y - y).norm(dim=-1)
@@ -138,7 +138,7 @@ def _check_product(
     with torch.no_grad():
         expected = problem.at(found).vector_product(support, v) / wide.gamma
         if tied is not None:
-            along = tied_products(tied.augmented, found, v)[0] / wide.gamma
+            along = tied_products(*tied.bent, found, v)[0] / wide.gamma
             expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
@@ -214,8 +214,9 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
         z = rows.z_from(result.y)
         y = attach(result.y, z, omega, rows.mask, result.inverse)
         if result.tied is not None:
-            augmented, where = result.tied
-            y = torch.where(where.unsqueeze(-1), attach_tied(result.y, z, augmented), y)
+            tied, where = result.tied
+            own = attach_tied(result.y, z, tied.augmented, tied.bent)
+            y = torch.where(where.unsqueeze(-1), own, y)
         return _without_kinks(y, result), result
 
 
@@ -270,7 +271,7 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
             value = value + (best - value).detach()
         else:
             # on a kink the derivatives of Ω are those of its Lagrangian
-            own = omega if result.tied is None else result.tied[0].lagrangian()
+            own = omega if result.tied is None else result.tied[0].augmented.lagrangian()
             value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
     return rows.restore_rows(value + rows.shift.squeeze(-1))
 
