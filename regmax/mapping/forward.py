@@ -27,8 +27,8 @@ from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
-from ..solvers.compiled import LIMIT, Memory, compiled
-from ..solvers.multipliers import Tied, multiplied
+from ..solvers.compiled import Memory, compiled
+from ..solvers.multipliers import SHORT, Tied, multiplied
 from .compiled import kernel_of, plain, proves, values
 from .rows import Rows
 from .state import state
@@ -248,7 +248,7 @@ def _by_solver(
     on_cpu = not transforms.waits(z)
     free = settings.solver == "auto" and settings.max_iter >= BUDGET
     memory: Memory = _memory(problem.base.omega) if free else {}
-    short = kinks and free and on_cpu and z.shape[-1] <= LIMIT
+    short = kinks and free and on_cpu and z.shape[-1] <= SHORT
     tied = multiplied(problem, tol, memory) if short else None
     if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
         checked_value(omega, simplex.inward(tied.y), who(omega))

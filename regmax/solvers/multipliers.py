@@ -42,7 +42,9 @@ LEVEL = 1e-7
 """The last step changes the slope by this at most: where Ω is stiff, a short step is not small."""
 MET = 1e-12
 """y lies on a kink up to this distance, which is rounding."""
-MOST = 1 << 25
+SHORT = 128
+"""Rows up to this length are solved so first; longer ones if they are not solved as smooth ones."""
+MOST = 1 << 26
 """Numbers of ∂u/∂y, for all rows, up to this number."""
 
 
