@@ -166,7 +166,7 @@ def reference(
             ahead = look(new)
             end = (ahead[2] * step).sum(-1, keepdim=True)
             near = (end.abs() <= -0.1 * start) | ((t == 1) & (end <= 0))
-            near = near | (length <= 1e-8).unsqueeze(-1)
+            near = near | (length <= 1e-8).unsqueeze(-1) | (start >= -1e-15)  # rounding
             if bool(near.all()):
                 break
             beyond = end > 0
@@ -179,7 +179,9 @@ def reference(
         off = (w * sets.missing(sets.over(ahead[0]), ahead[1])).amax(-1)
         hard = hardness.squeeze(-1)
         over = (left <= 1e-14) | (left <= 1e-11) & (left > last / 2)
-        over = over & (hard >= HARD) & ((off <= 1e-14) | (hard >= HARDEST))
+        change = (h.diagonal(dim1=-2, dim2=-1) * step).abs().amax(-1)  # far where Ω is stiff
+        met = (off <= 1e-14) & (change <= 1e-9)
+        over = over & (hard >= HARD) & (met | (hard >= HARDEST))
         on_way = done.unsqueeze(-1)
         s, at, m = new, torch.where(on_way, at, ahead[0]), torch.where(on_way, m, ahead[1])
         done = done | over

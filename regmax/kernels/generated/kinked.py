@@ -240,7 +240,9 @@ def _maximised(
             end = 0.0
             for i in range(d):
                 end += ahead[i] * step[i]
-            if length <= 1e-8 or abs(end) <= -0.1 * start or (t == 1.0 and end <= 0.0):
+            if length <= 1e-8 or start >= -1e-15:  # rounding
+                break
+            if abs(end) <= -0.1 * start or (t == 1.0 and end <= 0.0):
                 break
             if end > 0.0:
                 after, high_end = t, end
@@ -253,7 +255,10 @@ def _maximised(
         last, left = left, length
         off = _missing(n, at, w, low, high, cap, ends, other, new)
         small = left <= 1e-14 or (left <= 1e-11 and left > last / 2)
-        over = hard >= HARD and small and (off <= 1e-14 or hard >= HARDEST)
+        change = 0.0  # of the slope, which is far where Ω is stiff
+        for i in range(d):
+            change = max(change, abs(h[i * d + i] * step[i]))
+        over = hard >= HARD and small and (off <= 1e-14 and change <= 1e-9 or hard >= HARDEST)
         for i in range(d):
             s[i] = trial[i]
         if over:
