@@ -274,16 +274,16 @@ def _by_solver(
                 'solver="auto" chooses one that can'
             )
     found, defect = _searched(problem, solvers, tol, settings)
-    missed = not decisions.all_of(found.certificate.error_bound <= tol)
-    if kinks and free and not short and missed:
-        tied = multiplied(problem, tol, memory)
+    if tied is not None:
+        found = _better(tied, found, tol)
+    elif kinks and free and not decisions.all_of(found.certificate.error_bound <= tol):
+        tied = None if short else multiplied(problem, tol, memory)
         found = found if tied is None else _better(found, tied, tol)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
     _check(problem, found, settings)
-    before = tied if short and tied is not None else quick
-    found = found if before is None else _better(before, found, tol)
+    found = found if quick is None else _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
     if tied is not None:
         return _on_kinks(found, tied)

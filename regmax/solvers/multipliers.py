@@ -59,13 +59,14 @@ class Tied(Solved):
 
 
 class Known(NamedTuple):
-    """The maxima in a value for scores of one shape: first centres; the sets M; which depend on y;
-    and whether the slope of Ω is infinite at 0."""
+    """The maxima in a value for scores of one shape: first centres; the sets M; which depend on y.
+    Then whether the slope of Ω is infinite at 0, and whether its value computes in float64."""
 
     centres: list[Tensor]
     sets: list[Range | Capped]
     moves: list[bool]
     steep: bool
+    fine: bool
 
     def joined(self, ts: list[Tensor], rows: int) -> Tensor:
         """Of each row, one after another, what belongs to maxima that depend on y."""
@@ -78,7 +79,7 @@ class Known(NamedTuple):
         for centre, of_y, other in zip(self.centres, self.moves, others, strict=True):
             if of_y:
                 begin, end = end, end + centre.numel() // len(t)
-                other = t[:, begin:end].reshape(centre.shape)
+                other = t[:, begin:end].reshape(centre.shape).to(centre.dtype)
             found.append(other)
         return found
 
@@ -102,7 +103,7 @@ class Look(NamedTuple):
 
 def multiplied(problem: Problem, tol: float, memory: Memory) -> Tied | None:
     """Answers for an Ω with kinks; None where its value has no kinks that are known. The bound of a
-    row is +inf where the steps do not converge, or the value falls with a maximum."""
+    row is +inf where a step is not found, or the value falls with a maximum."""
     if isinstance(problem.omega, Penalized) or problem.trace is not None:
         return None
     try:
@@ -138,7 +139,8 @@ def _looked(problem: Problem) -> Known | None:
         omega.value(a)
     each = zip(kinks.multipliers, fixed.multipliers, moves, strict=True)
     centres = [middle if of_y else vertex for middle, vertex, of_y in each]
-    known = Known(centres, kinks.sets, moves, problem.legendre)
+    fine = problem.eps <= torch.finfo(a.dtype).eps
+    known = Known(centres, kinks.sets, moves, problem.legendre, fine)
     looks = (_look(problem, known, y, centres) for y in (a, (a + simplex.generic(a)) / 2))
     return known if any(bool((at.bending() != 0).any()) for at in looks) else None
 
@@ -177,14 +179,15 @@ def _look(problem: Problem, known: Known, y: Tensor, m: list[Tensor]) -> Look:
     with torch.no_grad():
         own = evaluated(omega.value, simplex.inward(y)).reshape(n)
         h = hessian.reshape(d, n, d).movedim(0, -1)
-        return Look(
+        found = Look(
             own,
             gradient[0].reshape(n, d),
-            ((h + h.mT) / 2).contiguous(),
+            (h + h.mT) / 2,
             torch.cat([u[0].reshape(n, -1) for u in us], -1),
-            torch.cat([t.reshape(d, n, -1) for t in c], -1).permute(1, 2, 0).contiguous(),
+            torch.cat([t.reshape(d, n, -1) for t in c], -1).permute(1, 2, 0),
             torch.cat([t[0].reshape(n, -1) for t in w], -1),
         )
+        return Look(*(t.to(y.dtype).contiguous() for t in found))  # u may be in float32
 
 
 def _solved(problem: Problem, known: Known, tol: float) -> Tied:
@@ -197,7 +200,7 @@ def _solved(problem: Problem, known: Known, tol: float) -> Tied:
         parts.append((Range(0.0, torch.inf), torch.Size([d])))
     sets = Sets(parts)
     y = x = problem.initial().reshape(-1, d)
-    m = known.joined(known.centres, len(z))
+    m = known.joined(known.centres, len(z)).to(z.dtype)
     count = m.shape[-1]
     m = torch.cat([m, m.new_zeros(len(z), sets.total - count)], -1)
     part, best = torch.ones_like(z[:, :1]), torch.full_like(z[:, 0], -torch.inf)
@@ -226,7 +229,7 @@ def _solved(problem: Problem, known: Known, tol: float) -> Tied:
             break
     assert at is not None
     assert model is not None
-    missed = (lost | ~done).view(shape[:-1])
+    missed = lost.view(shape[:-1])
     x = torch.where(missed.unsqueeze(-1), problem.initial(), x.view(shape))
     return _tied(problem, known, sets, at, x, model, length, missed, iterations, tol)
 
@@ -277,7 +280,7 @@ def _tied(
     local = Local(at.gradient.view(shape), Dense(at.hessian.view(*shape, d)))
     y = _rounded(x, 2 * length.view(batch) + torch.finfo(x.dtype).eps, known.steep)[0]
     own = Problem(Augmented(problem.omega, centres, None), problem.z, problem.mask)
-    certificate = certified(own, y, at.hessian, known.steep)
+    certificate = certified(own, y, at.hessian, known.steep) if known.fine else None
     if certificate is None:
         certificate = certify(own.at(y), tested=True)
     elif not bool((missed | (certificate.error_bound <= tol)).all()):

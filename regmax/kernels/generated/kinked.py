@@ -258,7 +258,7 @@ def _maximised(
         change = 0.0  # of the slope, which is far where Ω is stiff
         for i in range(d):
             change = max(change, abs(h[i * d + i] * step[i]))
-        over = hard >= HARD and small and (off <= 1e-14 and change <= 1e-9 or hard >= HARDEST)
+        over = hard >= HARD and small and ((off <= 1e-14 and change <= 1e-9) or hard >= HARDEST)
         for i in range(d):
             s[i] = trial[i]
         if over:
