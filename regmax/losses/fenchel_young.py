@@ -297,7 +297,7 @@ class _Task(NamedTuple):
         none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
         dx = self.target.taken_from(y.to(x.dtype, copy=True))
         solved = self._solved(dx, y, rows.mask, inside, *none)
-        return value, solved._replace(tied=result.tied and result.tied[0])
+        return value, solved._replace(tied=result.tied and result.tied[0].augmented)
 
     def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ, or what has the same derivatives; 0 in rows

@@ -60,7 +60,7 @@ def attach(
     return out
 
 
-def attach_tied(y: Tensor, z: Tensor, augmented: Augmented) -> Tensor:
+def attach_tied(y: Tensor, z: Tensor, augmented: Augmented, bent: tuple[Tensor, Tensor]) -> Tensor:
     """As :func:`attach`, for y on kinks of Ω, once differentiable."""
     if not torch.is_grad_enabled():
         return y
@@ -68,7 +68,7 @@ def attach_tied(y: Tensor, z: Tensor, augmented: Augmented) -> Tensor:
     if not (z.requires_grad or augmented.tensors()):
         return y
     out: Tensor = _Tied.apply(  # type: ignore[no-untyped-call]
-        y, z, frozen(augmented), tuple(tensors), *tensors.values()
+        y, z, bent, frozen(augmented), tuple(tensors), *tensors.values()
     )
     return out
 
@@ -141,11 +141,12 @@ class _Tied(torch.autograd.Function):
         ctx: Any,
         y: Tensor,
         z: Tensor,
+        bent: tuple[Tensor, Tensor],
         augmented: Augmented,
         names: tuple[str, ...],
         *tensors: Tensor,
     ) -> Tensor:
-        ctx.augmented, ctx.names = augmented, names
+        ctx.bent, ctx.augmented, ctx.names = bent, augmented, names
         out = y.clone()
         ctx.save_for_backward(out, *tensors)
         return out
@@ -159,8 +160,9 @@ class _Tied(torch.autograd.Function):
             )
         y, *tensors = ctx.saved_tensors
         own = ctx.augmented.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-        w, along = tied_products(own, y, v)
-        wanted = ctx.needs_input_grad[4:]
+        hessian, walls = ctx.bent
+        w, along = tied_products(hessian, walls, y, v)
+        wanted = ctx.needs_input_grad[5:]
         theta: list[Tensor | None] = [None for _ in tensors]
         if any(wanted):
             moved, held = (
@@ -170,7 +172,7 @@ class _Tied(torch.autograd.Function):
             theta = [
                 a if a is None or b is None else a - b for a, b in zip(moved, held, strict=True)
             ]
-        return None, w, None, None, *theta
+        return None, w, None, None, None, *theta
 
 
 def objective(

@@ -13,17 +13,26 @@ from torch import Tensor
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
-from ..optimality.jacobian import near_kinks, tied_products
+from ..optimality.jacobian import tied_products
 from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.arguments import few, first
 from ..regularizers.errors import ConvergenceWarning, RegularizerError
 from ..regularizers.penalty import Penalized, smooth_part, who
 from ..regularizers.regularizer import Regularizer, like
-from ..solvers.multipliers import Tied, multiplied
+from ..solvers.multipliers import Tied, multiplied, near_kinks
 from . import compiled, composition, generated, jagged, operator, own, sharded
 from .autograd import attach, attach_tied, envelope, newton_steps, objective
-from .forward import Forward, Settings, check_composed, closed_form, compute, report, solves
+from .forward import (
+    Forward,
+    Settings,
+    check_composed,
+    closed_form,
+    compute,
+    memory_of,
+    report,
+    solves,
+)
 from .function import Eager
 from .hidden import refuse_hidden
 from .jagged import is_jagged
@@ -108,7 +117,11 @@ def _certified(
 def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, Tied | None]:
     """The certificate of y, on kinks of Ω by an answer there."""
     found = certify(problem.at(y), tested=True)
-    tied = None if bool((found.error_bound <= tol).all()) else multiplied(problem, tol)
+    tied = (
+        None
+        if bool((found.error_bound <= tol).all())
+        else multiplied(problem, tol, memory_of(problem.omega))
+    )
     if tied is None:
         return found, None
     bound = tied.certificate.error_bound + (tied.y - y).norm(dim=-1)
@@ -137,7 +150,7 @@ def _check_product(
     with torch.no_grad():
         expected = problem.at(found).vector_product(support, v) / wide.gamma
         if tied is not None:
-            along = tied_products(tied.augmented, found, v)[0] / wide.gamma
+            along = tied_products(*tied.bent, found, v)[0] / wide.gamma
             expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
@@ -215,9 +228,9 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
         if y.requires_grad and result.solved is None:
             result = _on_kinks(rows, result, settings)
         if result.tied is not None:
-            augmented, where = result.tied
-            tied = attach_tied(result.y.double(), z.double(), augmented).to(y.dtype)
-            y = torch.where(where.unsqueeze(-1), tied, y)
+            tied, where = result.tied
+            own = attach_tied(result.y.double(), z.double(), tied.augmented, tied.bent)
+            y = torch.where(where.unsqueeze(-1), own.to(y.dtype), y)
         return _without_kinks(y, result), result
 
 
@@ -235,7 +248,7 @@ def _on_kinks(rows: Rows, result: Forward, settings: Settings) -> Forward:
         near = near_kinks(smooth_part(omega, rows.mask), y)
         if not bool(near.any()):
             return result
-        tied = multiplied(Problem(omega, rows.z.double(), rows.mask), tol)
+        tied = multiplied(Problem(omega, rows.z.double(), rows.mask), tol, memory_of(omega))
         unknown = near
         if tied is not None:
             away = (tied.y - y).norm(dim=-1) + tied.certificate.error_bound
@@ -248,7 +261,7 @@ def _on_kinks(rows: Rows, result: Forward, settings: Settings) -> Forward:
             ConvergenceWarning,
             stacklevel=2,
         )
-    return result if tied is None else replace(result, tied=(tied.augmented, tied.bound & ~unknown))
+    return result if tied is None else replace(result, tied=(tied, tied.bound & near & ~unknown))
 
 
 def _differentiated(given: tuple[Any, ...]) -> bool:
@@ -302,7 +315,7 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
             value = value + (best - value).detach()
         else:
             # on a kink the derivatives of Ω are those of its Lagrangian
-            own = omega if result.tied is None else result.tied[0].lagrangian()
+            own = omega if result.tied is None else result.tied[0].augmented.lagrangian()
             value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
     return rows.restore_rows(value + rows.shift.squeeze(-1))
 

@@ -23,13 +23,12 @@ from ..regularizers.autodiff import ByRow
 from ..regularizers.curvature import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
 from ..regularizers.expressions import unscaled, unweighted
-from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from ..solvers.compiled import Memory, compiled
-from ..solvers.multipliers import Tied, multiplied
+from ..solvers.multipliers import SHORT, Tied, multiplied
 from .compiled import kernel_of, plain, proves, values
 from .rows import Rows
 from .state import state
@@ -72,7 +71,7 @@ class Settings:
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
     closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows;
-    ``tied``: the augmented Lagrangian of Ω, and the rows in which y is on its kinks."""
+    ``tied``: answers on kinks of Ω, and the rows in which they do bind y."""
 
     y: Tensor
     path: str
@@ -80,7 +79,7 @@ class Forward:
     solved: Solved | None = None
     iterations: Tensor | None = None
     quick: Solved | None = None
-    tied: tuple[Augmented, Tensor] | None = None
+    tied: tuple[Tied, Tensor] | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
@@ -248,8 +247,15 @@ def _by_solver(
     tol, quick = settings.tolerance(z.dtype), None
     on_cpu = not transforms.waits(z)
     free = settings.solver == "auto" and settings.max_iter >= BUDGET
-    if free and settings.start is None and on_cpu and _plain(omega):
-        quick = compiled(problem, _memory(problem.base.omega))
+    memory: Memory = memory_of(problem.base.omega) if free else {}
+    short = kinks and free and on_cpu and z.shape[-1] <= SHORT
+    tied = multiplied(problem, tol, memory) if short else None
+    if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
+        checked_value(omega, simplex.inward(tied.y), who(omega))
+        _check(problem, tied, settings)
+        return _on_kinks(tied, tied)
+    if tied is None and free and settings.start is None and on_cpu and _plain(omega):
+        quick = compiled(problem, memory)
     if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
         why = "Newton steps in compiled code, where PyTorch evaluates Ω"
         if isinstance(omega, Penalized) and not with_kernel(type(unweighted(omega.penalty, 1)[0])):
@@ -257,12 +263,6 @@ def _by_solver(
         return Forward(quick.y, quick.path, why, quick, quick.iterations, quick)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
-    tied = multiplied(problem, tol) if kinks and free and quick is not None else None
-    if tied is not None and quick is not None:
-        best = _better(quick, tied, tol)
-        if decisions.all_of(best.certificate.error_bound <= tol):
-            _check(problem, best, settings)
-            return _on_kinks(best, quick, tied)
     if settings.solver == "auto":
         solvers, why = choose(problem)
     else:
@@ -274,19 +274,19 @@ def _by_solver(
                 'solver="auto" chooses one that can'
             )
     found, defect = _searched(problem, solvers, tol, settings)
-    later = kinks and free and quick is None
-    if later and not decisions.all_of(found.certificate.error_bound <= tol):
-        tied = multiplied(problem, tol)
+    if tied is not None:
+        found = _better(tied, found, tol)
+    elif kinks and free and not decisions.all_of(found.certificate.error_bound <= tol):
+        tied = None if short else multiplied(problem, tol, memory)
         found = found if tied is None else _better(found, tied, tol)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     check_strong_convexity(found.at)
     _check(problem, found, settings)
-    if quick is not None:
-        found = _better(quick, found if tied is None else _better(tied, found, tol), tol)
+    found = found if quick is None else _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
     if tied is not None:
-        return _on_kinks(found, quick, tied)
+        return _on_kinks(found, tied)
     return Forward(found.y, found.path, why, found, found.iterations, quick)
 
 
@@ -295,11 +295,11 @@ BUDGET = 200
 _MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
 
 
-def _on_kinks(found: Solved, quick: Solved | None, tied: Tied) -> Forward:
+def _on_kinks(found: Solved, tied: Tied) -> Forward:
     """What was found, with the rows of it that are on kinks of Ω."""
     rows = tied.bound & (found.y == tied.y).all(-1)
-    on, why = (tied.augmented, rows) if rows.any() else None, "its value has kinks"
-    return Forward(found.y, found.path, why, found, found.iterations, quick, on)
+    on, why = (tied, rows) if rows.any() else None, "its value has kinks"
+    return Forward(found.y, found.path, why, found, found.iterations, tied=on)
 
 
 def _check(problem: Problem, found: Solved, settings: Settings) -> None:
@@ -318,7 +318,7 @@ def _plain(omega: Regularizer) -> bool:
     return not isinstance(omega, Penalized) or plain(type(omega))  # type: ignore[arg-type]
 
 
-def _memory(omega: Regularizer) -> Memory:
+def memory_of(omega: Regularizer) -> Memory:
     """What the compiled solver knows of all Ω of this state."""
     kept: list[Any] = []
     key = state(omega, kept)

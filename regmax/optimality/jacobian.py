@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..regularizers.curvature import Curvature, Inverse
-from ..regularizers.kinks import Augmented, Kinks
+from ..kernels.rowwise import matvec
+from ..regularizers.curvature import Curvature, Dense, Inverse
 from ..regularizers.penalty import Penalty, averaged, group_ids
 from ..regularizers.regularizer import Regularizer
 
@@ -80,45 +80,21 @@ class _Grouped:
         return self._average(self._inverse(self._average(v)))
 
 
-def tied_products(augmented: Augmented, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(Jv, J_ρ v) where y lies on kinks of Ω, and J_ρ of its augmented Lagrangian is J but for some
-    1/ρ along their normals.
+def tied_products(hessian: Tensor, walls: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(Jv, J_ρ v) where y lies on kinks of Ω, and J_ρ of its augmented Lagrangian, whose curvature
+    is H + ``walls``, is J but for some 1/ρ along their normals.
 
     y moves along the kinks alone: w = Jv solves Hw + Cᵀμ + τ1 = v, Cw = 0, with H of the Lagrangian
     and the normals C of the kinks. Each product with J_ρH divides the error by about ρ. The sum of
     what they remove is Cᵀμ/ρ, which belongs to a change of the kinks with θ.
     """
-    point, support = augmented.lifted(y), movable(y)
-    inverse = augmented.curvature(point).inverse(support)
-    curvature = augmented.lagrangian().curvature(point)
+    support = movable(y)
+    inverse = Dense(hessian + walls).inverse(support)
     products = [inverse(torch.where(support, v, 0))]
     for _ in range(8):
-        products.append(inverse(curvature.matvec(products[-1])))
+        products.append(inverse(matvec(hessian, products[-1])))
     *before, w = products
     return w, w + sum(each - w for each in before)
-
-
-def tied_rows(augmented: Augmented, y: Tensor) -> Tensor:
-    """Rows in which y lies on kinks of Ω that bind it on its support."""
-    support, along = movable(y), simplex.generic(y)
-    point, along = augmented.lifted(y), torch.where(support, along, 0)
-    both = (omega.curvature(point).matvec(along) for omega in (augmented, augmented.lagrangian()))
-    stiff, soft = (torch.where(support, h, 0) for h in both)
-    return ((stiff - soft).abs() > 1e-6 * (stiff.abs() + soft.abs())).any(-1)
-
-
-def near_kinks(omega: Regularizer, y: Tensor) -> Tensor:
-    """Rows in which some kink of Ω may bind y on its support, within ``_NEAR`` of y."""
-    at = simplex.inward(y)
-    with Kinks(None, None) as kinks:
-        omega.value(at)
-    if not kinks.u:
-        return torch.zeros_like(y[..., 0], dtype=torch.bool)
-    rho = [torch.full_like(u[(slice(1),) * u.ndim], 1 / _NEAR) for u in kinks.u]
-    return tied_rows(Augmented(omega, kinks.multipliers, rho), y)
-
-
-_NEAR = 1e-6
 
 
 def hyperparameter_product(

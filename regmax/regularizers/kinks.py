@@ -13,8 +13,8 @@ programming, Mathematics of Operations Research 1(2), 1976.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,67 @@ _FAR = 1e15
 """From where a projection onto M attains the maximum."""
 
 
+@dataclass(frozen=True)
+class Range:
+    """M = {low ≤ m ≤ high}, of each entry."""
+
+    low: float
+    high: float
+
+    def middle(self, u: Tensor) -> Tensor:
+        return torch.full_like(u, (self.low + self.high) / 2)
+
+    def project(self, v: Tensor) -> Tensor:
+        """P_M(v)."""
+        return v.clamp(self.low, self.high)
+
+    def free(self, m: Tensor) -> Tensor:
+        """The entries of m that P_M does not hold."""
+        return (m > self.low) & (m < self.high)
+
+    def tangent(self, free: Tensor, c: Tensor) -> Tensor:
+        """P'c, with P' = the derivative of P_M, for normals c, (…, d)."""
+        return torch.where(free.unsqueeze(-1), c, 0)
+
+    def over(self, u: Tensor) -> Tensor:
+        """u over the number at which ⟨m, u⟩ does not depend on m."""
+        return u
+
+    def least(self, rho: Tensor) -> Tensor:
+        """The least of each M."""
+        return rho
+
+
+@dataclass(frozen=True)
+class Capped:
+    """M = {0 ≤ m ≤ 1, Σm = k}, of the last dimension."""
+
+    k: Tensor
+    low: ClassVar[float] = 0.0
+    high: ClassVar[float] = 1.0
+
+    def middle(self, u: Tensor) -> Tensor:
+        return (self.k / u.shape[-1]).expand(u.shape)
+
+    def project(self, v: Tensor) -> Tensor:
+        return _capped(v, self.k)
+
+    def free(self, m: Tensor) -> Tensor:
+        return (m > 0) & (m < 1)
+
+    def tangent(self, free: Tensor, c: Tensor) -> Tensor:
+        own = torch.where(free.unsqueeze(-1), c, 0)
+        count = free.sum(-1, keepdim=True).clamp_min(1).unsqueeze(-1)
+        return torch.where(free.unsqueeze(-1), c - own.sum(-2, keepdim=True) / count, 0)
+
+    def over(self, u: Tensor) -> Tensor:
+        k = self.k.long().expand(*u.shape[:-1], 1)
+        return u - u.sort(-1, descending=True).values.gather(-1, k - 1)
+
+    def least(self, rho: Tensor) -> Tensor:
+        return rho.amin(-1, keepdim=True).expand(rho.shape)
+
+
 class TooMany(Exception):
     """More multipliers than ``MOST``."""
 
@@ -39,13 +100,15 @@ class Kinks(TorchFunctionMode):
 
     ``centres``: m̄, one tensor for each maximum in the order of evaluation, or None for the middle
     of M; ``rho``: ρ of each, a number (+inf) for u that do not depend on y, which stay as they are;
-    None for m = m̄. Afterwards: ``u``, ``multipliers`` m, and ``maxima``, what replaced a.
+    None for m = m̄. Afterwards: ``u``, ``sets`` M, ``multipliers`` m, and ``maxima``, what replaced
+    a.
     """
 
     def __init__(self, centres: list[Tensor] | None, rho: list[Tensor] | None) -> None:
         super().__init__()
         self._centres, self._rho = centres, rho
         self.u: list[Tensor] = []
+        self.sets: list[Range | Capped] = []
         self.multipliers: list[Tensor] = []
         self.maxima: list[Tensor] = []
 
@@ -60,38 +123,37 @@ class Kinks(TorchFunctionMode):
             found = None
         return function(*args, **kwargs) if found is None else found
 
-    def maximum(
-        self, u: Tensor, middle: float | Tensor, project: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """⟨m, u⟩ − (m − m̄)²/(2ρ), entry by entry; ``project``: P_M; ``middle``: an entry of M."""
+    def maximum(self, u: Tensor, allowed: Range | Capped) -> Tensor:
+        """⟨m, u⟩ − (m − m̄)²/(2ρ), entry by entry; ``allowed``: M."""
         k = len(self.u)
-        centre = middle + torch.zeros_like(u) if self._centres is None else self._centres[k]
+        centre = allowed.middle(u) if self._centres is None else self._centres[k]
         m, found = centre, centre * u
         if self._rho is not None and self._rho[k].ndim == 0:
             size = u.detach().abs().max().clamp_min(torch.finfo(u.dtype).tiny)
-            m = project(_FAR * u.detach() / size)
+            m = allowed.project(_FAR * u.detach() / size)
             found = m * u
         elif self._rho is not None:
-            m = project(centre + self._rho[k] * u)
+            m = allowed.project(centre + self._rho[k] * u)
             found = m * u - (m - centre).square() / (2 * self._rho[k])
         self.u.append(u)
+        self.sets.append(allowed)
         self.multipliers.append(m.detach())
         self.maxima.append(found)
         return found
 
     def size(self, u: Tensor) -> Tensor:
         """|u|."""
-        return self.maximum(u, 0.0, lambda v: v.clamp(-1, 1))
+        return self.maximum(u, Range(-1, 1))
 
     def positive(self, u: Tensor) -> Tensor:
         """max(u, 0)."""
-        return self.maximum(u, 0.5, lambda v: v.clamp(0, 1))
+        return self.maximum(u, Range(0, 1))
 
     def largest(self, u: Tensor, counts: range) -> Tensor:
         """The sums of the k largest entries for each k of ``counts``, (…, len(counts))."""
         k = torch.tensor(counts, dtype=u.dtype, device=u.device).unsqueeze(-1)
         each = u.unsqueeze(-2).expand(*u.shape[:-1], len(counts), u.shape[-1])
-        return self.maximum(each, k / u.shape[-1], lambda v: _capped(v, k)).sum(-1)
+        return self.maximum(each, Capped(k)).sum(-1)
 
     def ordered(self, u: Tensor, k: int) -> Tensor:
         """The k largest entries in order, (…, k): the differences of the sums of the largest."""

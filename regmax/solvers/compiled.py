@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from ..kernels import asked, simplex
-from ..kernels.products import evaluated
 from ..optimality.certificates import Certificate
 from ..optimality.diagnosis import check_start
 from ..optimality.point import Point
 from ..optimality.problem import Problem
-from ..regularizers.autodiff import Local, products
-from ..regularizers.curvature import Dense, Diagonal
 from ..regularizers.penalty import Penalized, group_ids, proxed, valued
 from ..regularizers.regularizer import like
 from .base import Solved
+from .evaluation import Evaluated, Unfit, around, evaluated_at, local_at
 
 LIMIT = 16
 """Rows up to this length: ∇²Ω is that of d copies of a row."""
@@ -27,11 +25,6 @@ KEPT = 1 << 14
 """Scores up to this number begin at the barycentre with what was computed there before."""
 NEARLY = 12
 """Steps to a point near the answer."""
-TOGETHER = 16
-"""Rows up to this number are evaluated at all points of a certificate at once."""
-
-Evaluated = tuple[Tensor, Tensor, Tensor]
-"""Ω, ∇Ω and products with ∇²Ω at points, row by row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +45,7 @@ class Known:
         return self.steep == other.steep and all(map(torch.equal, ours, theirs))
 
 
-class _Unfit(Exception):
-    """The value of Ω is no number of each row, or computes in float32."""
-
-
-Memory = dict[torch.Size, Known]
+Memory = dict[Any, Any]
 """What is known of an Ω, by the shape of the scores."""
 
 
@@ -71,8 +60,7 @@ def compiled(problem: Problem, memory: Memory, certified: bool = True) -> Solved
     value and gradient among other points. A row in which one of them fails is not certified.
     """
     z, base = problem.z, problem.base
-    plain = z.device.type == "cpu" and z.dtype == torch.float64 and 1 < z.shape[-1] <= LIMIT
-    if not (plain and asked()) or problem.trace is not None:
+    if not _short(problem) or problem.trace is not None:
         return None
     if problem.proximal or problem.overridden or problem.beta is not None:
         return None
@@ -103,6 +91,12 @@ def compiled(problem: Problem, memory: Memory, certified: bool = True) -> Solved
     return found
 
 
+def _short(problem: Problem) -> bool:
+    z = problem.z
+    plain = z.device.type == "cpu" and z.dtype == torch.float64 and 1 < z.shape[-1] <= LIMIT
+    return plain and asked()
+
+
 @functools.cache
 def _rows() -> tuple[Any, Any] | None:
     """The compiled code, and the places in its jobs; None where numba is missing."""
@@ -121,7 +115,7 @@ def _looked(problem: Problem) -> Known:
     z, d = problem.z, problem.z.shape[-1]
     check_start(problem)
     if problem.eps > torch.finfo(z.dtype).eps:
-        raise _Unfit
+        raise Unfit
     with torch.inference_mode(False), torch.no_grad():
         ways = torch.eye(d, dtype=z.dtype, device="cpu")
         if problem.separable and d > 2:
@@ -157,7 +151,7 @@ def _stiff(problem: Problem) -> bool:
 
 
 def _start(problem: Problem, ways: Tensor) -> Evaluated:
-    return _evaluated(problem, simplex.uniform(problem.z, None).unsqueeze(0), ways)
+    return evaluated_at(problem, simplex.uniform(problem.z, None).unsqueeze(0), ways)
 
 
 def _copied(problem: Problem) -> list[Tensor]:
@@ -179,12 +173,12 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any, certified: boo
     final, there = False, None
     for k in range(4 * code.STEPS):
         if final:
-            found = _around(problem, ways, points, code)
+            found = around(problem, ways, points, code)
             there = found
         elif k == 0 and mask is None and problem.start is None and known.start is not None:
             found = known.start
         else:
-            found = _evaluated(problem, state[:, code.TRIAL].view(1, *shape), ways)
+            found = evaluated_at(problem, state[:, code.TRIAL].view(1, *shape), ways)
         rows.run(
             *(0, z, mask, *found, state.view(count, -1), numbers, points.view(count, -1)),
             *(units, known.steep, final),
@@ -192,7 +186,7 @@ def _solved(problem: Problem, known: Known, rows: Any, code: Any, certified: boo
         if k == 0 and problem.start is not None:  # the certificate looks at the barycentre
             middle = simplex.uniform(problem.z, problem.mask)
             start = known.start if mask is None else None
-            value, gradient, _ = start or _evaluated(problem, middle.unsqueeze(0), ways)
+            value, gradient, _ = start or evaluated_at(problem, middle.unsqueeze(0), ways)
             numbers[:, code.VALUE_START] = value[:, 0]
             state[:, code.START] = gradient.view(count, d)
         status = numbers[:, code.STATUS].tolist()
@@ -221,7 +215,7 @@ def _certified(
     shape, batch = problem.z.shape, problem.z.shape[:-1]
     at = Point(problem, state[:, code.TRIAL].reshape(shape))
     if there is not None:
-        at.__dict__["verified"] = _local(there, units, shape)
+        at.__dict__["verified"] = local_at(there, units, shape)
     done = numbers[:, code.STATUS] == code.DONE
     certificate = Certificate(
         numbers[:, code.GAP].view(batch),
@@ -248,7 +242,7 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
     flat = z.reshape(-1, d).contiguous()
     mask = None if problem.mask is None else problem.mask.reshape(flat.shape).contiguous()
     start = None if mask is not None else known.start
-    start = found = start or _evaluated(base, y.unsqueeze(0), ways)
+    start = found = start or evaluated_at(base, y.unsqueeze(0), ways)
     ready = torch.zeros_like(z[..., 0], dtype=torch.bool)
     lost, steps = ready, torch.zeros_like(ready, dtype=torch.int64)
     new, pull, last = y, torch.zeros_like(y), torch.full_like(z[..., 0], torch.inf)
@@ -268,23 +262,13 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         if not bool(going.any()):
             break
         y = torch.where(going.unsqueeze(-1), new, y)
-        fresh = _evaluated(base, new.unsqueeze(0), ways)
+        fresh = evaluated_at(base, new.unsqueeze(0), ways)
         on = going.view(-1, 1)
         value, gradient, hessian = (
             torch.where(on, b, a) for a, b in zip(found, fresh, strict=True)
         )
         found = value, gradient, hessian
-    state = middle.reshape(count, 1, d).repeat(1, code.VECTORS, 1)
-    points = state.new_zeros(count, code.COUNT, d)
-    for place, vector in (
-        *((code.Y, y), (code.TRIAL, new), (code.TILT, pull)),
-        *((code.BEFORE, found[1]), (code.START, start[1])),
-    ):
-        state[:, place] = vector.view(count, d)
-    numbers = z.new_zeros(count, code.KEPT)
-    numbers[:, code.STATUS] = torch.where(ready, code.READY, code.LOST).view(-1)
-    numbers[:, code.STEP], numbers[:, code.BOUND] = steps.view(-1).to(z.dtype), torch.inf
-    numbers[:, code.VALUE_BEFORE], numbers[:, code.VALUE_START] = found[0][:, 0], start[0][:, 0]
+    state, numbers, points = _places(z, y, new, pull, found, start, ready, steps, code)
     if not bool(ready.any()):
         return _certified(problem, state, numbers, None, units, code)
 
@@ -295,13 +279,69 @@ def _in_groups(problem: Problem, known: Known, rows: Any, code: Any) -> Solved:
         )
 
     run(found, code.ASKED)
-    found = _around(base, ways, points, code)
+    found = around(base, ways, points, code)
     v = new + z - found[1][:, :d].reshape(shape)
     near = v - proxed(omega.penalty, v, omega.lam, problem.mask)
     u = omega.penalty.subgradient(new, near, omega.lam, problem.mask)
     state[:, code.TILT] = like(u, new, f"{type(omega.penalty).__name__}.subgradient").view(count, d)
     run(found, code.CERTIFIED)
     return _certified(problem, state, numbers, found, units, code)
+
+
+def _places(
+    z: Tensor, y: Tensor, new: Tensor, pull: Tensor, found: Evaluated, start: Evaluated,
+    ready: Tensor, steps: Tensor, code: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The vectors, numbers and points of rows whose answers ``new`` were found elsewhere, after
+    y."""
+    d = z.shape[-1]
+    state = z.new_empty(z.numel() // d, code.VECTORS, d)
+    count = len(state)
+    points = state.new_zeros(count, code.COUNT, d)
+    for place, vector in (
+        *((code.Y, y), (code.TRIAL, new), (code.TILT, pull), (code.WAY, new)),
+        *((code.BEFORE, found[1]), (code.START, start[1])),
+    ):
+        state[:, place] = vector.reshape(-1, d)
+    numbers = z.new_zeros(count, code.KEPT)
+    numbers[:, code.STATUS] = torch.where(ready, code.READY, code.LOST).view(-1)
+    numbers[:, code.STEP], numbers[:, code.BOUND] = steps.view(-1).to(z.dtype), torch.inf
+    numbers[:, code.VALUE_BEFORE], numbers[:, code.VALUE_START] = found[0][:, 0], start[0][:, 0]
+    return state, numbers, points
+
+
+def certified(problem: Problem, y: Tensor, hessian: Tensor, steep: bool) -> Certificate | None:
+    """The certificate of y, with ∇²Ω (rows, d, d) next to it; None where there is none in compiled
+    code."""
+    z, d, rows = problem.z, problem.z.shape[-1], _rows()
+    if rows is None or not _short(problem):
+        return None
+    compiled_rows, code = rows
+    count, ways = z.numel() // d, torch.eye(d, dtype=z.dtype, device=z.device)
+    flat = z.reshape(-1, d).contiguous()
+    mask = None if problem.mask is None else problem.mask.reshape(flat.shape).contiguous()
+    try:
+        middle = simplex.uniform(z, problem.mask)
+        values, gradients, _ = evaluated_at(problem, torch.stack([y, middle]), ways, 0)
+        matrix = hessian.reshape(count, d * d)
+        before, start = (
+            (values[:, k : k + 1], gradients[:, k * d : (k + 1) * d], matrix) for k in (0, 1)
+        )
+        ready = torch.ones_like(z[..., 0], dtype=torch.bool)
+        state, numbers, points = _places(
+            z, y, y, torch.zeros_like(y), before, start, ready, ready.long(), code
+        )
+        found = tuple(t.contiguous() for t in before)
+        for what in (code.ASKED, code.CERTIFIED):
+            compiled_rows.run(
+                *(0, flat, mask, *found, state.view(count, -1), numbers, points.view(count, -1)),
+                *(d, steep, what),
+            )
+            if what == code.ASKED:
+                found = around(problem, ways, points, code)
+    except Exception:  # of the user's code: the other solvers raise it again
+        return None
+    return _certified(problem, state, numbers, None, d, code).certificate
 
 
 def _maximised(
@@ -347,61 +387,3 @@ def _maximised(
         if bool(settled.all()):
             break
     return answer, pull
-
-
-def _around(problem: Problem, ways: Tensor, points: Tensor, code: Any) -> Evaluated:
-    """:func:`_evaluated` at the points (rows, points, d) of certificates."""
-    z, count = problem.z, len(points)
-    each = points.movedim(1, 0).reshape(code.COUNT, *z.shape)
-    # the numbers of the first go into the bound, whose bits depend on no other row
-    among = each[:1].clone()
-    among.view(count, -1)[1::2] = simplex.generic(z.reshape(count, -1)[:1])
-    if count <= TOGETHER:
-        return _evaluated(problem, torch.cat([each, among]), ways, 2)
-    value, gradient, hessian = _evaluated(problem, each[:2], ways, 2)
-    more = _evaluated(problem, torch.cat([each[2:], among]), ways, 0)
-    return torch.cat([value, more[0]], 1), torch.cat([gradient, more[1]], 1), hessian
-
-
-def _local(found: Evaluated, units: int, shape: torch.Size) -> Local:
-    """∇Ω and ∇²Ω at the first of the points of a certificate."""
-    _, gradient, hessian = found
-    d = shape[-1]
-    h = hessian[:, : units * d].reshape(*shape[:-1], units, d)
-    curvature = Dense((h + h.mT) / 2) if units == d else Diagonal(h[..., 0, :])
-    return Local(gradient[:, :d].reshape(shape), curvature)
-
-
-def _evaluated(problem: Problem, points: Tensor, ways: Tensor, bent: int = 1) -> Evaluated:
-    """Ω and ∇Ω at points (n, *batch, d), and ∇²Ω times each of the ``ways`` at the first ``bent``
-    of them: the numbers of each row one after another. Of a few rows there are copies for the ways,
-    of many the backward pass is run for all ways at once."""
-    d, units = points.shape[-1], len(ways)
-    rows = points[0].numel() // d
-    copies = units if rows <= TOGETHER else 1
-    with torch.enable_grad():
-        at = torch.cat([points[:bent].repeat_interleave(copies, 0), points[bent:]])
-        at = simplex.inward(at).requires_grad_()
-        value = evaluated(problem.omega.value, at)
-        if value.shape != at.shape[:-1]:
-            raise _Unfit
-        (g,) = torch.autograd.grad(value.sum(), at, create_graph=bent > 0)
-    h = at.new_zeros(bent, units, rows, d)
-    if g.requires_grad and copies > 1:
-        v = torch.nn.functional.pad(ways.repeat(bent, 1), (0, 0, 0, len(at) - bent * units))
-        v = v.view(len(at), *(1,) * (points.ndim - 2), d).expand_as(g)
-        with torch.enable_grad():
-            total = (g * v).sum()
-        (found,) = torch.autograd.grad(total, at, allow_unused=True)
-        h = h if found is None else found[: bent * units].reshape(h.shape)
-    elif g.requires_grad:
-        v = ways.view(units, *(1,) * (points.ndim - 1), d).expand(units, *g.shape)
-        h = products(g, at, v)[:, :bent].reshape(units, bent, rows, d).movedim(1, 0)
-    end = bent * copies
-    value, g = (torch.cat([t[:end:copies], t[end:]]) for t in (value.detach(), g.detach()))
-    n = len(value)
-    return (
-        value.reshape(n, rows).T.contiguous(),
-        g.reshape(n, rows, d).movedim(0, 1).reshape(rows, n * d).contiguous(),
-        h.movedim(2, 0).reshape(rows, bent * units * d).contiguous(),
-    )

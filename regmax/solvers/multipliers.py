@@ -1,162 +1,370 @@
-"""The method of multipliers for an Ω whose value has kinks (:mod:`regmax.regularizers.kinks`).
+"""Answers for an Ω whose value has kinks (:mod:`regmax.regularizers.kinks`), by Newton's method on
+y and the multipliers.
 
-It solves the problem of the augmented Lagrangian, which is differentiable, and moves the centre of
-each multiplier to where its maximum is attained (Rockafellar 1976, section 4):
+Each step maximises over Δ a quadratic model of Ω(y) = G(y, a), a = max_{m ∈ M} ⟨m, u(y)⟩, in which
+the kinks stay (:mod:`.kinked`): sequential quadratic programming (Nocedal & Wright 2006, section
+18.1). With H = ∇²_y L(y, m), C = ∂u/∂y and W = ∂G/∂a, and the multipliers m of the step before,
 
-    y ← argmax_{y ∈ Δ} ⟨y, z⟩ − Ω_ρ(y; m̄),      m̄ ← P_M(m̄ + ρ u(y)).
-
-At a fixed point y is the maximiser for Ω itself. With large ρ a step divides the distance to it by
-about ρ; ρ grows from step to step, as large ρ makes the problem hard far from the solution.
+    y ← y + argmin_s ½ sᵀHs − ⟨z − ∇_y L(y, m) + CᵀWm, s⟩ + Σ W max_{m ∈ M} ⟨m, u + Cs⟩.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
-from ..optimality.jacobian import tied_rows
+from ..kernels import rowwise, simplex
+from ..kernels.products import evaluated
+from ..optimality.certificates import certify
+from ..optimality.jacobian import movable
 from ..optimality.problem import Problem
-from ..regularizers.kinks import Augmented, Kinks, TooMany
+from ..regularizers.autodiff import Local
+from ..regularizers.curvature import Dense
+from ..regularizers.kinks import Augmented, Capped, Kinks, Range, TooMany
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
-from .base import Solved, either, merged, moved, solve
-from .compiled import Memory, compiled
-from .newton import Newton
+from .base import Solved, merged, moved
+from .compiled import Memory, certified
+from .evaluation import Unfit
+from .kinked import Model, Sets, gram, maximised, newton_step
 
 STEPS = 40
-"""Steps of the method of multipliers."""
-FACTOR, HARDEST = 3, 1e3
-"""The curvature of the augmented terms over that of Ω grows by the first up to the second."""
-SOFT = 1e2
-"""The same for the certificate, whose rounding error is proportional to it."""
+"""Newton steps, with those that are shortened."""
 STIFF = 1e5
-"""The same for the derivatives, which are exact in the limit."""
-ROUNDS = 8
-"""Steps with a certificate."""
+"""The curvature of the augmented terms over that of Ω in derivatives, exact in the limit."""
 SMALL = 1e-6
 """Errors up to this length say which entries are 0 and which are equal."""
-NEAR, LAST = 1e-11, 1e-9
+NEAR, LAST = 1e-12, 1e-9
 """A step of the first length is the last, and one of the second where it is rounding."""
+LEVEL = 1e-7
+"""The last step changes the slope by this at most: where Ω is stiff, a short step is not small."""
+MET = 1e-12
+"""y lies on a kink up to this distance, which is rounding."""
+SHORT = 128
+"""Rows up to this length are solved so first; longer ones if they are not solved as smooth ones."""
+MOST = 1 << 26
+"""Numbers of ∂u/∂y, for all rows, up to this number."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tied(Solved):
     """Answers on kinks of Ω, with its augmented Lagrangian there; ``bound``: the rows in which a
-    kink binds y on its support."""
+    kink binds y on its support; ``bent``: ∇²_y L, and the curvature of the augmented terms."""
 
     augmented: Augmented
     bound: Tensor
+    bent: tuple[Tensor, Tensor]
 
 
-def multiplied(problem: Problem, tol: float) -> Tied | None:
+class Known(NamedTuple):
+    """The maxima in a value for scores of one shape: first centres; the sets M; which depend on y.
+    Then whether the slope of Ω is infinite at 0, and whether its value computes in float64."""
+
+    centres: list[Tensor]
+    sets: list[Range | Capped]
+    moves: list[bool]
+    steep: bool
+    fine: bool
+
+    def joined(self, ts: list[Tensor], rows: int) -> Tensor:
+        """Of each row, one after another, what belongs to maxima that depend on y."""
+        own = [t.reshape(rows, -1) for t, of_y in zip(ts, self.moves, strict=True) if of_y]
+        return torch.cat(own, -1)
+
+    def split(self, t: Tensor, others: list[Tensor]) -> list[Tensor]:
+        """The inverse; ``others`` belong to maxima that do not depend on y."""
+        found, end = [], 0
+        for centre, of_y, other in zip(self.centres, self.moves, others, strict=True):
+            if of_y:
+                begin, end = end, end + centre.numel() // len(t)
+                other = t[:, begin:end].reshape(centre.shape).to(centre.dtype)
+            found.append(other)
+        return found
+
+
+class Look(NamedTuple):
+    """Ω at one point of each row: its value, ∇_y L and ∇²_y L, and of all maxima u, ∂u/∂y and
+    ∂G/∂a."""
+
+    value: Tensor
+    gradient: Tensor
+    hessian: Tensor
+    u: Tensor
+    c: Tensor
+    w: Tensor
+
+    def bending(self) -> Tensor:
+        """∂G/∂a, and 0 for a maximum that only scales what is computed."""
+        least = self.hessian.diagonal(dim1=-2, dim2=-1).amin(-1, keepdim=True).clamp_min(1e-6)
+        return torch.where(self.w.abs() * self.c.square().sum(-1) > 1e-9 * least, self.w, 0)
+
+
+def multiplied(problem: Problem, tol: float, memory: Memory) -> Tied | None:
     """Answers for an Ω with kinks; None where its value has no kinks that are known. The bound of a
-    row is +inf where the steps do not converge, or the value falls with a maximum."""
-    omega, z, mask = problem.omega, problem.z, problem.mask
-    if isinstance(omega, Penalized) or problem.trace is not None:
+    row is +inf where a step is not found, or the value falls with a maximum."""
+    if isinstance(problem.omega, Penalized) or problem.trace is not None:
         return None
-    memory: Memory = {}
     try:
-        scales = _scales(problem)
-    except TooMany:
+        known = _known(problem, memory)
+        return None if known is None else _solved(problem, known, tol)
+    except Exception:  # of the user's code: the other solvers raise it again
         return None
-    if scales is None:
-        return None
-    centres, rho = scales
-    y, hardness = problem.initial(), torch.ones_like(z[..., 0])
-    length = torch.full_like(hardness, torch.inf)
-    done = torch.zeros_like(hardness, dtype=torch.bool)
 
-    def augmented(hardness: Tensor) -> Augmented:
-        return Augmented(
-            omega, centres, [r if r.ndim == 0 else r * _wide(hardness, r) for r in rho]
+
+def near_kinks(omega: Regularizer, y: Tensor) -> Tensor:
+    """Rows in which y is next to a kink of Ω that bends it on the support of y, or may be."""
+    with torch.enable_grad():
+        at = simplex.inward(y).requires_grad_()
+        try:
+            with Kinks(None, None) as kinks:
+                value = omega.value(at)
+        except TooMany:
+            return torch.ones_like(y[..., 0], dtype=torch.bool)
+        moves = [u.requires_grad and _depends(u, at) for u in kinks.u]
+        each = zip(kinks.u, kinks.sets, kinks.maxima, moves, strict=True)
+        found = [(u, own, t) for u, own, t, of_y in each if of_y]
+        near = torch.zeros_like(y[..., 0], dtype=torch.bool)
+        if not found:
+            return near
+        maxima = [t for *_, t in found]
+        w = torch.autograd.grad(value.sum(), maxima, retain_graph=True, materialize_grads=True)
+        for (u, own, _), weight in zip(found, w, strict=True):
+            met = (own.over(u.detach()).abs() <= SMALL) & (weight.abs() > SMALL)
+            (c,) = torch.autograd.grad(u, at, met * simplex.generic(u), retain_graph=True)
+            near = near | ((c != 0) & movable(y)).any(-1)
+    return near
+
+
+def _known(problem: Problem, memory: Memory) -> Known | None:
+    """The maxima of Ω, as they were at the same numbers of its tensors."""
+    key = ("kinks", problem.z.shape)
+    tensors = list(problem.omega.tensors(fixed=True).values())
+    if key not in memory or not all(map(torch.equal, tensors, memory[key][0])):
+        if len(memory) >= 16:
+            memory.clear()
+        memory[key] = [t.detach().clone() for t in tensors], _looked(problem)
+    known: Known | None = memory[key][1]
+    return known
+
+
+def _looked(problem: Problem) -> Known | None:
+    """The maxima of Ω; None without one that bends Ω at one of two points of Δ."""
+    omega, a = problem.omega, simplex.uniform(problem.z, None)
+    with torch.enable_grad(), Kinks(None, None) as kinks:
+        at = a.clone().requires_grad_()
+        omega.value(at)
+        moves = [u.requires_grad and _depends(u, at) for u in kinks.u]
+    if not any(moves):
+        return None
+    held = [a.new_tensor(torch.inf) for _ in moves]
+    with Kinks(kinks.multipliers, held) as fixed:
+        omega.value(a)
+    each = zip(kinks.multipliers, fixed.multipliers, moves, strict=True)
+    centres = [middle if of_y else vertex for middle, vertex, of_y in each]
+    fine = problem.eps <= torch.finfo(a.dtype).eps
+    known = Known(centres, kinks.sets, moves, problem.legendre, fine)
+    looks = (_look(problem, known, y, centres) for y in (a, (a + simplex.generic(a)) / 2))
+    return known if any(bool((at.bending() != 0).any()) for at in looks) else None
+
+
+def _depends(u: Tensor, y: Tensor) -> bool:
+    (g,) = torch.autograd.grad(u.sum(), y, retain_graph=True, allow_unused=True)
+    return g is not None
+
+
+def _look(problem: Problem, known: Known, y: Tensor, m: list[Tensor]) -> Look:
+    """One pass for d copies of each row: ∇²_y L and ∂u/∂y times each unit vector."""
+    omega, d = problem.omega, y.shape[-1]
+    n = y.numel() // d
+    with torch.enable_grad():
+        at = simplex.inward(y).expand(d, *y.shape).clone().requires_grad_()
+        with Kinks(m, None) as kinks:
+            value = evaluated(omega.value, at)
+        moving = [k for k, of_y in enumerate(known.moves) if of_y]
+        if value.shape != at.shape[:-1] or len(kinks.u) != len(m):
+            raise Unfit
+        us, maxima = ([ts[k] for k in moving] for ts in (kinks.u, kinks.maxima))
+        if any(u.shape[: y.ndim] != at.shape[:-1] for u in us):
+            raise Unfit
+        if sum(u.numel() for u in us) > MOST:
+            raise TooMany
+        ways = torch.eye(d, dtype=y.dtype, device=y.device).view(d, *(1,) * (y.ndim - 1), d)
+        gradient, *w = torch.autograd.grad(
+            value.sum(), [at, *maxima], create_graph=True, allow_unused=True, materialize_grads=True
         )
+        v = [torch.zeros_like(u, requires_grad=True) for u in us]
+        (pulled,) = torch.autograd.grad(us, at, v, create_graph=True)
+        total = ((gradient + pulled) * ways).sum()
+        hessian, *c = torch.autograd.grad(
+            total, [at, *v], allow_unused=True, materialize_grads=True
+        )
+    with torch.no_grad():
+        own = evaluated(omega.value, simplex.inward(y)).reshape(n)
+        h = hessian.reshape(d, n, d).movedim(0, -1)
+        found = Look(
+            own,
+            gradient[0].reshape(n, d),
+            (h + h.mT) / 2,
+            torch.cat([u[0].reshape(n, -1) for u in us], -1),
+            torch.cat([t.reshape(d, n, -1) for t in c], -1).permute(1, 2, 0),
+            torch.cat([t[0].reshape(n, -1) for t in w], -1),
+        )
+        return Look(*(t.to(y.dtype).contiguous() for t in found))  # u may be in float32
 
+
+def _solved(problem: Problem, known: Known, tol: float) -> Tied:
+    """The answers, by steps that are shortened where the objective falls."""
+    shape, d = problem.z.shape, problem.z.shape[-1]
+    z, on = problem.z.reshape(-1, d), problem.participants().reshape(-1, d)
+    each = zip(known.sets, known.centres, known.moves, strict=True)
+    parts = [(own, m.shape[len(shape) - 1 :]) for own, m, of_y in each if of_y]
+    if not known.steep:
+        parts.append((Range(0.0, torch.inf), torch.Size([d])))
+    sets = Sets(parts)
+    y = x = problem.initial().reshape(-1, d)
+    m = known.joined(known.centres, len(z)).to(z.dtype)
+    count = m.shape[-1]
+    m = torch.cat([m, m.new_zeros(len(z), sets.total - count)], -1)
+    part, best = torch.ones_like(z[:, :1]), torch.full_like(z[:, 0], -torch.inf)
+    length, iterations = -best, torch.zeros_like(best, dtype=torch.int64)
+    done = lost = torch.zeros_like(best, dtype=torch.bool)
+    at = model = None
     for _ in range(STEPS):
-        own = augmented(hardness)
-        new, there = _near(Problem(own, z, mask, y), memory)
-        new = torch.where(done.unsqueeze(-1), y, new)
-        last, length = length, torch.where(done, length, (new - y).norm(dim=-1))
-        known, centres = centres, _centred(done, own, new)
-        same = torch.stack([_rows(a == b, done) for a, b in zip(known, centres, strict=True)])
+        look = _look(problem, known, x.view(shape), known.split(m, known.centres))
+        objective = simplex.row_dot(x, z).squeeze(-1) - look.value
+        worse = ~done & ~(objective >= best - 1e-13 * (1 + objective.abs()))
+        keep = worse | done
+        at = look if at is None else Look(*_kept(keep, at, look))
+        y, best = _rows(keep, y, x), torch.where(keep, best, objective)
+        part = torch.where(worse.unsqueeze(-1), part / 4, 1)
+        new = _maximised(at, z, y, m, sets, on)
+        model = new if model is None else Model(*_kept(keep, model, new))
+        m, x = model.m, _rows(done, x, moved(problem, y, part * model.s, on))
+        last, length = length, torch.where(done, length, (x - y).norm(dim=-1))
+        iterations = iterations + ~done
+        lost = lost | ~done & ~(model.solved & torch.isfinite(x).all(-1))
         settled = (length <= NEAR) | ((length > last / 2) & (length <= LAST))
-        hard = hardness >= HARDEST
-        hardness = torch.where(there & ~done, (FACTOR * hardness).clamp_max(HARDEST), hardness)
-        y, done = new, done | (there & (same.all(0) | (hard & settled)))
+        change = rowwise.times(at.hessian, model.s).abs().amax(-1)  # far at stiff zeros
+        settled = settled & (change <= LEVEL * (1 + z.abs().amax(-1)))
+        done = done | lost | (settled & ~worse)
         if bool(done.all()):
             break
-    found, done = None, torch.zeros_like(done)
-    stiff, soft = (torch.full_like(hardness, c) for c in (STIFF, SOFT))
-    for _ in range(ROUNDS):
-        own = augmented(stiff)
-        end, length = _stepped(Problem(own, z, mask), y)
-        new = torch.where(done.unsqueeze(-1), y, _rounded(problem, end, 2 * length)[0])
-        centres = _centred(done, own, new)
-        now = _certified(Problem(augmented(soft), z, mask, new), memory, tol)
-        found = now if found is None else _kept(done, found, now)
-        y, own = found.y, augmented(stiff)
-        length = _stepped(Problem(own, z, mask), y)[1]
-        done = done | (length <= NEAR)
-        if bool(done.all()):
-            break
-    assert found is not None
-    bound = found.certificate.error_bound + 2 * length
-    bound = torch.where(_falls(own, y), torch.inf, bound)
-    y, further = _rounded(problem, y, bound)
-    certificate = replace(found.certificate, error_bound=(bound + further).clamp_max(2**0.5))
-    path = f"multipliers, then {found.path}"
-    return Tied(problem.at(y), found.iterations, certificate, path, own, tied_rows(own, y))
+    assert at is not None
+    assert model is not None
+    missed = lost.view(shape[:-1])
+    x = torch.where(missed.unsqueeze(-1), problem.initial(), x.view(shape))
+    return _tied(problem, known, sets, at, x, model, length, missed, iterations, tol)
 
 
-def _stepped(problem: Problem, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The Newton step on the support and the kinks of y, which the steps of the method approach:
-    its end, and its length, an estimate of the distance to the maximiser."""
-    at = problem.at(y)
-    step = torch.nan_to_num(at.newton_step(at.support), nan=torch.inf)
-    return moved(problem, y, torch.nan_to_num(step, posinf=0), at.support), step.norm(dim=-1)
+def _rows(rows: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(rows.view(-1, *(1,) * (b.ndim - 1)), a, b)
 
 
-def _wide(rows: Tensor, like: Tensor) -> Tensor:
-    """One number per row, with the dimensions of a tensor of rows."""
-    return rows.view(*rows.shape, *(1,) * (like.ndim - rows.ndim))
+def _kept(rows: Tensor, a: NamedTuple, b: NamedTuple) -> list[Tensor]:
+    """a in ``rows``, else b."""
+    return [_rows(rows, own, other) for own, other in zip(a, b, strict=True)]
 
 
-def _rows(t: Tensor, like: Tensor) -> Tensor:
-    """Whether all that belongs to a row is true."""
-    if t.shape[: like.ndim] != like.shape:
-        return t.all().expand(like.shape)
-    return t.reshape(*like.shape, -1).all(-1)
+def _walled(at: Look, y: Tensor, sets: Sets) -> tuple[Tensor, Tensor, Tensor]:
+    """u, C and W with those of y ≥ 0 at the end, where ``sets`` has them."""
+    u, c, w = at.u, at.c, at.bending()
+    if sets.total > u.shape[-1]:
+        d = y.shape[-1]
+        walls = -torch.eye(d, dtype=y.dtype, device=y.device).expand(len(y), d, d)
+        u, c = torch.cat([u, -y], -1), torch.cat([c, walls], 1)
+        w = torch.cat([w, torch.ones_like(y)], -1)
+    return u, c, w
 
 
-def _centred(done: Tensor, own: Augmented, y: Tensor) -> list[Tensor]:
-    """The multipliers at y, and the centres of rows that are done."""
-    at = simplex.inward(y)
-    with Kinks(own.centres, own.rho) as kinks:
-        own.omega.value(at)
-    return [
-        m if r.ndim == 0 else torch.where(_wide(done, m), c, m)
-        for c, m, r in zip(own.centres, kinks.multipliers, own.rho or (), strict=True)
-    ]
+def _maximised(at: Look, z: Tensor, y: Tensor, m: Tensor, sets: Sets, on: Tensor) -> Model:
+    """The solution of the model at y, from multipliers m."""
+    known = at.w * m[:, : at.w.shape[-1]]
+    r = z - at.gradient + rowwise.times(at.c.mT, known)
+    u, c, w = _walled(at, y, sets)
+    return maximised(at.hessian, r, u, c, w, m, sets, on)
 
 
-def _kept(rows: Tensor, one: Solved, other: Solved) -> Solved:
-    """Row by row ``one`` where ``rows``, else ``other``."""
-    return Solved(
-        either(rows, one.at, other.at),
-        torch.where(rows, one.iterations, other.iterations),
-        merged(rows, one.certificate, other.certificate),
-        other.path,
+def _tied(
+    problem: Problem, known: Known, sets: Sets, at: Look, x: Tensor, model: Model, length: Tensor,
+    missed: Tensor, iterations: Tensor, tol: float,
+) -> Tied:  # fmt: skip
+    """The answers x with their certificates.
+
+    L(·, m) ≤ Ω for any m ∈ M if G does not fall with a. With f = ⟨·, z⟩ − Ω and f_m the same for
+    L(·, m), f(y) + β/2 ‖y − y*‖² ≤ f(y*) ≤ f_m(y*), and f(y) = f_m(y) − δ with
+    δ = Ω(y) − L(y, m): δ adds √(δ/β) at most to the bound on the distance for L(·, m). It counts as
+    0 on a kink that y meets up to rounding; to the bound comes twice the length of the Newton step
+    that lies on all these kinks, and of the last step.
+    """
+    shape, batch, d = x.shape, x.shape[:-1], x.shape[-1]
+    flat, rest = x.reshape(-1, d), at.u.shape[-1]
+    centres = known.split(model.m, known.centres)
+    local = Local(at.gradient.view(shape), Dense(at.hessian.view(*shape, d)))
+    y = _rounded(x, 2 * length.view(batch) + torch.finfo(x.dtype).eps, known.steep)[0]
+    own = Problem(Augmented(problem.omega, centres, None), problem.z, problem.mask)
+    certificate = certified(own, y, at.hessian, known.steep) if known.fine else None
+    if certificate is None:
+        certificate = certify(own.at(y), tested=True)
+    elif not bool((missed | (certificate.error_bound <= tol)).all()):
+        other = certify(own.at(y), tested=True)
+        certificate = merged(certificate.error_bound <= tol, certificate, other)
+
+    _, c, w = _walled(at, flat, sets)
+    rho = STIFF * sets.rho(at.hessian, c, w)
+    over = sets.over(torch.cat([model.u[:, :rest], -flat], -1)[:, : sets.total])
+    met = over.abs() <= MET
+    gap = torch.where(met, 0, w * sets.missing(over, model.m))[:, :rest].sum(-1)
+    scale = (w * rho).sqrt()
+    normals = sets.tangent(met, c) * scale.unsqueeze(-1)
+    pull = rowwise.times(normals.mT, torch.where(met, scale * over, 0))
+    step, good = newton_step(at.hessian + gram(normals), pull, problem.participants().view(-1, d))
+    away = torch.where(good, step.norm(dim=-1), torch.inf)
+
+    beta = certificate.min_eigenvalue
+    beta = torch.ones_like(gap) if beta is None else (beta.view(-1) / 2).clamp(1e-300, 1)
+    bound = certificate.error_bound + (2 * (length + away) + (gap / beta).sqrt()).view(batch)
+    falls = ~(at.w >= -1e-12 * (1 + at.w.abs().amax(-1, keepdim=True))).all(-1).view(batch)
+    bound = torch.where(missed | falls, torch.inf, bound)
+    y, further = _rounded(y, bound, known.steep)
+    bound = torch.where(bound < torch.inf, (bound + further).clamp_max(2**0.5), bound)
+
+    held = [x.new_tensor(torch.inf) for _ in centres]
+    augmented = Augmented(problem.omega, centres, known.split(rho, held))
+    bends = sets.tangent(sets.free(model.m), c) * scale.unsqueeze(-1)
+    walls = gram(bends[:, :rest]).view(*shape, d)
+    bent = (at.hessian.view(*shape, d), walls)
+    answer = problem.at(y)
+    answer.__dict__["verified"] = local
+    return Tied(
+        answer,
+        iterations.view(batch),
+        replace(certificate, error_bound=bound),
+        "newton steps on kinks",
+        augmented,
+        _bound(*bent, y),
+        bent,
     )
 
 
-def _rounded(problem: Problem, y: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+def _bound(hessian: Tensor, walls: Tensor, y: Tensor) -> Tensor:
+    """Rows in which kinks of Ω bind y on its support."""
+    support = movable(y)
+    along = torch.where(support, simplex.generic(y), 0)
+    soft, stiff = (
+        torch.where(support, rowwise.matvec(k, along), 0).abs() for k in (hessian, walls)
+    )
+    return (stiff > 1e-6 * (stiff + soft)).any(-1)
+
+
+def _rounded(y: Tensor, bound: Tensor, steep: bool) -> tuple[Tensor, Tensor]:
     """y with entries that are equal, or 0, within its error made so, and the length of the
     change."""
     bound = torch.where(bound <= SMALL, bound, 0)
     near, order = y.sort(-1, descending=True)
-    if not problem.legendre:
+    if not steep:
         near = torch.where(near <= bound.unsqueeze(-1), 0, near)
     apart = -near.diff(dim=-1, prepend=near[..., :1]) > bound.unsqueeze(-1)
     group = apart.cumsum(-1)
@@ -165,85 +373,3 @@ def _rounded(problem: Problem, y: Tensor, bound: Tensor) -> tuple[Tensor, Tensor
     mean = (total / count.clamp_min(1)).gather(-1, group)
     found = simplex.normalize(torch.empty_like(y).scatter(-1, order, mean))
     return found, (found - y).norm(dim=-1)
-
-
-def _near(problem: Problem, memory: Memory) -> tuple[Tensor, Tensor]:
-    """The maximiser, or a point that is nearer to it than the start, and whether it is the
-    maximiser."""
-    found = compiled(problem, memory, certified=False)
-    stuck = torch.ones_like(problem.z[..., 0], dtype=torch.bool)
-    y, there = problem.initial(), stuck
-    if found is not None:
-        y, there = found.y, found.certificate.error_bound == 0
-        stuck = ~there & (y == problem.initial()).all(-1)
-    if bool(stuck.any()):
-        y = torch.where(stuck.unsqueeze(-1), Newton().run(problem, 1e-12, 60)[0], y)
-    return y, there | stuck
-
-
-def _certified(problem: Problem, memory: Memory, tol: float) -> Solved:
-    """The maximiser with its certificate."""
-    found = compiled(problem, memory)
-    if found is None:
-        return solve(problem, Newton(), tol, 60)
-    good = found.certificate.error_bound <= tol
-    return found if bool(good.all()) else _kept(good, found, solve(problem, Newton(), tol, 60))
-
-
-def _scales(problem: Problem) -> tuple[list[Tensor], list[Tensor]] | None:
-    """The first centres, in the middle of each M, and ρ that make the curvature of the augmented
-    terms that of the rest of Ω, from two points of Δ; None where the value has no kinks."""
-    a = simplex.uniform(problem.z, problem.mask)
-    b = (a + simplex.normalize(torch.where(a > 0, simplex.generic(a), 0))) / 2
-    (first, slope, weights), (second, other, more) = (_look(problem.omega, y) for y in (a, b))
-    far, batch = (b - a).norm(dim=-1), a.shape[:-1]
-    bent, rho, alive = (other - slope).norm(dim=-1) / far, [], False
-    for u, v, w, x in zip(first.u, second.u, weights, more, strict=True):
-        if w is None or x is None:
-            rho.append(bent.new_tensor(torch.inf))
-            continue
-        if u.shape[: len(batch)] != batch:
-            return None
-        steep, w = (v - u).detach().abs(), torch.maximum(w.abs(), x.abs())
-        steep, w = (t.reshape(*batch, -1).amax(-1) for t in (steep, w.expand_as(u)))
-        own = w * (steep / far).square()
-        known = own > 1e-9 * bent  # not so where a maximum only scales what is computed
-        alive = alive or bool(known.any())
-        each = torch.where(known & (bent > 0), bent / own, 1)
-        rho.append(each.view(*batch, *(1,) * (u.ndim - len(batch))))
-    return (first.multipliers, rho) if alive else None
-
-
-def _look(
-    omega: Regularizer,
-    y: Tensor,
-    centres: list[Tensor] | None = None,
-    rho: list[Tensor] | None = None,
-) -> tuple[Kinks, Tensor, list[Tensor | None]]:
-    """The maxima in the value of Ω at y, and the gradients in y and in each maximum; None in one
-    that does not depend on y."""
-    with torch.enable_grad():
-        at = simplex.inward(y).requires_grad_()
-        with Kinks(centres, rho) as kinks:
-            value = omega.value(at)
-        moves = [u.requires_grad and _depends(u, at) for u in kinks.u]
-        inputs = [at, *(t for t, of_y in zip(kinks.maxima, moves, strict=True) if of_y)]
-        gradient, *found = torch.autograd.grad(
-            value.sum(), inputs, allow_unused=True, materialize_grads=True
-        )
-    return kinks, gradient, [found.pop(0) if of_y else None for of_y in moves]
-
-
-def _depends(u: Tensor, y: Tensor) -> bool:
-    (g,) = torch.autograd.grad(u.sum(), y, retain_graph=True, allow_unused=True)
-    return g is not None
-
-
-def _falls(own: Augmented, y: Tensor) -> Tensor:
-    """Rows in which the value falls with a maximum."""
-    _, _, weights = _look(own.omega, y, own.centres, own.rho)
-    falls = torch.zeros_like(y[..., 0], dtype=torch.bool)
-    for w in weights:
-        if w is not None:
-            falls = falls | ~_rows(w >= -1e-12 * (1 + w.abs().max()), falls)
-    return falls

@@ -15,6 +15,7 @@ from torch import Tensor
 import regmax
 from regmax import RegularizedMax, Regularizer, functional
 from regmax.regularizers.kinks import Augmented, Kinks
+from regmax.solvers import kinked
 
 F64 = torch.float64
 
@@ -293,3 +294,25 @@ def test_never_wrong_in_silence(name):
             best, where = everywhere(omega, row)
             mine = (solution.y @ row - omega.value(solution.y.clamp_min(1e-31))).item()
             assert best <= mine + 1e-9 * (1 + abs(best)), (row, solution.y, where)
+
+
+@pytest.mark.parametrize("name", ["total variation", "three largest", "squared", "entropy"])
+def test_the_model_in_pytorch_and_in_compiled_code(name, monkeypatch):
+    pytest.importorskip("numba")
+    layer, x = RegularizedMax(omega_of(VALUES[name])), scores(8, 7)
+    fast = layer.solve(x)
+    monkeypatch.setattr(kinked, "_rows", lambda: None)
+    slow = layer.solve(x)
+    assert fast.path == slow.path == "newton steps on kinks"
+    assert ((fast.y - slow.y).norm(dim=-1) <= fast.error_bound + slow.error_bound).all()
+    assert torch.equal(fast.y == 0, slow.y == 0)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in VALUES if name not in ("above a point", "curved")]
+)
+def test_a_row_has_the_same_bits_in_any_batch(name):
+    layer, x = RegularizedMax(omega_of(VALUES[name])), scores(9, 8) / 2
+    together = layer(x)
+    assert torch.equal(together, torch.cat([layer(row) for row in x.split(1)]))
+    assert torch.equal(together, layer(x.view(3, 3, 8)).view(9, 8))
