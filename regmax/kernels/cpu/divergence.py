@@ -25,8 +25,8 @@ import numpy as np
 
 from . import common, elementary, memory, simd
 from .jit import njit
+from .job import ROWS, STEP, STOPPED
 from .simd import LANES
-from .threads import ROWS, STEP, STOPPED
 
 GINI, ENTROPY, TSALLIS, PNORM = range(4)
 GAMMA, THETA, MASK, Y, TARGET, VALUE, EPSILON = range(1, 8)

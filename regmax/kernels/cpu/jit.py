@@ -29,7 +29,7 @@ from numba.core.runtime import rtsys
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
-from .threads import STOPPED, TASK
+from .job import STOPPED, TASK
 
 
 class Function:

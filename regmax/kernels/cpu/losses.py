@@ -7,25 +7,31 @@ these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence`.
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..base import Hyper
 from ..wrappers import without_memory
-from .rows import CompiledRows, is_large, result
+from .rows import PASSES, CompiledRows, is_large, result
 from .threads import over_rows
 
 KINDS = ("gini", "entropy", "tsallis", "pnorm")
-_DIVERGENCE = CompiledRows("regmax.kernels.cpu.divergence")
+_DIVERGENCE = CompiledRows("regmax.kernels.cpu.divergence", names=("forward",))
 
 
 class CompiledLosses(CompiledRows):
     """``CompiledRows`` with losses, for an Ω of one of ``KINDS``."""
 
-    def __init__(self, module: str, kind: str) -> None:
-        super().__init__(module)
+    def __init__(self, module: str, kind: str, names: tuple[str, ...] = PASSES) -> None:
+        super().__init__(module, names=names)
         self.kind = KINDS.index(kind)
+
+    def soon(self, dtype: torch.dtype, first: int = 0) -> None:
+        super().soon(dtype, first)
+        if first == 0:
+            _DIVERGENCE.soon(dtype)
 
     def compile(self, dtype: torch.dtype) -> None:
         super().compile(dtype)
@@ -33,8 +39,14 @@ class CompiledLosses(CompiledRows):
 
     def compile_losses(self, dtype: torch.dtype) -> None:
         """Compile what the losses need."""
-        self.task(0, dtype)
-        _DIVERGENCE.task(0, dtype)
+        self._tasks(self, dtype)
+
+    def _tasks(self, rows: CompiledRows, dtype: torch.dtype) -> tuple[int, tuple[Any, int]]:
+        """The address of the function of the mapping, and the function of the losses."""
+        if (0, dtype) not in _DIVERGENCE.compiled:
+            _DIVERGENCE.soon(dtype)
+        _, code = rows.task(0, dtype, alone=True)
+        return code, _DIVERGENCE.task(0, dtype)
 
     def loss(
         self,
@@ -75,14 +87,14 @@ class CompiledLosses(CompiledRows):
         range: then nothing is computed."""
         y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
         smooth = ctypes.c_double(epsilon)
-        _, code = self.rows(theta).task(0, x.dtype)
+        code, task = self._tasks(self.rows(theta), x.dtype)
         job = _Job(
             *(0, x.shape[0], 0, x.shape[1], is_large(x)),
             *(*_place(x), *_place(gamma), *_place(theta[0] if theta else None), *_place(mask)),
             *(*_place(y), *_place(k), *_place(value), ctypes.addressof(smooth), 0),
             *(self.kind, code, ignored, mean),
         )
-        over_rows(*_DIVERGENCE.task(0, x.dtype), job, self.grain)
+        over_rows(*task, job, self.grain)
         return value, y, job[-1]
 
 
