@@ -108,7 +108,7 @@ COUNTED = """
 import torch
 from regmax.functional import sparsemax
 from regmax.kernels.cpu import compiling, jit
-compiling._CORES = CORES
+compiling.CORES = GIVEN
 PROGRAM
 made, task = [], jit.task
 jit.task = lambda function, like: made.append(function.__name__) or task(function, like)
@@ -122,9 +122,7 @@ print(y.tolist(), x.grad.tolist(), *made)
 def counted(folder, cores, program=""):
     """What a script prints that is a file of its own, without a guard of its main part."""
     script = folder / "script.py"
-    script.write_text(
-        COUNTED.replace("CORES = CORES", f"CORES = {cores}").replace("PROGRAM", program)
-    )
+    script.write_text(COUNTED.replace("GIVEN", str(cores)).replace("PROGRAM", program))
     environment = {**os.environ, "REGMAX_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, str(script)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -164,7 +162,7 @@ class TestAnotherProcess:
 
     def test_each_file_is_made_once(self, tmp_path, monkeypatch):
         monkeypatch.setattr(compiling, "folders", lambda home: [tmp_path])
-        monkeypatch.setattr(compiling, "_CORES", 2)
+        monkeypatch.setattr(compiling, "CORES", 2)
         packing = "regmax.kernels.cpu.packing", "forward", "float32"
         for _ in range(2):
             compiling.soon(*packing)

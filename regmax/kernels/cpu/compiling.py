@@ -30,9 +30,9 @@ PATIENCE = 2.0
 _KERNELS = Path(__file__).parent
 LONGEST = 120.0
 """Seconds after which another process that compiles is given up."""
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _lock = threading.RLock()
-_room = threading.Semaphore(_CORES)
+_room = threading.Semaphore(CORES)
 _others: dict[str, _Other] = {}
 _engines: list[Any] = []
 
@@ -150,7 +150,7 @@ sys.stdout.buffer.write(compiling.sealed(compiling.compiled(*task)))
 def _has_room() -> bool:
     """Whether another process has a core, and Python can be started."""
     program = Path(sys.executable or "").name
-    return _CORES > 1 and program.startswith("python") and not getattr(sys, "frozen", False)
+    return CORES > 1 and program.startswith("python") and not getattr(sys, "frozen", False)
 
 
 def _end() -> None:
@@ -163,7 +163,7 @@ def _end() -> None:
 def _in_child() -> None:
     """The threads of a process are not those of its fork."""
     global _lock, _room
-    _lock, _room = threading.RLock(), threading.Semaphore(_CORES)
+    _lock, _room = threading.RLock(), threading.Semaphore(CORES)
     _others.clear()
 
 

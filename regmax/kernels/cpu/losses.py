@@ -28,11 +28,6 @@ class CompiledLosses(CompiledRows):
         super().__init__(module, names=names)
         self.kind = KINDS.index(kind)
 
-    def soon(self, dtype: torch.dtype, first: int = 0) -> None:
-        super().soon(dtype, first)
-        if first == 0:
-            _DIVERGENCE.soon(dtype)
-
     def compile(self, dtype: torch.dtype) -> None:
         super().compile(dtype)
         self.compile_losses(dtype)

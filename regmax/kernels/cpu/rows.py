@@ -88,8 +88,6 @@ class CompiledRows(Kernel):
     def compile(self, dtype: torch.dtype) -> None:
         """Compile all functions for a dtype, or load them from disk."""
         for kernel in (self, *self.parts):
-            kernel.soon(dtype)
-        for kernel in (self, *self.parts):
             for which in range(len(kernel.names)):
                 kernel.task(which, dtype)
 
