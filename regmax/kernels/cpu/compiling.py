@@ -48,7 +48,7 @@ def soon(module: str, name: str, like: str | None) -> None:
     and there is a core for it. Where that process fails, :func:`address_of` compiles it."""
     stem, text, places = _known(module, name, like)
     file = _file(stem, text)
-    if not _has_room() or any(_read(folder / file) for folder in places):
+    if not _has_room():
         return
     tops = "regmax", module.split(".")[0]
     packages = {
@@ -57,8 +57,8 @@ def soon(module: str, name: str, like: str | None) -> None:
         if each.split(".")[0] in tops and hasattr(found, "__path__")
     }
     with _lock, contextlib.suppress(RuntimeError):  # no thread can be started
-        if file not in _others:
-            given = json.dumps((sys.path, packages, module, name, like))
+        if file not in _others and not any(_read(folder / file) for folder in places):
+            given = json.dumps((sys.path, packages, module, name, like), default=str)
             _others[file] = _Other(file, given.encode(), places)
 
 
