@@ -134,8 +134,10 @@ class _Other(threading.Thread):
 
 
 _PROGRAM = """
-import json, sys, types
+import json, os, sys, types
 
+if hasattr(os, "nice"):
+    os.nice(5)  # on a busy machine, who waits for another function comes first
 sys.path[:], packages, *task = json.load(sys.stdin)
 for name, folders in packages.items():  # without their own code, which imports PyTorch
     sys.modules[name] = types.ModuleType(name)
