@@ -11,7 +11,8 @@ from numba import carray
 from regmax.kernels.cpu import memory
 from regmax.kernels.cpu.compiling import address_of
 from regmax.kernels.cpu.jit import njit
-from regmax.kernels.cpu.threads import ROWS, STEP, over_rows
+from regmax.kernels.cpu.job import ROWS, STEP
+from regmax.kernels.cpu.threads import over_rows
 
 from ._rows import do_rows, scratch
 

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -43,21 +44,31 @@ def run(arguments: argparse.Namespace) -> int:
     """Compile, and print a line for each name."""
     with needs("fast", "regmax compile"):
         importlib.import_module("numba")
+        from ..kernels.cpu.compiling import CORES
     names = arguments.names or with_defaults(quiet_registry())
     omegas = [named(name) for name in names]
     width = max(map(len, names), default=0)
     logger = logging.getLogger("regmax")
     level = logger.level
     logger.setLevel(logging.ERROR)  # this command says itself that it takes long
+    pool = ThreadPoolExecutor(CORES)
     try:
-        for name, omega in omegas:
-            start = time.perf_counter()
+        found = [pool.submit(_timed, omega) for _, omega in omegas]
+        for (name, _), each in zip(omegas, found, strict=True):
             with working(f"compiling {name}"):
-                method = compile_kernels(omega)
-            print(f"{name:{width}}  {time.perf_counter() - start:6.1f} s  {method}", flush=True)
+                seconds, method = each.result()
+            print(f"{name:{width}}  {seconds:6.1f} s  {method}", flush=True)
     finally:
+        pool.shutdown(cancel_futures=True)
         logger.setLevel(level)
     return 0
+
+
+def _timed(omega: Regularizer) -> tuple[float, str]:
+    """How long it takes to compile what a layer needs, and the method."""
+    start = time.perf_counter()
+    method = compile_kernels(omega)
+    return time.perf_counter() - start, method
 
 
 def compile_kernels(omega: Regularizer) -> str:

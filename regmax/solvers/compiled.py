@@ -105,8 +105,8 @@ def _rows() -> tuple[Any, Any] | None:
         from ..kernels.generated import layout
     except (ModuleNotFoundError, RuntimeError):
         return None
-    rows = CompiledRows("regmax.kernels.generated.steps")
-    rows.parts = (CompiledRows("regmax.kernels.generated.grouped"),)
+    rows = CompiledRows("regmax.kernels.generated.steps", names=("forward",))
+    rows.parts = (CompiledRows("regmax.kernels.generated.grouped", names=("forward",)),)
     return rows, layout
 
 

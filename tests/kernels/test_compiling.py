@@ -104,6 +104,112 @@ class TestObjectFiles:
         assert sparsemax(x).tolist() == [[0.75, 0.25, 0.0]]
 
 
+COUNTED = """
+import torch
+from regmax.functional import sparsemax
+from regmax.kernels.cpu import compiling, jit
+compiling.CORES = GIVEN
+PROGRAM
+made, task = [], jit.task
+jit.task = lambda function, like: made.append(function.__name__) or task(function, like)
+x = torch.tensor([[1.0, 0.5, -1.0]], requires_grad=True)
+y = sparsemax(x)
+y.backward(torch.tensor([[1.0, 0.0, 0.0]]))
+print(y.tolist(), x.grad.tolist(), *made)
+"""
+
+
+def counted(folder, cores, program=""):
+    """What a script prints that is a file of its own, without a guard of its main part."""
+    script = folder / "script.py"
+    script.write_text(COUNTED.replace("GIVEN", str(cores)).replace("PROGRAM", program))
+    environment = {**os.environ, "REGMAX_CACHE_DIR": str(folder / "cache")}
+    command = [sys.executable, str(script)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "Traceback" not in found.stderr
+    return found.stdout
+
+
+class TestAnotherProcess:
+    def test_it_compiles_the_backward_pass(self, tmp_path):
+        assert counted(tmp_path, 2) == f"{RIGHT} forward\n"
+        assert len(list((tmp_path / "cache").glob("*.o"))) == 2
+        assert counted(tmp_path, 2) == f"{RIGHT}\n"
+
+    def test_not_on_one_core(self, tmp_path):
+        assert counted(tmp_path, 1) == f"{RIGHT} forward backward\n"
+
+    def test_its_code_is_used_where_no_file_can_be_written(self, tmp_path):
+        (tmp_path / "cache").touch()
+        assert counted(tmp_path, 2) == f"{RIGHT} forward\n"
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "raise SystemExit(1)",
+            "import os; os.kill(os.getpid(), 9)",
+            "print('x' * 100)",
+            "import time; time.sleep(60)",
+        ],
+    )
+    def test_where_it_fails_this_process_compiles(self, tmp_path, program):
+        given = f"compiling._PROGRAM, compiling.LONGEST = {program!r}, 5.0"
+        assert counted(tmp_path, 2, given) == f"{RIGHT} forward backward\n"
+
+    def test_where_there_is_no_such_program(self, tmp_path):
+        given = "import sys; sys.executable = '/nowhere/python'"
+        assert counted(tmp_path, 2, given) == f"{RIGHT} forward backward\n"
+
+    def test_each_file_is_made_once(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(compiling, "folders", lambda home: [tmp_path])
+        monkeypatch.setattr(compiling, "CORES", 2)
+        packing = "regmax.kernels.cpu.packing", "forward", "float32"
+        for _ in range(2):
+            compiling.soon(*packing)
+        (other,) = (o for o in compiling._others.values() if str(o.places[0]) == str(tmp_path))
+        monkeypatch.setattr(jit, "task", None)
+        assert compiling.address_of(*packing) > 0
+        assert other.process.returncode == 0
+        assert other not in compiling._others.values()
+        compiling.soon(*packing)
+        assert other.file not in compiling._others
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_a_fork_does_not_wait_for_it(self):
+        script = """
+        import os, threading
+        from regmax.kernels.cpu import compiling
+        compiling._others["file"] = threading.Thread()
+        compiling._lock.acquire()
+        if os.fork() == 0:
+            print(compiling._others, compiling._lock.acquire(blocking=False), flush=True)
+            os._exit(0)
+        os.wait()
+        compiling._others.clear()
+        """
+        found = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
+        )
+        assert found.stdout == "{} True\n"
+
+
+AFTERWARDS = """
+import torch, numba, numpy as np
+from regmax.functional import sparsemax
+sparsemax(torch.tensor([[1.0, 0.5, -1.0]]))
+
+@numba.njit
+def solved(a, b):
+    return np.linalg.solve(a, b).sum(), len(str(a.shape[0]) + "!"), np.sort(b)[0]
+
+print(solved(np.eye(3), np.arange(3.0)))
+"""
+
+
+def test_numba_is_whole_for_others(tmp_path):
+    assert run(tmp_path, AFTERWARDS).stdout == "(3.0, 2, 0.0)\n"
+
+
 def test_a_long_compilation_says_so_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiling, "PATIENCE", 0.0)
     monkeypatch.setattr(compiling, "_said", False)
@@ -227,7 +333,7 @@ def test_the_command_compiles_beforehand(tmp_path, capsys):
         ("sparsemax", "numba"),
         ("softmax", "PyTorch"),
     ]
-    of_sparsemax, of_softmax, of_losses = 4, 2, 2
+    of_sparsemax, of_softmax, of_losses = 4, 2, 4
     assert len(list(tmp_path.glob("*.o"))) == of_sparsemax + of_softmax + of_losses
     assert run(tmp_path).stdout == f"{RIGHT} False\n"
 

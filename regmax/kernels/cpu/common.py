@@ -14,8 +14,8 @@ import numpy as np
 
 from . import memory, simd
 from .jit import njit
+from .job import ROWS, STEP
 from .simd import LANES
-from .threads import ROWS, STEP
 
 EPS = float(np.finfo(np.float64).eps)
 WIDTH, BLANK = 3, 4

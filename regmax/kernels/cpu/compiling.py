@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
+import json
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,27 +23,57 @@ from typing import Any
 from llvmlite import binding as llvm
 
 from ..folders import folders
-from .threads import TASK
+from .job import TASK
 
 PATIENCE = 2.0
 """Seconds until a line says that something is compiled."""
 _KERNELS = Path(__file__).parent
+LONGEST = 120.0
+"""Seconds after which another process that compiles is given up."""
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _lock = threading.RLock()
+_room = threading.Semaphore(CORES)
+_others: dict[str, _Other] = {}
 _engines: list[Any] = []
 
 
 def address_of(module: str, name: str, like: str | None) -> int:
     """The address of a compiled C function of a job, ``name(job, like)`` in a module; ``like`` is
     a dtype. Its object file depends on all sources in the module's folder and in this one."""
+    return loaded(*_known(module, name, like), lambda: compiled(module, name, like))
 
-    def make() -> bytes:
-        from . import jit
 
-        return jit.task(getattr(importlib.import_module(module), name), like)
+def soon(module: str, name: str, like: str | None) -> None:
+    """Start to compile a function of :func:`address_of` in another process, if it is not on disk
+    and there is a core for it. Where that process fails, :func:`address_of` compiles it."""
+    stem, text, places = _known(module, name, like)
+    file = _file(stem, text)
+    if not _has_room():
+        return
+    tops = "regmax", module.split(".")[0]
+    packages = {
+        each: list(found.__path__)
+        for each, found in sys.modules.copy().items()
+        if each.split(".")[0] in tops and hasattr(found, "__path__")
+    }
+    with _lock, contextlib.suppress(RuntimeError):  # no thread can be started
+        if file not in _others and not any(_read(folder / file) for folder in places):
+            given = json.dumps((sys.path, packages, module, name, like), default=str)
+            _others[file] = _Other(file, given.encode(), places)
 
+
+def compiled(module: str, name: str, like: str | None) -> bytes:
+    """The object file of a function, compiled now."""
+    from . import jit
+
+    return jit.task(getattr(importlib.import_module(module), name), like)
+
+
+def _known(module: str, name: str, like: str | None) -> tuple[str, str, list[Path]]:
+    """The stem of the object file, what its content depends on, and where it may be."""
     home = folder_of(module)
     stem = f"{module}.{name}" + (f".{like}" if like else "")
-    return loaded(stem, _digest(home) + _digest(_KERNELS), folders(home), make)
+    return stem, _digest(home) + _digest(_KERNELS), folders(home)
 
 
 def folder_of(module: str) -> Path:
@@ -53,18 +87,97 @@ def folder_of(module: str) -> Path:
 def loaded(stem: str, text: str, places: Sequence[Path], make: Callable[[], bytes]) -> int:
     """The address of the function in an object file. It is made, and written to the first of
     ``places`` that takes it, if none of them has it for this ``text`` and this machine."""
-    stamp = hashlib.sha256("\0".join((text, *_machine())).encode()).hexdigest()[:24]
-    name = f"{stem}-{stamp}.o"
+    file = _file(stem, text)
+    other = _others.get(file)
+    if other is not None:
+        with _told(stem):
+            other.join()
     with _lock:
-        code = next(filter(None, (_read(folder / name) for folder in places)), None)
+        _others.pop(file, None)
+        code = next(filter(None, (_read(folder / file) for folder in places)), None)
+        if code is None and other is not None:
+            code = other.code
         if code is None:
             with _told(stem):
                 code = make()
-            for folder in places:
-                with contextlib.suppress(OSError):
-                    _write(folder / name, code)
-                    break
+            _keep(file, code, places)
         return _linked(code)
+
+
+class _Other(threading.Thread):
+    """A process that compiles a function, without PyTorch, and ``code``, what came of it."""
+
+    def __init__(self, file: str, given: bytes, places: Sequence[Path]) -> None:
+        super().__init__(daemon=True, name=f"regmax-{file}")
+        self.file, self.given, self.places = file, given, places
+        self.code: bytes | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def run(self) -> None:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-S", "-P", "-c", _PROGRAM]
+        try:
+            with _room, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+                self.process = process
+                try:
+                    content, errors = process.communicate(self.given, timeout=LONGEST)
+                except BaseException:
+                    process.kill()
+                    raise
+            self.code = _unsealed(content)
+            if self.code is None:
+                raise RuntimeError(errors.decode(errors="replace"))
+            _keep(self.file, self.code, self.places)
+        except Exception as error:
+            logging.getLogger("regmax").debug("no other process made %s: %s", self.file, error)
+
+
+_PROGRAM = """
+import json, os, sys, types
+
+if hasattr(os, "nice"):
+    os.nice(5)  # on a busy machine, who waits for another function comes first
+sys.path[:], packages, *task = json.load(sys.stdin)
+for name, folders in packages.items():  # without their own code, which imports PyTorch
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = folders
+
+from regmax.kernels.cpu import compiling
+
+sys.stdout.buffer.write(compiling.sealed(compiling.compiled(*task)))
+"""
+
+
+def _has_room() -> bool:
+    """Whether another process has a core, and Python can be started."""
+    program = Path(sys.executable or "").name
+    return CORES > 1 and program.startswith("python") and not getattr(sys, "frozen", False)
+
+
+def _end() -> None:
+    """End the processes that nobody waits for any more."""
+    for other in _others.values():
+        if other.process is not None:
+            other.process.kill()
+
+
+def _in_child() -> None:
+    """The threads of a process are not those of its fork."""
+    global _lock, _room
+    _lock, _room = threading.RLock(), threading.Semaphore(CORES)
+    _others.clear()
+
+
+atexit.register(_end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _file(stem: str, text: str) -> str:
+    """The name of an object file."""
+    stamp = hashlib.sha256("\0".join((text, *_machine())).encode()).hexdigest()[:24]
+    return f"{stem}-{stamp}.o"
 
 
 @functools.cache
@@ -91,21 +204,38 @@ def _digest(folder: Path) -> str:
     return found.hexdigest()
 
 
+def sealed(code: bytes) -> bytes:
+    """The content of a file: a digest, and the code."""
+    return hashlib.sha256(code).digest() + code
+
+
+def _unsealed(content: bytes) -> bytes | None:
+    """The code, or None if it is damaged."""
+    code = content[32:]
+    return code if sealed(code) == content else None
+
+
 def _read(path: Path) -> bytes | None:
     """The object file, or None if there is none or it is damaged."""
     try:
-        content = path.read_bytes()
+        return _unsealed(path.read_bytes())
     except OSError:
         return None
-    digest, code = content[:32], content[32:]
-    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _keep(file: str, code: bytes, places: Sequence[Path]) -> None:
+    """Write the object file to the first folder that takes it."""
+    for folder in places:
+        with contextlib.suppress(OSError):
+            _write(folder / file, code)
+            return
 
 
 def _write(path: Path, code: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     with os.fdopen(handle, "wb") as file:
-        file.write(hashlib.sha256(code).digest() + code)
+        file.write(sealed(code))
     Path(temporary).chmod(0o644)
     Path(temporary).replace(path)
 

@@ -32,8 +32,8 @@ import numpy as np
 
 from . import common, elementary, memory, simd
 from .jit import njit
+from .job import ROWS, STEP, STOPPED
 from .simd import LANES
-from .threads import ROWS, STEP, STOPPED
 
 GINI, ENTROPY, TSALLIS, PNORM = range(4)
 GAMMA, THETA, MASK, Y, TARGET, VALUE, EPSILON = range(1, 8)
@@ -311,7 +311,7 @@ def _slopes(job: Any, r: int, like: Any) -> tuple[float, float]:
     return -first / p, gamma * (first / p - second) / p
 
 
-def backward(job: Any, like: Any) -> None:
+def slopes(job: Any, like: Any) -> None:
     """The derivatives of each row in γ and θ."""
     values = memory.doubles(job[ARRAYS + 2 * VALUE])
     first, last = common.take(job)

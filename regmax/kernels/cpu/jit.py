@@ -7,10 +7,12 @@ outermost has code of its own, and its object file needs nothing of numba.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from llvmlite import binding as llvm
@@ -23,10 +25,11 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.compiler_machinery import PassManager
 from numba.core.registry import cpu_target
+from numba.core.runtime import rtsys
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
-from .threads import STOPPED, TASK
+from .job import STOPPED, TASK
 
 
 class Function:
@@ -211,11 +214,17 @@ define void @NRT_MemInfo_call_dtor(ptr %info) {
 """
 
 
+class _Manager(PassManager):
+    """Passes whose result is not analysed again after each of them."""
+
+    _ENFORCING = False
+
+
 class _Passes(compiler.CompilerBase):
     """The passes that such functions need."""
 
     def define_pipelines(self) -> list[Any]:
-        manager = PassManager("regmax")
+        manager = _Manager("regmax")
         for each in (
             untyped.TranslateByteCode,
             untyped.FixupArgs,
@@ -286,21 +295,69 @@ def function(function: Callable[..., Any], kinds: tuple[Any, ...]) -> bytes:
 
 
 def _object(function: Callable[..., Any], kinds: tuple[Any, ...], given: int, stops: bool) -> bytes:
-    with global_compiler_lock:
-        unit = _Unit(f"{function.__module__}.{function.__qualname__}")
-        _, name = unit.compiled(function, kinds)
-        words = ["i64" if kind == types.int64 else "ptr" for kind in kinds]
-        args = [f"%a{k}" if k < given else "null" for k in range(len(kinds))]
-        pairs = [f"{word} {arg}" for word, arg in zip(words, args, strict=True)]
-        return unit.library.object(
-            _ENTRY.format(
-                name=name,
-                types=", ".join(words),
-                taken=", ".join(pairs[:given]),
-                passed=", ".join(pairs),
-                failed=f"atomicrmw add ptr %a0, i64 {2 * STOPPED} monotonic" if stops else "",
-            )
+    with global_compiler_lock, _without_collector():
+        with contextlib.suppress(Exception), _part_of_numba():  # it may need more
+            return _compiled(function, kinds, given, stops)
+        return _compiled(function, kinds, given, stops)
+
+
+def _compiled(
+    function: Callable[..., Any], kinds: tuple[Any, ...], given: int, stops: bool
+) -> bytes:
+    unit = _Unit(f"{function.__module__}.{function.__qualname__}")
+    _, name = unit.compiled(function, kinds)
+    words = ["i64" if kind == types.int64 else "ptr" for kind in kinds]
+    args = [f"%a{k}" if k < given else "null" for k in range(len(kinds))]
+    pairs = [f"{word} {arg}" for word, arg in zip(words, args, strict=True)]
+    return unit.library.object(
+        _ENTRY.format(
+            name=name,
+            types=", ".join(words),
+            taken=", ".join(pairs[:given]),
+            passed=", ".join(pairs),
+            failed=f"atomicrmw add ptr %a0, i64 {2 * STOPPED} monotonic" if stops else "",
         )
+    )
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Without the search for cyclic garbage, which is a fifth of the time and finds little."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _part_of_numba() -> Iterator[None]:
+    """numba as far as kernels need it: numbers, tuples, ranges and arrays. The rest, such as linear
+    algebra, random numbers and strings, takes .4 s to load."""
+
+    def code() -> None:
+        from numba.core import optional  # noqa: F401
+        from numba.cpython import iterators, mathimpl, numbers, rangeobj, tupleobj  # noqa: F401
+        from numba.np import arrayobj, npyimpl  # noqa: F401
+
+        rtsys.initialize(target)
+        target.install_registry(mathimpl.registry)
+        target.install_registry(npyimpl.registry)
+
+    def kinds() -> None:
+        from numba.core.typing import mathdecl, npydecl
+
+        context.install_registry(mathdecl.registry)
+        context.install_registry(npydecl.registry)
+
+    target, context = cpu_target.target_context, cpu_target.typing_context
+    target.load_additional_registries, context.load_additional_registries = code, kinds
+    try:
+        yield
+    finally:
+        del target.load_additional_registries, context.load_additional_registries
 
 
 _ENTRY = """

@@ -14,18 +14,19 @@ from torch import Tensor
 
 from ..base import Hyper
 from ..wrappers import without_memory
-from .rows import CompiledRows, is_large, result
+from .rows import PASSES, CompiledRows, is_large, result
 from .threads import over_rows
 
 KINDS = ("gini", "entropy", "tsallis", "pnorm")
-_DIVERGENCE = CompiledRows("regmax.kernels.cpu.divergence")
+_DIVERGENCE = CompiledRows("regmax.kernels.cpu.divergence", names=("forward",))
+_SLOPES = CompiledRows("regmax.kernels.cpu.divergence", names=("slopes",))
 
 
 class CompiledLosses(CompiledRows):
     """``CompiledRows`` with losses, for an Ω of one of ``KINDS``."""
 
-    def __init__(self, module: str, kind: str) -> None:
-        super().__init__(module)
+    def __init__(self, module: str, kind: str, names: tuple[str, ...] = PASSES) -> None:
+        super().__init__(module, names=names)
         self.kind = KINDS.index(kind)
 
     def compile(self, dtype: torch.dtype) -> None:
@@ -34,8 +35,15 @@ class CompiledLosses(CompiledRows):
 
     def compile_losses(self, dtype: torch.dtype) -> None:
         """Compile what the losses need."""
-        self.task(0, dtype)
-        _DIVERGENCE.task(0, dtype)
+        self._tasks(self, dtype)
+        _SLOPES.task(0, dtype)
+
+    def _tasks(self, rows: CompiledRows, dtype: torch.dtype) -> tuple[int, tuple[Any, int]]:
+        """The address of the function of the mapping, and the function of the losses."""
+        if (0, dtype) not in _DIVERGENCE.compiled:
+            _DIVERGENCE.soon(dtype)
+        _, code = rows.task(0, dtype, alone=True)
+        return code, _DIVERGENCE.task(0, dtype)
 
     def loss(
         self,
@@ -60,7 +68,7 @@ class CompiledLosses(CompiledRows):
     ) -> Tensor | None:
         slopes = x.new_empty((len(x), 2), dtype=torch.float64)
         job = self._job(x, k.reshape(-1), gamma, theta, mask, epsilon, dx, slopes)
-        over_rows(*_DIVERGENCE.task(1, x.dtype), job, self.grain)
+        over_rows(*_SLOPES.task(0, x.dtype), job, self.grain)
         return slopes
 
     def reduced(
@@ -90,9 +98,9 @@ class CompiledLosses(CompiledRows):
         """The losses of rows, their gradients, and how many targets count, −1 if one is out of
         range: then nothing is computed."""
         y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
-        _, code = self.rows(theta).task(0, x.dtype)
+        code, task = self._tasks(self.rows(theta), x.dtype)
         job = self._job(x, k, gamma, theta, mask, epsilon, y, value, code, ignored, mean)
-        over_rows(*_DIVERGENCE.task(0, x.dtype), job, self.grain)
+        over_rows(*task, job, self.grain)
         return value, y, job[-1]
 
     def _job(

@@ -17,6 +17,7 @@ from .threads import GRAIN, over_rows
 
 fitting.require()
 
+PASSES = "forward", "backward"
 _LARGE = 1 << 25
 """Bytes above which the C library maps new memory for every tensor. This memory is 0, and the
 first access to it is most of the cost of a large sparse result."""
@@ -35,7 +36,8 @@ def result(like: Tensor) -> Tensor:
 
 
 class CompiledRows(Kernel):
-    """A kernel of two functions in a module, compiled for float32 and float64 on first use.
+    """A kernel of two functions in a module, compiled for float32 and float64 on first use; of one
+    where ``names`` has one.
 
     forward(job, like) takes rows from the job until none is left; its arrays are x, γ, θ …, the
     mask, y. The arrays of backward(job, like) are y, v, γ, θ …, the gradient of x, those of θ.
@@ -47,22 +49,32 @@ class CompiledRows(Kernel):
     parts: tuple[CompiledRows, ...] = ()
     """Other kernels that this one uses."""
 
-    def __init__(self, module: str, grain: int = GRAIN) -> None:
-        self.module, self.grain = module, grain
+    def __init__(self, module: str, grain: int = GRAIN, names: tuple[str, ...] = PASSES) -> None:
+        self.module, self.grain, self.names = module, grain, names
         self.compiled: dict[tuple[int, torch.dtype], tuple[Any, int]] = {}
 
-    def task(self, which: int, dtype: torch.dtype) -> tuple[Any, int]:
-        """A C function of a job, and its address."""
+    def task(self, which: int, dtype: torch.dtype, alone: bool = False) -> tuple[Any, int]:
+        """A C function of a job, and its address. While the first function is compiled, another
+        process compiles the second, unless it is wanted ``alone``."""
         try:
             return self.compiled[which, dtype]
         except KeyError:
             from .compiling import address_of
 
-            like = "float32" if dtype == torch.float32 else "float64"
-            address = address_of(self.module, ("forward", "backward")[which], like)
+            if which == 0 and not alone:
+                self.soon(dtype, 1)
+            address = address_of(self.module, self.names[which], _like(dtype))
             task = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address)
             self.compiled[which, dtype] = task, address
             return task, address
+
+    def soon(self, dtype: torch.dtype, first: int = 0) -> None:
+        """Start to compile the functions for a dtype, from this one on, in other processes."""
+        from .compiling import soon
+
+        for which, name in enumerate(self.names):
+            if which >= first and (which, dtype) not in self.compiled:
+                soon(self.module, name, _like(dtype))
 
     def rows(self, theta: Hyper) -> CompiledRows:
         """What computes y and its product with J for these hyperparameters."""
@@ -76,7 +88,7 @@ class CompiledRows(Kernel):
     def compile(self, dtype: torch.dtype) -> None:
         """Compile all functions for a dtype, or load them from disk."""
         for kernel in (self, *self.parts):
-            for which in range(2):
+            for which in range(len(kernel.names)):
                 kernel.task(which, dtype)
 
     def job(self, x: Tensor, *arrays: Tensor | int | None) -> Any:
@@ -139,6 +151,11 @@ class CompiledRows(Kernel):
         each = tuple(gamma.new_empty(len(y)) for _ in theta)
         self.run(1, y, v, gamma, *theta, out, *each)
         return out, each
+
+
+def _like(dtype: torch.dtype) -> str:
+    """The name of a dtype that a kernel computes in."""
+    return "float32" if dtype == torch.float32 else "float64"
 
 
 class DirectRows(Direct):

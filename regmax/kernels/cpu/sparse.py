@@ -8,9 +8,8 @@ from torch import Tensor
 
 from .rows import CompiledRows
 
-_SUMS, _DOTS = (
-    CompiledRows(f"regmax.kernels.cpu.{name}") for name in ("sparse_sums", "sparse_dots")
-)
+_SUMS = CompiledRows("regmax.kernels.cpu.sparse_sums")
+_DOTS = CompiledRows("regmax.kernels.cpu.sparse_dots", names=("forward",))
 _LANES = 16
 
 

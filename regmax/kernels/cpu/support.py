@@ -11,7 +11,7 @@ ROOM = 512
 """The first allocation, in entries of a row; rows with more entries are packed again."""
 
 
-_ROWS = CompiledRows("regmax.kernels.cpu.packing")
+_ROWS = CompiledRows("regmax.kernels.cpu.packing", names=("forward",))
 
 
 def packed(y: Tensor, x: Tensor, most: int) -> tuple[Tensor, Tensor] | None:

@@ -1,8 +1,8 @@
 """Compiled code over the rows of a tensor, on as many threads as PyTorch uses.
 
-A task is a C function of one pointer, to a job of int64 numbers. The first number is a counter:
-every thread that runs the task takes rows from the counter until none is left. So any number of
-threads, one included, completes the job.
+A task is a C function of one pointer, to a job of int64 numbers (:mod:`.job`). Every thread that
+runs the task takes rows from the job's counter until none is left. So any number of threads, one
+included, completes the job.
 
 PyTorch's own OpenMP threads run it if possible (``GOMP_parallel`` of the library that PyTorch is
 linked with): after each operation they occupy the cores for some milliseconds, and other threads
@@ -23,17 +23,10 @@ from typing import Any
 
 import torch
 
+from .job import ROWS, STEP, STOPPED
+
 GRAIN = 1 << 14
 """Below this many entries a second thread costs more than it saves."""
-ROWS, STEP = 1, 2
-"""The positions in a job of the number of rows, and of how many to take at a time; the counter is
-at 0."""
-
-TASK = "regmax_task"
-"""The name of a task in its object file."""
-STOPPED = 1 << 61
-"""A task that finds no memory adds twice this to the counter: no thread takes rows any more."""
-
 Task = Callable[[int], None]
 
 

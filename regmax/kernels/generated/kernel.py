@@ -54,6 +54,7 @@ class GeneratedKernel:
 
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int) -> None:
         self._rows = _COUPLED if entry.coupled else _SEPARABLE
+        self._rows.soon(torch.float64)
         own = inputs[:-1] if entry.coupled else inputs
         vectors = [varies(t, d) for t in own]
         self.kinked = int(entry.kinked)

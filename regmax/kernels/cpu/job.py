@@ -1,0 +1,15 @@
+"""The first numbers of a job, which compiled functions and those who call them share.
+
+The first of all, at 0, is a counter: every thread that runs a task takes rows from it until none is
+left.
+"""
+
+from __future__ import annotations
+
+ROWS, STEP = 1, 2
+"""The positions in a job of the number of rows, and of how many to take at a time."""
+
+TASK = "regmax_task"
+"""The name of a task in its object file."""
+STOPPED = 1 << 61
+"""A task that finds no memory adds twice this to the counter: no thread takes rows any more."""
