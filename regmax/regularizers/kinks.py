@@ -202,6 +202,29 @@ def _clamp(kinks: Kinks, function: Any, u: Tensor, min: Any = None, max: Any = N
     return u if max is None else u - kinks.positive(u - max)
 
 
+def _hardtanh(
+    kinks: Kinks, function: Any, u: Tensor, min_val: Any = -1.0, max_val: Any = 1.0,
+    inplace: bool = False,
+) -> Tensor | None:  # fmt: skip
+    return None if inplace else _clamp(kinks, function, u, min_val, max_val)
+
+
+def _leaky_relu(
+    kinks: Kinks, function: Any, u: Tensor, negative_slope: float = 0.01, inplace: bool = False
+) -> Tensor | None:
+    if inplace:
+        return None
+    return negative_slope * u + (1 - negative_slope) * kinks.positive(u)
+
+
+def _l1_loss(
+    kinks: Kinks, function: Any, u: Tensor, v: Tensor, *args: Any, reduction: str = "mean",
+    **kwargs: Any,
+) -> Tensor | None:  # fmt: skip
+    weighted = args or any(t is not None for t in kwargs.values())
+    return None if weighted or reduction != "none" else kinks.size(u - v)
+
+
 def _clamp_max(kinks: Kinks, function: Any, u: Tensor, max: Any) -> Tensor:
     return _clamp(kinks, function, u, None, max)
 
@@ -295,7 +318,10 @@ _REPLACED: dict[str, Any] = {
     "abs": _abs,
     "__abs__": _abs,
     "absolute": _abs,
+    "l1_loss": _l1_loss,
     "relu": _relu,
+    "leaky_relu": _leaky_relu,
+    "hardtanh": _hardtanh,
     "maximum": _maximum,
     "minimum": _minimum,
     "clamp": _clamp,

@@ -11,6 +11,7 @@ from bad_omegas import NOT_CONVEX, NOT_SMOOTH, everywhere
 from kinked_truth import Kinks as Truth
 from kinked_truth import Smooth
 from torch import Tensor
+from torch.nn import functional as F
 
 import regmax
 from regmax import RegularizedMax, Regularizer, functional
@@ -204,7 +205,10 @@ def test_a_concave_kink_is_no_answer():
 
 FUNCTIONS = {
     "abs": lambda u: u.abs() + torch.abs(u) + abs(u),
-    "relu": lambda u: u.relu() + torch.nn.functional.relu(u),
+    "relu": lambda u: u.relu() + F.relu(u),
+    "leaky_relu": lambda u: F.leaky_relu(u, 0.1) + F.leaky_relu(u, negative_slope=0.3),
+    "hardtanh": lambda u: F.hardtanh(u, -0.2, 0.45) + torch.nn.Hardtanh()(3 * u),
+    "l1_loss": lambda u: F.l1_loss(u, u * u, reduction="none"),
     "maximum": lambda u: torch.maximum(u, u.flip(-1)) + torch.max(u, 0 * u),
     "minimum": lambda u: -torch.minimum(u, u.flip(-1)) - torch.min(u, 0 * u),
     "clamp": lambda u: u.clamp(min=0.1) - u.clamp(max=0.3) + u.clamp_min(0.2) - u.clip(max=0.1),
