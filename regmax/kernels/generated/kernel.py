@@ -22,7 +22,7 @@ from .loops import Program
 from .tape import Unknown
 
 # a second thread pays where it saves more than it waits for a core that is busy
-_SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 17)
+_SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 15)
 _COUPLED = CompiledRows("regmax.kernels.generated.coupled")
 
 
