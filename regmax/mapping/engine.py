@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,12 @@ from ..optimality.certificates import Certificate, certify
 from ..optimality.jacobian import tied_products
 from ..optimality.problem import Problem
 from ..regularizers import arguments
-from ..regularizers.arguments import few, first
-from ..regularizers.errors import ConvergenceWarning, RegularizerError
-from ..regularizers.penalty import Penalized, smooth_part, who
+from ..regularizers.arguments import first
+from ..regularizers.errors import RegularizerError
+from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
-from ..solvers.multipliers import Tied, multiplied, near_kinks
-from . import compiled, composition, generated, jagged, operator, own, sharded
+from ..solvers.multipliers import Tied, multiplied
+from . import compiled, composition, generated, jagged, kinks, operator, own, sharded
 from .autograd import attach, attach_tied, envelope, newton_steps, objective
 from .forward import (
     Forward,
@@ -226,42 +225,12 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
         z = rows.z_from(result.y)
         y = attach(result.y, z, omega, rows.mask, result.inverse)
         if y.requires_grad and result.solved is None:
-            result = _on_kinks(rows, result, settings)
+            result = kinks.of_formula(rows, result, settings)
         if result.tied is not None:
             tied, where = result.tied
             own = attach_tied(result.y.double(), z.double(), tied.augmented, tied.bent)
             y = torch.where(where.unsqueeze(-1), own.to(y.dtype), y)
-        return _without_kinks(y, result), result
-
-
-def _on_kinks(rows: Rows, result: Forward, settings: Settings) -> Forward:
-    """The answer of a closed form, with its rows on kinks of Ω. There its derivatives are not those
-    of the value beside the kinks."""
-    omega, tol = rows.omega, settings.tolerance(result.y.dtype)
-    if all(leaf.declares("curvature") for leaf in smooth_part(omega).leaves()):
-        return result
-    tensors = omega.tensors(fixed=True)
-    wide = {k: t.double() for k, t in tensors.items() if t.is_floating_point()}
-    omega = omega.with_tensors(wide) if wide else omega
-    with torch.no_grad():
-        y = result.y.double()
-        near = near_kinks(smooth_part(omega, rows.mask), y)
-        if not bool(near.any()):
-            return result
-        tied = multiplied(Problem(omega, rows.z.double(), rows.mask), tol, memory_of(omega))
-        unknown = near
-        if tied is not None:
-            away = (tied.y - y).norm(dim=-1) + tied.certificate.error_bound
-            unknown = near & ~(away <= tol)
-    if bool(unknown.any()):
-        warnings.warn(
-            f"{who(omega)}: the answer of the closed form is on kinks of the value in "
-            f"{int(unknown.sum())} of {unknown.numel()} rows (rows {few(unknown)}), and its "
-            "derivatives there are not known: their gradient is that beside the kinks",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
-    return result if tied is None else replace(result, tied=(tied, tied.bound & near & ~unknown))
+        return kinks.without(y, result), result
 
 
 def _differentiated(given: tuple[Any, ...]) -> bool:
@@ -271,24 +240,6 @@ def _differentiated(given: tuple[Any, ...]) -> bool:
         return True
     learns = any(isinstance(t, Tensor) and t.requires_grad for t in given)
     return learns and torch.is_grad_enabled()
-
-
-def _without_kinks(y: Tensor, result: Forward) -> Tensor:
-    """y; its gradient is NaN in rows where the penalty is not differentiable along the support."""
-    if result.solved is None or not y.requires_grad:
-        return y
-    kinked = result.solved.at.kinked()
-    if bool(kinked.any()):
-        where = few(kinked)
-        warnings.warn(
-            f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
-            f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
-            "gradient is NaN",
-            ConvergenceWarning,
-            stacklevel=2,
-        )
-        y.register_hook(lambda v: torch.where(kinked.unsqueeze(-1), torch.nan, v))
-    return y
 
 
 def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | None = None) -> Tensor:

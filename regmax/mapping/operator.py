@@ -22,7 +22,7 @@ from ..regularizers import serialize
 from ..regularizers.penalty import names_of
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
-from . import compiled, decomposed
+from . import compiled, decomposed, kinks
 from .forward import Settings, compute, has_formula
 from .planned import by_plan
 from .rows import Rows
@@ -98,7 +98,8 @@ class _Find(torch.autograd.Function):
     def forward(
         x: Tensor, mask: Tensor | None, serialized: _Serialized, *tensors: Tensor
     ) -> Tensor:
-        return compute(serialized.rows(x, mask, list(tensors)), serialized.settings).y
+        rows = serialized.rows(x, mask, list(tensors))
+        return kinks.under_transform(rows, compute(rows, serialized.settings))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -156,7 +157,8 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
         plan = compiled.planned(read.omega, x, read.gamma)
         if plan is not None:
             return by_plan(plan, x)
-    y = compute(read.rows(x, mask, tensors), read.settings).y
+    rows = read.rows(x, mask, tensors)
+    y = kinks.under_transform(rows, compute(rows, read.settings))
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given

@@ -54,6 +54,26 @@ def test_a_closed_form_on_kinks_of_the_value(dtype):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-8 if dtype == F64 else 1e-5)
 
 
+def slope(layer):
+    return torch.func.grad(lambda x: layer(x)[..., 0].sum())
+
+
+TRANSFORMS = {
+    "grad": lambda layer, x: slope(layer)(x),
+    "vmap of grad": lambda layer, x: torch.func.vmap(slope(layer))(x),
+    "jvp": lambda layer, x: torch.func.jvp(layer, (x,), (x + 1,)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's, of its own parts
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_closed_form_on_kinks_under_transforms(name):
+    layer = RegularizedMax(Steps())
+    TRANSFORMS[name](layer, 3 * normal(3, 6))  # beside the kinks
+    with pytest.warns(regmax.ConvergenceWarning, match="on kinks of the value in"):
+        TRANSFORMS[name](layer, torch.zeros(3, 6, dtype=F64))
+
+
 class Pairs(Regularizer):
     """½‖y‖² + λ Σ_{i<j} max(y_i, y_j) with its closed form."""
 

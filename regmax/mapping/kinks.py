@@ -1,0 +1,85 @@
+"""Answers on kinks of Ω: rows whose derivatives are not those of the value beside its kinks."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..optimality.problem import Problem
+from ..regularizers.arguments import few
+from ..regularizers.errors import ConvergenceWarning
+from ..regularizers.penalty import smooth_part, who
+from ..regularizers.regularizer import Regularizer
+from ..solvers.multipliers import multiplied, near_kinks
+from .forward import Forward, Settings, memory_of
+from .rows import Rows
+
+
+def of_formula(rows: Rows, result: Forward, settings: Settings) -> Forward:
+    """The answer of a closed form, with its rows on kinks of the value."""
+    omega, y, near = _near(rows, result)
+    if near is None:
+        return result
+    tol, unknown = settings.tolerance(result.y.dtype), near
+    with torch.no_grad():
+        tied = multiplied(Problem(omega, rows.z.double(), rows.mask), tol, memory_of(omega))
+    if tied is not None:
+        away = (tied.y - y).norm(dim=-1) + tied.certificate.error_bound
+        unknown = near & ~(away <= tol)
+    _warn(omega, unknown)
+    return result if tied is None else replace(result, tied=(tied, tied.bound & near & ~unknown))
+
+
+def under_transform(rows: Rows, result: Forward) -> Tensor:
+    """y. The derivatives of transforms are those beside the kinks."""
+    omega, _, near = _near(rows, result)
+    if near is not None:
+        _warn(omega, near)
+    return result.y
+
+
+def _near(rows: Rows, result: Forward) -> tuple[Regularizer, Tensor, Tensor | None]:
+    """Ω and y in float64, and the rows in which the y of a closed form is next to a kink of the
+    value; None where there are none."""
+    omega, y = rows.omega, result.y
+    leaves = smooth_part(omega).leaves()
+    if result.solved is not None or all(leaf.declares("curvature") for leaf in leaves):
+        return omega, y, None
+    tensors = omega.tensors(fixed=True)
+    wide = {k: t.double() for k, t in tensors.items() if t.is_floating_point()}
+    omega, y = omega.with_tensors(wide) if wide else omega, y.double()
+    with torch.no_grad():
+        near = near_kinks(smooth_part(omega, rows.mask), y)
+    return omega, y, near if bool(near.any()) else None
+
+
+def _warn(omega: Regularizer, rows: Tensor) -> None:
+    if bool(rows.any()):
+        warnings.warn(
+            f"{who(omega)}: the answer of the closed form is on kinks of the value in "
+            f"{int(rows.sum())} of {rows.numel()} rows (rows {few(rows)}), and its derivatives "
+            "there are not known: their gradient is that beside the kinks",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+
+
+def without(y: Tensor, result: Forward) -> Tensor:
+    """y; its gradient is NaN in rows where the penalty is not differentiable along the support."""
+    if result.solved is None or not y.requires_grad:
+        return y
+    kinked = result.solved.at.kinked()
+    if bool(kinked.any()):
+        where = few(kinked)
+        warnings.warn(
+            f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
+            f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
+            "gradient is NaN",
+            ConvergenceWarning,
+            stacklevel=2,
+        )
+        y.register_hook(lambda v: torch.where(kinked.unsqueeze(-1), torch.nan, v))
+    return y
