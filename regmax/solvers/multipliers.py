@@ -162,12 +162,38 @@ def _looked(problem: Problem) -> Known | None:
     held = [a.new_tensor(torch.inf) for _ in moves]
     with Kinks(kinks.multipliers, held) as fixed:
         omega.value(a)
+    moves = [of_y and not off for of_y, off in zip(moves, _off(omega, fixed, a), strict=True)]
+    if not any(moves):
+        return None
     each = zip(kinks.multipliers, fixed.multipliers, moves, strict=True)
     centres = [middle if of_y else vertex for middle, vertex, of_y in each]
     fine = problem.eps <= torch.finfo(a.dtype).eps
     known = Known(centres, kinks.sets, moves, problem.legendre, fine)
-    looks = (_look(problem, known, y, centres) for y in (a, (a + simplex.generic(a)) / 2))
-    return known if any(bool((at.bending() != 0).any()) for at in looks) else None
+    for y in (a, (a + simplex.generic(a)) / 2):
+        with Kinks(None, held) as there:
+            omega.value(y)
+        if bool((_look(problem, known, y, there.multipliers).bending() != 0).any()):
+            return known
+    return None
+
+
+def _off(omega: Regularizer, kinks: Kinks, middle: Tensor) -> list[bool]:
+    """Which maxima have no kink on Δ, such as that of max(y, tiny): u is affine, and on one side of
+    the kink at all vertices. ``kinks``: the maxima in the middle, as they are."""
+    d = middle.shape[-1]
+    vertices = torch.eye(d, dtype=middle.dtype, device=middle.device)
+    vertices = vertices.view(d, *(1,) * (middle.ndim - 1), d).expand(d, *middle.shape)
+    vertices, held = simplex.inward(vertices), [middle.new_tensor(torch.inf) for _ in kinks.u]
+    with Kinks(None, held) as there:
+        omega.value(vertices)
+    found = []
+    for u, ends, own in zip(kinks.u, there.u, there.sets, strict=True):
+        over = own.over(ends)
+        one_side = bool(((over > 0).all(0) | (over < 0).all(0)).all())
+        mean = ends.mean(0)
+        affine = mean.shape == u.shape and bool(((mean - u).abs() <= 1e-9 * (1 + u.abs())).all())
+        found.append(one_side and affine)
+    return found
 
 
 def _depends(u: Tensor, y: Tensor) -> bool:

@@ -42,6 +42,7 @@ VALUES = {
     "squared": lambda y: (
         gini(y) + y.norm(p=1, dim=-1) + torch.linalg.vector_norm(y - 0.1, torch.inf, -1) ** 2
     ),
+    "squared alone": lambda y: gini(y) + torch.linalg.vector_norm(y - 0.1, torch.inf, -1) ** 2,
     "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 0.3 * y.max(-1).values,
 }
 
