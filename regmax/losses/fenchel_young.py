@@ -279,7 +279,7 @@ class _Task(NamedTuple):
         k = (k if self.skip is None else k.masked_fill(self.skip.unsqueeze(-1), -1)).reshape(-1, 1)
         on = None if mask is None else flat(mask)
         epsilon = self.target.epsilon or 0.0
-        found = compiled.loss(kernel, omega, flat(x), k, gamma, on, epsilon, learns)
+        found = compiled.loss(kernel, omega, x, k, gamma, on, epsilon, learns)
         if found is None:
             return None
         (value, dx, slopes), batch = found, x.shape[:-1]

@@ -18,7 +18,7 @@ from ..regularizers.regularizer import Regularizer
 from . import levels
 from .function import Eager, Mapping, formula, forward, laid_out, products, taking_part
 from .planned import Plan
-from .rows import HALF, constant
+from .rows import HALF, constant, flat
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
 
@@ -281,9 +281,10 @@ def loss(
     epsilon: float = 0.0,
     learns: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """The losses of rows, their gradients in x, and if it ``learns`` their derivatives in γ and θ,
-    by the kernel; None where it computes less."""
+    """The losses of all rows of x, their gradients in x, and if it ``learns`` their derivatives in
+    γ and θ, by the kernel; None where it computes less."""
     gamma, *theta = [laid_out(kernel, t, x) for t in _numbers(omega, gamma)]
+    x = flat(x)
     found = kernel.loss(x, k, gamma, tuple(theta), mask, epsilon)
     if found is None or not learns:
         return found and (*found, None)

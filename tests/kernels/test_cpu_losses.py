@@ -143,6 +143,24 @@ def test_numbers_per_row(number: float) -> None:
         torch.testing.assert_close(found[1][i], alone[1][0], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_numbers_per_row_in_two_dimensions(learns: bool) -> None:
+    x, k = torch.randn(3, 7, 4, dtype=F64, requires_grad=True), torch.randint(7, (3, 4))
+    gamma, alpha = (
+        torch.linspace(a, b, 12, dtype=F64).view(3, 1, 4).requires_grad_(learns)
+        for a, b in ((0.5, 2.0), (1.1, 2.5))
+    )
+    module = regmax.FenchelYoungLoss(omega("tsallis", alpha), gamma, reduction="none")
+    leaves = (x, gamma, alpha) if learns else (x,)
+    value = module(x, k)
+    found = (value, *torch.autograd.grad(value.sum(), leaves))
+    with reference():
+        value = module(x, k)
+        right = (value, *torch.autograd.grad(value.sum(), leaves))
+    for a, b in zip(found, right, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("kind", "theta"), [("entropy", None), ("gini", None), ("tsallis", 1.5)])
