@@ -162,7 +162,7 @@ def _looked(problem: Problem) -> Known | None:
     held = [a.new_tensor(torch.inf) for _ in moves]
     with Kinks(kinks.multipliers, held) as fixed:
         omega.value(a)
-    moves = [of_y and not off for of_y, off in zip(moves, _off(omega, fixed, a), strict=True)]
+    moves = [of_y and not off for of_y, off in zip(moves, _off(omega, held, a), strict=True)]
     if not any(moves):
         return None
     each = zip(kinks.multipliers, fixed.multipliers, moves, strict=True)
@@ -177,23 +177,29 @@ def _looked(problem: Problem) -> Known | None:
     return None
 
 
-def _off(omega: Regularizer, kinks: Kinks, middle: Tensor) -> list[bool]:
-    """Which maxima have no kink on Δ, such as that of max(y, tiny): u is affine, and on one side of
-    the kink at all vertices. ``kinks``: the maxima in the middle, as they are."""
-    d = middle.shape[-1]
-    vertices = torch.eye(d, dtype=middle.dtype, device=middle.device)
-    vertices = vertices.view(d, *(1,) * (middle.ndim - 1), d).expand(d, *middle.shape)
-    vertices, held = simplex.inward(vertices), [middle.new_tensor(torch.inf) for _ in kinks.u]
-    with Kinks(None, held) as there:
+def _off(omega: Regularizer, held: list[Tensor], like: Tensor) -> list[bool]:
+    """Which maxima have no kink on Δ, such as that of max(y, tiny): u is affine, as a point in
+    general position tells, and on one side of the kink at all vertices."""
+    d, somewhere = like.shape[-1], simplex.generic(like)
+    vertices = torch.eye(d, dtype=like.dtype, device=like.device)
+    vertices = vertices.view(d, *(1,) * (like.ndim - 1), d).expand(d, *like.shape)
+    vertices = simplex.inward(vertices)
+    with Kinks(None, held) as ends:
         omega.value(vertices)
-    found = []
-    for u, ends, own in zip(kinks.u, there.u, there.sets, strict=True):
-        over = own.over(ends)
+    with Kinks(None, held) as there:
+        omega.value(somewhere)
+    weights, found = somewhere.reshape(-1, d)[0], []
+    for u, at, own in zip(ends.u, there.u, ends.sets, strict=True):
+        over = own.over(u)
         one_side = bool(((over > 0).all(0) | (over < 0).all(0)).all())
-        mean = ends.mean(0)
-        affine = mean.shape == u.shape and bool(((mean - u).abs() <= 1e-9 * (1 + u.abs())).all())
-        found.append(one_side and affine)
+        found.append(one_side and u.shape == (d, *at.shape) and _affine(u, at, weights))
     return found
+
+
+def _affine(ends: Tensor, at: Tensor, weights: Tensor) -> bool:
+    """Whether u at a point is the average of its values at the vertices."""
+    mean = torch.tensordot(weights.to(ends.dtype), ends, 1)
+    return bool(((mean - at).abs() <= 1e-9 * (1 + at.abs())).all())
 
 
 def _depends(u: Tensor, y: Tensor) -> bool:

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 import regmax
 from regmax import RegularizedMax, Regularizer, functional
+from regmax.optimality.problem import Problem
 from regmax.regularizers.kinks import Augmented, Kinks
-from regmax.solvers import kinked
+from regmax.solvers import kinked, multipliers
 
 F64 = torch.float64
 
@@ -202,6 +203,28 @@ def test_a_concave_kink_is_no_answer():
     x = torch.tensor([[0.1, 0.1, 0.0]], dtype=F64)
     with pytest.raises(regmax.RegularizerError, match="not convex"):
         layer.solve(x)
+
+
+def test_a_maximum_that_bends_between_the_vertices_and_the_middle_has_kinks():
+    """u is .02 at all vertices and in the middle, and negative elsewhere."""
+
+    def value(y):
+        a, b = y[..., 0], y[..., 1]
+        u = 0.02 + a * b * (a - b)
+        return 5 * gini(y) + torch.relu(u) + 0.3 * y.diff(dim=-1).abs().sum(-1)
+
+    problem = Problem(omega_of(value), torch.zeros(2, 3, dtype=F64), None)
+    known = multipliers._looked(problem)
+    assert known is not None
+    assert known.moves == [True, True]
+
+
+def test_a_guard_against_zero_is_no_kink():
+    def value(y):
+        return (y * y.clamp_min(1e-300).log()).sum(-1) + y.prod(-1)
+
+    problem = Problem(omega_of(value), torch.zeros(2, 3, dtype=F64), None)
+    assert multipliers._looked(problem) is None
 
 
 FUNCTIONS = {
