@@ -13,7 +13,8 @@ from ..regularizers.arguments import few
 from ..regularizers.errors import ConvergenceWarning
 from ..regularizers.penalty import smooth_part, who
 from ..regularizers.regularizer import Regularizer
-from ..solvers.multipliers import multiplied, near_kinks
+from ..solvers.maxima import near_kinks
+from ..solvers.multipliers import multiplied
 from .forward import Forward, Settings, memory_of
 from .rows import Rows
 

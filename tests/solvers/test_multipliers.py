@@ -17,7 +17,7 @@ import regmax
 from regmax import RegularizedMax, Regularizer, functional
 from regmax.optimality.problem import Problem
 from regmax.regularizers.kinks import Augmented, Kinks
-from regmax.solvers import kinked, multipliers
+from regmax.solvers import kinked, maxima
 
 F64 = torch.float64
 
@@ -214,7 +214,7 @@ def test_a_maximum_that_bends_between_the_vertices_and_the_middle_has_kinks():
         return 5 * gini(y) + torch.relu(u) + 0.3 * y.diff(dim=-1).abs().sum(-1)
 
     problem = Problem(omega_of(value), torch.zeros(2, 3, dtype=F64), None)
-    known = multipliers._looked(problem)
+    known = maxima._looked(problem)
     assert known is not None
     assert known.moves == [True, True]
 
@@ -224,7 +224,7 @@ def test_a_guard_against_zero_is_no_kink():
         return (y * y.clamp_min(1e-300).log()).sum(-1) + y.prod(-1)
 
     problem = Problem(omega_of(value), torch.zeros(2, 3, dtype=F64), None)
-    assert multipliers._looked(problem) is None
+    assert maxima._looked(problem) is None
 
 
 FUNCTIONS = {
