@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.learnable import Learnable
-from ..nn.omega import held
+from ..nn.omega import fresh
 from ..regularizers import printing
 from ..regularizers.regularizer import Regularizer
 from . import saving
@@ -58,7 +58,7 @@ def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
 
 def checked(omega: Any) -> Regularizer | Learnable:
     """``omega`` as an object. Refuses tensors that require grad and are not parameters."""
-    found = held(omega)
+    found = fresh(omega)
     for prefix, part in found.named_modules():
         for key, item in vars(part).items():
             if isinstance(item, Tensor) and item.requires_grad:

@@ -12,7 +12,7 @@ from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.printing import called, unusual
 from .attention import attention, averages, materialized, refuse_subclasses, scores, weights_of
 from .lengths import LengthScaled
-from .omega import Omega, held
+from .omega import Omega, fresh
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -67,7 +67,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         certify: bool = False,
         sink: bool = False,
     ) -> None:
-        omega = held(omega)
+        omega = fresh(omega)
         if not isinstance(sink, bool):
             raise TypeError(f"sink must be a bool; got {type(sink).__name__} {sink!r}")
         super().__init__(

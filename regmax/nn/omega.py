@@ -33,7 +33,7 @@ def resolved(omega: Any) -> Regularizer | Learnable:
     return omega
 
 
-def held(omega: Any) -> Regularizer | Learnable:
+def fresh(omega: Any) -> Regularizer | Learnable:
     """``omega`` as an object of a module, which may change it: a new one for a name."""
     found = resolved(omega)
     return copy.deepcopy(found) if isinstance(omega, str) else found
