@@ -121,16 +121,16 @@ class AttentionKernel(ABC):
 
 
 class Direct(ABC):
-    """A kernel for rows of one dtype and length, without mask, and for γ and θ that are kept: what
-    :meth:`Kernel.direct` returns. Rows are (R, d) as for :class:`Kernel`."""
+    """A kernel for rows of one dtype and length, without mask: what :meth:`Kernel.direct` returns.
+    Rows are (R, d) as for :class:`Kernel`; ``theta`` are the hyperparameters that were not kept."""
 
     @abstractmethod
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, theta: Hyper) -> Tensor:
         """y."""
 
     @abstractmethod
-    def backward(self, y: Tensor, v: Tensor) -> Tensor:
-        """Jv/γ."""
+    def backward(self, y: Tensor, v: Tensor, theta: Hyper, hyper: bool) -> tuple[Tensor, Hyper]:
+        """Jv/γ, and if ``hyper`` the products of each of ``theta``, as :meth:`Kernel.backward`."""
 
 
 class Kernel(ABC):
@@ -231,9 +231,12 @@ class Kernel(ABC):
         None where an index is out of range, or where :meth:`loss` computes the losses."""
         return None
 
-    def direct(self, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper) -> Direct | None:
-        """``forward`` and ``backward`` for rows of d entries of this dtype, without mask, and for γ
-        and θ of shape (1,), with less to do in each call; None where there is no such thing."""
+    def direct(
+        self, dtype: torch.dtype, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
+    ) -> Direct | None:
+        """``forward`` and ``backward`` for rows of d entries of this dtype, without mask, with less
+        to do in each call; None where there is no such thing. γ and θ are kept, of shape (1,); one
+        that is None comes with each call."""
         return None
 
     def operator(self, x: Tensor, *numbers: Number) -> Tensor | None:

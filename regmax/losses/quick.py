@@ -34,8 +34,10 @@ def loss(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) ->
         return None
     if own["_buffers"]["weight"] is not None or settings.solver != "auto" or settings.certify:
         return None
-    plan = compiled.planned(omega, x, gamma)
-    if plan is None or not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
+    if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
+        return None
+    plan, learnt = compiled.planned(omega, x, gamma) or (None, ())
+    if plan is None or learnt:
         return None
     how = _How(own["label_smoothing"], own["ignore_index"], own["reduction"], general)
     if x.requires_grad and torch.is_grad_enabled():
@@ -61,7 +63,7 @@ def _computed(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The loss, and its gradient, that of the sum for the reduction "none"."""
     epsilon, ignored, reduction, _ = how
-    kernel, _, numbers, _ = plan
+    kernel, numbers = plan.kernel, plan.numbers
     x = flat(x)
     gamma, *theta = [laid_out(kernel, t, x) for t in numbers]
     mean = reduction == "mean"
@@ -103,7 +105,7 @@ class _Loss(torch.autograd.Function):
 
 def _again(ctx: Any, g: Tensor, x: Tensor, target: Tensor) -> Tensor:
     """The gradient by operations that can be transformed and differentiated."""
-    _, omega, (gamma, *theta), _ = ctx.plan
+    omega, (gamma, *theta) = ctx.plan.omega, ctx.plan.numbers
     omega = omega.with_tensors(dict(zip(names_of(omega), theta, strict=True)))
     *how, general = ctx.how
     module = general(omega, gamma, **dict(zip(_How._fields, how, strict=False)))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import Kernel, ProxKernel, asked, transforms, wrappers
+from ..kernels.base import Hyper
 from ..kernels.composed import Composed
 from ..regularizers import arguments, serialize
 from ..regularizers.expressions import Scaled, unscaled
@@ -100,27 +101,48 @@ def _ranges(cls: type[Regularizer]) -> tuple[Any, ...]:
 
 PLANS: dict[tuple[Any, ...], Plan | None] = {}
 """By all that they depend on; calls alike share them."""
-_FLOAT = frozenset((float,))
 
 
-def planned(omega: Regularizer, x: Any, gamma: float) -> Plan | None:
-    """What computes a call on rows of plain scores like x, outside of transforms; None where Ω may
-    depend on more than its hyperparameters, which are numbers, or has no kernel."""
+def planned(omega: Regularizer, x: Any, gamma: float) -> tuple[Plan, Hyper] | None:
+    """What computes a call on rows of plain scores like x, outside of transforms, and the tensors
+    among its hyperparameters; None where Ω may depend on more than these, or has no kernel."""
     if type(x) not in transforms.PLAIN or x.ndim == 0 or not asked() or not transforms.plain():
         return None
     cls = type(omega)
     held = omega.__dict__
-    numbers = [held.get(name) for name in cls.hyperparameters or ()]
-    if not _FLOAT.issuperset(map(type, numbers)):
-        return None
+    numbers: list[Any] = []
+    theta: list[Tensor] = []
+    for name in cls.hyperparameters or ():
+        item: Any = held[name] if name in held else getattr(omega, name, None)
+        if type(item) is not float:
+            if type(item) not in transforms.PLAIN or not _alike(item, x):
+                return None
+            theta.append(item)
+            item = None
+        numbers.append(item)
     key = (cls, omega.exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
     try:
-        return PLANS[key]
+        found = PLANS[key]
     except KeyError:
         if len(PLANS) >= 512:
             PLANS.clear()
         found = PLANS[key] = _plan(omega, x, gamma)
-        return found
+    if found is None:
+        return None
+    for (name, accepted), t in zip(found.checks, theta, strict=True):
+        arguments.hyperparameter(name, t, *accepted)
+    return found, tuple(theta)
+
+
+def _alike(t: Tensor, x: Tensor) -> bool:
+    """Whether t is one number, or one for each row, in memory like that of x."""
+    if t.dtype != x.dtype or not (t.is_cpu and x.is_cpu) or t.layout != torch.strided:
+        return False
+    if t.is_neg():
+        return False
+    if t.numel() == 1:
+        return t.ndim <= x.ndim
+    return t.ndim == x.ndim and t.shape[-1] == 1 and t.shape[:-1] == x.shape[:-1]
 
 
 def _plan(omega: Regularizer, x: Tensor, gamma: float) -> Plan | None:
@@ -133,16 +155,25 @@ def _plan(omega: Regularizer, x: Tensor, gamma: float) -> Plan | None:
     if kernel is None or isinstance(kernel, Composed) or x.dtype not in kernel.dtypes or not fits:
         return None
     names, ranges = _declared(bare)
-    given = _numbers(bare, gamma)
-    checked: list[Any] = [
-        item if accepted is None else arguments.hyperparameter(name, item, *accepted)
-        for name, item, accepted in zip(names, given, ranges, strict=True)
-    ]
+    numbers: list[Any] = []
+    checks = []
+    for name, item, accepted in zip(names, _numbers(bare, gamma), ranges, strict=True):
+        if isinstance(item, Tensor):
+            if accepted is None:
+                return None
+            checks.append((name, accepted))
+            numbers.append(None)
+        else:
+            number = item if accepted is None else arguments.hyperparameter(name, item, *accepted)
+            numbers.append(number)
     direct = None
     if x.device.type == "cpu" and not kernel.numbers:
-        scale, *theta = [laid_out(kernel, t, x) for t in checked]
+        scale: Any
+        scale, *theta = [t if t is None else laid_out(kernel, t, x) for t in numbers]
         direct = kernel.direct(x.dtype, x.shape[-1], scale, tuple(theta))
-    return Plan(kernel, bare, tuple(checked), direct)
+    none = {name: t.new_empty(()) for name, t in bare.tensors(fixed=True).items()}
+    bare = bare.with_tensors(none)  # a plan keeps no tensor of a call alive
+    return Plan(kernel, bare, tuple(numbers), tuple(checks), direct)
 
 
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:

@@ -77,19 +77,20 @@ def mapping(
 
 def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
     """Π_Ω(x) by the kernel that a call like this one found, or None where it must be looked for."""
-    plan = compiled.planned(omega, x, gamma)
-    if plan is None:
+    found = compiled.planned(omega, x, gamma)
+    if found is None:
         return None
-    kernel, bare, numbers, direct = plan
-    learns = x.requires_grad and torch.is_grad_enabled()
+    plan, theta = found
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *theta))
     y: Tensor | None = None
-    if direct is None:
+    if plan.direct is None:
+        kernel, bare, numbers = plan.kernel, plan.omega, plan.filled(theta)
         y = kernel.operator(x, *numbers)
         if y is None and learns:
             y = Eager.apply(x, None, kernel, bare, *numbers)  # type: ignore[no-untyped-call]
     elif learns:
-        y = Planned.apply(x, plan)  # type: ignore[no-untyped-call]
-    return by_plan(plan, x) if y is None else y
+        y = Planned.apply(x, plan, *theta)  # type: ignore[no-untyped-call]
+    return by_plan(plan, x, theta) if y is None else y
 
 
 def _certified(

@@ -47,17 +47,7 @@ class Mapping(torch.autograd.Function):
         y, part, x, *tensors = transforms.living(ctx.saved_tensors)
         numbers = _merged(ctx.fixed, tensors)
         wants = ctx.needs_input_grad[4:]
-        if transforms.under_transform((v, y)):
-            given = (y, part, v, ctx.kernel, ctx.omega, any(wants[1:]), *numbers)
-            gx, *dtheta = levels.apply(Product, *given)
-            dtheta = [
-                reduced(t, item) if want else None
-                for t, item, want in zip(dtheta, numbers[1:], wants[1:], strict=False)
-            ] or [None] * len(wants[1:])
-        elif torch.is_grad_enabled() or transforms.batched(v):
-            gx, dtheta = differentiable(ctx.omega, y, taking_part(part), v, numbers, wants[1:])
-        else:
-            gx, dtheta = compiled(ctx.kernel, y, taking_part(part), v, numbers, wants[1:])
+        gx, dtheta = gradients(ctx.kernel, ctx.omega, y, part, v, numbers, wants[1:])
         dgamma = None
         if x is not None and wants[0]:
             dgamma = reduced(_along(gx, x, y) / -numbers[0], numbers[0])
@@ -269,20 +259,33 @@ def _along(gx: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def reduced(t: Tensor, item: Tensor) -> Tensor:
     """One number per row, (*batch, 1), summed to the shape of the hyperparameter."""
-    total = t.sum().view(item.shape) if item.numel() == 1 else t.sum_to_size(item.shape)
-    return total.to(item.dtype)
+    if t.shape != item.shape:
+        t = t.sum().view(item.shape) if item.numel() == 1 else t.sum_to_size(item.shape)
+    return t if t.dtype == item.dtype else t.to(item.dtype)
 
 
-def compiled(
-    kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], wants: Any
+def gradients(
+    kernel: Kernel,
+    omega: Regularizer,
+    y: Tensor,
+    part: Tensor | None,
+    v: Tensor,
+    numbers: list[Any],
+    wants: Any,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The gradients of x and θ for y's gradient v, by the kernel; ``numbers`` are γ and θ."""
-    gx, *dtheta = products(kernel, y, part, v, numbers, any(wants))
-    if not dtheta:
-        return gx, [None] * (len(numbers) - 1)
+    """The gradients of x and of those of θ that are wanted, in any mode."""
+    if transforms.under_transform((v, y)):
+        given = (y, part, v, kernel, omega, any(wants), *numbers)
+        gx, *each = levels.apply(Product, *given)
+    elif torch.is_grad_enabled() or transforms.batched(v):
+        return differentiable(omega, y, taking_part(part), v, numbers, wants)
+    else:
+        gx, *each = products(kernel, y, taking_part(part), v, numbers, any(wants))
+    if not each:
+        return gx, [None for _ in wants]
     return gx, [
         reduced(t, item) if want else None
-        for t, item, want in zip(dtheta, numbers[1:], wants, strict=True)
+        for t, item, want in zip(each, numbers[1:], wants, strict=True)
     ]
 
 

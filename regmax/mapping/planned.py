@@ -1,4 +1,4 @@
-"""Π_Ω of plain rows for γ and θ that are numbers: what a call needs is found once."""
+"""Π_Ω of plain rows for γ a number: what a call needs is found once."""
 
 from __future__ import annotations
 
@@ -8,53 +8,75 @@ import torch
 from torch import Tensor
 
 from ..kernels import Kernel, transforms, wrappers
-from ..kernels.base import Direct
+from ..kernels.base import Direct, Hyper
 from ..regularizers.regularizer import Regularizer
-from . import levels
-from .function import Product, differentiable, forward
+from .function import forward, gradients, reduced
 from .rows import flat
 
 
 class Plan(NamedTuple):
-    """What computes Π_Ω for γ and θ that are numbers."""
+    """What computes Π_Ω for the same γ and θ, but for those of θ that are tensors."""
 
     kernel: Kernel
     omega: Regularizer
-    numbers: tuple[float, ...]
-    """γ and θ."""
+    numbers: tuple[Any, ...]
+    """γ and θ, None for a tensor."""
+    checks: tuple[tuple[str, Any], ...]
+    """The names and the accepted ranges of the tensors."""
     direct: Direct | None
     """The kernel for rows like those of the call."""
 
+    def filled(self, theta: Hyper) -> list[Any]:
+        """γ and θ with the tensors of a call."""
+        found = iter(theta)
+        return [next(found) if t is None else t for t in self.numbers]
 
-def by_plan(plan: Plan, x: Tensor) -> Tensor:
+
+def by_plan(plan: Plan, x: Tensor, theta: Hyper = ()) -> Tensor:
     """Π_Ω of plain rows, without gradients."""
-    kernel, _, numbers, direct = plan
-    if direct is None:
-        return forward(kernel, x, None, list(numbers))[0]
-    y = direct.forward(flat(x))
+    if plan.direct is None:
+        return forward(plan.kernel, x, None, plan.filled(theta))[0]
+    y = plan.direct.forward(flat(x), wide(theta))
     return y if y.shape == x.shape else y.view(x.shape)
+
+
+def wide(theta: Hyper) -> Hyper:
+    """Hyperparameters of a call as kernels take them."""
+    return tuple([t.detach().double().reshape(-1) for t in theta]) if theta else ()
 
 
 class Planned(torch.autograd.Function):
     """:class:`Mapping` by a plan with ``direct``, which costs less."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: Any, x: Tensor, plan: Plan, *theta: Tensor) -> Tensor:
         ctx.plan = plan
-        y = by_plan(plan, x)
-        ctx.save_for_backward(y)
+        y = by_plan(plan, x, theta)
+        ctx.save_for_backward(y, *theta)
         return y
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
-        (y,) = ctx.saved_tensors
-        kernel, omega, numbers, direct = ctx.plan
+    def backward(ctx: Any, v: Tensor) -> Any:
+        y, *theta = ctx.saved_tensors
+        kernel, omega, numbers, _, direct = ctx.plan
+        wants = ctx.needs_input_grad[2:]
         again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
-        if not (again or not transforms.plain()):
-            gx = direct.backward(flat(y), flat(wrappers.allocated(v)))
-            return gx if gx.shape == y.shape else gx.view(y.shape), None
-        (y,) = transforms.living((y,))
-        if transforms.under_transform((v, y)):
-            return levels.apply(Product, y, None, v, kernel, omega, False, *numbers)[0], None
-        wants = [False] * (len(numbers) - 1)
-        return differentiable(omega, y, None, v, list(numbers), wants)[0], None
+        if again or not transforms.plain():
+            y, *theta = transforms.living((y, *theta))
+            each = iter(wants)
+            asked = [t is None and next(each) for t in numbers[1:]]
+            numbers = ctx.plan.filled(theta)
+            gx, found = gradients(kernel, omega, y, None, v, numbers, asked)
+            return (
+                gx,
+                None,
+                *[g for g, t in zip(found, ctx.plan.numbers[1:], strict=True) if t is None],
+            )
+        v = flat(wrappers.allocated(v))
+        gx, slopes = direct.backward(flat(y), v, wide(theta), True in wants)
+        gx = gx if gx.shape == y.shape else gx.view(y.shape)
+        if not slopes:
+            return gx, None, *[None for _ in theta]
+        batch = y.shape[:-1]
+        given = zip(slopes, theta, wants, strict=True)
+        return gx, None, *[reduced(s.view(*batch, 1), t) if w else None for s, t, w in given]

@@ -134,11 +134,12 @@ def hyperparameter(
                 dense(name, t)
             if t.numel() == 1 and holds(number := t.item()) and math.isfinite(number):
                 return t
-            right = holds(t.detach())
+            numbers = t.detach()
+            right = holds(numbers)
             # a finite sum has finite terms, and takes less time than the test of each
-            if bool(right.all()) and math.isfinite(t.detach().sum().item()):
+            if bool(right.all()) and math.isfinite(numbers.sum().item()):
                 return t
-            right = right & torch.isfinite(t.detach())
+            right = right & torch.isfinite(numbers)
         except RuntimeError:  # a layout without strides: ``dense`` raises a message that names it
             dense(name, t)
             raise

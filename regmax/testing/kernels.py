@@ -101,7 +101,7 @@ def _gradients(
     numbers: list[Any] = [case.gamma, *theta]
     wants = tuple(True for _ in theta)
     with torch.no_grad():
-        gx, dtheta = function.compiled(kernel, y, case.mask, v, numbers, wants)
+        gx, dtheta = function.gradients(kernel, s.omega, y, case.mask, v, numbers, wants)
     with torch.enable_grad():
         hx, dright = function.differentiable(s.omega, y, case.mask, v, numbers, wants)
     return [gx, *dtheta], [hx.detach(), *(None if t is None else t.detach() for t in dright)]

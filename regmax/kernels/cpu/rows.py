@@ -80,10 +80,12 @@ class CompiledRows(Kernel):
         """What computes y and its product with J for these hyperparameters."""
         return self
 
-    def direct(self, dtype: torch.dtype, d: int, gamma: Tensor, theta: Hyper) -> DirectRows | None:
+    def direct(
+        self, dtype: torch.dtype, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
+    ) -> DirectRows | None:
         if type(self).forward is not CompiledRows.forward:
             return None
-        return DirectRows(self.rows(theta), d, gamma, theta)
+        return DirectRows(self, d, gamma, theta)
 
     def compile(self, dtype: torch.dtype) -> None:
         """Compile all functions for a dtype, or load them from disk."""
@@ -161,18 +163,39 @@ def _like(dtype: torch.dtype) -> str:
 class DirectRows(Direct):
     """``CompiledRows`` with jobs that lack only the arrays of a call."""
 
-    def __init__(self, kernel: CompiledRows, d: int, gamma: Tensor, theta: Hyper) -> None:
-        self.kernel, self.numbers = kernel, (gamma, *theta)  # the jobs hold their addresses
-        given = [number for t in self.numbers for number in (t.data_ptr(), 0)]
+    def __init__(
+        self, kernel: CompiledRows, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
+    ) -> None:
+        self.kernel, self.theta = kernel, theta  # the jobs hold the addresses of γ and θ
+        self.gamma, self.count = gamma, 1 + len(theta)
+        self.open = [k for k, t in enumerate(theta) if t is None]
+        given = [n for t in (gamma, *theta) for n in (0 if t is None else t.data_ptr(), 0)]
         kind = ctypes.c_int64 * (13 + len(given) + 2 * len(theta))
         self.jobs = kind(0, 0, 0, d, 0, 0, 0, *given), kind(0, 0, 0, d, 0, 0, 0, 0, 0, *given)
+        self.rows = None if self.open else kernel.rows(self._all(()))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _all(self, theta: Hyper) -> Hyper:
+        found = iter(theta)
+        return tuple(next(found) if t is None else t for t in self.theta)
+
+    def forward(self, x: Tensor, theta: Hyper) -> Tensor:
         y = result(x)
-        self.kernel.rerun(0, self.jobs[0], {0: x, 2 + len(self.numbers): y})
+        arrays = {0: x, 2 + self.count: y}
+        for k, t in zip(self.open, theta, strict=True):
+            arrays[2 + k] = t
+        (self.rows or self.kernel.rows(self._all(theta))).rerun(0, self.jobs[0], arrays)
         return y
 
-    def backward(self, y: Tensor, v: Tensor) -> Tensor:
+    def backward(self, y: Tensor, v: Tensor, theta: Hyper, hyper: bool) -> tuple[Tensor, Hyper]:
         out = result(y)
-        self.kernel.rerun(1, self.jobs[1], {0: y, 1: v, 2 + len(self.numbers): out})
-        return out
+        arrays, slopes = {0: y, 1: v, 2 + self.count: out}, []
+        for k, t in zip(self.open, theta, strict=True):
+            arrays[3 + k] = t
+        if not hyper:
+            (self.rows or self.kernel.rows(self._all(theta))).rerun(1, self.jobs[1], arrays)
+            return out, ()
+        for k in self.open:
+            slopes.append(t := self.gamma.new_empty(len(y)))
+            arrays[3 + self.count + k] = t
+        self.kernel.rerun(1, self.jobs[1], arrays)
+        return out, tuple(slopes)
