@@ -119,7 +119,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
                 outside: Tensor = dynamo.outside(mapping, *map(given.get, names))
                 return outside
             return dynamo.mapping(text, x, gamma, dim, mask, *hyper.values())
-        return engine.mapping(_made(cls, hyper), x, gamma, dim, mask, _SETTINGS)
+        return engine.by_name(cls, hyper, _made, x, gamma, dim, mask, _SETTINGS)
 
     mapping.__name__ = mapping.__qualname__ = name
     mapping.__module__ = __name__

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,31 +105,49 @@ PLANS: dict[tuple[Any, ...], Plan | None] = {}
 
 
 def planned(omega: Regularizer, x: Any, gamma: float) -> tuple[Plan, Hyper] | None:
+    """As :func:`planned_by_name`, for an Ω."""
+    held = omega.__dict__
+    if omega._parameters:
+        held = {**held, **omega._parameters}
+    return planned_by_name(type(omega), held, x, gamma, lambda: omega)
+
+
+def planned_by_name(
+    cls: Any, held: dict[str, Any], x: Any, gamma: float, make: Callable[[], Regularizer]
+) -> tuple[Plan, Hyper] | None:
     """What computes a call on rows of plain scores like x, outside of transforms, and the tensors
-    among its hyperparameters; None where Ω may depend on more than these, or has no kernel."""
+    among its hyperparameters; None where Ω may depend on more than these, or has no kernel. Ω,
+    which ``make`` gives, is of the class ``cls`` with attributes ``held``."""
     if type(x) not in transforms.PLAIN or x.ndim == 0 or not asked() or not transforms.plain():
         return None
-    cls = type(omega)
-    held = omega.__dict__
     numbers: list[Any] = []
     theta: list[Tensor] = []
     for name in cls.hyperparameters or ():
-        item: Any = held[name] if name in held else getattr(omega, name, None)
+        item: Any = held.get(name)
         if type(item) is not float:
             if type(item) not in transforms.PLAIN or not _alike(item, x):
                 return None
             theta.append(item)
             item = None
         numbers.append(item)
-    key = (cls, omega.exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
+    key = (
+        cls,
+        held.get("exact", cls.exact),
+        gamma,
+        *numbers,
+        x.dtype,
+        x.layout,
+        x.device,
+        x.shape[-1],
+    )
     try:
         found = PLANS[key]
     except KeyError:
         if len(PLANS) >= 512:
             PLANS.clear()
-        found = PLANS[key] = _plan(omega, x, gamma)
-    if found is None:
-        return None
+        found = PLANS[key] = _plan(make(), x, gamma)
+    if found is None or not theta:
+        return found and (found, ())
     for (name, accepted), t in zip(found.checks, theta, strict=True):
         arguments.hyperparameter(name, t, *accepted)
     return found, tuple(theta)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
+from ..kernels.base import Hyper
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
 from ..optimality.jacobian import tied_products
@@ -35,7 +37,7 @@ from .forward import (
 from .function import Eager
 from .hidden import refuse_hidden
 from .jagged import is_jagged
-from .planned import Planned, by_plan
+from .planned import Plan, Planned, by_plan
 from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
@@ -56,7 +58,7 @@ def mapping(
                 if own.by_value(type(omega)):  # type: ignore[arg-type]
                     y = own.argmax(omega, x, gamma, settings)
                 else:
-                    y = _planned(omega, x, gamma)
+                    y = _planned(compiled.planned(omega, x, gamma), x)
             if y is None:
                 y = compiled.argmax(omega, x, gamma, dim, mask)
         except RuntimeError:  # from a tensor without strides or memory, which is named
@@ -75,13 +77,35 @@ def mapping(
     return rows.restore(argmax(rows, settings)[0])
 
 
-def _planned(omega: Regularizer, x: Any, gamma: float) -> Tensor | None:
+def by_name(
+    cls: type[Regularizer],
+    hyper: dict[str, Any],
+    make: Callable[..., Regularizer],
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+) -> Tensor:
+    """:func:`mapping` of the Ω that ``make(cls, hyper)`` gives, which is not made where a call
+    like this one found the kernel."""
+    if mask is None and dim == -1 and type(gamma) is float and isinstance(x, Tensor) and x.is_cpu:
+        try:
+            found = compiled.planned_by_name(cls, hyper, x, gamma, lambda: make(cls, hyper))
+            y = _planned(found, x)
+        except RuntimeError:  # which mapping explains
+            y = None
+        if y is not None:
+            return y
+    return mapping(make(cls, hyper), x, gamma, dim, mask, settings)
+
+
+def _planned(found: tuple[Plan, Hyper] | None, x: Tensor) -> Tensor | None:
     """Π_Ω(x) by the kernel that a call like this one found, or None where it must be looked for."""
-    found = compiled.planned(omega, x, gamma)
     if found is None:
         return None
     plan, theta = found
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *theta))
+    learns = torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in theta))
     y: Tensor | None = None
     if plan.direct is None:
         kernel, bare, numbers = plan.kernel, plan.omega, plan.filled(theta)

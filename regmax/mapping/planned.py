@@ -65,13 +65,10 @@ class Planned(torch.autograd.Function):
             y, *theta = transforms.living((y, *theta))
             each = iter(wants)
             asked = [t is None and next(each) for t in numbers[1:]]
-            numbers = ctx.plan.filled(theta)
-            gx, found = gradients(kernel, omega, y, None, v, numbers, asked)
-            return (
-                gx,
-                None,
-                *[g for g, t in zip(found, ctx.plan.numbers[1:], strict=True) if t is None],
-            )
+            filled = ctx.plan.filled(theta)
+            gx, found = gradients(kernel, omega, y, None, v, filled, asked)
+            dtheta = [found[k] for k, t in enumerate(numbers[1:]) if t is None]
+            return gx, None, *dtheta
         v = flat(wrappers.allocated(v))
         gx, slopes = direct.backward(flat(y), v, wide(theta), True in wants)
         gx = gx if gx.shape == y.shape else gx.view(y.shape)
