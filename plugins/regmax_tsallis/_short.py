@@ -89,11 +89,12 @@ def _step(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> tuple[Any, Any]:
     less = (1.0 - a) / a
     sums, slopes = zero, zero
     for i in range(0, m, LANES):
-        y, slope = _power((simd.load(rough, i) - tau) * a, less)
-        sums = sums + y
+        t = simd.larger((simd.load(rough, i) - tau) * a, 1e-30)
+        slope = simd.select(t > 1e-30, elementary.rough_power(t, less), 0.0)
+        sums = sums + slope * t
         slopes = slopes + slope
     sums, slopes = _sums(sums, whole), _sums(slopes, whole)
-    norm = elementary.exp2_32(elementary.log2_32(sums) * (1.0 - a))
+    norm = elementary.rough_power(sums, 1.0 - a)
     return (sums - norm) / (slopes * a), sums
 
 
@@ -101,7 +102,7 @@ def _step(rough: Any, m: int, a: Any, tau: Any, whole: bool) -> tuple[Any, Any]:
 def _bound(rough: Any, m: int, a: Any) -> Any:
     """A lower bound on τ of each lane, from some of the entries."""
     low = simd.spread(a, -1.0) / a
-    return simd.larger(low + _step(rough, m, a, low, False)[0] - 1e-5 / a, low)
+    return simd.larger(low + _step(rough, m, a, low, False)[0] - 1e-4 / a, low)
 
 
 @njit

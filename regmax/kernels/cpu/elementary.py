@@ -181,6 +181,29 @@ def exp2_32(x: Any) -> Any:
 
 
 @njit
+def rough_power(x: Any, p: Any) -> Any:
+    """x^p of float32 for normal x > 0, to 3e-6 + 2e-6·|p| in relative terms; 2^−125 below it."""
+    bits_of = simd.as_bits32(x)
+    k = simd.shift_right(simd.sub_int(bits_of, 0x3F3504F3), 23)
+    f = simd.from_bits32(simd.sub_int(bits_of, simd.shift_left(k, 23))) - 1.0
+    # as log2_32 and exp2_32, with minimax polynomials of lower degree
+    log = f * -0.20659184 + 0.32215492
+    log = log * f - 0.36748999
+    log = log * f + 0.47934801
+    log = log * f - 0.72113186
+    log = log * f + 1.44271348
+    x = simd.larger((f * log + simd.to_float32(k)) * p, -125.0)
+    shifted = x + 12582912.0
+    r = x - (shifted - 12582912.0)
+    power = r * 0.0095701 + 0.05591786
+    power = power * r + 0.24024745
+    power = power * r + 0.69312181
+    power = power * r + 0.99999926
+    k = simd.shift_left(simd.as_bits32(shifted), 23)
+    return simd.from_bits32(simd.add_int(simd.as_bits32(power), k))
+
+
+@njit
 def log1p(u: Any) -> Any:
     """log(1 + u) for u > −1, with a relative error of about one rounding, also for small u."""
     w = u + 1.0
