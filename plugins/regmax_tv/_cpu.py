@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from regmax.kernels import ProxKernel
-from regmax.kernels.cpu.rows import CompiledRows, result
+from regmax.kernels.base import Hyper
+from regmax.kernels.cpu.rows import CompiledRows, DirectRows, result
 
 
 class _Fusedmax(CompiledRows, ProxKernel):
@@ -16,6 +17,11 @@ class _Fusedmax(CompiledRows, ProxKernel):
         self, x: Tensor, gamma: Tensor, theta: tuple[Tensor, ...], mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         return self._mapped(x, gamma, theta[0], mask, None)
+
+    def direct(
+        self, dtype: torch.dtype, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
+    ) -> DirectRows:
+        return _DirectFusedmax(self, d, gamma, theta)
 
     def prox(
         self, x: Tensor, gamma: Tensor, lam: Tensor, reach: Tensor, mask: Tensor | None
@@ -28,10 +34,7 @@ class _Fusedmax(CompiledRows, ProxKernel):
         y = result(x)
         gaps = gamma.new_zeros(1)
         self.run(0, x, gamma, lam, mask, y, gaps, reach)
-        if not gaps.item():
-            return y, None
-        part = x != -torch.inf
-        return y, part if mask is None else part & mask
+        return y, _taking_part(x, gaps, mask)
 
     def backward(
         self,
@@ -54,6 +57,34 @@ class _Fusedmax(CompiledRows, ProxKernel):
         dlam = y.new_empty(len(y), dtype=torch.float64) if hyper else None
         self.run(1, y, v, None, None, mask, out, dlam, 1)
         return out, dlam
+
+
+def _taking_part(x: Tensor, gaps: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Who takes part, None if all do."""
+    if not gaps.item():
+        return None
+    part = x != -torch.inf
+    return part if mask is None else part & mask
+
+
+class _DirectFusedmax(DirectRows):
+    """Its jobs have the gaps in front of the products, and backward who takes part."""
+
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
+        y, gaps = result(x), self.gamma.new_zeros(1)
+        self.run(0, {0: x, 4: y, 5: gaps}, theta)
+        return y, _taking_part(x, gaps, None)
+
+    def backward(
+        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper]:
+        arrays = {0: y, 1: v, 5: (out := result(y))}
+        if mask is not None:
+            arrays[4] = mask
+        if each := self.slopes(y) if hyper else ():
+            arrays[6] = each[0]
+        self.run(1, arrays, theta, hyper)
+        return out, each
 
 
 def whole_rows(x: Tensor, weight: Tensor, mask: Tensor | None) -> Tensor:

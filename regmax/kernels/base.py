@@ -125,12 +125,14 @@ class Direct(ABC):
     Rows are (R, d) as for :class:`Kernel`; ``theta`` are the hyperparameters that were not kept."""
 
     @abstractmethod
-    def forward(self, x: Tensor, theta: Hyper) -> Tensor:
-        """y."""
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
+        """As :meth:`Kernel.forward`."""
 
     @abstractmethod
-    def backward(self, y: Tensor, v: Tensor, theta: Hyper, hyper: bool) -> tuple[Tensor, Hyper]:
-        """Jv/γ, and if ``hyper`` the products of each of ``theta``, as :meth:`Kernel.backward`."""
+    def backward(
+        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper]:
+        """As :meth:`Kernel.backward`; if ``hyper``, with the products of each of ``theta``."""
 
 
 class Kernel(ABC):

@@ -114,7 +114,7 @@ def _planned(found: tuple[Plan, Hyper] | None, x: Tensor) -> Tensor | None:
             y = Eager.apply(x, None, kernel, bare, *numbers)  # type: ignore[no-untyped-call]
     elif learns:
         y = Planned.apply(x, plan, *theta)  # type: ignore[no-untyped-call]
-    return by_plan(plan, x, theta) if y is None else y
+    return by_plan(plan, x, theta)[0] if y is None else y
 
 
 def _certified(

@@ -154,9 +154,9 @@ def _made(text: str, known: object) -> _Serialized:
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
     read = _read(text)
     if mask is None and not tensors and type(read.gamma) is float:
-        found = compiled.planned(read.omega, x, read.gamma)
-        if found is not None:
-            return by_plan(found[0], x, found[1])
+        plan, _ = compiled.planned(read.omega, x, read.gamma) or (None, ())
+        if plan is not None:
+            return by_plan(plan, x)[0]
     rows = read.rows(x, mask, tensors)
     y = kinks.under_transform(rows, compute(rows, read.settings))
     memory = y.untyped_storage().data_ptr()

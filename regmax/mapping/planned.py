@@ -32,12 +32,12 @@ class Plan(NamedTuple):
         return [next(found) if t is None else t for t in self.numbers]
 
 
-def by_plan(plan: Plan, x: Tensor, theta: Hyper = ()) -> Tensor:
-    """Π_Ω of plain rows, without gradients."""
+def by_plan(plan: Plan, x: Tensor, theta: Hyper = ()) -> tuple[Tensor, Tensor | None]:
+    """Π_Ω of plain rows, without gradients, and who takes part, as a kernel gives it."""
     if plan.direct is None:
-        return forward(plan.kernel, x, None, plan.filled(theta))[0]
-    y = plan.direct.forward(flat(x), wide(theta))
-    return y if y.shape == x.shape else y.view(x.shape)
+        return forward(plan.kernel, x, None, plan.filled(theta))
+    y, part = plan.direct.forward(flat(x), wide(theta))
+    return y if y.shape == x.shape else y.view(x.shape), part
 
 
 def wide(theta: Hyper) -> Hyper:
@@ -51,26 +51,27 @@ class Planned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Plan, *theta: Tensor) -> Tensor:
         ctx.plan = plan
-        y = by_plan(plan, x, theta)
-        ctx.save_for_backward(y, *theta)
+        y, part = by_plan(plan, x, theta)
+        ctx.save_for_backward(y, part, *theta)
         return y
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
-        y, *theta = ctx.saved_tensors
+        y, part, *theta = ctx.saved_tensors
         kernel, omega, numbers, _, direct = ctx.plan
         wants = ctx.needs_input_grad[2:]
         again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
         if again or not transforms.plain():
-            y, *theta = transforms.living((y, *theta))
+            y, part, *theta = transforms.living((y, part, *theta))
             each = iter(wants)
             asked = [t is None and next(each) for t in numbers[1:]]
             filled = ctx.plan.filled(theta)
-            gx, found = gradients(kernel, omega, y, None, v, filled, asked)
+            part = None if part is None else part.view(y.shape)
+            gx, found = gradients(kernel, omega, y, part, v, filled, asked)
             dtheta = [found[k] for k, t in enumerate(numbers[1:]) if t is None]
             return gx, None, *dtheta
         v = flat(wrappers.allocated(v))
-        gx, slopes = direct.backward(flat(y), v, wide(theta), True in wants)
+        gx, slopes = direct.backward(flat(y), v, wide(theta), part, True in wants)
         gx = gx if gx.shape == y.shape else gx.view(y.shape)
         if not slopes:
             return gx, None, *[None for _ in theta]

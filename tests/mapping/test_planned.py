@@ -28,10 +28,13 @@ def numbers(name, shape, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", [(4, 8), (2, 3, 8), (8,), (0, 8)], ids=str)
 @pytest.mark.parametrize("kind", ["one", "rows"])
-def test_the_bits_of_the_general_way(name, dtype, shape, kind):
+@pytest.mark.parametrize("gaps", [False, True])
+def test_the_bits_of_the_general_way(name, dtype, shape, kind, gaps):
     torch.manual_seed(0)
     mapping, key, batch = getattr(functional, name), NAMES[name], shape[:-1]
     x, v = torch.randn(2, *shape, dtype=dtype)
+    if gaps:
+        x[..., 2::3] = -torch.inf
     theta = numbers(name, () if kind == "one" else (*batch, 1), dtype)
     found = []
     for dim in (-1, 0):

@@ -166,36 +166,41 @@ class DirectRows(Direct):
     def __init__(
         self, kernel: CompiledRows, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
     ) -> None:
-        self.kernel, self.theta = kernel, theta  # the jobs hold the addresses of γ and θ
-        self.gamma, self.count = gamma, 1 + len(theta)
+        self.kernel, self.gamma, self.theta = kernel, gamma, theta  # jobs hold addresses of these
         self.open = [k for k, t in enumerate(theta) if t is None]
+        self.rows = kernel if self.open else kernel.rows(theta)  # type: ignore[arg-type]
+        self.last = 2 + len(theta)
         given = [n for t in (gamma, *theta) for n in (0 if t is None else t.data_ptr(), 0)]
-        kind = ctypes.c_int64 * (13 + len(given) + 2 * len(theta))
+        kind = ctypes.c_int64 * (15 + 2 * len(given))
         self.jobs = kind(0, 0, 0, d, 0, 0, 0, *given), kind(0, 0, 0, d, 0, 0, 0, 0, 0, *given)
-        self.rows = None if self.open else kernel.rows(self._all(()))
 
-    def _all(self, theta: Hyper) -> Hyper:
-        found = iter(theta)
-        return tuple(next(found) if t is None else t for t in self.theta)
-
-    def forward(self, x: Tensor, theta: Hyper) -> Tensor:
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
         y = result(x)
-        arrays = {0: x, 2 + self.count: y}
-        for k, t in zip(self.open, theta, strict=True):
-            arrays[2 + k] = t
-        (self.rows or self.kernel.rows(self._all(theta))).rerun(0, self.jobs[0], arrays)
-        return y
+        self.run(0, {0: x, 1 + self.last: y}, theta)
+        return y, None
 
-    def backward(self, y: Tensor, v: Tensor, theta: Hyper, hyper: bool) -> tuple[Tensor, Hyper]:
+    def backward(
+        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper]:
         out = result(y)
-        arrays, slopes = {0: y, 1: v, 2 + self.count: out}, []
-        for k, t in zip(self.open, theta, strict=True):
-            arrays[3 + k] = t
-        if not hyper:
-            (self.rows or self.kernel.rows(self._all(theta))).rerun(1, self.jobs[1], arrays)
-            return out, ()
-        for k in self.open:
-            slopes.append(t := self.gamma.new_empty(len(y)))
-            arrays[3 + self.count + k] = t
-        self.kernel.rerun(1, self.jobs[1], arrays)
-        return out, tuple(slopes)
+        each = self.slopes(y) if hyper else ()
+        arrays = {0: y, 1: v, 1 + self.last: out}
+        for k, t in zip(self.open, each, strict=False):
+            arrays[2 + self.last + k] = t
+        self.run(1, arrays, theta, hyper)
+        return out, each
+
+    def slopes(self, y: Tensor) -> Hyper:
+        """Memory for the products of the hyperparameters that were not kept."""
+        return tuple([self.gamma.new_empty(len(y)) for _ in self.open])
+
+    def run(self, which: int, arrays: dict[int, Tensor], theta: Hyper, hyper: bool = False) -> None:
+        """Run a function on the arrays of a call; if ``hyper``, the one for any θ."""
+        kernel = self.rows
+        if self.open:
+            found = iter(theta)
+            each = tuple([next(found) if t is None else t for t in self.theta])
+            for k in self.open:
+                arrays[2 + which + k] = each[k]
+            kernel = self.kernel if hyper else self.kernel.rows(each)
+        kernel.rerun(which, self.jobs[which], arrays)
