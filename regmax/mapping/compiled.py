@@ -120,6 +120,9 @@ def planned_by_name(
     which ``make`` gives, is of the class ``cls`` with attributes ``held``."""
     if type(x) not in transforms.PLAIN or x.ndim == 0 or not asked() or not transforms.plain():
         return None
+    exact = held.get("exact", cls.exact)
+    if type(exact) is not bool:  # a property
+        return None
     numbers: list[Any] = []
     theta: list[Tensor] = []
     for name in cls.hyperparameters or ():
@@ -130,16 +133,7 @@ def planned_by_name(
             theta.append(item)
             item = None
         numbers.append(item)
-    key = (
-        cls,
-        held.get("exact", cls.exact),
-        gamma,
-        *numbers,
-        x.dtype,
-        x.layout,
-        x.device,
-        x.shape[-1],
-    )
+    key = (cls, exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
     try:
         found = PLANS[key]
     except KeyError:
