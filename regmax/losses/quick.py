@@ -34,10 +34,10 @@ def loss(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) ->
         return None
     if own["_buffers"]["weight"] is not None or settings.solver != "auto" or settings.certify:
         return None
-    if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
-        return None
     plan, learnt = compiled.planned(omega, x, gamma) or (None, ())
     if plan is None or learnt:
+        return None
+    if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
         return None
     how = _How(own["label_smoothing"], own["ignore_index"], own["reduction"], general)
     if x.requires_grad and torch.is_grad_enabled():
