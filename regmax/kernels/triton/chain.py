@@ -72,7 +72,8 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, lam
     fine = (spoilt == 0) & (count > 0)
     if not RANKED:
         tl.store(part_ptr + row * d + column, x != -float("inf"), mask=inside)
-    y = answer(x, inside, top, count, fine, gamma, lam, y_ptr + row * d, d, RANKED)
+    sizes = tl.where(row < rows, d, 0)
+    y = answer(x, top, count, fine, gamma, lam, y_ptr + row * d, sizes, RANKED)
     y = tl.where(spoilt, float("nan"), y)
     tl.store(y_ptr + row * d + column, y, mask=inside)
 
@@ -110,7 +111,8 @@ def ranked_backward(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, g_pt
     y = tl.where(y > 0, y, 0.0)
     gamma = per_row(gamma_ptr, gamma, row, gamma_step, rows)
     g_at = g_ptr + row * d
-    g, _, by_u = ranked_products(y, inside, v_ptr + row * v_stride, None, gamma, g_at, d, 0, 0.0)
+    v_at, sizes = v_ptr + row * v_stride, tl.where(row < rows, d, 0)
+    g, _, by_u = ranked_products(y, v_at, None, gamma, g_at, sizes, 0, 0.0)
     tl.store(g_at + column, g, mask=inside)
     if HYPER:
         tl.store(dlam_ptr + row, -by_u, mask=row < rows)

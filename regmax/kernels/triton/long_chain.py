@@ -195,7 +195,8 @@ def long_forward(x_ptr, mask_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, lam
                 one = tl.full((1, 1), 1.0, tl.float64)
                 j = tl.arange(0, N)[None, :]
                 x = tl.load(y_at + j, mask=j < m, other=-float("inf"))
-                y = answer(x, j < m, one * top, m, one > 0, one * gamma, one * lam,
+                tl.debug_barrier()
+                y = answer(x, one * top, m, one > 0, one * gamma, one * lam,
                            y_at + tl.zeros((1, 1), tl.int64), m, RANKED)  # fmt: skip
                 clear(y_at, m, N)
                 tl.store(y_at + tl.load(index_at + j, mask=j < m, other=0), y, mask=j < m)
@@ -242,8 +243,9 @@ def long_backward(y_ptr, v_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, part_
             low = tl.where(n > N, least, low)
         m = pack(y_at, part_ptr + row * part_stride, low, g_at, index_at, d, HAS_MASK, not RANKED,
                  W)  # fmt: skip
-        others = tl.where(low > 0, n - m, 0)
-        if low > 0:
+        large = (low > 0) & (m > 0)  # one group has w = 0
+        others = tl.where(large, n - m, 0)
+        if large:
             for b in range(0, d, W):
                 i = b + tl.arange(0, W)
                 on = tl.load(y_at + i, mask=i < d, other=0.0) == low
@@ -253,10 +255,11 @@ def long_backward(y_ptr, v_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, part_
             j = tl.arange(0, N)[None, :]
             y = tl.load(g_at + j, mask=j < m, other=0.0)
             k = tl.load(index_at + j, mask=j < m, other=0)
+            tl.debug_barrier()
             if RANKED:
                 at = g_at + tl.zeros((1, 1), tl.int64)
-                g, mean, by_u = ranked_products(y, j < m, v_at, index_at, one * gamma, at, m,
-                                                others, rest)  # fmt: skip
+                g, mean, by_u = ranked_products(y, v_at, index_at, one * gamma, at, m, others,
+                                                rest)  # fmt: skip
                 mean = tl.sum(mean)
             else:
                 v = tl.load(v_at + k, mask=y > 0, other=0.0).to(tl.float64)
@@ -271,7 +274,7 @@ def long_backward(y_ptr, v_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, part_
                 sort(g_at, index_at, t_at, spare_ptr + memory, m, B)
             mean, by_u = swept_products(g_at, v_at, index_at, t_at, gamma, others, rest, m, RANKED,
                                         B)  # fmt: skip
-        if low > 0:
+        if large:
             w = rest / others - mean
             by_u -= w * others.to(tl.float64) * (m + 0.5 * (others - 1))
             for b in range(0, d, W):

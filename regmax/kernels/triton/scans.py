@@ -184,11 +184,13 @@ def projected(x, on, i, fine, d, down, up, slack, free):
 
 
 @triton.jit
-def answer(x, inside, top, count, fine, gamma, lam, at, d, RANKED: tl.constexpr):
+def answer(x, top, count, fine, gamma, lam, at, d, RANKED: tl.constexpr):
     """y of a tile; 0 where a row is not ``fine``. By rank, ``at`` is memory for the d entries of a
     row: it holds x in order, then y in this order."""
-    column = tl.arange(0, x.shape[1])[None, :]
+    BLOCK: tl.constexpr = x.shape[1]
+    column = tl.arange(0, BLOCK)[None, :]
     i = column + tl.zeros(x.shape, tl.int32)
+    on = x != -float("inf")
     ordered = x
     if RANKED:
         ordered = tl.sort(tl.where(x < float("inf"), x, -float("inf")), descending=True)
@@ -209,15 +211,16 @@ def answer(x, inside, top, count, fine, gamma, lam, at, d, RANKED: tl.constexpr)
     y = projected(z, part, i, fine, d, down, up, slack, lam == 0)
     y = y.to(at.dtype.element_ty)
     if RANKED:
+        inside = column < d
         tl.store(at + column, ordered, mask=inside)
         tl.debug_barrier()
-        rank = rank_of(x, at, tl.where(inside, d, 0), d, False)
+        rank = rank_of(x, at, d, BLOCK, False)
         tl.debug_barrier()
         tl.store(at + column, y, mask=inside)
         tl.debug_barrier()
         y = tl.load(at + rank, mask=inside, other=0.0)
         tl.debug_barrier()
-    return tl.where(fine & (x != -float("inf")), y, 0.0)
+    return tl.where(fine & on, y, 0.0)
 
 
 @triton.jit
@@ -246,7 +249,7 @@ def by_rank(r, s, n, q, t, m):
 
 
 @triton.jit
-def ranked_products(y, inside, v_at, index_at, gamma, at, d, others, rest):
+def ranked_products(y, v_at, index_at, gamma, at, d, others, rest):
     """Jv/γ, the mean of v over the support, and ⟨w, u⟩, where the groups are the entries of one
     value, and u is minus the mean rank. Entry i has v at ``index_at[i]``, or at i. ``others``
     entries of a lower value in the support have the sum ``rest`` of v. ``at`` is memory for the d
@@ -254,10 +257,11 @@ def ranked_products(y, inside, v_at, index_at, gamma, at, d, others, rest):
     BLOCK: tl.constexpr = y.shape[1]
     column = tl.arange(0, BLOCK)[None, :]
     i = column + tl.zeros(y.shape, tl.int32)
+    inside = column < d
     support = y > 0
     tl.store(at + column, tl.sort(y, descending=True), mask=inside)
     tl.debug_barrier()
-    rank = rank_of(y, at, tl.where(inside, d, 0), d, False)
+    rank = rank_of(y, at, d, BLOCK, False)
     tl.debug_barrier()
     size = tl.sum(support.to(tl.int32), 1, keep_dims=True)
     order = tl.sort(tl.where(inside, rank, BLOCK) * BLOCK + i)
