@@ -1,4 +1,4 @@
-"""Oscarmax in Triton: sorted by PyTorch, isotonic regression by the scans of fusedmax, then P_Δ."""
+"""Oscarmax in Triton: sorted, isotonic regression by the scans of fusedmax, then P_Δ."""
 
 from __future__ import annotations
 

@@ -1,10 +1,23 @@
-"""Chains of rows longer than a program's registers, in Triton: sweeps over blocks of a row.
+"""Chains of rows longer than a program's registers, in Triton: the entries that can matter.
 
-The mathematics is that of :mod:`.scans`. Every sweep reads forwards, and registers carry values
-from block to block. A row's state is nine bytes an entry, in memory that a program reuses for each
-of its rows: the code of the border after an entry, and at the first entry of a group its value. A
-label that is known decides those before it, as far as the last one known; where the two differ, it
-marks the border after that one.
+With z = x/γ, let b be a lower bound of the threshold of P_Δ(z). Some entries of the row give one,
+as more entries only raise the threshold.
+
+Total variation: p = prox(z) has |p − z| ≤ 2λ, so the threshold of P_Δ(p) is at least t = b − 2λ.
+Each set {p > s}, s ≥ t, minimises Σ_{p_i > s} (s − z_i) + λ (number of its ends). So an entry
+z_i ≤ t − 2λ is in none of them, whatever its value: it splits the chain. y is the same if a run of
+such entries is shortened to one.
+
+By rank (OSCAR): the support is the K largest, and z_[K] + λ(K − 1) > τ ≥ b. So with any n ≥ K,
+entries z_i ≤ b − λ(n − 1) are not in it, and the number of the others is a smaller n. If these are
+one block (``one_block``), y is 1/n there.
+
+The entries that are left are packed to the front of the row's place in the output, and their places
+to memory of the program. A few are solved in registers (:mod:`.scans`), more are swept in memory
+(:mod:`.sweeps`). With few, x is read twice (by rank again for each n) and y is written once.
+Backward packs the support: a run of zeros is shortened to one.
+
+Sources: Niculae & Blondel (2017), Prop. 2 and 3; Best & Chakravarti (1990).
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -15,315 +28,261 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .equation import entries, solve
-from .rows import GINI, load_scores, of_row
-from .scans import DOWN, END, NOT, UP, clipped, limits, next_known, pull, rank_of, scaled
+from .rows import load_scores, of_row, quotient
+from .scans import answer, labelled, products, ranked_products, scaled
+from .sweeps import clear, last_of, sort, swept, swept_products
+
+WIDE = tl.constexpr(2)
+"""Blocks of a tile in a pass that only reads or packs."""
+FEW = tl.constexpr(2)
+"""Parts of a block: one part is solved in registers."""
 
 
 @triton.jit
-def greatest(a, b):
-    return tl.maximum(a, b)
+def largest(x_at, mask_at, part_at, d, HAS_MASK: tl.constexpr, MARK: tl.constexpr,
+            W: tl.constexpr):  # fmt: skip
+    """The largest entries of W parts of a row, +∞ for NaN. MARK: also writes who takes part."""
+    best = tl.full((W,), -float("inf"), x_at.dtype.element_ty)
+    for b in range(0, d, W):
+        i = b + tl.arange(0, W)
+        x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
+        best = tl.maximum(best, tl.where(x == x, x, float("inf")))
+        if MARK:
+            tl.store(part_at + i, x != -float("inf"), mask=i < d)
+    return best
 
 
 @triton.jit
-def spanned(f, n, s, g, m, t):
-    """Scan operator: the first entry of a group (−1: to the left), its participants, their sum."""
-    start = g >= 0
-    return tl.where(start, g, f), tl.where(start, m, n + m), tl.where(start, t, s + t)
+def bound(best, top, gamma):
+    """A lower bound of the threshold of P_Δ((x − top)/γ): some steps of Newton's method from below,
+    on some entries."""
+    z = scaled(best, top, gamma, 2.0)
+    tau = tl.full((), -1.0, tl.float64)
+    for _ in range(4):
+        on = z > tau
+        tau = (tl.sum(tl.where(on, z, 0.0)) - 1.0) / tl.sum(on.to(tl.int32))
+    return tau
 
 
 @triton.jit
-def last_of(x, j, B: tl.constexpr):
-    """The last entry of a block."""
-    return tl.sum(tl.where(j == B - 1, x, tl.zeros_like(x)))
+def floor_of(top, gamma, depth, dtype: tl.constexpr):
+    """A number below the entries x > top − γ depth, in their dtype."""
+    eps = 2.2e-16 if dtype == tl.float64 else 1.2e-7
+    off = gamma * (depth * (1.0 + 1e-9) + 1e-9)
+    low = (top - off) - 4.0 * eps * (tl.abs(top) + off)
+    least = -1.7e308 if dtype == tl.float64 else -3.4e38
+    return tl.where(low > least, low, -float("inf")).to(dtype)
 
 
 @triton.jit
-def load_chain(x_at, mask_at, i, d, top, gamma, lam, depth, HAS_MASK: tl.constexpr,
-               RANKED: tl.constexpr):  # fmt: skip
-    """The chain's entries, 0 where masked, and which take part."""
-    x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
-    on = x != -float("inf")
-    z = scaled(x, top, gamma, depth)
-    if RANKED:
-        z = z + lam * i.to(tl.float64)
-    return tl.where(on, z, 0.0), on
+def above(x_at, mask_at, low, top, d, HAS_MASK: tl.constexpr, W: tl.constexpr):
+    """Of the entries above ``low``: their number, and of top − x the sum, that of squares and the
+    largest."""
+    n = tl.full((), 0, tl.int32)
+    most = tl.full((), 0.0, tl.float64)
+    total, squares = most, most
+    for b in range(0, d, W):
+        i = b + tl.arange(0, W)
+        x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
+        off = tl.where(x > low, top - x.to(tl.float64), 0.0)
+        n += tl.sum((x > low).to(tl.int32))
+        total += tl.sum(off)
+        squares += tl.sum(off * off)
+        most = tl.maximum(most, tl.max(off))
+    return n, total, squares, most
 
 
 @triton.jit
-def load_codes(code_at, i, j, d, previous):
-    """The codes after and before each entry of a block, ``previous`` before its first."""
-    code = tl.load(code_at + i, mask=i < d, other=END).to(tl.int32)
-    before = tl.load(code_at + i - 1, mask=(i < d) & (j > 0), other=END).to(tl.int32)
-    return code, tl.where(j == 0, previous, before)
+def one_block(n, total, squares, most, lam):
+    """Whether n entries are proven to be one block, from these sums of δ = (top − x)/γ.
+
+    They are one iff E(k) ≤ λ k(n−k)/2 for all k, E(k) the sum of their k largest minus k times
+    their mean. This follows from E(k) ≤ k mean(δ) up to k_1 = n − 2 mean(δ)/λ, from
+    E(k) ≤ (n−k)(most − mean(δ)) from k_3 = 2 (most − mean(δ))/λ on, and from E(k) ≤ σ √(k(n−k))
+    between k_2 and n − k_2, where λ² k_2(n−k_2)/4 = σ²."""
+    mean = total / n
+    variance = tl.maximum(squares / n - mean * mean, 0.0) + 1e-12 * squares / n
+    k = 0.5 * n - tl.sqrt(0.25 * n * n - 4.0 * variance / (lam * lam)) + 1e-9 * n  # may be NaN
+    ends = (2.0 * mean <= lam * (n - k)) & (2.0 * (most - mean) <= lam * (n - k))
+    return (2.0 * most <= lam * n * (1.0 - 1e-9)) | ends
 
 
 @triton.jit
-def store_values(x_at, mask_at, t_at, code_at, d, top, gamma, lam, depth, down, up,
-                 HAS_MASK: tl.constexpr, RANKED: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """t_G at the first entry of each group."""
-    j = tl.arange(0, B)
-    previous, first, count = tl.full((), END, tl.int32), -1, 0
-    total = tl.full((), 0.0, tl.float64)
-    for b in range(0, d, B):
+def ranked_floor(x_at, mask_at, top, gamma, lam, tau, d, HAS_MASK: tl.constexpr, N: tl.constexpr,
+                 W: tl.constexpr):  # fmt: skip
+    """A number below the entries that can be in the support, how many are above it, and whether
+    they are proven to be one block. It ends where they fit in registers."""
+    n = tl.full((), 0, tl.int32) + d
+    before = n + n
+    low = tl.full((), -float("inf"), x_at.dtype.element_ty)
+    one = n < 0
+    while (n > N) & (n < before - before // 8) & (one == 0):
+        before = n
+        low = floor_of(top, gamma, lam * (n - 1) - tau, x_at.dtype.element_ty)
+        n, total, squares, most = above(x_at, mask_at, low, top, d, HAS_MASK, W)
+        one = one_block(n.to(tl.float64), total / gamma, squares / gamma / gamma, most / gamma, lam)
+    return low, n, one
+
+
+@triton.jit
+def pack(x_at, mask_at, low, out_at, index_at, d, HAS_MASK: tl.constexpr, APART: tl.constexpr,
+         W: tl.constexpr):  # fmt: skip
+    """Packs the entries above ``low``, in their order, to the front of ``out``, which is otherwise
+    0, and their places to ``index``; returns their number. APART: with one entry of each run of
+    participants that are not above."""
+    j = tl.arange(0, W)
+    count, label = tl.full((), 0, tl.int32), tl.full((), 2, tl.int32)
+    for b in range(0, d, W):
         i = b + j
-        x, on = load_chain(x_at, mask_at, i, d, top, gamma, lam, depth, HAS_MASK, RANKED)
-        code, before = load_codes(code_at, i, j, d, previous)
-        f, n, s = tl.associative_scan(
-            (tl.where(before != NOT, i, -1), on.to(tl.int32), x), 0, spanned
-        )
-        f, n, s = spanned(first, count, total, f, n, s)
-        end = (i < d) & (code != NOT)
-        before = tl.load(code_at + f - 1, mask=end & (f > 0), other=END).to(tl.int32)
-        # pulls first: a group of one entry between a higher and a lower one is x_i exactly
-        t = (s + (pull(before, down, up) - pull(code, down, up))) / tl.maximum(n, 1)
-        tl.store(t_at + f, t, mask=end)
-        previous, first = last_of(code, j, B), last_of(f, j, B)
-        count, total = last_of(n, j, B), last_of(s, j, B)
-    tl.debug_barrier()
-
-
-@triton.jit
-def store_cuts(x_at, mask_at, t_at, code_at, d, top, gamma, lam, depth, down, up, slack,
-               HAS_MASK: tl.constexpr, RANKED: tl.constexpr, B: tl.constexpr):  # fmt: skip
-    """Marks new ends where a group's solution crosses its value; returns their number."""
-    j = tl.arange(0, B)
-    previous, first, cuts = tl.full((), END, tl.int32), -1, 0
-    message = tl.full((), 0.0, tl.float64)
-    nothing = message + float("nan")
-    known = nothing
-    for b in range(0, d, B):
-        i = b + j
-        x, on = load_chain(x_at, mask_at, i, d, top, gamma, lam, depth, HAS_MASK, RANKED)
-        code, before = load_codes(code_at, i, j, d, previous)
-        start = before != NOT
-        f = tl.maximum(tl.associative_scan(tl.where(start, i, -1), 0, greatest), first)
-        t = tl.load(t_at + f, mask=i < d, other=0.0)
-        c = tl.where(on, t - x, 0.0)
-        c = c - tl.where(start, pull(before, down, up), 0.0) + pull(code, down, up)
-        # a masked entry passes the message on unchanged
-        low = tl.where(start, c, tl.where(on, c - down, -float("inf")))
-        high = tl.where(start, c, tl.where(on, c + up, float("inf")))
-        c, low, high = tl.associative_scan((c, low, high), 0, clipped)
-        m = tl.minimum(tl.maximum(message + c, low), high)
-        sure = (i < d) & ((code != NOT) | (m > up + slack) | (m < -down - slack))
-        # an entry, its label, and whether its group ends, in one number
-        mark = 4 * i + tl.where(m < 0, 2, 0) + tl.where(code != NOT, 1, 0)
-        mark = tl.where(sure, mark.to(tl.float64), float("nan"))
-        mark, last = tl.associative_scan((mark, tl.zeros_like(mark) + nothing), 0, next_known)
-        mark, last = next_known(known, nothing, mark, last)
-        open_ = sure & (last == last)
-        last = tl.where(open_, last, 0.0).to(tl.int32)
-        above = (last & 2) != 0
-        cut = open_ & ((last & 1) == 0) & (above != (m < 0))
+        x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
+        tl.store(out_at + i, tl.zeros_like(x), mask=i < d)
+        keep = x > low
+        if APART:
+            # 2 above, 1 not above, 0 no participant; and four times that of the participant before
+            own = tl.where(keep, 2, tl.where(x != -float("inf"), 1, 0))
+            known = tl.associative_scan(own, 0, labelled)
+            known = labelled(label, known)
+            keep = keep | ((own == 1) & ((known >> 2) == 2))
+            label = last_of(known, j, W) & 3
+        keep32 = keep.to(tl.int32)
+        place = count + tl.cumsum(keep32, 0) - 1
         tl.debug_barrier()
-        tl.store(code_at + (last >> 2), tl.where(above, DOWN, UP).to(tl.int8), mask=cut)
-        cuts += tl.sum(cut.to(tl.int32))
-        previous, first = last_of(code, j, B), last_of(f, j, B)
-        message, known = last_of(m, j, B), last_of(mark, j, B)
+        tl.store(out_at + place, x, mask=keep)
+        tl.store(index_at + place, i, mask=keep)
+        count += tl.sum(keep32)
     tl.debug_barrier()
-    return cuts
-
-
-@triton.jit
-def join(t_at, code_at, d, B: tl.constexpr):
-    """Removes ends whose jump has the wrong sign by rounding; returns their number."""
-    j = tl.arange(0, B)
-    previous, first, wrong = tl.full((), END, tl.int32), -1, 0
-    for b in range(0, d, B):
-        i = b + j
-        code, before = load_codes(code_at, i, j, d, previous)
-        f = tl.maximum(tl.associative_scan(tl.where(before != NOT, i, -1), 0, greatest), first)
-        end = (i < d) & ((code == DOWN) | (code == UP))
-        jump = tl.load(t_at + f, mask=end, other=0.0) - tl.load(t_at + i + 1, mask=end, other=0.0)
-        off = ((code == DOWN) & (jump < 0)) | ((code == UP) & (jump > 0))
-        tl.debug_barrier()
-        tl.store(code_at + i, tl.zeros_like(code).to(tl.int8), mask=end & off)
-        wrong += tl.sum((end & off).to(tl.int32))
-        previous, first = last_of(code, j, B), last_of(f, j, B)
-    tl.debug_barrier()
-    return wrong
+    return count
 
 
 @triton.jit(do_not_specialize=["rows"])
 def long_forward(x_ptr, mask_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, lam_ptr,
-                 lam_: tl.float64, lam_step, ordered_ptr, y_ptr, part_ptr, t_ptr, code_ptr, rows, d,
-                 x_stride, mask_stride, HAS_MASK: tl.constexpr, RANKED: tl.constexpr,
+                 lam_: tl.float64, lam_step, y_ptr, part_ptr, t_ptr, code_ptr, index_ptr, spare_ptr,
+                 rows, d, x_stride, mask_stride, HAS_MASK: tl.constexpr, RANKED: tl.constexpr,
                  B: tl.constexpr):  # fmt: skip
-    """Each program computes every P-th row, P the number of programs. ``ordered``: x from the
-    largest, if RANKED."""
-    j = tl.arange(0, B)
-    t_at = t_ptr + tl.program_id(0).to(tl.int64) * d
-    code_at = code_ptr + tl.program_id(0).to(tl.int64) * d
+    """Each program computes every P-th row, P the number of programs."""
+    W: tl.constexpr = WIDE * B
+    N: tl.constexpr = B // FEW
+    memory = tl.program_id(0).to(tl.int64) * d
+    t_at, code_at, index_at = t_ptr + memory, code_ptr + memory, index_ptr + memory
     for row32 in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.full((), 0, tl.int64) + row32
-        scores, mask = x_ptr + row * x_stride, mask_ptr + row * mask_stride
-        x_at = ordered_ptr + row * d if RANKED else scores
+        x_at, mask_at, y_at = x_ptr + row * x_stride, mask_ptr + row * mask_stride, y_ptr + row * d
         gamma = of_row(gamma_ptr, gamma_, row, gamma_step)
         lam = of_row(lam_ptr, lam_, row, lam_step)
-        zero = tl.full((), 0.0, tl.float64)
-        top = zero - float("inf")
-        count, good = 0, 0
-        for b in range(0, d, B):
-            i = b + j
-            x = load_scores(scores, mask, i, i, i < d, HAS_MASK)
-            on = x != -float("inf")
-            finite = on & (x < float("inf"))
-            count += tl.sum(on.to(tl.int32))
-            good += tl.sum(finite.to(tl.int32))
-            top = tl.maximum(top, tl.max(tl.where(finite, x, -float("inf"))).to(tl.float64))
-            if not RANKED:
-                tl.store(part_ptr + row * d + i, on, mask=i < d)
-        spoilt = (good != count) | (gamma != gamma) | (lam != lam)
-        fine = (spoilt == 0) & (count > 0)
-        gamma = tl.where(fine, gamma, 1.0)
-        lam = tl.where(fine, lam, 0.0)
-        top = tl.where(fine, top, 0.0)
-        depth, mean, size = limits(lam, d, RANKED), zero, zero
-        d_now = tl.where(fine, d, 0)  # other rows are not computed
-        for b in range(0, d_now, B):
-            i = b + j
-            x, _ = load_chain(x_at, mask, i, d, top, gamma, lam, depth, HAS_MASK, RANKED)
-            mean += tl.sum(x)
-            # without a penalty each entry is a group
-            inner = i < tl.where(lam > 0, d - 1, 0)
-            tl.store(code_at + i, tl.where(inner, NOT, END).to(tl.int8), mask=i < d)
-        tl.debug_barrier()
-        mean = mean / tl.maximum(count, 1)
-        for b in range(0, d_now, B):
-            i = b + j
-            x, on = load_chain(x_at, mask, i, d, top, gamma, lam, depth, HAS_MASK, RANKED)
-            size += tl.sum(tl.where(on, tl.abs(x - mean), 0.0))
-        down = zero if RANKED else tl.minimum(lam, 2.0 * size)  # large enough to fuse all entries
-        up = zero + float("inf") if RANKED else down
-        slack = 3.6e-15 * (size + down)
-        cuts = fine.to(tl.int32)
-        while cuts > 0:
-            store_values(x_at, mask, t_at, code_at, d, top, gamma, lam, depth, down, up, HAS_MASK,
-                         RANKED, B)  # fmt: skip
-            cuts = store_cuts(x_at, mask, t_at, code_at, d, top, gamma, lam, depth, down, up, slack,
-                              HAS_MASK, RANKED, B)  # fmt: skip
-        wrong = fine.to(tl.int32)
-        while wrong > 0:
-            wrong = join(t_at, code_at, d, B)
-            store_values(x_at, mask, t_at, code_at, d, top, gamma, lam, depth, down, up, HAS_MASK,
-                         RANKED, B)  # fmt: skip
-        # a group's value at all its entries, and −∞ where masked
-        previous, first = tl.full((), END, tl.int32), -1
-        for b in range(0, d_now, B):
-            i = b + j
-            code, before = load_codes(code_at, i, j, d, previous)
-            f = tl.maximum(tl.associative_scan(tl.where(before != NOT, i, -1), 0, greatest), first)
-            t = tl.load(t_at + f, mask=i < d, other=0.0)
-            tl.store(t_at + i, t, mask=i < d)
-            previous, first = last_of(code, j, B), last_of(f, j, B)
-        tl.debug_barrier()
-        high = zero - float("inf")
-        for b in range(0, d_now, B):
-            i = b + j
-            x = load_scores(x_at, mask, i, i, i < d, HAS_MASK)
-            t = tl.load(t_at + i, mask=i < d, other=-float("inf"))
-            t = tl.where(x != -float("inf"), t, -float("inf"))
-            tl.store(t_at + i, t, mask=i < d)
-            high = tl.maximum(high, tl.max(t))
-        tl.debug_barrier()
-        one = tl.full((1, 1), 1.0, tl.float64)
-        high = tl.where(fine, high, 0.0)
-        active = tl.full((1, 1), 1, tl.int32) * fine.to(tl.int32)
-        c, e, sum_y = solve(one, t_at, code_at, d_now, 1, one * high, one, one, one, 1, active,
-                            active, GINI, True, 1, 1, B)  # fmt: skip
-        column = tl.arange(0, B)[None, :]
-        for b in range(0, d, B):
-            i = b + column
-            place = i
-            x = load_scores(scores, mask, i, i, i < d, HAS_MASK)
-            on = (i < d) & fine & (x != -float("inf"))
+        best = largest(x_at, mask_at, part_ptr + row * d, d, HAS_MASK, not RANKED, W)
+        top = tl.max(best).to(tl.float64)
+        spoilt = (top == float("inf")) | (gamma != gamma) | (lam != lam)
+        other = tl.where(spoilt, float("nan"), 0.0).to(tl.float64)
+        alike, value = 1, other
+        low = tl.full((), -float("inf"), x_ptr.dtype.element_ty)
+        if (spoilt == 0) & (top > -float("inf")):
+            tau = bound(best, top, gamma)
             if RANKED:
-                place = rank_of(x, x_at, d, on)
-            t = tl.load(t_at + place, mask=on, other=-float("inf"))
-            y = entries(tl.where(on, high - t, float("inf")), c, e, one, sum_y, 1, GINI)
-            y = tl.where(spoilt, float("nan"), tl.where(on, y, 0.0))
-            tl.store(y_ptr + row * d + i, y.to(y_ptr.dtype.element_ty), mask=i < d)
+                low, n, one = ranked_floor(x_at, mask_at, top, gamma, lam, tau, d, HAS_MASK, N, W)
+                alike, value = one.to(tl.int32), 1.0 / n.to(tl.float64)
+            else:
+                low = floor_of(top, gamma, 4.0 * lam - tau, x_ptr.dtype.element_ty)
+                alike = 0
+        if alike > 0:  # one value above ``low``, and one elsewhere
+            for b in range(0, d, W):
+                i = b + tl.arange(0, W)
+                x = load_scores(x_at, mask_at, i, i, i < d, HAS_MASK)
+                y = tl.where(x > low, value, other)
+                tl.store(y_at + i, y.to(y_ptr.dtype.element_ty), mask=i < d)
+        else:
+            m = pack(x_at, mask_at, low, y_at, index_at, d, HAS_MASK, not RANKED, W)
+            if m <= N:
+                one = tl.full((1, 1), 1.0, tl.float64)
+                j = tl.arange(0, N)[None, :]
+                x = tl.load(y_at + j, mask=j < m, other=-float("inf"))
+                tl.debug_barrier()
+                y = answer(x, one * top, m, one > 0, one * gamma, one * lam,
+                           y_at + tl.zeros((1, 1), tl.int64), m, RANKED)  # fmt: skip
+                clear(y_at, m, N)
+                tl.store(y_at + tl.load(index_at + j, mask=j < m, other=0), y, mask=j < m)
+            else:
+                if RANKED:
+                    sort(y_at, index_at, t_at, spare_ptr + memory, m, B)
+                swept(y_at, index_at, t_at, code_at, top, gamma, lam, m, RANKED, B)
         tl.debug_barrier()
+
+
+@triton.jit
+def levels(y_at, d, W: tl.constexpr):
+    """How many entries of a row are positive, and the least of them."""
+    n = tl.full((), 0, tl.int32)
+    least = tl.full((), float("inf"), y_at.dtype.element_ty)
+    for b in range(0, d, W):
+        i = b + tl.arange(0, W)
+        y = tl.load(y_at + i, mask=i < d, other=0.0)
+        n += tl.sum((y > 0).to(tl.int32))
+        least = tl.minimum(least, tl.min(tl.where(y > 0, y, float("inf"))))
+    return n, least
 
 
 @triton.jit(do_not_specialize=["rows"])
-def long_backward(y_ptr, v_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, part_ptr, order_ptr,
-                  g_ptr, dlam_ptr, t_ptr, code_ptr, rows, d, y_stride, v_stride, part_stride,
+def long_backward(y_ptr, v_ptr, gamma_ptr, gamma_: tl.float64, gamma_step, part_ptr, g_ptr,
+                  dlam_ptr, t_ptr, index_ptr, spare_ptr, rows, d, y_stride, v_stride, part_stride,
                   HAS_MASK: tl.constexpr, RANKED: tl.constexpr, HYPER: tl.constexpr,
                   B: tl.constexpr):  # fmt: skip
-    """As ``chain_backward`` and ``ranked_backward``. RANKED: y from the largest, by ``order``."""
-    j = tl.arange(0, B)
-    t_at = t_ptr + tl.program_id(0).to(tl.int64) * d
-    code_at = code_ptr + tl.program_id(0).to(tl.int64) * d
+    """Each program computes every P-th row, P the number of programs. By rank, where the support is
+    large, the entries of its least value are not packed: they are one group."""
+    W: tl.constexpr = WIDE * B
+    N: tl.constexpr = B // FEW
+    memory = tl.program_id(0).to(tl.int64) * d
+    t_at, index_at = t_ptr + memory, index_ptr + memory
     for row32 in range(tl.program_id(0), rows, tl.num_programs(0)):
         row = tl.full((), 0, tl.int64) + row32
         y_at, v_at, g_at = y_ptr + row * y_stride, v_ptr + row * v_stride, g_ptr + row * d
-        part_at, order_at = part_ptr + row * part_stride, order_ptr + row * d
         gamma = of_row(gamma_ptr, gamma_, row, gamma_step)
-        zero = tl.full((), 0.0, tl.float64)
-        nothing = zero + float("nan")
-        # where a group starts
-        last = nothing
-        for b in range(0, d, B):
-            i = b + j
-            y = tl.load(y_at + i, mask=i < d, other=0.0).to(tl.float64)
-            on = i < d
-            if HAS_MASK:
-                on = on & (tl.load(part_at + i, mask=i < d, other=0) != 0)
-            own = tl.where(on, y, float("nan"))
-            own, before = tl.associative_scan((own, tl.zeros_like(y) + nothing), 0, next_known)
-            own, before = next_known(last, nothing, own, before)
-            tl.store(code_at + i, (on & (before != y)).to(tl.int8), mask=i < d)
-            last = last_of(own, j, B)
-        tl.debug_barrier()
-        # the sum over a group, and over the support
-        first, count, size = -1, 0, 0
-        total, sum_v = zero, zero
-        for b in range(0, d, B):
-            i = b + j
-            support = tl.load(y_at + i, mask=i < d, other=0.0) > 0
-            place = i
+        low = tl.full((), 0.0, y_ptr.dtype.element_ty)
+        n = tl.full((), 0, tl.int32)
+        rest = tl.full((), 0.0, tl.float64)
+        if RANKED:
+            n, least = levels(y_at, d, W)
+            low = tl.where(n > N, least, low)
+        m = pack(y_at, part_ptr + row * part_stride, low, g_at, index_at, d, HAS_MASK, not RANKED,
+                 W)  # fmt: skip
+        large = (low > 0) & (m > 0)  # one group has w = 0
+        others = tl.where(large, n - m, 0)
+        if large:
+            for b in range(0, d, W):
+                i = b + tl.arange(0, W)
+                on = tl.load(y_at + i, mask=i < d, other=0.0) == low
+                rest += tl.sum(tl.load(v_at + i, mask=on, other=0.0).to(tl.float64))
+        if m <= N:
+            one = tl.full((1, 1), 1.0, tl.float64)
+            j = tl.arange(0, N)[None, :]
+            y = tl.load(g_at + j, mask=j < m, other=0.0)
+            k = tl.load(index_at + j, mask=j < m, other=0)
+            tl.debug_barrier()
             if RANKED:
-                place = tl.load(order_at + i, mask=i < d, other=0)
-            v = tl.load(v_at + place, mask=support, other=0.0).to(tl.float64)
-            v = tl.where(support, v, 0.0)
-            start = tl.load(code_at + i, mask=i < d, other=0) != 0
-            f, n, s = tl.associative_scan(
-                (tl.where(start, i, -1), support.to(tl.int32), v), 0, spanned
-            )
-            f, n, s = spanned(first, count, total, f, n, s)
-            end = (f >= 0) & (i < d) & (tl.load(code_at + i + 1, mask=i < d - 1, other=1) != 0)
-            tl.store(t_at + f, s / tl.maximum(n, 1), mask=end)
-            sum_v += tl.sum(v)
-            size += tl.sum(support.to(tl.int32))
-            first, count, total = last_of(f, j, B), last_of(n, j, B), last_of(s, j, B)
-        tl.debug_barrier()
-        mean = sum_v / tl.maximum(size, 1)
-        first, by_u = -1, zero
-        for b in range(0, d, B):
-            i = b + j
-            support = tl.load(y_at + i, mask=i < d, other=0.0) > 0
-            start = tl.load(code_at + i, mask=i < d, other=0) != 0
-            f = tl.maximum(tl.associative_scan(tl.where(start, i, -1), 0, greatest), first)
-            first = last_of(f, j, B)
-            w = tl.load(t_at + f, mask=(f >= 0) & (i < d), other=0.0) - mean
-            place = i
+                at = g_at + tl.zeros((1, 1), tl.int64)
+                g, mean, by_u = ranked_products(y, v_at, index_at, one * gamma, at, m, others,
+                                                rest)  # fmt: skip
+                mean = tl.sum(mean)
+            else:
+                v = tl.load(v_at + k, mask=y > 0, other=0.0).to(tl.float64)
+                w, by_u = products(y.to(tl.float64), v, j < m)
+                g = quotient(w, gamma, 1.0 / gamma).to(g_ptr.dtype.element_ty)
+                mean = rest
+            by_u = tl.sum(by_u)
+            clear(g_at, m, N)
+            tl.store(g_at + k, g, mask=j < m)
+        else:
             if RANKED:
-                place = tl.load(order_at + i, mask=i < d, other=0)
-            g = tl.where(support, w / gamma, 0.0)
-            tl.store(g_at + place, g.to(g_ptr.dtype.element_ty), mask=i < d)
-            if HYPER and RANKED:
-                by_u -= tl.sum(tl.where(support, w * i.to(tl.float64), 0.0))
-            if HYPER and not RANKED:
-                # the jump from a group to the next
-                end = (f >= 0) & (i < d - 1)
-                end = end & (tl.load(code_at + i + 1, mask=end, other=0) != 0)
-                y = tl.load(y_at + f, mask=end, other=0.0)
-                after = tl.load(y_at + i + 1, mask=end, other=0.0)
-                jump = tl.load(t_at + i + 1, mask=end, other=0.0) - mean
-                jump = tl.where(after > 0, jump, 0.0) - tl.where(y > 0, w, 0.0)
-                by_u += tl.sum(tl.where(after > y, jump, tl.where(after < y, -jump, 0.0)))
+                sort(g_at, index_at, t_at, spare_ptr + memory, m, B)
+            mean, by_u = swept_products(g_at, v_at, index_at, t_at, gamma, others, rest, m, RANKED,
+                                        B)  # fmt: skip
+        if large:
+            w = rest / others - mean
+            by_u -= w * others.to(tl.float64) * (m + 0.5 * (others - 1))
+            for b in range(0, d, W):
+                i = b + tl.arange(0, W)
+                on = tl.load(y_at + i, mask=i < d, other=0.0) == low
+                g = tl.zeros((W,), tl.float64) + w
+                g = quotient(g, gamma, 1.0 / gamma).to(g_ptr.dtype.element_ty)
+                tl.store(g_at + i, g, mask=on)
         if HYPER:
-            tl.store(dlam_ptr + row, tl.where(size > 0, -by_u, 0.0))
+            tl.store(dlam_ptr + row, -by_u)
         tl.debug_barrier()

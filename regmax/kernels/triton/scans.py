@@ -1,4 +1,4 @@
-"""The groups of a chain in Triton: their values and splits, by scans of a tile in registers.
+"""A chain in registers, in Triton: its groups, P_Δ and the product with the Jacobian, by scans.
 
 For
 
@@ -14,9 +14,12 @@ again from the data, as
 
     t_G = mean(x_G) + (pull before − pull after)/|G|,   pull = down, −up, 0 by the jump's sign.
 
+The Jacobian of P_Δ(z) takes the mean of each group of the support, minus the mean of the support.
+
 A tile is (rows, columns); the code of an entry is that of the border after it.
 
-Source: Chambolle & Darbon (2009) for the splitting.
+Sources: Chambolle & Darbon (2009) for the splitting; Niculae & Blondel (2017), Prop. 2 and 3, for
+the maps and their Jacobians.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -27,7 +30,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .rows import quotient
+from .equation import entries, solve
+from .rows import GINI, quotient
 
 NOT = tl.constexpr(0)
 END = tl.constexpr(1)
@@ -97,18 +101,18 @@ def scaled(x, top, gamma, depth):
 
 
 @triton.jit
-def rank_of(x, ptr, d, inside):
-    """How many of d numbers in memory, the largest first, are larger than x; 0 where not
-    ``inside``."""
+def rank_of(x, ptr, sizes, most, ties):
+    """How many of ``sizes`` numbers in memory, the largest first, are larger than x, or equal where
+    ``ties``. The answers are less than ``most``."""
     rank = tl.zeros(x.shape, tl.int32)
     step = 1
-    while step < d:
+    while step < most:
         step = step * 2
     while step > 1:
         step = step // 2
         at = rank + (step - 1)
-        other = tl.load(ptr + at, mask=inside & (at < d), other=-float("inf"))
-        rank += tl.where(other > x, step, 0)
+        other = tl.load(ptr + at, mask=at < sizes, other=-float("inf"))
+        rank += tl.where((other > x) | ((other == x) & ties & (at < sizes)), step, 0)
     return rank
 
 
@@ -149,3 +153,131 @@ def split(x, on, t, before, code, down, up, slack):
     label = tl.associative_scan(label, 1, labelled, reverse=True)
     above = label & 3
     return tl.where((code == NOT) & (above != (label >> 2)), above, 0)
+
+
+@triton.jit
+def projected(x, on, i, fine, d, down, up, slack, free):
+    """P_Δ of the chain's prox of a tile; rows that are not ``fine`` are not iterated. ``free``:
+    without a penalty each entry is a group."""
+    code = tl.where((i >= d - 1) | free, END, NOT)
+    t = x
+    active = fine.to(tl.int32)
+    while tl.max(active) > 0:
+        t, before = group_values(x, on, code, down, up)
+        cut = tl.where(active > 0, split(x, on, t, before, code, down, up, slack), 0)
+        code = code + cut
+        active = tl.max(cut, 1, keep_dims=True)
+    active = fine.to(tl.int32)
+    while tl.max(active) > 0:  # until no jump has the wrong sign by rounding
+        t, _ = group_values(x, on, code, down, up)
+        jump = t - following(tl.where(code != NOT, t, float("nan")))
+        wrong = ((code == DOWN) & (jump < 0)) | ((code == UP) & (jump > 0))
+        code = tl.where(wrong, NOT, code)
+        active = tl.where(active > 0, tl.max(wrong.to(tl.int32), 1, keep_dims=True), 0)
+    t = tl.where(on, t, -float("inf"))
+    high = tl.max(t, 1, keep_dims=True)
+    delta = tl.where(on, high - t, float("inf"))
+    one = tl.zeros_like(high) + 1.0
+    c, e, total = solve(delta, None, None, 0, 1, high, one, one, one, 1, 0, fine.to(tl.int32), GINI,
+                        False, 1, 1, 1)  # fmt: skip
+    return entries(delta, c, e, one, total, 1, GINI)
+
+
+@triton.jit
+def answer(x, top, count, fine, gamma, lam, at, d, RANKED: tl.constexpr):
+    """y of a tile; 0 where a row is not ``fine``. By rank, ``at`` is memory for the d entries of a
+    row: it holds x in order, then y in this order."""
+    BLOCK: tl.constexpr = x.shape[1]
+    column = tl.arange(0, BLOCK)[None, :]
+    i = column + tl.zeros(x.shape, tl.int32)
+    on = x != -float("inf")
+    ordered = x
+    if RANKED:
+        ordered = tl.sort(tl.where(x < float("inf"), x, -float("inf")), descending=True)
+    # a row with a NaN or +inf is computed as a row without participants
+    gamma = tl.where(fine, gamma, 1.0)
+    lam = tl.where(fine, lam, 0.0)
+    part = fine & (ordered != -float("inf"))
+    z = scaled(ordered, top, gamma, limits(lam, d, RANKED))
+    if RANKED:
+        z = z + lam * i.to(tl.float64)
+    z = tl.where(part, z, 0.0)
+    mean = tl.sum(z, 1, keep_dims=True) / tl.maximum(count, 1)
+    size = tl.sum(tl.where(part, tl.abs(z - mean), 0.0), 1, keep_dims=True)
+    zero = tl.zeros_like(lam)
+    down = zero if RANKED else tl.minimum(lam, 2.0 * size)  # large enough to fuse all entries
+    up = zero + float("inf") if RANKED else down
+    slack = 3.6e-15 * (size + down)
+    y = projected(z, part, i, fine, d, down, up, slack, lam == 0)
+    y = y.to(at.dtype.element_ty)
+    if RANKED:
+        inside = column < d
+        tl.store(at + column, ordered, mask=inside)
+        tl.debug_barrier()
+        rank = rank_of(x, at, d, BLOCK, False)
+        tl.debug_barrier()
+        tl.store(at + column, y, mask=inside)
+        tl.debug_barrier()
+        y = tl.load(at + rank, mask=inside, other=0.0)
+        tl.debug_barrier()
+    return tl.where(fine & on, y, 0.0)
+
+
+@triton.jit
+def products(y, v, on):
+    """w = Jv, and ⟨w, u⟩ of each row, u ∈ ∂R(y): Σ sign(y_i − y_p)(w_i − w_p), p the participant
+    before i. The derivative in λ is −⟨w, u⟩."""
+    after = following(tl.where(on, y, float("nan")))
+    support = on & (y > 0)
+    v = tl.where(support, v, 0.0)
+    size = tl.sum(support.to(tl.int32), 1, keep_dims=True)
+    mean = tl.sum(v, 1, keep_dims=True) / tl.maximum(size, 1)
+    code = tl.where(on & (y != after), END, NOT)
+    zero = tl.zeros_like(mean)
+    w, _ = group_values(v, support, code, zero, zero)
+    w = tl.where(support, w - mean, 0.0)
+    jump = following(tl.where(code != NOT, w, float("nan"))) - w
+    jump = tl.where(after > y, jump, tl.where(after < y, -jump, 0.0))
+    return w, tl.sum(tl.where(code != NOT, jump, 0.0), 1, keep_dims=True)
+
+
+@triton.jit
+def by_rank(r, s, n, q, t, m):
+    """Scan operator: sums over the entries of one rank, ranks ascending."""
+    same = r == q
+    return q, tl.where(same, s + t, t), tl.where(same, n + m, m)
+
+
+@triton.jit
+def ranked_products(y, v_at, index_at, gamma, at, d, others, rest):
+    """Jv/γ, the mean of v over the support, and ⟨w, u⟩, where the groups are the entries of one
+    value, and u is minus the mean rank. Entry i has v at ``index_at[i]``, or at i. ``others``
+    entries of a lower value in the support have the sum ``rest`` of v. ``at`` is memory for the d
+    entries of a row: it holds y in order, then the means in this order."""
+    BLOCK: tl.constexpr = y.shape[1]
+    column = tl.arange(0, BLOCK)[None, :]
+    i = column + tl.zeros(y.shape, tl.int32)
+    inside = column < d
+    support = y > 0
+    tl.store(at + column, tl.sort(y, descending=True), mask=inside)
+    tl.debug_barrier()
+    rank = rank_of(y, at, d, BLOCK, False)
+    tl.debug_barrier()
+    size = tl.sum(support.to(tl.int32), 1, keep_dims=True)
+    order = tl.sort(tl.where(inside, rank, BLOCK) * BLOCK + i)
+    place = order % BLOCK
+    if index_at is not None:
+        place = tl.load(index_at + place, mask=i < size, other=0)
+    v = tl.load(v_at + place, mask=i < size, other=0.0).to(tl.float64)
+    key, s, n = tl.associative_scan(
+        (order // BLOCK, v, tl.zeros_like(i) + 1), 1, by_rank, reverse=True
+    )  # fmt: skip
+    mean = (tl.sum(v, 1, keep_dims=True) + rest) / tl.maximum(size + others, 1)
+    w = s / n - mean
+    by_u = tl.where((key == i) & (i < size), w * (n * (i + 0.5 * (n - 1))), 0.0)
+    g = quotient(w, gamma, 1.0 / gamma).to(at.dtype.element_ty)
+    tl.store(at + column, g, mask=inside)
+    tl.debug_barrier()
+    g = tl.load(at + rank, mask=support, other=0.0)
+    tl.debug_barrier()
+    return g, mean, -tl.sum(by_u, 1, keep_dims=True)
