@@ -47,19 +47,20 @@ def sum_of_powers(y: Any, d: int, b: float) -> float:
     for i in range(0, d, LANES):
         v = common.piece(y, i, d, 0.0)
         if simd.count(v > 0.0) > 0:
-            sums = sums + _power(simd.wide(v), b)
+            sums = sums + _power(v, b)
     return simd.total(sums)
 
 
 @njit
 def _power(y: Any, b: float) -> Any:
-    """y^b, 0 at 0."""
-    if b == 2.0:
-        return y * y
+    """y^b, 0 at 0, float64."""
     if b == 1.5:
-        return y * simd.sqrt(y)
-    power = elementary.exp(elementary.log(simd.larger(y, TINY)) * b)
-    return simd.select(y > 0.0, power, 0.0)
+        return simd.wide(y * simd.sqrt(y))
+    v = simd.wide(y)
+    if b == 2.0:
+        return v * v
+    power = elementary.exp(elementary.log(simd.larger(v, TINY)) * b)
+    return simd.select(v > 0.0, power, 0.0)
 
 
 @njit
@@ -130,8 +131,27 @@ def _log_a(t: Any, a: float) -> Any:
 
 
 @njit
-def _apart(y: Any, t: Any, a: float, log: Any) -> Any:
-    """D(t, y) for y > 0, float64. ``log``: log_a(t), where a is not 1, 1/2 or 0."""
+def _relative_entropy(y: Any, t: Any) -> Any:
+    """t log(t/y) + y − t of float32, for y > 0, to a few roundings."""
+    # with r = (t − y)/(t + y), artanh r = log(t/y)/2: r (t − y) + 2t (artanh r − r)
+    r = (t - y) / (t + y)
+    w = r * r
+    p = w * (1 / 13) + 1 / 11
+    p = p * w + 1 / 9
+    p = p * w + 1 / 7
+    p = p * w + 1 / 5
+    p = p * w + 1 / 3
+    rest = p * w * r * 2.0
+    far = w > 0.1
+    if simd.count(far) > 0:
+        rest = simd.select(far, elementary.log32(simd.larger(t / y, 1.2e-38)) - r * 2.0, rest)
+    return r * (t - y) + t * rest
+
+
+@njit
+def _apart(y: Any, t: Any, a: float, log: Any, single: bool) -> Any:
+    """D(t, y) for y > 0, float64. ``log``: log_a(t), where a is not 1, 1/2 or 0; ``single``:
+    whether y is float32."""
     if a == 1.0:
         off = y - t
         return simd.wide(off * off) * 0.5
@@ -140,6 +160,8 @@ def _apart(y: Any, t: Any, a: float, log: Any) -> Any:
         s, q = simd.sqrt(y), simd.sqrt(t)
         off = (y - t) / simd.larger(s + q, 1e-37)
         return simd.wide(off * off * (s + q * 2.0)) * (2 / 3)
+    if a == 0.0 and single:
+        return simd.wide(_relative_entropy(simd.narrow(y), simd.narrow(t)))
     u, v = simd.wide(y), simd.wide(t)
     if a == 0.0:
         return v * elementary.log(simd.larger(v / simd.larger(u, TINY), TINY)) + (u - v)
@@ -156,8 +178,8 @@ def _sums(
     d = job[common.WIDTH]
     x, y = common.rows_at(job, 0, r, like), common.rows_at(job, Y, r, like)
     t = common.rows_at(job, TARGET, r, like)
-    # a subnormal y has few digits
-    least = TINY if memory.size(y) == 8 else 1.2e-38
+    single = memory.size(y) == 4
+    least = 1.2e-38 if single else TINY  # below, y has few digits
     level, needed = np.nan, not (a == 1.0 or a == 0.5 or a == 0.0)
     sums = simd.wide(simd.load_part(y, 0, simd.first(0), 0.0))
     rest, log = sums, sums
@@ -173,7 +195,7 @@ def _sums(
         if needed or count > 0:
             log = _log_a(q, a)
         if simd.count(on) > 0:
-            sums = sums + simd.select(on, _apart(u * (1.0 / n), q, a, log), 0.0)
+            sums = sums + simd.select(on, _apart(u * (1.0 / n), q, a, log, single), 0.0)
         if count > 0:
             if level != level:
                 level = simd.largest(_log_a(simd.spread(sums, top / n), a))
