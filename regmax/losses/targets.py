@@ -178,7 +178,7 @@ def divided(t: Tensor) -> tuple[Tensor, Tensor]:
 
 def times(mass: Tensor | None, value: Tensor) -> Tensor:
     """m times the losses, 0 where m = 0."""
-    return value if mass is None else torch.where(mass > 0, value * mass, 0)
+    return value if mass is None else torch.where(mass == 0, 0, value * mass)
 
 
 def improper(t: Tensor) -> Tensor:

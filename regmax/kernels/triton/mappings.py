@@ -41,7 +41,9 @@ class ThresholdKernel(Kernel):
         mask: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
-        if target.is_floating_point():
+        if not target.is_floating_point():
+            target = target.reshape(-1).contiguous()
+        elif epsilon > 0:
             return None
         first = theta[0] if theta else None
         dx, found = threshold.forward(
@@ -52,7 +54,7 @@ class ThresholdKernel(Kernel):
             mask,
             self.limit,
             self.pack,
-            target.reshape(-1).contiguous(),
+            target,
             epsilon,
         )
         assert found is not None
@@ -68,6 +70,8 @@ class ThresholdKernel(Kernel):
         mask: Tensor | None,
         epsilon: float,
     ) -> Tensor | None:
+        if target.is_floating_point():
+            return None
         first = theta[0] if theta else None
         return losses.slopes(self.kind, dx, x, target, gamma, first, mask, epsilon)
 
