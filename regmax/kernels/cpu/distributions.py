@@ -41,13 +41,13 @@ def taking_part(job: Any, r: int, i: int) -> Any:
 
 
 @njit
-def sum_of_powers(y: Any, d: int, b: float) -> float:
-    """Σ y^b."""
+def sum_of_powers(y: Any, d: int, b: float, m: float) -> float:
+    """Σ (y/m)^b."""
     sums = simd.wide(simd.load_part(y, 0, simd.first(0), 0.0))
     for i in range(0, d, LANES):
         v = common.piece(y, i, d, 0.0)
         if simd.count(v > 0.0) > 0:
-            sums = sums + _power(v, b)
+            sums = sums + _power(v / m, b)
     return simd.total(sums)
 
 
@@ -227,7 +227,7 @@ def row(job: Any, r: int, like: Any, kind: int, scale: float) -> tuple[float, bo
         loss = _sums(job, r, like, best, top, mass, mass * scale, a, f, 1.0, 1.0)
     else:
         p, t = a + 1.0, common.rows_at(job, TARGET, r, like)
-        n, big = sum_of_powers(y, d, p) ** (1.0 / p), sum_of_powers(t, d, p) ** (1.0 / p) / mass
+        n, big = sum_of_powers(y, d, p, 1.0) ** (1.0 / p), sum_of_powers(t, d, p, mass) ** (1.0 / p)
         loss = 0.5 * f * (big - n) ** 2
         loss += _sums(job, r, like, best, top, mass, mass * scale, a, a * f * n, big, n)
     return mass * loss, True

@@ -200,7 +200,7 @@ def _row(job: Any, r: int, like: Any, scale: float) -> float:
     if known:
         powers = rest * top**a - powers * (2.0 * d * a / gamma)
     elif kind != ENTROPY:
-        powers = sum_of_powers(y, d, a + 1.0)
+        powers = sum_of_powers(y, d, a + 1.0, 1.0)
     loss = gamma * _divergence(kind, rest, powers, own, top, gap, a)
     share = 1.0 - epsilon
     y[k] = own - share

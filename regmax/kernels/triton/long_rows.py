@@ -190,12 +190,13 @@ def write_chunks(x_ptr, mask_ptr, y_ptr, k_ptr, sums_ptr, epsilon: tl.float64, o
         t = tl.load(k_ptr + row * k_stride + column, mask=inside, other=0.0).to(x.dtype)
         w = raised(y, delta, c, e, k, exact, KIND)
         a = tl.where(k == 0, 0.0, 1.0 / tl.where(k == 0, 1.0, k)).to(x.dtype)
-        s, h, q = sums_with(w, x, t, top, a, exact, KIND)
+        m = tl.load(out + 7)
+        s, h, q = sums_with(w, x, t, m, top, a, exact, KIND)
         sums = sums_ptr + (row * chunks + chunk) * 4 + tl.zeros((1, 1), tl.int64)
         tl.store(sums, s)
         tl.store(sums + 1, h)
         tl.store(sums + 2, q)
-        y = difference_with(y, t, tl.load(out + 7), found > 0)
+        y = difference_with(y, t, m, found > 0)
     else:
         own = column == target
         w = raised(y, delta, c, e, k, exact, KIND)
@@ -296,7 +297,7 @@ def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_
             y = tl.where(spoilt, float("nan"), tl.where(tl.max(count) > 0, y, 0.0))
         elif DENSE:
             v = tl.load(t_at + i, mask=i < d, other=0.0).to(x.dtype)
-            dr, ds, dt = sums_with(y, x, v, high, 0.0, 0, ENTROPY)
+            dr, ds, dt = sums_with(y, x, v, mass, high, 0.0, 0, ENTROPY)
             r, s, t = r + dr, s + ds, t + dt
             y = difference_with(y, v, mass, fine)
         else:

@@ -197,10 +197,17 @@ def mass_of(x, t):
 
 
 @triton.jit
-def sums_with(w, x, t, top, a, exact, KIND: tl.constexpr):
-    """Σ w, Σ mt log_a(mt), for the p-norm Σ (mt)^p, and Σ mt (max x − x), float64."""
+def usual(m):
+    """m, and 1 where the row has no gradient."""
+    return tl.where((m > 0) & (m < float("inf")), m, 1.0)
+
+
+@triton.jit
+def sums_with(w, x, t, m, top, a, exact, KIND: tl.constexpr):
+    """Σ w, Σ t log_a t, for the p-norm Σ t^p, and Σ t (max x − x), float64; the tile holds mt."""
     on = (t > 0) & (x > -float("inf"))
-    t = tl.where(on, t, 0.0)
+    t = tl.where(on, t / usual(m).to(x.dtype), 0.0)
+    on = t > 0
     if KIND == GINI:
         h = t * t - t
     elif KIND == ENTROPY:
@@ -235,22 +242,17 @@ def log_top(c, e, k, total, KIND: tl.constexpr):
 @triton.jit
 def distribution_loss(s, h, q, m, log_y, gamma, a, KIND: tl.constexpr):
     """mL/γ from s = Σ y^(1+a), the sums of :func:`sums_with` and log y₁."""
-    m = tl.where((m > 0) & (m < float("inf")), m, 1.0)
-    log_m = tl.log(m)
     if KIND == ENTROPY:
-        loss = h / m - log_m - log_y
+        loss = h - log_y
     elif KIND == PNORM:
         p = a + 1.0
         log_norm = tl.log(s) / p
-        own = tl.exp(2.0 / p * tl.log(tl.where(h > 0, h, 1.0)) - 2.0 * log_m)
-        loss = 0.5 * (own + tl.exp(2.0 * log_norm)) - tl.exp((1.0 - a) * log_norm + a * log_y)
+        square = tl.exp(2.0 / p * tl.log(tl.where(h > 0, h, 1.0)))
+        loss = 0.5 * (square + tl.exp(2.0 * log_norm)) - tl.exp((1.0 - a) * log_norm + a * log_y)
     else:
-        # log_a(t) = m^(−a) log_a(mt) + log_a(1/m)
-        some = tl.where(a == 0, 1.0, a)
-        own = tl.exp(-a * log_m) * h / m + tl.where(a == 0, -log_m, expm1(-a * log_m) / some)
-        top = tl.where(a == 0, log_y, expm1(a * log_y) / some)
-        loss = (own - 1.0 + s) / (a + 1.0) - top
-    return m * tl.maximum(loss + q / m / gamma, 0.0)
+        top = tl.where(a == 0, log_y, expm1(a * log_y) / tl.where(a == 0, 1.0, a))
+        loss = (h - 1.0 + s) / (a + 1.0) - top
+    return usual(m) * tl.maximum(loss + q / gamma, 0.0)
 
 
 @triton.jit

@@ -150,8 +150,8 @@ def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a
         elif DENSE:
             v = tl.load(k_ptr + at, mask=at < d, other=0.0).to(tl.float64)
             w = tl.exp((a + 1.0) * tl.log(tl.where(y > 0, y, 1.0)))
-            ds, dr, dt = sums_with(tl.where(y > 0, w, 0.0), x.to(tl.float64), v, top, a, 0,
-                                   TSALLIS)  # fmt: skip
+            ds, dr, dt = sums_with(tl.where(y > 0, w, 0.0), x.to(tl.float64), v, mass, top, a,
+                                   0, TSALLIS)  # fmt: skip
             r, s, t = r + dr, s + ds, t + dt
             y = difference_with(y, v, mass, fine)
         else:

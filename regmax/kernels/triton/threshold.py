@@ -124,7 +124,7 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, thet
         t = tl.load(k_ptr + row * k_stride + column, mask=inside, other=0.0).to(x.dtype)
         m = mass_of(x, t)
         w = raised(y, delta, c, e, k, exact, KIND)
-        s, h, q = sums_with(w, x, t, top, a, exact, KIND)
+        s, h, q = sums_with(w, x, t, m, top, a, exact, KIND)
         c, e, total = c.to(tl.float64), e.to(tl.float64), total.to(tl.float64)
         s = unscaled(s, a64, total, KIND)
         log_y = log_top(c, e, k64, total, KIND)
