@@ -72,8 +72,7 @@ def losses(
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
     task = task._replace(known=task.by_known_kernel(omega, x, gamma))
     if not torch.is_grad_enabled():
-        found = task.known or task.solve(x, gamma, tuple(tensors.values()))
-        return found[0]
+        return (task.known or task.solve(x, gamma, tuple(tensors.values())))[0]
     out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
     if task.known is None:
         refuse_hidden(*own.uniform(omega, x), mask)
@@ -274,17 +273,12 @@ class _Task(NamedTuple):
         self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, learns: bool
     ) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
-        k, given, mask, known = self.target.vertex, self.target.given, self.mask, type(kernel)
-        if known.loss is Kernel.loss or self.target.spread is not None:
+        target, mask, known = self.target.plain(self.skip), self.mask, type(kernel)
+        if known.loss is Kernel.loss or target is None or x.dtype not in kernel.dtypes:
             return None
-        target = given if k is None else k.reshape(-1, 1)
-        assert target is not None
-        if learns and (known.loss_slopes is Kernel.loss_slopes or k is None):
+        less = known.loss_slopes is Kernel.loss_slopes or target.is_floating_point()
+        if (learns and less) or self.settings.solver != "auto":
             return None
-        if x.dtype not in kernel.dtypes or self.settings.solver != "auto":
-            return None
-        if k is not None and self.skip is not None:
-            target = target.masked_fill(self.skip.reshape(-1, 1), -1)
         on = None if mask is None else flat(mask)
         epsilon = self.target.epsilon or 0.0
         found = compiled.loss(kernel, omega, x, flat(target), gamma, on, epsilon, learns)

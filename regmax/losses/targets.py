@@ -50,6 +50,12 @@ class Target(NamedTuple):
         share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
         return Target(self.vertex, self.given, spread, share)
 
+    def plain(self, skip: Tensor | None) -> Tensor | None:
+        """What a kernel takes: k, −1 in the rows of ``skip``, or t₀. None where there is an s."""
+        if self.spread is not None or self.vertex is None:
+            return self.given if self.spread is None else None
+        return self.vertex if skip is None else self.vertex.masked_fill(skip.unsqueeze(-1), -1)
+
     def normalised(self, x: Tensor) -> tuple[Target, Tensor | None]:
         """With t₀/m in the dtype of x, and m, (*batch); None for 1."""
         if self.given is None or self.spread is not None:

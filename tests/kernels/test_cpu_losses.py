@@ -156,6 +156,20 @@ def test_distributions(kind: str, theta: Any, dtype: torch.dtype) -> None:
             )
 
 
+@pytest.mark.parametrize(("kind", "theta"), CASES)
+def test_distributions_of_any_sum(kind: str, theta: Any) -> None:
+    x, t = torch.randn(6, 40), torch.rand(6, 40)
+    kernel = kernel_of(omega(kind, theta), x)
+    assert kernel is not None
+    results = []
+    for size in (1.0, 2.0**-110, 2.0**100):
+        found = loss(kernel, omega(kind, theta), x, t * size, 0.7)
+        assert found is not None
+        results.append([a.double() / size for a in found[:2] if a is not None])
+    for a, b in zip(results[0] * 2, results[1] + results[2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_small_losses_of_distributions_have_digits(dtype: torch.dtype) -> None:
     """½‖t − y‖² where y > 0, and 0 only at t = y."""
