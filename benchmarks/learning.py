@@ -34,31 +34,34 @@ SDPA = "torch SDPA math"
 ATTENTION = ("softmax", "sparsemax", "entmax15", "entmax", "fusedmax", "oscarmax")
 
 
-def losses(x: Tensor, smoothing: float = 0.0, package: bool = False) -> list[Step]:
-    """Cross-entropy, and the losses of regmax and the entmax package: the mean over rows."""
+def losses(
+    x: Tensor, smoothing: float = 0.0, package: bool = False, soft: bool = False
+) -> list[Step]:
+    """Cross-entropy, and the losses of regmax and the entmax package: the mean over rows. ``soft``:
+    of distributions."""
+    target = torch.randn_like(x).softmax(-1) if soft else _targets(x)
     plain = nn.CrossEntropyLoss(label_smoothing=smoothing)
 
     def same(name: str) -> Callable[[Tensor], nn.Module]:
         return functools.partial(_ours, name, smoothing=smoothing)
 
-    found = [_loss(CROSS_ENTROPY, plain, x, same("regmax SoftmaxLoss"))]
-    found += [_loss(name, _ours(name, x, smoothing), x, same(name)) for name in LOSSES]
+    found = [_loss(CROSS_ENTROPY, plain, x, target, same("regmax SoftmaxLoss"))]
+    found += [_loss(name, _ours(name, x, smoothing), x, target, same(name)) for name in LOSSES]
     if package:
         entmax: Any = importlib.import_module("entmax")
         for name in ("SparsemaxLoss", "Entmax15Loss"):
             loss = getattr(entmax, name)()
-            found.append(_loss(f"entmax {name}", loss, x, same(f"regmax {name}")))
+            found.append(_loss(f"entmax {name}", loss, x, target, same(f"regmax {name}")))
     return found
 
 
 def own_losses(omega: regmax.Regularizer, x: Tensor) -> list[Step]:
     """Cross-entropy, and the loss of an Ω by its value."""
-    plain, ours = nn.CrossEntropyLoss(), regmax.FenchelYoungLoss(omega)
+    plain, ours, target = nn.CrossEntropyLoss(), regmax.FenchelYoungLoss(omega), _targets(x)
+    exact = functools.partial(regmax.FenchelYoungLoss, omega, solver="newton")
     return [
-        _loss(CROSS_ENTROPY, plain, x, lambda x: regmax.SoftmaxLoss()),
-        _loss(
-            "regmax by value", ours, x, lambda x: regmax.FenchelYoungLoss(omega, solver="newton")
-        ),
+        _loss(CROSS_ENTROPY, plain, x, target, lambda x: regmax.SoftmaxLoss()),
+        _loss("regmax by value", ours, x, target, lambda x: exact()),
     ]
 
 
@@ -78,9 +81,10 @@ def _ours(name: str, x: Tensor, smoothing: float) -> regmax.FenchelYoungLoss:
     return found
 
 
-def _loss(name: str, loss: nn.Module, x: Tensor, same: Callable[[Tensor], nn.Module]) -> Step:
+def _loss(
+    name: str, loss: nn.Module, x: Tensor, target: Tensor, same: Callable[[Tensor], nn.Module]
+) -> Step:
     """Its error: the distance of a row's gradient to that of the ``same`` loss in float64."""
-    target = _targets(x)
 
     def apply(x: Tensor, *learned: Tensor) -> Tensor:
         value: Tensor = loss(x, target)

@@ -321,6 +321,7 @@ def losses(bench: Bench) -> str:
             yield "{} × {}, {}".format(*shape, inputs.label(kind)), steps
         x = bench.case("normal", *most).x
         yield "{} × {}, label smoothing 0.1".format(*most), learning.losses(x, 0.1)
+        yield "{} × {}, distributions".format(*most), learning.losses(x, soft=True)
 
     return bench.table(cases(), learning.CROSS_ENTROPY)
 

@@ -67,7 +67,7 @@ class _Softmax(Kernel):
     def loss(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Number,
         theta: Numbers,
         mask: Tensor | None = None,
@@ -75,14 +75,15 @@ class _Softmax(Kernel):
     ) -> tuple[Tensor, Tensor] | None:
         if x.device.type != "cpu" or _compiled() is None:
             return None
-        found: tuple[Tensor, Tensor] = _compiled().loss(x, k, _tensor(gamma, x), (), mask, epsilon)
+        given = x, target, _tensor(gamma, x), ()
+        found: tuple[Tensor, Tensor] | None = _compiled().loss(*given, mask, epsilon)
         return found
 
     def loss_slopes(
         self,
         dx: Tensor,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Number,
         theta: Numbers,
         mask: Tensor | None,
@@ -91,13 +92,13 @@ class _Softmax(Kernel):
         if x.device.type != "cpu" or _compiled() is None:
             return None
         numbers = _tensor(gamma, x), ()
-        found: Tensor = _compiled().loss_slopes(dx, x, k, *numbers, mask, epsilon)
+        found: Tensor | None = _compiled().loss_slopes(dx, x, target, *numbers, mask, epsilon)
         return found
 
     def reduced(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Number,
         theta: Numbers,
         epsilon: float,
@@ -107,7 +108,7 @@ class _Softmax(Kernel):
         if x.device.type != "cpu" or _compiled() is None:
             return None
         found: tuple[Tensor, Tensor, int] | None = _compiled().reduced(
-            x, k, _tensor(gamma, x), (), epsilon, ignored, mean
+            x, target, _tensor(gamma, x), (), epsilon, ignored, mean
         )
         return found
 

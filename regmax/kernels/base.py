@@ -185,34 +185,36 @@ class Kernel(ABC):
     def loss(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         mask: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
-        """(1 − ε) L(x; e_k) plus ε times the mean of L(x; e_c) over the participants c, float64
+        """(1 − ε) L(x; t) plus ε times the mean of L(x; e_c) over the participants c, float64
         (R,), and its gradient, new and contiguous, in float32 for half precision.
-        L(x; e_k) = max_Ω(x) + γΩ(e_k) − x_k.
+        L(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩.
 
-        ``k`` is int64 (R, 1). Where it is −1, or nothing takes part, the loss is 0; where x_k is
-        masked it is +∞. Such rows and NaN rows have the gradient 0.
+        ``target`` is int64 (R, 1), k of t = e_k, or −1: then the loss is 0. Or it is of a dtype of
+        ``dtypes`` (R, d), like x: t times a number m ≥ 0; then the loss and the gradient are
+        those of t times m, and 0 if m = 0. Where nothing takes part the loss is 0, and +∞ where
+        the support of t is masked in part. Such rows and NaN rows have the gradient 0.
 
-        None: both are computed from y."""
+        None: both are computed from y. So may be any kind of target, with ε or without."""
         return None
 
     def loss_slopes(
         self,
         dx: Tensor,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         mask: Tensor | None,
         epsilon: float,
     ) -> Tensor | None:
-        """The derivatives of each :meth:`loss` in γ and in θ, float64 (R, 2), from its gradient
-        ``dx``; any numbers where the loss is NaN or +∞.
+        """The derivatives of each :meth:`loss` of vertices e_k in γ and in θ, float64 (R, 2), from
+        its gradient ``dx``; any numbers where the loss is NaN or +∞.
 
         None: they are those of Ω(e_k) − Ω(y), by autograd."""
         return None
@@ -220,17 +222,18 @@ class Kernel(ABC):
     def reduced(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         epsilon: float,
         ignored: int,
         mean: bool,
     ) -> tuple[Tensor, Tensor, int] | None:
-        """As :meth:`loss` for ``k`` (R,), 0 where it is ``ignored``, and the number of the other
-        rows; if ``mean``, the gradients are divided by it. For the CPU.
+        """As :meth:`loss` for k (R,) or t (R, d), 0 where k is ``ignored``, and the number of the
+        other rows; if ``mean``, the gradients are divided by it. For the CPU.
 
-        None where an index is out of range, or where :meth:`loss` computes the losses."""
+        None where an index is out of range or t has a negative, infinite or NaN entry, or where
+        :meth:`loss` computes the losses."""
         return None
 
     def direct(

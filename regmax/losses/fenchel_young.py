@@ -24,15 +24,15 @@ from ..mapping import compiled, engine
 from ..mapping.compiled import kernel_of
 from ..mapping.forward import Forward, Settings, solves
 from ..mapping.hidden import refuse_hidden
-from ..mapping.rows import HALF, Rows, aligned, prepare
+from ..mapping.rows import HALF, Rows, aligned, flat, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
 from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from . import own
-from .support import flat, packed
-from .targets import F64, Target, in_blocks, omega_at
+from .support import packed
+from .targets import F64, Target, in_blocks, omega_at, times
 
 
 def losses(
@@ -72,8 +72,7 @@ def losses(
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
     task = task._replace(known=task.by_known_kernel(omega, x, gamma))
     if not torch.is_grad_enabled():
-        found = task.known or task.solve(x, gamma, tuple(tensors.values()))
-        return found[0]
+        return (task.known or task.solve(x, gamma, tuple(tensors.values())))[0]
     out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
     if task.known is None:
         refuse_hidden(*own.uniform(omega, x), mask)
@@ -103,10 +102,10 @@ def reference(
 ) -> Tensor:
     """The same losses, from max_Ω and its derivatives."""
     x = _wide(x)
-    target = target.spread_out(x, mask)
+    target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
     y, result = engine.argmax(rows, settings)
-    return _of_maximum(x, rows, y, target, skip, result)
+    return times(mass, _of_maximum(x, rows, y, target, skip, result))
 
 
 def _of_maximum(
@@ -209,10 +208,15 @@ class _Task(NamedTuple):
             if known is not None:
                 return known
             x = _wide(x)
-            task = self._replace(target=self.target.spread_out(x, self.mask))
+            target, mass = self.target.spread_out(x, self.mask).normalised(x)
+            task = self._replace(target=target)
             if by_value:
-                return task._solve_wide(omega, x, gamma)
-            return task._solve(omega, x, gamma, tensors, keep)
+                value, solved = task._solve_wide(omega, x, gamma)
+            else:
+                value, solved = task._solve(omega, x, gamma, tensors, keep)
+            if mass is not None:
+                solved = solved._replace(dx=solved.dx.mul_(mass.unsqueeze(-1)))
+            return times(mass, value), solved
 
     def _solve(
         self, omega: Regularizer, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool
@@ -269,17 +273,15 @@ class _Task(NamedTuple):
         self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, learns: bool
     ) -> tuple[Tensor, _Solved] | None:
         """The same by a kernel that computes losses."""
-        k, mask, known = self.target.vertex, self.mask, type(kernel)
-        if known.loss is Kernel.loss or k is None or self.target.spread is not None:
+        target, mask, known = self.target.plain(self.skip), self.mask, type(kernel)
+        if known.loss is Kernel.loss or target is None or x.dtype not in kernel.dtypes:
             return None
-        if learns and known.loss_slopes is Kernel.loss_slopes:
+        less = known.loss_slopes is Kernel.loss_slopes or target.is_floating_point()
+        if (learns and less) or self.settings.solver != "auto":
             return None
-        if x.dtype not in kernel.dtypes or self.settings.solver != "auto":
-            return None
-        k = (k if self.skip is None else k.masked_fill(self.skip.unsqueeze(-1), -1)).reshape(-1, 1)
         on = None if mask is None else flat(mask)
         epsilon = self.target.epsilon or 0.0
-        found = compiled.loss(kernel, omega, x, k, gamma, on, epsilon, learns)
+        found = compiled.loss(kernel, omega, x, flat(target), gamma, on, epsilon, learns)
         if found is None:
             return None
         (value, dx, slopes), batch = found, x.shape[:-1]
@@ -314,8 +316,9 @@ class _Task(NamedTuple):
         if plain is not None:
             seen = torch.where(plain.unsqueeze(-1), seen, 1 / seen.shape[-1])
         own = omega if solved.tied is None else solved.tied.lagrangian(omega)
-        change = self.target.value(omega, seen, solved.on) - omega_at(own, seen, solved.on)
-        change = _number(gamma) * change
+        target, mass = self.target.normalised(seen)
+        change = target.value(omega, seen, solved.on) - omega_at(own, seen, solved.on)
+        change = times(mass, _number(gamma) * change)
         return (change if plain is None else torch.where(plain, change, 0)).to(F64)
 
     def _all_finite(self, x: Tensor) -> bool:

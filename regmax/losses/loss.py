@@ -18,7 +18,7 @@ from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from . import fenchel_young, quick, sharded
-from .targets import Target, checked, improper, is_index
+from .targets import Target, checked, divided, improper, is_index, times
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -157,13 +157,16 @@ class FenchelYoungLoss(nn.Module):
             index, skip, wrong = self._index(target, x.shape[-1])
             mass = None if weight is None else taken(weight, index)
         else:
-            given = target.to(_wide(x.dtype)).movedim(dim, -1)
+            given = target.movedim(dim, -1)
+            given = given if given.dtype in HALF else given.to(_wide(x.dtype))
             wrong = improper(given).any(-1) if self.parts else None
-            given, mass = _distribution(given if self.parts else checked(given), weight)
+            given = given if self.parts else checked(given)
+            given = given if weight is None else given * weight
+            if self.label_smoothing > 0:
+                given, mass = divided(given.to(_wide(x.dtype)))
         t, scale = self._target(x, index, given, mass, on, weight)
         rows = self._rows(logits, dim, mask, t, skip)
-        if scale is not None:
-            rows = torch.where(scale > 0, rows * scale, 0)
+        rows = times(scale, rows)
         if wrong is not None:
             rows = torch.where(wrong, torch.nan, rows)
         return rows, mass if given is None else None, skip
@@ -295,10 +298,3 @@ def _kind(item: Any) -> str:
 def taken(weight: Tensor, index: Tensor) -> Tensor:
     """The weight of each index, also under vmap."""
     return weight.index_select(0, index.reshape(-1)).view(index.shape)
-
-
-def _distribution(t: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """w∘t divided by its sum, and that sum."""
-    t = t if weight is None else t * weight
-    mass = t.sum(-1)
-    return t / torch.where(mass > 0, mass, 1).unsqueeze(-1), mass

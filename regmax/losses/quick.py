@@ -19,14 +19,18 @@ from ..regularizers.penalty import names_of
 
 
 def loss(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) -> Tensor | None:
-    """The loss of a :class:`regmax.FenchelYoungLoss` of logits (N, C) and indices (N,), or None
-    where it takes more than this. ``general`` makes a module of its arguments."""
+    """The loss of a :class:`regmax.FenchelYoungLoss` of logits (N, C) and indices (N,) or
+    distributions (N, C) of their dtype, or None where it takes more than this. ``general`` makes a
+    module of its arguments."""
     plain = transforms.PLAIN
     if torch.compiler.is_compiling() or type(x) not in plain or type(target) not in plain:
         return None
     if x.is_nested or target.is_nested:
         return None
-    if x.ndim != 2 or target.dtype != torch.int64 or target.shape != x.shape[:1]:
+    dense = target.dtype == x.dtype and not target.requires_grad
+    if x.ndim != 2 or not (dense or target.dtype == torch.int64):
+        return None
+    if target.shape != (x.shape if dense else x.shape[:1]):
         return None
     own, parts = module.__dict__, module._modules["mapping"].__dict__  # getattr takes longer
     gamma, settings, omega = parts.get("gamma"), parts["settings"], parts["_modules"]["omega"]
@@ -67,6 +71,7 @@ def _computed(
     x = flat(x)
     gamma, *theta = [laid_out(kernel, t, x) for t in numbers]
     mean = reduction == "mean"
+    target = flat(target) if target.ndim == 2 else target
     found = kernel.reduced(x, target, gamma, tuple(theta), epsilon, ignored, mean)
     if found is None:
         return None, None

@@ -28,7 +28,8 @@ class Target(NamedTuple):
     vertex: Tensor | None = None
     """k, (*batch, 1), if t₀ is a vertex."""
     given: Tensor | None = None
-    """t₀, (*batch, d), if it is a distribution."""
+    """t₀, (*batch, d), if it is a distribution; of any sum m, where there is no s: then L is m
+    times the loss of t₀/m, and 0 for m = 0."""
     spread: Tensor | None = None
     """s; broadcasts to (*batch, d)."""
     share: Tensor | None = None
@@ -48,6 +49,19 @@ class Target(NamedTuple):
         spread = spread / spread.sum(-1, keepdim=True).clamp_min(1)
         share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
         return Target(self.vertex, self.given, spread, share)
+
+    def plain(self, skip: Tensor | None) -> Tensor | None:
+        """What a kernel takes: k, −1 in the rows of ``skip``, or t₀. None where there is an s."""
+        if self.spread is not None or self.vertex is None:
+            return self.given if self.spread is None else None
+        return self.vertex if skip is None else self.vertex.masked_fill(skip.unsqueeze(-1), -1)
+
+    def normalised(self, x: Tensor) -> tuple[Target, Tensor | None]:
+        """With t₀/m in the dtype of x, and m, (*batch); None for 1."""
+        if self.given is None or self.spread is not None:
+            return self, None
+        given, mass = divided(self.given.to(x.dtype))
+        return self._replace(given=given), mass
 
     def dot(self, x: Tensor) -> Tensor:
         """⟨t, x⟩ for finite x, (*batch)."""
@@ -160,6 +174,17 @@ def checked(t: Tensor) -> Tensor:
             wrong = high if low >= 0 else low
             raise ValueError(f"target distributions must be finite and >= 0; got {wrong:g}")
     return t
+
+
+def divided(t: Tensor) -> tuple[Tensor, Tensor]:
+    """t divided by its sum, and that sum, (*batch)."""
+    mass = t.sum(-1)
+    return t / torch.where(mass > 0, mass, 1).unsqueeze(-1), mass
+
+
+def times(mass: Tensor | None, value: Tensor) -> Tensor:
+    """m times the losses, 0 where m = 0."""
+    return value if mass is None else torch.where(mass == 0, 0, value * mass)
 
 
 def improper(t: Tensor) -> Tensor:

@@ -319,7 +319,7 @@ def loss(
     kernel: Kernel,
     omega: Regularizer,
     x: Tensor,
-    k: Tensor,
+    target: Tensor,
     gamma: Any,
     mask: Tensor | None = None,
     epsilon: float = 0.0,
@@ -329,10 +329,10 @@ def loss(
     γ and θ, by the kernel; None where it computes less."""
     gamma, *theta = [laid_out(kernel, t, x) for t in _numbers(omega, gamma)]
     x = flat(x)
-    found = kernel.loss(x, k, gamma, tuple(theta), mask, epsilon)
+    found = kernel.loss(x, target, gamma, tuple(theta), mask, epsilon)
     if found is None or not learns:
         return found and (*found, None)
-    slopes = kernel.loss_slopes(found[1], x, k, gamma, tuple(theta), mask, epsilon)
+    slopes = kernel.loss_slopes(found[1], x, target, gamma, tuple(theta), mask, epsilon)
     return None if slopes is None else (*found, slopes)
 
 

@@ -65,27 +65,33 @@ def check_kernel(s: Subject, case: Case) -> None:
 
 
 def _check_loss(s: Subject, case: Case, x: Tensor, y: Tensor, close: float, look: str) -> None:
-    """The loss of a vertex and its gradient, where the kernel computes them."""
+    """The losses of a vertex and of half of it with half of the uniform distribution, and their
+    gradients, where the kernel computes them."""
     kernel = compiled.kernel_of(s.omega, x)
     if kernel is None or case.mask is not None:
         return
     rows, k = x.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]).argmin(-1, keepdim=True)
-    found = compiled.loss(kernel, s.omega, rows, k, case.gamma)
-    if found is None:
-        return
     p = y.reshape(rows.shape).double()
     vertex = torch.zeros_like(p).scatter(-1, k, 1)
     part = p.clamp_min(1e-300) if s.omega.ignores_zeros else p
-    change = (p - vertex) * (rows.double() - rows.double().amax(-1, keepdim=True)).clamp_min(-1e300)
-    right = change.sum(-1) + case.gamma * (s.omega.value(vertex) - s.omega.value(part))
-    size = 1 + worst(right) + worst(change)
-    if worst(found[0] - right) > close * size or worst(found[1] - (p - vertex)) > close:
-        raise Broken(
-            f"losses {right.tolist()} by Ω's value, with the gradients y − e_k",
-            f"{found[0].tolist()} by the kernel, with {found[1].tolist()}",
-            look,
-            y=y,
-        )
+    for name, target, t in (
+        ("e_k", k, vertex),
+        ("t", (vertex + 1 / p.shape[-1]).to(x.dtype), (vertex + 1 / p.shape[-1]) / 2),
+    ):
+        found = compiled.loss(kernel, s.omega, rows, target, case.gamma)
+        if found is None:
+            continue
+        mass = 1.0 if target is k else 2.0
+        change = (p - t) * (rows.double() - rows.double().amax(-1, keepdim=True)).clamp_min(-1e300)
+        right = change.sum(-1) + case.gamma * (s.omega.value(t) - s.omega.value(part))
+        right, g, size = mass * right, mass * (p - t), 1 + worst(right) + worst(change)
+        if worst(found[0] - right) > close * size or worst(found[1] - g) > close:
+            raise Broken(
+                f"losses {right.tolist()} by Ω's value, with the gradients y − {name}",
+                f"{found[0].tolist()} by the kernel, with {found[1].tolist()}",
+                look,
+                y=y,
+            )
 
 
 def _gradients(

@@ -32,7 +32,7 @@ COUNTED = (
     ("pnorm", "float32", 1024, 1.5),
     *((name, "float32", d, 0.1) for name in ("tv", "oscar") for d in (64, 1024, 8192, 32768)),
 )
-# losses: mapping, dtype, d, hyperparameter, ε, whether there is a mask
+# losses: mapping, dtype, d, hyperparameter, ε (None: for distributions), whether there is a mask
 LOSSES = (
     ("entropy", "bfloat16", 1024, 1.0, 0.0, False),
     ("entropy", "float32", 32768, 1.0, 0.1, False),
@@ -46,6 +46,13 @@ LOSSES = (
     ("tsallis", "float32", 32768, 1.5, 0.0, False),
     ("pnorm", "float32", 1024, 1.5, 0.0, False),
     ("pnorm", "float32", 8192, 1.5, 0.1, True),
+    ("entropy", "bfloat16", 1024, 1.0, None, False),
+    ("entropy", "float32", 32768, 1.0, None, False),
+    ("gini", "float32", 8192, 1.0, None, True),
+    ("tsallis", "float32", 64, None, None, False),
+    ("tsallis", "float32", 8192, 1.5, None, True),
+    ("tsallis", "float32", 32768, 1.5, None, False),
+    ("pnorm", "float32", 8192, 1.5, None, False),
 )
 # attention: Ω, dtype, size of a head, α (None: learnt), and what else it has
 ATTENTION = (
@@ -228,16 +235,17 @@ def counts() -> dict[str, dict[str, Any]]:
         value = torch.ones(3, dtype=torch.float64) if number is None else number
         theta = () if mapping in ("gini", "entropy") else (value,)
         gamma = value if number is None else 1.0
-        k = torch.zeros(3, 1, dtype=torch.int64)
+        target = torch.zeros(3, 1, dtype=torch.int64) if epsilon is not None else x
 
         def losses(noted: list[Any]) -> int:
-            _, dx = kernel.loss(x, k, gamma, theta, mask, epsilon)  # noqa: B023
+            _, dx = kernel.loss(x, target, gamma, theta, mask, epsilon or 0.0)  # noqa: B023
             count = len(noted)
             if number is None:  # noqa: B023
-                kernel.loss_slopes(dx, x, k, gamma, theta, mask, epsilon)  # noqa: B023
+                kernel.loss_slopes(dx, x, target, gamma, theta, mask, epsilon)  # noqa: B023
             return count
 
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number} loss"
+        name += "" if epsilon is not None else " of distributions"
         for _, *launch in launches(losses):
             found = compiled(*launch)
             table[f"{name} {found['kernel']}"] = _row(found, _tile(found))

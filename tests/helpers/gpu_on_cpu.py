@@ -154,6 +154,8 @@ def main() -> None:
         "ignored": (torch.float32, 1000, {"ignore_index": 1}),
         "smoothing": (torch.float32, 1000, {"label_smoothing": 0.1}),
         "float32 20000": (torch.float32, 20000, {}),
+        **{f"{k} soft": (getattr(torch, k), 1000, {}) for k in ("float32", "bfloat16")},
+        "float32 20000 soft": (torch.float32, 20000, {}),
     }
     for name in ("cross-entropy", *losses):
         made: Any = torch.nn.CrossEntropyLoss
@@ -169,6 +171,7 @@ def main() -> None:
             x = torch.randn(rows, d).to(dtype).requires_grad_()
             target = torch.randint(d, (rows,))
             target[0] = 1
+            target = torch.randn(rows, d).softmax(-1).to(dtype) if "soft" in case else target
             module = made(**more)
             found = traffic(lambda: module(x, target).backward())  # noqa: B023
             cells.append(f"{case}: {found.total / x.numel():.1f} in {len(found.moved)}")

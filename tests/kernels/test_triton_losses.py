@@ -3,6 +3,7 @@ without a GPU, compiled on one. And the losses of a module, as on a GPU."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -46,7 +47,8 @@ def omega(kind: str, theta: Any) -> Any:
 def truth(
     kind: str, theta: Any, x: Tensor, k: Tensor, gamma: Any = 1.0, mask: Any = None, eps: Any = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Losses and gradients by PyTorch operations in float64."""
+    """Losses and gradients by PyTorch operations in float64; ``k`` may hold distributions."""
+    k = k.double() if k.is_floating_point() else k
     loss = regmax.FenchelYoungLoss(
         omega(kind, theta), gamma, reduction="none", label_smoothing=eps, ignore_index=-1
     )
@@ -64,7 +66,8 @@ def by_kernel(
     numbers = () if theta is None else (theta,)
     on = None if mask is None else mask.to(device)
     kernel = ThresholdKernel(kind, **PATHS[path])
-    found = kernel.loss(x.to(device), k[:, None].to(device), gamma, numbers, on, eps)
+    target = k if k.is_floating_point() else k[:, None]
+    found = kernel.loss(x.to(device), target.to(device), gamma, numbers, on, eps)
     assert found is not None
     value, g = (t.cpu() for t in found)
     assert value.dtype == F64
@@ -258,6 +261,48 @@ def test_a_row_does_not_depend_on_its_batch_or_strides(kind: str, theta: Any, de
             assert torch.equal(a[1:2], b)
 
 
+# distributions
+
+
+@pytest.mark.parametrize(
+    ("kind", "theta", "dtype"),
+    [(*c, F64) for c in CASES] + [(*c, t) for c in SIMPLE for t in (F32, F16, BF16)],
+)
+def test_distributions(kind: str, theta: Any, dtype: torch.dtype, device: str) -> None:
+    """Of any sum, with zeros, on masked entries, or wrong; and rows of every kind."""
+    x, t = (2 * torch.randn(12, D)).to(dtype), 2 * torch.rand(12, D)
+    x[3], x[4, 5], x[5, 7], x[11] = -torch.inf, torch.nan, -torch.inf, 3.0
+    t[0], t[1, 4:], t[2], t[10] = torch.eye(D)[3], 0, 0, x[10].float().softmax(-1)
+    mask = torch.rand(12, D) > 0.3
+    mask[1, :4], mask[6], mask[8], mask[9] = True, False, True, True
+    t[[7, 11]], t = t[[7, 11]] * mask[[7, 11]], t.to(dtype)
+    mass = t.double().sum(-1).clamp_min(1)
+    near = {F64: 1e-13}.get(dtype, 1e-6)
+    want, right = truth(kind, theta, x, t, 0.7, mask)
+    assert want[[2, 3, 6]].tolist() == [0.0] * 3
+    assert want[[4, 5]].isfinite().tolist() == [False] * 2
+    t[8, 3], t[9, 2] = -0.5, torch.inf
+    want[[8, 9]], right[[8, 9]] = torch.nan, 0
+    for path in PATHS:
+        value, g = by_kernel(path, device, kind, theta, x, t, 0.7, mask)
+        assert not bool((value < 0).any())
+        torch.testing.assert_close(value / mass, want / mass, rtol=near, atol=near, equal_nan=True)
+        g = g.double() / mass[:, None]
+        torch.testing.assert_close(g, right / mass[:, None], rtol=0, atol=2 * near)
+
+
+@pytest.mark.parametrize(("kind", "theta"), SIMPLE)
+def test_a_row_of_a_distribution_does_not_depend_on_its_batch(
+    kind: str, theta: Any, device: str
+) -> None:
+    x, t = torch.randn(3, 36)[:, 7 : 7 + D], torch.rand(3, 40)[:, 7 : 7 + D]
+    for path in PATHS:
+        every = by_kernel(path, device, kind, theta, x, t)
+        one = by_kernel(path, device, kind, theta, x[1:2].contiguous(), t[1:2].contiguous())
+        for a, b in zip(every, one, strict=True):
+            assert torch.equal(a[1:2], b)
+
+
 # a module's losses, as on a GPU
 
 
@@ -300,7 +345,16 @@ def test_arguments_of_a_loss(kind: str, theta: Any) -> None:
     same(loss, torch.randn(4, 6), torch.full((4,), -100))
     same(loss, torch.randn(6), torch.tensor(2))
     same(loss, torch.randn(0, 6), torch.zeros(0, dtype=torch.int64))
-    same(loss, torch.randn(2, 6), torch.randn(2, 6).softmax(-1))
+    soft = torch.rand(2, 6, 3)
+    for options, on in (
+        ({}, None),
+        ({"reduction": "none", "weight": weight}, mask),
+        ({"label_smoothing": 0.1}, mask),
+    ):
+        module = regmax.FenchelYoungLoss(omega(kind, theta), 0.7, **options)
+        same(module, x, soft if on is None else soft * on, on)
+    same(loss, torch.randn(4, 6), torch.rand(4, 6).half())
+    same(loss, torch.randn(4, 6), torch.rand(4, 6).double())
     for dtype, tolerance in ((F16, 1e-3), (BF16, 8e-3)):
         same(loss, torch.randn(4, 6).to(dtype), torch.randint(6, (4,)), tolerance=tolerance)
 
@@ -309,11 +363,13 @@ def test_wrong_targets_are_nan() -> None:
     if CUDA:
         pytest.skip("the interpreter takes tensors of the CPU")
     loss = regmax.SparsemaxLoss(reduction="none")
-    x = torch.randn(4, 6)
-    with as_on_a_gpu():
-        value, g = found(loss, x, torch.tensor([6, -1, 0, -100]))
-    assert value.isnan().tolist() == [True, True, False, False]
-    assert not bool(g[[0, 1, 3]].any())
+    x, soft = torch.randn(4, 6), torch.rand(4, 6)
+    soft[0, 1], soft[1, 2], soft[3] = -1, torch.nan, 0
+    for t in (torch.tensor([6, -1, 0, -100]), soft):
+        with as_on_a_gpu():
+            value, g = found(loss, x, t)
+        assert value.isnan().tolist() == [True, True, False, False]
+        assert not bool(g[[0, 1, 3]].any())
 
 
 @pytest.mark.parametrize(("kind", "theta"), SIMPLE)
@@ -348,9 +404,13 @@ def test_what_a_loss_moves(kind: str, theta: Any) -> None:
     if CUDA:
         pytest.skip("the interpreter takes tensors of the CPU")
     torch.manual_seed(0)
-    k = torch.tensor([3, 7, -100])
-    for dtype, d, eps in ((F32, 1000, 0.0), (F32, 1000, 0.1), (BF16, 1000, 0.0), (F32, 9000, 0.0)):
+    index = torch.tensor([3, 7, -100])
+    sizes = ((F32, 1000, 0.0), (F32, 1000, 0.1), (BF16, 1000, 0.0), (F32, 9000, 0.0))
+    for (dtype, d, eps), soft in itertools.product(sizes, (False, True)):
+        if soft and eps:
+            continue
         x = torch.randn(3, d).to(dtype).requires_grad_()
+        k = torch.randn(3, d).softmax(-1).to(dtype) if soft else index
         own = regmax.FenchelYoungLoss(omega(kind, theta), label_smoothing=eps)
         usual = torch.nn.CrossEntropyLoss(label_smoothing=eps)
         moved, other = (traffic(lambda: loss(x, k).backward()) for loss in (own, usual))  # noqa: B023

@@ -1,4 +1,5 @@
-"""Fenchel–Young losses of vertices e_k and their gradients y − t, from rows of x and y = Π_Ω(x).
+"""Fenchel–Young losses of vertices e_k and their gradients y − t, from rows of x and y = Π_Ω(x);
+:mod:`regmax.kernels.cpu.distributions` has those of distributions t.
 
 In units of γ, with a = α − 1 or p − 1, r = Σ' y_i and Σ' over i ≠ k, the loss is a Bregman
 divergence plus the distance s of x_k/γ to the threshold where x_k is below it (Blondel, Martins &
@@ -30,18 +31,31 @@ from typing import Any
 
 import numpy as np
 
-from . import common, elementary, memory, simd
+from . import common, distributions, elementary, memory, simd
+from .distributions import (
+    ENTROPY,
+    GAMMA,
+    GINI,
+    MASK,
+    PNORM,
+    TARGET,
+    THETA,
+    TSALLIS,
+    Y,
+    ratios,
+    sum_of_powers,
+    taking_part,
+)
 from .jit import njit
 from .job import ROWS, STEP, STOPPED
 from .simd import LANES
 
-GINI, ENTROPY, TSALLIS, PNORM = range(4)
-GAMMA, THETA, MASK, Y, TARGET, VALUE, EPSILON = range(1, 8)
-"""The arrays of a job after x."""
-KIND, CODE, IGNORED, MEAN, COUNT = range(21, 26)
+VALUE, EPSILON = 6, 7
+"""The arrays of a job after x and those of :mod:`regmax.kernels.cpu.distributions`."""
+KIND, CODE, IGNORED, MEAN, DENSE, COUNT = range(21, 27)
 """The numbers after them: the kind of Ω, the function that computes y, the target that does not
-count, whether the gradient is that of the mean; and the result, the number of targets that count,
-or −1."""
+count, whether the gradient is that of the mean, whether the targets are distributions; and the
+result, the number of targets that count, or −1."""
 ARRAYS = 5
 LENGTH = ARRAYS + 2 * (Y + 2)
 SOME = 1 << 15
@@ -60,17 +74,6 @@ def _counted(job: Any) -> int:
 
 
 @njit
-def _power(y: Any, b: float) -> Any:
-    """y^b, 0 at 0."""
-    if b == 2.0:
-        return y * y
-    if b == 1.5:
-        return y * simd.sqrt(y)
-    power = elementary.exp(elementary.log(simd.larger(y, 2.3e-308)) * b)
-    return simd.select(y > 0.0, power, 0.0)
-
-
-@njit
 def _sum(y: Any, d: int) -> tuple[float, float]:
     """Σ y, and the largest entry."""
     best = simd.load_part(y, 0, simd.first(0), 0.0)
@@ -80,17 +83,6 @@ def _sum(y: Any, d: int) -> tuple[float, float]:
         best = simd.larger(v, best)
         sums = sums + simd.wide(v)
     return simd.total(sums), np.float64(simd.largest(best))
-
-
-@njit
-def _powers(y: Any, d: int, b: float) -> float:
-    """Σ y^b."""
-    sums = simd.wide(simd.load_part(y, 0, simd.first(0), 0.0))
-    for i in range(0, d, LANES):
-        v = common.piece(y, i, d, 0.0)
-        if simd.count(v > 0.0) > 0:
-            sums = sums + _power(simd.wide(v), b)
-    return simd.total(sums)
 
 
 @njit
@@ -153,21 +145,12 @@ def _distances(job: Any, r: int, like: Any, top: float) -> tuple[float, float, i
     dots = sums
     for i in range(0, d, LANES):
         v = common.piece(x, i, d, -np.inf)
-        on = (v > -np.inf) & _taking_part(job, r, i)
+        on = (v > -np.inf) & taking_part(job, r, i)
         size += simd.count(on)
         off = simd.select(on, top * half - simd.wide(v) * half, 0.0)
         sums = sums + off
         dots = dots + off * simd.wide(common.piece(y, i, d, 0.0))
     return simd.total(dots), simd.total(sums), size
-
-
-@njit
-def _taking_part(job: Any, r: int, i: int) -> Any:
-    """The entries i, …, i + 15 that the mask does not exclude."""
-    d = job[common.WIDTH]
-    if not common.given(job, MASK):
-        return simd.first(d - i)
-    return simd.differ(common.piece(common.octets_at(job, MASK, r), i, d, 0), 0)
 
 
 @njit
@@ -177,7 +160,7 @@ def _spread(job: Any, r: int, like: Any, each: float, scale: float) -> None:
     for i in range(0, d, LANES):
         v = common.piece(y, i, d, 0.0)
         if each > 0.0:
-            on = (common.piece(x, i, d, -np.inf) > -np.inf) & _taking_part(job, r, i)
+            on = (common.piece(x, i, d, -np.inf) > -np.inf) & taking_part(job, r, i)
             v = simd.select(on, v - each, v)
         common.store_piece(y, i, d, v * scale)
 
@@ -217,7 +200,7 @@ def _row(job: Any, r: int, like: Any, scale: float) -> float:
     if known:
         powers = rest * top**a - powers * (2.0 * d * a / gamma)
     elif kind != ENTROPY:
-        powers = _powers(y, d, a + 1.0)
+        powers = sum_of_powers(y, d, a + 1.0, 1.0)
     loss = gamma * _divergence(kind, rest, powers, own, top, gap, a)
     share = 1.0 - epsilon
     y[k] = own - share
@@ -242,30 +225,6 @@ def _mapping(job: Any, own: Any) -> None:
 
 
 @njit
-def _ratios(u: Any) -> tuple[Any, Any]:
-    """φ(u) = (e^u − 1)/u and its derivative, by their series near 0."""
-    power, far = elementary.exp(u), (u > 0.1) | (u < -0.1)
-    w, v = simd.select(far, simd.spread(u, 0.0), u), simd.select(far, u, 1.0)
-    # φ = Σ u^k/(k+1)!, φ' = Σ (k+1) u^k/(k+2)!
-    p = w * (1 / 362880) + 1 / 40320
-    q = w * (9 / 3628800) + 8 / 362880
-    p = p * w + 1 / 5040
-    q = q * w + 7 / 40320
-    p = p * w + 1 / 720
-    q = q * w + 6 / 5040
-    p = p * w + 1 / 120
-    q = q * w + 5 / 720
-    p = p * w + 1 / 24
-    q = q * w + 4 / 120
-    p = p * w + 1 / 6
-    q = q * w + 3 / 24
-    p = p * w + 1 / 2
-    q = q * w + 2 / 6
-    p = simd.select(far, (power - 1.0) / v, p * w + 1.0)
-    return p, simd.select(far, (power - p) / v, q * w + 1 / 2)
-
-
-@njit
 def _slopes(job: Any, r: int, like: Any) -> tuple[float, float]:
     """The derivatives of the loss of a row in γ and θ, from y − t."""
     d, kind, epsilon = job[common.WIDTH], job[KIND], common.number_at(job, EPSILON, 0)
@@ -286,7 +245,7 @@ def _slopes(job: Any, r: int, like: Any) -> tuple[float, float]:
     for i in range(0, d, LANES):
         v = common.piece(y, i, d, 0.0)
         if each > 0.0:
-            on = (common.piece(x, i, d, -np.inf) > -np.inf) & _taking_part(job, r, i)
+            on = (common.piece(x, i, d, -np.inf) > -np.inf) & taking_part(job, r, i)
             v = simd.select(on, v + each, v)
         if simd.count(v > 0.0) > 0:
             w = simd.larger(simd.wide(v), 0.0)
@@ -298,7 +257,7 @@ def _slopes(job: Any, r: int, like: Any) -> tuple[float, float]:
                     power = w * elementary.exp(log * a)
                     s, t = s + power, t + power * log
                 else:
-                    ratio, rate = _ratios(log * a)
+                    ratio, rate = ratios(log * a)
                     s, t = s + w * ratio * log, t + w * rate * (log * log)
     y[k] = change
     first, second, p = simd.total(s), simd.total(t), a + 1.0
@@ -323,8 +282,10 @@ def slopes(job: Any, like: Any) -> None:
 
 def forward(job: Any, like: Any) -> None:
     """The losses of rows, and y − t."""
-    count = _counted(job)
-    job[COUNT] = count
+    dense, count = job[DENSE] != 0, job[ROWS]
+    if not dense:
+        count = _counted(job)
+        job[COUNT] = count
     if count < 0:
         return
     scale = 1.0
@@ -344,5 +305,10 @@ def forward(job: Any, like: Any) -> None:
                 memory.fetch_add(job, 2 * STOPPED)
                 break
             for r in range(start, end):
-                values[r] = _row(job, r, like, scale)
+                if dense:
+                    values[r], proper = distributions.row(job, r, like, job[KIND], scale)
+                    if not proper:
+                        job[COUNT] = -1
+                else:
+                    values[r] = _row(job, r, like, scale)
         first, last = common.take(job)

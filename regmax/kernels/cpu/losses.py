@@ -1,7 +1,8 @@
-"""Fenchel–Young losses of vertices e_k on the CPU, and their gradients y − t.
+"""Fenchel–Young losses on the CPU, of vertices e_k and distributions t, and their gradients y − t.
 
 A thread computes y of some rows by the compiled function of the mapping, and their losses while
-these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence`.
+these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence` and
+:mod:`regmax.kernels.cpu.distributions`.
 """
 
 from __future__ import annotations
@@ -48,46 +49,54 @@ class CompiledLosses(CompiledRows):
     def loss(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         mask: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
-        return self._losses(x, k.reshape(-1), gamma, theta, mask, epsilon, -1, False)[:2]
+        if not target.is_floating_point():
+            target = target.reshape(-1)
+        elif epsilon > 0:
+            return None
+        return self._losses(x, target, gamma, theta, mask, epsilon, -1, False)[:2]
 
     def loss_slopes(
         self,
         dx: Tensor,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         mask: Tensor | None,
         epsilon: float,
     ) -> Tensor | None:
+        if target.is_floating_point():
+            return None
         slopes = x.new_empty((len(x), 2), dtype=torch.float64)
-        job = self._job(x, k.reshape(-1), gamma, theta, mask, epsilon, dx, slopes)
+        job = self._job(x, target.reshape(-1), gamma, theta, mask, epsilon, dx, slopes)
         over_rows(*_SLOPES.task(0, x.dtype), job, self.grain)
         return slopes
 
     def reduced(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         epsilon: float,
         ignored: int,
         mean: bool,
     ) -> tuple[Tensor, Tensor, int] | None:
-        found = self._losses(x, k, gamma, theta, None, epsilon, ignored, mean)
+        if target.is_floating_point() and epsilon > 0:
+            return None
+        found = self._losses(x, target, gamma, theta, None, epsilon, ignored, mean)
         return found if found[2] >= 0 else None
 
     def _losses(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         mask: Tensor | None,
@@ -96,17 +105,20 @@ class CompiledLosses(CompiledRows):
         mean: bool,
     ) -> tuple[Tensor, Tensor, int]:
         """The losses of rows, their gradients, and how many targets count, −1 if one is out of
-        range: then nothing is computed."""
+        range."""
         y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
         code, task = self._tasks(self.rows(theta), x.dtype)
-        job = self._job(x, k, gamma, theta, mask, epsilon, y, value, code, ignored, mean)
+        dense = target.is_floating_point()
+        numbers = (code, ignored, mean, dense, len(x))
+        target = target.to(x.dtype) if dense else target
+        job = self._job(x, target, gamma, theta, mask, epsilon, y, value, *numbers)
         over_rows(*task, job, self.grain)
         return value, y, job[-1]
 
     def _job(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Tensor,
         theta: Hyper,
         mask: Tensor | None,
@@ -120,14 +132,14 @@ class CompiledLosses(CompiledRows):
         job = _Job(
             *(0, x.shape[0], 0, x.shape[1], is_large(x)),
             *(*_place(x), *_place(gamma), *_place(theta[0] if theta else None), *_place(mask)),
-            *(*_place(y), *_place(k), *_place(value), ctypes.addressof(smooth), 0),
+            *(*_place(y), *_place(target), *_place(value), ctypes.addressof(smooth), 0),
             *(self.kind, *numbers),
         )
         job.epsilon = smooth  # of which the job has the address
         return job
 
 
-class _Job(ctypes.c_int64 * 26):  # type: ignore[misc]
+class _Job(ctypes.c_int64 * 27):  # type: ignore[misc]
     """Its last number is a result."""
 
 

@@ -23,7 +23,22 @@ import triton.language as tl
 from torch import Tensor
 
 from .equation import entries, powers, solve, special
-from .losses import difference, of_state, off_of, raised, score_of, sums_beside, vertex_loss
+from .losses import (
+    difference,
+    difference_with,
+    distribution_loss,
+    log_top,
+    mass_of,
+    of_mass,
+    of_state,
+    off_of,
+    raised,
+    score_of,
+    sums_beside,
+    sums_with,
+    unscaled,
+    vertex_loss,
+)
 from .rows import (
     ENTROPY,
     PNORM,
@@ -56,20 +71,26 @@ def reduced(reach, delta, a, k, exact):
 
 @triton.jit
 def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
-                theta: tl.float64, theta_step, y_ptr, k_ptr, tops_ptr, counts_ptr, held_ptr, d,
-                chunks, x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
-                HAS_MASK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+                theta: tl.float64, theta_step, y_ptr, k_ptr, tops_ptr, counts_ptr, held_ptr,
+                sums_ptr, d, chunks, x_stride, mask_stride, k_stride, KIND: tl.constexpr,
+                EXACT: tl.constexpr, HAS_MASK: tl.constexpr, DENSE: tl.constexpr,
+                CHUNK: tl.constexpr):  # fmt: skip
     """Each program packs the candidates of a chunk, by the chunk's maximum, to the front of its
-    part of y, and writes the chunk's maximum, its number of participants (−1: a NaN or +inf) and
-    its number of candidates."""
+    part of y, and writes the chunk's maximum, its number of participants (−1: a NaN or +inf), its
+    number of candidates, and if DENSE its part of m."""
     chunk = tl.program_id(0) % chunks
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]
     inside = column < d
     if k_ptr is not None:
-        inside = inside & (tl.load(k_ptr + row) >= 0)
+        if not DENSE:
+            inside = inside & (tl.load(k_ptr + row) >= 0)
     x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, inside,
                     HAS_MASK)  # fmt: skip
+    if DENSE:
+        t = tl.load(k_ptr + row * k_stride + column, mask=inside, other=0.0).to(x.dtype)
+        part = sums_ptr + (row * chunks + chunk) * 4 + 3
+        tl.store(part + tl.zeros((1, 1), tl.int64), mass_of(x, t))
     top, count, spoilt = survey(x)
     scale = of_row(gamma_ptr, gamma, row, gamma_step).to(x.dtype)
     a64, k64, reach64 = exponents(of_row(theta_ptr, theta, row, theta_step), KIND)
@@ -93,12 +114,12 @@ def pack_chunks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta
 
 @triton.jit
 def solve_chunks(gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr, theta: tl.float64, theta_step,
-                 y_ptr, tops_ptr, counts_ptr, held_ptr, out_ptr, d, chunks, KIND: tl.constexpr,
-                 EXACT: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr, N: tl.constexpr,
-                 MAX: tl.constexpr):  # fmt: skip
-    """Each program solves the equation of a row on its candidates and writes seven numbers for
-    ``write_chunks``: the number of participants (NaN: one of them is NaN or +inf), max, γ, c, e, k
-    and Σv. The stride of ``out`` is eight."""
+                 y_ptr, tops_ptr, counts_ptr, held_ptr, sums_ptr, out_ptr, d, chunks,
+                 KIND: tl.constexpr, EXACT: tl.constexpr, DENSE: tl.constexpr, CHUNK: tl.constexpr,
+                 CH: tl.constexpr, N: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
+    """Each program solves the equation of a row on its candidates and writes eight numbers for
+    ``write_chunks``: the number of participants (NaN: one of them is NaN or +inf), max, γ, c, e, k,
+    Σv, and if DENSE m."""
     row = tl.program_id(0).to(tl.int64)
     s = tl.arange(0, MAX)[None, :]
     has = s < chunks
@@ -132,12 +153,16 @@ def solve_chunks(gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr, theta: tl.
     tl.store(out + 4, e.to(tl.float64))
     tl.store(out + 5, k.to(tl.float64))
     tl.store(out + 6, total.to(tl.float64))
+    if DENSE:
+        m = tl.load(sums_ptr + at * 4 + 3, mask=has, other=0.0)
+        tl.store(out + 7, tl.sum(m, 1, keep_dims=True))
 
 
 @triton.jit
 def write_chunks(x_ptr, mask_ptr, y_ptr, k_ptr, sums_ptr, epsilon: tl.float64, out_ptr, d, chunks,
-                 x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
-                 HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+                 x_stride, mask_stride, k_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
+                 HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, DENSE: tl.constexpr,
+                 CHUNK: tl.constexpr):  # fmt: skip
     """Each program computes y of a chunk from x and the row's numbers; with targets ``k`` the
     gradients of losses in place of y, and the chunk's part of the sums for ``loss_of_chunks``."""
     chunk = tl.program_id(0) % chunks
@@ -146,8 +171,9 @@ def write_chunks(x_ptr, mask_ptr, y_ptr, k_ptr, sums_ptr, epsilon: tl.float64, o
     inside = column < d
     seen = inside
     if k_ptr is not None:
-        target = tl.load(k_ptr + row)
-        seen = inside & (target >= 0)
+        if not DENSE:
+            target = tl.load(k_ptr + row)
+            seen = inside & (target >= 0)
     x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, seen,
                     HAS_MASK)  # fmt: skip
     out = out_ptr + row * 8
@@ -160,6 +186,17 @@ def write_chunks(x_ptr, mask_ptr, y_ptr, k_ptr, sums_ptr, epsilon: tl.float64, o
     y = entries(delta, c, e, k, total.to(x.dtype), exact, KIND)
     if k_ptr is None:
         y = tl.where(found != found, float("nan"), tl.where(found > 0, y, 0.0))
+    elif DENSE:
+        t = tl.load(k_ptr + row * k_stride + column, mask=inside, other=0.0).to(x.dtype)
+        w = raised(y, delta, c, e, k, exact, KIND)
+        a = tl.where(k == 0, 0.0, 1.0 / tl.where(k == 0, 1.0, k)).to(x.dtype)
+        m = tl.load(out + 7)
+        s, h, q = sums_with(w, x, t, m, top, a, exact, KIND)
+        sums = sums_ptr + (row * chunks + chunk) * 4 + tl.zeros((1, 1), tl.int64)
+        tl.store(sums, s)
+        tl.store(sums + 1, h)
+        tl.store(sums + 2, q)
+        y = difference_with(y, t, m, found > 0)
     else:
         own = column == target
         w = raised(y, delta, c, e, k, exact, KIND)
@@ -176,9 +213,9 @@ def write_chunks(x_ptr, mask_ptr, y_ptr, k_ptr, sums_ptr, epsilon: tl.float64, o
 
 @triton.jit
 def loss_of_chunks(x_ptr, mask_ptr, theta_ptr, theta: tl.float64, theta_step, k_ptr, loss_ptr,
-                   epsilon: tl.float64, sums_ptr, out_ptr, chunks, x_stride, mask_stride,
+                   epsilon: tl.float64, sums_ptr, out_ptr, chunks, x_stride, mask_stride, k_stride,
                    KIND: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
-                   MAX: tl.constexpr):  # fmt: skip
+                   DENSE: tl.constexpr, MAX: tl.constexpr):  # fmt: skip
     """Each program computes the loss of a row from the sums of its chunks."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, MAX)[None, :]
@@ -187,30 +224,40 @@ def loss_of_chunks(x_ptr, mask_ptr, theta_ptr, theta: tl.float64, theta_step, k_
     r = tl.sum(tl.load(sums, mask=has, other=0.0), 1, keep_dims=True)
     s = tl.sum(tl.load(sums + 1, mask=has, other=0.0), 1, keep_dims=True)
     t = tl.sum(tl.load(sums + 2, mask=has, other=0.0), 1, keep_dims=True)
-    target = tl.load(k_ptr + row)
-    score = score_of(x_ptr + row * x_stride, mask_ptr + row * mask_stride, target, HAS_MASK)
     out = out_ptr + row * 8 + tl.zeros((1, 1), tl.int64)
     found, gamma = tl.load(out), tl.load(out + 2)
-    off = off_of(tl.load(out + 1), score)
-    a, k, _ = exponents(of_row(theta_ptr, theta, row, theta_step) + tl.zeros_like(off), KIND)
+    a, k, _ = exponents(of_row(theta_ptr, theta, row, theta_step) + tl.zeros_like(gamma), KIND)
     c, e, total = tl.load(out + 3), tl.load(out + 4), tl.load(out + 6)
-    loss = vertex_loss(r, s, off / gamma, c, e, a, k, total, KIND)
-    loss = of_state(loss, t, off, gamma, target, found, found != found, score, epsilon,
-                    SMOOTH)  # fmt: skip
+    if DENSE:
+        m = tl.load(out + 7)
+        log_y = log_top(c, e, k, total, KIND)
+        loss = distribution_loss(unscaled(r, a, total, KIND), s, t, m, log_y, gamma, a, KIND)
+        loss = of_mass(loss, gamma, m, found, found != found)
+    else:
+        target = tl.load(k_ptr + row)
+        score = score_of(x_ptr + row * x_stride, mask_ptr + row * mask_stride, target, HAS_MASK)
+        off = off_of(tl.load(out + 1), score)
+        loss = vertex_loss(r, s, off / gamma, c, e, a, k, total, KIND)
+        loss = of_state(loss, t, off, gamma, target, found, found != found, score, epsilon,
+                        SMOOTH)  # fmt: skip
     tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
 
 
 @triton.jit
 def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_ptr, k_ptr,
-                   loss_ptr, epsilon: tl.float64, d, x_stride, mask_stride, HAS_MASK: tl.constexpr,
-                   SMOOTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                   loss_ptr, epsilon: tl.float64, d, x_stride, mask_stride, k_stride,
+                   HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, DENSE: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
     """Each program computes softmax of a row, which it reads twice; with targets ``k`` losses, and
     their gradients in place of y."""
     row = tl.program_id(0).to(tl.int64)
     end = d
     if k_ptr is not None:
-        target = tl.load(k_ptr + row)
-        end = tl.where(target >= 0, d, 0)
+        if DENSE:
+            t_at = k_ptr + row * k_stride
+        else:
+            target = tl.load(k_ptr + row)
+            end = tl.where(target >= 0, d, 0)
     column = tl.arange(0, BLOCK)[None, :]
     gamma64 = of_row(gamma_ptr, gamma, row, gamma_step)
     x_at, mask_at = x_ptr + row * x_stride, mask_ptr + row * mask_stride
@@ -218,9 +265,14 @@ def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_
     high, count, spoilt = survey(first)
     scale = gamma64.to(first.dtype) + tl.zeros_like(high)
     total = tl.sum(tl.exp(-distance(first, high, scale)), 1, keep_dims=True)
+    mass = tl.zeros((1, 1), tl.float64)
+    if DENSE:
+        mass = mass_of(first, tl.load(t_at + column, mask=column < d, other=0.0).to(first.dtype))
     for b in range(BLOCK, d, BLOCK):
         i = b + column
         x = load_scores(x_at, mask_at, i, i, i < end, HAS_MASK)
+        if DENSE:
+            mass += mass_of(x, tl.load(t_at + i, mask=i < d, other=0.0).to(x.dtype))
         top, n, wrong = survey(x)
         top = tl.where(count > 0, tl.where(n > 0, tl.maximum(high, top), high), top)
         kept = tl.where(count > 0, total * tl.exp(-distance(high, top, scale)), 0.0)
@@ -228,11 +280,13 @@ def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_
         high, count, spoilt = top, count + n, spoilt | wrong
     spoilt = (tl.max(spoilt) > 0) | (gamma64 != gamma64)
     total = tl.maximum(total, 1.0)
+    r = tl.zeros((1, 1), tl.float64)
+    s, t = r, r
     if k_ptr is not None:
-        score = score_of(x_at, mask_at, target, HAS_MASK)
-        fine = (spoilt == 0) & (count > 0) & (score > -float("inf"))
-        r = tl.zeros((1, 1), tl.float64)
-        s, t = r, r
+        fine = (spoilt == 0) & (count > 0)
+        if not DENSE:
+            score = score_of(x_at, mask_at, target, HAS_MASK)
+            fine = fine & (score > -float("inf"))
     for b in range(0, d, BLOCK):
         i = b + column
         x = load_scores(x_at, mask_at, i, i, i < end, HAS_MASK)
@@ -241,16 +295,25 @@ def softmax_blocks(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, y_
         y = quotient(y, total, divide(tl.zeros_like(total) + 1.0, total))
         if k_ptr is None:
             y = tl.where(spoilt, float("nan"), tl.where(tl.max(count) > 0, y, 0.0))
+        elif DENSE:
+            v = tl.load(t_at + i, mask=i < d, other=0.0).to(x.dtype)
+            dr, ds, dt = sums_with(y, x, v, mass, high, 0.0, 0, ENTROPY)
+            r, s, t = r + dr, s + ds, t + dt
+            y = difference_with(y, v, mass, fine)
         else:
             dr, ds, dt = sums_beside(y, y, x, high, i == target, SMOOTH)
             r, s, t = r + dr, s + ds, t + dt
             y = difference(y, delta, i == target, count, fine, epsilon, SMOOTH)
         tl.store(y_ptr + row * d + i, y.to(y_ptr.dtype.element_ty), mask=i < d)
     if k_ptr is not None:
-        off = off_of(high, score)
         wide = total.to(tl.float64)
-        loss = vertex_loss(r, s, off / gamma64, wide, wide, r, r, wide, ENTROPY)
-        loss = of_state(loss, t, off, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
+        if DENSE:
+            loss = distribution_loss(r, s, t, mass, -tl.log(wide), gamma64, r, ENTROPY)
+            loss = of_mass(loss, gamma64, mass, count, spoilt)
+        else:
+            off = off_of(high, score)
+            loss = vertex_loss(r, s, off / gamma64, wide, wide, r, r, wide, ENTROPY)
+            loss = of_state(loss, t, off, gamma64, target, count, spoilt, score, epsilon, SMOOTH)
         tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
 
 
@@ -260,13 +323,13 @@ def forward_chunks(
     hyper: tuple[Tensor | float | None, ...],
     y: Tensor,
     wanted: tuple[Tensor | None, Tensor | None, float],
-    strides: tuple[int, int],
+    strides: tuple[int, int, int],
     flags: dict[str, int | bool],
     limit: int,
 ) -> None:
     """Write Π_Ω of each row to y. ``on`` is the mask (not read if there is none), ``hyper`` γ and
-    θ as arguments, ``strides`` the row strides of x and ``on``. ``wanted``: targets, where to write
-    losses, and ε; the gradients of losses are then written to y."""
+    θ as arguments, ``strides`` the row strides of x, ``on`` and distributions. ``wanted``: targets,
+    where to write losses, and ε; the gradients of losses are then written to y."""
     rows, d = x.shape
     wide = x.dtype == torch.float64
     chunk, chunks = chunks_of(d, limit)
@@ -274,24 +337,24 @@ def forward_chunks(
     tops = x.new_empty((rows, chunks), dtype=torch.float64 if wide else torch.float32)
     counts, held = x.new_empty((2, rows, chunks), dtype=torch.int32)
     out = x.new_empty((rows, 8), dtype=torch.float64)
-    solver = {key: flags[key] for key in ("KIND", "EXACT")}
+    solver = {key: flags[key] for key in ("KIND", "EXACT", "DENSE")}
     slots = power_of_2(chunks)
     k, losses, epsilon = wanted
     sums = None if losses is None else x.new_empty((rows, chunks, 4), dtype=torch.float64)
     pack_chunks[(rows * chunks,)](
-        x, on, *hyper, y, k, tops, counts, held, d, chunks, *strides, **solver,
+        x, on, *hyper, y, k, tops, counts, held, sums, d, chunks, *strides, **solver,
         HAS_MASK=flags["HAS_MASK"], CHUNK=chunk, num_warps=warps,
     )  # fmt: skip
     solve_chunks[(rows,)](
-        *hyper, y, tops, counts, held, out, d, chunks, **solver, CHUNK=chunk, CH=min(slots, 16),
-        N=2048 if wide else 4096, MAX=max(slots, 16), num_warps=8,
+        *hyper, y, tops, counts, held, sums, out, d, chunks, **solver, CHUNK=chunk,
+        CH=min(slots, 16), N=2048 if wide else 4096, MAX=max(slots, 16), num_warps=8,
     )  # fmt: skip
     write_chunks[(rows * chunks,)](
         x, on, y, k, sums, epsilon, out, d, chunks, *strides, **flags, CHUNK=chunk,
         num_warps=warps,
     )  # fmt: skip
     if losses is not None:
-        known = {key: flags[key] for key in ("KIND", "HAS_MASK", "SMOOTH")}
+        known = {key: flags[key] for key in ("KIND", "HAS_MASK", "SMOOTH", "DENSE")}
         loss_of_chunks[(rows,)](
             x, on, *hyper[3:], *wanted, sums, out, chunks, *strides, **known, MAX=max(slots, 16),
             num_warps=1,

@@ -1,7 +1,7 @@
-"""Fenchel–Young losses of vertices e_k in Triton, from sums over a row of y = Π_Ω(x).
+"""Fenchel–Young losses in Triton, from sums over a row of y = Π_Ω(x).
 
-In units of γ, with a = α − 1 or p − 1, the loss is a Bregman divergence, and the distance s of
-x_k/γ to the threshold where x_k is below it (Blondel, Martins & Niculae 2020):
+In units of γ, with a = α − 1 or p − 1, that of a vertex e_k is a Bregman divergence, and the
+distance s of x_k/γ to the threshold where x_k is below it (Blondel, Martins & Niculae 2020):
 
     gini      ((1 − y_k)² + Σ' y_i²) / 2 + s,
     entropy   −log y_k,
@@ -12,6 +12,15 @@ x_k/γ to the threshold where x_k is below it (Blondel, Martins & Niculae 2020):
 these sums. Numbers per row are float64.
 
 Label smoothing with ε adds ε(x_k − mean x), the mean over the participants.
+
+A distribution t comes as m t, and its loss and gradient are multiplied by m. With y₁ the largest
+entry, δ_i = (max x − x_i)/γ and log_a(t) = (t^a − 1)/a, log t at a = 0, the loss is
+
+    gini, entropy, tsallis   (Σ t_i log_a t_i − 1 + Σ y_i^α)/α − log_a y₁ + Σ t_i δ_i,
+    p-norm                   (‖t‖_p² + N²)/2 − N^(1−a) y₁^a + Σ t_i δ_i,
+
+to some roundings of these terms. m is +∞ where the support of t is masked in part, and NaN where t
+is not a multiple of a distribution.
 
 The derivatives in γ and θ are those of γ(Ω(e_k) − Ω(y)) with y held fixed. One program computes
 them for a row, from y − t. See :mod:`regmax.kernels.cpu.divergence`.
@@ -136,10 +145,18 @@ def divergence(r, s, log_y, below, a, KIND: tl.constexpr):
 
 
 @triton.jit
+def unscaled(s, a, total, KIND: tl.constexpr):
+    """Σ y^(1+a) from Σ of :func:`raised`."""
+    if (KIND == TSALLIS) | (KIND == PNORM):
+        return s * tl.exp(-(1.0 + a) * tl.log(total))
+    else:
+        return s
+
+
+@triton.jit
 def vertex_loss(r, s, gap, c, e, a, k, total, KIND: tl.constexpr):
     """L/γ from the sums beside k of y and :func:`raised`, and the numbers of the equation."""
-    if (KIND == TSALLIS) | (KIND == PNORM):
-        s = s * tl.exp(-(1.0 + a) * tl.log(total))
+    s = unscaled(s, a, total, KIND)
     log_y, below = own_entry(gap, c, e, a, k, total, KIND)
     return divergence(r, s, log_y, below, a, KIND)
 
@@ -167,6 +184,91 @@ def difference(y, delta, own, count, fine, epsilon, SMOOTH: tl.constexpr):
     else:
         y = tl.where(own, y - 1.0, y)
     return tl.where(fine, y, 0.0)
+
+
+@triton.jit
+def mass_of(x, t):
+    """m of a tile's rows, float64."""
+    m = tl.sum(t, 1, keep_dims=True).to(tl.float64)
+    outside = ((t > 0) & (x == -float("inf"))).to(tl.int32)
+    wrong = 1 - ((t >= 0) & (t < float("inf"))).to(tl.int32)
+    m = tl.where(tl.max(outside, 1, keep_dims=True) > 0, float("inf"), m)
+    return tl.where(tl.max(wrong, 1, keep_dims=True) > 0, float("nan"), m)
+
+
+@triton.jit
+def usual(m):
+    """m, and 1 where the row has no gradient."""
+    return tl.where((m > 0) & (m < float("inf")), m, 1.0)
+
+
+@triton.jit
+def sums_with(w, x, t, m, top, a, exact, KIND: tl.constexpr):
+    """Σ w, Σ t log_a t, for the p-norm Σ t^p, and Σ t (max x − x), float64; the tile holds mt."""
+    on = (t > 0) & (x > -float("inf"))
+    t = tl.where(on, t / usual(m).to(x.dtype), 0.0)
+    on = t > 0
+    if KIND == GINI:
+        h = t * t - t
+    elif KIND == ENTROPY:
+        h = t * tl.log(tl.where(on, t, 1.0))
+    else:
+        log = tl.log(tl.where(on, t, 1.0))
+        if KIND == PNORM:
+            h = tl.where(on, tl.exp((a + 1.0) * log), 0.0)
+        else:
+            h = t * tl.where(a == 0, log, expm1(a * log) / tl.where(a == 0, 1.0, a))
+        if exact == 1:
+            h = t * t if KIND == PNORM else t * t - t
+        elif exact == 2:
+            h = t * tl.sqrt(t) if KIND == PNORM else 2.0 * (t * tl.sqrt(t) - t)
+    half = t * tl.where(on, top.to(x.dtype) * 0.5 - x * 0.5, 0.0)  # the whole may overflow
+    s = tl.sum(w, 1, keep_dims=True).to(tl.float64)
+    h = tl.sum(h, 1, keep_dims=True).to(tl.float64)
+    return s, h, 2.0 * tl.sum(half, 1, keep_dims=True).to(tl.float64)
+
+
+@triton.jit
+def log_top(c, e, k, total, KIND: tl.constexpr):
+    """log y₁, from the numbers of the row's equation."""
+    if KIND == GINI:
+        return tl.log(c + e)
+    elif KIND == ENTROPY:
+        return -tl.log(total)
+    else:
+        return k * tl.log(1.0 + e) - tl.log(total)
+
+
+@triton.jit
+def distribution_loss(s, h, q, m, log_y, gamma, a, KIND: tl.constexpr):
+    """mL/γ from s = Σ y^(1+a), the sums of :func:`sums_with` and log y₁."""
+    if KIND == ENTROPY:
+        loss = h - log_y
+    elif KIND == PNORM:
+        p = a + 1.0
+        log_norm = tl.log(s) / p
+        square = tl.exp(2.0 / p * tl.log(tl.where(h > 0, h, 1.0)))
+        loss = 0.5 * (square + tl.exp(2.0 * log_norm)) - tl.exp((1.0 - a) * log_norm + a * log_y)
+    else:
+        top = tl.where(a == 0, log_y, expm1(a * log_y) / tl.where(a == 0, 1.0, a))
+        loss = (h - 1.0 + s) / (a + 1.0) - top
+    return usual(m) * tl.maximum(loss + q / gamma, 0.0)
+
+
+@triton.jit
+def of_mass(loss, gamma, m, count, spoilt):
+    """The loss of a row from mL/γ, as :func:`of_state`."""
+    k = tl.where(m == 0, -1, 0)
+    score = tl.where(m == float("inf"), -float("inf"), 0.0)
+    spoilt = (spoilt != 0) | (m != m)
+    return of_state(loss, loss, loss, gamma, k, count, spoilt, score, 0.0, False)
+
+
+@triton.jit
+def difference_with(y, t, m, fine):
+    """m(y − t) from y and mt; 0 in rows without gradient."""
+    fine = fine & (m > 0) & (m < float("inf"))
+    return tl.where(fine, y * tl.where(fine, m, 0.0).to(y.dtype) - t, 0.0)
 
 
 @triton.jit

@@ -35,12 +35,16 @@ class ThresholdKernel(Kernel):
     def loss(
         self,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Number,
         theta: Numbers,
         mask: Tensor | None = None,
         epsilon: float = 0.0,
     ) -> tuple[Tensor, Tensor] | None:
+        if not target.is_floating_point():
+            target = target.reshape(-1).contiguous()
+        elif epsilon > 0:
+            return None
         first = theta[0] if theta else None
         dx, found = threshold.forward(
             self.kind,
@@ -50,7 +54,7 @@ class ThresholdKernel(Kernel):
             mask,
             self.limit,
             self.pack,
-            k.reshape(-1).contiguous(),
+            target,
             epsilon,
         )
         assert found is not None
@@ -60,14 +64,16 @@ class ThresholdKernel(Kernel):
         self,
         dx: Tensor,
         x: Tensor,
-        k: Tensor,
+        target: Tensor,
         gamma: Number,
         theta: Numbers,
         mask: Tensor | None,
         epsilon: float,
     ) -> Tensor | None:
+        if target.is_floating_point():
+            return None
         first = theta[0] if theta else None
-        return losses.slopes(self.kind, dx, x, k, gamma, first, mask, epsilon)
+        return losses.slopes(self.kind, dx, x, target, gamma, first, mask, epsilon)
 
     def backward(
         self,

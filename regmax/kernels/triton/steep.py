@@ -10,6 +10,7 @@ threshold. As a function of t = y_k, δ_k the largest distance in the support,
 Source: Peters, Niculae & Martins (2019) for entmax.
 """
 
+# ruff: noqa: SIM102 (what is decided at compilation needs its own if)
 # mypy: disable-error-code="import-not-found, import-untyped"
 # mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
 
@@ -19,7 +20,19 @@ import triton
 import triton.language as tl
 
 from .equation import EXCESS, NEXT, STEEP, log_sum, stats
-from .losses import difference, divergence, of_state, off_of, score_of, sums_beside
+from .losses import (
+    difference,
+    difference_with,
+    distribution_loss,
+    divergence,
+    mass_of,
+    of_mass,
+    of_state,
+    off_of,
+    score_of,
+    sums_beside,
+    sums_with,
+)
 from .rows import TSALLIS, distance, load_scores, of_row
 
 
@@ -81,19 +94,24 @@ def steep_entries(delta, a, last, log_power, total):
 
 @triton.jit
 def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a,
-              HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, N: tl.constexpr):  # fmt: skip
+              HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, DENSE: tl.constexpr,
+              N: tl.constexpr):  # fmt: skip
     """One row with α > 2, read from memory N entries at a time; in float64 except x and y. With a
-    target ``k`` its loss, and the gradient in place of y."""
+    target ``k``, of the row, its loss, and the gradient in place of y."""
     column = tl.arange(0, N)[None, :]
     end = d
     if k_ptr is not None:
-        target = tl.load(k_ptr + row)
-        end = tl.where(target >= 0, d, 0)
+        if not DENSE:
+            target = tl.load(k_ptr)
+            end = tl.where(target >= 0, d, 0)
+    mass = tl.zeros((1, 1), tl.float64)
     high = tl.full((), -float("inf"), tl.float64)
     count, wrong = 0, 0
     for w0 in range(0, d, N):
         at = w0 + column
         x = load_scores(x_ptr, mask_ptr, at, at, at < end, HAS_MASK).to(tl.float64)
+        if DENSE:
+            mass += mass_of(x, tl.load(k_ptr + at, mask=at < d, other=0.0).to(tl.float64))
         on = x != -float("inf")
         finite = on & (x < float("inf"))
         high = tl.maximum(high, tl.max(tl.where(finite, x, -float("inf"))))
@@ -116,11 +134,12 @@ def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a
     last, log_power, total = solve_steep(none, y_ptr, y_ptr, held, 1, top, gamma, a, active, True,
                                          1, 1, N)  # fmt: skip
     tl.debug_barrier()
+    r, s, t = none, none, none
     if k_ptr is not None:
-        score = score_of(x_ptr, mask_ptr, target, HAS_MASK)
-        off = off_of(top, score)
-        right = fine & (score > -float("inf"))
-        r, s, t = none, none, none
+        if not DENSE:
+            score = score_of(x_ptr, mask_ptr, target, HAS_MASK)
+            off = off_of(top, score)
+            right = fine & (score > -float("inf"))
     for w0 in range(0, d, N):
         at = w0 + column
         x = load_scores(x_ptr, mask_ptr, at, at, at < end, HAS_MASK)
@@ -128,6 +147,13 @@ def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a
         y = steep_entries(delta, a, last, log_power, total)
         if k_ptr is None:
             y = tl.where(fine, y, tl.where((wrong > 0) | (gamma != gamma), float("nan"), 0.0))
+        elif DENSE:
+            v = tl.load(k_ptr + at, mask=at < d, other=0.0).to(tl.float64)
+            w = tl.exp((a + 1.0) * tl.log(tl.where(y > 0, y, 1.0)))
+            ds, dr, dt = sums_with(tl.where(y > 0, w, 0.0), x.to(tl.float64), v, mass, top, a,
+                                   0, TSALLIS)  # fmt: skip
+            r, s, t = r + dr, s + ds, t + dt
+            y = difference_with(y, v, mass, fine)
         else:
             w = tl.exp((a + 1.0) * tl.log(tl.where(y > 0, y, 1.0)))
             dr, ds, dt = sums_beside(y, tl.where(y > 0, w, 0.0), x, top, at == target,
@@ -138,13 +164,19 @@ def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a
             y = y.to(tl.float32)
         tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=at < d)
     if k_ptr is not None:
-        power = a * (last - off / gamma) + tl.exp(log_power)
-        on = power > 0
-        log_y = tl.where(on, tl.log(tl.where(on, power, 1.0)) / a - tl.log(total), -float("inf"))
-        below = tl.where(on, 0.0, -power / a)
-        loss = divergence(r, s, log_y, below, a, TSALLIS)
         spoilt = ((wrong > 0) | (gamma != gamma)).to(tl.int32)
-        loss = of_state(loss, t, off, gamma, target, count, spoilt, score, epsilon, SMOOTH)
+        if DENSE:
+            log_y = tl.log(a * last + tl.exp(log_power)) / a - tl.log(total)
+            loss = distribution_loss(s, r, t, mass, log_y, gamma, a, TSALLIS)
+            loss = of_mass(loss, gamma, mass, count, spoilt)
+        else:
+            power = a * (last - off / gamma) + tl.exp(log_power)
+            on = power > 0
+            log_y = tl.log(tl.where(on, power, 1.0)) / a - tl.log(total)
+            log_y = tl.where(on, log_y, -float("inf"))
+            below = tl.where(on, 0.0, -power / a)
+            loss = divergence(r, s, log_y, below, a, TSALLIS)
+            loss = of_state(loss, t, off, gamma, target, count, spoilt, score, epsilon, SMOOTH)
         tl.store(loss_ptr + row + tl.zeros((1, 1), tl.int64), loss)
     tl.debug_barrier()
 
@@ -152,15 +184,18 @@ def steep_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, d, gamma, a
 @triton.jit(do_not_specialize=["rows"])
 def steep_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
                theta: tl.float64, theta_step, y_ptr, k_ptr, loss_ptr, epsilon: tl.float64, rows, d,
-               x_stride, mask_stride, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
-               ROWS: tl.constexpr, N: tl.constexpr):  # fmt: skip
+               x_stride, mask_stride, k_stride, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
+               DENSE: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Each program computes those of ROWS rows that have α > 2."""
     for i in range(ROWS):
         row = (tl.program_id(0) * ROWS + i).to(tl.int64)
         if row < rows:
             a = of_row(theta_ptr, theta, row, theta_step) - 1.0
             if a > 1.0:
+                k_at = k_ptr
+                if k_ptr is not None:
+                    k_at = k_ptr + row * k_stride
                 steep_row(x_ptr + row * x_stride, mask_ptr + row * mask_stride, y_ptr + row * d,
-                          k_ptr, loss_ptr, epsilon, row, d,
-                          of_row(gamma_ptr, gamma, row, gamma_step), a, HAS_MASK, SMOOTH,
+                          k_at, loss_ptr, epsilon, row, d,
+                          of_row(gamma_ptr, gamma, row, gamma_step), a, HAS_MASK, SMOOTH, DENSE,
                           N)  # fmt: skip

@@ -15,6 +15,7 @@ whether a row may have α > 2, is compiled where the host knows it.
 Softmax is y_i = e^(−δ_i)/Σ, without an equation.
 """
 
+# ruff: noqa: SIM102 (what is decided at compilation needs its own if)
 # mypy: disable-error-code="import-not-found, import-untyped"
 # mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
 
@@ -29,7 +30,21 @@ from torch import Tensor
 
 from .equation import entries, solve, special
 from .long_rows import forward_chunks, softmax_blocks
-from .losses import difference, of_state, off_of, raised, sums_beside, vertex_loss
+from .losses import (
+    difference,
+    difference_with,
+    distribution_loss,
+    log_top,
+    mass_of,
+    of_mass,
+    of_state,
+    off_of,
+    raised,
+    sums_beside,
+    sums_with,
+    unscaled,
+    vertex_loss,
+)
 from .rows import (
     ENTROPY,
     KINDS,
@@ -57,18 +72,21 @@ PACK = {"gini": 1 << 30, "tsallis": 1024, "pnorm": 1024, "entropy": 1 << 30}
 @triton.jit(do_not_specialize=["rows"])
 def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
                  theta: tl.float64, theta_step, y_ptr, k_ptr, loss_ptr, epsilon: tl.float64, rows,
-                 d, x_stride, mask_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
-                 HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, ROWS: tl.constexpr,
-                 BLOCK: tl.constexpr, PACKED: tl.constexpr, N: tl.constexpr):  # fmt: skip
+                 d, x_stride, mask_stride, k_stride, KIND: tl.constexpr, EXACT: tl.constexpr,
+                 HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr, DENSE: tl.constexpr,
+                 ROWS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr,
+                 N: tl.constexpr):  # fmt: skip
     """Each program computes ROWS rows, but not those with α > 2; PACKED needs ROWS = 1. With
-    targets ``k`` it writes losses, and their gradients in place of y."""
+    targets ``k``, which are distributions if DENSE, it writes losses, and their gradients in place
+    of y."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
     seen = inside
     if k_ptr is not None:
-        target = tl.load(k_ptr + row, mask=row < rows, other=-1)
-        seen = inside & (target >= 0)
+        if not DENSE:
+            target = tl.load(k_ptr + row, mask=row < rows, other=-1)
+            seen = inside & (target >= 0)
     x = load_scores(x_ptr, mask_ptr, row * x_stride + column, row * mask_stride + column, seen,
                     HAS_MASK)  # fmt: skip
     top, count, spoilt = survey(x)
@@ -102,6 +120,18 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, thet
         y = entries(delta, c, e, k, total, exact, KIND)
     if k_ptr is None:
         y = tl.where(spoilt != 0, float("nan"), tl.where(count > 0, y, 0.0))
+    elif DENSE:
+        t = tl.load(k_ptr + row * k_stride + column, mask=inside, other=0.0).to(x.dtype)
+        m = mass_of(x, t)
+        w = raised(y, delta, c, e, k, exact, KIND)
+        s, h, q = sums_with(w, x, t, m, top, a, exact, KIND)
+        c, e, total = c.to(tl.float64), e.to(tl.float64), total.to(tl.float64)
+        s = unscaled(s, a64, total, KIND)
+        log_y = log_top(c, e, k64, total, KIND)
+        loss = distribution_loss(s, h, q, m, log_y, gamma64, a64, KIND)
+        loss = of_mass(loss, gamma64, m, count, spoilt)
+        tl.store(loss_ptr + row, loss, mask=row < rows)
+        y = difference_with(y, t, m, fine)
     else:
         own = column == target
         w = raised(y, delta, c, e, k, exact, KIND)
@@ -140,7 +170,7 @@ def forward(
     epsilon: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
     """Π_Ω of each row, for ``kind`` "gini", "tsallis" (θ = α), "pnorm" (θ = p) or "entropy", and
-    None. With a ``target``, (R,): the gradients of losses, and these (``Kernel.loss``).
+    None. With a ``target``, (R,) or (R, d): the gradients of losses, and these (``Kernel.loss``).
 
     ``limit`` and ``pack`` replace the constants of that name.
     """
@@ -161,14 +191,16 @@ def forward(
     number = None if isinstance(theta, Tensor) else theta
     hyper = (*parameter(gamma), *parameter(theta))
     wanted = (target, losses, epsilon)
-    strides = (x.stride(0), on.stride(0))
+    dense = target is not None and target.is_floating_point()
+    strides = (x.stride(0), on.stride(0), 0 if target is None else target.stride(0))
     flags = {
         "KIND": KINDS[kind],
         "EXACT": _exact(kind, number),
         "HAS_MASK": mask is not None,
         "SMOOTH": epsilon > 0,
+        "DENSE": dense,
     }
-    reading = {key: flags[key] for key in ("HAS_MASK", "SMOOTH")}
+    reading = {key: flags[key] for key in ("HAS_MASK", "SMOOTH", "DENSE")}
     steep = kind == "tsallis" and (number is None or number > 2)  # may a row have α > 2
     packed = d >= pack
     shape = shape_of(d, wide, packed)
