@@ -38,17 +38,18 @@ from numba.core.typed_passes import PreLowerStripPhis, type_inference_stage
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
-from .job import STOPPED
-from .library import ENTRY, Library
+from .library import Library
 
 
 class Function:
     """A function that compiled functions call; in Python it can be called too."""
 
-    def __init__(self, function: Callable[..., Any], fastmath: Any = False) -> None:
+    def __init__(
+        self, function: Callable[..., Any], fastmath: Any = False, apart: bool = False
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.signature = function, inspect.signature(function)
-        self.fastmath = fastmath
+        self.fastmath, self.apart = fastmath, apart
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -56,7 +57,7 @@ class Function:
     def typed(self, context: Any, kinds: tuple[Any, ...]) -> Any:
         """The signature of a call, and what the target knows its code by."""
         kinds = tuple(map(types.unliteral, kinds))
-        return context.unit.compiled(self.function, kinds, self.fastmath)
+        return context.unit.compiled(self.function, kinds, self.fastmath, self.apart)
 
 
 class Intrinsic(Function):
@@ -74,11 +75,15 @@ class Intrinsic(Function):
         return signature, code
 
 
-def njit(function: Callable[..., Any] | None = None, *, fastmath: Any = False) -> Any:
-    """Mark a function that compiled functions call; ``fastmath``: flags of LLVM."""
+def njit(
+    function: Callable[..., Any] | None = None, *, fastmath: Any = False, apart: bool = False
+) -> Any:
+    """Mark a function that compiled functions call; ``fastmath``: flags of LLVM. One that is
+    ``apart`` is called, instead of being a part of its caller: then LLVM optimises it once, and not
+    again with each caller. It is for rare cases."""
     if function is None:
-        return functools.partial(Function, fastmath=fastmath)
-    return Function(function)
+        return functools.partial(Function, fastmath=fastmath, apart=apart)
+    return Function(function, fastmath, apart)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -175,12 +180,15 @@ class _Operation(types.Function):
 register_model(_Operation)(models.OpaqueModel)
 
 
+def _refresh(context: Any) -> None:
+    for registry in list(context._registries):
+        context.install_registry(registry)
+
+
 class _Typing(typing.Context):
     """numba's types of values and of operations, each found once."""
 
-    def refresh(self) -> None:
-        for registry in list(self._registries):
-            self.install_registry(registry)
+    refresh = _refresh
 
     def resolve_value_type(self, val: Any) -> Any:
         if id(val) not in self.values:
@@ -194,9 +202,7 @@ class _Typing(typing.Context):
 class _Target(cpu.CPUContext):
     """numba's target with definitions of its own."""
 
-    def refresh(self) -> None:
-        for registry in list(self._registries):
-            self.install_registry(registry)
+    refresh = _refresh
 
     def get_function(self, fn: Any, sig: Any, _firstcall: bool = True) -> Any:
         key = fn, sig
@@ -233,6 +239,13 @@ class _Definitions(dict[Any, Any]):
 class _Lower(Lower):
     """Without what numba does at the end of each variable, where references are not counted."""
 
+    apart = False
+
+    def setup_function(self, fndesc: Any) -> None:
+        super().setup_function(fndesc)
+        if self.apart:
+            self.function.attributes.add("noinline")
+
     def incref(self, typ: Any, val: Any) -> None:
         if self.context.counted(typ):
             super().incref(typ, val)
@@ -261,26 +274,30 @@ class _Unit:
         self.library = Library(self.target.codegen(), name)
         self.known: dict[Any, Any] = {}
         self.flags = compiler.Flags()
-        self.flags.nrt = self.flags.no_compile = True
-        self.flags.no_cpython_wrapper = self.flags.no_cfunc_wrapper = True
-        self.flags.error_model = "numpy"
+        self.flags.nrt, self.flags.error_model = True, "numpy"
 
     def compiled(
-        self, function: Callable[..., Any], kinds: tuple[Any, ...], fastmath: Any = False
+        self,
+        function: Callable[..., Any],
+        kinds: tuple[Any, ...],
+        fastmath: Any = False,
+        apart: bool = False,
     ) -> Any:
         """The signature of a function, and its name."""
-        key = function, kinds
+        key = function, kinds, apart
         if key not in self.known:
             flags = self.flags.copy()
             flags.fastmath = cpu.FastMathOptions(fastmath)
             with ConfigStack().enter(flags):
-                found = self._lowered(function, kinds, flags)
+                found = self._lowered(function, kinds, flags, apart)
             name = found.llvm_func_name
             self.target.insert_user_function(name, found)
             self.known[key] = typing.signature(found.restype, *kinds), name
         return self.known[key]
 
-    def _lowered(self, function: Callable[..., Any], kinds: tuple[Any, ...], flags: Any) -> Any:
+    def _lowered(
+        self, function: Callable[..., Any], kinds: tuple[Any, ...], flags: Any, apart: bool
+    ) -> Any:
         """Add a function to the library: bytecode, single assignment, types, and source of LLVM;
         returns its description. These are the passes of ``njit`` that such functions need."""
         identity = FunctionIdentity.from_function(function)
@@ -293,9 +310,8 @@ class _Unit:
         source.blocks = canonicalize_cfg(source.blocks)
         source = reconstruct_ssa(source)
         source._definitions = build_definitions(source.blocks)
-        types_of, result, calls, _ = type_inference_stage(
-            self.typing, self.target, source, kinds, None
-        )
+        typed = type_inference_stage(self.typing, self.target, source, kinds, None)
+        types_of, result, calls, _ = typed
         source = PreLowerStripPhis()._strip_phi_nodes(source)
         source._definitions = build_definitions(source.blocks)
         if any(map(self.target.counted, types_of.values())):
@@ -309,7 +325,9 @@ class _Unit:
             abi_tags=[flags.get_mangle_string()],
         )
         with target.push_code_library(self.library):
-            _Lower(target, self.library, found, source).lower()
+            lower = _Lower(target, self.library, found, source)
+            lower.apart = apart
+            lower.lower()
         return found
 
 
@@ -340,17 +358,7 @@ def _compiled(
     unit = _Unit(f"{function.__module__}.{function.__qualname__}")
     _, name = unit.compiled(function, kinds)
     words = ["i64" if kind == types.int64 else "ptr" for kind in kinds]
-    args = [f"%a{k}" if k < given else "null" for k in range(len(kinds))]
-    pairs = [f"{word} {arg}" for word, arg in zip(words, args, strict=True)]
-    return unit.library.object(
-        ENTRY.format(
-            name=name,
-            types=", ".join(words),
-            taken=", ".join(pairs[:given]),
-            passed=", ".join(pairs),
-            failed=f"atomicrmw add ptr %a0, i64 {2 * STOPPED} monotonic" if stops else "",
-        )
-    )
+    return unit.library.object(name, words, given, stops)
 
 
 @contextlib.contextmanager

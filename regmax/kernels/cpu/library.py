@@ -3,12 +3,13 @@ numba's runtime library."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import binding as llvm
 from numba.core.codegen import JITCodeLibrary
 
-from .job import TASK
+from .job import STOPPED, TASK
 
 
 class Library(JITCodeLibrary):
@@ -20,9 +21,19 @@ class Library(JITCodeLibrary):
     def add_ir_module(self, ir_module: Any) -> None:
         self.add_llvm_module(llvm.parse_assembly(str(ir_module)))
 
-    def object(self, entry: str) -> bytes:
-        """The object file of a function that is given as source of LLVM; all others are part of
-        it."""
+    def object(self, name: str, words: Sequence[str], given: int, stops: bool) -> bytes:
+        """The object file of ``regmax_task``, which calls the function of this name with the first
+        ``given`` arguments, and null for the others; ``words`` are their types. If it ``stops``, an
+        error stops the job that is its first argument."""
+        args = [f"%a{k}" if k < given else "null" for k in range(len(words))]
+        pairs = [f"{word} {arg}" for word, arg in zip(words, args, strict=True)]
+        entry = _ENTRY.format(
+            name=name,
+            types=", ".join(words),
+            taken=", ".join(pairs[:given]),
+            passed=", ".join(pairs),
+            failed=f"atomicrmw add ptr %a0, i64 {2 * STOPPED} monotonic" if stops else "",
+        )
         for library in dict.fromkeys(self._linking_libraries):
             self._final_module.link_in(library._get_module_for_linking(), preserve=True)
         for text in (_MEMORY, entry):
@@ -78,7 +89,7 @@ define void @NRT_MemInfo_call_dtor(ptr %info) {
 """
 
 
-ENTRY = """
+_ENTRY = """
 declare i32 @"{name}"(ptr, ptr, {types})
 
 define void @regmax_task({taken}) {{
