@@ -9,7 +9,9 @@ try:
     from regmax.kernels.cpu.jit import njit
 except ImportError:
 
-    def njit(function: Callable[..., Any] | None = None, *, fastmath: Any = False) -> Any:
+    def njit(
+        function: Callable[..., Any] | None = None, *, fastmath: Any = False, apart: bool = False
+    ) -> Any:
         """The function itself."""
         return function
 

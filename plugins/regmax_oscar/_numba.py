@@ -143,7 +143,7 @@ def forward(job: Any, like: Any) -> None:
             if m == 0 and prox:
                 common.fill(out, d, np.nan if bad or not gamma > 0.0 else -np.inf)
             elif bad or m == 0 or (lam == 0.0 and not prox):
-                projection.forward(
+                projection.special(
                     row,
                     d,
                     gamma,

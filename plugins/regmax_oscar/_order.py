@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
-from regmax.kernels.cpu import simd
-from regmax.kernels.cpu.jit import njit
+from regmax.kernels.cpu import memory, simd
+from regmax.kernels.cpu.jit import intrinsic, njit
 from regmax.kernels.cpu.simd import LANES
 
 FEW = 128
@@ -33,19 +35,24 @@ def by_comparison(
         order[rank] = index[i]
 
 
-@njit
-def _key(x: Any, single: bool) -> Any:
-    """An integer that decreases where x, of float32 if ``single``, increases."""
-    if single:
-        short = np.float32(x).view(np.uint32)
-        turn = np.uint32(0xFFFFFFFF) if short >> np.uint32(31) else np.uint32(0x80000000)
-        return np.uint64(np.uint32(~(short ^ turn)))
-    bits = np.float64(x).view(np.uint64)
-    flip = np.uint64(0xFFFFFFFFFFFFFFFF) if bits >> np.uint64(63) else np.uint64(1 << 63)
-    return np.uint64(~(bits ^ flip))
+@intrinsic
+def _key(typingctx: Any, kept: Any, i: Any) -> Any:
+    """An integer that decreases where the number kept[i] increases."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        width = kept.dtype.bitwidth
+        kind = ir.IntType(width)
+        at = builder.bitcast(builder.gep(args[0], [args[1]]), kind.as_pointer())
+        bits = builder.load(at, typ=kind)
+        # the bits of numbers of one sign are in their order, or in the reverse
+        turn = builder.or_(builder.ashr(bits, kind(width - 1)), kind(1 << (width - 1)))
+        key = builder.not_(builder.xor(bits, turn))
+        return builder.zext(key, ir.IntType(64)) if width < 64 else key
+
+    return types.uint64(kept, types.int64), code
 
 
-@njit
+@njit(apart=True)
 def by_digits(
     kept: Any,
     index: Any,
@@ -58,12 +65,11 @@ def by_digits(
     counts: Any,
 ) -> None:
     """As ``by_comparison`` with at = 0, by a radix sort of bytes: O(n), whatever the entries."""
-    single = simd.resolution(kept) > 1e-10
-    bytes_ = 4 if single else 8
+    bytes_ = memory.size(kept)
     for k in range(256 * bytes_):
         counts[k] = 0
     for i in range(n):
-        key = _key(kept[i], single)
+        key = _key(kept, i)
         keys[0, i] = key
         places[0, i] = i
         for k in range(bytes_):

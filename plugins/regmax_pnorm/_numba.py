@@ -49,7 +49,7 @@ def _entries(delta: Any, n: int, p: float, log_s: float, v: Any) -> tuple[float,
     return residual, slope
 
 
-@njit
+@njit(apart=True)
 def _solve(delta: Any, n: int, count: int, p: float, tol: float, v: Any) -> None:
     """v ← y for the distances ``delta``: Newton in log s, kept in a bracket."""
     low, high = (2.0 / p - 2.0) * math.log(count), 0.0
@@ -168,7 +168,7 @@ def forward(job: Any, like: Any) -> None:
             if common.without_answer(bad, np.float64(simd.largest(best)), d, out):
                 continue
             if p == 2.0:
-                projection.forward(row, d, g, z, kept, out, blank)
+                projection.special(row, d, g, z, kept, out, blank)
             else:
                 _forward_row(row, d, best, g, p, z, v, kept, out, blank)
         first, last = common.take(job)

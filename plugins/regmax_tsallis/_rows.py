@@ -117,7 +117,7 @@ def forward(job: Any, r: int, like: Any, wide: Any, own: Any) -> None:
     if common.without_answer(bad, np.float64(simd.largest(best)), d, out):
         return
     if a == 1.0:
-        projection.forward(row, d, g, z, kept, out, blank)
+        projection.special(row, d, g, z, kept, out, blank)
     elif a == 0.5:
         _forward15(row, d, best, g, z, kept, out, blank)
     elif a < 1.0:

@@ -113,7 +113,7 @@ def _solve_above(z: Any, n: int, a: float, ordered: Any, y: Any) -> None:
         y[i] /= total
 
 
-@njit
+@njit(apart=True)
 def forward_above(
     row: Any,
     d: int,

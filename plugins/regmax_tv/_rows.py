@@ -195,7 +195,7 @@ def _write(
             out[place[i] if moved else i] = t
 
 
-@njit
+@njit(apart=True)
 def whole_row(
     row: Any,
     d: int,

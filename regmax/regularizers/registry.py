@@ -14,7 +14,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 import pluggy
@@ -59,12 +59,12 @@ class Registry:
         self.faults: list[str] = []
         self._offers: dict[str, dict[str, list[Offer]]] = {k: defaultdict(list) for k in KINDS}
         # one installation can be found through several folders of sys.path
-        unique = {(p.name, p.value, _distribution(p)): p for p in points}
-        for _, point in sorted(unique.items()):
-            self._load(point)
+        unique = {(p.name, p.value, _distribution(p.dist)): p for p in points}
+        for (_, _, distribution), point in sorted(unique.items()):
+            self._load(point, distribution)
 
-    def _load(self, point: EntryPoint) -> None:
-        plugin, distribution = point.name, _distribution(point)
+    def _load(self, point: EntryPoint, distribution: str) -> None:
+        plugin = point.name
         # one manager per plugin, as pluggy lets an entry point hide another of the same name
         manager = pluggy.PluginManager(GROUP)
         manager.add_hookspecs(hooks)
@@ -188,8 +188,9 @@ def _mapping_names(cls: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _distribution(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else "no distribution"
+@functools.cache
+def _distribution(found: Distribution | None) -> str:
+    return f"{found.name} {found.version}" if found else "no distribution"
 
 
 def required(cls: type[Any]) -> list[str]:

@@ -12,33 +12,44 @@ import copy
 import functools
 import gc
 import inspect
+import operator
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
-from llvmlite import binding as llvm
 from numba import types
-from numba.core import compiler, cpu, typing
-from numba.core import typed_passes as typed
-from numba.core import untyped_passes as untyped
+from numba.core import compiler, cpu, errors, typing
 from numba.core.base import OverloadSelector
-from numba.core.codegen import JITCodeLibrary
+from numba.core.bytecode import ByteCode, FunctionIdentity
+from numba.core.callconv import create_error_model
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.compiler_machinery import PassManager
+from numba.core.funcdesc import PythonFunctionDescriptor
+from numba.core.interpreter import Interpreter
+from numba.core.ir_utils import build_definitions
+from numba.core.lowering import Lower
+from numba.core.postproc import PostProcessor
 from numba.core.registry import cpu_target
+from numba.core.rewrites import rewrite_registry
 from numba.core.runtime import rtsys
+from numba.core.ssa import reconstruct_ssa
+from numba.core.targetconfig import ConfigStack
+from numba.core.transforms import canonicalize_cfg
+from numba.core.typed_passes import PreLowerStripPhis, type_inference_stage
 from numba.core.typing.typeof import typeof_impl
 from numba.extending import models, register_model
 
-from .job import STOPPED, TASK
+from .library import Library
 
 
 class Function:
     """A function that compiled functions call; in Python it can be called too."""
 
-    def __init__(self, function: Callable[..., Any], fastmath: Any = False) -> None:
+    def __init__(
+        self, function: Callable[..., Any], fastmath: Any = False, apart: bool = False
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function, self.signature = function, inspect.signature(function)
-        self.fastmath = fastmath
+        self.fastmath, self.apart = fastmath, apart
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -46,7 +57,7 @@ class Function:
     def typed(self, context: Any, kinds: tuple[Any, ...]) -> Any:
         """The signature of a call, and what the target knows its code by."""
         kinds = tuple(map(types.unliteral, kinds))
-        return context.unit.compiled(self.function, kinds, self.fastmath)
+        return context.unit.compiled(self.function, kinds, self.fastmath, self.apart)
 
 
 class Intrinsic(Function):
@@ -64,11 +75,15 @@ class Intrinsic(Function):
         return signature, code
 
 
-def njit(function: Callable[..., Any] | None = None, *, fastmath: Any = False) -> Any:
-    """Mark a function that compiled functions call; ``fastmath``: flags of LLVM."""
+def njit(
+    function: Callable[..., Any] | None = None, *, fastmath: Any = False, apart: bool = False
+) -> Any:
+    """Mark a function that compiled functions call; ``fastmath``: flags of LLVM. One that is
+    ``apart`` is called, instead of being a part of its caller: then LLVM optimises it once, and not
+    again with each caller. It is for rare cases."""
     if function is None:
-        return functools.partial(Function, fastmath=fastmath)
-    return Function(function)
+        return functools.partial(Function, fastmath=fastmath, apart=apart)
+    return Function(function, fastmath, apart)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
@@ -109,28 +124,102 @@ typeof_impl.register(Function)(lambda value, context: _Type(value))
 typeof_impl.register(Intrinsic)(lambda value, context: _Type(value))
 
 
+def _extreme(sign: Callable[..., Any]) -> Intrinsic:
+    """The one of some numbers for which ``sign`` holds beside those before it."""
+
+    @intrinsic
+    def found(context: Any, *kinds: Any) -> Any:
+        kind = context.unify_types(*kinds)
+
+        def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+            compare = target.get_function(sign, typing.signature(types.boolean, kind, kind))
+            first, *rest = (
+                target.cast(builder, arg, given, kind)
+                for arg, given in zip(args, signature.args, strict=True)
+            )
+            for arg in rest:
+                first = builder.select(compare(builder, (arg, first)), arg, first)
+            return first
+
+        return kind(*kinds), code
+
+    return found
+
+
+@intrinsic
+def _whole(context: Any, x: Any) -> Any:
+    def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return target.cast(builder, args[0], x, signature.return_type)
+
+    return (x if isinstance(x, types.Integer) else types.intp)(x), code
+
+
+_OWN = {min: _extreme(operator.lt), max: _extreme(operator.gt), int: _whole}
+"""Functions for which numba would compile code for each of the types."""
+
+
+class _Operation(types.Function):
+    """An operation of numba, whose types are found once."""
+
+    def get_call_type(self, context: Any, args: Any, kws: Any) -> Any:
+        if kws:
+            return super().get_call_type(context, args, kws)
+        key = self, args
+        if key not in context.resolved:
+            context.resolved[key] = self._found(context, args)
+        return context.resolved[key]
+
+    def _found(self, context: Any, args: Any) -> Any:
+        own, kinds = _OWN.get(self.typing_key), [types.unliteral(arg) for arg in args]
+        if own is None or not all(isinstance(k, types.Number | types.Boolean) for k in kinds):
+            return super().get_call_type(context, args, {})
+        found, self._impl_keys[found.args] = own.typed(context, kinds)
+        return found
+
+
+register_model(_Operation)(models.OpaqueModel)
+
+
+def _refresh(context: Any) -> None:
+    for registry in list(context._registries):
+        context.install_registry(registry)
+
+
 class _Typing(typing.Context):
-    """numba's types of operations, each found once."""
+    """numba's types of values and of operations, each found once."""
 
-    def refresh(self) -> None:
-        for registry in list(self._registries):
-            self.install_registry(registry)
+    refresh = _refresh
 
-    def resolve_function_type(self, func: Any, args: Any, kws: Any) -> Any:
-        if not isinstance(func, types.Function) or kws:
-            return super().resolve_function_type(func, args, kws)
-        key = func, args
-        if key not in self.resolved:
-            self.resolved[key] = super().resolve_function_type(func, args, kws)
-        return self.resolved[key]
+    def resolve_value_type(self, val: Any) -> Any:
+        if id(val) not in self.values:
+            found = super().resolve_value_type(val)
+            if type(found) is types.Function:
+                found = _Operation(found.templates)
+            self.values[id(val)] = val, found  # val lives as long as its id counts
+        return self.values[id(val)][1]
 
 
 class _Target(cpu.CPUContext):
     """numba's target with definitions of its own."""
 
-    def refresh(self) -> None:
-        for registry in list(self._registries):
-            self.install_registry(registry)
+    refresh = _refresh
+
+    def get_function(self, fn: Any, sig: Any, _firstcall: bool = True) -> Any:
+        key = fn, sig
+        if key not in self.found:
+            self.found[key] = super().get_function(fn, sig, _firstcall)
+        return self.found[key]
+
+    def get_abi_sizeof(self, ty: Any) -> int:
+        if ty not in self.sizes:
+            self.sizes[ty] = super().get_abi_sizeof(ty)
+        return self.sizes[ty]
+
+    def counted(self, kind: Any) -> bool:
+        """Whether references to values of this type are counted."""
+        if kind not in self.counts:
+            self.counts[kind] = self.data_model_manager[kind].contains_nrt_meminfo()
+        return bool(self.counts[kind])
 
     def define(self, key: Any, kinds: Any, code: Any) -> None:
         self._defns[key] = OverloadSelector()
@@ -147,100 +236,27 @@ class _Definitions(dict[Any, Any]):
         return self.rest[key]
 
 
-class _Library(JITCodeLibrary):
-    """Modules of several functions, optimised together."""
+class _Lower(Lower):
+    """Without what numba does at the end of each variable, where references are not counted."""
 
-    def _optimize_functions(self, ll_module: Any) -> None:
-        ll_module.data_layout = self._codegen._data_layout
+    apart = False
 
-    def add_ir_module(self, ir_module: Any) -> None:
-        self.add_llvm_module(llvm.parse_assembly(str(ir_module)))
+    def setup_function(self, fndesc: Any) -> None:
+        super().setup_function(fndesc)
+        if self.apart:
+            self.function.attributes.add("noinline")
 
-    def object(self, entry: str) -> bytes:
-        """The object file of a function that is given as source of LLVM; all others are part of
-        it."""
-        for library in dict.fromkeys(self._linking_libraries):
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        for text in (_MEMORY, entry):
-            self._final_module.link_in(llvm.parse_assembly(text))
-        module = self._final_module
-        for each in (*module.functions, *module.global_variables):
-            if not each.is_declaration:
-                each.linkage = "external" if each.name == TASK else "internal"
-        self._optimize_final_module()
-        missing = [
-            each.name
-            for each in module.functions
-            if each.is_declaration and each.name.startswith(("NRT_", "numba_", "Py", "_Py"))
-        ]
-        if missing:
-            raise NotImplementedError(
-                f"{self.name} needs {', '.join(missing)} of numba's runtime library: compiled "
-                "kernels cannot use lists, strings or Python objects"
-            )
-        code = bytes(self._codegen._tm.emit_object(module))
-        for each in module.functions:
-            # what LLVM does not know stays a name, and to link it would end the process
-            if each.name.startswith("llvm.") and each.name.encode() in code:
-                raise RuntimeError(f"this version of LLVM has no {each.name}")
-        return code
+    def incref(self, typ: Any, val: Any) -> None:
+        if self.context.counted(typ):
+            super().incref(typ, val)
 
+    def decref(self, typ: Any, val: Any) -> None:
+        if self.context.counted(typ):
+            super().decref(typ, val)
 
-_MEMORY = """
-declare ptr @malloc(i64)
-declare void @free(ptr)
-
-define ptr @NRT_MemInfo_alloc_aligned(i64 %size, i32 %align) {
-  %whole = add i64 %size, 128
-  %info = call ptr @malloc(i64 %whole)
-  %none = icmp eq ptr %info, null
-  br i1 %none, label %end, label %some
-some:
-  store i64 1, ptr %info
-  %start = ptrtoint ptr %info to i64
-  %after = add i64 %start, 127
-  %address = and i64 %after, -64
-  %at = getelementptr i8, ptr %info, i64 24
-  store i64 %address, ptr %at
-  br label %end
-end:
-  ret ptr %info
-}
-
-define void @NRT_MemInfo_call_dtor(ptr %info) {
-  call void @free(ptr %info)
-  ret void
-}
-"""
-
-
-class _Manager(PassManager):
-    """Passes whose result is not analysed again after each of them."""
-
-    _ENFORCING = False
-
-
-class _Passes(compiler.CompilerBase):
-    """The passes that such functions need."""
-
-    def define_pipelines(self) -> list[Any]:
-        manager = _Manager("regmax")
-        for each in (
-            untyped.TranslateByteCode,
-            untyped.FixupArgs,
-            untyped.IRProcessing,
-            untyped.RewriteSemanticConstants,
-            untyped.GenericRewrites,
-            untyped.ReconstructSSA,
-            typed.NopythonTypeInference,
-            typed.PreLowerStripPhis,
-            typed.IRLegalization,
-            typed.NativeLowering,
-            typed.NoPythonBackend,
-        ):
-            manager.add_pass(each, each.__name__)
-        manager.finalize()
-        return [manager]
+    def delvar(self, name: str) -> None:
+        if self.context.counted(self.typeof(name)):
+            super().delvar(name)
 
 
 class _Unit:
@@ -252,32 +268,67 @@ class _Unit:
         self.target, self.typing = copy.copy(target), copy.copy(context)
         self.target.__class__, self.typing.__class__ = _Target, _Typing
         self.target.typing_context = self.typing
+        self.target.found, self.target.sizes, self.target.counts = {}, {}, {}
         self.target._defns = _Definitions(target._defns)
-        self.typing.resolved, self.typing.unit = {}, self
-        self.library = _Library(self.target.codegen(), name)
+        self.typing.resolved, self.typing.values, self.typing.unit = {}, {}, self
+        self.library = Library(self.target.codegen(), name)
         self.known: dict[Any, Any] = {}
         self.flags = compiler.Flags()
-        self.flags.nrt = self.flags.no_compile = True
-        self.flags.no_cpython_wrapper = self.flags.no_cfunc_wrapper = True
-        self.flags.error_model = "numpy"
+        self.flags.nrt, self.flags.error_model = True, "numpy"
 
     def compiled(
-        self, function: Callable[..., Any], kinds: tuple[Any, ...], fastmath: Any = False
+        self,
+        function: Callable[..., Any],
+        kinds: tuple[Any, ...],
+        fastmath: Any = False,
+        apart: bool = False,
     ) -> Any:
         """The signature of a function, and its name."""
-        key = function, kinds
+        key = function, kinds, apart
         if key not in self.known:
             flags = self.flags.copy()
             flags.fastmath = cpu.FastMathOptions(fastmath)
-            found = compiler.compile_extra(
-                *(self.typing, self.target, function, kinds, None, flags, {}),
-                library=self.library,
-                pipeline_class=_Passes,
-            ).fndesc
+            with ConfigStack().enter(flags):
+                found = self._lowered(function, kinds, flags, apart)
             name = found.llvm_func_name
             self.target.insert_user_function(name, found)
             self.known[key] = typing.signature(found.restype, *kinds), name
         return self.known[key]
+
+    def _lowered(
+        self, function: Callable[..., Any], kinds: tuple[Any, ...], flags: Any, apart: bool
+    ) -> Any:
+        """Add a function to the library: bytecode, single assignment, types, and source of LLVM;
+        returns its description. These are the passes of ``njit`` that such functions need."""
+        identity = FunctionIdentity.from_function(function)
+        source = Interpreter(identity).interpret(ByteCode(identity))
+        state = SimpleNamespace(func_ir=source, typingctx=self.typing, typemap=None, calltypes=None)
+        for rewrite in (each(state) for each in rewrite_registry.rewrites["before-inference"]):
+            for k in source.blocks:
+                while rewrite.match(source, source.blocks[k], None, None):
+                    source.blocks[k] = rewrite.apply()
+        source.blocks = canonicalize_cfg(source.blocks)
+        source = reconstruct_ssa(source)
+        source._definitions = build_definitions(source.blocks)
+        typed = type_inference_stage(self.typing, self.target, source, kinds, None)
+        types_of, result, calls, _ = typed
+        source = PreLowerStripPhis()._strip_phi_nodes(source)
+        source._definitions = build_definitions(source.blocks)
+        if any(map(self.target.counted, types_of.values())):
+            PostProcessor(source).run(emit_dels=True)
+        model = create_error_model(flags.error_model, self.target)
+        target = self.target.subtarget(
+            enable_nrt=True, fastmath=flags.fastmath, error_model=model, found={}
+        )
+        found = PythonFunctionDescriptor.from_specialized_function(
+            *(source, types_of, result, calls, target.mangler, flags.forceinline, flags.noalias),
+            abi_tags=[flags.get_mangle_string()],
+        )
+        with target.push_code_library(self.library):
+            lower = _Lower(target, self.library, found, source)
+            lower.apart = apart
+            lower.lower()
+        return found
 
 
 def task(function: Callable[..., Any], like: str | None) -> bytes:
@@ -295,7 +346,7 @@ def function(function: Callable[..., Any], kinds: tuple[Any, ...]) -> bytes:
 
 
 def _object(function: Callable[..., Any], kinds: tuple[Any, ...], given: int, stops: bool) -> bytes:
-    with global_compiler_lock, _without_collector():
+    with global_compiler_lock, _without_collector(), _without_colours():
         with contextlib.suppress(Exception), _part_of_numba():  # it may need more
             return _compiled(function, kinds, given, stops)
         return _compiled(function, kinds, given, stops)
@@ -307,17 +358,7 @@ def _compiled(
     unit = _Unit(f"{function.__module__}.{function.__qualname__}")
     _, name = unit.compiled(function, kinds)
     words = ["i64" if kind == types.int64 else "ptr" for kind in kinds]
-    args = [f"%a{k}" if k < given else "null" for k in range(len(kinds))]
-    pairs = [f"{word} {arg}" for word, arg in zip(words, args, strict=True)]
-    return unit.library.object(
-        _ENTRY.format(
-            name=name,
-            types=", ".join(words),
-            taken=", ".join(pairs[:given]),
-            passed=", ".join(pairs),
-            failed=f"atomicrmw add ptr %a0, i64 {2 * STOPPED} monotonic" if stops else "",
-        )
-    )
+    return unit.library.object(name, words, given, stops)
 
 
 @contextlib.contextmanager
@@ -330,6 +371,24 @@ def _without_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class _Plain:
+    """A scheme of colours that has none."""
+
+    def __getattr__(self, name: str) -> Any:
+        return str
+
+
+@contextlib.contextmanager
+def _without_colours(module: Any = errors) -> Iterator[None]:
+    """Without colours in messages, of which numba makes many that nobody sees."""
+    before = getattr(module, "_termcolor_inst", None)
+    module._termcolor_inst = _Plain()
+    try:
+        yield
+    finally:
+        module._termcolor_inst = before
 
 
 @contextlib.contextmanager
@@ -358,24 +417,3 @@ def _part_of_numba() -> Iterator[None]:
         yield
     finally:
         del target.load_additional_registries, context.load_additional_registries
-
-
-_ENTRY = """
-declare i32 @"{name}"(ptr, ptr, {types})
-
-define void @regmax_task({taken}) {{
-  %result = alloca ptr
-  %error = alloca ptr
-  %status = call i32 @"{name}"(ptr %result, ptr %error, {passed})
-  %bad = icmp ne i32 %status, -2
-  %wrong = icmp ne i32 %status, 0
-  %failed = and i1 %bad, %wrong
-  br i1 %failed, label %stop, label %end
-stop:
-  {failed}
-  br label %end
-end:
-  ret void
-}}
-"""
-"""A C function around numba's, which returns 0 or −2 for success."""

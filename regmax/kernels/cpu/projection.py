@@ -75,6 +75,10 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any, blank: 
     write(row, d, low, top, scale, tau, rest, out, blank)
 
 
+special = njit(forward.function, apart=True)
+"""``forward`` for mappings of which it is a special case."""
+
+
 @njit
 def write(
     row: Any,
