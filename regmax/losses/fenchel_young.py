@@ -276,7 +276,7 @@ class _Task(NamedTuple):
         target, mask, known = self.target.plain(self.skip), self.mask, type(kernel)
         if known.loss is Kernel.loss or target is None or x.dtype not in kernel.dtypes:
             return None
-        less = known.loss_slopes is Kernel.loss_slopes or target.is_floating_point()
+        less = known.loss_slopes is Kernel.loss_slopes
         if (learns and less) or self.settings.solver != "auto":
             return None
         on = None if mask is None else flat(mask)

@@ -107,10 +107,18 @@ def test_derivatives_in_gamma_and_theta(kind: str, theta: Any, dtype: torch.dtyp
     for d, size in ((1, 1.0), (2, 0.01), (37, 4.0), (700, 1.0)):
         x, k, mask = rows(d, size)
         x = x.to(dtype)
-        for eps, on, per_row in ((0.0, None, True), (0.2, mask, True), (0.1, None, False)):
-            found = gradients(x.clone(), k, on, eps, per_row)
+        t = soft(x), soft(x, mask)
+        for target, eps, on, per_row in (
+            (k, 0.0, None, True),
+            (k, 0.2, mask, True),
+            (k, 0.1, None, False),
+            (t[0], 0.0, None, True),
+            (t[1], 0.0, mask, True),
+            (t[0] / 7, 0.0, None, False),
+        ):
+            found = gradients(x.clone(), target, on, eps, per_row)
             with reference():
-                right = gradients(x.double(), k, on, eps, per_row)
+                right = gradients(x.double(), target, on, eps, per_row)
             for a, b in zip(found, right, strict=True):
                 scale = 1 + b.abs().max().nan_to_num().item()
                 torch.testing.assert_close(a.double(), b, rtol=0, atol=near * scale)

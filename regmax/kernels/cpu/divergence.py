@@ -16,8 +16,8 @@ hold: log y_k = log y_max − δ, y_k^a = y_max^a − aδ, and y_k^a = y_max^a �
 
 Label smoothing with ε adds ε(x_k − mean x), the mean over the participants.
 
-With y held fixed (Danskin's theorem), the derivatives in γ and θ are δ = Ω(e_k) − Ω(y), the same
-for all k, and γ ∂δ/∂θ:
+With y held fixed (Danskin's theorem), the derivatives in γ and θ are δ = Ω(t) − Ω(y) and γ ∂δ/∂θ.
+For t = e_k, δ is the same for all k:
 
     gini                (1 − ‖y‖²) / 2,
     entropy, tsallis    −Σ y_i log_α(y_i) / α,    log_α(y) = (y^a − 1)/a, log y at a = 0,
@@ -40,6 +40,7 @@ from .distributions import (
     PNORM,
     TARGET,
     THETA,
+    TINY,
     TSALLIS,
     Y,
     ratios,
@@ -225,6 +226,30 @@ def _mapping(job: Any, own: Any) -> None:
 
 
 @njit
+def _terms(kind: int, w: Any, a: float) -> tuple[Any, Any]:
+    """The terms of a distribution's sums that :func:`_derivatives` takes; ``w`` is float64."""
+    if kind == GINI:
+        return w * w, w
+    log = elementary.log(simd.larger(w, TINY))
+    if kind == PNORM:
+        power = w * elementary.exp(log * a)
+        return power, power * log
+    ratio, rate = ratios(log * a)
+    return w * ratio * log, w * rate * (log * log)
+
+
+@njit
+def _derivatives(kind: int, first: float, second: float, p: float) -> tuple[float, float]:
+    """Ω, up to a constant, and its derivative in θ."""
+    if kind == GINI:
+        return 0.5 * first, 0.0
+    if kind == PNORM:
+        square = first ** (2.0 / p)
+        return 0.5 * square, square * (second / first - math.log(first) / p) / p
+    return first / p, (second - first / p) / p
+
+
+@njit
 def _slopes(job: Any, r: int, like: Any) -> tuple[float, float]:
     """The derivatives of the loss of a row in γ and θ, from y − t."""
     d, kind, epsilon = job[common.WIDTH], job[KIND], common.number_at(job, EPSILON, 0)
@@ -248,26 +273,43 @@ def _slopes(job: Any, r: int, like: Any) -> tuple[float, float]:
             on = (common.piece(x, i, d, -np.inf) > -np.inf) & taking_part(job, r, i)
             v = simd.select(on, v + each, v)
         if simd.count(v > 0.0) > 0:
-            w = simd.larger(simd.wide(v), 0.0)
-            if kind == GINI:
-                s = s + w * w
-            else:
-                log = elementary.log(simd.larger(w, 2.3e-308))
-                if kind == PNORM:
-                    power = w * elementary.exp(log * a)
-                    s, t = s + power, t + power * log
-                else:
-                    ratio, rate = ratios(log * a)
-                    s, t = s + w * ratio * log, t + w * rate * (log * log)
+            first, second = _terms(kind, simd.larger(simd.wide(v), 0.0), a)
+            s, t = s + first, t + second
     y[k] = change
-    first, second, p = simd.total(s), simd.total(t), a + 1.0
-    gamma = common.number_at(job, GAMMA, r)
-    if kind == GINI:
-        return 0.5 - 0.5 * first, 0.0
-    if kind == PNORM:
-        square = first ** (2.0 / p)
-        return 0.5 - 0.5 * square, gamma * square * (math.log(first) / p - second / first) / p
-    return -first / p, gamma * (first / p - second) / p
+    own, slope = _derivatives(kind, simd.total(s), simd.total(t), a + 1.0)
+    vertex = 0.5
+    if ENTROPY <= kind <= TSALLIS:
+        vertex = 0.0
+    return vertex - own, -common.number_at(job, GAMMA, r) * slope
+
+
+@njit
+def _slopes_apart(job: Any, r: int, like: Any) -> tuple[float, float]:
+    """The same for a distribution, from m(y − t) and m t, times m."""
+    d, kind = job[common.WIDTH], job[KIND]
+    y, target = common.rows_at(job, Y, r, like), common.rows_at(job, TARGET, r, like)
+    a = common.number_at(job, THETA, r) - 1.0 if kind >= TSALLIS else 0.0
+    none = simd.wide(simd.load_part(y, 0, simd.first(0), 0.0))
+    sums = none
+    for i in range(0, d, LANES):
+        sums = sums + simd.wide(common.piece(target, i, d, 0.0))
+    mass = simd.total(sums)
+    if not mass > 0.0:
+        return 0.0, 0.0
+    s, t, own, rate = none, none, none, none
+    for i in range(0, d, LANES):
+        u = common.piece(target, i, d, 0.0)
+        v = common.piece(y, i, d, 0.0) + u
+        if simd.count(u > 0.0) > 0:
+            first, second = _terms(kind, simd.wide(u) / mass, a)
+            s, t = s + first, t + second
+        if simd.count(v > 0.0) > 0:
+            first, second = _terms(kind, simd.larger(simd.wide(v) / mass, 0.0), a)
+            own, rate = own + first, rate + second
+    p = a + 1.0
+    at_t, slope_t = _derivatives(kind, simd.total(s), simd.total(t), p)
+    at_y, slope_y = _derivatives(kind, simd.total(own), simd.total(rate), p)
+    return mass * (at_t - at_y), mass * common.number_at(job, GAMMA, r) * (slope_t - slope_y)
 
 
 def slopes(job: Any, like: Any) -> None:
@@ -276,7 +318,10 @@ def slopes(job: Any, like: Any) -> None:
     first, last = common.take(job)
     while first < last:
         for r in range(first, last):
-            values[2 * r], values[2 * r + 1] = _slopes(job, r, like)
+            if job[DENSE] != 0:
+                values[2 * r], values[2 * r + 1] = _slopes_apart(job, r, like)
+            else:
+                values[2 * r], values[2 * r + 1] = _slopes(job, r, like)
         first, last = common.take(job)
 
 

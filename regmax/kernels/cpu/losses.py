@@ -71,10 +71,11 @@ class CompiledLosses(CompiledRows):
         mask: Tensor | None,
         epsilon: float,
     ) -> Tensor | None:
-        if target.is_floating_point():
-            return None
         slopes = x.new_empty((len(x), 2), dtype=torch.float64)
-        job = self._job(x, target.reshape(-1), gamma, theta, mask, epsilon, dx, slopes)
+        dense = target.is_floating_point()
+        target = target.to(x.dtype) if dense else target.reshape(-1)
+        numbers = (0, 0, False, dense, 0)
+        job = self._job(x, target, gamma, theta, mask, epsilon, dx, slopes, *numbers)
         over_rows(*_SLOPES.task(0, x.dtype), job, self.grain)
         return slopes
 
