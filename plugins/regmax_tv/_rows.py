@@ -195,7 +195,7 @@ def _write(
             out[place[i] if moved else i] = t
 
 
-@njit(apart=True)
+@njit
 def whole_row(
     row: Any,
     d: int,

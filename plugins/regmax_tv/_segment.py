@@ -158,7 +158,7 @@ def _centred(x: Any, a: Any, b: Any, lo: int, hi: int, to: int) -> None:
             x[to + j], a[to + j], b[to + j] = x[lo + j], a[lo + j], b[lo + j]
 
 
-@njit(apart=True)
+@njit
 def _programme(
     kept: Any,
     top: float,
