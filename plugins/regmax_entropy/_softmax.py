@@ -39,6 +39,7 @@ def _long(x: Tensor) -> Any:
 class _Softmax(Kernel):
     name = "PyTorch"
     numbers = True
+    distributions = True
     attention = FlashAttention()
 
     def forward(

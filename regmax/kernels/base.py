@@ -155,6 +155,8 @@ class Kernel(ABC):
     """The accepted dtypes; rows of other dtypes are computed in float32."""
     numbers: ClassVar[bool] = False
     """Whether γ and θ may be floats. Otherwise a number becomes a tensor."""
+    distributions: ClassVar[bool] = False
+    """Whether the losses take distributions as targets."""
     attention: AttentionKernel | None = None
     """Attention with this Ω, if there is a kernel for it. It takes the same γ and θ."""
 
@@ -195,12 +197,12 @@ class Kernel(ABC):
         (R,), and its gradient, new and contiguous, in float32 for half precision.
         L(x; t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩.
 
-        ``target`` is int64 (R, 1), k of t = e_k, or −1: then the loss is 0. Or it is of a dtype of
-        ``dtypes`` (R, d), like x: t times a number m ≥ 0; then the loss and the gradient are
-        those of t times m, and 0 if m = 0. Where nothing takes part the loss is 0, and +∞ where
-        the support of t is masked in part. Such rows and NaN rows have the gradient 0.
+        ``target`` is int64 (R, 1), k of t = e_k, or −1: then the loss is 0. With ``distributions``
+        it may be of a dtype of ``dtypes`` (R, d), like x: t times a number m ≥ 0; then the loss and
+        the gradient are those of t times m, and 0 if m = 0. Where nothing takes part the loss is 0,
+        and +∞ where the support of t is masked in part. Such rows and NaN rows have the gradient 0.
 
-        None: both are computed from y. So may be any kind of target, with ε or without."""
+        None: both are computed from y."""
         return None
 
     def loss_slopes(

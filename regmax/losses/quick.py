@@ -39,7 +39,7 @@ def loss(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) ->
     if own["_buffers"]["weight"] is not None or settings.solver != "auto" or settings.certify:
         return None
     plan, learnt = compiled.planned(omega, x, gamma) or (None, ())
-    if plan is None or learnt:
+    if plan is None or learnt or (dense and not plan.kernel.distributions):
         return None
     if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
         return None

@@ -327,6 +327,8 @@ def loss(
 ) -> tuple[Tensor, Tensor, Tensor | None] | None:
     """The losses of all rows of x, their gradients in x, and if it ``learns`` their derivatives in
     γ and θ, by the kernel; None where it computes less."""
+    if target.is_floating_point() and not kernel.distributions:
+        return None
     gamma, *theta = [laid_out(kernel, t, x) for t in _numbers(omega, gamma)]
     x = flat(x)
     found = kernel.loss(x, target, gamma, tuple(theta), mask, epsilon)

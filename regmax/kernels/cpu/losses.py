@@ -26,6 +26,8 @@ _SLOPES = CompiledRows("regmax.kernels.cpu.divergence", names=("slopes",))
 class CompiledLosses(CompiledRows):
     """``CompiledRows`` with losses, for an Ω of one of ``KINDS``."""
 
+    distributions = True
+
     def __init__(self, module: str, kind: str, names: tuple[str, ...] = PASSES) -> None:
         super().__init__(module, names=names)
         self.kind = KINDS.index(kind)

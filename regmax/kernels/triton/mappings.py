@@ -20,6 +20,7 @@ class ThresholdKernel(Kernel):
 
     name = "triton"
     numbers = True
+    distributions = True
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
     def __init__(self, kind: str, limit: int | None = None, pack: int | None = None) -> None:
