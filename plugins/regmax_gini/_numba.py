@@ -24,7 +24,7 @@ def _threshold(rough: Any, z: Any, m: int) -> Any:
         below = (sums - 1.0) / size
     zero = simd.spread(simd.load(z, 0), 0.0)
     tau = simd.larger(simd.wide(below) - 4e-6, -1.0)
-    before = zero
+    before = zero + m
     for _ in range(m // LANES + 1):
         wide, count = zero, zero
         for i in range(0, m, LANES):
@@ -32,11 +32,11 @@ def _threshold(rough: Any, z: Any, m: int) -> Any:
             inside = v > tau
             wide = wide + simd.select(inside, v, 0.0)
             count = count + simd.select(inside, zero + 1.0, 0.0)
-        moved = (count > before) | (before > count)
-        if simd.count(moved) == 0:
+        fewer = before > count  # entries that come back do so by the rounding of τ
+        if simd.count(fewer) == 0:
             break
-        tau = simd.select(moved, (wide - 1.0) / count, tau)
-        before = count
+        tau = simd.select(fewer, (wide - 1.0) / count, tau)
+        before = simd.select(fewer, count, 0.0)
     return tau
 
 

@@ -15,8 +15,6 @@ from regmax.kernels.cpu.simd import LANES
 
 LONG = 128
 """The sum of a block of more entries is computed again from its entries."""
-SHORT = 16
-"""Sums over at most this many blocks need no correction."""
 
 
 @njit
@@ -36,6 +34,7 @@ def _push(
 
     The value of a block is the mean of x_[k] + μk over its entries: mean(x) + μ·(mean rank).
     """
+    # ends: the stack shrinks
     while count > 0 and value[count - 1] <= t:
         count -= 1
         total += sums[count]
@@ -121,11 +120,7 @@ def blocks_of(
         value[0] = 1.0 / sizes[0]
         return 1
     tau = (acc - 1.0) / first
-    if used <= SHORT:
-        for b in range(used):
-            value[b] = max(value[b] - tau, 0.0)
-        return used
-    off = -1.0  # the rounding error of long sums
+    off = -1.0  # the rounding error of sums
     for b in range(used):
         off += (value[b] - tau) * sizes[b]
     tau += off / first

@@ -17,9 +17,6 @@ from . import common, simd
 from .jit import njit
 from .simd import LANES
 
-SHORT = 64
-"""For at most this many entries the sum that gives τ needs no correction."""
-
 
 @njit
 def bound(z: Any) -> float:
@@ -32,32 +29,48 @@ def bound(z: Any) -> float:
 
 
 @njit
-def threshold(z: Any, n: int, tau: float) -> tuple[float, float]:
-    """τ of z[:n] as a sum of two numbers, from a lower bound; z is −inf beyond n.
+def _above(z: Any, n: int, tau: float) -> tuple[int, Any]:
+    """The number of entries of z[:n] above τ, and their sum in sixteen parts."""
+    sums, inside = simd.spread(simd.load(z, 0), 0.0), 0
+    for i in range(0, n, LANES):
+        v = simd.load(z, i)
+        on = v > tau
+        sums = sums + simd.select(on, v, 0.0)
+        inside += simd.count(on)
+    return inside, sums
 
-    y = (z − τ) − rest: the first difference is exact where y is small.
-    """
-    zero = simd.spread(simd.load(z, 0), 0.0)
-    size = 0
-    while True:
-        sums = zero
-        inside = 0
-        for i in range(0, n, LANES):
-            v = simd.load(z, i)
-            on = v > tau
-            sums = sums + simd.select(on, v, 0.0)
-            inside += simd.count(on)
-        if inside == size or inside == 0:
-            break
+
+@njit
+def threshold(z: Any, n: int, tau: float) -> float:
+    """τ of z[:n] from a lower bound; z is −inf beyond n."""
+    size = n + 1
+    inside, sums = _above(z, n, tau)
+    # ends: the size decreases; entries that come back do so by the rounding of τ
+    while 0 < inside < size:
         size = inside
         tau = (simd.total(sums) - 1.0) / size
-    if n <= SHORT:
-        return tau, 0.0
-    sums, lost = zero, zero
-    for i in range(0, n, LANES):
-        sums, lost = common.added(sums, lost, simd.larger(simd.load(z, i) - tau, 0.0))
-    off = simd.total(sums) - 1.0
-    return tau, off / size if off * off > common.EPS * common.EPS * size else 0.0
+        inside, sums = _above(z, n, tau)
+    return tau
+
+
+@njit
+def missing(z: Any, n: int, tau: float) -> float:
+    """What τ lacks, so that y = (z − τ) − missing has the sum 1 up to the rounding of y: Newton's
+    steps, of which the second and later ones start below the root. z − τ is exact where y is
+    small."""
+    zero = simd.spread(simd.load(z, 0), 0.0)
+    rest = 0.0
+    for _ in range(4):
+        sums, lost, size = zero, zero, 0
+        for i in range(0, n, LANES):
+            y = (simd.load(z, i) - tau) - rest
+            size += simd.count(y > 0.0)
+            sums, lost = common.added(sums, lost, simd.larger(y, 0.0))
+        off = simd.total(sums) - 1.0
+        if not off * off > common.EPS * common.EPS * size or size == 0:
+            break
+        rest += off / size
+    return rest
 
 
 @njit
@@ -71,7 +84,9 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any, blank: 
     tau = bound((simd.wide(best) - top) * scale)
     low = common.floor(row, top, -tau * gamma)
     n = common.pack(row, d, low, top, scale, kept, z)
-    tau, rest = threshold(z, n, tau)
+    tau = threshold(z, n, tau)
+    # of float32 rows the rounding of τ is far below that of y
+    rest = missing(z, n, tau) if simd.resolution(row) <= common.EPS else 0.0
     write(row, d, low, top, scale, tau, rest, out, blank)
 
 
