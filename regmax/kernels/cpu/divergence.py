@@ -90,8 +90,10 @@ def _sum(y: Any, d: int) -> tuple[float, float]:
 def _position(y: Any, d: int, top: float) -> int:
     """Where y_i = top."""
     i = 0
+    # ends: i grows
     while i + LANES <= d and simd.count(simd.load(y, i) == top) == 0:
         i += LANES
+    # ends: i grows
     while i < d - 1 and y[i] != top:
         i += 1
     return i
@@ -141,14 +143,15 @@ def _distances(job: Any, r: int, like: Any, top: float) -> tuple[float, float, i
     and their number."""
     d, size = job[common.WIDTH], 0
     x, y = common.rows_at(job, 0, r, like), common.rows_at(job, Y, r, like)
-    half = 0.5 / d
+    each = 1.0 / d
     sums = simd.wide(simd.load_part(x, 0, simd.first(0), 0.0))
     dots = sums
     for i in range(0, d, LANES):
         v = common.piece(x, i, d, -np.inf)
         on = (v > -np.inf) & taking_part(job, r, i)
         size += simd.count(on)
-        off = simd.select(on, top * half - simd.wide(v) * half, 0.0)
+        # halves are exact: a product and a difference that round once keep ties at 0
+        off = simd.select(on, (top * 0.5 - simd.wide(v) * 0.5) * each, 0.0)
         sums = sums + off
         dots = dots + off * simd.wide(common.piece(y, i, d, 0.0))
     return simd.total(dots), simd.total(sums), size
