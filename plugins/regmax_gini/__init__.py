@@ -67,6 +67,7 @@ def _threshold(z: Tensor, low: Tensor, row_sums: Callable[..., tuple[Tensor, ...
     """τ with Σ (z − τ)₊ = 1, at least ``low``: τ ← (Σ_S z − 1)/|S| on the entries above τ increases
     to it (Michelot 1986)."""
     tau, size = low, torch.zeros_like(low)
+    # ends: τ never decreases, so that the support only shrinks
     while True:
         inside = z > tau
         total, count = row_sums(torch.where(inside, z, 0), inside.to(z.dtype))

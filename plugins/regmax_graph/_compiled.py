@@ -42,6 +42,7 @@ def task(job: Any) -> None:
     arcs = (_whole(job, 7, d + 1), _whole(job, 8, 2 * m), _whole(job, 9, 2 * m))
     way = _reals(job, 10, 2 * m)
     out, ids = _reals(job, 11, (count, d)), _whole(job, 12, (count, d))
+    # ends: the job's counter only grows
     while True:
         first = memory.fetch_add(job, job[STEP])
         last = min(first + job[STEP], count)

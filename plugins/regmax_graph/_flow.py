@@ -47,6 +47,7 @@ def _distances(
             queue[last] = i
             last += 1
     first = 0
+    # ends: a node enters the queue once
     while first < last:
         j = queue[first]
         first += 1
@@ -78,6 +79,9 @@ def route(
     start, to, edge = arcs
     distance, current, queue, queued = ints[0], ints[1], ints[2], ints[3]
     own, n = label[nodes[0]], len(nodes)
+    # ends: after exact distances some node pushes, and there is a bound on the number of pushes:
+    # each empties a node or fills an arc exactly, and distances, at most n, never decrease
+    # (Goldberg & Tarjan 1988)
     while True:
         _distances(nodes, x, cap, f, arcs, way, label, distance, queue)
         count = 0
@@ -91,11 +95,13 @@ def route(
         if count == 0:
             return
         first, last, patience = 0, count % n, PATIENCE * n
+        # ends: each round pushes, relabels, or removes a node
         while count > 0 and patience > 0:
             i = queue[first]
             first = first + 1 if first + 1 < n else 0
             count -= 1
             queued[i] = 0
+            # ends: the current arc moves on, the arc fills, the node empties, or its distance grows
             while x[i] > tol:
                 a = current[i]
                 if a == start[i + 1]:
@@ -158,6 +164,7 @@ def beyond(
             queue[last] = i
             last += 1
     first = 0
+    # ends: a node enters the queue once
     while first < last:
         i = queue[first]
         first += 1

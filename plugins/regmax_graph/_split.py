@@ -61,6 +61,7 @@ def _parts(
         order[at] = copy[k]
         label[copy[k]] = fresh
         at += 1
+        # ends: a node is labelled once
         while head < at:
             i = order[head]
             head += 1
@@ -116,6 +117,7 @@ def split(v: Any, cap: Any, arcs: Any, way: Any, label: Any, f: Any, floats: Any
     if n == 0:
         return 1
     top, fresh = _parts(order, 0, n, side, cap, arcs, label, copy, sets, 0, 1)
+    # ends: a set is taken off, or split into smaller ones
     while top > 0:
         top -= 1
         first, last = sets[0, top], sets[1, top]
@@ -149,6 +151,7 @@ def values(
     """
     tails, heads = ends
     ref, total, lost, out = sums[0], sums[1], sums[2], sums[3]
+    # ends: each round merges two groups
     while True:
         for g in range(count):
             sizes[g] = 0
@@ -286,6 +289,7 @@ def groups_row(z: Any, weights: Any, arcs: Any, label: Any, out: Any, queue: Any
         out[k] = k
         queue[0] = k
         first, last = 0, 1
+        # ends: a node enters the queue once
         while first < last:
             i = queue[first]
             first += 1

@@ -41,6 +41,7 @@ def _mean(v: Floats, first: int, size: int) -> float:
 @njit(nogil=True, cache=True)
 def _push(mean: Floats, size: Sizes, top: int, value: float, count: int) -> int:
     """Push a block on the stack of top blocks; pool while mean_{top-1} < mean_top; returns top."""
+    # ends: the stack shrinks
     while top > 0 and mean[top - 1] < value:
         top -= 1
         count += size[top]

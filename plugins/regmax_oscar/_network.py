@@ -52,8 +52,10 @@ def _network(pairs: Iterable[tuple[int, int]]) -> Any:
 def _exchanges() -> Iterator[tuple[int, int]]:
     """The comparisons of Algorithm M for sixteen numbers."""
     p = LANES // 2
+    # ends: p is halved
     while p:
         q, r, apart = LANES // 2, 0, p
+        # ends: q is halved until it is p
         while apart:
             yield from ((i, i + apart) for i in range(LANES - apart) if i & p == r)
             apart, q, r = q - p, q // 2, p
@@ -78,6 +80,7 @@ def sort(keys: Any, m: int) -> None:
         _sorted(keys, i)
         _sorted(keys, i + HALF)
     size = BLOCK
+    # ends: the size doubles
     while size < m:
         for start in range(0, m, 2 * size):
             last = start + 2 * size - LANES
@@ -85,6 +88,7 @@ def sort(keys: Any, m: int) -> None:
                 if last - i < m:
                     _exchange(keys, start + i, last - i)
         apart = size // 2
+        # ends: it is halved
         while apart >= BLOCK:
             for start in range(0, m - apart, 2 * apart):
                 for i in range(start, min(start + apart, m - apart), LANES):

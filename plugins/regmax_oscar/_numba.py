@@ -72,6 +72,7 @@ def _forward_row(
     depth = -gamma * bound if bound > -np.inf else np.inf
     one = top - least <= 0.5 * mu * n * CLOSE
     before = 2 * n
+    # ends: n decreases by an eighth
     while not one and n > 8 and 8 * n < 7 * before:
         higher = common.floor(row, top, depth + mu * (n - 1))
         before = n

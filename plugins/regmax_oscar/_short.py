@@ -75,6 +75,7 @@ def _regression(keys: Any, m: int, n: Any, mu: Any, sums: Any, sizes: Any) -> No
         simd.store(sums, i, simd.select(on, _value(keys, i), 0.0))
         simd.store(sizes, i, simd.select(on, one, 0.0))
     moving = True
+    # ends: each round pools two blocks of some lane
     while moving:
         _pool(sums, sizes, m, mu, LANES)
         moving = _pool(sums, sizes, m, mu, -LANES)
@@ -120,6 +121,7 @@ def _enter(job: Any, like: Any, r: int, k: int, room: Any) -> bool:
     else:
         depth = -gamma * projection.bound((simd.wide(best) - top) / gamma)
     low, n, before = -simd.greatest(row), d, 2 * d
+    # ends: n decreases by an eighth
     while n > LANES // 2 and 8 * n < 7 * before:
         higher, before = common.floor(row, top, depth + mu * (n - 1)), n
         if higher > low:

@@ -20,6 +20,7 @@ def tie_means(
     elsewhere. v, z and out are (R, d); sums are in float64, relative to the first of a group."""
     rows, d = v.shape
     bits = 1
+    # ends: bits grow
     while 1 << bits < 2 * d:
         bits += 1
     shift, last = np.uint64(64 - bits), (1 << bits) - 1
@@ -37,6 +38,7 @@ def tie_means(
             word = np.float64(key).view(np.uint64)
             word = (word ^ (word >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
             at = np.int64(word >> shift)
+            # ends: half of the table is empty
             while table[at] >= 0 and value[table[at]] != key:
                 at = (at + 1) & last
             k = table[at]

@@ -155,6 +155,7 @@ def _scan(x: Tensor, first: Tensor | None = None) -> Tensor:
     """sum_{first_i <= j <= i} x_j, by halves: the left half's last sum goes to all of the right."""
     x = x.clone()
     h = 1
+    # ends: h doubles
     while h < x.shape[-1]:
         half = x.view(*x.shape[:-1], -1, 2, h)
         left = half[..., 0, -1:]
@@ -171,6 +172,7 @@ def _blocks(x: Tensor) -> Tensor:
     z = x.clone()
     end = torch.ones_like(x, dtype=torch.bool)
     h = 1
+    # ends: h doubles
     while h < x.shape[1]:
         shape = (len(x), -1, 2, h)
         left, right = z.view(shape)[:, :, 0].contiguous(), z.view(shape)[:, :, 1].contiguous()
@@ -200,6 +202,7 @@ def _blocks(x: Tensor) -> Tensor:
 def _means(x: Tensor, end: Tensor, length: Tensor) -> Tensor:
     """mean(x_B) from the data; blocks out of order among the first length entries are merged."""
     at = _positions(x)
+    # ends: each round merges blocks
     while True:
         first = pad(torch.where(end[:, :-1], at[1:], 0), (1, 0)).cummax(1).values
         last = torch.where(end, at, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)

@@ -30,6 +30,7 @@ def _powers(z: Any, n: int, smallest: float, a: float) -> float:
 def _sink(a: Any, i: int, n: int) -> None:
     """Move a[i] down the heap a[:n] of decreasing numbers."""
     t = a[i]
+    # ends: i doubles
     while 2 * i + 1 < n:
         j = 2 * i + 1
         if j + 1 < n and a[j + 1] > a[j]:
@@ -64,6 +65,7 @@ def _solve_above(z: Any, n: int, a: float, ordered: Any, y: Any) -> None:
         ordered[i] = -z[i]
     _sort(ordered, n)
     size, beyond = 1, n + 1
+    # ends: the interval of whole numbers is halved
     while beyond - size > 1:
         middle = (size + beyond) // 2
         if _powers(z, n, -ordered[middle - 1], a) < 1.0:
@@ -71,6 +73,7 @@ def _solve_above(z: Any, n: int, a: float, ordered: Any, y: Any) -> None:
         else:
             beyond = middle
     smallest = -ordered[size - 1]
+    # ends: the size grows
     while size < n and -ordered[size] == smallest:
         size += 1
     low = (1.0 - _powers(z, n, smallest, a)) / size

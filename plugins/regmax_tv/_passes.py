@@ -72,6 +72,7 @@ def all_above(row: Any, d: int, low: float) -> bool:
     full = d - d % LANES
     on = simd.load_part(row, full, simd.first(d - full), np.inf) > low
     i = 0
+    # ends: i grows
     while i < full and simd.count(on) == LANES:
         on = simd.load(row, i) > low
         i += LANES

@@ -31,6 +31,7 @@ def _threshold(p: Any, start: Any, n: int, tau: float) -> float:
     """
     zero = simd.spread(simd.load(p, 0), 0.0)
     before = np.inf
+    # ends: the size decreases
     while True:
         sums, sizes = zero, zero
         for i in range(0, n, LANES):
@@ -61,10 +62,12 @@ def _groups(
     start, mean, sides = groups
     count = 0
     first = 0
+    # ends: the next segment begins after this one
     while first < n:
         last = n - 1 if dense else first
         left, right = 0, 0
         if not dense:
+            # ends: last grows
             while last + 1 < n and index[last + 1] == index[last] + 1:
                 last += 1
             left, right = int(index[first] > 0), int(index[last] < d - 1)

@@ -83,6 +83,7 @@ def _close(
     start, mean, sides = groups
     start[count], mean[count] = begin, mean_of(kept, begin, end - begin, top)
     sides[count] = before - after
+    # ends: the count decreases
     while count > base:
         here, there = start[count], start[count - 1]
         value = mean[count] + w * (sides[count] / (end - here))
@@ -190,12 +191,14 @@ def _programme(
         y = (np.float64(kept[first + k]) - top) - centre
         # f'(t) = t − y − w to the left of all knots; it is −w at low
         slope, offset = 1.0, -w - y
+        # ends: a knot is removed
         while lo <= hi and slope * x[lo] + offset <= -w:
             slope += a[lo]
             offset += b[lo]
             lo += 1
         # −f'(t) = −t + y − w to the right of all knots
         back, behind = -1.0, y - w
+        # ends: a knot is removed
         while hi >= lo and back * x[hi] + behind <= -w:
             back += a[hi]
             behind += b[hi]
@@ -222,6 +225,7 @@ def _programme(
     # f' = 0 at the last entry
     y = (np.float64(kept[first + n - 1]) - top) - centre - w * right
     slope, offset = 1.0, -w - y
+    # ends: a knot is removed
     while lo <= hi and slope * x[lo] + offset <= 0.0:
         slope += a[lo]
         offset += b[lo]

@@ -178,6 +178,7 @@ def _scan(x: Tensor, first: Tensor) -> Tensor:
     x = x.clone()
     first = first.expand_as(x)
     h = 1
+    # ends: h doubles
     while h < x.shape[1]:
         half = x.view(len(x), -1, 2, h)
         mid = _positions(x).view(-1, 2, h)[:, 1, :1]
@@ -212,6 +213,7 @@ def _messages(w: Tensor, lam: Tensor, start: Tensor) -> Tensor:
     lo = torch.where(start, c, c - lam)
     hi = torch.where(start, c, c + lam)
     h = 1
+    # ends: h doubles
     while h < w.shape[1]:
         shape = (len(w), -1, 2, h)
         cs, los, his = c.view(shape), lo.view(shape), hi.view(shape)
@@ -248,6 +250,7 @@ def _groups(y: Tensor, lam: Tensor, slack: Tensor, length: Tensor) -> tuple[Tens
     end[:, -1] = True
     sign = torch.zeros_like(y)
     open_rows = torch.arange(len(y), device=y.device)
+    # ends: each round splits a group of every open row
     while len(open_rows):
         cut = _split(*(x[open_rows] for x in (y, lam, slack, end, sign)))
         sign[open_rows] += cut
@@ -258,6 +261,7 @@ def _groups(y: Tensor, lam: Tensor, slack: Tensor, length: Tensor) -> tuple[Tens
 
 def _values(x: Tensor, lam: Tensor, end: Tensor, sign: Tensor) -> Tensor:
     """z_G from the data; groups whose values contradict the jump between them are merged."""
+    # ends: each round merges groups
     while True:
         z = _candidates(x, lam, sign, *_bounds(end))[0]
         wrong = pad(sign[:, :-1] * (z[:, :-1] - z[:, 1:]) < 0, (0, 1))

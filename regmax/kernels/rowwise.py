@@ -22,6 +22,7 @@ def size(count: int, most: int) -> int:
     """``count`` rounded up to a multiple of 8, at most a quarter more for large counts, and at most
     ``most``, the entries of a row, rounded up to a multiple of 8."""
     step = 8
+    # ends: the step doubles
     while count > 8 * step:
         step *= 2
     return min(-(-count // step) * step, whole(most))

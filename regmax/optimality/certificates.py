@@ -229,7 +229,7 @@ def _bound(p: Condition, residual: _Residual, beta: Tensor) -> Tensor:
     b_i = torch.where(on & below, (rho.abs() + rounding) * residual.point, 0)
     a, b = a_i.norm(dim=-1), b_i.sum(-1)
     distance = (a + (a * a + 4 * beta.squeeze(-1) * b).sqrt()) / (2 * beta.squeeze(-1))
-    by_gap = (2 * (residual.gap + row_dot(residual.point, rounding)) / beta).sqrt().squeeze(-1)
+    by_gap = ((residual.gap + row_dot(residual.point, rounding)) / beta).sqrt().squeeze(-1)
     return torch.minimum(distance, by_gap)
 
 

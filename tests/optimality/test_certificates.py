@@ -19,6 +19,9 @@ from regmax import (
     Status,
 )
 from regmax.functional import fusedmax, sparsemax
+from regmax.optimality.certificates import certify
+from regmax.optimality.condition import Condition
+from regmax.optimality.point import Point
 from regmax.solvers import Solver
 
 F64 = torch.float64
@@ -35,6 +38,42 @@ def omega_of(value, **properties):
 
 def square(y):
     return y.square().sum(-1) / 2
+
+
+# -- bounds ----------------------------------------------------------------------------------------
+
+
+def certificate_of(omega, z, y):
+    """The certificate of y as the answer for the scores z, whatever it is."""
+    problem = Condition(omega, z)
+    return certify(Point(problem, y))
+
+
+def test_the_bound_of_the_duality_gap_is_attained():
+    """z = (1, 0): y* is a vertex, and ‖y − y*‖² = gap for every y (docs/theory.md)."""
+    t = torch.tensor([[0.5], [0.1], [1e-3]], dtype=F64)
+    y = torch.cat([1 - t, t], -1)
+    found = certificate_of(regmax.regularizer("gini"), torch.tensor([1.0, 0.0]).to(y), y)
+    torch.testing.assert_close(found.error_bound, 2**0.5 * t.squeeze(-1))
+    torch.testing.assert_close(found.gap, 2 * t.square().squeeze(-1))
+
+
+@pytest.mark.parametrize("name", ["entropy", "gini", "pnorm", "tsallis", "tv", "oscar"])
+@pytest.mark.parametrize("way", ["mixed", "moved", "another row"])
+def test_an_inexact_answer_is_within_its_bound(name, way):
+    omega = regmax.regularizer(name)
+    z = draw(300, 6, scale=2, seed=3)
+    exact = RegularizedMax(omega)(z)
+    t = 10 ** torch.linspace(-9, 0, len(z), dtype=F64).unsqueeze(-1)
+    other = {
+        "mixed": torch.full_like(z, 1 / 6),
+        "moved": RegularizedMax(omega)(z + draw(300, 6, seed=4)),
+        "another row": exact.roll(1, 0),
+    }[way]
+    y = exact + t * (other - exact)
+    far = (y - exact).norm(dim=-1)
+    bound = certificate_of(omega, z, y).error_bound
+    assert (far <= bound + 1e-15).all()
 
 
 # -- solvers ---------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class _Pool:
 
     def run(self, task: Task, job: int, threads: int) -> None:
         with self.lock:
+            # ends: the pool grows
             while self.size < threads - 1:
                 threading.Thread(target=self._wait, daemon=True, name=f"regmax-{self.size}").start()
                 self.size += 1

@@ -124,7 +124,7 @@ def _bound(
         else:
             a += (abs(rho[i]) + rounding[i]) * (abs(rho[i]) + rounding[i])
     distance = (math.sqrt(a) + math.sqrt(a + 4.0 * beta * b)) / (2.0 * beta)
-    return min(distance, math.sqrt(2.0 * (gap + more) / beta))
+    return min(distance, math.sqrt((gap + more) / beta))
 
 
 @njit
