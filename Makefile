@@ -37,7 +37,8 @@ examples: $(READY)  ## run the three experiments on generated data, a minute or 
 	@for name in inflection adaptive_transformer structured_attention; do \
 	  $(BIN)/python -m examples.$$name --smoke --out build/examples/$$name || exit 1; done
 
-fuzz: $(READY)  ## random inputs to the public API for MINUTES (10); prints what it finds
+fuzz: $(READY)  ## a million hard rows a mapping, then random inputs for MINUTES (10); prints findings
+	$(BIN)/python tests/helpers/hard_values.py --rows 1000000
 	$(BIN)/python tests/helpers/fuzzing.py --minutes $(MINUTES)
 
 bench: $(READY)  ## measure speed and memory on the CPU (BENCH=docs: into the committed page)

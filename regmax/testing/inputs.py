@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..kernels.simplex import project
+
 Made = tuple[Tensor, Tensor | None]
 
 
@@ -83,6 +85,94 @@ def _denormal(dtype: torch.dtype) -> Made:
     return torch.tensor([[0, 1, -1, 3], [2, 2, 0, -2]], dtype=dtype) * tiny, None
 
 
+# -- rows whose values are hard: on the borders of what a mapping distinguishes --------------------
+
+TINY = (0.0, 1e-8, 1e-17, 2.0**-104, 1e-300)
+"""What stands for a zero in a point of the simplex."""
+
+
+def _simplex(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Points of Δ with about half of their entries 0, normalised in ``dtype``."""
+    y = x.clamp_min(0)
+    y[:, 0] += y.sum(-1) == 0
+    y = y.to(dtype)
+    return y / y.sum(-1, keepdim=True)
+
+
+def _tiny(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Points of Δ with tiny numbers for zeros, each row of its own."""
+    y = _simplex(x, dtype)
+    tiny = torch.tensor(TINY, dtype=torch.float64)[torch.arange(len(x)) % len(TINY)]
+    return torch.where(y == 0, tiny.to(dtype).unsqueeze(-1), y)
+
+
+def _projected(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return project(2 * x.to(dtype))
+
+
+def _lattice(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiples of 1/k, k from 1 to 10."""
+    k = (1 + torch.arange(len(x)) % 10).double().unsqueeze(-1)
+    return ((x * k).round() / k).to(dtype)
+
+
+def _groups(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Three levels, of which each entry has one."""
+    levels = torch.where(x < -0.5, 0, torch.where(x < 0.5, 1, 2))
+    return x.gather(-1, levels.clamp_max(x.shape[-1] - 1)).to(dtype)
+
+
+def _ulps(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Entries of a row at most three floating-point numbers apart."""
+    first = x[:, :1].to(dtype).expand(x.shape)
+    for step in (-0.7, 0.0, 0.7):
+        first = torch.where(x > step, first.nextafter(first + 1), first)
+    return first
+
+
+def _borders(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Half of the entries exactly 1, ½ or 2 below the largest, or one number off."""
+    top = x.amax(-1, keepdim=True).to(dtype)
+    low = top - torch.tensor([1.0, 0.5, 2.0], dtype=dtype)[torch.arange(len(x)) % 3].unsqueeze(-1)
+    low = torch.where(x.frac().abs() < 0.3, low.nextafter(top), low.expand(x.shape))
+    return torch.where(x < 0, low, x.to(dtype))
+
+
+def _magnitudes(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Entries of every magnitude below 1, of either sign."""
+    return (x.sign() * 10 ** (-150 * x.frac().abs())).to(dtype)
+
+
+VALUES: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
+    "points of the simplex": _simplex,
+    "points of the simplex, tiny for 0": _tiny,
+    "projections": _projected,
+    "lattices": _lattice,
+    "groups of ties": _groups,
+    "ulps apart": _ulps,
+    "borders": _borders,
+    "magnitudes": _magnitudes,
+    "points of the simplex + 1e6": lambda x, dtype: _tiny(x, dtype) + 1e6,
+    "scales": lambda x, dtype: (x * 10 ** torch.linspace(-40, 30, len(x)).unsqueeze(-1)).to(dtype),
+    "lattices of scales": lambda x, dtype: (
+        _lattice(x, dtype) * (10 ** torch.linspace(-38, 30, len(x)).unsqueeze(-1)).to(dtype)
+    ),
+}
+"""Rows on the borders of what a mapping distinguishes, by the way they are made of standard normal
+numbers (count, d) and a dtype."""
+
+
+def hard_values(
+    name: str, count: int, d: int, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Tensor:
+    """``count`` rows of d scores of a kind of ``VALUES``."""
+    return VALUES[name](normal(count, d, seed=seed), dtype)
+
+
+def _valued(name: str, d: int) -> Callable[[torch.dtype], Made]:
+    return lambda dtype: (hard_values(name, 15, d, dtype), None)
+
+
 def _table() -> list[HardInput]:
     inf, nan = math.inf, math.nan
     rows = normal(3, 5, seed=1)
@@ -139,6 +229,7 @@ def _table() -> list[HardInput]:
             finite=False,
             masked=True,
         ),
+        *(HardInput(f"{name}, {d} entries", _valued(name, d)) for name in VALUES for d in (3, 6)),
         HardInput("1e5 entries", _scores(normal(1, 10**5, seed=11)), big=True),
         HardInput("1e6 entries", _scores(normal(1, 10**6, seed=12)), big=True),
         HardInput("1e6 equal entries", _scores(torch.ones(1, 10**6)), big=True),
