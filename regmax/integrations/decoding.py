@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +53,12 @@ class _Cached:
         return self
 
 
+def cache_argument(function: Callable[..., Any]) -> str:
+    """The argument of a function of transformers that takes a cache: its name until 5.23, or that
+    of later versions."""
+    return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
+
+
 @torch.no_grad()
 def beam_search(
     model: Any,
@@ -76,11 +84,13 @@ def beam_search(
         raise ValueError(f"eos must be the number of the word that ends a sentence; got {end!r}")
     omega = resolved(omega)
 
+    name = cache_argument(model.forward)
+
     def step(words: Tensor, state: _Cached) -> tuple[Tensor, _Cached]:
-        logits = model(words[:, None], past_key_values=state.cache, use_cache=True).logits
+        logits = model(words[:, None], use_cache=True, **{name: state.cache}).logits
         return mapped(omega, logits[:, -1].float(), gamma, None), state
 
     start = _Cached(DynamicCache(config=model.config))
     if input_ids.shape[1] > 1:
-        model(input_ids[:, :-1], past_key_values=start.cache, use_cache=True)
+        model(input_ids[:, :-1], use_cache=True, **{name: start.cache})
     return search.beam_search(step, start, input_ids[:, -1], end, beam, longest)

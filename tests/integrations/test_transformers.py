@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regmax
+from regmax.integrations.decoding import cache_argument
 from regmax.integrations.transformers import register
 from regmax.nn import AdaptiveEntmax, chunks
 
@@ -184,7 +185,7 @@ def test_a_mask_is_made_where_softmax_needs_none(kind):
     made = getattr(transformers.masking_utils, f"create_{kind}_mask")
     arguments = {"inputs_embeds": torch.zeros(2, 4, 8), "attention_mask": None}
     if kind == "causal":
-        arguments["past_key_values"] = None
+        arguments[cache_argument(made)] = None
     mask = made(config, **arguments)
     every = torch.ones(4, 4, dtype=torch.bool)
     expected = every.tril() if kind == "causal" else every
@@ -206,7 +207,7 @@ def test_generation_with_a_cache(mapping):
 def test_a_cache_filled_in_parts():
     model, ids = llama("regmax-entmax15"), words(2, 8)
     cache = model(ids[:, :3]).past_key_values
-    later = model(ids[:, 3:], past_key_values=cache).logits
+    later = model(ids[:, 3:], **{cache_argument(model.forward): cache}).logits
     torch.testing.assert_close(later, model(ids).logits[:, 3:], **EXACT)
 
 
