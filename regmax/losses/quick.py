@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..mapping import compiled
-from ..mapping.function import laid_out
-from ..mapping.planned import Plan
+from ..mapping.method import Method, laid_out
 from ..mapping.rows import flat
 from ..optimality.jacobian import alias
 from ..regularizers.penalty import names_of
@@ -38,7 +37,7 @@ def loss(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) ->
         return None
     if own["_buffers"]["weight"] is not None or settings.solver != "auto" or settings.certify:
         return None
-    plan, learnt = compiled.planned(omega, x, gamma) or (None, ())
+    plan, learnt = compiled.method_of(omega, x, gamma) or (None, ())
     if plan is None or learnt or (dense and not plan.kernel.distributions):
         return None
     if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
@@ -63,7 +62,7 @@ def _held(*tensors: Tensor) -> bool:
 
 
 def _computed(
-    x: Tensor, target: Tensor, plan: Plan, how: _How
+    x: Tensor, target: Tensor, plan: Method, how: _How
 ) -> tuple[Tensor | None, Tensor | None]:
     """The loss, and its gradient, that of the sum for the reduction "none"."""
     epsilon, ignored, reduction, _ = how

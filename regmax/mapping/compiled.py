@@ -17,9 +17,9 @@ from ..regularizers import arguments, serialize
 from ..regularizers.expressions import Scaled, unscaled
 from ..regularizers.penalty import Penalized, Penalty, held, names_of, structured, unpenalized
 from ..regularizers.regularizer import Regularizer
-from . import levels
-from .function import Eager, Mapping, formula, forward, laid_out, products, taking_part
-from .planned import Plan
+from . import function, levels
+from .function import Mapping, formula, taking_part
+from .method import Method, laid_out, method
 from .rows import HALF, constant, flat
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
@@ -100,21 +100,21 @@ def _ranges(cls: type[Regularizer]) -> tuple[Any, ...]:
     return tuple(cls.ranges.get(name) for name in cls.hyperparameters or ())
 
 
-PLANS: dict[tuple[Any, ...], Plan | None] = {}
+METHODS: dict[tuple[Any, ...], Method | None] = {}
 """By all that they depend on; calls alike share them."""
 
 
-def planned(omega: Regularizer, x: Any, gamma: float) -> tuple[Plan, Hyper] | None:
-    """As :func:`planned_by_name`, for an Ω."""
+def method_of(omega: Regularizer, x: Any, gamma: float) -> tuple[Method, Hyper] | None:
+    """As :func:`method_by_name`, for an Ω."""
     held = omega.__dict__
     if omega._parameters:
         held = {**held, **omega._parameters}
-    return planned_by_name(type(omega), held, x, gamma, lambda: omega)
+    return method_by_name(type(omega), held, x, gamma, lambda: omega)
 
 
-def planned_by_name(
+def method_by_name(
     cls: Any, held: dict[str, Any], x: Any, gamma: float, make: Callable[[], Regularizer]
-) -> tuple[Plan, Hyper] | None:
+) -> tuple[Method, Hyper] | None:
     """What computes a call on rows of plain scores like x, outside of transforms, and the tensors
     among its hyperparameters; None where Ω may depend on more than these, or has no kernel. Ω,
     which ``make`` gives, is of the class ``cls`` with attributes ``held``."""
@@ -135,15 +135,16 @@ def planned_by_name(
         numbers.append(item)
     key = (cls, exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
     try:
-        found = PLANS[key]
+        found = METHODS[key]
     except KeyError:
-        if len(PLANS) >= 512:
-            PLANS.clear()
-        found = PLANS[key] = _plan(make(), x, gamma)
-    if found is None or not theta:
-        return found and (found, ())
-    for (name, accepted), t in zip(found.checks, theta, strict=True):
-        arguments.hyperparameter(name, t, *accepted)
+        if len(METHODS) >= 512:
+            METHODS.clear()
+        found = METHODS[key] = _method(make(), x, gamma)
+    if found is None:
+        return None
+    if theta:
+        for (name, accepted), t in zip(found.checks, theta, strict=True):
+            arguments.hyperparameter(name, t, *accepted)
     return found, tuple(theta)
 
 
@@ -158,7 +159,7 @@ def _alike(t: Tensor, x: Tensor) -> bool:
     return t.ndim == x.ndim and t.shape[-1] == 1 and t.shape[:-1] == x.shape[:-1]
 
 
-def _plan(omega: Regularizer, x: Tensor, gamma: float) -> Plan | None:
+def _method(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
     cls: Any = type(omega)
     bare, kernel = unpenalized(omega), None
     known = {"gamma", *names_of(omega), "exact"}.issuperset(cls.arguments)
@@ -185,8 +186,8 @@ def _plan(omega: Regularizer, x: Tensor, gamma: float) -> Plan | None:
         scale, *theta = [t if t is None else laid_out(kernel, t, x) for t in numbers]
         direct = kernel.direct(x.dtype, x.shape[-1], scale, tuple(theta))
     none = {name: t.new_empty(()) for name, t in bare.tensors(fixed=True).items()}
-    bare = bare.with_tensors(none)  # a plan keeps no tensor of a call alive
-    return Plan(kernel, bare, tuple(numbers), tuple(checks), direct)
+    bare = bare.with_tensors(none)  # a method keeps no tensor of a call alive
+    return Method(kernel, bare, tuple(numbers), tuple(checks), direct)
 
 
 def argmax(omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any) -> Tensor | None:
@@ -250,11 +251,8 @@ def with_gradients(
     kernel: Kernel, omega: Regularizer, rows: Tensor, mask: Tensor | None, numbers: list[Any]
 ) -> Tensor:
     """Π_Ω of prepared rows in plain PyTorch; ``numbers`` are γ and θ."""
-    if torch.is_grad_enabled() and any(
-        isinstance(t, Tensor) and t.requires_grad for t in (rows, *numbers)
-    ):
-        return Eager.apply(rows, mask, kernel, omega, *numbers)  # type: ignore[no-untyped-call,no-any-return]
-    return forward(kernel, rows.detach(), mask, numbers)[0]
+    own, tensors = method(kernel, omega, numbers)
+    return function.argmax(own, rows, mask, tensors)
 
 
 def _watched(
@@ -262,7 +260,8 @@ def _watched(
 ) -> Tensor:
     if structured(omega) and mask is not None:  # neighbours among those that take part
         mask = mask & (rows.detach() != -torch.inf)
-    y: Tensor = levels.apply(Mapping, rows, mask, kernel, omega, *numbers)
+    own, tensors = method(kernel, omega, numbers)
+    y: Tensor = levels.apply(Mapping, rows, mask, own, None, *tensors)
     return y
 
 
@@ -311,8 +310,8 @@ def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:
 
 def values(kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, mask: Any) -> Tensor:
     """Π_Ω of prepared rows, without gradients."""
-    numbers = _numbers(omega, gamma)
-    return forward(kernel, x.detach(), mask, numbers)[0]
+    own, tensors = method(kernel, omega, _numbers(omega, gamma))
+    return own.forward(x.detach(), mask, tensors)[0]
 
 
 def loss(
@@ -346,13 +345,12 @@ def product(
     gamma: float | Tensor,
     hyper: bool,
 ) -> tuple[Tensor, ...]:
-    """:func:`products` by the kernel of Ω, or by PyTorch operations where it has none here."""
-    numbers = _numbers(omega, gamma)
+    """:class:`Product` by the kernel of Ω, or by PyTorch operations where it has none here."""
     kernel = kernel_of(omega, y)
+    own, tensors = method(kernel, omega, _numbers(omega, gamma))  # type: ignore[arg-type]
     if kernel is not None:
-        return products(kernel, y, taking_part(part), v, numbers, hyper)
-    tensors = [t for t in numbers if isinstance(t, Tensor)]
-    fixed = tuple(None if isinstance(t, Tensor) else t for t in numbers)
+        gx, each = own.backward(y, taking_part(part), v, tensors, hyper)
+        return gx, *each
     # inside an operator autograd records nothing: the derivatives of Ω are those of torch.func
-    found: Any = torch.func.vjp(formula(omega, part, hyper, fixed), y, v, *tensors)[0]
+    found: Any = torch.func.vjp(formula(own, part, hyper), y, v, *tensors)[0]
     return tuple(t.clone(memory_format=torch.contiguous_format) for t in found)

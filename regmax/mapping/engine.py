@@ -22,7 +22,7 @@ from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
 from ..solvers.multipliers import Tied, multiplied
-from . import compiled, composition, generated, jagged, kinks, operator, own, sharded
+from . import compiled, composition, function, generated, jagged, kinks, operator, own, sharded
 from .autograd import attach, attach_tied, envelope, newton_steps, objective
 from .forward import (
     Forward,
@@ -34,10 +34,9 @@ from .forward import (
     report,
     solves,
 )
-from .function import Eager
 from .hidden import refuse_hidden
 from .jagged import is_jagged
-from .planned import Plan, Planned, by_plan
+from .method import Method
 from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
@@ -58,7 +57,7 @@ def mapping(
                 if own.by_value(type(omega)):  # type: ignore[arg-type]
                     y = own.argmax(omega, x, gamma, settings)
                 else:
-                    y = _planned(compiled.planned(omega, x, gamma), x)
+                    y = _by_method(compiled.method_of(omega, x, gamma), x)
             if y is None:
                 y = compiled.argmax(omega, x, gamma, dim, mask)
         except RuntimeError:  # from a tensor without strides or memory, which is named
@@ -91,8 +90,8 @@ def by_name(
     like this one found the kernel."""
     if mask is None and dim == -1 and type(gamma) is float and isinstance(x, Tensor) and x.is_cpu:
         try:
-            found = compiled.planned_by_name(cls, hyper, x, gamma, lambda: make(cls, hyper))
-            y = _planned(found, x)
+            found = compiled.method_by_name(cls, hyper, x, gamma, lambda: make(cls, hyper))
+            y = _by_method(found, x)
         except RuntimeError:  # which mapping explains
             y = None
         if y is not None:
@@ -100,21 +99,16 @@ def by_name(
     return mapping(make(cls, hyper), x, gamma, dim, mask, settings)
 
 
-def _planned(found: tuple[Plan, Hyper] | None, x: Tensor) -> Tensor | None:
-    """Π_Ω(x) by the kernel that a call like this one found, or None where it must be looked for."""
+def _by_method(found: tuple[Method, Hyper] | None, x: Tensor) -> Tensor | None:
+    """Π_Ω(x) by the method that a call like this one found, or None where it must be looked for."""
     if found is None:
         return None
-    plan, theta = found
-    learns = torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in theta))
-    y: Tensor | None = None
-    if plan.direct is None:
-        kernel, bare, numbers = plan.kernel, plan.omega, plan.filled(theta)
-        y = kernel.operator(x, *numbers)
-        if y is None and learns:
-            y = Eager.apply(x, None, kernel, bare, *numbers)  # type: ignore[no-untyped-call]
-    elif learns:
-        y = Planned.apply(x, plan, *theta)  # type: ignore[no-untyped-call]
-    return by_plan(plan, x, theta)[0] if y is None else y
+    method, theta = found
+    if method.direct is None:
+        y = method.kernel.operator(x, *method.filled(theta))
+        if y is not None:
+            return y
+    return function.argmax(method, x, None, theta)
 
 
 def _certified(

@@ -1,9 +1,9 @@
-"""Π_Ω as one differentiable function, and its product with J, by the kernel of Ω.
+"""Π_Ω as one differentiable function, and its product with J, by a method.
 
 :class:`Mapping` and :class:`Product` define vmap and jvp, so ``torch.func`` and forward mode need
 nothing else. In a graph (compile, export) both call the operators ``regmax::argmax`` and
-``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`. Plain PyTorch uses :class:`Eager`,
-which costs less. Second derivatives consist of operations of :mod:`regmax.optimality.jacobian`.
+``regmax::jacobian_product`` of :mod:`regmax.mapping.operator`. Second derivatives consist of
+operations of :mod:`regmax.optimality.jacobian`.
 """
 
 from __future__ import annotations
@@ -14,54 +14,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, simplex, transforms, wrappers
+from ..kernels import simplex, transforms
 from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
 from ..regularizers import serialize
 from ..regularizers.penalty import names_of, penalty_of, smooth_part, structured
 from ..regularizers.regularizer import Regularizer
 from . import levels
-from .rows import HALF, flat, numbered
+from .method import Method
+from .rows import HALF
 
 
 class Mapping(torch.autograd.Function):
-    """y = Π_Ω(x). Backward is v ↦ Jv with the products of γ and θ, forward mode the same J."""
+    """y = Π_Ω(x). Backward is v ↦ Jv with the products of γ and θ, forward mode the same J.
+
+    ``tensors``: those of γ and θ that the method does not hold. ``kept``: in plain PyTorch, a list
+    for what the method keeps; else None.
+    """
 
     @staticmethod
     def forward(
-        x: Tensor, mask: Tensor | None, kernel: Kernel, omega: Regularizer, *numbers: Any
+        x: Tensor, mask: Tensor | None, method: Method, kept: list[Any] | None, *tensors: Tensor
     ) -> Tensor:
-        if not transforms.tracing():
-            return forward(kernel, x, mask, list(numbers))[0]
-        text, tensors = _recorded(omega, numbers)
-        y: Tensor = torch.ops.regmax.argmax(x, mask, tensors, text)
+        if kept is None and transforms.tracing():
+            text, given = _recorded(method, tensors)
+            recorded: Tensor = torch.ops.regmax.argmax(x, mask, given, text)
+            return recorded
+        y, part = method.forward(x, mask, tensors)
+        if kept is not None:
+            kept.append(part)
         return y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, mask, ctx.kernel, ctx.omega, *numbers = inputs
-        part = (x if mask is None else mask) if structured(ctx.omega) else None
-        _keep(ctx, numbers, output, part, x if isinstance(numbers[0], Tensor) else None)
+        x, mask, method, kept, *tensors = inputs
+        ctx.method, ctx.plain, part = method, kept is not None, None
+        if kept is not None:
+            part = kept[0]
+        elif structured(method.omega):
+            part = x if mask is None else mask
+        # γ's gradient needs x: y, rounded, does not tell x/γ
+        needed = method.numbers[0] is None and (kept is None or ctx.needs_input_grad[4])
+        saved = output, part, x if needed else None, *tensors
+        if ctx.plain:
+            ctx.save_for_backward(*saved)
+        else:
+            _keep(ctx, *saved)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> Any:
-        y, part, x, *tensors = transforms.living(ctx.saved_tensors)
-        numbers = _merged(ctx.fixed, tensors)
+        saved = ctx.saved_tensors
+        y, part, x, *tensors = saved if ctx.plain else transforms.living(saved)
         wants = ctx.needs_input_grad[4:]
-        gx, dtheta = gradients(ctx.kernel, ctx.omega, y, part, v, numbers, wants[1:])
-        dgamma = None
+        gx, found = gradients(ctx.method, y, part, v, tensors, wants)
         if x is not None and wants[0]:
-            dgamma = reduced(_along(gx, x, y) / -numbers[0], numbers[0])
-        return gx, None, None, None, dgamma, *dtheta
+            found[0] = reduced(_along(gx, x, y) / -tensors[0], tensors[0])
+        return gx, None, None, None, *found
 
     @staticmethod
     def jvp(ctx: Any, tx: Tensor | None, *tangents: Any) -> Tensor:
         with transforms.forward_mode():
             y, part, x, *tensors = map(transforms.primal, ctx.saved_tensors)
-            numbers = _merged(ctx.fixed, tensors)
-            along = _change(ctx.omega, y, part, x, numbers, tx, tangents[3:]).to(y.dtype)
+            method = ctx.method
+            moved = _spread(method, tangents[3:])
+            along = _change(method.omega, y, part, x, method.filled(tensors), tx, moved).to(y.dtype)
             if transforms.batched(along):  # the vmap of autograd.functional, which has no rule
-                return formula(ctx.omega, part, False, ctx.fixed)(y, along, *tensors)[0]
-            given = (y, part, along, ctx.kernel, ctx.omega, False, *numbers)
+                return formula(method, part, False)(y, along, *tensors)[0]
+            given = (y, part, along, method, False, *tensors)
             return Product.apply(*given)[0]  # type: ignore[no-untyped-call,no-any-return]
 
     @staticmethod
@@ -70,34 +88,28 @@ class Mapping(torch.autograd.Function):
         return Mapping.apply(*given), 0  # type: ignore[no-untyped-call]
 
 
-class Eager(Mapping):
-    """The same in plain PyTorch: forward and its context in one call, which costs less."""
+_plainly = super(torch.autograd.Function, Mapping).apply
+"""``Mapping.apply`` outside of transforms, without a look at its signature."""
 
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, mask: Tensor | None, kernel: Kernel, omega: Regularizer, *numbers: Any
-    ) -> Tensor:
-        y, part = forward(kernel, x, mask, list(numbers))
-        ctx.kernel, ctx.omega = kernel, omega
-        # γ's gradient needs x: y, rounded, does not tell x/γ
-        _keep(ctx, numbers, y, part, x if ctx.needs_input_grad[4] else None)
-        return y
 
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
-        again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
-        if again or any(ctx.needs_input_grad[4:]) or not transforms.plain():
-            return Mapping.backward(ctx, v)
-        y, part, _, *tensors = ctx.saved_tensors
-        numbers = _merged(ctx.fixed, tensors)
-        (gx,) = products(ctx.kernel, y, taking_part(part), v, numbers, False)
-        return gx, None, None, None, *[None] * len(numbers)
+def argmax(
+    method: Method, x: Tensor, mask: Tensor | None = None, tensors: Sequence[Tensor] = ()
+) -> Tensor:
+    """Π_Ω(x) with gradients in plain PyTorch."""
+    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
+        given = transforms.living((x, mask, method, [], *tensors))
+        return _plainly(*given)  # type: ignore[no-untyped-call,no-any-return]
+    return method.forward(x.detach(), mask, tensors)[0]
 
-    setup_context = torch.autograd.Function.setup_context
+
+def _spread(method: Method, tensors: Sequence[Any]) -> list[Any]:
+    """One item for each of γ and θ: that of a tensor, None for a number."""
+    found = iter(tensors)
+    return [next(found) if t is None else None for t in method.numbers]
 
 
 class Product(torch.autograd.Function):
-    """(Jv/γ, and −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each θ where ``hyper``), of y, v, γ and θ.
+    """(Jv/γ, and −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each θ that is a tensor, where ``hyper``).
 
     ``part``: who takes part, or the scores where only −inf does not; None where y tells enough. Its
     derivatives are those of :func:`differentiable`, to any order.
@@ -108,42 +120,38 @@ class Product(torch.autograd.Function):
         y: Tensor,
         part: Tensor | None,
         v: Tensor,
-        kernel: Kernel,
-        omega: Regularizer,
+        method: Method,
         hyper: bool,
-        *numbers: Any,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         if transforms.tracing():
-            text, tensors = _recorded(omega, numbers)
-            return tuple(torch.ops.regmax.jacobian_product(y, part, v, tensors, text, hyper))
-        return products(kernel, y, taking_part(part), v, list(numbers), hyper)
+            text, given = _recorded(method, tensors)
+            return tuple(torch.ops.regmax.jacobian_product(y, part, v, given, text, hyper))
+        gx, each = method.backward(y, taking_part(part), v, tensors, hyper)
+        return gx, *each
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        y, part, v, _, ctx.omega, ctx.hyper, *numbers = inputs
-        _keep(ctx, numbers, y, part, v)
+        y, part, v, ctx.method, ctx.hyper, *tensors = inputs
+        _keep(ctx, y, part, v, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *u: Tensor) -> Any:
         y, part, v, *tensors = transforms.living(ctx.saved_tensors)
-        product = formula(ctx.omega, part, ctx.hyper, ctx.fixed)
+        product = formula(ctx.method, part, ctx.hyper)
         dy, dv, *rest = torch.func.vjp(product, y, v, *tensors)[1](u)
-        found = iter(rest)
-        numbers = [next(found) if t is None else None for t in ctx.fixed]
-        return dy, None, dv, None, None, None, *numbers
+        return dy, None, dv, None, None, *rest
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         with transforms.forward_mode():
             y, part, v, *tensors = map(transforms.primal, ctx.saved_tensors)
-            moves = zip(ctx.fixed, tangents[6:], strict=True)
-            given = [tangents[0], tangents[2], *(t for number, t in moves if number is None)]
-            at = (y, v, *tensors)
+            at, given = (y, v, *tensors), (tangents[0], tangents[2], *tangents[5:])
             along = tuple(
                 torch.zeros_like(p) if t is None else t.to(p)
                 for p, t in zip(at, given, strict=True)
             )
-            product = formula(ctx.omega, part, ctx.hyper, ctx.fixed)
+            product = formula(ctx.method, part, ctx.hyper)
             found: tuple[Tensor, ...] = _pushed(product, at, along)
         return found
 
@@ -154,19 +162,11 @@ class Product(torch.autograd.Function):
         return found, (0,) * len(found)
 
 
-def _keep(ctx: Any, numbers: Any, *tensors: Tensor | None) -> None:
-    """Save tensors, and γ and θ, for both modes."""
-    ctx.fixed = tuple([None if isinstance(t, Tensor) else t for t in numbers])
-    saved = (*tensors, *[t for t in numbers if isinstance(t, Tensor)])
+def _keep(ctx: Any, *saved: Tensor | None) -> None:
+    """Save tensors for both modes."""
     ctx.save_for_backward(*saved)
     if transforms.dual_level() or transforms.transforming():
         ctx.save_for_forward(*saved)
-
-
-def _merged(fixed: tuple[Any, ...], tensors: Any) -> list[Any]:
-    """γ and θ, of which the numbers are ``fixed``."""
-    saved = iter(tensors)
-    return [next(saved) if t is None else t for t in fixed]
 
 
 def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...]) -> list[Any]:
@@ -186,15 +186,15 @@ def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...
     return [front(i, t) for i, t in enumerate(inputs)]
 
 
-def _recorded(omega: Regularizer, numbers: Any) -> tuple[str, list[Tensor]]:
+def _recorded(method: Method, tensors: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
     """What a recorded graph knows Ω by, and its tensors, γ first."""
-    gamma, *theta = numbers
-    names = names_of(omega)
-    inside = {name: t for name, t in zip(names, theta, strict=True) if isinstance(t, Tensor)}
-    number = None if isinstance(gamma, Tensor) else gamma
-    given = [gamma] if isinstance(gamma, Tensor) else []
-    omega = omega.with_tensors(inside)
-    return serialize.call(omega, number, tuple(inside)), [*given, *inside.values()]
+    number, names = method.numbers[0], names_of(method.omega)
+    given = _spread(method, tensors)
+    theta = zip(names, given[1:], strict=True)
+    inside = {name: t for name, t in theta if t is not None}
+    omega = method.omega.with_tensors(inside)
+    first = [given[0]] if number is None else []
+    return serialize.call(omega, number, tuple(inside)), [*first, *inside.values()]
 
 
 def _change(
@@ -265,55 +265,42 @@ def reduced(t: Tensor, item: Tensor) -> Tensor:
 
 
 def gradients(
-    kernel: Kernel,
-    omega: Regularizer,
+    method: Method,
     y: Tensor,
     part: Tensor | None,
     v: Tensor,
-    numbers: list[Any],
-    wants: Any,
+    tensors: Sequence[Tensor],
+    wants: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The gradients of x and of those of θ that are wanted, in any mode."""
-    if transforms.under_transform((v, y)):
-        given = (y, part, v, kernel, omega, any(wants), *numbers)
-        gx, *each = levels.apply(Product, *given)
-    elif torch.is_grad_enabled() or transforms.batched(v):
-        return differentiable(omega, y, taking_part(part), v, numbers, wants)
+    """The gradients of x and of those tensors of θ that are wanted, in any mode; None for γ."""
+    found: list[Tensor | None] = [None] * len(tensors)
+    first = int(method.numbers[0] is None)
+    hyper = True in wants[first:]
+    if type(v) is Tensor and transforms.plain() and not transforms.batched(v):
+        if torch.is_grad_enabled():
+            return differentiable(method, y, taking_part(part), v, tensors, wants)
+        gx, each = method.backward(y, taking_part(part), v, tensors, hyper)
+    elif transforms.under_transform((v, y)):
+        gx, *each = levels.apply(Product, y, part, v, method, hyper, *tensors)
     else:
-        gx, *each = products(kernel, y, taking_part(part), v, numbers, any(wants))
-    if not each:
-        return gx, [None for _ in wants]
-    return gx, [
-        reduced(t, item) if want else None
-        for t, item, want in zip(each, numbers[1:], wants, strict=True)
-    ]
-
-
-def products(
-    kernel: Kernel, y: Tensor, part: Tensor | None, v: Tensor, numbers: Sequence[Any], hyper: bool
-) -> tuple[Tensor, ...]:
-    """Jv/γ, and where ``hyper`` the products of each θ, one number per row, by the kernel."""
-    gamma, *theta = [laid_out(kernel, t, y) for t in numbers]
-    v = flat(wrappers.allocated(v))
-    on = None if part is None else flat(part).contiguous()
-    gx, dtheta = kernel.backward(flat(y), v, gamma, tuple(theta), on, hyper)
-    if gx.shape != y.shape:
-        gx = gx.view(y.shape)
-    if dtheta is None:
-        return (gx,)
-    batch = y.shape[:-1]
-    rows = batch.numel()
-    return gx, *(
-        t.view(*batch, t.shape[1] if t.ndim > 1 else 1) if len(t) == rows else t for t in dtheta
-    )
+        return differentiable(method, y, taking_part(part), v, tensors, wants)
+    for k, t in enumerate(each, start=first):
+        if wants[k]:
+            found[k] = reduced(t, tensors[k])
+    return gx, found
 
 
 def differentiable(
-    omega: Regularizer, y: Tensor, part: Tensor | None, v: Tensor, numbers: list[Any], wants: Any
+    method: Method,
+    y: Tensor,
+    part: Tensor | None,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    wants: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The same by operations that can be differentiated again: with w = Jv, w/γ and
     −⟨w, ∂∇Ω(y; θ)/∂θ⟩, and −⟨w, u⟩ for the weight of a penalty, u ∈ ∂R(y)."""
-    gamma, *theta = numbers
+    omega, (gamma, *theta) = method.omega, method.filled(tensors)
     dtype = y.dtype
     if dtype in HALF:
         y, v = y.float(), v.float()
@@ -321,44 +308,40 @@ def differentiable(
     omega = omega.with_tensors(dict(zip(names, theta, strict=True)))
     smooth = smooth_part(omega, part)
     y = torch.where(torch.isnan(y.detach()), 0, y)
+    asked_for = {name for name, want in zip(names, _spread(method, wants)[1:], strict=True) if want}
     with transforms.full_precision(y.device.type):
         average = averaging(penalty_of(omega), y, part)
         w = jacobian_product(smooth, average, y, v, movable(y))
-        tensors = smooth.tensors(fixed=True)
-        items = list(tensors.values())
-        asked_for = {name for name, want in zip(names, wants, strict=True) if want}
+        inside = smooth.tensors(fixed=True)
         outside = "base." if structured(omega) else ""
-        learnt = tuple(outside + name in asked_for for name in tensors)
-        products = hyperparameter_product(smooth, tuple(tensors), items, learnt, y, w)
-        found = {outside + name: t for name, t in zip(tensors, products, strict=True)}
+        learnt = tuple(outside + name in asked_for for name in inside)
+        items = list(inside.values())
+        products = hyperparameter_product(smooth, tuple(inside), items, learnt, y, w)
+        found = {outside + name: t for name, t in zip(inside, products, strict=True)}
         if structured(omega):
             u = omega.penalty.any_subgradient(y, part)
             found["lam"] = -simplex.row_dot(w, u)
-    each = [
-        reduced(t, item) if want and (t := found.get(name)) is not None else None
-        for name, item, want in zip(names, theta, wants, strict=True)
+    each = [None if name not in asked_for else found.get(name) for name in names]
+    each = [t for t, number in zip([None, *each], method.numbers, strict=True) if number is None]
+    return (w / gamma).to(dtype), [
+        None if t is None else reduced(t, item) for t, item in zip(each, tensors, strict=True)
     ]
-    return (w / gamma).to(dtype), each
 
 
-def formula(
-    omega: Regularizer, part: Tensor | None, hyper: bool, fixed: tuple[Any, ...]
-) -> Callable[..., tuple[Tensor, ...]]:
+def formula(method: Method, part: Tensor | None, hyper: bool) -> Callable[..., tuple[Tensor, ...]]:
     """:class:`Product` in differentiable operations, of y, v and the tensors of γ and θ."""
 
     def products_at(y: Tensor, v: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        on = taking_part(part)
-        gamma, *theta = _merged(fixed, tensors)
-        theta = [
-            t.expand(*y.shape[:-1], t.shape[-1] if t.ndim else 1) if isinstance(t, Tensor) else t
-            for t in theta
-        ]
-        wants = [hyper and isinstance(t, Tensor) for t in theta]
-        gx, dtheta = differentiable(omega, y, on, v, [gamma, *theta], wants)
+        first = int(method.numbers[0] is None)
+        batch = y.shape[:-1]
+        laid = [*tensors[:first]]
+        laid += [t.expand(*batch, t.shape[-1] if t.ndim else 1) for t in tensors[first:]]
+        wants = [False] * first + [hyper] * len(tensors[first:])
+        gx, each = differentiable(method, y, taking_part(part), v, laid, wants)
         if not hyper:
             return (gx,)
-        none = torch.zeros((*y.shape[:-1], 1), dtype=torch.float64, device=y.device)
-        return gx, *(none if t is None else t.double() for t in dtheta)
+        none = torch.zeros((*batch, 1), dtype=torch.float64, device=y.device)
+        return gx, *(none if t is None else t.double() for t in each[first:])
 
     return products_at
 
@@ -373,19 +356,3 @@ def taking_part(part: Tensor | None) -> Tensor | None:
     if look and part.detach().amin().item() > -torch.inf:
         return None
     return part.detach() != -torch.inf
-
-
-def forward(
-    kernel: Kernel, x: Tensor, mask: Tensor | None, numbers: list[Any]
-) -> tuple[Tensor, Tensor | None]:
-    gamma, *theta = [laid_out(kernel, t, x) for t in numbers]
-    on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
-    y, part = kernel.forward(flat(x), gamma, tuple(theta), on)
-    if y.shape == x.shape:
-        return y, part
-    return y.view(x.shape), None if part is None else part.view(x.shape)
-
-
-def laid_out(kernel: Kernel, item: Any, x: Tensor) -> Any:
-    """A hyperparameter as the kernel takes it."""
-    return item if kernel.numbers and not isinstance(item, Tensor) else numbered(item, x)

@@ -23,6 +23,7 @@ from . import levels
 from .compiled import with_gradients
 from .forward import Forward, Settings, by_solver, has_formula, sampled
 from .function import Mapping
+from .method import method
 from .rows import Rows
 from .state import state
 from .traced import Plan, Traced, changed, compared, derived, few, hyper, off, other, same, terms
@@ -100,10 +101,8 @@ def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
         return None
     kernel = _Planned(found, settings)
     try:
-        theta = entry.inputs(tensors)
-        y: Tensor = levels.apply(
-            Mapping, rows.x, rows.mask, kernel, found.traced, rows.gamma, *theta
-        )
+        own, given = method(kernel, found.traced, [rows.gamma, *entry.inputs(tensors)])
+        y: Tensor = levels.apply(Mapping, rows.x, rows.mask, own, None, *given)
     except _Changed:
         return None
     return y

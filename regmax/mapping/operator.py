@@ -19,12 +19,10 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ..kernels import transforms
 from ..regularizers import serialize
-from ..regularizers.penalty import names_of
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from . import compiled, decomposed, kinks
 from .forward import Settings, compute, has_formula
-from .planned import by_plan
 from .rows import Rows
 
 
@@ -154,9 +152,9 @@ def _made(text: str, known: object) -> _Serialized:
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
     read = _read(text)
     if mask is None and not tensors and type(read.gamma) is float:
-        plan, _ = compiled.planned(read.omega, x, read.gamma) or (None, ())
-        if plan is not None:
-            return by_plan(plan, x)[0]
+        method, _ = compiled.method_of(read.omega, x, read.gamma) or (None, ())
+        if method is not None:
+            return method.forward(x, None, ())[0]
     rows = read.rows(x, mask, tensors)
     y = kinks.under_transform(rows, compute(rows, read.settings))
     memory = y.untyped_storage().data_ptr()
@@ -203,7 +201,7 @@ def _jacobian_product(
 def _product_like(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(names_of(_read(text).omega)) if hyper else 0
+    count = len(_read(text).names) if hyper else 0
     one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
     return [first, *(torch.empty_like(one) for _ in range(count))]

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, simplex, transforms, wrappers
+from ..kernels import Kernel, asked, simplex, transforms
 from ..kernels.base import Hyper
 from ..regularizers.arguments import DTYPES
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
+from . import function
 from .forward import Settings
-from .function import Eager, Mapping
 from .generated import PLANS, per_row
 from .generated import argmax as argmax_of
-from .rows import constant, flat, prepare
+from .method import Method
+from .rows import constant, prepare
 from .state import state
 from .traced import Fixed, Plan, terms
 
@@ -39,38 +40,15 @@ def argmax(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Tens
     call = found(omega, x, gamma, settings)
     if call is None:
         return None
+    call.value, call.tol = omega.value, settings.tolerance(F64)
     wide = x if x.dtype == F64 else x.double()
-    rows = flat(wide)
     try:
-        y, _ = call.solved(omega.value, rows, settings.tolerance(F64), min(rows.shape[0], _POINTS))
+        y = function.argmax(Method(call, call.fixed.omega, (gamma,)), wide)
     except Missed:
         return None
-    y = y if y.shape == x.shape else y.view(x.shape)
-    if wide.requires_grad and torch.is_grad_enabled():
-        # in a tuple: y is no input
-        y = _Attached.apply(wide, (y,), call, call.fixed.omega, gamma)  # type: ignore[no-untyped-call]
+    finally:
+        del call.value  # Ω lives no longer than its caller wants
     return y if x.dtype == F64 else y.to(x.dtype)
-
-
-class _Attached(Eager):
-    """y as a function of x."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, y: tuple[Tensor], kernel: Call, omega: Regularizer, gamma: float
-    ) -> Tensor:
-        ctx.kernel, ctx.omega, ctx.fixed = kernel, omega, (gamma,)
-        ctx.save_for_backward(*y, None, None)
-        return y[0]
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
-        again = torch.is_grad_enabled() or transforms.batched(v) or type(v) is not Tensor
-        if again or not transforms.plain():
-            return Mapping.backward(ctx, v)
-        y, call = ctx.saved_tensors[0], ctx.kernel
-        gx = call.backward(flat(y), flat(wrappers.allocated(v)), call.gamma, (), None, False)[0]
-        return gx if gx.shape == v.shape else gx.view(v.shape), None, None, None, None
 
 
 def found(
@@ -127,6 +105,8 @@ class Call(Kernel):
     name = "from the value"
     dtypes = (F64,)
     numbers = True
+    value: Any
+    tol: float
 
     def __init__(self, fixed: Fixed, gamma: float) -> None:
         self.fixed, self.gamma = fixed, constant(gamma, fixed.point.device)
@@ -172,7 +152,7 @@ class Call(Kernel):
     def forward(
         self, x: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError  # y is known
+        return self.solved(self.value, x, self.tol, min(x.shape[0], _POINTS))[0], None
 
     def backward(
         self, y: Tensor, v: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None, hyper: bool

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from ..kernels import reference
 from ..mapping import compiled, composition, function
+from ..mapping.method import Method
 from ..regularizers.penalty import Penalized
 from .derivatives import mapped, parameters
 from .promise import Broken, Case, searched, worst
@@ -104,12 +103,11 @@ def _gradients(
         torch.as_tensor(getattr(s.omega, name), dtype=y.dtype).requires_grad_()
         for name in s.omega.hyperparameters or ()
     ]
-    numbers: list[Any] = [case.gamma, *theta]
-    wants = tuple(True for _ in theta)
+    own, wants = Method(kernel, s.omega, (case.gamma, *(None for _ in theta))), [True] * len(theta)
     with torch.no_grad():
-        gx, dtheta = function.gradients(kernel, s.omega, y, case.mask, v, numbers, wants)
+        gx, dtheta = function.gradients(own, y, case.mask, v, theta, wants)
     with torch.enable_grad():
-        hx, dright = function.differentiable(s.omega, y, case.mask, v, numbers, wants)
+        hx, dright = function.differentiable(own, y, case.mask, v, theta, wants)
     return [gx, *dtheta], [hx.detach(), *(None if t is None else t.detach() for t in dright)]
 
 

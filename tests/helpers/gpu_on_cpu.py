@@ -39,7 +39,7 @@ def as_on_a_gpu() -> Iterator[None]:
     get = Lazy.get
     with (
         mock.patch.object(Lazy, "get", lambda lazy, device: get(lazy, "cuda")),
-        mock.patch.object(compiled, "PLANS", {}),
+        mock.patch.object(compiled, "METHODS", {}),
         mock.patch.object(transforms, "may_look", return_value=False),
         mock.patch.object(loss, "may_look", return_value=False),
         mock.patch.object(targets, "may_look", return_value=False),

@@ -69,7 +69,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     interpreted_scans.use(monkeypatch)
     # the reference is PyTorch's: kernels of the CPU stay out
     monkeypatch.setattr(Lazy, "get", lambda lazy, device: None)
-    monkeypatch.setattr(compiled, "PLANS", {})
+    monkeypatch.setattr(compiled, "METHODS", {})
     return str(request.param)
 
 

@@ -1,5 +1,5 @@
-"""Calls whose hyperparameters are tensors, by the plan of an earlier call. Along another dimension
-no plan is used, and the answer has the same bits."""
+"""Calls whose hyperparameters are tensors, by the method that an earlier call found. Along another
+dimension it is not used, and the answer has the same bits."""
 
 import gc
 import weakref
@@ -44,9 +44,9 @@ def test_the_bits_of_the_general_way(name, dtype, shape, kind, gaps):
         back = torch.autograd.grad(y, (laid, theta), v.movedim(-1, dim), retain_graph=True)
         (alone,) = torch.autograd.grad(y, theta, v.movedim(-1, dim))
         found.append((y.movedim(dim, -1), back[0].movedim(dim, -1), back[1], alone))
-    for by_plan, general in zip(*found, strict=True):
-        assert by_plan.dtype == dtype
-        assert torch.equal(by_plan, general)
+    for by_method, general in zip(*found, strict=True):
+        assert by_method.dtype == dtype
+        assert torch.equal(by_method, general)
 
 
 def test_derivatives_of_derivatives(name):
@@ -69,11 +69,11 @@ def test_derivatives_of_derivatives(name):
         assert torch.allclose(batched[1][0], first[1])
         assert torch.allclose(batched[0][1], -first[0])
         found.append((first[0].movedim(dim, -1), first[1], second[0], second[1]))
-    for k, (by_plan, general) in enumerate(zip(*found, strict=True)):
-        if by_plan is None:
+    for k, (by_method, general) in enumerate(zip(*found, strict=True)):
+        if by_method is None:
             assert general is None
             continue
-        assert torch.allclose(by_plan, general.movedim(0, -1) if k == 2 else general)
+        assert torch.allclose(by_method, general.movedim(0, -1) if k == 2 else general)
 
 
 def test_numbers_are_checked_at_every_call(name):
@@ -101,16 +101,16 @@ def test_a_layer_learns(name):
         assert torch.equal(theta.grad, right)
         with torch.no_grad():
             theta -= 0.05
-    assert compiled.planned(layer.omega, x, 1.0)[1] == (theta,)
+    assert compiled.method_of(layer.omega, x, 1.0)[1] == (theta,)
 
 
-def test_a_plan_keeps_no_tensor_of_a_call(name):
+def test_a_method_keeps_no_tensor_of_a_call(name):
     mapping, key, x = getattr(functional, name), NAMES[name], torch.randn(4, 9)
     theta = numbers(name, (4, 1), torch.float32)
     gone = weakref.ref(theta)
-    compiled.PLANS.clear()
+    compiled.METHODS.clear()
     mapping(x, **{key: theta})
-    assert compiled.PLANS
+    assert compiled.METHODS
     del theta
     gc.collect()
     assert gone() is None

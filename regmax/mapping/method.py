@@ -1,0 +1,96 @@
+"""What computes Π_Ω of rows and its products with J, found once for calls alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..kernels import Kernel, wrappers
+from ..kernels.base import Direct, Hyper
+from ..regularizers.regularizer import Regularizer
+from .rows import flat, numbered
+
+
+class Method:
+    """A kernel for an Ω whose γ and θ are ``numbers``, None where one is a tensor: the tensors come
+    with each call.
+
+    ``checks``: the names and the accepted ranges of the tensors. ``direct``: the kernel for plain
+    rows like those of the call, without mask, which does less at each call.
+    """
+
+    __slots__ = ("checks", "direct", "kernel", "numbers", "omega")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        omega: Regularizer,
+        numbers: tuple[Any, ...],
+        checks: tuple[tuple[str, Any], ...] = (),
+        direct: Direct | None = None,
+    ) -> None:
+        self.kernel, self.omega, self.numbers = kernel, omega, numbers
+        self.checks, self.direct = checks, direct
+
+    def filled(self, tensors: Sequence[Any]) -> list[Any]:
+        """γ and θ, with the tensors of a call."""
+        found = iter(tensors)
+        return [next(found) if t is None else t for t in self.numbers]
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Π_Ω(x), without gradients, and who takes part, None where y tells."""
+        rows = flat(x)
+        if self.direct is not None and mask is None:
+            y, part = self.direct.forward(rows, wide(tensors))
+        else:
+            gamma, *theta = [laid_out(self.kernel, t, x) for t in self.filled(tensors)]
+            on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
+            y, part = self.kernel.forward(rows, gamma, tuple(theta), on)
+        if y.shape == x.shape:
+            return y, part
+        return y.view(x.shape), None if part is None else part.view(x.shape)
+
+    def backward(
+        self, y: Tensor, part: Tensor | None, v: Tensor, tensors: Sequence[Tensor], hyper: bool
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """Jv/γ, and if ``hyper`` −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each θ that is a tensor, one number per
+        row, or one for all rows."""
+        v = flat(wrappers.allocated(v))
+        on = None if part is None else flat(part).contiguous()
+        if self.direct is not None:
+            gx, each = self.direct.backward(flat(y), v, wide(tensors), on, hyper)
+        else:
+            gamma, *theta = [laid_out(self.kernel, t, y) for t in self.filled(tensors)]
+            gx, found = self.kernel.backward(flat(y), v, gamma, tuple(theta), on, hyper)
+            each = tuple(
+                [t for t, own in zip(found or (), self.numbers[1:], strict=False) if own is None]
+            )
+        if gx.shape != y.shape:
+            gx = gx.view(y.shape)
+        if not each:
+            return gx, each
+        batch = y.shape[:-1]
+        rows = batch.numel()
+        return gx, [
+            t.view(*batch, t.shape[1] if t.ndim > 1 else 1) if len(t) == rows else t for t in each
+        ]
+
+
+def method(kernel: Kernel, omega: Regularizer, numbers: Sequence[Any]) -> tuple[Method, Hyper]:
+    """The method for γ and θ, and those of them that are tensors."""
+    fixed = tuple([None if isinstance(t, Tensor) else t for t in numbers])
+    return Method(kernel, omega, fixed), tuple([t for t in numbers if isinstance(t, Tensor)])
+
+
+def wide(theta: Sequence[Tensor]) -> Hyper:
+    """Tensors of a call as ``direct`` takes them."""
+    return tuple([t.detach().double().reshape(-1) for t in theta]) if theta else ()
+
+
+def laid_out(kernel: Kernel, item: Any, x: Tensor) -> Any:
+    """A hyperparameter as the kernel takes it."""
+    return item if kernel.numbers and not isinstance(item, Tensor) else numbered(item, x)
