@@ -279,8 +279,9 @@ class ProxKernel(ABC):
     def averages(
         self, y: Tensor, v: Tensor, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """w = P v for v with ⟨v, 1⟩ = 0 on the support of y and 0 elsewhere, P the averages over
-        the groups of y; and if ``hyper`` −⟨w, u⟩, u ∈ ∂R(y), float64 (R,)."""
+        """w = P v on the support of y, up to a constant for each row, P the averages over the
+        groups of y; and if ``hyper``, for v with ⟨v, 1⟩ = 0 on the support, −⟨w, u⟩, u ∈ ∂R(y),
+        float64 (R,)."""
 
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
         """As :meth:`Kernel.compile`."""

@@ -47,8 +47,11 @@ class Composed(Kernel):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
+        # averages first: J of the base may magnify what they cancel (α > 2, next to a zero)
+        v, _ = self.first.averages(y, v, mask, False)
         w, inside = self.base.backward(y, v, gamma, theta[1:], None, hyper)
-        out, dlam = self.first.averages(y, w, mask, hyper)
-        if dlam is None or inside is None:
-            return out, None
-        return out, (dlam * gamma, *inside)
+        if inside is None:
+            return w, None
+        _, dlam = self.first.averages(y, w, mask, True)
+        assert dlam is not None
+        return w, (dlam * gamma, *inside)

@@ -34,7 +34,7 @@ def argmax(rows: Rows) -> Tensor | None:
     if s is None:
         return None
     base, gamma = unscaled(omega.base, rows.gamma)
-    return compiled.apply(kernel, base, s, gamma, rows.mask)
+    return _averaged_first(omega, compiled.apply(kernel, base, s, gamma, rows.mask), rows.mask)
 
 
 def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | None:
@@ -58,7 +58,17 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     if made is None:
         return None
     y, result = made
+    y = _averaged_first(omega, y, rows.mask)
     return y, replace(result, path=f"prox, then {result.path}")
+
+
+def _averaged_first(omega: Penalized, y: Tensor, mask: Tensor | None) -> Tensor:
+    """y, whose gradient is averaged over its groups before the base multiplies it by J, which may
+    magnify what cancels in a group (α > 2, next to a zero)."""
+    if y.requires_grad:
+        penalty, ties = unweighted(omega.penalty, 1.0)[0], y.detach()
+        y.register_hook(lambda v: None if v is None else averaged(penalty, v, ties, mask))
+    return y
 
 
 def scores(omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | None) -> Tensor:

@@ -25,7 +25,7 @@ from regmax.testing.inputs import VALUES, hard_values, normal
 SIZES = (2, 3, 6, 17, 40, 65, 200, 1500)
 BATCH = 6000
 """Entries of a batch."""
-STEEP = ("entmax 4.0", "tsallis + tv")
+STEEP = ("entmax 4.0", "tsallis + tv", "tsallis + clique_tv")
 """Mappings with α > 2."""
 
 
@@ -118,6 +118,7 @@ MAPPINGS = {
             ("tsallis", "oscar", {"alpha": 1.5}),
             ("tsallis", "tv", {"alpha": 3.0}),
             ("pnorm", "clique_tv", {"p": 1.3}),
+            ("tsallis", "clique_tv", {"alpha": 3.0}),
         )
     },
     "fusedmax": (functional.fusedmax, functools.partial(by_reference, f=functional.fusedmax)),

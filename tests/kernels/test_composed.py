@@ -8,6 +8,7 @@ import torch
 import regmax
 from regmax.kernels.composed import Composed
 from regmax.mapping.compiled import kernel_of
+from regmax.testing.inputs import hard_values
 
 F64 = torch.float64
 PENALTIES = {"tv": 0.1, "oscar": 0.02}
@@ -103,3 +104,13 @@ def test_hyperparameters_for_each_row_learn(name):
     torch.testing.assert_close(along, change / 2e-6, rtol=1e-5, atol=1e-6)
     each = torch.func.vmap(mapped)(x, alpha, lam)
     torch.testing.assert_close(each, mapped(x, alpha, lam))
+
+
+@pytest.mark.parametrize("penalty", ["tv", "oscar", "clique_tv"])
+def test_a_steep_base_multiplies_averages(penalty):
+    """α > 2, equal entries next to 0: J is up to 1e16 there, and magnifies what cancels in P v."""
+    omega = regmax.regularizer("tsallis", alpha=3.0) + 0.03 * regmax.penalty(penalty)
+    x = hard_values("borders", 400, 6, F64, seed=6).requires_grad_()
+    v = torch.randn(x.shape, dtype=F64, generator=torch.Generator().manual_seed(1))
+    (g,) = torch.autograd.grad(regmax.RegularizedMax(omega)(x), x, v)
+    assert (g.sum(-1).abs() <= 1e-12 * (1 + g.abs().sum(-1))).all()
