@@ -41,8 +41,8 @@ def _above(z: Any, n: int, tau: float) -> tuple[int, Any]:
 
 
 @njit
-def threshold(z: Any, n: int, tau: float) -> float:
-    """τ of z[:n] from a lower bound; z is −inf beyond n."""
+def threshold(z: Any, n: int, tau: float) -> tuple[float, int]:
+    """τ of z[:n] from a lower bound, and how many entries are above it; z is −inf beyond n."""
     size = n + 1
     inside, sums = _above(z, n, tau)
     # ends: the size decreases; entries that come back do so by the rounding of τ
@@ -50,7 +50,7 @@ def threshold(z: Any, n: int, tau: float) -> float:
         size = inside
         tau = (simd.total(sums) - 1.0) / size
         inside, sums = _above(z, n, tau)
-    return tau
+    return tau, inside
 
 
 @njit
@@ -84,9 +84,11 @@ def forward(row: Any, d: int, gamma: float, z: Any, kept: Any, out: Any, blank: 
     tau = bound((simd.wide(best) - top) * scale)
     low = common.floor(row, top, -tau * gamma)
     n = common.pack(row, d, low, top, scale, kept, z)
-    tau = threshold(z, n, tau)
-    # of float32 rows the rounding of τ is far below that of y
-    rest = missing(z, n, tau) if simd.resolution(row) <= common.EPS else 0.0
+    tau, inside = threshold(z, n, tau)
+    rest = 0.0
+    # of small sums, and of float32 rows, the rounding of τ is below that of y
+    if simd.resolution(row) <= common.EPS and -tau * inside > 4.0:
+        rest = missing(z, n, tau)
     write(row, d, low, top, scale, tau, rest, out, blank)
 
 
