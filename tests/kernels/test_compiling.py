@@ -214,7 +214,7 @@ def test_a_long_compilation_says_so_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiling, "PATIENCE", 0.0)
     monkeypatch.setattr(compiling, "_said", False)
     for name in ("first", "second"):
-        with compiling._told(name):
+        with compiling._told(name, [tmp_path]):
             threading_wait()
     assert [record.getMessage() for record in caplog.records] == [
         "compiling first, once per installation; regmax compile does it beforehand"
@@ -235,7 +235,7 @@ def threading_wait():
 
 
 def test_a_short_one_says_nothing(caplog):
-    with compiling._told("short"):
+    with compiling._told("short", []):
         pass
     assert not caplog.records
 
