@@ -95,7 +95,12 @@ if hasattr(os, "register_at_fork"):
 
 @functools.cache
 def _openmp() -> Any:
-    """GOMP_parallel(task, job, threads, flags) of PyTorch's OpenMP library, or None."""
+    """GOMP_parallel(task, job, threads, flags) of PyTorch's OpenMP library, or None. Where no
+    thread can be started, that would end the process."""
+    try:
+        threading.Thread(target=int, daemon=True).start()
+    except RuntimeError:
+        return None
     folder = Path(torch.__file__).parent / "lib"
     for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
         try:
