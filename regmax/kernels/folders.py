@@ -31,7 +31,7 @@ def user_folder() -> Path:
         return Path(cache) / "regmax"
     home = os.path.expanduser("~")  # noqa: PTH111  which raises nothing
     if not os.path.isabs(home):  # noqa: PTH117
-        raise FileNotFoundError("there is no home folder")
+        raise FileNotFoundError
     return Path(home) / ".cache" / "regmax"
 
 
@@ -58,7 +58,7 @@ def _made(folder: Path) -> None:
     """Make a folder, or raise OSError if others can write to it."""
     folder.mkdir(0o755, parents=True, exist_ok=True)
     if not _own(folder.stat()):
-        raise PermissionError(f"others can write to {folder}")
+        raise PermissionError(folder)
 
 
 def takes(folder: Path) -> bool:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from regmax import kernels
 from regmax.cli import main
+from regmax.cli.compiling import OTHERS
 from regmax.functional import sparsemax
 
 pytest.importorskip("numba", reason="the CPU kernels need numba")
@@ -540,6 +544,16 @@ def test_the_command_compiles_beforehand(tmp_path, capsys):
     of_sparsemax, of_softmax, of_losses = 4, 2, 4
     assert len(list(tmp_path.glob("*.o"))) == of_sparsemax + of_softmax + of_losses
     assert run(tmp_path).stdout == f"{RIGHT} False\n"
+
+
+def test_the_command_knows_all_functions_of_the_core():
+    """Whose module is not a plugin's; those of the losses belong to the kernels of mappings."""
+    root, found = Path(kernels.__file__).parent, {}
+    for path in [*root.glob("cpu/*.py"), *root.glob("generated/*.py")]:
+        names = re.findall(r"^def (\w+)\(job: Any, like: Any\) -> None", path.read_text(), re.M)
+        if names and path.stem != "divergence":
+            found[f"{path.parent.name}.{path.stem}"] = set(names)
+    assert {module: set(names.split()) for module, (_, names) in OTHERS.items()} == found
 
 
 def test_the_command_refuses_unknown_names(capsys):
