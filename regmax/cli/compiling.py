@@ -62,7 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         importlib.import_module("numba")
         from ..kernels.cpu.compiling import CORES
     names = arguments.names or with_defaults(quiet_registry())
-    tasks = {name: functools.partial(compile_kernels, omega) for name, omega in map(named, names)}
+    tasks: dict[str, Callable[[], str]] = {
+        name: functools.partial(compile_kernels, omega) for name, omega in map(named, names)
+    }
     if not arguments.names:
         tasks["others"] = compile_others
     width = max(map(len, tasks), default=0)

@@ -35,6 +35,11 @@ _lock = process.COMPILING
 _room = threading.Semaphore(CORES)
 _others: dict[str, _Other] = {}
 _engines: list[Any] = []
+_WITHOUT_EFFECT = {
+    *("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS"),
+    *("NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY"),
+}
+"""Settings of numba that change no code."""
 
 
 def address_of(module: str, name: str, like: str | None) -> int:
@@ -196,7 +201,7 @@ def _machine() -> tuple[str, ...]:
     settings = sorted(
         f"{key}={value}"
         for key, value in os.environ.items()
-        if key.startswith("NUMBA_") and key != "NUMBA_CACHE_DIR"
+        if key.startswith("NUMBA_") and key not in _WITHOUT_EFFECT
     )
     features = llvm.get_host_cpu_features().flatten()
     versions = (metadata.version(name) for name in ("numba", "llvmlite"))
