@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache
 from typing import Any
 
 from numba import carray
 
 from regmax.kernels.cpu import memory
-from regmax.kernels.cpu.compiling import address_of
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.job import ROWS, STEP
-from regmax.kernels.cpu.threads import over_rows
 
 from ._rows import do_rows, scratch
 
 _ASKED, _NODES, _EDGES, _MASKED, _ARRAYS = 4, 5, 6, 7, 8
-"""Their positions in a job, after the fields that :func:`over_rows` reads; addresses follow."""
-WORK = 32
-"""The cost of a node or edge, in entries of an ordinary row."""
+"""Their positions in a job, after the fields that all jobs have; addresses follow."""
 
 
 @njit
@@ -64,19 +58,3 @@ def task(job: Any) -> None:
             ids,
             s,
         )
-
-
-@cache
-def _compiled() -> tuple[Any, int]:
-    address = address_of(__name__, "task", None)
-    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address), address
-
-
-def run(asked: int, masked: bool, shape: tuple[int, int, int], arrays: tuple[Any, ...]) -> None:
-    """``do_rows`` for all rows. ``shape``: their number, d and m. ``arrays``: the NumPy arrays of
-    :func:`task`, in its order."""
-    count, d, m = shape
-    numbers = [0, count, 0, WORK * (d + m), asked, d, m, int(masked)]
-    numbers += [array.ctypes.data for array in arrays]
-    run_rows, code = _compiled()
-    over_rows(run_rows, code, (ctypes.c_int64 * len(numbers))(*numbers))

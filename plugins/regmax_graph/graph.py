@@ -7,8 +7,8 @@ devices are copied to the CPU and back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, lru_cache
+import ctypes
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,45 @@ from .arguments import GROUPS, PROX, SUBGRADIENT, as_tensor
 __all__ = ["Graph", "compiled", "graph_of"]
 
 
+WORK = 32
+"""The cost of a node or edge, in entries of an ordinary row."""
+
+
 @cache
-def _run() -> Callable[..., None] | None:
-    try:
-        fitting.require()
-        from ._compiled import run
-    except ImportError:
-        return None
-    return run
-
-
 def compiled() -> bool:
     """Whether the functions are compiled."""
-    return _run() is not None
+    try:
+        fitting.require()
+    except ImportError:
+        return False
+    return True
+
+
+@cache
+def _task() -> tuple[Any, int] | None:
+    """``_compiled.task``, or None where it cannot be compiled."""
+    if not compiled():
+        return None
+    from regmax.kernels.cpu.compiling import address_of
+
+    try:
+        address = address_of(f"{__package__}._compiled", "task", None)
+    except ImportError:
+        return None
+    return ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address), address
+
+
+def _run(
+    task: tuple[Any, int], asked: int, masked: bool, shape: tuple[int, int, int], arrays: Any
+) -> None:
+    """``do_rows`` for all rows, compiled. ``shape``: their number, d and m. ``arrays``: the NumPy
+    arrays of the task, in its order."""
+    from regmax.kernels.cpu.threads import over_rows
+
+    count, d, m = shape
+    numbers = [0, count, 0, WORK * (d + m), asked, d, m, int(masked)]
+    numbers += [array.ctypes.data for array in arrays]
+    over_rows(*task, (ctypes.c_int64 * len(numbers))(*numbers))
 
 
 class Graph:
@@ -127,7 +153,8 @@ class Graph:
             out,
             ids,
         )
-        run = _run() or _uncompiled
+        task = _task()
+        run = _uncompiled if task is None else partial(_run, task)
         run(asked, mask is not None, (count, d, self.m), arrays)
         found = torch.from_numpy(ids if wanted else out).reshape(v.shape)
         return found.to(v.device) if wanted else found.to(v)

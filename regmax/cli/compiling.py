@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
+import itertools
 import logging
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +22,18 @@ from .listing import quiet_registry
 from .names import named, with_defaults
 
 DTYPES = (torch.float32, torch.float64)
+OTHERS = {
+    "cpu.packing": ("float32 float64", "forward"),
+    "cpu.sparse_sums": ("float32 float64", "forward backward"),
+    "cpu.sparse_dots": ("float32 float64", "forward"),
+    "generated.separable": ("float64", "forward backward"),
+    "generated.coupled": ("float64", "forward backward"),
+    "generated.kinked": ("float64", "forward"),
+    "generated.steps": ("float64", "forward"),
+    "generated.grouped": ("float64", "forward"),
+}
+"""The modules of functions that attention, the losses of linear layers and an Ω given by its value
+need besides, with the dtypes and the names of these functions."""
 
 
 def add_to(commands: Any) -> None:
@@ -28,7 +43,8 @@ def add_to(commands: Any) -> None:
         help="compile the kernels of the CPU before the first call, as for a container",
         description="Compiles what the first calls of mappings on the CPU would compile, forward "
         "and backward, for float32 and float64, and keeps it on disk for all later processes. "
-        "What is there already is not compiled again.",
+        "Without names, also what attention and your own regularizers need besides. What is there "
+        "already is not compiled again.",
         epilog="example: regmax compile sparsemax 'tsallis(alpha=1.5) + 0.1*tv'",
     )
     parser.add_argument(
@@ -46,15 +62,19 @@ def run(arguments: argparse.Namespace) -> int:
         importlib.import_module("numba")
         from ..kernels.cpu.compiling import CORES
     names = arguments.names or with_defaults(quiet_registry())
-    omegas = [named(name) for name in names]
-    width = max(map(len, names), default=0)
+    tasks: dict[str, Callable[[], str]] = {
+        name: functools.partial(compile_kernels, omega) for name, omega in map(named, names)
+    }
+    if not arguments.names:
+        tasks["others"] = compile_others
+    width = max(map(len, tasks), default=0)
     logger = logging.getLogger("regmax")
     level = logger.level
     logger.setLevel(logging.ERROR)  # this command says itself that it takes long
     pool = ThreadPoolExecutor(CORES)
     try:
-        found = [pool.submit(_timed, omega) for _, omega in omegas]
-        for (name, _), each in zip(omegas, found, strict=True):
+        found = {name: pool.submit(_timed, task) for name, task in tasks.items()}
+        for name, each in found.items():
             with working(f"compiling {name}"):
                 seconds, method = each.result()
             print(f"{name:{width}}  {seconds:6.1f} s  {method}", flush=True)
@@ -64,10 +84,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _timed(omega: Regularizer) -> tuple[float, str]:
-    """How long it takes to compile what a layer needs, and the method."""
+def _timed(task: Callable[[], str]) -> tuple[float, str]:
+    """How long a task takes, and the method."""
     start = time.perf_counter()
-    method = compile_kernels(omega)
+    method = task()
     return time.perf_counter() - start, method
 
 
@@ -82,3 +102,13 @@ def compile_kernels(omega: Regularizer) -> str:
         y = layer(x)
         y.backward(torch.linspace(-1, 1, 8, dtype=dtype, device="cpu").view(2, 4))
     return "no kernel" if kernel is None else f"{kernel.name} kernel"
+
+
+def compile_others() -> str:
+    """Compile what calls need besides."""
+    from ..kernels.cpu.compiling import address_of
+
+    for module, (dtypes, names) in OTHERS.items():
+        for dtype, name in itertools.product(dtypes.split(), names.split()):
+            address_of(f"regmax.kernels.{module}", name, dtype)
+    return "numba kernels"

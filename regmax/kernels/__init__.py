@@ -12,6 +12,7 @@ of rows are plain PyTorch.
 
 from __future__ import annotations
 
+from . import process as process  # a fork waits for what is imported
 from .base import (
     Arrangement,
     AttentionKernel,

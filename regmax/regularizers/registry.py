@@ -19,6 +19,7 @@ from typing import Any
 
 import pluggy
 
+from ..kernels import process
 from . import hooks
 from .errors import PluginError, PluginWarning
 from .operand import parameters_of
@@ -68,6 +69,7 @@ class Registry:
         # one manager per plugin, as pluggy lets an entry point hide another of the same name
         manager = pluggy.PluginManager(GROUP)
         manager.add_hookspecs(hooks)
+        process.awaited.add(point.module.split(".")[0])
         try:
             manager.register(point.load(), plugin)
         except Exception as error:

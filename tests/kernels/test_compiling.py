@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from regmax import kernels
 from regmax.cli import main
+from regmax.cli.compiling import OTHERS
 from regmax.functional import sparsemax
 
 pytest.importorskip("numba", reason="the CPU kernels need numba")
@@ -22,6 +27,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from regmax.kernels import folders
 from regmax.kernels.cpu import compiling, jit, threads
 from regmax_gini import _cpu
 
@@ -53,7 +59,9 @@ RIGHT = "[[0.75, 0.25, 0.0]] [[0.5, -0.5, 0.0]]"
 def run(folder, script=SCRIPT, **more):
     environment = {**os.environ, "REGMAX_CACHE_DIR": str(folder), **more}
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, env=environment, timeout=300
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +102,76 @@ class TestObjectFiles:
         for text in ("a", "a", "b"):
             assert compiling.loaded("name", text, [tmp_path], make) > 0
         assert len(made) == 2
+
+    def test_a_file_of_another_name(self, folder, tmp_path):
+        path = next(folder.glob("*.o"))
+        content = path.read_bytes()
+        folders.write(tmp_path / path.name, content)
+        folders.write(tmp_path / "other.o", content)
+        assert compiling._read(tmp_path / path.name)
+        assert compiling._read(tmp_path / "other.o") is None
+
+    @pytest.mark.parametrize("way", ["mode", "folder", "owner", "link", "pipe", "large", "none"])
+    @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners and modes here")
+    def test_what_others_could_have_written(self, way, tmp_path, monkeypatch):
+        path = tmp_path / "folder" / "file.o"
+        folders.write(path, b"code")
+        assert folders.read(path) == b"code"
+        if way == "mode":
+            path.chmod(0o664)
+        elif way == "folder":
+            path.parent.chmod(0o777)
+            with pytest.raises(PermissionError):
+                folders.write(path, b"code")
+        elif way == "owner":
+            if os.geteuid() == 0:
+                os.chown(path, 12345, -1)
+            else:
+                monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        elif way == "link":
+            path.rename(path.with_name("target"))
+            path.symlink_to("target")
+        elif way == "large":
+            monkeypatch.setattr(folders, "LARGEST", 3)
+        else:
+            path.unlink()
+            if way == "pipe":
+                os.mkfifo(path)
+        assert folders.read(path) is None
+
+    @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+    def test_nothing_is_left_of_a_file_that_was_not_completed(self, error, tmp_path, monkeypatch):
+        def fail(*args):
+            raise error
+
+        monkeypatch.setattr(type(tmp_path), "replace", fail)
+        with pytest.raises(type(error)):
+            folders.write(tmp_path / "file.o", b"code")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_folder_does_not_grow_without_bound(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(folders, "ROOM", 60)
+        monkeypatch.setattr(folders, "VERSIONS", 2)
+        stamps = [24 * digit for digit in "0123456789"]
+        names = [f"a.b.forward-{each}.o" for each in stamps[:4]]
+        names += [f"slopes_{each}-{each}.o" for each in stamps[4:]]
+        names += [f"regmax-{k}.tmp" for k in range(2)]
+        for k, name in enumerate([*names, "someone's", "module.cpython.pyc"]):
+            (tmp_path / name).write_bytes(10 * b"c")
+            os.utime(tmp_path / name, (k, k) if k < 11 else None)
+        folders.write(tmp_path / f"own_{stamps[0]}.py", 10 * b"c")
+        left = {path.name for path in tmp_path.iterdir()}
+        # the file of now, the .tmp of now, and the latest
+        assert left == {
+            f"own_{stamps[0]}.py", names[11], *names[7:10], "someone's", "module.cpython.pyc"
+        }  # fmt: skip
+        (tmp_path / names[9]).unlink()
+        monkeypatch.setattr(folders, "ROOM", 1000)
+        for k, name in enumerate(names[:4]):
+            (tmp_path / name).write_bytes(b"c")
+            os.utime(tmp_path / name, (k + 100, k + 100))
+        folders.write(tmp_path / names[7], b"c")
+        assert [(tmp_path / name).exists() for name in names[:4]] == [False, False, True, True]
 
     def test_nowhere_to_keep_it(self, tmp_path, monkeypatch):
         file = tmp_path / "a file"
@@ -192,6 +270,130 @@ class TestAnotherProcess:
         )
         assert found.stdout == "{} True\n"
 
+    def test_it_runs_nothing_that_this_process_does_not(self, tmp_path):
+        """A folder of PYTHONPATH, with -E or -I."""
+        for name in ("json", "types", "numba"):
+            (tmp_path / f"{name}.py").write_text("raise SystemExit")
+        program = f"import sys; sys.path[:0] = {sys.path!r}\n"
+        script = tmp_path / "script.py"
+        script.write_text(program + COUNTED.replace("GIVEN", "2").replace("PROGRAM", ""))
+        environment = {"PYTHONPATH": str(tmp_path), "REGMAX_CACHE_DIR": str(tmp_path / "cache")}
+        found = subprocess.run(
+            [sys.executable, "-I", str(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, **environment},
+        )
+        assert found.stdout == f"{RIGHT} forward\n", found.stderr
+
+
+DISTURBED = """
+import os, signal, sys, threading, time, torch
+from regmax.functional import sparsemax
+from regmax.kernels.cpu import compiling
+begun, compiled = threading.Event(), compiling.compiled
+x = torch.tensor([[1.0, 0.5, -1.0]])
+
+def slowly(*task):
+    begun.set()
+    PROGRAM
+    return compiled(*task)
+
+compiling.compiled, compiling.CORES = slowly, 1
+"""
+INTERRUPTED = """
+try:
+    sparsemax(x)
+except KeyboardInterrupt:
+    print("numba" in sys.modules, sparsemax(x).tolist())
+"""
+FORKED = """
+thread = threading.Thread(target=sparsemax, args=(x,))
+thread.start()
+begun.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    import numba
+    print(sparsemax(x).tolist(), numba.njit(lambda a: a + 1)(1), flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+thread.join()
+"""
+IMPORTING = """
+import os, signal, sys, threading, time, regmax
+sys.path.insert(0, FOLDER)
+thread = threading.Thread(target=__import__, args=("regmax_late",))
+thread.start()
+while "regmax_late" not in sys.modules:
+    time.sleep(0.01)
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    import regmax_late
+    print(regmax_late.END, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+class TestUndisturbed:
+    def test_by_an_interruption(self, tmp_path):
+        """Ctrl-C while this process compiles: it is heard at once, and leaves nothing half done."""
+        kill = "os.kill(os.getpid(), signal.SIGINT) if 'numba' not in sys.modules else 0"
+        script = DISTURBED.replace("PROGRAM", f"{kill}; time.sleep(0.5)") + INTERRUPTED
+        assert run(tmp_path, script).stdout == "False [[0.75, 0.25, 0.0]]\n"
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_by_a_fork(self, tmp_path):
+        """Another thread compiles meanwhile, whose locks the child would wait for."""
+        script = DISTURBED.replace("PROGRAM", "time.sleep(0.3)") + FORKED
+        assert run(tmp_path, script).stdout == "[[0.75, 0.25, 0.0]] 2\n"
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+    def test_an_import_by_a_fork(self, tmp_path):
+        (tmp_path / "regmax_late.py").write_text("import time\ntime.sleep(1)\nEND = 1\n")
+        assert run(tmp_path, IMPORTING.replace("FOLDER", repr(str(tmp_path)))).stdout == "1\n"
+
+
+WITHOUT = """
+import os, pwd, subprocess, threading, torch
+
+def fail(error):
+    def raised(*args, **kwargs):
+        raise error
+    return raised
+
+PROGRAM
+import regmax
+
+class Own(regmax.Regularizer):
+    def value(self, y):
+        return y.square().sum(-1) / 2
+
+torch.set_num_threads(2)
+x = torch.tensor([[1.0, 0.5, -1.0]])
+print(regmax.functional.sparsemax(x).tolist(), regmax.RegularizedMax(Own())(x.double()).tolist())
+print(regmax.functional.sparsemax(x.expand(20000, 3))[-1].tolist())
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "os.environ.pop('HOME'); pwd.getpwuid = fail(KeyError())",
+        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
+        "threading.Thread.start = fail(RuntimeError()); subprocess.Popen = fail(BlockingIOError())",
+    ],
+    ids=["home", "working folder", "threads"],
+)
+def test_without(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    found = run("" if "HOME" in program else tmp_path, WITHOUT.replace("PROGRAM", program))
+    assert found.stdout == "[[0.75, 0.25, 0.0]] [[0.75, 0.25, 0.0]]\n[0.75, 0.25, 0.0]\n"
+
 
 AFTERWARDS = """
 import torch, numba, numpy as np
@@ -210,15 +412,25 @@ def test_numba_is_whole_for_others(tmp_path):
     assert run(tmp_path, AFTERWARDS).stdout == "(3.0, 2, 0.0)\n"
 
 
-def test_a_long_compilation_says_so_once(tmp_path, monkeypatch, caplog):
+NOWHERE = "in every process, as no folder keeps it: let REGMAX_CACHE_DIR name one of yours"
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "often"),
+    [
+        ("a.b", True, "once per installation; regmax compile does it beforehand"),
+        ("own", True, "once per installation"),
+        ("a.b", False, NOWHERE),
+    ],
+)
+def test_a_long_compilation_says_so_once(name, kept, often, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiling, "PATIENCE", 0.0)
     monkeypatch.setattr(compiling, "_said", False)
-    for name in ("first", "second"):
-        with compiling._told(name):
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        with compiling._told(name, [tmp_path / "file", *[tmp_path / "made"] * kept]):
             threading_wait()
-    assert [record.getMessage() for record in caplog.records] == [
-        "compiling first, once per installation; regmax compile does it beforehand"
-    ]
+    assert [record.getMessage() for record in caplog.records] == [f"compiling {name}, {often}"]
 
 
 def test_a_separable_regularizer_does_not_wait_for_sympy():
@@ -235,7 +447,7 @@ def threading_wait():
 
 
 def test_a_short_one_says_nothing(caplog):
-    with compiling._told("short"):
+    with compiling._told("short", []):
         pass
     assert not caplog.records
 
@@ -257,8 +469,7 @@ import sys, warnings
 from importlib import metadata
 version = metadata.version
 metadata.version = lambda name: "99.0" if name == "numba" else version(name)
-if BROKEN:
-    sys.modules["numba.core.compiler_machinery"] = None
+sys.modules.update(BROKEN)
 import torch
 from regmax.functional import entmax15, sparsemax
 import regmax
@@ -273,12 +484,14 @@ for each in found:
 
 
 def test_a_version_of_numba_that_is_not_tested_is_tried(tmp_path):
-    lines = run(tmp_path, UNTESTED.replace("BROKEN", "False")).stdout.splitlines()
+    lines = run(tmp_path, UNTESTED.replace("BROKEN", "{}")).stdout.splitlines()
     assert lines == ["[[0.75, 0.25, 0.0]] 1.0", "True"]
 
 
-def test_without_an_internal_of_numba_pytorch_computes_and_one_warning_says_so(tmp_path):
-    lines = run(tmp_path, UNTESTED.replace("BROKEN", "True")).stdout.splitlines()
+@pytest.mark.parametrize("missing", ["numba.core.compiler_machinery", "llvmlite"])
+def test_without_a_part_of_numba_pytorch_computes_and_one_warning_says_so(missing, tmp_path):
+    script = UNTESTED.replace("BROKEN", str({missing: None}))
+    lines = run(tmp_path, script).stdout.splitlines()
     assert lines[:2] == ["[[0.75, 0.25, 0.0]] 1.0", "False"]
     assert len(lines) == 3
     assert lines[2].startswith("numba 99.0 cannot compile the kernels, and PyTorch operations are")
@@ -336,6 +549,16 @@ def test_the_command_compiles_beforehand(tmp_path, capsys):
     of_sparsemax, of_softmax, of_losses = 4, 2, 4
     assert len(list(tmp_path.glob("*.o"))) == of_sparsemax + of_softmax + of_losses
     assert run(tmp_path).stdout == f"{RIGHT} False\n"
+
+
+def test_the_command_knows_all_functions_of_the_core():
+    """Whose module is not a plugin's; those of the losses belong to the kernels of mappings."""
+    root, found = Path(kernels.__file__).parent, {}
+    for path in [*root.glob("cpu/*.py"), *root.glob("generated/*.py")]:
+        names = re.findall(r"^def (\w+)\(job: Any, like: Any\) -> None", path.read_text(), re.M)
+        if names and path.stem != "divergence":
+            found[f"{path.parent.name}.{path.stem}"] = set(names)
+    assert {module: set(names.split()) for module, (_, names) in OTHERS.items()} == found
 
 
 def test_the_command_refuses_unknown_names(capsys):

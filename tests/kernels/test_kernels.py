@@ -1,6 +1,8 @@
 """Kernels in general: when they run, on which threads, what they keep, what replaces them."""
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 import regmax
-from regmax import kernels
+from regmax import kernels, losses
 from regmax.functional import entmax, entmax15, fusedmax, oscarmax, pnormmax, softmax, sparsemax
 from regmax.kernels.composed import Composed
 from regmax.kernels.cpu import threads
@@ -28,7 +30,9 @@ MAPPINGS = {
     "oscarmax": oscarmax,
 }
 each_mapping = pytest.mark.parametrize("mapping", MAPPINGS.values(), ids=MAPPINGS)
+each_backward = pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 SPLIT = (700, 65)  # enough entries for several threads
+GRID = regmax.RegularizedMax(regmax.regularizer("gini") + regmax.penalty("grid_tv", shape=(5, 13)))
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -90,6 +94,52 @@ class TestThreads:
         assert len(found) == 80
         for pair in found:
             assert all(torch.equal(a, b) for a, b in zip(pair, expected, strict=True))
+
+    @pytest.mark.parametrize("many", [1, 2])
+    def test_slices_change_nothing(self, many, two_threads, monkeypatch):
+        torch.set_num_threads(many)
+        x, v = normal(*SPLIT), normal(*SPLIT, seed=1)
+        dense = normal(*SPLIT, seed=2).abs()
+        calls = [*MAPPINGS.values(), lambda x: x * GRID(x)]
+        for target in (torch.arange(700) % 60, dense):
+            calls += [lambda x, t=target: x * losses.Entmax15Loss()(x, t)]
+        expected = [both(call, x, v) for call in calls]
+        monkeypatch.setattr(threads, "SLICE", 1)
+        monkeypatch.setattr(threads, "LARGEST", 50 * 65)
+        for call, pair in zip(calls, expected, strict=True):
+            assert all(map(torch.equal, both(call, x, v), pair))
+
+    @each_backward
+    def test_a_signal_is_heard_between_slices(self, backward, monkeypatch):
+        x = normal(*SPLIT).requires_grad_()
+        y, slices, run = sparsemax(x), [], threads._run
+
+        def interrupted(*args):
+            run(*args)
+            slices.append(args[-2])
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(threads, "SLICE", 100 * 65)
+        monkeypatch.setattr(threads, "_sizes", {})
+        monkeypatch.setattr(threads, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            y.sum().backward() if backward else sparsemax(x)
+        assert slices == [100]
+
+    def test_a_signal_does_not_leave_a_thread_behind(self, two_threads, monkeypatch):
+        """It would write to tensors that are freed."""
+        ended = threading.Event()
+
+        def task(address):
+            if threading.current_thread() is threading.main_thread():
+                signal.raise_signal(signal.SIGINT)
+            threading.Event().wait(0.2)
+            ended.set()
+
+        monkeypatch.setattr(threads, "_openmp", lambda: None)
+        with pytest.raises(KeyboardInterrupt):
+            threads.over_rows(task, 0, (ctypes.c_int64 * 5)(0, 4, 0, 1 << 14, 0))
+        assert ended.is_set()
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
     @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -13,7 +13,6 @@ import logging
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
@@ -22,7 +21,8 @@ from typing import Any
 
 from llvmlite import binding as llvm
 
-from ..folders import folders
+from .. import process
+from ..folders import folders, read, takes, write
 from .job import TASK
 
 PATIENCE = 2.0
@@ -31,10 +31,15 @@ _KERNELS = Path(__file__).parent
 LONGEST = 120.0
 """Seconds after which another process that compiles is given up."""
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_lock = threading.RLock()
+_lock = process.COMPILING
 _room = threading.Semaphore(CORES)
 _others: dict[str, _Other] = {}
 _engines: list[Any] = []
+_WITHOUT_EFFECT = {
+    *("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS"),
+    *("NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY"),
+}
+"""Settings of numba that change no code."""
 
 
 def address_of(module: str, name: str, like: str | None) -> int:
@@ -58,7 +63,7 @@ def soon(module: str, name: str, like: str | None) -> None:
     }
     with _lock, contextlib.suppress(RuntimeError):  # no thread can be started
         if file not in _others and not any(_read(folder / file) for folder in places):
-            given = json.dumps((sys.path, packages, module, name, like), default=str)
+            given = json.dumps((sys.path, packages, file, module, name, like), default=str)
             _others[file] = _Other(file, given.encode(), places)
 
 
@@ -87,10 +92,15 @@ def folder_of(module: str) -> Path:
 def loaded(stem: str, text: str, places: Sequence[Path], make: Callable[[], bytes]) -> int:
     """The address of the function in an object file. It is made, and written to the first of
     ``places`` that takes it, if none of them has it for this ``text`` and this machine."""
+    packages = "regmax", stem.split(".")[0]
+    return process.undisturbed(lambda: _loaded(stem, text, places, make), *packages)
+
+
+def _loaded(stem: str, text: str, places: Sequence[Path], make: Callable[[], bytes]) -> int:
     file = _file(stem, text)
     other = _others.get(file)
     if other is not None:
-        with _told(stem):
+        with _told(stem, places):
             other.join()
     with _lock:
         _others.pop(file, None)
@@ -98,7 +108,7 @@ def loaded(stem: str, text: str, places: Sequence[Path], make: Callable[[], byte
         if code is None and other is not None:
             code = other.code
         if code is None:
-            with _told(stem):
+            with _told(stem, places):
                 code = make()
             _keep(file, code, places)
         return _linked(code)
@@ -116,16 +126,18 @@ class _Other(threading.Thread):
 
     def run(self) -> None:
         pipe = subprocess.PIPE
-        command = [sys.executable, "-S", "-P", "-c", _PROGRAM]
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+        if sys.dont_write_bytecode:
+            command.insert(1, "-B")
         try:
-            with _room, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-                self.process = process
+            with _room, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as other:
+                self.process = other
                 try:
-                    content, errors = process.communicate(self.given, timeout=LONGEST)
+                    content, errors = other.communicate(self.given, timeout=LONGEST)
                 except BaseException:
-                    process.kill()
+                    other.kill()
                     raise
-            self.code = _unsealed(content)
+            self.code = _unsealed(self.file, content)
             if self.code is None:
                 raise RuntimeError(errors.decode(errors="replace"))
             _keep(self.file, self.code, self.places)
@@ -134,18 +146,19 @@ class _Other(threading.Thread):
 
 
 _PROGRAM = """
-import json, os, sys, types
+import json, os, signal, sys, types
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for who waits, or waits no more
 if hasattr(os, "nice"):
     os.nice(5)  # on a busy machine, who waits for another function comes first
-sys.path[:], packages, *task = json.load(sys.stdin)
+sys.path[:], packages, file, *task = json.load(sys.stdin)
 for name, folders in packages.items():  # without their own code, which imports PyTorch
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = folders
 
 from regmax.kernels.cpu import compiling
 
-sys.stdout.buffer.write(compiling.sealed(compiling.compiled(*task)))
+sys.stdout.buffer.write(compiling.sealed(file, compiling.compiled(*task)))
 """
 
 
@@ -164,8 +177,8 @@ def _end() -> None:
 
 def _in_child() -> None:
     """The threads of a process are not those of its fork."""
-    global _lock, _room
-    _lock, _room = threading.RLock(), threading.Semaphore(CORES)
+    global _room
+    _room = threading.Semaphore(CORES)
     _others.clear()
 
 
@@ -188,7 +201,7 @@ def _machine() -> tuple[str, ...]:
     settings = sorted(
         f"{key}={value}"
         for key, value in os.environ.items()
-        if key.startswith("NUMBA_") and key != "NUMBA_CACHE_DIR"
+        if key.startswith("NUMBA_") and key not in _WITHOUT_EFFECT
     )
     features = llvm.get_host_cpu_features().flatten()
     versions = (metadata.version(name) for name in ("numba", "llvmlite"))
@@ -204,40 +217,28 @@ def _digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def sealed(code: bytes) -> bytes:
-    """The content of a file: a digest, and the code."""
-    return hashlib.sha256(code).digest() + code
+def sealed(file: str, code: bytes) -> bytes:
+    """The content of a file of this name: a digest, and the code."""
+    return hashlib.sha256(file.encode() + b"\0" + code).digest() + code
 
 
-def _unsealed(content: bytes) -> bytes | None:
-    """The code, or None if it is damaged."""
+def _unsealed(file: str, content: bytes) -> bytes | None:
+    """The code, or None if it is damaged or of another file."""
     code = content[32:]
-    return code if sealed(code) == content else None
+    return code if sealed(file, code) == content else None
 
 
 def _read(path: Path) -> bytes | None:
     """The object file, or None if there is none or it is damaged."""
-    try:
-        return _unsealed(path.read_bytes())
-    except OSError:
-        return None
+    return _unsealed(path.name, read(path) or b"")
 
 
 def _keep(file: str, code: bytes, places: Sequence[Path]) -> None:
     """Write the object file to the first folder that takes it."""
     for folder in places:
         with contextlib.suppress(OSError):
-            _write(folder / file, code)
+            write(folder / file, sealed(file, code))
             return
-
-
-def _write(path: Path, code: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        file.write(sealed(code))
-    Path(temporary).chmod(0o644)
-    Path(temporary).replace(path)
 
 
 def _linked(code: bytes) -> int:
@@ -254,21 +255,25 @@ _said = False
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """Say once per process that compilation takes long, and happens once."""
+def _told(what: str, places: Sequence[Path]) -> Iterator[None]:
+    """Say once per process that a compilation takes long, and how often it happens. What is made of
+    the value of Ω has no module, and regmax compile does not know it."""
 
     def say() -> None:
         global _said
-        if not _said:
-            _said = True
-            logging.getLogger("regmax").warning(
-                "compiling %s, once per installation; regmax compile does it beforehand",
-                what,
-            )
+        if _said:
+            return
+        _said = True
+        often = "in every process, as no folder keeps it: let REGMAX_CACHE_DIR name one of yours"
+        if any(map(takes, places)):
+            known = "." in what
+            often = f"once per installation{'; regmax compile does it beforehand' * known}"
+        logging.getLogger("regmax").warning("compiling %s, %s", what, often)
 
     timer = threading.Timer(PATIENCE, say)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        timer.start()
     try:
         yield
     finally:

@@ -53,10 +53,10 @@ from .simd import LANES
 
 VALUE, EPSILON = 6, 7
 """The arrays of a job after x and those of :mod:`regmax.kernels.cpu.distributions`."""
-KIND, CODE, IGNORED, MEAN, DENSE, COUNT = range(21, 27)
+KIND, CODE, IGNORED, MEAN, DENSE, ALL, COUNT = range(21, 28)
 """The numbers after them: the kind of Ω, the function that computes y, the target that does not
-count, whether the gradient is that of the mean, whether the targets are distributions; and the
-result, the number of targets that count, or −1."""
+count, whether the gradient is that of the mean, whether the targets are distributions, the number
+of rows, of which a job may do a part; and the result, the number of targets that count, or −1."""
 ARRAYS = 5
 LENGTH = ARRAYS + 2 * (Y + 2)
 SOME = 1 << 15
@@ -67,7 +67,7 @@ SOME = 1 << 15
 def _counted(job: Any) -> int:
     """How many targets count; −1 if one of them is out of range."""
     d, ignored, count, wrong = job[common.WIDTH], job[IGNORED], 0, 0
-    for r in range(job[ROWS]):
+    for r in range(job[ALL]):
         k = common.rows_at(job, TARGET, r, job)[0]
         count += int(k != ignored)
         wrong += int(k != ignored and (k < 0 or k >= d))
@@ -330,7 +330,7 @@ def slopes(job: Any, like: Any) -> None:
 
 def forward(job: Any, like: Any) -> None:
     """The losses of rows, and y − t."""
-    dense, count = job[DENSE] != 0, job[ROWS]
+    dense, count = job[DENSE] != 0, job[ALL]
     if not dense:
         count = _counted(job)
         job[COUNT] = count

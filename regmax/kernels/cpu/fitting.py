@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import re
 import warnings
 from importlib import metadata
+
+from .. import process
 
 TESTED = (0, 62), (0, 69)
 """From the first version to before the second."""
@@ -20,15 +23,15 @@ def require() -> None:
 
 @functools.cache
 def fits(version: str) -> bool:
-    """Whether this version, which is installed, compiles the kernels. One that is not tested
-    compiles a kernel beforehand; if that fails, a warning says so."""
+    """Whether this version, which is installed, compiles the kernels: whether LLVM can be loaded,
+    and where the version is not tested, whether a kernel compiles. If not, a warning says so."""
     oldest, beyond = TESTED
-    if oldest <= tuple(map(int, re.findall(r"\d+", version)[:2])) < beyond:
-        return True
     try:
-        from .compiling import address_of
+        process.undisturbed(lambda: importlib.import_module(".compiling", __package__))
+        if not oldest <= tuple(map(int, re.findall(r"\d+", version)[:2])) < beyond:
+            from .compiling import address_of
 
-        address_of("regmax.kernels.cpu.packing", "forward", "float32")
+            address_of("regmax.kernels.cpu.packing", "forward", "float32")
     except Exception as error:
         warnings.warn(
             f"numba {version} cannot compile the kernels, and PyTorch operations are used instead: "

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from numba import types
-from numba.core import compiler, cpu, errors, typing
+from numba.core import compiler, cpu, errors, ir, typing
 from numba.core.base import OverloadSelector
 from numba.core.bytecode import ByteCode, FunctionIdentity
 from numba.core.callconv import create_error_model
@@ -382,14 +382,15 @@ class _Plain:
 
 
 @contextlib.contextmanager
-def _without_colours(module: Any = errors) -> Iterator[None]:
-    """Without colours in messages, of which numba makes many that nobody sees."""
-    before = getattr(module, "_termcolor_inst", None)
-    module._termcolor_inst = _Plain()
+def _without_colours(module: Any = errors, place: Any = ir.Loc) -> Iterator[None]:
+    """Without colours and relative paths in messages, of which numba makes many that nobody sees.
+    There is no relative path in a working folder that was deleted."""
+    before = getattr(module, "_termcolor_inst", None), getattr(place, "_get_path", None)
+    module._termcolor_inst, place._get_path = _Plain(), lambda self: self.filename
     try:
         yield
     finally:
-        module._termcolor_inst = before
+        module._termcolor_inst, place._get_path = before
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ class CompiledLosses(CompiledRows):
         slopes = x.new_empty((len(x), 2), dtype=torch.float64)
         dense = target.is_floating_point()
         target = target.to(x.dtype) if dense else target.reshape(-1)
-        numbers = (0, 0, False, dense, 0)
+        numbers = (0, 0, False, dense, len(x), 0)
         job = self._job(x, target, gamma, theta, mask, epsilon, dx, slopes, *numbers)
         over_rows(*_SLOPES.task(0, x.dtype), job, self.grain)
         return slopes
@@ -112,7 +112,7 @@ class CompiledLosses(CompiledRows):
         y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
         code, task = self._tasks(self.rows(theta), x.dtype)
         dense = target.is_floating_point()
-        numbers = (code, ignored, mean, dense, len(x))
+        numbers = (code, ignored, mean, dense, len(x), len(x))
         target = target.to(x.dtype) if dense else target
         job = self._job(x, target, gamma, theta, mask, epsilon, y, value, *numbers)
         over_rows(*task, job, self.grain)
@@ -142,7 +142,7 @@ class CompiledLosses(CompiledRows):
         return job
 
 
-class _Job(ctypes.c_int64 * 27):  # type: ignore[misc]
+class _Job(ctypes.c_int64 * 28):  # type: ignore[misc]
     """Its last number is a result."""
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
-import os
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from ..folders import user_folder
+from ..folders import read, user_folder, write
 
 
 def loaded(name: str, text: str, version: str) -> tuple[ModuleType, Path, bool]:
@@ -27,37 +26,29 @@ def written(name: str, text: str, version: str = "") -> tuple[Path, bool]:
 
 
 def module(path: Path) -> ModuleType:
-    """The module in a file."""
+    """The module in a file, of which no bytecode is kept."""
     spec = importlib.util.spec_from_file_location(f"regmax_{path.stem}", path)
     assert spec is not None
-    assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = found  # Triton reads the source of its functions
-    spec.loader.exec_module(found)
+    exec(compile(path.read_bytes(), path, "exec"), found.__dict__)
     return found
 
 
 def _written(name: str, text: str) -> tuple[Path, bool]:
     """The file with this source, and whether it is in the cache."""
-    place = user_folder()
+    content = text.encode()
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / name
-        if not path.exists() or path.read_text() != text:
-            handle, temporary = tempfile.mkstemp(dir=place, suffix=".tmp")
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            Path(temporary).replace(path)
+        path = user_folder() / name
+        if read(path) != content:
+            write(path, content)
         return path, True
     except OSError:
-        return _fallback() / name, _wrote(_fallback() / name, text)
+        path = _fallback() / name
+        write(path, content)
+        return path, False
 
 
 @functools.cache
 def _fallback() -> Path:
     return Path(tempfile.mkdtemp(prefix="regmax"))
-
-
-def _wrote(path: Path, text: str) -> bool:
-    path.write_text(text)
-    return False
