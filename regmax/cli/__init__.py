@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
+from ..regularizers.errors import clipped
 from ..regularizers.registry import suggestion
 from . import compiling, demo, listing, new_plugin, plot, validate
 from .common import UsageError
@@ -35,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except UsageError as error:
         print(f"regmax {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except SystemExit as error:  # no code of regmax raises it: a plugin's does
+        reason = f"the code of a plugin raised SystemExit({clipped(repr(error.code))})"
+        print(f"regmax {arguments.command}: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -13,10 +13,11 @@ import torch
 
 from ..mapping.compiled import kernel_of
 from ..nn.layer import RegularizedMax
+from ..regularizers.errors import told
 from ..regularizers.regularizer import Regularizer
-from .common import needs, working
+from .common import needs, note, working
 from .listing import quiet_registry
-from .names import named, with_defaults
+from .names import by_default, named, with_defaults
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -45,16 +46,22 @@ def run(arguments: argparse.Namespace) -> int:
     with needs("fast", "regmax compile"):
         importlib.import_module("numba")
         from ..kernels.cpu.compiling import CORES
-    names = arguments.names or with_defaults(quiet_registry())
-    omegas = [named(name) for name in names]
-    width = max(map(len, names), default=0)
+    found = quiet_registry()
+    omegas = [named(name) for name in arguments.names]
+    for name in [] if arguments.names else with_defaults(found):
+        omega = by_default(found, name)
+        if isinstance(omega, Exception):
+            note(f"left out: {name}: {told(omega)}")
+        else:
+            omegas.append((name, omega))
+    width = max((len(name) for name, _ in omegas), default=0)
     logger = logging.getLogger("regmax")
     level = logger.level
     logger.setLevel(logging.ERROR)  # this command says itself that it takes long
     pool = ThreadPoolExecutor(CORES)
     try:
-        found = [pool.submit(_timed, omega) for _, omega in omegas]
-        for (name, _), each in zip(omegas, found, strict=True):
+        running = [pool.submit(_timed, omega) for _, omega in omegas]
+        for (name, _), each in zip(omegas, running, strict=True):
             with working(f"compiling {name}"):
                 seconds, method = each.result()
             print(f"{name:{width}}  {seconds:6.1f} s  {method}", flush=True)
