@@ -13,9 +13,9 @@ import torch
 
 from ..mapping.compiled import kernel_of
 from ..nn.layer import RegularizedMax
-from ..regularizers.errors import told
+from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer
-from .common import needs, note, working
+from .common import UsageError, needs, note, working
 from .listing import quiet_registry
 from .names import by_default, named, with_defaults
 
@@ -62,8 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         running = [pool.submit(_timed, omega) for _, omega in omegas]
         for (name, _), each in zip(omegas, running, strict=True):
-            with working(f"compiling {name}"):
-                seconds, method = each.result()
+            try:
+                with working(f"compiling {name}"):
+                    seconds, method = each.result()
+            except Exception as error:  # a plugin's code may raise anything
+                raise UsageError(f"{clipped(name, 80)}: {told(error)}") from error
             print(f"{name:{width}}  {seconds:6.1f} s  {method}", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
@@ -81,11 +84,12 @@ def _timed(omega: Regularizer) -> tuple[float, str]:
 def compile_kernels(omega: Regularizer) -> str:
     """Compile what a layer needs for each dtype; returns the method of its forward pass."""
     layer = RegularizedMax(omega)
+    d = omega.entries if omega.entries and omega.entries < 1 << 16 else 4
     for dtype in DTYPES:
-        x = torch.linspace(0, 1, 8, dtype=dtype, device="cpu").view(2, 4).requires_grad_()
+        x = torch.linspace(0, 1, 2 * d, dtype=dtype, device="cpu").view(2, d).requires_grad_()
         kernel = kernel_of(omega, x)
         if kernel is not None:
             kernel.compile(dtype)
         y = layer(x)
-        y.backward(torch.linspace(-1, 1, 8, dtype=dtype, device="cpu").view(2, 4))
+        y.backward(torch.linspace(-1, 1, 2 * d, dtype=dtype, device="cpu").view(2, d))
     return "no kernel" if kernel is None else f"{kernel.name} kernel"

@@ -30,10 +30,10 @@ def builtin(d: int = 12) -> Tensor:
     return x
 
 
-def load(path: Path, limit: int) -> tuple[Tensor, int]:
+def load(path: Path, limit: int, row: int | None = None) -> tuple[Tensor, int]:
     """The rows of the file as (rows, d) float64, and their number in the file. At most ``limit``
-    rows (0: all), evenly spread. Leading dimensions are rows. :class:`UsageError` says what is
-    wrong with the file.
+    rows (0: all), evenly spread, or one ``row``, the last if there are fewer. Leading dimensions
+    are rows. :class:`UsageError` says what is wrong with the file.
 
     Of a .npy or .pt file these rows alone are read, so it may be larger than memory.
     """
@@ -45,13 +45,14 @@ def load(path: Path, limit: int) -> tuple[Tensor, int]:
     x = x[None] if x.ndim == 1 else x
     *batch, d = map(int, x.shape)
     total = math.prod(batch)
-    count = min(limit, total) if limit else total
+    count = 1 if row is not None else min(limit, total) if limit else total
     if count * d > MOST:
         raise UsageError(
             f"{path}: {count} rows of {d} scores are too many; accepted: {MOST} scores in all, "
             "fewer rows by --rows"
         )
     chosen = torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
+    chosen = chosen if row is None else torch.tensor([min(row, total - 1)])
     at = torch.unravel_index(chosen, batch)
     if isinstance(x, Tensor):
         rows = x[at].to(torch.float64)

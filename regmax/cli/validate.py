@@ -173,7 +173,11 @@ def backends(found: Registry, wanted: str | None) -> list[str]:
     if wanted is None:
         names = []
         for name in DEFAULT_AGAINST:
-            missing = known[name]().missing() if name in known else name
+            name = name if name in known else f"regmax.{name}"  # another has the name too
+            try:
+                missing = found.get("backend", name)().missing()
+            except Exception as error:  # a plugin's code may raise anything
+                missing = told(error)
             if missing is None:
                 names.append(name)
             else:

@@ -38,12 +38,12 @@ def told(error: BaseException, most: int = 1000) -> str:
     try:
         return clipped(str(error), most)
     except BaseException as second:
-        return f"(no text: its __str__ raises {class_name(second)})"
+        return f"(no text: its __str__ raises {class_name(type(second))})"
 
 
-def class_name(item: object) -> str:
-    """The name of the class, whatever its metaclass does."""
-    name: str = type.__dict__["__name__"].__get__(type(item))
+def class_name(cls: type) -> str:
+    """The name of a class, whatever its metaclass does."""
+    name: str = type.__dict__["__name__"].__get__(cls)
     return name
 
 

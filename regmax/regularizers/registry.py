@@ -62,11 +62,11 @@ class Offer:
     @property
     def text(self) -> str:
         """The class in the text of an Ω: ``Tsallis``; of a third party ``my_norms.Tsallis``."""
-        name: str = self.cls.__name__
+        name = class_name(self.cls)
         return name if self.package == "regmax" else f"{self.package}.{name}"
 
     def __str__(self) -> str:
-        return f"{self.cls.__qualname__} of plugin {self.plugin!r} ({self.distribution})"
+        return f"{class_name(self.cls)} of plugin {self.plugin!r} ({self.distribution})"
 
 
 class Registry:
@@ -88,7 +88,7 @@ class Registry:
         def fault(where: str, error: BaseException) -> None:
             if arrived and not isinstance(error, Exception):
                 raise error  # by a signal: Ctrl-C of the user, not the plugin
-            reason = f"{class_name(error)}: {told(error)}"
+            reason = f"{class_name(type(error))}: {told(error)}"
             self.warn(
                 f"regmax plugin {plugin!r} ({distribution}) failed in {where}: {reason}",
                 PluginWarning,

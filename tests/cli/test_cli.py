@@ -475,6 +475,22 @@ class Exits(regmax.Regularizer):
         raise SystemExit(0)
 
 
+def test_a_default_backend_whose_name_another_has(monkeypatch, capsys):
+    found = registry()
+    kept = found._offers["backend"]["generic"]
+    other = Offer("generic", Exits, "third", "regmax-third 1.0")
+    monkeypatch.setitem(found._offers["backend"], "generic", [*kept, other])
+    assert "regmax.generic" in validate.backends(found, None)
+    with pytest.raises(UsageError, match="claimed by"):
+        validate.backends(found, "generic")
+
+
+def test_compile_of_rows_of_one_length(capsys):
+    assert main(["compile", "gini + 0.1*owl(weights=(2, 1))"]) == 0
+    capsys.readouterr()
+    assert "x must have 400" in refused(capsys, "compile", "gini + grid_tv(shape=(20000, 20000))")
+
+
 def test_code_that_exits_is_status_2(monkeypatch, capsys):
     offer(monkeypatch, {"exits": Exits})
     assert "a plugin raised SystemExit(0)" in refused(capsys, "validate", "exits")

@@ -191,6 +191,10 @@ class TestCommand:
     def test_no_name(self, capsys):
         assert "name a regularizer" in self.refused(capsys)
 
+    def test_rows_that_fill_the_memory_are_refused(self, capsys):
+        for argv in (["gini + grid_tv(shape=(20000, 20000))"], ["gini", "--dim", "100000000"]):
+            assert "rows of at most" in self.refused(capsys, *argv)
+
     def test_an_omega_for_another_number_of_entries(self, capsys, monkeypatch):
         plant(monkeypatch, Four)
         for kind, entries in gallery.TOGETHER.items():
