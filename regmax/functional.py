@@ -34,12 +34,14 @@ _COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None))
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
-    if name.startswith("__"):
+    if name.startswith("__") or "." in name:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return _mapping(name)
     except PluginError as error:
-        raise AttributeError(str(error)) from None
+        if registry().first(name, "mapping") is None:
+            raise AttributeError(str(error)) from None
+        raise
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 import regmax
 
 try:
+    import numpy as np
+
     from .arguments import (
         Pairs,
         as_tensor,
@@ -61,7 +64,7 @@ class GraphTV(regmax.Penalty):
     ) -> None:
         _need_numpy()
         d, pairs = checked_edges(edges, nodes)
-        self.graph, self.entries = Graph(d, pairs), d
+        self.graph, self.entries = Graph(d, len(pairs), lambda: pairs), d
         learnt, self._numbers = checked_weights(weights, self.graph.m)
         # the constructor's arguments; weights given as numbers stay numbers, not a tensor
         self.edges, self.nodes = tuple(map(tuple, pairs.tolist())), d
@@ -73,7 +76,8 @@ class GraphTV(regmax.Penalty):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.graph = Graph(*checked_edges(self.edges, self.nodes))
+        d, pairs = checked_edges(self.edges, self.nodes)
+        self.graph = Graph(d, len(pairs), lambda: pairs)
         _, self._numbers = checked_weights(self.weights, self.graph.m)
 
     def _w(self) -> Tensor:
@@ -149,7 +153,19 @@ class GridTV(GraphTV):
     def __init__(self, shape: tuple[int, int]) -> None:
         _need_numpy()
         self.shape = checked_shape(shape)
-        super().__init__(grid(*self.shape), nodes=self.shape[0] * self.shape[1])
+        self._make()
+
+    def _make(self) -> None:
+        h, w = self.shape
+        self.entries = h * w
+        self.graph = Graph(h * w, h * (w - 1) + w * (h - 1), functools.partial(grid, h, w))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super(GraphTV, self).__setstate__(state)  # type: ignore[no-untyped-call]
+        self._make()
+
+    def _w(self) -> Tensor:
+        return as_tensor(np.ones(self.graph.m))
 
 
 def _need_numpy() -> None:

@@ -8,7 +8,8 @@ devices are copied to the CPU and back.
 from __future__ import annotations
 
 import ctypes
-from functools import cache, lru_cache, partial
+from collections.abc import Callable
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -66,21 +67,37 @@ def _run(
 
 
 class Graph:
-    """d nodes and edges (tail, head), from an array (m, 2)."""
+    """d nodes and m edges (tail, head), from a function that gives an array (m, 2). Arrays are made
+    on first use: until then, a graph of any size takes no memory."""
 
-    def __init__(self, d: int, pairs: NDArray[np.int64]) -> None:
-        m = len(pairs)
-        self.d, self.m = d, m
-        tails, heads = np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
-        self.ends = tails, heads
+    def __init__(self, d: int, m: int, pairs: Callable[[], NDArray[np.int64]]) -> None:
+        self.d, self.m, self._pairs = d, m, pairs
         self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        # arcs by the node that they leave: first all from tails, then all from heads
+
+    @cached_property
+    def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        pairs = self._pairs()
+        return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+
+    @cached_property
+    def _leaving(self) -> tuple[Any, Any]:
+        """The arcs by the node that they leave: first all from tails, then all from heads."""
+        tails, heads = self.ends
         leaves = np.concatenate([tails, heads])
         order = np.argsort(leaves, kind="stable")
-        start = np.concatenate([[0], np.cumsum(np.bincount(leaves, minlength=d))]).astype(np.int64)
+        counts = np.cumsum(np.bincount(leaves, minlength=self.d))
+        start = np.concatenate([[0], counts]).astype(np.int64)
         to = np.concatenate([heads, tails])[order]
-        self.arcs = start, to, np.ascontiguousarray(order % max(m, 1))
-        self.way = np.where(order < m, 1.0, -1.0)
+        arcs = start, to, np.ascontiguousarray(order % max(self.m, 1))
+        return arcs, np.where(order < self.m, 1.0, -1.0)
+
+    @property
+    def arcs(self) -> Any:
+        return self._leaving[0]
+
+    @property
+    def way(self) -> Any:
+        return self._leaving[1]
 
     def __repr__(self) -> str:
         return f"Graph({self.d} nodes, {self.m} edges)"
@@ -168,7 +185,8 @@ def graph_of(d: int, tails: Tensor, heads: Tensor) -> Graph:
 
 @lru_cache(maxsize=64)
 def _graph(d: int, tails: bytes, heads: bytes) -> Graph:
-    return Graph(d, np.stack([np.frombuffer(t, np.int64) for t in (tails, heads)], 1))
+    pairs = np.stack([np.frombuffer(t, np.int64) for t in (tails, heads)], 1)
+    return Graph(d, len(pairs), lambda: pairs)
 
 
 def _rows(t: Tensor, count: int, d: int, dtype: torch.dtype = torch.float64) -> Any:

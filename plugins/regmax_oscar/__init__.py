@@ -78,7 +78,7 @@ def _means(z: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 @functools.cache
 def _gini() -> type[regmax.Regularizer]:
-    return type(regmax.regularizer("gini"))
+    return type(regmax.regularizer("regmax.gini"))
 
 
 class Oscar(regmax.Penalized):
@@ -96,7 +96,7 @@ class Oscar(regmax.Penalized):
     def __init__(self, lam: float | Tensor = 0.01, exact: bool = True) -> None:
         if not isinstance(exact, bool):
             raise TypeError(f"exact must be a bool; got {exact!r}")
-        super().__init__(regmax.regularizer("gini"), OrderedPairs(), lam)
+        super().__init__(regmax.regularizer("regmax.gini"), OrderedPairs(), lam)
         self.exact = exact
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
@@ -104,7 +104,7 @@ class Oscar(regmax.Penalized):
         if self.exact:
             return None
         z = _prox_absolute(x / gamma, self.lam, self.penalty, mask)
-        return regmax.functional.sparsemax(gamma * z, gamma=gamma, mask=mask)
+        return regmax.RegularizedMax(self.base, gamma)(gamma * z, mask)
 
     def kernel(self, x: Tensor) -> Kernel | None:
         """The kernel of the penalty if ``exact``, as ``closed_form`` then returns None."""

@@ -97,7 +97,7 @@ class ChainTV(regmax.Penalty):
 
 @functools.cache
 def _gini() -> type[regmax.Regularizer]:
-    return type(regmax.regularizer("gini"))
+    return type(regmax.regularizer("regmax.gini"))
 
 
 def _participants_first(mask: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class TV(regmax.Penalized):
     mapping = "fusedmax"
 
     def __init__(self, lam: float | Tensor = 0.1) -> None:
-        super().__init__(regmax.regularizer("gini"), ChainTV(), lam)
+        super().__init__(regmax.regularizer("regmax.gini"), ChainTV(), lam)
 
     def notes(self, x: Tensor) -> list[str]:
         return [] if self.kernel(x) else [f"prox of total variation: {kernel(x)} kernel"]

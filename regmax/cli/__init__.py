@@ -12,8 +12,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .. import __version__
+from ..regularizers.errors import clipped
 from ..regularizers.registry import suggestion
 from . import compiling, demo, listing, new_plugin, plot, validate
 from .common import UsageError
@@ -34,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
     except UsageError as error:
-        print(f"regmax {arguments.command}: {error}", file=sys.stderr)
+        print(f"regmax {arguments.command}: {clipped(str(error), 4000)}", file=sys.stderr)
+        return 2
+    except SystemExit as error:  # no code of regmax raises it: a plugin's does
+        reason = f"the code of a plugin raised SystemExit({clipped(repr(error.code))})"
+        print(f"regmax {arguments.command}: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -46,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that suggests the choice that was meant."""
+    """A parser that suggests the choice that was meant, in messages of a bounded length."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(clipped(message, 1000))
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         choices = list(action.choices or ())

@@ -16,10 +16,11 @@ import torch
 
 from ..mapping.compiled import kernel_of
 from ..nn.layer import RegularizedMax
+from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer
-from .common import needs, working
+from .common import UsageError, needs, note, working
 from .listing import quiet_registry
-from .names import named, with_defaults
+from .names import by_default, named, with_defaults
 
 DTYPES = (torch.float32, torch.float64)
 OTHERS = {
@@ -61,10 +62,15 @@ def run(arguments: argparse.Namespace) -> int:
     with needs("fast", "regmax compile"):
         importlib.import_module("numba")
         from ..kernels.cpu.compiling import CORES
-    names = arguments.names or with_defaults(quiet_registry())
-    tasks: dict[str, Callable[[], str]] = {
-        name: functools.partial(compile_kernels, omega) for name, omega in map(named, names)
-    }
+    found = quiet_registry()
+    tasks: dict[str, Callable[[], str]] = {}
+    given = map(named, arguments.names)
+    defaults = ((name, by_default(found, name)) for name in with_defaults(found))
+    for name, omega in given if arguments.names else defaults:
+        if isinstance(omega, Exception):
+            note(f"left out: {name}: {told(omega)}")
+        else:
+            tasks[name] = functools.partial(compile_kernels, omega)
     if not arguments.names:
         tasks["others"] = compile_others
     width = max(map(len, tasks), default=0)
@@ -73,10 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
     logger.setLevel(logging.ERROR)  # this command says itself that it takes long
     pool = ThreadPoolExecutor(CORES)
     try:
-        found = {name: pool.submit(_timed, task) for name, task in tasks.items()}
-        for name, each in found.items():
-            with working(f"compiling {name}"):
-                seconds, method = each.result()
+        running = {name: pool.submit(_timed, task) for name, task in tasks.items()}
+        for name, each in running.items():
+            try:
+                with working(f"compiling {name}"):
+                    seconds, method = each.result()
+            except Exception as error:  # a plugin's code may raise anything
+                raise UsageError(f"{clipped(name, 80)}: {told(error)}") from error
             print(f"{name:{width}}  {seconds:6.1f} s  {method}", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
@@ -94,13 +103,14 @@ def _timed(task: Callable[[], str]) -> tuple[float, str]:
 def compile_kernels(omega: Regularizer) -> str:
     """Compile what a layer needs for each dtype; returns the method of its forward pass."""
     layer = RegularizedMax(omega)
+    d = omega.entries if omega.entries and omega.entries < 1 << 16 else 4
     for dtype in DTYPES:
-        x = torch.linspace(0, 1, 8, dtype=dtype, device="cpu").view(2, 4).requires_grad_()
+        x = torch.linspace(0, 1, 2 * d, dtype=dtype, device="cpu").view(2, d).requires_grad_()
         kernel = kernel_of(omega, x)
         if kernel is not None:
             kernel.compile(dtype)
         y = layer(x)
-        y.backward(torch.linspace(-1, 1, 8, dtype=dtype, device="cpu").view(2, 4))
+        y.backward(torch.linspace(-1, 1, 2 * d, dtype=dtype, device="cpu").view(2, d))
     return "no kernel" if kernel is None else f"{kernel.name} kernel"
 
 

@@ -8,11 +8,11 @@ import re
 import textwrap
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..regularizers import printing
-from ..regularizers.errors import PluginWarning
+from ..regularizers.errors import PluginWarning, told
 from ..regularizers.penalty import Penalized, Penalty
 from ..regularizers.registry import KINDS, Offer, Registry, registry
 from ..regularizers.regularizer import Regularizer
@@ -35,24 +35,39 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the listing, with plugins at fault and contested names."""
     found = quiet_registry()
+    faults = [*found.faults, *contested(found)]
     header = ["name", "mapping", "hyperparameters", "closed form", "convex program", "from"]
-    rows = [regularizer_row(offer) for offer in uncontested(found, "regularizer")]
+    rows = listed(found, "regularizer", regularizer_row, faults)
     print("regularizers")
     print(table(header, rows) if rows else "  (none: install regmax itself, pip install -e .)")
     header = ["name", "what it is", "hyperparameters", "convex program", "from"]
-    rows = [penalty_row(offer) for offer in uncontested(found, "penalty")]
+    rows = listed(found, "penalty", penalty_row, faults)
     print("\npenalties")
     print(table(header, rows) if rows else "  (none)")
     for kind in ("solver", "backend"):
-        offers = list(uncontested(found, kind))
-        rows = [[offer.name, summary(offer.cls), offer.distribution] for offer in offers]
+        rows = listed(found, kind, other_row, faults)
         print(f"\n{kind}s")
         print(table(["name", "what it is", "from"], rows) if rows else "  (none)")
-    problems = [*found.faults, *contested(found)]
-    if problems:
+    if faults:
         print("\nat fault")
-        print(wrapped("\n".join(f"  {problem}" for problem in problems)))
+        print(wrapped("\n".join(f"  {fault}" for fault in faults)))
     return 0
+
+
+def listed(
+    found: Registry, kind: str, row: Callable[[Offer], list[str]], faults: list[str]
+) -> list[list[str]]:
+    """The rows of a kind; what the code of a plugin raises is added to the ``faults``."""
+    rows = []
+    for offer in uncontested(found, kind):
+        try:
+            rows.append(row(offer))
+        except Exception as error:
+            faults.append(
+                f"{offer.name!r} of plugin {offer.plugin!r} ({offer.distribution}) "
+                f"cannot be listed: {told(error)}"
+            )
+    return rows
 
 
 def quiet_registry() -> Registry:
@@ -84,10 +99,9 @@ def contested(found: Registry) -> list[str]:
 def regularizer_row(offer: Offer) -> list[str]:
     """name, mappings, hyperparameters, closed form, convex program, distribution."""
     cls = offer.cls
-    mapping = [cls.mapping] if isinstance(cls.mapping, str) else list(cls.mapping)
     return [
         offer.name,
-        ", ".join(m for m in mapping if m) or "-",
+        ", ".join(offer.mappings) or "-",
         hyperparameters(cls),
         closed_form(cls),
         "yes" if issubclass(cls, Penalized) or declares(cls, "as_cvxpy") else "no",
@@ -105,6 +119,11 @@ def penalty_row(offer: Offer) -> list[str]:
         "yes" if described else "no",
         offer.distribution,
     ]
+
+
+def other_row(offer: Offer) -> list[str]:
+    """name, what it is, distribution."""
+    return [offer.name, summary(offer.cls), offer.distribution]
 
 
 def hyperparameters(cls: type[Any]) -> str:

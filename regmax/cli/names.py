@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 
 from ..regularizers import serialize
+from ..regularizers.errors import clipped, told
 from ..regularizers.penalty import Penalty
-from ..regularizers.registry import Registry, required
+from ..regularizers.registry import Registry, instance, required
 from ..regularizers.regularizer import Regularizer
 from .common import UsageError, note
 
@@ -15,13 +16,26 @@ def with_defaults(found: Registry) -> list[str]:
     """The names of regularizers without required arguments. A note shows how to type the others."""
     names = []
     for name, cls in found.names("regularizer").items():
-        needed = required(cls)
+        try:
+            needed = required(cls)
+        except Exception as error:  # a plugin's code may raise anything
+            note(f"left out: {name}: {told(error)}")
+            continue
         if needed:
             call = f"{name}({', '.join(f'{key}=...' for key in needed)})"
             note(f"left out: {name} has no default for {', '.join(needed)}; name it: '{call}'")
         else:
             names.append(name)
     return names
+
+
+def by_default(found: Registry, name: str) -> Regularizer | Exception:
+    """The regularizer of this name with its defaults, or what its constructor raises."""
+    try:
+        made: Regularizer = instance(found.get("regularizer", name), "regularizer", name, {})
+    except Exception as error:  # a plugin's code may raise anything
+        return error
+    return made
 
 
 def named(text: str) -> tuple[str, Regularizer]:
@@ -39,11 +53,12 @@ def named(text: str) -> tuple[str, Regularizer]:
             call = functools.partial(serialize.offered, "regularizer", name)
             made = serialize.read(f"call({tail})", {"call": call})
     except Exception as error:  # a plugin's code may raise anything
-        raise UsageError(f"{text}: {error}") from error
+        raise UsageError(f"{clipped(text, 80)}: {told(error)}") from error
     if isinstance(made, Penalty):
         raise UsageError(
-            f"{text}: that is a penalty, not a regularizer; add it to one, as in gini + 0.1*tv"
+            f"{clipped(text, 80)}: that is a penalty, not a regularizer; add it to one, as in "
+            "gini + 0.1*tv"
         )
     if not isinstance(made, Regularizer):
-        raise UsageError(f"{text}: that is {type(made).__name__}, not a regularizer")
+        raise UsageError(f"{clipped(text, 80)}: that is {type(made).__name__}, not a regularizer")
     return text, made

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import importlib.util
 import keyword
+import sys
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from ..regularizers.errors import clipped
 from .common import UsageError
 from .listing import quiet_registry
 
@@ -39,7 +42,7 @@ def add_to(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the package and say what to do next."""
     words = named(arguments.name)
-    home = arguments.out / words["project"]
+    home: Path = arguments.out / words["project"]
     files = {
         name: Template(text).substitute(words)
         for name, text in (
@@ -49,9 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
             (f"tests/test_{words['name']}.py", TEST),
         )
     }
-    if home.exists():
-        raise UsageError(f"{home} exists already; choose another NAME, or another folder by --out")
     try:
+        if home.exists():
+            raise UsageError(
+                f"{home} exists already; choose another NAME, or another folder by --out"
+            )
         (home / "tests").mkdir(parents=True)
         for name, text in files.items():
             (home / name).write_text(text, encoding="utf-8")
@@ -69,10 +74,13 @@ def named(given: str) -> dict[str, str]:
     the module ``regmax_my_norm`` and the project ``regmax-my-norm``.
     """
     name = given.lower().replace("-", "_").removeprefix("regmax_")
-    if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
+    words_of_python = {*keyword.kwlist, *dir(builtins), *sys.stdlib_module_names}
+    if not (name.isascii() and name.isidentifier() and len(name) <= 60) or name in {
+        word.lower() for word in words_of_python
+    }:
         raise UsageError(
-            f"NAME must be letters, digits, - or _, begin with a letter and be no word of Python; "
-            f"got {given!r}"
+            f"NAME must be at most 60 letters, digits, - or _, begin with a letter and be no word "
+            f"or module of Python; got {clipped(given, 80)!r}"
         )
     parts = [part for part in name.split("_") if part]
     if not parts or name != "_".join(parts):
@@ -80,8 +88,9 @@ def named(given: str) -> dict[str, str]:
     words = "".join(parts)
     mapping = words if words.endswith("max") else f"{words}max"
     found, module = quiet_registry(), f"regmax_{name}"
-    takers = [str(offer) for offer in found.offers("regularizer") if offer.name == name]
-    if mapping in found.mappings():
+    offers = [*found.offers("regularizer"), *found.offers("penalty")]
+    takers = [str(offer) for offer in offers if offer.name == name]
+    if mapping in found.by_mapping:
         takers.append(f"the mapping {mapping!r}")
     if importlib.util.find_spec(module) is not None:
         takers.append(f"the installed module {module!r}")

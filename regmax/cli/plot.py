@@ -18,9 +18,10 @@ from .common import UsageError, needs, note
 from .convergence import converge, made_up, solvers
 from .listing import contested, quiet_registry
 from .names import named
-from .scores import load
+from .scores import MOST, load
 
 SUFFIXES = (".png", ".svg", ".pdf")
+LONGEST = 1 << 16
 KINDS = {
     "mapping": "Π_Ω at two scores, and on a row of scores with softmax and sparsemax",
     "curves": "max_Ω and Π_Ω at two scores",
@@ -178,16 +179,21 @@ def rows(arguments: argparse.Namespace, kind: str, omega: Regularizer) -> Tensor
     figure's default."""
     many = kind == "convergence"
     most = 64 if arguments.rows is None else arguments.rows
+    d = arguments.dim or omega.entries or 20
+    if arguments.scores is None and (d > LONGEST or (many and most * d > MOST)):
+        raise UsageError(
+            f"a plot is of rows of at most {LONGEST} scores, {MOST} in all; got rows of {d}"
+        )
     if arguments.scores is None:
         if many:
-            return made_up(most, arguments.dim or omega.entries or 20)
+            return made_up(most, d)
         return None if arguments.dim is None else plots.example(arguments.dim)
-    x, total = load(arguments.scores, most if many else 0)
+    row = arguments.row or 0
+    x, total = load(arguments.scores, most, None if many else row)
     if not many:
-        row = arguments.row or 0
         if row >= total:
             raise UsageError(f"--row {row}: {arguments.scores} has rows 0 to {total - 1}")
-        return x[row]
+        return x[0]
     if len(x) < total:
         note(f"{arguments.scores}: {len(x)} of {total} rows, evenly spread (--rows 0: all)")
     return x

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import csv
+import math
+import zipfile
+from array import array
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..regularizers.errors import clipped
 from .common import UsageError, needs
 
 SUFFIXES = (".npy", ".pt", ".csv")
+MOST = 1 << 24
+"""Scores that a command computes with: 128 MiB in float64."""
 
 
 def builtin(d: int = 12) -> Tensor:
@@ -24,38 +30,56 @@ def builtin(d: int = 12) -> Tensor:
     return x
 
 
-def load(path: Path, limit: int) -> tuple[Tensor, int]:
+def load(path: Path, limit: int, row: int | None = None) -> tuple[Tensor, int]:
     """The rows of the file as (rows, d) float64, and their number in the file. At most ``limit``
-    rows (0: all), evenly spread. Leading dimensions are rows. :class:`UsageError` says what is
-    wrong with the file."""
+    rows (0: all), evenly spread, or one ``row``, the last if there are fewer. Leading dimensions
+    are rows. :class:`UsageError` says what is wrong with the file.
+
+    Of a .npy or .pt file these rows alone are read, so it may be larger than memory.
+    """
     x = _read(path)
     if x.ndim == 0:
         raise UsageError(f"{path}: holds a single number; expected scores of shape (..., d)")
-    if x.numel() == 0:
+    if 0 in x.shape:
         raise UsageError(f"{path}: holds no scores; its shape is {tuple(x.shape)}")
-    rows = x.reshape(-1, x.shape[-1]).to(torch.float64)
+    x = x[None] if x.ndim == 1 else x
+    *batch, d = map(int, x.shape)
+    total = math.prod(batch)
+    count = 1 if row is not None else min(limit, total) if limit else total
+    if count * d > MOST:
+        raise UsageError(
+            f"{path}: {count} rows of {d} scores are too many; accepted: {MOST} scores in all, "
+            "fewer rows by --rows"
+        )
+    chosen = torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
+    chosen = chosen if row is None else torch.tensor([min(row, total - 1)])
+    at = torch.unravel_index(chosen, batch)
+    if isinstance(x, Tensor):
+        rows = x[at].to(torch.float64)
+    else:
+        rows = torch.from_numpy(x[tuple(t.numpy() for t in at)].astype("float64"))
     for what, wrong in (
         ("NaN", rows.isnan()),
         ("+inf", rows == torch.inf),
         ("no finite score", (rows == -torch.inf).all(-1, keepdim=True)),
     ):
         if bool(wrong.any()):
-            at = int(wrong.any(-1).nonzero()[0])
+            first = int(chosen[wrong.any(-1).nonzero()[0]])
             raise UsageError(
-                f"{path}: {what} in row {at}; accepted: finite scores, and -inf for one that "
+                f"{path}: {what} in row {first}; accepted: finite scores, and -inf for one that "
                 "takes no part, with at least one finite score in each row"
             )
-    total = len(rows)
-    if 0 < limit < total:
-        rows = rows[torch.linspace(0, total - 1, limit).round().long()]
     return rows, total
 
 
-def _read(path: Path) -> Tensor:
+def _read(path: Path) -> Any:
+    """A tensor, or an array that is mapped into memory."""
     reader = {".npy": _npy, ".pt": _pt, ".csv": _csv}.get(path.suffix.lower())
     if reader is None:
         raise UsageError(f"{path}: a scores file must end in one of {', '.join(SUFFIXES)}")
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: not a file, but a folder or a device")
         return reader(path)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
@@ -63,49 +87,70 @@ def _read(path: Path) -> Tensor:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _npy(path: Path) -> Tensor:
+def _npy(path: Path) -> Any:
     with needs("validate", "reading .npy files"):
         import numpy as np
     try:
-        array: Any = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise UsageError(f"{path}: not a readable .npy file: {error}") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "fiu":
-        found = getattr(array, "dtype", type(array).__name__)
-        raise UsageError(f"{path}: expected an array of real numbers; found {found}")
-    return torch.from_numpy(array.astype(np.float64))
+        found: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OverflowError) as error:
+        reason = clipped(str(error), 200)
+        reason = "it holds no array of numbers" if "pickle" in reason else reason
+        raise UsageError(f"{path}: not a readable .npy file: {reason}") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
+        kind = getattr(found, "dtype", type(found).__name__)
+        raise UsageError(f"{path}: expected an array of real numbers; found {clipped(str(kind))}")
+    return found
 
 
 def _pt(path: Path) -> Tensor:
+    in_zip = zipfile.is_zipfile(path)  # files of PyTorch before 1.6 cannot be mapped into memory
+    if not in_zip:
+        _refuse_large(path)
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
+        found: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=in_zip)
     except OSError:
         raise
     except Exception as error:  # torch.load may raise any exception
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"{path}: not a readable .pt file of one tensor: {reason}") from error
+        raise UsageError(
+            f"{path}: not a readable .pt file of one tensor: it is damaged, or holds other "
+            "objects, which are not loaded"
+        ) from error
     if not isinstance(found, Tensor):
         raise UsageError(f"{path}: expected one tensor; found {type(found).__name__}")
-    if found.is_complex() or found.dtype == torch.bool or found.is_sparse or found.is_quantized:
+    plain = type(found) in (Tensor, torch.nn.Parameter) and found.layout == torch.strided
+    if not plain or found.is_nested or found.is_quantized or found.device.type != "cpu":
+        kind = "nested" if found.is_nested else f"{found.layout}, {found.dtype}, {found.device}"
+        raise UsageError(f"{path}: expected a dense tensor with numbers; found one that is {kind}")
+    if found.is_complex() or found.dtype == torch.bool:
         raise UsageError(f"{path}: expected a dense tensor of real numbers; found {found.dtype}")
     return found.detach()
 
 
+def _refuse_large(path: Path) -> None:
+    if path.stat().st_size > 8 * MOST:
+        raise UsageError(
+            f"{path}: larger than {8 * MOST >> 20} MiB; save it by numpy.save or torch.save, of "
+            "whose files the chosen rows alone are read"
+        )
+
+
 def _csv(path: Path) -> Tensor:
-    rows: list[list[float]] = []
+    _refuse_large(path)
+    numbers, columns = array("d"), 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             for line, cells in enumerate(csv.reader(file), start=1):
                 if cells and not cells[0].lstrip().startswith("#"):
-                    rows.append([_number(path, line, k, cell) for k, cell in enumerate(cells, 1)])
-                    if len(rows[-1]) != len(rows[0]):
+                    numbers.extend(_number(path, line, k, cell) for k, cell in enumerate(cells, 1))
+                    columns = columns or len(cells)
+                    if len(cells) != columns:
                         raise UsageError(
-                            f"{path}: line {line} has {len(rows[-1])} columns, the first row "
-                            f"{len(rows[0])}; write -inf for a score that takes no part"
+                            f"{path}: line {line} has {len(cells)} columns, the first row "
+                            f"{columns}; write -inf for a score that takes no part"
                         )
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path}: not a readable .csv file: {error}") from error
-    return torch.tensor(rows, dtype=torch.float64)
+        raise UsageError(f"{path}: not a readable .csv file: {clipped(str(error))}") from error
+    return torch.tensor(numbers, dtype=torch.float64).view(-1, columns or 1)
 
 
 def _number(path: Path, line: int, column: int, cell: str) -> float:
@@ -113,6 +158,6 @@ def _number(path: Path, line: int, column: int, cell: str) -> float:
         return float(cell)
     except ValueError:
         raise UsageError(
-            f"{path}: line {line}, column {column}: {cell!r} is not a number "
+            f"{path}: line {line}, column {column}: {clipped(cell, 40)!r} is not a number "
             "(rows of comma-separated scores, without a header; # starts a comment)"
         ) from None

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.errors import PluginError
+from ..regularizers.errors import PluginError, told
 from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
 from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
 from .common import UsageError, columns, note, table, working, wrapped
 from .listing import contested, quiet_registry
-from .names import named, with_defaults
+from .names import by_default, named, with_defaults
 from .scores import builtin, load
 
 DEFAULT_AGAINST = ("generic", "cvxpylayers")
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.names:
         omegas: list[tuple[str, Subject]] = [named(text) for text in arguments.names]
     else:
-        omegas = [by_default(found, name) for name in with_defaults(found)]
+        omegas = [(name, by_default(found, name)) for name in with_defaults(found)]
     if not omegas:
         raise UsageError("no regularizer is installed: install regmax itself (pip install -e .)")
     against = backends(found, arguments.against)
@@ -132,7 +132,7 @@ def check(
                 outcome = crosscheck(omega, x, against=against, gamma=gamma)
             text = outcome.table(columns())
         except Exception as error:  # a plugin's code may raise anything; the others go on
-            outcome, text = error, f"{label}: FAILED\n  {type(error).__name__}: {error}"
+            outcome, text = error, f"{label}: FAILED\n  {type(error).__name__}: {told(error)}"
         outcomes.append((label, outcome))
         print(wrapped(text) + "\n", flush=True)
     return outcomes
@@ -156,7 +156,7 @@ def why(outcome: Outcome) -> str:
     """The methods that disagree with the rest, or the exception."""
     if isinstance(outcome, Report):
         return "" if outcome.ok else ", ".join(outcome.culprits) or "the methods disagree"
-    return f"{type(outcome).__name__}: {str(outcome).splitlines()[0] if str(outcome) else ''}"
+    return f"{type(outcome).__name__}: {told(outcome).partition(chr(10))[0]}"
 
 
 def to_dict(label: str, outcome: Outcome) -> dict[str, Any]:
@@ -164,15 +164,7 @@ def to_dict(label: str, outcome: Outcome) -> dict[str, Any]:
     if isinstance(outcome, Report):
         data: dict[str, Any] = json.loads(outcome.to_json())
         return data
-    return {"name": label, "ok": False, "error": f"{type(outcome).__name__}: {outcome}"}
-
-
-def by_default(found: Registry, name: str) -> tuple[str, Subject]:
-    """A regularizer with its defaults, or the error of its constructor."""
-    try:
-        return named(name)
-    except UsageError as error:
-        return name, error
+    return {"name": label, "ok": False, "error": f"{type(outcome).__name__}: {told(outcome)}"}
 
 
 def backends(found: Registry, wanted: str | None) -> list[str]:
@@ -181,7 +173,11 @@ def backends(found: Registry, wanted: str | None) -> list[str]:
     if wanted is None:
         names = []
         for name in DEFAULT_AGAINST:
-            missing = known[name]().missing() if name in known else name
+            name = name if name in known else f"regmax.{name}"  # another has the name too
+            try:
+                missing = found.get("backend", name)().missing()
+            except Exception as error:  # a plugin's code may raise anything
+                missing = told(error)
             if missing is None:
                 names.append(name)
             else:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..nn.learnable import Learnable
 from ..nn.omega import fresh
 from ..regularizers import printing
+from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer
 from . import saving
 
@@ -212,7 +213,8 @@ def _saved(config: Any) -> dict[str, Any] | None:
     saved: dict[str, Any] | None = vars(config).get("regmax")
     if saved is not None and not is_form(saved):
         raise ValueError(
-            f"config.regmax must be {{'omega': a str, 'per_layer': a bool}}; got {saved!r}"
+            f"config.regmax must be {{'omega': a str, 'per_layer': a bool}}; got "
+            f"{clipped(repr(saved))}"
         )
     return saved
 
@@ -237,7 +239,8 @@ def _made(saved: dict[str, Any]) -> Regularizer | Learnable:
         return saving.made(text)
     except Exception as error:  # a plugin's code may raise anything
         raise ValueError(
-            f"this model was saved with Ω = {text}, which its config does not make again: {error}. "
+            f"this model was saved with Ω = {clipped(text)}, which its config does not make again: "
+            f"{told(error)}. "
             "Install the plugin that offers Ω, or give it: from_pretrained(cls, folder, omega=...) "
             "of regmax.integrations.transformers"
         ) from error
@@ -247,7 +250,9 @@ def _compare(saved: dict[str, Any], omega: Regularizer | Learnable) -> None:
     """Refuse an Ω that differs from the file's in more than the values of parameters."""
     given = form(omega, False)["omega"]
     if _without_values(given) != _without_values(saved["omega"]):
-        raise ValueError(f"omega is {given}, and the model was saved with Ω = {saved['omega']}")
+        raise ValueError(
+            f"omega is {clipped(given)}, and the model was saved with Ω = {clipped(saved['omega'])}"
+        )
 
 
 def _without_values(text: str) -> str:

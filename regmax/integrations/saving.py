@@ -1,11 +1,13 @@
 """How regmax saves objects: pickles name the classes of :func:`classes`; Ω can be a text too.
 
 The list includes PyTorch's classes that layers of regmax hold and that PyTorch does not allow by
-default. The text of Ω is its ``repr``, which :mod:`regmax.regularizers.serialize` reads.
+default. The text of Ω is its ``repr``, in which classes of third parties have the name of their
+distribution in front; :mod:`regmax.regularizers.serialize` reads it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from ..losses.loss import Probabilities
 from ..mapping.forward import Settings
 from ..nn.layer import RegularizedMax
 from ..regularizers import printing, serialize
+from ..regularizers.errors import clipped, told
 from ..regularizers.expressions import Scaled, ScaledPenalty, Sum
 from ..regularizers.operand import Operand
 from ..regularizers.penalty import Penalized
@@ -32,9 +35,16 @@ _TORCH = (ModuleDict, ModuleList, NonDynamicallyQuantizableLinear)
 
 def classes() -> list[type[Any]]:
     """The classes of regmax, of plugins, of the losses by name, and of PyTorch."""
-    offered = [cls for kind in _KINDS for cls in registry().names(kind).values()]
-    named = [getattr(losses, name) for name in dir(losses)]
-    return [*_OWN, *_MODULES, *_TORCH, *offered, *named]
+    offered = [offer.cls for kind in _KINDS for offer in registry().offers(kind)]
+    return [*_OWN, *_MODULES, *_TORCH, *offered, *_losses()]
+
+
+def _losses() -> Iterator[type[Any]]:
+    for name in dir(losses):
+        try:
+            yield getattr(losses, name)
+        except Exception:  # an Ω without a loss: an argument of its own is called reduction
+            continue
 
 
 def text_of(omega: Regularizer | nn.Learnable) -> str:
@@ -48,9 +58,14 @@ def text_of(omega: Regularizer | nn.Learnable) -> str:
     try:
         again = made(found)
     except Exception as error:  # a plugin's code may raise anything
-        raise TypeError(f"{omega} cannot be made again from {found!r}: {error}") from error
+        reason = told(error)
+        raise TypeError(
+            f"{clipped(str(omega))} cannot be made again from {clipped(found)!r}: {reason}"
+        ) from error
     if _text(again) != found or _shapes(again) != _shapes(omega):
-        raise TypeError(f"{omega} cannot be made again from {found!r}: that is another Ω")
+        raise TypeError(
+            f"{clipped(str(omega))} cannot be made again from {clipped(found)!r}: that is another Ω"
+        )
     return found
 
 
@@ -60,7 +75,7 @@ def made(text: str) -> Regularizer | nn.Learnable:
     with torch.device("cpu"):
         omega = serialize.read(text, _known())
     if not isinstance(omega, Regularizer | nn.Learnable):
-        raise ValueError(f"cannot read Ω from {text!r}: that is {type(omega).__name__}")
+        raise ValueError(f"cannot read Ω from {clipped(text)!r}: that is {type(omega).__name__}")
     return omega
 
 
@@ -68,11 +83,12 @@ def _check(part: torch.nn.Module) -> None:
     cls = type(part)
     if cls in _TORCH:
         return
-    if _known().get(cls.__name__) is not cls:
+    if serialize.word(cls, _known()) is None:
         raise TypeError(
             f"{cls.__module__}.{cls.__qualname__} is no class that regmax or a plugin offers"
         )
-    hidden = [k for k in cls.arguments if not hasattr(part, k)] if isinstance(part, Operand) else []
+    names = part.arguments if isinstance(part, Operand) else ()
+    hidden = [k for k in names if not hasattr(part, k)]
     if hidden:
         raise TypeError(
             f"{cls.__name__} cannot be made again from its constructor's arguments: "
@@ -81,7 +97,8 @@ def _check(part: torch.nn.Module) -> None:
 
 
 def _text(omega: Any) -> str:
-    with printing.whole():
+    known = _known()
+    with printing.whole(lambda cls: serialize.word(cls, known) or cls.__name__):
         return repr(omega)
 
 

@@ -13,6 +13,7 @@ import inspect
 from typing import Any
 
 from .. import functional
+from ..regularizers.errors import PluginError
 from ..regularizers.registry import registry, suggestion
 from .linear import LinearFenchelYoungLoss as LinearFenchelYoungLoss
 from .loss import FenchelYoungLoss as FenchelYoungLoss
@@ -20,16 +21,31 @@ from .loss import FenchelYoungLoss as FenchelYoungLoss
 
 def __getattr__(name: str) -> Any:
     if not name.startswith("__") and name.endswith("Loss"):
-        for mapping in registry().mappings():
-            if _class_name(mapping) == name:
-                return _named(mapping)
+        found = _mappings().get(name, [])
+        if len(found) == 1:
+            return _named(*found)
+        if found:
+            raise PluginError(
+                f"the loss name {name!r} stands for the mappings {' and '.join(found)}; use "
+                "regmax.FenchelYoungLoss(omega), or uninstall one of their plugins"
+            )
         like = suggestion(name, __dir__())
         raise AttributeError(f"no loss is named {name!r}{like}; accepted: {', '.join(__dir__())}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return ["FenchelYoungLoss", "LinearFenchelYoungLoss", *map(_class_name, registry().mappings())]
+    usable = set(registry().mappings())
+    named = [name for name, found in _mappings().items() if len(found) == 1 and usable >= {*found}]
+    return list(dict.fromkeys(["FenchelYoungLoss", "LinearFenchelYoungLoss", *named]))
+
+
+def _mappings() -> dict[str, list[str]]:
+    """The mappings by the name of their loss."""
+    found: dict[str, list[str]] = {}
+    for mapping in sorted(registry().by_mapping):
+        found.setdefault(_class_name(mapping), []).append(mapping)
+    return found
 
 
 def _class_name(mapping: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from ..optimality.subgradients import mistaken_penalty
 from ..regularizers.arguments import few
 from ..regularizers.autodiff import ByRow
 from ..regularizers.curvature import Inverse
-from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError
+from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError, warn
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
@@ -417,4 +416,4 @@ def _report_failure(
             raise RegularizerError(message)
     if on_failure == "raise":
         raise ConvergenceError(message)
-    warnings.warn(message, ConvergenceWarning, stacklevel=2)
+    warn(message, ConvergenceWarning)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ..optimality.problem import Problem
 from ..regularizers.arguments import few
-from ..regularizers.errors import ConvergenceWarning
+from ..regularizers.errors import ConvergenceWarning, warn
 from ..regularizers.penalty import smooth_part, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.maxima import near_kinks
@@ -59,12 +58,11 @@ def _near(rows: Rows, result: Forward) -> tuple[Regularizer, Tensor, Tensor | No
 
 def _warn(omega: Regularizer, rows: Tensor) -> None:
     if bool(rows.any()):
-        warnings.warn(
+        warn(
             f"{who(omega)}: the answer of the closed form is on kinks of the value in "
             f"{int(rows.sum())} of {rows.numel()} rows (rows {few(rows)}), and its derivatives "
             "there are not known: their gradient is that beside the kinks",
             ConvergenceWarning,
-            stacklevel=3,
         )
 
 
@@ -75,12 +73,11 @@ def without(y: Tensor, result: Forward) -> Tensor:
     kinked = result.solved.at.kinked()
     if bool(kinked.any()):
         where = few(kinked)
-        warnings.warn(
+        warn(
             f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
             f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
             "gradient is NaN",
             ConvergenceWarning,
-            stacklevel=2,
         )
         y.register_hook(lambda v: torch.where(kinked.unsqueeze(-1), torch.nan, v))
     return y

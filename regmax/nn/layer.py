@@ -290,14 +290,16 @@ def _known_as(omega: Regularizer) -> str | None:
     """The mapping of a registered regularizer with the same base and the same penalty, or None."""
     if type(omega) is not Penalized:
         return None
-    for cls in registry().names("regularizer").values():
+    for offer in registry().offers("regularizer"):
+        if not (issubclass(offer.cls, Penalized) and offer.mappings):
+            continue
+        cls: Any = offer.cls
         try:
-            known: Any = cls()
-        except TypeError:  # a hyperparameter without default
+            known = cls()
+            parts = ((o.base, o.penalty) for o in (omega, known))
+            same = len({tuple((type(part), repr(part)) for part in pair) for pair in parts}) == 1
+        except Exception:  # a hyperparameter without default, or a fault of the plugin
             continue
-        if not isinstance(known, Penalized):
-            continue
-        parts = ((o.base, o.penalty) for o in (omega, known))
-        if len({tuple((type(part), repr(part)) for part in pair) for pair in parts}) == 1:
-            return cls.mapping if isinstance(cls.mapping, str) else cls.mapping[0]
+        if same:
+            return offer.mappings[0]
     return None

@@ -20,6 +20,16 @@ def check_numbers(**numbers: Any) -> None:
             raise TypeError(f"{name} must be a number; got {type(item).__name__} {item!r}")
 
 
+MOST = 1 << 22
+"""Entries of a parameter: far more than heads, and a text from outside cannot fill the memory."""
+
+
+def _full(shape: Any, number: float) -> nn.Parameter:
+    if math.prod(shape) > MOST:
+        raise ValueError(f"shape must have at most {MOST} entries; got {tuple(shape)}")
+    return nn.Parameter(torch.full(shape, number))
+
+
 def _wide(a: Tensor) -> Tensor:
     """``a`` in float32 at least: in half precision the result could reach the ends of its range."""
     return a.float() if a.dtype in HALF else a
@@ -47,7 +57,7 @@ class Between(nn.Module):
             raise ValueError(f"init must be in ({low}, {high}); got {init}")
         self.low, self.high, self.init = low, high, init
         part = (init - low) / (high - low)
-        self.a = nn.Parameter(torch.full(shape, math.log(part / (1 - part))))
+        self.a = _full(shape, math.log(part / (1 - part)))
 
     def forward(self) -> Tensor:
         return self.low + (self.high - self.low) * _wide(self.a).sigmoid()
@@ -71,7 +81,7 @@ class Positive(nn.Module):
         if not 0 < init < math.inf:
             raise ValueError(f"init must be > 0 and finite; got {init}")
         self.init = init
-        self.a = nn.Parameter(torch.full(shape, init + math.log(-math.expm1(-init))))
+        self.a = _full(shape, init + math.log(-math.expm1(-init)))
 
     def forward(self) -> Tensor:
         return nn.functional.softplus(_wide(self.a))
@@ -149,7 +159,7 @@ class AdaptiveEntmax(Learnable):
     """
 
     def __init__(self, heads: int, init: float = 1.5) -> None:
-        entmax = registry().mapping("entmax")
+        entmax = registry().mapping("regmax.entmax")
         super().__init__(entmax(), alpha=Between(1, 2, (heads, 1, 1), init))
 
     def __repr__(self) -> str:

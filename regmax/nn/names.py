@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..regularizers.errors import PluginError
+from ..regularizers.errors import clipped
 from ..regularizers.registry import registry, required, suggestion
 from ..regularizers.regularizer import Regularizer
 
@@ -14,18 +14,15 @@ from ..regularizers.regularizer import Regularizer
 def named(name: str) -> Regularizer:
     """The regularizer of a mapping ("entmax15") or with this name ("tsallis")."""
     found = registry()
-    try:
-        cls = found.mapping(name)
-    except PluginError:
-        if name in found.mappings():
-            raise  # two plugins offer this name
-        if name not in found.names("regularizer"):
-            known = sorted({*found.mappings(), *found.names("regularizer")})
-            raise ValueError(
-                f"omega must be one of {', '.join(known)}; got {name!r}{suggestion(name, known)}"
-            ) from None
-        cls = found.get("regularizer", name)
-    preset: dict[str, Any] = cls.presets.get(name, {})
+    one = found.first(name, "mapping", "regularizer")
+    if one is None:
+        known = sorted({*found.mappings(), *found.names("regularizer")})
+        raise ValueError(
+            f"omega must be one of {', '.join(known)}; got {clipped(name, 100)!r}"
+            f"{suggestion(name, known)}"
+        )
+    cls = one[1]
+    preset: dict[str, Any] = cls.presets.get(name.rpartition(".")[2], {})
     missing = [key for key in required(cls) if key not in preset]
     if missing:
         raise ValueError(

@@ -56,7 +56,7 @@ def _(omega: Regularizer, other: Any) -> Regularizer:
     more, second, weight = (
         _parts(other) if isinstance(other, Regularizer) else (None, *_pair(other))
     )
-    terms = _like_terms([*_terms(smooth), *([] if more is None else _terms(more))])
+    terms = _like_terms(_terms(smooth), [] if more is None else _terms(more))
     base = terms[0] if len(terms) == 1 else Sum(*terms)
     if penalty is None or second is None:
         found, weight = (second, weight) if penalty is None else (penalty, lam)
@@ -78,7 +78,7 @@ def _(penalty: Penalty, other: Any) -> Any:
 def _factor(c: Any, item: Any, words: str, holds: Any) -> float | Tensor:
     if isinstance(c, operand.Operand):
         raise TypeError(f"{item!r} times {c!r}: one of the factors must be a number or a tensor")
-    if isinstance(c, numbers.Real) and not isinstance(c, bool):
+    if isinstance(c, numbers.Real) and not isinstance(c, bool | int):
         c = float(c)
     try:
         return arguments.hyperparameter("the factor", c, words, holds)
@@ -170,11 +170,12 @@ def _terms(omega: Regularizer) -> list[Regularizer]:
     return list(omega._each()) if isinstance(omega, Sum) else [omega]
 
 
-def _like_terms(terms: list[Regularizer]) -> list[Regularizer]:
-    """Like terms combined: multiples of one regularizer by floats become one term."""
-    found: list[tuple[Regularizer, float | Tensor]] = []
-    for term in terms:
-        one, c = (term.base, term.c) if isinstance(term, Scaled) else (term, 1.0)
+def _like_terms(terms: list[Regularizer], more: list[Regularizer]) -> list[Regularizer]:
+    """All terms, where multiples of one regularizer by floats become one term: those of ``more``
+    are added to those of a sum."""
+    found = [_multiple(term) for term in terms]
+    for term in more:
+        one, c = _multiple(term)
         for k, (other, number) in enumerate(found):
             floats = not isinstance(c, Tensor) and not isinstance(number, Tensor)
             if floats and _same(one, other):
@@ -183,3 +184,7 @@ def _like_terms(terms: list[Regularizer]) -> list[Regularizer]:
         else:
             found.append((one, c))
     return [one if _is_one(c) else Scaled(one, c) for one, c in found]
+
+
+def _multiple(term: Regularizer) -> tuple[Regularizer, float | Tensor]:
+    return (term.base, term.c) if isinstance(term, Scaled) else (term, 1.0)

@@ -157,8 +157,12 @@ def hyperparameter(
         raise TypeError(
             f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {item!r}"
         )
-    if math.isinf(item):
-        raise ValueError(f"{name} must be {accepted} and finite; got {item}")
+    try:
+        got = str(item) if math.isinf(item) else ""
+    except OverflowError:
+        got = "an int beyond the largest float"
+    if got:
+        raise ValueError(f"{name} must be {accepted} and finite; got {got}")
     if not holds(item):
         raise ValueError(f"{name} must be {accepted}; got {item}")
     return float(item)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -24,7 +24,7 @@ from ..kernels.wrappers import kind
 
 LIMIT = 64
 _short = ContextVar("regmax_short", default=False)
-_whole = ContextVar("regmax_whole", default=False)
+_whole: ContextVar[Callable[[type], str] | None] = ContextVar("regmax_whole", default=None)
 
 
 @contextmanager
@@ -38,10 +38,10 @@ def short() -> Iterator[None]:
 
 
 @contextmanager
-def whole() -> Iterator[None]:
+def whole(name: Callable[[type], str] = lambda cls: cls.__name__) -> Iterator[None]:
     """Inside, all entries are printed, and the text does not depend on the device or the default
-    dtype: for files."""
-    token = _whole.set(True)
+    dtype: for files. ``name`` names the classes."""
+    token = _whole.set(name)
     try:
         yield
     finally:
@@ -57,7 +57,7 @@ def show(item: object) -> str:
 
 @show.register
 def _(item: tuple) -> str:  # type: ignore[type-arg]
-    if len(item) > LIMIT and not _whole.get():
+    if len(item) > LIMIT and _whole.get() is None:
         return f"<{len(item)} entries>"
     return f"({', '.join(map(show, item))}{',' if len(item) == 1 else ''})"
 
@@ -76,7 +76,7 @@ def _(item: Tensor) -> str:
         if item.numel() == 1:
             return f"{item.item():g}" if item.ndim == 0 else f"tensor({item.tolist()})"
         return f"tensor({shape})"
-    whole = _whole.get()
+    whole = _whole.get() is not None
     if item.numel() > LIMIT and not whole:
         return f"<tensor of {shape}, {item.dtype}>"
     kept = isinstance(item, torch.nn.Parameter)
@@ -112,7 +112,9 @@ def _numbers(item: Any, dtype: torch.dtype) -> str:
 
 def called(item: object, parts: Iterable[str]) -> str:
     """The call of the constructor of ``item`` with the arguments ``parts``."""
-    return f"{type(item).__name__}({', '.join(parts)})"
+    name = _whole.get()
+    called = type(item).__name__ if name is None else name(type(item))
+    return f"{called}({', '.join(parts)})"
 
 
 def unusual(**given: tuple[Any, Any]) -> list[str]:

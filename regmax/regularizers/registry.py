@@ -2,7 +2,7 @@
 
 A faulty plugin does not stop regmax: one :class:`regmax.PluginWarning` names the plugin, its
 distribution, the hook and the reason, and the rest works. If two plugins use one name, only a
-request for that name is an error.
+request for that name is an error; ``distribution.name`` tells them apart.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import warnings
+import keyword
+import re
+import signal
+import sys
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import Any
 
 import pluggy
 
 from ..kernels import process
 from . import hooks
-from .errors import PluginError, PluginWarning
+from .errors import PluginError, PluginWarning, class_name, clipped, told, warn
 from .operand import parameters_of
 
 GROUP = "regmax"
@@ -40,7 +45,7 @@ REQUIRED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Offer:
     """One class that one plugin offers."""
 
@@ -48,9 +53,21 @@ class Offer:
     cls: type[Any]
     plugin: str
     distribution: str
+    mappings: tuple[str, ...] = ()
+
+    @property
+    def package(self) -> str:
+        """The distribution as a name of Python: ``my_norms`` for "my-norms 1.2"."""
+        return re.sub(r"\W+|^(?=\d)", "_", self.distribution.split(" ")[0]).lower()
+
+    @property
+    def text(self) -> str:
+        """The class in the text of an Ω: ``Tsallis``; of a third party ``my_norms.Tsallis``."""
+        name = class_name(self.cls)
+        return name if self.package == "regmax" else f"{self.package}.{name}"
 
     def __str__(self) -> str:
-        return f"{self.cls.__qualname__} of plugin {self.plugin!r} ({self.distribution})"
+        return f"{class_name(self.cls)} of plugin {self.plugin!r} ({self.distribution})"
 
 
 class Registry:
@@ -58,44 +75,64 @@ class Registry:
 
     def __init__(self, points: list[EntryPoint]) -> None:
         self.faults: list[str] = []
+        self._unsaid: list[tuple[str, type[Warning]]] = []
         self._offers: dict[str, dict[str, list[Offer]]] = {k: defaultdict(list) for k in KINDS}
         # one installation can be found through several folders of sys.path
-        unique = {(p.name, p.value, _distribution(p.dist)): p for p in points}
+        unique = {(p.name, p.value, _distribution(p)): p for p in points}
         for (_, _, distribution), point in sorted(unique.items()):
-            self._load(point, distribution)
+            with _signals() as arrived:
+                self._load(point, distribution, arrived)
 
-    def _load(self, point: EntryPoint, distribution: str) -> None:
+    def _load(self, point: EntryPoint, distribution: str, arrived: list[int]) -> None:
         plugin = point.name
+
+        def fault(where: str, error: BaseException) -> None:
+            if arrived and not isinstance(error, Exception):
+                raise error  # by a signal: Ctrl-C of the user, not the plugin
+            reason = f"{class_name(type(error))}: {told(error)}"
+            self.warn(
+                f"regmax plugin {plugin!r} ({distribution}) failed in {where}: {reason}",
+                PluginWarning,
+            )
+
         # one manager per plugin, as pluggy lets an entry point hide another of the same name
         manager = pluggy.PluginManager(GROUP)
         manager.add_hookspecs(hooks)
         process.awaited.add(point.module.split(".")[0])
+        # a plugin may raise anything: SystemExit too is a fault of its own
         try:
             manager.register(point.load(), plugin)
-        except Exception as error:
-            self._fault(plugin, distribution, "its import", error)
+        except BaseException as error:
+            fault("its import", error)
             return
         try:
             manager.check_pending()
-        except pluggy.PluginValidationError as error:
+        except BaseException as error:
             known = ", ".join(f"{h}()" for h in KINDS.values())
-            self._fault(plugin, distribution, f"an unknown hook (known: {known})", error)
+            fault(f"an unknown hook (known: {known})", error)
         for kind, hook in KINDS.items():
             for impl in getattr(manager.hook, hook).get_hookimpls():
                 try:
-                    classes = list(impl.function())
-                    offers = [Offer(_name(c, kind), c, plugin, distribution) for c in classes]
-                except Exception as error:
-                    self._fault(plugin, distribution, f"hook {hook}", error)
+                    offers = [_offer(c, kind, plugin, distribution) for c in impl.function()]
+                except BaseException as error:
+                    fault(f"hook {hook}", error)
                     continue
                 for offer in offers:
-                    self._offers[kind][offer.name].append(offer)
+                    known_ones = self._offers[kind][offer.name]
+                    if all(offer.cls is not other.cls for other in known_ones):
+                        known_ones.append(offer)
 
-    def _fault(self, plugin: str, distribution: str, where: str, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}"
-        message = f"regmax plugin {plugin!r} ({distribution}) failed in {where}: {reason}"
+    def warn(self, message: str, category: type[Warning]) -> None:
+        """Note a fault, of which :meth:`report` warns."""
         self.faults.append(message)
-        warnings.warn(message, PluginWarning, stacklevel=2)
+        self._unsaid.append((message, category))
+
+    def report(self) -> None:
+        """Warn of each fault, once. All plugins are loaded by then, in case a warning is an
+        error."""
+        unsaid, self._unsaid = self._unsaid, []
+        for message, category in unsaid:
+            warn(message, category)
 
     def offers(self, kind: str) -> Iterator[Offer]:
         """Every offer of a kind, sorted by name; a duplicate name comes once per plugin."""
@@ -108,37 +145,55 @@ class Registry:
         return {name: found[name][0].cls for name in sorted(found) if len(found[name]) == 1}
 
     def get(self, kind: str, name: str) -> type[Any]:
-        """The class of that name; :class:`PluginError` if there are none or several."""
-        return self._one(self._offers[kind].get(name, []), kind, name, self.names(kind))
+        """The class of that name, or of ``distribution.name``; :class:`PluginError` if there are
+        none or several."""
+        return self._one(_found(self._offers[kind], name), kind, name, self.names(kind))
 
     def origin(self, kind: str, name: str) -> str:
         """The distribution that offers ``name``."""
         self.get(kind, name)
-        return self._offers[kind][name][0].distribution
+        return _found(self._offers[kind], name)[0].distribution
 
     @functools.cached_property
-    def _mappings(self) -> dict[str, list[Offer]]:
+    def by_mapping(self) -> dict[str, list[Offer]]:
+        """The regularizers that offer each name in ``regmax.functional``."""
         found: dict[str, list[Offer]] = defaultdict(list)
         for offer in self.offers("regularizer"):
-            for name in _mapping_names(offer.cls):
+            for name in offer.mappings:
                 found[name].append(offer)
         return dict(found)
 
     def mappings(self) -> list[str]:
-        """The names in ``regmax.functional``."""
-        return sorted(self._mappings)
+        """The names in ``regmax.functional`` that one plugin offers."""
+        return sorted(name for name, offers in self.by_mapping.items() if len(offers) == 1)
 
     def mapping(self, name: str) -> type[Any]:
         """The regularizer class of a mapping of ``regmax.functional``."""
-        return self._one(self._mappings.get(name, []), "mapping", name, self._mappings)
+        return self._one(_found(self.by_mapping, name), "mapping", name, self.mappings())
 
-    def _one(self, found: list[Offer], kind: str, name: str, known: Any) -> type[Any]:
+    def first(self, name: str, *kinds: str) -> tuple[str, type[Any]] | None:
+        """The first of the ``kinds`` ("mapping", or of KINDS) that has this name, and its class;
+        None if none has. PluginError if several distributions claim the name in these kinds."""
+        tables = {
+            kind: self.by_mapping if kind == "mapping" else self._offers[kind] for kind in kinds
+        }
+        found = {kind: offers for kind in kinds if (offers := _found(tables[kind], name))}
+        offers = [offer for each in found.values() for offer in each]
+        if len({offer.distribution for offer in offers}) > 1:
+            self._one(offers, " or ".join(found), name, ())
+        for kind, each in found.items():
+            return kind, self._one(each, kind, name, ())
+        return None
+
+    def _one(self, found: list[Offer], kind: str, name: str, known: Iterable[str]) -> type[Any]:
         if len(found) == 1:
             return found[0].cls
         if found:
             claims = " and ".join(str(offer) for offer in found)
+            apart = {f"{offer.package}.{name}" for offer in found}
+            hint = f", or write {' or '.join(map(repr, sorted(apart)))}" if len(apart) > 1 else ""
             raise PluginError(
-                f"the {kind} name {name!r} is claimed by {claims}; uninstall one of them"
+                f"the {kind} name {name!r} is claimed by {claims}; uninstall one of them{hint}"
             )
         raise self.unknown(kind, name, sorted(known))
 
@@ -149,9 +204,9 @@ class Registry:
             hint += f" Failed plugins: {'; '.join(self.faults)}."
         means = {}
         if kind == "regularizer":
-            means = {mapping: offers[0].name for mapping, offers in self._mappings.items()}
+            means = {mapping: offers[0].name for mapping, offers in self.by_mapping.items()}
         return PluginError(
-            f"no {kind} is named {name!r}{suggestion(name, known, means)}; "
+            f"no {kind} is named {clipped(name, 100)!r}{suggestion(name, known, means)}; "
             f"accepted: {', '.join(known) or '(none)'}.{hint}"
         )
 
@@ -165,34 +220,84 @@ def suggestion(name: str, known: Iterable[str], means: Mapping[str, str] | None 
     return f" (did you mean {meant[like[found[0]]]!r}?)" if found else ""
 
 
-def _name(cls: Any, kind: str) -> str:
-    """The name of an offered class; TypeError if the class does not fit the hook."""
-    name = getattr(cls, "name", "")
+def _found(table: Mapping[str, list[Offer]], name: str) -> list[Offer]:
+    """The offers of a name, or of ``distribution.name``."""
+    package, _, own = name.rpartition(".")
+    inside = [offer for offer in table.get(own, []) if package and offer.package == package]
+    return [*table.get(name, []), *inside]
+
+
+def _offer(cls: Any, kind: str, plugin: str, distribution: str) -> Offer:
+    """What a hook offers; TypeError if it does not fit the hook."""
+    name, who = getattr(cls, "name", ""), {cls: repr(cls)}[cls]  # its metaclass may raise in both
     methods, base = REQUIRED[kind]
     if not isinstance(cls, type) or not all(hasattr(cls, method) for method in methods):
-        raise TypeError(f"expected subclasses of {base}; got {cls!r}")
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"{cls!r} needs a class attribute `name`, a non-empty str; got {name!r}")
-    if kind == "regularizer":
-        _mapping_names(cls)
-    return name
+        raise TypeError(f"expected subclasses of {base}; got {who}")
+    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= 100):
+        raise TypeError(
+            f"{who} needs a class attribute `name`, a printable str of 1 to 100 characters; "
+            f"got {name!r}"
+        )
+    if kind == "solver" and name == "auto":
+        raise TypeError(f'{who}: solver="auto" is regmax\'s choice; give it another name')
+    mappings = _mapping_names(cls) if kind == "regularizer" else ()
+    return Offer(str.__str__(name), cls, plugin, distribution, mappings)
 
 
 def _mapping_names(cls: Any) -> tuple[str, ...]:
     mapping = cls.mapping
     names = (mapping,) if isinstance(mapping, str) else mapping
+    used = vars(sys.modules[f"{__name__.partition('.')[0]}.functional"])
     if not isinstance(names, tuple | list) or not all(
-        isinstance(n, str) and n.isidentifier() for n in names
+        isinstance(n, str)
+        and n.isidentifier()
+        and n[0] != "_"
+        and not keyword.iskeyword(n)
+        and n not in used
+        and len(n) <= 100
+        for n in names
     ):
         raise TypeError(
-            f"{cls!r}: `mapping` must be a Python name or a tuple of names; got {mapping!r}"
+            f"{cls!r}: `mapping` must be a Python name or a tuple of names, without keywords, a "
+            f"leading _ and what regmax.functional imports; got {mapping!r}"
         )
-    return tuple(names)
+    return tuple(dict.fromkeys(map(str.__str__, names)))
 
 
-@functools.cache
-def _distribution(found: Distribution | None) -> str:
-    return f"{found.name} {found.version}" if found else "no distribution"
+def _distribution(point: EntryPoint) -> str:
+    found = point.dist
+    try:
+        return f"{found.name} {found.version}" if found else "no distribution"
+    except Exception:  # its metadata may be broken
+        return "no distribution"
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """The signals that arrive inside and have a handler in Python. What a handler raises is no
+    fault of the code that it interrupts. Handlers run in the main thread alone."""
+    arrived: list[int] = []
+
+    def heard(handler: Any) -> Any:
+        def also(number: int, frame: Any) -> Any:
+            arrived.append(number)
+            return handler(number, frame)
+
+        return also
+
+    ours = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.valid_signals():
+            before = signal.getsignal(number)
+            if callable(before):
+                ours[number] = before, heard(before)
+                signal.signal(number, ours[number][1])
+    try:
+        yield arrived
+    finally:
+        for number, (before, handler) in ours.items():
+            if signal.getsignal(number) is handler:  # a plugin may have set its own
+                signal.signal(number, before)
 
 
 def required(cls: type[Any]) -> list[str]:
@@ -218,7 +323,29 @@ def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any
     return cls(**hyper)
 
 
-@functools.cache
 def registry() -> Registry:
-    """The registry of this process, made on first use."""
-    return Registry(list(entry_points(group=GROUP)))
+    """The registry of this process, made on first use, when it warns of plugins at fault."""
+    found = _loaded()
+    found.report()
+    return found
+
+
+@functools.cache
+def _loaded() -> Registry:
+    try:
+        return Registry(list(entry_points(group=GROUP)))
+    except Exception:  # a package that is no plugin may have entry points that cannot be read
+        return Registry([*_readable()])
+
+
+def _readable() -> Iterator[EntryPoint]:
+    seen = set()
+    for found in distributions():
+        try:
+            name = found.name
+            points = list(found.entry_points.select(group=GROUP))
+        except Exception:
+            continue
+        if name not in seen:  # the first one on sys.path counts
+            seen.add(name)
+            yield from points

@@ -21,60 +21,94 @@ import torch
 from torch import Tensor, nn
 
 from . import printing
+from .errors import clipped, told
 from .expressions import Scaled, ScaledPenalty, Sum
 from .penalty import Penalized, Penalty
 from .registry import instance, registry
 from .regularizer import Regularizer, frozen
 
 ACCEPTED = (
-    "names, name(key=value, ...), numbers, + and *; as a value a number, True, False, a string, a "
-    "tuple or a list"
+    "names, name(key=value, ...), numbers (whole ones below 2**63), + and *; as a value a number, "
+    "True, False, a string, a tuple or a list"
 )
 _OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul}
+MOST, _LARGE = 500, 1 << 63
+"""What a text may have: calls and operators, and whole numbers below."""
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
 def known(*further: type[Any]) -> dict[str, Any]:
-    """What a text may name: the classes of plugins and ``further`` ones, None where two have one
-    name; those of the algebra; tensors."""
+    """What a text may name: the classes of plugins and ``further`` ones, those of the algebra, and
+    tensors.
+
+    A class of a third party has the name of its distribution in front, ``my_norms.Cubic``; without
+    it, it can be read where nothing else has this name. None: two classes have one name."""
     found: dict[str, Any] = {}
-    kinds = [registry().names(kind) for kind in ("regularizer", "penalty")]
-    for cls in [*further, *(cls for kind in kinds for cls in kind.values())]:
-        found[cls.__name__] = cls if found.get(cls.__name__, cls) is cls else None
-    found |= {cls.__name__: cls for cls in (Sum, *_PARTS)}
-    return found | {"torch.tensor": torch.tensor, "torch.nn.Parameter": nn.Parameter}
+    others: dict[str, Any] = {}
+    installed = registry()
+    for offer in (*installed.offers("regularizer"), *installed.offers("penalty")):
+        cls, text = offer.cls, offer.text
+        found[text] = cls if found.get(text, cls) is cls else None
+        if text.rpartition(".")[0]:
+            name = text.rpartition(".")[2]
+            others[name] = cls if others.get(name, cls) is cls else None
+    found |= {cls.__name__: cls for cls in (*further, Sum, *_PARTS)}
+    found |= {"torch.tensor": torch.tensor, "torch.nn.Parameter": nn.Parameter}
+    return found | {name: cls for name, cls in others.items() if name not in found}
+
+
+def word(cls: Any, names: Mapping[str, Any]) -> str | None:
+    """The name of a class in a text, or None."""
+    return next((name for name, item in names.items() if item is cls), None)
 
 
 def read(text: str, names: Mapping[str, Any]) -> Any:
     """The value of an expression; ValueError if it cannot be read. ``names``: the values of names,
-    beside those of plugins. The constructors may raise too."""
+    beside those of plugins. The constructors may raise too. Messages have a bounded length."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
+        count = sum(isinstance(node, ast.BinOp | ast.Call) for node in ast.walk(tree))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        shown = text if len(text) <= 80 else f"{text[:80]}…"
-        raise ValueError(f"cannot read {shown!r}; accepted: {ACCEPTED}") from None
-    return _value(tree, names)
+        raise _unreadable(text) from None
+    if count > MOST:
+        raise _unreadable(text, f", at most {MOST} calls and operators")
+    try:
+        return _value(tree, names)
+    except RecursionError:
+        raise _unreadable(text) from None
+    except Exception as error:
+        if len(reason := told(error, 1000)) <= 1000:
+            raise
+        raise ValueError(f"cannot read {clipped(text, 80)!r}: {reason}") from None
+
+
+def _unreadable(text: str, limit: str = "") -> ValueError:
+    return ValueError(f"cannot read {clipped(text, 80)!r}; accepted: {ACCEPTED}{limit}")
 
 
 def _value(node: ast.AST, names: Mapping[str, Any], inside: bool = False) -> Any:
     """The value of a part of the expression; ``inside`` the arguments of a call or not."""
     match node:
-        case ast.Constant(value=bool() | int() | float() | str() | None as item):
+        case ast.Constant(value=bool() | float() | str() | None as item):
             return item
-        case ast.Name(id=name) if name in names:
-            return names[name]
+        case ast.Constant(value=int(item)) if item < _LARGE:
+            return item
         case ast.Name(id="inf" | "nan" as name):
             return float(name)
-        case ast.Name(id=name) if not inside:
-            return offered("penalty", name)
+        case ast.Name(id=name) if name in names:
+            return names[name]
+        case ast.Name() if not inside:
+            return offered("penalty", node.id)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             if isinstance(item := _value(operand, names, inside), int | float):
                 return -item
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             parts = [_value(part, names, inside) for part in (left, right)]
             if not any(isinstance(part, bool | str | tuple | list) for part in parts):
-                return _OPERATORS[type(op)](*parts)
+                found = _OPERATORS[type(op)](*parts)
+                if not isinstance(found, int) or abs(found) < _LARGE:
+                    return found
         case ast.Tuple(elts=items):
             return tuple(_value(item, names, True) for item in items)
         case ast.List(elts=items):
@@ -82,39 +116,50 @@ def _value(node: ast.AST, names: Mapping[str, Any], inside: bool = False) -> Any
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
             if isinstance(item := getattr(torch, name, None), float | torch.dtype):
                 return item
+        case ast.Attribute(value=ast.Name(id=package), attr=name) if not inside:
+            return offered("penalty", f"{package}.{name}")
         case ast.Call(func=func, args=args, keywords=keywords):
             given = [_value(item, names, True) for item in args]
             hyper = dict(_value(item, names, True) for item in keywords)
-            made = names.get(ast.unparse(func))
-            if made is None and isinstance(func, ast.Name):
-                made = functools.partial(offered, "regularizer", func.id)
-            if made is not None:
+            name = _dotted(func)
+            made = names.get(name)
+            if made is None and name and not name.startswith("torch."):
+                made = functools.partial(offered, "regularizer", name)
+            if made is not None and len(hyper) == len(keywords):
                 return made(*given, **hyper)
         case (
             ast.keyword(arg=str(key), value=value)
             | ast.keyword(value=ast.Dict(keys=[ast.Constant(value=str(key))], values=[value]))
         ):  # key=value, or **{"base.key": value}
             return key, _value(value, names, True)
-    raise ValueError(f"cannot read {ast.unparse(node)!r}; accepted: {ACCEPTED}")
+    raise _unreadable(ast.unparse(node))
+
+
+def _dotted(node: ast.AST) -> str:
+    """``name`` or ``package.name`` (``torch.nn.Parameter`` too); "" for another expression."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name) if inside := _dotted(value):
+            return f"{inside}.{name}"
+    return ""
 
 
 def offered(first: str, name: str, /, *given: Any, **hyper: Any) -> Any:
     """The regularizer, also by its mapping's name, or the penalty that a plugin offers; ``first``
-    is the kind to prefer. PluginError if there is none."""
+    is the kind to prefer. PluginError if there is none, or if two distributions have the name."""
     found = registry()
-    for kind in (first, "regularizer", "penalty"):
-        if kind == "regularizer" and name in found.mappings() and name not in found.names(kind):
-            cls = found.mapping(name)
-            hyper = {**cls.presets.get(name, {}), **hyper}
-        elif name in found.names(kind) or any(name == offer.name for offer in found.offers(kind)):
-            cls = found.get(kind, name)
-        else:
-            continue
-        if given:
-            raise TypeError(f"{name} takes its arguments by name: {name}(key=value, ...)")
-        return instance(cls, kind, name, hyper)
-    names = [*found.names("regularizer"), *found.mappings(), *found.names("penalty")]
-    raise found.unknown("regularizer or penalty", name, list(dict.fromkeys(names)))
+    rest = [kind for kind in ("regularizer", "mapping", "penalty") if kind != first]
+    one = found.first(name, first, *rest)
+    if one is None:
+        names = [*found.names("regularizer"), *found.mappings(), *found.names("penalty")]
+        raise found.unknown("regularizer or penalty", name, list(dict.fromkeys(names)))
+    kind, cls = one
+    if kind == "mapping":
+        kind, hyper = "regularizer", {**cls.presets.get(name.rpartition(".")[2], {}), **hyper}
+    if given:
+        raise TypeError(f"{name} takes its arguments by name: {name}(key=value, ...)")
+    return instance(cls, kind, name, hyper)
 
 
 # -- recorded graphs -------------------------------------------------------------------------------
@@ -226,12 +271,12 @@ def _written(form: tuple[Any, ...], shown: Callable[[str], str], prefix: str = "
         f"{k}={_written(parts[k], shown, f'{prefix}{k}.') if k in parts else shown(prefix + k)}"
         for k in cls.arguments
     ]
-    return f"{cls.__name__}({', '.join(items)})"
+    return f"{word(cls, known())}({', '.join(items)})"
 
 
 def _check(cls: Any, held: tuple[str, ...], odd: tuple[str, ...]) -> None:
     """Raise TypeError if a call of the class does not make its object again."""
-    if known().get(cls.__name__) != cls:
+    if word(cls, known()) is None:
         raise TypeError(
             f"torch.compile and torch.export record closed forms of registered regularizers and "
             f"penalties; {cls.__name__} is not one (compile without fullgraph, or outside of this "
@@ -254,10 +299,13 @@ def attribute(omega: Any, name: str) -> Any:
 
 def made(text: str, values: Sequence[Any] = ()) -> Any:
     """What a graph's text means, ``values`` in the place of ``_0``, ``_1``, …"""
-    penalties = registry().names("penalty").values()
-    stored = {cls.__name__: functools.partial(_stored, cls) for cls in penalties}
+    names = known()
+    penalties = [offer.cls for offer in registry().offers("penalty")]
+    for name, item in names.items():
+        if any(item is cls for cls in penalties):
+            names[name] = functools.partial(_stored, item)
     given = {f"_{k}": item for k, item in enumerate(values)}
-    return read(text, {**known(), **stored, **given, "tensor": _unseen})
+    return read(text, {**names, **given, "tensor": _unseen})
 
 
 def _stored(cls: type[Penalty], **arguments: Any) -> Penalty:

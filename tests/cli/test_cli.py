@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ import torch
 import regmax
 from regmax.cli import attention_maps, main, pooling, scores, validate
 from regmax.cli.common import UsageError, needs, table, working, wrapped
-from regmax.regularizers.registry import registry
+from regmax.regularizers.registry import Offer, registry
 
 SIX = {
     "entropy": "softmax",
@@ -78,10 +80,9 @@ class Demanding(regmax.Regularizer):
 
 def offer(monkeypatch, extra):
     """Make some plugin offer more regularizers."""
-    found = registry()
-    names, get = found.names, found.get
-    monkeypatch.setattr(found, "names", lambda k: names(k) | (extra if k == "regularizer" else {}))
-    monkeypatch.setattr(found, "get", lambda k, n: extra.get(n) or get(k, n))
+    for name, cls in extra.items():
+        planted = Offer(name, cls, "third", "regmax-third 1.0")
+        monkeypatch.setitem(registry()._offers["regularizer"], name, [planted])
 
 
 @pytest.fixture
@@ -364,8 +365,32 @@ class TestValidateRefuses:
         assert "no such file" in message("none.npy")
         (tmp_path / "x.txt").write_text("1")
         assert ".npy, .pt, .csv" in message("x.txt")
-        (tmp_path / "folder.csv").mkdir()
-        assert "cannot be read" in message("folder.csv")
+        os.mkfifo(tmp_path / "pipe.npy")
+        for suffix in scores.SUFFIXES:
+            (tmp_path / f"folder{suffix}").mkdir()
+            (tmp_path / f"empty{suffix}").touch()
+            assert "not a file" in message(f"folder{suffix}")
+            assert re.search("not a readable|no scores", message(f"empty{suffix}"))
+        assert "not a file" in message("pipe.npy")
+        assert "cannot be read" in message("x" * 300 + ".npy")
+
+    def test_a_file_larger_than_memory(self, tmp_path, capsys):
+        """Of an array only the rows that are asked for are read; a text is refused."""
+        path = tmp_path / "x.npy"
+        np.lib.format.open_memmap(path, "w+", shape=(1 << 34, 8))[-1] = np.arange(8)
+        rows, total = scores.load(path, 3)
+        assert (rows[-1].tolist(), total) == ([*range(8)], 1 << 34)
+        expanded = torch.arange(3.0).expand(1 << 40, 3)
+        torch.save(expanded, tmp_path / "x.pt")
+        rows, total = scores.load(tmp_path / "x.pt", 2)
+        assert (rows.tolist(), total) == ([[0, 1, 2]] * 2, 1 << 40)
+        for name in ("x.npy", "x.pt"):
+            all_rows = ("gini", "--rows", "0", "--scores", str(tmp_path / name))
+            assert "scores are too many" in refused(capsys, "validate", *all_rows)
+        path = tmp_path / "x.csv"
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+        assert "larger than" in refused(capsys, "validate", "gini", "--scores", str(path))
 
     @pytest.mark.parametrize(
         ("array", "words"),
@@ -409,15 +434,19 @@ class TestValidateRefuses:
     @pytest.mark.parametrize(
         ("content", "words"),
         [
-            ({"x": torch.zeros(2)}, "found dict"),
-            (torch.zeros(2, dtype=torch.complex64), "complex64"),
-            (torch.zeros(2, dtype=torch.bool), "bool"),
-            (torch.eye(2).to_sparse(), "dense"),
+            (lambda: {"x": torch.zeros(2)}, "found dict"),
+            (lambda: torch.zeros(2, dtype=torch.complex64), "complex64"),
+            (lambda: torch.zeros(2, dtype=torch.bool), "bool"),
+            (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo"),
+            (lambda: torch.eye(2).to_sparse_csr(), "torch.sparse_csr"),
+            (lambda: torch.eye(2, device="meta"), "meta"),
+            (lambda: torch.nested.nested_tensor([torch.eye(2)], layout=torch.jagged), "nested"),
         ],
     )
+    @pytest.mark.filterwarnings("ignore:(Sparse CSR|The PyTorch API of nested)")
     def test_pt(self, content, words, tmp_path, capsys):
         path = tmp_path / "x.pt"
-        torch.save(content, path)
+        torch.save(content(), path)
         assert words in refused(capsys, "validate", "gini", "--scores", str(path))
 
     def test_pt_that_would_run_code(self, tmp_path, capsys):
@@ -437,6 +466,60 @@ class TestScores:
         assert total == 10
         assert rows[0].tolist() == [0, 1]
         assert rows[-1].tolist() == [18, 19]
+
+
+class Exits(regmax.Regularizer):
+    name = "exits"
+
+    def value(self, y):
+        raise SystemExit(0)
+
+
+def test_a_default_backend_whose_name_another_has(monkeypatch, capsys):
+    found = registry()
+    kept = found._offers["backend"]["generic"]
+    other = Offer("generic", Exits, "third", "regmax-third 1.0")
+    monkeypatch.setitem(found._offers["backend"], "generic", [*kept, other])
+    assert "regmax.generic" in validate.backends(found, None)
+    with pytest.raises(UsageError, match="claimed by"):
+        validate.backends(found, "generic")
+
+
+def test_compile_of_rows_of_one_length(capsys):
+    assert main(["compile", "gini + 0.1*owl(weights=(2, 1))"]) == 0
+    capsys.readouterr()
+    assert "x must have 400" in refused(capsys, "compile", "gini + grid_tv(shape=(20000, 20000))")
+
+
+def test_code_that_exits_is_status_2(monkeypatch, capsys):
+    offer(monkeypatch, {"exits": Exits})
+    assert "a plugin raised SystemExit(0)" in refused(capsys, "validate", "exits")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (" + ".join(["gini"] * 2000), "at most 500 calls and operators"),
+        ("1" * 400 + "*gini", "numbers (whole ones below 2**63)"),
+        ("*".join(["9" * 18] * 400) + "*gini", "numbers (whole ones below 2**63)"),
+        ("1e400*gini", "the factor must be > 0 and finite; got inf"),
+        ("g" * 10**6, "no regularizer or penalty is named"),
+        ("(" * 10**6, "cannot read"),
+        ("1*" + "-" * 10**6 + "1*gini", "cannot read"),
+        ("gini" + "()" * 400, "cannot read"),
+        ("tsallis:alpha='" + "a" * 10**6 + "'", "alpha must be a number"),
+        ("gini(" + "a" * 10**6 + "=1)", "has no hyperparameter"),
+        ("gini + 0.1*grid_tv(shape=(20000, 20000))", "x must have 400000000 entries"),
+        ("gini + 0.1*graph_tv(edges=[(0, 1)], nodes=10000000000)", "10000000000 entries"),
+    ],
+    ids=lambda item: item[:20],
+)
+def test_a_text_from_outside_ends_soon_with_a_short_message(text, words, capsys):
+    status = main(["validate", "--against", "generic", text])
+    said = capsys.readouterr()
+    assert status in (1, 2)
+    assert words in " ".join((said.err + said.out).split())
+    assert len(said.err + said.out) < 3000
 
 
 class TestDemo:

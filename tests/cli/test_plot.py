@@ -8,7 +8,7 @@ import torch
 
 import regmax
 from regmax.cli import gallery, main, plot
-from regmax.regularizers.registry import registry
+from regmax.regularizers.registry import Offer, registry
 
 pytest.importorskip("matplotlib")
 
@@ -47,21 +47,10 @@ class Four(regmax.Regularizer):
 
 def plant(monkeypatch, *classes, only=()):
     """A registry that offers the classes too, or besides them ``only`` these names."""
-    found = registry()
-    extra = {cls.name: cls for cls in classes}
-    names, get, origin = found.names, found.get, found.origin
-
-    def offered(kind):
-        if kind != "regularizer":
-            return names(kind)
-        return {n: c for n, c in names(kind).items() if not only or n in only} | extra
-
-    monkeypatch.setattr(found, "names", offered)
-    monkeypatch.setattr(found, "get", lambda kind, name: extra.get(name) or get(kind, name))
-    third = "regmax-third 1.0"
-    monkeypatch.setattr(
-        found, "origin", lambda kind, name: third if name in extra else origin(kind, name)
-    )
+    offers = registry()._offers
+    kept = {name: o for name, o in offers["regularizer"].items() if not only or name in only}
+    extra = {cls.name: [Offer(cls.name, cls, "third", "regmax-third 1.0")] for cls in classes}
+    monkeypatch.setitem(offers, "regularizer", kept | extra)
 
 
 class TestCommand:
@@ -201,6 +190,10 @@ class TestCommand:
 
     def test_no_name(self, capsys):
         assert "name a regularizer" in self.refused(capsys)
+
+    def test_rows_that_fill_the_memory_are_refused(self, capsys):
+        for argv in (["gini + grid_tv(shape=(20000, 20000))"], ["gini", "--dim", "100000000"]):
+            assert "rows of at most" in self.refused(capsys, *argv)
 
     def test_an_omega_for_another_number_of_entries(self, capsys, monkeypatch):
         plant(monkeypatch, Four)

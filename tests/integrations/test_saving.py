@@ -16,7 +16,7 @@ import regmax
 from regmax import RegularizedMax, losses, solvers
 from regmax.integrations import saving
 from regmax.nn import AdaptiveEntmax, Learnable, MultiheadAttention, Positive
-from regmax.regularizers.registry import registry
+from regmax.regularizers.registry import Offer, registry
 
 X = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
 INDEX = torch.tensor([0, 5, 2])
@@ -267,8 +267,8 @@ def test_a_name_of_two_classes_says_nothing(monkeypatch):
     class Gini(regmax.Regularizer):
         """Another plugin's."""
 
-    known = dict(registry().names("regularizer"))
-    monkeypatch.setattr(registry(), "names", lambda kind: {**known, "other": Gini})
+    offer = Offer("other", Gini, "other", "regmax 0.1.0")
+    monkeypatch.setitem(registry()._offers["regularizer"], "other", [offer])
     with pytest.raises(TypeError, match="Gini is no class that regmax or a plugin offers"):
         saving.text_of(omega("gini"))
     with pytest.raises(regmax.PluginError, match="no regularizer or penalty is named 'Gini'"):
@@ -291,6 +291,9 @@ def test_a_name_of_two_classes_says_nothing(monkeypatch):
         ("RegularizedMax(Gini())", "no regularizer or penalty is named 'RegularizedMax'"),
         ("Learnable(Gini(), **x)", "cannot read"),
         ("Tsallis(alpha=open)", "cannot read 'open'"),
+        ("Tsallis(alpha=1.5, alpha=2.0)", "cannot read"),
+        ("my_norms.Cubic()", "no regularizer or penalty is named 'my_norms.Cubic'"),
+        ("Learnable(Tsallis(), alpha=Between(1, 2, (30000, 30000)))", "at most 4194304 entries"),
     ],
 )
 def test_a_text_is_read_and_not_executed(text, reason):

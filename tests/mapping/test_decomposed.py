@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ import regmax
 from regmax.kernels import transforms
 from regmax.kernels.simplex import project
 from regmax.mapping import decomposed
-from regmax.regularizers.registry import registry
+from regmax.regularizers.registry import Offer, registry
 
 DYNAMIC = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
 OPERATOR = torch.ops.regmax.argmax.default
@@ -193,7 +192,7 @@ class Twice(regmax.Regularizer):
 
 
 def test_the_closed_form_of_a_plugin_is_decomposed(monkeypatch):
-    offer = SimpleNamespace(cls=Twice, name="twice")
+    offer = Offer("twice", Twice, "mine", "mine 1.0")
     monkeypatch.setitem(registry()._offers["regularizer"], "twice", [offer])
     layer, x = regmax.RegularizedMax(Twice()), torch.randn(3, 5)
     program = exported(layer, x).run_decompositions()
@@ -217,7 +216,7 @@ class Loops(regmax.Regularizer):
 
 
 def test_what_has_no_such_form_says_so(monkeypatch):
-    offer = SimpleNamespace(cls=Loops, name="loops")
+    offer = Offer("loops", Loops, "mine", "mine 1.0")
     monkeypatch.setitem(registry()._offers["regularizer"], "loops", [offer])
     gini, edges = regmax.regularizer("gini"), [(0, 1), (1, 2)]
     for omega in (Loops(), gini + regmax.penalty("graph_tv", edges=edges)):

@@ -397,13 +397,10 @@ def test_only_what_its_arguments_make_again_is_recorded(monkeypatch):
 
     from regmax.mapping import operator
     from regmax.mapping.forward import Settings
-    from regmax.regularizers import serialize
+    from regmax.regularizers.registry import Offer, registry
 
-    class Known:
-        def names(self, kind):
-            return {"learner": Learner}
-
-    monkeypatch.setattr(serialize, "registry", Known)
+    offer = Offer("learner", Learner, "mine", "mine 1.0")
+    monkeypatch.setitem(registry()._offers["regularizer"], "learner", [offer])
     omega = Learner()
     assert operator.not_recordable(omega, Settings()) is None
     omega.s = nn.Parameter(torch.ones(()))

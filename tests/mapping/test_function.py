@@ -6,7 +6,6 @@ import functools
 import io
 import itertools
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regmax
 from regmax import functional
 from regmax.regularizers import serialize
-from regmax.regularizers.registry import registry
+from regmax.regularizers.registry import Offer, registry
 
 F64 = torch.float64
 MAPPINGS = {
@@ -394,7 +393,7 @@ def test_a_recorded_backward_is_exact_where_no_kernel_is(name, theta, monkeypatc
     t = torch.full((4, 1), 1.4, dtype=F64)
     tensors = {} if theta in (None, "own") else {theta: t}
     if theta == "own":
-        offer = SimpleNamespace(cls=ByValue)
+        offer = Offer("by-value", ByValue, "mine", "mine 1.0")
         monkeypatch.setitem(registry()._offers["regularizer"], "by-value", [offer])
     omega = regmax.regularizer(name, **tensors)
     text = serialize.call(omega, 0.8, tuple(tensors))
@@ -422,8 +421,8 @@ def test_the_text_of_a_graph():
 
 def test_a_class_name_of_two_plugins_breaks_the_graph(monkeypatch):
     other = type("Gini", (regmax.Regularizer,), {})
-    names = registry().names
-    monkeypatch.setattr(registry(), "names", lambda kind: {**names(kind), "other": other})
+    offer = Offer("other", other, "other", "regmax 0.1.0")
+    monkeypatch.setitem(registry()._offers["regularizer"], "other", [offer])
     x = normal(3, 5)
     sparsemax = functional.sparsemax
     same(torch.compile(sparsemax, backend="eager")(x), sparsemax(x))

@@ -654,9 +654,8 @@ def test_a_name_that_needs_arguments(monkeypatch):
             self.weight = weight
 
     known = regmax.regularizers.registry.registry()
-    names = known.names("regularizer")
-    monkeypatch.setattr(known, "names", lambda kind: {**names, "needy": Needy})
-    monkeypatch.setattr(known, "get", lambda kind, name: Needy)
+    offer = regmax.regularizers.registry.Offer("needy", Needy, "mine", "mine 1.0")
+    monkeypatch.setitem(known._offers["regularizer"], "needy", [offer])
     q, k, v = qkv()
     with pytest.raises(ValueError, match=r"'needy' has no default for weight.*weight=\.\.\."):
         attention(q, k, v, "needy")

@@ -1,6 +1,8 @@
 """Plugins: found through entry points, isolated when at fault."""
 
+import functools
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,6 +13,7 @@ import pytest
 
 import regmax
 from regmax import PluginError, PluginWarning
+from regmax.regularizers import registry as module
 from regmax.regularizers.registry import Registry
 
 GOOD = """
@@ -64,6 +67,7 @@ def registry(recorded=False):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         made = Registry(points)
+        made.report()
     return made, [str(w.message) for w in caught if issubclass(w.category, PluginWarning)]
 
 
@@ -188,6 +192,60 @@ FAULTS = {
         ["regmax_regularizers", "mapping"],
         None,
     ),
+    "exit": ("import sys\nprint('bye')\nsys.exit(0)", ["SystemExit: 0"], None),
+    "interrupt": ("raise KeyboardInterrupt", ["import: KeyboardInterrupt"], None),
+    "exit in a hook": (
+        "import regmax\n@regmax.hookimpl\ndef regmax_solvers():\n    raise SystemExit('gone')",
+        ["regmax_solvers", "SystemExit: gone"],
+        None,
+    ),
+    "a generator that exits": (
+        (
+            "import regmax\n@regmax.hookimpl\ndef regmax_penalties():\n    yield from ()\n"
+            "    raise GeneratorExit"
+        ),
+        ["regmax_penalties", "GeneratorExit"],
+        None,
+    ),
+    "an error without a text": (
+        "class E(Exception):\n    def __str__(self): raise SystemExit(3)\nraise E",
+        ["E: (no text: its __str__ raises SystemExit)"],
+        None,
+    ),
+    "an endless error": ("raise ValueError('x' * 5_000_000)", ["ValueError: xxx", "5000000"], None),
+    "a metaclass that exits": (
+        (
+            "import regmax\nclass M(type):\n    def __hash__(self): raise SystemExit\n"
+            "class A(regmax.Regularizer, metaclass=M):\n    name = 'aaa'\n"
+            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
+        ),
+        ["regmax_regularizers", "SystemExit"],
+        None,
+    ),
+    "a name of many lines": (
+        (
+            "import regmax\nclass A(regmax.Regularizer):\n    name = 'a\\nb'\n"
+            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
+        ),
+        ["regmax_regularizers", "printable"],
+        None,
+    ),
+    "a mapping called torch": (
+        (
+            "import regmax\nclass A(regmax.Regularizer):\n    name, mapping = 'aaa', 'torch'\n"
+            "@regmax.hookimpl\ndef regmax_regularizers():\n    return [A]"
+        ),
+        ["regmax_regularizers", "'torch'"],
+        None,
+    ),
+    "a solver called auto": (
+        (
+            "from regmax.solvers import Solver\nimport regmax\nclass A(Solver):\n"
+            "    name = 'auto'\n@regmax.hookimpl\ndef regmax_solvers():\n    return [A]"
+        ),
+        ["regmax_solvers", "auto"],
+        None,
+    ),
     "misspelt hook": (
         "import regmax\n@regmax.hookimpl\ndef regmax_regularisers():\n    return []",
         ["regmax_regularisers", "regmax_regularizers"],
@@ -208,6 +266,7 @@ def test_one_warning_and_the_rest_works(install, fault):
     install("good-dist", f"good_{fault.replace(' ', '_')}", good())
     made, messages = registry(recorded=True)
     assert len(messages) == 1, messages
+    assert len(messages[0]) < 1500
     for word in ["badplug", "bad-dist", *words]:
         assert word in messages[0], messages[0]
     assert {"toy", "gini", "tv"} <= set(made.names("regularizer"))
@@ -233,6 +292,160 @@ def test_two_distributions_with_one_name(install):
     for call in (lambda: made.get("regularizer", "clash"), lambda: made.mapping("clashmax")):
         with pytest.raises(PluginError, match=r"first-dist.*second-dist"):
             call()
+
+
+THIEF = """
+import regmax
+
+
+def made(cls, name, mapping):
+    def value(self, y):
+        return y.pow(3).sum(-1)
+
+    def init(self, weight=1.0):
+        self.weight = weight
+
+    inside = {"name": name, "mapping": mapping, "value": value, "__init__": init}
+    return type(cls, (regmax.Regularizer,), inside)
+
+
+class Zero(regmax.Penalty):
+    name = "gini"
+
+    def value(self, y, mask=None): return 0 * y.sum(-1)
+    def prox(self, v, step, mask=None): return v
+
+
+@regmax.hookimpl
+def regmax_regularizers():
+    return [
+        made("Tsallis", "tsallis", "sparsemax"), made("Gini", "gini", "entmax"),
+        made("TV", "grid_tv", "Softmax"), made("nan", "one", "tv"),
+        made("tv", "two", "two_max"), made("Positive", "pnormmax", "xymax"),
+    ]
+
+
+@regmax.hookimpl
+def regmax_penalties():
+    return [Zero, type("Scaled", (Zero,), {"name": "oscar"})]
+"""
+WITH_A_THIEF = """
+import torch, regmax
+from regmax import functional, losses
+from regmax.cli.names import named
+from regmax.integrations import saving
+from regmax.nn import AdaptiveEntmax, Learnable, Positive, attention
+
+def said(call, *given, **also):
+    try:
+        call(*given, **also)
+    except Exception as error:
+        assert "thief 1.2" in str(error) and "(regmax " in str(error), str(error)
+        return type(error)
+
+def star():
+    exec("from regmax.functional import *")
+
+x = torch.tensor([[0.3, 1.1, -0.4]], dtype=torch.float64)
+star(), [functional.fusedmax(x), functional.oscarmax(x), functional.oscarmax(x, exact=False)]
+for name in ("entropy", "pnorm", "tv", "oscar"):
+    regmax.RegularizedMax(regmax.regularizer(name))(x)
+for name in ("softmax", "fusedmax", "oscarmax", "entmax15"):
+    attention(x, x, x, name)
+for kind, name in (("regularizer", "gini"), ("regularizer", "tsallis"), ("penalty", "oscar")):
+    assert said(getattr(regmax, kind), name) is regmax.PluginError
+    getattr(regmax, kind)("regmax." + name), getattr(regmax, kind)("thief." + name)
+for name in ("sparsemax", "entmax"):
+    assert said(exec, f"from regmax.functional import {name}") is regmax.PluginError
+    assert said(attention, x, x, x, name) is regmax.PluginError
+    assert not {name, name.capitalize() + "Loss"} & {*dir(functional), *dir(losses)}
+assert said(attention, x, x, x, "tv") is regmax.PluginError
+for text in ("gini", "gini + 0.1*tv", "grid_tv(shape=(2, 2))", "pnormmax"):
+    assert said(named, text), text
+named("regmax.gini + 0.1*regmax.tv"), named("Tsallis(alpha=1.3) + 0.1*ChainTV()")
+try:
+    losses.SoftmaxLoss()
+except regmax.PluginError as error:
+    assert "Softmax and softmax" in str(error)
+regmax.Entmax15Loss(), AdaptiveEntmax(2)
+offered = {cls.__module__ for cls in regmax.safe_globals()}
+assert {"regmax_tsallis", "thief_module"} <= offered
+ours, theirs = regmax.regularizer("regmax.tsallis"), regmax.regularizer("thief.tsallis")
+two, gini = regmax.regularizer("two"), regmax.regularizer("regmax.gini")
+learns = Learnable(regmax.regularizer("tv"), lam=Positive())
+for omega, text in (
+    (ours, "Tsallis(alpha=1.5)"), (theirs, "thief.Tsallis()"),
+    (learns, "Learnable(TV(lam=0.1), lam=Positive())"),
+    (two + 0.5 * gini, "thief.tv() + 0.5*Gini()"),
+):
+    assert saving.text_of(omega) == text, saving.text_of(omega)
+    assert type(saving.made(text)) is type(omega)
+assert type(saving.made("nan()")).__module__ == "thief_module"  # nothing else has this name
+for omega in (ours, regmax.regularizer("tv"), gini):
+    layer = regmax.RegularizedMax(omega)
+    y = layer(x)
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager")(x), y)
+    assert torch.equal(torch.export.export(layer, (x,)).module()(x), y)
+layer.explain(x), regmax.RegularizedMax(regmax.regularizer("tv")).explain(x)
+assert regmax.regularizers.registry.registry().faults == []
+print("done")
+"""
+
+
+def test_names_of_a_third_party_break_no_others(install):
+    folder = install("thief", "thief_module", THIEF)
+    run = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", WITH_A_THIEF],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])},
+        check=False,
+    )
+    assert run.stdout == "done\n", run.stderr
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import regmax
+try:
+    print(regmax.available())
+except KeyboardInterrupt:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    del os.environ["SLOW"]
+    assert "gini" in regmax.available()
+    print("stopped")
+"""
+
+
+def test_ctrl_c_while_a_plugin_loads_is_heard(install):
+    source = "import os, signal\nif 'SLOW' in os.environ:\n    signal.raise_signal(signal.SIGINT)\n"
+    folder = install("slow", "slow_module", source)
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "SLOW": "1"},
+        check=False,
+    )
+    assert (run.stdout, run.stderr) == ("stopped\n", "")
+
+
+def test_a_warning_that_is_an_error_comes_once(install, monkeypatch):
+    install("bad-dist", "bad_once", "raise OSError('boom')")
+    monkeypatch.setattr(module, "_loaded", functools.cache(module._loaded.__wrapped__))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PluginWarning, match="boom"):
+            regmax.available()
+        assert "gini" in regmax.available()
+
+
+def test_entry_points_that_cannot_be_read_are_left_out(install, tmp_path, monkeypatch):
+    install("odd-dist", "odd_points", "")
+    (tmp_path / "odd_dist-1.2.dist-info" / "entry_points.txt").write_text("[console_scripts]\nx\n")
+    install("good-dist", "good_points", good())
+    monkeypatch.setattr(module, "_loaded", functools.cache(module._loaded.__wrapped__))
+    assert {"toy", "gini"} <= set(regmax.available())
 
 
 def test_the_same_entry_point_name_in_two_distributions(install):

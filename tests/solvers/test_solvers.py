@@ -1,6 +1,8 @@
 """Solvers: each on what suits it, refused elsewhere, honest when it fails."""
 
 import contextlib
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,6 +120,31 @@ def test_failure_is_told(solver):
     sol = RegularizedMax(omega, tol=1e-15, on_failure="ignore", **kind).solve(x)
     assert not sol.converged.all()
     assert torch.equal(sol.converged, sol.error_bound <= 1e-15)
+
+
+class Other(Power):
+    """The same under another name."""
+
+
+def test_failures_of_a_kind_are_one_warning_at_each_line_of_the_user():
+    """Under Python's default filter, whatever rows and gaps they name."""
+    layers = [RegularizedMax(cls(3.0), solver="fista", max_iter=1) for cls in (Power, Other)]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for seed in range(3):
+            x = scores(4 + seed, 30, 0.05, seed).requires_grad_()
+            layers[0](x)
+            layers[1].solve(x.detach())
+    assert [w.category for w in seen] == [ConvergenceWarning] * 2
+    assert [Path(w.filename).name for w in seen] == [Path(__file__).name] * 2
+    assert seen[1].lineno == seen[0].lineno + 1
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for seed in range(2):
+            layers[0](scores(4 + seed, 30, 0.05, seed))
+    first, second = (str(w.message) for w in seen)
+    assert "of 4 rows" in first
+    assert "of 5 rows" in second
 
 
 def test_auto_explains_its_choice():
