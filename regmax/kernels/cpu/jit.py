@@ -305,8 +305,7 @@ class _Unit:
         state = SimpleNamespace(func_ir=source, typingctx=self.typing, typemap=None, calltypes=None)
         for rewrite in (each(state) for each in rewrite_registry.rewrites["before-inference"]):
             for k in source.blocks:
-                # ends: each rewrite removes what it matches
-                while rewrite.match(source, source.blocks[k], None, None):
+                while rewrite.match(source, source.blocks[k], None, None):  # ends: it is gone then
                     source.blocks[k] = rewrite.apply()
         source.blocks = canonicalize_cfg(source.blocks)
         source = reconstruct_ssa(source)
