@@ -14,14 +14,15 @@ from ..cpu.compiling import loaded
 from .files import module, written
 
 _HEAD = "import math\n\nimport numpy as np\n{}\n\n"
-_SIXTEEN = "\nfrom regmax.kernels.cpu import common, elementary, simd  # {}\n"
+_USED = "common", "elementary", "memory", "simd"
+_OURS = "\nfrom regmax.kernels.cpu import " + ", ".join(_USED) + "  # {}\n"
 
 
 @functools.cache
 def _version() -> str:
-    """A digest of the modules that vectors are computed with."""
+    """A digest of the modules that it uses."""
     folder = Path(__file__).parents[1] / "cpu"
-    texts = [(folder / f"{name}.py").read_bytes() for name in ("common", "elementary", "simd")]
+    texts = [(folder / f"{name}.py").read_bytes() for name in _USED]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
@@ -30,7 +31,8 @@ class Function:
 
     def __init__(self, source: str) -> None:
         name = source.split("(")[0].removeprefix("def ")
-        text = _HEAD.format(_SIXTEEN.format(_version()) if "common." in source else "") + source
+        ours = any(f"{module}." in source for module in _USED)
+        text = _HEAD.format(_OURS.format(_version()) if ours else "") + source
         self.path, kept = written(name, text)
 
         def make() -> bytes:
