@@ -81,6 +81,11 @@ class GeneratedKernel:
         self._tested: tuple[Tensor, bool] = none, False
 
     @property
+    def code(self) -> tuple[Path, ...]:
+        """The source of all that is compiled."""
+        return self.slopes.path, *(f.path for f in self._program or ())
+
+    @property
     def path(self) -> Path:
         """The source of F's gradient, or else of e's derivatives."""
         return self.slopes.path if self._program is None else self._program[0].path

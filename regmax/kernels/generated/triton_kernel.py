@@ -51,6 +51,7 @@ class TritonKernel:
         constants: list[float] = []
         self._slopes, self.path = _function(source.slopes(entry, vectors, constants))
         self._partials, _ = _function(source.partials(entry, vectors, constants))
+        self.code = (self.path,)
         self._inputs = Inputs(vectors, constants, device)
 
     def slopes_at(self, y: Tensor, theta: Hyper) -> tuple[Tensor, Tensor]:
