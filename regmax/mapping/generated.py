@@ -35,6 +35,8 @@ _SPOT = 4
 
 PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
 """By state of Ω: its kernel, why there is none, or how often the solver could not tell."""
+_PLANS = 256
+"""Plans at most: each keeps its compiled code, of some 0.1 MB."""
 _TRIALS = 3
 _AGREED: dict[Any, None] = {}
 """The code of kernels that gave the answers of the solver: with other numbers only derivatives are
@@ -58,8 +60,8 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
         trial = found or 0
         with transforms.unhooked():
             found = _made(rows, kept, trial) or trial + 1
-        if len(PLANS) >= 512:
-            PLANS.clear()
+        for oldest in list(PLANS)[: max(len(PLANS) - _PLANS + 1, 0)]:
+            PLANS.pop(oldest, None)
         PLANS[key] = found
     if not isinstance(found, Plan) or (alike and not found.kernel.alike):
         return None

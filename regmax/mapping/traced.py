@@ -98,7 +98,7 @@ class Fixed:
     ) -> None:
         self.kernel, self.entry, self._class = kernel, traced.entry, type(traced)
         self.tensors, self.inputs, self.point = owned, inputs, point
-        self._points: dict[int, Tensor] = {}
+        self._points = point
         self.vertices: Tensor | None = None
 
     @functools.cached_property
@@ -113,9 +113,10 @@ class Fixed:
 
     def points(self, count: int) -> Tensor:
         """Room for points of Δ, and after them one in general position."""
-        if count not in self._points:
-            self._points[count] = self.point.expand(count + 1, -1).contiguous()
-        return self._points[count].clone()
+        points = self._points
+        if len(points) != count + 1:
+            self._points = points = self.point.expand(count + 1, -1).contiguous()
+        return points.clone()
 
     @functools.cached_property
     def continuous(self) -> bool:

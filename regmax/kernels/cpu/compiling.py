@@ -34,7 +34,6 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 _lock = threading.RLock()
 _room = threading.Semaphore(CORES)
 _others: dict[str, _Other] = {}
-_engines: list[Any] = []
 
 
 def address_of(module: str, name: str, like: str | None) -> int:
@@ -240,14 +239,21 @@ def _write(path: Path, code: bytes) -> None:
     Path(temporary).replace(path)
 
 
+class _Address(int):
+    """Where a function is, as long as this object lives: its ``engine`` owns the code."""
+
+    engine: Any
+
+
 def _linked(code: bytes) -> int:
     """The address of the function in memory."""
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _engines.append(engine)  # owns the code
-    return int(engine.get_function_address(TASK))
+    found = _Address(engine.get_function_address(TASK))
+    found.engine = engine
+    return found
 
 
 _said = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def _version() -> str:
 
 
 class Function:
-    """A compiled function of entries; ``path`` is its source."""
+    """A compiled function of entries; ``path`` is its source. Its code is freed with it."""
 
     def __init__(self, source: str) -> None:
         name = source.split("(")[0].removeprefix("def ")
@@ -42,7 +43,9 @@ class Function:
 
             numbers = types.CPointer(types.float64)
             kinds = types.int64, numbers, numbers, numbers, types.int64, numbers
-            return jit.function(getattr(module(self.path), name), kinds)
+            found = module(self.path)
+            sys.modules.pop(found.__name__)
+            return jit.function(getattr(found, name), kinds)
 
         self.address = loaded(self.path.stem, text, [self.path.parent] if kept else [], make)
         self._call: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 6)(self.address)

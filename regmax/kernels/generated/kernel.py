@@ -32,7 +32,7 @@ _BOUND, _SUMS = 5 + 2 * 6, (5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17)
 the bounds, the address and the stride of the sums, and the distance of two points are."""
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=128)  # the others live as long as their kernels
 def _function(text: str) -> Function:
     return Function(text)
 
