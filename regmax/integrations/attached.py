@@ -323,7 +323,7 @@ def attention_layers(model: Any, name: str | None = None) -> list[Any]:
     ]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _looks_up(cls: Any) -> bool:
     """Whether a method of the class looks up its attention in transformers' table."""
     for base in cls.__mro__[: cls.__mro__.index(nn.Module)]:

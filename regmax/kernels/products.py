@@ -192,7 +192,7 @@ def _ordered(b: Tensor) -> bool:
     return b.is_contiguous() or b.mT.is_contiguous()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _alike(k: int, m: int, contiguous: bool, dtype: torch.dtype, threads: int) -> bool:
     """Whether every row of a block gives the same bits, tested on equal rows times (k, m)."""
     steps = torch.arange(1, k + 1, dtype=torch.float64)

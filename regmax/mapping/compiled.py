@@ -54,7 +54,7 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     return Composed(prox, kernel, reach)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def plain(cls: type[Penalized]) -> bool:
     """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
     return all(getattr(cls, name) is getattr(Penalized, name) for name in REPLACED)
@@ -66,7 +66,7 @@ def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
     return penalty.prox_kernel(x) if trusted else None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def proves(cls: type[Penalty], kernel: str) -> bool:
     """Whether no subclass of the class that defines this method redefines what its kernel
     computes."""
@@ -74,7 +74,7 @@ def proves(cls: type[Penalty], kernel: str) -> bool:
     return all(depth(cls, kernel) <= depth(cls, name) for name in methods)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def trusted(cls: Any, method: str) -> bool:
     """Whether no subclass of the class that defines ``method`` redefines what that computes."""
     own = depth(cls, method) < cls.__mro__.index(Regularizer)
@@ -95,7 +95,7 @@ def _declared(omega: Regularizer) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return ("gamma", *names_of(omega)), (arguments.POSITIVE, *ranges)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _ranges(cls: type[Regularizer]) -> tuple[Any, ...]:
     return tuple(cls.ranges.get(name) for name in cls.hyperparameters or ())
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..kernels import Kernel, asked, reference, simplex, transforms
 from ..kernels.base import Hyper
+from ..optimality.problem import Problem
 from ..regularizers import curvature
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized
@@ -35,7 +36,12 @@ _SPOT = 4
 
 PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
 """By state of Ω: its kernel, why there is none, or how often the solver could not tell."""
+_PLANS = 256
+"""Plans at most: each keeps its compiled code, of some 0.1 MB."""
 _TRIALS = 3
+_AGREED: dict[Any, None] = {}
+"""The code of kernels that gave the answers of the solver: with other numbers only derivatives are
+compared."""
 _OTHER = (
     "its value is not a function of y and the attributes of Ω alone",
     "its value reads numbers of a tensor, and is another function at other y",
@@ -55,8 +61,8 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
         trial = found or 0
         with transforms.unhooked():
             found = _made(rows, kept, trial) or trial + 1
-        if len(PLANS) >= 512:
-            PLANS.clear()
+        for oldest in list(PLANS)[: max(len(PLANS) - _PLANS + 1, 0)]:
+            PLANS.pop(oldest, None)
         PLANS[key] = found
     if not isinstance(found, Plan) or (alike and not found.kernel.alike):
         return None
@@ -179,11 +185,11 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)
-            with reference():
-                solved = by_solver(problem.omega, problem.z, problem.mask, QUIET)
-            if entry.reads and batched:
-                return "no kernel is made of its value: it reads the numbers of a tensor"
-            if entry.reads:  # as it is at an answer
+            solved: Forward | None = None
+            if entry.reads:
+                if batched:
+                    return "no kernel is made of its value: it reads the numbers of a tensor"
+                solved = by_reference(problem)  # and so it is as at an answer
                 entry = entrywise(value, simplex.inward(solved.y[:1]), tensors)
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
@@ -197,13 +203,28 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             plan = Plan(kernel, traced, kept, y, others, [], trial)
-            return compared(plan, inputs, rows, problem, solved)
+            if kernel.code in _AGREED and solved is None:
+                found = compared(plan, inputs, rows, problem, None)
+                if found is not None:
+                    return found
+            found = compared(plan, inputs, rows, problem, solved or by_reference(problem))
+            if isinstance(found, Plan):
+                if len(_AGREED) >= 512:
+                    _AGREED.clear()
+                _AGREED[kernel.code] = None
+            return found
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
         return None
     except Exception as error:  # of the user's code, which the solver raises too
         return f"no kernel is made of its value: {type(error).__name__}: {error}"
+
+
+def by_reference(problem: Problem) -> Forward:
+    """The answers of the solver in PyTorch."""
+    with reference():
+        return by_solver(problem.omega, problem.z, problem.mask, QUIET)
 
 
 def _kernel_class(device: torch.device) -> Any:

@@ -30,7 +30,7 @@ def may_hide_tensors(omega: Regularizer) -> bool:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _may_hide(cls: type[Operand]) -> bool:
     """Whether a class redefines Ω, or a hyperparameter, after the class of its kernel."""
     names = (*REPLACED, *(cls.hyperparameters or ()))

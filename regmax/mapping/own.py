@@ -84,7 +84,7 @@ def found(
     return Call(plan.fixed(tensors), gamma)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def by_value(cls: Any) -> bool:
     """Whether Ω is its value and attributes that are not checked."""
     names = ("closed_form", "kernel")

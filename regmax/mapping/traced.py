@@ -98,7 +98,7 @@ class Fixed:
     ) -> None:
         self.kernel, self.entry, self._class = kernel, traced.entry, type(traced)
         self.tensors, self.inputs, self.point = owned, inputs, point
-        self._points: dict[int, Tensor] = {}
+        self._points = point
         self.vertices: Tensor | None = None
 
     @functools.cached_property
@@ -113,9 +113,10 @@ class Fixed:
 
     def points(self, count: int) -> Tensor:
         """Room for points of Δ, and after them one in general position."""
-        if count not in self._points:
-            self._points[count] = self.point.expand(count + 1, -1).contiguous()
-        return self._points[count].clone()
+        points = self._points
+        if len(points) != count + 1:
+            self._points = points = self.point.expand(count + 1, -1).contiguous()
+        return points.clone()
 
     @functools.cached_property
     def continuous(self) -> bool:
@@ -132,13 +133,14 @@ class Fixed:
 
 
 def compared(
-    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward
+    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward | None
 ) -> Plan | str | None:
-    """The plan, if its kernel agrees with the solver and with the derivatives of the value."""
-    assert solved.solved is not None
-    everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
-    if contradicted(problem, solved.y, everywhere) is not None:
-        return None
+    """The plan, if its kernel agrees with the solver, where that has answers, and with the
+    derivatives of the value."""
+    if solved is not None:
+        everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
+        if contradicted(problem, solved.y, everywhere) is not None:
+            return None
     batch = rows.x.shape[:-1]
     some = [few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
     theta = tuple(hyper(t) for t in some)
@@ -146,14 +148,18 @@ def compared(
         return "the slope of an entry's part of its value falls: Ω may not be convex"
     one = problem.z.new_ones(1)
     y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
-    known = solved.solved.certificate.error_bound
-    both = (bound <= 1e-6) & (known <= 1e-6)
-    if not bool(both.any()):
+    both = bound <= 1e-6
+    if solved is not None:
+        assert solved.solved is not None
+        known = solved.solved.certificate.error_bound
+        both = both & (known <= 1e-6)
+        if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
+            return "a kernel of its value gives other answers than the solver"
+        y = solved.y
+    if not bool(both.any() if solved is not None else both.all()):
         return None
-    if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
-        return "a kernel of its value gives other answers than the solver"
-    middle = simplex.generic(solved.y)
-    for point in (simplex.inward(solved.y), middle, (solved.y + middle) / 2, 1e-6 * middle):
+    middle = simplex.generic(y)
+    for point in (simplex.inward(y), middle, (y + middle) / 2, 1e-6 * middle):
         gradient, hessian = problem.by_value.look(point)
         slope, bent = made.kernel.slopes_at(point, theta)
         row_sums = hessian.matvec(torch.ones_like(point))

@@ -34,7 +34,6 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 _lock = process.COMPILING
 _room = threading.Semaphore(CORES)
 _others: dict[str, _Other] = {}
-_engines: list[Any] = []
 _WITHOUT_EFFECT = {
     *("NUMBA_CACHE_DIR", "NUMBA_NUM_THREADS"),
     *("NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY"),
@@ -241,14 +240,21 @@ def _keep(file: str, code: bytes, places: Sequence[Path]) -> None:
             return
 
 
+class _Address(int):
+    """Where a function is, as long as this object lives: its ``engine`` owns the code."""
+
+    engine: Any
+
+
 def _linked(code: bytes) -> int:
     """The address of the function in memory."""
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
-    _engines.append(engine)  # owns the code
-    return int(engine.get_function_address(TASK))
+    found = _Address(engine.get_function_address(TASK))
+    found.engine = engine
+    return found
 
 
 _said = False

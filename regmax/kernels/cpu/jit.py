@@ -291,6 +291,7 @@ class _Unit:
             with ConfigStack().enter(flags):
                 found = self._lowered(function, kinds, flags, apart)
             name = found.llvm_func_name
+            self.target._defns[name] = OverloadSelector()  # not in numba's, which keeps it for ever
             self.target.insert_user_function(name, found)
             self.known[key] = typing.signature(found.restype, *kinds), name
         return self.known[key]

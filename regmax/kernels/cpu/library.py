@@ -7,13 +7,45 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import binding as llvm
+from llvmlite.binding import newpassmanagers
 from numba.core.codegen import JITCodeLibrary
 
 from .job import STOPPED, TASK
 
 
+class _Passes:
+    """numba's generator of code, and the passes that it makes."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+        self.made: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def _module_pass_manager(self, **kinds: Any) -> Any:
+        found = self._codegen._module_pass_manager(**kinds)
+        self.made.append(found[0])
+        return found
+
+
 class Library(JITCodeLibrary):
     """Modules of several functions, optimised together."""
+
+    _codegen: Any
+
+    def _optimize_final_module(self) -> None:
+        """As numba does. Then the passes are freed, which keep memory for each function: llvmlite's
+        class of them inherits a method that does not."""
+        codegen, passes = self._codegen, _Passes(self._codegen)
+        self._codegen = passes
+        try:
+            super()._optimize_final_module()
+        finally:
+            self._codegen = codegen
+            for each in passes.made:
+                newpassmanagers.NewPassManager._dispose(each)
+                each.detach()
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout

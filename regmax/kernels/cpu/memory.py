@@ -38,7 +38,7 @@ def _pointer_to(kind: types.Type) -> Any:
 
 
 doubles, octets = _pointer_to(types.float64), _pointer_to(types.uint8)
-ints = _pointer_to(types.int32)
+ints, longs = _pointer_to(types.int32), _pointer_to(types.int64)
 
 
 @intrinsic

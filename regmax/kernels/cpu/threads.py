@@ -132,6 +132,8 @@ def over_rows(task: Task, code: int, job: Any, grain: int = GRAIN) -> None:
         since = time.perf_counter()
         _run(task, code, job, job[ROWS] - start, threads)
         pace = width * (job[ROWS] - start) / (time.perf_counter() - since + 1e-9)
+        if len(_sizes) >= 512:  # also of functions that are no more
+            _sizes.clear()
         _sizes[code] = min(int(PAUSE * pace) + 1, LARGEST)
         start += size
 

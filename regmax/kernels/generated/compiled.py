@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,25 @@ from ..cpu.compiling import loaded
 from .files import module, written
 
 _HEAD = "import math\n\nimport numpy as np\n{}\n\n"
-_SIXTEEN = "\nfrom regmax.kernels.cpu import common, elementary, simd  # {}\n"
+_USED = "common", "elementary", "memory", "simd"
+_OURS = "\nfrom regmax.kernels.cpu import " + ", ".join(_USED) + "  # {}\n"
 
 
 @functools.cache
 def _version() -> str:
-    """A digest of the modules that vectors are computed with."""
+    """A digest of the modules that it uses."""
     folder = Path(__file__).parents[1] / "cpu"
-    texts = [(folder / f"{name}.py").read_bytes() for name in ("common", "elementary", "simd")]
+    texts = [(folder / f"{name}.py").read_bytes() for name in _USED]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:16]
 
 
 class Function:
-    """A compiled function of entries; ``path`` is its source."""
+    """A compiled function of entries; ``path`` is its source. Its code is freed with it."""
 
     def __init__(self, source: str) -> None:
         name = source.split("(")[0].removeprefix("def ")
-        text = _HEAD.format(_SIXTEEN.format(_version()) if "common." in source else "") + source
+        ours = any(f"{module}." in source for module in _USED)
+        text = _HEAD.format(_OURS.format(_version()) if ours else "") + source
         self.path, kept = written(name, text)
 
         def make() -> bytes:
@@ -40,7 +43,9 @@ class Function:
 
             numbers = types.CPointer(types.float64)
             kinds = types.int64, numbers, numbers, numbers, types.int64, numbers
-            return jit.function(getattr(module(self.path), name), kinds)
+            found = module(self.path)
+            sys.modules.pop(found.__name__)
+            return jit.function(getattr(found, name), kinds)
 
         self.address = loaded(self.path.stem, text, [self.path.parent] if kept else [], make)
         self._call: Any = ctypes.CFUNCTYPE(None, *[ctypes.c_size_t] * 6)(self.address)

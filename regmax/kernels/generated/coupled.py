@@ -332,7 +332,7 @@ def forward(job: Any, like: Any) -> None:
     square = memory.empty(3, ld * ld, np.float64)
     work = memory.empty(1, job[5 + 2 * ROOM], np.float64)
     first, last = common.take(job)
-    while first < last:
+    while first < last:  # ends: every turn takes rows that were not taken
         for r in range(first, last):
             place, on = memory.row(places, 0), memory.row(places, 1)
             form, a, bend = memory.row(square, 0), memory.row(square, 1), memory.row(square, 0)
@@ -368,7 +368,7 @@ def backward(job: Any, like: Any) -> None:
     square = memory.empty(2, ld * ld, np.float64)
     work = memory.empty(1, job[5 + 2 * ROOM], np.float64)
     first, last = common.take(job)
-    while first < last:
+    while first < last:  # ends: every turn takes rows that were not taken
         for r in range(first, last):
             place, on = memory.row(places, 0), memory.row(places, 1)
             w, h, ones = memory.row(room, 0), memory.row(room, 1), memory.row(room, 2)

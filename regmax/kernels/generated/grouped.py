@@ -57,7 +57,7 @@ def forward(job: Any, like: Any) -> None:
     ld = room.shape[1]
     square = memory.empty(2, ld * ld, np.float64)
     first, last = common.take(job)
-    while first < last:
+    while first < last:  # ends: every turn takes rows that were not taken
         for r in range(first, last):
             place, on = memory.row(places, 0), memory.row(places, 1)
             size, v = memory.row(room, 0), memory.row(room, 1)

@@ -32,14 +32,14 @@ _BOUND, _SUMS = 5 + 2 * 6, (5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17)
 the bounds, the address and the stride of the sums, and the distance of two points are."""
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=128)  # the others live as long as their kernels
 def _function(text: str) -> Function:
     return Function(text)
 
 
 class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
-    one per entry; H with the inputs of F and the constants of its source. ``jobs``: of the
+    one per entry; H, what the source of F takes besides its inputs, and these. ``jobs``: of the
     functions of a kernel, for rows of any number."""
 
     def __init__(self, numbers: Tensor, vectors: Tensor, form: Tensor | None, convex: bool) -> None:
@@ -53,7 +53,7 @@ class GeneratedKernel:
     each entry, (1 or R, d)."""
 
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int) -> None:
-        self._rows = _COUPLED if entry.coupled else _SEPARABLE
+        self._rows, self._d = _COUPLED if entry.coupled else _SEPARABLE, d
         self._rows.soon(torch.float64)
         own = inputs[:-1] if entry.coupled else inputs
         vectors = [varies(t, d) for t in own]
@@ -77,9 +77,13 @@ class GeneratedKernel:
             y = simplex.generic(inputs[-1].new_empty(1, d))
             program = Program(entry.rest, y, entry.rest.parted(inputs[-1][d * d :]))
             self._program = _function(program.gradient), _function(program.column)
-            self._more = torch.tensor(program.constants, dtype=torch.float64, device="cpu")
-            self._room = program.room
+            self._more, self._room = program.given, program.room
         self._tested: tuple[Tensor, bool] = none, False
+
+    @property
+    def code(self) -> tuple[Path, ...]:
+        """The source of all that is compiled."""
+        return self.slopes.path, *(f.path for f in self._program or ())
 
     @property
     def path(self) -> Path:
@@ -166,16 +170,18 @@ class GeneratedKernel:
         return (0, 0) if self._program is None else tuple(f.address for f in self._program)  # type: ignore[return-value]
 
     def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None]:
-        """The inputs of e; H with the inputs of F and the constants of its source."""
+        """The inputs of e; H, what the source of F takes besides its inputs, and these."""
         if self._rows is _SEPARABLE:
             return theta, None
         form = theta[-1].contiguous()
         if self._program is not None:
-            form = torch.cat([form, self._more.expand(len(form), -1)], -1)
+            matrix, q = form[:, : self._d**2], form[:, self._d**2 :]
+            form = torch.cat([matrix, self._more.expand(len(form), -1), q], -1)
         return theta[:-1], form
 
     def _convex(self, form: Tensor, d: int) -> bool:
         """Whether H is positive semidefinite along Δ. Each row tests e."""
+        form = form[:, : d * d]
         seen, known = self._tested
         if form.shape != seen.shape or not torch.equal(form, seen):
             matrix = form[0, : d * d].view(d, d)
@@ -218,7 +224,7 @@ class GeneratedKernel:
             outer = w.T @ y
             each.append((outer + outer.T).reshape(1, -1) / -2)
             if self._entry.rest is not None:
-                q = form[0, d * d : form.shape[1] - len(self._more)]
+                q = form[0, d * d + len(self._more) :]
                 each[-1] = torch.cat([each[-1], self._along(y, w, q).view(1, -1)], 1)
         return dx, tuple(each)
 

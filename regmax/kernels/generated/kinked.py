@@ -32,7 +32,7 @@ def _capped(begin: int, end: int, k: float, v: Any, m: Any, state: Any) -> None:
     for i in range(begin, end):
         low, high = min(low, v[i] - 1.0), max(high, v[i])
     tau = 0.5 * (low + high)
-    for _ in range(200):
+    for turn in range(200):
         total, free, inside = 0.0, 0, 0.0
         for i in range(begin, end):
             over = v[i] - tau
@@ -49,7 +49,7 @@ def _capped(begin: int, end: int, k: float, v: Any, m: Any, state: Any) -> None:
         else:
             high = tau
         ahead = tau + excess / free if free > 0 else low
-        if not low < ahead < high:
+        if not low < ahead < high or turn >= 100:
             ahead = 0.5 * (low + high)
         change, tau = abs(ahead - tau), ahead
         if change <= 2.0 * EPS * (abs(tau) + 1.0):
@@ -66,7 +66,7 @@ def _project(
 ) -> None:  # fmt: skip
     """m = P_M(v); which entries it holds, at 0 or 2, and which are free, at 1."""
     begin = 0
-    while begin < n:
+    while begin < n:  # ends: ends[begin] > begin, as the host wrote it
         end = ends[begin]
         if cap[begin] > 0.0:
             _capped(begin, end, cap[begin], v, m, state)
@@ -105,7 +105,7 @@ def _missing(
 ) -> float:  # fmt: skip
     """The largest W (max ⟨·, u⟩ − ⟨m, u⟩) of an entry."""
     begin, most = 0, 0.0
-    while begin < n:
+    while begin < n:  # ends: ends[begin] > begin, as the host wrote it
         end, level = ends[begin], 0.0
         if cap[begin] > 0.0:  # between the entries with m = 1 and those with m = 0
             count, total, least, top = 0, 0.0, np.inf, -np.inf
@@ -138,7 +138,7 @@ def _bend(
         for k in range(i + 1):
             a[i * ld + k] = h[i * d + k]
     begin = 0
-    while begin < n:
+    while begin < n:  # ends: ends[begin] > begin, as the host wrote it
         end, count = ends[begin], 0
         for i in range(d):
             mean[i] = 0.0
@@ -283,7 +283,7 @@ def forward(job: Any, like: Any) -> None:
     low, high = common.rows_at(job, LOW, 0, like), common.rows_at(job, HIGH, 0, like)
     cap, ends = common.rows_at(job, CAP, 0, like), common.ints_at(job, ENDS, 0)
     first, last = common.take(job)
-    while first < last:
+    while first < last:  # ends: every turn takes rows that were not taken
         for row in range(first, last):
             good = _maximised(
                 n, d, common.octets_at(job, MASK, row), common.rows_at(job, HESSIAN, row, like),

@@ -3,11 +3,15 @@
 Each operation that PyTorch's autograd runs is a loop over the numbers of its result, which stay in
 one array ``w``. A view is no operation: it has its own strides. An operation that is linear and has
 no translation is the matrix that it is of.
+
+Sizes, offsets, strides, constants and tables are arguments, so that Ω that differ in numbers or in
+the length of a row share the code.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +23,13 @@ from .source import TRANSLATED, constant, derivative, expression
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
 
 aten = torch.ops.aten
+_HEAD = (
+    "whole = memory.longs(memory.address_of(numbers))",
+    "constants = memory.pointer(memory.address_of(numbers), whole[0], numbers)",
+    "tables = memory.pointer(memory.address_of(numbers), whole[1], numbers)",
+    "places = memory.longs(memory.address_of(tables))",
+    "q = memory.pointer(memory.address_of(numbers), whole[2], numbers)",
+)
 _NEW = FILLED | {"new_zeros", "new_ones", "new_full", "empty_like"}
 _CONTRACTED = {"mm": ("ik", "kj", "ij"), "bmm": ("bik", "bkj", "bij"), "mv": ("ik", "k", "i")} | {
     "dot": ("k", "k", ""),
@@ -28,13 +39,15 @@ _CONTRACTED = {"mm": ("ik", "kj", "ij"), "bmm": ("bik", "bkj", "bij"), "mv": ("i
 
 class Program:
     """The source of ∇F(y; p), ``gradient``, and of a column of ∇²F(y; p), ``column``, for a row y;
-    ``room`` is how many numbers the work space of either has."""
+    ``room`` is how many numbers the work space of either has. ``given`` is what the code takes
+    before the numbers of p: whole numbers as bits, constants and tables."""
 
     def __init__(
         self, function: Callable[..., Tensor], y: Tensor, inputs: Sequence[Tensor]
     ) -> None:
-        self.constants: list[float] = []
-        self.room = 0
+        self.whole, self.constants = [0] * 3, list[float]()
+        self.tables: dict[bytes, int] = {}
+        self.length, self.room = 0, 0
 
         def gradient(y: Tensor, v: Tensor, *p: Tensor) -> Tensor:
             return derivative(function(y, *p), y)
@@ -44,6 +57,12 @@ class Program:
 
         self.gradient = self._source("gradient", gradient, y, inputs)
         self.column = self._source("column", column, y, inputs)
+        at = len(self.whole), len(self.whole) + len(self.constants)
+        self.whole[:3] = (*at, at[1] + max(self.length, 1))
+        whole = torch.tensor(self.whole, dtype=torch.int64, device="cpu").view(torch.float64)
+        constants = torch.tensor(self.constants, dtype=torch.float64, device="cpu")
+        tables = bytearray().join(self.tables) or bytearray(8)
+        self.given = torch.cat([whole, constants, torch.frombuffer(tables, dtype=torch.float64)])
 
     def _source(
         self, name: str, function: Callable[..., Tensor], y: Tensor, inputs: Sequence[Tensor]
@@ -53,17 +72,25 @@ class Program:
         tape = Tape(given, writes=True)
         with torch.enable_grad(), tape:
             found = function(*given)
-        writer = _Writer(tape, len(given), self.constants)
+        writer = _Writer(tape, len(given), self)
         source = writer.written(name, tape.ref(found))
         self.room = max(self.room, writer.room)
         return source
 
 
+class _Whole(int):
+    """A number that the source has by a name."""
+
+    name: str
+
+
 class _Array:
     """A tensor in the source: an array with an offset and strides."""
 
-    def __init__(self, name: str, like: Tensor, offset: int, strides: Sequence[int]) -> None:
-        self.name, self.shape, self.offset = name, tuple(like.shape), offset
+    def __init__(
+        self, name: str, shape: Sequence[int], offset: int, strides: Sequence[int]
+    ) -> None:
+        self.name, self.shape, self.offset = name, tuple(shape), offset
         self.strides = tuple(strides)
 
     def at(self, sizes: Sequence[int] | None = None, names: Sequence[str] | None = None) -> str:
@@ -72,41 +99,58 @@ class _Array:
         sizes = self.shape if sizes is None else sizes
         names = names or [f"i{k}" for k in range(len(sizes))]
         missing = len(sizes) - len(self.shape)
-        parts = [str(self.offset)] if self.offset else []
+        parts = [_text(self.offset)] if self.offset else []
         for k, (own, stride) in enumerate(zip(self.shape, self.strides, strict=True), missing):
             if own > 1 and stride:
-                parts.append(names[k] if stride == 1 else f"{stride} * {names[k]}")
+                parts.append(names[k] if stride == 1 else f"{_text(stride)} * {names[k]}")
         return f"{self.name}[{' + '.join(parts) or '0'}]"
 
     def flat(self) -> _Array:
         """The last dimension alone."""
-        like = torch.empty(self.shape[-1:], device="meta")
-        return _Array(self.name, like, self.offset, self.strides[-1:])
+        return _Array(self.name, self.shape[-1:], self.offset, self.strides[-1:])
 
     def places(self) -> Tensor:
-        """Where each number is, in the order of its indices."""
+        """Where each number is after the first, in the order of its indices."""
         total = torch.zeros((), dtype=torch.int64, device="cpu")
         for own, stride in zip(self.shape, self.strides, strict=True):
             total = total.unsqueeze(-1) + stride * torch.arange(own, device="cpu")
-        return (total + self.offset).flatten()
+        return total.flatten()
+
+
+def _text(n: int) -> str:
+    return n.name if isinstance(n, _Whole) else str(n)
 
 
 class _Writer:
-    def __init__(self, tape: Tape, given: int, constants: list[float]) -> None:
-        self.tape, self.constants = tape, constants
+    def __init__(self, tape: Tape, given: int, program: Program) -> None:
+        self.tape, self.program = tape, program
         self.lines: list[str] = []
+        self.head: dict[str, str] = {}
         self.room = 0
-        self.tables: list[str] = []
         self.arrays: dict[int, _Array] = {}
-        self.owners: dict[int, _Array] = {}  # by storage
-        width = tape.values[0].numel()
+        self.owners: dict[int, tuple[str, int]] = {}  # by storage
         self.arrays[0] = self._owned(0, "y", 0)
         self.arrays[1] = self._owned(1, "w", 0)
-        self.room, first = width, 0
+        self.room, first = tape.values[0].numel(), 0
         for k in range(2, given):
-            self.arrays[k] = self._owned(k, "numbers", first)
+            self.arrays[k] = self._owned(k, "q", first)
             first += tape.values[k].numel()
-        self.first, self.width = first, width
+        self.width = self.whole(self.room)
+
+    def whole(self, n: int) -> int:
+        """A size, offset or stride, which is an argument."""
+        if n in (0, 1) or isinstance(n, _Whole):
+            return n
+        found, k = _Whole(n), len(self.program.whole)
+        found.name = f"k{k}"
+        self.head[found.name] = f"whole[{k}]"
+        self.program.whole.append(n)
+        return found
+
+    def _array(self, name: str, like: Tensor, offset: int, strides: Sequence[int]) -> _Array:
+        """An array of a tensor's shape."""
+        shape, *places = (tuple(map(self.whole, each)) for each in (like.shape, strides, [offset]))
+        return _Array(name, shape, places[1][0], places[0])
 
     def _owned(self, at: int, name: str, offset: int) -> _Array:
         """A new array for the numbers of a tensor, as its storage has them."""
@@ -116,11 +160,10 @@ class _Writer:
             or 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) == t.numel()
         )
         strides = t.stride() if dense else torch.empty(t.shape, device="cpu").stride()
-        array = _Array(name, t, offset, strides)
         if dense:
-            base = _Array(name, t, offset - int(t.storage_offset()), ())
-            self.owners[t.untyped_storage().data_ptr()] = base
-        return array
+            start = name, offset - int(t.storage_offset())
+            self.owners[t.untyped_storage().data_ptr()] = start
+        return self._array(name, t, offset, strides)
 
     def written(self, name: str, result: Ref) -> str:
         steps = needed(self.tape.steps, [result])
@@ -130,10 +173,13 @@ class _Writer:
         found = self._known(result)
         text = self._text(result) if found is None else found.flat().at((self.width,))
         self.lines += self._loops((self.width,), f"out[i0] = {text}")
-        head = f"def {name}(n, y, numbers, w, stride, out):\n"
-        start = [f"for i in range({self.width} * stride):", "    w[i] = 0.0", "w[n] = 1.0"]
-        body = "".join(f"    {line}\n" for line in [*start, *self.lines])
-        return head + body + ("\n\n" + "\n".join(self.tables) + "\n" if self.tables else "")
+        body = [f"for i in range({_text(self.width)}):", "    w[i] = 0.0", "w[n] = 1.0"]
+        body += self.lines
+        used = set(re.findall(r"\b[ck]\d+\b", "\n".join(body)))
+        # before all loops: a number could change by what they write, as far as LLVM knows
+        start = [*_HEAD, *(f"{k} = {text}" for k, text in self.head.items() if k in used)]
+        lines = [f"def {name}(n, y, numbers, w, stride, out):"]
+        return "\n".join((*lines, *(f"    {line}" for line in (*start, *body)))) + "\n"
 
     # -- arguments -----------------------------------------------------------------------------
 
@@ -145,9 +191,9 @@ class _Writer:
             t = self.tape.values[ref.at]
             owner = self.owners.get(t.untyped_storage().data_ptr())
             if owner is not None:
-                self.arrays[ref.at] = _Array(
-                    owner.name, t, owner.offset + int(t.storage_offset()), t.stride()
-                )
+                name, start = owner
+                start += int(t.storage_offset())
+                self.arrays[ref.at] = self._array(name, t, start, t.stride())
                 return self.arrays[ref.at]
         return None
 
@@ -161,17 +207,25 @@ class _Writer:
             if t.numel() > 1 and not bool((t == t.flatten()[0]).all()):
                 return self._table(t).at(sizes)
             item = t.flatten()[0].item()
-        return constant(item, self.constants, lambda k: f"numbers[{self.first + k}]")
+        return constant(item, self.program.constants, self._named)
 
-    def _table(self, t: Tensor, kind: str = "float64") -> _Array:
-        """Numbers in the source."""
+    def _named(self, k: int) -> str:
+        """The name of a constant."""
+        self.head[f"c{k}"] = f"constants[{k}]"
+        return f"c{k}"
+
+    def _table(self, t: Tensor) -> _Array:
+        """Numbers that do not depend on y."""
         if t.numel() > 16 * WIDEST:
             raise Unknown(f"it uses a tensor of more than {16 * WIDEST} numbers that is not Ω's")
-        name = f"_T{len(self.tables)}"
-        numbers = t.flatten().tolist()
-        text = ", ".join(repr(x) for x in numbers).replace("nan", "np.nan").replace("inf", "np.inf")
-        self.tables.append(f"{name} = np.array([{text}], dtype=np.{kind})")
-        return _Array(name, t, 0, torch.empty(t.shape, device="cpu").stride())
+        name, program = "places", self.program
+        if t.dtype != torch.int64:
+            name, t = "tables", t.double()
+        content = t.contiguous().numpy().tobytes()
+        at = program.tables.setdefault(content, program.length)
+        if at == program.length:
+            program.length += t.numel()
+        return self._array(name, t, at, torch.empty(t.shape, device="cpu").stride())
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -186,7 +240,7 @@ class _Writer:
     def _temporary(self, like: _Array) -> _Array:
         """Room for as many numbers as ``like`` has."""
         own = torch.empty(like.shape, device="cpu")
-        found = _Array("w", own, self.room, own.stride())
+        found = self._array("w", own, self.room, own.stride())
         self.room += own.numel()
         return found
 
@@ -195,7 +249,7 @@ class _Writer:
         lines, depth = [], 0
         for k, n in enumerate(sizes):
             if n != 1:
-                lines.append("    " * depth + f"for i{k} in range({n} * stride):")
+                lines.append("    " * depth + f"for i{k} in range({_text(n)}):")
                 depth += 1
         return [*lines, "    " * depth + line]
 
@@ -207,9 +261,9 @@ class _Writer:
         if source is not None and (step.op.is_view or name in ("detach", "alias")):
             base = values[args[0].at]
             moved = t.storage_offset() - base.storage_offset()
-            same = source.strides == base.stride()
-            if same:
-                self.arrays[step.at] = _Array(source.name, t, source.offset + moved, t.stride())
+            if source.strides == base.stride():
+                start = source.offset + moved if moved else source.offset
+                self.arrays[step.at] = self._array(source.name, t, start, t.stride())
                 return
         out = self._new(step.at)
         sizes = out.shape
@@ -283,7 +337,7 @@ class _Writer:
         for k in range(n):
             stride = next(rest) if kept or k not in over else 0
             strides.append(0 if k in over else stride)
-        wide = _Array(out.name, torch.empty(source.shape, device="meta"), out.offset, strides)
+        wide = _Array(out.name, source.shape, out.offset, strides)
         return wide, math.prod(source.shape[k] for k in over)
 
     def _reduced(self, step: Step, source: _Array, out: _Array) -> None:
@@ -333,7 +387,7 @@ class _Writer:
         """Room for one number for all along ``dim``."""
         each = list(out.shape)
         each[dim] = 1
-        return self._temporary(_Array("w", torch.empty(each, device="meta"), 0, out.strides))
+        return self._temporary(_Array("w", each, 0, out.strides))
 
     def _softmax(self, step: Step, source: _Array, out: _Array) -> None:
         logs = Step(step.at, aten.logsumexp.default, (step.args[0], [step.args[1]]), {})
@@ -361,8 +415,8 @@ class _Writer:
         self._fill(out, "0.0")
         for ref, matrix in zip(refs, matrices(step, self.tape.values, refs), strict=True):
             array, (rows, columns) = self.arrays[ref.at], matrix.nonzero().unbind(1)
-            to = self._table(out.places()[rows], "int64")
-            at = self._table(array.places()[columns], "int64")
-            by = self._table(matrix[rows, columns])
-            line = f"w[{to.name}[i]] += {by.name}[i] * {array.name}[{at.name}[i]]"
-            self.lines += [f"for i in range({len(rows)} * stride):", f"    {line}"]
+            given = out.places()[rows], array.places()[columns], matrix[rows, columns]
+            to, at, by = (self._table(t).at() for t in given)
+            to, at = f"{_text(out.offset)} + {to}", f"{_text(array.offset)} + {at}"
+            sizes = (self.whole(len(rows)),)
+            self.lines += self._loops(sizes, f"w[{to}] += {by} * {array.name}[{at}]")

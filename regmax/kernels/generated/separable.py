@@ -198,7 +198,7 @@ def _distance(e: Entry, kinked: bool, m: int, lo: float, hi: float, room: Any, o
         most = simd.larger(most, change)
         simd.store(delta, i, change)
     free, highest, n = 0, simd.largest(most), 0
-    while delta[free] < highest:
+    while free < m - 1 and delta[free] < highest:  # ends: free < m
         free += 1
     for i in range(0, m, LANES):
         change = simd.load(delta, i)
@@ -257,7 +257,7 @@ def forward(job: Any, like: Any) -> None:
     wide = memory.empty(4, max(count, 3) * ld, np.float64)
     places = memory.empty(2, ld, np.int64)
     first, last = common.take(job)
-    while first < last:
+    while first < last:  # ends: every turn takes rows that were not taken
         for r in range(first, last):
             place, on = memory.row(places, 0), memory.row(places, 1)
             e = rows.entry(job, r, job[5 + 2 * rows.CODE], count, rows.NUMBERS, ld, wide)
@@ -279,7 +279,7 @@ def _product(n: int, h: Any, v: Any, w: Any) -> None:
         simd.store(h, i, simd.select(simd.first(n - i), simd.load(h, i), np.inf))
         low = simd.larger(low, simd.load(h, i) * -1.0)
     least = -simd.largest(low)
-    while h[p] > least:
+    while p < n - 1 and h[p] > least:  # ends: p < n
         p += 1
     weights, sums, origin = none, none, v[p]
     for i in range(0, n, LANES):
@@ -300,7 +300,7 @@ def backward(job: Any, like: Any) -> None:
     room, places = memory.empty(3, ld, np.float64), memory.empty(1, ld, np.int64)
     wide = memory.empty(4, max(3, count + job[5 + 2 * rows.PLAIN]) * ld, np.float64)
     first, last = common.take(job)
-    while first < last:
+    while first < last:  # ends: every turn takes rows that were not taken
         for r in range(first, last):
             place, vs = memory.row(places, 0), memory.row(room, 0)
             h, w = memory.row(room, 1), memory.row(room, 2)

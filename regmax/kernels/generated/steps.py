@@ -204,7 +204,7 @@ def forward(job: Any, like: Any) -> None:
     room, places = common.scratch(8, d), memory.empty(3, d + 1, np.int64)
     square = memory.empty(2, room.shape[1] * room.shape[1], np.float64)
     first, last = common.take(job)
-    while first < last:
+    while first < last:  # ends: every turn takes rows that were not taken
         for r in range(first, last):
             c = common.rows_at(job, layout.NUMBERS, r, like)
             if c[layout.STATUS] != (layout.GOING if final == layout.STEPPED else layout.READY):

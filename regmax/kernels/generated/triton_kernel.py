@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ LIMIT = 4096
 """The longest row: it lies in the registers of one program."""
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=128)  # the others live as long as their kernels
 def _function(text: str) -> tuple[Any, Path]:
     """The function with this source for numba, for Triton; and its file."""
     name = text.split("(")[0].removeprefix("def ")
     module, path, _ = loaded(f"triton_{name}", translated(text), "")
+    sys.modules.pop(module.__name__, None)
     return getattr(module, name), path
 
 
@@ -51,6 +53,7 @@ class TritonKernel:
         constants: list[float] = []
         self._slopes, self.path = _function(source.slopes(entry, vectors, constants))
         self._partials, _ = _function(source.partials(entry, vectors, constants))
+        self.code = (self.path,)
         self._inputs = Inputs(vectors, constants, device)
 
     def slopes_at(self, y: Tensor, theta: Hyper) -> tuple[Tensor, Tensor]:

@@ -94,7 +94,7 @@ def root(tau, at, at0, y, s, b, b0, power, high):
     t = 0.0 * y
     k = 0
     going = 1
-    while going > 0:
+    while going > 0:  # ends: after 100 turns by k; the certificate then tests what is left
         t, slopes, bends = model((at - tau) * s, y, s, b, b0, power)
         # t may be above 1, so that τ is where the largest entry says
         on = at0 > tau
@@ -144,7 +144,7 @@ def distance(y, z, g0, h, on, lo, hi, numbers, vectors, d, SLOPES: tl.constexpr,
         left = asked.to(tl.int32)
         sign = 1.0 - 2.0 * side
         k = 0
-        while (tl.max(left) > 0) & (k < 40):
+        while (tl.max(left) > 0) & (k < 40):  # ends: k < 40; what is left then has no bound
             end = y + sign * delta
             inside = (left > 0) & (end < 1.0) & (end > 0.0)
             slope, _, _ = SLOPES(tl.maximum(tl.minimum(end, 1.0), FLOOR), numbers, vectors, d)
@@ -198,7 +198,7 @@ def forward(x_ptr, mask_ptr, gamma_ptr, numbers_ptr, vectors_ptr, y_ptr, bound_p
     hi = tau
     step = 0
     going = 1 - wrong
-    while going > 0:
+    while going > 0:  # ends: at STEPS, and the bound is that of the last y
         point = tl.minimum(tl.maximum(y, FLOOR), 1.0)
         g, h, c = SLOPES(point, numbers, vectors, d)
         at = z - g

@@ -279,6 +279,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
     if KIND != SOFTMAX:
         step = 0
         moving = tl.full((), 1, tl.int32)
+        # ends: step < steps; a row that still moves has a gap above the limit, and is NaN
         while (moving > 0) & (step < steps):
             f = tl.zeros((BM,), tl.float32)
             d1 = tl.zeros((BM,), tl.float32)

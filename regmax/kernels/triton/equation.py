@@ -205,6 +205,7 @@ def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, exact, count, 
     if KIND == GINI:
         # from above, so that supports only shrink: T ← (1 + Σ_S δ)/|S| until T no longer falls
         t = zero + 1.0
+        # ends: t falls only if the support has shrunk, as equal supports have equal sums
         while tl.max(active) > 0:
             n, total, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, t, zero, zero,
                                 zero, LINEAR, PACKED, CHUNK, CH, N)  # fmt: skip
@@ -229,6 +230,7 @@ def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, exact, count, 
         t = zero
         width = high - low
         turns = 0
+        # ends: turns < 200; each halves the width, so that the bracket is two neighbours before
         while (tl.max(active) > 0) & (turns < 200):
             c = slope_of_base(t, a, KIND)
             st, sv, sw = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, c, zero, k, exact,

@@ -116,6 +116,7 @@ def ranked_floor(x_at, mask_at, top, gamma, lam, tau, d, HAS_MASK: tl.constexpr,
     before = n + n
     low = tl.full((), -float("inf"), x_at.dtype.element_ty)
     one = n < 0
+    # ends: n falls in every turn
     while (n > N) & (n < before - before // 8) & (one == 0):
         before = n
         low = floor_of(top, gamma, lam * (n - 1) - tau, x_at.dtype.element_ty)

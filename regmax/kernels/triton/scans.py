@@ -106,9 +106,9 @@ def rank_of(x, ptr, sizes, most, ties):
     ``ties``. The answers are less than ``most``."""
     rank = tl.zeros(x.shape, tl.int32)
     step = 1
-    while step < most:
+    while step < most:  # ends: step doubles
         step = step * 2
-    while step > 1:
+    while step > 1:  # ends: step halves
         step = step // 2
         at = rank + (step - 1)
         other = tl.load(ptr + at, mask=at < sizes, other=-float("inf"))
@@ -162,13 +162,14 @@ def projected(x, on, i, fine, d, down, up, slack, free):
     code = tl.where((i >= d - 1) | free, END, NOT)
     t = x
     active = fine.to(tl.int32)
-    while tl.max(active) > 0:
+    while tl.max(active) > 0:  # ends: every turn makes one more border an end
         t, before = group_values(x, on, code, down, up)
         cut = tl.where(active > 0, split(x, on, t, before, code, down, up, slack), 0)
         code = code + cut
         active = tl.max(cut, 1, keep_dims=True)
     active = fine.to(tl.int32)
-    while tl.max(active) > 0:  # until no jump has the wrong sign by rounding
+    # until no jump has the wrong sign by rounding
+    while tl.max(active) > 0:  # ends: every turn removes an end
         t, _ = group_values(x, on, code, down, up)
         jump = t - following(tl.where(code != NOT, t, float("nan")))
         wrong = ((code == DOWN) & (jump < 0)) | ((code == UP) & (jump > 0))

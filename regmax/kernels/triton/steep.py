@@ -49,6 +49,7 @@ def solve_steep(delta, ptr, counts_ptr, most, chunks, top, gamma, a, active,
     low = zero
     high = 1.0 / a
     looking = active
+    # ends: two turns bring low and high half as near, until no distance is between them
     while tl.max(looking) > 0:
         middle = low + (high - low) / 2
         above, below, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, low, middle,
@@ -68,7 +69,7 @@ def solve_steep(delta, ptr, counts_ptr, most, chunks, top, gamma, a, active,
     least = tl.maximum((1.0 - total) / n, 1e-300)
     t = tl.maximum(1.0 / n, least)
     turns = 0
-    while (tl.max(active) > 0) & (turns < 200):
+    while (tl.max(active) > 0) & (turns < 200):  # ends: turns < 200
         log_power = a * tl.log(t)
         total, rate, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, low, a, log_power,
                                zero, STEEP, PACKED, CHUNK, CH, N)  # fmt: skip

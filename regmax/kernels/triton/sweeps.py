@@ -62,7 +62,7 @@ def sort(x_at, index_at, t_at, spare_at, m, B: tl.constexpr):
     """Sorts m pairs (x, index) in memory from the largest x; of equal ones the first stays first.
     ``t`` and ``spare`` are memory of the same length."""
     run = tl.full((), 1, tl.int32)
-    while run < m:
+    while run < m:  # ends: run grows fourfold
         merge(x_at, index_at, t_at, spare_at, m, run, B)
         merge(t_at, spare_at, x_at, index_at, m, run * 2, B)
         run = run * 4
@@ -200,12 +200,12 @@ def swept(x_at, index_at, t_at, code_at, top, gamma, lam, m, RANKED: tl.constexp
     up = lam * 0.0 + float("inf") if RANKED else down
     slack = 3.6e-15 * (size + down)
     cuts = tl.full((), 1, tl.int32)
-    while cuts > 0:
+    while cuts > 0:  # ends: every turn makes one more border an end
         store_values(x_at, t_at, code_at, m, top, gamma, lam, depth, down, up, RANKED, B)
         cuts = store_cuts(x_at, t_at, code_at, m, top, gamma, lam, depth, down, up, slack, RANKED,
                           B)  # fmt: skip
     wrong = tl.full((), 1, tl.int32)
-    while wrong > 0:
+    while wrong > 0:  # ends: every turn removes an end
         wrong = join(t_at, code_at, m, B)
         store_values(x_at, t_at, code_at, m, top, gamma, lam, depth, down, up, RANKED, B)
     # a group's value at all its entries
