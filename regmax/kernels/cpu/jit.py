@@ -383,8 +383,7 @@ class _Plain:
 
 @contextlib.contextmanager
 def _without_colours(module: Any = errors, place: Any = ir.Loc) -> Iterator[None]:
-    """Without colours and relative paths in messages, of which numba makes many that nobody sees.
-    There is no relative path in a working folder that was deleted."""
+    """Without colours in messages, and without relative paths, which a deleted folder has not."""
     before = getattr(module, "_termcolor_inst", None), getattr(place, "_get_path", None)
     module._termcolor_inst, place._get_path = _Plain(), lambda self: self.filename
     try:
