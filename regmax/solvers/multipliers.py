@@ -60,8 +60,10 @@ class Tied(Solved):
 def multiplied(problem: Problem, tol: float, memory: Memory) -> Tied | None:
     """Answers for an Ω with kinks; None where its value has no kinks that are known. The bound of a
     row is +inf where a step is not found, or the value falls with a maximum."""
-    if isinstance(problem.omega, Penalized) or problem.trace is not None:
+    if problem.structured or problem.trace is not None:
         return None
+    if isinstance(problem.omega, Penalized):
+        problem = replace(problem, omega=problem.omega.of(problem.mask))
     try:
         known = known_maxima(problem, memory)
         return None if known is None else _solved(problem, known, tol)

@@ -458,6 +458,64 @@ def test_a_penalty_learns_too():
         assert got != 0
 
 
+class Away(regmax.Penalty):
+    """Σ |y_i − u_i|."""
+
+    def __init__(self, u):
+        self.u = u
+
+    def value(self, y, mask=None):
+        return (y - self.u).abs().sum(-1)
+
+    def prox(self, v, step, mask=None):
+        t = v - self.u
+        return self.u + t.sign() * (t.abs() - step).clamp_min(0)
+
+
+class AwayByWhere(Away):
+    def value(self, y, mask=None):
+        return torch.where(y > self.u, y - self.u, self.u - y).sum(-1)
+
+
+ON_AND_OFF_A_KINK = [[0.5, 0.5, 0.1], [0.7, 0.2, 0.4]]
+
+
+def test_tensors_inside_a_penalty_that_y_is_on_a_kink_of():
+    x = torch.tensor(ON_AND_OFF_A_KINK, dtype=F64)
+    given = [x, torch.tensor([0.3, 0.0, 0.1], dtype=F64), torch.tensor([[0.2], [0.1]], dtype=F64)]
+
+    def f(x, u, lam):
+        y = RegularizedMax(regmax.regularizer("gini") + lam * Away(u))(x)
+        return (y * torch.tensor([1.0, 0.3, -0.5])).sum()
+
+    got = grad(f(*(t.requires_grad_() for t in given)), given)
+    for k, t in enumerate(got):
+        way = torch.zeros(3, dtype=F64).index_fill(0, torch.tensor(k), 1e-6)
+        steps = [w * (1 + g.detach().cos()) for w, g in zip(way, given, strict=True)]
+        with torch.no_grad():
+            ends = [f(*(g + h * s for g, s in zip(given, steps, strict=True))) for h in (1, -1)]
+        expected = ((ends[0] - ends[1]) / 2).item()
+        assert (t * steps[k]).sum().item() == pytest.approx(expected, abs=1e-12)
+    assert got[1][2].abs() > 0.1
+
+
+def test_tensors_inside_a_penalty_with_a_kink_that_is_not_known():
+    """NaN in all that depends on the row on the kink, with a warning, and in nothing else."""
+    x = torch.tensor(ON_AND_OFF_A_KINK, dtype=F64, requires_grad=True)
+    u = torch.tensor([0.3, 0.0, 0.1], dtype=F64, requires_grad=True)
+    lam = torch.tensor([[0.2], [0.1]], dtype=F64, requires_grad=True)
+    layer = RegularizedMax(
+        regmax.regularizer("gini") + lam * AwayByWhere(u), on_failure="ignore"
+    )
+    with pytest.warns(regmax.ConvergenceWarning, match="not differentiable at y.*in 1 of 2 rows"):
+        y = layer(x)
+    dx, du, dlam = grad(y[:, 0].sum(), (x, u, lam), retain_graph=True)
+    assert torch.equal(torch.isnan(dx).any(-1), torch.tensor([True, False]))
+    assert torch.isnan(du).all()
+    assert torch.equal(torch.isnan(dlam.squeeze(-1)), torch.tensor([True, False]))
+    assert all(torch.isfinite(t).all() for t in grad(y[1, 0], (x, lam)))
+
+
 # -- hyperparameters that other modules make -------------------------------------------------------
 
 

@@ -218,6 +218,21 @@ def test_a_concave_kink_is_no_answer():
         layer.solve(x)
 
 
+@pytest.mark.parametrize("sizes", [(1.0, 1.0, 0.1, 0.05), (1.0, 0.3, 0.5, 0.1)])
+def test_too_many_multipliers_are_no_accusation(sizes):
+    """Where entries are equal up to rounding, the slope of a convex Ω depends on their order."""
+    a, b, c, r = sizes
+    weights = torch.arange(30, 0, -1, dtype=F64) / 30
+
+    def value(y):
+        largest = y.sort(-1, descending=True).values
+        kinks = a * (largest * weights).sum(-1) + b * y.amax(-1)
+        return kinks + c * y.var(-1) + r * y.square().sum(-1)
+
+    with pytest.warns(regmax.ConvergenceWarning, match="30 × 30 multipliers.* up to 512"):
+        RegularizedMax(omega_of(value)).solve(0.3 * scores(4, 30))
+
+
 def test_a_maximum_that_bends_between_the_vertices_and_the_middle_has_kinks():
     """u is .02 at all vertices and in the middle, and negative elsewhere."""
 
