@@ -17,8 +17,8 @@ SUFFIXES = (".npy", ".pt", ".csv")
 def builtin(d: int = 12) -> Tensor:
     """(6, d) float64 scores: two rows each of scale 0.3, 1 and 3, with masked entries in one."""
     generator = torch.Generator().manual_seed(0)
-    scale = torch.tensor([0.3, 0.3, 1.0, 1.0, 3.0, 3.0], dtype=torch.float64)
-    x = torch.randn(6, d, generator=generator, dtype=torch.float64) * scale[:, None]
+    scale = torch.tensor([0.3, 0.3, 1.0, 1.0, 3.0, 3.0], dtype=torch.float64, device="cpu")
+    x = torch.randn(6, d, generator=generator, dtype=torch.float64, device="cpu") * scale[:, None]
     x[3, x[3].argmax()] = -torch.inf  # a mapping that ignores masks would put its weight here
     x[3, d // 2] = -torch.inf
     return x
@@ -47,7 +47,7 @@ def load(path: Path, limit: int) -> tuple[Tensor, int]:
             )
     total = len(rows)
     if 0 < limit < total:
-        rows = rows[torch.linspace(0, total - 1, limit).round().long()]
+        rows = rows[torch.linspace(0, total - 1, limit, device="cpu").round().long()]
     return rows, total
 
 
@@ -105,7 +105,7 @@ def _csv(path: Path) -> Tensor:
                         )
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: not a readable .csv file: {error}") from error
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")
 
 
 def _number(path: Path, line: int, column: int, cell: str) -> float:

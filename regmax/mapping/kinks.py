@@ -96,7 +96,7 @@ def without(y: Tensor, omega: Regularizer, unknown: Tensor | None) -> Tensor:
         ConvergenceWarning,
         stacklevel=2,
     )
-    # by a zero that depends on all tensors: sign(0), which is in ∇R, has the derivative 0 and no NaN
+    # through a zero that depends on all tensors: sign(0), which is in ∇R, has the derivative 0
     per_row, none = omega.per_row_tensors(), torch.zeros_like(y[..., :1])
     for name, t in omega.tensors().items():
         zero = torch.nan_to_num(0 * t)

@@ -42,7 +42,7 @@ class HardInput:
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """Standard normal float64 scores, the same on every machine."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _scores(x: Tensor) -> Callable[[torch.dtype], Made]:
@@ -58,7 +58,7 @@ def _masked(x: Tensor, mask: Tensor) -> Callable[[torch.dtype], Made]:
 
 
 def _row(*bits: int) -> Tensor:
-    return torch.tensor(bits).bool()
+    return torch.tensor(bits, device="cpu").bool()
 
 
 def _column(*bits: int) -> Tensor:
@@ -80,23 +80,29 @@ def _lowest(dtype: torch.dtype) -> Made:
 
 def _denormal(dtype: torch.dtype) -> Made:
     tiny = torch.finfo(dtype).smallest_normal / 8
-    return torch.tensor([[0, 1, -1, 3], [2, 2, 0, -2]], dtype=dtype) * tiny, None
+    return torch.tensor([[0, 1, -1, 3], [2, 2, 0, -2]], dtype=dtype, device="cpu") * tiny, None
 
 
 def _table() -> list[HardInput]:
     inf, nan = math.inf, math.nan
     rows = normal(3, 5, seed=1)
-    ragged = torch.arange(5) < torch.tensor([[5], [2], [1]])
+    ragged = torch.arange(5, device="cpu") < torch.tensor([[5], [2], [1]], device="cpu")
     found = [HardInput(f"scale {s:g}", _scores(rows * s)) for s in (1e-3, 1.0, 1e3, 1e6, 1e9)]
     found += [HardInput(f"shift {s:g}", _scores(rows + s)) for s in (1e3, -1e3, 1e6, -1e6)]
     found += [
         HardInput("ties", _scores((rows * 2).round() / 2)),
-        HardInput("all equal", _scores(torch.full((2, 5), 0.7, dtype=torch.float64))),
-        HardInput("two levels", _scores(torch.tensor([[1.0, 1, 0, 0, 1], [0, 0, 0, 0.3, 0.3]]))),
-        HardInput("one ulp apart", _scores(1 + 2e-16 * torch.arange(5).double().expand(2, 5))),
+        HardInput("all equal", _scores(torch.full((2, 5), 0.7, dtype=torch.float64, device="cpu"))),
+        HardInput(
+            "two levels",
+            _scores(torch.tensor([[1.0, 1, 0, 0, 1], [0, 0, 0, 0.3, 0.3]], device="cpu")),
+        ),
+        HardInput(
+            "one ulp apart",
+            _scores(1 + 2e-16 * torch.arange(5, device="cpu").double().expand(2, 5)),
+        ),
         HardInput("one element", _scores(normal(3, 1, seed=2))),
         HardInput("one dimension", _scores(normal(5, seed=3))),
-        HardInput("no rows", _scores(torch.zeros(0, 5, dtype=torch.float64))),
+        HardInput("no rows", _scores(torch.zeros(0, 5, dtype=torch.float64, device="cpu"))),
         HardInput("three dimensions", _scores(normal(2, 3, 4, seed=4))),
         HardInput("1000 entries", _scores(normal(2, 1000, seed=5))),
         HardInput("1000 entries, scale 1000", _scores(normal(2, 1000, seed=6) * 1e3)),
@@ -110,7 +116,9 @@ def _table() -> list[HardInput]:
         HardInput("mask", _masked(rows, _row(1, 0, 1, 1, 0).expand(3, 5)), masked=True),
         HardInput("broadcast mask", _masked(rows, _row(0, 1, 1, 0, 1)), masked=True),
         HardInput("ragged mask", _masked(rows, ragged), masked=True),
-        HardInput("one survivor", _masked(rows, torch.eye(5)[:3].bool()), masked=True),
+        HardInput(
+            "one survivor", _masked(rows, torch.eye(5, device="cpu")[:3].bool()), masked=True
+        ),
         HardInput("none survives", _masked(rows, ragged & _column(1, 0, 1)), masked=True),
         HardInput(
             "-inf",
@@ -141,7 +149,7 @@ def _table() -> list[HardInput]:
         ),
         HardInput("1e5 entries", _scores(normal(1, 10**5, seed=11)), big=True),
         HardInput("1e6 entries", _scores(normal(1, 10**6, seed=12)), big=True),
-        HardInput("1e6 equal entries", _scores(torch.ones(1, 10**6)), big=True),
+        HardInput("1e6 equal entries", _scores(torch.ones(1, 10**6, device="cpu")), big=True),
         HardInput("1e4 rows", _scores(normal(10**4, 32, seed=13)), big=True),
     ]
     return found

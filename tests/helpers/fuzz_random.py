@@ -242,7 +242,9 @@ def atom(kind, d, rng):
         return Atom(kind, w, a=0.1 + rng.random((m, d)), b=np.zeros(m))
     if kind == "entropy of groups":
         groups = np.eye(m)[:, rng.integers(m, size=d)]
-        return Atom("entropy of maps", w, a=groups[groups.any(-1)], b=np.zeros(groups.any(-1).sum()))
+        return Atom(
+            "entropy of maps", w, a=groups[groups.any(-1)], b=np.zeros(groups.any(-1).sum())
+        )
     if kind == "norm":
         return SquaredNorm("power", w, e=rng.choice([1.2, 1.5, 2, 3, 4]))
     return Atom(kind, w, **(maps if KINDS[kind].of_maps else {}))

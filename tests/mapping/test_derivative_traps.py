@@ -504,9 +504,7 @@ def test_tensors_inside_a_penalty_with_a_kink_that_is_not_known():
     x = torch.tensor(ON_AND_OFF_A_KINK, dtype=F64, requires_grad=True)
     u = torch.tensor([0.3, 0.0, 0.1], dtype=F64, requires_grad=True)
     lam = torch.tensor([[0.2], [0.1]], dtype=F64, requires_grad=True)
-    layer = RegularizedMax(
-        regmax.regularizer("gini") + lam * AwayByWhere(u), on_failure="ignore"
-    )
+    layer = RegularizedMax(regmax.regularizer("gini") + lam * AwayByWhere(u), on_failure="ignore")
     with pytest.warns(regmax.ConvergenceWarning, match="not differentiable at y.*in 1 of 2 rows"):
         y = layer(x)
     dx, du, dlam = grad(y[:, 0].sum(), (x, u, lam), retain_graph=True)
