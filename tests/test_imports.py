@@ -150,11 +150,11 @@ def test_no_file_holds_two_ideas():
         assert len(path.read_text().splitlines()) <= 420, path.name
 
 
-FACTORIES = frozenset(
-    "arange as_tensor asarray empty empty_strided eye full linspace logspace normal ones rand "
-    "randint randn randperm range scalar_tensor sparse_coo_tensor tensor tril_indices triu_indices "
-    "zeros".split()
-)
+FACTORIES = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace"),
+    *("logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "zeros"),
+    *("scalar_tensor", "sparse_coo_tensor", "tensor", "tril_indices", "triu_indices"),
+}
 FOLLOW = {"nn/learnable.py", "nn/lengths.py"}
 """Parameters of modules, which torch.device and torch.set_default_device place, as those of
 torch.nn."""

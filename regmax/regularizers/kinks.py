@@ -247,7 +247,7 @@ def _amax(
     if not dims or math.prod(u.shape[k] for k in dims) == 1:
         return None
     last = list(range(-len(dims), 0))
-    found = kinks.largest(u.movedim(dims, last).flatten(-len(dims)), range(1, 2))
+    found: Tensor = kinks.largest(u.movedim(dims, last).flatten(-len(dims)), range(1, 2))
     found = found.unflatten(-1, [1] * len(dims)).movedim(last, dims)
     return found if keepdim else found.squeeze(dims)
 
@@ -257,8 +257,8 @@ def _aminmax(
 ) -> Any:
     if dim is None or u.shape[dim] == 1:
         return None
-    ends = (along(kinks, function, u, dim, keepdim) for along in (_amin, _amax))
-    return torch.return_types.aminmax(tuple(ends))  # type: ignore[attr-defined]
+    low, high = (along(kinks, function, u, dim, keepdim) for along in (_amin, _amax))
+    return None if low is None or high is None else torch.return_types.aminmax((low, high))
 
 
 def _amin(
