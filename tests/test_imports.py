@@ -1,4 +1,4 @@
-"""Imports point one way."""
+"""Rules of the source: imports point one way, and a tensor names its device."""
 
 import ast
 from pathlib import Path
@@ -148,3 +148,29 @@ def test_plugins_use_public_names(path):
 def test_no_file_holds_two_ideas():
     for path in [*MODULES.values(), *plugin_files()]:
         assert len(path.read_text().splitlines()) <= 420, path.name
+
+
+FACTORIES = {
+    *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace"),
+    *("logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "zeros"),
+    *("scalar_tensor", "sparse_coo_tensor", "tensor", "tril_indices", "triu_indices"),
+}
+FOLLOW = {"nn/learnable.py", "nn/lengths.py"}
+"""Parameters of modules, which torch.device and torch.set_default_device place, as those of
+torch.nn."""
+
+
+def test_each_tensor_names_its_device():
+    """torch.device("meta") and torch.set_default_device move all others."""
+    files = [p for p in MODULES.values() if str(p.relative_to(ROOT)) not in FOLLOW]
+    unnamed = [
+        f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+        for path in [*files, *sorted(PLUGINS.rglob("*.py"))]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and ast.unparse(node.func.value) == "torch"
+        and node.func.attr in FACTORIES
+        and not any(k.arg in ("device", None) for k in node.keywords)
+    ]
+    assert not unnamed

@@ -60,7 +60,11 @@ def path(
     rows_of(x, -1, mask, "x")
     (over,) = varied(omega, [over])
     found, present = span(omega, over, x, gamma)
-    at = found if values is None else torch.as_tensor(values, dtype=torch.float64).reshape(-1)
+    at = (
+        found
+        if values is None
+        else torch.as_tensor(values, dtype=torch.float64, device="cpu").reshape(-1)
+    )
     if len(at) == 0:
         raise ValueError("values must hold at least one number; got none")
     column, rows = at.view(-1, *(1,) * x.ndim).to(x.device), x.expand(len(at), *x.shape)
@@ -96,7 +100,11 @@ def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor
         return _even(min(0.03 * wide, gamma / 2), max(10 * wide, 2 * gamma)), gamma
     owner = next(o for prefix, key, o in omega.declared() if prefix + key == over)
     attribute = over.rpartition(".")[2]
-    value = float(torch.as_tensor(getattr(owner, attribute), dtype=torch.float64).detach().mean())
+    value = float(
+        torch.as_tensor(getattr(owner, attribute), dtype=torch.float64, device="cpu")
+        .detach()
+        .mean()
+    )
     around = _even(1 / 30, 30.0, 3001) * (value or 0.1)
     words, accepts = owner.ranges.get(attribute, ("", torch.isfinite))
     inside = around[accepts(around)].tolist()
@@ -107,6 +115,8 @@ def span(omega: Regularizer, over: str, x: Tensor, gamma: float) -> tuple[Tensor
 
 def _even(first: float, last: float, points: int = POINTS) -> Tensor:
     """Values evenly spaced in the logarithm between two numbers of the same sign."""
-    between = first * (last / first) ** torch.linspace(0, 1, points, dtype=torch.float64)
+    between = first * (last / first) ** torch.linspace(
+        0, 1, points, dtype=torch.float64, device="cpu"
+    )
     between[-1] = last  # rounding could leave the accepted range
     return between

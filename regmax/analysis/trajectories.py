@@ -55,7 +55,7 @@ class Trajectories:
         """By dotted name: (steps, *shape), on the CPU."""
         sizes = [shape.numel() for shape in self._shapes.values()]
         rows = [row.cpu() for row in self._rows]
-        table = torch.stack(rows) if rows else torch.empty(0, sum(sizes))
+        table = torch.stack(rows) if rows else torch.empty(0, sum(sizes), device="cpu")
         parts = zip(self._shapes.items(), table.split(sizes, -1), strict=True)
         return {key: part.reshape(len(table), *shape) for (key, shape), part in parts}
 
@@ -94,4 +94,8 @@ def _present(module: nn.Module, name: str) -> Any:
 def _flat(items: list[Tensor]) -> Tensor:
     """All numbers in one vector, on the device of the first."""
     parts = [item.detach().reshape(-1) for item in items]
-    return torch.cat([part.to(parts[0].device) for part in parts]) if parts else torch.empty(0)
+    return (
+        torch.cat([part.to(parts[0].device) for part in parts])
+        if parts
+        else torch.empty(0, device="cpu")
+    )

@@ -122,7 +122,7 @@ def _outline(axis: Any, image: Tensor) -> None:
     fine = F.interpolate(
         F.pad(image, (1, 1, 1, 1))[None, None], scale_factor=8, mode="bicubic", align_corners=False
     )[0, 0]
-    at = ((torch.arange(len(fine)) + 0.5) / 8 - 1.5).numpy()
+    at = ((torch.arange(len(fine), device="cpu") + 0.5) / 8 - 1.5).numpy()
     axis.contour(at, at, fine.numpy(), levels=[0.5], colors="black", linewidths=1.0)
     axis.set(xlim=(-0.55, SIDE - 0.45), ylim=(SIDE - 0.45, -0.55))
 

@@ -21,9 +21,11 @@ from .listing import quiet_registry
 
 def made_up(rows: int, d: int) -> Tensor:
     """(rows, d) scores of scale 0.3, 1 and 3 in turn."""
-    scale = torch.tensor([0.3, 1.0, 3.0], dtype=torch.float64).repeat(rows // 3 + 1)[:rows, None]
+    scale = torch.tensor([0.3, 1.0, 3.0], dtype=torch.float64, device="cpu").repeat(rows // 3 + 1)[
+        :rows, None
+    ]
     generator = torch.Generator().manual_seed(0)
-    return scale * torch.randn(rows, d, generator=generator, dtype=torch.float64)
+    return scale * torch.randn(rows, d, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def converge(

@@ -44,8 +44,11 @@ def digits() -> Digits:
     with needs("demo", "the demo"):
         from sklearn.datasets import load_digits
     ink, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(ink, dtype=torch.float32) / 16, torch.tensor(labels)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    x, y = (
+        torch.tensor(ink, dtype=torch.float32, device="cpu") / 16,
+        torch.tensor(labels, device="cpu"),
+    )
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0), device="cpu")
     test, train = order.split([round(TEST_SHARE * len(x)), len(x) - round(TEST_SHARE * len(x))])
     return Digits(x[train], y[train], x[test], y[test])
 
@@ -55,11 +58,11 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, omega: Regularizer) -> None:
         super().__init__()
-        self.position = nn.Parameter(0.3 * torch.randn(WIDTH, SIDE, SIDE))
-        self.ink = nn.Parameter(torch.randn(WIDTH, 1, 1))
+        self.position = nn.Parameter(0.3 * torch.randn(WIDTH, SIDE, SIDE, device="cpu"))
+        self.ink = nn.Parameter(torch.randn(WIDTH, 1, 1, device="cpu"))
         self.context = nn.ModuleList(nn.Conv2d(WIDTH, WIDTH, 3, padding=1) for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
-        self.query = nn.Parameter(torch.randn(WIDTH))
+        self.query = nn.Parameter(torch.randn(WIDTH, device="cpu"))
         self.key = nn.Linear(WIDTH, WIDTH)
         self.value = nn.Linear(WIDTH, WIDTH)
         self.classify = nn.Linear(WIDTH, CLASSES)
@@ -151,7 +154,7 @@ def fit(model: AttentionPooling, data: Digits, epochs: int) -> None:
     )
     model.train()
     for _ in range(epochs):
-        for batch in torch.randperm(len(data.train_x)).split(BATCH):
+        for batch in torch.randperm(len(data.train_x), device="cpu").split(BATCH):
             optimizer.zero_grad()
             scores, _ = model(data.train_x[batch])
             F.cross_entropy(scores, data.train_y[batch]).backward()

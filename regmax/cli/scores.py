@@ -23,8 +23,8 @@ MOST = 1 << 24
 def builtin(d: int = 12) -> Tensor:
     """(6, d) float64 scores: two rows each of scale 0.3, 1 and 3, with masked entries in one."""
     generator = torch.Generator().manual_seed(0)
-    scale = torch.tensor([0.3, 0.3, 1.0, 1.0, 3.0, 3.0], dtype=torch.float64)
-    x = torch.randn(6, d, generator=generator, dtype=torch.float64) * scale[:, None]
+    scale = torch.tensor([0.3, 0.3, 1.0, 1.0, 3.0, 3.0], dtype=torch.float64, device="cpu")
+    x = torch.randn(6, d, generator=generator, dtype=torch.float64, device="cpu") * scale[:, None]
     x[3, x[3].argmax()] = -torch.inf  # a mapping that ignores masks would put its weight here
     x[3, d // 2] = -torch.inf
     return x
@@ -51,8 +51,8 @@ def load(path: Path, limit: int, row: int | None = None) -> tuple[Tensor, int]:
             f"{path}: {count} rows of {d} scores are too many; accepted: {MOST} scores in all, "
             "fewer rows by --rows"
         )
-    chosen = torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
-    chosen = chosen if row is None else torch.tensor([min(row, total - 1)])
+    chosen = torch.linspace(0, total - 1, count, dtype=torch.float64, device="cpu").round().long()
+    chosen = chosen if row is None else torch.tensor([min(row, total - 1)], device="cpu")
     at = torch.unravel_index(chosen, batch)
     if isinstance(x, Tensor):
         rows = x[at].to(torch.float64)
@@ -150,7 +150,7 @@ def _csv(path: Path) -> Tensor:
                         )
     except (UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"{path}: not a readable .csv file: {clipped(str(error))}") from error
-    return torch.tensor(numbers, dtype=torch.float64).view(-1, columns or 1)
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu").view(-1, columns or 1)
 
 
 def _number(path: Path, line: int, column: int, cell: str) -> float:

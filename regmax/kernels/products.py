@@ -195,8 +195,8 @@ def _ordered(b: Tensor) -> bool:
 @functools.lru_cache(maxsize=1024)
 def _alike(k: int, m: int, contiguous: bool, dtype: torch.dtype, threads: int) -> bool:
     """Whether every row of a block gives the same bits, tested on equal rows times (k, m)."""
-    steps = torch.arange(1, k + 1, dtype=torch.float64)
-    columns = torch.arange(1, m + 1, dtype=torch.float64)
+    steps = torch.arange(1, k + 1, dtype=torch.float64, device="cpu")
+    columns = torch.arange(1, m + 1, dtype=torch.float64, device="cpu")
     for phase in range(4):
         row = ((steps * 12.9898 + phase).sin() * 43758.5453).remainder(2) - 1
         b = (((steps * 78.233 + phase).unsqueeze(-1) + columns * 3.7).cos() * 24634.6).remainder(2)

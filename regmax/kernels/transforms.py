@@ -133,7 +133,7 @@ def stacked(function: Callable[[Tensor], Tensor], t: Tensor) -> Tensor | None:
 def recording() -> bool:
     """Whether autograd can record. It cannot inside an operator of a recorded graph."""
     with torch.enable_grad():
-        return bool((torch.zeros(1, requires_grad=True) + 1).requires_grad)
+        return bool((torch.zeros(1, requires_grad=True, device="cpu") + 1).requires_grad)
 
 
 def wraps(t: Tensor) -> bool:

@@ -323,7 +323,7 @@ def _entries(d: Tensor, first: int) -> tuple[Tensor, Tensor] | None:
 
 def _sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
     at = torch.stack([rows, columns])
-    return torch.sparse_coo_tensor(at, values, shape, check_invariants=False)
+    return torch.sparse_coo_tensor(at, values, shape, check_invariants=False, device=values.device)
 
 
 def _check_shapes(hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -> None:

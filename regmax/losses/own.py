@@ -46,7 +46,9 @@ def loss(
     with torch.no_grad():
         k = vertex.reshape(-1, 1)
         linear = (y * (z - z.gather(1, k))).sum(-1)
-        change = _at_vertices(omega, call.fixed, k) - torch.tensor(sums[::2], dtype=F64)
+        change = _at_vertices(omega, call.fixed, k) - torch.tensor(
+            sums[::2], dtype=F64, device=y.device
+        )
         value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
         return value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
 

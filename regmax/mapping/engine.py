@@ -242,14 +242,16 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
         with torch.no_grad():
             result = compute(rows, settings, kinks=True)
         z = rows.z_from(result.y)
-        y = attach(result.y, z, omega, rows.mask, result.inverse)
+        y, unknown = attach(result.y, z, omega, rows.mask, result.inverse), None
         if y.requires_grad and result.solved is None:
             result = kinks.of_formula(rows, result, settings)
+        elif y.requires_grad:
+            result, unknown = kinks.of_penalty(rows, result, settings)
         if result.tied is not None:
             tied, where = result.tied
             own = attach_tied(result.y.double(), z.double(), tied.augmented, tied.bent)
             y = torch.where(where.unsqueeze(-1), own.to(y.dtype), y)
-        return kinks.without(y, result), result
+        return kinks.without(y, omega, unknown), result
 
 
 def _differentiated(given: tuple[Any, ...]) -> bool:

@@ -247,7 +247,7 @@ def _by_solver(
     on_cpu = not transforms.waits(z)
     free = settings.solver == "auto" and settings.max_iter >= BUDGET
     memory: Memory = memory_of(problem.base.omega) if free else {}
-    short = kinks and free and on_cpu and z.shape[-1] <= SHORT
+    short = kinks and free and on_cpu and z.shape[-1] <= SHORT and not problem.proximal
     tied = multiplied(problem, tol, memory) if short else None
     if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
         checked_value(omega, simplex.inward(tied.y), who(omega))
@@ -276,7 +276,7 @@ def _by_solver(
     if tied is not None:
         found = _better(tied, found, tol)
     elif kinks and free and not decisions.all_of(found.certificate.error_bound <= tol):
-        tied = None if short else multiplied(problem, tol, memory)
+        tied = None if short else multiplied(problem, tol, memory_of(omega))
         found = found if tied is None else _better(found, tied, tol)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)

@@ -33,6 +33,23 @@ def of_formula(rows: Rows, result: Forward, settings: Settings) -> Forward:
     return result if tied is None else replace(result, tied=(tied, tied.bound & near & ~unknown))
 
 
+def of_penalty(rows: Rows, result: Forward, settings: Settings) -> tuple[Forward, Tensor | None]:
+    """The answer of a solver, with its rows on kinks of a penalty along the support; and those of
+    them whose derivatives are not known, None where there are none."""
+    assert result.solved is not None
+    kinked = result.solved.at.kinked()
+    if result.tied is None and bool(kinked.any()):
+        omega, tol = result.solved.at.problem.omega, settings.tolerance(result.y.dtype)
+        with torch.no_grad():
+            problem = Problem(omega, rows.z.double(), rows.mask)
+            tied = multiplied(problem, tol, memory_of(omega))
+        if tied is not None:
+            away = (tied.y - result.y).norm(dim=-1) + tied.certificate.error_bound
+            result = replace(result, tied=(tied, tied.bound & kinked & (away <= tol)))
+    unknown = kinked if result.tied is None else kinked & ~result.tied[1]
+    return result, unknown if bool(unknown.any()) else None
+
+
 def under_transform(rows: Rows, result: Forward) -> Tensor:
     """y. The derivatives of transforms are those beside the kinks."""
     omega, _, near = _near(rows, result)
@@ -66,18 +83,21 @@ def _warn(omega: Regularizer, rows: Tensor) -> None:
         )
 
 
-def without(y: Tensor, result: Forward) -> Tensor:
-    """y; its gradient is NaN in rows where the penalty is not differentiable along the support."""
-    if result.solved is None or not y.requires_grad:
+def without(y: Tensor, omega: Regularizer, unknown: Tensor | None) -> Tensor:
+    """y, whose derivatives are NaN in rows where they are not known: in x, γ and all of Ω."""
+    if unknown is None:
         return y
-    kinked = result.solved.at.kinked()
-    if bool(kinked.any()):
-        where = few(kinked)
-        warn(
-            f"{who(result.solved.at.problem.omega)}: the penalty is not differentiable at y, along "
-            f"the support, in {int(kinked.sum())} of {kinked.numel()} rows (rows {where}): their "
-            "gradient is NaN",
-            ConvergenceWarning,
-        )
-        y.register_hook(lambda v: torch.where(kinked.unsqueeze(-1), torch.nan, v))
+    warn(
+        f"{who(omega)}: the penalty is not differentiable at y, along the support, in "
+        f"{int(unknown.sum())} of {unknown.numel()} rows (rows {few(unknown)}): their gradient is "
+        "NaN",
+        ConvergenceWarning,
+    )
+    # through a zero that depends on all tensors: sign(0), which is in ∇R, has the derivative 0
+    per_row, none = omega.per_row_tensors(), torch.zeros_like(y[..., :1])
+    for name, t in omega.tensors().items():
+        zero = torch.nan_to_num(0 * t)
+        none = none + (zero if name in per_row else zero.sum()).to(y.dtype)
+    y = y + torch.where(unknown.unsqueeze(-1), none, 0)
+    y.register_hook(lambda v: torch.where(unknown.unsqueeze(-1) & (v != 0), torch.nan, v))
     return y

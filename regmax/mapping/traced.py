@@ -176,7 +176,7 @@ def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
     wide = torch.broadcast_tensors(like.new_empty(1, 1), *inputs)[0].shape
     count = min(max((1 << 20) // wide.numel(), 64), 1024)
     small = torch.logspace(-30, -3, count // 4, dtype=like.dtype, device=like.device)
-    points = torch.cat([small, torch.linspace(0.001, 1, count).to(small)[1:]])
+    points = torch.cat([small, torch.linspace(0.001, 1, count, device=like.device).to(small)[1:]])
     at = points.view(-1, 1, 1).expand(-1, *wide).clone().requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(entry(at, *(t.detach() for t in inputs)).sum(), at)

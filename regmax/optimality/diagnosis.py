@@ -17,6 +17,7 @@ from ..kernels import decisions, simplex
 from ..kernels.simplex import row_dot
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
+from ..regularizers.kinks import Kinks, TooMany
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Definition, like
 from . import convexity
@@ -270,10 +271,12 @@ def _not_finite(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> st
 
 
 def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
-    """A slope that falls, by more than the cancellations of a legitimate Ω could do."""
+    """A slope that falls, by more than the cancellations of a legitimate Ω could do. Where the
+    points of a short segment are rounded, the order of equal entries falls otherwise at each."""
+    long = (s.b - s.a).norm(dim=-1) > 1e-3
     for k in range(SAMPLES):
         fall = (s.slopes[k] - s.slopes[k + 1]).squeeze(-1)
-        wrong = (fall > 1e-7 * (s.sizes[k] + s.sizes[k + 1]).squeeze(-1)) & failed
+        wrong = (fall > 1e-7 * (s.sizes[k] + s.sizes[k + 1]).squeeze(-1)) & long & failed
         for point in s.points[k : k + 2]:
             wrong = wrong & (point.amax(-1) < 1 - 1e-6)  # log(1 − y) has no digits at a vertex
         if decisions.rare("Ω not convex", wrong):
@@ -313,8 +316,18 @@ def _kinked(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | 
     ):
         said = _jump(s, low, high, failed)
         if said is not None:
-            return said
+            return f"{said}; {_unsolved(problem)}"
     return None
+
+
+def _unsolved(problem: Problem) -> str:
+    """Why the kinks of Ω were not solved, as far as it is known, and what to do."""
+    try:
+        with Kinks(None, None):
+            value_of(problem.omega, simplex.generic(problem.z), problem.mask)
+    except TooMany as error:
+        return f"{error}: write it as a regmax.Penalty"
+    return "write the kink as a regmax.Penalty, or smooth it, √(t² + 1e-6) for |t|"
 
 
 def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None:
@@ -339,8 +352,7 @@ def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None
     at = first(wrong)
     return (
         f"Ω is not differentiable at y = {shown(s.point(low)[at])}: its slope jumps by "
-        f"{(jumps[1] / length.clamp_min(1e-30))[at].item():.3g} there (row {at[1:]}); write the "
-        "kink as a regmax.Penalty, or smooth it, √(t² + 1e-6) for |t|"
+        f"{(jumps[1] / length.clamp_min(1e-30))[at].item():.3g} there (row {at[1:]})"
     )
 
 

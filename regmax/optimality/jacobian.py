@@ -59,8 +59,12 @@ def jacobian_product(
     """
     curvature = smooth.curvature(smooth.lifted(y))
     if average is None:
-        return curvature.jacobian(v, support)
-    return average(curvature.averaged(average).jacobian(average(v), support))
+        w = curvature.jacobian(v, support)
+    else:
+        w = average(curvature.averaged(average).jacobian(average(v), support))
+    if torch.is_grad_enabled() and y.requires_grad and not w.requires_grad:
+        w = w + 0 * y  # of a piecewise linear mapping: derivatives of 0, as those of relu
+    return w
 
 
 def restricted(curvature: Curvature, average: Averages | None, support: Tensor) -> Inverse:

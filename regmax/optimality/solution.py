@@ -94,7 +94,7 @@ class Trace:
 
 
 def _stacked(entries: list[Tensor]) -> Tensor:
-    return torch.stack(entries) if entries else torch.empty(0)
+    return torch.stack(entries) if entries else torch.empty(0, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)

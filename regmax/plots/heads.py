@@ -138,7 +138,7 @@ def _grid(
 
 
 def _table(item: Numbers) -> Tensor:
-    return torch.as_tensor(item, dtype=torch.float64).detach().cpu()
+    return torch.as_tensor(item, dtype=torch.float64, device="cpu").detach().cpu()
 
 
 def _layers(axis: Any, table: Tensor) -> list[int]:

@@ -139,7 +139,7 @@ def _panel(
     """Draw a panel; whether clusters are marked in it."""
     rows, columns = table.shape
     runs = groups(table, mask=on)
-    row = torch.arange(rows)[:, None]
+    row = torch.arange(rows, device="cpu")[:, None]
     cells(axis, table, torch.where(runs < 0, runs - (~on).long(), runs + columns * row), top)
     if not bool(on.all()):
         white = torch.where(on, torch.nan, 0.0).numpy()
@@ -200,12 +200,14 @@ def _arrange(figure: Any, top: float, key: Sequence[Any]) -> None:
     height = rows * down + gap + strip
 
     figure.set_size_inches(width, height)
-    scale = torch.tensor([width, height, width, height])
+    scale = torch.tensor([width, height, width, height], device="cpu")
     for k, (axis, (wide, high)) in enumerate(zip(panels, sizes, strict=True)):
         x = gap + (k % columns) * across + left
         y = height - gap - (k // columns) * down - above - high
-        axis.set_position((torch.tensor([x, y, wide, high]) / scale).tolist())
-    bar = figure.add_axes((torch.tensor([0.3, strip - 0.15, 2.2, 0.12]) / scale).tolist())
+        axis.set_position((torch.tensor([x, y, wide, high], device="cpu") / scale).tolist())
+    bar = figure.add_axes(
+        (torch.tensor([0.3, strip - 0.15, 2.2, 0.12], device="cpu") / scale).tolist()
+    )
     _colour_bar(bar, top)
     place = {"loc": "lower left", "bbox_to_anchor": (0.1 / width, 0.02 / height)}
     style = {"frameon": False, "fontsize": 9, "handlelength": 1.2, "borderpad": 0.3}

@@ -20,8 +20,8 @@ from .twoscores import scores, slopes, temperatures
 def example(d: int = 20, seed: int = 3) -> Tensor:
     """(d,) float64 scores in runs of similar level, with noise, so that fusedmax has groups."""
     generator = torch.Generator().manual_seed(seed)
-    levels = torch.randn(-(-d // 4), generator=generator, dtype=torch.float64)
-    noise = torch.randn(d, generator=generator, dtype=torch.float64)
+    levels = torch.randn(-(-d // 4), generator=generator, dtype=torch.float64, device="cpu")
+    noise = torch.randn(d, generator=generator, dtype=torch.float64, device="cpu")
     return 0.25 * levels.repeat_interleave(4)[:d] + 0.07 * noise
 
 
@@ -64,7 +64,7 @@ def _rows(
         y = RegularizedMax(omega, gamma)(x)
         on = x > -torch.inf
         others = (("softmax", (x / gamma).softmax(-1)), ("sparsemax", project(x / gamma, on)))
-    alone = torch.arange(len(x))
+    alone = torch.arange(len(x), device="cpu")
     found = [(n, z, alone) for n, z in others if not torch.allclose(y, z, atol=1e-9)]
     return [*found, (name, y, analysis.groups(y, omega, mask=on))]
 
@@ -82,7 +82,7 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    at, on = torch.arange(len(x)), x > -torch.inf
+    at, on = torch.arange(len(x), device="cpu"), x > -torch.inf
     axes[0].axhline(0, color=FAINT, linewidth=0.8)
     axes[0].vlines(at[on].tolist(), 0, x[on].tolist(), color=FAINT)
     size = max(1.5, min(4.0, 150 / len(x)))

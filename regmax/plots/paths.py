@@ -58,9 +58,11 @@ def path(
 
 def default_row(omega: Regularizer) -> Tensor:
     """(d,) scores: two runs of neighbours at about one level each, with noise."""
-    level = torch.tensor([0.15, 0.0, 0.95, 1.2, 1.05, 0.55], dtype=torch.float64)
+    level = torch.tensor([0.15, 0.0, 0.95, 1.2, 1.05, 0.55], dtype=torch.float64, device="cpu")
     d = omega.entries or len(level)
-    return level.repeat(-(-d // len(level)))[:d] + 0.01 * torch.arange(d) * (d > len(level))
+    return level.repeat(-(-d // len(level)))[:d] + 0.01 * torch.arange(d, device="cpu") * (
+        d > len(level)
+    )
 
 
 def _draw(axis: Any, omega: Regularizer, x: Tensor, gamma: float, over: str) -> bool:

@@ -58,7 +58,7 @@ def takes(omega: Regularizer, entries: int) -> bool:
     if omega.entries is not None:
         return omega.entries == entries
     try:
-        weights(omega, torch.zeros(entries, dtype=torch.float64), 1.0)
+        weights(omega, torch.zeros(entries, dtype=torch.float64, device="cpu"), 1.0)
     except ValueError as error:
         return "takes rows of" not in str(error)
     except Exception:  # a plugin's code may raise anything; the drawing will say so
@@ -76,7 +76,7 @@ def weights(omega: Regularizer, x: Tensor, gamma: float) -> Tensor:
 def patterns(y: Tensor) -> Tensor:
     """(..., 3) weights -> the index of each row's pattern in :data:`PATTERNS`, int64."""
     equal = ((y == y.roll(1, -1)) & (y > 0)).sum(-1)
-    table = torch.tensor([[5, 5, 5, 5], [3, 4, 5, 5], [0, 1, 2, 2]])
+    table = torch.tensor([[5, 5, 5, 5], [3, 4, 5, 5], [0, 1, 2, 2]], device="cpu")
     return table[(y > 0).sum(-1).clamp(1, 3) - 1, equal]
 
 

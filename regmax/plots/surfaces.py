@@ -49,7 +49,7 @@ def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
 def grid(gamma: float) -> tuple[Tensor, Tensor]:
     """t₁ and t₂, (POINTS, POINTS) each. They are never equal and never 0: ties of scores would show
     as ties of weights."""
-    t = torch.linspace(-SPAN * gamma, SPAN * gamma, POINTS, dtype=torch.float64)
+    t = torch.linspace(-SPAN * gamma, SPAN * gamma, POINTS, dtype=torch.float64, device="cpu")
     first, second = torch.meshgrid(t, t + 0.3 * (t[1] - t[0]), indexing="xy")
     return first, second
 
@@ -57,7 +57,9 @@ def grid(gamma: float) -> tuple[Tensor, Tensor]:
 def _draw(axis: Any, first: Tensor, second: Tensor, height: Tensor, which: Tensor) -> None:
     from matplotlib.colors import LightSource, to_rgb
 
-    colours = torch.tensor([to_rgb(colour) for _, colour in PATTERNS], dtype=torch.float64)
+    colours = torch.tensor(
+        [to_rgb(colour) for _, colour in PATTERNS], dtype=torch.float64, device="cpu"
+    )
     drawn = axis.plot_surface(
         *(item.numpy() for item in (first, second, height)),
         facecolors=colours[which].numpy(),

@@ -20,6 +20,7 @@ FORMULA = "Π$_Ω$(x)"
 CORNERS = torch.tensor(
     [[math.cos(a), math.sin(a)] for a in (math.pi * 7 / 6, -math.pi / 6, math.pi / 2)],
     dtype=torch.float64,
+    device="cpu",
 )
 
 
@@ -69,10 +70,12 @@ def scores_at(points: Tensor) -> Tensor:
 def lattice(step: float) -> Tensor:
     """(n, 3) scores, evenly over the plane in units of γ. No two scores of a row are equal."""
     n = int(2 * SPAN / step)
-    k = torch.arange(-n, n + 1, dtype=torch.float64)
+    k = torch.arange(-n, n + 1, dtype=torch.float64, device="cpu")
     i, j = torch.meshgrid(k, k, indexing="ij")
     points = step * torch.stack([i + j / 2, math.sqrt(3) / 2 * j], -1).reshape(-1, 2)
-    turn = torch.tensor([[math.cos(0.3), -math.sin(0.3)], [math.sin(0.3), math.cos(0.3)]])
+    turn = torch.tensor(
+        [[math.cos(0.3), -math.sin(0.3)], [math.sin(0.3), math.cos(0.3)]], device="cpu"
+    )
     points = points @ turn.to(points) + 0.031
     return scores_at(points[points.norm(dim=-1) <= SPAN])
 
@@ -81,7 +84,7 @@ def _scores(axis: Any, omega: Regularizer, gamma: float) -> Tensor:
     """Draw the plane of scores in the colours of the patterns, and return the patterns."""
     from matplotlib.colors import ListedColormap
 
-    at = torch.linspace(-SPAN, SPAN, PIXELS, dtype=torch.float64)
+    at = torch.linspace(-SPAN, SPAN, PIXELS, dtype=torch.float64, device="cpu")
     across, up = torch.meshgrid(at, at + 1e-4, indexing="xy")  # off the lines of equal scores
     y = weights(omega, gamma * scores_at(torch.stack([across, up], -1)), gamma)
     which = patterns(y)
@@ -137,8 +140,8 @@ def _answers(axis: Any, omega: Regularizer, gamma: float, x: Tensor) -> None:
 
 def _levels(axis: Any, omega: Regularizer) -> None:
     """Draw Ω on the triangle; darker is larger."""
-    across = torch.linspace(-0.9, 0.9, 200, dtype=torch.float64)
-    up = torch.linspace(-0.5, 1.0, 200, dtype=torch.float64)
+    across = torch.linspace(-0.9, 0.9, 200, dtype=torch.float64, device="cpu")
+    up = torch.linspace(-0.5, 1.0, 200, dtype=torch.float64, device="cpu")
     y = scores_at(torch.stack(torch.meshgrid(across, up, indexing="xy"), -1)) + 1 / 3
     with torch.no_grad():
         value = omega.value(omega.lifted(y.clamp(min=0)))

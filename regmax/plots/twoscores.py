@@ -54,7 +54,7 @@ def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
 
 def scores(gamma: float) -> Tensor:
     """(points,) t from −4γ to 4γ."""
-    return torch.linspace(-4 * gamma, 4 * gamma, 401, dtype=torch.float64)
+    return torch.linspace(-4 * gamma, 4 * gamma, 401, dtype=torch.float64, device="cpu")
 
 
 def temperatures(omega: Regularizer, gamma: float, t: Tensor) -> list[Line]:
@@ -87,7 +87,7 @@ def _both(omega: Regularizer, gamma: float, t: Tensor) -> tuple[Tensor, Tensor]:
     pairs = torch.stack([t, torch.zeros_like(t)], -1)
     layer = RegularizedMax(omega, gamma)
     with torch.no_grad():
-        end = omega.value(omega.lifted(torch.tensor([0.0, 1.0], dtype=t.dtype)))
+        end = omega.value(omega.lifted(torch.tensor([0.0, 1.0], dtype=t.dtype, device="cpu")))
         return layer.max(pairs) + gamma * end, layer(pairs)[:, 0]
 
 

@@ -151,7 +151,7 @@ def hyperparameter(
     if isinstance(item, torch.SymFloat | torch.SymInt):
         # a symbolic number of torch.compile, which a product turns into a tensor
         symbolic: Any = item
-        symbolic_tensor: Tensor = torch.ones((), dtype=torch.float64) * symbolic
+        symbolic_tensor: Tensor = torch.ones((), dtype=torch.float64, device="cpu") * symbolic
         return symbolic_tensor
     if isinstance(item, bool) or not isinstance(item, int | float):
         raise TypeError(

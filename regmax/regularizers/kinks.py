@@ -13,6 +13,7 @@ programming, Mathematics of Operations Research 1(2), 1976.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -158,7 +159,11 @@ class Kinks(TorchFunctionMode):
     def ordered(self, u: Tensor, k: int) -> Tensor:
         """The k largest entries in order, (…, k): the differences of the sums of the largest."""
         if k * u.shape[-1] > MOST:
-            raise TooMany
+            size = u.shape[-1]
+            raise TooMany(
+                f"a sort or topk of {k} of {size} entries takes {k} × {size} multipliers, and "
+                f"regmax solves its kinks with up to {MOST}"
+            )
         sums, total = self.largest(u, range(1, min(k + 1, u.shape[-1]))), u.sum(-1, keepdim=True)
         sums = torch.cat([sums, total], -1) if k == u.shape[-1] else sums
         return torch.cat([sums[..., :1], sums.diff(dim=-1)], -1)
@@ -197,9 +202,9 @@ def _minimum(kinks: Kinks, function: Any, u: Tensor, v: Tensor) -> Tensor:
 
 
 def _clamp(kinks: Kinks, function: Any, u: Tensor, min: Any = None, max: Any = None) -> Tensor:
-    if min is not None:
-        u = min + kinks.positive(u - min)
-    return u if max is None else u - kinks.positive(u - max)
+    if max is not None:  # first: on Δ it may hold nowhere
+        u = u - kinks.positive(u - max)
+    return u if min is None else min + kinks.positive(u - min)
 
 
 def _hardtanh(
@@ -215,6 +220,12 @@ def _leaky_relu(
     if inplace:
         return None
     return negative_slope * u + (1 - negative_slope) * kinks.positive(u)
+
+
+def _threshold(
+    kinks: Kinks, function: Any, u: Tensor, threshold: float, value: float, inplace: bool = False
+) -> Tensor | None:
+    return None if inplace or value != threshold else _clamp(kinks, function, u, threshold)
 
 
 def _l1_loss(
@@ -233,12 +244,21 @@ def _amax(
     kinks: Kinks, function: Any, u: Tensor, dim: Any = (), keepdim: bool = False
 ) -> Tensor | None:
     dims = [dim] if isinstance(dim, int) else [*dim]
-    if len(dims) != 1:
+    if not dims or math.prod(u.shape[k] for k in dims) == 1:
         return None
-    if u.shape[dims[0]] == 1:
+    last = list(range(-len(dims), 0))
+    found: Tensor = kinks.largest(u.movedim(dims, last).flatten(-len(dims)), range(1, 2))
+    found = found.unflatten(-1, [1] * len(dims)).movedim(last, dims)
+    return found if keepdim else found.squeeze(dims)
+
+
+def _aminmax(
+    kinks: Kinks, function: Any, u: Tensor, *, dim: int | None = None, keepdim: bool = False
+) -> Any:
+    if dim is None or u.shape[dim] == 1:
         return None
-    found = kinks.largest(u.movedim(dims[0], -1), range(1, 2)).movedim(-1, dims[0])
-    return found if keepdim else found.squeeze(dims[0])
+    low, high = (along(kinks, function, u, dim, keepdim) for along in (_amin, _amax))
+    return None if low is None or high is None else torch.return_types.aminmax((low, high))
 
 
 def _amin(
@@ -307,11 +327,28 @@ def _norm(
 ) -> Tensor | None:  # fmt: skip
     dims = [dim] if isinstance(dim, int) else [*(dim or ())]
     p = kwargs.pop("ord", p)
-    if len(dims) != 1 or p not in (1, torch.inf) or any(t is not None for t in kwargs.values()):
+    if not dims or p not in (1, torch.inf) or any(t is not None for t in kwargs.values()):
         return None
-    if p == 1:
-        return kinks.size(u).sum(dims[0], keepdim=keepdim)
-    return _amax(kinks, function, kinks.size(u), dims[0], keepdim)
+    if p == 1 or math.prod(u.shape[k] for k in dims) == 1:
+        return kinks.size(u).sum(dims, keepdim=keepdim)
+    return _amax(kinks, function, kinks.size(u), dims, keepdim)
+
+
+def _linalg_norm(
+    kinks: Kinks, function: Any, u: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False,
+    **kwargs: Any,
+) -> Tensor | None:  # fmt: skip
+    """Of two dimensions it is the norm of a matrix, another one."""
+    if dim is None or (not isinstance(dim, int) and len(dim) != 1):
+        return None
+    return _norm(kinks, function, u, ord, dim, keepdim, **kwargs)
+
+
+def _distance(
+    kinks: Kinks, function: Any, u: Tensor, v: Tensor, p: float = 2.0, eps: float = 1e-6,
+    keepdim: bool = False,
+) -> Tensor | None:  # fmt: skip
+    return _norm(kinks, function, u - v + eps, p, -1, keepdim)
 
 
 _REPLACED: dict[str, Any] = {
@@ -322,19 +359,28 @@ _REPLACED: dict[str, Any] = {
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "hardtanh": _hardtanh,
+    "relu6": lambda kinks, f, u, inplace=False: _hardtanh(kinks, f, u, 0.0, 6.0, inplace),
+    "threshold": _threshold,
+    "_threshold": _threshold,
     "maximum": _maximum,
+    "fmax": _maximum,
     "minimum": _minimum,
+    "fmin": _minimum,
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": _clamp,
     "clamp_max": _clamp_max,
     "amax": _amax,
     "amin": _amin,
+    "aminmax": _aminmax,
     "max": _max,
     "min": _min,
     "sort": _sort,
+    "msort": lambda kinks, f, u: kinks.ordered(u.movedim(0, -1), len(u)).flip(-1).movedim(-1, 0),
     "topk": _topk,
     "norm": _norm,
+    "linalg_norm": _linalg_norm,
+    "pairwise_distance": _distance,
     "linalg_vector_norm": _norm,
 }
 """The functions of PyTorch that are maxima or minima, by their names."""

@@ -61,11 +61,11 @@ class Sets:
         found = []
         for allowed, part, shape in self.parts:
             size = part.stop - part.start
-            ends, k = torch.full((size,), part.stop), torch.zeros(size)
+            ends, k = torch.full((size,), part.stop, device="cpu"), torch.zeros(size, device="cpu")
             if isinstance(allowed, Capped):
                 k = allowed.k.cpu().expand(shape[1:]).flatten()
-                ends = part.start + (torch.arange(size) // shape[-1] + 1) * shape[-1]
-            ranges = (torch.full((size,), t) for t in (allowed.low, allowed.high))
+                ends = part.start + (torch.arange(size, device="cpu") // shape[-1] + 1) * shape[-1]
+            ranges = (torch.full((size,), t, device="cpu") for t in (allowed.low, allowed.high))
             found.append((*ranges, k, ends))
         low, high, k, ends = (torch.cat(ts).unsqueeze(0) for ts in zip(*found, strict=True))
         return low.double(), high.double(), k.double(), ends.int()

@@ -39,6 +39,8 @@ NEAR, LAST = 1e-12, 1e-9
 """A step of the first length is the last, and one of the second where it is rounding."""
 LEVEL = 1e-7
 """The last step changes the slope by this at most: where Ω is stiff, a short step is not small."""
+EQUAL = 1e-9
+"""Multipliers that differ by this at most have the same ∇²L."""
 MET = 1e-12
 """y lies on a kink up to this distance, which is rounding."""
 SHORT = 128
@@ -58,8 +60,10 @@ class Tied(Solved):
 def multiplied(problem: Problem, tol: float, memory: Memory) -> Tied | None:
     """Answers for an Ω with kinks; None where its value has no kinks that are known. The bound of a
     row is +inf where a step is not found, or the value falls with a maximum."""
-    if isinstance(problem.omega, Penalized) or problem.trace is not None:
+    if problem.structured or problem.trace is not None:
         return None
+    if isinstance(problem.omega, Penalized):
+        problem = replace(problem, omega=problem.omega.of(problem.mask))
     try:
         known = known_maxima(problem, memory)
         return None if known is None else _solved(problem, known, tol)
@@ -79,17 +83,20 @@ def _solved(problem: Problem, known: Known, tol: float) -> Tied:
     y = x = problem.initial().reshape(-1, d)
     m = known.joined(known.centres, len(z)).to(z.dtype)
     count = m.shape[-1]
-    m = torch.cat([m, m.new_zeros(len(z), sets.total - count)], -1)
+    m = start = torch.cat([m, m.new_zeros(len(z), sets.total - count)], -1)
     part, best = torch.ones_like(z[:, :1]), torch.full_like(z[:, 0], -torch.inf)
     length, iterations = -best, torch.zeros_like(best, dtype=torch.int64)
     done = lost = torch.zeros_like(best, dtype=torch.bool)
-    at = model = None
+    at = model = first = None
+    used = m
     for _ in range(STEPS):
         look = look_at(problem, known, x.view(shape), known.split(m, known.centres))
         objective = simplex.row_dot(x, z).squeeze(-1) - look.value
         worse = ~done & ~(objective >= best - 1e-13 * (1 + objective.abs()))
         keep = worse | done
+        first = first or look
         at = look if at is None else Look(*_kept(keep, at, look))
+        used = _rows(keep, used, m)
         y, best = _rows(keep, y, x), torch.where(keep, best, objective)
         part = torch.where(worse.unsqueeze(-1), part / 4, 1)
         new = _maximised(at, z, y, m, sets, on)
@@ -105,7 +112,16 @@ def _solved(problem: Problem, known: Known, tol: float) -> Tied:
         if bool(done.all()):
             break
     assert at is not None
+    assert first is not None
     assert model is not None
+    stale = ~lost & ((model.m - used).abs() > EQUAL).any(-1)
+    if bool(stale.any()):  # y was at hand before its multipliers were: ∇²L is that of the latter
+        fresh = look_at(problem, known, x.view(shape), known.split(model.m, known.centres))
+        at = Look(*_kept(~stale, at, fresh))
+    # derivatives of other rows pass through what is known of these rows too: it must be finite
+    at = Look(*_kept(lost, first, at))
+    there = Model(torch.zeros_like(z), start, _walled(first, y, sets)[0], ~lost)
+    model = Model(*_kept(lost, there, model))
     missed = lost.view(shape[:-1])
     x = torch.where(missed.unsqueeze(-1), problem.initial(), x.view(shape))
     return _tied(problem, known, sets, at, x, model, length, missed, iterations, tol)
@@ -169,7 +185,7 @@ def _tied(
     over = sets.over(torch.cat([model.u[:, :rest], -flat], -1)[:, : sets.total])
     met = over.abs() <= MET
     gap = torch.where(met, 0, w * sets.missing(over, model.m))[:, :rest].sum(-1)
-    scale = (w * rho).sqrt()
+    scale = (w * rho).clamp_min(0).sqrt()  # w < 0 where the value falls with a maximum
     normals = sets.tangent(met, c) * scale.unsqueeze(-1)
     pull = rowwise.times(normals.mT, torch.where(met, scale * over, 0))
     step, good = newton_step(at.hessian + gram(normals), pull, problem.participants().view(-1, d))

@@ -72,7 +72,7 @@ def crosscheck(
     _refuse_unanswerable(rows)
 
     generator = torch.Generator().manual_seed(seed)
-    v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64).to(rows.x)
+    v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64, device="cpu").to(rows.x)
     if rows.mask is not None:
         v = torch.where(rows.mask, v, 0)
     task = Task(rows.omega, rows.z.detach(), v, rows.mask)

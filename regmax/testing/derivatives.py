@@ -64,7 +64,7 @@ def jacobian(s: Subject, case: Case) -> Tensor:
         x = case.x.repeat_interleave(d, 0).requires_grad_()
         mask = None if case.mask is None else case.mask.repeat_interleave(d, 0)
         y = s.layer(case.gamma)(x, mask)
-        (rows,) = torch.autograd.grad(y, x, torch.eye(d, dtype=x.dtype).repeat(n, 1))
+        (rows,) = torch.autograd.grad(y, x, torch.eye(d, dtype=x.dtype, device="cpu").repeat(n, 1))
         return rows.reshape(n, d, d)
 
     j: Tensor = s.remember("jacobian", backward, case.x, case.gamma, case.mask)
@@ -75,12 +75,12 @@ def differences(s: Subject, case: Case) -> Tensor:
     """∂y_k/∂x_j by differences, (rows, d, d)."""
     n, d = case.x.shape
     h = STEP * case.gamma
-    moves = torch.eye(d, dtype=case.x.dtype) * h
+    moves = torch.eye(d, dtype=case.x.dtype, device="cpu") * h
     offsets = torch.stack([k * moves for k, _ in CENTRAL])  # (4, d, d)
     near = (case.x[:, None, None] + offsets).reshape(-1, d)
     mask = None if case.mask is None else case.mask.repeat_interleave(4 * d, 0)
     y = s.pi(near, case.gamma, mask).reshape(n, 4, d, d)
-    weights = torch.tensor([c for _, c in CENTRAL], dtype=y.dtype)
+    weights = torch.tensor([c for _, c in CENTRAL], dtype=y.dtype, device="cpu")
     return (torch.einsum("a,najk->nkj", weights, y)) / h
 
 
@@ -196,9 +196,9 @@ Values = dict[str, Tensor]
 
 def parameters(s: Subject, case: Case) -> Values:
     """γ, the hyperparameters and the floating tensors of Ω, by dotted name, in float64."""
-    found: Values = {"gamma": torch.tensor(case.gamma, dtype=torch.float64)}
+    found: Values = {"gamma": torch.tensor(case.gamma, dtype=torch.float64, device="cpu")}
     for prefix, name, owner in s.omega.declared():
-        item = torch.as_tensor(getattr(owner, name), dtype=torch.float64)
+        item = torch.as_tensor(getattr(owner, name), dtype=torch.float64, device=case.x.device)
         found[prefix + name] = item.detach().clone()
     for key, item in s.omega.tensors(fixed=True).items():
         if key not in found and item.dtype.is_floating_point:
@@ -288,10 +288,10 @@ def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
     n = len(case.x)
     for prefix, plain, owner in s.omega.declared():
         name = prefix + plain
-        number = torch.as_tensor(getattr(owner, plain), dtype=torch.float64).detach()
+        number = torch.as_tensor(getattr(owner, plain), dtype=torch.float64, device="cpu").detach()
         holds = owner.ranges[plain][1] if plain in owner.ranges else torch.isfinite
         spreads = [
-            number.reshape(-1)[0] * torch.linspace(1, end, n).double().unsqueeze(-1)
+            number.reshape(-1)[0] * torch.linspace(1, end, n, device="cpu").double().unsqueeze(-1)
             for end in (0.95, 1.05, 1.0)
         ]
         per_row = next((t for t in spreads if bool(holds(t).all())), spreads[-1])
@@ -303,7 +303,9 @@ def check_hyperparameters_per_row(s: Subject, case: Case) -> None:
             return y
 
         found = answer(per_row, case)
-        alone = [answer(per_row[i, 0], case.rows(torch.tensor([i]))) for i in range(n)]
+        alone = [
+            answer(per_row[i, 0], case.rows(torch.tensor([i], device="cpu"))) for i in range(n)
+        ]
         if bool(((found - torch.cat(alone)).abs() > slack + 1e-12).any()):
             raise Broken(
                 f"{torch.cat(alone).tolist()}, with one {name} after the other",

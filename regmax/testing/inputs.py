@@ -7,7 +7,7 @@ participant; its answer is zeros. Every other row must give a point of the simpl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,7 @@ class HardInput:
 def normal(*shape: int, seed: int = 0) -> Tensor:
     """Standard normal float64 scores, the same on every machine."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _scores(x: Tensor) -> Callable[[torch.dtype], Made]:
@@ -60,7 +60,7 @@ def _masked(x: Tensor, mask: Tensor) -> Callable[[torch.dtype], Made]:
 
 
 def _row(*bits: int) -> Tensor:
-    return torch.tensor(bits).bool()
+    return torch.tensor(bits, device="cpu").bool()
 
 
 def _column(*bits: int) -> Tensor:
@@ -82,13 +82,25 @@ def _lowest(dtype: torch.dtype) -> Made:
 
 def _denormal(dtype: torch.dtype) -> Made:
     tiny = torch.finfo(dtype).smallest_normal / 8
-    return torch.tensor([[0, 1, -1, 3], [2, 2, 0, -2]], dtype=dtype) * tiny, None
+    return torch.tensor([[0, 1, -1, 3], [2, 2, 0, -2]], dtype=dtype, device="cpu") * tiny, None
 
 
 # -- rows whose values are hard: on the borders of what a mapping distinguishes --------------------
 
 TINY = (0.0, 1e-8, 1e-17, 2.0**-104, 1e-300)
 """What stands for a zero in a point of the simplex."""
+
+
+def _in_turn(numbers: Iterable[float], x: Tensor) -> Tensor:
+    """One of the numbers for each row, (rows, 1)."""
+    each = torch.tensor([*numbers], dtype=torch.float64, device="cpu")
+    return each.repeat(-(-len(x) // len(each)))[: len(x)].unsqueeze(-1)
+
+
+def _scales(x: Tensor, low: float) -> Tensor:
+    """10^low, …, 10^30, one for each row."""
+    powers = torch.linspace(low, 30, len(x), dtype=torch.float64, device="cpu")
+    return (10**powers).unsqueeze(-1)
 
 
 def _simplex(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -102,8 +114,7 @@ def _simplex(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _tiny(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Points of Δ with tiny numbers for zeros, each row of its own."""
     y = _simplex(x, dtype)
-    tiny = torch.tensor(TINY, dtype=torch.float64)[torch.arange(len(x)) % len(TINY)]
-    return torch.where(y == 0, tiny.to(dtype).unsqueeze(-1), y)
+    return torch.where(y == 0, _in_turn(TINY, x).to(dtype), y)
 
 
 def _projected(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -112,7 +123,7 @@ def _projected(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _lattice(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Multiples of 1/k, k from 1 to 10."""
-    k = (1 + torch.arange(len(x)) % 10).double().unsqueeze(-1)
+    k = _in_turn(range(1, 11), x)
     return ((x * k).round() / k).to(dtype)
 
 
@@ -133,7 +144,7 @@ def _ulps(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _borders(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Half of the entries exactly 1, ½ or 2 below the largest, or one number off."""
     top = x.amax(-1, keepdim=True).to(dtype)
-    low = top - torch.tensor([1.0, 0.5, 2.0], dtype=dtype)[torch.arange(len(x)) % 3].unsqueeze(-1)
+    low = top - _in_turn((1.0, 0.5, 2.0), x).to(dtype)
     low = torch.where(x.frac().abs() < 0.3, low.nextafter(top), low.expand(x.shape))
     return torch.where(x < 0, low, x.to(dtype))
 
@@ -153,10 +164,8 @@ VALUES: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "borders": _borders,
     "magnitudes": _magnitudes,
     "points of the simplex + 1e6": lambda x, dtype: _tiny(x, dtype) + 1e6,
-    "scales": lambda x, dtype: (x * 10 ** torch.linspace(-40, 30, len(x)).unsqueeze(-1)).to(dtype),
-    "lattices of scales": lambda x, dtype: (
-        _lattice(x, dtype) * (10 ** torch.linspace(-38, 30, len(x)).unsqueeze(-1)).to(dtype)
-    ),
+    "scales": lambda x, dtype: (x * _scales(x, -40)).to(dtype),
+    "lattices of scales": lambda x, dtype: _lattice(x, dtype) * _scales(x, -38).to(dtype),
 }
 """Rows on the borders of what a mapping distinguishes, by the way they are made of standard normal
 numbers (count, d) and a dtype."""
@@ -176,17 +185,23 @@ def _valued(name: str, d: int) -> Callable[[torch.dtype], Made]:
 def _table() -> list[HardInput]:
     inf, nan = math.inf, math.nan
     rows = normal(3, 5, seed=1)
-    ragged = torch.arange(5) < torch.tensor([[5], [2], [1]])
+    ragged = torch.arange(5, device="cpu") < torch.tensor([[5], [2], [1]], device="cpu")
     found = [HardInput(f"scale {s:g}", _scores(rows * s)) for s in (1e-3, 1.0, 1e3, 1e6, 1e9)]
     found += [HardInput(f"shift {s:g}", _scores(rows + s)) for s in (1e3, -1e3, 1e6, -1e6)]
     found += [
         HardInput("ties", _scores((rows * 2).round() / 2)),
-        HardInput("all equal", _scores(torch.full((2, 5), 0.7, dtype=torch.float64))),
-        HardInput("two levels", _scores(torch.tensor([[1.0, 1, 0, 0, 1], [0, 0, 0, 0.3, 0.3]]))),
-        HardInput("one ulp apart", _scores(1 + 2e-16 * torch.arange(5).double().expand(2, 5))),
+        HardInput("all equal", _scores(torch.full((2, 5), 0.7, dtype=torch.float64, device="cpu"))),
+        HardInput(
+            "two levels",
+            _scores(torch.tensor([[1.0, 1, 0, 0, 1], [0, 0, 0, 0.3, 0.3]], device="cpu")),
+        ),
+        HardInput(
+            "one ulp apart",
+            _scores(1 + 2e-16 * torch.arange(5, device="cpu").double().expand(2, 5)),
+        ),
         HardInput("one element", _scores(normal(3, 1, seed=2))),
         HardInput("one dimension", _scores(normal(5, seed=3))),
-        HardInput("no rows", _scores(torch.zeros(0, 5, dtype=torch.float64))),
+        HardInput("no rows", _scores(torch.zeros(0, 5, dtype=torch.float64, device="cpu"))),
         HardInput("three dimensions", _scores(normal(2, 3, 4, seed=4))),
         HardInput("1000 entries", _scores(normal(2, 1000, seed=5))),
         HardInput("1000 entries, scale 1000", _scores(normal(2, 1000, seed=6) * 1e3)),
@@ -200,7 +215,9 @@ def _table() -> list[HardInput]:
         HardInput("mask", _masked(rows, _row(1, 0, 1, 1, 0).expand(3, 5)), masked=True),
         HardInput("broadcast mask", _masked(rows, _row(0, 1, 1, 0, 1)), masked=True),
         HardInput("ragged mask", _masked(rows, ragged), masked=True),
-        HardInput("one survivor", _masked(rows, torch.eye(5)[:3].bool()), masked=True),
+        HardInput(
+            "one survivor", _masked(rows, torch.eye(5, device="cpu")[:3].bool()), masked=True
+        ),
         HardInput("none survives", _masked(rows, ragged & _column(1, 0, 1)), masked=True),
         HardInput(
             "-inf",
@@ -232,7 +249,7 @@ def _table() -> list[HardInput]:
         *(HardInput(f"{name}, {d} entries", _valued(name, d)) for name in VALUES for d in (3, 6)),
         HardInput("1e5 entries", _scores(normal(1, 10**5, seed=11)), big=True),
         HardInput("1e6 entries", _scores(normal(1, 10**6, seed=12)), big=True),
-        HardInput("1e6 equal entries", _scores(torch.ones(1, 10**6)), big=True),
+        HardInput("1e6 equal entries", _scores(torch.ones(1, 10**6, device="cpu")), big=True),
         HardInput("1e4 rows", _scores(normal(10**4, 32, seed=13)), big=True),
     ]
     return found

@@ -15,7 +15,7 @@ from .subject import Subject
 
 
 def _offers(s: Subject) -> bool:
-    row = torch.zeros(1, 1, dtype=torch.float64)
+    row = torch.zeros(1, 1, dtype=torch.float64, device="cpu")
     return bool(compiled.kernel_of(s.omega, row) or composition.base_kernel(s.omega, row))
 
 
@@ -100,7 +100,7 @@ def _gradients(
     kernel = compiled.kernel_of(s.omega, y)
     assert kernel is not None
     theta = [
-        torch.as_tensor(getattr(s.omega, name), dtype=y.dtype).requires_grad_()
+        torch.as_tensor(getattr(s.omega, name), dtype=y.dtype, device=y.device).requires_grad_()
         for name in s.omega.hyperparameters or ()
     ]
     own, wants = Method(kernel, s.omega, (case.gamma, *(None for _ in theta))), [True] * len(theta)

@@ -207,15 +207,15 @@ def coupled(z: Tensor, on: Tensor) -> Tensor:
     """½ yᵀQy: the support whose KKT conditions hold best, of all supports."""
     n, d = z.shape
     q, best = coupling(z), torch.zeros_like(z)
-    worst = torch.full((n, 1), torch.inf, dtype=z.dtype)
+    worst = torch.full((n, 1), torch.inf, dtype=z.dtype, device="cpu")
     for bits in itertools.product((False, True), repeat=d):
-        s = torch.tensor(bits)
+        s = torch.tensor(bits, device="cpu")
         if not bool(s.any()):
             continue
         k = int(s.sum())
-        matrix = torch.ones(k + 1, k + 1, dtype=z.dtype)
+        matrix = torch.ones(k + 1, k + 1, dtype=z.dtype, device="cpu")
         matrix[:k, :k], matrix[k, k] = q[s][:, s], 0
-        right = torch.cat([z[:, s], torch.ones(n, 1, dtype=z.dtype)], -1)
+        right = torch.cat([z[:, s], torch.ones(n, 1, dtype=z.dtype, device="cpu")], -1)
         solved = torch.linalg.solve(matrix, right.T).T
         y = torch.zeros_like(z)
         y[:, s] = solved[:, :k]
@@ -244,7 +244,9 @@ def coupled_entropy(z: Tensor, on: Tensor) -> Tensor:
     for _ in range(60):
         p, r = y(u), off(u)
         j = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
-        step = torch.linalg.solve(torch.eye(z.shape[-1], dtype=z.dtype) + q @ j, r.unsqueeze(-1))
+        step = torch.linalg.solve(
+            torch.eye(z.shape[-1], dtype=z.dtype, device="cpu") + q @ j, r.unsqueeze(-1)
+        )
         step, t = step.squeeze(-1), torch.ones_like(u[:, :1])
         for _ in range(20):
             worse = off(u - t * step).norm(dim=-1, keepdim=True) > r.norm(dim=-1, keepdim=True)

@@ -133,7 +133,7 @@ def check_strides(s: Subject, case: Case) -> None:
     """Strides do not matter: the scores may be transposed, sliced, flipped or expanded."""
     x, mask = case.x, case.mask
     y = s.pi(x, case.gamma, mask)
-    wide = torch.full((x.shape[0], 2 * x.shape[1]), 7.0, dtype=x.dtype)
+    wide = torch.full((x.shape[0], 2 * x.shape[1]), 7.0, dtype=x.dtype, device="cpu")
     wide[:, ::2] = x
     views = {
         "transposed": x.t().contiguous().t(),
@@ -213,7 +213,7 @@ def check_mask(s: Subject, case: Case) -> None:
     x, d = case.x, case.x.shape[-1]
     look = f"{closed(s)} (mask)"
     bits = normal(*x.shape, seed=50 + case.seed) < 0.4
-    for mask in (bits, torch.arange(d).expand(x.shape) < 1):
+    for mask in (bits, torch.arange(d, device="cpu").expand(x.shape) < 1):
         mask = mask | ~mask.any(-1, keepdim=True)
         y = s.pi(x, case.gamma, mask)
         if _ignores_zeros(s, y):

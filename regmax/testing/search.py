@@ -125,8 +125,8 @@ def _attempts(draws: Draws, use: Callable[[Case], None]) -> None:
         eighths = draw(st.lists(st.integers(-32, 32), min_size=n * d, max_size=n * d))
         gamma, seed = draw(st.sampled_from(GAMMAS)), draw(st.integers(0, 7))
         off = draw(st.lists(st.booleans(), min_size=n * d, max_size=n * d))
-        x = torch.tensor(eighths, dtype=torch.float64).reshape(n, d) / 8
-        masked = torch.tensor(off).reshape(n, d)  # shrinks to no mask
+        x = torch.tensor(eighths, dtype=torch.float64, device="cpu").reshape(n, d) / 8
+        masked = torch.tensor(off, device="cpu").reshape(n, d)  # shrinks to no mask
         masked = masked & ~masked.all(-1, keepdim=True)
         mask = ~masked if draws.masks and bool(masked.any()) else None
         return Case(x, gamma, mask, seed)
@@ -163,11 +163,11 @@ def _reduced(promise: Promise, subject: Subject, case: Case) -> Case:
     def smaller(case: Case) -> Iterator[Case]:
         n, d = case.x.shape
         if n > 1:
-            yield from (case.rows(torch.tensor([i])) for i in range(n))
+            yield from (case.rows(torch.tensor([i], device="cpu")) for i in range(n))
         if case.mask is not None:
             yield replace(case, mask=None)
         for j in range(d):
-            keep = torch.tensor([i for i in range(d) if i != j])
+            keep = torch.tensor([i for i in range(d) if i != j], device="cpu")
             if d - 1 in subject.sizes and bool(case.entries(keep).participants().any(-1).all()):
                 yield case.entries(keep)
         for digits in (0, 1, 2):

@@ -160,7 +160,7 @@ def hard(known: Known) -> Iterator[Trial]:
     """Ties, equal scores, tiny and huge scales, one element."""
     rows = normal(3, 5, seed=7)
     yield Trial(known, (rows * 2).round() / 2)
-    yield Trial(known, torch.full((1, 5), 0.7, dtype=torch.float64))
+    yield Trial(known, torch.full((1, 5), 0.7, dtype=torch.float64, device="cpu"))
     yield Trial(known, torch.cat([rows[:1] * 1e-6, rows[1:2] * 1e3, rows[2:] * 1e5]))
     yield Trial(known, rows[:, :1])
 

@@ -366,7 +366,7 @@ def check_backward(b: Bench) -> None:
         (found,) = torch.autograd.grad(RegularizedMax(known.omega, solver=b.solver)(leaf), leaf, v)
         on, h = torch.ones_like(x, dtype=torch.bool), 1e-4
         columns = []
-        for move in torch.eye(4, dtype=x.dtype) * h:
+        for move in torch.eye(4, dtype=x.dtype, device="cpu") * h:
             up, down = known.answer(x + move, on), known.answer(x - move, on)
             if not torch.equal(up > 0, down > 0):
                 break

@@ -89,7 +89,7 @@ class Subject:
         return self.sizes == SIZES
 
     def _accepts(self, d: int) -> bool:
-        y = torch.full((2, d), 1 / d, dtype=torch.float64)
+        y = torch.full((2, d), 1 / d, dtype=torch.float64, device="cpu")
         try:
             return bool(self.omega.value(y).shape == (2,))
         except Exception:

@@ -207,7 +207,10 @@ def _lowest(h: Tensor, support: Tensor) -> Tensor:
 
 def _tangent_basis(d: int) -> Tensor:
     """An orthonormal basis of {w : Σw = 0}, (d, d − 1)."""
-    one, eye = torch.ones(d, 1, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
+    one, eye = (
+        torch.ones(d, 1, dtype=torch.float64, device="cpu"),
+        torch.eye(d, dtype=torch.float64, device="cpu"),
+    )
     q: Tensor = torch.linalg.qr(torch.cat([one, eye], -1))[0]
     return q[:, 1:d]
 
@@ -218,7 +221,9 @@ def _tangent_basis(d: int) -> Tensor:
 def check_strong_convexity(s: Subject, case: Case) -> None:
     """∇²Ω(y) ≥ β along Δ, with β the declared strong convexity; β > 0."""
     look = s.where("strong_convexity")
-    beta = torch.as_tensor(s.omega.strong_convexity, dtype=torch.float64).reshape(-1)[0]
+    beta = torch.as_tensor(s.omega.strong_convexity, dtype=torch.float64, device="cpu").reshape(-1)[
+        0
+    ]
     if not bool(beta > 0):
         raise Broken("strong_convexity > 0, or None", f"{beta.item()!r}", look)
     z = case.x - case.x.amax(-1, keepdim=True)
@@ -257,7 +262,10 @@ def check_permutation_invariant(s: Subject, case: Case) -> None:
     look = f"{type(s.smooth).__name__}.permutation_invariant"
     d = case.x.shape[-1]
     generator = torch.Generator().manual_seed(case.seed)
-    for order in (torch.randperm(d, generator=generator), torch.arange(d).flip(0)):
+    for order in (
+        torch.randperm(d, generator=generator, device="cpu"),
+        torch.arange(d, device="cpu").flip(0),
+    ):
         for y in points(case):
             with torch.no_grad():
                 found, expected = s.smooth.value(y[:, order]), s.smooth.value(y)
@@ -283,7 +291,7 @@ def check_ignores_zeros(s: Subject, case: Case) -> None:
     for y in points(case):
         for zeros in (0, 1, 7):
             longer = torch.cat([y, y.new_zeros(len(y), zeros)], -1)
-            longer = longer[:, torch.randperm(longer.shape[-1], generator=generator)]
+            longer = longer[:, torch.randperm(longer.shape[-1], generator=generator, device="cpu")]
             with torch.no_grad():
                 expected, found = s.smooth.value(y), s.smooth.value(longer)
                 near = s.smooth.value(simplex.inward(longer))

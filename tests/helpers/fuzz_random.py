@@ -100,6 +100,13 @@ KINDS = {
         strict=False,
         smooth=False,
     ),
+    "entropy of maps": Kind(  # of u > 0; of sums over groups its slope is infinite at some zeros
+        lambda u, p: torch.xlogy(u, u),
+        lambda u, p: np.log(u) + 1,
+        lambda u, p: 1 / u,
+        of_maps=True,
+        strict=False,
+    ),
     "even power": Kind(
         lambda u, p: u.pow(4) / 4,
         lambda u, p: u**3,
@@ -192,6 +199,7 @@ class Sum(Regularizer):
 STRICT = ("power<2", "entropy", "prior", "ridge", "full", "ill", "barrier", "root", "norm")
 VANISHING = ("power>2", "power>2", "exponential", "binary entropy", "norm")
 MERELY = ("low rank", "LSE", "softplus", "huber", "huber of entries", "even power")
+MERELY += ("entropy of maps", "entropy of groups")
 
 
 def atom(kind, d, rng):
@@ -230,6 +238,13 @@ def atom(kind, d, rng):
         return Atom(kind, w, **maps, k=10 ** rng.uniform(-2, 0.5))
     if kind == "huber of entries":
         return Atom("huber", w, a=np.eye(d), b=-rng.random(d), k=10 ** rng.uniform(-2, 0))
+    if kind == "entropy of maps":
+        return Atom(kind, w, a=0.1 + rng.random((m, d)), b=np.zeros(m))
+    if kind == "entropy of groups":
+        groups = np.eye(m)[:, rng.integers(m, size=d)]
+        return Atom(
+            "entropy of maps", w, a=groups[groups.any(-1)], b=np.zeros(groups.any(-1).sum())
+        )
     if kind == "norm":
         return SquaredNorm("power", w, e=rng.choice([1.2, 1.5, 2, 3, 4]))
     return Atom(kind, w, **(maps if KINDS[kind].of_maps else {}))
@@ -245,8 +260,8 @@ def make(seed):
     return d, Sum([atom(str(kind), d, rng) for kind in kinds])
 
 
-def point(kind, d, steep, rng):
-    """(y, who takes part)."""
+def point(kind, d, steep, rng, sums=()):
+    """(y, who takes part); none of the ``sums`` of participants is 0."""
     on = np.ones(d, bool)
     y = rng.dirichlet(np.full(d, 0.2 if kind == "tiny entries" else 3.0))
     if kind == "-inf":
@@ -262,6 +277,9 @@ def point(kind, d, steep, rng):
     y = np.where(on, np.maximum(y, 1e-9) if steep or kind == "tiny entries" else y, 0).astype(LONG)
     if not y.any():
         y[on] = 1
+    for group in sums:
+        if (group * on).any() and not group @ y:
+            y[np.flatnonzero(group * on)[0]] = 1e-9
     return y / y.sum(), on
 
 
@@ -332,10 +350,11 @@ def judge(seed, max_iter=40):
     d, omega = make(seed)
     rng = np.random.default_rng([seed, 1])
     steep = any(a.traits.steep for a in omega.atoms)
+    sums = [row for a in omega.atoms if a.kind == "entropy of maps" for row in a.a.numpy()]
     gammas = [GAMMAS[(i + seed) % 3] for i in range(len(ROWS))]
     with np.errstate(all="ignore"):
         made = [
-            scored(omega, gamma, *point(kind, d, steep, rng), rng)
+            scored(omega, gamma, *point(kind, d, steep, rng, sums), rng)
             for kind, gamma in zip(ROWS, gammas, strict=True)
         ]
     x = torch.tensor(np.array([x for x, _ in made]), requires_grad=True)

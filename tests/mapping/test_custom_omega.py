@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
 from regmax import RegularizedMax, Regularizer
+from regmax.mapping import forward, generated
 
 F64 = torch.float64
 
@@ -354,3 +355,31 @@ def test_a_norm_is_certified_at_a_vertex(power):
     assert solution.y[0].tolist() == [1, 0, 0]
     assert (solution.y[1] > 0).sum() > 1
     assert (solution.error_bound < 1e-13).all()
+
+
+class Coupled(Regularizer):
+    """With a matrix, and a kink."""
+
+    def __init__(self, kink):
+        self.a, self.kink = torch.from_numpy(spd(5)), kink
+
+    def value(self, y):
+        smooth = (y @ self.a).square().sum(-1) / 2
+        return smooth + self.kink * y.amax(-1) + (1 - self.kink) * y.pow(3).sum(-1)
+
+
+@pytest.mark.parametrize("kink", [0.0, 0.4])
+def test_the_default_device_changes_nothing(kink):
+    """Not where Ω is new either."""
+    x, found = scores(3, 5, 1.0), []
+    for device in ("cpu", "meta"):
+        forward._MEMORIES.clear()
+        generated.PLANS.clear()
+        with torch.device(device):
+            leaf = x.clone().requires_grad_()
+            layer = RegularizedMax(Coupled(kink))
+            solution = layer.solve(leaf)
+            (g,) = torch.autograd.grad(solution.y.square().sum(), leaf)
+        found.append((solution.y, solution.error_bound, g, layer(x), layer.max(x)))
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b)

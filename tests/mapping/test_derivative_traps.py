@@ -8,7 +8,7 @@ from torch.autograd import forward_ad, grad
 from torch.nn.utils import parametrize
 
 import regmax
-from regmax import RegularizedMax, Regularizer, functional
+from regmax import RegularizedMax, Regularizer, functional, kernels
 
 F64 = torch.float64
 
@@ -93,6 +93,97 @@ def test_a_closed_form_with_a_penalty_on_kinks_of_its_value():
     x = torch.zeros(1, 6, dtype=F64, requires_grad=True)
     with pytest.warns(regmax.ConvergenceWarning, match="on kinks of the value in 1 of 1 rows"):
         RegularizedMax(Pairs() + 0.1 * regmax.penalty("tv"))(x)
+
+
+def test_a_row_that_the_steps_on_kinks_lose_spoils_no_derivative():
+    class Lost(Regularizer):
+        def __init__(self, w):
+            self.w = w
+
+        def value(self, y):
+            a, b = y[..., 0], y[..., 1]
+            return self.w * (y.square().sum(-1) / 2 + (a - b).relu() + (b - 0.4).relu() ** 2)
+
+    w = torch.tensor(1.0, dtype=F64, requires_grad=True)
+    x = torch.tensor([[1.0, 1.0, 0.0], [-1.612, -0.1367, 0.1552]], dtype=F64, requires_grad=True)
+    v = torch.tensor([1.0, 0.3, -0.2], dtype=F64)
+    together, *alone = (
+        grad((RegularizedMax(Lost(w))(rows) * v).sum(), (x, w)) for rows in (x, x[:1], x[1:])
+    )
+    for a, b, c in zip(together, *alone, strict=True):
+        torch.testing.assert_close(a, b + c)
+    assert together[0][1].abs().sum() > 0.1
+
+
+# -- slopes that are infinite at some zeros alone ------------------------------------------------
+
+
+class Entropy(Regularizer):
+    """Σ s log s, s = Ay, and w/2 Σ y²; Σ y log y of the first k entries."""
+
+    def __init__(self, a, w=0.0, k=0):
+        self.a, self.w, self.k = a, w, k
+
+    def value(self, y):
+        s, first = y @ self.a.T, y[..., : self.k]
+        return sum(torch.xlogy(t, t).sum(-1) for t in (s, first)) + self.w * y.square().sum(-1) / 2
+
+
+@pytest.mark.parametrize("case", ["maps", "groups", "first"])
+@pytest.mark.parametrize("d", [6, 20])
+def test_zeros_where_the_slope_is_infinite_at_others(case, d):
+    """Each zero is exact, and the derivatives are those of differences."""
+    generator = torch.Generator().manual_seed(d)
+    maps = 0.1 + torch.rand(d + 2, d, dtype=F64, generator=generator)
+    groups = torch.eye(d // 2, dtype=F64).repeat(1, 2)
+    a, w, k = {"maps": (maps, 0.0, 0), "groups": (groups, 0.1, 0), "first": (maps, 0.1, d // 2)}[
+        case
+    ]
+    layer = RegularizedMax(Entropy(a, w, k))
+    x, way = 2 * normal(4, d), normal(4, d, seed=1)
+    with kernels.reference():  # the solvers
+        leaf = x.clone().requires_grad_()
+        y = layer(leaf)
+        (got,) = grad(loss(y), leaf)
+        ends = [layer(x + h * way) for h in (1e-6, -1e-6)]
+    assert not ((y > 0) & (y < 1e-15)).any()
+    assert (y == 0).any()
+    assert torch.equal(*((t == 0) for t in ends))
+    expected = (loss(ends[0]) - loss(ends[1])) / 2e-6
+    assert (got * way).sum().item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("low", [-25.0, -38.0, -64.0])
+def test_a_small_entry_hides_no_digits_of_others(low):
+    """Its curvature is 1/y = 1e10 to 1e28."""
+    omega = Entropy(torch.eye(4, dtype=F64)[:1], 1.0)
+    x = torch.tensor([[low, 0.2, 0.0, -0.1]], dtype=F64, requires_grad=True)
+    y, v = RegularizedMax(omega)(x), normal(4)
+    assert 0 < y[0, 0] < 1e-10
+    (got,) = grad(y, x, v.unsqueeze(0))
+    expected = v[1:] - v[1:].mean()
+    torch.testing.assert_close(got[0, 1:], expected, rtol=0, atol=1e-9)
+
+
+def test_an_exponent_for_each_row_makes_zeros_in_its_rows():
+    class Rows(Regularizer):
+        hyperparameters = ("a",)
+
+        def __init__(self, a):
+            self.a = a
+
+        def value(self, y):
+            return ((1 - self.a) * torch.xlogy(y, y) + self.a * y.square() / 2).sum(-1) + 0 * (
+                y.prod(-1)
+            )
+
+    a = torch.tensor([[0.0], [1.0]], dtype=F64)
+    x = torch.tensor([[0.3, 0.0, -2.0]], dtype=F64).expand(2, 3)
+    expected = torch.stack([functional.softmax(x[0]), functional.sparsemax(x[0])])
+    with kernels.reference():
+        y = RegularizedMax(Rows(a))(x)
+    torch.testing.assert_close(y, expected)
+    assert y[1, 2] == 0
 
 
 # -- the Ω of the forward pass ------------------------------------------------------------------
@@ -239,6 +330,24 @@ def test_the_gradient_of_max_is_the_mapping_itself(lam, dtype):
     assert torch.equal(grad(layer.max(x).sum(), x)[0], layer(x))
 
 
+PIECEWISE_LINEAR = {
+    **{name: getattr(functional, name) for name in ("sparsemax", "fusedmax", "oscarmax")},
+    "by value": RegularizedMax(Weighted(1.0)),
+    "by a solver": RegularizedMax(regmax.regularizer("gini"), solver="newton"),
+    "attention": lambda x: regmax.nn.attention(
+        x, x.detach(), x.detach(), regmax.regularizer("gini")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIECEWISE_LINEAR)
+def test_second_derivatives_of_a_piecewise_linear_mapping_are_zero(name):
+    """As those of torch.relu, not an error."""
+    x = normal(3, 4).requires_grad_()
+    (g,) = grad(loss(PIECEWISE_LINEAR[name](x)), x, create_graph=True)
+    assert torch.equal(grad(g.sum(), x)[0], torch.zeros_like(x))
+
+
 # -- neighbours ----------------------------------------------------------------------------------
 
 
@@ -365,6 +474,62 @@ def test_a_penalty_learns_too():
                 w -= step
         torch.testing.assert_close(got, (around[0] - around[1]) / 2e-6, rtol=1e-6, atol=1e-8)
         assert got != 0
+
+
+class Away(regmax.Penalty):
+    """Σ |y_i − u_i|."""
+
+    def __init__(self, u):
+        self.u = u
+
+    def value(self, y, mask=None):
+        return (y - self.u).abs().sum(-1)
+
+    def prox(self, v, step, mask=None):
+        t = v - self.u
+        return self.u + t.sign() * (t.abs() - step).clamp_min(0)
+
+
+class AwayByWhere(Away):
+    def value(self, y, mask=None):
+        return torch.where(y > self.u, y - self.u, self.u - y).sum(-1)
+
+
+ON_AND_OFF_A_KINK = [[0.5, 0.5, 0.1], [0.7, 0.2, 0.4]]
+
+
+def test_tensors_inside_a_penalty_that_y_is_on_a_kink_of():
+    x = torch.tensor(ON_AND_OFF_A_KINK, dtype=F64)
+    given = [x, torch.tensor([0.3, 0.0, 0.1], dtype=F64), torch.tensor([[0.2], [0.1]], dtype=F64)]
+
+    def f(x, u, lam):
+        y = RegularizedMax(regmax.regularizer("gini") + lam * Away(u))(x)
+        return (y * torch.tensor([1.0, 0.3, -0.5])).sum()
+
+    got = grad(f(*(t.requires_grad_() for t in given)), given)
+    for k, t in enumerate(got):
+        way = torch.zeros(3, dtype=F64).index_fill(0, torch.tensor(k), 1e-6)
+        steps = [w * (1 + g.detach().cos()) for w, g in zip(way, given, strict=True)]
+        with torch.no_grad():
+            ends = [f(*(g + h * s for g, s in zip(given, steps, strict=True))) for h in (1, -1)]
+        expected = ((ends[0] - ends[1]) / 2).item()
+        assert (t * steps[k]).sum().item() == pytest.approx(expected, abs=1e-12)
+    assert got[1][2].abs() > 0.1
+
+
+def test_tensors_inside_a_penalty_with_a_kink_that_is_not_known():
+    """NaN in all that depends on the row on the kink, with a warning, and in nothing else."""
+    x = torch.tensor(ON_AND_OFF_A_KINK, dtype=F64, requires_grad=True)
+    u = torch.tensor([0.3, 0.0, 0.1], dtype=F64, requires_grad=True)
+    lam = torch.tensor([[0.2], [0.1]], dtype=F64, requires_grad=True)
+    layer = RegularizedMax(regmax.regularizer("gini") + lam * AwayByWhere(u), on_failure="ignore")
+    with pytest.warns(regmax.ConvergenceWarning, match="not differentiable at y.*in 1 of 2 rows"):
+        y = layer(x)
+    dx, du, dlam = grad(y[:, 0].sum(), (x, u, lam), retain_graph=True)
+    assert torch.equal(torch.isnan(dx).any(-1), torch.tensor([True, False]))
+    assert torch.isnan(du).all()
+    assert torch.equal(torch.isnan(dlam.squeeze(-1)), torch.tensor([True, False]))
+    assert all(torch.isfinite(t).all() for t in grad(y[1, 0], (x, lam)))
 
 
 # -- hyperparameters that other modules make -------------------------------------------------------

@@ -171,6 +171,19 @@ def test_maxima_that_do_not_depend_on_y_stay():
     assert got.sum().item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["above", "clamp", "exponential"])
+def test_rows_that_the_first_step_leaves_where_they_are(name):
+    """The curvature is that of the multipliers found, not of those that the steps begin with."""
+    value, bend = {
+        "above": (lambda y: torch.relu(y - 0.1).square().sum(-1) / 2, 2.0),
+        "clamp": (lambda y: y.clamp(min=0.2).square().sum(-1) / 2, 2.0),
+        "exponential": (lambda y: torch.relu(y - 0.1).exp().sum(-1), 1 + np.exp(0.15)),
+    }[name]
+    x, v = torch.zeros(2, 4, dtype=F64, requires_grad=True), scores(2, 4, 1)
+    (got,) = torch.autograd.grad(RegularizedMax(omega_of(lambda y: gini(y) + value(y)))(x), x, v)
+    torch.testing.assert_close(got, (v - v.mean(-1, keepdim=True)) / bend)
+
+
 def test_second_derivatives_are_refused_on_kinks_alone():
     layer = RegularizedMax(omega_of(VALUES["largest"]))
     far, tied = ([[1.0, 0.6, 0.3]], [[0.5, 0.5, 0.3]])
@@ -203,6 +216,21 @@ def test_a_concave_kink_is_no_answer():
     x = torch.tensor([[0.1, 0.1, 0.0]], dtype=F64)
     with pytest.raises(regmax.RegularizerError, match="not convex"):
         layer.solve(x)
+
+
+@pytest.mark.parametrize("sizes", [(1.0, 1.0, 0.1, 0.05), (1.0, 0.3, 0.5, 0.1)])
+def test_too_many_multipliers_are_no_accusation(sizes):
+    """Where entries are equal up to rounding, the slope of a convex Ω depends on their order."""
+    a, b, c, r = sizes
+    weights = torch.arange(30, 0, -1, dtype=F64) / 30
+
+    def value(y):
+        largest = y.sort(-1, descending=True).values
+        kinks = a * (largest * weights).sum(-1) + b * y.amax(-1)
+        return kinks + c * y.var(-1) + r * y.square().sum(-1)
+
+    with pytest.warns(regmax.ConvergenceWarning, match="30 × 30 multipliers.* up to 512"):
+        RegularizedMax(omega_of(value)).solve(0.3 * scores(4, 30))
 
 
 def test_a_maximum_that_bends_between_the_vertices_and_the_middle_has_kinks():
@@ -244,6 +272,20 @@ FUNCTIONS = {
     "topk": lambda u: u.topk(2).values.sum(-1) - u.topk(2, largest=False).values.sum(-1),
     "norm": lambda u: u.norm(p=1, dim=-1) + torch.norm(u, torch.inf, -1) + u.norm(dim=-1),
     "vector norm": lambda u: torch.linalg.vector_norm(u, torch.inf, dim=-1),
+    "of several dimensions": lambda u: (
+        torch.linalg.vector_norm(u.unflatten(-1, (2, 2)), torch.inf, (-2, -1))
+        + u.unsqueeze(-2).abs().sum((-2, -1))
+    ),
+    "linalg.norm": lambda u: (
+        torch.linalg.norm(u, ord=1, dim=-1) + torch.linalg.norm(u, torch.inf, -1, True).squeeze(-1)
+    ),
+    "pairwise_distance": lambda u: (
+        F.pairwise_distance(u, 0 * u, p=1) + F.pairwise_distance(u, 0 * u, p=torch.inf, eps=0)
+    ),
+    "aminmax": lambda u: u.aminmax(dim=-1).max - torch.aminmax(u, dim=-1)[0],
+    "fmax": lambda u: torch.fmax(u, u.flip(-1)) - torch.fmin(u, 0 * u),
+    "relu6": lambda u: F.relu6(u) + F.threshold(u, 0.1, 0.1),
+    "msort": lambda u: torch.msort(u.movedim(-1, 0))[2:].sum(0),
 }
 
 
@@ -260,6 +302,20 @@ def test_the_lagrangian_is_the_value_where_its_maxima_are_attained(name):
     slopes = [torch.autograd.functional.jacobian(f, y) for f in (omega.value, function)]
     torch.testing.assert_close(omega.value(y), function(y))
     torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("name", set(FUNCTIONS) - {"maximum", "l1_loss", "clamp", "hardtanh"})
+def test_other_names_of_a_maximum_are_solved(name):
+    """As their kinks are known: no answer between them is called separable, or not certified."""
+
+    def value(y):
+        term = FUNCTIONS[name](y - 0.2)
+        return gini(y) + 0.1 * (term.sum(-1) if term.ndim == y.ndim else term)
+
+    layer = RegularizedMax(omega_of(value))
+    solution = layer.solve(0.3 * scores(3, 4))
+    assert solution.converged.all()
+    assert "separable" not in layer.explain(scores(3, 4))
 
 
 def lines(a, b, lam):

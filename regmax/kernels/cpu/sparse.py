@@ -21,7 +21,7 @@ class Columns:
 
     def of(self, t: Tensor) -> Tensor:
         """t (…, S) at the columns, (…, k); any of its numbers beyond a row's columns."""
-        inside = torch.arange(self.index.shape[1], dtype=torch.int32) < self.counts
+        inside = torch.arange(self.index.shape[1], dtype=torch.int32, device="cpu") < self.counts
         return t.gather(-1, (self.index * inside).view(*t.shape[:-1], -1).long())
 
     def dots(self, a: Tensor, vectors: Tensor, fill: float) -> Tensor:
@@ -49,8 +49,8 @@ def averages(y: Tensor, vectors: Tensor, share: int) -> tuple[Tensor, Columns] |
     is not 0, or in a row more than twice as many."""
     (rows, d), (heads, keys, width) = y.shape, vectors.shape
     room = 2 * d // share
-    columns = torch.empty(rows, room + 2 * _LANES, dtype=torch.int32)
-    counts = torch.empty(rows, 1, dtype=torch.int32)
+    columns = torch.empty(rows, room + 2 * _LANES, dtype=torch.int32, device="cpu")
+    counts = torch.empty(rows, 1, dtype=torch.int32, device="cpu")
     out = y.new_empty(rows, width)
     _SUMS.run(0, y, columns, counts, vectors, out, room, rows // heads, keys, width)
     most = int(counts.max())

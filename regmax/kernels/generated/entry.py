@@ -18,6 +18,20 @@ from .tape import Ref, Step, function
 KINKED = {
     *("abs", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "amax", "where"),
     *("sign", "sgn", "masked_fill", "huber_loss", "softplus", "gt", "ge", "lt", "le", "eq", "ne"),
+    *(
+        "amin",
+        "aminmax",
+        "fmax",
+        "fmin",
+        "max",
+        "min",
+        "sort",
+        "topk",
+        "kthvalue",
+        "median",
+        "cummax",
+    ),
+    *("cummin", "threshold", "leaky_relu", "hardtanh", "prelu", "elu", "rrelu_with_noise"),
 }
 """Operations whose derivatives may jump."""
 

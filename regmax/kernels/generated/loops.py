@@ -3,9 +3,7 @@
 Each operation that PyTorch's autograd runs is a loop over the numbers of its result, which stay in
 one array ``w``. A view is no operation: it has its own strides. An operation that is linear and has
 no translation is the matrix that it is of.
-
-Sizes, offsets, strides, constants and tables are arguments, so that Ω that differ in numbers or in
-the length of a row share the code.
+Sizes, strides, constants and tables are arguments, so that Ω of other numbers shares the code.
 """
 
 from __future__ import annotations

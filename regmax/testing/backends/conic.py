@@ -87,7 +87,10 @@ def batches(task: Task) -> Iterator[tuple[Regularizer, Tensor, Tensor]]:
         if task.mask is not None:
             entries = (~task.mask[index]).to(torch.uint8).argsort(dim=-1, stable=True)[:, :count]
         omega = task.omega.with_tensors(
-            {k: torch.tensor(n, dtype=torch.float64) for k, n in numbers[members[0]].items()}
+            {
+                k: torch.tensor(n, dtype=torch.float64, device="cpu")
+                for k, n in numbers[members[0]].items()
+            }
         )
         yield omega, index, entries
 

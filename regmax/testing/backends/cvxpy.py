@@ -31,6 +31,10 @@ class Cvxpy(Conic):
                     conic.z.value = z.detach().double().cpu().numpy()
                     conic.problem.solve(solver="CLARABEL", **TIGHT)
                     found = conic.y.value
-                    values = torch.full_like(z, math.nan) if found is None else torch.tensor(found)
+                    values = (
+                        torch.full_like(z, math.nan)
+                        if found is None
+                        else torch.tensor(found, device="cpu")
+                    )
                     scatter(values.unsqueeze(0), y, i.reshape(1), where.unsqueeze(0))
         return [Answer("cvxpy Clarabel", y, None, time.perf_counter() - start, 1e-5, math.inf)]
