@@ -440,6 +440,16 @@ def test_a_warning_that_is_an_error_comes_once(install, monkeypatch):
         assert "gini" in regmax.available()
 
 
+def test_a_plugin_that_uses_regmax_while_it_loads(install, monkeypatch):
+    install("bad-dist", "bad_beside", "raise OSError('boom')")
+    source = "from regmax.functional import sparsemax\nassert 'gini' in regmax.available()\n"
+    install("early", "early_module", good() + source)
+    monkeypatch.setattr(module, "_loaded", functools.cache(module._loaded.__wrapped__))
+    with pytest.warns(PluginWarning, match="boom") as seen:
+        assert {"toy", "gini"} <= set(regmax.available())
+    assert [w.filename for w in seen] == [__file__]
+
+
 def test_entry_points_that_cannot_be_read_are_left_out(install, tmp_path, monkeypatch):
     install("odd-dist", "odd_points", "")
     (tmp_path / "odd_dist-1.2.dist-info" / "entry_points.txt").write_text("[console_scripts]\nx\n")
