@@ -200,7 +200,7 @@ class Registry:
         """The error for a name that no plugin offers, with a suggestion."""
         hint = "" if known else " No plugin is installed: install regmax itself (pip install -e .)."
         if self.faults:
-            hint += f" Failed plugins: {'; '.join(self.faults)}."
+            hint += f" Failed plugins: {clipped('; '.join(self.faults), 2000)}."
         means = {}
         if kind == "regularizer":
             means = {mapping: offers[0].name for mapping, offers in self.by_mapping.items()}
