@@ -89,7 +89,10 @@ def available(kind: str = "regularizer") -> list[str]:
 
 
 def regularizer(name: str, **hyperparameters: Any) -> Regularizer:
-    """The regularizer called ``name`` ("tv"), with its hyperparameters (``lam=0.1``)."""
+    """The regularizer called ``name`` ("tv"), with its hyperparameters (``lam=0.1``).
+
+    ``regmax.tv``, with the distribution in front, where another package uses the name too.
+    """
     omega: Regularizer = _made("regularizer", name, hyperparameters)
     return omega
 

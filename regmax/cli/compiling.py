@@ -58,7 +58,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compile, and print a line for each name."""
+    """Compile, and print a line for each name. Of all names, the status is 1 if one raises."""
     with needs("fast", "regmax compile"):
         importlib.import_module("numba")
         from ..kernels.cpu.compiling import CORES
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             tasks[name] = functools.partial(compile_kernels, omega)
     if not arguments.names:
         tasks["others"] = compile_others
-    width = max(map(len, tasks), default=0)
+    width, status = max(map(len, tasks), default=0), 0
     logger = logging.getLogger("regmax")
     level = logger.level
     logger.setLevel(logging.ERROR)  # this command says itself that it takes long
@@ -85,12 +85,17 @@ def run(arguments: argparse.Namespace) -> int:
                 with working(f"compiling {name}"):
                     seconds, method = each.result()
             except Exception as error:  # a plugin's code may raise anything
-                raise UsageError(f"{clipped(name, 80)}: {told(error)}") from error
+                reason = f"{clipped(name, 80)}: {told(error)}"
+                if arguments.names:
+                    raise UsageError(reason) from error
+                note(reason)
+                status = 1
+                continue
             print(f"{name:{width}}  {seconds:6.1f} s  {method}", flush=True)
     finally:
         pool.shutdown(cancel_futures=True)
         logger.setLevel(level)
-    return 0
+    return status
 
 
 def _timed(task: Callable[[], str]) -> tuple[float, str]:

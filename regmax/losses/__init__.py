@@ -25,8 +25,10 @@ def __getattr__(name: str) -> Any:
         if len(found) == 1:
             return _named(*found)
         if found:
+            table = registry().by_mapping
+            told = [f"{m!r} of {' and '.join(map(str, table[m]))}" for m in found]
             raise PluginError(
-                f"the loss name {name!r} stands for the mappings {' and '.join(found)}; use "
+                f"the loss name {name!r} stands for the mappings {' and '.join(told)}; use "
                 "regmax.FenchelYoungLoss(omega), or uninstall one of their plugins"
             )
         like = suggestion(name, __dir__())

@@ -77,7 +77,6 @@ def warn(message: str, category: type[Warning]) -> None:
         frame.f_lineno,
         space.get("__name__"),
         space.setdefault("__warningregistry__", {}),
-        space,
     )
 
 

@@ -18,6 +18,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import Any
@@ -201,7 +202,7 @@ class Registry:
         """The error for a name that no plugin offers, with a suggestion."""
         hint = "" if known else " No plugin is installed: install regmax itself (pip install -e .)."
         if self.faults:
-            hint += f" Failed plugins: {'; '.join(self.faults)}."
+            hint += f" Failed plugins: {clipped('; '.join(self.faults), 2000)}."
         means = {}
         if kind == "regularizer":
             means = {mapping: offers[0].name for mapping, offers in self.by_mapping.items()}
@@ -326,16 +327,26 @@ def instance(cls: type[Any], kind: str, name: str, hyper: dict[str, Any]) -> Any
 def registry() -> Registry:
     """The registry of this process, made on first use, when it warns of plugins at fault."""
     found = _loaded()
-    found.report()
+    if not _loading.get():
+        found.report()
     return found
+
+
+_loading = ContextVar("regmax_loading_plugins", default=False)
+"""Whether plugins are being loaded, whose own code may ask for the registry."""
 
 
 @functools.cache
 def _loaded() -> Registry:
     try:
-        return Registry(list(entry_points(group=GROUP)))
+        points = list(entry_points(group=GROUP))
     except Exception:  # a package that is no plugin may have entry points that cannot be read
-        return Registry([*_readable()])
+        points = list(_readable())
+    token = _loading.set(True)
+    try:
+        return Registry(points)
+    finally:
+        _loading.reset(token)
 
 
 def _readable() -> Iterator[EntryPoint]:

@@ -276,6 +276,22 @@ def test_a_name_of_two_classes_says_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "g" * 10**6,
+        "Tsallis(alpha='" + "a" * 10**6 + "')",
+        "Gini()" + " + Gini()" * 2000,
+        "(" * 10**6,
+    ],
+    ids=["name", "value", "terms", "depth"],
+)
+def test_messages_of_long_texts_are_short(text):
+    with pytest.raises((ValueError, regmax.PluginError)) as caught:
+        saving.made(text)
+    assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("Gini(", "cannot read"),

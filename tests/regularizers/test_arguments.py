@@ -95,6 +95,7 @@ def test_dim(dim, error, match):
         (-1, ValueError, r"gamma must be > 0; got -1"),
         (float("nan"), ValueError, r"gamma must be > 0; got nan"),
         (float("inf"), ValueError, r"gamma must be .*; got inf"),
+        (10**400, ValueError, r"gamma must be > 0 and finite; got an int beyond"),
         ("1", TypeError, r"gamma must be a number.*str"),
         (None, TypeError, r"gamma must be a number.*None"),
         (True, TypeError, r"gamma must be a number.*bool"),
