@@ -114,12 +114,14 @@ class Condition:
         entries; in long rows several entries that have no order are asked together.
         """
         z, smooth, eps = self.z, self.smooth, torch.finfo(self.z.dtype).eps
+        if not z.numel():
+            return False
         middle, d = simplex.generic(z), z.shape[-1]
         rows, blocks = z.numel() // d, min(d, curvature.DENSE_LIMIT)
         own = simplex.generic(z.new_empty(d)).argsort() % blocks
-        passes = torch.arange(-(-blocks // max(rows, 1)) * rows, device=z.device)
+        passes = torch.arange(-(-blocks // rows) * rows, device=z.device)
         finite = torch.zeros((), dtype=torch.bool, device=z.device)
-        for block in passes.view(-1, *z.shape[:-1], 1).split(max(1, CHUNK // max(z.numel(), 1))):
+        for block in passes.view(-1, *z.shape[:-1], 1).split(max(1, CHUNK // z.numel())):
             asked = own == block % blocks
             rest = torch.where(asked, 0, middle)
             rest = rest / rest.sum(-1, keepdim=True).clamp_min(eps)
