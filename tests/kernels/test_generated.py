@@ -307,7 +307,7 @@ def test_numbers_and_lengths_are_arguments_of_the_source_not_part_of_it(name):
 
 def test_another_number_asks_the_solver_only_where_the_code_is_new(monkeypatch):
     asked, by_reference = [], generated.by_reference
-    monkeypatch.setattr(generated, "PLANS", {})
+    generated.PLANS.clear()
     monkeypatch.setattr(generated, "_AGREED", {})
     monkeypatch.setattr(generated, "by_reference", lambda p: asked.append(1) or by_reference(p))
     omega, x = Scaled(), torch.randn(5, 4, dtype=F64)
@@ -799,8 +799,8 @@ def test_half_precision_and_float32_round_once():
 
 
 @pytest.mark.parametrize("mask", [None, torch.ones(3, 5, dtype=torch.bool)])
-def test_code_is_freed_with_the_last_that_may_call_it(mask, monkeypatch):
-    monkeypatch.setattr(generated, "PLANS", {})
+def test_code_is_freed_with_the_last_that_may_call_it(mask):
+    generated.PLANS.clear()
     x = torch.randn(3, 5, dtype=F64, requires_grad=True)
     layer = regmax.RegularizedMax(Scaled())
     want = torch.autograd.grad(layer(x)[:, 0].sum(), x)[0]
