@@ -88,7 +88,8 @@ def argmax(rows: Rows, settings: Settings, alike: bool = False) -> tuple[Tensor,
             return None
         finally:
             del kernel.rows
-    return y, kernel.result
+    result, kernel.result = kernel.result, None  # y keeps the kernel: it must not keep y
+    return y, result
 
 
 def under_transform(rows: Rows, settings: Settings) -> Tensor | None:
