@@ -145,9 +145,9 @@ def attention(
                 *(_number(scale, q), enable_gqa, diagonal, dropout_p, certify),
             )
             whole = chunks.all_scores(q, k, enable_gqa)
-            if isinstance(mask, Tensor):
+            if chunks.misses(mask, queries):
                 _check_mask(mask, whole)
-            if sink is not None:
+            if chunks.misses(sink, queries):
                 _beside(sink, whole)
             return chunks.attended(plan, chunk, q, k, v, omega, (mask, gamma, sink))
     return attend(q, k, v, omega, mask, gamma, sink, None)

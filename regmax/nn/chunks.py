@@ -253,6 +253,11 @@ def _rows(t: Any, i: int, j: int, queries: int) -> Any:
     return t
 
 
+def misses(t: Any, queries: int) -> bool:
+    """Whether t has rows that are neither one for all queries nor one for each."""
+    return isinstance(t, Tensor) and t.ndim >= 2 and t.shape[-2] not in (1, queries)
+
+
 def all_scores(q: Tensor, k: Tensor, enable_gqa: bool) -> Tensor:
     """A tensor of the shape of all scores, in no memory."""
     own, others = (t.shape[: -3 if enable_gqa else -2] for t in (q, k))
@@ -266,7 +271,8 @@ def _check_rows(omega: Regularizer, scores: Tensor, gamma: Any, chunk: int) -> N
     queries, keys = scores.shape[-2:]
     declared = omega.per_row_tensors()
     for name, t in {"gamma": gamma, **declared}.items():
-        arguments.aligned(name, t, scores, scores.ndim - 1)
+        if misses(t, queries):
+            arguments.aligned(name, t, scores, scores.ndim - 1)
     sizes = {min(chunk, queries), queries % chunk} - {0, 1}
     for name, t in omega.tensors(fixed=True).items():
         if name not in declared and t.ndim >= 2 and t.shape[-2] in sizes:
