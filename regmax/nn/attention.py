@@ -144,6 +144,11 @@ def attention(
                 lambda weights, v, g: _pulled(weights, v, g, enable_gqa),
                 *(_number(scale, q), enable_gqa, diagonal, dropout_p, certify),
             )
+            whole = chunks.all_scores(q, k, enable_gqa)
+            if chunks.misses(mask, queries):
+                _check_mask(mask, whole)
+            if chunks.misses(sink, queries):
+                _beside(sink, whole)
             return chunks.attended(plan, chunk, q, k, v, omega, (mask, gamma, sink))
     return attend(q, k, v, omega, mask, gamma, sink, None)
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ..kernels import transforms
 from ..mapping.forward import has_formula
 from ..mapping.rows import HALF
+from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer
 from . import support
 from .learnable import Learnable
@@ -78,6 +79,7 @@ def attended(
             f"chunk must be None for {present!r}: its tensor {unclear!r} has {queries} rows, one "
             "for each query or none, and is not among its hyperparameters"
         )
+    _check_rows(present, all_scores(q, k, plan.enable_gqa), own[1], chunk)
     inside = present.tensors() | present.per_row_tensors()
     parts = Parts(plan, present, tuple(inside), chunk, queries, k.shape[-2])
     found: Tensor = _Chunks.apply(parts, q, k, v, *own, *inside.values())  # type: ignore[no-untyped-call]
@@ -249,6 +251,36 @@ def _rows(t: Any, i: int, j: int, queries: int) -> Any:
     if isinstance(t, Tensor) and t.ndim >= 2 and t.shape[-2] == queries > 1:
         return t[..., i:j, :]
     return t
+
+
+def misses(t: Any, queries: int) -> bool:
+    """Whether t has rows that are neither one for all queries nor one for each."""
+    return isinstance(t, Tensor) and t.ndim >= 2 and t.shape[-2] not in (1, queries)
+
+
+def all_scores(q: Tensor, k: Tensor, enable_gqa: bool) -> Tensor:
+    """A tensor of the shape of all scores, in no memory."""
+    own, others = (t.shape[: -3 if enable_gqa else -2] for t in (q, k))
+    batch = (*torch.broadcast_shapes(own, others), *q.shape[len(own) : -2])
+    return q.new_empty(()).expand(*batch, q.shape[-2], k.shape[-2])
+
+
+def _check_rows(omega: Regularizer, scores: Tensor, gamma: Any, chunk: int) -> None:
+    """Refuse what has one row for each query of a chunk, and would serve each chunk: as without
+    chunks."""
+    queries, keys = scores.shape[-2:]
+    declared = omega.per_row_tensors()
+    for name, t in {"gamma": gamma, **declared}.items():
+        if misses(t, queries):
+            arguments.aligned(name, t, scores, scores.ndim - 1)
+    sizes = {min(chunk, queries), queries % chunk} - {0, 1}
+    for name, t in omega.tensors(fixed=True).items():
+        if name not in declared and t.ndim >= 2 and t.shape[-2] in sizes:
+            y = t.new_full((max(sizes) + 1, keys), 1 / keys)
+            try:
+                omega.value(y)
+            except RuntimeError as error:
+                arguments.refuse_length(omega.leaves(), y, 1, error)
 
 
 def _unclear(omega: Regularizer, queries: int) -> str | None:

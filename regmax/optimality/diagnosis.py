@@ -17,7 +17,7 @@ from ..kernels import decisions, simplex
 from ..kernels.simplex import row_dot
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
-from ..regularizers.kinks import Kinks, TooMany
+from ..regularizers.kinks import MOST, Kinks, TooMany
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Definition, like
 from . import convexity
@@ -326,7 +326,11 @@ def _unsolved(problem: Problem) -> str:
         with Kinks(None, None):
             value_of(problem.omega, simplex.generic(problem.z), problem.mask)
     except TooMany as error:
-        return f"{error}: write it as a regmax.Penalty"
+        k, n = error.args
+        return (
+            f"a sort or topk of {k} of {n} entries takes {k} × {n} multipliers, and regmax solves "
+            f"its kinks with up to {MOST}: write it as a regmax.Penalty"
+        )
     return "write the kink as a regmax.Penalty, or smooth it, √(t² + 1e-6) for |t|"
 
 

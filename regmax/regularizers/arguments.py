@@ -57,12 +57,14 @@ def entries(x: Tensor, dim: int, wanted: int | None, who: Any) -> None:
 
 
 def refuse_length(parts: Iterable[Any], x: Tensor, dim: int, error: RuntimeError) -> None:
-    """Raise ValueError if one of the ``parts`` of an Ω requires rows of another length than ``x``.
+    """Raise ValueError if one of the ``parts`` of an Ω requires rows of another length than ``x``,
+    or other rows.
 
     The candidate lengths are the sizes in the text of ``error``. A part requires a length if its
-    value can be computed for rows of that length and not for ``x``.
+    value can be computed for rows of that length and not for ``x``; other rows, which one of its
+    tensors has, in the same way.
     """
-    d = x.shape[-1]
+    d, batch = x.shape[-1], tuple(x.shape[:-1])
     lengths = dict.fromkeys(int(n) for n in re.findall(r"(?<!\d)[1-9]\d{0,5}(?!\d)", str(error)))
     for part in parts:
         for n in lengths:
@@ -72,12 +74,19 @@ def refuse_length(parts: Iterable[Any], x: Tensor, dim: int, error: RuntimeError
                     f"{name}.value(y) takes rows of {n} entries, and x has {d} along dim={dim} "
                     f"({error}). Set entries = {n} in {name}: rows are then checked by name"
                 ) from None
+        for key, t in part.tensors(fixed=True).items() if hasattr(part, "tensors") else ():
+            own = tuple(t.shape[:-1])
+            if own not in ((), batch) and _takes(part, x, d, own) and not _takes(part, x, d, batch):
+                raise ValueError(
+                    f"{key} must have one row for each row of x, or broadcast to them: {key} has "
+                    f"shape {tuple(t.shape)}, and x has rows {batch} of {d} entries ({error})"
+                ) from None
 
 
-def _takes(part: Any, x: Tensor, n: int) -> bool:
-    """Whether the value of a part can be computed for a row of n entries."""
+def _takes(part: Any, x: Tensor, n: int, batch: tuple[int, ...] = (1,)) -> bool:
+    """Whether the value of a part can be computed for rows of n entries."""
     try:
-        return bool(part.value(x.new_full((1, n), 1 / n)).shape == (1,))
+        return bool(part.value(x.new_full((*batch, n), 1 / n)).shape == batch)
     except Exception:  # a plugin's code may raise anything
         return False
 

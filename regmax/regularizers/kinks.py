@@ -93,7 +93,7 @@ class Capped:
 
 
 class TooMany(Exception):
-    """More multipliers than ``MOST``."""
+    """More multipliers than ``MOST``: of the k largest of n entries in order, with k and n."""
 
 
 class Kinks(TorchFunctionMode):
@@ -159,11 +159,7 @@ class Kinks(TorchFunctionMode):
     def ordered(self, u: Tensor, k: int) -> Tensor:
         """The k largest entries in order, (…, k): the differences of the sums of the largest."""
         if k * u.shape[-1] > MOST:
-            size = u.shape[-1]
-            raise TooMany(
-                f"a sort or topk of {k} of {size} entries takes {k} × {size} multipliers, and "
-                f"regmax solves its kinks with up to {MOST}"
-            )
+            raise TooMany(k, u.shape[-1])
         sums, total = self.largest(u, range(1, min(k + 1, u.shape[-1]))), u.sum(-1, keepdim=True)
         sums = torch.cat([sums, total], -1) if k == u.shape[-1] else sums
         return torch.cat([sums[..., :1], sums.diff(dim=-1)], -1)

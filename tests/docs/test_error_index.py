@@ -29,6 +29,7 @@ REASONS = {
     "_not_convex",
     "_not_bent",
     "_jump",
+    "_unsolved",
     "_flat",
     "gathers",  # what happens to rows on several devices
     "run_checks",  # what its AssertionError lists

@@ -526,6 +526,33 @@ def test_chunks_change_nothing(omega, mask):
             torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", [None, 2, 4])
+@pytest.mark.parametrize("what", ["declared", "hidden", "gamma", "attn_mask", "sink"])
+def test_one_row_for_each_query_of_a_chunk_is_refused(what, chunk):
+    """With 6 queries nothing of 2 rows broadcasts; it would serve each chunk of 2."""
+    rows, given, omega = torch.rand(2, 1, dtype=F64) + 0.5, {}, Cubes()
+    if what == "declared":
+        omega = regmax.regularizer("tsallis", alpha=rows + 1)
+    elif what == "hidden":
+        omega = PerQuery(rows * torch.ones(5, dtype=F64))
+    else:
+        given[what] = rows * torch.ones(5, dtype=F64) if what == "attn_mask" else rows
+    q, k = normal(6, 3), normal(5, 3)
+    with pytest.raises(ValueError, match="broadcast to"):
+        attention(q, k, k, omega, chunk=chunk, **given)
+
+
+def test_a_matrix_inside_omega_with_as_many_rows_as_a_chunk():
+    class Mapped(PerQuery):
+        separable = False
+
+        def value(self, y):
+            return y.square().sum(-1) + (y @ self.w.mT).square().sum(-1)
+
+    omega, q, k = Mapped(normal(2, 5)), normal(6, 3), normal(5, 3)
+    torch.testing.assert_close(*(attention(q, k, k, omega, chunk=c) for c in (2, None)))
+
+
 def test_long_sequences_take_chunks(monkeypatch):
     """By their size, where autograd records and where it does not; learnt α and half precision."""
     monkeypatch.setattr(chunks, "SCORES", {"cpu": 64})

@@ -66,12 +66,15 @@ def inverse_trace(a: Any, n: int, ld: int, own: Any) -> float:
 def hessian(n: int, on: Any, h: Any, form: Any, ld: int, a: Any) -> None:
     """∇²Ω on the entries ``on``, plus a multiple of 11ᵀ, which changes nothing on Δ and makes a
     matrix that is positive definite along Δ positive definite. It is as small as the softest
-    entries, whose digits it would hide."""
-    shift, size = np.inf, np.inf
+    entries, whose digits it would hide; along Δ one of them at most may be flat."""
+    least, second = np.inf, np.inf
     for j in range(n):
-        own = form[on[j] * ld + on[j]]
-        shift, size = min(shift, own + h[on[j]]), min(size, abs(own) if own != 0.0 else np.inf)
-    shift = max(shift, 1e-3 * size if size < np.inf else 0.0)
+        bent = form[on[j] * ld + on[j]] + h[on[j]]
+        if bent < least:
+            least, second = bent, least
+        elif bent < second:
+            second = bent
+    shift = max(least, 1e-3 * second if second < np.inf else 0.0)
     for j in range(n):
         i = on[j]
         for k in range(j + 1):
