@@ -222,7 +222,7 @@ class TestNames:
             ("oscar(exact=False) + gini", "is an approximation"),
             ("__import__('os').system('exit 1')", "cannot read"),
             ("(lambda: gini)()", "cannot read"),
-            ("gini.__class__()", "cannot read"),
+            ("gini.__class__()", "no regularizer or penalty is named .gini.__class__"),
             ("(gini + 1j)", "cannot read '1j'"),
             ("(\0)", "cannot read"),
             ("+".join(["gini"] * 5000), "gini"),
