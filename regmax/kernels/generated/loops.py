@@ -28,6 +28,7 @@ _HEAD = (
     "places = memory.longs(memory.address_of(tables))",
     "q = memory.pointer(memory.address_of(numbers), whole[2], numbers)",
 )
+_ALONE = re.compile(r"\b[wqy]\[[k\d]\d*\]")
 _NEW = FILLED | {"new_zeros", "new_ones", "new_full", "empty_like"}
 _CONTRACTED = {"mm": ("ik", "kj", "ij"), "bmm": ("bik", "bkj", "bij"), "mv": ("ik", "k", "i")} | {
     "dot": ("k", "k", ""),
@@ -127,18 +128,21 @@ class _Writer:
         self.room = 0
         self.arrays: dict[int, _Array] = {}
         self.owners: dict[int, tuple[str, int]] = {}  # by storage
+        self.width = 0
+        self.width = self.whole(tape.values[0].numel())
         self.arrays[0] = self._owned(0, "y", 0)
         self.arrays[1] = self._owned(1, "w", 0)
         self.room, first = tape.values[0].numel(), 0
         for k in range(2, given):
             self.arrays[k] = self._owned(k, "q", first)
             first += tape.values[k].numel()
-        self.width = self.whole(self.room)
 
     def whole(self, n: int) -> int:
         """A size, offset or stride, which is an argument."""
         if n in (0, 1) or isinstance(n, _Whole):
             return n
+        if n == self.width:
+            return self.width
         found, k = _Whole(n), len(self.program.whole)
         found.name = f"k{k}"
         self.head[found.name] = f"whole[{k}]"
@@ -242,14 +246,14 @@ class _Writer:
         self.room += own.numel()
         return found
 
-    def _loops(self, sizes: Sequence[int], line: str) -> list[str]:
-        """The line for all indices."""
+    def _loops(self, sizes: Sequence[int], *body: str) -> list[str]:
+        """The lines for all indices."""
         lines, depth = [], 0
         for k, n in enumerate(sizes):
             if n != 1:
                 lines.append("    " * depth + f"for i{k} in range({_text(n)}):")
                 depth += 1
-        return [*lines, "    " * depth + line]
+        return [*lines, *("    " * depth + line for line in body)]
 
     def _step(self, step: Step) -> None:
         name, args, kwargs = step.name, step.args, dict(step.kwargs)
@@ -289,7 +293,18 @@ class _Writer:
             self._linear(step, out)
 
     def _put(self, sizes: Sequence[int], place: str, text: str, sign: str = "=") -> None:
-        self.lines += self._loops(sizes, f"{place} {sign} {text}")
+        inner = max((k for k, n in enumerate(sizes) if n != 1), default=0)
+        if self._loops(sizes):  # what does not vary is read before, as the results may be there
+            alone = [one for one in dict.fromkeys(_ALONE.findall(text)) if one != place]
+            for k, one in enumerate(alone):
+                self.lines.append(f"a{k} = {one}")
+                text = text.replace(one, f"a{k}")
+        if sign != "+=" or f"i{inner}" in re.findall(r"\w+", place) or not sizes:
+            self.lines += self._loops(sizes, f"{place} {sign} {text}")
+            return
+        loop = f"for i{inner} in range({_text(sizes[inner])}):"  # the sum stays in a register
+        body = f"total = {place}", loop, f"    total += {text}", f"{place} = total"
+        self.lines += self._loops(sizes[:inner], *body)
 
     def _fill(self, out: _Array, text: str) -> None:
         self._put(out.shape, out.at(out.shape), text)
@@ -313,8 +328,8 @@ class _Writer:
         def at(array: _Array, own: str) -> str:
             return array.at(array.shape, [place[c] for c in own])
 
-        line = f"{at(out, result)} += {at(left, one)} * {at(right, other)}"
-        self.lines += self._loops([sizes[c] for c in letters], line)
+        text = f"{at(left, one)} * {at(right, other)}"
+        self._put([sizes[c] for c in letters], at(out, result), text, "+=")
 
     def _operand(self, ref: Ref) -> _Array:
         found = self._known(ref)
