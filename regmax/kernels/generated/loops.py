@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arrays import Array, Whole, shown
 from .linear import WIDEST, matrices
 from .source import TRANSLATED, constant, derivative, expression
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
@@ -77,56 +78,13 @@ class Program:
         return source
 
 
-class _Whole(int):
-    """A number that the source has by a name."""
-
-    name: str
-
-
-class _Array:
-    """A tensor in the source: an array with an offset and strides."""
-
-    def __init__(
-        self, name: str, shape: Sequence[int], offset: int, strides: Sequence[int]
-    ) -> None:
-        self.name, self.shape, self.offset = name, tuple(shape), offset
-        self.strides = tuple(strides)
-
-    def at(self, sizes: Sequence[int] | None = None, names: Sequence[str] | None = None) -> str:
-        """The number at the indices i0, i1, …, or ``names``, of a tensor with these sizes, to which
-        this one broadcasts."""
-        sizes = self.shape if sizes is None else sizes
-        names = names or [f"i{k}" for k in range(len(sizes))]
-        missing = len(sizes) - len(self.shape)
-        parts = [_text(self.offset)] if self.offset else []
-        for k, (own, stride) in enumerate(zip(self.shape, self.strides, strict=True), missing):
-            if own > 1 and stride:
-                parts.append(names[k] if stride == 1 else f"{_text(stride)} * {names[k]}")
-        return f"{self.name}[{' + '.join(parts) or '0'}]"
-
-    def flat(self) -> _Array:
-        """The last dimension alone."""
-        return _Array(self.name, self.shape[-1:], self.offset, self.strides[-1:])
-
-    def places(self) -> Tensor:
-        """Where each number is after the first, in the order of its indices."""
-        total = torch.zeros((), dtype=torch.int64, device="cpu")
-        for own, stride in zip(self.shape, self.strides, strict=True):
-            total = total.unsqueeze(-1) + stride * torch.arange(own, device="cpu")
-        return total.flatten()
-
-
-def _text(n: int) -> str:
-    return n.name if isinstance(n, _Whole) else str(n)
-
-
 class _Writer:
     def __init__(self, tape: Tape, given: int, program: Program) -> None:
         self.tape, self.program = tape, program
         self.lines: list[str] = []
         self.head: dict[str, str] = {}
         self.room = 0
-        self.arrays: dict[int, _Array] = {}
+        self.arrays: dict[int, Array] = {}
         self.owners: dict[int, tuple[str, int]] = {}  # by storage
         self.width = 0
         self.width = self.whole(tape.values[0].numel())
@@ -139,22 +97,22 @@ class _Writer:
 
     def whole(self, n: int) -> int:
         """A size, offset or stride, which is an argument."""
-        if n in (0, 1) or isinstance(n, _Whole):
+        if n in (0, 1) or isinstance(n, Whole):
             return n
         if n == self.width:
             return self.width
-        found, k = _Whole(n), len(self.program.whole)
+        found, k = Whole(n), len(self.program.whole)
         found.name = f"k{k}"
         self.head[found.name] = f"whole[{k}]"
         self.program.whole.append(n)
         return found
 
-    def _array(self, name: str, like: Tensor, offset: int, strides: Sequence[int]) -> _Array:
+    def _array(self, name: str, like: Tensor, offset: int, strides: Sequence[int]) -> Array:
         """An array of a tensor's shape."""
         shape, *places = (tuple(map(self.whole, each)) for each in (like.shape, strides, [offset]))
-        return _Array(name, shape, places[1][0], places[0])
+        return Array(name, shape, places[1][0], places[0])
 
-    def _owned(self, at: int, name: str, offset: int) -> _Array:
+    def _owned(self, at: int, name: str, offset: int) -> Array:
         """A new array for the numbers of a tensor, as its storage has them."""
         t = self.tape.values[at]
         dense = (
@@ -175,7 +133,7 @@ class _Writer:
         found = self._known(result)
         text = self._text(result) if found is None else found.flat().at((self.width,))
         self.lines += self._loops((self.width,), f"out[i0] = {text}")
-        body = [f"for i in range({_text(self.width)}):", "    w[i] = 0.0", "w[n] = 1.0"]
+        body = [f"for i in range({shown(self.width)}):", "    w[i] = 0.0", "w[n] = 1.0"]
         body += self.lines
         used = set(re.findall(r"\b[ck]\d+\b", "\n".join(body)))
         # before all loops: a number could change by what they write, as far as LLVM knows
@@ -185,7 +143,7 @@ class _Writer:
 
     # -- arguments -----------------------------------------------------------------------------
 
-    def _known(self, ref: Ref) -> _Array | None:
+    def _known(self, ref: Ref) -> Array | None:
         """The array of what depends on y, v or the inputs."""
         if ref.at in self.arrays:
             return self.arrays[ref.at]
@@ -216,7 +174,7 @@ class _Writer:
         self.head[f"c{k}"] = f"constants[{k}]"
         return f"c{k}"
 
-    def _table(self, t: Tensor) -> _Array:
+    def _table(self, t: Tensor) -> Array:
         """Numbers that do not depend on y."""
         if t.numel() > 16 * WIDEST:
             raise Unknown(f"it uses a tensor of more than {16 * WIDEST} numbers that is not Ω's")
@@ -231,7 +189,7 @@ class _Writer:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def _new(self, at: int) -> _Array:
+    def _new(self, at: int) -> Array:
         numel = self.tape.values[at].numel()
         if numel > WIDEST:
             raise Unknown(f"a tensor on the way has more than {WIDEST} numbers")
@@ -239,7 +197,7 @@ class _Writer:
         self.room += numel
         return found
 
-    def _temporary(self, like: _Array) -> _Array:
+    def _temporary(self, like: Array) -> Array:
         """Room for as many numbers as ``like`` has."""
         own = torch.empty(like.shape, device="cpu")
         found = self._array("w", own, self.room, own.stride())
@@ -251,7 +209,7 @@ class _Writer:
         lines, depth = [], 0
         for k, n in enumerate(sizes):
             if n != 1:
-                lines.append("    " * depth + f"for i{k} in range({_text(n)}):")
+                lines.append("    " * depth + f"for i{k} in range({shown(n)}):")
                 depth += 1
         return [*lines, *("    " * depth + line for line in body)]
 
@@ -302,14 +260,14 @@ class _Writer:
         if sign != "+=" or f"i{inner}" in re.findall(r"\w+", place) or not sizes:
             self.lines += self._loops(sizes, f"{place} {sign} {text}")
             return
-        loop = f"for i{inner} in range({_text(sizes[inner])}):"  # the sum stays in a register
+        loop = f"for i{inner} in range({shown(sizes[inner])}):"  # the sum stays in a register
         body = f"total = {place}", loop, f"    total += {text}", f"{place} = total"
         self.lines += self._loops(sizes[:inner], *body)
 
-    def _fill(self, out: _Array, text: str) -> None:
+    def _fill(self, out: Array, text: str) -> None:
         self._put(out.shape, out.at(out.shape), text)
 
-    def _contracted(self, step: Step, out: _Array) -> None:
+    def _contracted(self, step: Step, out: Array) -> None:
         """Products of matrices."""
         if step.kwargs:
             raise Unknown(f"{step.op} has no translation with these arguments")
@@ -325,17 +283,17 @@ class _Writer:
         sizes = dict(zip(one + other, left.shape + right.shape, strict=True))
         place = {c: f"i{k}" for k, c in enumerate(letters)}
 
-        def at(array: _Array, own: str) -> str:
+        def at(array: Array, own: str) -> str:
             return array.at(array.shape, [place[c] for c in own])
 
         text = f"{at(left, one)} * {at(right, other)}"
         self._put([sizes[c] for c in letters], at(out, result), text, "+=")
 
-    def _operand(self, ref: Ref) -> _Array:
+    def _operand(self, ref: Ref) -> Array:
         found = self._known(ref)
         return self._table(self.tape.values[ref.at].detach()) if found is None else found
 
-    def _over(self, step: Step, source: _Array, out: _Array) -> tuple[_Array, int]:
+    def _over(self, step: Step, source: Array, out: Array) -> tuple[Array, int]:
         """The result with the dimensions of the source, and how many numbers each is of."""
         place = 2 if step.name == "linalg_vector_norm" else 1
         dims = step.args[place] if len(step.args) > place else None
@@ -350,10 +308,10 @@ class _Writer:
         for k in range(n):
             stride = next(rest) if kept or k not in over else 0
             strides.append(0 if k in over else stride)
-        wide = _Array(out.name, source.shape, out.offset, strides)
+        wide = Array(out.name, source.shape, out.offset, strides)
         return wide, math.prod(source.shape[k] for k in over)
 
-    def _reduced(self, step: Step, source: _Array, out: _Array) -> None:
+    def _reduced(self, step: Step, source: Array, out: Array) -> None:
         wide, count = self._over(step, source, out)
         sizes = source.shape
         all_ = out.shape
@@ -383,7 +341,7 @@ class _Writer:
             if step.name == "mean":
                 self._put(all_, place, self._text(count), "/=")
 
-    def _variance(self, step: Step, source: _Array, out: _Array) -> None:
+    def _variance(self, step: Step, source: Array, out: Array) -> None:
         wide, count = self._over(step, source, out)
         middle = self._temporary(out)
         self._reduced(Step(step.at, aten.mean.dim, step.args[:2], {}), source, middle)
@@ -396,13 +354,13 @@ class _Writer:
         of = f"{own} / {self._text(max(count - less, 0))}"
         self._put(out.shape, own, of if step.name == "var" else f"math.sqrt({of})")
 
-    def _total(self, out: _Array, dim: int) -> _Array:
+    def _total(self, out: Array, dim: int) -> Array:
         """Room for one number for all along ``dim``."""
         each = list(out.shape)
         each[dim] = 1
-        return self._temporary(_Array("w", each, 0, out.strides))
+        return self._temporary(Array("w", each, 0, out.strides))
 
-    def _softmax(self, step: Step, source: _Array, out: _Array) -> None:
+    def _softmax(self, step: Step, source: Array, out: Array) -> None:
         logs = Step(step.at, aten.logsumexp.default, (step.args[0], [step.args[1]]), {})
         total = self._total(out, step.args[1])
         self._reduced(logs, source, total)
@@ -410,7 +368,7 @@ class _Writer:
         text = text if step.name == "_log_softmax" else f"math.exp({text})"
         self._put(out.shape, out.at(out.shape), text)
 
-    def _softmax_back(self, step: Step, out: _Array) -> None:
+    def _softmax_back(self, step: Step, out: Array) -> None:
         """s (g − Σ g s), or g − exp(s) Σ g."""
         g, s = (self._operand(a).at(out.shape) for a in step.args[:2])
         total = self._total(out, step.args[2])
@@ -420,7 +378,7 @@ class _Writer:
         text = f"{g} - math.exp({s}) * {at}" if logs else f"{s} * ({g} - {at})"
         self._put(out.shape, out.at(out.shape), text)
 
-    def _linear(self, step: Step, out: _Array) -> None:
+    def _linear(self, step: Step, out: Array) -> None:
         """An operation that is linear in what depends on y, by its matrix."""
         refs = list(dict.fromkeys(ref for ref in step.refs() if self._known(ref)))
         if any(self.arrays[ref.at].name == "numbers" for ref in refs):
@@ -430,6 +388,6 @@ class _Writer:
             array, (rows, columns) = self.arrays[ref.at], matrix.nonzero().unbind(1)
             given = out.places()[rows], array.places()[columns], matrix[rows, columns]
             to, at, by = (self._table(t).at() for t in given)
-            to, at = f"{_text(out.offset)} + {to}", f"{_text(array.offset)} + {at}"
+            to, at = f"{shown(out.offset)} + {to}", f"{shown(array.offset)} + {at}"
             sizes = (self.whole(len(rows)),)
             self.lines += self._loops(sizes, f"w[{to}] += {by} * {array.name}[{at}]")
