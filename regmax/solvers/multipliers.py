@@ -212,7 +212,7 @@ def _tied(
         replace(certificate, error_bound=bound),
         "newton steps on kinks",
         augmented,
-        _bound(*bent, y),
+        _bound(*bent, y) & (bound < torch.inf),
         bent,
     )
 

@@ -171,19 +171,22 @@ def test_maxima_that_do_not_depend_on_y_stay():
     assert got.sum().item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", ["above", "clamp", "exponential"])
-def test_rows_that_the_first_step_leaves_where_they_are(name):
-    """The curvature is that of the multipliers found, not of those that the steps begin with."""
+def test_rows_that_the_first_step_leaves_where_they_are(name, masked):
+    """The curvature is that of the multipliers found, not of those that the steps begin with, nor
+    of a row that the steps lost and that another solver found at the same place."""
     value, bend = {
         "above": (lambda y: torch.relu(y - 0.1).square().sum(-1) / 2, 2.0),
         "clamp": (lambda y: y.clamp(min=0.2).square().sum(-1) / 2, 2.0),
         "exponential": (lambda y: torch.relu(y - 0.1).exp().sum(-1), 1 + np.exp(0.15)),
     }[name]
-    x, v = torch.zeros(2, 4, dtype=F64, requires_grad=True), scores(2, 4, 1)
+    x, v = torch.zeros(2, 4 + masked, dtype=F64, requires_grad=True), scores(2, 4, 1)
+    mask = torch.arange(4 + masked) < 4
     with kernels.reference():
-        y = RegularizedMax(omega_of(lambda y: gini(y) + value(y)))(x)
-    (got,) = torch.autograd.grad(y, x, v)
-    torch.testing.assert_close(got, (v - v.mean(-1, keepdim=True)) / bend)
+        y = RegularizedMax(omega_of(lambda y: gini(y) + value(y)))(x, mask)
+    (got,) = torch.autograd.grad(y[:, :4], x, v)
+    torch.testing.assert_close(got[:, :4], (v - v.mean(-1, keepdim=True)) / bend)
 
 
 def test_second_derivatives_are_refused_on_kinks_alone():
