@@ -129,8 +129,9 @@ def blocks_of(
         value[b] = max(value[b] - tau, 0.0)
         whole += value[b] * sizes[b]
     if abs(whole - 1.0) > common.EPS * math.sqrt(used):
+        rest = (whole - 1.0) / first  # small values have the digits for it
         for b in range(used):
-            value[b] /= whole
+            value[b] = max(value[b] - rest, 0.0)
     return used
 
 
