@@ -40,8 +40,8 @@ _PLANS = 256
 """Plans at most: each keeps its compiled code, of some 0.1 MB."""
 _TRIALS = 3
 _AGREED: dict[Any, None] = {}
-"""The code of kernels that gave the answers of the solver: with other numbers only derivatives are
-compared."""
+"""Classes of Ω, with the code of kernels that gave the answers of the solver, which tests what a
+class declares: with other numbers only derivatives are compared."""
 _OTHER = (
     "its value is not a function of y and the attributes of Ω alone",
     "its value reads numbers of a tensor, and is another function at other y",
@@ -204,7 +204,8 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             plan = Plan(kernel, traced, kept, y, others, [], trial)
-            if kernel.code in _AGREED and solved is None:
+            known = type(omega), kernel.code
+            if known in _AGREED and solved is None:
                 found = compared(plan, inputs, rows, problem, None)
                 if found is not None:
                     return found
@@ -212,7 +213,7 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
             if isinstance(found, Plan):
                 if len(_AGREED) >= 512:
                     _AGREED.clear()
-                _AGREED[kernel.code] = None
+                _AGREED[known] = None
             return found
     except Unknown as error:
         return f"no kernel is made of its value: {error}"

@@ -248,6 +248,7 @@ def test_a_declared_strong_convexity_outranks_an_estimate():
 
 
 def test_a_declared_strong_convexity_is_checked():
+    RegularizedMax(omega_of(square))(draw(4, 5))  # the same value, which declares nothing
     with pytest.raises(RegularizerError, match=r"strong_convexity.*3"):
         RegularizedMax(omega_of(square, strong_convexity=3.0))(draw(4, 5))
     stretched = omega_of(
