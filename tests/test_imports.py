@@ -150,6 +150,23 @@ def test_no_file_holds_two_ideas():
         assert len(path.read_text().splitlines()) <= 420, path.name
 
 
+FUNCTIONS = 15
+"""Π_Ω, its product with J, its derivatives on kinks and max_Ω; shards (2); the prox of a composition;
+losses (3); attention (3); products whose bits do not depend on the batch (2)."""
+
+
+def test_one_function_differentiates():
+    """A new method needs no autograd.Function of its own: this number falls."""
+    found = [
+        node.name
+        for path in [*MODULES.values(), *plugin_files()]
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any("autograd.Function" in ast.unparse(base) for base in node.bases)
+    ]
+    assert len(found) == FUNCTIONS, found
+
+
 FACTORIES = {
     *("arange", "as_tensor", "asarray", "empty", "empty_strided", "eye", "full", "linspace"),
     *("logspace", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "zeros"),

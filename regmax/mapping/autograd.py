@@ -1,13 +1,7 @@
-"""Backward of Π_Ω and max_Ω where a closed form in PyTorch or a solver found y, without gradients.
-
-Backward consists of differentiable operations on y* itself (:mod:`regmax.optimality.jacobian`), so
-it can be differentiated again. Transforms (torch.func, forward mode, compile) do not use it:
-:func:`newton_steps` gives them the same derivatives.
-"""
+"""Derivatives of Π_Ω under transforms and on kinks of Ω, and those of max_Ω."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,46 +16,14 @@ from ..optimality.jacobian import (
     movable,
     tied_products,
 )
-from ..regularizers.curvature import Inverse
 from ..regularizers.kinks import Augmented
-from ..regularizers.penalty import Penalty, penalty_of, smooth_part, structured, value_of, who
+from ..regularizers.penalty import penalty_of, smooth_part, structured, value_of, who
 from ..regularizers.regularizer import Regularizer, frozen
 
 
-def attach(
-    y: Tensor,
-    z: Tensor,
-    omega: Regularizer,
-    mask: Tensor | None,
-    inverse: Callable[[Tensor], Inverse | None] | None = None,
-) -> Tensor:
-    """y = Π_Ω(x), found without gradients, made a differentiable function of z = x/γ and of Ω.
-
-    ``inverse`` gives J on a support where a solver has factorised it already.
-    """
-    if not torch.is_grad_enabled():
-        return y
-    if structured(omega):
-        z = omega.reduced(z, y, mask)
-    smooth = smooth_part(omega, mask)
-    if not (z.requires_grad or smooth.tensors()):
-        return y
-    tensors = smooth.tensors(fixed=True)
-    out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]
-        y,
-        z,
-        mask,
-        frozen(smooth),
-        penalty_of(omega),
-        inverse and inverse(movable(y)),
-        tuple(tensors),
-        *tensors.values(),
-    )
-    return out
-
-
 def attach_tied(y: Tensor, z: Tensor, augmented: Augmented, bent: tuple[Tensor, Tensor]) -> Tensor:
-    """As :func:`attach`, for y on kinks of Ω, once differentiable."""
+    """y = Π_Ω(x) on kinks of Ω, found without gradients, made a function of z = x/γ and of Ω, once
+    differentiable."""
     if not torch.is_grad_enabled():
         return y
     tensors = augmented.tensors(fixed=True)
@@ -74,7 +36,8 @@ def attach_tied(y: Tensor, z: Tensor, augmented: Augmented, bent: tuple[Tensor, 
 
 
 def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
-    """As :func:`attach`, in PyTorch operations that any transform can differentiate.
+    """y = Π_Ω(x), found without gradients, as PyTorch operations that any transform can
+    differentiate: in x, γ, and all that Ω depends on, also in what is no attribute of it.
 
     k Newton steps y ← y + J(y) (z − ∇Ω(y)) from y0 = y, a constant, have value y and the
     derivatives of Π_Ω up to order 2^k − 1, because Newton's method squares the distance. k = 3
@@ -89,50 +52,6 @@ def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) 
         step = jacobian_product(smooth, average, y, slope, support)
         y = y + (step - step.detach())
     return y
-
-
-class _Argmax(torch.autograd.Function):
-    """Returns y; its backward is the adjoint of the optimality condition at y."""
-
-    @staticmethod
-    def forward(
-        y: Tensor,
-        z: Tensor,
-        mask: Tensor | None,
-        smooth: Regularizer,
-        penalty: Penalty | None,
-        inverse: Inverse | None,
-        names: tuple[str, ...],
-        *tensors: Tensor,
-    ) -> Tensor:
-        return y.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, _, mask, ctx.smooth, ctx.penalty, ctx.inverse, ctx.names, *tensors = inputs
-        ctx.save_for_backward(output, mask, *tensors)
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
-        y, mask, *tensors = ctx.saved_tensors
-        smooth = ctx.smooth.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-        with transforms.full_precision(y.device.type):
-            average = averaging(ctx.penalty, y, mask)
-            again = (
-                torch.is_grad_enabled() or transforms.under_transform((v,)) or transforms.batched(v)
-            )
-            if ctx.inverse is not None and not again:
-                w = ctx.inverse(v if average is None else average(v))
-                w = w if average is None else average(w)
-                # a solver looks at Ω away from 0, derivatives at y itself
-                small = ((y > 0) & (y <= torch.finfo(y.dtype).eps ** 2)).any(-1, keepdim=True)
-                if bool(small.any()):
-                    w = torch.where(small, jacobian_product(smooth, average, y, v, movable(y)), w)
-            else:
-                w = jacobian_product(smooth, average, y, v, movable(y))
-            wanted = ctx.needs_input_grad[7:]
-            theta = hyperparameter_product(smooth, ctx.names, tensors, wanted, y, w)
-        return None, w, None, None, None, None, None, *theta
 
 
 class _Tied(torch.autograd.Function):

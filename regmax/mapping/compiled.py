@@ -349,8 +349,9 @@ def product(
     kernel = kernel_of(omega, y)
     own, tensors = method(kernel, omega, _numbers(omega, gamma))  # type: ignore[arg-type]
     if kernel is not None:
-        gx, each = own.backward(y, taking_part(part), v, tensors, hyper)
-        return gx, *each
+        wants = [hyper] * len(tensors)
+        gx, each = own.backward(y, taking_part(part), v, tensors, wants)
+        return gx, *(t for t in each if t is not None)
     # inside an operator autograd records nothing: the derivatives of Ω are those of torch.func
     found: Any = torch.func.vjp(formula(own, part, hyper), y, v, *tensors)[0]
     return tuple(t.clone(memory_format=torch.contiguous_format) for t in found)

@@ -22,8 +22,9 @@ from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
 from ..solvers.multipliers import Tied, multiplied
-from . import compiled, composition, function, generated, jagged, kinks, operator, own, sharded
-from .autograd import attach, attach_tied, envelope, newton_steps, objective
+from . import compiled, composition, computed, function, generated, jagged, kinks, own, sharded
+from .autograd import attach_tied, envelope, newton_steps, objective
+from .computed import Computed
 from .forward import (
     Forward,
     Settings,
@@ -228,7 +229,7 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
             if known is not None:
                 return known, Forward(known, "kernel", "under a transform or a tracer")
         if transformed:
-            y = operator.find(rows, settings)
+            y = computed.found(rows, settings)
             result = Forward(y, "operator", "under a transform or a tracer")
             if not _differentiated(given):
                 return y, result
@@ -241,16 +242,21 @@ def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
                 return composed, Forward(composed, "prox, then closed form", "kernels of both")
         with torch.no_grad():
             result = compute(rows, settings, kinks=True)
-        z = rows.z_from(result.y)
-        y, unknown = attach(result.y, z, omega, rows.mask, result.inverse), None
+        y, unknown = result.y, None
+        if torch.is_grad_enabled() and any(
+            isinstance(t, Tensor) and t.requires_grad for t in given
+        ):
+            own = Computed(rows, settings, result)
+            y = function.argmax(own, rows.x, rows.mask, computed.tensors_of(rows))
         if y.requires_grad and result.solved is None:
             result = kinks.of_formula(rows, result, settings)
         elif y.requires_grad:
             result, unknown = kinks.of_penalty(rows, result, settings)
         if result.tied is not None:
             tied, where = result.tied
-            own = attach_tied(result.y.double(), z.double(), tied.augmented, tied.bent)
-            y = torch.where(where.unsqueeze(-1), own.to(y.dtype), y)
+            z = rows.z_from(result.y).double()
+            at_kinks = attach_tied(result.y.double(), z, tied.augmented, tied.bent)
+            y = torch.where(where.unsqueeze(-1), at_kinks.to(y.dtype), y)
         return kinks.without(y, omega, unknown), result
 
 

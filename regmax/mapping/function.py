@@ -15,10 +15,15 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
+from ..optimality.jacobian import (
+    averaging,
+    hyperparameter_product,
+    jacobian_product,
+    movable,
+    slope,
+)
 from ..regularizers import serialize
-from ..regularizers.penalty import names_of, penalty_of, smooth_part, structured
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.penalty import penalty_of, smooth_part, structured
 from . import levels
 from .method import Method
 from .rows import HALF
@@ -35,7 +40,7 @@ class Mapping(torch.autograd.Function):
     def forward(
         x: Tensor, mask: Tensor | None, method: Method, kept: list[Any] | None, *tensors: Tensor
     ) -> Tensor:
-        if kept is None and transforms.tracing():
+        if kept is None and (x.is_meta or transforms.tracing()):
             text, given = _recorded(method, tensors)
             recorded: Tensor = torch.ops.regmax.argmax(x, mask, given, text)
             return recorded
@@ -76,7 +81,7 @@ class Mapping(torch.autograd.Function):
             y, part, x, *tensors = map(transforms.primal, ctx.saved_tensors)
             method = ctx.method
             moved = _spread(method, tangents[3:])
-            along = _change(method.omega, y, part, x, method.filled(tensors), tx, moved).to(y.dtype)
+            along = _change(method, y, part, x, method.filled(tensors), tx, moved).to(y.dtype)
             if transforms.batched(along):  # the vmap of autograd.functional, which has no rule
                 return formula(method, part, False)(y, along, *tensors)[0]
             given = (y, part, along, method, False, *tensors)
@@ -84,8 +89,20 @@ class Mapping(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        given = _stacked(info.batch_size, in_dims, inputs, (0, 1))
-        return Mapping.apply(*given), 0  # type: ignore[no-untyped-call]
+        size, method = info.batch_size, inputs[2]
+        names = zip(("gamma", *method.names), method.numbers, strict=True)
+        own = [name for name, t in names if t is None]
+        each = zip(own, in_dims[4:], strict=True)
+        if all(dim is None or name in method.per_row for name, dim in each):
+            return Mapping.apply(*_stacked(size, in_dims, inputs, (0, 1))), 0  # type: ignore[no-untyped-call]
+        # a tensor of Ω that is not one number per row, a matrix for instance, differs
+        found = [
+            Mapping.apply(  # type: ignore[no-untyped-call]
+                *(t if d is None else t.select(d, i) for t, d in zip(inputs, in_dims, strict=True))
+            )
+            for i in range(size)
+        ]
+        return torch.stack(found), 0
 
 
 _plainly = super(torch.autograd.Function, Mapping).apply
@@ -127,8 +144,9 @@ class Product(torch.autograd.Function):
         if transforms.tracing():
             text, given = _recorded(method, tensors)
             return tuple(torch.ops.regmax.jacobian_product(y, part, v, given, text, hyper))
-        gx, each = method.backward(y, taking_part(part), v, tensors, hyper)
-        return gx, *each
+        wants = [hyper] * len(tensors)
+        gx, each = method.backward(y, taking_part(part), v, tensors, wants)
+        return gx, *(t for t in each if t is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -188,7 +206,7 @@ def _stacked(size: int, dims: tuple[Any, ...], inputs: Any, rows: tuple[int, ...
 
 def _recorded(method: Method, tensors: Sequence[Tensor]) -> tuple[str, list[Tensor]]:
     """What a recorded graph knows Ω by, and its tensors, γ first."""
-    number, names = method.numbers[0], names_of(method.omega)
+    number, names = method.numbers[0], method.names
     given = _spread(method, tensors)
     theta = zip(names, given[1:], strict=True)
     inside = {name: t for name, t in theta if t is not None}
@@ -198,7 +216,7 @@ def _recorded(method: Method, tensors: Sequence[Tensor]) -> tuple[str, list[Tens
 
 
 def _change(
-    omega: Regularizer,
+    method: Method,
     y: Tensor,
     part: Tensor | None,
     x: Tensor | None,
@@ -213,26 +231,16 @@ def _change(
     if tgamma is not None:
         assert x is not None
         total = total - _relative(x, y) * (tgamma / gamma)
-    names = names_of(omega)
+    names, on = method.names, taking_part(part)
     moved = {name: t for name, t in zip(names, ttheta, strict=True) if t is not None}
     if not moved:
         return total
-    held = dict(zip(names, theta, strict=True))
-    omega = omega.with_tensors({k: t for k, t in held.items() if isinstance(t, Tensor)})
-    if structured(omega) and (t := moved.pop("lam", None)) is not None:
-        total = total - gamma * t * omega.penalty.any_subgradient(y, taking_part(part))
-    if moved:
-        smooth = smooth_part(omega, taking_part(part))
-        inside = len("base.") if structured(omega) else 0
-
-        def slope(theta: dict[str, Tensor]) -> Tensor:
-            own = smooth.with_tensors(theta)
-            return own.grad(own.lifted(y))
-
-        at = {name[inside:]: held[name] for name in moved}
-        along = {name[inside:]: t for name, t in moved.items()}
-        total = total - gamma * _pushed(slope, (at,), (along,))
-    return total
+    held = {k: t for k, t in zip(names, theta, strict=True) if isinstance(t, Tensor)}
+    omega = method.omega.with_tensors(held)
+    at = {name: held[name] for name in moved}
+    along = _pushed(lambda inside: slope(omega, inside, y, on), (at,), (moved,))
+    found: Tensor = total - gamma * along
+    return found
 
 
 def _pushed(function: Callable[..., Any], at: tuple[Any, ...], along: tuple[Any, ...]) -> Any:
@@ -275,17 +283,17 @@ def gradients(
     """The gradients of x and of those tensors of θ that are wanted, in any mode; None for γ."""
     found: list[Tensor | None] = [None] * len(tensors)
     first = int(method.numbers[0] is None)
-    hyper = True in wants[first:]
     if type(v) is Tensor and transforms.plain() and not transforms.batched(v):
         if torch.is_grad_enabled():
             return differentiable(method, y, taking_part(part), v, tensors, wants)
-        gx, each = method.backward(y, taking_part(part), v, tensors, hyper)
-    elif transforms.under_transform((v, y)):
+        gx, each = method.backward(y, taking_part(part), v, tensors, wants[first:])
+    elif not method.general and transforms.under_transform((v, y)):
+        hyper = True in wants[first:]
         gx, *each = levels.apply(Product, y, part, v, method, hyper, *tensors)
     else:
         return differentiable(method, y, taking_part(part), v, tensors, wants)
     for k, t in enumerate(each, start=first):
-        if wants[k]:
+        if wants[k] and t is not None:
             found[k] = reduced(t, tensors[k])
     return gx, found
 
@@ -299,30 +307,21 @@ def differentiable(
     wants: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The same by operations that can be differentiated again: with w = Jv, w/γ and
-    −⟨w, ∂∇Ω(y; θ)/∂θ⟩, and −⟨w, u⟩ for the weight of a penalty, u ∈ ∂R(y)."""
+    −⟨w, ∂∇Ω(y; θ)/∂θ⟩, where ∇Ω has λu with u ∈ ∂R(y) for a penalty."""
     omega, (gamma, *theta) = method.omega, method.filled(tensors)
     dtype = y.dtype
     if dtype in HALF:
         y, v = y.float(), v.float()
-    names = names_of(omega)
-    omega = omega.with_tensors(dict(zip(names, theta, strict=True)))
-    smooth = smooth_part(omega, part)
+    omega = omega.with_tensors(dict(zip(method.names, theta, strict=True)))
     y = torch.where(torch.isnan(y.detach()), 0, y)
-    asked_for = {name for name, want in zip(names, _spread(method, wants)[1:], strict=True) if want}
+    first = int(method.numbers[0] is None)
+    names = [k for k, t in zip(method.names, method.numbers[1:], strict=True) if t is None]
     with transforms.full_precision(y.device.type):
         average = averaging(penalty_of(omega), y, part)
-        w = jacobian_product(smooth, average, y, v, movable(y))
-        inside = smooth.tensors(fixed=True)
-        outside = "base." if structured(omega) else ""
-        learnt = tuple(outside + name in asked_for for name in inside)
-        items = list(inside.values())
-        products = hyperparameter_product(smooth, tuple(inside), items, learnt, y, w)
-        found = {outside + name: t for name, t in zip(inside, products, strict=True)}
-        if structured(omega):
-            u = omega.penalty.any_subgradient(y, part)
-            found["lam"] = -simplex.row_dot(w, u)
-    each = [None if name not in asked_for else found.get(name) for name in names]
-    each = [t for t, number in zip([None, *each], method.numbers, strict=True) if number is None]
+        w = jacobian_product(smooth_part(omega, part), average, y, v, movable(y))
+        given = tensors[first:], wants[first:]
+        products = hyperparameter_product(omega, names, *given, y, w, part)
+    each = [None] * first + products
     return (w / gamma).to(dtype), [
         None if t is None else reduced(t, item) for t, item in zip(each, tensors, strict=True)
     ]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels import Kernel, wrappers
 from ..kernels.base import Direct, Hyper
+from ..regularizers.penalty import names_of
 from ..regularizers.regularizer import Regularizer
 from .rows import flat, numbered
 
@@ -34,6 +35,19 @@ class Method:
         self.kernel, self.omega, self.numbers = kernel, omega, numbers
         self.checks, self.direct = checks, direct
 
+    general = False
+    """Whether θ is every tensor of Ω, of any shape, and not one number for each row."""
+
+    @property
+    def per_row(self) -> frozenset[str]:
+        """The names of γ and of those of θ that have one number for each row."""
+        return frozenset(("gamma", *self.names))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of θ in Ω."""
+        return names_of(self.omega)
+
     def filled(self, tensors: Sequence[Any]) -> list[Any]:
         """γ and θ, with the tensors of a call."""
         found = iter(tensors)
@@ -55,10 +69,16 @@ class Method:
         return y.view(x.shape), None if part is None else part.view(x.shape)
 
     def backward(
-        self, y: Tensor, part: Tensor | None, v: Tensor, tensors: Sequence[Tensor], hyper: bool
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """Jv/γ, and if ``hyper`` −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each θ that is a tensor, one number per
-        row, or one for all rows."""
+        self,
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Jv/γ, and if any of θ is wanted, −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each that is a tensor: one
+        number per row, or one for all rows; if ``general``, for each wanted one, of its shape."""
+        hyper = True in wants
         v = flat(wrappers.allocated(v))
         on = None if part is None else flat(part).contiguous()
         if self.direct is not None:

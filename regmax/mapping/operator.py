@@ -2,8 +2,7 @@
 
 ``regmax::argmax`` is :func:`regmax.mapping.forward.compute`, without gradients. A graph holds Ω as
 a text (:func:`regmax.regularizers.serialize.call`), so another process can load it. An Ω without a
-kernel goes through :func:`find`, and :func:`regmax.mapping.autograd.newton_steps` adds its
-gradients.
+kernel has its gradients from :func:`regmax.mapping.autograd.newton_steps`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-from ..kernels import transforms
 from ..regularizers import serialize
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
@@ -51,73 +49,6 @@ class _Serialized:
     def one_per_row(self) -> list[bool]:
         """Which of the tensors have one number per row."""
         return [True] * (self.gamma is None) + [name in self.per_row for name in self.names]
-
-
-def find(rows: Rows, settings: Settings) -> Tensor:
-    """Π_Ω(x) without gradients, under any transform."""
-    inside = rows.omega.tensors(fixed=True)
-    number = None if isinstance(rows.gamma, Tensor) else rows.gamma
-    given = [rows.gamma] if isinstance(rows.gamma, Tensor) else []
-    tensors = [t.detach() for t in (*given, *inside.values())]
-    x = rows.x.detach()
-    reason = None
-    if transforms.tracing() or x.is_meta:
-        reason = not_recordable(rows.omega, settings)
-        if reason is None:
-            text = serialize.call(rows.omega, number, tuple(inside))
-            recorded: Tensor = torch.ops.regmax.argmax(x, rows.mask, tensors, text)
-            return recorded
-        if transforms.compiling():
-            raise NotImplementedError(reason)
-        if x.is_meta:
-            return torch.empty_like(x)
-    per_row = frozenset(rows.omega.per_row_tensors())
-    serialized = _Serialized(rows.omega, tuple(inside), per_row, number, settings)
-    try:
-        y: Tensor = _Find.apply(x, rows.mask, serialized, *tensors)  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        if "escaped from inside a function being vmapped" in str(error):
-            raise NotImplementedError(
-                f"{rows.omega!r} depends on a tensor that vmap maps over and that is not one of "
-                "its attributes (a closure, or a tensor in a container or an object). Store the "
-                "tensor as an attribute of the Regularizer (self.w = w), an nn.Parameter or a "
-                "buffer, or in a nested module"
-            ) from error
-        if reason is not None:
-            raise NotImplementedError(reason) from error
-        raise
-    return y
-
-
-class _Find(torch.autograd.Function):
-    """For the vmap of torch.func. Its inputs are detached: it is not differentiated."""
-
-    @staticmethod
-    def forward(
-        x: Tensor, mask: Tensor | None, serialized: _Serialized, *tensors: Tensor
-    ) -> Tensor:
-        rows = serialized.rows(x, mask, list(tensors))
-        return kinks.under_transform(rows, compute(rows, serialized.settings))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[Any, ...],
-        x: Tensor,
-        mask: Tensor | None,
-        serialized: _Serialized,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, int]:
-        def again(x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Any:
-            return _Find.apply(x, mask, serialized, *tensors)  # type: ignore[no-untyped-call]
-
-        x_dim, mask_dim, _, *tensor_dims = in_dims
-        dims = (x_dim, mask_dim, tensor_dims)
-        return _batched(again, info.batch_size, dims, serialized, x, mask, list(tensors)), 0
 
 
 def not_recordable(omega: Regularizer, settings: Settings) -> str | None:

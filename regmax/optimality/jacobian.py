@@ -10,14 +10,16 @@ J averages over the groups of y* first. :func:`dense_jacobian` is the formula as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
 from ..kernels.rowwise import matvec
 from ..regularizers.curvature import Curvature, Dense, Inverse
-from ..regularizers.penalty import Penalty, averaged, group_ids
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.penalty import Penalty, averaged, group_ids, smooth_part, structured
+from ..regularizers.regularizer import Regularizer, like
 
 
 def movable(y: Tensor) -> Tensor:
@@ -101,13 +103,25 @@ def tied_products(hessian: Tensor, walls: Tensor, y: Tensor, v: Tensor) -> tuple
     return w, w + sum(each - w for each in before)
 
 
+def slope(omega: Regularizer, inside: dict[str, Tensor], y: Tensor, mask: Tensor | None) -> Tensor:
+    """∇Ω(y; θ), and λu with u ∈ ∂R(y) where Ω is structured, of the tensors ``inside`` Ω."""
+    own = omega.with_tensors(inside)
+    smooth = smooth_part(own, mask)
+    found = smooth.grad(smooth.lifted(y))
+    if structured(own) and not all(name.startswith("base.") for name in inside):
+        u = own.penalty.any_subgradient(y, mask)
+        found = found + own.lam * like(u, y, f"{type(own.penalty).__name__}.value")
+    return found
+
+
 def hyperparameter_product(
-    smooth: Regularizer,
-    names: tuple[str, ...],
-    tensors: list[Tensor],
-    wanted: tuple[bool, ...],
+    omega: Regularizer,
+    names: Sequence[str],
+    tensors: Sequence[Tensor],
+    wanted: Sequence[bool],
     y: Tensor,
     w: Tensor,
+    mask: Tensor | None = None,
 ) -> list[Tensor | None]:
     """−(∂∇Ω(y; θ)/∂θ)ᵀ w with y and w held fixed, for every tensor θ of Ω that wants it."""
     found: list[Tensor | None] = [None for _ in tensors]
@@ -116,21 +130,18 @@ def hyperparameter_product(
     keep = torch.is_grad_enabled()
     chosen = {name: t for name, t, wants in zip(names, tensors, wanted, strict=True) if wants}
     if transforms.under_transform((y, w, *chosen.values())):
-
-        def slope(inside: dict[str, Tensor]) -> Tensor:
-            return smooth.with_tensors(inside).grad(smooth.lifted(y))
-
-        (pulled,) = torch.func.vjp(slope, chosen)[1](0 - w)
+        pull = torch.func.vjp(lambda inside: slope(omega, inside, y, mask), chosen)[1]
+        (pulled,) = pull(0 - w)
         return [pulled.get(name) for name in names]
     with torch.enable_grad():
         aliases = {name: alias(t) for name, t in chosen.items()}
-        gradient = smooth.with_tensors(aliases).grad(smooth.lifted(y))
+        gradient = slope(omega, aliases, y, mask)
         if gradient.requires_grad:
             products = torch.autograd.grad(
                 gradient, list(aliases.values()), 0 - w, create_graph=keep, allow_unused=True
             )
-            for name, product in zip(aliases, products, strict=True):
-                found[names.index(name)] = product
+            each = dict(zip(aliases, products, strict=True))
+            found = [each.get(name) for name in names]
     return found
 
 
@@ -140,7 +151,7 @@ def alias(t: Tensor) -> Tensor:
 
 
 def dense_jacobian(omega: Regularizer, y: Tensor) -> Tensor:
-    """∂Π_Ω/∂z of one row y (d,), from (I + A(B − I)) J = A as printed: the oracle for ``attach``.
+    """∂Π_Ω/∂z of one row y (d,), from (I + A(B − I)) J = A as printed: an oracle.
 
     A = diag(s) − ssᵀ/|S| is the Jacobian of P_Δ on the support S of y, B = ∇²Ω(y) by autograd.
     """
