@@ -31,7 +31,7 @@ class Computed(Method):
     def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
         inside = rows.omega.tensors(fixed=True)
         gamma = None if isinstance(rows.gamma, Tensor) else rows.gamma
-        super().__init__(None, frozen(rows.omega), (gamma, *(None for _ in inside)))  # type: ignore[arg-type]
+        super().__init__(None, frozen(rows.omega), (gamma, *(None for _ in inside)))
         self._names, self._settings, self._result = tuple(inside), settings, result
         self._per_row = frozenset(("gamma", *rows.omega.per_row_tensors()))
         self._inverse = None if result is None else result.inverse(movable(result.y))

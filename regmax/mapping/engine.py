@@ -106,7 +106,7 @@ def _by_method(found: tuple[Method, Hyper] | None, x: Tensor) -> Tensor | None:
         return None
     method, theta = found
     if method.direct is None:
-        y = method.kernel.operator(x, *method.filled(theta))
+        y: Tensor | None = method.kernel.operator(x, *method.filled(theta))
         if y is not None:
             return y
     return function.argmax(method, x, None, theta)

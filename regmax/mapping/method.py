@@ -16,7 +16,7 @@ from .rows import flat, numbered
 
 class Method:
     """A kernel for an Ω whose γ and θ are ``numbers``, None where one is a tensor: the tensors come
-    with each call.
+    with each call. It may be None where ``direct`` is all that is needed.
 
     ``checks``: the names and the accepted ranges of the tensors. ``direct``: the kernel for plain
     rows like those of the call, without mask, which does less at each call.
@@ -26,7 +26,7 @@ class Method:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: Any,
         omega: Regularizer,
         numbers: tuple[Any, ...],
         checks: tuple[tuple[str, Any], ...] = (),

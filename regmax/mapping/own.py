@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, asked, simplex, transforms
-from ..kernels.base import Hyper
+from ..kernels import asked, simplex, transforms
+from ..kernels.base import Direct, Hyper
 from ..regularizers.arguments import DTYPES
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
@@ -43,7 +43,7 @@ def argmax(omega: Regularizer, x: Any, gamma: float, settings: Settings) -> Tens
     call.value, call.tol = omega.value, settings.tolerance(F64)
     wide = x if x.dtype == F64 else x.double()
     try:
-        y = function.argmax(Method(call, call.fixed.omega, (gamma,)), wide)
+        y = function.argmax(Method(None, call.fixed.omega, (gamma,), direct=call), wide)
     except Missed:
         return None
     finally:
@@ -99,12 +99,9 @@ def _constant(t: Tensor, x: Tensor, recording: bool) -> bool:
     return (t.dtype == F64 or not t.is_floating_point()) and not per_row(t, x)
 
 
-class Call(Kernel):
-    """A kernel at fixed numbers of the tensors of Ω."""
+class Call(Direct):
+    """A kernel at fixed numbers of γ and the tensors of Ω."""
 
-    name = "from the value"
-    dtypes = (F64,)
-    numbers = True
     value: Any
     tol: float
 
@@ -149,14 +146,12 @@ class Call(Kernel):
             if not abs(got - total) <= 1e-12 * (abs(got) + size):
                 raise Missed
 
-    def forward(
-        self, x: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
         return self.solved(self.value, x, self.tol, min(x.shape[0], _POINTS))[0], None
 
     def backward(
-        self, y: Tensor, v: Tensor, gamma: Any, theta: Hyper, mask: Tensor | None, hyper: bool
-    ) -> tuple[Tensor, Hyper | None]:
+        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper]:
         fixed = self.fixed
         dx: Tensor = fixed.kernel.backward_laid_out(y, v, self.gamma, fixed.laid_out)[0]
-        return dx, None
+        return dx, ()
