@@ -39,9 +39,6 @@ PLANS: dict[tuple[Any, ...], Plan | str | int] = {}
 _PLANS = 256
 """Plans at most: each keeps its compiled code, of some 0.1 MB."""
 _TRIALS = 3
-_AGREED: dict[Any, None] = {}
-"""Classes of Ω, with the code of kernels that gave the answers of the solver, which tests what a
-class declares: with other numbers only derivatives are compared."""
 _OTHER = (
     "its value is not a function of y and the attributes of Ω alone",
     "its value reads numbers of a tensor, and is another function at other y",
@@ -204,17 +201,7 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> Plan | str | None:
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             plan = Plan(kernel, traced, kept, y, others, [], trial)
-            known = type(omega), kernel.code
-            if known in _AGREED and solved is None:
-                found = compared(plan, inputs, rows, problem, None)
-                if found is not None:
-                    return found
-            found = compared(plan, inputs, rows, problem, solved or by_reference(problem))
-            if isinstance(found, Plan):
-                if len(_AGREED) >= 512:
-                    _AGREED.clear()
-                _AGREED[known] = None
-            return found
+            return compared(plan, inputs, rows, problem, solved or by_reference(problem))
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows

@@ -133,14 +133,12 @@ class Fixed:
 
 
 def compared(
-    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward | None
+    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward
 ) -> Plan | str | None:
-    """The plan, if its kernel agrees with the solver, where that has answers, and with the
-    derivatives of the value."""
-    if solved is not None:
-        everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
-        if contradicted(problem, solved.y, everywhere) is not None:
-            return None
+    """The plan, if its kernel agrees with the solver and with the derivatives of the value."""
+    everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
+    if contradicted(problem, solved.y, everywhere) is not None:
+        return None
     batch = rows.x.shape[:-1]
     some = [few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
     theta = tuple(hyper(t) for t in some)
@@ -148,15 +146,13 @@ def compared(
         return "the slope of an entry's part of its value falls: Ω may not be convex"
     one = problem.z.new_ones(1)
     y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
-    both = bound <= 1e-6
-    if solved is not None:
-        assert solved.solved is not None
-        known = solved.solved.certificate.error_bound
-        both = both & (known <= 1e-6)
-        if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
-            return "a kernel of its value gives other answers than the solver"
-        y = solved.y
-    if not bool(both.any() if solved is not None else both.all()):
+    assert solved.solved is not None
+    known = solved.solved.certificate.error_bound
+    both = (bound <= 1e-6) & (known <= 1e-6)
+    if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
+        return "a kernel of its value gives other answers than the solver"
+    y = solved.y
+    if not bool(both.any()):
         return None
     middle = simplex.generic(y)
     for point in (simplex.inward(y), middle, (y + middle) / 2, 1e-6 * middle):

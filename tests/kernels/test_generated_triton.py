@@ -26,7 +26,6 @@ D, ROWS = 9, 5
 @pytest.fixture(params=TRITON_DEVICES)
 def device(request, monkeypatch):
     monkeypatch.setattr(generated, "PLANS", {})
-    monkeypatch.setattr(generated, "_AGREED", {})
     monkeypatch.setitem(generated.COMPILERS, "cpu", "triton")
     torch.manual_seed(0)
     return request.param
