@@ -21,13 +21,14 @@ from torch import Tensor
 
 from .kernels.transforms import outside_inference
 from .kernels.wrappers import splits
-from .mapping import engine, forward
+from .mapping import evaluate
+from .mapping.methods.solver import Settings
 from .regularizers.errors import PluginError
 from .regularizers.operand import parameters_of
 from .regularizers.registry import registry
 from .regularizers.regularizer import Regularizer
 
-_SETTINGS = forward.Settings()
+_SETTINGS = Settings()
 _COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None))
 
 
@@ -121,7 +122,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
                 outside: Tensor = dynamo.outside(mapping, *map(given.get, names))
                 return outside
             return dynamo.mapping(text, x, gamma, dim, mask, *hyper.values())
-        return engine.by_name(cls, hyper, _made, x, gamma, dim, mask, _SETTINGS)
+        return evaluate.by_name(cls, hyper, _made, x, gamma, dim, mask, _SETTINGS)
 
     mapping.__name__ = mapping.__qualname__ = name
     mapping.__module__ = __name__

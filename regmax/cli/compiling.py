@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..mapping.compiled import kernel_of
+from ..mapping.methods.kernel import kernel_of
 from ..nn.layer import RegularizedMax
 from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer

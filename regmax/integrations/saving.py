@@ -16,7 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .. import losses, nn
 from ..losses.loss import Probabilities
-from ..mapping.forward import Settings
+from ..mapping.methods.solver import Settings
 from ..nn.layer import RegularizedMax
 from ..regularizers import printing, serialize
 from ..regularizers.errors import clipped, told

@@ -155,6 +155,9 @@ class Kernel(ABC):
     """The accepted dtypes; rows of other dtypes are computed in float32."""
     numbers: ClassVar[bool] = False
     """Whether γ and θ may be floats. Otherwise a number becomes a tensor."""
+    raw: ClassVar[bool] = True
+    """Whether ``x`` may be the scores as the user gives them. Otherwise it is finite, 0 where
+    masked, with the largest participant 0, and no row is spoilt or empty."""
     distributions: ClassVar[bool] = False
     """Whether the losses take distributions as targets."""
     attention: AttentionKernel | None = None
@@ -260,7 +263,8 @@ class Kernel(ABC):
 class ProxKernel(ABC):
     """The prox of a penalty R in compiled code, pruned for a base; rows as in :class:`Kernel`.
 
-    :class:`regmax.kernels.composed.Composed` makes a kernel of it and the kernel of a base.
+    :class:`regmax.mapping.methods.prox_then_base.ProxThenBase` makes a kernel of it and that of a
+    base.
     """
 
     @abstractmethod

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..mapping.dynamo import outside, text_of
-from ..mapping.forward import Settings
+from ..mapping.methods.solver import Settings
 from ..regularizers import serialize
 from . import fenchel_young
 from .targets import Target

@@ -19,20 +19,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel, transforms
-from ..mapping import compiled, engine
-from ..mapping.compiled import kernel_of
-from ..mapping.forward import Forward, Settings, solves
-from ..mapping.hidden import refuse_hidden
-from ..mapping.rows import HALF, Rows, aligned, flat, prepare
+from ..kernels import transforms
+from ..mapping import evaluate
+from ..mapping.methods.closed_form import solves
+from ..mapping.methods.identity import refuse_hidden
+from ..mapping.methods.kernel import kernel_of
+from ..mapping.methods.solver import Forward, Settings
+from ..mapping.rows import HALF, Rows, aligned, computes, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
-from ..regularizers.kinks import Augmented
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
-from . import own
-from .support import packed
-from .targets import F64, Target, in_blocks, omega_at, times
+from .by_kernel import Reduced, Solved, from_its_value, of_rows
+from .targets import F64, Target, in_blocks, omega_at, packed, times
 
 
 def losses(
@@ -59,7 +58,7 @@ def losses(
     omega, x = aligned(omega, like, dim), x.movedim(dim, -1)
     mask = None if mask is None else mask.movedim(dim, -1)
     if settings.certify:
-        engine.mapping(omega, _wide(x), gamma, -1, mask, settings)
+        evaluate.mapping(omega, _wide(x), gamma, -1, mask, settings)
         settings = replace(settings, certify=False)
     tensors = omega.tensors(fixed=True)
     if (
@@ -75,8 +74,17 @@ def losses(
         return (task.known or task.solve(x, gamma, tuple(tensors.values())))[0]
     out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
     if task.known is None:
-        refuse_hidden(*own.uniform(omega, x), mask)
+        refuse_hidden(*_uniform(omega, x), mask)
     return out
+
+
+def _uniform(omega: Regularizer, x: Tensor) -> tuple[Regularizer, Tensor]:
+    """Ω, and rows like x at which it can be evaluated: in float64 where it needs that."""
+    y = x.new_full((), 1 / x.shape[-1]).expand_as(x)
+    if x.dtype == F64 or omega.hyperparameters is not None or computes(omega, y):
+        return omega, y
+    y = y.double()
+    return aligned(omega, y, -1), y
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -104,7 +112,7 @@ def reference(
     x = _wide(x)
     target, mass = target.spread_out(x, mask).normalised(x)
     rows = prepare(omega, x, gamma, -1, mask, wide=solves(omega, settings))
-    y, result = engine.argmax(rows, settings)
+    y, result = evaluate.argmax(rows, settings)
     return times(mass, _of_maximum(x, rows, y, target, skip, result))
 
 
@@ -116,7 +124,7 @@ def _of_maximum(
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
     rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
-    value = engine.smooth_max(rows, y, result).to(F64) + constant - linear
+    value = evaluate.smooth_max(rows, y, result).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(target.inside(rows.mask), value, torch.inf)
     spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
@@ -150,20 +158,6 @@ def _filled(
     return value if skip is None else torch.where(skip, 0, value)
 
 
-class _Solved(NamedTuple):
-    dx: Tensor
-    """y − t; 0 in rows without gradient."""
-    seen: Tensor
-    """Where Ω is evaluated: y, or its positive entries alone."""
-    on: Tensor | None
-    plain: Tensor | None
-    """The rows that have a gradient, None for all."""
-    tied: Augmented | None = None
-    """The augmented Lagrangian of Ω where y is on its kinks."""
-    slopes: Tensor | None = None
-    """The derivatives of the losses in γ and θ, (*batch, 2), if they are known."""
-
-
 class _Task(NamedTuple):
     """The losses of rows, without the tensors in which they are differentiated."""
 
@@ -173,14 +167,14 @@ class _Task(NamedTuple):
     target: Target
     skip: Tensor | None
     settings: Settings
-    known: tuple[Tensor, _Solved] | None = None
+    known: tuple[Tensor, Solved] | None = None
     """What :meth:`solve` would return, for one backward pass."""
 
     def by_known_kernel(self, omega: Regularizer, x: Tensor, gamma: Any) -> Any:
-        """As :meth:`solve`, by a kernel that an earlier call made of the value of Ω, or None."""
-        found = (
-            None if self.mask is not None else own.loss(omega, x, gamma, self.target, self.settings)
-        )
+        """As :meth:`solve`, by a kernel from the value of Ω, or None."""
+        if self.mask is not None:
+            return None
+        found = from_its_value(omega, x, gamma, self.target, self.settings)
         if found is None:
             return None
         return _filled(found[0], None, None, self.skip), self._solved(found[1], found[1], None)
@@ -196,7 +190,7 @@ class _Task(NamedTuple):
 
     def solve(
         self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool = False
-    ) -> tuple[Tensor, _Solved]:
+    ) -> tuple[Tensor, Solved]:
         """L and its gradient from one y. ``keep``: whether y is needed after this call."""
         omega, x = self.regularizer(tensors), x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
@@ -204,7 +198,10 @@ class _Task(NamedTuple):
             kernel = None if by_value else kernel_of(omega, x)
             if kernel is None or x.dtype not in kernel.dtypes:
                 x = _wide(x)
-            known = None if kernel is None else self._known(kernel, omega, x, gamma, keep)
+            known = None
+            if kernel is not None and self.settings.solver == "auto":
+                rest = (self.mask, self.target, self.skip, keep)
+                known = of_rows(kernel, omega, x, gamma, *rest)
             if known is not None:
                 return known
             x = _wide(x)
@@ -220,10 +217,10 @@ class _Task(NamedTuple):
 
     def _solve(
         self, omega: Regularizer, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool
-    ) -> tuple[Tensor, _Solved]:
+    ) -> tuple[Tensor, Solved]:
         """The same by y."""
         target = self.target
-        y = engine.mapping(omega, x, gamma, -1, self.mask, self.settings)
+        y = evaluate.mapping(omega, x, gamma, -1, self.mask, self.settings)
         few = packed(omega, x, y, keep) if target.given is None else None
         own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
         finite = self._all_finite(x)
@@ -258,42 +255,21 @@ class _Task(NamedTuple):
 
     def _solved(
         self, dx: Tensor, seen: Tensor, on: Tensor | None, *having: Tensor | None
-    ) -> _Solved:
+    ) -> Solved:
         """With 0 as the gradient of ignored rows and of those that one of ``having`` excludes."""
         kept = [t for t in having if t is not None]
         kept += [] if self.skip is None else [~self.skip]
         if not kept:
-            return _Solved(dx, seen, on, None)
+            return Solved(dx, seen, on, None)
         plain = functools.reduce(torch.logical_and, kept)
         if not (transforms.may_look(dx) and bool(plain.all())):
             dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
-        return _Solved(dx, seen, on, plain)
+        return Solved(dx, seen, on, plain)
 
-    def _known(
-        self, kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, learns: bool
-    ) -> tuple[Tensor, _Solved] | None:
-        """The same by a kernel that computes losses."""
-        target, mask, known = self.target.plain(self.skip), self.mask, type(kernel)
-        if known.loss is Kernel.loss or target is None or x.dtype not in kernel.dtypes:
-            return None
-        less = known.loss_slopes is Kernel.loss_slopes
-        if (learns and less) or self.settings.solver != "auto":
-            return None
-        on = None if mask is None else flat(mask)
-        epsilon = self.target.epsilon or 0.0
-        found = compiled.loss(kernel, omega, x, flat(target), gamma, on, epsilon, learns)
-        if found is None:
-            return None
-        (value, dx, slopes), batch = found, x.shape[:-1]
-        if slopes is not None:
-            slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0).view(*batch, 2)
-        dx = dx.view(x.shape)
-        return value.view(batch), _Solved(dx, dx, None, None, slopes=slopes)
-
-    def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, _Solved]:
+    def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, Solved]:
         """The same in the dtype of the solver."""
         rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
-        y, result = engine.argmax(rows, self.settings)
+        y, result = evaluate.argmax(rows, self.settings)
         value = _of_maximum(x, rows, y, self.target, self.skip, result)
         inside = None if rows.mask is None else self.target.inside(rows.mask)
         none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
@@ -301,7 +277,7 @@ class _Task(NamedTuple):
         solved = self._solved(dx, y, rows.mask, inside, *none)
         return value, solved._replace(tied=result.tied and result.tied[0].augmented)
 
-    def constant(self, solved: _Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
+    def constant(self, solved: Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ, or what has the same derivatives; 0 in rows
         without gradient."""
         if solved.slopes is not None:
@@ -375,18 +351,29 @@ def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | Non
     return value.to(F64)
 
 
+def reduced(task: Reduced, x: Tensor) -> Tensor | None:
+    """The loss of a task with its reduction, with gradients; None where the kernel refuses it."""
+    if x.requires_grad and torch.is_grad_enabled():
+        found: Tensor | None = _Loss.apply(task, x, 0.0)  # type: ignore[no-untyped-call]
+        return found
+    return task.solve(x, 0.0, ())[0]
+
+
 class _Loss(torch.autograd.Function):
     """Forward computes the gradient in x, and backward returns it. A second backward solves again.
     Second derivatives are those of the reference implementation."""
 
     @staticmethod
-    def forward(ctx: Any, task: _Task, x: Tensor, gamma: Any, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, task: _Task | Reduced, x: Tensor, gamma: Any, *tensors: Tensor
+    ) -> Tensor | None:
         ctx.learns = any(ctx.needs_input_grad[2:])
         value, ctx.solved = task.known or task.solve(x, gamma, tensors, keep=ctx.learns)
-        if ctx.learns and ctx.solved.slopes is None:
-            task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
-        ctx.task = task._replace(known=None)
-        ctx.gamma = None if isinstance(gamma, Tensor) else gamma
+        if isinstance(task, _Task):
+            if ctx.learns and ctx.solved.slopes is None:
+                task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
+            task = task._replace(known=None)
+        ctx.task, ctx.gamma = task, None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
         return value
 
@@ -413,8 +400,14 @@ class _Loss(torch.autograd.Function):
             for i, t in zip(free, grads, strict=True):
                 found[i] = t
         if wanted[0] and not again:
-            dx, dtype = ctx.solved.dx, inputs[0].dtype
-            out = dx if dx.dtype == dtype else dx.new_empty(dx.shape, dtype=dtype)
-            found[0] = torch.mul(dx, g.unsqueeze(-1).to(dx.dtype), out=out)
+            found[0] = _times(ctx.solved.dx, g, inputs[0].dtype)
             ctx.solved = None  # the receiver of the gradient may write to its memory
         return None, *found
+
+
+def _times(dx: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+    """g·dx of each row, in the memory of dx where it has this dtype."""
+    if g.ndim == 0 and dx.dtype == dtype and g.item() == 1:
+        return dx
+    out = dx if dx.dtype == dtype else dx.new_empty(dx.shape, dtype=dtype)
+    return torch.mul(dx, g.unsqueeze(-1).to(dx.dtype), out=out)

@@ -17,7 +17,8 @@ from ..regularizers.arguments import first
 from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
-from . import fenchel_young, quick, sharded
+from . import fenchel_young, sharded
+from .by_kernel import reduced
 from .targets import Target, checked, divided, improper, is_index, times
 
 Reduction = Literal["mean", "sum", "none"]
@@ -120,11 +121,15 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
-        found = None if mask is not None else quick.loss(self, input, target, FenchelYoungLoss)
-        return self._general(input, target, mask) if found is None else found
+        if mask is None:
+            task = reduced(self, input, target, FenchelYoungLoss)
+            found = None if task is None else fenchel_young.reduced(task, input)
+            if found is not None:
+                return found
+        return self._general(input, target, mask)
 
     def _general(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The loss of what :mod:`regmax.losses.quick` does not take."""
+        """The loss of what :func:`regmax.losses.by_kernel.reduced` does not take."""
         if is_dtensor(input) and not transforms.transforming():
             if torch.compiler.is_dynamo_compiling():
                 from . import dynamo  # loads the compiler

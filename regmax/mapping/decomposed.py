@@ -22,7 +22,7 @@ from ..kernels import transforms
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
-from .forward import closed_form
+from .methods.closed_form import closed_form
 from .rows import prepare
 
 # make_fx adds it to every table

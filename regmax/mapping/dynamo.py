@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ..regularizers import serialize
 from ..regularizers.regularizer import Regularizer
-from . import engine
-from .forward import Settings, has_formula
+from . import evaluate
+from .methods.closed_form import has_formula
+from .methods.solver import Settings
 from .operator import not_recordable
 from .rows import prepare
 
@@ -27,7 +28,7 @@ def _mapping(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
 ) -> Tensor:
     """Π_Ω(x), Ω the expression of that text with these arguments."""
-    return engine.mapping(serialize.made(text, list(arguments)), x, gamma, dim, mask, Settings())
+    return evaluate.mapping(serialize.made(text, list(arguments)), x, gamma, dim, mask, Settings())
 
 
 def _smooth_max(
@@ -35,7 +36,7 @@ def _smooth_max(
 ) -> Tensor:
     """max_Ω(x)."""
     rows = prepare(serialize.made(text, list(arguments)), x, gamma, dim, mask)
-    return engine.smooth_max(rows, *engine.argmax(rows, Settings())).to(x.dtype)
+    return evaluate.smooth_max(rows, *evaluate.argmax(rows, Settings())).to(x.dtype)
 
 
 mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)

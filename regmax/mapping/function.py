@@ -25,7 +25,7 @@ from ..optimality.jacobian import (
 from ..regularizers import serialize
 from ..regularizers.penalty import penalty_of, smooth_part, structured
 from . import levels
-from .method import Method
+from .methods.base import Method
 from .rows import HALF
 
 
@@ -110,9 +110,18 @@ _plainly = super(torch.autograd.Function, Mapping).apply
 
 
 def argmax(
-    method: Method, x: Tensor, mask: Tensor | None = None, tensors: Sequence[Tensor] = ()
+    method: Method,
+    x: Tensor,
+    mask: Tensor | None = None,
+    tensors: Sequence[Tensor] = (),
+    transformed: bool = False,
 ) -> Tensor:
-    """Π_Ω(x) with gradients in plain PyTorch."""
+    """Π_Ω(x) with gradients; ``transformed``: under a transform or a tracer."""
+    if transformed:
+        if mask is not None and structured(method.omega):  # neighbours among those that take part
+            mask = mask & (x.detach() != -torch.inf)
+        found: Tensor = levels.apply(Mapping, x, mask, method, None, *tensors)
+        return found
     if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
         given = transforms.living((x, mask, method, [], *tensors))
         return _plainly(*given)  # type: ignore[no-untyped-call,no-any-return]

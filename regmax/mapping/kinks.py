@@ -14,7 +14,7 @@ from ..regularizers.penalty import smooth_part, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.maxima import near_kinks
 from ..solvers.multipliers import multiplied
-from .forward import Forward, Settings, memory_of
+from .methods.solver import Forward, Settings, memory_of
 from .rows import Rows
 
 

@@ -1,8 +1,8 @@
 """Π_Ω and its product with J as operators of PyTorch, for graphs: compile, export, make_fx.
 
-``regmax::argmax`` is :func:`regmax.mapping.forward.compute`, without gradients. A graph holds Ω as
-a text (:func:`regmax.regularizers.serialize.call`), so another process can load it. An Ω without a
-kernel has its gradients from :func:`regmax.mapping.autograd.newton_steps`.
+``regmax::argmax`` is :func:`regmax.mapping.methods.choose.forward`, without gradients. A graph
+holds Ω as a text (:func:`regmax.regularizers.serialize.call`), so another process can load it. An Ω
+without a kernel has its gradients from :func:`regmax.mapping.autograd.newton_steps`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from ..regularizers import serialize
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
-from . import compiled, decomposed, kinks
-from .forward import Settings, compute, has_formula
+from . import decomposed, function
+from .methods import choose
+from .methods.closed_form import has_formula
+from .methods.solver import Settings
 from .rows import Rows
 
 
@@ -83,11 +85,10 @@ def _made(text: str, known: object) -> _Serialized:
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
     read = _read(text)
     if mask is None and not tensors and type(read.gamma) is float:
-        method, _ = compiled.method_of(read.omega, x, read.gamma) or (None, ())
-        if method is not None:
-            return method.forward(x, None, ())[0]
-    rows = read.rows(x, mask, tensors)
-    y = kinks.under_transform(rows, compute(rows, read.settings))
+        found = choose.known(read.omega, x, read.gamma, read.settings)
+        if found is not None:
+            return found[0].forward(x, None, ())[0]
+    y = choose.forward(read.rows(x, mask, tensors), read.settings)
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given
@@ -126,7 +127,15 @@ def _jacobian_product(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
     omega, gamma = _read(text).made(tensors)
-    return list(compiled.product(omega, y, mask, v, gamma, hyper))
+    method, given = choose.of_products(omega, y, gamma)
+    if method.kernel is not None:
+        wants = [hyper] * len(given)
+        gx, each = method.backward(y, function.taking_part(mask), v, given, wants)
+        return [gx, *(t for t in each if t is not None)]
+    # inside an operator autograd records nothing: the derivatives of Ω are those of torch.func
+    product = function.formula(method, mask, hyper)
+    found: Any = torch.func.vjp(product, y, v, *given)[0]
+    return [t.clone(memory_format=torch.contiguous_format) for t in found]
 
 
 def _product_like(

@@ -21,7 +21,7 @@ from ..regularizers import arguments
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer
 from . import shards
-from .forward import Settings
+from .methods.solver import Settings
 
 
 class Placed:

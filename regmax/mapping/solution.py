@@ -16,8 +16,9 @@ from ..regularizers.arguments import few
 from ..regularizers.errors import ConvergenceError
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer
-from .engine import argmax, check_exact, check_zeros, smooth_max
-from .forward import Settings, solves
+from .evaluate import argmax, check_exact, check_zeros, smooth_max
+from .methods.closed_form import solves
+from .methods.solver import Settings
 from .rows import Rows, prepare
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..kernels import transforms
-from ..mapping.forward import has_formula
+from ..mapping.methods.closed_form import has_formula
 from ..mapping.rows import HALF
 from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer

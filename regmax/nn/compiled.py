@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..kernels import AttentionKernel, transforms
 from ..kernels.base import Arrangement, CannotLaunch, Offsets
-from ..mapping import compiled
+from ..mapping.methods import kernel as kernels
 from ..regularizers import arguments
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import names_of
@@ -183,7 +183,7 @@ def _kernel(omega: Regularizer | Learnable, q: Tensor, k: Tensor) -> AttentionKe
     if type(q) not in transforms.PLAIN or q.is_meta or bare.entries not in (None, k.shape[-2]):
         return None
     row = torch.empty((), dtype=F32, device=q.device).expand(1, k.shape[-2])
-    kernel = compiled.kernel_of(bare, row)
+    kernel = kernels.kernel_of(bare, row)
     return None if kernel is None else kernel.attention
 
 
@@ -221,7 +221,7 @@ def _numbers(
     while isinstance(omega, Scaled):
         factors.append(omega.c)
         omega, prefix = omega.base, prefix + "base."
-    numbers = compiled.checked(omega, gamma, like)
+    numbers = kernels.checked(omega, gamma, like)
     for c in factors:
         c = arguments.per_row("c", c, Scaled.ranges["c"], like, ndim - 1)
         numbers["gamma"] = numbers["gamma"] * c

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..mapping import dynamo
-from ..mapping.forward import Settings
+from ..mapping.methods.solver import Settings
 from .names import named
 
 

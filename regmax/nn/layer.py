@@ -14,8 +14,10 @@ from ..kernels import transforms, why_none
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense as dense_tensor
 from ..kernels.wrappers import is_dtensor, splits
-from ..mapping import engine, generated, sharded, solution
-from ..mapping.forward import OnFailure, Settings, named_solver, solves
+from ..mapping import evaluate, sharded, solution
+from ..mapping.methods import from_value
+from ..mapping.methods.closed_form import solves
+from ..mapping.methods.solver import OnFailure, Settings, named_solver
 from ..mapping.rows import HALF, Rows, prepare
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
@@ -104,7 +106,7 @@ class RegularizedMax(nn.Module):
         return self._forward(x, mask)
 
     def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return engine.mapping(self.omega, x, self.gamma, self._along(x), mask, self.settings)
+        return evaluate.mapping(self.omega, x, self.gamma, self._along(x), mask, self.settings)
 
     @outside_inference
     def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -204,7 +206,7 @@ class RegularizedMax(nn.Module):
             return Lines("\n".join([str(self), *found]))
         with torch.no_grad():
             rows = self._rows(x, mask)
-            y, result = engine.argmax(rows, self.settings)
+            y, result = evaluate.argmax(rows, self.settings)
         omega, d = rows.omega, rows.x.shape[-1]
         lines = [
             str(self),
@@ -219,7 +221,7 @@ class RegularizedMax(nn.Module):
         bare, _ = unscaled(smooth_part(omega), 1.0)
         if bare.declares("kernel") and omega.exact and "kernel of" not in result.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
-        tried = generated.why_none(rows, self.settings)
+        tried = from_value.why_none(rows, self.settings)
         if tried is not None:
             lines.append(f"note: {tried}")
         lines += [f"note: {line}" for line in omega.notes(rows.x)]
@@ -282,8 +284,8 @@ def _maximum(
     settings: Settings, omega: Regularizer, x: Tensor, gamma: Any, dim: int, mask: Any
 ) -> Tensor:
     rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings))
-    y, result = engine.argmax(rows, settings)
-    return engine.smooth_max(rows, y, result).to(x.dtype)
+    y, result = evaluate.argmax(rows, settings)
+    return evaluate.smooth_max(rows, y, result).to(x.dtype)
 
 
 def _known_as(omega: Regularizer) -> str | None:

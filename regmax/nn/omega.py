@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import splits
-from ..mapping import engine
-from ..mapping.forward import Settings
+from ..mapping import evaluate
+from ..mapping.methods.solver import Settings
 from ..regularizers.regularizer import Regularizer
 from .learnable import Learnable
 from .names import named
@@ -59,7 +59,7 @@ def _plain(
     omega = resolved(omega)
     present = omega() if isinstance(omega, Learnable) else omega
     settings = CERTIFIED if certify else SETTINGS
-    return engine.mapping(present, scores, gamma, -1, mask, settings)
+    return evaluate.mapping(present, scores, gamma, -1, mask, settings)
 
 
 def _recorded(

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
-from ..mapping import engine, forward
+from ..mapping import evaluate
+from ..mapping.methods.solver import Settings
 from ..mapping.rows import Rows, prepare
 from ..optimality.jacobian import averaging, jacobian_product
 from ..optimality.problem import Problem
@@ -142,7 +143,7 @@ def _own(rows: Rows, v: Tensor) -> Answer:
     start = time.perf_counter()
     x = rows.x.detach().requires_grad_()
     with torch.enable_grad():
-        y, result = engine.argmax(replace(rows, x=x), forward.Settings(on_failure="ignore"))
+        y, result = evaluate.argmax(replace(rows, x=x), Settings(on_failure="ignore"))
         (vjp,) = torch.autograd.grad(y, x, v)
     seconds = time.perf_counter() - start
     vjp = vjp * rows.gamma

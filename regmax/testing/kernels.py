@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import reference
-from ..mapping import compiled, composition, function
-from ..mapping.method import Method
+from ..mapping import function
+from ..mapping.methods.base import Method
+from ..mapping.methods.kernel import bare, kernel_of, kernel_of_rows, loss
 from ..regularizers.penalty import Penalized
 from .derivatives import mapped, parameters
 from .promise import Broken, Case, searched, worst
@@ -16,7 +17,7 @@ from .subject import Subject
 
 def _offers(s: Subject) -> bool:
     row = torch.zeros(1, 1, dtype=torch.float64, device="cpu")
-    return bool(compiled.kernel_of(s.omega, row) or composition.base_kernel(s.omega, row))
+    return kernel_of_rows(bare(s.omega, 1.0)[0], row) is not None
 
 
 @searched(_offers)
@@ -66,7 +67,7 @@ def check_kernel(s: Subject, case: Case) -> None:
 def _check_loss(s: Subject, case: Case, x: Tensor, y: Tensor, close: float, look: str) -> None:
     """The losses of a vertex and of half of it with half of the uniform distribution, and their
     gradients, where the kernel computes them."""
-    kernel = compiled.kernel_of(s.omega, x)
+    kernel = kernel_of(s.omega, x)
     if kernel is None or case.mask is not None:
         return
     rows, k = x.reshape(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]).argmin(-1, keepdim=True)
@@ -77,7 +78,7 @@ def _check_loss(s: Subject, case: Case, x: Tensor, y: Tensor, close: float, look
         ("e_k", k, vertex),
         ("t", (vertex + 1 / p.shape[-1]).to(x.dtype), (vertex + 1 / p.shape[-1]) / 2),
     ):
-        found = compiled.loss(kernel, s.omega, rows, target, case.gamma)
+        found = loss(kernel, s.omega, rows, target, case.gamma)
         if found is None:
             continue
         mass = 1.0 if target is k else 2.0
@@ -97,7 +98,7 @@ def _gradients(
     s: Subject, case: Case, y: Tensor, v: Tensor
 ) -> tuple[list[Tensor | None], list[Tensor | None]]:
     """The gradients of x and θ at y, by the kernel and by PyTorch operations."""
-    kernel = compiled.kernel_of(s.omega, y)
+    kernel = kernel_of(s.omega, y)
     assert kernel is not None
     theta = [
         torch.as_tensor(getattr(s.omega, name), dtype=y.dtype, device=y.device).requires_grad_()

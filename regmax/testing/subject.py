@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
-from ..mapping.forward import has_formula
+from ..mapping.methods.closed_form import has_formula
 from ..nn.layer import RegularizedMax
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from regmax.kernels import Lazy, transforms
 from regmax.losses import loss, sharded, targets
-from regmax.mapping import compiled
+from regmax.mapping.methods import base
 
 INDEXED = ("gather", "index_select", "scatter")
 MADE = ("new_", "full", "ones", "zeros")
@@ -39,7 +39,7 @@ def as_on_a_gpu() -> Iterator[None]:
     get = Lazy.get
     with (
         mock.patch.object(Lazy, "get", lambda lazy, device: get(lazy, "cuda")),
-        mock.patch.object(compiled, "METHODS", {}),
+        mock.patch.dict(base.METHODS, clear=True),
         mock.patch.object(transforms, "may_look", return_value=False),
         mock.patch.object(loss, "may_look", return_value=False),
         mock.patch.object(targets, "may_look", return_value=False),

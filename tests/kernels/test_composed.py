@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import regmax
-from regmax.kernels.composed import Composed
-from regmax.mapping.compiled import kernel_of
+from regmax.mapping.methods.kernel import kernel_of
+from regmax.mapping.methods.prox_then_base import ProxThenBase
 from regmax.testing.inputs import hard_values
 
 F64 = torch.float64
@@ -47,7 +47,7 @@ def compare(smooth, penalty, lam, gamma, x, v, mask):
     x = x.clone().requires_grad_()
     weight = torch.tensor(lam, dtype=F64, requires_grad=True)
     omega = smooth + weight * penalty
-    assert isinstance(kernel_of(omega, x), Composed)
+    assert isinstance(kernel_of(omega, x), ProxThenBase)
     y = regmax.RegularizedMax(omega, gamma=gamma)(x, mask)
     got = torch.autograd.grad(y, [x, weight], v)
     s = omega.composed(x.detach(), gamma, mask).detach().requires_grad_()

@@ -12,8 +12,8 @@ pytest.importorskip("numba")
 
 import regmax
 from regmax.kernels import reference
-from regmax.losses import quick as quickly
-from regmax.mapping.compiled import kernel_of, loss
+from regmax.losses import by_kernel, fenchel_young
+from regmax.mapping.methods.kernel import kernel_of, loss
 
 F32, F64 = torch.float32, torch.float64
 NAMES = {"tsallis": "alpha", "pnorm": "p"}
@@ -26,7 +26,8 @@ CASES = (
 
 
 def quick(module: Any, x: Tensor, k: Tensor) -> Tensor | None:
-    return quickly.loss(module, x, k, regmax.FenchelYoungLoss)
+    task = by_kernel.reduced(module, x, k, regmax.FenchelYoungLoss)
+    return None if task is None else fenchel_young.reduced(task, x)
 
 
 def omega(kind: str, theta: Any) -> Any:

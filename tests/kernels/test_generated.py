@@ -12,8 +12,8 @@ import torch
 from devices import need_triton
 
 import regmax
-from regmax.mapping import generated, traced
-from regmax.mapping.state import state
+from regmax.mapping.methods import base, traced
+from regmax.mapping.methods.identity import state
 
 pytest.importorskip("numba")
 from regmax.kernels.generated import Unknown, entrywise
@@ -795,15 +795,15 @@ def test_half_precision_and_float32_round_once():
 
 @pytest.mark.parametrize("mask", [None, torch.ones(3, 5, dtype=torch.bool)])
 def test_code_is_freed_with_the_last_that_may_call_it(mask):
-    generated.PLANS.clear()
+    base.METHODS.clear()
     x = torch.randn(3, 5, dtype=F64, requires_grad=True)
     layer = regmax.RegularizedMax(Scaled())
     want = torch.autograd.grad(layer(x)[:, 0].sum(), x)[0]
     y = layer(x, mask=mask)
-    (plan,) = generated.PLANS.values()
+    (plan,) = base.METHODS.values()
     engine = weakref.ref(plan.kernel.slopes.address.engine)
     del plan
-    generated.PLANS.clear()
+    base.METHODS.clear()
     kernel_module._function.cache_clear()
     gc.collect()
     assert engine() is not None
@@ -861,7 +861,7 @@ def test_many_omegas_do_not_leak():
             omega = Scaled()
             omega.c = 1 + k / 7
             regmax.RegularizedMax(omega)(x)
-    assert len(generated.PLANS) <= generated._PLANS
+    assert len(base.METHODS) <= 2 * base._MOST
 
 
 def test_the_source_can_be_read(tmp_path, monkeypatch):
@@ -907,7 +907,7 @@ def test_transforms_take_the_kernel(name, make, monkeypatch):
     layer(x)
     with regmax.kernels.reference():
         expected = TRANSFORMS[name](layer, x, v)
-    monkeypatch.setattr("regmax.mapping.computed.found", None)  # Newton steps are not taken
+    monkeypatch.setattr("regmax.mapping.evaluate.newton_steps", None)  # Newton steps are not taken
     torch.testing.assert_close(TRANSFORMS[name](layer, x, v), expected, rtol=1e-9, atol=1e-9)
 
 
@@ -936,7 +936,7 @@ def test_a_penalty_composes_with_a_base_that_treats_entries_alike():
 
 def test_a_form_of_many_entries_goes_to_the_solver(monkeypatch):
     monkeypatch.setattr("regmax.regularizers.curvature.DENSE_LIMIT", 6)
-    monkeypatch.setattr("regmax.mapping.generated.PLANS", {})
+    base.METHODS.clear()
     layer = regmax.RegularizedMax(Quadratic(7, "square"))
     assert "of more than 6 entries" in layer.explain(torch.randn(3, 7, dtype=F64))
 

@@ -14,7 +14,7 @@ import regmax  # noqa: E402
 from regmax.kernels.generated import entrywise  # noqa: E402
 from regmax.kernels.generated.kernel import GeneratedKernel  # noqa: E402
 from regmax.kernels.generated.triton_kernel import LIMIT, TritonKernel  # noqa: E402
-from regmax.mapping import generated, traced  # noqa: E402
+from regmax.mapping.methods import base, from_value, traced  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -25,10 +25,11 @@ D, ROWS = 9, 5
 
 @pytest.fixture(params=TRITON_DEVICES)
 def device(request, monkeypatch):
-    monkeypatch.setattr(generated, "PLANS", {})
-    monkeypatch.setitem(generated.COMPILERS, "cpu", "triton")
+    base.METHODS.clear()
+    monkeypatch.setitem(from_value.COMPILERS, "cpu", "triton")
     torch.manual_seed(0)
-    return request.param
+    yield request.param
+    base.METHODS.clear()
 
 
 VALUES = {
@@ -91,14 +92,14 @@ def test_layer_and_all_gradients_are_those_of_numba_and_of_the_solver(
         grads = torch.autograd.grad(y, wanted, v, allow_unused=True)
         return [y, *(torch.zeros(1) if g is None else g for g in grads)]
 
-    solver, calls = generated.by_solver, []
-    monkeypatch.setattr(generated, "by_solver", lambda *a: calls.append(a) or solver(*a))
+    solver, calls = from_value.by_solver, []
+    monkeypatch.setattr(from_value, "by_solver", lambda *a: calls.append(a) or solver(*a))
     found = results()
-    (plan,) = generated.PLANS.values()
+    (plan,) = base.METHODS.values()
     assert isinstance(plan.kernel, TritonKernel)
     assert len(calls) == 1  # when the kernel was made
-    monkeypatch.setitem(generated.COMPILERS, "cpu", "numba")
-    monkeypatch.setattr(generated, "PLANS", {})
+    monkeypatch.setitem(from_value.COMPILERS, "cpu", "numba")
+    base.METHODS.clear()
     with regmax.kernels.reference():
         solved = results()
     for expected in (solved,) if CUDA else (solved, results()):

@@ -13,9 +13,9 @@ import torch
 import regmax
 from regmax import kernels, losses
 from regmax.functional import entmax, entmax15, fusedmax, oscarmax, pnormmax, softmax, sparsemax
-from regmax.kernels.composed import Composed
 from regmax.kernels.cpu import threads
-from regmax.mapping import compiled
+from regmax.mapping.methods.kernel import kernel_of
+from regmax.mapping.methods.prox_then_base import ProxThenBase
 
 pytest.importorskip("numba", reason="the CPU kernels need numba")
 
@@ -199,20 +199,20 @@ class TestWhatRuns:
                 return y.square().sum(-1)
 
         x = torch.zeros(1)
-        assert compiled.kernel_of(regmax.regularizer("gini"), x) is not None
-        assert compiled.kernel_of(Double(), x) is None
+        assert kernel_of(regmax.regularizer("gini"), x) is not None
+        assert kernel_of(Double(), x) is None
 
         class Same(gini):
             pass
 
-        assert compiled.kernel_of(Same(), x) is not None
+        assert kernel_of(Same(), x) is not None
 
     def test_a_hand_made_penalty_on_gini_has_the_kernel_of_the_mapping(self):
         x, gini = torch.zeros(1), regmax.regularizer("gini")
         for name in ("tv", "oscar"):
             made = regmax.Penalized(gini, regmax.penalty(name), 0.1)
             mapping = regmax.regularizer(name)
-            assert compiled.kernel_of(made, x) is compiled.kernel_of(mapping, x) is not None
+            assert kernel_of(made, x) is kernel_of(mapping, x) is not None
 
             class Other(type(mapping.penalty)):
                 def value(self, y, mask=None):
@@ -231,12 +231,12 @@ class TestWhatRuns:
                 regmax.Penalized(Half(), regmax.penalty(name), 0.1),
                 Redefined(),
             ):
-                assert compiled.kernel_of(omega, x) is None
+                assert kernel_of(omega, x) is None
             other = regmax.Penalized(regmax.regularizer("entropy"), regmax.penalty(name), 0.1)
-            assert isinstance(compiled.kernel_of(other, x), Composed)
+            assert isinstance(kernel_of(other, x), ProxThenBase)
 
     def test_approximate_oscarmax_has_none(self):
-        assert compiled.kernel_of(regmax.regularizer("oscar", exact=False), torch.zeros(1)) is None
+        assert kernel_of(regmax.regularizer("oscar", exact=False), torch.zeros(1)) is None
 
 
 @each_mapping

@@ -23,7 +23,8 @@ import regmax  # noqa: E402
 import regmax.functional as F  # noqa: E402
 from regmax.kernels.triton import chain, long_chain  # noqa: E402
 from regmax.kernels.triton.mappings import ChainKernel  # noqa: E402
-from regmax.mapping.compiled import with_gradients  # noqa: E402
+from regmax.mapping import function  # noqa: E402
+from regmax.mapping.methods.base import method  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
@@ -78,7 +79,8 @@ def check(mapping: str, x: Tensor, gamma: Any, lam: Any, mask: Tensor | None, pa
         if not found:
             y = getattr(F, mapping)(rows, gamma=leaves[0], lam=leaves[1], mask=on)
         else:
-            y = with_gradients(kernel, regmax.regularizer(penalty), rows, on, leaves)
+            own, tensors = method(kernel, regmax.regularizer(penalty), leaves)
+            y = function.argmax(own, rows, on, tensors)
         y.backward(v.to(y))
         found.append([y.detach(), rows.grad, *(t.grad for t in leaves)])
     (want, *wanted), (y, *got) = found

@@ -22,7 +22,7 @@ import regmax.functional as F  # noqa: E402
 from regmax.kernels import Lazy  # noqa: E402
 from regmax.kernels.triton import long_rows  # noqa: E402
 from regmax.kernels.triton.mappings import ChainKernel, ThresholdKernel  # noqa: E402
-from regmax.mapping import compiled  # noqa: E402
+from regmax.mapping.methods import base  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant: log 0, and inf that a
 # selection then leaves out
@@ -69,7 +69,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     interpreted_scans.use(monkeypatch)
     # the reference is PyTorch's: kernels of the CPU stay out
     monkeypatch.setattr(Lazy, "get", lambda lazy, device: None)
-    monkeypatch.setattr(compiled, "METHODS", {})
+    base.METHODS.clear()
     return str(request.param)
 
 

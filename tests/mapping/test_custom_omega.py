@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
 from regmax import RegularizedMax, Regularizer
-from regmax.mapping import forward, generated
+from regmax.mapping.methods import base, solver
 
 F64 = torch.float64
 
@@ -373,8 +373,8 @@ def test_the_default_device_changes_nothing(kink):
     """Not where Ω is new either."""
     x, found = scores(3, 5, 1.0), []
     for device in ("cpu", "meta"):
-        forward._MEMORIES.clear()
-        generated.PLANS.clear()
+        solver._MEMORIES.clear()
+        base.METHODS.clear()
         with torch.device(device):
             leaf = x.clone().requires_grad_()
             layer = RegularizedMax(Coupled(kink))

@@ -544,7 +544,7 @@ def test_only_what_its_arguments_make_again_is_recorded(monkeypatch):
             self.mode, self.k = mode, k
 
     from regmax.mapping import operator
-    from regmax.mapping.forward import Settings
+    from regmax.mapping.methods.solver import Settings
     from regmax.regularizers.registry import Offer, registry
 
     offer = Offer("learner", Learner, "mine", "mine 1.0")

@@ -9,7 +9,7 @@ import torch
 
 import regmax
 from regmax import functional
-from regmax.mapping import compiled
+from regmax.mapping.methods import base, choose
 
 NAMES = {"entmax": "alpha", "pnormmax": "p", "fusedmax": "lam", "oscarmax": "lam"}
 
@@ -101,16 +101,16 @@ def test_a_layer_learns(name):
         assert torch.equal(theta.grad, right)
         with torch.no_grad():
             theta -= 0.05
-    assert compiled.method_of(layer.omega, x, 1.0)[1] == (theta,)
+    assert choose.known_kernel(layer.omega, x, 1.0)[1] == (theta,)
 
 
 def test_a_method_keeps_no_tensor_of_a_call(name):
     mapping, key, x = getattr(functional, name), NAMES[name], torch.randn(4, 9)
     theta = numbers(name, (4, 1), torch.float32)
     gone = weakref.ref(theta)
-    compiled.METHODS.clear()
+    base.METHODS.clear()
     mapping(x, **{key: theta})
-    assert compiled.METHODS
+    assert base.METHODS
     del theta
     gc.collect()
     assert gone() is None

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import regmax
-from regmax.losses import own as losses
-from regmax.mapping import engine, generated, own
+from regmax.losses import fenchel_young as losses
+from regmax.mapping import evaluate
+from regmax.mapping.methods import base, choose
 
 pytest.importorskip("numba")
 
@@ -51,7 +52,7 @@ OMEGAS = [Cubic, Weighted, Coupled, Joined, Entropy]
 @pytest.fixture
 def alone(monkeypatch):
     """After ``alone()`` there is no other way to compute Π_Ω."""
-    return lambda: monkeypatch.setattr(engine, "prepare", None)
+    return lambda: monkeypatch.setattr(evaluate, "prepare", None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64, torch.bfloat16])
@@ -90,7 +91,7 @@ def test_scores_that_are_not_finite_are_prepared(number):
 
 def quick(layer, x):
     """Π_Ω(x) by a kernel that an earlier call made, or None."""
-    return own.argmax(layer.omega, x, layer.gamma, layer.settings)
+    return evaluate._known(choose.known, x, layer.omega, x, layer.gamma, layer.settings)
 
 
 def test_other_numbers_of_a_tensor_are_noticed():
@@ -165,9 +166,9 @@ def test_losses_are_those_of_the_solver(make, dtype, monkeypatch):
     with regmax.kernels.reference():
         expected = results()
     loss(x, target)
-    computed, by_kernel = losses.loss, []
+    computed, by_kernel = losses.from_its_value, []
     monkeypatch.setattr(
-        losses, "loss", lambda *args: by_kernel.append(computed(*args)) or by_kernel[-1]
+        losses, "from_its_value", lambda *args: by_kernel.append(computed(*args)) or by_kernel[-1]
     )
     found = results()
     assert by_kernel[0] is not None
@@ -191,9 +192,8 @@ def test_a_value_that_jumps_at_0_keeps_its_loss():
 
 
 @pytest.mark.parametrize("make", [Weighted, Coupled, Joined])
-def test_a_first_call_saves_what_later_calls_save(make, monkeypatch):
-    monkeypatch.setattr(generated, "PLANS", plans := {})
-    monkeypatch.setattr(own, "PLANS", plans)
+def test_a_first_call_saves_what_later_calls_save(make):
+    base.METHODS.clear()
     layer, x = regmax.RegularizedMax(make()), torch.randn(3, D, dtype=F64, requires_grad=True)
     y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
     y.square().sum().backward()

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from ...mapping.engine import argmax
-from ...mapping.forward import Settings
+from ...mapping.evaluate import argmax
+from ...mapping.methods.solver import Settings
 from ...mapping.rows import Rows
 from ...optimality.problem import Problem
 from ...regularizers.penalty import Penalized

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..kernels.base import Hyper
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
 from ..optimality.jacobian import tied_products
@@ -22,22 +21,15 @@ from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
 from ..solvers.multipliers import Tied, multiplied
-from . import compiled, composition, computed, function, generated, jagged, kinks, own, sharded
+from . import function, jagged, kinks, sharded
 from .autograd import attach_tied, envelope, newton_steps, objective
-from .computed import Computed
-from .forward import (
-    Forward,
-    Settings,
-    check_composed,
-    closed_form,
-    compute,
-    memory_of,
-    report,
-    solves,
-)
-from .hidden import refuse_hidden
 from .jagged import is_jagged
-from .method import Method
+from .methods import choose
+from .methods.base import Missed
+from .methods.closed_form import Computed, closed_form, solves
+from .methods.identity import refuse_hidden
+from .methods.solver import Forward, Settings, memory_of, report
+from .operator import not_recordable
 from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
@@ -55,12 +47,9 @@ def mapping(
         try:
             y = None
             if mask is None and dim == -1 and type(gamma) is float:
-                if own.by_value(type(omega)):  # type: ignore[arg-type]
-                    y = own.argmax(omega, x, gamma, settings)
-                else:
-                    y = _by_method(compiled.method_of(omega, x, gamma), x)
+                y = _known(choose.known, x, omega, x, gamma, settings)
             if y is None:
-                y = compiled.argmax(omega, x, gamma, dim, mask)
+                y = _of_scores(omega, x, gamma, dim, mask)
         except RuntimeError:  # from a tensor without strides or memory, which is named
             dense("x", x)
             for name, t in {"mask": mask, "gamma": gamma, **omega.tensors(fixed=True)}.items():
@@ -91,8 +80,7 @@ def by_name(
     like this one found the kernel."""
     if mask is None and dim == -1 and type(gamma) is float and isinstance(x, Tensor) and x.is_cpu:
         try:
-            found = compiled.method_by_name(cls, hyper, x, gamma, lambda: make(cls, hyper))
-            y = _by_method(found, x)
+            y = _known(choose.known_by_name, x, cls, hyper, x, gamma, lambda: make(cls, hyper))
         except RuntimeError:  # which mapping explains
             y = None
         if y is not None:
@@ -100,16 +88,41 @@ def by_name(
     return mapping(make(cls, hyper), x, gamma, dim, mask, settings)
 
 
-def _by_method(found: tuple[Method, Hyper] | None, x: Tensor) -> Tensor | None:
+def _known(find: Callable[..., Any], x: Tensor, *given: Any) -> Tensor | None:
     """Π_Ω(x) by the method that a call like this one found, or None where it must be looked for."""
+    try:
+        found = find(*given)
+        if found is None:
+            return None
+        method, theta = found
+        if method.direct is None:
+            y: Tensor | None = method.kernel.operator(x, *method.filled(theta))
+            if y is not None:
+                return y
+        wide = method.kernel is None and x.dtype != F64  # a kernel from the value
+        y = function.argmax(method, x.double() if wide else x, None, theta)
+        return y.to(x.dtype) if wide else y
+    except Missed:
+        return None
+
+
+def _of_scores(
+    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any
+) -> Tensor | None:
+    """Π_Ω(x) by a kernel that takes scores as the user gives them, or None."""
+    found = choose.takes_scores(omega, x, gamma)
     if found is None:
         return None
-    method, theta = found
-    if method.direct is None:
-        y: Tensor | None = method.kernel.operator(x, *method.filled(theta))
-        if y is not None:
-            return y
-    return function.argmax(method, x, None, theta)
+    kernel, transformed = found
+    x, dim, on = arguments.rows(omega, x, dim, mask)
+    method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim, transformed)
+    if dim != x.ndim - 1:
+        rows = rows.movedim(dim, -1)
+        on = None if on is None else on.movedim(dim, -1)
+    y = function.argmax(method, rows, on, tensors, transformed)
+    if dim != x.ndim - 1:
+        y = y.movedim(-1, dim)
+    return y if y.dtype == x.dtype else y.to(x.dtype)
 
 
 def _certified(
@@ -188,12 +201,8 @@ def _check_product(
 def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
     """Π_Ω(x) of prepared rows, with gradients, and the method taken."""
     try:
-        made = generated.argmax(rows, settings) or composition.of_generated(rows, settings)
-        if made is not None:
-            return made
-        y, result = _argmax(rows, settings)
-        refuse_hidden(rows.omega, y, rows.mask)
-        return y, result
+        with transforms.full_precision(rows.x.device.type):
+            return _argmax(rows, settings)
     except RuntimeError as error:
         omega = rows.omega
         parts: list[Any] = [*omega.leaves()]
@@ -203,61 +212,93 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
         raise
 
 
-def _argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
+def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor, Forward]:
     omega = rows.omega
     given = (rows.x, rows.gamma, *omega.tensors(fixed=True).values())
     transformed = transforms.under_transform(given)
     transformed = transformed or (transforms.dual_level() and omega.exact)
-    with transforms.full_precision(rows.x.device.type):
-        if not omega.exact:
-            if transformed:
-                raise NotImplementedError(
-                    f"{omega!r} approximates, and is differentiated as it is written: by autograd "
-                    "in reverse mode only, without torch.func, forward mode, compile or export"
-                )
-            # it may depend on where the scores' 0 is
-            y = closed_form(omega, rows.x + rows.shift, rows.gamma, rows.mask)
-            if y is None:
-                raise RegularizerError(
-                    f"{type(omega).__name__} is not exact and has no closed form"
-                )
-            return y, Forward(y, "closed form", "an approximation, differentiated as it is written")
-        if transformed and settings.solver == "auto":
-            known = compiled.under_transform(omega, rows.x, rows.gamma, rows.mask)
-            if known is None:
-                known = generated.under_transform(rows, settings)
-            if known is not None:
-                return known, Forward(known, "kernel", "under a transform or a tracer")
-        if transformed:
-            y = computed.found(rows, settings)
-            result = Forward(y, "operator", "under a transform or a tracer")
-            if not _differentiated(given):
-                return y, result
-            return newton_steps(y, rows.z_from(y), omega, rows.mask), result
-        if settings.solver == "auto" and torch.is_grad_enabled():
-            composed = composition.argmax(rows)
-            if composed is not None:
-                assert isinstance(omega, Penalized)
-                check_composed(omega, rows.x, rows.gamma, rows.mask, composed.detach(), settings)
-                return composed, Forward(composed, "prox, then closed form", "kernels of both")
-        with torch.no_grad():
-            result = compute(rows, settings, kinks=True)
-        y, unknown = result.y, None
-        if torch.is_grad_enabled() and any(
-            isinstance(t, Tensor) and t.requires_grad for t in given
-        ):
-            own = Computed(rows, settings, result)
-            y = function.argmax(own, rows.x, rows.mask, computed.tensors_of(rows))
-        if y.requires_grad and result.solved is None:
-            result = kinks.of_formula(rows, result, settings)
-        elif y.requires_grad:
-            result, unknown = kinks.of_penalty(rows, result, settings)
-        if result.tied is not None:
-            tied, where = result.tied
-            z = rows.z_from(result.y).double()
-            at_kinks = attach_tied(result.y.double(), z, tied.augmented, tied.bent)
-            y = torch.where(where.unsqueeze(-1), at_kinks.to(y.dtype), y)
-        return kinks.without(y, omega, unknown), result
+    if not omega.exact:
+        return _approximate(rows, transformed)
+    if transformed:
+        return _transformed(rows, settings, given)
+    method, tensors = choose.of_rows(rows, settings, value)
+    answer = method.answer if isinstance(method, Computed) else None
+    try:
+        y = function.argmax(method, rows.x, rows.mask, tensors)
+    except Missed:
+        return _argmax(rows, settings, value=False)
+    if answer is None:
+        return y, choose.result_of(method, y)
+    unknown = None
+    if y.requires_grad and answer.solved is None:
+        answer = kinks.of_formula(rows, answer, settings)
+    elif y.requires_grad:
+        answer, unknown = kinks.of_penalty(rows, answer, settings)
+    if answer.tied is not None:
+        tied, where = answer.tied
+        z = rows.z_from(answer.y).double()
+        at_kinks = attach_tied(answer.y.double(), z, tied.augmented, tied.bent)
+        y = torch.where(where.unsqueeze(-1), at_kinks.to(y.dtype), y)
+    y = kinks.without(y, omega, unknown)
+    refuse_hidden(omega, y, rows.mask)
+    return y, answer
+
+
+def _approximate(rows: Rows, transformed: bool) -> tuple[Tensor, Forward]:
+    omega = rows.omega
+    if transformed:
+        raise NotImplementedError(
+            f"{omega!r} approximates, and is differentiated as it is written: by autograd in "
+            "reverse mode only, without torch.func, forward mode, compile or export"
+        )
+    # it may depend on where the scores' 0 is
+    y = closed_form(omega, rows.x + rows.shift, rows.gamma, rows.mask)
+    if y is None:
+        raise RegularizerError(f"{type(omega).__name__} is not exact and has no closed form")
+    refuse_hidden(omega, y, rows.mask)
+    return y, Forward(y, "closed form", "an approximation, differentiated as it is written")
+
+
+def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tuple[Tensor, Forward]:
+    """The same under a transform or a tracer."""
+    why = "under a transform or a tracer"
+    try:
+        method, tensors = choose.transformed(rows, settings)
+        y = function.argmax(method, rows.x, rows.mask, tensors, True)
+        return y, Forward(y, "kernel", why)
+    except Missed:
+        pass
+    y = _found(rows, settings)
+    result = Forward(y, "operator", why)
+    if _differentiated(given):
+        y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask)
+    refuse_hidden(rows.omega, y, rows.mask)
+    return y, result
+
+
+def _found(rows: Rows, settings: Settings) -> Tensor:
+    """Π_Ω(x) without gradients, under any transform or tracer."""
+    x, tensors = rows.x.detach(), [t.detach() for t in choose.tensors_of(rows)]
+    reason = None
+    if transforms.tracing() or x.is_meta:
+        reason = not_recordable(rows.omega, settings)
+        if reason is not None and transforms.compiling():
+            raise NotImplementedError(reason)
+        if reason is not None and x.is_meta:
+            return torch.empty_like(x)
+    try:
+        return function.argmax(Computed(rows, settings), x, rows.mask, tensors, True)
+    except RuntimeError as error:
+        if "escaped from inside a function being vmapped" in str(error):
+            raise NotImplementedError(
+                f"{rows.omega!r} depends on a tensor that vmap maps over and that is not one of "
+                "its attributes (a closure, or a tensor in a container or an object). Store the "
+                "tensor as an attribute of the Regularizer (self.w = w), an nn.Parameter or a "
+                "buffer, or in a nested module"
+            ) from error
+        if reason is not None:
+            raise NotImplementedError(reason) from error
+        raise
 
 
 def _differentiated(given: tuple[Any, ...]) -> bool:

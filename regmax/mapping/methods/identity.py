@@ -1,4 +1,10 @@
-"""What the value of an Ω may depend on, besides y and the numbers of tensors."""
+"""What identifies an Ω: the class that computes it, and all that its value may depend on.
+
+A kernel belongs to the class that offers it, and to none that redefines what the kernel computes
+(:func:`trusted`). A kernel from the value belongs to the :func:`state` of an Ω. Tensors that are
+not attributes, of a closure or a container, have no name: one that requires grad is refused
+(:func:`refuse_hidden`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..regularizers.regularizer import Regularizer
+from ...kernels import simplex, transforms
+from ...regularizers.errors import RegularizerError
+from ...regularizers.expressions import Scaled, ScaledPenalty, Sum
+from ...regularizers.operand import Operand
+from ...regularizers.penalty import Penalized, Penalty, value_of
+from ...regularizers.regularizer import Regularizer
+
+REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
 
 _IGNORED = frozenset((*vars(nn.Module()), "_multiplies"))
 _NUMBERS = frozenset((bool, int, float, str, type(None)))
@@ -134,3 +147,89 @@ _CONSTANT = (torch.dtype, torch.device, ModuleType, property, classmethod, stati
 def _fixed(item: Any) -> bool:
     """Whether an object is code or a constant of PyTorch."""
     return callable(item) or isinstance(item, _CONSTANT)
+
+
+# -- classes ---------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1024)
+def proves(cls: type[Penalty], kernel: str) -> bool:
+    """Whether no subclass of the class that defines this method redefines what its kernel
+    computes."""
+    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
+    return all(depth(cls, kernel) <= depth(cls, name) for name in methods)
+
+
+@functools.lru_cache(maxsize=1024)
+def trusted(cls: Any, method: str) -> bool:
+    """Whether no subclass of the class that defines ``method`` redefines what that computes."""
+    own = depth(cls, method) < cls.__mro__.index(Regularizer)
+    return own and all(depth(cls, method) <= depth(cls, name) for name in REPLACED)
+
+
+def depth(cls: type[Any], name: str) -> int:
+    """The position in the inheritance order of ``cls`` of the class that defines ``name``."""
+    order = cls.__mro__
+    return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
+
+
+@functools.lru_cache(maxsize=1024)
+def plain(cls: type[Penalized]) -> bool:
+    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
+    return all(getattr(cls, name) is getattr(Penalized, name) for name in REPLACED)
+
+
+@functools.lru_cache(maxsize=1024)
+def by_value(cls: Any) -> bool:
+    """Whether Ω is its value and attributes that are not checked."""
+    names = ("closed_form", "kernel")
+    own = not any(getattr(cls, name) is not getattr(Regularizer, name) for name in names)
+    return own and not cls.hyperparameters and not issubclass(cls, Penalized)
+
+
+# -- tensors that have no name --------------------------------------------------------------------
+
+
+def may_hide_tensors(omega: Regularizer) -> bool:
+    """Whether Ω may depend on tensors that are not attributes. A class that offers a kernel depends
+    on its hyperparameters alone."""
+    return any(
+        _may_hide(type(m))  # type: ignore[arg-type]
+        for m in omega.modules()
+        if isinstance(m, Operand)
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _may_hide(cls: type[Operand]) -> bool:
+    """Whether a class redefines Ω, or a hyperparameter, after the class of its kernel."""
+    names = (*REPLACED, *(cls.hyperparameters or ()))
+    late = any(depth(cls, name) < depth(cls, "kernel") for name in names)
+    return late and cls not in (Scaled, ScaledPenalty, Sum)
+
+
+def refuse_hidden(omega: Regularizer, y: Tensor, mask: Tensor | None) -> None:
+    """Raise if autograd records and Ω(y) depends on a tensor that requires grad and that
+    ``omega.tensors()`` does not name. Under ``torch.func`` its derivatives are exact."""
+    if not torch.is_grad_enabled() or transforms.tracing() or transforms.transforming():
+        return
+    if not may_hide_tensors(omega):
+        return
+    known = omega.with_tensors({name: t.detach() for name, t in omega.tensors().items()})
+    leaf = y.detach().requires_grad_()
+    with transforms.full_precision(y.device.type):
+        stack: list[Any] = [value_of(known, simplex.inward(leaf), mask).grad_fn]
+    seen = {None}
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        if getattr(node, "variable", leaf) is not leaf:
+            raise RegularizerError(
+                f"{omega!r} depends on a tensor that requires grad and is not one of its "
+                "attributes (a closure, or a tensor in a container or an object): regmax cannot "
+                "name it, and gives it no gradient. Store it as an attribute of the Regularizer "
+                "(self.w = w), an nn.Parameter or a buffer; or detach it"
+            )
+        seen.add(node)
+        stack += [following for following, _ in node.next_functions]

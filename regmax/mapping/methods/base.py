@@ -7,11 +7,31 @@ from typing import Any
 
 from torch import Tensor
 
-from ..kernels import Kernel, wrappers
-from ..kernels.base import Direct, Hyper
-from ..regularizers.penalty import names_of
-from ..regularizers.regularizer import Regularizer
-from .rows import flat, numbered
+from ...kernels import Kernel, wrappers
+from ...kernels.base import Direct, Hyper
+from ...regularizers.penalty import names_of
+from ...regularizers.regularizer import Regularizer
+from ..rows import flat, numbered
+
+
+METHODS: dict[tuple[Any, ...], Any] = {}
+"""What computes Π_Ω, by all that it depends on: the method of a kernel, a traced value with its
+kernel, or why there is none."""
+_MOST = 256
+"""Of each kind at most. A kernel from the value is costly to make, and keeps some 0.1 MB of code."""
+
+
+def remember(key: tuple[Any, ...], found: Any) -> None:
+    """Keep what computes calls alike; the oldest of its kind go."""
+    kind = isinstance(found, Method | None)
+    alike = [k for k, item in list(METHODS.items()) if isinstance(item, Method | None) == kind]
+    for oldest in alike[: max(len(alike) - _MOST + 1, 0)]:
+        METHODS.pop(oldest, None)
+    METHODS[key] = found
+
+
+class Missed(Exception):
+    """A method cannot answer for these rows, or for Ω as it is now: another one must."""
 
 
 class Method:
@@ -19,10 +39,11 @@ class Method:
     with each call. It may be None where ``direct`` is all that is needed.
 
     ``checks``: the names and the accepted ranges of the tensors. ``direct``: the kernel for plain
-    rows like those of the call, without mask, which does less at each call.
+    rows like those of the call, without mask, which does less at each call. ``said``: what
+    ``explain`` says of it, the path and the reason.
     """
 
-    __slots__ = ("checks", "direct", "kernel", "numbers", "omega")
+    __slots__ = ("checks", "direct", "kernel", "numbers", "omega", "said")
 
     def __init__(
         self,
@@ -34,6 +55,7 @@ class Method:
     ) -> None:
         self.kernel, self.omega, self.numbers = kernel, omega, numbers
         self.checks, self.direct = checks, direct
+        self.said = "closed form", ""
 
     general = False
     """Whether θ is every tensor of Ω, of any shape, and not one number for each row."""

@@ -1,4 +1,4 @@
-"""The forward pass: Π_Ω(x) by a kernel, a closed form, a prox and a closed form, or a solver."""
+"""Π_Ω by a solver, with all that is checked of Ω, and what is said where rows fail."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..kernels import decisions, simplex, transforms
-from ..kernels.composed import Composed
-from ..optimality.certificates import Certificate, certify
-from ..optimality.convexity import check_convex, check_strong_convexity
-from ..optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
-from ..optimality.problem import Problem
-from ..optimality.solution import Trace
-from ..optimality.subgradients import mistaken_penalty
-from ..regularizers.arguments import few
-from ..regularizers.autodiff import ByRow
-from ..regularizers.curvature import Inverse
-from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError, warn
-from ..regularizers.expressions import unscaled, unweighted
-from ..regularizers.penalty import Penalized, Penalty, who
-from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer, checked_value
-from ..solvers import Solved, Solver, choose, either, merged, solve
-from ..solvers.compiled import Memory, compiled
-from ..solvers.multipliers import SHORT, Tied, multiplied
-from .compiled import kernel_of, plain, proves, values
-from .rows import Rows
-from .state import state
+from ...kernels import decisions, simplex, transforms
+from ...optimality.certificates import Certificate
+from ...optimality.convexity import check_convex, check_strong_convexity
+from ...optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
+from ...optimality.problem import Problem
+from ...optimality.solution import Trace
+from ...optimality.subgradients import mistaken_penalty
+from ...regularizers.arguments import few
+from ...regularizers.autodiff import ByRow
+from ...regularizers.curvature import Inverse
+from ...regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError, warn
+from ...regularizers.expressions import unweighted
+from ...regularizers.penalty import Penalized, who
+from ...regularizers.registry import registry
+from ...regularizers.regularizer import Regularizer, checked_value
+from ...solvers import Solved, Solver, choose, either, merged, solve
+from ...solvers.compiled import Memory, compiled
+from ...solvers.multipliers import SHORT, Tied, multiplied
+from .identity import plain, state
+from .kernel import with_kernel
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -92,86 +90,8 @@ class Forward:
         return found if own is None else ByRow(rows, own, found)
 
 
-def has_formula(omega: Regularizer) -> bool:
-    """Whether Ω has a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
-    if omega.declares("closed_form"):
-        return True
-    return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
-
-
-def solves(omega: Regularizer, settings: Settings) -> bool:
-    """Whether a solver computes Π_Ω. It does so in float64: in float32 the gradient of an Ω with
-    large curvature has no digits."""
-    return omega.exact and (settings.solver != "auto" or not has_formula(omega))
-
-
-def compute(rows: Rows, settings: Settings, kinks: bool = False) -> Forward:
-    """Compute Π_Ω(x) without gradients; ``kinks``: the answer may be one on kinks of Ω."""
-    with torch.no_grad():
-        if settings.solver == "auto":
-            result = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
-            if result is not None:
-                return result
-        return by_solver(rows.omega, rows.z, rows.mask, settings, kinks)
-
-
-def _by_formula(
-    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
-) -> Forward | None:
-    omega, gamma = unscaled(omega, gamma)
-    kernel = kernel_of(omega, x)
-    if kernel is not None:
-        found = values(kernel, omega, x, gamma, mask)
-        path = "prox, then closed form" if isinstance(kernel, Composed) else "closed form"
-        return Forward(found, path, f"{kernel.name} kernel of {who(omega)}")
-    y = closed_form(omega, x, gamma, mask)
-    if y is not None:
-        return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")
-    if isinstance(omega, Penalized) and omega.composes:
-        scores = omega.composed(x, gamma, mask)
-        result = _by_formula(omega.base, scores, gamma, mask, settings)
-        result = result or by_solver(omega.base, scores / gamma, mask, settings)
-        check_composed(omega, x, gamma, mask, result.y, settings)
-        return Forward(
-            result.y,
-            f"prox, then {result.path}",
-            f"{omega.base.name or who(omega.base)} is permutation-invariant, so "
-            f"Π = Π_base ∘ γ prox({omega.penalty.name}); {result.why}",
-            result.solved,
-            result.iterations,
-        )
-    return None
-
-
 LOOKED_AT = 16
 """Rows of a composition that are certified at each call."""
-
-
-def check_composed(
-    omega: Penalized,
-    x: Tensor,
-    gamma: float | Tensor,
-    mask: Tensor | None,
-    y: Tensor,
-    settings: Settings,
-) -> None:
-    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: the penalty may be
-    wrong, and the base may not be permutation-invariant. Where both have kernels, the conformance
-    kit tests this instead, as for closed forms."""
-    known = with_kernel(type(unweighted(omega.penalty, 1.0)[0]))
-    if not transforms.recording() or y.numel() == 0:
-        return
-    if known and kernel_of(unscaled(omega.base, 1.0)[0], x) is not None:
-        return
-    with torch.no_grad():
-        tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
-        problem, y = sampled(omega, x, gamma, mask, y)
-        report(problem, y, certify(problem.at(y), tested=True), tol, settings, path)
-
-
-def with_kernel(cls: type[Penalty]) -> bool:
-    """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    return cls.kernel is not Penalty.kernel and proves(cls, "kernel")
 
 
 def sampled(
@@ -207,22 +127,6 @@ def report(
     failed = ~(certificate.error_bound <= tol)
     if bool(failed.any()):
         _report_failure(found, diagnose(problem, y, failed), tol, settings.on_failure)
-
-
-def closed_form(
-    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None
-) -> Tensor | None:
-    """Ω's closed form, refused with a message unless it is a tensor like x."""
-    y = omega.closed_form(x, gamma, mask)
-    if y is None:
-        return None
-    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
-        got = f"{tuple(y.shape)}, {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
-        raise RegularizerError(
-            f"{type(omega).__name__}.closed_form must return a tensor like x: "
-            f"{tuple(x.shape)}, {x.dtype}; got {got}"
-        )
-    return y
 
 
 def by_solver(

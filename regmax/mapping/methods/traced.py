@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
-from ..optimality.diagnosis import contradicted
-from ..optimality.problem import Problem
-from ..regularizers import curvature
-from ..regularizers.regularizer import Regularizer
-from .forward import LOOKED_AT, Forward
-from .rows import Rows
+from ...kernels import simplex
+from ...optimality.diagnosis import contradicted
+from ...optimality.problem import Problem
+from ...regularizers import curvature
+from ...regularizers.regularizer import Regularizer
+from ..rows import Rows
+from .solver import LOOKED_AT, Forward
 
 
 class Traced(Regularizer):
@@ -54,7 +54,7 @@ def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class TracedValue:
     """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity.
     At ``point``, with the tensors ``others``, the value can be compared under a transform too.
     ``trial``: which attempt this is, where the value reads numbers."""
@@ -133,9 +133,9 @@ class Fixed:
 
 
 def compared(
-    made: Plan, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward
-) -> Plan | str | None:
-    """The plan, if its kernel agrees with the solver and with the derivatives of the value."""
+    made: TracedValue, inputs: list[Tensor], rows: Rows, problem: Problem, solved: Forward
+) -> TracedValue | str | None:
+    """What was made, if its kernel agrees with the solver and with the derivatives of the value."""
     everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
     if contradicted(problem, solved.y, everywhere) is not None:
         return None
@@ -207,7 +207,7 @@ def other(t: Tensor) -> Tensor:
 
 def changed(entry: Any, omega: Regularizer, at: Tensor, tensors: dict[str, Tensor]) -> bool:
     """Whether the value of Ω with these tensors is not the traced one."""
-    from ..kernels.generated import Tape, Unknown
+    from ...kernels.generated import Tape, Unknown
 
     tape = Tape([at, *tensors.values()])
     with torch._C._DisableFuncTorch(), torch.no_grad():

@@ -1,0 +1,187 @@
+"""Losses by a kernel: of plain rows with their reduction, which is what a training step needs; and
+row by row.
+
+The kernel may be one that Ω offers (:meth:`regmax.kernels.Kernel.loss`), or one from its value,
+which computes Ω(y) with y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..kernels import Kernel, transforms
+from ..mapping.methods import choose, from_value
+from ..mapping.methods.base import Method, Missed, laid_out
+from ..mapping.methods.identity import by_value
+from ..mapping.methods.kernel import loss as loss_of
+from ..mapping.methods.solver import Settings
+from ..mapping.methods.traced import Fixed
+from ..mapping.rows import HALF, aligned, flat
+from ..regularizers.penalty import names_of
+from ..regularizers.regularizer import Regularizer
+from .targets import F64, Target, omega_at
+
+_VERTICES = 1024
+"""Entries of a row up to which Ω is computed at all vertices."""
+
+
+class Solved(NamedTuple):
+    """What the derivatives of losses need."""
+
+    dx: Any
+    """y − t; 0 in rows without gradient."""
+    seen: Any = None
+    """Where Ω is evaluated: y, or its positive entries alone."""
+    on: Tensor | None = None
+    plain: Tensor | None = None
+    """The rows that have a gradient, None for all."""
+    tied: Any = None
+    """The augmented Lagrangian of Ω where y is on its kinks."""
+    slopes: Tensor | None = None
+    """The derivatives of the losses in γ and θ, (*batch, 2), if they are known."""
+
+
+class Reduced(NamedTuple):
+    """The loss of logits (N, C) and indices (N,) or distributions (N, C) of their dtype, with its
+    reduction. ``general`` computes it with operations that can be differentiated again."""
+
+    method: Method
+    target: Tensor
+    label_smoothing: float
+    ignore_index: int
+    reduction: str
+    general: Callable[..., Any]
+    known: None = None
+
+    def solve(
+        self, x: Tensor, gamma: float, tensors: Sequence[Tensor], keep: bool = False
+    ) -> tuple[Tensor | None, Solved]:
+        """The loss, and its gradient, that of the sum for the reduction "none"."""
+        kernel, mean = self.method.kernel, self.reduction == "mean"
+        x, target = flat(x), self.target
+        numbers = [laid_out(kernel, t, x) for t in self.method.numbers]
+        target = flat(target) if target.ndim == 2 else target
+        given = (numbers[0], tuple(numbers[1:]), self.label_smoothing, self.ignore_index, mean)
+        found = kernel.reduced(x, target, *given)
+        if found is None:
+            return None, Solved(None)
+        values, dx, count = found
+        if self.reduction == "none":
+            return values.to(x.dtype), Solved(dx)
+        total = values.sum().item() / (max(count, 1) if mean else 1)
+        return x.new_full((), total), Solved(dx)
+
+    def reference(self, x: Tensor, gamma: float, tensors: Sequence[Tensor]) -> Tensor:
+        """The same by operations that can be transformed and differentiated."""
+        omega, (gamma, *theta) = self.method.omega, self.method.numbers
+        omega = omega.with_tensors(dict(zip(names_of(omega), theta, strict=True)))
+        how = {k: getattr(self, k) for k in ("label_smoothing", "ignore_index", "reduction")}
+        found: Tensor = self.general(omega, gamma, **how)._general(x, self.target, None)
+        return found
+
+
+def reduced(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) -> Reduced | None:
+    """The task of a :class:`regmax.FenchelYoungLoss`, or None where it takes more than this.
+    ``general`` makes a module of its arguments."""
+    plain = transforms.PLAIN
+    if torch.compiler.is_compiling() or type(x) not in plain or type(target) not in plain:
+        return None
+    if x.is_nested or target.is_nested:
+        return None
+    dense = target.dtype == x.dtype and not target.requires_grad
+    if x.ndim != 2 or not (dense or target.dtype == torch.int64):
+        return None
+    if target.shape != (x.shape if dense else x.shape[:1]):
+        return None
+    own, parts = module.__dict__, module._modules["mapping"].__dict__  # getattr takes longer
+    gamma, settings, omega = parts.get("gamma"), parts["settings"], parts["_modules"]["omega"]
+    if type(gamma) is not float or own["dim"] not in (1, -1) or "at" in own or "parts" in own:
+        return None
+    if own["_buffers"]["weight"] is not None or settings.solver != "auto" or settings.certify:
+        return None
+    method, learnt = choose.known_kernel(omega, x, gamma) or (None, ())
+    if method is None or learnt or (dense and not method.kernel.distributions):
+        return None
+    if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
+        return None
+    how = own["label_smoothing"], own["ignore_index"], own["reduction"]
+    return Reduced(method, target, *how, general)
+
+
+def _held(*tensors: Tensor) -> bool:
+    """Whether the tensors have memory."""
+    return all(t.data_ptr() or not t.numel() for t in tensors)
+
+
+def of_rows(
+    kernel: Kernel,
+    omega: Regularizer,
+    x: Tensor,
+    gamma: Any,
+    mask: Tensor | None,
+    target: Target,
+    skip: Tensor | None,
+    learns: bool,
+) -> tuple[Tensor, Solved] | None:
+    """The losses of rows by a kernel that Ω offers, or None where it computes less. ``learns``:
+    with their derivatives in γ and θ."""
+    t, known = target.plain(skip), type(kernel)
+    if known.loss is Kernel.loss or t is None or x.dtype not in kernel.dtypes:
+        return None
+    if learns and known.loss_slopes is Kernel.loss_slopes:
+        return None
+    on = None if mask is None else flat(mask)
+    epsilon = target.epsilon or 0.0
+    found = loss_of(kernel, omega, x, flat(t), gamma, on, epsilon, learns)
+    if found is None:
+        return None
+    (value, dx, slopes), batch = found, x.shape[:-1]
+    if slopes is not None:
+        slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0).view(*batch, 2)
+    dx = dx.view(x.shape)
+    return value.view(batch), Solved(dx, dx, slopes=slopes)
+
+
+def from_its_value(
+    omega: Regularizer, x: Tensor, gamma: Any, target: Target, settings: Settings
+) -> tuple[Tensor, Tensor] | None:
+    """L_Ω(x; e_k) of each row, in float64, and its gradient in x, by a kernel from the value; None
+    where this is not known to be right, and for other targets."""
+    vertex = target.vertex
+    if vertex is None or target.spread is not None or target.epsilon is not None:
+        return None
+    if type(gamma) is not float or x.dtype in HALF or not by_value(type(omega)):  # type: ignore[arg-type]
+        return None
+    z = flat(x.detach().double())
+    omega = omega if x.dtype == F64 else aligned(omega, z, -1)
+    method = from_value.method_of(omega, z, gamma, settings, make=True)
+    call: Any = None if method is None else method.direct
+    if call is None or not (call.fixed.kernel.sums and call.fixed.continuous):
+        return None
+    if x.shape[-1] > _VERTICES and not call.fixed.kernel.alike:
+        return None
+    try:
+        y, sums = call.solved(z, len(z))
+    except Missed:
+        return None
+    with torch.no_grad():
+        k = vertex.reshape(-1, 1)
+        linear = (y * (z - z.gather(1, k))).sum(-1)
+        change = _at_vertices(omega, call.fixed, k) - torch.tensor(
+            sums[::2], dtype=F64, device=y.device
+        )
+        value = linear + gamma * torch.where(y.gather(1, k).squeeze(1) == 1, 0, change)
+        return value.view(x.shape[:-1]), target.taken_from(y.view(x.shape)).to(x.dtype)
+
+
+def _at_vertices(omega: Regularizer, fixed: Fixed, k: Tensor) -> Tensor:
+    """Ω(e_k) of each row, computed once for each vertex."""
+    if fixed.vertices is None:
+        each = torch.eye(fixed.point.shape[-1], dtype=F64, device="cpu")
+        fixed.vertices = omega_at(omega, each[:1] if fixed.kernel.alike else each, None)
+    found = fixed.vertices
+    return found if found.numel() == 1 else found[k.squeeze(1)]

@@ -1,0 +1,321 @@
+"""What computes Π_Ω, found once for calls alike.
+
+In this order: the kernel that Ω offers, also after a prox; a kernel from the value of Ω, also after
+a prox; a closed form in PyTorch; a solver. ``layer.explain`` says which one, and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import Kernel, asked, transforms, wrappers
+from ...kernels.base import Hyper
+from ...regularizers import arguments, serialize
+from ...regularizers.expressions import Scaled
+from ...regularizers.penalty import Penalized, names_of, unpenalized, who
+from ...regularizers.regularizer import Regularizer
+from ..rows import HALF, Rows
+from . import from_value
+from .base import METHODS, Method, Missed, laid_out, method, remember
+from .closed_form import Computed, check_composed, compute
+from .identity import by_value, plain
+from .kernel import (
+    after_prox,
+    bare,
+    declared,
+    kernel_of,
+    kernel_of_rows,
+    numbers_of,
+    with_kernel,
+)
+from .prox_then_base import ProxThenBase
+from .solver import Forward, Settings
+
+# -- plain rows, whose method an earlier call found ------------------------------------------------
+
+
+def known(
+    omega: Regularizer, x: Any, gamma: float, settings: Settings
+) -> tuple[Method, Hyper] | None:
+    """What computes a call on rows of plain scores like x, outside of transforms, and the tensors
+    among its hyperparameters; None where it must be looked for. It may raise :class:`Missed`."""
+    if by_value(type(omega)):  # type: ignore[arg-type]
+        found = from_value.method_of(omega, x, gamma, settings)
+        return None if found is None else (found, ())
+    return known_kernel(omega, x, gamma)
+
+
+def known_kernel(omega: Regularizer, x: Any, gamma: float) -> tuple[Method, Hyper] | None:
+    """The same for an Ω with a kernel."""
+    held = omega.__dict__
+    if omega._parameters:
+        held = {**held, **omega._parameters}
+    return known_by_name(type(omega), held, x, gamma, lambda: omega)
+
+
+def known_by_name(
+    cls: Any, held: dict[str, Any], x: Any, gamma: float, make: Callable[[], Regularizer]
+) -> tuple[Method, Hyper] | None:
+    """:func:`known` of an Ω with a kernel, which ``make`` gives: of the class ``cls`` with
+    attributes ``held``. None where Ω may depend on more than these."""
+    if type(x) not in transforms.PLAIN or x.ndim == 0 or not asked() or not transforms.plain():
+        return None
+    exact = held.get("exact", cls.exact)
+    if type(exact) is not bool:  # a property
+        return None
+    numbers: list[Any] = []
+    theta: list[Tensor] = []
+    for name in cls.hyperparameters or ():
+        item: Any = held.get(name)
+        if type(item) is not float:
+            if type(item) not in transforms.PLAIN or not _alike(item, x):
+                return None
+            theta.append(item)
+            item = None
+        numbers.append(item)
+    key = (cls, exact, gamma, *numbers, x.dtype, x.layout, x.device, x.shape[-1])
+    try:
+        found = METHODS[key]
+    except KeyError:
+        found = _by_kernel(make(), x, gamma)
+        remember(key, found)
+    if found is None:
+        return None
+    if theta:
+        for (name, accepted), t in zip(found.checks, theta, strict=True):
+            arguments.hyperparameter(name, t, *accepted)
+    return found, tuple(theta)
+
+
+def _alike(t: Tensor, x: Tensor) -> bool:
+    """Whether t is one number, or one for each row, in memory like that of x."""
+    if t.dtype != x.dtype or not (t.is_cpu and x.is_cpu) or t.layout != torch.strided:
+        return False
+    if t.is_neg():
+        return False
+    if t.numel() == 1:
+        return t.ndim <= x.ndim
+    return t.ndim == x.ndim and t.shape[-1] == 1 and t.shape[:-1] == x.shape[:-1]
+
+
+def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
+    cls: Any = type(omega)
+    own, kernel = unpenalized(omega), None
+    known = {"gamma", *names_of(omega), "exact"}.issuperset(cls.arguments)
+    if known and not isinstance(own, Scaled):
+        kernel = kernel_of(own, x)
+    fits = x.layout == torch.strided and omega.entries in (None, x.shape[-1]) and x.shape[-1] > 0
+    if kernel is None or x.dtype not in kernel.dtypes or not fits:
+        return None
+    names, ranges = declared(own)
+    numbers: list[Any] = []
+    checks = []
+    for name, item, accepted in zip(names, numbers_of(own, gamma), ranges, strict=True):
+        if isinstance(item, Tensor):
+            if accepted is None:
+                return None
+            checks.append((name, accepted))
+            numbers.append(None)
+        else:
+            number = item if accepted is None else arguments.hyperparameter(name, item, *accepted)
+            numbers.append(number)
+    direct = None
+    if x.device.type == "cpu" and not kernel.numbers:
+        scale: Any
+        scale, *theta = [t if t is None else laid_out(kernel, t, x) for t in numbers]
+        direct = kernel.direct(x.dtype, x.shape[-1], scale, tuple(theta))
+    none = {name: t.new_empty(()) for name, t in own.tensors(fixed=True).items()}
+    own = own.with_tensors(none)  # a method keeps no tensor of a call alive
+    return Method(kernel, own, tuple(numbers), tuple(checks), direct)
+
+
+# -- scores as the user gives them -----------------------------------------------------------------
+
+
+def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel, bool] | None:
+    """The kernel that takes the scores x as the user gives them, and whether they are under a
+    transform or a tracer; None: they must be prepared. Ω has no factor."""
+    tracing = transforms.tracing()
+    if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and hollow(x))):
+        return None
+    omega, gamma = unpenalized(omega), [gamma]
+    while isinstance(omega, Scaled):
+        gamma.append(omega.c)
+        omega = omega.base
+    kernel = kernel_of(omega, x)
+    if kernel is None or x.is_meta:
+        return None
+    given = (x, *gamma, *numbers_of(omega, None)[1:])
+    transformed = transforms.under_transform(given)
+    if transformed and not _recorded(given, omega, tracing):
+        return None
+    return kernel, transformed
+
+
+def hollow(x: Any) -> bool:
+    """Whether x is a plain tensor, or a tracer's wrapper of one."""
+    return isinstance(x, Tensor) and not wrappers.is_dtensor(x) and x.layout == torch.strided
+
+
+def _recorded(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool:
+    """Whether a transform takes the kernel of Ω: plain tensors, under any transform; in a graph, an
+    Ω that has a text."""
+    tensors = [t for t in items if isinstance(t, Tensor)]
+    if any(t.is_meta for t in tensors):
+        return False
+    if tracing:
+        return serialize.has_text(omega) and all(map(hollow, tensors))
+    return all(type(t) in transforms.PLAIN for t in tensors)
+
+
+def of_scores(
+    kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
+) -> tuple[Method, Hyper, Tensor]:
+    """The method of a kernel that takes the scores x, and x in a dtype that it takes."""
+    own, numbers = unpenalized(omega), [gamma]
+    rows = x if x.dtype in kernel.dtypes else x.float()
+    # hyperparameters are rounded to the dtype that is computed in
+    like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
+    checked = arguments.per_row if transformed else _checked
+    factors: list[Any] = []
+    while isinstance(own, Scaled):
+        factors.append(checked("c", own.c, Scaled.ranges["c"], like, dim))
+        own = own.base
+    names, ranges = declared(own)
+    numbers = [
+        checked(name, item, accepted, like, dim)
+        for name, item, accepted in zip(names, numbers_of(own, gamma), ranges, strict=True)
+    ]
+    for c in factors:
+        numbers[0] = numbers[0] * c
+    return *method(kernel, own, numbers), rows
+
+
+def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any:
+    if (
+        isinstance(item, Tensor)
+        and item.ndim == 0
+        and item.dtype == rows.dtype
+        and item.device.type == rows.device.type == "cpu"
+        and accepted is not None
+    ):
+        return arguments.hyperparameter(name, item, *accepted)  # nothing to lay out
+    return arguments.per_row(name, item, accepted, rows, dim)
+
+
+# -- prepared rows ---------------------------------------------------------------------------------
+
+
+def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method, Sequence[Tensor]]:
+    """The method for prepared rows, and the tensors among γ and θ. ``value``: whether it may be a
+    kernel from the value, which raises :class:`Missed` where Ω is not what was traced."""
+    if settings.solver == "auto":
+        omega, gamma = bare(rows.omega, rows.gamma)
+        kernel = kernel_of_rows(omega, rows.x)
+        if kernel is not None:
+            return _described(kernel, omega, gamma, rows, settings)
+        found = _from_value(rows, settings) if value else None
+        if found is not None:
+            return found
+    return solved(rows, settings)
+
+
+def solved(rows: Rows, settings: Settings) -> tuple[Computed, list[Tensor]]:
+    """By a closed form in PyTorch, or a solver."""
+    with torch.no_grad():
+        result = compute(rows, settings, kinks=True)
+    return Computed(rows, settings, result), tensors_of(rows)
+
+
+def tensors_of(rows: Rows) -> list[Tensor]:
+    """The tensors that :class:`Computed` takes for these rows."""
+    gamma = [rows.gamma] if isinstance(rows.gamma, Tensor) else []
+    return [*gamma, *rows.omega.tensors(fixed=True).values()]
+
+
+def _described(
+    kernel: Kernel, omega: Regularizer, gamma: Any, rows: Rows, settings: Settings
+) -> tuple[Method, Hyper]:
+    """The method of a kernel that Ω offers."""
+    path, why = "closed form", f"{kernel.name} kernel of {who(omega)}"
+    if isinstance(kernel, ProxThenBase):
+        path = f"prox, then {path}"
+    if isinstance(kernel, ProxThenBase) and not kernel.raw:
+        assert isinstance(omega, Penalized)
+        base = omega.base
+        why = (
+            f"{base.name or who(base)} is permutation-invariant, so Π = Π_base ∘ "
+            f"γ prox({omega.penalty.name}); {kernel.name} kernel of {who(base)}"
+        )
+        given = (omega, rows.x, gamma, rows.mask)
+        kernel.check = lambda y: check_composed(*given, y.view(rows.x.shape), settings)
+    found, tensors = method(kernel, omega, numbers_of(omega, gamma))
+    found.said = path, why
+    return found, tensors
+
+
+def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
+    """By a kernel from the value of Ω, or from that of its base after a prox: one that treats all
+    entries alike shows that the base is permutation-invariant."""
+    if not isinstance(rows.omega, Penalized):
+        found = from_value.of_rows(rows, settings)
+        return None if found is None else method(*found)
+    omega, gamma = bare(rows.omega, rows.gamma)
+    if not (isinstance(omega, Penalized) and plain(type(omega)) and omega.penalty.lovasz):  # type: ignore[arg-type]
+        return None
+    if not with_kernel(type(omega.penalty)):
+        return None
+    base = replace(rows, omega=omega.base, gamma=gamma)
+    found = from_value.of_rows(base, settings, alike=True)
+    if found is None:
+        return None
+    inner, traced, numbers = found
+    kernel = after_prox(omega, inner, rows.x)
+    if kernel is None:
+        return None
+    own = Penalized(traced, omega.penalty, omega.lam)
+    return method(kernel, own, [numbers[0], omega.lam, *numbers[1:]])
+
+
+def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
+    """The method of a kernel for prepared rows under a transform or a tracer. Otherwise, and where
+    a row is not certified: :class:`Missed`."""
+    if settings.solver != "auto":
+        raise Missed
+    omega, gamma = bare(rows.omega, rows.gamma)
+    kernel = kernel_of(omega, rows.x)
+    given = (rows.x, gamma, *omega.tensors(fixed=True).values())
+    if kernel is not None and not rows.x.is_meta and _recorded(given, omega, transforms.tracing()):
+        return method(kernel, omega, numbers_of(omega, gamma))
+    found = from_value.transformed(rows, settings)
+    if found is None:
+        raise Missed
+    return found
+
+
+def result_of(method: Method, y: Tensor) -> Forward:
+    """How y was computed."""
+    kernel, path = method.kernel, ""
+    if isinstance(kernel, ProxThenBase):
+        kernel, path = kernel.base, "prox, then "
+    if isinstance(kernel, from_value.FromValue):
+        found, kernel.result = kernel.result, None  # y keeps the kernel: it must not keep y
+        assert found is not None
+        return replace(found, y=y.detach(), path=f"{path}{found.path}")
+    return Forward(y.detach(), *method.said)
+
+
+def forward(rows: Rows, settings: Settings) -> Tensor:
+    """Π_Ω(x) of rows, without gradients."""
+    found, tensors = of_rows(rows, settings, value=False)
+    return found.forward(rows.x, rows.mask, tensors)[0]
+
+
+def of_products(omega: Regularizer, y: Tensor, gamma: Any) -> tuple[Method, Hyper]:
+    """The method of the products with J at y, in a graph; its kernel may be None."""
+    return method(kernel_of(omega, y), omega, numbers_of(omega, gamma))  # type: ignore[arg-type]

@@ -1,0 +1,171 @@
+"""Π_Ω by a closed form in PyTorch, of Ω or of its base after a prox, or else by a solver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...kernels import transforms
+from ...optimality.certificates import certify
+from ...optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
+from ...regularizers.errors import RegularizerError
+from ...regularizers.expressions import unscaled, unweighted
+from ...regularizers.penalty import Penalized, penalty_of, smooth_part, who
+from ...regularizers.regularizer import Regularizer, frozen
+from .. import kinks
+from ..rows import Rows
+from .base import Method
+from .kernel import kernel_of, with_kernel
+from .solver import Forward, Settings, by_solver, report, sampled
+
+
+def has_formula(omega: Regularizer) -> bool:
+    """Whether Ω has a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
+    if omega.declares("closed_form"):
+        return True
+    return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
+
+
+def solves(omega: Regularizer, settings: Settings) -> bool:
+    """Whether a solver computes Π_Ω. It does so in float64: in float32 the gradient of an Ω with
+    large curvature has no digits."""
+    return omega.exact and (settings.solver != "auto" or not has_formula(omega))
+
+
+def compute(rows: Rows, settings: Settings, kinks: bool = False) -> Forward:
+    """Compute Π_Ω(x) without gradients; ``kinks``: the answer may be one on kinks of Ω."""
+    with torch.no_grad():
+        if settings.solver == "auto":
+            result = _by_formula(rows.omega, rows.x, rows.gamma, rows.mask, settings)
+            if result is not None:
+                return result
+        return by_solver(rows.omega, rows.z, rows.mask, settings, kinks)
+
+
+def _by_formula(
+    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None, settings: Settings
+) -> Forward | None:
+    omega, gamma = unscaled(omega, gamma)
+    y = closed_form(omega, x, gamma, mask)
+    if y is not None:
+        return Forward(y, "closed form", f"{who(omega)} has one, in PyTorch")
+    if isinstance(omega, Penalized) and omega.composes:
+        scores = omega.composed(x, gamma, mask)
+        result = _by_formula(omega.base, scores, gamma, mask, settings)
+        result = result or by_solver(omega.base, scores / gamma, mask, settings)
+        check_composed(omega, x, gamma, mask, result.y, settings)
+        return Forward(
+            result.y,
+            f"prox, then {result.path}",
+            f"{omega.base.name or who(omega.base)} is permutation-invariant, so "
+            f"Π = Π_base ∘ γ prox({omega.penalty.name}); {result.why}",
+            result.solved,
+            result.iterations,
+        )
+    return None
+
+
+def closed_form(
+    omega: Regularizer, x: Tensor, gamma: float | Tensor, mask: Tensor | None
+) -> Tensor | None:
+    """Ω's closed form, refused with a message unless it is a tensor like x."""
+    y = omega.closed_form(x, gamma, mask)
+    if y is None:
+        return None
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        got = f"{tuple(y.shape)}, {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+        raise RegularizerError(
+            f"{type(omega).__name__}.closed_form must return a tensor like x: "
+            f"{tuple(x.shape)}, {x.dtype}; got {got}"
+        )
+    return y
+
+
+def check_composed(
+    omega: Penalized,
+    x: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    y: Tensor,
+    settings: Settings,
+) -> None:
+    """Certify Π_Ω = Π_base ∘ prox in up to ``LOOKED_AT`` rows, evenly spaced: the penalty may be
+    wrong, and the base may not be permutation-invariant. Where both have kernels, the conformance
+    kit tests this instead, as for closed forms."""
+    known = with_kernel(type(unweighted(omega.penalty, 1.0)[0]))
+    if not transforms.recording() or y.numel() == 0:
+        return
+    if known and kernel_of(unscaled(omega.base, 1.0)[0], x) is not None:
+        return
+    with torch.no_grad():
+        tol, path = settings.tolerance(y.dtype), f"prox of {who(omega)}, then its base"
+        problem, y = sampled(omega, x, gamma, mask, y)
+        report(problem, y, certify(problem.at(y), tested=True), tol, settings, path)
+
+
+class Computed(Method):
+    """What :func:`compute` does. θ is every tensor of Ω, of any shape.
+
+    ``result``: the answer for these rows, if it is known; a solver's factorisation serves backward.
+    """
+
+    __slots__ = ("_inverse", "_names", "_per_row", "_result", "_settings")
+    general = True
+
+    def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
+        inside = rows.omega.tensors(fixed=True)
+        gamma = None if isinstance(rows.gamma, Tensor) else rows.gamma
+        super().__init__(None, frozen(rows.omega), (gamma, *(None for _ in inside)))
+        self._names, self._settings, self._result = tuple(inside), settings, result
+        self._per_row = frozenset(("gamma", *rows.omega.per_row_tensors()))
+        self._inverse = None if result is None else result.inverse(movable(result.y))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
+    @property
+    def per_row(self) -> frozenset[str]:
+        return self._per_row
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        result, self._result = self._result, None
+        if result is not None:
+            return result.y.clone(), mask  # a plugin may own it
+        gamma, *theta = self.filled(tensors)
+        omega = self.omega.with_tensors(dict(zip(self._names, theta, strict=True)))
+        rows = Rows(x, gamma, mask, omega, x[..., :1], None, None, x.ndim - 1, x.dtype)
+        return kinks.under_transform(rows, compute(rows, self._settings)), mask
+
+    @property
+    def answer(self) -> Forward | None:
+        """The answer for these rows, until it is handed out."""
+        return self._result
+
+    def backward(
+        self,
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        gamma, *theta = self.filled(tensors)
+        omega = self.omega.with_tensors(dict(zip(self._names, theta, strict=True)))
+        average, support = averaging(penalty_of(omega), y, part), movable(y)
+        with transforms.full_precision(y.device.type):
+            smooth = smooth_part(omega, part)
+            if self._inverse is None:
+                w = jacobian_product(smooth, average, y, v, support)
+            else:
+                w = self._inverse(v if average is None else average(v))
+                w = w if average is None else average(w)
+                # a solver looks at Ω away from 0, derivatives at y itself
+                small = ((y > 0) & (y <= torch.finfo(y.dtype).eps ** 2)).any(-1, keepdim=True)
+                if bool(small.any()):
+                    w = torch.where(small, jacobian_product(smooth, average, y, v, support), w)
+            return w / gamma, hyperparameter_product(omega, self._names, theta, wants, y, w, part)

@@ -1,0 +1,401 @@
+"""Π_Ω by a kernel that is made of the value of Ω (:mod:`regmax.kernels.generated`).
+
+A kernel belongs to all Ω of the same :func:`~.identity.state`. When it is made, the solver computes
+some rows with all of its checks of Ω, and the kernel must agree with it and with the derivatives of
+the value. At every call the kernel certifies each row, the value of Ω is compared with the traced
+one in some rows, and the solver computes what was not certified.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...kernels import Kernel, asked, reference, simplex, transforms
+from ...kernels.base import Direct, Hyper
+from ...optimality.problem import Problem
+from ...regularizers import curvature
+from ...regularizers.arguments import DTYPES
+from ...regularizers.errors import RegularizerError
+from ...regularizers.penalty import Penalized
+from ...regularizers.regularizer import Regularizer
+from ..rows import Rows, constant, prepare
+from .base import METHODS, Method, Missed, method, remember
+from .closed_form import has_formula
+from .identity import by_value, state
+from .solver import Forward, Settings, by_solver, sampled
+from .traced import (
+    Fixed,
+    Traced,
+    TracedValue,
+    changed,
+    compared,
+    derived,
+    few,
+    hyper,
+    off,
+    other,
+    same,
+    terms,
+)
+
+F64 = torch.float64
+QUIET = Settings(on_failure="ignore")
+_POINTS = 4
+"""Answers at which the value of Ω is compared with the traced one at every call."""
+_TRIALS = 3
+"""How often a kernel is made again where the solver could not tell."""
+_OTHER = (
+    "its value is not a function of y and the attributes of Ω alone",
+    "its value reads numbers of a tensor, and is another function at other y",
+)
+COMPILERS = {"cpu": "numba", "cuda": "triton"}
+"""What compiles the kernels of a device."""
+
+
+def method_of(
+    omega: Regularizer, x: Any, gamma: float, settings: Settings, make: bool = False
+) -> Method | None:
+    """What an earlier call made for plain rows like x (``make``: or is made now). It raises
+    :class:`Missed` where a row is not certified."""
+    if type(x) not in transforms.PLAIN or not x.is_cpu or x.layout != torch.strided:
+        return None
+    if not by_value(type(omega)):  # type: ignore[arg-type]
+        return None
+    if not (omega.exact and asked() and transforms.plain()):
+        return None
+    if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
+        return None
+    if omega._modules or torch.is_autocast_enabled("cpu") or x.ndim == 0 or not x.numel():
+        return None
+    if omega.entries not in (None, x.shape[-1]) or x.dtype not in DTYPES or not gamma > 0:
+        return None
+    tensors: list[Tensor] = []
+    key = state(omega, [], tensors), None, x.shape[-1], x.device
+    recording = torch.is_grad_enabled()
+    if not all(_constant(t, x, recording) for t in tensors):
+        return None
+    found = METHODS.get(key)
+    if make and found is None:
+        with torch.no_grad():
+            rows = prepare(omega, x, gamma, -1, None, wide=True)
+            of_rows(rows, settings)
+        found = METHODS.get(key)
+    if not isinstance(found, TracedValue) or found.traced.entry.reads:
+        return None
+    if not all(_constant(t, x, recording) for t in found.traced.entry.outside):
+        return None
+    fixed = found.fixed(tensors)
+    call = FixedKernel(fixed, gamma, omega.value, settings.tolerance(F64))
+    return Method(None, fixed.omega, (gamma,), direct=call)
+
+
+def of_rows(
+    rows: Rows, settings: Settings, alike: bool = False
+) -> tuple[FromValue, Regularizer, list[Any]] | None:
+    """The kernel for rows, made now if it must be, the Ω that it computes, and γ and θ. ``alike``:
+    only one that treats all entries alike."""
+    key, kept, tensors = _key(rows, settings)
+    if key is None:
+        return None
+    found = METHODS.get(key)
+    if found is None or (isinstance(found, int) and found < _TRIALS):
+        trial = found or 0
+        with transforms.unhooked():
+            found = _made(rows, kept, trial) or trial + 1
+        remember(key, found)
+    if not isinstance(found, TracedValue) or (alike and not found.kernel.alike):
+        return None
+    entry = found.traced.entry
+    learnt = [*entry.outside, *(tensors if entry.reads else ())]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
+        return None  # a tensor from outside is refused
+    inputs, batched = found.inputs(tensors), key[1] is not None
+    kernel = FromValue(found, settings, rows, key, inputs)
+    if batched or any(t.requires_grad for t in inputs):
+        return kernel, found.traced, [rows.gamma, *inputs]
+    kernel.theta = tuple(map(hyper, inputs))
+    return kernel, found.fixed(tensors).omega, [rows.gamma]
+
+
+def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
+    """The method for rows under a transform of torch.func, where a kernel was made before, in plain
+    PyTorch. It raises :class:`Missed` where a row is not certified."""
+    if not transforms.transforming() or transforms.tracing():
+        return None
+    key, _, tensors = _key(rows, settings, plain=False)
+    found = METHODS.get(key) if key is not None else None
+    if not isinstance(found, TracedValue):
+        return None
+    entry = found.traced.entry
+    if found.kept or entry.outside or entry.reads:
+        return None  # here the value cannot be compared with the traced one
+    if changed(entry, rows.omega, found.point, found.others):
+        return None
+    return method(FromValue(found, settings), found.traced, [rows.gamma, *entry.inputs(tensors)])
+
+
+def why_none(rows: Rows, settings: Settings) -> str | None:
+    """Why no kernel is made of the value of Ω, where that was tried."""
+    key = _key(rows, settings)[0]
+    found = METHODS.get(key) if key is not None else None
+    return found if isinstance(found, str) else None
+
+
+def _key(
+    rows: Rows, settings: Settings, plain: bool = True
+) -> tuple[tuple[Any, ...] | None, list[Any], list[Tensor]]:
+    """What a kernel belongs to, None where none is made; the objects in it; the tensors of Ω."""
+    omega, x = rows.omega, rows.x
+    tensors = list(omega.tensors(fixed=True).values())
+    kept: list[Any] = []
+    if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
+        return None, kept, tensors
+    if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
+        return None, kept, tensors
+    if x.device.type not in COMPILERS or x.dtype != torch.float64:
+        return None, kept, tensors
+    if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
+        return None, kept, tensors
+    batch = x.shape[:-1] if any(per_row(t, x) for t in tensors) else None
+    return (state(omega, kept), batch, x.shape[-1], x.device), kept, tensors
+
+
+def per_row(t: Tensor, x: Tensor) -> bool:
+    """Whether a tensor of Ω has one number for each row of x."""
+    if t.ndim < 2 or t.shape[-1] != 1 or t.numel() == 1 or t.ndim > x.ndim:
+        return False
+    pairs = zip(t.shape[-2::-1], x.shape[-2::-1], strict=False)
+    return all(n in (1, rows) for n, rows in pairs)
+
+
+def _constant(t: Tensor, x: Tensor, recording: bool) -> bool:
+    """Whether a tensor of Ω is plain, has no gradient, and belongs to no row of x."""
+    if type(t) not in transforms.PLAIN or not t.is_cpu or (recording and t.requires_grad):
+        return False
+    return (t.dtype == F64 or not t.is_floating_point()) and not per_row(t, x)
+
+
+def _made(rows: Rows, kept: list[Any], trial: int) -> TracedValue | str | None:
+    """The kernel, or why there is none; None where the solver has no answers to compare it with."""
+    try:
+        from ...kernels.generated import Unknown, entrywise
+
+        made_by = _kernel_class(rows.x.device)
+    except ModuleNotFoundError as error:
+        return f"{error.name} is missing (pip install 'regmax[fast]')"
+    except RuntimeError as error:
+        return f"no kernel is made of its value: {error}"
+    omega, x = rows.omega, rows.x
+    names = tuple(omega.tensors(fixed=True))
+    tensors = list(omega.tensors(fixed=True).values())
+
+    def value(y: Tensor, *inside: Tensor) -> Tensor:
+        return omega.with_tensors(dict(zip(names, inside, strict=True))).value(y)
+
+    batched = any(per_row(t, x) for t in tensors)
+    y = simplex.generic(x if batched else x.new_empty(1, x.shape[-1]))
+    problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
+    try:
+        with torch.no_grad():
+            entry = entrywise(value, y, tensors)
+            solved: Forward | None = None
+            if entry.reads:
+                if batched:
+                    return "no kernel is made of its value: it reads the numbers of a tensor"
+                solved = by_reference(problem)  # and so it is as at an answer
+                entry = entrywise(value, simplex.inward(solved.y[:1]), tensors)
+            if entry.coupled and COMPILERS[x.device.type] == "triton":
+                return "no kernel is made of its value on a GPU: it couples entries of y"
+            if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
+                most = curvature.DENSE_LIMIT
+                return f"it couples entries of y, in rows of more than {most} entries"
+            others = dict(zip(names, map(other, tensors), strict=True))
+            if not entry.reads and changed(entry, omega, y, others):
+                return "no kernel is made of its value: it reads the numbers of a tensor"
+            inputs = entry.inputs(tensors)
+            kernel = made_by(entry, inputs, x.shape[-1])
+            traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
+            made = TracedValue(kernel, traced, kept, y, others, [], trial)
+            return compared(made, inputs, rows, problem, solved or by_reference(problem))
+    except Unknown as error:
+        return f"no kernel is made of its value: {error}"
+    except RegularizerError:  # the solver says it of all rows
+        return None
+    except Exception as error:  # of the user's code, which the solver raises too
+        return f"no kernel is made of its value: {type(error).__name__}: {error}"
+
+
+def by_reference(problem: Problem) -> Forward:
+    """The answers of the solver in PyTorch."""
+    with reference():
+        return by_solver(problem.omega, problem.z, problem.mask, QUIET)
+
+
+def _kernel_class(device: torch.device) -> Any:
+    """What makes a kernel for a device."""
+    if COMPILERS[device.type] == "numba":
+        from ...kernels.generated.kernel import GeneratedKernel
+
+        return GeneratedKernel
+    from ...kernels.generated.triton_kernel import TritonKernel
+
+    return functools.partial(TritonKernel, device=device)
+
+
+class FromValue(Kernel):
+    """The kernel of a traced value, for these rows; the solver computes what it does not certify,
+    and ``result`` says how. Without ``rows``, that is :class:`Missed`."""
+
+    name = "from the value"
+    dtypes = (torch.float64,)
+    raw = False
+    theta: Hyper | None = None
+    """The inputs, where nothing learns."""
+
+    def __init__(
+        self,
+        made: TracedValue,
+        settings: Settings,
+        rows: Rows | None = None,
+        key: Any = None,
+        inputs: list[Tensor] | None = None,
+    ) -> None:
+        self.made, self.settings, self.rows, self.key = made, settings, rows, key
+        self.inputs, self.recording = inputs or [], torch.is_grad_enabled()
+        self.result: Forward | None = None
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        theta = theta if self.theta is None else self.theta
+        if self.made.traced.entry.coupled and len(theta[-1]) > 1:
+            raise Missed  # an H for each row
+        y, bound = self.made.kernel.solve(x, gamma, theta, mask)
+        missed = ~(bound <= self.settings.tolerance(F64))
+        rows, self.rows = self.rows, None  # y keeps the kernel: it must not keep the rows
+        if rows is None:
+            if bool(missed.any()):
+                raise Missed
+            return y, None
+        rows = replace(rows, x=x.view(rows.x.shape))  # after a prox they are others
+        try:
+            with transforms.unhooked():
+                self._look(rows, y)
+        except Missed:
+            again = self.made.traced.entry.reads and self.made.trial + 1 < _TRIALS
+            known = self.made.trial + 1 if again else _OTHER[self.made.traced.entry.reads]
+            remember(self.key, known)
+            raise
+        path, why = "kernel from the value", f"its source is {self.made.kernel.path}"
+        iterations = None
+        if bool(missed.any()):
+            if self.made.traced.entry.kinked:
+                raise Missed  # these rows may be on kinks
+            found = by_solver(rows.omega, rows.z, rows.mask, self.settings)
+            assert found.solved is not None
+            y = torch.where(missed.unsqueeze(-1), found.y.reshape(y.shape), y)
+            path = f"{path}, then {found.path}"
+            iterations = torch.where(missed.view(rows.x.shape[:-1]), found.solved.iterations, 0)
+        self.result = Forward(y.view(rows.x.shape), path, why, iterations=iterations)
+        return y, None
+
+    def backward(
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper | None]:
+        theta = theta if self.theta is None else self.theta
+        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(y, v, gamma, theta, hyper)
+        return found
+
+    def _look(self, rows: Rows, y: Tensor) -> None:
+        """Compare the value of Ω with the traced one, near the answers and in general position: at
+        a vertex nothing is seen of the other entries. Where the value reads numbers, its first two
+        derivatives decide, at every answer."""
+        entry, batched = self.made.traced.entry, self.key[1] is not None
+        some = y.view(rows.x.shape) if batched else few(y, y.shape[:-1], _POINTS)
+        omega = rows.omega
+        if self.recording and (learnt := omega.tensors()):
+            omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
+        near, point = simplex.inward(some), self.made.point
+        if entry.reads:
+            self._look_closely(omega, simplex.inward(y))
+            point = near[:0]
+        for at in (near, point) if batched else (torch.cat([near, point]),):
+            with torch.set_grad_enabled(self.recording):
+                own = omega.value(at)
+            if own.requires_grad:
+                raise Missed  # by a tensor that is not an attribute
+            with torch.no_grad():
+                if bool(off(entry, own, at, self.inputs).any()):
+                    raise Missed
+
+    def _look_closely(self, omega: Any, at: Tensor) -> None:
+        """Compare the derivatives of Ω at all answers with the traced ones: Ω is convex, so an
+        answer that has its gradient is the maximiser."""
+        entry = self.made.traced.entry
+        own = derived(omega.value, at)
+        traced = derived(lambda y: terms(entry, y, self.inputs).sum(-1), at)
+        if not all(map(same, traced, own)):
+            raise Missed
+
+
+class FixedKernel(Direct):
+    """The same at fixed numbers of γ and the tensors of Ω, for plain rows: all that
+    :class:`FromValue` checks is checked here too, where possible in compiled code."""
+
+    def __init__(self, fixed: Fixed, gamma: float, value: Any, tol: float) -> None:
+        self.fixed, self.gamma = fixed, constant(gamma, fixed.point.device)
+        self.value, self.tol = value, tol
+
+    def solved(self, x: Tensor, count: int) -> tuple[Tensor, list[float]]:
+        """y, certified; and the pairs (Ω, the size of its terms) at ``count`` answers or fewer,
+        evenly spaced. The value of Ω is compared with the traced one."""
+        fixed, rows = self.fixed, x.shape[0]
+        kernel, step = fixed.kernel, -(-rows // count)
+        count = -(-rows // step)
+        points = fixed.points(count)
+        if kernel.sums:
+            y, found = kernel.solve_laid_out(x, self.gamma, fixed.laid_out, None, points, count)
+        else:
+            y, found = kernel.solve_laid_out(x, self.gamma, fixed.laid_out)
+            points[:-1] = simplex.inward(y[::step])
+            each = terms(fixed.entry, points[:-1], fixed.inputs)
+            pairs = torch.stack([each.sum(-1), each.abs().sum(-1)], 1)
+            found = [*found, *pairs.flatten().tolist()]
+        if not max(found[:rows]) <= self.tol:
+            raise Missed
+        sums = found[rows:]
+        if count > _POINTS:
+            step = -(-count // _POINTS)
+            points = torch.cat((points[:-1:step], points[-1:]))
+            some = [number for k in range(0, count, step) for number in sums[2 * k : 2 * k + 2]]
+        value, self.value = self.value, None  # y keeps the kernel: it must not keep Ω
+        self._compare(value, points, (sums if count <= _POINTS else some) + fixed.expected)
+        return y, sums
+
+    def _compare(self, value: Any, at: Tensor, sums: list[float]) -> None:
+        """Compare the value of Ω with the traced one near some answers and in general position: at
+        a vertex nothing is seen of the other entries."""
+        with transforms.unhooked():
+            own = value(at)
+        if not isinstance(own, Tensor) or own.dtype != F64 or own.shape != at.shape[:1]:
+            raise Missed
+        if own.requires_grad:
+            raise Missed  # by a tensor that is not an attribute
+        for got, total, size in zip(own.tolist(), sums[::2], sums[1::2], strict=True):
+            if not abs(got - total) <= 1e-12 * (abs(got) + size):
+                raise Missed
+
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
+        return self.solved(x, min(x.shape[0], _POINTS))[0], None
+
+    def backward(
+        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper]:
+        fixed = self.fixed
+        dx: Tensor = fixed.kernel.backward_laid_out(y, v, self.gamma, fixed.laid_out)[0]
+        return dx, ()

@@ -1,0 +1,157 @@
+"""The kernels that an Ω offers, alone or after the prox of a penalty, and their arguments."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from ...kernels import Kernel, ProxKernel, asked
+from ...regularizers import arguments
+from ...regularizers.expressions import unscaled, unweighted
+from ...regularizers.penalty import Penalized, Penalty, held, names_of
+from ...regularizers.regularizer import Regularizer
+from ..rows import constant, flat
+from .base import laid_out
+from .identity import plain, proves, trusted
+from .prox_then_base import ProxThenBase, PyTorchProx
+
+
+def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
+    """The kernel that Ω offers for tensors like x, unless its class redefines what it computes; or
+    that of base + λR, from the kernel of the base and the compiled prox of R."""
+    if not (asked() and omega.exact and trusted(type(omega), "kernel")):  # type: ignore[arg-type]
+        return None
+    found = omega.kernel(x)
+    if found is not None or not composes(omega):
+        return found
+    if type(omega).kernel is not Penalized.kernel:
+        return None
+    prox, base = prox_of(omega.penalty, x), omega.base
+    kernel = None if prox is None else kernel_of(base, x)
+    if prox is None or kernel is None:
+        return None
+    return ProxThenBase(prox, kernel, functools.partial(reach_of, base, x.device))
+
+
+def kernel_of_rows(omega: Regularizer, x: Tensor) -> Kernel | None:
+    """:func:`kernel_of`; or that of base + λR where the prox of R is in PyTorch. It may take
+    prepared rows only. Ω is :func:`bare`."""
+    found = kernel_of(omega, x)
+    if found is not None or not (asked() and composes(omega)):
+        return found
+    kernel = kernel_of(omega.base, x)
+    return None if kernel is None else after_prox(omega, kernel, x)
+
+
+def after_prox(omega: Any, kernel: Kernel, x: Tensor) -> ProxThenBase | None:
+    """The kernel of Ω = base + λR from that of the base, unless the penalty itself learns."""
+    if learns(omega.penalty):
+        return None
+    prox = prox_of(omega.penalty, x) or PyTorchProx(omega.penalty)
+    return ProxThenBase(prox, kernel, functools.partial(reach_of, omega.base, x.device))
+
+
+def composes(omega: Regularizer) -> TypeGuard[Penalized]:
+    """Whether Ω is base + λR, and Π_Ω that of the base after the prox of R."""
+    return isinstance(omega, Penalized) and omega.composes and plain(type(omega))  # type: ignore[arg-type]
+
+
+def reach_of(base: Regularizer, device: torch.device, theta: tuple[Tensor, ...] = ()) -> Tensor:
+    """ρ such that Π_base is 0 where a score is γρ or more below the largest; (1,) or (R,)."""
+    names = names_of(base)
+    if any(isinstance(held(base, name), Tensor) for name in names):
+        base = base.with_tensors(dict(zip(names, theta, strict=True)))
+    found = base.support_radius()
+    return found if isinstance(found, Tensor) else constant(found, device)
+
+
+def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
+    """The compiled prox of a penalty, unless its class redefines what that computes."""
+    trusted = asked() and proves(type(penalty), "prox_kernel")
+    return penalty.prox_kernel(x) if trusted else None
+
+
+def with_kernel(cls: type[Penalty]) -> bool:
+    """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
+    return cls.kernel is not Penalty.kernel and proves(cls, "kernel")
+
+
+def bare(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
+    """Ω without factors, and its γ: γ(c·base + λ·wR) = γc(base + (λw/c)R)."""
+    omega, gamma = unscaled(omega, gamma)
+    if not composes(omega):
+        return omega, gamma
+    penalty, lam = unweighted(omega.penalty, omega.lam)
+    base, c = unscaled(omega.base, 1.0)
+    if penalty is omega.penalty and base is omega.base:
+        return omega, gamma
+    return Penalized(base, penalty, lam / c), gamma * c
+
+
+def learns(penalty: Penalty) -> bool:
+    """Whether a tensor of a penalty requires grad, or belongs to rows."""
+    return any(
+        isinstance(t, Tensor) and (t.requires_grad or (t.ndim and name in declared))
+        for module in penalty.modules()
+        for declared in [getattr(module, "hyperparameters", None) or ()]
+        for name, t in (*vars(module).items(), *module._parameters.items())
+    )
+
+
+# -- γ and θ ---------------------------------------------------------------------------------------
+
+
+def declared(omega: Regularizer) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The names of γ and the hyperparameters, and their accepted ranges."""
+    ranges = _ranges(type(omega))  # type: ignore[arg-type]
+    if isinstance(omega, Penalized):
+        ranges += _ranges(type(omega.base))  # type: ignore[arg-type]
+    return ("gamma", *names_of(omega)), (arguments.POSITIVE, *ranges)
+
+
+@functools.lru_cache(maxsize=1024)
+def _ranges(cls: type[Regularizer]) -> tuple[Any, ...]:
+    return tuple(cls.ranges.get(name) for name in cls.hyperparameters or ())
+
+
+def numbers_of(omega: Regularizer, gamma: Any) -> list[Any]:
+    """γ and θ."""
+    return [gamma, *(held(omega, name) for name in names_of(omega))]
+
+
+def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:
+    """γ and θ by name, range-checked and laid out for the rows x."""
+    names, ranges = declared(omega)
+    items = zip(names, numbers_of(omega, gamma), ranges, strict=True)
+    return {
+        name: arguments.per_row(name, t, accepted, x, x.ndim - 1) for name, t, accepted in items
+    }
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def loss(
+    kernel: Kernel,
+    omega: Regularizer,
+    x: Tensor,
+    target: Tensor,
+    gamma: Any,
+    mask: Tensor | None = None,
+    epsilon: float = 0.0,
+    learns: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """The losses of all rows of x, their gradients in x, and if it ``learns`` their derivatives in
+    γ and θ, by the kernel; None where it computes less."""
+    if target.is_floating_point() and not kernel.distributions:
+        return None
+    gamma, *theta = [laid_out(kernel, t, x) for t in numbers_of(omega, gamma)]
+    x = flat(x)
+    found = kernel.loss(x, target, gamma, tuple(theta), mask, epsilon)
+    if found is None or not learns:
+        return found and (*found, None)
+    slopes = kernel.loss_slopes(found[1], x, target, gamma, tuple(theta), mask, epsilon)
+    return None if slopes is None else (*found, slopes)
