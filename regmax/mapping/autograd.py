@@ -1,4 +1,4 @@
-"""Derivatives of Π_Ω under transforms and on kinks of Ω, and those of max_Ω."""
+"""Derivatives of Π_Ω under transforms, and those of max_Ω."""
 
 from __future__ import annotations
 
@@ -8,31 +8,9 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..optimality.jacobian import (
-    alias,
-    averaging,
-    hyperparameter_product,
-    jacobian_product,
-    movable,
-    tied_products,
-)
-from ..regularizers.kinks import Augmented
-from ..regularizers.penalty import penalty_of, smooth_part, structured, value_of, who
+from ..optimality.jacobian import alias, averaging, jacobian_product, movable
+from ..regularizers.penalty import penalty_of, smooth_part, structured, value_of
 from ..regularizers.regularizer import Regularizer, frozen
-
-
-def attach_tied(y: Tensor, z: Tensor, augmented: Augmented, bent: tuple[Tensor, Tensor]) -> Tensor:
-    """y = Π_Ω(x) on kinks of Ω, found without gradients, made a function of z = x/γ and of Ω, once
-    differentiable."""
-    if not torch.is_grad_enabled():
-        return y
-    tensors = augmented.tensors(fixed=True)
-    if not (z.requires_grad or augmented.tensors()):
-        return y
-    out: Tensor = _Tied.apply(  # type: ignore[no-untyped-call]
-        y, z, bent, frozen(augmented), tuple(tensors), *tensors.values()
-    )
-    return out
 
 
 def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
@@ -52,46 +30,6 @@ def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) 
         step = jacobian_product(smooth, average, y, slope, support)
         y = y + (step - step.detach())
     return y
-
-
-class _Tied(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        z: Tensor,
-        bent: tuple[Tensor, Tensor],
-        augmented: Augmented,
-        names: tuple[str, ...],
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.bent, ctx.augmented, ctx.names = bent, augmented, names
-        out = y.clone()
-        ctx.save_for_backward(out, *tensors)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
-        if torch.is_grad_enabled() or transforms.under_transform((v,)) or transforms.batched(v):
-            raise NotImplementedError(
-                f"{who(ctx.augmented.omega)}: y lies on a kink of Ω, where regmax computes first "
-                "derivatives alone, by loss.backward() or torch.autograd.grad"
-            )
-        y, *tensors = ctx.saved_tensors
-        own = ctx.augmented.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
-        hessian, walls = ctx.bent
-        w, along = tied_products(hessian, walls, y, v)
-        wanted = ctx.needs_input_grad[5:]
-        theta: list[Tensor | None] = [None for _ in tensors]
-        if any(wanted):
-            moved, held = (
-                hyperparameter_product(omega, ctx.names, tensors, wanted, y, way)
-                for omega, way in ((own, along), (own.lagrangian(), along - w))
-            )
-            theta = [
-                a if a is None or b is None else a - b for a, b in zip(moved, held, strict=True)
-            ]
-        return None, w, None, None, None, *theta
 
 
 def objective(

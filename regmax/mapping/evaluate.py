@@ -22,7 +22,7 @@ from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
 from ..solvers.multipliers import Tied, multiplied
 from . import function, jagged, kinks, sharded
-from .autograd import attach_tied, envelope, newton_steps, objective
+from .autograd import envelope, newton_steps, objective
 from .jagged import is_jagged
 from .methods import choose
 from .methods.base import Missed
@@ -229,17 +229,7 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
         return _argmax(rows, settings, value=False)
     if answer is None:
         return y, choose.result_of(method, y)
-    unknown = None
-    if y.requires_grad and answer.solved is None:
-        answer = kinks.of_formula(rows, answer, settings)
-    elif y.requires_grad:
-        answer, unknown = kinks.of_penalty(rows, answer, settings)
-    if answer.tied is not None:
-        tied, where = answer.tied
-        z = rows.z_from(answer.y).double()
-        at_kinks = attach_tied(answer.y.double(), z, tied.augmented, tied.bent)
-        y = torch.where(where.unsqueeze(-1), at_kinks.to(y.dtype), y)
-    y = kinks.without(y, omega, unknown)
+    y = kinks.without(y, omega, answer.unknown)
     refuse_hidden(omega, y, rows.mask)
     return y, answer
 

@@ -15,18 +15,11 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..optimality.jacobian import (
-    averaging,
-    hyperparameter_product,
-    jacobian_product,
-    movable,
-    slope,
-)
+from ..optimality.jacobian import slope
 from ..regularizers import serialize
-from ..regularizers.penalty import penalty_of, smooth_part, structured
+from ..regularizers.penalty import structured
 from . import levels
-from .methods.base import Method
-from .rows import HALF
+from .methods.base import Method, reduced
 
 
 class Mapping(torch.autograd.Function):
@@ -53,6 +46,7 @@ class Mapping(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, mask, method, kept, *tensors = inputs
         ctx.method, ctx.plain, part = method, kept is not None, None
+        ctx.set_materialize_grads(False)
         if kept is not None:
             part = kept[0]
         elif structured(method.omega):
@@ -66,8 +60,10 @@ class Mapping(torch.autograd.Function):
             _keep(ctx, *saved)
 
     @staticmethod
-    def backward(ctx: Any, v: Tensor) -> Any:
+    def backward(ctx: Any, v: Tensor | None) -> Any:
         saved = ctx.saved_tensors
+        if v is None:  # max_Ω alone was differentiated
+            return (None,) * len(ctx.needs_input_grad)
         y, part, x, *tensors = saved if ctx.plain else transforms.living(saved)
         wants = ctx.needs_input_grad[4:]
         gx, found = gradients(ctx.method, y, part, v, tensors, wants)
@@ -138,7 +134,7 @@ class Product(torch.autograd.Function):
     """(Jv/γ, and −⟨Jv, ∂∇Ω(y; θ)/∂θ⟩ for each θ that is a tensor, where ``hyper``).
 
     ``part``: who takes part, or the scores where only −inf does not; None where y tells enough. Its
-    derivatives are those of :func:`differentiable`, to any order.
+    derivatives are those of :meth:`~.methods.base.Method.differentiable`, to any order.
     """
 
     @staticmethod
@@ -274,13 +270,6 @@ def _along(gx: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return simplex.row_dot(gx.double(), _relative(x, y).double())  # neither may overflow
 
 
-def reduced(t: Tensor, item: Tensor) -> Tensor:
-    """One number per row, (*batch, 1), summed to the shape of the hyperparameter."""
-    if t.shape != item.shape:
-        t = t.sum().view(item.shape) if item.numel() == 1 else t.sum_to_size(item.shape)
-    return t if t.dtype == item.dtype else t.to(item.dtype)
-
-
 def gradients(
     method: Method,
     y: Tensor,
@@ -294,46 +283,17 @@ def gradients(
     first = int(method.numbers[0] is None)
     if type(v) is Tensor and transforms.plain() and not transforms.batched(v):
         if torch.is_grad_enabled():
-            return differentiable(method, y, taking_part(part), v, tensors, wants)
+            return method.differentiable(y, taking_part(part), v, tensors, wants)
         gx, each = method.backward(y, taking_part(part), v, tensors, wants[first:])
     elif not method.general and transforms.under_transform((v, y)):
         hyper = True in wants[first:]
         gx, *each = levels.apply(Product, y, part, v, method, hyper, *tensors)
     else:
-        return differentiable(method, y, taking_part(part), v, tensors, wants)
+        return method.differentiable(y, taking_part(part), v, tensors, wants)
     for k, t in enumerate(each, start=first):
         if wants[k] and t is not None:
             found[k] = reduced(t, tensors[k])
     return gx, found
-
-
-def differentiable(
-    method: Method,
-    y: Tensor,
-    part: Tensor | None,
-    v: Tensor,
-    tensors: Sequence[Tensor],
-    wants: Sequence[bool],
-) -> tuple[Tensor, list[Tensor | None]]:
-    """The same by operations that can be differentiated again: with w = Jv, w/γ and
-    −⟨w, ∂∇Ω(y; θ)/∂θ⟩, where ∇Ω has λu with u ∈ ∂R(y) for a penalty."""
-    omega, (gamma, *theta) = method.omega, method.filled(tensors)
-    dtype = y.dtype
-    if dtype in HALF:
-        y, v = y.float(), v.float()
-    omega = omega.with_tensors(dict(zip(method.names, theta, strict=True)))
-    y = torch.where(torch.isnan(y.detach()), 0, y)
-    first = int(method.numbers[0] is None)
-    names = [k for k, t in zip(method.names, method.numbers[1:], strict=True) if t is None]
-    with transforms.full_precision(y.device.type):
-        average = averaging(penalty_of(omega), y, part)
-        w = jacobian_product(smooth_part(omega, part), average, y, v, movable(y))
-        given = tensors[first:], wants[first:]
-        products = hyperparameter_product(omega, names, *given, y, w, part)
-    each = [None] * first + products
-    return (w / gamma).to(dtype), [
-        None if t is None else reduced(t, item) for t, item in zip(each, tensors, strict=True)
-    ]
 
 
 def formula(method: Method, part: Tensor | None, hyper: bool) -> Callable[..., tuple[Tensor, ...]]:
@@ -345,7 +305,7 @@ def formula(method: Method, part: Tensor | None, hyper: bool) -> Callable[..., t
         laid = [*tensors[:first]]
         laid += [t.expand(*batch, t.shape[-1] if t.ndim else 1) for t in tensors[first:]]
         wants = [False] * first + [hyper] * len(tensors[first:])
-        gx, each = differentiable(method, y, taking_part(part), v, laid, wants)
+        gx, each = method.differentiable(y, taking_part(part), v, laid, wants)
         if not hyper:
             return (gx,)
         none = torch.zeros((*batch, 1), dtype=torch.float64, device=y.device)

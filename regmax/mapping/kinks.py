@@ -18,6 +18,12 @@ from .methods.solver import Forward, Settings, memory_of
 from .rows import Rows
 
 
+def noted(rows: Rows, result: Forward, settings: Settings) -> Forward:
+    """An answer that will be differentiated, with its rows on kinks."""
+    find = of_formula if result.solved is None else of_penalty
+    return find(rows, result, settings)
+
+
 def of_formula(rows: Rows, result: Forward, settings: Settings) -> Forward:
     """The answer of a closed form, with its rows on kinks of the value."""
     omega, y, near = _near(rows, result)
@@ -33,9 +39,9 @@ def of_formula(rows: Rows, result: Forward, settings: Settings) -> Forward:
     return result if tied is None else replace(result, tied=(tied, tied.bound & near & ~unknown))
 
 
-def of_penalty(rows: Rows, result: Forward, settings: Settings) -> tuple[Forward, Tensor | None]:
+def of_penalty(rows: Rows, result: Forward, settings: Settings) -> Forward:
     """The answer of a solver, with its rows on kinks of a penalty along the support; and those of
-    them whose derivatives are not known, None where there are none."""
+    them whose derivatives are not known."""
     assert result.solved is not None
     kinked = result.solved.at.kinked()
     if result.tied is None and bool(kinked.any()):
@@ -47,7 +53,7 @@ def of_penalty(rows: Rows, result: Forward, settings: Settings) -> tuple[Forward
             away = (tied.y - result.y).norm(dim=-1) + tied.certificate.error_bound
             result = replace(result, tied=(tied, tied.bound & kinked & (away <= tol)))
     unknown = kinked if result.tied is None else kinked & ~result.tied[1]
-    return result, unknown if bool(unknown.any()) else None
+    return replace(result, unknown=unknown) if bool(unknown.any()) else result
 
 
 def under_transform(rows: Rows, result: Forward) -> Tensor:

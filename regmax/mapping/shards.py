@@ -8,7 +8,7 @@ the product with J. :meth:`regmax.Regularizer.sharded_form` has the mathematics 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from ..regularizers.errors import RegularizerError
 from ..regularizers.expressions import unscaled
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer, copied, frozen
+from . import function
 from .autograd import envelope, objective
+from .methods.base import Method
 from .methods.identity import trusted
 from .rows import Rows, aligned
 
@@ -131,11 +133,8 @@ def argmax(rows: Rows, shards: Shards) -> Tensor:
         y = _solved(omega, rows.x, rows.gamma, rows.mask)
     if not torch.is_grad_enabled():
         return y
-    tensors = omega.tensors(fixed=True)
-    out: Tensor = _Argmax.apply(  # type: ignore[no-untyped-call]
-        y, rows.z, frozen(omega), shards, tuple(tensors), *tensors.values()
-    )
-    return out
+    tensors = list(omega.tensors(fixed=True).values())
+    return function.argmax(Sharded(rows, y, shards), rows.z, None, tensors)
 
 
 def maximum(rows: Rows, y: Tensor, shards: Shards) -> Tensor:
@@ -173,37 +172,41 @@ def _solved(omega: Regularizer, x: Tensor, gamma: Any, mask: Tensor | None) -> T
     return torch.zeros_like(x).scatter(-1, inside.indices, torch.where(some, y, 0))
 
 
-class _Argmax(torch.autograd.Function):
-    """Returns y; its backward is the adjoint of the optimality condition at y."""
+class Sharded(Method):
+    """Π_Ω of the parts of rows x/γ, whose answer is known; θ is every tensor of Ω."""
 
-    @staticmethod
+    general = True
+
+    def __init__(self, rows: Rows, y: Tensor, shards: Shards) -> None:
+        inside = rows.omega.tensors(fixed=True)
+        super().__init__(None, frozen(rows.omega), (1.0, *(None for _ in inside)))
+        self._names, self._y, self._shards = tuple(inside), y, shards
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._names
+
     def forward(
-        ctx: Any,
-        y: Tensor,
-        z: Tensor,
-        omega: Regularizer,
-        shards: Shards,
-        names: tuple[str, ...],
-        *tensors: Tensor,
-    ) -> Tensor:
-        out = y.clone()
-        ctx.omega, ctx.shards, ctx.names = omega, shards, names
-        ctx.save_for_backward(out, *tensors)
-        ctx.set_materialize_grads(False)
-        return out
+        self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        return self._y.clone(), None
 
-    @staticmethod
-    def backward(ctx: Any, v: Tensor | None) -> Any:
-        if v is None:  # max_Ω needs no product with J
-            return (None,) * (5 + len(ctx.names))
-        y, *tensors = ctx.saved_tensors
-        omega = ctx.omega.with_tensors(dict(zip(ctx.names, tensors, strict=True)))
+    def backward(
+        self,
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """By the adjoint of the optimality condition at y."""
+        omega = self.omega.with_tensors(dict(zip(self._names, tensors, strict=True)))
         with transforms.full_precision(y.device.type):
             curvature = omega.curvature(omega.lifted(y))
-            w = _product(curvature, y > 0, v, ctx.shards, omega)
-            wanted = ctx.needs_input_grad[5:]
-            theta = hyperparameter_product(omega, ctx.names, tensors, wanted, y, w)
-        return None, w, None, None, None, *theta
+            w = _product(curvature, y > 0, v, self._shards, omega)
+            return w, hyperparameter_product(omega, self._names, tensors, wants, y, w)
+
+    differentiable = backward
 
 
 def _product(

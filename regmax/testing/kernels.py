@@ -108,7 +108,7 @@ def _gradients(
     with torch.no_grad():
         gx, dtheta = function.gradients(own, y, case.mask, v, theta, wants)
     with torch.enable_grad():
-        hx, dright = function.differentiable(own, y, case.mask, v, theta, wants)
+        hx, dright = own.differentiable(y, case.mask, v, theta, wants)
     return [gx, *dtheta], [hx.detach(), *(None if t is None else t.detach() for t in dright)]
 
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ...kernels import Kernel, wrappers
+from ...kernels import Kernel, transforms, wrappers
 from ...kernels.base import Direct, Hyper
-from ...regularizers.penalty import names_of
+from ...optimality.jacobian import (
+    averaging,
+    hyperparameter_product,
+    jacobian_product,
+    movable,
+)
+from ...regularizers.penalty import names_of, penalty_of, smooth_part
 from ...regularizers.regularizer import Regularizer
-from ..rows import flat, numbered
-
+from ..rows import HALF, flat, numbered
 
 METHODS: dict[tuple[Any, ...], Any] = {}
 """What computes Π_Ω, by all that it depends on: the method of a kernel, a traced value with its
 kernel, or why there is none."""
 _MOST = 256
-"""Of each kind at most. A kernel from the value is costly to make, and keeps some 0.1 MB of code."""
+"""Of each kind at most. A kernel from the value is costly to make, and keeps 0.1 MB of code."""
 
 
 def remember(key: tuple[Any, ...], found: Any) -> None:
@@ -120,6 +126,41 @@ class Method:
         return gx, [
             t.view(*batch, t.shape[1] if t.ndim > 1 else 1) if len(t) == rows else t for t in each
         ]
+
+    def differentiable(
+        self,
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """As :meth:`backward` by operations that can be differentiated again: with w = Jv, w/γ and
+        −⟨w, ∂∇Ω(y; θ)/∂θ⟩, where ∇Ω has λu with u ∈ ∂R(y) for a penalty."""
+        omega, (gamma, *theta) = self.omega, self.filled(tensors)
+        dtype = y.dtype
+        if dtype in HALF:
+            y, v = y.float(), v.float()
+        omega = omega.with_tensors(dict(zip(self.names, theta, strict=True)))
+        y = torch.where(torch.isnan(y.detach()), 0, y)
+        first = int(self.numbers[0] is None)
+        names = [k for k, t in zip(self.names, self.numbers[1:], strict=True) if t is None]
+        with transforms.full_precision(y.device.type):
+            average = averaging(penalty_of(omega), y, part)
+            w = jacobian_product(smooth_part(omega, part), average, y, v, movable(y))
+            given = tensors[first:], wants[first:]
+            products = hyperparameter_product(omega, names, *given, y, w, part)
+        each = [None] * first + products
+        return (w / gamma).to(dtype), [
+            None if t is None else reduced(t, item) for t, item in zip(each, tensors, strict=True)
+        ]
+
+
+def reduced(t: Tensor, item: Tensor) -> Tensor:
+    """One number per row, (*batch, 1), summed to the shape of the hyperparameter."""
+    if t.shape != item.shape:
+        t = t.sum().view(item.shape) if item.numel() == 1 else t.sum_to_size(item.shape)
+    return t if t.dtype == item.dtype else t.to(item.dtype)
 
 
 def method(kernel: Kernel, omega: Regularizer, numbers: Sequence[Any]) -> tuple[Method, Hyper]:

@@ -19,6 +19,7 @@ from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
 from ...regularizers.penalty import Penalized, names_of, unpenalized, who
 from ...regularizers.regularizer import Regularizer
+from .. import kinks
 from ..rows import HALF, Rows
 from . import from_value
 from .base import METHODS, Method, Missed, laid_out, method, remember
@@ -229,7 +230,10 @@ def solved(rows: Rows, settings: Settings) -> tuple[Computed, list[Tensor]]:
     """By a closed form in PyTorch, or a solver."""
     with torch.no_grad():
         result = compute(rows, settings, kinks=True)
-    return Computed(rows, settings, result), tensors_of(rows)
+    tensors = tensors_of(rows)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (rows.x, *tensors)):
+        result = kinks.noted(rows, result, settings)
+    return Computed(rows, settings, result), tensors
 
 
 def tensors_of(rows: Rows) -> list[Tensor]:

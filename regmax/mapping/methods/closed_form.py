@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels import transforms
 from ...optimality.certificates import certify
-from ...optimality.jacobian import averaging, hyperparameter_product, jacobian_product, movable
+from ...optimality.jacobian import (
+    averaging,
+    hyperparameter_product,
+    jacobian_product,
+    movable,
+    tied_products,
+)
 from ...regularizers.errors import RegularizerError
 from ...regularizers.expressions import unscaled, unweighted
 from ...regularizers.penalty import Penalized, penalty_of, smooth_part, who
@@ -111,7 +118,7 @@ class Computed(Method):
     ``result``: the answer for these rows, if it is known; a solver's factorisation serves backward.
     """
 
-    __slots__ = ("_inverse", "_names", "_per_row", "_result", "_settings")
+    __slots__ = ("_inverse", "_names", "_per_row", "_result", "_settings", "_tied")
     general = True
 
     def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
@@ -121,6 +128,7 @@ class Computed(Method):
         self._names, self._settings, self._result = tuple(inside), settings, result
         self._per_row = frozenset(("gamma", *rows.omega.per_row_tensors()))
         self._inverse = None if result is None else result.inverse(movable(result.y))
+        self._tied = None if result is None else result.tied
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -168,4 +176,52 @@ class Computed(Method):
                 small = ((y > 0) & (y <= torch.finfo(y.dtype).eps ** 2)).any(-1, keepdim=True)
                 if bool(small.any()):
                     w = torch.where(small, jacobian_product(smooth, average, y, v, support), w)
+            if self._tied is not None:
+                w, each = self._along_kinks(omega, theta, wants, y, v, w)
+                return w / gamma, each
             return w / gamma, hyperparameter_product(omega, self._names, theta, wants, y, w, part)
+
+    def _along_kinks(
+        self,
+        omega: Regularizer,
+        theta: Sequence[Tensor],
+        wants: Sequence[bool],
+        y: Tensor,
+        v: Tensor,
+        w: Tensor,
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The products, in rows on kinks of Ω those along the kinks."""
+        assert self._tied is not None
+        tied, where = self._tied
+        rows = where.unsqueeze(-1)
+        at, along = tied_products(*tied.bent, y.double(), torch.where(rows, v, 0).double())
+        at, along = (torch.where(rows, t, 0) for t in (at, along))
+        wide = {
+            f"omega.{name}": t.double() if t.is_floating_point() else t
+            for name, t in zip(self._names, theta, strict=True)
+        }
+        own: Any = tied.augmented.with_tensors(wide)
+        given = tuple(wide), tuple(wide.values()), wants, y.double()
+        away = hyperparameter_product(omega, self._names, theta, wants, y, torch.where(rows, 0, w))
+        moved = hyperparameter_product(own, *given, along)
+        held = hyperparameter_product(own.lagrangian(), *given, at - along)
+        each: list[Tensor | None] = []
+        for t, *parts in zip(theta, away, moved, held, strict=True):
+            known = [part.to(t.dtype) for part in parts if part is not None]
+            each.append(sum(known[1:], known[0]) if known else None)
+        return torch.where(rows, at.to(w.dtype), w), each
+
+    def differentiable(
+        self,
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        if self._tied is not None:
+            raise NotImplementedError(
+                f"{who(self.omega)}: y lies on a kink of Ω, where regmax computes first "
+                "derivatives alone, by loss.backward() or torch.autograd.grad"
+            )
+        return super().differentiable(y, part, v, tensors, wants)

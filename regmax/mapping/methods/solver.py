@@ -68,7 +68,8 @@ class Settings:
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
     closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows;
-    ``tied``: answers on kinks of Ω, and the rows in which they do bind y."""
+    ``tied``: answers on kinks of Ω, and the rows in which they do bind y; ``unknown``: the rows on
+    kinks whose derivatives are not known."""
 
     y: Tensor
     path: str
@@ -77,6 +78,7 @@ class Forward:
     iterations: Tensor | None = None
     quick: Solved | None = None
     tied: tuple[Tied, Tensor] | None = None
+    unknown: Tensor | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
