@@ -18,8 +18,7 @@ from ..optimality.problem import Problem
 from ..optimality.solution import Trace
 from ..optimality.subgradients import mistaken_penalty
 from ..regularizers.arguments import few
-from ..regularizers.autodiff import ByRow
-from ..regularizers.curvature import Inverse
+from ..regularizers.cholesky import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError, warn
 from ..regularizers.expressions import unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
@@ -89,7 +88,7 @@ class Forward:
             return found
         rows = torch.isfinite(self.quick.certificate.error_bound).unsqueeze(-1)
         own = self.quick.at.kept_inverse(support & rows) if bool(rows.any()) else None
-        return found if own is None else ByRow(rows, own, found)
+        return found if own is None else Inverse.by_row(rows, own, found)
 
 
 def has_formula(omega: Regularizer) -> bool:
