@@ -14,7 +14,7 @@ from ..mapping import compiled
 from ..mapping.method import Method, laid_out
 from ..mapping.rows import flat
 from ..optimality.jacobian import alias
-from ..regularizers.penalty import names_of
+from ..regularizers.identity import names_of
 
 
 def loss(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) -> Tensor | None:

@@ -14,15 +14,21 @@ from ..kernels import Kernel, ProxKernel, asked, transforms, wrappers
 from ..kernels.base import Hyper
 from ..kernels.composed import Composed
 from ..regularizers import arguments, serialize
-from ..regularizers.expressions import Scaled, unscaled
-from ..regularizers.penalty import Penalized, Penalty, held, names_of, structured, unpenalized
+from ..regularizers.expressions import Scaled
+from ..regularizers.identity import (
+    held,
+    names_of,
+    plain,
+    trusted,
+    unpenalized,
+    unscaled,
+)
+from ..regularizers.penalty import Penalized, Penalty, structured
 from ..regularizers.regularizer import Regularizer
 from . import function, levels
 from .function import Mapping, formula, taking_part
 from .method import Method, laid_out, method
 from .rows import HALF, constant, flat
-
-REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
 
 
 def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
@@ -54,37 +60,10 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     return Composed(prox, kernel, reach)
 
 
-@functools.lru_cache(maxsize=1024)
-def plain(cls: type[Penalized]) -> bool:
-    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
-    return all(getattr(cls, name) is getattr(Penalized, name) for name in REPLACED)
-
-
 def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
     """The compiled prox of a penalty, unless its class redefines what that computes."""
-    trusted = asked() and proves(type(penalty), "prox_kernel")
-    return penalty.prox_kernel(x) if trusted else None
-
-
-@functools.lru_cache(maxsize=1024)
-def proves(cls: type[Penalty], kernel: str) -> bool:
-    """Whether no subclass of the class that defines this method redefines what its kernel
-    computes."""
-    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
-    return all(depth(cls, kernel) <= depth(cls, name) for name in methods)
-
-
-@functools.lru_cache(maxsize=1024)
-def trusted(cls: Any, method: str) -> bool:
-    """Whether no subclass of the class that defines ``method`` redefines what that computes."""
-    own = depth(cls, method) < cls.__mro__.index(Regularizer)
-    return own and all(depth(cls, method) <= depth(cls, name) for name in REPLACED)
-
-
-def depth(cls: type[Any], name: str) -> int:
-    """The position in the inheritance order of ``cls`` of the class that defines ``name``."""
-    order = cls.__mro__
-    return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
+    known = asked() and trusted(type(penalty), "prox_kernel")
+    return penalty.prox_kernel(x) if known else None
 
 
 def _declared(omega: Regularizer) -> tuple[tuple[str, ...], tuple[Any, ...]]:

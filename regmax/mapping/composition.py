@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..kernels import Kernel, transforms
 from ..kernels.simplex import row_dot
-from ..regularizers.expressions import unscaled, unweighted
+from ..regularizers.identity import plain, unscaled, unweighted
 from ..regularizers.penalty import Penalized, averaged
 from ..regularizers.regularizer import Regularizer
 from . import compiled, generated
@@ -41,7 +41,7 @@ def of_generated(rows: Rows, settings: Settings) -> tuple[Tensor, Forward] | Non
     """The same where a kernel is made of the value of the base: one that treats all entries alike
     shows that the base is permutation-invariant."""
     omega = rows.omega
-    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and plain(type(omega))):  # type: ignore[arg-type]
         return None
     penalty, base = unweighted(omega.penalty, 1.0)[0], replace(rows, omega=omega.base)
     if not (omega.penalty.lovasz and with_kernel(type(penalty)) and generated.may_be(base)):
@@ -88,7 +88,7 @@ def scores(omega: Penalized, x: Tensor, gamma: float | Tensor, mask: Tensor | No
 
 def base_kernel(omega: Regularizer, x: Tensor) -> Kernel | None:
     """The kernel of the base, where Π_Ω is Π_base ∘ prox and Ω has no kernel of its own."""
-    if not (isinstance(omega, Penalized) and compiled.plain(type(omega))):  # type: ignore[arg-type]
+    if not (isinstance(omega, Penalized) and plain(type(omega))):  # type: ignore[arg-type]
         return None
     if not omega.composes or kernel_of(omega, x) is not None:
         return None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers import serialize
+from ..regularizers import identity, serialize
 from ..regularizers.regularizer import Regularizer
 from . import engine
 from .forward import Settings, has_formula
@@ -52,8 +52,8 @@ def text_of(omega: Regularizer, settings: Settings, /, **given: Any) -> tuple[st
     Dynamo traces the walk through Ω. An object that it took for a constant would belong to one
     graph, and each layer of a stack would be compiled separately.
     """
-    form = serialize.form(omega)
-    if serialize.remembered(form):
+    form = identity.form(omega)
+    if identity.remembered(form):
         text, names = _of_object(omega, settings)
     elif settings.solver == "auto" and not settings.certify and has_formula(omega):
         text, names = of_form(form)

@@ -20,16 +20,15 @@ from ..optimality.subgradients import mistaken_penalty
 from ..regularizers.arguments import few
 from ..regularizers.cholesky import Inverse
 from ..regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError, warn
-from ..regularizers.expressions import unscaled, unweighted
+from ..regularizers.identity import plain, state, trusted, unscaled, unweighted
 from ..regularizers.penalty import Penalized, Penalty, who
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, checked_value
 from ..solvers import Solved, Solver, choose, either, merged, solve
 from ..solvers.compiled import Memory, compiled
 from ..solvers.multipliers import SHORT, Tied, multiplied
-from .compiled import kernel_of, plain, proves, values
+from .compiled import kernel_of, values
 from .rows import Rows
-from .state import state
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -170,7 +169,7 @@ def check_composed(
 
 def with_kernel(cls: type[Penalty]) -> bool:
     """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    return cls.kernel is not Penalty.kernel and proves(cls, "kernel")
+    return cls.kernel is not Penalty.kernel and trusted(cls, "kernel")
 
 
 def sampled(

@@ -19,6 +19,7 @@ from ..kernels.base import Hyper
 from ..optimality.problem import Problem
 from ..regularizers import curvature
 from ..regularizers.errors import RegularizerError
+from ..regularizers.identity import state
 from ..regularizers.penalty import Penalized
 from . import levels
 from .compiled import with_gradients
@@ -26,7 +27,6 @@ from .forward import Forward, Settings, by_solver, has_formula, sampled
 from .function import Mapping
 from .method import method
 from .rows import Rows
-from .state import state
 from .traced import Plan, Traced, changed, compared, derived, few, hyper, off, other, same, terms
 
 QUIET = Settings(on_failure="ignore")

@@ -14,10 +14,10 @@ from torch import Tensor
 from ..kernels import simplex, transforms
 from ..regularizers.errors import RegularizerError
 from ..regularizers.expressions import Scaled, ScaledPenalty, Sum
+from ..regularizers.identity import REPLACED, depth
 from ..regularizers.operand import Operand
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Regularizer
-from .compiled import REPLACED, depth
 
 
 def may_hide_tensors(omega: Regularizer) -> bool:

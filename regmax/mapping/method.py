@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels import Kernel, wrappers
 from ..kernels.base import Direct, Hyper
-from ..regularizers.penalty import names_of
+from ..regularizers.identity import names_of
 from ..regularizers.regularizer import Regularizer
 from .rows import flat, numbered
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..kernels import asked, simplex, transforms
 from ..kernels.base import Direct, Hyper
 from ..regularizers.arguments import DTYPES
+from ..regularizers.identity import state
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
 from . import function
@@ -23,7 +24,6 @@ from .generated import PLANS, per_row
 from .generated import argmax as argmax_of
 from .method import Method
 from .rows import constant, prepare
-from .state import state
 from .traced import Fixed, Plan, terms
 
 F64 = torch.float64

@@ -248,17 +248,3 @@ def _larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
     if isinstance(a, Tensor):
         return torch.maximum(a, torch.as_tensor(b, dtype=a.dtype, device=a.device))
     return _larger(b, a) if isinstance(b, Tensor) else max(a, b)
-
-
-def unscaled(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
-    """The innermost Ω and its γ, by Π_{cΩ,γ} = Π_{Ω,cγ}."""
-    while isinstance(omega, Scaled):
-        omega, gamma = omega.base, gamma * omega.c
-    return omega, gamma
-
-
-def unweighted(penalty: Penalty, weight: Any) -> tuple[Penalty, Any]:
-    """The innermost penalty and its weight."""
-    while isinstance(penalty, ScaledPenalty):
-        penalty, weight = penalty.penalty, weight * penalty.lam
-    return penalty, weight

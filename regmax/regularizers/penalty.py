@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -295,21 +295,6 @@ def averaged(penalty: Penalty, v: Tensor, y: Tensor, mask: Tensor | None) -> Ten
     return like(penalty.average(v, y, mask), v, f"{type(penalty).__name__}.average")
 
 
-def names_of(omega: Regularizer) -> tuple[str, ...]:
-    """The hyperparameters that a kernel of Ω takes, in their order: its own, then with a penalty
-    those of the base."""
-    names = tuple(omega.hyperparameters or ())
-    if isinstance(omega, Penalized):
-        names += tuple(f"base.{name}" for name in omega.base.hyperparameters or ())
-    return names
-
-
-def held(omega: Regularizer, name: str) -> Any:
-    """The hyperparameter of this name, as :func:`names_of` gives it."""
-    inside, _, last = name.rpartition(".")
-    return getattr(omega.base if inside else omega, last)
-
-
 def who(omega: Regularizer) -> str:
     """The names of the classes in the expression Ω."""
     if type(omega) is not Penalized:
@@ -317,25 +302,13 @@ def who(omega: Regularizer) -> str:
     return f"{who(omega.base)} + {omega.penalty.name or omega.penalty}"
 
 
-def unpenalized(omega: Regularizer) -> Regularizer:
-    """Ω, or its base if the penalty's weight is the float 0: equal entries then form no group.
-
-    If the weight is a tensor that is 0, the penalty and its groups stay: λ has a derivative, and
-    all derivatives are limits of those for λ > 0.
-    """
-    if not (isinstance(omega, Penalized) and omega.exact and _is_zero(omega.lam)):
-        return omega
-    redefined = any(getattr(type(omega), k) is not getattr(Penalized, k) for k in DEFINED)
-    learns = any(name.startswith("penalty.") for name in omega.tensors())
-    return omega if redefined or learns else omega.base
-
-
 DEFINED = ("value", "masked_value", "grad", "curvature", "composed")
 """A subclass of :class:`Penalized` that redefines one of these methods is not base + λR."""
 
 
-def _is_zero(lam: float | Tensor) -> bool:
-    return not isinstance(lam, Tensor) and lam == 0
+def redefined(cls: type[Penalized], methods: Iterable[str] = DEFINED) -> str | None:
+    """The first of the ``methods`` that a subclass of :class:`Penalized` redefines."""
+    return next((k for k in methods if getattr(cls, k) is not getattr(Penalized, k)), None)
 
 
 def structured(omega: Regularizer) -> TypeGuard[Penalized]:

@@ -13,7 +13,7 @@ from devices import need_triton
 
 import regmax
 from regmax.mapping import generated, traced
-from regmax.mapping.state import state
+from regmax.regularizers.identity import state
 
 pytest.importorskip("numba")
 from regmax.kernels.generated import Unknown, entrywise

@@ -1,0 +1,275 @@
+"""What identifies an Ω: which expression it is, what its class defines, and all that it depends on.
+
+Three questions have three answers here. Everything that asks "is this the same Ω?" uses one of
+them.
+
+- *Which Ω does this compute?* The expression without what only rescales γ or λ (:func:`unscaled`,
+  :func:`unweighted`) and without a penalty of weight 0 (:func:`unpenalized`), and the names and
+  values of the hyperparameters that remain (:func:`names_of`, :func:`held`).
+- *Does a class compute what its kernel computes?* By the classes that define each method
+  (:func:`trusted`, :func:`plain`).
+- *What may its numbers depend on?* For a graph, the :func:`form` that determines its text
+  (:mod:`regmax.regularizers.serialize`). For a class of a user, its :func:`state`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import operator
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .expressions import Scaled, ScaledPenalty, Sum
+from .penalty import Penalized, Penalty, redefined
+from .regularizer import Regularizer
+
+# -- the expression --------------------------------------------------------------------------------
+
+
+def unscaled(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
+    """The innermost Ω and its γ, by Π_{cΩ,γ} = Π_{Ω,cγ}."""
+    while isinstance(omega, Scaled):
+        omega, gamma = omega.base, gamma * omega.c
+    return omega, gamma
+
+
+def unweighted(penalty: Penalty, weight: Any) -> tuple[Penalty, Any]:
+    """The innermost penalty and its weight."""
+    while isinstance(penalty, ScaledPenalty):
+        penalty, weight = penalty.penalty, weight * penalty.lam
+    return penalty, weight
+
+
+def unpenalized(omega: Regularizer) -> Regularizer:
+    """Ω, or its base if the penalty's weight is the float 0: equal entries then form no group.
+
+    If the weight is a tensor that is 0, the penalty and its groups stay: λ has a derivative, and
+    all derivatives are limits of those for λ > 0.
+    """
+    if not (isinstance(omega, Penalized) and omega.exact) or isinstance(omega.lam, Tensor):
+        return omega
+    if omega.lam != 0 or redefined(type(omega)):
+        return omega
+    learns = any(name.startswith("penalty.") for name in omega.tensors())
+    return omega if learns else omega.base
+
+
+def names_of(omega: Regularizer) -> tuple[str, ...]:
+    """The hyperparameters that a kernel of Ω takes, in their order: its own, then with a penalty
+    those of the base."""
+    names = tuple(omega.hyperparameters or ())
+    if isinstance(omega, Penalized):
+        names += tuple(f"base.{name}" for name in omega.base.hyperparameters or ())
+    return names
+
+
+def held(omega: Regularizer, name: str) -> Any:
+    """The hyperparameter of this name, as :func:`names_of` gives it."""
+    inside, _, last = name.rpartition(".")
+    return getattr(omega.base if inside else omega, last)
+
+
+# -- the class -------------------------------------------------------------------------------------
+
+REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
+"""The methods of a regularizer that a kernel computes, or takes for granted."""
+_REPLACED_OF_PENALTY = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
+
+
+@functools.lru_cache(maxsize=1024)
+def trusted(cls: Any, method: str) -> bool:
+    """Whether a regularizer or penalty defines ``method`` (a kernel, for instance), and no subclass
+    redefines what that computes."""
+    names = REPLACED if issubclass(cls, Regularizer) else _REPLACED_OF_PENALTY
+    return all(depth(cls, method) <= depth(cls, name) for name in names)
+
+
+def depth(cls: type[Any], name: str) -> int:
+    """The position in the inheritance order of ``cls`` of the class that defines ``name``."""
+    order = cls.__mro__
+    return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
+
+
+@functools.lru_cache(maxsize=1024)
+def plain(cls: type[Penalized]) -> bool:
+    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
+    return redefined(cls, REPLACED) is None
+
+
+# -- the form of a text ----------------------------------------------------------------------------
+
+# the arguments that are expressions, of each class of the algebra but Sum
+PARTS: dict[Any, tuple[str, ...]] = {
+    Scaled: ("base",),
+    ScaledPenalty: ("penalty",),
+    Penalized: ("base", "penalty"),
+}
+
+
+def form(part: Any) -> tuple[Any, ...]:
+    """The form that determines the text: the classes of the expression and, for each registered
+    one, the names of its tensors and of the arguments that are not plain values.
+
+    Dynamo traces this function, so that layers of one form share one graph.
+    """
+    cls = type(part)
+    if cls is Sum:
+        return (cls, *[form(term) for term in part.terms])
+    if cls in PARTS:
+        return (cls, *[form(getattr(part, name)) for name in PARTS[cls]])
+    held = held_tensors(part)
+    odd = [k for k in cls.arguments if k not in held and not is_value(getattr(part, k, None))]
+    return cls, tuple(held), tuple(odd)
+
+
+def held_tensors(part: nn.Module) -> list[str]:
+    """The names of the tensors inside a part, dotted for those in submodules."""
+    direct = [*part.__dict__.items(), *part._parameters.items(), *part._buffers.items()]
+    nested = [
+        f"{key}.{name}" for key, module in part.named_children() for name in held_tensors(module)
+    ]
+    return [key for key, item in direct if isinstance(item, Tensor)] + nested
+
+
+def is_value(item: Any) -> bool:
+    """Whether an argument is a number, a str, or a tuple of such: its text says all of it."""
+    if isinstance(item, tuple):
+        return all(map(is_value, item))
+    return isinstance(item, bool | int | float | str)
+
+
+def remembered(form: tuple[Any, ...]) -> bool:
+    """Whether a part is a penalty of plain arguments, which a text does not hold."""
+    cls, *inner = form
+    if cls is Sum or cls in PARTS:
+        return any(remembered(part) for part in inner)
+    return issubclass(cls, Penalty) and cls.arguments != inner[0]
+
+
+# -- the state -------------------------------------------------------------------------------------
+
+_IGNORED = frozenset((*vars(nn.Module()), "_multiplies"))
+_NUMBERS = frozenset((bool, int, float, str, type(None)))
+
+
+def state(
+    module: nn.Module, kept: list[Any], tensors: list[Tensor] | None = None
+) -> tuple[Any, ...]:
+    """All that a value may depend on, except the numbers of tensors: the attributes of Ω, of its
+    modules and of their classes, and what ``value`` reads from outside. Objects count by
+    identity, and are added to ``kept``; the tensors inside Ω are added to ``tensors``."""
+    cls = type(module)
+    found: list[Any] = [cls, module.training]
+
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, Tensor):
+            found.append((name, item.shape, item.dtype))
+            if not item.is_floating_point():  # indices are part of the code
+                found.append(tuple(item.flatten().tolist()))
+        elif type(item) in _NUMBERS or isinstance(item, bool | int | float | str):
+            found.append((name, type(item), item if item == item else None))  # NaN
+        elif isinstance(item, tuple) and len(item) <= 64:
+            for k, each in enumerate(item):
+                add(f"{name}.{k}", each)
+        else:
+            found.append((name, id(item)))
+            kept.append(item)
+
+    own = vars(module)
+    for store in (own, own["_parameters"], own["_buffers"]):
+        for name, item in store.items():
+            if name not in _IGNORED:
+                add(name, item)
+                if tensors is not None and isinstance(item, Tensor):
+                    tensors.append(item)
+    for name, item in _outside(cls):
+        add(name, item)
+    for name, inner in own["_modules"].items():
+        found.append((name, inner and state(inner, kept, tensors)))
+    return tuple(found)
+
+
+class _Reads(NamedTuple):
+    """What the classes of an Ω hold, and what their functions read: known as long as ``held`` and
+    ``codes`` are what they were."""
+
+    held: list[Any]
+    codes: list[Any]
+    cells: list[tuple[str, Any]]
+    spaces: list[tuple[dict[str, Any], tuple[str, ...]]]
+    others: list[tuple[str, Any]]
+
+
+_READS: dict[type[Any], _Reads] = {}
+
+
+def _outside(cls: type[Any]) -> Iterator[tuple[str, Any]]:
+    """What the classes of an Ω hold besides methods, and what their functions read from closures
+    and global names, except functions, classes and modules."""
+    held: list[Any] = []
+    for c in cls.__mro__:
+        if c is Regularizer or c is nn.Module:
+            break
+        held += vars(c).values()
+    known = _READS.get(cls)
+    if known is None or not _same(known, held):
+        if len(_READS) >= 512:
+            _READS.clear()
+        known = _READS[cls] = _reads(cls, held)
+    yield from known.others
+    for name, cell in known.cells:
+        item = cell.cell_contents
+        if item is not None and not _fixed(item):
+            yield name, item
+    for space, names in known.spaces:
+        for name in names:
+            item = space.get(name)
+            if item is not None and not _fixed(item):
+                yield name, item
+
+
+def _same(known: _Reads, held: list[Any]) -> bool:
+    """Whether classes hold what they held."""
+    codes = [item.__code__ for item in held if type(item) is FunctionType]
+    return (
+        len(held) == len(known.held)
+        and all(map(operator.is_, held, known.held))
+        and all(map(operator.is_, codes, known.codes))
+    )
+
+
+def _reads(cls: type[Any], held: list[Any]) -> _Reads:
+    names = (name for c in cls.__mro__ for name in vars(c))  # those of Regularizer come later
+    found = _Reads(held, [], [], [], [])
+    for name, item in zip(names, held, strict=False):
+        if isinstance(item, FunctionType):
+            code, closure = item.__code__, item.__closure__ or ()
+            found.codes.append(code)
+            read = zip(code.co_freevars, closure, strict=True)
+            found.cells.extend((k, cell) for k, cell in read if k != "__class__")
+            found.spaces.append((item.__globals__, _global_names(code)))
+        elif not (name.startswith("__") or hasattr(Regularizer, name) or _fixed(item)):
+            found.others.append((name, item))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """The global names that a function and the functions inside it read."""
+    own = [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+    inner = [_global_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return tuple(dict.fromkeys([*own, *itertools.chain(*inner)]))
+
+
+_CONSTANT = (torch.dtype, torch.device, ModuleType, property, classmethod, staticmethod)
+
+
+def _fixed(item: Any) -> bool:
+    """Whether an object is code or a constant of PyTorch."""
+    return callable(item) or isinstance(item, _CONSTANT)
