@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import arguments, formulas
+from . import arguments
 from .curvature import Curvature
 from .penalty import Penalized, Penalty
-from .printing import show
+from .printing import latex_product, show
 from .regularizer import Regularizer, common_entries, per_row
+
+
+def _of(part: str, name: str) -> Any:
+    """The declared property ``name`` of a part of the expression."""
+    return property(lambda self: getattr(getattr(self, part), name))
 
 
 class Scaled(Regularizer):
@@ -35,21 +40,10 @@ class Scaled(Regularizer):
     def __init__(self, base: Regularizer, c: float | Tensor) -> None:
         self.base, self.c = base, self.checked("c", c)
 
-    @property
-    def permutation_invariant(self) -> bool:  # type: ignore[override]
-        return self.base.permutation_invariant
-
-    @property
-    def separable(self) -> bool | None:  # type: ignore[override]
-        return self.base.separable
-
-    @property
-    def ignores_zeros(self) -> bool:  # type: ignore[override]
-        return self.base.ignores_zeros
-
-    @property
-    def entries(self) -> int | None:  # type: ignore[override]
-        return self.base.entries
+    permutation_invariant = _of("base", "permutation_invariant")
+    separable = _of("base", "separable")
+    ignores_zeros = _of("base", "ignores_zeros")
+    entries = _of("base", "entries")
 
     def value(self, y: Tensor) -> Tensor:
         scaled: Tensor = self.per_row("c") * self.base.value(y)
@@ -101,7 +95,7 @@ class Scaled(Regularizer):
         return f"{show(self.c)}*{_factor_of(self.base)}"
 
     def _latex(self) -> str:
-        return formulas.product("c", self.c, self.base._latex())
+        return latex_product("c", self.c, self.base._latex())
 
 
 class Sum(Regularizer):
@@ -193,17 +187,9 @@ class ScaledPenalty(Penalty):
         self.penalty = penalty
         self.lam = arguments.hyperparameter("lam", lam, *self.ranges["lam"])
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.penalty.name
-
-    @property
-    def lovasz(self) -> bool:  # type: ignore[override]
-        return self.penalty.lovasz
-
-    @property
-    def entries(self) -> int | None:  # type: ignore[override]
-        return self.penalty.entries
+    name = _of("penalty", "name")
+    lovasz = _of("penalty", "lovasz")
+    entries = _of("penalty", "entries")
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         scaled: Tensor = per_row(self.lam) * self.penalty.value(y, mask)
@@ -236,7 +222,7 @@ class ScaledPenalty(Penalty):
         return f"{show(self.lam)}*{_factor_of(self.penalty)}"
 
     def _latex(self) -> str:
-        return formulas.product("lam", self.lam, self.penalty._latex())
+        return latex_product("lam", self.lam, self.penalty._latex())
 
 
 def _factor_of(item: Regularizer | Penalty) -> str:

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from ..kernels import Kernel, ProxKernel, transforms
 from ..kernels.products import evaluated
-from . import formulas
 from .errors import RegularizerError
 from .operand import Operand
-from .printing import show
+from .printing import latex_product, show
 from .regularizer import Regularizer, common_entries, copied, like
 
 
@@ -279,7 +278,7 @@ class Penalized(Regularizer):
         return f"{self.base!r} + {weight}{inner}"
 
     def _latex(self) -> str:
-        penalty = formulas.product("lam", self.lam, self.penalty._latex())
+        penalty = latex_product("lam", self.lam, self.penalty._latex())
         return f"{self.base._latex()} + {penalty}"
 
     @property
