@@ -16,7 +16,7 @@ from ..kernels.composed import Composed
 from ..regularizers import arguments, serialize
 from ..regularizers.expressions import Scaled
 from ..regularizers.identity import (
-    held,
+    attribute,
     names_of,
     plain,
     trusted,
@@ -50,7 +50,7 @@ def _composed(omega: Regularizer, x: Tensor) -> Kernel | None:
     if prox is None or kernel is None:
         return None
     names = names_of(base)
-    learns = any(isinstance(held(base, name), Tensor) for name in names)
+    learns = any(isinstance(attribute(base, name), Tensor) for name in names)
 
     def reach(theta: tuple[Tensor, ...]) -> Tensor:
         own = base.with_tensors(dict(zip(names, theta, strict=True))) if learns else base
@@ -275,7 +275,7 @@ def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any
 
 def _numbers(omega: Regularizer, gamma: Any) -> list[Any]:
     """γ and θ."""
-    return [gamma, *(held(omega, name) for name in names_of(omega))]
+    return [gamma, *(attribute(omega, name) for name in names_of(omega))]
 
 
 def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:

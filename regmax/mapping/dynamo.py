@@ -59,7 +59,7 @@ def text_of(omega: Regularizer, settings: Settings, /, **given: Any) -> tuple[st
         text, names = of_form(form)
     else:
         return "", []
-    return text, [given[k] if k in given else serialize.attribute(omega, k) for k in names]
+    return text, [given[k] if k in given else identity.attribute(omega, k) for k in names]
 
 
 def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ..kernels import decisions, rowwise, transforms
-from ..kernels.products import matmul
 from ..kernels.simplex import row_dot, tangent
 from . import conjugate_gradients, printing
 from .cholesky import Inverse, Reduced, least_eigenvalue
@@ -190,10 +189,7 @@ class Dense(Curvature):
         return self.matrix if self.diagonal is None else self.matrix + self.diagonal.diag_embed()
 
     def matvec(self, v: Tensor) -> Tensor:
-        if self.matrix.ndim == 2 and not transforms.under_transform((v, self.matrix)):
-            hv = matmul(v, self.matrix)  # which is symmetric
-        else:
-            hv = rowwise.matvec(self.matrix, v)
+        hv = rowwise.matvec(self.matrix, v)
         return hv if self.diagonal is None else hv + self.diagonal * v
 
     def plus_diagonal(self, t: Tensor) -> Curvature:

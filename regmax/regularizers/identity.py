@@ -5,7 +5,7 @@ them.
 
 - *Which Ω does this compute?* The expression without what only rescales γ or λ (:func:`unscaled`,
   :func:`unweighted`) and without a penalty of weight 0 (:func:`unpenalized`), and the names and
-  values of the hyperparameters that remain (:func:`names_of`, :func:`held`).
+  values of the hyperparameters that remain (:func:`names_of`, :func:`attribute`).
 - *Does a class compute what its kernel computes?* By the classes that define each method
   (:func:`trusted`, :func:`plain`).
 - *What may its numbers depend on?* For a graph, the :func:`form` that determines its text
@@ -69,10 +69,11 @@ def names_of(omega: Regularizer) -> tuple[str, ...]:
     return names
 
 
-def held(omega: Regularizer, name: str) -> Any:
-    """The hyperparameter of this name, as :func:`names_of` gives it."""
-    inside, _, last = name.rpartition(".")
-    return getattr(omega.base if inside else omega, last)
+def attribute(omega: Any, name: str) -> Any:
+    """The attribute of a dotted name, of :func:`names_of` for instance."""
+    for key in name.split("."):
+        omega = omega[int(key)] if key.isdigit() else getattr(omega, key)
+    return omega
 
 
 # -- the class -------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from . import printing
 from .errors import clipped, told
 from .expressions import Sum
-from .identity import PARTS, form, held_tensors, is_value
+from .identity import PARTS, attribute, form, held_tensors, is_value
 from .penalty import Penalty
 from .registry import instance, registry
 from .regularizer import Regularizer, frozen
@@ -246,13 +246,6 @@ def _check(cls: Any, held: tuple[str, ...], odd: tuple[str, ...]) -> None:
             f"({', '.join(cls.arguments)}): each must be an attribute (a number, str, tuple or "
             "tensor), and there must be no other tensor"
         )
-
-
-def attribute(omega: Any, name: str) -> Any:
-    """The attribute of a dotted name."""
-    for key in name.split("."):
-        omega = omega[int(key)] if key.isdigit() else getattr(omega, key)
-    return omega
 
 
 def made(text: str, values: Sequence[Any] = ()) -> Any:
