@@ -177,16 +177,18 @@ def by_autograd(gradient: Gradient, y: Tensor, separable: bool | None) -> Curvat
     """
     if transforms.under_transform((y,)):
         pull = torch.func.vjp(gradient, y)[1]  # H is symmetric: vᵀH = H v
-        free = MatrixFree(lambda v: pull(v)[0], y.dtype)
+        free, separable = MatrixFree(lambda v: pull(v)[0], y.dtype), bool(separable)
     else:
         free = MatrixFree(local_product(gradient, y)[1], y.dtype, y)
+    if separable is not False:
+        h = _diagonal(free.product, y)
         if separable is None:
             owner = type(getattr(gradient, "__self__", gradient)).__name__
             with torch.no_grad():
-                unlike = _unlike(free.product, _diagonal(free.product, y), y)
+                unlike = _unlike(free.product, h, y)
             separable = not decisions.usual(("coupled by autograd", owner), unlike)
-    if separable:
-        return Diagonal(_diagonal(free.product, y))
+        if separable:
+            return Diagonal(h)
     if y.shape[-1] > curvatures.DENSE_LIMIT:
         return MatrixFree(free.product, y.dtype)
     return free.dense(y)
