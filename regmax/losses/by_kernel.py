@@ -16,12 +16,11 @@ from torch import Tensor
 from ..kernels import Kernel, transforms
 from ..mapping.methods import choose, from_value
 from ..mapping.methods.base import Method, Missed, laid_out
-from ..mapping.methods.identity import by_value
 from ..mapping.methods.kernel import loss as loss_of
 from ..mapping.methods.solver import Settings
 from ..mapping.methods.traced import Fixed
 from ..mapping.rows import HALF, aligned, flat
-from ..regularizers.penalty import names_of
+from ..regularizers.identity import by_value, names_of
 from ..regularizers.regularizer import Regularizer
 from .targets import F64, Target, omega_at
 

@@ -22,12 +22,12 @@ from torch import Tensor
 from ..kernels import transforms
 from ..mapping import evaluate
 from ..mapping.methods.closed_form import solves
-from ..mapping.methods.identity import refuse_hidden
 from ..mapping.methods.kernel import kernel_of
 from ..mapping.methods.solver import Forward, Settings
 from ..mapping.rows import HALF, Rows, aligned, computes, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
+from ..regularizers.identity import refuse_hidden
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from .by_kernel import Reduced, Solved, from_its_value, of_rows

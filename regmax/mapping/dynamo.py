@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers import serialize
+from ..regularizers import identity, serialize
 from ..regularizers.regularizer import Regularizer
 from . import evaluate
 from .methods.closed_form import has_formula
@@ -53,14 +53,14 @@ def text_of(omega: Regularizer, settings: Settings, /, **given: Any) -> tuple[st
     Dynamo traces the walk through Ω. An object that it took for a constant would belong to one
     graph, and each layer of a stack would be compiled separately.
     """
-    form = serialize.form(omega)
-    if serialize.remembered(form):
+    form = identity.form(omega)
+    if identity.remembered(form):
         text, names = _of_object(omega, settings)
     elif settings.solver == "auto" and not settings.certify and has_formula(omega):
         text, names = of_form(form)
     else:
         return "", []
-    return text, [given[k] if k in given else serialize.attribute(omega, k) for k in names]
+    return text, [given[k] if k in given else identity.attribute(omega, k) for k in names]
 
 
 def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:

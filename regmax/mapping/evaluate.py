@@ -18,6 +18,7 @@ from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
+from ..regularizers.identity import refuse_hidden
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
 from ..solvers.multipliers import Tied, multiplied
@@ -27,7 +28,6 @@ from .jagged import is_jagged
 from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
-from .methods.identity import refuse_hidden
 from .methods.solver import Forward, Settings, memory_of, report
 from .operator import not_recordable
 from .rows import HALF, Rows, prepare

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..kernels import simplex, transforms, wrappers
 from ..kernels.wrappers import dense
 from ..regularizers import arguments
-from ..regularizers.penalty import unpenalized
+from ..regularizers.identity import unpenalized
 from ..regularizers.regularizer import Regularizer
 
 HALF = (torch.float16, torch.bfloat16)

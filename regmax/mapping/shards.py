@@ -20,13 +20,12 @@ from ..optimality.jacobian import hyperparameter_product
 from ..regularizers import arguments
 from ..regularizers.curvature import Curvature, Diagonal, DiagonalPlusRankOne
 from ..regularizers.errors import RegularizerError
-from ..regularizers.expressions import unscaled
+from ..regularizers.identity import trusted, unscaled
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer, copied, frozen
 from . import function
 from .autograd import envelope, objective
 from .methods.base import Method
-from .methods.identity import trusted
 from .rows import Rows, aligned
 
 F64 = torch.float64

@@ -20,7 +20,7 @@ from ..kernels.base import Arrangement, CannotLaunch, Offsets
 from ..mapping.methods import kernel as kernels
 from ..regularizers import arguments
 from ..regularizers.expressions import Scaled
-from ..regularizers.penalty import names_of
+from ..regularizers.identity import names_of
 from ..regularizers.regularizer import Regularizer
 from . import chunks, packed, products
 from .learnable import Learnable

@@ -24,7 +24,7 @@ from ..optimality.solution import Solution, Trace
 from ..regularizers.arguments import POSITIVE, hyperparameter, scores
 from ..regularizers.curvature import Curvature
 from ..regularizers.display import Lines
-from ..regularizers.expressions import unscaled
+from ..regularizers.identity import unscaled
 from ..regularizers.penalty import Penalized, smooth_part, structured, who
 from ..regularizers.printing import called, short, unusual
 from ..regularizers.registry import registry

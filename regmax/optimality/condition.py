@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..kernels import decisions, simplex
 from ..regularizers import curvature
-from ..regularizers.autodiff import CHUNK, Hessian
+from ..regularizers.autodiff import Hessian
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized, proxed, smooth_part, structured, value_of, who
 from ..regularizers.regularizer import Definition, Regularizer, like
@@ -121,7 +121,7 @@ class Condition:
         own = simplex.generic(z.new_empty(d)).argsort() % blocks
         passes = torch.arange(-(-blocks // rows) * rows, device=z.device)
         finite = torch.zeros((), dtype=torch.bool, device=z.device)
-        for block in passes.view(-1, *z.shape[:-1], 1).split(max(1, CHUNK // z.numel())):
+        for block in passes.view(-1, *z.shape[:-1], 1).split(max(1, curvature.CHUNK // z.numel())):
             asked = own == block % blocks
             rest = torch.where(asked, 0, middle)
             rest = rest / rest.sum(-1, keepdim=True).clamp_min(eps)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..kernels import simplex, transforms
 from ..kernels.rowwise import matvec
-from ..regularizers.curvature import Curvature, Dense, Inverse
+from ..regularizers.cholesky import Inverse
+from ..regularizers.curvature import Curvature, Dense
 from ..regularizers.penalty import Penalty, averaged, group_ids, smooth_part, structured
 from ..regularizers.regularizer import Regularizer, like
 
@@ -73,17 +74,8 @@ def restricted(curvature: Curvature, average: Averages | None, support: Tensor) 
     """J on ``support`` as :func:`jacobian_product` applies it, without derivatives."""
     if average is None:
         return curvature.inverse(support)
-    return _Grouped(curvature.averaged(average).inverse(support), average)
-
-
-class _Grouped:
-    """P (PHP)⁺ P."""
-
-    def __init__(self, inverse: Inverse, average: Averages) -> None:
-        self._inverse, self._average, self.min_eigenvalue = inverse, average, inverse.min_eigenvalue
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self._average(self._inverse(self._average(v)))
+    inverse = curvature.averaged(average).inverse(support)
+    return Inverse(lambda v: average(inverse(average(v))), lambda: inverse.min_eigenvalue)
 
 
 def tied_products(hessian: Tensor, walls: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..kernels import simplex, transforms
 from ..kernels.simplex import row_dot
-from ..regularizers.autodiff import Columns, Local
-from ..regularizers.curvature import Curvature, Dense, Diagonal, DiagonalPlusRankOne, Inverse, Later
+from ..regularizers.autodiff import Local
+from ..regularizers.cholesky import Inverse
+from ..regularizers.curvature import Curvature, Diagonal, MatrixFree
 from ..regularizers.penalty import penalty_of, structured, value_of, who
 from ..regularizers.regularizer import like
 from .condition import Condition
@@ -112,24 +113,23 @@ class Point:
         p = self.problem
         average = averaging(penalty_of(p.omega), self.y, p.mask)
         curvature = self.verified.curvature
-        if isinstance(curvature, Columns) and average is not None:
-            curvature = curvature.dense()
+        if isinstance(curvature, MatrixFree) and average is not None:
+            curvature = curvature.dense(self.y)
         return restricted(curvature, average, support)(torch.where(support, v, 0))
 
     def kept_inverse(self, support: Tensor) -> Inverse | None:
         """J at y that does not look at Ω later, when it may have changed; None where Ω gives its
         curvature by products alone, which do. It depends on no values of the rows."""
         curvature = self.defined.curvature
-        simple = isinstance(curvature, Diagonal | DiagonalPlusRankOne | Dense)
-        if not (simple or isinstance(curvature, Columns)):
+        if isinstance(curvature, MatrixFree) and curvature.like is None:
             return None
         if False in self._inverses and torch.equal(self._inverses[False][0], support):
             return self._inverses[False][1]
-        if simple:
-            p = self.problem
-            average = averaging(penalty_of(p.omega), self.y, p.mask)
-            return Later(functools.partial(restricted, curvature, average, support))
-        return self.inverse(support)
+        if isinstance(curvature, MatrixFree):
+            return self.inverse(support)
+        p = self.problem
+        average = averaging(penalty_of(p.omega), self.y, p.mask)
+        return Inverse.later(functools.partial(restricted, curvature, average, support))
 
     def newton_step(self, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..kernels import decisions, simplex
-from ..regularizers.curvature import Curvature, Diagonal, Inverse
+from ..regularizers.cholesky import Inverse
+from ..regularizers.curvature import Curvature, Diagonal
 from .certificates import Certificate, certify
 from .condition import Condition
 from .point import Point

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import arguments, operand
 from .expressions import Scaled, ScaledPenalty, Sum
-from .penalty import DEFINED, Penalized, Penalty
+from .penalty import Penalized, Penalty, redefined
 from .regularizer import Regularizer
 
 __all__ = ["Scaled", "ScaledPenalty", "Sum"]
@@ -112,12 +112,12 @@ def _parts(omega: Regularizer) -> tuple[Regularizer, Penalty | None, float | Ten
         raise TypeError(f"{omega!r} is an approximation: it cannot be added or multiplied")
     if not isinstance(omega, Penalized):
         return omega, None, 0.0
-    for name in DEFINED:
-        if getattr(type(omega), name) is not getattr(Penalized, name):
-            raise TypeError(
-                f"{type(omega).__name__} redefines {name}, so it is not base + lam * penalty: add "
-                "its base and its penalty instead"
-            )
+    name = redefined(type(omega))
+    if name is not None:
+        raise TypeError(
+            f"{type(omega).__name__} redefines {name}, so it is not base + lam * penalty: add "
+            "its base and its penalty instead"
+        )
     return omega.base, omega.penalty, omega.lam
 
 

@@ -1,4 +1,4 @@
-"""The matrix of Proposition 1 in explicit form: J of a dense curvature, on the support.
+"""The matrix of Proposition 1 on a support: a function of v, explicit for a dense curvature.
 
 With H = ∇²Ω(y) on the support S, J = H⁻¹ − H⁻¹1 1ᵀH⁻¹ / (1ᵀH⁻¹1). Adding a multiple of 11ᵀ to H
 does not change J, so H must be positive definite only along {w : 1ᵀw = 0}. One Cholesky
@@ -7,6 +7,7 @@ factorisation of H_SS gives J, and fails if H is not positive definite there.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -19,7 +20,39 @@ WHOLE = 128
 """Rows up to this length are factorised whole where reading the size of a support would wait."""
 
 
-class Reduced:
+class Inverse:
+    """J on a support as a function of v, without derivatives."""
+
+    def __init__(self, product: Callable[[Tensor], Tensor], least: Callable[[], Tensor]) -> None:
+        self._product, self._least = product, least
+
+    @functools.cached_property
+    def min_eigenvalue(self) -> Tensor:
+        """A lower bound on the least curvature, one per row."""
+        with torch.no_grad():
+            return self._least()
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """J v."""
+        with torch.no_grad():
+            return self._product(v)
+
+    @staticmethod
+    def later(make: Callable[[], Inverse]) -> Inverse:
+        """J that ``make`` factorises on first use."""
+        made = functools.cache(make)
+        return Inverse(lambda v: made()(v), lambda: made().min_eigenvalue)
+
+    @staticmethod
+    def by_row(where: Tensor, one: Inverse, other: Inverse) -> Inverse:
+        """J by ``one`` in the rows ``where`` (*batch, 1), and by ``other`` elsewhere."""
+        return Inverse(
+            lambda v: torch.where(where, one(v), other(v)),
+            lambda: torch.where(where.squeeze(-1), one.min_eigenvalue, other.min_eigenvalue),
+        )
+
+
+class Reduced(Inverse):
     """J on ``support``, factorised once: call it with v (*batch, d) for J v.
 
     ``block(rows, index)`` returns H for the entries ``index`` (n, m) of the n ``rows`` of the
@@ -52,9 +85,10 @@ class Reduced:
         min_eigenvalue = torch.full_like(counts, torch.inf, dtype=h.dtype)
         for where, piece in self._pieces:
             min_eigenvalue[self.rows[where]] = piece.min_eigenvalue
-        self.min_eigenvalue = min_eigenvalue.view(count.shape)
+        low = min_eigenvalue.view(count.shape)
+        super().__init__(self._refined, lambda: low)
 
-    def __call__(self, v: Tensor) -> Tensor:
+    def _refined(self, v: Tensor) -> Tensor:
         """J v with one step of iterative refinement: the residual is at the rounding of v."""
         given = v.reshape(-1, v.shape[-1])[self.rows]
         part = torch.where(self.part, given.gather(-1, self.index), 0)
@@ -105,7 +139,7 @@ class _Piece:
         j.mul_(s.unsqueeze(-1)).mul_(s.unsqueeze(-2))
         self.min_eigenvalue = 1 / _norm(j)
         if decisions.rare("factorisation", lost):
-            self.min_eigenvalue[lost] = _least_eigenvalue(h[lost], part[lost])
+            self.min_eigenvalue[lost] = _surely_least(h[lost], part[lost])
             j[lost] = _pseudoinverse(h[lost], part[lost])
         self._h, self._j, self._part, self._count = h, j, part, count
 
@@ -157,31 +191,37 @@ def _norm(j: Tensor) -> Tensor:
     return j.square().sum(-1).sum(-1).sqrt()
 
 
-def _projected(h: Tensor, part: Tensor, away: Tensor | None = None) -> Tensor:
-    """P H P, P the orthogonal projection on {w : 1ᵀw = 0, w = 0 off S}, plus away (I − P)."""
-    on = part.to(h.dtype)
-    count = on.sum(-1, keepdim=True).clamp_min(1)
-    mean = h.sum(-1) / count
-    inside = on.unsqueeze(-1) * on.unsqueeze(-2)
-    total = (mean.sum(-1, keepdim=True) / count).unsqueeze(-1)
-    h = (h - mean.unsqueeze(-1) - mean.unsqueeze(-2) + total) * inside
-    if away is not None:
-        h = h + away * (torch.diag_embed(1 - on) + inside / count.unsqueeze(-1))
-    return h
+def _projected(h: Tensor, normal: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+    """P H P and I − P, P the orthogonal projection on {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
+    q = normal / rowwise.norm(normal).clamp_min(torch.finfo(h.dtype).tiny)
+    h = torch.where(part.unsqueeze(-1) & part.unsqueeze(-2), torch.nan_to_num(h), 0)
+    hq = rowwise.matvec(h, q)
+    cross, outer = q.unsqueeze(-1) * hq.unsqueeze(-2), q.unsqueeze(-1) * q.unsqueeze(-2)
+    h = h - (cross + cross.mT) + rowwise.dot(q, hq).unsqueeze(-1) * outer
+    return h, torch.diag_embed(1 - part.to(h.dtype)) + outer
 
 
-def _least_eigenvalue(h: Tensor, part: Tensor) -> Tensor:
+def least_eigenvalue(h: Tensor, normal: Tensor, part: Tensor) -> Tensor:
+    """The least eigenvalue of H along {w : ⟨normal, w⟩ = 0, w = 0 off S}, S = ``part``."""
+    size = rowwise.whole(h.shape[-1])
+    h, part = rowwise.square(h, size), rowwise.resized(part, size)
+    inside, outside = _projected(h, rowwise.resized(normal, size), part)
+    away = inside.abs().sum(-1).amax(-1)[..., None, None] + 1  # above every eigenvalue
+    low: Tensor = torch.linalg.eigvalsh(inside + away * outside)[..., 0]
+    return low
+
+
+def _surely_least(h: Tensor, part: Tensor) -> Tensor:
     """The least eigenvalue along the tangent space, or 0 where rounding hides its sign."""
     h = torch.nan_to_num(h)
-    size = h.abs().sum(-1).amax(-1)
-    low = torch.linalg.eigvalsh(_projected(h, part, (size + 1)[..., None, None]))[..., 0]
-    noise = 8 * torch.finfo(h.dtype).eps * part.sum(-1) * size
+    low = least_eigenvalue(h, part.to(h.dtype), part)
+    noise = 8 * torch.finfo(h.dtype).eps * part.sum(-1) * h.abs().sum(-1).amax(-1)
     return torch.where(low.abs() <= noise, 0, low)
 
 
 def _pseudoinverse(h: Tensor, part: Tensor) -> Tensor:
     """(P H P)⁺ on the directions of positive curvature, for rows in which J does not exist."""
-    low, vectors = torch.linalg.eigh(_projected(torch.nan_to_num(h), part))
+    low, vectors = torch.linalg.eigh(_projected(h, part.to(h.dtype), part)[0])
     noise = 64 * torch.finfo(h.dtype).eps * part.sum(-1, keepdim=True)
     noise = noise * low.abs().amax(-1, keepdim=True)
     kept = torch.where(low > noise, 1 / torch.where(low > noise, low, 1), 0)

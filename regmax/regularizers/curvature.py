@@ -14,10 +14,9 @@ All operations are differentiable, so a second backward differentiates the first
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,11 +24,28 @@ from torch import Tensor
 from ..kernels import decisions, rowwise, transforms
 from ..kernels.simplex import row_dot, tangent
 from . import conjugate_gradients, printing
-from .cholesky import Reduced
+from .cholesky import Inverse, Reduced, least_eigenvalue
+
+DENSE_LIMIT = 512
+"""Above this number of entries a curvature by autograd is matrix-free instead of dense."""
+CHUNK = 2**22
+"""Entries of the vectors that one product with a stack of vectors takes."""
+
+
+class Average(Protocol):
+    """P: the orthogonal projection that averages over groups of entries."""
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """P v."""
+
+    def matrix(self) -> Tensor:
+        """P, entry by entry."""
 
 
 class Curvature(ABC):
     """A symmetric matrix per row, for vectors of shape (*batch, d)."""
+
+    dtype: torch.dtype = torch.float32
 
     def __repr__(self) -> str:
         return printing.called(self, printing.arguments(self))
@@ -49,7 +65,7 @@ class Curvature(ABC):
     def inverse(self, support: Tensor) -> Inverse:
         """v ↦ J v without derivatives, and the bound of :meth:`min_eigenvalue`. A structure that
         can be factorised is factorised once."""
-        return Applied(self, support)
+        return Inverse(lambda v: self.jacobian(v, support), lambda: self.min_eigenvalue(support))
 
     @abstractmethod
     def averaged(self, average: Average) -> Curvature:
@@ -58,17 +74,17 @@ class Curvature(ABC):
 
     def scaled(self, c: float | Tensor) -> Curvature:
         """c H, c > 0: a number, or a tensor that broadcasts to (*batch, 1)."""
-        return MatrixFree(lambda v: c * self.matvec(v), _dtype(self))
+        return MatrixFree(lambda v: c * self.matvec(v), self.dtype)
 
     def plus(self, other: Curvature) -> Curvature:
         """The sum of two matrices, in the simplest structure that can represent it."""
         for one, rest in ((self, other), (other, self)):
             if isinstance(one, Diagonal):
                 return rest.plus_diagonal(one.h)
-        entries = _matrix(self), _matrix(other)
+        entries = _entries(self), _entries(other)
         if entries[0] is not None and entries[1] is not None:
             return Dense(entries[0] + entries[1])
-        return MatrixFree(lambda v: self.matvec(v) + other.matvec(v), _dtype(self))
+        return MatrixFree(lambda v: self.matvec(v) + other.matvec(v), self.dtype)
 
     @abstractmethod
     def min_eigenvalue(self, support: Tensor) -> Tensor:
@@ -77,61 +93,6 @@ class Curvature(ABC):
         Exact for dense (0 if rounding hides the sign), an estimate for matrix-free, a lower bound
         for the others; +inf where S has one element and so no such direction.
         """
-
-
-class Average(Protocol):
-    """P: the orthogonal projection that averages over groups of entries."""
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """P v."""
-
-    def matrix(self) -> Tensor:
-        """P, entry by entry."""
-
-
-class Inverse(Protocol):
-    """J on a support, as a function of v."""
-
-    @property
-    def min_eigenvalue(self) -> Tensor:
-        """A lower bound on the least curvature, one per row."""
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """J v."""
-
-
-class Applied:
-    """J of a curvature that needs no factorisation."""
-
-    def __init__(self, curvature: Curvature, support: Tensor) -> None:
-        self._curvature, self._support = curvature, support
-
-    @functools.cached_property
-    def min_eigenvalue(self) -> Tensor:
-        return self._curvature.min_eigenvalue(self._support)
-
-    def __call__(self, v: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._curvature.jacobian(v, self._support)
-
-
-class Later:
-    """J, factorised on first use."""
-
-    def __init__(self, make: Callable[[], Inverse]) -> None:
-        self._make = make
-
-    @functools.cached_property
-    def _inverse(self) -> Inverse:
-        with torch.no_grad():
-            return self._make()
-
-    @property
-    def min_eigenvalue(self) -> Tensor:
-        return self._inverse.min_eigenvalue
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self._inverse(v)
 
 
 def _single(support: Tensor) -> Tensor:
@@ -147,7 +108,7 @@ class Diagonal(Curvature):
     """H = diag(h)."""
 
     def __init__(self, h: Tensor) -> None:
-        self.h = h
+        self.h, self.dtype = h, h.dtype
 
     def matvec(self, v: Tensor) -> Tensor:
         return self.h * v
@@ -191,7 +152,7 @@ class DiagonalPlusRankOne(Curvature):
     """H = diag(h) + c u uᵀ, c ≥ 0: a number, or a tensor that broadcasts to (*batch, 1)."""
 
     def __init__(self, h: Tensor, u: Tensor, c: float | Tensor = 1.0) -> None:
-        self.h, self.u, self.c = h, u, c
+        self.h, self.u, self.c, self.dtype = h, u, c, h.dtype
 
     def matvec(self, v: Tensor) -> Tensor:
         return self.h * v + self.c * self.u * row_dot(self.u, v)
@@ -217,36 +178,50 @@ class DiagonalPlusRankOne(Curvature):
 
 
 class Dense(Curvature):
-    """H given entry by entry, shape (*batch, d, d)."""
+    """H given entry by entry: ``matrix`` (*batch, d, d), or (d, d) for all rows, plus
+    diag(``diagonal``) of each row if that is given."""
 
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
+    def __init__(self, matrix: Tensor, diagonal: Tensor | None = None) -> None:
+        self.matrix, self.diagonal, self.dtype = matrix, diagonal, matrix.dtype
+
+    def entries(self) -> Tensor:
+        """All entries of H."""
+        return self.matrix if self.diagonal is None else self.matrix + self.diagonal.diag_embed()
 
     def matvec(self, v: Tensor) -> Tensor:
-        return rowwise.matvec(self.matrix, v)
+        hv = rowwise.matvec(self.matrix, v)
+        return hv if self.diagonal is None else hv + self.diagonal * v
+
+    def plus_diagonal(self, t: Tensor) -> Curvature:
+        t = t.expand(torch.broadcast_shapes(self.matrix.shape[:-1], t.shape))
+        return Dense(self.matrix, t if self.diagonal is None else self.diagonal + t)
+
+    def scaled(self, c: float | Tensor) -> Curvature:
+        each = c.unsqueeze(-1) if isinstance(c, Tensor) and c.ndim else c
+        return Dense(each * self.matrix, None if self.diagonal is None else c * self.diagonal)
 
     def block(self, rows: Tensor, index: Tensor) -> Tensor:
         """The entries ``index`` (n, m) of the matrices of ``rows`` (n,): (n, m, m)."""
         d = self.matrix.shape[-1]
+        along, across = index.unsqueeze(-1), index.unsqueeze(-2)
         if self.matrix.ndim == 2:
-            return self.matrix[index.unsqueeze(-1), index.unsqueeze(-2)]
-        full = self.matrix.reshape(-1, d, d)
-        return full[rows[:, None, None], index.unsqueeze(-1), index.unsqueeze(-2)]
+            h = self.matrix[along, across]
+        else:
+            h = self.matrix.reshape(-1, d, d)[rows[:, None, None], along, across]
+        if self.diagonal is not None:
+            own = self.diagonal
+            own = own[index] if own.ndim == 1 else own.reshape(-1, d)[rows].gather(-1, index)
+            h.diagonal(dim1=-2, dim2=-1).add_(own)
+        return h
 
     def inverse(self, support: Tensor) -> Inverse:
         return Reduced(self.block, support)
-
-    def plus_diagonal(self, t: Tensor) -> Curvature:
-        return Dense(self.matrix + torch.diag_embed(t.expand(self.matrix.shape[:-1])))
-
-    def scaled(self, c: float | Tensor) -> Curvature:
-        return Dense((c * torch.ones_like(self.matrix[..., 0])).unsqueeze(-1) * self.matrix)
 
     def averaged(self, average: Average) -> Curvature:
         # PHP + I − P
         p = average.matrix()
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
-        return Dense(rowwise.matmul(rowwise.matmul(p, self.matrix), p) + eye - p)
+        return Dense(rowwise.matmul(rowwise.matmul(p, self.entries()), p) + eye - p)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
         # [[H_SS, 1], [1ᵀ, 0]] (w, τ) = (v_S, 0), with the identity off S
@@ -262,13 +237,13 @@ class Dense(Curvature):
     def min_eigenvalue(self, support: Tensor) -> Tensor:
         h = torch.nan_to_num(self._on(support))
         eps = torch.finfo(h.dtype).eps
-        low = _least_eigenvalue(h, support.to(h.dtype), support)
+        low = least_eigenvalue(h, support.to(h.dtype), support)
         # its sign from D^(−½) H D^(−½), D the diagonal of H: the same sign by Sylvester's law of
         # inertia, and correct where rounding of entries of very different size hides that of H
         diagonal = h.diagonal(dim1=-2, dim2=-1)
         scale = torch.where(diagonal > 0, torch.where(diagonal > 0, diagonal, 1).rsqrt(), 1)
         scaled = h * scale.unsqueeze(-1) * scale.unsqueeze(-2)
-        sign = _least_eigenvalue(scaled, torch.where(support, scale, 0), support)
+        sign = least_eigenvalue(scaled, torch.where(support, scale, 0), support)
         noise = 8 * eps * h.abs().sum(-1).amax(-1)
         low = torch.where(sign > 8 * eps * h.shape[-1], torch.maximum(low, noise), low)
         low = torch.where(sign.abs() <= 8 * eps * h.shape[-1], 0, low)
@@ -276,20 +251,13 @@ class Dense(Curvature):
 
     def _on(self, support: Tensor) -> Tensor:
         """H_SS, with zeros elsewhere (where H may be infinite)."""
-        return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.matrix, 0)
+        return torch.where(support.unsqueeze(-1) & support.unsqueeze(-2), self.entries(), 0)
 
 
-def _matrix(a: Curvature) -> Tensor | None:
+def _entries(a: Curvature) -> Tensor | None:
     if isinstance(a, DiagonalPlusRankOne) and a.h.shape[-1] <= DENSE_LIMIT:
         return (a.c * a.u).unsqueeze(-1) * a.u.unsqueeze(-2) + torch.diag_embed(a.h)
-    return a.matrix if isinstance(a, Dense) else None
-
-
-def _dtype(a: Curvature) -> torch.dtype:
-    entries = a.h if isinstance(a, Diagonal | DiagonalPlusRankOne) else None
-    entries = a.matrix if isinstance(a, Dense) else entries
-    dtype: torch.dtype = getattr(a, "dtype", torch.float32) if entries is None else entries.dtype
-    return dtype
+    return a.entries() if isinstance(a, Dense) else None
 
 
 def _solve(a: Tensor, b: Tensor) -> Tensor:
@@ -310,62 +278,71 @@ def _solve(a: Tensor, b: Tensor) -> Tensor:
     return found[..., : b.shape[-1]]
 
 
-def _least_eigenvalue(h: Tensor, normal: Tensor, support: Tensor) -> Tensor:
-    """The smallest eigenvalue of h, which is 0 off S, along {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
-    size = rowwise.whole(h.shape[-1])
-    q = normal / rowwise.norm(normal).clamp_min(torch.finfo(h.dtype).tiny)
-    h, q = rowwise.square(h, size), rowwise.resized(q, size)
-    off = 1 - rowwise.resized(support.to(h.dtype), size)
-    away = h.abs().sum(-1).amax(-1)[..., None, None] + 1  # above every eigenvalue of h
-    hq = rowwise.matvec(h, q)
-    # P H P + away (I − P), P = I_S − qqᵀ
-    cross = q.unsqueeze(-1) * hq.unsqueeze(-2)
-    qq = q.unsqueeze(-1) * q.unsqueeze(-2)
-    h = h - (cross + cross.mT) + (rowwise.dot(q, hq).unsqueeze(-1) + away) * qq
-    low: Tensor = torch.linalg.eigvalsh(h + away * torch.diag_embed(off))[..., 0]
-    return low
-
-
 class MatrixFree(Curvature):
     """H given by its product with a vector; systems are solved by conjugate gradients.
 
     ``product`` maps v to H v, both of shape (*batch, d) and of ``dtype``. Derivatives of
     ``jacobian`` are exact up to the second order (those of Π_Ω up to the third): two refinement
     steps, of value zero, carry them.
+
+    ``like``: a tensor (*batch, d), if ``product`` also takes a stack of vectors (n, *batch, d). A
+    block of m entries of H then costs m products: where a support has at most ``DENSE_LIMIT``
+    entries, its block is factorised instead, and ``jacobian`` has no derivatives.
     """
 
-    def __init__(self, product: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
-        self.product, self.dtype = product, dtype
+    def __init__(
+        self,
+        product: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+        like: Tensor | None = None,
+    ) -> None:
+        self.product, self.dtype, self.like = product, dtype, like
         self._scale: Tensor | None = None
-
-    def _scaling(self, support: Tensor) -> Tensor:
-        if self._scale is None:
-            with torch.no_grad():
-                like = torch.zeros(support.shape, dtype=self.dtype, device=support.device)
-                self._scale = conjugate_gradients.scaling(self.product, like)
-        return self._scale
 
     def matvec(self, v: Tensor) -> Tensor:
         return self.product(v)
 
     def plus_diagonal(self, t: Tensor) -> Curvature:
-        return MatrixFree(lambda v: self.product(v) + t * v, self.dtype)
+        return MatrixFree(lambda v: self.product(v) + t * v, self.dtype, self.like)
 
     def averaged(self, average: Average) -> Curvature:
+        if self.like is not None and self.like.shape[-1] <= DENSE_LIMIT:
+            return self.dense(self.like).averaged(average)
         return MatrixFree(lambda v: average(self.product(average(v))) + v - average(v), self.dtype)
 
     def jacobian(self, v: Tensor, support: Tensor) -> Tensor:
-        with torch.no_grad():
-            scale = self._scaling(support)
-            w, _ = conjugate_gradients.solve(self.product, v, support, scale)
+        if transforms.under_transform((v,)) or transforms.dual_level():
+            if v.shape[-1] > DENSE_LIMIT:
+                raise NotImplementedError(
+                    "transforms of torch.func, forward mode and compile need Ω to declare its "
+                    "curvature (not by products alone), or separable=True, above "
+                    f"d = {DENSE_LIMIT}; got d = {v.shape[-1]}"
+                )
+            return self.dense(v).jacobian(v, support)
+        if self.like is not None:
+            return self.inverse(support)(v)
+        w = self._solution(v, support)
         if not torch.is_grad_enabled():
             return w
         for _ in range(2):  # w = w + J (v − H w): zero in value, exact in derivative
             residual = v - self.product(w)
-            w = w + _self_adjoint(residual - residual.detach(), self.product, support, scale)
+            w = w + self._change(residual - residual.detach(), support)
         return w
 
+    def inverse(self, support: Tensor) -> Inverse:
+        if self.like is None:
+            return super().inverse(support)
+        if support.shape[-1] <= DENSE_LIMIT:
+            return Reduced(self.block, support)
+        large = support.sum(-1, keepdim=True) > DENSE_LIMIT
+        if not decisions.usual("large support", large):
+            return Reduced(self.block, support)
+        free = MatrixFree(self.product, self.dtype).inverse(support & large)
+        return Inverse.by_row(large, free, Reduced(self.block, support & ~large))
+
     def min_eigenvalue(self, support: Tensor) -> Tensor:
+        if self.like is not None:
+            return self.inverse(support).min_eigenvalue
         # Power iteration for the largest eigenvalue of J on the tangent space. It approaches from
         # below, so half of the inverse is taken.
         with torch.no_grad():
@@ -383,33 +360,56 @@ class MatrixFree(Curvature):
             low = torch.where(least > 0, 0.5 / norm, least)
             return torch.where(_single(support), torch.inf, low)
 
+    def dense(self, at: Tensor) -> Dense:
+        """All entries, by products with unit vectors like ``at`` (*batch, d)."""
+        d = at.shape[-1]
+        eye = torch.eye(d, dtype=at.dtype, device=at.device)
+        if self.like is None:
+            return Dense(torch.stack([self.product(unit.expand_as(at)) for unit in eye], -1))
+        units = eye.view(d, *(1,) * (at.ndim - 1), d).expand(d, *at.shape)
+        return Dense(self.product(units).movedim(0, -1))
 
-class _SelfAdjoint(torch.autograd.Function):
-    """v ↦ J v for a fixed symmetric J. The map is linear and self-adjoint, so it is its own
-    vector–Jacobian product."""
+    def block(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The entries ``index`` (n, m) of the matrices of ``rows`` (n,): (n, m, m)."""
+        like = self.like
+        assert like is not None
+        if not len(rows):
+            return like.new_zeros(0, index.shape[-1], index.shape[-1])
+        d = like.shape[-1]
+        places = torch.zeros(
+            like.numel() // d, index.shape[-1], dtype=index.dtype, device=index.device
+        ).index_copy(0, rows, index)
+        columns = []
+        for some in places.T.split(max(1, CHUNK // max(like.numel(), 1))):
+            shape = (len(some), len(places), d)
+            units = torch.zeros(shape, dtype=like.dtype, device=index.device)
+            units = units.scatter_(-1, some.unsqueeze(-1), 1)
+            found = self.product(units.view(len(some), *like.shape))
+            found = found.reshape(len(some), -1, d)[:, rows]
+            columns.append(found.gather(-1, index.expand(len(some), *index.shape)))
+        h = torch.cat(columns).movedim(0, -1)
+        h = (h + h.mT) / 2
+        return h
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        v: Tensor,
-        product: Callable[[Tensor], Tensor],
-        support: Tensor,
-        scale: Tensor,
-    ) -> Tensor:
-        ctx.product, ctx.support, ctx.scale = product, support, scale
-        return conjugate_gradients.solve(product, v, support, scale)[0]
+    def _scaling(self, support: Tensor) -> Tensor:
+        if self._scale is None:
+            with torch.no_grad():
+                like = torch.zeros(support.shape, dtype=self.dtype, device=support.device)
+                self._scale = conjugate_gradients.scaling(self.product, like)
+        return self._scale
 
-    @staticmethod
-    def backward(ctx: Any, u: Tensor) -> tuple[Tensor, None, None, None]:
-        return _self_adjoint(u, ctx.product, ctx.support, ctx.scale), None, None, None
+    def _solution(self, v: Tensor, support: Tensor) -> Tensor:
+        """J v, without derivatives."""
+        with torch.no_grad():
+            scale = self._scaling(support)
+            return conjugate_gradients.solve(self.product, v, support, scale)[0]
 
-
-def _self_adjoint(
-    v: Tensor, product: Callable[[Tensor], Tensor], support: Tensor, scale: Tensor
-) -> Tensor:
-    out: Tensor = _SelfAdjoint.apply(v, product, support, scale)  # type: ignore[no-untyped-call]
-    return out
-
-
-DENSE_LIMIT = 512
-"""Above this d a curvature by autograd is matrix-free instead of dense."""
+    def _change(self, v: Tensor, support: Tensor) -> Tensor:
+        """J v for a fixed J, with derivatives in v: J is symmetric, so that its vector–Jacobian
+        product is v ↦ J v again."""
+        w = self._solution(v, support)
+        if torch.is_grad_enabled() and v.requires_grad:
+            change = v - v.detach()
+            change.register_hook(lambda g: None if g is None else self._change(g, support))
+            w = w + change
+        return w

@@ -15,11 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import arguments, formulas
+from . import arguments
 from .curvature import Curvature
 from .penalty import Penalized, Penalty
-from .printing import show
+from .printing import latex_product, show
 from .regularizer import Regularizer, common_entries, per_row
+
+
+def _of(part: str, name: str) -> Any:
+    """The declared property ``name`` of a part of the expression."""
+    return property(lambda self: getattr(getattr(self, part), name))
 
 
 class Scaled(Regularizer):
@@ -35,21 +40,10 @@ class Scaled(Regularizer):
     def __init__(self, base: Regularizer, c: float | Tensor) -> None:
         self.base, self.c = base, self.checked("c", c)
 
-    @property
-    def permutation_invariant(self) -> bool:  # type: ignore[override]
-        return self.base.permutation_invariant
-
-    @property
-    def separable(self) -> bool | None:  # type: ignore[override]
-        return self.base.separable
-
-    @property
-    def ignores_zeros(self) -> bool:  # type: ignore[override]
-        return self.base.ignores_zeros
-
-    @property
-    def entries(self) -> int | None:  # type: ignore[override]
-        return self.base.entries
+    permutation_invariant = _of("base", "permutation_invariant")
+    separable = _of("base", "separable")
+    ignores_zeros = _of("base", "ignores_zeros")
+    entries = _of("base", "entries")
 
     def value(self, y: Tensor) -> Tensor:
         scaled: Tensor = self.per_row("c") * self.base.value(y)
@@ -101,7 +95,7 @@ class Scaled(Regularizer):
         return f"{show(self.c)}*{_factor_of(self.base)}"
 
     def _latex(self) -> str:
-        return formulas.product("c", self.c, self.base._latex())
+        return latex_product("c", self.c, self.base._latex())
 
 
 class Sum(Regularizer):
@@ -193,17 +187,9 @@ class ScaledPenalty(Penalty):
         self.penalty = penalty
         self.lam = arguments.hyperparameter("lam", lam, *self.ranges["lam"])
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.penalty.name
-
-    @property
-    def lovasz(self) -> bool:  # type: ignore[override]
-        return self.penalty.lovasz
-
-    @property
-    def entries(self) -> int | None:  # type: ignore[override]
-        return self.penalty.entries
+    name = _of("penalty", "name")
+    lovasz = _of("penalty", "lovasz")
+    entries = _of("penalty", "entries")
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         scaled: Tensor = per_row(self.lam) * self.penalty.value(y, mask)
@@ -236,7 +222,7 @@ class ScaledPenalty(Penalty):
         return f"{show(self.lam)}*{_factor_of(self.penalty)}"
 
     def _latex(self) -> str:
-        return formulas.product("lam", self.lam, self.penalty._latex())
+        return latex_product("lam", self.lam, self.penalty._latex())
 
 
 def _factor_of(item: Regularizer | Penalty) -> str:
@@ -248,17 +234,3 @@ def _larger(a: float | Tensor, b: float | Tensor) -> float | Tensor:
     if isinstance(a, Tensor):
         return torch.maximum(a, torch.as_tensor(b, dtype=a.dtype, device=a.device))
     return _larger(b, a) if isinstance(b, Tensor) else max(a, b)
-
-
-def unscaled(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
-    """The innermost Ω and its γ, by Π_{cΩ,γ} = Π_{Ω,cγ}."""
-    while isinstance(omega, Scaled):
-        omega, gamma = omega.base, gamma * omega.c
-    return omega, gamma
-
-
-def unweighted(penalty: Penalty, weight: Any) -> tuple[Penalty, Any]:
-    """The innermost penalty and its weight."""
-    while isinstance(penalty, ScaledPenalty):
-        penalty, weight = penalty.penalty, weight * penalty.lam
-    return penalty, weight

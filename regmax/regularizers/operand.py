@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from . import formulas, printing
+from . import printing
 
 
 class _Arguments:
@@ -85,7 +85,7 @@ class Operand(nn.Module):
 
     def _latex(self) -> str:
         """The value at y in LaTeX."""
-        return formulas.leaf(self)
+        return printing.latex(self)
 
     def _repr_latex_(self) -> str:
         return rf"$\displaystyle {self._symbol}(y) = {self._latex()}$"

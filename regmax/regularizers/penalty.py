@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -23,10 +23,9 @@ from torch import Tensor
 
 from ..kernels import Kernel, ProxKernel, transforms
 from ..kernels.products import evaluated
-from . import formulas
 from .errors import RegularizerError
 from .operand import Operand
-from .printing import show
+from .printing import latex_product, show
 from .regularizer import Regularizer, common_entries, copied, like
 
 
@@ -292,7 +291,7 @@ class Penalized(Regularizer):
         return f"{self.base!r} + {weight}{inner}"
 
     def _latex(self) -> str:
-        penalty = formulas.product("lam", self.lam, self.penalty._latex())
+        penalty = latex_product("lam", self.lam, self.penalty._latex())
         return f"{self.base._latex()} + {penalty}"
 
     @property
@@ -308,21 +307,6 @@ def averaged(penalty: Penalty, v: Tensor, y: Tensor, mask: Tensor | None) -> Ten
     return like(penalty.average(v, y, mask), v, f"{type(penalty).__name__}.average")
 
 
-def names_of(omega: Regularizer) -> tuple[str, ...]:
-    """The hyperparameters that a kernel of Ω takes, in their order: its own, then with a penalty
-    those of the base."""
-    names = tuple(omega.hyperparameters or ())
-    if isinstance(omega, Penalized):
-        names += tuple(f"base.{name}" for name in omega.base.hyperparameters or ())
-    return names
-
-
-def held(omega: Regularizer, name: str) -> Any:
-    """The hyperparameter of this name, as :func:`names_of` gives it."""
-    inside, _, last = name.rpartition(".")
-    return getattr(omega.base if inside else omega, last)
-
-
 def who(omega: Regularizer) -> str:
     """The names of the classes in the expression Ω."""
     if type(omega) is not Penalized:
@@ -330,25 +314,13 @@ def who(omega: Regularizer) -> str:
     return f"{who(omega.base)} + {omega.penalty.name or omega.penalty}"
 
 
-def unpenalized(omega: Regularizer) -> Regularizer:
-    """Ω, or its base if the penalty's weight is the float 0: equal entries then form no group.
-
-    If the weight is a tensor that is 0, the penalty and its groups stay: λ has a derivative, and
-    all derivatives are limits of those for λ > 0.
-    """
-    if not (isinstance(omega, Penalized) and omega.exact and _is_zero(omega.lam)):
-        return omega
-    redefined = any(getattr(type(omega), k) is not getattr(Penalized, k) for k in DEFINED)
-    learns = any(name.startswith("penalty.") for name in omega.tensors())
-    return omega if redefined or learns else omega.base
-
-
 DEFINED = ("value", "masked_value", "grad", "curvature", "composed")
 """A subclass of :class:`Penalized` that redefines one of these methods is not base + λR."""
 
 
-def _is_zero(lam: float | Tensor) -> bool:
-    return not isinstance(lam, Tensor) and lam == 0
+def redefined(cls: type[Penalized], methods: Iterable[str] = DEFINED) -> str | None:
+    """The first of the ``methods`` that a subclass of :class:`Penalized` redefines."""
+    return next((k for k in methods if getattr(cls, k) is not getattr(Penalized, k)), None)
 
 
 def structured(omega: Regularizer) -> TypeGuard[Penalized]:

@@ -1,18 +1,20 @@
-"""Objects are printed as Python expressions that recreate them.
+"""What an Ω prints: the Python expression that recreates it, and its formula in LaTeX.
 
 ``eval(repr(omega))`` is Ω again if its classes and ``torch`` are imported. Numbers keep all of
 their digits. A tensor or sequence of more than 64 entries, or a tensor without numbers (on the meta
 device, under a tracer), is only described, in angle brackets. A tensor computed from others is
 printed as its value. ``str(omega)`` is the formula: a tensor of one entry is printed as a number, a
-larger one as its shape.
+larger one as its shape. Notebooks show the formula in LaTeX.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
+import string
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,29 +25,32 @@ from ..kernels import transforms
 from ..kernels.wrappers import kind
 
 LIMIT = 64
+Namer = Callable[[type], str]
 _short = ContextVar("regmax_short", default=False)
-_whole: ContextVar[Callable[[type], str] | None] = ContextVar("regmax_whole", default=None)
+_whole: ContextVar[Namer | None] = ContextVar("regmax_whole", default=None)
 
 
 @contextmanager
-def short() -> Iterator[None]:
-    """Inside, tensors are printed as in ``str``."""
-    token = _short.set(True)
+def _within(style: ContextVar[Any], item: Any) -> Iterator[None]:
+    token = style.set(item)
     try:
         yield
     finally:
-        _short.reset(token)
+        style.reset(token)
 
 
-@contextmanager
-def whole(name: Callable[[type], str] = lambda cls: cls.__name__) -> Iterator[None]:
+def short() -> AbstractContextManager[None]:
+    """Inside, tensors are printed as in ``str``."""
+    return _within(_short, True)
+
+
+def whole(name: Namer = lambda cls: cls.__name__) -> AbstractContextManager[None]:
     """Inside, all entries are printed, and the text does not depend on the device or the default
     dtype: for files. ``name`` names the classes."""
-    token = _whole.set(name)
-    try:
-        yield
-    finally:
-        _whole.reset(token)
+    return _within(_whole, name)
+
+
+# -- expressions -----------------------------------------------------------------------------------
 
 
 @functools.singledispatch
@@ -140,3 +145,59 @@ def arguments(item: Any, always: Iterable[str] = ()) -> list[str]:
             if value is not missing and name not in methods
         }
     )
+
+
+# -- LaTeX -----------------------------------------------------------------------------------------
+
+_GREEK = re.compile(
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|psi"
+)
+
+
+def latex(item: Any) -> str:
+    """The ``formula`` of a regularizer or penalty with its hyperparameters in place of ``$name``;
+    without one, its name and hyperparameters."""
+    names = item.hyperparameters or ()
+    values = {name: _number(name, getattr(item, name)) for name in names}
+    if isinstance(item.formula, str) and item.formula:
+        return string.Template(item.formula).safe_substitute(values)
+    given = [rf"{_symbol(name)} = {value}" for name, value in values.items()]
+    return rf"{_upright(type(item).__name__)}({', '.join(['y', *given])})"
+
+
+def _number(name: str, value: Any) -> str:
+    """A number; the symbol of ``name`` for a tensor of several, or without numbers."""
+    with short():
+        text = show(value)
+    try:
+        mantissa, e, exponent = f"{float(text):g}".partition("e")
+    except ValueError:
+        return _symbol(name)
+    return rf"{mantissa} \cdot 10^{{{int(exponent)}}}" if e else mantissa
+
+
+def _symbol(name: str) -> str:
+    r"""``\alpha`` for alpha, ``\lambda`` for lam."""
+    name = "lambda" if name == "lam" else name
+    if _GREEK.fullmatch(name):
+        return f"\\{name}"
+    return name if len(name) == 1 else _upright(name)
+
+
+def _upright(name: str) -> str:
+    escaped = name.replace("_", r"\_")
+    return rf"\mathrm{{{escaped}}}"
+
+
+def _factor(text: str) -> str:
+    """A formula as a factor, in parentheses if it is a sum."""
+    flat, inside = text, r"\{[^{}]*\}|\([^()]*\)|\\lvert[^{}()]*\\rvert"
+    while (outside := re.sub(inside, "", flat)) != flat:
+        flat = outside
+    return rf"\left({text}\right)" if re.search(r"[+-]", flat) else text
+
+
+def latex_product(name: str, value: Any, text: str) -> str:
+    """value · text."""
+    times = _number(name, value)
+    return text if times == "1" else rf"{times}\, {_factor(text)}"

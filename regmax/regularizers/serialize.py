@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from . import printing
 from .errors import clipped, told
-from .expressions import Scaled, ScaledPenalty, Sum
-from .penalty import Penalized, Penalty
+from .expressions import Sum
+from .identity import PARTS, attribute, form, held_tensors, is_value
+from .penalty import Penalty
 from .registry import instance, registry
 from .regularizer import Regularizer, frozen
 
@@ -53,7 +54,7 @@ def known(*further: type[Any]) -> dict[str, Any]:
         if text.rpartition(".")[0]:
             name = text.rpartition(".")[2]
             others[name] = cls if others.get(name, cls) is cls else None
-    found |= {cls.__name__: cls for cls in (*further, Sum, *_PARTS)}
+    found |= {cls.__name__: cls for cls in (*further, Sum, *PARTS)}
     found |= {"torch.tensor": torch.tensor, "torch.nn.Parameter": nn.Parameter}
     return found | {name: cls for name, cls in others.items() if name not in found}
 
@@ -164,52 +165,9 @@ def offered(first: str, name: str, /, *given: Any, **hyper: Any) -> Any:
 
 # -- recorded graphs -------------------------------------------------------------------------------
 
-# the arguments that are expressions, of each class of the algebra but Sum
-_PARTS: dict[Any, tuple[str, ...]] = {
-    Scaled: ("base",),
-    ScaledPenalty: ("penalty",),
-    Penalized: ("base", "penalty"),
-}
 _KNOWN: dict[tuple[Any, ...], Penalty] = {}
 """Penalties of plain arguments, by class and arguments. A penalty made again under a tracer would
 hold the tracer's tensors, in its graph for instance."""
-
-
-def form(part: Any) -> tuple[Any, ...]:
-    """The form that determines the text: the classes of the expression and, for each registered
-    one, the names of its tensors and of the arguments that are not plain values.
-
-    Dynamo traces this function, so that layers of one form share one graph.
-    """
-    cls = type(part)
-    if cls is Sum:
-        return (cls, *[form(term) for term in part.terms])
-    if cls in _PARTS:
-        return (cls, *[form(getattr(part, name)) for name in _PARTS[cls]])
-    held = _held(part)
-    odd = [k for k in cls.arguments if k not in held and not _is_plain(getattr(part, k, None))]
-    return cls, tuple(held), tuple(odd)
-
-
-def _held(part: nn.Module) -> list[str]:
-    """The names of the tensors inside a part, dotted for those in submodules."""
-    direct = [*part.__dict__.items(), *part._parameters.items(), *part._buffers.items()]
-    nested = [f"{key}.{name}" for key, module in part.named_children() for name in _held(module)]
-    return [key for key, item in direct if isinstance(item, Tensor)] + nested
-
-
-def _is_plain(item: Any) -> bool:
-    if isinstance(item, tuple):
-        return all(map(_is_plain, item))
-    return isinstance(item, bool | int | float | str)
-
-
-def remembered(form: tuple[Any, ...]) -> bool:
-    """Whether a part is a penalty of plain arguments, which ``text_of`` stores."""
-    cls, *inner = form
-    if cls is Sum or cls in _PARTS:
-        return any(remembered(part) for part in inner)
-    return issubclass(cls, Penalty) and cls.arguments != inner[0]
 
 
 def text(form: tuple[Any, ...]) -> tuple[str, list[str]]:
@@ -228,7 +186,7 @@ def text_of(omega: Regularizer) -> tuple[str, list[str]]:
     """The ``text`` of Ω."""
     found = text(form(omega))
     for part in omega.modules():
-        if isinstance(part, Penalty) and type(part) not in _PARTS and not _held(part):
+        if isinstance(part, Penalty) and type(part) not in PARTS and not held_tensors(part):
             _KNOWN[(type(part), *(getattr(part, k) for k in part.arguments))] = frozen(part)
     return found
 
@@ -264,7 +222,7 @@ def _written(form: tuple[Any, ...], shown: Callable[[str], str], prefix: str = "
     if cls is Sum:
         terms = [_written(part, shown, f"{prefix}terms.{i}.") for i, part in enumerate(inner)]
         return f"Sum({', '.join(terms)})"
-    parts = dict(zip(_PARTS.get(cls, ()), inner, strict=False))
+    parts = dict(zip(PARTS.get(cls, ()), inner, strict=False))
     if not parts:
         _check(cls, *inner)
     items = [
@@ -290,13 +248,6 @@ def _check(cls: Any, held: tuple[str, ...], odd: tuple[str, ...]) -> None:
         )
 
 
-def attribute(omega: Any, name: str) -> Any:
-    """The attribute of a dotted name."""
-    for key in name.split("."):
-        omega = omega[int(key)] if key.isdigit() else getattr(omega, key)
-    return omega
-
-
 def made(text: str, values: Sequence[Any] = ()) -> Any:
     """What a graph's text means, ``values`` in the place of ``_0``, ``_1``, …"""
     names = known()
@@ -310,7 +261,7 @@ def made(text: str, values: Sequence[Any] = ()) -> Any:
 
 def _stored(cls: type[Penalty], **arguments: Any) -> Penalty:
     key = (cls, *arguments.values())
-    return _KNOWN[key] if _is_plain(key[1:]) and key in _KNOWN else cls(**arguments)
+    return _KNOWN[key] if is_value(key[1:]) and key in _KNOWN else cls(**arguments)
 
 
 def _unseen(*size: int) -> Tensor:

@@ -13,7 +13,7 @@ from devices import need_triton
 
 import regmax
 from regmax.mapping.methods import base, traced
-from regmax.mapping.methods.identity import state
+from regmax.regularizers.identity import state
 
 pytest.importorskip("numba")
 from regmax.kernels.generated import Unknown, entrywise

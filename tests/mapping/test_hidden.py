@@ -10,7 +10,7 @@ from torch import nn
 
 import regmax
 from regmax import RegularizedMax, Regularizer
-from regmax.mapping.methods.identity import may_hide_tensors
+from regmax.regularizers.identity import may_hide_tensors
 
 F64 = torch.float64
 

@@ -288,6 +288,27 @@ def test_curvature_is_differentiable(kind):
     assert gradgradcheck(f, (v, theta))
 
 
+class ByProducts(Quadratic):
+    """A curvature that is declared by its products alone."""
+
+    def curvature(self, y):
+        return MatrixFree(lambda v: v @ self.q + 2 * y * v, y.dtype)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_transforms_of_a_curvature_by_products():
+    def transformed(omega):
+        layer = RegularizedMax(omega)
+        (_, second) = torch.func.jvp(
+            torch.func.grad(lambda x: layer(x).pow(3).sum()), (x,), (x.square(),)
+        )
+        return torch.func.vmap(torch.func.hessian(lambda x: layer(x).pow(3).sum()))(x), second
+
+    q, x = spd(4), 0.4 * random(2, 4, seed=3)
+    for a, b in zip(transformed(ByProducts(q)), transformed(Quadratic(q)), strict=True):
+        assert torch.allclose(a, b, atol=1e-9)
+
+
 class Hiding(type(regmax.penalty("owl", weights=[3.0, 2.0, 1.0]))):
     """Ordered weights in a dict."""
 

@@ -16,7 +16,8 @@ from ...optimality.jacobian import (
     jacobian_product,
     movable,
 )
-from ...regularizers.penalty import names_of, penalty_of, smooth_part
+from ...regularizers.identity import names_of
+from ...regularizers.penalty import penalty_of, smooth_part
 from ...regularizers.regularizer import Regularizer
 from ..rows import HALF, flat, numbered
 

@@ -17,14 +17,14 @@ from ...kernels import Kernel, asked, transforms, wrappers
 from ...kernels.base import Hyper
 from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
-from ...regularizers.penalty import Penalized, names_of, unpenalized, who
+from ...regularizers.identity import by_value, names_of, plain, unpenalized
+from ...regularizers.penalty import Penalized, who
 from ...regularizers.regularizer import Regularizer
 from .. import kinks
 from ..rows import HALF, Rows
 from . import from_value
 from .base import METHODS, Method, Missed, laid_out, method, remember
 from .closed_form import Computed, check_composed, compute
-from .identity import by_value, plain
 from .kernel import (
     after_prox,
     bare,

@@ -18,7 +18,7 @@ from ...optimality.jacobian import (
     tied_products,
 )
 from ...regularizers.errors import RegularizerError
-from ...regularizers.expressions import unscaled, unweighted
+from ...regularizers.identity import unscaled, unweighted
 from ...regularizers.penalty import Penalized, penalty_of, smooth_part, who
 from ...regularizers.regularizer import Regularizer, frozen
 from .. import kinks

@@ -1,9 +1,9 @@
 """Π_Ω by a kernel that is made of the value of Ω (:mod:`regmax.kernels.generated`).
 
-A kernel belongs to all Ω of the same :func:`~.identity.state`. When it is made, the solver computes
-some rows with all of its checks of Ω, and the kernel must agree with it and with the derivatives of
-the value. At every call the kernel certifies each row, the value of Ω is compared with the traced
-one in some rows, and the solver computes what was not certified.
+A kernel belongs to all Ω of the same :func:`~regmax.regularizers.identity.state`. When it is made,
+the solver computes some rows with all of its checks of Ω, and the kernel must agree with it and
+with the derivatives of the value. At every call the kernel certifies each row, the value of Ω is
+compared with the traced one in some rows, and the solver computes what was not certified.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.arguments import DTYPES
 from ...regularizers.errors import RegularizerError
+from ...regularizers.identity import by_value, state
 from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
 from .closed_form import has_formula
-from .identity import by_value, state
 from .solver import Forward, Settings, by_solver, sampled
 from .traced import (
     Fixed,

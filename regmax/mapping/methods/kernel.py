@@ -10,12 +10,18 @@ from torch import Tensor
 
 from ...kernels import Kernel, ProxKernel, asked
 from ...regularizers import arguments
-from ...regularizers.expressions import unscaled, unweighted
-from ...regularizers.penalty import Penalized, Penalty, held, names_of
+from ...regularizers.identity import (
+    attribute,
+    names_of,
+    plain,
+    trusted,
+    unscaled,
+    unweighted,
+)
+from ...regularizers.penalty import Penalized, Penalty
 from ...regularizers.regularizer import Regularizer
 from ..rows import constant, flat
 from .base import laid_out
-from .identity import plain, proves, trusted
 from .prox_then_base import ProxThenBase, PyTorchProx
 
 
@@ -62,7 +68,7 @@ def composes(omega: Regularizer) -> TypeGuard[Penalized]:
 def reach_of(base: Regularizer, device: torch.device, theta: tuple[Tensor, ...] = ()) -> Tensor:
     """ρ such that Π_base is 0 where a score is γρ or more below the largest; (1,) or (R,)."""
     names = names_of(base)
-    if any(isinstance(held(base, name), Tensor) for name in names):
+    if any(isinstance(attribute(base, name), Tensor) for name in names):
         base = base.with_tensors(dict(zip(names, theta, strict=True)))
     found = base.support_radius()
     return found if isinstance(found, Tensor) else constant(found, device)
@@ -70,13 +76,13 @@ def reach_of(base: Regularizer, device: torch.device, theta: tuple[Tensor, ...] 
 
 def prox_of(penalty: Penalty, x: Tensor) -> ProxKernel | None:
     """The compiled prox of a penalty, unless its class redefines what that computes."""
-    trusted = asked() and proves(type(penalty), "prox_kernel")
-    return penalty.prox_kernel(x) if trusted else None
+    known = asked() and trusted(type(penalty), "prox_kernel")
+    return penalty.prox_kernel(x) if known else None
 
 
 def with_kernel(cls: type[Penalty]) -> bool:
     """Whether a penalty has a kernel, and no subclass of it redefines what the kernel computes."""
-    return cls.kernel is not Penalty.kernel and proves(cls, "kernel")
+    return cls.kernel is not Penalty.kernel and trusted(cls, "kernel")
 
 
 def bare(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
@@ -119,7 +125,7 @@ def _ranges(cls: type[Regularizer]) -> tuple[Any, ...]:
 
 def numbers_of(omega: Regularizer, gamma: Any) -> list[Any]:
     """γ and θ."""
-    return [gamma, *(held(omega, name) for name in names_of(omega))]
+    return [gamma, *(attribute(omega, name) for name in names_of(omega))]
 
 
 def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:

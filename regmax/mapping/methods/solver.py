@@ -17,17 +17,15 @@ from ...optimality.problem import Problem
 from ...optimality.solution import Trace
 from ...optimality.subgradients import mistaken_penalty
 from ...regularizers.arguments import few
-from ...regularizers.autodiff import ByRow
-from ...regularizers.curvature import Inverse
+from ...regularizers.cholesky import Inverse
 from ...regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError, warn
-from ...regularizers.expressions import unweighted
+from ...regularizers.identity import plain, state, unweighted
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.registry import registry
 from ...regularizers.regularizer import Regularizer, checked_value
 from ...solvers import Solved, Solver, choose, either, merged, solve
 from ...solvers.compiled import Memory, compiled
 from ...solvers.multipliers import SHORT, Tied, multiplied
-from .identity import plain, state
 from .kernel import with_kernel
 
 OnFailure = Literal["warn", "raise", "ignore"]
@@ -89,7 +87,7 @@ class Forward:
             return found
         rows = torch.isfinite(self.quick.certificate.error_bound).unsqueeze(-1)
         own = self.quick.at.kept_inverse(support & rows) if bool(rows.any()) else None
-        return found if own is None else ByRow(rows, own, found)
+        return found if own is None else Inverse.by_row(rows, own, found)
 
 
 LOOKED_AT = 16

@@ -1,9 +1,17 @@
-"""What identifies an Ω: the class that computes it, and all that its value may depend on.
+"""What identifies an Ω: which expression it is, what its class defines, and all that it depends on.
 
-A kernel belongs to the class that offers it, and to none that redefines what the kernel computes
-(:func:`trusted`). A kernel from the value belongs to the :func:`state` of an Ω. Tensors that are
-not attributes, of a closure or a container, have no name: one that requires grad is refused
-(:func:`refuse_hidden`).
+Three questions have three answers here. Everything that asks "is this the same Ω?" uses one of
+them.
+
+- *Which Ω does this compute?* The expression without what only rescales γ or λ (:func:`unscaled`,
+  :func:`unweighted`) and without a penalty of weight 0 (:func:`unpenalized`), and the names and
+  values of the hyperparameters that remain (:func:`names_of`, :func:`attribute`).
+- *Does a class compute what its kernel computes?* By the classes that define each method
+  (:func:`trusted`, :func:`plain`).
+- *What may its numbers depend on?* For a graph, the :func:`form` that determines its text
+  (:mod:`regmax.regularizers.serialize`). For a class of a user, its :func:`state`. A tensor that
+  is no attribute, of a closure or a container, has no name: one that requires grad is refused
+  (:func:`refuse_hidden`).
 """
 
 from __future__ import annotations
@@ -19,14 +27,146 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...kernels import simplex, transforms
-from ...regularizers.errors import RegularizerError
-from ...regularizers.expressions import Scaled, ScaledPenalty, Sum
-from ...regularizers.operand import Operand
-from ...regularizers.penalty import Penalized, Penalty, value_of
-from ...regularizers.regularizer import Regularizer
+from ..kernels import simplex, transforms
+from .errors import RegularizerError
+from .expressions import Scaled, ScaledPenalty, Sum
+from .operand import Operand
+from .penalty import Penalized, Penalty, redefined, value_of
+from .regularizer import Regularizer
+
+# -- the expression --------------------------------------------------------------------------------
+
+
+def unscaled(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
+    """The innermost Ω and its γ, by Π_{cΩ,γ} = Π_{Ω,cγ}."""
+    while isinstance(omega, Scaled):
+        omega, gamma = omega.base, gamma * omega.c
+    return omega, gamma
+
+
+def unweighted(penalty: Penalty, weight: Any) -> tuple[Penalty, Any]:
+    """The innermost penalty and its weight."""
+    while isinstance(penalty, ScaledPenalty):
+        penalty, weight = penalty.penalty, weight * penalty.lam
+    return penalty, weight
+
+
+def unpenalized(omega: Regularizer) -> Regularizer:
+    """Ω, or its base if the penalty's weight is the float 0: equal entries then form no group.
+
+    If the weight is a tensor that is 0, the penalty and its groups stay: λ has a derivative, and
+    all derivatives are limits of those for λ > 0.
+    """
+    if not (isinstance(omega, Penalized) and omega.exact) or isinstance(omega.lam, Tensor):
+        return omega
+    if omega.lam != 0 or redefined(type(omega)):
+        return omega
+    learns = any(name.startswith("penalty.") for name in omega.tensors())
+    return omega if learns else omega.base
+
+
+def names_of(omega: Regularizer) -> tuple[str, ...]:
+    """The hyperparameters that a kernel of Ω takes, in their order: its own, then with a penalty
+    those of the base."""
+    names = tuple(omega.hyperparameters or ())
+    if isinstance(omega, Penalized):
+        names += tuple(f"base.{name}" for name in omega.base.hyperparameters or ())
+    return names
+
+
+def attribute(omega: Any, name: str) -> Any:
+    """The attribute of a dotted name, of :func:`names_of` for instance."""
+    for key in name.split("."):
+        omega = omega[int(key)] if key.isdigit() else getattr(omega, key)
+    return omega
+
+
+# -- the class -------------------------------------------------------------------------------------
 
 REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
+"""The methods of a regularizer that a kernel computes, or takes for granted."""
+_REPLACED_OF_PENALTY = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
+
+
+@functools.lru_cache(maxsize=1024)
+def trusted(cls: Any, method: str) -> bool:
+    """Whether a regularizer or penalty defines ``method`` (a kernel, for instance), and no subclass
+    redefines what that computes."""
+    names = REPLACED if issubclass(cls, Regularizer) else _REPLACED_OF_PENALTY
+    return all(depth(cls, method) <= depth(cls, name) for name in names)
+
+
+def depth(cls: type[Any], name: str) -> int:
+    """The position in the inheritance order of ``cls`` of the class that defines ``name``."""
+    order = cls.__mro__
+    return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
+
+
+@functools.lru_cache(maxsize=1024)
+def plain(cls: type[Penalized]) -> bool:
+    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
+    return redefined(cls, REPLACED) is None
+
+
+@functools.lru_cache(maxsize=1024)
+def by_value(cls: Any) -> bool:
+    """Whether Ω is its value and attributes that are not checked."""
+    names = ("closed_form", "kernel")
+    own = not any(getattr(cls, name) is not getattr(Regularizer, name) for name in names)
+    return own and not cls.hyperparameters and not issubclass(cls, Penalized)
+
+
+# -- the form of a text ----------------------------------------------------------------------------
+
+# the arguments that are expressions, of each class of the algebra but Sum
+PARTS: dict[Any, tuple[str, ...]] = {
+    Scaled: ("base",),
+    ScaledPenalty: ("penalty",),
+    Penalized: ("base", "penalty"),
+}
+
+
+def form(part: Any) -> tuple[Any, ...]:
+    """The form that determines the text: the classes of the expression and, for each registered
+    one, the names of its tensors and of the arguments that are not plain values.
+
+    Dynamo traces this function, so that layers of one form share one graph.
+    """
+    cls = type(part)
+    if cls is Sum:
+        return (cls, *[form(term) for term in part.terms])
+    if cls in PARTS:
+        return (cls, *[form(getattr(part, name)) for name in PARTS[cls]])
+    held = held_tensors(part)
+    odd = [k for k in cls.arguments if k not in held and not is_value(getattr(part, k, None))]
+    return cls, tuple(held), tuple(odd)
+
+
+def held_tensors(part: nn.Module) -> list[str]:
+    """The names of the tensors inside a part, dotted for those in submodules."""
+    direct = [*part.__dict__.items(), *part._parameters.items(), *part._buffers.items()]
+    nested = [
+        f"{key}.{name}" for key, module in part.named_children() for name in held_tensors(module)
+    ]
+    return [key for key, item in direct if isinstance(item, Tensor)] + nested
+
+
+def is_value(item: Any) -> bool:
+    """Whether an argument is a number, a str, or a tuple of such: its text says all of it."""
+    if isinstance(item, tuple):
+        return all(map(is_value, item))
+    return isinstance(item, bool | int | float | str)
+
+
+def remembered(form: tuple[Any, ...]) -> bool:
+    """Whether a part is a penalty of plain arguments, which a text does not hold."""
+    cls, *inner = form
+    if cls is Sum or cls in PARTS:
+        return any(remembered(part) for part in inner)
+    return issubclass(cls, Penalty) and cls.arguments != inner[0]
+
+
+# -- the state -------------------------------------------------------------------------------------
 
 _IGNORED = frozenset((*vars(nn.Module()), "_multiplies"))
 _NUMBERS = frozenset((bool, int, float, str, type(None)))
@@ -147,44 +287,6 @@ _CONSTANT = (torch.dtype, torch.device, ModuleType, property, classmethod, stati
 def _fixed(item: Any) -> bool:
     """Whether an object is code or a constant of PyTorch."""
     return callable(item) or isinstance(item, _CONSTANT)
-
-
-# -- classes ---------------------------------------------------------------------------------------
-
-
-@functools.lru_cache(maxsize=1024)
-def proves(cls: type[Penalty], kernel: str) -> bool:
-    """Whether no subclass of the class that defines this method redefines what its kernel
-    computes."""
-    methods = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
-    return all(depth(cls, kernel) <= depth(cls, name) for name in methods)
-
-
-@functools.lru_cache(maxsize=1024)
-def trusted(cls: Any, method: str) -> bool:
-    """Whether no subclass of the class that defines ``method`` redefines what that computes."""
-    own = depth(cls, method) < cls.__mro__.index(Regularizer)
-    return own and all(depth(cls, method) <= depth(cls, name) for name in REPLACED)
-
-
-def depth(cls: type[Any], name: str) -> int:
-    """The position in the inheritance order of ``cls`` of the class that defines ``name``."""
-    order = cls.__mro__
-    return next((i for i, c in enumerate(order) if name in vars(c)), len(order))
-
-
-@functools.lru_cache(maxsize=1024)
-def plain(cls: type[Penalized]) -> bool:
-    """Whether the class computes base + λR as :class:`regmax.Penalized` does."""
-    return all(getattr(cls, name) is getattr(Penalized, name) for name in REPLACED)
-
-
-@functools.lru_cache(maxsize=1024)
-def by_value(cls: Any) -> bool:
-    """Whether Ω is its value and attributes that are not checked."""
-    names = ("closed_form", "kernel")
-    own = not any(getattr(cls, name) is not getattr(Regularizer, name) for name in names)
-    return own and not cls.hyperparameters and not issubclass(cls, Penalized)
 
 
 # -- tensors that have no name --------------------------------------------------------------------
