@@ -118,7 +118,10 @@ def argmax(
             mask = mask & (x.detach() != -torch.inf)
         found: Tensor = levels.apply(Mapping, x, mask, method, None, *tensors)
         return found
-    if torch.is_grad_enabled() and (x.requires_grad or any(t.requires_grad for t in tensors)):
+    learns = x.requires_grad
+    for t in tensors:  # a generator costs as much as a small kernel
+        learns = learns or t.requires_grad
+    if learns and torch.is_grad_enabled():
         given = transforms.living((x, mask, method, [], *tensors))
         return _plainly(*given)  # type: ignore[no-untyped-call,no-any-return]
     return method.forward(x.detach(), mask, tensors)[0]

@@ -86,9 +86,9 @@ class Method:
         self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
         """Π_Ω(x), without gradients, and who takes part, None where y tells."""
-        rows = flat(x)
+        rows = x if x.ndim == 2 and x.stride(1) == 1 and not x.is_neg() else flat(x)
         if self.direct is not None and mask is None:
-            y, part = self.direct.forward(rows, wide(tensors))
+            y, part = self.direct.forward(rows, wide(tensors) if tensors else ())
         else:
             gamma, *theta = [laid_out(self.kernel, t, x) for t in self.filled(tensors)]
             on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()

@@ -140,7 +140,9 @@ def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
 
 def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel, bool] | None:
     """The kernel that takes the scores x as the user gives them, and whether they are under a
-    transform or a tracer; None: they must be prepared. Ω has no factor."""
+    transform or a tracer; None: they must be prepared."""
+    if by_value(type(omega)):  # type: ignore[arg-type]
+        return None
     tracing = transforms.tracing()
     if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and hollow(x))):
         return None
@@ -216,10 +218,11 @@ def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method,
     """The method for prepared rows, and the tensors among γ and θ. ``value``: whether it may be a
     kernel from the value, which raises :class:`Missed` where Ω is not what was traced."""
     if settings.solver == "auto":
-        omega, gamma = bare(rows.omega, rows.gamma)
-        kernel = kernel_of_rows(omega, rows.x)
-        if kernel is not None:
-            return _described(kernel, omega, gamma, rows, settings)
+        if not by_value(type(rows.omega)):  # type: ignore[arg-type]
+            omega, gamma = bare(rows.omega, rows.gamma)
+            kernel = kernel_of_rows(omega, rows.x)
+            if kernel is not None:
+                return _described(kernel, omega, gamma, rows, settings)
         found = _from_value(rows, settings) if value else None
         if found is not None:
             return found
