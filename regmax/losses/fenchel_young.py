@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..mapping import evaluate
+from ..mapping.maximum import smooth_max
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.kernel import kernel_of
 from ..mapping.methods.solver import Forward, Settings
@@ -124,7 +125,7 @@ def _of_maximum(
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
     rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
-    value = evaluate.smooth_max(rows, y, result).to(F64) + constant - linear
+    value = smooth_max(rows, y, result).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(target.inside(rows.mask), value, torch.inf)
     spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))

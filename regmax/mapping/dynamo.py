@@ -18,6 +18,7 @@ from torch import Tensor
 from ..regularizers import identity, serialize
 from ..regularizers.regularizer import Regularizer
 from . import evaluate
+from .maximum import smooth_max
 from .methods.closed_form import has_formula
 from .methods.solver import Settings
 from .operator import not_recordable
@@ -36,7 +37,7 @@ def _smooth_max(
 ) -> Tensor:
     """max_Ω(x)."""
     rows = prepare(serialize.made(text, list(arguments)), x, gamma, dim, mask)
-    return evaluate.smooth_max(rows, *evaluate.argmax(rows, Settings())).to(x.dtype)
+    return smooth_max(rows, *evaluate.argmax(rows, Settings())).to(x.dtype)
 
 
 mapping: Callable[..., Tensor] = torch.compiler.allow_in_graph(_mapping)

@@ -20,10 +20,10 @@ from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
 from ..regularizers.penalty import Penalized, who
-from ..regularizers.regularizer import Regularizer, like
+from ..regularizers.regularizer import Regularizer
 from ..solvers.multipliers import Tied, multiplied
 from . import function, jagged, kinks, sharded
-from .autograd import envelope, newton_steps, objective
+from .function import newton_steps
 from .jagged import is_jagged
 from .methods import choose
 from .methods.base import Missed
@@ -298,52 +298,6 @@ def _differentiated(given: tuple[Any, ...]) -> bool:
         return True
     learns = any(isinstance(t, Tensor) and t.requires_grad for t in given)
     return learns and torch.is_grad_enabled()
-
-
-def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | None = None) -> Tensor:
-    """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
-
-    ``gap``: a bound on how far ⟨y, x⟩ − γΩ(y) is below the maximum; ``conjugate`` is checked
-    against it.
-    """
-    omega, gamma = rows.omega, rows.gamma
-    with transforms.full_precision(rows.x.device.type):
-        value = objective(omega, rows.x, gamma, y, rows.mask)
-        with torch.no_grad():
-            best = None
-            if omega.declares("conjugate"):
-                best = omega.conjugate(rows.x, gamma, rows.mask)
-            if best is not None:
-                like(best, value, f"{who(omega)}.conjugate")
-            if best is not None and gap is not None:
-                _check_conjugate(omega, best, value, rows, gap)
-            if best is None:  # at the exact zeros of y, where Ω is finite there
-                best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
-            best = torch.where(torch.isfinite(best), best, value)
-        if transforms.under_transform((rows.x, y)) or transforms.dual_level():
-            value = value + (best - value).detach()
-        else:
-            # on a kink the derivatives of Ω are those of its Lagrangian
-            own = omega if result.tied is None else result.tied[0].augmented.lagrangian()
-            value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
-    return rows.restore_rows(value + rows.shift.squeeze(-1))
-
-
-def _check_conjugate(
-    omega: Regularizer, best: Tensor, value: Tensor, rows: Rows, gap: float | Tensor
-) -> None:
-    """Refuse a max_Ω that is not ⟨y, x⟩ − γΩ(y)."""
-    name = f"{who(omega)}.conjugate"
-    if transforms.may_look(best):
-        tol = 1e-6 if value.dtype == F64 else 1e-3
-        size = 1 + value.abs() + rows.x.abs().amax(-1)
-        wrong = torch.isfinite(value) & ~((best - value).abs() <= tol * size + gap)
-        if bool(wrong.any()):
-            at = first(wrong)
-            raise RegularizerError(
-                f"{name} is {best[at].item():.6g} at row {at}, where ⟨y, x⟩ − γΩ(y) is "
-                f"{value[at].item():.6g}, both less the largest score"
-            )
 
 
 def check_exact(rows: Rows, y: Tensor, result: Forward) -> None:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..optimality.jacobian import slope
+from ..optimality.jacobian import averaging, jacobian_product, movable, slope
 from ..regularizers import serialize
-from ..regularizers.penalty import structured
-from . import levels
+from ..regularizers.penalty import penalty_of, smooth_part, structured
+from ..regularizers.regularizer import Regularizer
+from . import inside_grad
 from .methods.base import Method, reduced
 
 
@@ -116,7 +117,7 @@ def argmax(
     if transformed:
         if mask is not None and structured(method.omega):  # neighbours among those that take part
             mask = mask & (x.detach() != -torch.inf)
-        found: Tensor = levels.apply(Mapping, x, mask, method, None, *tensors)
+        found: Tensor = inside_grad.apply(Mapping, x, mask, method, None, *tensors)
         return found
     learns = x.requires_grad
     for t in tensors:  # a generator costs as much as a small kernel
@@ -290,7 +291,7 @@ def gradients(
         gx, each = method.backward(y, taking_part(part), v, tensors, wants[first:])
     elif not method.general and transforms.under_transform((v, y)):
         hyper = True in wants[first:]
-        gx, *each = levels.apply(Product, y, part, v, method, hyper, *tensors)
+        gx, *each = inside_grad.apply(Product, y, part, v, method, hyper, *tensors)
     else:
         return method.differentiable(y, taking_part(part), v, tensors, wants)
     for k, t in enumerate(each, start=first):
@@ -327,3 +328,22 @@ def taking_part(part: Tensor | None) -> Tensor | None:
     if look and part.detach().amin().item() > -torch.inf:
         return None
     return part.detach() != -torch.inf
+
+
+def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
+    """y = Π_Ω(x), found without gradients, as PyTorch operations that any transform can
+    differentiate: in x, γ, and all that Ω depends on, also in what is no attribute of it.
+
+    k Newton steps y ← y + J(y) (z − ∇Ω(y)) from y0 = y, a constant, have value y and the
+    derivatives of Π_Ω up to order 2^k − 1, because Newton's method squares the distance. k = 3
+    gives order 7.
+    """
+    if structured(omega):
+        z = omega.reduced(z, y, mask)
+    smooth = smooth_part(omega, mask)
+    support, average = movable(y), averaging(penalty_of(omega), y, mask)
+    for _ in range(3):
+        slope = z - smooth.grad(smooth.lifted(y))
+        step = jacobian_product(smooth, average, y, slope, support)
+        y = y + (step - step.detach())
+    return y

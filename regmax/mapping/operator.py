@@ -2,7 +2,7 @@
 
 ``regmax::argmax`` is :func:`regmax.mapping.methods.choose.forward`, without gradients. A graph
 holds Ω as a text (:func:`regmax.regularizers.serialize.call`), so another process can load it. An Ω
-without a kernel has its gradients from :func:`regmax.mapping.autograd.newton_steps`.
+without a kernel has its gradients from :func:`regmax.mapping.function.newton_steps`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ..regularizers.identity import trusted, unscaled
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer, copied, frozen
 from . import function
-from .autograd import envelope, objective
+from .maximum import envelope, objective
 from .methods.base import Method
 from .rows import Rows, aligned
 

@@ -16,7 +16,8 @@ from ..regularizers.arguments import few
 from ..regularizers.errors import ConvergenceError
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer
-from .evaluate import argmax, check_exact, check_zeros, smooth_max
+from .evaluate import argmax, check_exact, check_zeros
+from .maximum import smooth_max
 from .methods.closed_form import solves
 from .methods.solver import Settings
 from .rows import Rows, prepare

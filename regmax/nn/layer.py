@@ -15,6 +15,7 @@ from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense as dense_tensor
 from ..kernels.wrappers import is_dtensor, splits
 from ..mapping import evaluate, sharded, solution
+from ..mapping.maximum import smooth_max
 from ..mapping.methods import from_value
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.solver import OnFailure, Settings, named_solver
@@ -285,7 +286,7 @@ def _maximum(
 ) -> Tensor:
     rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings))
     y, result = evaluate.argmax(rows, settings)
-    return evaluate.smooth_max(rows, y, result).to(x.dtype)
+    return smooth_max(rows, y, result).to(x.dtype)
 
 
 def _known_as(omega: Regularizer) -> str | None:

@@ -1,4 +1,4 @@
-"""Derivatives of Π_Ω under transforms, and those of max_Ω."""
+"""max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), and its derivatives."""
 
 from __future__ import annotations
 
@@ -8,28 +8,61 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex, transforms
-from ..optimality.jacobian import alias, averaging, jacobian_product, movable
-from ..regularizers.penalty import penalty_of, smooth_part, structured, value_of
-from ..regularizers.regularizer import Regularizer, frozen
+from ..optimality.jacobian import alias
+from ..regularizers.arguments import first
+from ..regularizers.errors import RegularizerError
+from ..regularizers.penalty import value_of, who
+from ..regularizers.regularizer import Regularizer, frozen, like
+from .methods.solver import Forward
+from .rows import Rows
+
+F64 = torch.float64
 
 
-def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
-    """y = Π_Ω(x), found without gradients, as PyTorch operations that any transform can
-    differentiate: in x, γ, and all that Ω depends on, also in what is no attribute of it.
+def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | None = None) -> Tensor:
+    """max_Ω(x) = ⟨y, x⟩ − γΩ(y) at y = Π_Ω(x), (*batch); its gradient in x is y.
 
-    k Newton steps y ← y + J(y) (z − ∇Ω(y)) from y0 = y, a constant, have value y and the
-    derivatives of Π_Ω up to order 2^k − 1, because Newton's method squares the distance. k = 3
-    gives order 7.
+    ``gap``: a bound on how far ⟨y, x⟩ − γΩ(y) is below the maximum; ``conjugate`` is checked
+    against it.
     """
-    if structured(omega):
-        z = omega.reduced(z, y, mask)
-    smooth = smooth_part(omega, mask)
-    support, average = movable(y), averaging(penalty_of(omega), y, mask)
-    for _ in range(3):
-        slope = z - smooth.grad(smooth.lifted(y))
-        step = jacobian_product(smooth, average, y, slope, support)
-        y = y + (step - step.detach())
-    return y
+    omega, gamma = rows.omega, rows.gamma
+    with transforms.full_precision(rows.x.device.type):
+        value = objective(omega, rows.x, gamma, y, rows.mask)
+        with torch.no_grad():
+            best = None
+            if omega.declares("conjugate"):
+                best = omega.conjugate(rows.x, gamma, rows.mask)
+            if best is not None:
+                like(best, value, f"{who(omega)}.conjugate")
+            if best is not None and gap is not None:
+                _check_conjugate(omega, best, value, rows, gap)
+            if best is None:  # at the exact zeros of y, where Ω is finite there
+                best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
+            best = torch.where(torch.isfinite(best), best, value)
+        if transforms.under_transform((rows.x, y)) or transforms.dual_level():
+            value = value + (best - value).detach()
+        else:
+            # on a kink the derivatives of Ω are those of its Lagrangian
+            own = omega if result.tied is None else result.tied[0].augmented.lagrangian()
+            value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
+    return rows.restore_rows(value + rows.shift.squeeze(-1))
+
+
+def _check_conjugate(
+    omega: Regularizer, best: Tensor, value: Tensor, rows: Rows, gap: float | Tensor
+) -> None:
+    """Refuse a max_Ω that is not ⟨y, x⟩ − γΩ(y)."""
+    name = f"{who(omega)}.conjugate"
+    if transforms.may_look(best):
+        tol = 1e-6 if value.dtype == F64 else 1e-3
+        size = 1 + value.abs() + rows.x.abs().amax(-1)
+        wrong = torch.isfinite(value) & ~((best - value).abs() <= tol * size + gap)
+        if bool(wrong.any()):
+            at = first(wrong)
+            raise RegularizerError(
+                f"{name} is {best[at].item():.6g} at row {at}, where ⟨y, x⟩ − γΩ(y) is "
+                f"{value[at].item():.6g}, both less the largest score"
+            )
 
 
 def objective(
