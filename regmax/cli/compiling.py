@@ -27,11 +27,11 @@ OTHERS = {
     "cpu.packing": ("float32 float64", "forward"),
     "cpu.sparse_sums": ("float32 float64", "forward backward"),
     "cpu.sparse_dots": ("float32 float64", "forward"),
-    "generated.separable": ("float64", "forward backward"),
-    "generated.coupled": ("float64", "forward backward"),
-    "generated.kinked": ("float64", "forward"),
-    "generated.steps": ("float64", "forward"),
-    "generated.grouped": ("float64", "forward"),
+    "from_value.separable": ("float64", "forward backward"),
+    "from_value.coupled": ("float64", "forward backward"),
+    "from_value.kinked": ("float64", "forward"),
+    "from_value.steps": ("float64", "forward"),
+    "from_value.grouped": ("float64", "forward"),
 }
 """The modules of functions that attention, the losses of linear layers and an Ω given by its value
 need besides, with the dtypes and the names of these functions."""

@@ -5,7 +5,7 @@ Every chapter may import this one; it imports no other chapter.
 A kernel computes Π_Ω and the product with its Jacobian, row by row. A regularizer offers one with
 :meth:`regmax.Regularizer.kernel`. Where there is none, or it cannot run (numba or Triton is
 missing, another device), PyTorch operations compute the closed form, more slowly. For a separable Ω
-without a closed form, ``generated/`` makes a kernel from its value, on the CPU also with a
+without a closed form, ``from_value/`` makes a kernel from its value, on the CPU also with a
 quadratic form. ``layer.explain(x)`` says which method runs. The simplex, scalar roots and products
 of rows are plain PyTorch.
 """

@@ -102,11 +102,11 @@ def _rows() -> tuple[Any, Any] | None:
     """The compiled code, and the places in its jobs; None where numba is missing."""
     try:
         from ..kernels.cpu.rows import CompiledRows
-        from ..kernels.generated import layout
+        from ..kernels.from_value import layout
     except (ModuleNotFoundError, RuntimeError):
         return None
-    rows = CompiledRows("regmax.kernels.generated.steps", names=("forward",))
-    rows.parts = (CompiledRows("regmax.kernels.generated.grouped", names=("forward",)),)
+    rows = CompiledRows("regmax.kernels.from_value.steps", names=("forward",))
+    rows.parts = (CompiledRows("regmax.kernels.from_value.grouped", names=("forward",)),)
     return rows, layout
 
 

@@ -132,7 +132,7 @@ def _rows() -> Any:
         from ..kernels.cpu.rows import CompiledRows
     except (ModuleNotFoundError, RuntimeError):
         return None
-    return CompiledRows("regmax.kernels.generated.kinked", names=("forward",))
+    return CompiledRows("regmax.kernels.from_value.kinked", names=("forward",))
 
 
 def reference(

@@ -52,8 +52,8 @@ CASES = (
     ("oscar", "float32", 1, True, True),
     ("oscar", "float64", 300, False, True),
     ("oscar", "float64", 4096, False, True),
-    ("generated", "float64", 1, True, False),
-    ("generated", "float64", 4096, False, True),
+    ("from_value", "float64", 1, True, False),
+    ("from_value", "float64", 4096, False, True),
 )
 
 
@@ -93,12 +93,12 @@ def test_kernels_compile_for_hopper() -> None:
         assert kernel["registers"] <= 255, kernel
 
 
-def _generated(d: int) -> Any:
+def _from_value(d: int) -> Any:
     """A kernel made of a value, and its inputs."""
     import torch
 
-    from regmax.kernels.generated import entrywise
-    from regmax.kernels.generated.triton_kernel import TritonKernel
+    from regmax.kernels.from_value import entrywise
+    from regmax.kernels.from_value.triton_kernel import TritonKernel
 
     def value(y: torch.Tensor, w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         own = torch.where((y > w) & ~(y > a), y.expm1(), y.pow(1.37)) - torch.special.entr(y)
@@ -114,21 +114,21 @@ def _generated(d: int) -> Any:
 def main() -> None:
     import torch
 
-    from regmax.kernels.generated import triton_kernel  # noqa: F401 (compiled, not interpreted)
+    from regmax.kernels.from_value import triton_kernel  # noqa: F401 (compiled, not interpreted)
 
     for mapping, dtype, d, masked, hyper in CASES:
         x = torch.zeros(3, d, dtype=getattr(torch, dtype))
         one = torch.ones(3, dtype=torch.float64)
         theta: tuple[torch.Tensor, ...] = () if mapping in ("gini", "entropy") else (one,)
         kernel: Any
-        if mapping == "generated":
-            kernel, theta = _generated(d)
+        if mapping == "from_value":
+            kernel, theta = _from_value(d)
         else:
             kernel = importlib.import_module(f"regmax_{mapping}._gpu").KERNEL
         mask = torch.ones(3, d, dtype=torch.bool) if masked else None
 
         def run(noted: list[Any]) -> int:
-            if mapping == "generated":  # noqa: B023
+            if mapping == "from_value":  # noqa: B023
                 y, _ = kernel.solve(x, one, theta, mask)  # noqa: B023
                 rest: tuple[Any, ...] = (hyper,)  # noqa: B023
             else:

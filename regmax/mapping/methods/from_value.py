@@ -1,4 +1,4 @@
-"""Π_Ω by a kernel that is made of the value of Ω (:mod:`regmax.kernels.generated`).
+"""Π_Ω by a kernel that is made of the value of Ω (:mod:`regmax.kernels.from_value`).
 
 A kernel belongs to all Ω of the same :func:`~regmax.regularizers.identity.state`. When it is made,
 the solver computes some rows with all of its checks of Ω, and the kernel must agree with it and
@@ -183,7 +183,7 @@ def _constant(t: Tensor, x: Tensor, recording: bool) -> bool:
 def _made(rows: Rows, kept: list[Any], trial: int) -> TracedValue | str | None:
     """The kernel, or why there is none; None where the solver has no answers to compare it with."""
     try:
-        from ...kernels.generated import Unknown, entrywise
+        from ...kernels.from_value import Unknown, entrywise
 
         made_by = _kernel_class(rows.x.device)
     except ModuleNotFoundError as error:
@@ -239,10 +239,10 @@ def by_reference(problem: Problem) -> Forward:
 def _kernel_class(device: torch.device) -> Any:
     """What makes a kernel for a device."""
     if COMPILERS[device.type] == "numba":
-        from ...kernels.generated.kernel import GeneratedKernel
+        from ...kernels.from_value.kernel import NumbaKernel
 
-        return GeneratedKernel
-    from ...kernels.generated.triton_kernel import TritonKernel
+        return NumbaKernel
+    from ...kernels.from_value.triton_kernel import TritonKernel
 
     return functools.partial(TritonKernel, device=device)
 

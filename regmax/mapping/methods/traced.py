@@ -207,7 +207,7 @@ def other(t: Tensor) -> Tensor:
 
 def changed(entry: Any, omega: Regularizer, at: Tensor, tensors: dict[str, Tensor]) -> bool:
     """Whether the value of Ω with these tensors is not the traced one."""
-    from ...kernels.generated import Tape, Unknown
+    from ...kernels.from_value import Tape, Unknown
 
     tape = Tape([at, *tensors.values()])
     with torch._C._DisableFuncTorch(), torch.no_grad():

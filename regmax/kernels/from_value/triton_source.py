@@ -11,7 +11,7 @@ import ast
 HEAD = """import triton
 import triton.language as tl
 
-from regmax.kernels.generated.triton_rows import libdevice
+from regmax.kernels.from_value.triton_rows import libdevice
 
 
 """

@@ -16,10 +16,10 @@ from regmax.mapping.methods import base, traced
 from regmax.regularizers.identity import state
 
 pytest.importorskip("numba")
-from regmax.kernels.generated import Unknown, entrywise
-from regmax.kernels.generated import kernel as kernel_module
-from regmax.kernels.generated.compiled import Function
-from regmax.kernels.generated.kernel import GeneratedKernel
+from regmax.kernels.from_value import Unknown, entrywise
+from regmax.kernels.from_value import kernel as kernel_module
+from regmax.kernels.from_value.compiled import Function
+from regmax.kernels.from_value.kernel import NumbaKernel
 
 F = torch.nn.functional
 F64 = torch.float64
@@ -31,7 +31,7 @@ def made(value, tensors=(), d=D):
     y = torch.linspace(0.05, 0.3, d, dtype=F64).unsqueeze(0)
     entry = entrywise(value, y, list(tensors))
     inputs = entry.inputs(tensors)
-    return entry, inputs, GeneratedKernel(entry, inputs, d)
+    return entry, inputs, NumbaKernel(entry, inputs, d)
 
 
 def hyper(inputs):
@@ -131,7 +131,7 @@ def test_equal_results_of_the_derivatives_are_computed_once():
 def by_triton(value):
     """The inputs and the kernel of a value in Triton's interpreter."""
     need_triton(interpreter=True)
-    from regmax.kernels.generated.triton_kernel import TritonKernel
+    from regmax.kernels.from_value.triton_kernel import TritonKernel
 
     entry, inputs, _ = made(value)
     return entry, inputs, TritonKernel(entry, inputs, D, torch.device("cpu"))

@@ -11,9 +11,9 @@ need_triton()
 pytest.importorskip("numba")
 
 import regmax  # noqa: E402
-from regmax.kernels.generated import entrywise  # noqa: E402
-from regmax.kernels.generated.kernel import GeneratedKernel  # noqa: E402
-from regmax.kernels.generated.triton_kernel import LIMIT, TritonKernel  # noqa: E402
+from regmax.kernels.from_value import entrywise  # noqa: E402
+from regmax.kernels.from_value.kernel import NumbaKernel  # noqa: E402
+from regmax.kernels.from_value.triton_kernel import LIMIT, TritonKernel  # noqa: E402
 from regmax.mapping.methods import base, from_value, traced  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
@@ -115,7 +115,7 @@ def made(value, d, device):
     entry = entrywise(value, y, [])
     inputs = entry.inputs([])
     kernel = TritonKernel(entry, inputs, d, torch.device(device))
-    return kernel, GeneratedKernel(entry, inputs, d), [traced.hyper(t) for t in inputs]
+    return kernel, NumbaKernel(entry, inputs, d), [traced.hyper(t) for t in inputs]
 
 
 @pytest.mark.parametrize("d", [1, 2, 33])
@@ -172,7 +172,7 @@ def test_why_there_is_no_kernel(device, monkeypatch):
     real = builtins.__import__
 
     def without(name, *args):
-        if name == "kernels.generated.triton_kernel":
+        if name == "kernels.from_value.triton_kernel":
             raise ModuleNotFoundError(name="triton")
         return real(name, *args)
 

@@ -37,7 +37,7 @@ def _function(text: str) -> tuple[Any, Path]:
 
 class TritonKernel:
     """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i) on a GPU; θ is the inputs p, as
-    in :class:`~regmax.kernels.generated.kernel.GeneratedKernel`."""
+    in :class:`~regmax.kernels.from_value.kernel.NumbaKernel`."""
 
     def __init__(
         self, entry: Entrywise, inputs: list[Tensor], d: int, device: torch.device

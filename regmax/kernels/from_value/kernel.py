@@ -22,8 +22,8 @@ from .loops import Program
 from .tape import Unknown
 
 # a second thread pays where it saves more than it waits for a core that is busy
-_SEPARABLE = CompiledRows("regmax.kernels.generated.separable", grain=1 << 15)
-_COUPLED = CompiledRows("regmax.kernels.generated.coupled")
+_SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
+_COUPLED = CompiledRows("regmax.kernels.from_value.coupled")
 
 
 _GAMMA, _MASK, _OUT, _POINTS = 1, 2, 5, 16
@@ -47,7 +47,7 @@ class LaidOut:
         self.jobs: dict[int, Any] = {}
 
 
-class GeneratedKernel:
+class NumbaKernel:
     """Π_Ω of prepared rows in float64, for Ω(y) = Σ_i e(y_i; p_i) + ½ yᵀHy + F(y; q); θ is the
     inputs p, and H with q, as (1, d² + …). A p is one number, (1,), one for each row, (R,), or for
     each entry, (1 or R, d)."""
