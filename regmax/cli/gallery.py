@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import plots
-from ..plots.subjects import takes
+from ..plots.style import takes
 from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
 from .common import UsageError, note, working

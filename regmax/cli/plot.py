@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from .. import plots
-from ..analysis.paths import varied
-from ..plots.subjects import takes
+from ..analysis.hyperparameters import varied
+from ..plots.style import takes
 from ..regularizers.regularizer import Regularizer
 from . import gallery
 from .common import UsageError, needs, note
@@ -219,7 +219,7 @@ def draw(
     if kind == "overview":
         return plots.overview(omega, gamma, name), []
     if kind == "path":
-        return plots.path(omega, x, gamma, over(arguments.over, omega), name), []
+        return plots.path(omega, x, over(arguments.over, omega), gamma=gamma, name=name), []
     assert x is not None
     figure, table = converge(name, omega, x, gamma, solvers(arguments.solver))
     return figure, [table]
