@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import time
 from pathlib import Path
@@ -20,8 +19,8 @@ from ..plots.style import INK, formula, takes
 from ..regularizers.registry import Registry, suggestion
 from ..regularizers.regularizer import Regularizer
 from ..testing.backends.generic import definition
-from .common import UsageError, needs, note, table, working
-from .listing import contested, quiet_registry
+from .common import UsageError, needs, note, positive, table, working
+from .listing import quiet_registry, warned_registry
 from .names import HELP, named, with_defaults
 from .scores import LONGEST, MOST, load, made_up
 
@@ -119,9 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the picture and print its path. The status is 1 if Ω raises."""
     kind: str = arguments.kind or "mapping"
     check(arguments, kind)
-    found = quiet_registry()
-    for fault in [*found.faults, *contested(found)]:
-        note(f"warning: {fault}")
+    found = warned_registry()
     with needs("plot", "a plot"):
         import matplotlib.figure  # noqa: F401
     if arguments.all:
@@ -145,8 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def check(arguments: argparse.Namespace, kind: str) -> None:
     """Refuse numbers out of range, and options without effect."""
-    if not (math.isfinite(arguments.gamma) and arguments.gamma > 0):
-        raise UsageError(f"--gamma must be a finite number > 0; got {arguments.gamma}")
+    positive(arguments.gamma)
     for option, least in (("rows", 0), ("row", 0), ("dim", 1)):
         number = getattr(arguments, option)
         if number is not None and number < least:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
 from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
-from .common import UsageError, columns, note, table, working, wrapped
-from .listing import contested, quiet_registry
+from .common import UsageError, columns, note, positive, table, working, wrapped
+from .listing import warned_registry
 from .names import HELP, by_default, named, with_defaults
 from .scores import LONGEST, builtin, load
 
@@ -69,11 +68,8 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one table per regularizer and the verdicts. The status is 1 if any verdict fails."""
-    found = quiet_registry()
-    for fault in [*found.faults, *contested(found)]:
-        note(f"warning: {fault}")
-    if not (math.isfinite(arguments.gamma) and arguments.gamma > 0):
-        raise UsageError(f"--gamma must be a finite number > 0; got {arguments.gamma}")
+    found = warned_registry()
+    positive(arguments.gamma)
     if arguments.rows < 0:
         raise UsageError(f"--rows must be at least 0; got {arguments.rows}")
     if arguments.json is not None and not arguments.json.resolve().parent.is_dir():

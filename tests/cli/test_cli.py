@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import regmax
-from regmax.cli import demo, main, scores, validate
+from regmax.cli import demo, listing, main, scores, validate
 from regmax.cli.common import UsageError, needs, table, working, wrapped
 from regmax.regularizers.registry import Offer, registry
 
@@ -275,7 +275,7 @@ class TestValidate:
             assert main(["validate", text, "--against", "generic"]) == 0
 
     def test_a_contested_name_is_a_warning(self, capsys, monkeypatch):
-        monkeypatch.setattr(validate, "contested", lambda found: ["the name 'x' is claimed by"])
+        monkeypatch.setattr(listing, "contested", lambda found: ["the name 'x' is claimed by"])
         assert main(["validate", "gini", "--against", "generic"]) == 0
         assert "warning: the name 'x' is claimed by" in capsys.readouterr().err
 
