@@ -5,12 +5,13 @@
     make bench BENCH=docs       into the committed page docs/benchmarks.md
 
 All candidates of a case (a shape, a dtype, an input) run in one process, in rounds. A round runs
-them one after the other in a random order. Slow candidates take part in fewer rounds. A run is a
+them one after the other in a random order, the next round in the reverse order, all on the same
+inputs and in the same warm memory. Slow candidates take part in fewer rounds. A run is a
 forward pass that builds the graph and a backward pass; figures are medians. CUDA events mark the
 time on the device, and a buffer larger than the L2 cache is written before each run.
 
     plan        sizes and targets                       timing    the rounds
-    inputs      scores                                  memory    peak memory
+    inputs      scores                                  memory    warm, and its peak
     peers       mappings, as regmax and others have     first     first calls, in fresh processes
     own         Ω by its value, and compositions        page      Markdown tables, the page
     learning    losses and attention                    sections  one function per section

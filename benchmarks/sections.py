@@ -65,6 +65,7 @@ class Bench:
         figures: dict[str, dict[str, Figure]] = {}
         errors: dict[str, float] = {}
         p = self.plan
+        memory.keep()
         for label, steps in cases:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of other packages: the table has their errors
@@ -409,6 +410,7 @@ def peaks(bench: Bench) -> str:
     return page.table(["", *labels], lines)
 
 
+# in the order of the page
 SECTIONS: dict[str, Callable[[Bench], str]] = {
     section.__name__.replace("_", "-"): section
     for section in (
@@ -417,5 +419,4 @@ SECTIONS: dict[str, Callable[[Bench], str]] = {
         *(first_calls, peaks),
     )
 }
-"""In the order of the page; memory is last because it makes later passes slower."""
 CPU_ONLY = ("conic", "own-omega", "own-sizes", "own-loss", "own-busy", "composed")

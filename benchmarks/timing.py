@@ -108,9 +108,10 @@ def interleave(
     """Time all steps by turns; each must have run once before.
 
     A step gets as many turns as ``budget`` seconds pay for, from ``least`` to ``rounds``, spread
-    evenly over the rounds.
+    evenly over the rounds. Each second round has the order of the one before reversed, so that no
+    step profits from what runs before it.
     """
-    order = random.Random(0)
+    order, sequence = random.Random(0), list(steps)
     laps: dict[str, list[tuple[float, float]]] = {step.name: [] for step in steps}
     turns = {}
     gc.collect()
@@ -122,8 +123,12 @@ def interleave(
             turns[step.name] = max(least, min(rounds, int(budget / max(cost, 1e-9))))
         most = max(turns.values(), default=0)
         for i in range(most):
-            due = [s for s in steps if (i + 1) * turns[s.name] // most > i * turns[s.name] // most]
-            order.shuffle(due)
+            if i % 2:
+                sequence.reverse()
+            else:
+                order.shuffle(sequence)
+            share = [(s, turns[s.name]) for s in sequence]
+            due = [s for s, of in share if (i + 1) * of // most > i * of // most]
             started = [(step.name, watch.start(step)) for step in due]
             for name, lap in started:
                 laps[name].append(watch.read(lap))

@@ -4,11 +4,16 @@ weights (density, groups, diversity of heads) and about hyperparameters over tra
 This chapter imports ``regmax.nn`` and the chapters below it.
 """
 
-from .paths import RegularizationPath, path
-from .summary import AttentionSummary
-from .sweeps import Sweep, sweep
+from .hyperparameters import RegularizationPath, Sweep, path, sweep
 from .trajectories import Trajectories
-from .weights import density, group_count, groups, head_diversity, support_size
+from .weights import (
+    AttentionSummary,
+    density,
+    group_count,
+    groups,
+    head_diversity,
+    support_size,
+)
 
 __all__ = [
     "AttentionSummary",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import textwrap
@@ -30,6 +31,12 @@ def needs(extra: str, what: str) -> Iterator[None]:
         raise UsageError(
             f"{what} needs {missing}, which is not installed; run: pip install 'regmax[{extra}]'"
         ) from error
+
+
+def positive(gamma: float) -> None:
+    """Refuse a γ that is not > 0 and finite."""
+    if not (math.isfinite(gamma) and gamma > 0):
+        raise UsageError(f"--gamma must be a finite number > 0; got {gamma}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> str:

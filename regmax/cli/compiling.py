@@ -20,7 +20,8 @@ from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer
 from .common import UsageError, needs, note, working
 from .listing import quiet_registry
-from .names import by_default, named, with_defaults
+from .names import HELP, by_default, named, with_defaults
+from .scores import LONGEST
 
 DTYPES = (torch.float32, torch.float64)
 OTHERS = {
@@ -52,7 +53,7 @@ def add_to(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="regularizers, mappings or expressions (default: all regularizers)",
+        help=f"{HELP} (default: all regularizers)",
     )
     parser.set_defaults(run=run)
 
@@ -108,7 +109,7 @@ def _timed(task: Callable[[], str]) -> tuple[float, str]:
 def compile_kernels(omega: Regularizer) -> str:
     """Compile what a layer needs for each dtype; returns the method of its forward pass."""
     layer = RegularizedMax(omega)
-    d = omega.entries if omega.entries and omega.entries < 1 << 16 else 4
+    d = omega.entries if omega.entries and omega.entries <= LONGEST else 4
     for dtype in DTYPES:
         x = torch.linspace(0, 1, 2 * d, dtype=dtype, device="cpu").view(2, d).requires_grad_()
         kernel = kernel_of(omega, x)
@@ -116,7 +117,7 @@ def compile_kernels(omega: Regularizer) -> str:
             kernel.compile(dtype)
         y = layer(x)
         y.backward(torch.linspace(-1, 1, 2 * d, dtype=dtype, device="cpu").view(2, d))
-    return "no kernel" if kernel is None else f"{kernel.name} kernel"
+    return layer.solve(x.detach()).path if kernel is None else f"{kernel.name} kernel"
 
 
 def compile_others() -> str:

@@ -16,7 +16,7 @@ from ..regularizers.errors import PluginWarning, told
 from ..regularizers.penalty import Penalized, Penalty
 from ..regularizers.registry import KINDS, Offer, Registry, registry
 from ..regularizers.regularizer import Regularizer
-from .common import table, wrapped
+from .common import note, table, wrapped
 
 
 def add_to(commands: Any) -> None:
@@ -75,6 +75,14 @@ def quiet_registry() -> Registry:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         return registry()
+
+
+def warned_registry() -> Registry:
+    """The registry, after a note for each plugin at fault and each contested name."""
+    found = quiet_registry()
+    for fault in [*found.faults, *contested(found)]:
+        note(f"warning: {fault}")
+    return found
 
 
 def uncontested(found: Registry, kind: str) -> Iterator[Offer]:

@@ -1,15 +1,31 @@
-"""Regularizers by name, with hyperparameters, or as expressions."""
+"""What NAME means on the command line: a regularizer by name, with hyperparameters, as an
+expression, or of a file."""
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from ..regularizers import serialize
-from ..regularizers.errors import clipped, told
+from ..regularizers.errors import PluginError, clipped, told
+from ..regularizers.operand import Operand
 from ..regularizers.penalty import Penalty
 from ..regularizers.registry import Registry, instance, required
 from ..regularizers.regularizer import Regularizer
+from . import scores
 from .common import UsageError, note
+
+HELP = (
+    "a regularizer or a mapping, or an expression: tv, fusedmax, 'tv(lam=0.5)' (in short "
+    "tv:lam=0.5), 'tsallis(alpha=1.5) + 0.1*tv'; a class or an object of a file: mine.py:Elastic, "
+    "'mine.py:Elastic(mu=2) + 0.1*tv'; an argument in a file: 'owl(weights=\"w.npy\")'"
+)
 
 
 def with_defaults(found: Registry) -> list[str]:
@@ -44,16 +60,28 @@ def named(text: str) -> tuple[str, Regularizer]:
     The grammar is that of :mod:`regmax.regularizers.serialize`, with names of mappings too. In an
     expression a bare name of both a regularizer and a penalty, as ``tv``, means the penalty;
     ``tv()`` and ``tv(lam=0.5)`` mean the regularizer. ``tv:lam=0.5`` is short for the latter.
+    After ``FILE.py:`` the names of that file come first. A string that names a .npy, .pt or .csv
+    file is the tensor in it.
     """
-    name, _, tail = text.partition(":")
+    file, of_file, rest = text.partition(".py:")
+    rest = rest if of_file else text
+    own: dict[str, Any] = {}
     try:
-        if set("+*()") & set(name):
-            made = serialize.read(text, serialize.known())
+        own = _of_file(Path(f"{file}.py")) if of_file else {}
+        name, colon, tail = rest.partition(":")
+        if set("+*()") & set(name) or (of_file and not colon):
+            made = _read(rest, own)
         else:  # names need not be names of Python
-            call = functools.partial(serialize.offered, "regularizer", name)
-            made = serialize.read(f"call({tail})", {"call": call})
+            offered = functools.partial(serialize.offered, "regularizer", name)
+            made = _read(f"call({tail})", {**own, "call": own.get(name, offered)})
+    except UsageError:
+        raise
     except Exception as error:  # a plugin's code may raise anything
-        raise UsageError(f"{clipped(text, 80)}: {told(error)}") from error
+        reason = told(error)
+        if of_file and isinstance(error, PluginError):
+            held = [key for key, item in own.items() if isinstance(item, _Made | Operand)]
+            reason = f"{reason.rstrip('.')}; {file}.py has {', '.join(held) or 'none'}"
+        raise UsageError(f"{clipped(text, 80)}: {reason}") from error
     if isinstance(made, Penalty):
         raise UsageError(
             f"{clipped(text, 80)}: that is a penalty, not a regularizer; add it to one, as in "
@@ -62,3 +90,75 @@ def named(text: str) -> tuple[str, Regularizer]:
     if not isinstance(made, Regularizer):
         raise UsageError(f"{clipped(text, 80)}: that is {type(made).__name__}, not a regularizer")
     return text, made
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """What a Python file defines, by name; a class makes its objects by keyword."""
+    public = {k: v for k, v in vars(_run(path.resolve(), path)).items() if not k.startswith("_")}
+    return {
+        name: _Made(item, name) if isinstance(item, type) and issubclass(item, Operand) else item
+        for name, item in public.items()
+        if not isinstance(item, ModuleType)
+    }
+
+
+@functools.cache
+def _run(path: Path, given: Path) -> ModuleType:
+    """The module of a file, which is run once, as ``python FILE`` does: beside its neighbours."""
+    if not path.is_file():
+        raise UsageError(f"{given}: no such file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Makes the objects of a file's class, by keyword."""
+
+    cls: type[Any]
+    name: str
+
+    def __call__(self, **hyper: Any) -> Any:
+        kind = "penalty" if issubclass(self.cls, Penalty) else "regularizer"
+        return instance(self.cls, kind, self.name, hyper)
+
+
+def _read(text: str, own: dict[str, Any]) -> Any:
+    """The value of an expression with the names of a file and tensors of files."""
+    names = serialize.known() | own
+    files = any(suffix in text for suffix in scores.SUFFIXES)
+    if own or files:
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+            text = ast.unparse(_Files(own, names).visit(tree))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            pass  # the reader says what is wrong
+    return serialize.read(text, names)
+
+
+class _Files(ast.NodeTransformer):
+    """Puts ``Name()`` for a file's class alone, and a name in ``names`` for a file's tensor."""
+
+    def __init__(self, own: dict[str, Any], names: dict[str, Any]) -> None:
+        self.own, self.names = own, names
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        node.args = [self.visit(item) for item in node.args]
+        node.keywords = [self.visit(item) for item in node.keywords]
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Call(node, [], []) if isinstance(self.own.get(node.id), _Made) else node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if not isinstance(node.value, str) or Path(node.value).suffix not in scores.SUFFIXES:
+            return node
+        key = f"_file{len(self.names)}"
+        self.names[key] = scores.tensor(Path(node.value))
+        return ast.Name(key)

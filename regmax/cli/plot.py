@@ -1,27 +1,32 @@
-"""``regmax plot``: pictures of a mapping, or of the convergence of solvers."""
+"""``regmax plot``: pictures of a mapping, of the convergence of solvers, of every regularizer."""
 
 from __future__ import annotations
 
 import argparse
-import math
+import re
+import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import plots
-from ..analysis.paths import varied
-from ..plots.subjects import takes
+from ..analysis.hyperparameters import varied
+from ..nn.layer import RegularizedMax
+from ..optimality.solution import Solution
+from ..plots.style import INK, formula, takes
+from ..regularizers.registry import Registry, suggestion
 from ..regularizers.regularizer import Regularizer
-from . import gallery
-from .common import UsageError, needs, note
-from .convergence import converge, made_up, solvers
-from .listing import contested, quiet_registry
-from .names import named
-from .scores import MOST, load
+from ..testing.backends.generic import definition
+from .common import UsageError, needs, note, positive, table, working
+from .listing import quiet_registry, warned_registry
+from .names import HELP, named, with_defaults
+from .scores import LONGEST, MOST, load, made_up
 
 SUFFIXES = (".png", ".svg", ".pdf")
-LONGEST = 1 << 16
+TOGETHER = {"curves": 2, "surface": 3, "simplex": 3}
+"""The kinds of picture for several Ω, and the number of entries that these must accept."""
 KINDS = {
     "mapping": "Π_Ω at two scores, and on a row of scores with softmax and sparsemax",
     "curves": "max_Ω and Π_Ω at two scores",
@@ -56,9 +61,7 @@ def add_to(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a regularizer or a mapping, or an expression: tv, fusedmax, 'tv(lam=0.5)' (in short "
-        "tv:lam=0.5), 'tsallis(alpha=1.5) + 0.1*tv'; several for one picture of kind "
-        f"{', '.join(gallery.TOGETHER)}",
+        help=f"{HELP}; several for one picture of kind {', '.join(TOGETHER)}",
     )
     parser.add_argument(
         "--kind", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)} (default: mapping)"
@@ -115,13 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the picture and print its path. The status is 1 if Ω raises."""
     kind: str = arguments.kind or "mapping"
     check(arguments, kind)
-    found = quiet_registry()
-    for fault in [*found.faults, *contested(found)]:
-        note(f"warning: {fault}")
+    found = warned_registry()
     with needs("plot", "a plot"):
         import matplotlib.figure  # noqa: F401
     if arguments.all:
-        return gallery.run(found, arguments.gamma, arguments.out or Path("regmax-gallery"))
+        return every(found, arguments.gamma, arguments.out or Path("regmax-gallery"))
     omegas = dict(named(text) for text in arguments.names)
     text = ", ".join(omegas)
     x = rows(arguments, kind, next(iter(omegas.values())))
@@ -132,17 +133,16 @@ def run(arguments: argparse.Namespace) -> int:
     except Exception as error:  # a plugin's code may raise anything
         note(f"regmax plot: {text}: {type(error).__name__}: {error}")
         return 1
-    name = gallery.stem("regmax", *omegas, *([] if kind == "mapping" else [kind]))
+    name = stem("regmax", *omegas, *([] if kind == "mapping" else [kind]))
     path = arguments.out or Path(f"{name}.png")
-    gallery.write(figure, path)
+    write(figure, path)
     print(*lines, path, sep="\n")
     return 0
 
 
 def check(arguments: argparse.Namespace, kind: str) -> None:
     """Refuse numbers out of range, and options without effect."""
-    if not (math.isfinite(arguments.gamma) and arguments.gamma > 0):
-        raise UsageError(f"--gamma must be a finite number > 0; got {arguments.gamma}")
+    positive(arguments.gamma)
     for option, least in (("rows", 0), ("row", 0), ("dim", 1)):
         number = getattr(arguments, option)
         if number is not None and number < least:
@@ -155,8 +155,8 @@ def check(arguments: argparse.Namespace, kind: str) -> None:
         return
     if not arguments.names:
         raise UsageError("name a regularizer (regmax list shows them), or use --all")
-    if len(arguments.names) > 1 and kind not in gallery.TOGETHER:
-        several = ", ".join(gallery.TOGETHER)
+    if len(arguments.names) > 1 and kind not in TOGETHER:
+        several = ", ".join(TOGETHER)
         got = len(arguments.names)
         raise UsageError(f"--kind {kind} takes one regularizer; got {got} (several: {several})")
     for option, kinds in ONLY.items():
@@ -190,13 +190,9 @@ def rows(arguments: argparse.Namespace, kind: str, omega: Regularizer) -> Tensor
         return None if arguments.dim is None else plots.example(arguments.dim)
     row = arguments.row or 0
     x, total = load(arguments.scores, most, None if many else row)
-    if not many:
-        if row >= total:
-            raise UsageError(f"--row {row}: {arguments.scores} has rows 0 to {total - 1}")
-        return x[0]
-    if len(x) < total:
-        note(f"{arguments.scores}: {len(x)} of {total} rows, evenly spread (--rows 0: all)")
-    return x
+    if not many and row >= total:
+        raise UsageError(f"--row {row}: {arguments.scores} has rows 0 to {total - 1}")
+    return x if many else x[0]
 
 
 def draw(
@@ -204,8 +200,8 @@ def draw(
 ) -> tuple[Any, list[str]]:
     """The figure, and lines to print before its path."""
     gamma: float = arguments.gamma
-    if kind in gallery.TOGETHER:
-        entries = gallery.TOGETHER[kind]
+    if kind in TOGETHER:
+        entries = TOGETHER[kind]
         for name, omega in omegas.items():
             if not takes(omega, entries):
                 raise UsageError(
@@ -219,10 +215,10 @@ def draw(
     if kind == "overview":
         return plots.overview(omega, gamma, name), []
     if kind == "path":
-        return plots.path(omega, x, gamma, over(arguments.over, omega), name), []
+        return plots.path(omega, x, over(arguments.over, omega), gamma=gamma, name=name), []
     assert x is not None
-    figure, table = converge(name, omega, x, gamma, solvers(arguments.solver))
-    return figure, [table]
+    figure, text = converge(name, omega, x, gamma, solvers(arguments.solver))
+    return figure, [text]
 
 
 def over(wanted: str | None, omega: Regularizer) -> list[str]:
@@ -231,3 +227,139 @@ def over(wanted: str | None, omega: Regularizer) -> list[str]:
         return varied(omega, wanted and [part.strip() for part in wanted.split(",")])
     except ValueError as error:
         raise UsageError(f"--{error}") from error
+
+
+# -- convergence -----------------------------------------------------------------------------------
+
+
+def converge(
+    name: str, omega: Regularizer, x: Tensor, gamma: float, wanted: list[str]
+) -> tuple[Any, str]:
+    """A picture of the convergence of each solver, and a table of the results."""
+    solutions: dict[str, Solution] = {}
+    lines = []
+    for asked in wanted:
+        with working(f"solving {name} with {asked}"):
+            solution, seconds = solved(omega, x, gamma, asked)
+        if isinstance(solution, str):
+            lines.append([asked, "refused", "", "", "", solution])
+            continue
+        label = f"auto: {solution.path.replace('solver ', '')}" if asked == "auto" else asked
+        solutions[label] = solution
+        steps = solution.iterations.double()
+        lines.append(
+            [
+                label,
+                f"{int(solution.converged.sum())} of {solution.converged.numel()}",
+                f"{steps.median():g}",
+                f"{steps.max():g}",
+                f"{solution.error_bound.max():.1e}",
+                f"{seconds:.3f}",
+            ]
+        )
+    if not solutions:
+        reasons = "; ".join(f"{line[0]}: {line[-1]}" for line in lines)
+        raise UsageError(f"--solver: none can take {name} ({reasons}); auto chooses one that can")
+    header = ["solver", "converged", "iterations", "most", "worst certified error", "seconds"]
+    title = f"{name}, γ = {gamma:g}: {len(x)} rows of {x.shape[-1]} scores"
+    caption = f"{title}; value-only Ω; iterations of the median row, and the most of any row"
+    figure = plots.convergence(solutions)
+    figure.suptitle(formula(title), fontsize=14, color=INK)
+    return figure, f"{caption}\n{table(header, lines)}"
+
+
+def solvers(wanted: str | None) -> list[str]:
+    """The requested solvers, each once."""
+    names = list(dict.fromkeys(n.strip() for n in (wanted or "auto").split(",") if n.strip()))
+    known = ["auto", *quiet_registry().names("solver")]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        got = ", ".join(map(repr, unknown)) or repr(wanted)
+        like = suggestion(unknown[0], known) if unknown else ""
+        raise UsageError(f"--solver must name solvers: {', '.join(known)}; got {got}{like}")
+    return names
+
+
+def solved(
+    omega: Regularizer, x: Tensor, gamma: float, solver: str
+) -> tuple[Solution | str, float]:
+    """A traced solution for the value-only Ω, and the seconds of an untraced solve; or the solver's
+    reason to refuse."""
+    layer = RegularizedMax(definition(omega), gamma, solver=solver, on_failure="ignore")
+    with torch.no_grad():
+        try:
+            solution = layer.solve(x, trace=True)
+        except ValueError as error:
+            if "cannot take" not in str(error):
+                raise
+            return str(error).partition(": ")[2].partition(";")[0], 0.0
+        start = time.perf_counter()
+        layer(x)
+        return solution, time.perf_counter() - start
+
+
+# -- every regularizer -----------------------------------------------------------------------------
+
+
+def every(found: Registry, gamma: float, folder: Path) -> int:
+    """Draw the pictures and print their paths. If a regularizer raises, go on; the status is 1."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror or error}") from error
+    names = with_defaults(found)
+    sound: dict[str, Regularizer] = {}
+    for number, name in enumerate(names, start=1):
+        try:
+            _, omega = named(name)
+            with working(f"drawing {name} ({number} of {len(names)})"):
+                figures = alone(omega, gamma)
+        except Exception as error:  # a plugin's code may raise anything; the others go on
+            origin = found.origin("regularizer", name)
+            note(f"regmax plot: {name} ({origin}): {type(error).__name__}: {error}")
+            continue
+        sound[plots.label(omega)] = omega
+        for kind, figure in figures.items():
+            both(figure, folder / stem(name, kind))
+    for kind, entries in TOGETHER.items():
+        fit = {name: omega for name, omega in sound.items() if takes(omega, entries)}
+        if len(fit) < len(sound):
+            left = ", ".join(name for name in sound if name not in fit)
+            note(f"{kind}: without {left}, which takes rows of another number of entries")
+        if fit:
+            with working(f"drawing {kind} of all"):
+                figure = getattr(plots, kind)(fit, gamma)
+            both(figure, folder / kind)
+    return 1 if len(sound) < len(names) else 0
+
+
+def alone(omega: Regularizer, gamma: float) -> dict[str, Any]:
+    """The pictures of one Ω by kind."""
+    x = made_up(64, omega.entries or 20)
+    name = plots.label(omega)
+    return {
+        "overview": plots.overview(omega, gamma),
+        "mapping": plots.mapping(omega, gamma=gamma),
+        "convergence": converge(name, omega, x, gamma, ["auto"])[0],
+    }
+
+
+def both(figure: Any, path: Path) -> None:
+    """Write the picture as .svg and as .png, and print the paths."""
+    for suffix in (".svg", ".png"):
+        file = path.with_name(path.name + suffix)
+        write(figure, file)
+        print(file, flush=True)
+
+
+def write(figure: Any, path: Path) -> None:
+    """Save the figure. :class:`UsageError` if the file cannot be written."""
+    try:
+        plots.save(figure, path)
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror or error}") from error
+
+
+def stem(*words: str) -> str:
+    """A safe file name, such as ``tv-lam-0.5-path``."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(words)).strip("-")

@@ -1,4 +1,5 @@
-"""Scores for the commands: built in, or from a ``.npy``, ``.pt`` or ``.csv`` file."""
+"""Scores for the commands: made here, or from a ``.npy``, ``.pt`` or ``.csv`` file; and tensors of
+such files as arguments of Ω."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..regularizers.errors import clipped
-from .common import UsageError, needs
+from .common import UsageError, needs, note
 
 SUFFIXES = (".npy", ".pt", ".csv")
-MOST = 1 << 24
-"""Scores that a command computes with: 128 MiB in float64."""
+MOST, LONGEST = 1 << 24, 1 << 16
+"""Scores that a command computes with: 128 MiB in float64; and those in a row that it makes."""
 
 
 def builtin(d: int = 12) -> Tensor:
@@ -30,10 +31,27 @@ def builtin(d: int = 12) -> Tensor:
     return x
 
 
+def made_up(rows: int, d: int) -> Tensor:
+    """(rows, d) float64 scores of scale 0.3, 1 and 3 in turn."""
+    scale = torch.tensor([0.3, 1.0, 3.0], dtype=torch.float64, device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, d, generator=generator, dtype=torch.float64, device="cpu")
+    return scale.repeat(rows // 3 + 1)[:rows, None] * x
+
+
+def tensor(path: Path) -> Tensor:
+    """The tensor in the file, in its dtype; of a .csv with one line, that line as (d,)."""
+    x = _read(path)
+    if math.prod(x.shape) > MOST:
+        raise UsageError(f"{path}: too large for an argument; accepted: {MOST} numbers in all")
+    x = x if isinstance(x, Tensor) else torch.from_numpy(x.copy())
+    return x[0] if path.suffix.lower() == ".csv" and len(x) == 1 else x
+
+
 def load(path: Path, limit: int, row: int | None = None) -> tuple[Tensor, int]:
     """The rows of the file as (rows, d) float64, and their number in the file. At most ``limit``
-    rows (0: all), evenly spread, or one ``row``, the last if there are fewer. Leading dimensions
-    are rows. :class:`UsageError` says what is wrong with the file.
+    rows (0: all), evenly spread, which a note says, or one ``row``, the last if there are fewer.
+    Leading dimensions are rows. :class:`UsageError` says what is wrong with the file.
 
     Of a .npy or .pt file these rows alone are read, so it may be larger than memory.
     """
@@ -69,6 +87,8 @@ def load(path: Path, limit: int, row: int | None = None) -> tuple[Tensor, int]:
                 f"{path}: {what} in row {first}; accepted: finite scores, and -inf for one that "
                 "takes no part, with at least one finite score in each row"
             )
+    if row is None and count < total:
+        note(f"{path}: {count} of {total} rows, evenly spread (--rows 0: all)")
     return rows, total
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
 from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
-from .common import UsageError, columns, note, table, working, wrapped
-from .listing import contested, quiet_registry
-from .names import by_default, named, with_defaults
-from .scores import builtin, load
+from .common import UsageError, columns, note, positive, table, working, wrapped
+from .listing import warned_registry
+from .names import HELP, by_default, named, with_defaults
+from .scores import LONGEST, builtin, load
 
 DEFAULT_AGAINST = ("generic", "cvxpylayers")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -40,8 +39,7 @@ def add_to(commands: Any) -> None:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a regularizer or a mapping, or an expression: tv, fusedmax, 'tv(lam=0.5)' (in short "
-        "tv:lam=0.5), 'tsallis(alpha=1.5) + 0.1*tv' (default: all regularizers)",
+        help=f"{HELP} (default: all regularizers)",
     )
     parser.add_argument(
         "--scores",
@@ -70,11 +68,8 @@ def add_to(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print one table per regularizer and the verdicts. The status is 1 if any verdict fails."""
-    found = quiet_registry()
-    for fault in [*found.faults, *contested(found)]:
-        note(f"warning: {fault}")
-    if not (math.isfinite(arguments.gamma) and arguments.gamma > 0):
-        raise UsageError(f"--gamma must be a finite number > 0; got {arguments.gamma}")
+    found = warned_registry()
+    positive(arguments.gamma)
     if arguments.rows < 0:
         raise UsageError(f"--rows must be at least 0; got {arguments.rows}")
     if arguments.json is not None and not arguments.json.resolve().parent.is_dir():
@@ -87,14 +82,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("no regularizer is installed: install regmax itself (pip install -e .)")
     against = backends(found, arguments.against)
     device = usable_device(arguments.device, DTYPES[arguments.dtype])
-    if arguments.scores is None:
-        x = builtin()
-    else:
-        x, total = load(arguments.scores, arguments.rows)
-        if len(x) < total:
-            note(f"{arguments.scores}: {len(x)} of {total} rows, evenly spread (--rows 0: all)")
-    x = x.to(device, DTYPES[arguments.dtype])
-    outcomes = check(omegas, x, against, arguments.gamma)
+    given = None if arguments.scores is None else load(arguments.scores, arguments.rows)[0]
+
+    def rows(omega: Regularizer) -> Tensor:
+        fit = omega.entries if omega.entries and omega.entries <= LONGEST else 12
+        return (builtin(fit) if given is None else given).to(device, DTYPES[arguments.dtype])
+
+    outcomes = check(omegas, rows, against, arguments.gamma)
     if arguments.json is not None:
         document = {
             "ok": all(ok(outcome) for _, outcome in outcomes),
@@ -119,9 +113,12 @@ Subject = Regularizer | Exception
 
 
 def check(
-    omegas: Sequence[tuple[str, Subject]], x: Tensor, against: Sequence[str], gamma: float
+    omegas: Sequence[tuple[str, Subject]],
+    rows: Callable[[Regularizer], Tensor],
+    against: Sequence[str],
+    gamma: float,
 ) -> list[tuple[str, Outcome]]:
-    """Cross-check each regularizer and print its table. If one raises, go on."""
+    """Cross-check each regularizer on its ``rows`` and print its table. If one raises, go on."""
     outcomes: list[tuple[str, Outcome]] = []
     for number, (label, omega) in enumerate(omegas, start=1):
         outcome: Outcome
@@ -129,7 +126,7 @@ def check(
             if isinstance(omega, Exception):
                 raise omega
             with working(f"validating {label} ({number} of {len(omegas)})"):
-                outcome = crosscheck(omega, x, against=against, gamma=gamma)
+                outcome = crosscheck(omega, rows(omega), against=against, gamma=gamma)
             text = outcome.table(columns())
         except Exception as error:  # a plugin's code may raise anything; the others go on
             outcome, text = error, f"{label}: FAILED\n  {type(error).__name__}: {told(error)}"

@@ -5,7 +5,7 @@
     model = AutoModel.from_pretrained(name, attn_implementation="regmax-entmax15")
 
 transformers passes a mask only if a mask function is registered under the same name, and omits the
-mask if softmax's kernels need none. This module handles both. ``regmax.integrations.attached``
+mask if softmax's kernels need none. This module handles both. ``regmax.integrations.pretrained``
 makes Ω a part of the model, which is saved and loaded with it.
 """
 
@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..kernels.wrappers import is_dtensor
 from ..nn import chunks
 from ..nn.attention import attention, averages, causal, scores, weights_of
-from ..nn.omega import Omega
+from ..nn.learnable import Learnable
+from ..nn.omega import Omega, fresh
 from ..regularizers.registry import registry
-from . import attached, parallel, taught
+from ..regularizers.regularizer import Regularizer
+from . import pretrained
 from .decoding import MappedLogits, beam_search, logits_processor
 
 __all__ = [
@@ -62,17 +65,17 @@ def register(name: str | None = None, omega: Omega | None = None) -> list[str]:
     """
     if (name is None) != (omega is None):
         raise TypeError("name and omega go together; got one of them")
-    taught.teach()
-    _register(attached.ATTACHED, None)
+    pretrained.wrap_methods()
+    _register(pretrained.ATTACHED, None)
     if name is None:
         for mapping in registry().mappings():
             _register(PREFIX + mapping, mapping)
         return [PREFIX + mapping for mapping in registry().mappings()]
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str; got {name!r}")
-    if name == attached.ATTACHED:
+    if name == pretrained.ATTACHED:
         raise ValueError(f"name must not be {name!r}, which means the Ω that a model holds")
-    omega = attached.checked(omega)
+    omega = _checked(omega)
     _register(name, omega)
     return [name]
 
@@ -96,9 +99,9 @@ def attach(model: Any, omega: Omega, per_layer: bool = False) -> Any:
         raise TypeError(f"model must be a transformers.PreTrainedModel; got {type(model).__name__}")
     if not isinstance(per_layer, bool):
         raise TypeError(f"per_layer must be a bool; got {type(per_layer).__name__} {per_layer!r}")
-    omega = attached.checked(omega)
+    omega = _checked(omega)
     register()
-    attached.attach(model, omega, per_layer)
+    pretrained.attach(model, omega, per_layer)
     return model
 
 
@@ -111,14 +114,28 @@ def from_pretrained(cls: Any, *args: Any, omega: Omega | None = None, **kwargs: 
     """
     register()
     if omega is not None:
-        omega = attached.checked(omega)
-    with attached.giving(omega):
+        omega = _checked(omega)
+    with pretrained.giving(omega):
         found = cls.from_pretrained(*args, **kwargs)
-    if omega is not None and not attached.holds(found[0] if isinstance(found, tuple) else found):
+    if omega is not None and not pretrained.holds(found[0] if isinstance(found, tuple) else found):
         raise ValueError(
             f"omega is {omega}, and the model was saved without an Ω of its own: load it without "
             "omega and call attach(model, omega)"
         )
+    return found
+
+
+def _checked(omega: Any) -> Regularizer | Learnable:
+    """``omega`` as an object. Refuses tensors that require grad and are not parameters."""
+    found = fresh(omega)
+    for prefix, part in found.named_modules():
+        for key, item in vars(part).items():
+            if isinstance(item, Tensor) and item.requires_grad:
+                name = f"{prefix}.{key}" if prefix else key
+                raise TypeError(
+                    f"{name} of {found} requires grad and is no parameter, so no model can list or "
+                    "save it: make it an nn.Parameter, or take regmax.nn.Learnable"
+                )
     return found
 
 
@@ -134,12 +151,43 @@ def _register(name: str, omega: Omega | None) -> None:
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        found = parallel.of_heads(attached.omega_of(module, name), module, query)
+        found = _of_heads(pretrained.omega_of(module, name), module, query)
         return _attention(found, module, query, key, value, attention_mask, **kwargs)
 
-    attached.OMEGAS[name] = omega
+    pretrained.OMEGAS[name] = omega
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
+
+
+def _of_heads(omega: Omega, module: Any, query: Tensor) -> Omega:
+    """Ω with the numbers of the heads in ``query`` (N, H, L, E), which may be some of the model's.
+
+    Each process has all parameters of Ω, and uses them for its own heads: their gradients are added
+    over the processes.
+    """
+    own = query.shape[1]
+    heads = getattr(getattr(module, "config", None), "num_attention_heads", own)
+    if isinstance(omega, str) or own == heads:
+        return omega
+    parts = (p for p in module.parameters() if is_dtensor(p))
+    sharded = (p.device_mesh for p in parts if any(s.is_shard() for s in p.placements))
+    mesh: Any = next(sharded, None)
+    if mesh is None:
+        return omega
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    present = omega() if isinstance(omega, Learnable) else omega
+    per_row = present.per_row_tensors()
+    found = {}
+    for name, t in present.tensors(fixed=True).items():
+        if is_dtensor(t):
+            continue
+        whole = DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        part = whole.to_local(grad_placements=[Partial()] * mesh.ndim)
+        if name in per_row and t.ndim > 2 and t.shape[-3] == heads == own * mesh.size():
+            part = part.narrow(-3, own * mesh.get_local_rank(), own)
+        found[name] = part
+    return present.with_tensors(found) if found else present
 
 
 def _attention(

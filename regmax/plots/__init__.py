@@ -4,17 +4,12 @@ matplotlib (extra ``plot``) and no display.
 This chapter imports ``regmax.analysis``, ``regmax.nn`` and the chapters below them.
 """
 
-from .descents import FLOOR, convergence
 from .heads import diversity_by_layer, head_densities, histograms, trajectories
 from .heatmaps import attention, attentions
-from .mappings import example, mapping
-from .overviews import overview
-from .paths import path
-from .style import save
-from .subjects import label
-from .surfaces import surface
-from .triangles import simplex
-from .twoscores import curves
+from .mappings import curves, example, mapping, overview, path
+from .solvers import FLOOR, convergence
+from .style import label, save
+from .three_scores import simplex, surface
 
 __all__ = [
     "FLOOR",

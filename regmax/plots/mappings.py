@@ -1,4 +1,4 @@
-"""A mapping at two scores and on a row of scores."""
+"""One mapping: at two scores, on a row of scores, over its hyperparameters, and all in one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,126 @@ import torch
 from torch import Tensor
 
 from .. import analysis
+from ..analysis.hyperparameters import varied
 from ..kernels.simplex import project
 from ..nn.layer import RegularizedMax
 from ..regularizers.regularizer import Regularizer
-from .style import FAINT, INK, PALETTE, QUIET, blank, formula, frame, short, styled
-from .subjects import label, takes
-from .twoscores import scores, slopes, temperatures
+from .style import (
+    FAINT,
+    INK,
+    PALETTE,
+    QUIET,
+    Omegas,
+    blank,
+    formula,
+    frame,
+    label,
+    letter,
+    line,
+    several,
+    short,
+    styled,
+    takes,
+    title,
+    weights,
+)
+from .three_scores import simplex, surface
+
+Line = tuple[str, dict[str, Any], Tensor, Tensor]
+"""A name, its style, max_Ω and Π_Ω."""
+SHADES = ((PALETTE[5], 2.0), (PALETTE[0], 1.0), (PALETTE[1], 0.5))
+"""Colours of three temperatures in units of γ."""
+_REFERENCE: dict[str, Any] = {"color": QUIET, "linestyle": (0, (4, 3)), "linewidth": 1.2}
+_SHARED: dict[str, Any] = {"color": "#c9c9c9", "linewidth": 6}
+
+
+# -- two scores ------------------------------------------------------------------------------------
+
+
+@styled
+def curves(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
+    """A figure of max_Ω([t, 0]) and its slope Π_Ω([t, 0])₁ over t, side by side: Niculae & Blondel
+    (2017), Figure 2.
+
+    ``omegas``: one Ω, drawn at γ/2, γ and 2γ, or several by name, drawn at γ. Equal curves share a
+    line. max_Ω is shifted by γΩ(e₂), so that it tends to 0 as t → −∞, like max(t, 0). ``figure``: a
+    matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError if an Ω does
+    not accept two entries.
+    """
+    found = several(omegas, 2)
+    if figure is None:
+        figure = blank(9, 4.1)
+        figure.suptitle(title(found, gamma), fontsize=13, color=INK)
+    left, right = figure.subplots(1, 2)
+    t = _scores(gamma)
+    if len(found) == 1:
+        lines = _temperatures(next(iter(found.values())), gamma, t)
+    else:
+        each = [(name, *_both(omega, gamma, t)) for name, omega in found.items()]
+        lines = [(name, line(k), top, y) for k, (name, top, y) in enumerate(_merged(each))]
+    for name, style, top, _ in lines:
+        left.plot(t.tolist(), top.tolist(), linewidth=2, label=formula(name), **style)
+    left.plot(t.tolist(), t.clamp(min=0).tolist(), **_REFERENCE, label="max(t, 0)")
+    left.legend(frameon=False, loc="upper left", fontsize=11)
+    left.set_title("max$_Ω$([t, 0]), up to a constant", fontsize=12, color=INK)
+    left.set(xlabel="score t", xlim=(float(t[0]), float(t[-1])))
+    frame(left)
+    dashed = _slopes(right, lines, t, gamma)
+    right.legend(handles=dashed, frameon=False, loc="upper left", fontsize=11)
+    right.set_title("Π$_Ω$([t, 0])$_1$", fontsize=12, color=INK)
+    return figure
+
+
+def _scores(gamma: float) -> Tensor:
+    """(points,) t from −4γ to 4γ."""
+    return torch.linspace(-4 * gamma, 4 * gamma, 401, dtype=torch.float64, device="cpu")
+
+
+def _temperatures(omega: Regularizer, gamma: float, t: Tensor) -> list[Line]:
+    """The curves at 2γ, γ and γ/2."""
+    return [
+        (f"γ = {factor * gamma:g}", {"color": colour}, *_both(omega, factor * gamma, t))
+        for colour, factor in SHADES
+    ]
+
+
+def _slopes(axis: Any, lines: list[Line], t: Tensor, gamma: float) -> list[Any]:
+    """Draw Π_Ω([t, 0])₁, and softmax if it is not among the lines; return softmax's line."""
+    for name, style, _, y in lines:
+        axis.plot(t.tolist(), y.tolist(), linewidth=2, label=formula(name), **style)
+    axis.set(xlabel="score t", xlim=(float(t[0]), float(t[-1])), ylim=(-0.03, 1.03))
+    frame(axis)
+    soft = (t / gamma).sigmoid()
+    if any(torch.allclose(y, soft, atol=1e-9) for *_, y in lines):
+        return []
+    text = "softmax" if gamma == 1 else f"softmax, γ = {gamma:g}"
+    drawn: list[Any] = axis.plot(t.tolist(), soft.tolist(), **_REFERENCE, label=text)
+    return drawn
+
+
+def _both(omega: Regularizer, gamma: float, t: Tensor) -> tuple[Tensor, Tensor]:
+    """max_Ω([t, 0]) + γΩ(e₂), and Π_Ω([t, 0])₁."""
+    pairs = torch.stack([t, torch.zeros_like(t)], -1)
+    layer = RegularizedMax(omega, gamma)
+    with torch.no_grad():
+        end = omega.value(omega.lifted(torch.tensor([0.0, 1.0], dtype=t.dtype, device="cpu")))
+        return layer.max(pairs) + gamma * end, layer(pairs)[:, 0]
+
+
+def _merged(each: list[tuple[str, Tensor, Tensor]]) -> list[tuple[str, Tensor, Tensor]]:
+    """Equal curves once, with all of their names."""
+    found: list[tuple[str, Tensor, Tensor]] = []
+    for name, top, y in each:
+        for k, (names, _, other) in enumerate(found):
+            if torch.allclose(y, other, atol=1e-9):
+                found[k] = (f"{names}, {name}", top, y)
+                break
+        else:
+            found.append((name, top, y))
+    return found
+
+
+# -- a row of scores -------------------------------------------------------------------------------
 
 
 def example(d: int = 20, seed: int = 3) -> Tensor:
@@ -25,7 +139,7 @@ def example(d: int = 20, seed: int = 3) -> Tensor:
     return 0.25 * levels.repeat_interleave(4)[:d] + 0.07 * noise
 
 
-def one_row(x: Tensor) -> Tensor:
+def _one_row(x: Tensor) -> Tensor:
     """(d,) float64 scores on the CPU; ValueError for anything but one row of them."""
     if x.ndim != 1 or not bool(((x < torch.inf) & ~x.isnan()).all()):
         raise ValueError(
@@ -41,40 +155,31 @@ def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, nam
     ``x``: scores of shape (d,), −inf for a masked one; default :func:`example`. ``name``: the name
     of Π_Ω in the figure.
     """
-    if x is None:
-        x = example(20 if omega.entries is None else omega.entries)
-    x = one_row(x)
+    x = example(20 if omega.entries is None else omega.entries) if x is None else _one_row(x)
     name, pairs = name or label(omega), takes(omega, 2)
-    rows = _rows(omega, x, gamma, name)
+    rows = _compared(omega, x, gamma, name)
     figure = blank(12.5 if pairs else 8.5, 1.35 * (1 + len(rows)) + 1.3)
     grid = figure.add_gridspec(1 + len(rows), 1 + pairs, width_ratios=(1, 1.75)[1 - pairs :])
     if pairs:
-        _curves(figure.add_subplot(grid[:, 0]), omega, gamma)
+        axis, t = figure.add_subplot(grid[:, 0]), _scores(gamma)
+        _slopes(axis, _temperatures(omega, gamma, t), t, gamma)
+        axis.set(ylabel="weight of the first score", title="two scores, t and 0")
+        axis.legend(frameon=False, loc="upper left", fontsize=11)
     axes = [figure.add_subplot(grid[k, -1]) for k in range(1 + len(rows))]
     _bars(axes, x, rows)
     figure.suptitle(f"{formula(name)}, γ = {gamma:g}", fontsize=14, color=INK)
     return figure
 
 
-def _rows(
+def _compared(
     omega: Regularizer, x: Tensor, gamma: float, name: str
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Name, weights and groups of the mappings to show: Π_Ω is last; equal others are left out."""
-    with torch.no_grad():
-        y = RegularizedMax(omega, gamma)(x)
-        on = x > -torch.inf
-        others = (("softmax", (x / gamma).softmax(-1)), ("sparsemax", project(x / gamma, on)))
+    y, on = weights(omega, x, gamma), x > -torch.inf
+    others = (("softmax", (x / gamma).softmax(-1)), ("sparsemax", project(x / gamma, on)))
     alone = torch.arange(len(x), device="cpu")
     found = [(n, z, alone) for n, z in others if not torch.allclose(y, z, atol=1e-9)]
     return [*found, (name, y, analysis.groups(y, omega, mask=on))]
-
-
-def _curves(axis: Any, omega: Regularizer, gamma: float) -> None:
-    """Π_Ω([t, 0])₁ for three γ, and softmax."""
-    t = scores(gamma)
-    slopes(axis, temperatures(omega, gamma, t), t, gamma)
-    axis.set(ylabel="weight of the first score", title="two scores, t and 0")
-    axis.legend(frameon=False, loc="upper left", fontsize=11)
 
 
 def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tensor]]) -> None:
@@ -124,12 +229,134 @@ def _bars(axes: Sequence[Any], x: Tensor, rows: Sequence[tuple[str, Tensor, Tens
 def _coloured(y: Tensor, ids: Tensor) -> tuple[list[str], int]:
     """A colour for each entry, and how many groups have more than one entry above 0."""
     colours = [QUIET] * len(y)
-    seen: dict[int, list[int]] = {}
+    numbers, members = ids[y > 0].unique(return_counts=True)
+    fused = numbers[members > 1].tolist()
     for k, group in enumerate(ids.tolist()):
-        if float(y[k]) > 0:
-            seen.setdefault(group, []).append(k)
-    fused = [members for members in seen.values() if len(members) > 1]
-    for n, members in enumerate(fused):
-        for k in members:
-            colours[k] = PALETTE[n % len(PALETTE)]
+        if group in fused and float(y[k]) > 0:
+            colours[k] = PALETTE[fused.index(group) % len(PALETTE)]
     return colours, len(fused)
+
+
+# -- over hyperparameters --------------------------------------------------------------------------
+
+
+@styled
+def path(
+    omega: Regularizer,
+    x: Tensor | None = None,
+    over: str | Sequence[str] | None = None,
+    values: Sequence[float] | Tensor | None = None,
+    *,
+    gamma: float = 1.0,
+    name: str = "",
+    figure: Any = None,
+) -> Any:
+    """A figure of Π_Ω(x) over γ and over each hyperparameter of Ω, with one line per entry: the
+    numbers of :func:`regmax.analysis.path`.
+
+    A wide grey line lies below entries that are equal bit for bit. A dotted line marks the present
+    value. Each panel varies one hyperparameter.
+
+    ``x``: scores of shape (d,), −inf for a masked one; by default six, or as many as Ω is made for.
+    ``over``: ``"gamma"``, or the name of a declared hyperparameter, dotted in nested Ω
+    (``"base.alpha"``), or several names; by default all, γ first. ``values``: of the one name in
+    ``over``; by default 400 around the present value. ``name``: the name of Π_Ω in the figure.
+    ``figure``: a matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError
+    for an unknown name, for a value out of range, and for x that is not one row.
+    """
+    x = default_row(omega) if x is None else _one_row(x)
+    names = varied(omega, over)
+    if values is not None and len(names) > 1:
+        raise ValueError(f"values go with one name in over; got {', '.join(names)}")
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    if figure is None:
+        figure = blank(max(4 * columns, 5) + 1, 3.2 * rows + 0.4)
+        others = "" if names == ["gamma"] else f", γ = {gamma:g}"
+        figure.suptitle(formula(f"{name or label(omega)}{others}"), fontsize=14, color=INK)
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    fused = [
+        _weights_over(axis, analysis.path(omega, x, one, values, gamma=gamma), x)
+        for one, axis in zip(names, axes.flat, strict=False)
+    ]
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
+    for axis in axes[:, 0]:
+        axis.set_ylabel("weight")
+    _key(figure, x, any(fused))
+    return figure
+
+
+def default_row(omega: Regularizer) -> Tensor:
+    """(d,) scores: two runs of neighbours at about one level each, with noise."""
+    level = torch.tensor([0.15, 0.0, 0.95, 1.2, 1.05, 0.55], dtype=torch.float64, device="cpu")
+    d = omega.entries or len(level)
+    return level.repeat(-(-d // len(level)))[:d] + 0.01 * torch.arange(d, device="cpu") * (
+        d > len(level)
+    )
+
+
+def _weights_over(axis: Any, found: analysis.RegularizationPath, x: Tensor) -> bool:
+    """Draw the lines over γ or a hyperparameter, and return whether some entries are fused."""
+    at, y, ids = found.values, found.y, found.groups
+    fused, marker = False, "o" if len(at) == 1 else None
+    for k in (x > -torch.inf).nonzero()[:, 0].tolist():
+        same = ((ids == ids[:, k : k + 1]) & (ids >= 0)).sum(-1) > 1
+        fused = fused or bool(same.any())
+        shared = torch.where(same, y[:, k], torch.nan)
+        axis.plot(at.tolist(), shared.tolist(), **_SHARED, zorder=1)
+        axis.plot(at.tolist(), y[:, k].tolist(), linewidth=1.5, marker=marker, **line(k))
+    axis.axvline(found.present, color=QUIET, linewidth=1, linestyle=":")
+    over, low, high = found.over, float(at.min()), float(at.max())
+    axis.set(xlabel="temperature γ" if over == "gamma" else letter(over), ylim=(-0.03, 1.03))
+    axis.set_xscale("log" if high > 4 * low > 0 else "linear")
+    if low < high:
+        axis.set_xlim(low, high)
+    axis.xaxis.set_major_formatter("{x:g}")
+    frame(axis)
+    return fused
+
+
+def _key(figure: Any, x: Tensor, fused: bool) -> None:
+    """A key of the score of each line, for up to eight scores, and of the grey lines."""
+    from matplotlib.lines import Line2D
+
+    shown = [Line2D([], [], **_SHARED, label="equal weights")] if fused else []
+    if len(x) <= 8:
+        scores = [(k, item) for k, item in enumerate(x.tolist()) if item > -torch.inf]
+        lines = [Line2D([], [], **line(k), label=f"x$_{k + 1}$ = {s:g}") for k, s in scores]
+        shown = [*lines, *shown]
+    if shown:
+        figure.legend(handles=shown, loc="outside right upper", frameon=False, fontsize=11)
+
+
+# -- all in one ------------------------------------------------------------------------------------
+
+
+@styled
+def overview(omega: Regularizer, gamma: float = 1.0, name: str = "") -> Any:
+    """A figure with :func:`curves` at two scores, :func:`surface` and :func:`simplex` at three, and
+    the :func:`path` over γ and each hyperparameter.
+
+    An Ω for one number of entries has only the parts for that number, and the path. ``name``: the
+    name of Π_Ω in the figure.
+    """
+    parts = {}
+    if takes(omega, 2):
+        parts["curves"] = 3.0
+    if takes(omega, 3):
+        parts["three"] = 3.5
+    parts["path"] = 2.9 * -(-len(varied(omega, None)) // 3)
+    figure = blank(9.6, sum(parts.values()) + 0.5)
+    places = figure.subfigures(len(parts), 1, squeeze=False, height_ratios=list(parts.values()))
+    for part, place in zip(parts, places[:, 0], strict=True):
+        if part == "curves":
+            curves(omega, gamma, place)
+        elif part == "three":
+            left, right = place.subfigures(1, 2, width_ratios=(1, 1.9))
+            surface(omega, gamma, left)
+            simplex(omega, gamma, right)
+        else:
+            path(omega, gamma=gamma, figure=place)
+    figure.suptitle(formula(f"{name or label(omega)}, γ={gamma:g}"), fontsize=14, color=INK)
+    return figure

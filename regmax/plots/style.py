@@ -1,14 +1,23 @@
-"""Common to all figures: colours, axes, saving. No figure needs a display."""
+"""Common to all figures: colours, axes, names, the Ω to draw, saving. No figure needs a display."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec
 
+import torch
+from torch import Tensor
+
+from ..nn.layer import RegularizedMax
+from ..regularizers import printing
+from ..regularizers.regularizer import Regularizer
+
 P = ParamSpec("P")
+Omegas = Regularizer | Mapping[str, Regularizer]
+"""One Ω, or several by name."""
 
 # Okabe & Ito: safe for colour-blind readers
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -95,3 +104,56 @@ def formula(text: str) -> str:
 def letter(name: str) -> str:
     """``lam`` as ``λ``, ``base.alpha`` as ``base.α``."""
     return re.sub(r"\w+$", lambda found: LETTERS.get(found[0], found[0]), name)
+
+
+def label(omega: Regularizer) -> str:
+    """``fusedmax(lam=0.1)``: the mapping with its hyperparameters, or str(Ω) without a mapping."""
+    names = [omega.mapping] if isinstance(omega.mapping, str) else list(omega.mapping)
+    if not names:
+        return str(omega)
+    with printing.short():
+        inner = omega.extra_repr()
+    return f"{names[0]}({inner})" if inner else names[0]
+
+
+def several(omegas: Omegas, entries: int) -> dict[str, Regularizer]:
+    """Ω by name. ValueError if one is made for rows of another length."""
+    found = {label(omegas): omegas} if isinstance(omegas, Regularizer) else dict(omegas)
+    if not found:
+        raise ValueError("omegas must hold at least one regularizer; got none")
+    for name, omega in found.items():
+        if not isinstance(omega, Regularizer):
+            raise TypeError(f"{name} must be a regmax.Regularizer; got {type(omega).__name__}")
+        if not takes(omega, entries):
+            raise ValueError(
+                f"{name} is made for rows of {omega.entries or 'another number of'} entries; this "
+                f"picture is of {entries}: draw its mapping or path at a row of its own"
+            )
+    return found
+
+
+def takes(omega: Regularizer, entries: int) -> bool:
+    """Whether Ω accepts rows of that many entries. An Ω that does not declare ``entries`` is
+    tried."""
+    if omega.entries is not None:
+        return omega.entries == entries
+    try:
+        weights(omega, torch.zeros(entries, dtype=torch.float64, device="cpu"), 1.0)
+    except ValueError as error:
+        return "takes rows of" not in str(error)
+    except Exception:  # a plugin's code may raise anything; the drawing will say so
+        return True
+    return True
+
+
+def weights(omega: Regularizer, x: Tensor, gamma: float) -> Tensor:
+    """Π_Ω(x), without gradients."""
+    with torch.no_grad():
+        y: Tensor = RegularizedMax(omega, gamma)(x)
+        return y
+
+
+def title(found: dict[str, Regularizer], gamma: float, of_several: str = "") -> str:
+    """``sparsemax, γ = 1``."""
+    name = next(iter(found)) if len(found) == 1 else of_several
+    return f"{formula(name)}, γ = {gamma:g}" if name else f"γ = {gamma:g}"

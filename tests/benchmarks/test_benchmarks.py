@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import platform
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +16,8 @@ import torch
 from benchmarks import __main__ as command
 from benchmarks import first, inputs, learning, own, page, peers, plan, sections
 from benchmarks.timing import CpuWatch, Figure, Step, busy, interleave
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -110,6 +116,50 @@ def test_turns_follow_the_budget():
     found = interleave(steps, Believing(), 0.9, 60, 3)
     assert (log.count("fast"), log.count("slow")) == (31, 4)  # one to know the cost
     assert found["slow"] == Figure(1.0, 3.0, 0.0)
+
+
+def test_each_second_round_is_reversed():
+    log = []
+
+    class Logging(CpuWatch):
+        def start(self, step):
+            log.append(step.name)
+            return 0.01, 0.02
+
+    names = [*"abcdef"]
+    interleave([Step(name, torch.sum, ()) for name in names], Logging(), 0.3, 8, 3)
+    assert log[:6] == names  # one to know the costs
+    rounds = [log[i : i + 6] for i in range(6, len(log), 6)]
+    assert len(rounds) == 8
+    assert [later[::-1] for later in rounds[1::2]] == rounds[::2]
+    assert len({"".join(one) for one in rounds}) == 8
+    assert all(sorted(one) == names for one in rounds)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the malloc of glibc")
+def test_times_are_taken_in_warm_memory_and_peaks_in_new():
+    program = """
+import resource, torch
+from benchmarks import memory
+from benchmarks.timing import Step
+
+def faults(size=1 << 24):  # of 64 MiB
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(size)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+step = Step("copy", torch.clone, (torch.ones(1 << 22, requires_grad=True),), torch.ones(1 << 22))
+step.forward(), step.backward(), step.reset()
+for _ in range(2):
+    memory.keep()
+    assert sum(faults() for _ in range(4)) < 64, "memory is new"
+    forward, both = memory.peak(step, "cpu")
+    assert 0.9 < forward < 1.2 and 1.8 < both < 2.2, (forward, both)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", inputs.KINDS)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regmax
-from regmax.cli import gallery, main, plot
+from regmax.cli import main, plot
 from regmax.regularizers.registry import Offer, registry
 
 pytest.importorskip("matplotlib")
@@ -176,7 +176,7 @@ class TestCommand:
         assert first.startswith(STARTS[suffix])
         assert first == again
 
-    @pytest.mark.parametrize("kind", gallery.TOGETHER)
+    @pytest.mark.parametrize("kind", plot.TOGETHER)
     def test_several_on_one_picture(self, kind, folder):
         argv = ["plot", "sparsemax", "tv:lam=0.3", "--kind", kind, "--out", "x.svg"]
         assert main(argv) == 0
@@ -197,7 +197,7 @@ class TestCommand:
 
     def test_an_omega_for_another_number_of_entries(self, capsys, monkeypatch):
         plant(monkeypatch, Four)
-        for kind, entries in gallery.TOGETHER.items():
+        for kind, entries in plot.TOGETHER.items():
             message = self.refused(capsys, "four", "--kind", kind)
             assert f"is for rows of {entries} entries; four is made for rows of 4" in message
         assert main(["plot", "four", "--kind", "overview"]) == 0
@@ -206,7 +206,7 @@ class TestCommand:
         plant(monkeypatch, Raises, Demanding, Four, only=("gini",))
         assert main(["plot", "--all", "--out", "x"]) == 1
         out = capsys.readouterr()
-        files = {f"x/{kind}" for kind in gallery.TOGETHER}
+        files = {f"x/{kind}" for kind in plot.TOGETHER}
         files |= {
             f"x/{name}-{kind}"
             for name in ("gini", "four")

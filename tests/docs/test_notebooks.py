@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,6 +37,21 @@ def test_each_notebook_is_in_the_list():
     for name in NAMES:
         assert f"]({name}.ipynb)" in page
         assert f"<{name}.ipynb>`" in page
+
+
+def test_the_extra_of_the_site_brings_what_notebooks_need():
+    project = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    extras = project["project"]["optional-dependencies"]
+
+    def brought(extra):
+        for item in extras[extra]:
+            own = re.fullmatch(r"regmax\[(.*)\]", item)
+            for inner in own[1].split(",") if own else ():
+                yield from brought(inner)
+            yield re.match(r"[\w-]+", item)[0].replace("scikit-learn", "sklearn")
+
+    needed = {package for packages in NEEDED.values() for package in packages}
+    assert needed <= set(brought("docs"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)

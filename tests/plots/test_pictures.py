@@ -7,8 +7,8 @@ import torch
 
 import regmax
 from regmax import RegularizedMax, plots
-from regmax.analysis.paths import span
-from regmax.plots import paths, subjects, surfaces, triangles
+from regmax.analysis.hyperparameters import span
+from regmax.plots import mappings, three_scores
 
 pytest.importorskip("matplotlib")
 
@@ -124,10 +124,10 @@ class TestSurface:
         assert torch.equal(height, RegularizedMax(omega, 0.5)(x)[..., 1])
         (axis,) = figure.axes
         assert (axis.get_xlabel(), axis.get_ylabel()) == ("t$_1$", "t$_2$")
-        assert first[0, 0] == -surfaces.SPAN * 0.5
+        assert first[0, 0] == -three_scores.WIDTH * 0.5
 
     def test_no_score_ties_with_another(self):
-        first, second = surfaces.grid(1.0)
+        first, second = three_scores.grid(1.0)
         assert bool((first != second).all() & (first != 0).all() & (second != 0).all())
 
     def test_several_in_panels(self):
@@ -148,7 +148,7 @@ class TestPatterns:
                 [0.0, 1.0, 0.0],
             ]
         )
-        assert subjects.patterns(y).tolist() == [0, 1, 2, 3, 4, 5]
+        assert three_scores.patterns(y).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 class TestSimplex:
@@ -157,12 +157,12 @@ class TestSimplex:
         figure = plots.simplex(omega, gamma=0.7)
         scores, answers = figure.axes
         shown = torch.as_tensor(scores.images[0].get_array())
-        at = torch.linspace(-triangles.SPAN, triangles.SPAN, triangles.PIXELS, dtype=F64)
+        at = torch.linspace(-three_scores.SPAN, three_scores.SPAN, three_scores.PIXELS, dtype=F64)
         for row, column in ((3, 200), (120, 118), (180, 40)):
             point = torch.stack([at[column], at[row] + 1e-4])
-            y = RegularizedMax(omega, 0.7)(0.7 * triangles.scores_at(point)[None])
-            assert subjects.patterns(y).item() == shown[row, column]
-        y = RegularizedMax(omega, 0.7)(0.7 * triangles.lattice(0.2)) @ triangles.CORNERS
+            y = RegularizedMax(omega, 0.7)(0.7 * three_scores.scores_at(point)[None])
+            assert three_scores.patterns(y).item() == shown[row, column]
+        y = RegularizedMax(omega, 0.7)(0.7 * three_scores.lattice(0.2)) @ three_scores.CORNERS
         dots = [ln for ln in answers.lines if ln.get_marker() == "o"]
         drawn = torch.cat([torch.tensor(dot.get_xydata()) for dot in dots])
         assert torch.cdist(y, drawn).amin(1).max() < 2e-3  # each answer has its dot
@@ -170,15 +170,23 @@ class TestSimplex:
 
     def test_coordinates(self):
         x = torch.tensor([[1.0, -2.0, 1.0], [0.3, 0.1, -0.4]], dtype=F64)
-        assert torch.allclose(triangles.scores_at(x @ triangles.CORNERS), x)
+        assert torch.allclose(three_scores.scores_at(x @ three_scores.CORNERS), x)
 
     def test_what_is_fused(self):
         figure = plots.simplex(regmax.regularizer("tv", lam=0.2))
         said = {text.get_text() for text in figure.legends[0].get_texts()}
-        assert said == {words for words, _ in subjects.PATTERNS}
+        assert said == {words for words, _ in three_scores.PATTERNS}
         figure = plots.simplex(regmax.regularizer("gini"))
         said = [text.get_text() for text in figure.legends[0].get_texts()]
         assert said == ["three entries above 0", "two entries above 0", "one entry above 0"]
+
+    @pytest.mark.parametrize("several", [1, 3, 6])
+    def test_titles_of_panels_stay_below_the_title(self, several):
+        names = dict(zip("abcdef"[:several], EACH, strict=False))
+        figure = plots.simplex(names)
+        figure.draw_without_rendering()
+        room = [axis.title.get_window_extent().y1 for axis in figure.axes if axis.get_title()]
+        assert (figure._suptitle.get_window_extent().y0 - max(room)) / figure.dpi > 0.1
 
     def test_several_one_below_the_other(self):
         names = {name: regmax.regularizer("gini") for name in "abcd"}
@@ -194,7 +202,7 @@ class TestPath:
         letters = {"gamma": "temperature γ", "alpha": "α", "lam": "λ"}
         said = [letters.get(name, name) for name in names]
         assert [axis.get_xlabel() for axis in figure.axes] == said
-        x = paths.default_row(omega)
+        x = mappings.default_row(omega)
         for name, axis in zip(names, figure.axes, strict=True):
             drawn = [line for line in axis.lines if line.get_linewidth() == 1.5]
             assert len(drawn) == len(x)
@@ -243,6 +251,30 @@ class TestPath:
         assert bool(((at > 1) & (at <= 2)).all())
         assert present == p
         assert bool((at.diff() > 0).all())
+
+    @pytest.mark.parametrize("values", [[0.0, 0.1, 2.0], torch.tensor([2.0, 0.1]), [0.3]])
+    def test_the_arguments_of_the_numbers(self, values):
+        omega, x = regmax.regularizer("tv"), torch.tensor([1.0, 1.1, 0.2])
+        found = regmax.analysis.path(omega, x, "lam", values)
+        (axis,) = plots.path(omega, x, "lam", values).axes
+        drawn = [line for line in axis.lines if line.get_linewidth() == 1.5]
+        for k, line in enumerate(drawn):
+            assert line.get_xdata() == pytest.approx(found.values.tolist())
+            assert line.get_ydata() == pytest.approx(found.y[:, k].tolist())
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("gamma", [-1.0]), "gamma must be"),
+            (("lam", []), "values must hold at least one number"),
+            ((["gamma", "lam"], [1.0]), "values go with one name in over; got gamma, lam"),
+            ((None, [1.0]), "values go with one name in over; got gamma, lam"),
+            ((0.5,), r"over must name one of gamma, lam; got 0\.5"),
+        ],
+    )
+    def test_arguments_that_are_wrong(self, arguments, words):
+        with pytest.raises(ValueError, match=words):
+            plots.path(regmax.regularizer("tv"), torch.zeros(3), *arguments)
 
     def test_equal_scores_and_a_hyperparameter_of_0(self):
         plots.path(regmax.regularizer("tv", lam=0.0), torch.zeros(4))

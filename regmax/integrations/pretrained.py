@@ -2,8 +2,15 @@
 
 Ω is the submodule ``regmax``, either of the base model, shared by all attention layers, or of each
 layer. ``config.regmax`` keeps the text of Ω. ``attn_implementation`` in config.json names regmax,
-so transformers without regmax refuses to load the file. :mod:`regmax.integrations.taught` makes
-transformers write and read both.
+so transformers without regmax refuses to load the file.
+
+transformers writes no ``attn_implementation`` into config.json, and has no hook for submodules that
+an attention implementation adds. So :func:`wrap_methods` wraps four methods of its base classes:
+
+    PreTrainedConfig.to_dict                   writes the entries for Ω, or removes them
+    PreTrainedModel.post_init                  makes Ω before the parameters are loaded
+    PreTrainedModel.from_pretrained            refuses a file without Ω's parameters
+    PreTrainedModel.set_attn_implementation    adds Ω, or removes it
 """
 
 from __future__ import annotations
@@ -12,15 +19,14 @@ import copy
 import functools
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..nn.learnable import Learnable
-from ..nn.omega import fresh
 from ..regularizers import printing
 from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer
@@ -28,13 +34,13 @@ from . import saving
 
 ATTACHED = "regmax"
 """The ``attn_implementation`` of a model that holds an Ω, also in its config.json."""
-OMEGAS: dict[str, Regularizer | Learnable | str | None] = {ATTACHED: None}
+OMEGAS: dict[str, Any] = {ATTACHED: None}
 """What each ``attn_implementation`` means: a mapping's name, a registered Ω, or None for the Ω that
 the model holds."""
 HOW = "attach(model, omega) of regmax.integrations.transformers"
 
-LOADING = ContextVar("regmax_loading", default=False)
-ATTACHING = ContextVar("regmax_attaching", default=False)
+_loading = ContextVar("regmax_loading", default=False)
+_attaching = ContextVar("regmax_attaching", default=False)
 _given: ContextVar[Regularizer | Learnable | None] = ContextVar("regmax_given", default=None)
 
 
@@ -43,7 +49,7 @@ _given: ContextVar[Regularizer | Learnable | None] = ContextVar("regmax_given", 
 
 def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
     """Ω of an attention layer that runs under ``name``."""
-    known = OMEGAS[name]
+    known: Regularizer | Learnable | str | None = OMEGAS[name]
     if isinstance(known, str):
         return known
     held: Regularizer | Learnable | None = getattr(layer, "regmax", None)
@@ -57,33 +63,19 @@ def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
     return known
 
 
-def checked(omega: Any) -> Regularizer | Learnable:
-    """``omega`` as an object. Refuses tensors that require grad and are not parameters."""
-    found = fresh(omega)
-    for prefix, part in found.named_modules():
-        for key, item in vars(part).items():
-            if isinstance(item, Tensor) and item.requires_grad:
-                name = f"{prefix}.{key}" if prefix else key
-                raise TypeError(
-                    f"{name} of {found} requires grad and is no parameter, so no model can list or "
-                    "save it: make it an nn.Parameter, or take regmax.nn.Learnable"
-                )
-    return found
-
-
 # -- placing Ω -------------------------------------------------------------------------------------
 
 
 def attach(model: Any, omega: Regularizer | Learnable, per_layer: bool) -> None:
     """Make Ω a part of the model, and make its attention layers use Ω."""
-    before = {id(config): config._attn_implementation for config in configs(model)}
-    token = ATTACHING.set(True)
+    before = {id(config): config._attn_implementation for config in _configs(model)}
+    token = _attaching.set(True)
     try:
         model.set_attn_implementation(ATTACHED)
     finally:
-        ATTACHING.reset(token)
-    if not attention_layers(model, ATTACHED):
-        restore(model, before)
+        _attaching.reset(token)
+    if not _attention_layers(model, ATTACHED):
+        _restore(model, before)
         raise ValueError(
             f"{type(model).__name__} has no attention layer that takes an attn_implementation"
         )
@@ -92,19 +84,19 @@ def attach(model: Any, omega: Regularizer | Learnable, per_layer: bool) -> None:
 
 def holds(model: Any) -> bool:
     """Whether some attention layer has an Ω of its own."""
-    return bool(_held(attention_layers(model)))
+    return bool(_held(_attention_layers(model)))
 
 
 def _put(model: Any, omega: Any, per_layer: bool, saved: dict[str, Any] | None) -> None:
     """Give Ω to the layers of the model that have its ``attn_implementation``."""
     name = model.config._attn_implementation
-    layers = attention_layers(model, name)
-    drop(model, layers)
+    layers = _attention_layers(model, name)
+    _drop(model, layers)
     if not layers:
         return
     if per_layer or model.device.type == "meta":
         omega = copy.deepcopy(omega)  # the caller's Ω stays unchanged
-    if not LOADING.get():
+    if not _loading.get():
         omega.to(device=model.device, dtype=model.dtype)
     for part in omega.modules():
         part._is_hf_initialized = True  # the model's _init_weights must skip it
@@ -115,9 +107,9 @@ def _put(model: Any, omega: Any, per_layer: bool, saved: dict[str, Any] | None) 
         model.base_model.regmax = omega
         for layer in layers:
             vars(layer)["regmax"] = omega  # a reference: Ω is one submodule of the model
-    for config in configs(model):
+    for config in _configs(model):
         if config._attn_implementation == name:
-            config.regmax = dict(saved or form(omega, per_layer))
+            config.regmax = dict(saved or _form(omega, per_layer))
 
 
 def _held(layers: list[Any]) -> list[Any]:
@@ -126,49 +118,49 @@ def _held(layers: list[Any]) -> list[Any]:
     return list(found.values())
 
 
-def drop(model: Any, layers: list[Any]) -> None:
+def _drop(model: Any, layers: list[Any]) -> None:
     """Remove Ω from these layers, and from the model if no other layer uses it."""
     gone = _held(layers)
     for layer in layers:
         vars(layer).pop("regmax", None)
         layer._modules.pop("regmax", None)
-    used = _held(attention_layers(model))
+    used = _held(_attention_layers(model))
     gone = [omega for omega in gone if all(omega is not other for other in used)]
     for part in list(model.modules()):
         if any(part._modules.get("regmax") is omega for omega in gone):
             del part._modules["regmax"]
 
 
-def place(model: Any) -> None:
+def _place(model: Any) -> None:
     """Give the model the Ω that its config asks for."""
     name = model.config._attn_implementation
-    saved, known, given = _saved(model.config), registered(name), _given.get()
+    saved, known, given = _saved(model.config), OMEGAS[name], _given.get()
     if saved is None:
         if known is None:
-            raise without(model)
-        if given is None and not LOADING.get():  # else settle() does so after loading
+            raise _without(model)
+        if given is None and not _loading.get():  # else _settle() does so after loading
             _put(model, known, False, None)
         return
     per_layer, found = saved["per_layer"], known if given is None else given
     if found is None:
         _put(model, _made(saved), per_layer, saved)
-    elif given is None and not LOADING.get():
+    elif given is None and not _loading.get():
         _put(model, known, per_layer, None)  # the config may come from another model
     else:
         _compare(saved, found)
         _put(model, copy.deepcopy(found), per_layer, saved)
 
 
-def settle(model: Any) -> None:
+def _settle(model: Any) -> None:
     """Give each part the Ω that its config asks for, if it has none. Clean the other configs."""
-    for config in configs(model):
-        if not own(config):
-            forget(config)
+    for config in _configs(model):
+        if not _own(config):
+            _forget(config)
     for part in list(model.modules()):
-        if _is_model(part) and own(part.config):
-            layers = attention_layers(part, part.config._attn_implementation)
+        if _is_model(part) and _own(part.config):
+            layers = _attention_layers(part, part.config._attn_implementation)
             if not all(hasattr(layer, "regmax") for layer in layers):
-                place(part)
+                _place(part)
 
 
 @contextmanager
@@ -181,15 +173,7 @@ def giving(omega: Regularizer | Learnable | None) -> Iterator[None]:
         _given.reset(token)
 
 
-def parameters(model: Any) -> Iterator[str]:
-    """The names of the parameters of Ω in the model."""
-    held = _held(attention_layers(model))
-    for prefix, part in model.named_modules():
-        if any(part is omega for omega in held):
-            yield from (f"{prefix}.{name}" for name in part.state_dict())
-
-
-def without(model: Any) -> ValueError:
+def _without(model: Any) -> ValueError:
     return ValueError(
         f"attn_implementation={ATTACHED!r} needs a model that holds an Ω, and "
         f"{type(model).__name__} has none: call {HOW}"
@@ -199,7 +183,7 @@ def without(model: Any) -> ValueError:
 # -- Ω in the config -------------------------------------------------------------------------------
 
 
-def form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
+def _form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
     """The content of ``config.regmax``; ``lacks`` says why the text does not make Ω again."""
     try:
         return {"omega": saving.text_of(omega), "per_layer": per_layer}
@@ -211,7 +195,7 @@ def form(omega: Regularizer | Learnable, per_layer: bool) -> dict[str, Any]:
 def _saved(config: Any) -> dict[str, Any] | None:
     """``config.regmax``, checked: it may come from an untrusted file."""
     saved: dict[str, Any] | None = vars(config).get("regmax")
-    if saved is not None and not is_form(saved):
+    if saved is not None and not _is_form(saved):
         raise ValueError(
             f"config.regmax must be {{'omega': a str, 'per_layer': a bool}}; got "
             f"{clipped(repr(saved))}"
@@ -219,15 +203,15 @@ def _saved(config: Any) -> dict[str, Any] | None:
     return saved
 
 
-def is_form(item: Any) -> bool:
-    """Whether ``item`` has the form that :func:`form` returns."""
+def _is_form(item: Any) -> bool:
+    """Whether ``item`` has the form that :func:`_form` returns."""
     kept = item if isinstance(item, dict) else {}
     return isinstance(kept.get("omega"), str) and isinstance(kept.get("per_layer"), bool)
 
 
-def forget(config: Any) -> None:
+def _forget(config: Any) -> None:
     """Remove Ω from a config, unless the config's class uses the name ``regmax`` otherwise."""
-    if is_form(vars(config).get("regmax")):
+    if _is_form(vars(config).get("regmax")):
         del config.regmax
 
 
@@ -248,7 +232,7 @@ def _made(saved: dict[str, Any]) -> Regularizer | Learnable:
 
 def _compare(saved: dict[str, Any], omega: Regularizer | Learnable) -> None:
     """Refuse an Ω that differs from the file's in more than the values of parameters."""
-    given = form(omega, False)["omega"]
+    given = _form(omega, False)["omega"]
     if _without_values(given) != _without_values(saved["omega"]):
         raise ValueError(
             f"omega is {clipped(given)}, and the model was saved with Ω = {clipped(saved['omega'])}"
@@ -259,11 +243,11 @@ def _without_values(text: str) -> str:
     return re.sub(r"torch\.nn\.Parameter\(torch\.tensor\([^()]*\)", "torch.nn.Parameter(", text)
 
 
-def spoken(config: Any) -> Any:
+def _spoken(config: Any) -> Any:
     """``attn_implementation`` in config.json: a name, names by sub-config, or None."""
     name = getattr(config, "_attn_implementation", None)
-    name = ATTACHED if own(config) else name if name in OMEGAS else None
-    below = {key: spoken(inner) for key, inner in _inner(config)}
+    name = ATTACHED if _own(config) else name if name in OMEGAS else None
+    below = {key: _spoken(inner) for key, inner in _inner(config)}
     if all(item == name for item in below.values()):
         return name
     names = {"": name, **below}
@@ -273,15 +257,10 @@ def spoken(config: Any) -> Any:
 # -- transformers' models and configs --------------------------------------------------------------
 
 
-def own(config: Any) -> bool:
+def _own(config: Any) -> bool:
     """Whether its ``attn_implementation`` means an Ω that is a part of the model."""
     name = getattr(config, "_attn_implementation", None)
     return name in OMEGAS and not isinstance(OMEGAS[name], str)
-
-
-def registered(name: str) -> Any:
-    """The Ω registered under a user's name; None for the Ω that the model holds."""
-    return OMEGAS[name]
 
 
 def _is_model(part: nn.Module) -> bool:
@@ -296,7 +275,7 @@ def _inner(config: Any) -> Iterator[tuple[str, Any]]:
             yield key, inner
 
 
-def configs(model: Any) -> list[Any]:
+def _configs(model: Any) -> list[Any]:
     """The configs of the model and of the models in it, each followed by its sub-configs."""
     found: dict[int, Any] = {}
 
@@ -311,7 +290,7 @@ def configs(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def attention_layers(model: Any, name: str | None = None) -> list[Any]:
+def _attention_layers(model: Any, name: str | None = None) -> list[Any]:
     """The attention layers, or those with one ``attn_implementation``."""
     return [
         part
@@ -334,17 +313,107 @@ def _looks_up(cls: Any) -> bool:
     return False
 
 
-def check_layers(model: Any) -> None:
+def _check_layers(model: Any) -> None:
     """Refuse a model whose layers compute attention in their own code, always with softmax."""
     names = [type(part).__name__ for part in model.modules() if not _is_model(part)]
     attention = [name for name in names if "Attention" in name]
-    if attention and not attention_layers(model):
+    if attention and not _attention_layers(model):
         raise ValueError(
             f"{type(model).__name__} takes no attn_implementation: {attention[0]} computes softmax "
             f"in its own code; got {model.config._attn_implementation!r}"
         )
 
 
-def restore(model: Any, before: dict[int, Any]) -> None:
-    for config in configs(model):
+def _restore(model: Any, before: dict[int, Any]) -> None:
+    for config in _configs(model):
         config._attn_implementation = before[id(config)]
+
+
+# -- transformers' methods -------------------------------------------------------------------------
+
+
+@functools.cache
+def wrap_methods() -> None:
+    """Wrap transformers' methods, once."""
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    _wrap(PreTrainedConfig, _to_dict)
+    for method in (_post_init, _from_pretrained, _set_attn_implementation):
+        _wrap(PreTrainedModel, method)
+
+
+def _wrap(cls: Any, method: Callable[..., Any]) -> None:
+    """Make ``method(original, self, ...)`` the method of the class that has its name."""
+    name = method.__name__.removeprefix("_")
+    bound = inspect.ismethod(getattr(cls, name))  # a method of the class itself
+    original = getattr(cls, name).__func__ if bound else getattr(cls, name)
+
+    @functools.wraps(original)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(original, self, *args, **kwargs)
+
+    setattr(cls, name, classmethod(wrapped) if bound else wrapped)
+
+
+def _to_dict(original: Callable[..., Any], self: Any) -> Any:
+    found, name = original(self), _spoken(self)
+    if name is not None:
+        found["attn_implementation"] = name
+    elif str(found.get("attn_implementation")) in OMEGAS:
+        del found["attn_implementation"]
+    if not _own(self):
+        if _is_form(found.get("regmax")):
+            del found["regmax"]
+    elif "regmax" not in found and (omega := OMEGAS[self._attn_implementation]) is not None:
+        found["regmax"] = _form(omega, False)
+    return found
+
+
+def _post_init(original: Callable[..., Any], self: Any) -> None:
+    original(self)
+    if self.config._attn_implementation in OMEGAS:
+        _check_layers(self)
+    if _own(self.config):
+        _place(self)
+
+
+def _from_pretrained(
+    original: Callable[..., Any],
+    cls: Any,
+    *args: Any,
+    output_loading_info: bool = False,
+    **kwargs: Any,
+) -> Any:
+    token = _loading.set(True)
+    try:
+        model, info = original(cls, *args, output_loading_info=True, **kwargs)
+    finally:
+        _loading.reset(token)
+    unread = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
+    held = _held(_attention_layers(model))
+    parts = [(k, part) for k, part in model.named_modules() if any(part is o for o in held)]
+    if lost := sorted(unread & {f"{k}.{name}" for k, part in parts for name in part.state_dict()}):
+        raise ValueError(
+            f"the file of {cls.__name__} lacks parameters of its Ω, or has them in another "
+            f"shape: {', '.join(lost)}"
+        )
+    _settle(model)
+    return (model, info) if output_loading_info else model
+
+
+def _set_attn_implementation(
+    original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
+) -> None:
+    before = {id(config): config._attn_implementation for config in _configs(self)}
+    original(self, *args, **kwargs)
+    if _attaching.get():
+        return
+    changed = [c for c in _configs(self) if c._attn_implementation != before[id(c)]]
+    if any(config._attn_implementation == ATTACHED for config in changed):
+        _restore(self, before)
+        raise _without(self)
+    for config in changed:
+        _forget(config)
+    layers = _attention_layers(self)
+    _drop(self, [x for x in layers if any(x.config is c for c in changed)])
+    _settle(self)

@@ -1,4 +1,4 @@
-"""The simplex of three entries as a triangle, and the plane of scores around it."""
+"""Π_Ω at three scores: as a surface, and on the simplex, drawn as a triangle."""
 
 from __future__ import annotations
 
@@ -9,19 +9,100 @@ import torch
 from torch import Tensor
 
 from ..regularizers.regularizer import Regularizer
-from .style import INK, blank, formula, styled
-from .subjects import PATTERNS, Omegas, key, patterns, several, title, weights
+from .style import INK, PALETTE, Omegas, blank, formula, several, styled, title, weights
 
-SPAN = 2.4
+PATTERNS = (
+    ("three entries above 0", "#cfe1f2"),
+    ("three, two of them fused", "#fdd49e"),
+    ("three, all fused", PALETTE[1]),
+    ("two entries above 0", "#6aaed6"),
+    ("two, fused", PALETTE[4]),
+    ("one entry above 0", "#08519c"),
+)
+"""The patterns of three weights with their colours: orange if fused, else blue."""
+SECOND, ARGMAX = "Π$_Ω$([t$_1$, t$_2$, 0])$_2$", "Π$_Ω$(x)"
+WIDTH, POINTS = 3.0, 100
+"""Of a surface: the extent of t₁ and t₂ in units of γ, and the number of each."""
+SPAN, PIXELS = 2.4, 240
 """The extent of the plane of scores in units of γ; the triangle's corners have distance 1 from the
 centre."""
-PIXELS = 240
-FORMULA = "Π$_Ω$(x)"
 CORNERS = torch.tensor(
     [[math.cos(a), math.sin(a)] for a in (math.pi * 7 / 6, -math.pi / 6, math.pi / 2)],
     dtype=torch.float64,
     device="cpu",
 )
+
+
+# -- a surface -------------------------------------------------------------------------------------
+
+
+@styled
+def surface(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
+    """A figure of Π_Ω([t₁, t₂, 0])₂ over t₁ and t₂: Niculae & Blondel (2017), Figure 5.
+
+    ``omegas``: one Ω, or several by name, in panels. Colours show how many weights are positive,
+    and which are equal bit for bit. ``figure``: a matplotlib figure or subfigure to draw in; by
+    default a new one. Raises ValueError if an Ω does not accept three entries.
+    """
+    found = several(omegas, 3)
+    columns = min(3, len(found))
+    rows = -(-len(found) // columns)
+    alone = figure is None
+    if figure is None:
+        figure = blank(max(3.3 * columns, 5), 3.1 * rows + 1)
+        figure.suptitle(title(found, gamma, SECOND), fontsize=13, color=INK)
+    first, second = grid(gamma)
+    x = torch.stack([first, second, torch.zeros_like(first)], -1)
+    seen = []
+    for k, (name, omega) in enumerate(found.items()):
+        axis = figure.add_subplot(rows, columns, k + 1, projection="3d")
+        y = weights(omega, x, gamma)
+        seen.append(patterns(y))
+        _draw(axis, first, second, y[..., 1], seen[-1])
+        axis.set_title(SECOND if len(found) == 1 else formula(name), fontsize=12, color=INK, y=0.98)
+    if alone:
+        key(figure, torch.stack(seen), 3 if columns > 1 else 2)
+    return figure
+
+
+def grid(gamma: float) -> tuple[Tensor, Tensor]:
+    """t₁ and t₂, (POINTS, POINTS) each. They are never equal and never 0: ties of scores would show
+    as ties of weights."""
+    t = torch.linspace(-WIDTH * gamma, WIDTH * gamma, POINTS, dtype=torch.float64, device="cpu")
+    first, second = torch.meshgrid(t, t + 0.3 * (t[1] - t[0]), indexing="xy")
+    return first, second
+
+
+def _draw(axis: Any, first: Tensor, second: Tensor, height: Tensor, which: Tensor) -> None:
+    from matplotlib.colors import LightSource, to_rgb
+
+    colours = torch.tensor(
+        [to_rgb(colour) for _, colour in PATTERNS], dtype=torch.float64, device="cpu"
+    )
+    drawn = axis.plot_surface(
+        *(item.numpy() for item in (first, second, height)),
+        facecolors=colours[which].numpy(),
+        lightsource=LightSource(azdeg=200, altdeg=45),
+        rcount=POINTS,
+        ccount=POINTS,
+        linewidth=0,
+        antialiased=False,
+        rasterized=True,
+    )
+    drawn.set_edgecolor("face")
+    axis.set(zlim=(0, 1), xlabel="t$_1$", ylabel="t$_2$")
+    axis.set(zticks=(0, 0.5, 1))
+    axis.tick_params(labelsize=10, pad=-2, colors=INK)
+    axis.xaxis.labelpad = axis.yaxis.labelpad = -5
+    axis.locator_params(axis="x", nbins=5)
+    axis.locator_params(axis="y", nbins=5)
+    axis.view_init(elev=28, azim=-125)
+    for side in (axis.xaxis, axis.yaxis, axis.zaxis):
+        side.set_pane_color((0, 0, 0, 0))
+    axis.set_box_aspect(None, zoom=0.98)
+
+
+# -- the simplex -----------------------------------------------------------------------------------
 
 
 @styled
@@ -41,8 +122,9 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     columns = min(3, len(found))
     rows = 2 * -(-len(found) // columns) if len(found) > 1 else 1
     if figure is None:
-        figure = blank(3.3 * columns if rows > 1 else 7.2, 3.2 * rows + 1.2)
-        heading = f"x by the pattern of {FORMULA}, and {FORMULA} on the simplex"
+        figure = blank(3.3 * columns if rows > 1 else 7.2, 3.2 * rows + 1.3)
+        figure.get_layout_engine().set(h_pad=0.1)  # inches: no panel's title reaches the figure's
+        heading = f"x by the pattern of {ARGMAX}, and {ARGMAX} on the simplex"
         figure.suptitle(title(found, gamma, heading), fontsize=13, color=INK)
     axes = figure.subplots(rows, columns if rows > 1 else 2, squeeze=False)
     for axis in axes.flat:
@@ -54,10 +136,10 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
         right = axes[upper + 1, column] if rows > 1 else axes[0, 1]
         seen.append(_scores(left, omega, gamma))
         _answers(right, omega, gamma, lattice(0.2 if len(found) == 1 else 0.36))
-        alone = f"scores x, by the pattern of {FORMULA}"
+        alone = f"scores x, by the pattern of {ARGMAX}"
         left.set_title(formula(name) if rows > 1 else alone, fontsize=12, color=INK)
         if rows == 1:
-            right.set_title(f"{FORMULA} of a lattice of x, over Ω", fontsize=12, color=INK)
+            right.set_title(f"{ARGMAX} of a lattice of x, over Ω", fontsize=12, color=INK)
     key(figure, torch.stack(seen), 3)
     return figure
 
@@ -153,3 +235,28 @@ def _levels(axis: Any, omega: Regularizer) -> None:
 def _outline(axis: Any) -> None:
     """Draw the triangle."""
     axis.plot(*CORNERS[[0, 1, 2, 0]].T.tolist(), color=INK, linewidth=1)
+
+
+# -- patterns --------------------------------------------------------------------------------------
+
+
+def patterns(y: Tensor) -> Tensor:
+    """(..., 3) weights -> the index of each row's pattern in :data:`PATTERNS`, int64."""
+    equal = ((y == y.roll(1, -1)) & (y > 0)).sum(-1)
+    table = torch.tensor([[5, 5, 5, 5], [3, 4, 5, 5], [0, 1, 2, 2]], device="cpu")
+    return table[(y > 0).sum(-1).clamp(1, 3) - 1, equal]
+
+
+def key(figure: Any, shown: Tensor, columns: int) -> None:
+    """Add a key of the patterns in ``shown`` below the figure."""
+    from matplotlib.patches import Patch
+
+    found = [PATTERNS[k] for k in shown.unique().tolist()]
+    patches = [Patch(facecolor=colour, label=text) for text, colour in found]
+    place: Any = {
+        "loc": "outside lower center",
+        "frameon": False,
+        "fontsize": 10,
+        "columnspacing": 1,
+    }
+    figure.legend(handles=patches, ncols=min(columns, len(found)), **place)
