@@ -22,19 +22,41 @@ def closed(s: Subject) -> str:
     return f"{s.name}.penalty.prox, {s.where('closed_form')}"
 
 
-def off_simplex(y: Tensor) -> str | None:
-    """Why a row of y (…, d) is not a point of Δ, or None: y ≥ 0, |Σy − 1| ≤ 2 ulp √d."""
+def off_simplex(y: Tensor, allowed: float | None = None) -> str | None:
+    """Why a row of y (…, d) is not a point of Δ, or None: y ≥ 0, |Σy − 1| ≤ ``allowed``, without
+    which it is 2 ulp √d."""
     flat = y.detach().reshape(-1, y.shape[-1])
     if not bool(torch.isfinite(flat).all()):
         return "an entry that is not finite"
     if bool((flat < 0).any()):
         return f"a negative entry, {float(flat.min())!r}"
-    allowed = 2 * torch.finfo(y.dtype).eps * math.sqrt(y.shape[-1])
+    if allowed is None:
+        allowed = 2 * torch.finfo(y.dtype).eps * math.sqrt(y.shape[-1])
     for row in flat.tolist():
         total = math.fsum(row)
         if abs(total - 1) > allowed:
             return f"a row that sums to {total!r}"
     return None
+
+
+def broken_rows(x: Tensor, mask: Tensor | None, y: Tensor) -> str | None:
+    """What y, an answer to the scores x, breaks, or None: like x, NaN in spoilt rows, zeros in
+    empty rows and where masked, other rows on Δ."""
+    if y.shape != x.shape or y.dtype != x.dtype:
+        return f"{tuple(y.shape)}, {y.dtype}, not {tuple(x.shape)}, {x.dtype}"
+    spoilt, on = spoilt_rows(x, mask)
+    if not bool(y[spoilt].isnan().all()):
+        return "a number in a row with NaN or +inf"
+    if bool((y[~on & ~spoilt.unsqueeze(-1)] != 0).any()):
+        return "a masked entry that is not 0"
+    return off_simplex(y[on.any(-1) & ~spoilt])
+
+
+def spoilt_rows(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Which rows have a participant that is NaN or +inf, and who takes part in the others."""
+    on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.expand(x.shape)
+    on = on & (x != -torch.inf)
+    return (on & ~(x < torch.inf)).any(-1), on
 
 
 @searched()
@@ -278,24 +300,20 @@ def _hard(s: Subject, case: HardInput, x: Tensor, mask: Tensor | None) -> None:
     look = f"{closed(s)}, on regmax.testing.hard_inputs() {case.name!r} in {x.dtype}"
     leaf = x.detach().requires_grad_()
     y = s.layer()(leaf, mask)
-    if y.shape != x.shape or y.dtype != x.dtype:
-        raise Broken(f"{tuple(x.shape)}, {x.dtype}", f"{tuple(y.shape)}, {y.dtype}", look)
-    (g,) = torch.autograd.grad(y, leaf, normal(*x.shape).to(x), materialize_grads=True)
-    on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.expand(x.shape)
-    on = on & (x != -torch.inf)
-    spoilt = (on & ~(x < torch.inf)).any(-1)
-    empty = ~on.any(-1)
-    fine = ~spoilt & ~empty
-    for t, what in ((y, "y"), (g, "the gradient")):
-        if not bool(torch.isfinite(t[~spoilt]).all()):
-            raise Broken(f"{what} finite in rows that are", f"{show(t)}", look, x=x)
-        if bool((t[empty] != 0).any()):
-            raise Broken(f"{what} = 0 in rows without participants", f"{show(t)}", look, x=x)
-    wrong = off_simplex(y[fine]) if bool(fine.any()) else None
+    wrong = broken_rows(x, mask, y)
     if wrong is not None:
-        raise Broken("a point of the simplex in each row", f"{wrong}: {show(y)}", look, x=x)
-    if bool((y[~on & ~spoilt.unsqueeze(-1)] != 0).any()):
-        raise Broken("0 where masked", f"{show(y)}", look, x=x)
+        raise Broken(
+            "points of Δ, 0 where masked, NaN in a row with NaN or +inf",
+            f"{wrong}: {show(y)}",
+            look,
+            x=x,
+        )
+    (g,) = torch.autograd.grad(y, leaf, normal(*x.shape).to(x), materialize_grads=True)
+    spoilt, on = spoilt_rows(x, mask)
+    if not bool(torch.isfinite(g[~spoilt]).all()) or bool((g[~on.any(-1)] != 0).any()):
+        raise Broken(
+            "a gradient that is finite, and 0 in a row without participants", show(g), look, x=x
+        )
     lowest = x == torch.finfo(x.dtype).min
     if bool(lowest.any()):
         # as a masked entry, or (with a penalty on neighbours) as a very low score
@@ -309,8 +327,6 @@ def _hard(s: Subject, case: HardInput, x: Tensor, mask: Tensor | None) -> None:
                 x=x,
             )
     if bool(spoilt.any()):
-        if not bool(torch.isnan(y[spoilt]).all()):
-            raise Broken("NaN in a row with NaN or +inf", f"{show(y)}", look, x=x)
         keep = (~spoilt).nonzero().squeeze(-1)
         alone = s.layer()(x[keep], None if mask is None else mask.expand(x.shape)[keep])
         if worst(alone - y[keep]) > 0:
