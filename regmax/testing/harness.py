@@ -73,12 +73,12 @@ class Check:
             return
         if case is not None:
             quick = subject.has_formula and not self._kind.costly
-            case = shrunk(
-                lambda part: self._error(subject, part) is not None,
-                case,
-                subject.any_size,
-                100 if quick else 12,
-            )
+            broken = type(error)  # a part with an error of another type breaks something else
+
+            def breaks(part: Case) -> bool:
+                return type(self._error(subject, part)) is broken
+
+            case = shrunk(breaks, case, subject.any_size, 100 if quick else 10)
             error = self._error(subject, case)
             if error is None:
                 error = Broken(
