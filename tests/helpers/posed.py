@@ -5,6 +5,9 @@ weights Σ_k w_k y_[k].
 The answer comes first: a point y of Δ with zeros and kinks that it meets, a subgradient u ∈ ∂R(y),
 and z = ∇F(y) + u − s with s ≥ 0 on the zeros. So y is optimal for z, and as far as z is rounded,
 over β, from the optimum of the rounded scores. No algorithm finds it.
+
+The other truths: :mod:`references` computes Π of named mappings, :mod:`fuzz_truth` judges an answer
+by the formula of its Ω.
 """
 
 import itertools
