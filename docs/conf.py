@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"regmax\.regularizers\.autodiff\..*"),
     (r"py:.*", r"regmax\.optimality\.condition\..*"),
     (r"py:.*", r"regmax\.nn\.search\.State"),
-    (r"py:.*", r"regmax\.testing\.(subject|promise|solver_bench|solvers)\b.*"),
+    (r"py:.*", r"regmax\.testing\.(subject|promise|search|harness|solver_bench)\b.*"),
 ]
 
 autodoc_member_order = "bysource"

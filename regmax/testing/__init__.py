@@ -24,19 +24,13 @@ if TYPE_CHECKING:
     from .harness import Check, check_regularizer, checks_for, parametrize_with_checks
     from .inputs import HARD_INPUTS, HardInput, hard_inputs
     from .promise import Skipped
-    from .solvers import (
-        SolverCheck,
-        check_solver,
-        parametrize_solver_with_checks,
-        solver_checks,
-    )
+    from .solvers import check_solver, parametrize_solver_with_checks, solver_checks
 
 __all__ = [
     "HARD_INPUTS",
     "Check",
     "HardInput",
     "Skipped",
-    "SolverCheck",
     "check_regularizer",
     "check_solver",
     "checks_for",

@@ -1,23 +1,23 @@
-"""The conformance kit of an Ω: every promise of an Ω as a named check."""
+"""The conformance kit: each promise as a named check, for Ω here and for solvers in
+:mod:`regmax.testing.solvers`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..regularizers.errors import ConvergenceWarning
 from ..regularizers.regularizer import Regularizer
 from . import derivatives, kernels, layout, optimum, penalties, sharded, values
-from .conformance import (
-    ConformanceCheck,
-    ExpectedFailures,
-    Skip,
-    parametrized,
-    run_checks,
-    skip_test,
-)
-from .promise import Broken, Case, Kind, Skipped
-from .search import report, smallest_broken
+from .promise import Broken, Case, Kind, Skipped, Tested, show
+from .search import shrunk
 from .subject import Subject
+
+ExpectedFailures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
+Skip = Callable[[str], Any]
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -25,62 +25,116 @@ KINDS: dict[str, Kind] = {
     for kind in vars(module).values()
     if isinstance(kind, Kind)
 }
-
-
 GROUND = ("check_value", "check_value_convex", "check_grad", "check_curvature")
 """Checks of what a solver needs. If one fails, a solver takes long and its answer means nothing."""
 
 
-class Check(ConformanceCheck):
-    """One promise: ``check(omega)`` returns, or raises an AssertionError that says why not."""
+class Check:
+    """One promise: ``check(given)`` returns, or raises an AssertionError that says why not."""
 
-    def __init__(self, kind: Kind, subject: Subject, skip: Skip | None = None) -> None:
-        super().__init__(kind, skip)
-        self._kind, self._subject, self._of = kind, subject, subject.given
+    def __init__(self, kind: Kind, subject: Tested, skip: Skip | None = None) -> None:
+        self.name = self.__name__ = kind.name
+        self.__doc__ = kind.function.__doc__
+        self._kind, self._subject, self._skip = kind, subject, skip
+
+    def __call__(self, given: Any) -> None:
+        __tracebackhide__ = True
+        make: Any = type(self._subject)
+        known = given is self._subject.given
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            # torch's forward mode compiles its own decompositions when it is first used
+            warnings.filterwarnings("ignore", r"`torch\.jit\.\w+` is deprecated")
+            try:
+                self._run(self._subject if known else make(given))
+            except Skipped as reason:
+                if self._skip is None:
+                    raise
+                self._skip(str(reason))
+
+    def __repr__(self) -> str:
+        return self.name
 
     @property
-    def rests_on_the_solver(self) -> bool:
-        """Whether it needs a solver, and so a right value, gradient and curvature of Ω."""
-        solved = self._subject.omega.exact and not self._subject.has_formula
-        return solved and self._kind.function.__module__ in (layout.__name__, derivatives.__name__)
+    def rests_on(self) -> Sequence[str]:
+        """The checks whose failure leaves this one without meaning."""
+        s, module = self._subject, self._kind.function.__module__
+        solved = isinstance(s, Subject) and s.omega.exact and not s.has_formula
+        return GROUND if solved and module in (layout.__name__, derivatives.__name__) else ()
 
-    def depends_on(self, failed: list[str]) -> bool:
-        return self.rests_on_the_solver and any(name in GROUND for name in failed)
-
-    def _run(self, omega: Regularizer) -> None:
+    def _run(self, subject: Tested) -> None:
         __tracebackhide__ = True
-        subject = self._subject if omega is self._of else Subject(omega)
-        kind, case = self._kind, None
-        arguments: tuple[Case, ...] = ()
-        if kind.search is not None:
-            case = smallest_broken(kind.function, subject, kind.search)
-            if case is None:
-                return
-            arguments = (case,)
+        cases = [None] if self._kind.cases is None else self._kind.cases(subject)
+        for case in cases:
+            error = self._error(subject, case)
+            if error is not None:
+                break
+        else:
+            return
+        if case is not None:
+            quick = subject.has_formula and not self._kind.costly
+            broken = type(error)  # a part with an error of another type breaks something else
+
+            def breaks(part: Case) -> bool:
+                return type(self._error(subject, part)) is broken
+
+            case = shrunk(breaks, case, subject.any_size, 100 if quick else 10)
+            error = self._error(subject, case)
+            if error is None:
+                error = Broken(
+                    "the same outcome each time",
+                    "a failure, then none",
+                    f"what {type(subject.given).__name__} remembers or draws at random",
+                )
+        cause = None if isinstance(error, Broken) else error  # the report says all of it
+        raise AssertionError(self._report(subject, case, error)) from cause
+
+    def _error(self, subject: Tested, case: Case | None) -> Exception | None:
         try:
-            kind.function(subject, *arguments)
+            self._kind.function(subject, *(() if case is None else (case,)))
         except Skipped:
             raise
         except Exception as error:
-            cause = None if isinstance(error, Broken) else error  # the report says all of it
-            raise AssertionError(report(kind.name, subject, case, error)) from cause
+            return error
+        return None
+
+    def _report(self, subject: Tested, case: Case | None, error: Exception) -> str:
+        look = _raised_in(error, subject.written) or subject.look
+        if isinstance(error, Broken):
+            expected, found, tensors = error.expected, error.found, error.tensors
+            look = error.look or look
+        else:
+            expected, found, tensors = "no exception", f"{type(error).__name__}: {error}", {}
+            # an Ω reduced to its value has the class Definition: name the author's class instead
+            found = found.replace("Definition.value", subject.look)
+        lines = [f"{self.name} failed for {subject.label}"]
+        lines += [f"  expected: {expected}", f"  found: {found}"]
         if case is not None:
-            raise AssertionError(
-                f"{kind.name} failed for {subject.omega!r} now and then\n"
-                f"  expected: the same outcome each time\n  found: a failure, then none\n"
-                f"  smallest input found:\n    " + case.describe().replace("\n", "\n    ") + "\n"
-                f"  look at: what {subject.name} remembers or draws at random"
-            )
+            lines.append("  smallest input found:")
+            lines += [f"    {line}" for line in case.describe().splitlines()]
+        lines += [f"    {key} = {show(t)}" for key, t in tensors.items()]
+        return "\n".join([*lines, f"  look at: {look}"])
+
+
+def _raised_in(error: Exception, written: Callable[[object], bool]) -> str | None:
+    """``Class.method, line`` of the innermost method in the traceback that was ``written`` by the
+    author under test."""
+    found, frames = None, error.__traceback__
+    while frames is not None:
+        frame = frames.tb_frame
+        owner = frame.f_locals.get("self")
+        if owner is not None and written(owner):
+            found = f"{type(owner).__name__}.{frame.f_code.co_name}, line {frames.tb_lineno}"
+        frames = frames.tb_next
+    return found
+
+
+# -- the checks of an Ω ----------------------------------------------------------------------------
 
 
 def checks_for(omega: Regularizer) -> list[Check]:
     """The checks of all that ``omega`` defines or declares."""
-    return _checks(omega)
-
-
-def _checks(omega: Regularizer, skip: Skip | None = None) -> list[Check]:
-    subject = Subject(omega)
-    return [Check(kind, subject, skip) for kind in KINDS.values() if kind.applies(subject)]
+    return checks_of(Subject(omega), KINDS)
 
 
 def check_regularizer(
@@ -96,7 +150,7 @@ def check_regularizer(
 
 def parametrize_with_checks(
     regularizers: Iterable[Regularizer], expected_failures: ExpectedFailures | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Decorator:
     """Make one pytest test of each (Ω, check), for a function of the two.
 
     ``expected_failures`` as in :func:`check_regularizer`; a dictionary holds for every Ω that has
@@ -104,5 +158,132 @@ def parametrize_with_checks(
     """
     if isinstance(regularizers, Regularizer):
         raise TypeError(f"regularizers must be a list of them; got {regularizers!r} alone")
-    cases = [(f"{omega!r}", omega, _checks(omega, skip_test)) for omega in regularizers]
-    return parametrized(cases, expected_failures, "an Ω")
+    cases = [(f"{s.given!r}", s) for s in map(Subject, regularizers)]
+    return parametrized(cases, KINDS, expected_failures, "an Ω")
+
+
+# -- the checks of a subject -----------------------------------------------------------------------
+
+
+def checks_of(subject: Tested, kinds: Mapping[str, Kind], skip: Skip | None = None) -> list[Check]:
+    return [Check(kind, subject, skip) for kind in kinds.values() if kind.applies(subject)]
+
+
+def run_checks(
+    checks: Sequence[Check],
+    given: object,
+    expected_failures: ExpectedFailures | None,
+    label: str,
+) -> None:
+    """Run ``checks`` on ``given``; one AssertionError, with ``label`` in it, lists all failures."""
+    expected = _expected(expected_failures, given, [check.name for check in checks])
+    failures: list[str] = []
+    failed: list[str] = []
+    causes: dict[str, None] = {}
+    left_out = 0
+    for check in checks:
+        grounds = [name for name in check.rests_on if name in failed] if failed else []
+        if grounds:
+            left_out += 1
+            causes |= dict.fromkeys(grounds)
+            continue
+        try:
+            check(given)
+        except Skipped:
+            continue
+        except AssertionError as error:
+            if check.name not in expected:
+                failures.append(str(error))
+                failed.append(check.name)
+        else:
+            if check.name in expected:
+                failures.append(
+                    f"{check.name} passed for {given!r}, and was expected to fail: "
+                    f"{expected[check.name]}. Take it out of expected_failures"
+                )
+    found = len(failures)
+    if left_out:
+        failures.append(
+            f"{left_out} more checks were left out: they solve with {type(given).__name__}, "
+            f"and {' and '.join(causes)} failed. Put that right first"
+        )
+    if failures:
+        plural = "check" if len(checks) == 1 else "checks"
+        raise AssertionError(
+            f"{found} of {len(checks)} {plural} failed for {label}\n\n" + "\n\n".join(failures)
+        )
+
+
+def _expected(
+    expected_failures: ExpectedFailures | None, given: object, names: Sequence[str]
+) -> dict[str, str]:
+    """{check: reason}, refused where a check is not known or a reason is missing."""
+    expected = expected_failures(given) if callable(expected_failures) else expected_failures
+    if expected is None:
+        return {}
+    if not isinstance(expected, Mapping):
+        raise TypeError(
+            f"expected_failures must be {{check name: reason}}, or a function to that; "
+            f"got {expected!r}"
+        )
+    for name, reason in expected.items():
+        if name not in names:
+            raise ValueError(
+                f"expected_failures names {name!r}, which is no check of {given!r}; "
+                f"accepted: {', '.join(sorted(set(names)))}"
+            )
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(
+                f"expected_failures[{name!r}] must be a reason, a string that is not empty; "
+                f"got {reason!r}"
+            )
+    return dict(expected)
+
+
+def parametrized(
+    subjects: Sequence[tuple[str, Tested]],
+    kinds: Mapping[str, Kind],
+    expected_failures: ExpectedFailures | None,
+    noun: str,
+) -> Decorator:
+    """Make one pytest test of each (subject, check).
+
+    ``subjects``: with labels for the tests. ``noun``: what a subject is, for an error message. A
+    dictionary of expected failures holds for every subject that has the check.
+    """
+    import pytest
+
+    def skip_test(reason: str) -> None:
+        pytest.skip(reason)
+
+    labels: dict[str, list[Check]] = {}
+    for label, subject in subjects:
+        name, k = label, 2
+        while name in labels:
+            name, k = f"{label}#{k}", k + 1
+        labels[name] = checks_of(subject, kinds, skip_test)
+    everywhere = [check.name for checks in labels.values() for check in checks]
+    parameters = []
+    for (name, checks), (_, subject) in zip(labels.items(), subjects, strict=True):
+        own = [check.name for check in checks] if callable(expected_failures) else everywhere
+        expected = _expected(expected_failures, subject.given, own)
+        for check in checks:
+            marks = []
+            if check.name in expected:
+                reason = expected[check.name]
+                marks = [pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)]
+            parameters.append(
+                pytest.param(subject.given, check, marks=marks, id=f"{name}-{check.name}")
+            )
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        if len(names) < 2:
+            raise TypeError(
+                f"{getattr(function, '__name__', function)} must take {noun} and a check; "
+                f"it takes ({', '.join(names)})"
+            )
+        marked: Callable[..., Any] = pytest.mark.parametrize(names[:2], parameters)(function)
+        return marked
+
+    return decorate

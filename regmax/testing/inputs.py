@@ -6,6 +6,7 @@ participant; its answer is zeros. Every other row must give a point of the simpl
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,16 +23,30 @@ Made = tuple[Tensor, Tensor | None]
 class HardInput:
     """Scores, rows along the last dimension, that broke some mapping in the past.
 
-    finite: every score is finite. masked: there is a mask, or a score of −inf. spoilt: some row is
-    spoilt. big: too large for a test that runs on every commit.
+    big: too large for a test that runs on every commit.
     """
 
     name: str
     maker: Callable[[torch.dtype], Made]
-    finite: bool = True
-    masked: bool = False
-    spoilt: bool = False
     big: bool = False
+
+    @functools.cached_property
+    def finite(self) -> bool:
+        """Whether every score is finite."""
+        return bool(torch.isfinite(self.make()[0]).all())
+
+    @functools.cached_property
+    def masked(self) -> bool:
+        """Whether there is a mask, or a score of −inf."""
+        x, mask = self.make()
+        return mask is not None or bool((x == -torch.inf).any())
+
+    @functools.cached_property
+    def spoilt(self) -> bool:
+        """Whether some row is spoilt."""
+        x, mask = self.make()
+        on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask.expand(x.shape)
+        return bool((on & ~(x < torch.inf)).any())
 
     def make(self, dtype: torch.dtype = torch.float64) -> Made:
         """(x, mask): fresh tensors, x of ``dtype``, mask bool and broadcastable to x, or None."""
@@ -212,39 +227,20 @@ def _table() -> list[HardInput]:
         HardInput("flipped", _laid_out(lambda x: x.flip(-1), rows)),
         HardInput("expanded", _laid_out(lambda x: x.expand(4, 5), normal(1, 5, seed=9))),
         HardInput("zero stride", _laid_out(lambda x: x.expand(3, 5), normal(3, 1, seed=10))),
-        HardInput("mask", _masked(rows, _row(1, 0, 1, 1, 0).expand(3, 5)), masked=True),
-        HardInput("broadcast mask", _masked(rows, _row(0, 1, 1, 0, 1)), masked=True),
-        HardInput("ragged mask", _masked(rows, ragged), masked=True),
+        HardInput("mask", _masked(rows, _row(1, 0, 1, 1, 0).expand(3, 5))),
+        HardInput("broadcast mask", _masked(rows, _row(0, 1, 1, 0, 1))),
+        HardInput("ragged mask", _masked(rows, ragged)),
+        HardInput("one survivor", _masked(rows, torch.eye(5, device="cpu")[:3].bool())),
+        HardInput("none survives", _masked(rows, ragged & _column(1, 0, 1))),
+        HardInput("-inf", _scores(_with(rows, (0, 0, -inf), (1, 2, -inf), (1, 3, -inf)))),
+        HardInput("-inf everywhere", _scores(_with(rows, *((1, j, -inf) for j in range(5))))),
+        HardInput("NaN", _scores(_with(rows, (1, 2, nan)))),
+        HardInput("+inf", _scores(_with(rows, (2, 0, inf)))),
         HardInput(
-            "one survivor", _masked(rows, torch.eye(5, device="cpu")[:3].bool()), masked=True
-        ),
-        HardInput("none survives", _masked(rows, ragged & _column(1, 0, 1)), masked=True),
-        HardInput(
-            "-inf",
-            _scores(_with(rows, (0, 0, -inf), (1, 2, -inf), (1, 3, -inf))),
-            finite=False,
-            masked=True,
-        ),
-        HardInput(
-            "-inf everywhere",
-            _scores(_with(rows, *((1, j, -inf) for j in range(5)))),
-            finite=False,
-            masked=True,
-        ),
-        HardInput("NaN", _scores(_with(rows, (1, 2, nan))), finite=False, spoilt=True),
-        HardInput("+inf", _scores(_with(rows, (2, 0, inf))), finite=False, spoilt=True),
-        HardInput(
-            "NaN, +inf and -inf",
-            _scores(_with(rows, (0, 1, nan), (0, 2, inf), (1, 4, -inf))),
-            finite=False,
-            masked=True,
-            spoilt=True,
+            "NaN, +inf and -inf", _scores(_with(rows, (0, 1, nan), (0, 2, inf), (1, 4, -inf)))
         ),
         HardInput(
-            "NaN under a mask",
-            _masked(_with(rows, (0, 4, nan), (1, 4, inf)), _row(1, 1, 1, 1, 0)),
-            finite=False,
-            masked=True,
+            "NaN under a mask", _masked(_with(rows, (0, 4, nan), (1, 4, inf)), _row(1, 1, 1, 1, 0))
         ),
         *(HardInput(f"{name}, {d} entries", _valued(name, d)) for name in VALUES for d in (3, 6)),
         HardInput("1e5 entries", _scores(normal(1, 10**5, seed=11)), big=True),
@@ -266,7 +262,7 @@ def hard_inputs(
     big: bool | None = False,
 ) -> list[HardInput]:
     """The hard inputs with these flags; None accepts both values. Big inputs only with ``big``."""
-    wanted = {"finite": finite, "masked": masked, "spoilt": spoilt, "big": big}
+    wanted = {"big": big, "finite": finite, "masked": masked, "spoilt": spoilt}
     return [
         case
         for case in HARD_INPUTS

@@ -1,12 +1,11 @@
-"""The search for an input on which a promise is broken, and the message that reports it.
+"""The cases on which a promise is tried, and the search for the smallest that breaks it.
 
-A promise is a function of (Ω, case). The search tries fixed cases, then drawn ones. It reduces the
-first case that breaks the promise: fewer rows, fewer entries, rounder scores.
+A promise is tried on fixed cases, then on drawn ones. Hypothesis draws them, and reduces the first
+case that breaks the promise: fewer rows, fewer entries, no mask, γ = 1, rounder scores.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,31 +15,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..regularizers.curvature import Curvature
-from ..regularizers.penalty import Penalty
-from ..regularizers.regularizer import Definition, Regularizer
-from .conformance import failure_report, raised_in
 from .inputs import normal
-from .promise import Broken, Case, Promise, Search, Skipped
-from .subject import Subject
-
-GAMMAS = (1.0, 0.5, 2.0)
 
 
-def smallest_broken(promise: Promise, subject: Subject, search: Search) -> Case | None:
-    """The smallest case found on which ``promise`` raises, or None."""
-    quick = subject.has_formula and not search.costly
-    sizes = range(1, 7) if subject.any_size else subject.sizes[:1]
-    number = 10 if quick else 4 if subject.has_formula else 2
-    draws = Draws(sizes, search.masks, number)
-    fixed = list(fixed_cases(subject.sizes, search.masks))
-    if not subject.has_formula:
-        fixed = fixed[-2:] if search.costly else fixed[1:]
-    for case in (*fixed, *_drawn(draws)):
-        if _breaks(promise, subject, case):
-            drawn = _shrunk(promise, subject, draws) if quick else None
-            return drawn or _reduced(promise, subject, case)
-    return None
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Scores (rows, d) in float64, γ, a mask or None, and a seed for random directions."""
+
+    x: Tensor
+    gamma: float = 1.0
+    mask: Tensor | None = None
+    seed: int = 0
+
+    def direction(self, *more: int) -> Tensor:
+        """A random vector per row, (rows, d)."""
+        return normal(*more, *self.x.shape, seed=1000 + self.seed)
+
+    def rows(self, keep: Tensor | Sequence[int]) -> Case:
+        """The rows that indices, or a bool tensor, select."""
+        return replace(self, x=self.x[keep], mask=None if self.mask is None else self.mask[keep])
+
+    def entries(self, keep: Sequence[int]) -> Case:
+        """The entries of each row that indices select. A mask is dropped that leaves a row none."""
+        mask = None if self.mask is None else self.mask[:, keep]
+        if mask is not None and not bool(mask.any(-1).all()):
+            mask = None
+        return replace(self, x=self.x[:, keep], mask=mask)
+
+    def participants(self) -> Tensor:
+        return torch.ones_like(self.x, dtype=torch.bool) if self.mask is None else self.mask
+
+    def describe(self) -> str:
+        """The case as Python code."""
+        lines = [f"x = {show(self.x)}", f"gamma = {self.gamma!r}"]
+        lines.append("mask = None" if self.mask is None else f"mask = {show(self.mask)}")
+        return "\n".join(lines)
+
+
+def show(t: Tensor) -> str:
+    """A tensor as Python code; a large one only by shape and dtype."""
+    if t.numel() > 64:
+        return f"<tensor of shape {tuple(t.shape)}, {t.dtype}>"
+    numbers = repr(t.tolist()).replace("nan", "math.nan").replace("inf", "math.inf")
+    return f"torch.tensor({numbers}, dtype={t.dtype})"
 
 
 def fixed_cases(sizes: Sequence[int], masks: bool) -> Iterator[Case]:
@@ -57,14 +74,46 @@ def fixed_cases(sizes: Sequence[int], masks: bool) -> Iterator[Case]:
         yield Case(normal(4, d, seed=14) * 2, 0.5, mask, seed=13)
 
 
-def _breaks(promise: Promise, subject: Subject, case: Case) -> bool:
+@functools.cache
+def drawn_cases(d: int, any_size: bool, masks: bool, number: int) -> tuple[Case, ...]:
+    """``number`` drawn cases with rows of d entries, or of up to d. They are the same for every
+    promise, so that a subject can cache answers."""
+    sources = []
+    for k in range(8):
+        mask = normal(3, d, seed=30 + k) < 0.5
+        mask[:, k % d] = True
+        x, gamma = 2 * normal(3, d, seed=20 + k), (1.0, 0.5, 2.0)[k % 3]
+        sources.append(Case(x, gamma, mask if masks else None, seed=k))
+    found: list[Case] = []
+    _for_parts(sources, any_size, number, found.append)
+    return tuple(found)
+
+
+def shrunk(breaks: Callable[[Case], bool], case: Case, any_size: bool, tries: int) -> Case:
+    """The smallest part of ``case`` that hypothesis finds to break the promise, in 4·``tries``
+    attempts; ``case`` where hypothesis is not installed."""
+    left, broken = [4 * tries], [case]
+
+    def attempt(part: Case) -> None:
+        left[0] -= 1
+        if left[0] >= 0 and breaks(part):
+            broken.append(part)
+            raise AssertionError
+
     try:
-        promise(subject, case)
-    except Skipped:
-        raise
+        _for_parts([case], any_size, tries, attempt)
+    except ImportError:
+        return case
     except Exception:
-        return True
-    return False
+        # also an error of hypothesis, if the failure is not reproducible or the attempts are spent
+        if len(broken) == 1:
+            raise
+    return min(broken, key=_size)
+
+
+def _size(case: Case) -> tuple[float, ...]:
+    masked = 0 if case.mask is None else int((~case.mask).sum()) + 1
+    return case.x.numel(), masked, abs(case.gamma - 1), float(case.x.abs().sum())
 
 
 def hypothesis() -> ModuleType:
@@ -78,61 +127,28 @@ def hypothesis() -> ModuleType:
     return package
 
 
-@dataclass(frozen=True)
-class Draws:
-    """What to draw: ``number`` cases with rows of these sizes, with or without masks."""
-
-    sizes: Sequence[int]
-    masks: bool
-    number: int
-
-
-@functools.cache
-def _drawn(draws: Draws) -> tuple[Case, ...]:
-    """The drawn cases. They are the same for every promise, so that a subject can cache answers."""
-    cases: list[Case] = []
-    _attempts(draws, cases.append)
-    return tuple(cases)
-
-
-def _shrunk(promise: Promise, subject: Subject, draws: Draws) -> Case | None:
-    """The smallest of the drawn cases, shrunk, that break ``promise``, or None."""
-    broken: list[Case] = []
-
-    def attempt(case: Case) -> None:
-        try:
-            promise(subject, case)
-        except Exception:
-            broken.append(case)
-            raise
-
-    try:
-        _attempts(draws, attempt)
-    except Exception:
-        # hypothesis raises an error of its own if a failure is not reproducible
-        if not broken:
-            raise
-    return min(broken, key=_size) if broken else None
-
-
-def _attempts(draws: Draws, use: Callable[[Case], None]) -> None:
+def _for_parts(
+    cases: Sequence[Case], any_size: bool, number: int, use: Callable[[Case], None]
+) -> None:
+    """``use(part)`` for ``number`` parts of the cases; if it raises, for smaller ones."""
     package = hypothesis()
     st = package.strategies
 
     @st.composite  # type: ignore[untyped-decorator]
-    def cases(draw: Callable[[Any], Any]) -> Case:
-        n, d = draw(st.integers(1, 3)), draw(st.sampled_from(draws.sizes))
-        eighths = draw(st.lists(st.integers(-32, 32), min_size=n * d, max_size=n * d))
-        gamma, seed = draw(st.sampled_from(GAMMAS)), draw(st.integers(0, 7))
-        off = draw(st.lists(st.booleans(), min_size=n * d, max_size=n * d))
-        x = torch.tensor(eighths, dtype=torch.float64, device="cpu").reshape(n, d) / 8
-        masked = torch.tensor(off, device="cpu").reshape(n, d)  # shrinks to no mask
-        masked = masked & ~masked.all(-1, keepdim=True)
-        mask = ~masked if draws.masks and bool(masked.any()) else None
-        return Case(x, gamma, mask, seed)
+    def parts(draw: Callable[[Any], Any]) -> Case:
+        """In the order in which hypothesis simplifies: the first of each choice is the simplest."""
+        case: Case = draw(st.sampled_from(cases))
+        n, d = case.x.shape
+        case = case.rows(sorted(draw(_subsets(st, n))))
+        if any_size:
+            case = case.entries(sorted(draw(_subsets(st, d))))
+        scores = (torch.zeros_like(case.x), case.x.round(), case.x.round(decimals=1), case.x)
+        mask = case.mask if draw(st.booleans()) else None
+        gamma = draw(st.sampled_from((1.0, case.gamma)))
+        return replace(case, x=draw(st.sampled_from(scores)), mask=mask, gamma=gamma)
 
     @package.settings(  # type: ignore[untyped-decorator]
-        max_examples=draws.number,
+        max_examples=number,
         deadline=None,
         derandomize=True,
         database=None,
@@ -141,62 +157,12 @@ def _attempts(draws: Draws, use: Callable[[Case], None]) -> None:
         report_multiple_bugs=False,
         verbosity=package.Verbosity.quiet,
     )
-    @package.given(cases())  # type: ignore[untyped-decorator]
+    @package.given(parts())  # type: ignore[untyped-decorator]
     def attempt(case: Case) -> None:
         use(case)
 
     attempt()
 
 
-def _size(case: Case) -> tuple[float, ...]:
-    return (
-        case.x.numel(),
-        case.mask is not None,
-        GAMMAS.index(case.gamma),
-        float(case.x.abs().sum()),
-    )
-
-
-def _reduced(promise: Promise, subject: Subject, case: Case) -> Case:
-    """``case`` with fewer rows, then fewer entries, then rounder scores, while it breaks."""
-
-    def smaller(case: Case) -> Iterator[Case]:
-        n, d = case.x.shape
-        if n > 1:
-            yield from (case.rows(torch.tensor([i], device="cpu")) for i in range(n))
-        if case.mask is not None:
-            yield replace(case, mask=None)
-        for j in range(d):
-            keep = torch.tensor([i for i in range(d) if i != j], device="cpu")
-            if d - 1 in subject.sizes and bool(case.entries(keep).participants().any(-1).all()):
-                yield case.entries(keep)
-        for digits in (0, 1, 2):
-            rounder = case.x.round(decimals=digits)
-            if not torch.equal(rounder, case.x) and digits < _digits(case.x):
-                yield replace(case, x=rounder)
-
-    with contextlib.suppress(StopIteration):
-        while True:
-            case = next(c for c in smaller(case) if _breaks(promise, subject, c))
-    return case
-
-
-def _digits(x: Tensor) -> int:
-    """The number of decimals of the scores, 16 at most."""
-    return next((k for k in range(16) if torch.equal(x.round(decimals=k), x)), 16)
-
-
-def report(name: str, subject: Subject, case: Case | None, error: Exception) -> str:
-    """What a failed check says."""
-    look = raised_in(error, _by_an_author) or subject.where("value")
-    described = None if case is None else case.describe()
-    text = failure_report(name, f"{subject.omega!r}", error, described, look)
-    # an Ω reduced to its value has the class Definition: name the author's class instead
-    own = isinstance(error, Broken)
-    return text if own else text.replace("Definition.value", subject.where("value"))
-
-
-def _by_an_author(owner: Any) -> bool:
-    """Whether its class comes from a plugin, or from a user."""
-    author = isinstance(owner, Regularizer | Penalty | Curvature)
-    return author and not isinstance(owner, Definition)
+def _subsets(st: Any, n: int) -> Any:
+    return st.lists(st.sampled_from(range(n)), min_size=1, max_size=n, unique=True)

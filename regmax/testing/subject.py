@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from ..mapping.methods.closed_form import has_formula
 from ..nn.layer import RegularizedMax
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution
+from ..regularizers.curvature import Curvature
 from ..regularizers.penalty import Penalized, Penalty, smooth_part, value_of
 from ..regularizers.regularizer import Definition, Regularizer
 from .backends.generic import definition
 from .inputs import normal
+from .search import Case, drawn_cases, fixed_cases
 
 SIZES = (1, 2, 3, 5)
 MAX_ITER = 100
@@ -55,6 +57,19 @@ class Subject:
     def name(self) -> str:
         return type(self.omega).__name__
 
+    @property
+    def label(self) -> str:
+        return f"{self.omega!r}"
+
+    @property
+    def look(self) -> str:
+        return self.where("value")
+
+    def written(self, owner: object) -> bool:
+        """Whether its class comes from a plugin, or from a user."""
+        author = isinstance(owner, Regularizer | Penalty | Curvature)
+        return author and not isinstance(owner, Definition)
+
     def declares(self, method: str) -> bool:
         """Whether the class of Ω, or of its smooth part, defines this method."""
         return self.omega.declares(method) or self.smooth.declares(method)
@@ -87,6 +102,16 @@ class Subject:
     @property
     def any_size(self) -> bool:
         return self.sizes == SIZES
+
+    def cases(self, masks: bool, costly: bool) -> Iterable[Case]:
+        """Fixed and drawn cases for a promise; few if a solver answers."""
+        fixed = list(fixed_cases(self.sizes, masks))
+        if not self.has_formula:
+            fixed = fixed[-2:] if costly else fixed[1:]
+        yield from fixed
+        number = (4 if costly else 10) if self.has_formula else 2
+        d = 6 if self.any_size else self.sizes[0]
+        yield from drawn_cases(d, self.any_size, masks, number)
 
     def _accepts(self, d: int) -> bool:
         y = torch.full((2, d), 1 / d, dtype=torch.float64, device="cpu")

@@ -9,13 +9,12 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-import kinked_truth
 import lying_plugins as lying
 import numpy as np
 import torch
 from bad_omegas import everywhere
-from kinked_truth import LONG, Kinks, Smooth
 from lying_plugins import BASES, OMEGA_LIES, PENALTIES, PENALTY_LIES, SOLVER_LIES
+from posed import LONG, Kinks, Smooth, pose
 
 from regmax import ConvergenceError, ConvergenceWarning, PluginError, RegularizedMax, Status
 
@@ -25,7 +24,7 @@ NAMES = re.compile(
     r"Entropies|Tsallis|strong_convexity|entries|group_norms|max_norm|prox\b"
 )
 CERTIFIES = "certify" in inspect.signature(RegularizedMax.__init__).parameters
-GOOD = ("right", "flagged", "refused", "undecided")
+GOOD = ("right", "flagged", "refused")
 
 
 @dataclass(frozen=True)
@@ -66,18 +65,32 @@ class Case:
             "weights_of": rng.random(d) * 2,
         }
 
+    @property
+    def known(self):
+        """Whether an answer can be right, and is that of F."""
+        return self.lie not in lying.NEVER and self.lie not in lying.ELSEWHERE
+
     def scores(self):
-        """(rows, d) in the case's dtype, the mask or None, and another batch of that shape."""
+        """(rows, d) in the case's dtype, the mask or None, another batch of that shape, and the
+        truth of each row, (Row, participants), where it is known."""
         rng = np.random.default_rng(self.seed + 1)
         x = rng.normal(size=(self.rows, self.d)) * self.scale
         if self.rows > 1 and rng.random() < 0.3:
             x[0] = np.round(x[0] * 2) / 2
         mask = None
         if self.masked:
-            mask = torch.tensor(rng.random(x.shape) < 0.7)
+            mask = rng.random(x.shape) < 0.7
             mask[:, int(rng.integers(self.d))] = True
+        truths = []
+        for i in range(self.rows if self.known else 0):
+            on = np.ones(self.d, bool) if mask is None else mask[i]
+            row = truth_of(self, on, rng)
+            x[i, on] = row.x
+            truths.append((row, on))
         dtype = getattr(torch, self.dtype)
-        return torch.tensor(x, dtype=dtype), mask, torch.tensor(np.flip(x).copy(), dtype=dtype)
+        another = torch.tensor(np.flip(x).copy(), dtype=dtype)
+        mask = None if mask is None else torch.tensor(mask)
+        return torch.tensor(x, dtype=dtype), mask, another, truths
 
 
 def draw(seed, only=None, lie=None):
@@ -142,8 +155,8 @@ def made(case, leaves):
     return RegularizedMax(omega, gamma=leaves["gamma"], solver=solver, max_iter=40, **more)
 
 
-def truth_of(case, x, on):
-    """The Row of scores x of the participants ``on``, and whether Ω depends on c."""
+def truth_of(case, on, rng):
+    """A Row of the participants ``on``."""
     n, base = case.numbers, BASES[case.base]
     c = torch.tensor(n["c"]).to(getattr(torch, case.dtype)).double().numpy().astype(LONG)
     b = torch.tensor(n["b"]).to(getattr(torch, case.dtype)).double().numpy().astype(LONG)
@@ -159,8 +172,8 @@ def truth_of(case, x, on):
         if more is not None:
             s0, b0 = slope, bend
             slope, bend = (lambda y: s0(y) + more[0](y)), (lambda y: b0(y) + more[1](y))
-    z = x.astype(LONG) / LONG(number(case.gamma, case.dtype))
-    row = kinked_truth.solve(Smooth(slope, bend, beta, f.steep), kinks, z)
+    smooth = Smooth(slope, bend, beta, f.steep)
+    row = pose(smooth, kinks, int(on.sum()), rng, case.dtype, number(case.gamma, case.dtype))
     if case.penalty in ("weighted l1", "hubers"):
         row.pull = more[0](row.y)
     if case.penalty == "hubers" and len(row.y) > 1:
@@ -179,7 +192,7 @@ def number(value, dtype):
 
 def judge(case):
     """[(outcome, where, text)], where: the row and the call."""
-    x, mask, another = case.scores()
+    x, mask, another, known = case.scores()
     n = case.numbers
     dtype = x.dtype
     leaves = {
@@ -196,7 +209,7 @@ def judge(case):
         return [(refusal(error), i, f"making: {error}") for i in range(case.rows)]
     found = []
     certifies = CERTIFIES and case.certify
-    truths = Truths(case, x, mask)
+    truths = Truths(case, x, known)
     statuses = None
     for call in ("solve", "call"):
         if call == "call" and case.lie.startswith("closed_form") and not certifies:
@@ -238,7 +251,7 @@ def judge(case):
             if outcome == "wrong" and "nan" in text and "gradient is NaN" in said:
                 outcome = "flagged"  # at a kink, and said so
             found.append((outcome, i, f"{call}: {text}"))
-        if call == "solve" and truths.possible and case.lie not in lying.ELSEWHERE:
+        if call == "solve" and case.known:
             for i in range(case.rows):
                 if statuses[i] == Status.CONVERGED:
                     text = truths.wrong_max(i, layer, answer, leaves)
@@ -294,21 +307,12 @@ def backward(case, leaves, y):
 
 
 class Truths:
-    """The truth of each row, when it is asked for."""
+    """What answers are compared with."""
 
-    def __init__(self, case, x, mask):
-        self.case, self.x, self.mask = case, x, mask
+    def __init__(self, case, x, known):
+        self.case, self.x, self.known = case, x, known
         self.possible = case.lie not in lying.NEVER
         self.eps = torch.finfo(x.dtype).eps
-        self.known = {}
-
-    def row(self, i):
-        if i not in self.known:
-            on = np.ones(self.case.d, bool) if self.mask is None else self.mask[i].numpy()
-            with np.errstate(all="ignore"):
-                truth = truth_of(self.case, self.x[i].double().numpy()[on], on)
-            self.known[i] = truth, on
-        return self.known[i]
 
     def verdict(self, i, y, bound, gradients):
         case, ours = self.case, y[i].double()
@@ -316,9 +320,7 @@ class Truths:
             return "wrong", f"nothing can be right: {ours.tolist()}"
         if case.lie in lying.ELSEWHERE:
             return self.looked(i, ours)
-        truth, on = self.row(i)
-        if not truth.bound < 1e-9:
-            return "undecided", ""
+        truth, on = self.known[i]
         expected = np.zeros(case.d, LONG)
         expected[on] = truth.y
         z = np.abs(self.x[i].double().numpy()[on] / case.gamma)
@@ -392,8 +394,8 @@ class Truths:
         return "right", ""
 
     def wrong_max(self, i, layer, answer, leaves):
-        truth, on = self.row(i)
-        if not truth.bound < 1e-9 or case_scaled(self.case):
+        truth, on = self.known[i]
+        if case_scaled(self.case):
             return None
         case = self.case
         n = case.numbers

@@ -1,7 +1,7 @@
 """Plugins that lie: solvers, penalties and Ω, each with one defect, or with none ("honest").
 
 What they are built on is right: :data:`BASES` and :data:`PENALTIES` hold each Ω and penalty in
-torch beside its truth in numpy (:mod:`kinked_truth`), which shares no code with regmax.
+torch beside its truth in numpy (:mod:`posed`), which shares no code with regmax.
 """
 
 import copy
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from kinked_truth import LONG, Kinks, Smooth
+from posed import LONG, Kinks, Smooth
 
 import regmax
 from regmax import Penalty, Regularizer

@@ -3,13 +3,12 @@
 import warnings
 
 import bad_omegas
-import kinked_truth
 import numpy as np
 import pytest
 import torch
 from bad_omegas import NOT_CONVEX, NOT_SMOOTH, everywhere
-from kinked_truth import Kinks as Truth
-from kinked_truth import Smooth
+from posed import Kinks as Truth
+from posed import Smooth, pose
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -359,9 +358,8 @@ def test_the_truth_in_longest_floats(name, seed):
         (Truth(a, a @ at, np.full(len(a), lam)), lines(a, a @ at, lam)),
         (Truth(ordered=w), sorted_with(w)),
     ):
-        z, v = rng.normal(size=d) * rng.choice([0.3, 1, 3]), rng.normal(size=d)
-        row = kinked_truth.solve(smooth, kinks, z)
-        x = torch.tensor(z, requires_grad=True)
+        row, v = pose(smooth, kinks, d, rng), rng.normal(size=d)
+        x = torch.tensor(row.x, requires_grad=True)
         layer = RegularizedMax(omega_of(lambda y, term=term: base(y) + term(y)))
         solution = layer.solve(x)
         off = np.linalg.norm(solution.y.detach().numpy() - row.y.astype(float))
