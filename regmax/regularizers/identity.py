@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from .expressions import Scaled, ScaledPenalty, Sum
-from .penalty import Penalized, Penalty, redefined
+from .penalty import DEFINED, Penalized, Penalty, redefined
 from .regularizer import Regularizer
 
 # -- the expression --------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def attribute(omega: Any, name: str) -> Any:
 
 # -- the class -------------------------------------------------------------------------------------
 
-REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
+REPLACED = (*DEFINED, "closed_form")
 """The methods of a regularizer that a kernel computes, or takes for granted."""
 _REPLACED_OF_PENALTY = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
 
