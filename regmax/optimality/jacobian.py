@@ -18,7 +18,7 @@ from torch import Tensor
 from ..kernels import simplex, transforms
 from ..kernels.rowwise import matvec
 from ..regularizers.cholesky import Inverse
-from ..regularizers.curvature import Curvature, Dense
+from ..regularizers.curvature import Average, Curvature, Dense
 from ..regularizers.penalty import Penalty, averaged, group_ids, smooth_part, structured
 from ..regularizers.regularizer import Regularizer, like
 
@@ -29,31 +29,18 @@ def movable(y: Tensor) -> Tensor:
     return support & (support.sum(-1, keepdim=True) > 1)
 
 
-class Averages:
-    """P, the averages over the groups of y that a penalty makes."""
-
-    def __init__(self, penalty: Penalty, y: Tensor, mask: Tensor | None) -> None:
-        self._penalty, self._y, self._mask = penalty, y.detach(), mask
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return averaged(self._penalty, v, self._y, self._mask)
-
-    def matrix(self) -> Tensor:
-        """P, entry by entry: (*batch, d, d)."""
-        ids = group_ids(self._penalty, self._y, self._mask)
-        same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
-        if self._mask is not None:
-            same = same & self._mask.unsqueeze(-1) & self._mask.unsqueeze(-2)
-        return same / same.sum(-1, keepdim=True).clamp_min(1).to(self._y.dtype)
-
-
-def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Averages | None:
-    """P, or None without a penalty."""
-    return None if penalty is None else Averages(penalty, y, mask)
+def averaging(penalty: Penalty | None, y: Tensor, mask: Tensor | None) -> Average | None:
+    """P, the averages over the groups of y that a penalty makes; None without a penalty."""
+    if penalty is None:
+        return None
+    at = y.detach()
+    return Average(
+        lambda v: averaged(penalty, v, at, mask), lambda: group_ids(penalty, at, mask), mask
+    )
 
 
 def jacobian_product(
-    smooth: Regularizer, average: Averages | None, y: Tensor, v: Tensor, support: Tensor
+    smooth: Regularizer, average: Average | None, y: Tensor, v: Tensor, support: Tensor
 ) -> Tensor:
     """J v, J = ∂Π_Ω/∂z on ``support``, for Ω = ``smooth``: differentiable in y, v and its tensors.
 
@@ -70,7 +57,7 @@ def jacobian_product(
     return w
 
 
-def restricted(curvature: Curvature, average: Averages | None, support: Tensor) -> Inverse:
+def restricted(curvature: Curvature, average: Average | None, support: Tensor) -> Inverse:
     """J on ``support`` as :func:`jacobian_product` applies it, without derivatives."""
     if average is None:
         return curvature.inverse(support)

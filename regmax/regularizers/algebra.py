@@ -30,20 +30,15 @@ def _(omega: Regularizer, c: Any) -> Regularizer:
     base, penalty, lam = _parts(omega)
     if _is_one(c):
         return omega
-    if isinstance(base, Scaled) and _all_floats(c, base.c):
-        base, scale = base.base, c * base.c
-    else:
-        scale = c
-    base = base if _is_one(scale) else Scaled(base, scale)
+    one, scale = _times(base, c)
+    base = one if _is_one(scale) else Scaled(one, scale)
     return base if penalty is None else Penalized(base, *_weighted(penalty, lam, c))
 
 
 @operand.times.register(Penalty)
 def _(penalty: Penalty, c: Any) -> Penalty:
     c = _factor(c, penalty, *ScaledPenalty.ranges["lam"])
-    if isinstance(penalty, ScaledPenalty) and _all_floats(c, penalty.lam):
-        return ScaledPenalty(penalty.penalty, c * penalty.lam)
-    return ScaledPenalty(penalty, c)
+    return ScaledPenalty(*_times(penalty, c))
 
 
 @operand.plus.register(Regularizer)
@@ -54,7 +49,7 @@ def _(omega: Regularizer, other: Any) -> Regularizer:
         raise _wrong(omega, other)
     smooth, penalty, lam = _parts(omega)
     more, second, weight = (
-        _parts(other) if isinstance(other, Regularizer) else (None, *_pair(other))
+        _parts(other) if isinstance(other, Regularizer) else (None, *_multiple(other))
     )
     terms = _like_terms(_terms(smooth), [] if more is None else _terms(more))
     base = terms[0] if len(terms) == 1 else Sum(*terms)
@@ -72,7 +67,7 @@ def _(penalty: Penalty, other: Any) -> Any:
         return other + penalty
     if not isinstance(other, Penalty):
         raise _wrong(penalty, other)
-    return ScaledPenalty(*_combined(*_pair(penalty), *_pair(other)))
+    return ScaledPenalty(*_combined(*_multiple(penalty), *_multiple(other)))
 
 
 def _factor(c: Any, item: Any, words: str, holds: Any) -> float | Tensor:
@@ -102,10 +97,6 @@ def _is_zero(other: Any) -> bool:
     return isinstance(other, int | float) and not isinstance(other, bool) and other == 0
 
 
-def _all_floats(*items: Any) -> bool:
-    return all(isinstance(item, float) for item in items)
-
-
 def _parts(omega: Regularizer) -> tuple[Regularizer, Penalty | None, float | Tensor]:
     """The smooth part, the penalty and its weight."""
     if not omega.exact:
@@ -121,10 +112,19 @@ def _parts(omega: Regularizer) -> tuple[Regularizer, Penalty | None, float | Ten
     return omega.base, omega.penalty, omega.lam
 
 
-def _pair(penalty: Penalty) -> tuple[Penalty, float | Tensor]:
-    if isinstance(penalty, ScaledPenalty):
-        return penalty.penalty, penalty.lam
-    return penalty, 1.0
+def _multiple(item: Any) -> tuple[Any, float | Tensor]:
+    """A regularizer or penalty as an object and its factor."""
+    if isinstance(item, Scaled):
+        return item.base, item.c
+    return (item.penalty, item.lam) if isinstance(item, ScaledPenalty) else (item, 1.0)
+
+
+def _times(item: Any, c: float | Tensor) -> tuple[Any, float | Tensor]:
+    """c times ``item`` in the same form: floats are multiplied."""
+    one, number = _multiple(item)
+    if isinstance(c, Tensor) or isinstance(number, Tensor):
+        return item, c
+    return one, c * number
 
 
 def _weighted(
@@ -184,7 +184,3 @@ def _like_terms(terms: list[Regularizer], more: list[Regularizer]) -> list[Regul
         else:
             found.append((one, c))
     return [one if _is_one(c) else Scaled(one, c) for one, c in found]
-
-
-def _multiple(term: Regularizer) -> tuple[Regularizer, float | Tensor]:
-    return (term.base, term.c) if isinstance(term, Scaled) else (term, 1.0)

@@ -86,9 +86,10 @@ class Reduced(Inverse):
         for where, piece in self._pieces:
             min_eigenvalue[self.rows[where]] = piece.min_eigenvalue
         low = min_eigenvalue.view(count.shape)
-        super().__init__(self._refined, lambda: low)
+        self._least = lambda: low
 
-    def _refined(self, v: Tensor) -> Tensor:
+    @torch.no_grad()
+    def __call__(self, v: Tensor) -> Tensor:
         """J v with one step of iterative refinement: the residual is at the rounding of v."""
         given = v.reshape(-1, v.shape[-1])[self.rows]
         part = torch.where(self.part, given.gather(-1, self.index), 0)

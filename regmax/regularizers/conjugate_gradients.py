@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import decisions, rowwise
-from ..kernels.simplex import row_dot
+from ..kernels.simplex import row_dot, tangent
 
 Product = Callable[[Tensor], Tensor]
 PROBES = 4
@@ -71,3 +71,23 @@ def solve(product: Product, v: Tensor, support: Tensor, scale: Tensor) -> tuple[
             rr = torch.where(active, new, rr)
             active = active & (rr > target)
         return s * u, least.squeeze(-1)
+
+
+def least_eigenvalue(product: Product, support: Tensor, scale: Tensor) -> Tensor:
+    """An estimate from below of the least eigenvalue of H along {w : 1ᵀw = 0, w = 0 off S}, one per
+    row; not positive if H was found not to be positive definite there.
+
+    Power iteration for the largest eigenvalue of J approaches it from below, so half of the inverse
+    is taken.
+    """
+    generator = torch.Generator(support.device).manual_seed(0)
+    probe = torch.randn(
+        support.shape[-1], generator=generator, device=support.device, dtype=scale.dtype
+    )
+    w = tangent(probe.expand(support.shape), support)
+    norm, least = torch.zeros_like(w[..., 0]), torch.full_like(w[..., 0], torch.inf)
+    for _ in range(6):
+        w = w / rowwise.norm(w).clamp_min(torch.finfo(w.dtype).tiny)
+        w, quotient = solve(product, w, support, scale)
+        norm, least = rowwise.norm(w).squeeze(-1), torch.minimum(least, quotient)
+    return torch.where(least > 0, 0.5 / norm, least)

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..kernels import decisions, rowwise, transforms
-from ..kernels.simplex import row_dot, tangent
+from ..kernels.simplex import row_dot
 from . import conjugate_gradients, printing
 from .cholesky import Inverse, Reduced, least_eigenvalue
 
@@ -32,14 +31,29 @@ CHUNK = 2**22
 """Entries of the vectors that one product with a stack of vectors takes."""
 
 
-class Average(Protocol):
-    """P: the orthogonal projection that averages over groups of entries."""
+class Average:
+    """P: the orthogonal projection that averages over groups of entries. ``means`` maps v to P v;
+    ``groups`` gives the group of each entry, of the participants in ``mask`` if that is given."""
+
+    def __init__(
+        self,
+        means: Callable[[Tensor], Tensor],
+        groups: Callable[[], Tensor],
+        mask: Tensor | None = None,
+    ) -> None:
+        self._means, self._groups, self._mask = means, groups, mask
 
     def __call__(self, v: Tensor) -> Tensor:
         """P v."""
+        return self._means(v)
 
-    def matrix(self) -> Tensor:
-        """P, entry by entry."""
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """P, entry by entry: (*batch, d, d)."""
+        ids = self._groups()
+        same = ids.unsqueeze(-1) == ids.unsqueeze(-2)
+        if self._mask is not None:
+            same = same & self._mask.unsqueeze(-1) & self._mask.unsqueeze(-2)
+        return same / same.sum(-1, keepdim=True).clamp_min(1).to(dtype)
 
 
 class Curvature(ABC):
@@ -219,7 +233,7 @@ class Dense(Curvature):
 
     def averaged(self, average: Average) -> Curvature:
         # PHP + I − P
-        p = average.matrix()
+        p = average.matrix(self.dtype)
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         return Dense(rowwise.matmul(rowwise.matmul(p, self.entries()), p) + eye - p)
 
@@ -343,21 +357,9 @@ class MatrixFree(Curvature):
     def min_eigenvalue(self, support: Tensor) -> Tensor:
         if self.like is not None:
             return self.inverse(support).min_eigenvalue
-        # Power iteration for the largest eigenvalue of J on the tangent space. It approaches from
-        # below, so half of the inverse is taken.
         with torch.no_grad():
-            generator = torch.Generator(support.device).manual_seed(0)
-            probe = torch.randn(
-                support.shape[-1], generator=generator, device=support.device, dtype=self.dtype
-            )
-            w = tangent(probe.expand(support.shape), support)
-            norm, least = torch.zeros_like(w[..., 0]), torch.full_like(w[..., 0], torch.inf)
-            for _ in range(6):
-                w = w / rowwise.norm(w).clamp_min(torch.finfo(w.dtype).tiny)
-                scale = self._scaling(support)
-                w, quotient = conjugate_gradients.solve(self.product, w, support, scale)
-                norm, least = rowwise.norm(w).squeeze(-1), torch.minimum(least, quotient)
-            low = torch.where(least > 0, 0.5 / norm, least)
+            scale = self._scaling(support)
+            low = conjugate_gradients.least_eigenvalue(self.product, support, scale)
             return torch.where(_single(support), torch.inf, low)
 
     def dense(self, at: Tensor) -> Dense:

@@ -31,7 +31,7 @@ from ..kernels import simplex, transforms
 from .errors import RegularizerError
 from .expressions import Scaled, ScaledPenalty, Sum
 from .operand import Operand
-from .penalty import Penalized, Penalty, redefined, value_of
+from .penalty import DEFINED, Penalized, Penalty, redefined, value_of
 from .regularizer import Regularizer
 
 # -- the expression --------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def attribute(omega: Any, name: str) -> Any:
 
 # -- the class -------------------------------------------------------------------------------------
 
-REPLACED = ("value", "masked_value", "grad", "curvature", "closed_form", "composed")
+REPLACED = (*DEFINED, "closed_form")
 """The methods of a regularizer that a kernel computes, or takes for granted."""
 _REPLACED_OF_PENALTY = ("value", "prox", "groups", "subgradient", "any_subgradient", "average")
 
