@@ -11,8 +11,7 @@ from ..regularizers.arguments import first
 from ..regularizers.curvature import DENSE_LIMIT, Diagonal
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import who
-from .point import Point
-from .problem import Problem
+from .problem import Point, Problem
 
 
 def check_start(p: Problem) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 from ..kernels import asked, simplex
 from ..optimality.certificates import Certificate
 from ..optimality.diagnosis import check_start
-from ..optimality.point import Point
-from ..optimality.problem import Problem
+from ..optimality.problem import Point, Problem
 from ..regularizers.penalty import Penalized, group_ids, proxed, valued
 from ..regularizers.regularizer import like
 from .base import Solved

@@ -22,6 +22,7 @@ from torch import Tensor
 from ..kernels import simplex
 from ..mapping import engine, forward
 from ..mapping.rows import Rows, prepare
+from ..optimality.certificates import certify
 from ..optimality.jacobian import averaging, jacobian_product
 from ..optimality.problem import Problem
 from ..regularizers import arguments
@@ -203,7 +204,7 @@ def _judge(
 def _certified(problem: Problem, y: Tensor) -> Tensor:
     """A bound on ‖y − y*‖: the bound of a point of Δ near y, plus its distance to y."""
     near = simplex.normalize(torch.where(problem.participants(), y.clamp_min(0), 0))
-    return _or_inf(problem.certify(near).error_bound + (near - y).norm(dim=-1))
+    return _or_inf(certify(problem.at(near)).error_bound + (near - y).norm(dim=-1))
 
 
 def _or_inf(t: Tensor) -> Tensor:

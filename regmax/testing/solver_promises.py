@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..nn.layer import RegularizedMax
+from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from .inputs import hard_inputs, normal
 from .known import Known
@@ -67,9 +68,9 @@ def check_answer_of_its_own(b: Bench, t: Trial) -> None:
     if not t.known.curved:
         return
     problem = t.known.problem(t.z, t.mask)
-    bound = problem.certify(b.run(problem)[0]).error_bound
+    bound = certify(problem.at(b.run(problem)[0])).error_bound
     if not bool((bound <= TOL).all()):
-        raise Broken(f"problem.certify(y).error_bound ≤ tol = {TOL:g} for the y of run", bound)
+        raise Broken(f"certify(problem.at(y)).error_bound ≤ tol = {TOL:g} for the y of run", bound)
 
 
 @tried_on(lambda known: (*few(known), *hard(known)))
@@ -226,7 +227,7 @@ def check_iterations(b: Bench, t: Trial) -> None:
         raise Broken(
             "int64 numbers, 0 or more", f"{iterations.tolist()}, {iterations.dtype}", b.where("run")
         )
-    done = problem.certify(y).error_bound <= TOL
+    done = certify(problem.at(y)).error_bound <= TOL
     for i in range(len(y)):
         if not bool(done[i]):
             continue
@@ -234,7 +235,7 @@ def check_iterations(b: Bench, t: Trial) -> None:
         inner = t.known.problem(alone.z, alone.mask)
         enough = max(int(iterations[i]), 1)
         there, steps = b.run(inner, max_iter=enough)
-        bound = inner.certify(there).error_bound
+        bound = certify(inner.at(there)).error_bound
         if not bool((bound <= TOL).all()) or int(steps) > enough:
             raise Broken(
                 f"row {i} done after its {enough} iterations, as it was with more allowed",
