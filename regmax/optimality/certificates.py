@@ -11,8 +11,7 @@ from torch import Tensor
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.penalty import Penalized, proxed
-from .condition import Condition
-from .point import Point
+from .problem import Point, Problem
 
 TRUSTED = 1e-3
 """The distance from y up to which an estimate of the strong convexity at y is used."""
@@ -219,7 +218,7 @@ def penalty_subgradient(at: Point) -> tuple[Tensor, Tensor]:
     return u, w
 
 
-def _bound(p: Condition, residual: _Residual, beta: Tensor) -> Tensor:
+def _bound(p: Problem, residual: _Residual, beta: Tensor) -> Tensor:
     on, rho, rounding = p.participants(), residual.rho, residual.rounding
     eps = torch.finfo(rho.dtype).eps
     # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less

@@ -1,26 +1,163 @@
-"""A batch of problems as solvers see it: its start, its trace, points and their certificates."""
+"""A batch of problems max_{y ∈ Δ} ⟨y, z⟩ − Ω(y), and its optimality condition.
+
+With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for some threshold τ,
+
+    r := z − ∇Ω(y) − λu     satisfies     r_i = τ where y_i > 0,   r_i ≤ τ where y_i = 0,
+
+with u ∈ ∂R(y) where Ω has a penalty λR (and no such term where it has none). It is the fixed point
+y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the support.
+:meth:`Point.residual` is r and τ at a point.
+"""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..kernels import decisions, simplex
+from ..kernels import decisions, simplex, transforms
+from ..kernels.simplex import row_dot
+from ..regularizers.autodiff import Hessian, Local
 from ..regularizers.cholesky import Inverse
-from ..regularizers.curvature import Curvature, Diagonal
-from .certificates import Certificate, certify
-from .condition import Condition
-from .point import Point
+from ..regularizers.curvature import Curvature, Diagonal, MatrixFree
+from ..regularizers.penalty import (
+    Penalized,
+    penalty_of,
+    proxed,
+    smooth_part,
+    structured,
+    value_of,
+    who,
+)
+from ..regularizers.regularizer import Definition, Regularizer, like
+from . import properties
+from .jacobian import averaging, restricted
+from .solution import Trace
 
 
-class Problem(Condition):
+@dataclass(frozen=True, eq=False)
+class Problem:
     """One batch of problems max_{y ∈ Δ} ⟨y, z⟩ − Ω(y), with z = x/γ of shape (*batch, d).
 
-    ``at(y)`` is a point, which computes each of its properties once; ``slope(y)``, ``objective(y)``
-    and the others are those of ``at(y)``.
+    ``start``: where a solver begins; ``trace``: records the points that it passes. ``at(y)`` is a
+    point, which computes each of its properties once; ``slope(y)``, ``objective(y)`` and the others
+    are those of ``at(y)``.
     """
+
+    omega: Regularizer
+    z: Tensor
+    mask: Tensor | None = None
+    start: Tensor | None = None
+    trace: Trace | None = None
+
+    def widened(self) -> Problem:
+        """The same problem in float64, where certificates lose nothing to rounding."""
+        if self.z.dtype == torch.float64:
+            return self
+        inside = self.omega.tensors(fixed=True)
+        wide = {k: t.double() for k, t in inside.items() if t.dtype.is_floating_point}
+        return Problem(self.omega.with_tensors(wide), self.z.double(), self.mask)
+
+    @functools.cached_property
+    def smooth(self) -> Regularizer:
+        """The part of Ω that is differentiated on the support."""
+        return smooth_part(self.omega, self.mask)
+
+    @functools.cached_property
+    def base(self) -> Problem:
+        """The same scores with the differentiable base of Ω alone."""
+        if not isinstance(self.omega, Penalized):
+            return self
+        return Problem(self.omega.base, self.z, self.mask)
+
+    @functools.cached_property
+    def definition(self) -> Regularizer:
+        """The smooth part of Ω by its value alone."""
+        return Definition(self.smooth) if self.overridden else self.smooth
+
+    @functools.cached_property
+    def overridden(self) -> bool:
+        """Whether Ω defines derivatives that a certificate must not rely on."""
+        leaves = self.smooth.leaves()
+        return any(leaf.declares("grad") or leaf.declares("curvature") for leaf in leaves)
+
+    @functools.cached_property
+    def defines_curvature(self) -> bool:
+        """Whether Ω, and each term of a sum, defines its curvature."""
+        return all(leaf.declares("curvature") for leaf in self.smooth.leaves())
+
+    @functools.cached_property
+    def by_value(self) -> Hessian:
+        """∇²Ω from the value of Ω alone."""
+        gradient, name = self.definition.grad, type(self.smooth).__name__
+        return Hessian(gradient, self.z, self.definition.separable, name)
+
+    @functools.cached_property
+    def by_gradient(self) -> Hessian:
+        """∇²Ω from the gradient that Ω defines."""
+        if not self.overridden:
+            return self.by_value
+        name = f"{type(self.smooth).__name__}.grad"
+        return Hessian(self.gradient, self.z, self.smooth.separable, name)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        """∇Ω(y) of the smooth part, as Ω defines it."""
+        return like(self.smooth.grad(y), y, f"{type(self.smooth).__name__}.grad")
+
+    def base_slope(self, y: Tensor) -> Tensor:
+        """z − ∇base(y), by the value of the base alone."""
+        return self.z - self.base.definition.grad(simplex.inward(y))
+
+    def penalty_subgradient(self, omega: Penalized, y: Tensor) -> Tensor:
+        """λu with u ∈ ∂R(y), R a Lovász extension. The prox proposes where to look:
+        ``subgradient`` decides."""
+        # y = P_Δ(prox_λR(v)) at the optimum
+        v = y + self.z - self.gradient(simplex.inward(y))
+        proposal = v - proxed(omega.penalty, v, omega.lam, self.mask)
+        u = omega.penalty.subgradient(y, proposal, omega.lam, self.mask)
+        return like(u, y, f"{type(omega.penalty).__name__}.subgradient")
+
+    @functools.cached_property
+    def legendre(self) -> bool:
+        """Whether the slope of Ω is infinite at 0, so that every participant has y_i > 0."""
+        return properties.steep(self.smooth, self.z)
+
+    @functools.cached_property
+    def eps(self) -> float:
+        """The rounding of what Ω computes: that of float32 where its value goes through it."""
+        return properties.rounding(self.omega, self.z, self.mask)
+
+    @functools.cached_property
+    def beta(self) -> Tensor | None:
+        """β as Ω declares it, (*batch, 1)."""
+        return properties.strong_convexity(self.smooth, self.z)
+
+    @property
+    def structured(self) -> bool:
+        """Whether Ω has a penalty that makes groups."""
+        return structured(self.omega)
+
+    @property
+    def proximal(self) -> bool:
+        """Whether Ω has a penalty that is known by its prox alone."""
+        return isinstance(self.omega, Penalized) and not self.structured
+
+    def participants(self) -> Tensor:
+        """The mask, made explicit."""
+        return torch.ones_like(self.z, dtype=torch.bool) if self.mask is None else self.mask
+
+    def inside(self, y: Tensor) -> Tensor:
+        """The point of Δ next to y."""
+        return simplex.normalize(torch.where(self.participants(), y.clamp_min(0), 0))
+
+    def nearest(self, v: Tensor, step: float | Tensor) -> Tensor:
+        """prox of step·λR plus the indicator of Δ: P_Δ ∘ prox, R a Lovász extension or none (2017,
+        Prop. 2)."""
+        if structured(self.omega):
+            v = proxed(self.omega.penalty, v, step * self.omega.lam, self.mask)
+        return simplex.nearest(v, self.mask)
 
     def at(self, y: Tensor) -> Point:
         """The point y ∈ Δ."""
@@ -68,10 +205,6 @@ class Problem(Condition):
         due = self.trace is not None or decisions.due(k, done, every)
         return due and decisions.all_of(done)
 
-    def certify(self, y: Tensor) -> Certificate:
-        """A bound on ‖y − y*‖, see :func:`regmax.optimality.certificates.certify`."""
-        return certify(self.at(y))
-
     def support(self, y: Tensor) -> Tensor:
         """The participants with y_i > 0."""
         return self.at(y).support
@@ -95,3 +228,154 @@ class Problem(Condition):
     def newton_step(self, y: Tensor, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support."""
         return self.at(y).newton_step(support)
+
+
+class Point:
+    """y ∈ Δ, of the shape of ``problem.z``. Each property is computed once; where y_i = 0, Ω is
+    evaluated next to 0."""
+
+    def __init__(self, problem: Problem, y: Tensor) -> None:
+        self.problem, self.y = problem, y
+        self._inverses: dict[bool, tuple[Tensor, Inverse]] = {}
+
+    @functools.cached_property
+    def base(self) -> Point:
+        """The same point of the problem with the differentiable base of Ω alone."""
+        base = self.problem.base
+        return self if base is self.problem else Point(base, self.y)
+
+    @functools.cached_property
+    def support(self) -> Tensor:
+        """The participants with y_i > 0."""
+        return (self.y > 0) & self.problem.participants()
+
+    @functools.cached_property
+    def inward(self) -> Tensor:
+        """y with its zeros lifted to where Ω has derivatives."""
+        return simplex.inward(self.y)
+
+    @functools.cached_property
+    def slope(self) -> Tensor:
+        """z − ∇Ω(y), for the smooth part of Ω."""
+        return self.problem.z - self.problem.gradient(self.inward)
+
+    @functools.cached_property
+    def objective(self) -> Tensor:
+        """⟨y, z⟩ − Ω(y), one number per row."""
+        p = self.problem
+        return row_dot(self.y, p.z).squeeze(-1) - value_of(p.omega, self.inward, p.mask)
+
+    @functools.cached_property
+    def defined(self) -> Local:
+        """∇Ω(y) and ∇²Ω(y) of the smooth part, as Ω defines them."""
+        p, smooth, point = self.problem, self.problem.smooth, self.inward
+        if not p.overridden:
+            return self.verified
+        with torch.no_grad():
+            if not p.defines_curvature:
+                return p.by_gradient.look(point)
+            name, curvature = who(smooth), smooth.curvature(point)
+            if not isinstance(curvature, Curvature):
+                raise TypeError(
+                    f"{name}.curvature must return a regmax.regularizers.curvature.Curvature; got "
+                    f"{type(curvature).__name__}"
+                )
+            if isinstance(curvature, Diagonal):
+                like(curvature.h, point, f"the diagonal of {name}.curvature")
+            return Local(like(smooth.grad(point), point, f"{name}.grad"), curvature)
+
+    @functools.cached_property
+    def verified(self) -> Local:
+        """∇Ω(y) and ∇²Ω(y) of the smooth part, from the value of Ω alone."""
+        with torch.no_grad():
+            return self.problem.by_value.look(self.inward)
+
+    @functools.cached_property
+    def diagonal(self) -> tuple[Tensor, Tensor]:
+        """∇Ω(y) and the diagonal of ∇²Ω(y) of a separable Ω; a certificate does not rest on it."""
+        known = ("defined" if self.problem.overridden else "verified") in self.__dict__
+        if not (self.problem.defines_curvature or known):
+            return self.problem.by_gradient.diagonal_at(self.inward)
+        gradient, curvature = self.defined
+        if isinstance(curvature, Diagonal):
+            return gradient, curvature.h
+        return gradient, curvature.matvec(torch.ones_like(self.y))
+
+    def inverse(self, support: Tensor, verified: bool = False) -> Inverse:
+        """J of Proposition 1 on ``support``: solvers step with it and backward repeats it.
+
+        With a penalty the groups of y move as one. ``verified``: of the smooth part alone, from the
+        value of Ω alone.
+        """
+        p = self.problem
+        verified = verified and (p.overridden or p.structured)
+        if verified in self._inverses:
+            on, found = self._inverses[verified]
+            if on is support or (not transforms.waits(on) and torch.equal(on, support)):
+                return found
+        local = self.verified if verified else self.defined
+        average = None if verified else averaging(penalty_of(p.omega), self.y, p.mask)
+        with torch.no_grad():
+            found = restricted(local.curvature, average, support)
+        self._inverses[verified] = (support, found)
+        return found
+
+    def vector_product(self, support: Tensor, v: Tensor) -> Tensor:
+        """J v on ``support`` from the value of Ω alone, and the groups of its penalty."""
+        p = self.problem
+        average = averaging(penalty_of(p.omega), self.y, p.mask)
+        curvature = self.verified.curvature
+        if isinstance(curvature, MatrixFree) and average is not None:
+            curvature = curvature.dense(self.y)
+        return restricted(curvature, average, support)(torch.where(support, v, 0))
+
+    def kept_inverse(self, support: Tensor) -> Inverse | None:
+        """J at y that does not look at Ω later, when it may have changed; None where Ω gives its
+        curvature by products alone, which do. It depends on no values of the rows."""
+        curvature = self.defined.curvature
+        if isinstance(curvature, MatrixFree) and curvature.like is None:
+            return None
+        if False in self._inverses and torch.equal(self._inverses[False][0], support):
+            return self._inverses[False][1]
+        if isinstance(curvature, MatrixFree):
+            return self.inverse(support)
+        p = self.problem
+        average = averaging(penalty_of(p.omega), self.y, p.mask)
+        return Inverse.later(functools.partial(restricted, curvature, average, support))
+
+    def newton_step(self, support: Tensor) -> Tensor:
+        """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.
+
+        With a penalty, z is reduced to the groups of y first.
+        """
+        p, z = self.problem, self.problem.z
+        if structured(p.omega):
+            z = p.omega.reduced(z, self.y, p.mask)
+        return self.inverse(support)(z - self.defined.gradient)
+
+    def proximal_step(self) -> Tensor:
+        """P_Δ(prox_λR(y + z − ∇Ω(y))), of which the answer is the fixed point (2017, eq. 2)."""
+        return self.problem.nearest(self.y + self.slope, 1.0)
+
+    def residual(self) -> tuple[Tensor, Tensor]:
+        """r of the optimality condition, and τ as the mean of r over y."""
+        p, r = self.problem, self.slope
+        if structured(p.omega):
+            r = r - p.penalty_subgradient(p.omega, self.y)
+        return r, torch.where(p.participants(), self.y * r, 0).sum(-1, keepdim=True)
+
+    def kinked(self) -> Tensor:
+        """Rows in which the penalty has no derivative at y along the support: its gradient jumps
+        there."""
+        p, y, support = self.problem, self.y, self.support
+        if not p.proximal:
+            return torch.zeros_like(y[..., 0], dtype=torch.bool)
+        with torch.no_grad():
+            way = simplex.tangent(simplex.generic(y, 1.7), support)
+            way = 1e-8 * simplex.unit(way)
+            ends = [p.definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]
+            plain = [p.base.definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]
+            jump = (ends[1] - plain[1]) - (ends[0] - plain[0])
+            size = 1 + (ends[0] - plain[0]).abs()
+            jumps = torch.where(support, jump.abs() / size, 0)
+        return ~(jumps.amax(-1) <= 1e-4) & (support.sum(-1) > 1)

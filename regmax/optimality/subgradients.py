@@ -11,7 +11,7 @@ from ..regularizers.arguments import first
 from ..regularizers.penalty import Penalized, Penalty, averaged, group_ids, proxed, valued
 from ..regularizers.regularizer import like
 from .certificates import penalty_subgradient
-from .diagnosis import shown
+from .premises import shown
 from .problem import Problem
 
 

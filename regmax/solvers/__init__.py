@@ -5,6 +5,7 @@ This chapter imports ``regmax.optimality`` and the chapters that it imports.
 
 from __future__ import annotations
 
+from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from ..regularizers.hooks import hookimpl
 from .base import Solved, Solver, chosen, either, merged, polish, solve
@@ -22,6 +23,7 @@ __all__ = [
     "Proximal",
     "Solved",
     "Solver",
+    "certify",
     "choose",
     "chosen",
     "either",

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from ..kernels import decisions, simplex, transforms
 from ..optimality.certificates import Certificate, certify
-from ..optimality.condition import Condition
-from ..optimality.point import Point
-from ..optimality.problem import Problem
+from ..optimality.problem import Point, Problem
 from ..regularizers import printing
 
 
@@ -235,7 +233,7 @@ def newton(at: Point, support: Tensor | None = None) -> Tensor:
     return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
 
 
-def moved(problem: Condition, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
+def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
     """The point of Δ after a step on the support."""
     if problem.legendre:
         inside = torch.where(support, y, 1)

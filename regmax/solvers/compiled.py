@@ -11,9 +11,8 @@ from torch import Tensor
 
 from ..kernels import asked, simplex
 from ..optimality.certificates import Certificate
-from ..optimality.diagnosis import check_start
-from ..optimality.point import Point
-from ..optimality.problem import Problem
+from ..optimality.premises import check_start
+from ..optimality.problem import Point, Problem
 from ..regularizers.penalty import Penalized, group_ids, proxed, valued
 from ..regularizers.regularizer import like
 from .base import Solved
@@ -56,7 +55,7 @@ def compiled(problem: Problem, memory: Memory, certified: bool = True) -> Solved
 
     The certificate is that of :func:`~regmax.optimality.certificates.certify`, and the tests are
     those of a solve: Ω is strictly convex at the barycentre and at y, no point on the ways of
-    :func:`~regmax.optimality.diagnosis.refuted` contradicts its convexity, and it has the same
+    :func:`~regmax.optimality.premises.refuted` contradicts its convexity, and it has the same
     value and gradient among other points. A row in which one of them fails is not certified.
     """
     z, base = problem.z, problem.base

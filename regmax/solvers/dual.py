@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import decisions, simplex, transforms
-from ..optimality.point import Point
-from ..optimality.problem import Problem
+from ..optimality.problem import Point, Problem
 from .base import Solver
 
 

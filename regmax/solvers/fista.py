@@ -51,7 +51,7 @@ class Fista(Solver):
                 at = problem.at(y)
                 bound = certify(at).error_bound
                 candidate = newton(at)
-                other = problem.certify(candidate).error_bound
+                other = certify(problem.at(candidate)).error_bound
                 reached = torch.minimum(bound, other) <= tol
                 y = chosen(~done.squeeze(-1) & (other < bound) & reached, candidate, y)
                 done = done | reached.unsqueeze(-1)

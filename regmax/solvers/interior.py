@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
+from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from .base import Solver, earliest, newton
 
@@ -41,7 +42,7 @@ class Interior(Solver):
         tau = torch.where(on, problem.slope(y), -torch.inf).amax(-1, keepdim=True)
         best = problem.initial()  # an answer, perhaps, but not an interior point to start from
         problem.observe(best)
-        bound = problem.certify(best).error_bound
+        bound = certify(problem.at(best)).error_bound
         iterations = torch.zeros_like(bound, dtype=torch.int64)
         count = on.sum(-1, keepdim=True)
         direct, idle = y, torch.zeros_like(iterations)
@@ -62,7 +63,7 @@ class Interior(Solver):
                 candidates.append(direct)
             active, last = ~stopped, bound
             for candidate in candidates:
-                trial = problem.certify(candidate).error_bound
+                trial = certify(problem.at(candidate)).error_bound
                 better = active & (trial < bound)
                 best = torch.where(better.unsqueeze(-1), candidate, best)
                 bound = torch.where(better, trial, bound)

@@ -77,7 +77,7 @@ class Proximal(Solver):
                 at = problem.at(y)
                 found = certify(at)
                 candidate = newton(at, found.support)
-                other = problem.certify(candidate).error_bound
+                other = certify(problem.at(candidate)).error_bound
                 reached = torch.minimum(found.error_bound, other) <= tol
                 better = ~done & (other < found.error_bound) & reached
                 y = chosen(better, candidate, y)

@@ -23,6 +23,7 @@ from ..kernels import simplex
 from ..mapping import evaluate
 from ..mapping.methods.solver import Settings
 from ..mapping.rows import Rows, prepare
+from ..optimality.certificates import certify
 from ..optimality.jacobian import averaging, jacobian_product
 from ..optimality.problem import Problem
 from ..regularizers import arguments
@@ -204,7 +205,7 @@ def _judge(
 def _certified(problem: Problem, y: Tensor) -> Tensor:
     """A bound on ‖y − y*‖: the bound of a point of Δ near y, plus its distance to y."""
     near = simplex.normalize(torch.where(problem.participants(), y.clamp_min(0), 0))
-    return _or_inf(problem.certify(near).error_bound + (near - y).norm(dim=-1))
+    return _or_inf(certify(problem.at(near)).error_bound + (near - y).norm(dim=-1))
 
 
 def _or_inf(t: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..kernels import simplex
 from ..nn.layer import RegularizedMax
-from ..optimality.certificates import penalty_subgradient
+from ..optimality.certificates import certify, penalty_subgradient
 from ..regularizers.errors import ConvergenceWarning
 from ..regularizers.penalty import Penalty
 from .backends.conic import lacks_program, quiet
@@ -38,7 +38,7 @@ def check_optimality(s: Subject, case: Case) -> None:
     if late:
         raise Broken("a solver that converges", late[0], s.where("value"))
     problem = s.problem(case.x, case.gamma, case.mask)
-    certificate = problem.certify(y)
+    certificate = certify(problem.at(y))
     # with almost no curvature the error bound is large: accept a gap at rounding level
     near = certificate.gap <= 64 * EPS * (1 + problem.z.abs().amax(-1))
     near = near & ((y.sum(-1) - 1).abs() <= 64 * EPS)

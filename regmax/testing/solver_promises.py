@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..nn.layer import RegularizedMax
+from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from ..regularizers.regularizer import Definition, Regularizer
 from .inputs import hard_inputs, hard_values, normal
@@ -86,9 +87,9 @@ def check_answer_of_its_own(b: Bench, t: Trial) -> None:
     if not t.known.curved:
         return
     problem = t.problem
-    bound = problem.certify(b.run(problem)[0]).error_bound
+    bound = certify(problem.at(b.run(problem)[0])).error_bound
     if not bool((bound <= TOL).all()):
-        raise Broken(f"problem.certify(y).error_bound ≤ tol = {TOL:g} for the y of run", bound)
+        raise Broken(f"certify(problem.at(y)).error_bound ≤ tol = {TOL:g} for the y of run", bound)
 
 
 @tried_on(lambda known: (*few(known), *hard(known)))
@@ -279,12 +280,12 @@ def check_iterations(b: Bench, t: Trial) -> None:
     y, iterations = b.run(problem)
     if iterations.dtype != torch.int64 or bool((iterations < 0).any()):
         raise Broken("int64 numbers, 0 or more", f"{iterations.tolist()}, {iterations.dtype}")
-    done = problem.certify(y).error_bound <= TOL
+    done = certify(problem.at(y)).error_bound <= TOL
     for i in done.nonzero().flatten().tolist():
         alone = t.known.problem(t.z[[i]], None if t.mask is None else t.mask[[i]])
         enough = max(int(iterations[i]), 1)
         there, steps = b.run(alone, max_iter=enough)
-        bound = alone.certify(there).error_bound
+        bound = certify(alone.at(there)).error_bound
         if not bool((bound <= TOL).all()) or int(steps) > enough:
             raise Broken(
                 f"row {i} done after its {enough} iterations, as it was with more allowed",

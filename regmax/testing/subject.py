@@ -12,6 +12,7 @@ from torch import Tensor
 from ..kernels import simplex
 from ..mapping.methods.closed_form import has_formula
 from ..nn.layer import RegularizedMax
+from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from ..optimality.solution import Solution
 from ..regularizers.curvature import Curvature
@@ -182,7 +183,7 @@ class Subject:
 
     def bound(self, y: Tensor, x: Tensor, gamma: float, mask: Tensor | None) -> Tensor:
         """A bound on ‖y − Π_Ω(x)‖ for each row, from Ω's value."""
-        return self.problem(x, gamma, mask).certify(y).error_bound
+        return certify(self.problem(x, gamma, mask).at(y)).error_bound
 
     def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
         """Ω(y) of the participants. If it is not finite at an entry 0, that entry becomes ε²."""

@@ -19,14 +19,14 @@ REASONS = {
     "missing",  # what a backend needs
     "lacks_program",
     "not_recordable",
-    "refuted",  # what Ω breaks
-    "unsteady",
+    "unsteady",  # what Ω breaks
     "mistaken_penalty",
     "_missing",
     "_not_lovasz",
     "contradicted",
     "_not_finite",
-    "_not_convex",
+    "below_tangents",
+    "_overstated",
     "_not_bent",
     "_jump",
     "_unsolved",

@@ -20,8 +20,7 @@ from regmax import (
 )
 from regmax.functional import fusedmax, sparsemax
 from regmax.optimality.certificates import certify
-from regmax.optimality.condition import Condition
-from regmax.optimality.point import Point
+from regmax.optimality.problem import Problem
 from regmax.solvers import Solver
 
 F64 = torch.float64
@@ -45,8 +44,7 @@ def square(y):
 
 def certificate_of(omega, z, y):
     """The certificate of y as the answer for the scores z, whatever it is."""
-    problem = Condition(omega, z)
-    return certify(Point(problem, y))
+    return certify(Problem(omega, z).at(y))
 
 
 def test_the_bound_of_the_duality_gap_is_attained():

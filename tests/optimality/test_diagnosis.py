@@ -8,7 +8,7 @@ from bad_omegas import NOT_CONVEX, NOT_FINITE, NOT_SMOOTH, entropy, everywhere, 
 
 import regmax
 from regmax import ConvergenceError, ConvergenceWarning, RegularizedMax, RegularizerError
-from regmax.optimality.diagnosis import contradicted, refuted
+from regmax.optimality.premises import contradicted, refuted
 from regmax.optimality.problem import Problem
 from regmax.regularizers.curvature import Dense
 
@@ -132,11 +132,11 @@ def test_refuted_sees_what_is_better():
     omega = omega_of(lambda y: -square(y))
     x = torch.zeros(2, 2, dtype=F64)
     y, gap = torch.full_like(x, 0.5), torch.zeros(2, dtype=F64)
-    assert "not convex" in refuted(Problem(omega, x), y, gap)
-    assert refuted(Problem(omega_of(square), x), y, gap) is None
+    assert "not convex" in refuted(Problem(omega, x).at(y), gap)
+    assert refuted(Problem(omega_of(square), x).at(y), gap) is None
     mask = torch.tensor([[True, False], [False, True]])
     alone = mask.to(F64)
-    assert refuted(Problem(omega, x, mask), alone, gap) is None
+    assert refuted(Problem(omega, x, mask).at(alone), gap) is None
 
 
 # -- methods that contradict the value -------------------------------------------------------------

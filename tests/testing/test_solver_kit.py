@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import regmax
-from regmax.optimality.certificates import Certificate
-from regmax.optimality.point import Point
-from regmax.optimality.problem import Problem
+from regmax.optimality.certificates import Certificate, certify
+from regmax.optimality.problem import Point, Problem
 from regmax.regularizers.curvature import Diagonal
 from regmax.regularizers.registry import registry
 from regmax.solvers import Solver
@@ -88,7 +87,7 @@ class Endless(Dual):
     def run(self, problem, tol, max_iter):
         while True:
             y, k = super().run(problem, tol, max_iter)
-            if (problem.certify(y).error_bound <= tol).all():
+            if (certify(problem.at(y)).error_bound <= tol).all():
                 return y, k
 
 

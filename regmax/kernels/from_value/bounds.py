@@ -137,7 +137,7 @@ def _convex(
     m: int, d: int, place: Any, z: Any, y: Any, v: Any, g: Any, points: Any, gap: float
 ) -> bool:  # fmt: skip
     """Whether Ω lies above its tangents on the ways, and no point is better than y by more than the
-    gap: see :func:`regmax.optimality.diagnosis.refuted`."""
+    gap: see :func:`regmax.optimality.premises.refuted`."""
     for end in range(layout.ENDS):
         goal = (layout.SEGMENTS + end * layout.SIDES + layout.SIDES - 1) * d
         f, slope, size, f0 = 0.0, 0.0, 0.0, 0.0

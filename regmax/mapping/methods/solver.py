@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...kernels import decisions, simplex, transforms
 from ...optimality.certificates import Certificate
-from ...optimality.convexity import check_convex, check_strong_convexity
-from ...optimality.diagnosis import Defect, check_start, contradicted, diagnose, refuted, unsteady
+from ...optimality.diagnosis import Defect, diagnose
+from ...optimality.premises import check_convex, check_start, contradicted, refuted, unsteady
 from ...optimality.problem import Problem
 from ...optimality.solution import Trace
 from ...optimality.subgradients import mistaken_penalty
@@ -184,7 +184,6 @@ def _by_solver(
         found = found if tied is None else _better(found, tied, tol)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
-    check_strong_convexity(found.at)
     _check(problem, found, settings)
     found = found if quick is None else _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
@@ -207,7 +206,7 @@ def _on_kinks(found: Solved, tied: Tied) -> Forward:
 
 def _check(problem: Problem, found: Solved, settings: Settings) -> None:
     """Refuse an Ω whose values contradict an answer, or whose methods do."""
-    wrong = unsteady(problem, found.y) or refuted(problem, found.y, found.certificate.gap)
+    wrong = unsteady(problem, found.y) or refuted(found.at, found.certificate.gap)
     if wrong is not None:
         raise RegularizerError(f"{who(problem.omega)}: {wrong}")
     if settings.on_failure != "ignore":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import simplex
-from ...optimality.diagnosis import contradicted
+from ...optimality.premises import contradicted
 from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.regularizer import Regularizer

@@ -1,0 +1,93 @@
+"""Properties of an Ω at the scores of a batch: its slope at 0, its rounding, its declared β."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels import decisions, simplex
+from ..regularizers import curvature
+from ..regularizers.curvature import CHUNK
+from ..regularizers.errors import RegularizerError
+from ..regularizers.penalty import value_of, who
+from ..regularizers.regularizer import Regularizer
+
+
+def steep(smooth: Regularizer, z: Tensor) -> bool:
+    """Whether the slope of Ω is infinite at 0.
+
+    From ε to ε² and from ε² to ε⁴ a finite slope changes less and less; logarithms and negative
+    powers do not. Each entry is asked alone, while the others stay on Δ: the slope of
+    Σ_g s_g log s_g is finite where only a part of a group s_g is 0. Each row asks some of the
+    entries; in long rows several entries that have no order are asked together.
+    """
+    eps = torch.finfo(z.dtype).eps
+    if not z.numel():
+        return False
+    middle, d = simplex.generic(z), z.shape[-1]
+    rows, blocks = z.numel() // d, min(d, curvature.DENSE_LIMIT)
+    own = simplex.generic(z.new_empty(d)).argsort() % blocks
+    passes = torch.arange(-(-blocks // rows) * rows, device=z.device)
+    finite = torch.zeros((), dtype=torch.bool, device=z.device)
+    for block in passes.view(-1, *z.shape[:-1], 1).split(max(1, CHUNK // z.numel())):
+        asked = own == block % blocks
+        rest = torch.where(asked, 0, middle)
+        rest = rest / rest.sum(-1, keepdim=True).clamp_min(eps)
+        with torch.no_grad():
+            near, nearer, nearest = (
+                smooth.grad(torch.where(asked, eps**k, rest)) for k in (1, 2, 4)
+            )
+        change, noise = (nearer - near).abs(), 64 * eps * (near.abs() + nearer.abs())
+        grows = (nearest - nearer).abs() > 0.5 * change + noise
+        finite = finite | (asked & ~grows).any()
+    return not decisions.usual(("finite slope at 0", type(smooth).__name__), finite)
+
+
+def rounding(omega: Regularizer, z: Tensor, mask: Tensor | None) -> float:
+    """The ε of what Ω computes: that of float32 where its value goes through it."""
+    at = simplex.inward(simplex.uniform(z, mask)).requires_grad_()
+    fixed = {name: t.detach() for name, t in omega.tensors().items()}
+    with torch.enable_grad():  # of y alone: numbers may have come in float32
+        value = value_of(omega.with_tensors(fixed), at, mask)
+        nodes = [value.grad_fn]
+    seen: set[object] = set()
+    dtype = z.dtype
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "ToCopyBackward0":
+            dtype = torch.float32
+        nodes += [following for following, _ in node.next_functions]
+    return torch.finfo(dtype).eps
+
+
+def strong_convexity(smooth: Regularizer, z: Tensor) -> Tensor | None:
+    """β as Ω declares it, for the rows of z: (*batch, 1)."""
+    declared, name = smooth.strong_convexity, who(smooth)
+    if declared is None:
+        return None
+    shape = (*z.shape[:-1], 1)
+    if not isinstance(declared, Tensor | int | float):
+        raise TypeError(
+            f"{name}.strong_convexity must be a number, a Tensor or None; got "
+            f"{type(declared).__name__}"
+        )
+    if isinstance(declared, Tensor):
+        beta = declared.to(z)
+        beta = beta if beta.ndim else beta.reshape(1)
+    else:
+        beta = z.new_full((1,), declared)
+    if len(shape) < beta.ndim or any(
+        n not in (1, m) for n, m in zip(beta.shape[::-1], shape[::-1], strict=False)
+    ):
+        raise RegularizerError(
+            f"{name}.strong_convexity must be a number or broadcast to {shape}; got shape "
+            f"{tuple(beta.shape)}"
+        )
+    if decisions.rare("wrong strong_convexity", ~((beta > 0) & torch.isfinite(beta))):
+        raise RegularizerError(
+            f"{name}.strong_convexity must be > 0 and finite, or None; got {beta.min().item():g}"
+        )
+    return beta.expand(shape)
