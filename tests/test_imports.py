@@ -150,9 +150,9 @@ def test_no_file_holds_two_ideas():
         assert len(path.read_text().splitlines()) <= 420, path.name
 
 
-FUNCTIONS = 15
+FUNCTIONS = 13
 """Π_Ω, its product with J, its derivatives on kinks and max_Ω; shards (2); the prox of a
-composition; losses (3); attention (3); products whose bits do not depend on the batch (2)."""
+composition; losses (3); attention; products whose bits do not depend on the batch (2)."""
 
 
 def test_one_function_differentiates():

@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..nn import chunks
-from ..nn.attention import attention, averages, causal, scores, weights_of
+from ..nn.attention import attention
 from ..nn.omega import Omega
+from ..nn.whole import averages, causal, scores
+from ..nn.whole import weights as weights_of
 from ..regularizers.registry import registry
 from . import attached, parallel, taught
 from .decoding import MappedLogits, beam_search, logits_processor

@@ -9,7 +9,7 @@ This chapter imports ``regmax.mapping`` and the chapters below it.
     beam_search(step, state, ...)               with certificates for sparse outputs
 """
 
-from .attention import attention, attention_weights
+from .attention import attention, attention_weights, explain_attention
 from .jacobian import Jacobian
 from .layer import RegularizedMax
 from .learnable import AdaptiveEntmax, Between, Learnable, Positive
@@ -30,4 +30,5 @@ __all__ = [
     "attention",
     "attention_weights",
     "beam_search",
+    "explain_attention",
 ]

@@ -10,9 +10,11 @@ from torch.nn import functional as F
 
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.printing import called, unusual
-from .attention import attention, averages, materialized, refuse_subclasses, scores, weights_of
+from .attention import attention
 from .lengths import LengthScaled
 from .omega import Omega, fresh
+from .whole import averages, materialized, refuse_subclasses, scores
+from .whole import weights as weights_of
 
 
 class MultiheadAttention(nn.MultiheadAttention):
