@@ -20,8 +20,7 @@ from torch.nn import functional as F
 from ..nn import chunks
 from ..nn.attention import attention
 from ..nn.omega import Omega
-from ..nn.whole import averages, causal, scores
-from ..nn.whole import weights as weights_of
+from ..nn.whole import averages, causal, scores, weights_of
 from ..regularizers.registry import registry
 from . import attached, parallel, taught
 from .decoding import MappedLogits, beam_search, logits_processor

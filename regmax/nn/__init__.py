@@ -10,12 +10,12 @@ This chapter imports ``regmax.mapping`` and the chapters below it.
 """
 
 from .attention import attention, attention_weights, explain_attention
-from .jacobian import Jacobian
+from .beam import Found, beam_search
 from .layer import RegularizedMax
+from .layer_jacobian import Jacobian
 from .learnable import AdaptiveEntmax, Between, Learnable, Positive
 from .lengths import LengthScaled
 from .multihead import MultiheadAttention
-from .search import Found, beam_search
 
 __all__ = [
     "AdaptiveEntmax",

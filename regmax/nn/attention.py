@@ -215,7 +215,7 @@ def attention_weights(
     s = whole.scores(q, k, scale, enable_gqa)
     _check_causal(attn_mask, is_causal)
     mask = whole.causal(s) if is_causal else attn_mask
-    weights = whole.weights(s, omega, mask, gamma, certify, _by_head(sink, q, k))
+    weights = whole.weights_of(s, omega, mask, gamma, certify, _by_head(sink, q, k))
     (q,) = matmul.as_autocast(q)
     return weights.to(q.dtype) if q.dtype in HALF else weights
 

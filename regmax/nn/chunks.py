@@ -159,7 +159,7 @@ class Chunks(gradients.Operation):
         """The weights of a chunk, some of them dropped."""
         options, omega, given = self.options, self._omega(part[6:]), Inputs(*part[:6])
         s = whole.scores(given.q, given.k, options.scale, options.enable_gqa)
-        weights = whole.weights_from(options, omega, s, given, first)
+        weights = whole.weights_of_queries(options, omega, s, given, first)
         if options.seed is None:
             return weights
         generator = torch.Generator(weights.device).manual_seed(int(options.seed) + first)
@@ -230,7 +230,7 @@ class Chunks(gradients.Operation):
             bias = None
             if isinstance(mask, Tensor) and mask.is_floating_point():
                 bias = columns.of(mask.expand(*shape[:-1], k.shape[1]))
-            weights = whole.weights(s, self._omega(inside), bias, gamma, sink=sink)
+            weights = whole.weights_of(s, self._omega(inside), bias, gamma, sink=sink)
         dweights = columns.dots(g, v, 0.0).view(shape)
         ds, *found = through(weights, own, dweights)
         assert ds is not None

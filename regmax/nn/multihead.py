@@ -13,8 +13,7 @@ from ..regularizers.printing import called, unusual
 from .attention import attention
 from .lengths import LengthScaled
 from .omega import Omega, fresh
-from .whole import averages, materialized, refuse_subclasses, scores
-from .whole import weights as weights_of
+from .whole import Inputs, Options, attended, materialized, refuse_subclasses, scale_of
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -188,10 +187,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         seen = None
         if need_weights:
-            s = scores(q, k, None, False)
-            weights = weights_of(s, self.omega, mask, gamma, self.certify, self.sink)
-            weights = F.dropout(weights, dropout)
-            heads = averages(weights, v, False)
+            options = Options(scale_of(None, q), dropout=dropout, certify=self.certify)
+            given = Inputs(q, k, v, mask, self.sink, gamma)
+            heads, weights = attended(options, self.omega, given)
             seen = (weights.mean(1) if average_attn_weights else weights).to(v.dtype)
         else:
             heads = attention(

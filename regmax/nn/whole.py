@@ -48,12 +48,12 @@ def attended(
     """The attention of all queries and its weights. ``factors``: what dropout multiplies the
     weights by; by default they are drawn."""
     s = scores(given.q, given.k, options.scale, options.enable_gqa)
-    found = weights_from(options, omega, s, given)
+    found = weights_of_queries(options, omega, s, given)
     found = F.dropout(found, options.dropout) if factors is None else found * factors
     return averages(found, given.v, options.enable_gqa), found
 
 
-def weights_from(
+def weights_of_queries(
     options: Options, omega: Omega, s: Tensor, given: Inputs, first: int = 0
 ) -> Tensor:
     """The weights of queries ``first``, ``first`` + 1, …, from their scores, which may change."""
@@ -64,7 +64,7 @@ def weights_from(
             mask = causal(s, diagonal)
         else:
             _hide(s, diagonal + 1)
-    return weights(s, omega, mask, given.gamma, options.certify, given.sink)
+    return weights_of(s, omega, mask, given.gamma, options.certify, given.sink)
 
 
 def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
@@ -92,7 +92,7 @@ def shape_of_scores(q: Tensor, k: Tensor, enable_gqa: bool) -> tuple[int, ...]:
     return (*batch, q.shape[-2], k.shape[-2])
 
 
-def weights(
+def weights_of(
     scores: Tensor,
     omega: Omega,
     attn_mask: Tensor | None,
