@@ -4,6 +4,7 @@ This chapter imports ``regmax.mapping`` and the chapters below it.
 
     RegularizedMax(omega)                       a mapping and its smooth maximum
     attention(q, k, v, omega, ...)              scaled_dot_product_attention
+    explain_attention(q, k, v, omega, ...)      which way a call takes, and why
     MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
     AdaptiveEntmax(8)                           entmax with a learned α per head
     beam_search(step, state, ...)               with certificates for sparse outputs

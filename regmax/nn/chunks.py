@@ -62,11 +62,16 @@ def prepared(options: Options, omega: Omega, chunk: int, given: Inputs) -> Calla
     shape = whole.shape_of_scores(given.q, given.k, options.enable_gqa)
     _check_rows(present, given, given.q.new_empty(()).expand(shape), chunk)
     inside = present.tensors() | present.per_row_tensors()
-    if options.dropout:
-        options = replace(options, seed=torch.randint(1 << 62, (1,), device="cpu"))
     chunks = Chunks(options, present, tuple(inside), chunk, queries, shape[-1])
     tensors = (*matmul.as_autocast(*given[:3]), *given[3:], *inside.values())
-    return partial(gradients.apply, chunks, *tensors)
+    return partial(_one_by_one, chunks, *tensors)
+
+
+def _one_by_one(chunks: Chunks, *given: Any) -> Tensor:
+    if chunks.options.dropout:
+        seed = torch.randint(1 << 62, (1,), device="cpu")
+        chunks = replace(chunks, options=replace(chunks.options, seed=seed))
+    return gradients.apply(chunks, *given)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,13 @@ _REFUSED: set[tuple[Any, ...]] = set()
 """Kernels, devices, dtypes and sizes of heads that have raised ``CannotLaunch``."""
 
 
+@dataclass(frozen=True)
 class Fused(gradients.Operation):
     """The kernel. ``given``: q, k, v, mask, sink, γ and θ, as it takes them."""
 
-    def __init__(self, kernel: AttentionKernel, options: Options, omega: Regularizer) -> None:
-        self.kernel, self.options, self.omega = kernel, options, omega
+    kernel: AttentionKernel
+    options: Options
+    omega: Regularizer
 
     def forward(self, grad: bool, *given: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
         try:
@@ -80,7 +82,7 @@ def prepared(
     if not transforms.plain():
         return "a transform or a tracer is active"
     if options.certify:
-        return "nobody can certify weights that are not in memory"
+        return "weights that are not in memory cannot be certified"
     kernel = _kernel(omega, given.q, given.k)
     if kernel is None:
         return "Ω has no attention kernel for this device"
@@ -115,14 +117,15 @@ def prepared(
         or not kernel.takes(options, q, k, v, mask, sink)
     ):
         return "the kernel does not take these sizes or arguments"
-    if options.dropout:
-        options = replace(options, seed=torch.randint(1 << 62, (1,), device=q.device))
     own = Fused(kernel, options, bare)
     return partial(_launched, max(score_ndim, v_ndim), own, q, k, v, mask, sink, *numbers)
 
 
-def _launched(ndim: int, kernel: Fused, *given: Any) -> Tensor:
-    out = gradients.apply(kernel, *given)
+def _launched(ndim: int, kernel: Fused, q: Tensor, *given: Any) -> Tensor:
+    if kernel.options.dropout:
+        seed = torch.randint(1 << 62, (1,), device=q.device)
+        kernel = replace(kernel, options=replace(kernel.options, seed=seed))
+    out = gradients.apply(kernel, q, *given)
     return out.reshape(out.shape[4 - ndim :])
 
 
