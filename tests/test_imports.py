@@ -150,9 +150,9 @@ def test_no_file_holds_two_ideas():
         assert len(path.read_text().splitlines()) <= 420, path.name
 
 
-FUNCTIONS = 10
-"""Π_Ω, its product with J and max_Ω; sums over shards; losses (2); attention (3); products whose
-bits do not depend on the batch."""
+FUNCTIONS = 8
+"""Π_Ω, its product with J and max_Ω; sums over shards; losses (2); attention; products whose bits
+do not depend on the batch."""
 
 
 def test_one_function_differentiates():

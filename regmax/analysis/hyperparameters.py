@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..mapping.rows import HALF
-from ..nn.jacobian import Jacobian
 from ..nn.layer import RegularizedMax
+from ..nn.layer_jacobian import Jacobian
 from ..regularizers import display
 from ..regularizers.registry import suggestion
 from ..regularizers.regularizer import Regularizer

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..nn import search
+from ..nn.beam import Found
+from ..nn.beam import beam_search as search
 from ..nn.omega import Omega, mapped, resolved
 
 
@@ -68,7 +69,7 @@ def beam_search(
     longest: int,
     gamma: float = 1.0,
     eos: int | None = None,
-) -> list[search.Found]:
+) -> list[Found]:
     """:func:`regmax.nn.beam_search` for a decoder-only model: continuations of the prompts
     ``input_ids`` (n, L), without padding, of up to ``longest`` words, with the certificates.
 
@@ -93,4 +94,4 @@ def beam_search(
     start = _Cached(DynamicCache(config=model.config))
     if input_ids.shape[1] > 1:
         model(input_ids[:, :-1], use_cache=True, **{name: start.cache})
-    return search.beam_search(step, start, input_ids[:, -1], end, beam, longest)
+    return search(step, start, input_ids[:, -1], end, beam, longest)

@@ -19,9 +19,10 @@ from torch.nn import functional as F
 
 from ..kernels.wrappers import is_dtensor
 from ..nn import chunks
-from ..nn.attention import attention, averages, causal, scores, weights_of
+from ..nn.attention import attention
 from ..nn.learnable import Learnable
 from ..nn.omega import Omega, fresh
+from ..nn.whole import averages, causal, scores, weights_of
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from . import pretrained

@@ -4,18 +4,19 @@ This chapter imports ``regmax.mapping`` and the chapters below it.
 
     RegularizedMax(omega)                       a mapping and its smooth maximum
     attention(q, k, v, omega, ...)              scaled_dot_product_attention
+    explain_attention(q, k, v, omega, ...)      which way a call takes, and why
     MultiheadAttention(512, 8, omega=omega)     nn.MultiheadAttention
     AdaptiveEntmax(8)                           entmax with a learned α per head
     beam_search(step, state, ...)               with certificates for sparse outputs
 """
 
-from .attention import attention, attention_weights
-from .jacobian import Jacobian
+from .attention import attention, attention_weights, explain_attention
+from .beam import Found, beam_search
 from .layer import RegularizedMax
+from .layer_jacobian import Jacobian
 from .learnable import AdaptiveEntmax, Between, Learnable, Positive
 from .lengths import LengthScaled
 from .multihead import MultiheadAttention
-from .search import Found, beam_search
 
 __all__ = [
     "AdaptiveEntmax",
@@ -30,4 +31,5 @@ __all__ = [
     "attention",
     "attention_weights",
     "beam_search",
+    "explain_attention",
 ]

@@ -1,33 +1,38 @@
 """Attention by chunks of queries, in memory of chunk · S scores instead of L · S.
 
 The rows of Π_Ω are independent, so chunks change no answer. The backward pass computes the weights
-of a chunk again.
+of a chunk again. On the CPU, where few weights are not 0, the forward pass keeps the columns of the
+support, and backward computes its scores alone, and Π_Ω of them: Ω depends on the positive entries
+alone, so these are the same weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ..kernels import transforms
+from ..kernels import asked
 from ..mapping.methods.closed_form import has_formula
 from ..mapping.rows import HALF
 from ..regularizers import arguments
 from ..regularizers.regularizer import Regularizer
-from . import support
+from . import gradients, matmul, whole
+from .gradients import leaves, through
 from .learnable import Learnable
 from .omega import Omega, resolved
-from .support import learning, leaves, spread
+from .whole import Inputs, Options
 
 SCORES = {"cpu": 1 << 22}
 """About how many scores a chunk has, by device."""
 _ELSEWHERE = 1 << 26
 _FEWEST = 16
+SHARE = 8
+"""One weight in so many may differ from 0: otherwise dense products take less time."""
 
 
 def check(chunk: Any) -> None:
@@ -46,199 +51,203 @@ def automatic(q: Tensor, k: Tensor, omega: Omega) -> int:
     return max(scores // each, _FEWEST)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How attention computes some queries.
-
-    ``scores(q, k)`` are the scores, ``weigh(first, scores, omega, mask, gamma, sink)`` their
-    weights, ``averages(weights, v)`` the results, and ``pulled(weights, v, g)`` the gradients of
-    weights and v. ``first``: the number of the first query, or None if no mask is to be made of it.
-    With a ``diagonal``, query i sees keys 0, …, i + diagonal. ``dropout``: the share of weights
-    that is dropped.
-    """
-
-    scores: Callable[[Tensor, Tensor], Tensor]
-    weigh: Callable[..., Tensor]
-    averages: Callable[[Tensor, Tensor], Tensor]
-    pulled: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    scale: float
-    enable_gqa: bool
-    diagonal: int | None
-    dropout: float
-    certify: bool
-
-
-def attended(
-    plan: Plan, chunk: int, q: Tensor, k: Tensor, v: Tensor, omega: Omega, own: tuple[Any, ...]
-) -> Tensor:
-    """The attention of all queries. ``own``: mask, γ and sink, which may have one number, or one
-    row, for each query."""
-    present, queries = _present(omega), q.shape[-2]
+def prepared(options: Options, omega: Omega, chunk: int, given: Inputs) -> Callable[[], Tensor]:
+    """Attention by chunks. Mask, sink and γ may have one number, or one row, for each query."""
+    present, queries = _present(omega), given.q.shape[-2]
     if unclear := _unclear(present, queries):
         raise ValueError(
             f"chunk must be None for {present!r}: its tensor {unclear!r} has {queries} rows, one "
             "for each query or none, and is not among its hyperparameters"
         )
-    _check_rows(present, all_scores(q, k, plan.enable_gqa), own[1], chunk)
+    shape = whole.shape_of_scores(given.q, given.k, options.enable_gqa)
+    _check_rows(present, given, given.q.new_empty(()).expand(shape), chunk)
     inside = present.tensors() | present.per_row_tensors()
-    parts = Parts(plan, present, tuple(inside), chunk, queries, k.shape[-2])
-    found: Tensor = _Chunks.apply(parts, q, k, v, *own, *inside.values())  # type: ignore[no-untyped-call]
-    return found
+    chunks = Chunks(options, present, tuple(inside), chunk, queries, shape[-1])
+    tensors = (*matmul.as_autocast(*given[:3]), *given[3:], *inside.values())
+    return partial(_one_by_one, chunks, *tensors)
+
+
+def _one_by_one(chunks: Chunks, *given: Any) -> Tensor:
+    if chunks.options.dropout:
+        seed = torch.randint(1 << 62, (1,), device="cpu")
+        chunks = replace(chunks, options=replace(chunks.options, seed=seed))
+    return gradients.apply(chunks, *given)
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The chunks of a call. Their tensors are q, k, v, mask, γ, sink and those ``inside`` Ω."""
+class Chunks(gradients.Operation):
+    """The chunks one after the other. ``given``: q, k, v, mask, sink, γ and the tensors ``inside``
+    Ω, by name."""
 
-    plan: Plan
+    options: Options
     omega: Regularizer
     inside: tuple[str, ...]
     chunk: int
     queries: int
     keys: int
 
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """The first query of each chunk, the one after its last, and how many keys these see. The
-        last chunk is the first one: no other one needs more memory."""
-        diagonal = self.plan.diagonal
-        shorter = diagonal is not None and shortens(self.omega)
-        for i in reversed(range(0, self.queries, self.chunk)):
-            j = min(i + self.chunk, self.queries)
-            yield i, j, min(max(j + (diagonal or 0), 0), self.keys) if shorter else self.keys
+    def forward(self, grad: bool, *given: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Of each chunk are kept the columns of its support and their numbers, or None."""
+        vectors = _vectors(given[2]) if self._skips_zeros(*given[:3]) else None
+        found: list[Tensor] = []
+        kept: list[Tensor | None] = []
+        for i, part in self._parts(given):
+            weights, own = self._weights(i, part), None
+            if vectors is not None:
+                from ..kernels.cpu import sparse
 
-    def of(self, given: Sequence[Any], i: int, j: int, seen: int) -> list[Any]:
-        """What queries i … j − 1 have of the tensors, or of their gradients."""
-        q, k, v, *rest = given
-        return [
-            None if q is None else q[..., i:j, :],
-            *(None if t is None else t[..., :seen, :] for t in (k, v)),
-            *(_rows(t, i, j, self.queries) for t in rest),
-        ]
+                own = sparse.averages(weights.reshape(-1, weights.shape[-1]), vectors, SHARE)
+            if own is None:
+                found.append(whole.averages(weights, part[2], self.options.enable_gqa))
+                kept += [None, None]
+            else:
+                found.append(own[0].view(*weights.shape[:-1], -1))
+                kept += [own[1].index, own[1].counts]
+        return torch.cat(found[::-1], -2), kept if grad else ()
 
-    def weights(self, first: int | None, scores: Tensor, rest: Sequence[Any]) -> Tensor:
-        """The weights of scores; ``rest``: mask, γ, sink, and the tensors inside Ω."""
-        held = dict(zip(self.inside, rest[3:], strict=True))
-        at = self.omega.with_tensors(held) if held else self.omega
-        return self.plan.weigh(first, scores, at, *rest[:3])
-
-    def dropped(self, first: int, given: Sequence[Any]) -> Tensor:
-        """The weights of a chunk, some of them dropped."""
-        q, k, _, *rest = given
-        weights = self.weights(first, self.plan.scores(q, k), rest)
-        return F.dropout(weights, self.plan.dropout)
-
-    def gradients(self, first: int, given: Sequence[Any], wants: Any, g: Tensor) -> list[Any]:
-        """The gradients of a chunk's tensors."""
-        q, k, v, *rest = given
-        own = leaves((q, k, *rest), (*wants[:2], *wants[3:]))
-        with torch.enable_grad():
-            weights = self.dropped(first, [*own[:2], v, *own[2:]])
-        dweights, dv = self.plan.pulled(weights.detach(), v.detach(), g)
-        found: Sequence[Any] = ()
-        learnt = learning(own)
-        if learnt:
-            found = torch.autograd.grad(weights, learnt, dweights, allow_unused=True)
-        dq, dk, *more = spread(own, found)
-        return [dq, dk, dv, *more]
-
-
-class _Chunks(torch.autograd.Function):
-    """The chunks one after the other. Backward computes the weights again, or their support's."""
-
-    @staticmethod
-    def forward(ctx: Any, parts: Parts, *given: Any) -> Tensor:
-        device = given[0].device
-        ctx.parts, ctx.given = parts, [None if isinstance(t, Tensor) else (t,) for t in given]
-        ctx.save_for_backward(*(t for t in given if isinstance(t, Tensor)))
-        ctx.autocast = transforms.autocasting(device.type) and torch.get_autocast_dtype(device.type)
-        ctx.random = _random_state(device) if parts.plan.dropout else None
-        sparse = support.of(parts, *given[:3]) if shortens(parts.omega) else None
-        ctx.kept, found = [], []
-        for i, j, seen in parts:
-            part = parts.of(given, i, j, seen)
-            weights = parts.dropped(i, part)
-            few = None if sparse is None else sparse.averages(weights)
-            ctx.kept.append(None if few is None else few[1])
-            found.append(parts.plan.averages(weights, part[2]) if few is None else few[0])
-        ctx.sparse = sparse
-        return torch.cat(found[::-1], -2)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        saved, parts, wants = iter(ctx.saved_tensors), ctx.parts, ctx.needs_input_grad[1:]
-        given = [next(saved) if t is None else t[0] for t in ctx.given]
-        device = g.device
-        with (
-            torch.autocast(device.type, ctx.autocast or None, bool(ctx.autocast)),
-            torch.random.fork_rng(
-                [device] if device.type == "cuda" else [], ctx.random is not None
-            ),
-        ):
-            if ctx.random is not None:
-                _set_random_state(device, ctx.random)
-            if torch.is_grad_enabled():
-                return None, *_Chunks._differentiable(parts, given, wants, g)
-            return None, *_Chunks._gradients(ctx, parts, given, wants, g)
-
-    @staticmethod
-    def _differentiable(parts: Parts, given: list[Any], wants: Any, g: Tensor) -> list[Any]:
-        """Gradients that can be differentiated again."""
-        found = []
-        for i, j, seen in parts:
-            part = parts.of(given, i, j, seen)
-            found.append(parts.plan.averages(parts.dropped(i, part), part[2]))
-        learnt = [t for t, w in zip(given, wants, strict=True) if w]
-        grads = torch.autograd.grad(
-            torch.cat(found[::-1], -2), learnt, g, create_graph=True, allow_unused=True
-        )
-        each = iter(grads)
-        return [next(each) if w else None for w in wants]
-
-    @staticmethod
-    def _gradients(
-        ctx: Any, parts: Parts, given: list[Any], wants: Any, g: Tensor
+    def backward(
+        self, wants: Sequence[bool], g: Tensor, kept: Sequence[Any], *given: Any
     ) -> list[Tensor | None]:
-        totals = [
+        sums = [
             torch.zeros_like(t, dtype=torch.float32 if t.dtype in HALF else t.dtype) if w else None
             for t, w in zip(given, wants, strict=True)
         ]
-        dk = dv = None
-        for (i, j, seen), few in zip(parts, ctx.kept, strict=True):
-            part, sums = (parts.of(ts, i, j, seen) for ts in (given, totals))
-            if few is None:
-                found = parts.gradients(i, part, wants, g[..., i:j, :])
+        vectors = None
+        if any(t is not None for t in kept):
+            keys, values = map(_vectors, given[1:3])
+            vectors = keys, values, torch.zeros_like(keys), torch.zeros_like(values)
+        supports = zip(kept[::2], kept[1::2], strict=True)
+        parts = zip(self._parts(given), self._parts(sums), supports, strict=True)
+        for (i, part), (_, totals), support in parts:
+            of_chunk = g[..., i : i + part[0].shape[-2], :]
+            if support[0] is None or vectors is None:
+                found = self._gradients(i, part, wants, of_chunk)
             else:
-                if dk is None:
-                    dk, dv = torch.zeros_like(ctx.sparse.k), torch.zeros_like(ctx.sparse.v)
-                found = ctx.sparse.gradients(part, wants, g[..., i:j, :], few, dk, dv)
-            for total, t in zip(sums, found, strict=True):
+                found = self._gradients_of_support(part, wants, of_chunk, support, *vectors)
+            for total, t in zip(totals, found, strict=True):
                 if total is not None and t is not None:
                     total += t
-        for total, t in zip(totals[1:3], (dk, dv), strict=True):
+        for total, t in zip(sums[1:3], (vectors or (None,) * 4)[2:], strict=True):
             if total is not None and t is not None:
                 total += t.view(total.shape)
-        return [
-            None if t is None else t.to(own.dtype) for t, own in zip(totals, given, strict=True)
-        ]
+        return sums
 
+    def recorded(self, *given: Any) -> Tensor:
+        gqa = self.options.enable_gqa
+        parts = self._parts(given)
+        found = [whole.averages(self._weights(i, part), part[2], gqa) for i, part in parts]
+        return torch.cat(found[::-1], -2)
 
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    def _parts(self, given: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
+        """The first query of each chunk, and what the chunk has of ``given``. The last chunk is the
+        first one: no other one needs more memory."""
+        diagonal = self.options.diagonal
+        shorter = diagonal is not None and shortens(self.omega)
+        q, k, v, *rest = given
+        for i in reversed(range(0, self.queries, self.chunk)):
+            j = min(i + self.chunk, self.queries)
+            seen = min(max(j + (diagonal or 0), 0), self.keys) if shorter else self.keys
+            yield (
+                i,
+                [
+                    None if q is None else q[..., i:j, :],
+                    *(None if t is None else t[..., :seen, :] for t in (k, v)),
+                    *(_rows(t, i, j, self.queries) for t in rest),
+                ],
+            )
 
+    def _omega(self, tensors: Iterable[Any]) -> Regularizer:
+        held = dict(zip(self.inside, tensors, strict=True))
+        return self.omega.with_tensors(held) if held else self.omega
 
-def _set_random_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+    def _weights(self, first: int, part: Sequence[Any]) -> Tensor:
+        """The weights of a chunk, some of them dropped."""
+        options, omega, given = self.options, self._omega(part[6:]), Inputs(*part[:6])
+        s = whole.scores(given.q, given.k, options.scale, options.enable_gqa)
+        weights = whole.weights_of_queries(options, omega, s, given, first)
+        if options.seed is None:
+            return weights
+        generator = torch.Generator(weights.device).manual_seed(int(options.seed) + first)
+        kept = 1 - options.dropout
+        factors = torch.empty_like(weights).bernoulli_(kept, generator=generator)
+        return weights * factors.div_(kept or 1)
 
+    def _gradients(
+        self, first: int, part: list[Any], wants: Sequence[bool], g: Tensor
+    ) -> list[Tensor | None]:
+        """The gradients of a chunk's tensors."""
+        v = part[2]
+        own = leaves(part, (*wants[:2], False, *wants[3:]))
+        with torch.enable_grad():
+            weights = self._weights(first, own)
+        gqa = self.options.enable_gqa
+        dweights, dv = whole.gradients_of_averages(weights.detach(), v, g, gqa)
+        found = through(weights, own, dweights)
+        return [*found[:2], dv, *found[3:]]
 
-def whole(*tensors: Tensor, random: bool) -> bool:
-    """Whether all queries must be computed at once: in a graph, under a transform, for DTensors,
-    and where ``random`` numbers of a device would have to be drawn again."""
-    if random and tensors[0].device.type not in ("cpu", "cuda"):
+    def _skips_zeros(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether the support tells all, and there are kernels for it."""
+        grouped = 3 if self.options.enable_gqa else 2
+        if (
+            not (q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.float64))
+            or not (q.device.type == "cpu" and asked() and self.omega.ignores_zeros)
+            or not shortens(self.omega)
+            or self.options.dropout
+            or self.options.certify
+            or not q.shape[:-grouped] == k.shape[:-grouped] == v.shape[:-grouped]
+            or k.shape[:-1] != v.shape[:-1]
+            or not (q.numel() and k.numel() and v.numel())
+            # what a weight of 0 makes of NaN or inf is left to dense products
+            or not bool(torch.isfinite(k.sum() + v.sum()))
+        ):
+            return False
+        try:
+            from ..kernels.cpu import sparse  # noqa: F401
+        except ModuleNotFoundError:  # numba
+            return False
         return True
-    return transforms.under_transform(tensors) or any(transforms.wraps(t) for t in tensors)
+
+    def _gradients_of_support(
+        self,
+        part: list[Any],
+        wants: Sequence[bool],
+        g: Tensor,
+        support: tuple[Tensor, Tensor],
+        k: Tensor,
+        v: Tensor,
+        dk: Tensor,
+        dv: Tensor,
+    ) -> list[Tensor | None]:
+        """The gradients of a chunk's tensors; those of k and v (H, S, E) are added to dk and dv."""
+        from ..kernels.cpu.sparse import Columns
+
+        q, _, _, mask, *rest = part
+        columns, scale = Columns(*support), self.options.scale
+        shape = (*q.shape[:-1], columns.index.shape[1])
+        if not shape[-1]:
+            return [None] * len(part)
+        rows = (q.detach() * scale).reshape(-1, q.shape[-1]).contiguous()
+        g = g.reshape(-1, g.shape[-1]).contiguous()
+        with torch.enable_grad():
+            s = columns.dots(rows, k, -torch.inf).view(shape).requires_grad_()
+            own = [s, *leaves((mask, *rest), wants[3:])]
+            _, mask, sink, gamma, *inside = own
+            bias = None
+            if isinstance(mask, Tensor) and mask.is_floating_point():
+                bias = columns.of(mask.expand(*shape[:-1], k.shape[1]))
+            weights = whole.weights_of(s, self._omega(inside), bias, gamma, sink=sink)
+        dweights = columns.dots(g, v, 0.0).view(shape)
+        ds, *found = through(weights, own, dweights)
+        assert ds is not None
+        y = weights.detach().reshape(len(rows), -1).contiguous()
+        slopes = ds.reshape(len(rows), -1).contiguous()
+        dq = columns.add_gradients(slopes, y, rows, g, k, dk, dv)
+        return [(dq * scale).view(q.shape), None, None, *found]
+
+
+def _vectors(t: Tensor) -> Tensor:
+    """Keys or values as (H, S, E)."""
+    return t.detach().reshape(-1, *t.shape[-2:]).contiguous()
 
 
 def _present(omega: Omega) -> Regularizer:
@@ -253,25 +262,17 @@ def _rows(t: Any, i: int, j: int, queries: int) -> Any:
     return t
 
 
-def misses(t: Any, queries: int) -> bool:
-    """Whether t has rows that are neither one for all queries nor one for each."""
-    return isinstance(t, Tensor) and t.ndim >= 2 and t.shape[-2] not in (1, queries)
-
-
-def all_scores(q: Tensor, k: Tensor, enable_gqa: bool) -> Tensor:
-    """A tensor of the shape of all scores, in no memory."""
-    own, others = (t.shape[: -3 if enable_gqa else -2] for t in (q, k))
-    batch = (*torch.broadcast_shapes(own, others), *q.shape[len(own) : -2])
-    return q.new_empty(()).expand(*batch, q.shape[-2], k.shape[-2])
-
-
-def _check_rows(omega: Regularizer, scores: Tensor, gamma: Any, chunk: int) -> None:
+def _check_rows(omega: Regularizer, given: Inputs, scores: Tensor, chunk: int) -> None:
     """Refuse what has one row for each query of a chunk, and would serve each chunk: as without
     chunks."""
+    if given.mask is not None:
+        whole.check_mask(given.mask, scores.shape)
+    if given.sink is not None:
+        whole.scores_of_sink(given.sink, scores)
     queries, keys = scores.shape[-2:]
     declared = omega.per_row_tensors()
-    for name, t in {"gamma": gamma, **declared}.items():
-        if misses(t, queries):
+    for name, t in {"gamma": given.gamma, **declared}.items():
+        if isinstance(t, Tensor) and t.ndim >= 2 and t.shape[-2] not in (1, queries):
             arguments.aligned(name, t, scores, scores.ndim - 1)
     sizes = {min(chunk, queries), queries % chunk} - {0, 1}
     for name, t in omega.tensors(fixed=True).items():

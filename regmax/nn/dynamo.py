@@ -13,12 +13,12 @@ import torch
 
 from ..mapping import dynamo
 from ..mapping.methods.solver import Settings
-from .names import named
+from ..regularizers.regularizer import Regularizer
 
 
-def _text_of(name: str) -> tuple[str, list[Any]]:
+def _text_of(named: Callable[[str], Regularizer], name: str) -> tuple[str, list[Any]]:
     """The text of the regularizer ``named(name)``, and its arguments, which are numbers."""
     return dynamo.text_of(named(name), Settings())
 
 
-text_of: Callable[[str], tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_text_of)
+text_of: Callable[..., tuple[str, list[Any]]] = torch.compiler.assume_constant_result(_text_of)

@@ -31,7 +31,7 @@ from ..regularizers.printing import called, short, unusual
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
-from .jacobian import Jacobian
+from .layer_jacobian import Jacobian
 
 
 class RegularizedMax(nn.Module):
@@ -101,10 +101,8 @@ class RegularizedMax(nn.Module):
     @outside_inference
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Π_Ω(x), of x's shape, dtype and device."""
-        if torch.compiler.is_dynamo_compiling():
-            recorded: Tensor = self._recorded(self._forward, "mapping", x, mask)
-            return recorded
-        return self._forward(x, mask)
+        y: Tensor = self._call("mapping", self._forward, x, mask)
+        return y
 
     def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         return evaluate.mapping(self.omega, x, self.gamma, self._along(x), mask, self.settings)
@@ -115,10 +113,8 @@ class RegularizedMax(nn.Module):
 
         Its gradient is Π_Ω(x). A row without participants gives 0.
         """
-        if torch.compiler.is_dynamo_compiling():
-            recorded: Tensor = self._recorded(self._max, "max", x, mask)
-            return recorded
-        return self._max(x, mask)
+        value: Tensor = self._call("max", self._max, x, mask)
+        return value
 
     def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
         if is_dtensor(x) and not transforms.transforming():
@@ -143,11 +139,8 @@ class RegularizedMax(nn.Module):
         the solution keeps the gap, the residual and the support size of each iteration. A closed
         form ignores both.
         """
-        if torch.compiler.is_dynamo_compiling():
-            solve = functools.partial(self._solve, y0=y0, trace=trace)
-            solved: Solution = self._recorded(solve, "solve", x, mask)
-            return solved
-        return self._solve(x, mask, y0, trace)
+        found: Solution = self._call("solve", self._solve, x, mask, y0, trace)
+        return found
 
     def _solve(self, x: Tensor, mask: Tensor | None, y0: Tensor | None, trace: bool) -> Solution:
         settings = replace(self.settings, trace=Trace() if trace else None)
@@ -179,11 +172,8 @@ class RegularizedMax(nn.Module):
         backward, and is differentiable if x, γ or Ω requires grad. Inside ``torch.func``, use
         ``torch.func.jacrev(layer)``.
         """
-        if torch.compiler.is_dynamo_compiling():
-            found = functools.partial(self._jacobian, dense=dense)
-            recorded: Tensor = self._recorded(found, "jacobian", x, mask)
-            return recorded
-        return self._jacobian(x, mask, dense)
+        found: Tensor | Jacobian = self._call("jacobian", self._jacobian, x, mask, dense)
+        return found
 
     def _jacobian(self, x: Tensor, mask: Tensor | None, dense: bool) -> Tensor | Jacobian:
         x, _ = scores(dense_tensor("x", x), self._along(x))
@@ -244,13 +234,18 @@ class RegularizedMax(nn.Module):
             f"{source} {who(smooth)}"
         )
 
-    def _recorded(self, plain: Callable[..., Any], what: str, x: Tensor, mask: Any) -> Any:
-        """``what`` as one call in torch.compile's graph, or outside if it cannot be recorded."""
+    def _call(
+        self, what: str, plain: Callable[..., Any], x: Tensor, mask: Tensor | None, *rest: Any
+    ) -> Any:
+        """``plain(x, mask, *rest)``. In torch.compile's graph it is one call, or outside of the
+        graph if it cannot be recorded."""
+        if not torch.compiler.is_dynamo_compiling():
+            return plain(x, mask, *rest)
         from ..mapping import dynamo  # loads the compiler
 
         text, arguments = dynamo.text_of(self.omega, self.settings)
         if what not in dynamo.CALLS or not text or splits(x, self._along(x)):
-            return dynamo.outside(plain, x, mask)
+            return dynamo.outside(plain, x, mask, *rest)
         return dynamo.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.printing import called, unusual
-from .attention import attention, averages, materialized, refuse_subclasses, scores, weights_of
+from .attention import attention
 from .lengths import LengthScaled
 from .omega import Omega, fresh
+from .whole import Inputs, Options, attended, materialized, refuse_subclasses, scale_of
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -186,10 +187,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         seen = None
         if need_weights:
-            s = scores(q, k, None, False)
-            weights = weights_of(s, self.omega, mask, gamma, self.certify, self.sink)
-            weights = F.dropout(weights, dropout)
-            heads = averages(weights, v, False)
+            options = Options(scale_of(None, q), dropout=dropout, certify=self.certify)
+            given = Inputs(q, k, v, mask, self.sink, gamma)
+            heads, weights = attended(options, self.omega, given)
             seen = (weights.mean(1) if average_attn_weights else weights).to(v.dtype)
         else:
             heads = attention(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
 import torch
@@ -12,19 +13,47 @@ from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import splits
 from ..mapping import evaluate
 from ..mapping.methods.solver import Settings
+from ..regularizers.errors import clipped
+from ..regularizers.registry import registry, required, suggestion
 from ..regularizers.regularizer import Regularizer
 from .learnable import Learnable
-from .names import named
 
 Omega = Regularizer | Learnable | str
 SETTINGS = Settings()
 CERTIFIED = Settings(certify=True)
 
 
+def named(name: str) -> Regularizer:
+    """The regularizer of a mapping ("entmax15") or with this name ("tsallis")."""
+    return _named(name)
+
+
+@functools.cache
+def _named(name: str) -> Regularizer:
+    found = registry()
+    one = found.first(name, "mapping", "regularizer")
+    if one is None:
+        known = sorted({*found.mappings(), *found.names("regularizer")})
+        raise ValueError(
+            f"omega must be one of {', '.join(known)}; got {clipped(name, 100)!r}"
+            f"{suggestion(name, known)}"
+        )
+    cls = one[1]
+    preset: dict[str, Any] = cls.presets.get(name.rpartition(".")[2], {})
+    missing = [key for key in required(cls) if key not in preset]
+    if missing:
+        raise ValueError(
+            f"omega={name!r} has no default for {', '.join(missing)}: pass "
+            f"regmax.regularizer({cls.name!r}, {missing[0]}=...) instead"
+        )
+    made: Regularizer = cls(**preset)
+    return made
+
+
 def resolved(omega: Any) -> Regularizer | Learnable:
     """``omega`` as an object. A name gives the regularizer; other types raise a TypeError."""
     if isinstance(omega, str):
-        return named(omega)
+        return _named(omega)
     if not isinstance(omega, Regularizer | Learnable):
         raise TypeError(
             "omega must be a regmax.Regularizer, a regmax.nn.Learnable or the name of a mapping; "
@@ -71,7 +100,7 @@ def _recorded(
     if isinstance(omega, str):
         from .dynamo import text_of
 
-        text, arguments = text_of(omega)
+        text, arguments = text_of(named, omega)
     elif isinstance(omega, Learnable):
         text, arguments = dynamo.text_of(omega.base, SETTINGS, **omega.values())
     else:

@@ -13,21 +13,19 @@ from ..kernels.base import Offsets
 from ..mapping.jagged import is_jagged, ragged_of
 
 
-def attended(
+def each(
     attend: Callable[..., Tensor],
     offsets: Offsets,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    kept: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> Tensor:
-    """``attend`` of each sequence. ``kept``: numbers (…, L, S) of which it gets its own."""
+    """``attend`` of each sequence, with its own of ``factors`` (…, L, S)."""
     queries, keys = ([j - i for i, j in pairwise(each)] for each in offsets)
     parts = zip(q.split(queries, -2), k.split(keys, -2), v.split(keys, -2), strict=True)
-    if kept is None:
-        return torch.cat([attend(*part) for part in parts], -2)
     places = zip(*map(pairwise, offsets), strict=True)
-    own = (kept[..., i:j, m:n] for (i, j), (m, n) in places)
+    own = (None if factors is None else factors[..., i:j, m:n] for (i, j), (m, n) in places)
     return torch.cat([attend(*part, one) for part, one in zip(parts, own, strict=True)], -2)
 
 
@@ -73,10 +71,10 @@ def _numbers(name: str, item: Any, of: str, length: int) -> tuple[int, ...]:
     return found
 
 
-def nested(
-    attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *given: Tensor | None
-) -> Tensor:
-    """``attend`` of jagged nested tensors, as packed ones. The result is jagged as q. ``given``
+def rows_of(
+    q: Tensor, k: Tensor, v: Tensor, *given: Tensor | None
+) -> tuple[tuple[Tensor, Tensor], ...]:
+    """The packed rows of jagged nested q, k and v, and where their sequences begin. ``given``
     offsets are an error."""
     if any(item is not None for item in given):
         raise ValueError(
@@ -95,9 +93,12 @@ def nested(
                 "nested q, k and v must have the shape (N, ..., L, E) with the same N, lengths in "
                 f"dimension -2; {name} has {tuple(t.shape)}"
             )
-    (rows, of_q), (keys, of_k), (values, _) = map(_unpacked, (q, k, v))
-    out = attend(rows, keys, values, cu_seq_q=of_q, cu_seq_k=of_k)
-    return torch.nested.nested_tensor_from_jagged(out, of_q, jagged_dim=q.ndim - 2)
+    return tuple(map(_unpacked, (q, k, v)))
+
+
+def nested(rows: Tensor, offsets: Tensor) -> Tensor:
+    """Packed rows (…, L, E) as a jagged nested tensor (N, …, L, E)."""
+    return torch.nested.nested_tensor_from_jagged(rows, offsets, jagged_dim=rows.ndim - 1)
 
 
 def _unpacked(t: Any) -> tuple[Tensor, Tensor]:

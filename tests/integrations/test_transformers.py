@@ -331,10 +331,10 @@ def test_long_prompts_are_computed_by_chunks(mapping, monkeypatch):
     model, (ids, kept) = llama(f"regmax-{mapping}"), padded("left")
     given = {"input_ids": ids, "attention_mask": kept, "position_ids": positions(kept)}
     whole = model(**given, output_attentions=True)
-    calls, plain = [], chunks.attended
+    calls, plain = [], chunks.Chunks.forward
     monkeypatch.setattr(chunks, "SCORES", {"cpu": 16})
     monkeypatch.setattr(chunks, "_FEWEST", 3)
-    monkeypatch.setattr(chunks, "attended", lambda *a: calls.append(1) or plain(*a))
+    monkeypatch.setattr(chunks.Chunks, "forward", lambda *a: calls.append(1) or plain(*a))
     long = model(**given)
     assert len(calls) == 2
     torch.testing.assert_close(long.logits, whole.logits, **EXACT)

@@ -20,7 +20,7 @@ import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
 from regmax.kernels.base import Arrangement, CannotLaunch  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
-from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, compiled  # noqa: E402
+from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, fused  # noqa: E402
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -359,7 +359,7 @@ def test_what_does_not_fit_the_device_warns_once(
     def refused(*args: Any) -> Any:
         raise CannotLaunch("out of resource: shared memory")
 
-    monkeypatch.setattr(compiled, "_REFUSED", set())
+    monkeypatch.setattr(fused, "_REFUSED", set())
     out = attention(q, k, v, "sparsemax")
     monkeypatch.setattr(ThresholdAttention, "backward", refused)
     with pytest.warns(RuntimeWarning, match="does not fit this device"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from regmax.nn import (
     attention,
     attention_weights,
     chunks,
+    explain_attention,
 )
 
 F64 = torch.float64
@@ -558,11 +560,9 @@ def test_long_sequences_take_chunks(monkeypatch):
     monkeypatch.setattr(chunks, "SCORES", {"cpu": 64})
     sizes = []
     monkeypatch.setattr(chunks, "_FEWEST", 1)
-    plain = chunks.attended
+    plain = chunks.Chunks.forward
     monkeypatch.setattr(
-        chunks,
-        "attended",
-        lambda attend, chunk, *a: sizes.append(chunk) or plain(attend, chunk, *a),
+        chunks.Chunks, "forward", lambda way, *a: sizes.append(way.chunk) or plain(way, *a)
     )
     q, k, v = (normal(1, 2, 40, 3).float().requires_grad_() for _ in range(3))
     omega = AdaptiveEntmax(2)
@@ -639,6 +639,77 @@ def test_a_sink_takes_what_no_key_gets():
     assert layer.sink.grad.abs().min() > 0
 
 
+@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("gqa", [False, True])
+def test_a_sink_for_each_head(gqa, chunk):
+    """(heads,), as models store sinks, is (heads, 1, 1)."""
+    inputs = qkv(4, 2 if gqa else 4)
+    sink = normal(4).requires_grad_()
+    given = {"enable_gqa": gqa, "chunk": chunk}
+    out = attention(*inputs, "entmax15", sink=sink, **given)
+    same = attention(*inputs, "entmax15", sink=sink[:, None, None], **given)
+    assert torch.equal(out, same)
+    torch.testing.assert_close(
+        gradients(out, [*inputs, sink]), gradients(same, [*inputs, sink]), **EXACT
+    )
+    q, k, _ = inputs
+    sinks = (sink, sink.view(4, 1, 1))
+    found = (attention_weights(q, k, "entmax15", sink=s, enable_gqa=gqa) for s in sinks)
+    torch.testing.assert_close(*found, **EXACT)
+
+
+def test_a_scale_that_learns():
+    q, k, v = (t.detach() for t in qkv())
+    scale = torch.tensor(0.3, dtype=F64, requires_grad=True)
+    found = [
+        torch.autograd.grad(attention(q, k, v, "entmax15", scale=scale, chunk=c).cos().sum(), scale)
+        for c in (None, 2)
+    ]
+    assert found[0][0] != 0
+    torch.testing.assert_close(*found)
+
+
+def test_chunks_take_a_batch_of_gradients():
+    q, k, v = qkv()
+    out = attention(q, k, v, "entmax15", chunk=2)
+    many = normal(3, *out.shape)
+    found = torch.autograd.grad(out, q, many, retain_graph=True, is_grads_batched=True)[0]
+    each = [torch.autograd.grad(out, q, one, retain_graph=True)[0] for one in many]
+    torch.testing.assert_close(found, torch.stack(each), **EXACT)
+
+
+# -- which way, and why ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        ("whole: a chunk takes all queries; Ω has no attention kernel", {"omega": "sparsemax"}),
+        ("chunks: of 2 queries; a chunk is asked for", {"chunk": 2}),
+        ("sequences: each packed sequence alone; ", {"cu_seq_q": torch.tensor([0, L])}),
+        ("whole: .*; weights that are not in memory cannot", {"certify": True}),
+        ("whole: scale requires grad", {"scale": torch.ones((), requires_grad=True)}),
+    ],
+)
+def test_the_way_is_explained(way, options):
+    q, k, v = (t[..., :L, :] for t in qkv())
+    assert re.match(way, explain_attention(q, k, v, **{"omega": "softmax", **options}))
+
+
+def test_the_kernel_is_explained(monkeypatch):
+    monkeypatch.setattr("regmax.kernels.cpu.flash.FEWEST", 0)
+    q = normal(1, 2, L, 5)
+    assert explain_attention(q, q, q, "softmax") == "kernel: scores are not in memory"
+    half = (
+        "kernel: scores are not in memory",
+        "whole: a chunk takes all queries; the kernel does not take these dtypes",
+    )
+    assert [explain_attention(*(t,) * 3, "softmax") for t in (q, q.bfloat16())] == list(half)
+    found = []
+    torch.func.vmap(lambda t: (found.append(explain_attention(t, t, t, "softmax")), t)[1])(q)
+    assert found == ["whole: in a graph, under a transform or of wrapped tensors"]
+
+
 # -- wrong arguments ------------------------------------------------------------------------------
 
 
@@ -658,6 +729,8 @@ def test_a_sink_takes_what_no_key_gets():
         (ValueError, "gamma must be > 0; got -1", {"gamma": -1.0}),
         (ValueError, "sink must broadcast to .* got \\(7,\\)", {"sink": torch.zeros(7)}),
         (ValueError, "chunk must be an int >= 1 or None; got 0", {"chunk": 0}),
+        (ValueError, r"dropout_p must be in \[0, 1\]; got -0.5", {"dropout_p": -0.5}),
+        (ValueError, r"or have shape \(heads,\); got \(3,\)", {"sink": torch.zeros(3)}),
         (
             ValueError,
             "chunk must be None for PerQuery.*its tensor 'w' has 4 rows",

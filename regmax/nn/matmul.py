@@ -4,13 +4,14 @@ PyTorch's attention, and the scores stay in float32."""
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..kernels import transforms
 from ..mapping.rows import HALF
+from . import gradients
 
 F32 = torch.float32
 
@@ -30,24 +31,28 @@ def scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     if q.dtype not in HALF:
         return q * scale @ k.mT
     if _has_kernel(q, k):
-        return _product(q, k.mT, F32).mul_(scale)
-    return _product(q.float() * scale, k.mT, F32)
+        return product(q, k.mT, F32).mul_(scale)
+    return product(q.float() * scale, k.mT, F32)
 
 
 def averages(weights: Tensor, v: Tensor) -> Tensor:
     """weights · v, rounded once to v's dtype."""
     if v.dtype not in HALF:
         return weights.to(v.dtype) @ v
-    return _product(weights, v, v.dtype)
+    return product(weights, v, v.dtype)
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a b, accumulated in float32."""
-    if _has_kernel(a, b):
-        made: Tensor = _Product.apply(a, b, dtype)  # type: ignore[no-untyped-call]
-        return made
-    with transforms.full_precision(a.device.type):
-        return (a.float() @ b.float()).to(dtype)
+def gradients_of_averages(weights: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of weights and v, given the gradient g of their averages."""
+    if v.dtype not in HALF:
+        return (g @ v.mT).to(weights.dtype), weights.to(v.dtype).mT @ g
+    return product(g, v.mT, weights.dtype), product(weights.mT, g, F32)
+
+
+def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a b in ``dtype``, accumulated in float32. One of the three is in half precision."""
+    own = _OnTensorCores(dtype)
+    return gradients.apply(own, a, b) if _has_kernel(a, b) else own.recorded(a, b)
 
 
 def _has_kernel(a: Tensor, b: Tensor) -> bool:
@@ -65,30 +70,33 @@ def _capable(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-class _Product(torch.autograd.Function):
-    """a b on tensor cores. One of a, b and the result is in half precision; the cores multiply in
+class _OnTensorCores(gradients.Operation):
+    """a b in ``dtype``. One of a, b and the result is in half precision; tensor cores multiply in
     that dtype. Each gradient is such a product."""
 
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.save_for_backward(a, b)
-        half = next(d for d in (a.dtype, b.dtype, dtype) if d in HALF)
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def forward(self, grad: bool, a: Tensor, b: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        half = next(d for d in (a.dtype, b.dtype, self.dtype) if d in HALF)
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         x, y = (
             t.to(half).expand(*batch, -1, -1).reshape(batch.numel(), *t.shape[-2:]) for t in (a, b)
         )
         shape = (*batch, a.shape[-2], b.shape[-1])
         # not a view: the caller may write to it
-        made: Tensor = torch.ops.aten._unsafe_view(multiplied(x, y).to(dtype), shape)
-        return made
+        return torch.ops.aten._unsafe_view(multiplied(x, y).to(self.dtype), shape), ()
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        a, b = ctx.saved_tensors
-        wants_a, wants_b, _ = ctx.needs_input_grad
-        da = _product(g, b.mT, a.dtype).sum_to_size(a.shape) if wants_a else None
-        db = _product(a.mT, g, b.dtype).sum_to_size(b.shape) if wants_b else None
-        return da, db, None
+    def backward(
+        self, wants: Sequence[bool], g: Tensor, kept: Sequence[Tensor], a: Tensor, b: Tensor
+    ) -> list[Tensor | None]:
+        da = product(g, b.mT, a.dtype).sum_to_size(a.shape) if wants[0] else None
+        db = product(a.mT, g, b.dtype).sum_to_size(b.shape) if wants[1] else None
+        return [da, db]
+
+    def recorded(self, a: Tensor, b: Tensor) -> Tensor:
+        with transforms.full_precision(a.device.type):
+            return (a.float() @ b.float()).to(self.dtype)
 
 
 def multiplied(a: Tensor, b: Tensor) -> Tensor:

@@ -1,170 +1,139 @@
 """Attention in one compiled kernel, where Ω offers one (:class:`regmax.kernels.AttentionKernel`).
 
-The scores are never in memory, so no chunks are needed. Derivatives of gradients, and gradients
-under transforms, are those of the scores and weights, computed again.
+Scores are never in memory, so no chunks are needed. What the kernel does not differentiate is
+computed from the scores.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import AttentionKernel, transforms
-from ..kernels.base import Arrangement, CannotLaunch, Offsets
+from ..kernels.base import CannotLaunch
 from ..mapping.methods import kernel as kernels
 from ..regularizers import arguments
 from ..regularizers.expressions import Scaled
 from ..regularizers.identity import names_of
 from ..regularizers.regularizer import Regularizer
-from . import chunks, packed, products
+from . import chunks, gradients, matmul, packed, whole
 from .learnable import Learnable
-from .omega import Omega, resolved
+from .whole import Inputs, Options
 
-Attend = Callable[..., Tensor]
 F32 = torch.float32
 _REFUSED: set[tuple[Any, ...]] = set()
+"""Kernels, devices, dtypes and sizes of heads that have raised ``CannotLaunch``."""
 
 
-def attended(
-    attend: Attend,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    omega: Omega,
-    mask: Any,
-    sink: Any,
-    gamma: Any,
-    diagonal: int | None,
-    offsets: Offsets | None,
-    scale: float | None,
-    enable_gqa: bool,
-    dropout: float,
-) -> Tensor | None:
-    """The attention that ``attend(q, k, v, omega, mask, gamma, sink, kept)`` gives, or None where
-    no kernel computes it. A wrong argument may give None: ``attend`` raises the error. ``kept`` is
-    what dropout multiplies the weights by, or None."""
-    if not transforms.plain() or not isinstance(scale, int | float | None) or dropout >= 1:
-        return None
-    omega = resolved(omega)
-    kernel = _kernel(omega, q, k)
+@dataclass(frozen=True)
+class Fused(gradients.Operation):
+    """The kernel. ``given``: q, k, v, mask, sink, γ and θ, as it takes them."""
+
+    kernel: AttentionKernel
+    options: Options
+    omega: Regularizer
+
+    def forward(self, grad: bool, *given: Any) -> tuple[Tensor, Sequence[Tensor | None]]:
+        try:
+            return self.kernel.forward(self.options, grad, *given)
+        except CannotLaunch as error:
+            _REFUSED.add(_key(self.kernel, given[0], given[2]))
+            _warn(error)
+            raise
+
+    def backward(
+        self, wants: Sequence[bool], g: Tensor, kept: Sequence[Any], *given: Any
+    ) -> Sequence[Tensor | None] | None:
+        try:
+            return self.kernel.backward(self.options, tuple(wants), g, tuple(kept), *given)
+        except CannotLaunch as error:
+            _warn(error)
+            return None
+
+    def recorded(self, *given: Any) -> Tensor:
+        q, k, v, mask, *numbers = given
+        sink, gamma, *theta = (t[..., None, None] if _is_tensor(t) else t for t in numbers)
+        named = zip(names_of(self.omega), theta, strict=True)
+        held = {name: t for name, t in named if _is_tensor(t)}
+        at = self.omega.with_tensors(held) if held else self.omega
+        options = replace(self.options, offsets=None)
+        dropped = self.kernel.factors(self.options, q, k) if self.options.dropout else None
+
+        def alone(q: Tensor, k: Tensor, v: Tensor, factors: Tensor | None) -> Tensor:
+            return whole.attended(options, at, Inputs(q, k, v, mask, sink, gamma), factors)[0]
+
+        if self.options.offsets is None:
+            return alone(q, k, v, dropped)
+        return packed.each(alone, self.options.offsets, q, k, v, dropped)
+
+
+def prepared(
+    options: Options, omega: Regularizer | Learnable, given: Inputs
+) -> Callable[[], Tensor] | str:
+    """Attention by the kernel, or why no kernel computes it. A wrong argument is such a reason too:
+    another way raises its error."""
+    if not transforms.plain():
+        return "a transform or a tracer is active"
+    if options.certify:
+        return "weights that are not in memory cannot be certified"
+    kernel = _kernel(omega, given.q, given.k)
     if kernel is None:
-        return None
-    q, k, v = products.as_autocast(q, k, v)
-    ndim, score_ndim = max(q.ndim, k.ndim, v.ndim), max(q.ndim, k.ndim)
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in kernel.dtypes or ndim > 4:
-        return None
+        return "Ω has no attention kernel for this device"
+    (q, k, v), (mask, sink, gamma) = matmul.as_autocast(*given[:3]), given[3:]
+    score_ndim, v_ndim = max(q.ndim, k.ndim), v.ndim
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in kernel.dtypes:
+        return "the kernel does not take these dtypes"
+    if max(score_ndim, v_ndim) > 4 or not isinstance(options.scale, int | float):
+        return "the kernel takes at most 4 dimensions, and a number as scale"
     present, ranges = (omega(), omega.ranges()) if isinstance(omega, Learnable) else (omega, {})
     try:
-        q, k, v, scores = _laid_out(q, k, v, enable_gqa)
+        q, k, v, scores = _laid_out(q, k, v, options.enable_gqa)
         if mask is not None:
             mask = mask.expand(scores.shape[4 - score_ndim :])[(None,) * (4 - score_ndim)]
             mask = mask.expand(scores.shape)
     except (RuntimeError, AttributeError):  # of the wrong shape, or no tensor
-        return None
+        return "the shapes do not fit"
     numbers, bare = _numbers(present, kernel, ranges, gamma, scores, score_ndim)
     if sink is not None:
         sink = _per_head(sink, scores, score_ndim)
         numbers = [] if sink is None else numbers
-    scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
-    how = Arrangement(scale, diagonal, offsets, dropout)
+    if not numbers:
+        return "γ, the sink and numbers inside Ω must be one for each head, in the kernel's range"
     tensors = [t for t in (q, k, v, mask, sink, *numbers) if isinstance(t, Tensor)]
-    key = (kernel, q.device, q.dtype, q.shape[-1], v.shape[-1])
+    if _key(kernel, q, v) in _REFUSED:
+        return "the kernel does not fit this device"
     if (
-        not numbers
-        or key in _REFUSED
-        or not all(type(t) in transforms.PLAIN and t.device == q.device for t in tensors)
+        not all(type(t) in transforms.PLAIN and t.device == q.device for t in tensors)
         or any(t.layout != torch.strided or t.is_neg() or not t.numel() for t in tensors)
+        or options.dropout >= 1
         or not (mask is None or _takes_mask(mask, q, k, omega))
-        or not kernel.takes(how, q, k, v, mask, sink)
+        or not kernel.takes(options, q, k, v, mask, sink)
     ):
-        return None
-
-    if dropout:
-        how = dataclasses.replace(how, seed=torch.randint(1 << 62, (1,), device=q.device))
-
-    def again(
-        q: Tensor, k: Tensor, v: Tensor, mask: Any, sink: Any, gamma: Any, *theta: Any
-    ) -> Tensor:
-        names = names_of(bare)
-        held = {n: t[..., None, None] for n, t in zip(names, theta, strict=True) if _is_tensor(t)}
-        sink, gamma = (t[..., None, None] if _is_tensor(t) else t for t in (sink, gamma))
-        at = bare.with_tensors(held) if held else bare
-        kept = kernel.factors(how, q, k) if dropout else None
-        if offsets is None:
-            return attend(q, k, v, at, mask, gamma, sink, kept)
-
-        def alone(q: Tensor, k: Tensor, v: Tensor, kept: Any = None) -> Tensor:
-            return attend(q, k, v, at, mask, gamma, sink, kept)
-
-        return packed.attended(alone, offsets, q, k, v, kept)
-
-    given = (q, k, v, mask, sink, *numbers)
-    try:
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            out = _Attention.apply(kernel, again, how, *given)  # type: ignore[no-untyped-call]
-        else:
-            out = kernel.forward(how, False, *given)[0]
-    except CannotLaunch as error:
-        _warn(error, key)
-        return None
-    result: Tensor = out.reshape(out.shape[4 - ndim :])
-    return result
+        return "the kernel does not take these sizes or arguments"
+    own = Fused(kernel, options, bare)
+    return partial(_launched, max(score_ndim, v_ndim), own, q, k, v, mask, sink, *numbers)
 
 
-class _Attention(torch.autograd.Function):
-    """The kernel, with its gradients; ``again`` computes the same from the scores."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, kernel: AttentionKernel, again: Attend, how: Arrangement, *given: Any
-    ) -> Tensor:
-        out, kept = kernel.forward(how, True, *given)
-        ctx.kernel, ctx.again, ctx.how = kernel, again, how
-        ctx.given = [None if isinstance(t, Tensor) else (t,) for t in given]
-        ctx.save_for_backward(*kept, *(t for t in given if isinstance(t, Tensor)))
-        ctx.count = len(kept)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        kept, held = ctx.saved_tensors[: ctx.count], iter(ctx.saved_tensors[ctx.count :])
-        given = [next(held) if t is None else t[0] for t in ctx.given]
-        wants = ctx.needs_input_grad[3:]
-        found = None
-        if not torch.is_grad_enabled() and transforms.plain() and not transforms.batched(g):
-            try:
-                found = ctx.kernel.backward(ctx.how, wants, g, kept, *given)
-            except CannotLaunch as error:
-                _warn(error)
-        if found is None:
-            found = _again(ctx.again, given, wants, g)
-        pairs = zip(found, given, strict=True)
-        return (None,) * 3 + tuple(None if t is None else t.to(item.dtype) for t, item in pairs)
+def _launched(ndim: int, kernel: Fused, q: Tensor, *given: Any) -> Tensor:
+    if kernel.options.dropout:
+        seed = torch.randint(1 << 62, (1,), device=q.device)
+        kernel = replace(kernel, options=replace(kernel.options, seed=seed))
+    out = gradients.apply(kernel, q, *given)
+    return out.reshape(out.shape[4 - ndim :])
 
 
-def _again(again: Attend, given: list[Any], wants: tuple[bool, ...], g: Tensor) -> list[Any]:
-    """The gradients by the scores, with a graph where autograd records one."""
-    recorded = torch.is_grad_enabled()
-    if not recorded:
-        pairs = zip(given, wants, strict=True)
-        given = [t.detach().requires_grad_(w) if _is_tensor(t) else t for t, w in pairs]
-    with torch.enable_grad(), transforms.full_precision(g.device.type):
-        out = again(*given)
-        learnt = [t for t, w in zip(given, wants, strict=True) if w]
-        found = iter(torch.autograd.grad(out, learnt, g, create_graph=recorded))
-    return [next(found) if w else None for w in wants]
+def _key(kernel: AttentionKernel, q: Tensor, v: Tensor) -> tuple[Any, ...]:
+    return kernel, q.device, q.dtype, q.shape[-1], v.shape[-1]
 
 
-def _warn(error: CannotLaunch, key: tuple[Any, ...] | None = None) -> None:
-    """One warning for each device, dtype and size."""
-    if key is not None:
-        _REFUSED.add(key)
+def _warn(error: CannotLaunch) -> None:
     warnings.warn(
         f"the attention kernel does not fit this device, and scores are computed instead: {error}",
         RuntimeWarning,
@@ -262,7 +231,7 @@ def _range(t: Tensor) -> tuple[float, float]:
     return float(least), float(most)
 
 
-def _takes_mask(mask: Tensor, q: Tensor, k: Tensor, omega: Omega) -> bool:
+def _takes_mask(mask: Tensor, q: Tensor, k: Tensor, omega: Regularizer | Learnable) -> bool:
     """Whether the kernel takes the mask. The gradient of one that is shared by heads or queries is
     first as large as the scores: no larger than those that are computed at once otherwise."""
     if mask.dtype == torch.bool:

@@ -12,7 +12,7 @@ from devices import DEVICES
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from regmax.nn import MultiheadAttention, attention, attention_weights, products
+from regmax.nn import MultiheadAttention, attention, attention_weights, matmul
 
 F64 = torch.float64
 HALF = (torch.bfloat16, torch.float16)
@@ -165,8 +165,8 @@ def test_products_on_tensor_cores(monkeypatch):
     cases += [([q[0, 0], k[0, 0], v[0, 0]], False), ([q, k[0], v[:1]], False)]
     cases += [([q, k[..., :0, :], v[..., :0, :]], False), ([q[:0], k[:0], v[:0]], False)]
     expected = [all_of(*case) for case in cases]
-    monkeypatch.setattr(products, "_has_kernel", lambda a, b: True)
-    monkeypatch.setattr(products, "multiplied", multiplied)
+    monkeypatch.setattr(matmul, "_has_kernel", lambda a, b: True)
+    monkeypatch.setattr(matmul, "multiplied", multiplied)
     for case, truth in zip(cases, expected, strict=True):
         for a, b in zip(all_of(*case), truth, strict=True):
             assert a.dtype == b.dtype

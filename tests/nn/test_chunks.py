@@ -1,4 +1,4 @@
-"""Attention over the support, beside all queries at once."""
+"""Attention by chunks over the support, beside all queries at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 
 import regmax
-from regmax.nn import AdaptiveEntmax, attention, support
+from regmax.nn import AdaptiveEntmax, attention
 
 pytest.importorskip("numba")
+
+from regmax.kernels.cpu.sparse import Columns
 
 F64 = torch.float64
 QUERIES, KEYS, WIDTH, DEPTH = 37, 60, 20, 70
@@ -19,8 +21,8 @@ QUERIES, KEYS, WIDTH, DEPTH = 37, 60, 20, 70
 def taken(monkeypatch):
     """How many chunks were computed over the support in the backward pass."""
     calls = []
-    plain = support.Support.gradients
-    monkeypatch.setattr(support.Support, "gradients", lambda *a: calls.append(1) or plain(*a))
+    plain = Columns.add_gradients
+    monkeypatch.setattr(Columns, "add_gradients", lambda *a: calls.append(1) or plain(*a))
     return calls
 
 
