@@ -21,7 +21,7 @@ from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer, like
-from ..solvers.multipliers import Tied, multiplied
+from ..solvers.kinks import Tied, multiplied
 from . import compiled, composition, computed, function, generated, jagged, kinks, own, sharded
 from .autograd import attach_tied, envelope, newton_steps, objective
 from .computed import Computed

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,18 +32,21 @@ _FAR = 1e15
 
 
 @dataclass(frozen=True)
-class Range:
-    """M = {low ≤ m ≤ high}, of each entry."""
+class Multipliers:
+    """M = {low ≤ m ≤ high} of each entry; and Σm = k over the last dimension, where k is given."""
 
     low: float
     high: float
+    k: Tensor | None = None
 
     def middle(self, u: Tensor) -> Tensor:
-        return torch.full_like(u, (self.low + self.high) / 2)
+        if self.k is None:
+            return torch.full_like(u, (self.low + self.high) / 2)
+        return (self.k / u.shape[-1]).expand(u.shape)
 
     def project(self, v: Tensor) -> Tensor:
         """P_M(v)."""
-        return v.clamp(self.low, self.high)
+        return v.clamp(self.low, self.high) if self.k is None else _capped(v, self.k)
 
     def free(self, m: Tensor) -> Tensor:
         """The entries of m that P_M does not hold."""
@@ -51,45 +54,23 @@ class Range:
 
     def tangent(self, free: Tensor, c: Tensor) -> Tensor:
         """P'c, with P' = the derivative of P_M, for normals c, (…, d)."""
-        return torch.where(free.unsqueeze(-1), c, 0)
+        free = free.unsqueeze(-1)
+        own = torch.where(free, c, 0)
+        if self.k is None:
+            return own
+        mean = own.sum(-2, keepdim=True) / free.sum(-2, keepdim=True).clamp_min(1)
+        return torch.where(free, c - mean, 0)
 
     def over(self, u: Tensor) -> Tensor:
         """u over the number at which ⟨m, u⟩ does not depend on m."""
-        return u
-
-    def least(self, rho: Tensor) -> Tensor:
-        """The least of each M."""
-        return rho
-
-
-@dataclass(frozen=True)
-class Capped:
-    """M = {0 ≤ m ≤ 1, Σm = k}, of the last dimension."""
-
-    k: Tensor
-    low: ClassVar[float] = 0.0
-    high: ClassVar[float] = 1.0
-
-    def middle(self, u: Tensor) -> Tensor:
-        return (self.k / u.shape[-1]).expand(u.shape)
-
-    def project(self, v: Tensor) -> Tensor:
-        return _capped(v, self.k)
-
-    def free(self, m: Tensor) -> Tensor:
-        return (m > 0) & (m < 1)
-
-    def tangent(self, free: Tensor, c: Tensor) -> Tensor:
-        own = torch.where(free.unsqueeze(-1), c, 0)
-        count = free.sum(-1, keepdim=True).clamp_min(1).unsqueeze(-1)
-        return torch.where(free.unsqueeze(-1), c - own.sum(-2, keepdim=True) / count, 0)
-
-    def over(self, u: Tensor) -> Tensor:
+        if self.k is None:
+            return u
         k = self.k.long().expand(*u.shape[:-1], 1)
         return u - u.sort(-1, descending=True).values.gather(-1, k - 1)
 
     def least(self, rho: Tensor) -> Tensor:
-        return rho.amin(-1, keepdim=True).expand(rho.shape)
+        """The least of each M."""
+        return rho if self.k is None else rho.amin(-1, keepdim=True).expand(rho.shape)
 
 
 class TooMany(Exception):
@@ -109,7 +90,7 @@ class Kinks(TorchFunctionMode):
         super().__init__()
         self._centres, self._rho = centres, rho
         self.u: list[Tensor] = []
-        self.sets: list[Range | Capped] = []
+        self.sets: list[Multipliers] = []
         self.multipliers: list[Tensor] = []
         self.maxima: list[Tensor] = []
 
@@ -124,7 +105,7 @@ class Kinks(TorchFunctionMode):
             found = None
         return function(*args, **kwargs) if found is None else found
 
-    def maximum(self, u: Tensor, allowed: Range | Capped) -> Tensor:
+    def maximum(self, u: Tensor, allowed: Multipliers) -> Tensor:
         """⟨m, u⟩ − (m − m̄)²/(2ρ), entry by entry; ``allowed``: M."""
         k = len(self.u)
         centre = allowed.middle(u) if self._centres is None else self._centres[k]
@@ -144,17 +125,17 @@ class Kinks(TorchFunctionMode):
 
     def size(self, u: Tensor) -> Tensor:
         """|u|."""
-        return self.maximum(u, Range(-1, 1))
+        return self.maximum(u, Multipliers(-1, 1))
 
     def positive(self, u: Tensor) -> Tensor:
         """max(u, 0)."""
-        return self.maximum(u, Range(0, 1))
+        return self.maximum(u, Multipliers(0, 1))
 
     def largest(self, u: Tensor, counts: range) -> Tensor:
         """The sums of the k largest entries for each k of ``counts``, (…, len(counts))."""
         k = torch.tensor(counts, dtype=u.dtype, device=u.device).unsqueeze(-1)
         each = u.unsqueeze(-2).expand(*u.shape[:-1], len(counts), u.shape[-1])
-        return self.maximum(each, Capped(k)).sum(-1)
+        return self.maximum(each, Multipliers(0, 1, k)).sum(-1)
 
     def ordered(self, u: Tensor, k: int) -> Tensor:
         """The k largest entries in order, (…, k): the differences of the sums of the largest."""
