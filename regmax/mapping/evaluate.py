@@ -21,7 +21,7 @@ from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
 from ..regularizers.penalty import Penalized, who
 from ..regularizers.regularizer import Regularizer
-from ..solvers.multipliers import Tied, multiplied
+from ..solvers.kinks import Tied, multiplied
 from . import function, jagged, kinks, sharded
 from .function import newton_steps
 from .jagged import is_jagged

@@ -12,8 +12,7 @@ from ..regularizers.arguments import few
 from ..regularizers.errors import ConvergenceWarning, warn
 from ..regularizers.penalty import smooth_part, who
 from ..regularizers.regularizer import Regularizer
-from ..solvers.maxima import near_kinks
-from ..solvers.multipliers import multiplied
+from ..solvers.kinks import multiplied, near_kinks
 from .methods.solver import Forward, Settings, memory_of
 from .rows import Rows
 

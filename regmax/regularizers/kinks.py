@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,18 +32,21 @@ _FAR = 1e15
 
 
 @dataclass(frozen=True)
-class Range:
-    """M = {low ≤ m ≤ high}, of each entry."""
+class Multipliers:
+    """M = {low ≤ m ≤ high} of each entry; and Σm = k over the last dimension, where k is given."""
 
     low: float
     high: float
+    k: Tensor | None = None
 
     def middle(self, u: Tensor) -> Tensor:
-        return torch.full_like(u, (self.low + self.high) / 2)
+        if self.k is None:
+            return torch.full_like(u, (self.low + self.high) / 2)
+        return (self.k / u.shape[-1]).expand(u.shape)
 
     def project(self, v: Tensor) -> Tensor:
         """P_M(v)."""
-        return v.clamp(self.low, self.high)
+        return v.clamp(self.low, self.high) if self.k is None else _capped(v, self.k)
 
     def free(self, m: Tensor) -> Tensor:
         """The entries of m that P_M does not hold."""
@@ -51,45 +54,23 @@ class Range:
 
     def tangent(self, free: Tensor, c: Tensor) -> Tensor:
         """P'c, with P' = the derivative of P_M, for normals c, (…, d)."""
-        return torch.where(free.unsqueeze(-1), c, 0)
+        free = free.unsqueeze(-1)
+        own = torch.where(free, c, 0)
+        if self.k is None:
+            return own
+        mean = own.sum(-2, keepdim=True) / free.sum(-2, keepdim=True).clamp_min(1)
+        return torch.where(free, c - mean, 0)
 
     def over(self, u: Tensor) -> Tensor:
         """u over the number at which ⟨m, u⟩ does not depend on m."""
-        return u
-
-    def least(self, rho: Tensor) -> Tensor:
-        """The least of each M."""
-        return rho
-
-
-@dataclass(frozen=True)
-class Capped:
-    """M = {0 ≤ m ≤ 1, Σm = k}, of the last dimension."""
-
-    k: Tensor
-    low: ClassVar[float] = 0.0
-    high: ClassVar[float] = 1.0
-
-    def middle(self, u: Tensor) -> Tensor:
-        return (self.k / u.shape[-1]).expand(u.shape)
-
-    def project(self, v: Tensor) -> Tensor:
-        return _capped(v, self.k)
-
-    def free(self, m: Tensor) -> Tensor:
-        return (m > 0) & (m < 1)
-
-    def tangent(self, free: Tensor, c: Tensor) -> Tensor:
-        own = torch.where(free.unsqueeze(-1), c, 0)
-        count = free.sum(-1, keepdim=True).clamp_min(1).unsqueeze(-1)
-        return torch.where(free.unsqueeze(-1), c - own.sum(-2, keepdim=True) / count, 0)
-
-    def over(self, u: Tensor) -> Tensor:
+        if self.k is None:
+            return u
         k = self.k.long().expand(*u.shape[:-1], 1)
         return u - u.sort(-1, descending=True).values.gather(-1, k - 1)
 
     def least(self, rho: Tensor) -> Tensor:
-        return rho.amin(-1, keepdim=True).expand(rho.shape)
+        """The least of each M."""
+        return rho if self.k is None else rho.amin(-1, keepdim=True).expand(rho.shape)
 
 
 class TooMany(Exception):
@@ -101,15 +82,16 @@ class Kinks(TorchFunctionMode):
 
     ``centres``: m̄, one tensor for each maximum in the order of evaluation, or None for the middle
     of M; ``rho``: ρ of each, a number (+inf) for u that do not depend on y, which stay as they are;
-    None for m = m̄. Afterwards: ``u``, ``sets`` M, ``multipliers`` m, and ``maxima``, what replaced
-    a.
+    None for m = m̄. ``function`` is what is replaced now. Afterwards: ``u``, ``sets`` M,
+    ``multipliers`` m, and ``maxima``, what replaced a.
     """
 
     def __init__(self, centres: list[Tensor] | None, rho: list[Tensor] | None) -> None:
         super().__init__()
         self._centres, self._rho = centres, rho
+        self.function: Any = None
         self.u: list[Tensor] = []
-        self.sets: list[Range | Capped] = []
+        self.sets: list[Multipliers] = []
         self.multipliers: list[Tensor] = []
         self.maxima: list[Tensor] = []
 
@@ -119,12 +101,13 @@ class Kinks(TorchFunctionMode):
         kwargs = kwargs or {}
         replaced = _REPLACED.get(getattr(function, "__name__", ""))
         try:
-            found = None if replaced is None else replaced(self, function, *args, **kwargs)
+            self.function = function
+            found = None if replaced is None else replaced(self, *args, **kwargs)
         except (IndexError, TypeError, ValueError):  # arguments that the function itself may take
             found = None
         return function(*args, **kwargs) if found is None else found
 
-    def maximum(self, u: Tensor, allowed: Range | Capped) -> Tensor:
+    def maximum(self, u: Tensor, allowed: Multipliers) -> Tensor:
         """⟨m, u⟩ − (m − m̄)²/(2ρ), entry by entry; ``allowed``: M."""
         k = len(self.u)
         centre = allowed.middle(u) if self._centres is None else self._centres[k]
@@ -144,17 +127,17 @@ class Kinks(TorchFunctionMode):
 
     def size(self, u: Tensor) -> Tensor:
         """|u|."""
-        return self.maximum(u, Range(-1, 1))
+        return self.maximum(u, Multipliers(-1, 1))
 
     def positive(self, u: Tensor) -> Tensor:
         """max(u, 0)."""
-        return self.maximum(u, Range(0, 1))
+        return self.maximum(u, Multipliers(0, 1))
 
     def largest(self, u: Tensor, counts: range) -> Tensor:
         """The sums of the k largest entries for each k of ``counts``, (…, len(counts))."""
         k = torch.tensor(counts, dtype=u.dtype, device=u.device).unsqueeze(-1)
         each = u.unsqueeze(-2).expand(*u.shape[:-1], len(counts), u.shape[-1])
-        return self.maximum(each, Capped(k)).sum(-1)
+        return self.maximum(each, Multipliers(0, 1, k)).sum(-1)
 
     def ordered(self, u: Tensor, k: int) -> Tensor:
         """The k largest entries in order, (…, k): the differences of the sums of the largest."""
@@ -181,37 +164,32 @@ def _capped(v: Tensor, k: Tensor) -> Tensor:
     return torch.where(free, v - tau, ones.to(v.dtype))
 
 
-def _abs(kinks: Kinks, function: Any, u: Tensor) -> Tensor:
-    return kinks.size(u)
-
-
-def _relu(kinks: Kinks, function: Any, u: Tensor, inplace: bool = False) -> Tensor | None:
-    return None if inplace else kinks.positive(u)
-
-
-def _maximum(kinks: Kinks, function: Any, u: Tensor, v: Tensor) -> Tensor:
+def _maximum(kinks: Kinks, u: Tensor, v: Tensor) -> Tensor:
     return v + kinks.positive(u - v)
 
 
-def _minimum(kinks: Kinks, function: Any, u: Tensor, v: Tensor) -> Tensor:
+def _minimum(kinks: Kinks, u: Tensor, v: Tensor) -> Tensor:
     return u - kinks.positive(u - v)
 
 
-def _clamp(kinks: Kinks, function: Any, u: Tensor, min: Any = None, max: Any = None) -> Tensor:
+def _clamp(kinks: Kinks, u: Tensor, min: Any = None, max: Any = None) -> Tensor:
     if max is not None:  # first: on Δ it may hold nowhere
         u = u - kinks.positive(u - max)
     return u if min is None else min + kinks.positive(u - min)
 
 
+def _relu(kinks: Kinks, u: Tensor, inplace: bool = False) -> Tensor | None:
+    return None if inplace else kinks.positive(u)
+
+
 def _hardtanh(
-    kinks: Kinks, function: Any, u: Tensor, min_val: Any = -1.0, max_val: Any = 1.0,
-    inplace: bool = False,
-) -> Tensor | None:  # fmt: skip
-    return None if inplace else _clamp(kinks, function, u, min_val, max_val)
+    kinks: Kinks, u: Tensor, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False
+) -> Tensor | None:
+    return None if inplace else _clamp(kinks, u, min_val, max_val)
 
 
 def _leaky_relu(
-    kinks: Kinks, function: Any, u: Tensor, negative_slope: float = 0.01, inplace: bool = False
+    kinks: Kinks, u: Tensor, negative_slope: float = 0.01, inplace: bool = False
 ) -> Tensor | None:
     if inplace:
         return None
@@ -219,26 +197,19 @@ def _leaky_relu(
 
 
 def _threshold(
-    kinks: Kinks, function: Any, u: Tensor, threshold: float, value: float, inplace: bool = False
+    kinks: Kinks, u: Tensor, threshold: float, value: float, inplace: bool = False
 ) -> Tensor | None:
-    return None if inplace or value != threshold else _clamp(kinks, function, u, threshold)
+    return None if inplace or value != threshold else _clamp(kinks, u, threshold)
 
 
 def _l1_loss(
-    kinks: Kinks, function: Any, u: Tensor, v: Tensor, *args: Any, reduction: str = "mean",
-    **kwargs: Any,
-) -> Tensor | None:  # fmt: skip
+    kinks: Kinks, u: Tensor, v: Tensor, *args: Any, reduction: str = "mean", **kwargs: Any
+) -> Tensor | None:
     weighted = args or any(t is not None for t in kwargs.values())
     return None if weighted or reduction != "none" else kinks.size(u - v)
 
 
-def _clamp_max(kinks: Kinks, function: Any, u: Tensor, max: Any) -> Tensor:
-    return _clamp(kinks, function, u, None, max)
-
-
-def _amax(
-    kinks: Kinks, function: Any, u: Tensor, dim: Any = (), keepdim: bool = False
-) -> Tensor | None:
+def _amax(kinks: Kinks, u: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor | None:
     dims = [dim] if isinstance(dim, int) else [*dim]
     if not dims or math.prod(u.shape[k] for k in dims) == 1:
         return None
@@ -248,114 +219,98 @@ def _amax(
     return found if keepdim else found.squeeze(dims)
 
 
-def _aminmax(
-    kinks: Kinks, function: Any, u: Tensor, *, dim: int | None = None, keepdim: bool = False
-) -> Any:
-    if dim is None or u.shape[dim] == 1:
-        return None
-    low, high = (along(kinks, function, u, dim, keepdim) for along in (_amin, _amax))
-    return None if low is None or high is None else torch.return_types.aminmax((low, high))
-
-
-def _amin(
-    kinks: Kinks, function: Any, u: Tensor, dim: Any = (), keepdim: bool = False
-) -> Tensor | None:
-    found = _amax(kinks, function, -u, dim, keepdim)
+def _amin(kinks: Kinks, u: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor | None:
+    found = _amax(kinks, -u, dim, keepdim)
     return None if found is None else -found
 
 
-def _max(kinks: Kinks, function: Any, u: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _of_two_or_along(kinks, function, _maximum, _amax, u, *args, **kwargs)
+def _aminmax(kinks: Kinks, u: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    if dim is None or u.shape[dim] == 1:
+        return None
+    return _named(kinks, _amin(kinks, u, dim, keepdim), _amax(kinks, u, dim, keepdim))
 
 
-def _min(kinks: Kinks, function: Any, u: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _of_two_or_along(kinks, function, _minimum, _amin, u, *args, **kwargs)
+def _max(kinks: Kinks, u: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _of_two_or_along(kinks, _maximum, _amax, u, *args, **kwargs)
+
+
+def _min(kinks: Kinks, u: Tensor, *args: Any, **kwargs: Any) -> Any:
+    return _of_two_or_along(kinks, _minimum, _amin, u, *args, **kwargs)
 
 
 def _of_two_or_along(
-    kinks: Kinks, function: Any, of_two: Any, along: Any, u: Tensor, *args: Any, **kwargs: Any
+    kinks: Kinks, of_two: Any, along: Any, u: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """``torch.max`` and ``torch.min``: of two tensors, or along a dimension, with the indices."""
     if "other" in kwargs or (args and isinstance(args[0], Tensor)):
-        return of_two(kinks, function, u, *args, **kwargs)
+        return of_two(kinks, u, *args, **kwargs)
     if not args and "dim" not in kwargs:
         return None
-    indices = function(u, *args, **kwargs).indices
-    return _named(function, along(kinks, function, u, *args, **kwargs), indices)
+    indices = kinks.function(u, *args, **kwargs).indices
+    return _named(kinks, along(kinks, u, *args, **kwargs), indices)
 
 
 def _sort(
-    kinks: Kinks,
-    function: Any,
-    u: Tensor,
-    dim: int = -1,
-    descending: bool = False,
-    stable: bool = False,
+    kinks: Kinks, u: Tensor, dim: int = -1, descending: bool = False, stable: bool = False
 ) -> Any:
-    indices = function(u, dim=dim, descending=descending).indices
+    indices = kinks.function(u, dim=dim, descending=descending).indices
     found = kinks.ordered(u.movedim(dim, -1), u.shape[dim])
     found = (found if descending else found.flip(-1)).movedim(-1, dim)
-    return torch.return_types.sort((found, indices))
+    return _named(kinks, found, indices)
 
 
 def _topk(
-    kinks: Kinks,
-    function: Any,
-    u: Tensor,
-    k: int,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
+    kinks: Kinks, u: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Any:
-    indices = function(u, k, dim, largest).indices
+    indices = kinks.function(u, k, dim, largest).indices
     sign = 1 if largest else -1
     found = sign * kinks.ordered(sign * u.movedim(dim, -1), k).movedim(-1, dim)
-    return torch.return_types.topk((found, indices))
+    return _named(kinks, found, indices)
 
 
-def _named(function: Any, values: Tensor, indices: Tensor) -> Any:
-    return getattr(torch.return_types, function.__name__)((values, indices))
+def _named(kinks: Kinks, *fields: Tensor | None) -> Any:
+    """The result of a function with several, None where one of them is None."""
+    if any(field is None for field in fields):
+        return None
+    return getattr(torch.return_types, kinks.function.__name__)(fields)
 
 
 def _norm(
-    kinks: Kinks, function: Any, u: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False,
-    **kwargs: Any,
-) -> Tensor | None:  # fmt: skip
+    kinks: Kinks, u: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Tensor | None:
     dims = [dim] if isinstance(dim, int) else [*(dim or ())]
     p = kwargs.pop("ord", p)
     if not dims or p not in (1, torch.inf) or any(t is not None for t in kwargs.values()):
         return None
     if p == 1 or math.prod(u.shape[k] for k in dims) == 1:
         return kinks.size(u).sum(dims, keepdim=keepdim)
-    return _amax(kinks, function, kinks.size(u), dims, keepdim)
+    return _amax(kinks, kinks.size(u), dims, keepdim)
 
 
 def _linalg_norm(
-    kinks: Kinks, function: Any, u: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False,
-    **kwargs: Any,
-) -> Tensor | None:  # fmt: skip
+    kinks: Kinks, u: Tensor, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Tensor | None:
     """Of two dimensions it is the norm of a matrix, another one."""
     if dim is None or (not isinstance(dim, int) and len(dim) != 1):
         return None
-    return _norm(kinks, function, u, ord, dim, keepdim, **kwargs)
+    return _norm(kinks, u, ord, dim, keepdim, **kwargs)
 
 
 def _distance(
-    kinks: Kinks, function: Any, u: Tensor, v: Tensor, p: float = 2.0, eps: float = 1e-6,
-    keepdim: bool = False,
-) -> Tensor | None:  # fmt: skip
-    return _norm(kinks, function, u - v + eps, p, -1, keepdim)
+    kinks: Kinks, u: Tensor, v: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor | None:
+    return _norm(kinks, u - v + eps, p, -1, keepdim)
 
 
 _REPLACED: dict[str, Any] = {
-    "abs": _abs,
-    "__abs__": _abs,
-    "absolute": _abs,
+    "abs": Kinks.size,
+    "__abs__": Kinks.size,
+    "absolute": Kinks.size,
     "l1_loss": _l1_loss,
     "relu": _relu,
     "leaky_relu": _leaky_relu,
     "hardtanh": _hardtanh,
-    "relu6": lambda kinks, f, u, inplace=False: _hardtanh(kinks, f, u, 0.0, 6.0, inplace),
+    "relu6": lambda kinks, u, inplace=False: _hardtanh(kinks, u, 0.0, 6.0, inplace),
     "threshold": _threshold,
     "_threshold": _threshold,
     "maximum": _maximum,
@@ -365,14 +320,14 @@ _REPLACED: dict[str, Any] = {
     "clamp": _clamp,
     "clip": _clamp,
     "clamp_min": _clamp,
-    "clamp_max": _clamp_max,
+    "clamp_max": lambda kinks, u, max: _clamp(kinks, u, None, max),
     "amax": _amax,
     "amin": _amin,
     "aminmax": _aminmax,
     "max": _max,
     "min": _min,
     "sort": _sort,
-    "msort": lambda kinks, f, u: kinks.ordered(u.movedim(0, -1), len(u)).flip(-1).movedim(-1, 0),
+    "msort": lambda kinks, u: kinks.ordered(u.movedim(0, -1), len(u)).flip(-1).movedim(-1, 0),
     "topk": _topk,
     "norm": _norm,
     "linalg_norm": _linalg_norm,

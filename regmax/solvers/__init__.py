@@ -9,14 +9,12 @@ from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from ..regularizers.hooks import hookimpl
 from .base import Solved, Solver, chosen, either, merged, polish, solve
-from .dual import DualRoot
 from .fista import Fista
 from .interior import Interior
 from .newton import Newton
 from .proximal import Proximal
 
 __all__ = [
-    "DualRoot",
     "Fista",
     "Interior",
     "Newton",
@@ -35,7 +33,7 @@ __all__ = [
 
 @hookimpl
 def regmax_solvers() -> list[type[Solver]]:
-    return [DualRoot, Newton, Fista, Proximal, Interior]
+    return [Newton, Fista, Proximal, Interior]
 
 
 def choose(problem: Problem) -> tuple[list[Solver], str]:
@@ -45,7 +43,7 @@ def choose(problem: Problem) -> tuple[list[Solver], str]:
     if problem.structured:
         return [Fista()], "Ω has a penalty: proximal gradient steps"
     if problem.separable:
-        return [DualRoot(), Newton(), Interior()], "Ω is separable: the dual is one scalar root"
+        return [Newton(), Interior()], "Ω is separable: the dual is one scalar root"
     if problem.legendre:
         return [Newton(), Interior()], "the slope of Ω is infinite at 0: Newton steps in log y"
     return [Newton(), Interior()], "Ω is smooth up to the boundary of the simplex"

@@ -14,7 +14,6 @@ from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, proxed, value_of
 from ..regularizers.regularizer import Regularizer
 from .base import Solver, chosen, newton, solve
-from .dual import DualRoot
 from .newton import Newton
 
 
@@ -100,7 +99,7 @@ class _Mapping:
             middle = simplex.uniform(problem.z, problem.mask)
             low = plain.inverse(middle, problem.participants()).min_eigenvalue
             self.step = torch.nan_to_num(low, nan=1.0).clamp(1e-6, 1e6).unsqueeze(-1)
-        self._solver = DualRoot() if plain.separable else Newton()
+        self._solver = Newton()
         self._last: Tensor | None = None
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ class TestCommand:
         assert main([*argv, "--rows", "7"]) == 0
         out = capsys.readouterr().out
         assert "tsallis, γ = 1: 7 rows of 9 scores" in out
-        for solver in ("auto: dual", "newton", "fista"):
+        for solver in ("auto: newton", "newton", "fista"):
             (line,) = [ln for ln in out.splitlines() if ln.startswith(f"  {solver}  ")]
             assert "7 of 7" in line
         assert out.endswith("\nregmax-tsallis-convergence.png\n")
@@ -106,12 +106,12 @@ class TestCommand:
         assert "30 rows of 4 scores" in capsys.readouterr().out
 
     def test_a_solver_that_refuses_says_why(self, capsys):
-        assert main(["plot", "tv", *CONVERGENCE, "--solver", "dual,fista", "--rows", "3"]) == 0
+        assert main(["plot", "tv", *CONVERGENCE, "--solver", "newton,fista", "--rows", "3"]) == 0
         out = capsys.readouterr().out
         assert "refused" in out
-        assert "a penalty is not separable" in out
-        message = self.refused(capsys, "tv", *CONVERGENCE, "--solver", "dual", "--rows", "3")
-        assert "none can take tv (dual: a penalty is not separable)" in message
+        assert "a penalty has no Hessian" in out
+        message = self.refused(capsys, "tv", *CONVERGENCE, "--solver", "newton", "--rows", "3")
+        assert "none can take tv (newton: a penalty has no Hessian)" in message
 
     def test_code_that_raises_is_status_1(self, capsys, monkeypatch):
         plant(monkeypatch, Raises)
@@ -129,7 +129,7 @@ class TestCommand:
             (["--rows", "-1", *CONVERGENCE], "--rows must be at least 0"),
             (["--rows", "0", *CONVERGENCE], "--rows must be at least 1 without --scores"),
             (["--rows", "3"], "--rows goes with --kind convergence; got mapping"),
-            (["--solver", "dual"], "--solver goes with --kind convergence"),
+            (["--solver", "newton"], "--solver goes with --kind convergence"),
             (
                 ["--row", "0", *CONVERGENCE],
                 "--row goes with --kind mapping or path; got convergence",

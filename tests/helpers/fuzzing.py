@@ -32,7 +32,7 @@ TERMS = (
     *(Term("pnorm", p) for p in (1.5, 2.0, 1.1)),
 )
 PENALTIES = ("tv", "oscar", "clique_tv", "owl", "graph_tv", "grid_tv")
-SOLVERS = ("auto", "auto", "auto", "dual", "newton", "interior", "fista")
+SOLVERS = ("auto", "auto", "auto", "newton", "newton", "interior", "fista")
 
 
 @st.composite

@@ -118,7 +118,7 @@ class TestConvergence:
         figure = Figure()
         axes = figure.subplots(3)
         assert plots.convergence(traced("gini", rows=1), axes) is figure
-        assert texts(figure)[1:2] == ["solver dual"]
+        assert texts(figure)[1:2] == ["solver newton"]
 
     def test_where_one_solver_takes_over(self, tmp_path):
         solution = traced("gini")

@@ -75,7 +75,7 @@ def test_long_rows_of_float32(d: int) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-@pytest.mark.parametrize("solver", ["dual", "interior"])
+@pytest.mark.parametrize("solver", ["newton", "interior"])
 def test_solvers(solver: str, declared: bool) -> None:
     check_solver_choice("entropy", {}, solver, declared)
 

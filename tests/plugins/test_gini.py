@@ -27,7 +27,7 @@ def test_known_values() -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-@pytest.mark.parametrize("solver", ["dual", "fista", "interior"])
+@pytest.mark.parametrize("solver", ["newton", "fista", "interior"])
 def test_solvers(solver: str, declared: bool) -> None:
     check_solver_choice("gini", {}, solver, declared)
 

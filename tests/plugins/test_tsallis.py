@@ -46,11 +46,11 @@ def test_its_special_cases() -> None:
 @pytest.mark.parametrize(
     ("alpha", "solver", "declared"),
     [
-        (1.3, "dual", True),
-        (1.5, "dual", True),
+        (1.3, "newton", True),
+        (1.5, "newton", True),
         (1.5, "interior", True),
         (0.5, "interior", True),
-        (1.3, "dual", False),
+        (1.3, "newton", False),
         (1.5, "interior", False),
     ],
 )

@@ -158,7 +158,7 @@ def layers():
     yield regmax.FenchelYoungLoss(omega, 0.1, dim=-1, weight=number([1.0, 0.3]), ignore_index=3)
     yield regmax.LinearFenchelYoungLoss(omega, soft_cap=30.0, chunk=64, reduction="sum")
     yield losses.FusedmaxLoss(0.3, reduction="sum", label_smoothing=0.1, tol=1e-7)
-    yield losses.EntmaxLoss(learnt(1.3), learnt(2.0), solver="dual")
+    yield losses.EntmaxLoss(learnt(1.3), learnt(2.0), solver="newton")
     yield from (
         getattr(losses, name)() for name in dir(losses) if not name.endswith("FenchelYoungLoss")
     )

@@ -79,7 +79,7 @@ def test_built_ins():
     assert mappings <= set(dir(regmax.functional))
     made = registry()
     assert {"clique_tv", "oscar", "owl", "tv"} <= set(made.names("penalty"))
-    assert {"dual", "fista", "interior"} <= set(made.names("solver"))
+    assert {"fista", "interior", "newton"} <= set(made.names("solver"))
     assert {"generic", "cvxpylayers", "cvxpy"} <= set(made.names("backend"))
     assert made.faults == []
 
@@ -547,7 +547,7 @@ def test_unknown_names_list_what_is_accepted():
         _ = regmax.functional.nosuchmax
     with pytest.raises(ImportError, match="nosuchmax"):
         exec("from regmax.functional import nosuchmax")
-    with pytest.raises(PluginError, match=r"'nosuch'.*dual.*fista.*interior"):
+    with pytest.raises(PluginError, match=r"'nosuch'.*fista.*interior.*newton"):
         regmax.RegularizedMax(regmax.regularizer("gini"), solver="nosuch")
     assert not hasattr(regmax.functional, "__wrapped__")
 

@@ -60,7 +60,6 @@ TRUTH = {
     "oscar": (Fused("oscar", 0.05), lambda x: f.oscarmax(x, lam=0.05)),
 }
 SUITS = {
-    "dual": {"gini", "tsallis15", "tsallis07", "entropy"},
     "fista": {"gini", "tsallis15", "pnorm", "tv", "oscar"},
     "interior": {"gini", "tsallis15", "tsallis07", "entropy", "pnorm"},
     "newton": {"gini", "tsallis15", "tsallis07", "entropy", "pnorm"},
@@ -95,12 +94,12 @@ def test_right_where_suitable(solver, name):
 )
 def test_refused_with_a_reason(solver, name):
     omega, _ = TRUTH[name]
-    reason = "penalty|separable|infinite"
+    reason = "penalty|infinite"
     with pytest.raises(ValueError, match=rf"solver='{solver}' .*({reason}).*auto"):
         RegularizedMax(omega, solver=solver)(scores(1, 4))
 
 
-@pytest.mark.parametrize("solver", ["dual", "newton", "fista", "interior"])
+@pytest.mark.parametrize("solver", ["newton", "fista", "interior"])
 def test_failure_is_told(solver):
     # the optimum of a flat Ω: one iteration cannot reach it
     omega = Power(3.0)
@@ -150,8 +149,8 @@ def test_failures_of_a_kind_are_one_warning_at_each_line_of_the_user():
 def test_auto_explains_its_choice():
     x = scores(2, 5)
     expected = {
-        "gini": ("dual", "separable"),
-        "entropy": ("dual", "separable"),
+        "gini": ("newton", "separable"),
+        "entropy": ("newton", "separable"),
         "pnorm": ("newton", "smooth"),
         "tv": ("prox|fista", "penalty|permutation"),
     }

@@ -92,10 +92,10 @@ class Chain(Regularizer):
 
 
 CASES = {
-    "power": (lambda: Power(1.5), ("newton", "dual", "fista", "interior")),
-    "learned power": (lambda: Power(torch.tensor(1.5, requires_grad=True)), ("newton", "dual")),
-    "steep power": (lambda: Power(1.2), ("dual", "interior")),
-    "entropy": (Entropy, ("newton", "dual", "interior")),
+    "power": (lambda: Power(1.5), ("newton", "fista", "interior")),
+    "learned power": (lambda: Power(torch.tensor(1.5, requires_grad=True)), ("newton",)),
+    "steep power": (lambda: Power(1.2), ("newton", "interior")),
+    "entropy": (Entropy, ("newton", "interior")),
     "coupled": (Coupled, ("newton", "fista", "interior")),
     "chain": (Chain, ("newton", "interior")),
     "penalty": (lambda: Power(2.0) + 0.1 * regmax.penalty("tv"), ("fista",)),

@@ -12,7 +12,6 @@ from regmax.testing.backends.generic import definition
 
 F64 = torch.float64
 SUITS = {
-    "dual": ("gini", "entropy", "tsallis"),
     "newton": ("gini", "entropy", "tsallis", "pnorm"),
     "fista": ("gini", "tsallis", "pnorm", "tv", "oscar"),
     "interior": ("gini", "entropy", "tsallis", "pnorm"),

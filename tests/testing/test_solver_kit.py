@@ -19,7 +19,7 @@ from regmax.testing.known import known_problems
 pytestmark = pytest.mark.slow
 
 pytest_plugins = ["pytester"]
-Dual = registry().get("solver", "dual")
+Newton = registry().get("solver", "newton")
 Interior = registry().get("solver", "interior")
 
 
@@ -38,7 +38,7 @@ def test_every_problem_suits_a_built_in_solver():
 # -- faults ----------------------------------------------------------------------------------------
 
 
-def faulty(change, base=Dual, **attributes):
+def faulty(change, base=Newton, **attributes):
     """``base`` with what it answers changed: ``change(solver, problem, tol, max_iter, y, k)``."""
 
     def run(self, problem, tol, max_iter):
@@ -49,8 +49,8 @@ def faulty(change, base=Dual, **attributes):
 
 
 def saying(reason):
-    """Dual with another ``unsuitable``."""
-    return type("Lying", (Dual,), {"unsuitable": reason, "name": "lying"})
+    """Newton with another ``unsuitable``."""
+    return type("Lying", (Newton,), {"unsuitable": reason, "name": "lying"})
 
 
 def uniform(self, problem, tol, max_iter, y, k):
@@ -62,7 +62,7 @@ def nearly(self, problem, tol, max_iter, y, k):
     return (y + 1e-5 / y.shape[-1]) / (1 + 1e-5), k
 
 
-class Mixing(Dual):
+class Mixing(Newton):
     """Scores pulled towards the mean of the batch."""
 
     name = "lying"
@@ -72,14 +72,14 @@ class Mixing(Dual):
         return super().run(Problem(problem.omega, z, problem.mask), tol, max_iter)
 
 
-class Maskless(Dual):
+class Maskless(Newton):
     name = "lying"
 
     def run(self, problem, tol, max_iter):
         return super().run(Problem(problem.omega, problem.z, None), tol, max_iter)
 
 
-class Endless(Dual):
+class Endless(Newton):
     """Goes on until the tolerance is reached."""
 
     name = "lying"
@@ -91,7 +91,7 @@ class Endless(Dual):
                 return y, k
 
 
-class Greedy(Dual):
+class Greedy(Newton):
     """Does what it wants with its budget."""
 
     name = "lying"
@@ -100,7 +100,7 @@ class Greedy(Dual):
         return super().run(problem, tol, 50)
 
 
-class Pairs(Dual):
+class Pairs(Newton):
     """Needs two entries."""
 
     name = "lying"
@@ -274,11 +274,11 @@ def test_the_smallest_input_is_not_needed(few, monkeypatch):
 
 def test_arguments():
     with pytest.raises(TypeError, match="call it first"):
-        check_solver(Dual)
+        check_solver(Newton)
     with pytest.raises(TypeError, match=r"instance of regmax\.solvers\.Solver"):
         solver_checks(regmax.regularizer("gini"))
     with pytest.raises(TypeError, match="must take a solver and a check"):
-        parametrize_solver_with_checks([Dual()])(lambda solver: None)
+        parametrize_solver_with_checks([Newton()])(lambda solver: None)
 
 
 def test_parametrize(pytester, few):
@@ -288,15 +288,15 @@ def test_parametrize(pytester, few):
         from regmax.regularizers.registry import registry
         from regmax.testing import parametrize_solver_with_checks
 
-        Dual = registry().get("solver", "dual")
+        Newton = registry().get("solver", "newton")
 
-        class Nameless(Dual):
+        class Nameless(Newton):
             name = ""
 
         def known(solver):
             return {} if solver.name else {"check_name": "it has none"}
 
-        @parametrize_solver_with_checks([Dual(), Dual(), Nameless()], known)
+        @parametrize_solver_with_checks([Newton(), Newton(), Nameless()], known)
         def test_solver(solver, check):
             check(solver)
         """

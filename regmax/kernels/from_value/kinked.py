@@ -1,6 +1,6 @@
 """A quadratic model of Ω with its kinks, maximised over Δ by the method of multipliers.
 
-The same as :func:`regmax.solvers.kinked.reference`.
+The same as :func:`regmax.solvers.kinks.model.reference`.
 """
 
 from __future__ import annotations

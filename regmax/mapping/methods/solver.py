@@ -25,7 +25,7 @@ from ...regularizers.registry import registry
 from ...regularizers.regularizer import Regularizer, checked_value
 from ...solvers import Solved, Solver, choose, either, merged, solve
 from ...solvers.compiled import Memory, compiled
-from ...solvers.multipliers import SHORT, Tied, multiplied
+from ...solvers.kinks import SHORT, Tied, multiplied
 from .kernel import with_kernel
 
 OnFailure = Literal["warn", "raise", "ignore"]

@@ -2,7 +2,7 @@
 y and the multipliers.
 
 Each step maximises over Δ a quadratic model of Ω(y) = G(y, a), a = max_{m ∈ M} ⟨m, u(y)⟩, in which
-the kinks stay (:mod:`.kinked`): sequential quadratic programming (Nocedal & Wright 2006, section
+the kinks stay (:mod:`.model`): sequential quadratic programming (Nocedal & Wright 2006, section
 18.1). With H = ∇²_y L(y, m), C = ∂u/∂y and W = ∂G/∂a, and the multipliers m of the step before,
 
     y ← y + argmin_s ½ sᵀHs − ⟨z − ∇_y L(y, m) + CᵀWm, s⟩ + Σ W max_{m ∈ M} ⟨m, u + Cs⟩.
@@ -16,18 +16,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import rowwise, simplex
-from ..optimality.certificates import certify
-from ..optimality.jacobian import movable
-from ..optimality.problem import Problem
-from ..regularizers.autodiff import Local
-from ..regularizers.curvature import Dense
-from ..regularizers.kinks import Augmented, Range
-from ..regularizers.penalty import Penalized
-from .base import Solved, merged, moved
-from .compiled import Memory, certified
-from .kinked import Model, Sets, gram, maximised, newton_step
-from .maxima import Known, Look, known_maxima, look_at
+from ...kernels import rowwise, simplex
+from ...optimality.certificates import certify
+from ...optimality.jacobian import movable
+from ...optimality.problem import Problem
+from ...regularizers.autodiff import Local
+from ...regularizers.curvature import Dense
+from ...regularizers.kinks import Augmented, Multipliers
+from ...regularizers.penalty import Penalized
+from ..base import Solved, merged, moved
+from ..compiled import Memory, certified
+from .model import Model, Sets, gram, maximised, newton_step
+from .points import Known, Look, known_maxima, look_at
 
 STEPS = 40
 """Newton steps, with those that are shortened."""
@@ -78,7 +78,7 @@ def _solved(problem: Problem, known: Known, tol: float) -> Tied:
     each = zip(known.sets, known.centres, known.moves, strict=True)
     parts = [(own, m.shape[len(shape) - 1 :]) for own, m, of_y in each if of_y]
     if not known.steep:
-        parts.append((Range(0.0, torch.inf), torch.Size([d])))
+        parts.append((Multipliers(0.0, torch.inf), torch.Size([d])))
     sets = Sets(parts)
     y = x = problem.initial().reshape(-1, d)
     m = known.joined(known.centres, len(z)).to(z.dtype)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
-from ..kernels.products import evaluated
-from ..optimality.jacobian import movable
-from ..optimality.problem import Problem
-from ..regularizers.kinks import Capped, Kinks, Range, TooMany
-from ..regularizers.regularizer import Regularizer
-from .compiled import Memory
-from .evaluation import Unfit
+from ...kernels import simplex
+from ...kernels.products import evaluated
+from ...optimality.jacobian import movable
+from ...optimality.problem import Problem
+from ...regularizers.kinks import Kinks, Multipliers, TooMany
+from ...regularizers.regularizer import Regularizer
+from ..compiled import Memory
+from ..evaluation import Unfit
 
 CLOSE = 1e-6
 """y is next to a kink up to this distance, if the maximum has at least this weight."""
@@ -28,7 +28,7 @@ class Known(NamedTuple):
     Then whether the slope of Ω is infinite at 0, and whether its value computes in float64."""
 
     centres: list[Tensor]
-    sets: list[Range | Capped]
+    sets: list[Multipliers]
     moves: list[bool]
     steep: bool
     fine: bool

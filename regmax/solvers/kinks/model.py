@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import asked, rowwise
-from ..regularizers.kinks import Capped, Range
+from ...kernels import asked, rowwise
+from ...regularizers.kinks import Multipliers
 
 INNER = 200
 """Newton steps."""
@@ -47,8 +47,8 @@ class Sets:
     """M of all maxima of a row, one after another: ``parts`` are M, their places and the shapes of
     their u without those of the batch."""
 
-    def __init__(self, parts: list[tuple[Range | Capped, torch.Size]]) -> None:
-        self.parts: list[tuple[Range | Capped, slice, tuple[int, ...]]] = []
+    def __init__(self, parts: list[tuple[Multipliers, torch.Size]]) -> None:
+        self.parts: list[tuple[Multipliers, slice, tuple[int, ...]]] = []
         self.total = 0
         for allowed, shape in parts:
             begin, self.total = self.total, self.total + shape.numel()
@@ -62,7 +62,7 @@ class Sets:
         for allowed, part, shape in self.parts:
             size = part.stop - part.start
             ends, k = torch.full((size,), part.stop, device="cpu"), torch.zeros(size, device="cpu")
-            if isinstance(allowed, Capped):
+            if allowed.k is not None:
                 k = allowed.k.cpu().expand(shape[1:]).flatten()
                 ends = part.start + (torch.arange(size, device="cpu") // shape[-1] + 1) * shape[-1]
             ranges = (torch.full((size,), t, device="cpu") for t in (allowed.low, allowed.high))
@@ -129,7 +129,7 @@ def maximised(
 def _rows() -> Any:
     """The compiled code; None where numba is missing."""
     try:
-        from ..kernels.cpu.rows import CompiledRows
+        from ...kernels.cpu.rows import CompiledRows
     except (ModuleNotFoundError, RuntimeError):
         return None
     return CompiledRows("regmax.kernels.from_value.kinked", names=("forward",))
