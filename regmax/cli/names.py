@@ -79,7 +79,7 @@ def named(text: str) -> tuple[str, Regularizer]:
     except Exception as error:  # a plugin's code may raise anything
         reason = told(error)
         if of_file and isinstance(error, PluginError):
-            held = [key for key, item in own.items() if isinstance(item, _Made | Operand)]
+            held = [key for key, item in own.items() if _is_offered(item)]
             reason = f"{reason.rstrip('.')}; {file}.py has {', '.join(held) or 'none'}"
         raise UsageError(f"{clipped(text, 80)}: {reason}") from error
     if isinstance(made, Penalty):
@@ -127,6 +127,12 @@ class _Made:
     def __call__(self, **hyper: Any) -> Any:
         kind = "penalty" if issubclass(self.cls, Penalty) else "regularizer"
         return instance(self.cls, kind, self.name, hyper)
+
+
+def _is_offered(item: Any) -> bool:
+    """Whether a name of a file can be a NAME: not a class that it imports from regmax."""
+    imported = isinstance(item, _Made) and item.cls.__module__.startswith("regmax.")
+    return isinstance(item, _Made | Operand) and not imported
 
 
 def _read(text: str, own: dict[str, Any]) -> Any:

@@ -13,6 +13,7 @@ MINE = """
 import torch
 import regmax
 from beside import HALF
+from regmax import Regularizer
 
 W = torch.arange(1.0, 6.0)
 
