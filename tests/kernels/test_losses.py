@@ -89,7 +89,7 @@ def test_values_and_gradients(way, kind, theta, dtype, target):
         x, k, mask = scores(d, size)
         x, near = x.to(dtype), (2e-11 if dtype == F64 else 4e-6) * (1 + d / 100)
         settings = [(0.0, None, True), (0.2, mask, True), (0.1, None, False), (0.0, mask, False)]
-        for eps, on, per_row in settings:
+        for eps, on, per_row in settings if way == "cpu" else settings[:2]:
             t, mass = k, torch.ones(16, dtype=F64)
             if target == "distributions":
                 if eps:
@@ -218,7 +218,7 @@ def test_what_is_wrong_where_nobody_looks(way):
     soft[0, 1], soft[1, 2], soft[3] = -1, NAN, 0
     for t in (torch.tensor([21, -2, 0, -1, 3]).to(DEVICE), soft):
         with by(way):
-            value, g, *_ = derivatives(loss("gini", t), [x, torch.tensor(1.0)], torch.ones(5))
+            value, g = derivatives(lambda x, t=t: loss("gini", t)(x, 1.0), [x], torch.ones(5))
         assert value.isnan().tolist() == [True, True, False, False, False]
         assert not bool(g[[0, 1, 3]].any())
     alpha = torch.tensor([[1.0], [1.5], [4.0], [2.0], [NAN]], dtype=F64).to(DEVICE)
