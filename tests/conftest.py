@@ -11,7 +11,9 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported, by whatever test
 
-pytest.register_assert_rewrite("references", "mapping_checks", "precision_checks", "row_checks")
+pytest.register_assert_rewrite(
+    "references", "mapping_checks", "precision_checks", "row_checks", "modes", "ways"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

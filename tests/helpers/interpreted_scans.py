@@ -6,17 +6,18 @@ operator is not associative too. Here every combination is of two halves of a se
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import numpy as np
-import pytest
 
 
-def use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one test."""
+def used() -> AbstractContextManager[Any]:
+    """Within this context."""
     from triton.runtime.interpreter import ScanOps
 
-    monkeypatch.setattr(ScanOps, "generic_scan", doubled)
+    return mock.patch.object(ScanOps, "generic_scan", doubled)
 
 
 def doubled(scan: Any, given: list[Any]) -> list[Any]:

@@ -146,7 +146,3 @@ def gradient(loss, x, *target):
 
 def number(*value):
     return torch.tensor(value, dtype=F64).reshape(-1, 1).squeeze().requires_grad_()
-
-
-def column(*value):
-    return torch.tensor(value, dtype=F64).reshape(-1, 1).requires_grad_()

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import (
@@ -332,6 +332,78 @@ def wrong_targets(size):
             distributed(strange, mesh_of(size), [Shard(1)]), index % classes
         )
     ).isnan()
+
+
+class Cubed(regmax.Regularizer):
+    """½‖y‖² and a weighted cube, by its value; or its tensor out of sight."""
+
+    def __init__(self, w, hidden=False):
+        self.held = {"w": w} if hidden else None
+        if not hidden:
+            self.w = w
+
+    def value(self, y):
+        w = self.w if self.held is None else self.held["w"]
+        return (y.square() / 2 + w.exp() * y.pow(3)).sum(-1)
+
+
+@case
+def numbers_that_are_sharded(size):
+    """With the rows, replicated or plain; scores that are partial sums; a device without rows."""
+    torch.manual_seed(0)
+    mesh = mesh_of(size)
+    x, v, rows = torch.randn(5, 7, dtype=F64), torch.randn(5, 7, dtype=F64), torch.rand(5, 1) + 0.5
+    for f, theta in (
+        (lambda x, g, a: functional.entmax(x, alpha=a, gamma=g), torch.tensor(1.4)),
+        (lambda x, g, a: functional.fusedmax(x, lam=a / 9, gamma=g), rows / 9),
+        (lambda x, g, w: regmax.RegularizedMax(Cubed(w), g)(x), torch.randn(7)),
+    ):
+        given = leaves(x, rows.double(), theta.double())
+        expected = [f(*given).detach(), *torch.autograd.grad((f(*given) * v).sum(), given)]
+        for placement, how in itertools.product((Replicate(), Shard(0), Partial()), range(3)):
+            of_rows = Shard(0) if placement == Shard(0) else Replicate()
+            kinds = (None, Replicate(), of_rows)
+            own = [distributed(x, mesh, [placement])]
+            for t in given[1:]:
+                at = kinds[how] if t.shape[:1] == (5,) or how < 2 else Replicate()
+                own.append(
+                    t.detach().clone() if at is None else distributed(t.detach(), mesh, [at])
+                )
+            if theta.shape == (7,) and (placement != Shard(0) or how):
+                continue
+            own = [t.detach().requires_grad_() for t in own]
+            got = f(*own)
+            same(got, expected[0], 1e-12)
+            (got * distributed(v, mesh, [of_rows])).sum().full_tensor().backward()
+            for t, e in zip(own, expected[1:], strict=True):
+                same(t.grad, e, 1e-11, (placement, how))
+    few = distributed(x[:1], mesh, [Shard(0)])
+    same(functional.sparsemax(few), functional.sparsemax(x[:1]), 1e-12)
+    with torch.no_grad():  # beside plain scores
+        got = functional.entmax(x, alpha=distributed(rows + 0.6, mesh, [Shard(0)]))
+    same(got, functional.entmax(x, alpha=rows + 0.6), 1e-12)
+
+
+@case
+def what_is_refused(size):
+    mesh = mesh_of(size)
+    x, w = torch.randn(4, 7, dtype=F64), torch.randn(7, dtype=F64)
+    alpha = distributed(torch.tensor([1.4], dtype=F64), mesh, [Shard(0)]).requires_grad_()
+    with pytest.raises(TypeError, match=f"alpha is a DTensor that requires grad, on {size} dev"):
+        functional.entmax(x, alpha=alpha)
+    with pytest.raises(TypeError, match=f"w is a DTensor that requires grad, on {size} devices"):
+        regmax.RegularizedMax(Cubed(distributed(w, mesh, [Replicate()]).requires_grad_()))(x)
+    own = distributed(x, mesh, [Shard(0)])
+    with pytest.raises(ValueError, match=r"gamma must broadcast to x.*\(2, 1\), x \(4, 7\)"):
+        functional.sparsemax(own, gamma=torch.ones(2, 1))
+    held = regmax.RegularizedMax(Cubed(w, hidden=True))
+    same(held(own), held(x), 1e-12)
+    held = regmax.RegularizedMax(Cubed(w.requires_grad_(), hidden=True))
+    for scores in (own, distributed(x, mesh, [Replicate()])):
+        with pytest.raises(regmax.RegularizerError, match="is not one of its attributes"):
+            held(scores)
+    if torch.distributed.get_rank() == 0:  # printing does not wait for the others
+        assert "alpha=<DTensor" in repr(regmax.regularizer("tsallis", alpha=alpha))
 
 
 @case

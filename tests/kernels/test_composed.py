@@ -84,28 +84,6 @@ def test_low_scores_are_cut_and_zeros_are_zero(name):
     assert (y[1] == 0).all()
 
 
-@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
-@pytest.mark.parametrize("name", PENALTIES)
-def test_hyperparameters_for_each_row_learn(name):
-    g = torch.Generator().manual_seed(3)
-    x = torch.randn(5, 9, generator=g, dtype=F64, requires_grad=True)
-    alpha = (1.2 + torch.rand(5, 1, generator=g, dtype=F64)).requires_grad_()
-    lam = (PENALTIES[name] * torch.rand(5, 1, generator=g, dtype=F64)).requires_grad_()
-    penalty = regmax.penalty(name)
-
-    def mapped(x, alpha, lam):
-        return regmax.RegularizedMax(regmax.regularizer("tsallis", alpha=alpha) + lam * penalty)(x)
-
-    assert torch.autograd.gradcheck(mapped, (x, alpha, lam))
-    assert torch.autograd.gradgradcheck(mapped, (x, alpha, lam), atol=1e-4)
-    t = torch.randn(5, 1, generator=g, dtype=F64)
-    _, along = torch.func.jvp(lambda a: mapped(x, a, lam), (alpha,), (t,))
-    change = mapped(x, alpha + 1e-6 * t, lam) - mapped(x, alpha - 1e-6 * t, lam)
-    torch.testing.assert_close(along, change / 2e-6, rtol=1e-5, atol=1e-6)
-    each = torch.func.vmap(mapped)(x, alpha, lam)
-    torch.testing.assert_close(each, mapped(x, alpha, lam))
-
-
 @pytest.mark.parametrize("penalty", ["tv", "oscar", "clique_tv"])
 def test_a_steep_base_multiplies_averages(penalty):
     """α > 2, equal entries next to 0: J is up to 1e16 there, and magnifies what cancels in P v."""

@@ -505,17 +505,6 @@ class Scaled(regmax.Regularizer):
         return self.c * self.factor[0] * (y * y).sum(-1) + y.pow(3).sum(-1)
 
 
-def test_a_changed_attribute_gets_a_kernel_of_its_own():
-    omega, x = Scaled(), torch.randn(3, 5, dtype=F64)
-    layer = regmax.RegularizedMax(omega)
-    first = layer(x)
-    omega.c = 4.0
-    second = layer(x)
-    with regmax.kernels.reference():
-        torch.testing.assert_close(second, layer(x))
-    assert not torch.allclose(first, second)
-
-
 class Changing(Scaled):
     pass
 
@@ -578,14 +567,6 @@ def test_a_change_that_a_function_hides_is_noticed_under_transforms(monkeypatch,
         expected = layer(x)
     for found in results:
         torch.testing.assert_close(found, expected)
-
-
-def test_a_number_that_becomes_a_tensor_to_learn_is_refused(monkeypatch):
-    layer, x = regmax.RegularizedMax(Distant()), torch.randn(3, 5, dtype=F64)
-    layer(x)
-    monkeypatch.setitem(STATE, "factor", torch.tensor(1.0, dtype=F64, requires_grad=True))
-    with pytest.raises(regmax.RegularizerError, match="not one of its attributes"):
-        layer(x)
 
 
 @pytest.mark.parametrize("kind", ["a list", "its data", "tolist"])
@@ -731,17 +712,6 @@ def test_inference_mode():
     assert not torch.equal(layer(x), y)
 
 
-def test_numbers_of_tensors_may_change():
-    omega, x = Own(5), torch.randn(3, 5, dtype=F64)
-    layer = regmax.RegularizedMax(omega)
-    layer(x)
-    with torch.no_grad():
-        omega.w.add_(1.0)
-    found = layer(x)
-    with regmax.kernels.reference():
-        torch.testing.assert_close(found, layer(x))
-
-
 class Trap(regmax.Regularizer):
     """A where whose other branch has no slope below c: autograd makes NaN of it."""
 
@@ -883,32 +853,6 @@ def test_damaged_files_of_the_cache_are_written_again(tmp_path, monkeypatch, suf
     for _ in range(2):
         Function(text)(1, one, one, one, 1, out := torch.zeros(1, dtype=F64))
         assert out == 2
-
-
-TRANSFORMS = {
-    "grad": lambda f, x, v: torch.func.grad(lambda t: (f(t) * v).sum())(x),
-    "vmap": lambda f, x, v: torch.func.vmap(f)(x),
-    "jacrev": lambda f, x, v: torch.func.jacrev(f)(x[0]),
-    "jacfwd": lambda f, x, v: torch.func.jacfwd(f)(x[0]),
-    "jvp": lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1],
-    "hessian": lambda f, x, v: torch.func.hessian(lambda t: (f(t) * v[0]).sum())(x[0]),
-    "vmap of grad": lambda f, x, v: torch.func.vmap(torch.func.grad(lambda t, u: (f(t) * u).sum()))(
-        x, v
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
-@pytest.mark.parametrize("make", [lambda: Own(5), lambda: Quadratic(5, "entropy")])
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_take_the_kernel(name, make, monkeypatch):
-    layer, x = regmax.RegularizedMax(make()), torch.randn(4, 5, dtype=F64)
-    v = torch.randn(4, 5, dtype=F64)
-    layer(x)
-    with regmax.kernels.reference():
-        expected = TRANSFORMS[name](layer, x, v)
-    monkeypatch.setattr("regmax.mapping.evaluate.newton_steps", None)  # Newton steps are not taken
-    torch.testing.assert_close(TRANSFORMS[name](layer, x, v), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_penalty_composes_with_a_base_that_treats_entries_alike():

@@ -249,30 +249,6 @@ def test_nothing_is_saved_but_y(mapping):
 
 
 @each_mapping
-@pytest.mark.parametrize("d", [65, 16])
-def test_layouts(mapping, d):
-    """Strides, expanded gradients and half types change nothing but the last rounding."""
-    wide, v = normal(5, 2 * d + 3), normal(5, d, seed=1)
-    x = wide[:, :d]
-    expected = both(mapping, x.contiguous(), v)
-    for other in (x, wide.t()[:d].t(), x.contiguous().t().contiguous().t()):
-        for a, b in zip(both(mapping, other, v), expected, strict=True):
-            assert torch.equal(a, b)
-    across = both(lambda t: mapping(t, dim=0), x.t(), v.t())
-    for a, b in zip(across, expected, strict=True):
-        assert torch.equal(a.t(), b)
-    ones = torch.ones(()).expand(5, d)
-    for a, b in zip(both(mapping, x, ones), both(mapping, x, ones.clone()), strict=True):
-        assert torch.equal(a, b)
-    for dtype in (torch.float16, torch.bfloat16):
-        half, w = x.to(dtype), v.to(dtype)
-        right = both(mapping, half.float(), w.float())
-        for a, b in zip(both(mapping, half, w), right, strict=True):
-            assert a.dtype == dtype
-            assert torch.equal(a, b.to(dtype))
-
-
-@each_mapping
 def test_large_results(mapping):
     """Fresh memory that is 0 is not written again."""
     x, v = normal(2, 1 << 22) * 4, normal(2, 1 << 22, seed=1)
@@ -282,21 +258,6 @@ def test_large_results(mapping):
     for k, row in enumerate(few):
         a, b = both(mapping, row, v[k : k + 1])
         assert torch.equal(a[0], y[k])
-        assert torch.equal(b[0], g[k])
-
-
-@each_mapping
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("d", [5, 17, 50, 600])
-def test_companions_do_not_matter(mapping, d, dtype):
-    """Short rows are computed together: not one bit tells with whom."""
-    x, v = normal(20, d, dtype=dtype) * 3, normal(20, d, seed=1, dtype=dtype)
-    x[7, 3], x[11], x[13, ::2] = torch.nan, -torch.inf, -torch.inf
-    y, g = both(mapping, x, v)
-    assert y[7].isnan().all()
-    for k in range(20):
-        a, b = both(mapping, x[k : k + 1], v[k : k + 1])
-        assert torch.equal(a[0].nan_to_num(5.0), y[k].nan_to_num(5.0))
         assert torch.equal(b[0], g[k])
 
 

@@ -3,7 +3,6 @@ cannot read."""
 
 import copy
 import itertools
-import os
 import tempfile
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 import regmax
 from regmax import functional
-from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention
+from regmax.nn import AdaptiveEntmax, attention
 
 F64 = torch.float64
 X, K = normal(4, 7), torch.tensor([0, 1, 2, 3])
@@ -28,17 +27,6 @@ class Value(regmax.Regularizer):
 
     def value(self, y):
         return (y.square() / 2 + self.w.exp() * y.pow(3)).sum(-1)
-
-
-class Held(Value):
-    """The same, with its tensor out of sight."""
-
-    def __init__(self, w):
-        self.held = {"w": w}
-
-    @property
-    def w(self):
-        return self.held["w"]
 
 
 def layer(omega="gini", **keywords):
@@ -235,11 +223,6 @@ def test_views_of_other_numbers():
 
 # -- DTensor -------------------------------------------------------------------------------------
 
-needs_gloo = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
-    reason="torch.distributed with gloo is not available",
-)
-
 
 @pytest.fixture
 def d():
@@ -247,25 +230,13 @@ def d():
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         pytest.skip("torch.distributed with gloo is not available")
     with tempfile.TemporaryDirectory() as folder:
-        start(0, 1, folder)
-        yield distributor(1)
+        method = f"file://{folder}/rendezvous"
+        torch.distributed.init_process_group("gloo", init_method=method, rank=0, world_size=1)
+        from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+
+        mesh = init_device_mesh("cpu", (1,))
+        yield lambda t, at=None: distribute_tensor(t, mesh, [at or Replicate()])
         torch.distributed.destroy_process_group()
-
-
-def start(rank, size, folder):
-    method = f"file://{folder}/rendezvous"
-    torch.distributed.init_process_group("gloo", init_method=method, rank=rank, world_size=size)
-
-
-def distributor(size):
-    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
-
-    mesh = init_device_mesh("cpu", (size,))
-
-    def distribute(t, placement=None):
-        return distribute_tensor(t, mesh, [placement or Replicate()])
-
-    return distribute
 
 
 def shard(dim):
@@ -323,40 +294,6 @@ def test_dtensors_beside_plain_scores(d):
             same(leaves[1].grad.full_tensor(), leaves[0].grad)
 
 
-def test_scores_in_a_dtensor(d):
-    """Replicated, or sharded along another dimension than theirs, with all that goes with them."""
-    for placement in (None, shard(0), shard(-2)):
-        for omega, gamma in (
-            ("gini", 0.7),
-            ("tsallis", X[:, :1].exp()),
-            (Value(), d(X[:, :1].exp())),
-        ):
-            for mask in (None, X > -1, d(X > -1, shard(0))):
-                f = layer(omega, gamma=gamma)
-                plain = layer(omega, gamma=gamma)
-                if not isinstance(gamma, float):
-                    plain = layer(omega, gamma=X[:, :1].exp())
-                leaf, x = X.clone().requires_grad_(), d(X, placement).requires_grad_()
-                got = f(x, mask)
-                expected = plain(leaf, None if mask is None else X > -1)
-                assert got.placements == x.placements
-                assert got.stride() == got.full_tensor().stride()
-                same(got.full_tensor(), expected)
-                got.pow(2).sum().backward()
-                expected.pow(2).sum().backward()
-                same(x.grad.full_tensor(), leaf.grad)
-    y = functional.sparsemax(d(X, shard(1)), dim=0)
-    same(y.full_tensor(), functional.sparsemax(X, dim=0))
-    q = torch.randn(2, 3, 5, 8)
-    heads = d(q, shard(1))
-    for keywords in ({}, {"is_causal": True}, {"attn_mask": torch.rand(5, 5) < 0.7}):
-        got = attention(heads, heads, heads, AdaptiveEntmax(3), **keywords)
-        same(got.full_tensor(), attention(q, q, q, AdaptiveEntmax(3), **keywords), 1e-6)
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: functional.entmax15(x, gamma=0.7), backend="aot_eager")
-    same(compiled(d(X, shard(0))).full_tensor(), functional.entmax15(X, gamma=0.7))
-
-
 def test_scores_in_a_dtensor_that_are_refused(d):
     x = d(X, shard(0))
     for call in (layer().solve, layer().jacobian):
@@ -405,57 +342,6 @@ class WithDense(regmax.Regularizer):
         return regmax.regularizer("gini").sharded_form(x, gamma, mask)
 
 
-def sharded_model(seed=0):
-    torch.manual_seed(seed)
-    w = nn.Parameter(torch.zeros(12))
-    tsallis = regmax.regularizer("tsallis", alpha=nn.Parameter(torch.tensor([1.4])))
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(12, 12)
-            self.attention = MultiheadAttention(12, 3, batch_first=True, omega=AdaptiveEntmax(3))
-            self.head = regmax.RegularizedMax(tsallis, gamma=nn.Parameter(torch.tensor([1.0])))
-            self.generic = regmax.RegularizedMax(Value(w))
-
-        def forward(self, x):
-            h = self.linear(x)
-            h = self.attention(h, h, h, need_weights=False)[0]
-            return self.head(h) + self.generic(h)
-
-    return Model()
-
-
-def check_sharded_training(rank, size):
-    """fully_shard against the whole model: the mean of the gradients over the devices."""
-    from torch.distributed.fsdp import fully_shard
-
-    whole, model = sharded_model(), fully_shard(sharded_model())
-    torch.manual_seed(1)
-    batches = torch.randn(size, 2, 5, 12)
-    y = model(batches[rank])
-    same(y.detach(), whole(batches[rank]).detach(), 1e-6)
-    y.square().sum().backward()
-    (sum(whole(x).square().sum() for x in batches) / size).backward()
-    for (name, got), expected in zip(model.named_parameters(), whole.parameters(), strict=True):
-        assert expected.grad.abs().sum() > 0, name
-        same(got.grad.full_tensor(), expected.grad, 1e-5)
-    return whole, model
-
-
-def test_a_sharded_model_outside_of_forward(d):
-    whole, model = check_sharded_training(0, 1)
-    printed = f"{model} {model!r} {model.head.omega!s} {model.attention.omega!r}"
-    assert "Tsallis(alpha=<DTensor of shape=(1,), torch.float32>)" in printed
-    assert "AdaptiveEntmax(3)" in printed
-    x = torch.randn(4, 12)
-    assert "kernel of Tsallis" in model.head.explain(x)
-    assert (model.head.omega.alpha - 1).square().sum().full_tensor() > 0
-    same(model.head(x), whole.head(x), 1e-6)
-    same(model.generic(x), whole.generic(x), 1e-6)
-    same(functional.entmax(x, alpha=model.head.omega.alpha), whole.head(x), 1e-6)
-
-
 def test_printing_what_has_no_numbers_to_print():
     for make, shown in (
         (nested, "<nested tensor, torch.float64>"),
@@ -469,83 +355,3 @@ def test_printing_what_has_no_numbers_to_print():
 
 
 # -- on two devices ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@needs_gloo
-def test_two_devices():
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(two_devices, (folder,), nprocs=2)
-
-
-def two_devices(rank, folder):
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    start(rank, 2, folder)
-    try:
-        check_scores(distributor(2))
-        check_refused(distributor(2), rank)
-        check_sharded_training(rank, 2)
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def check_scores(d):
-    """Values and gradients of scores and of all that goes with them; 5 rows on two devices."""
-    x, v = normal(5, 7), normal(5, 7, seed=3)
-    per_row, w = normal(5, 1, seed=4).exp(), normal(7, seed=5)
-    mask = x > -1
-    one = torch.tensor(1.4, dtype=F64)
-    cases = [
-        (lambda x, g, a: functional.entmax(x, alpha=a, gamma=g), (per_row, one)),
-        (lambda x, g, a: functional.fusedmax(x, lam=a, gamma=g), (one / 9, per_row / 9)),
-        (lambda x, g, w: layer(Value(w), gamma=g)(x), (per_row, w)),
-    ]
-    partial = torch.distributed.tensor.Partial()
-    for f, given in cases:
-        leaves = [t.clone().requires_grad_() for t in (x, *given)]
-        y = f(*leaves)
-        expected = torch.autograd.grad((y * v).sum(), leaves)
-        for placement in (shard(0),) if given[1] is w else (None, shard(0), partial):
-            of_rows = shard(0) if placement is partial else placement
-            for how in ("plain", "replicated", "sharded"):
-                own = [d(x, placement)]
-                for t in given:
-                    if how == "plain":
-                        own.append(t.clone())
-                    else:
-                        own.append(d(t, shard(0) if how == "sharded" and t.ndim else None))
-                own = [t.requires_grad_() for t in own]
-                got = f(*own)
-                same(got.full_tensor(), y.detach())
-                (got * d(v, of_rows)).sum().full_tensor().backward()
-                for t, e in zip(own, expected, strict=True):
-                    g = t.grad.full_tensor() if hasattr(t.grad, "full_tensor") else t.grad
-                    same(g, e)
-    got = functional.sparsemax(d(x, shard(0)), mask=d(mask))
-    same(got.full_tensor(), functional.sparsemax(x, mask=mask))
-    got = functional.sparsemax(d(x, shard(0)), mask=mask)
-    same(got.full_tensor(), functional.sparsemax(x, mask=mask))
-    few = d(x[:1], shard(0))  # one device has none
-    same(functional.sparsemax(few).full_tensor(), functional.sparsemax(x[:1]))
-    with torch.no_grad():  # beside plain scores
-        got = functional.entmax(x, gamma=d(per_row, shard(0)), alpha=d(one))
-        same(got, functional.entmax(x, gamma=per_row, alpha=one))
-
-
-def check_refused(d, rank):
-    alpha = d(torch.tensor([1.4], dtype=F64), shard(0)).requires_grad_()
-    with pytest.raises(TypeError, match="alpha is a DTensor that requires grad, on 2 devices"):
-        functional.entmax(X, alpha=alpha)
-    with pytest.raises(TypeError, match="w is a DTensor that requires grad, on 2 devices"):
-        layer(Value(d(normal(7)).requires_grad_()))(X)
-    with pytest.raises(ValueError, match=r"gamma must broadcast to x.*\(2, 1\), x \(4, 7\)"):
-        functional.sparsemax(d(X, shard(0)), gamma=torch.ones(2, 1))
-    held = layer(Held(normal(7)))
-    same(held(d(X, shard(0))).full_tensor(), held(X))
-    held = layer(Held(normal(7).requires_grad_()))
-    for placement in (None, shard(0)):
-        with pytest.raises(regmax.RegularizerError, match="is not one of its attributes"):
-            held(d(X, placement))
-    if rank == 0:  # printing does not wait for the others
-        assert "alpha=<DTensor" in repr(regmax.regularizer("tsallis", alpha=alpha))

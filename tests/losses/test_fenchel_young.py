@@ -9,17 +9,13 @@ from loss_cases import (
     FORMULAS,
     OMEGAS,
     SOLVED,
-    Priced,
     by_definition,
     close,
-    column,
     distributions,
     indices,
-    number,
     value_and_gradient,
 )
 from mapping_checks import normal
-from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.functional import one_hot
 
 import regmax
@@ -78,21 +74,6 @@ def test_distributions_need_not_sum_to_one():
     each = SparsemaxLoss(reduction="none")
     total = t.sum(-1, keepdim=True)
     close(each(x, t), total.squeeze(-1) * each(x, torch.where(total > 0, t / total, 1 / 5)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_computes_wider(dtype):
-    x, k = (2 * normal(7, 40)).to(dtype), indices(7, 40)
-    for loss in (SoftmaxLoss(reduction="none"), EntmaxLoss(1.3, label_smoothing=0.1)):
-        found, g = value_and_gradient(loss, x, k)
-        expected, h = value_and_gradient(loss, x.float(), k)
-        assert found.dtype == g.dtype == dtype
-        assert torch.equal(found, expected.to(dtype))
-        torch.testing.assert_close(g, h.to(dtype), rtol=0.02, atol=1e-6)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            inside, g = value_and_gradient(loss, x.float(), k)
-        assert torch.equal(inside, expected)
-        assert torch.equal(g, h)
 
 
 # -- autocast ----------------------------------------------------------------------------------
@@ -278,53 +259,6 @@ def test_a_masked_row_is_the_shorter_row():
 
 
 # -- derivatives -------------------------------------------------------------------------------
-
-
-LEARNT = {  # Ω of tensors that learn, the tensors
-    "entropy": (lambda: regmax.regularizer("entropy"), ()),
-    "pnorm": (lambda p: regmax.regularizer("pnorm", p=p), (number(1.5),)),
-    "pnorm of rows": (lambda p: regmax.regularizer("pnorm", p=p), (column(1.5, 1.3, 1.8),)),
-    "tsallis": (lambda a: regmax.regularizer("tsallis", alpha=a), (number(1.4),)),
-    "tsallis of rows": (lambda a: regmax.regularizer("tsallis", alpha=a), (column(1.4, 2.0, 1.0),)),
-    "tv": (lambda lam: regmax.regularizer("tv", lam=lam), (number(0.1),)),
-    "oscar of rows": (lambda lam: regmax.regularizer("oscar", lam=lam), (column(0.05, 0.02, 0.1),)),
-    "priced": (Priced, (number(1, 2, 3, 4, 2),)),
-    "fused entmax": (
-        lambda a, lam: regmax.regularizer("tsallis", alpha=a) + lam * regmax.penalty("tv"),
-        (number(1.5), number(0.1)),
-    ),
-    "scaled": (lambda c, a: c * regmax.regularizer("tsallis", alpha=a), (number(0.7), number(1.3))),
-}
-
-
-@pytest.mark.parametrize("name", LEARNT)
-def test_finite_differences(name):
-    """First and second derivatives in x, γ and what is inside Ω; a distribution has zeros."""
-    omega, theta = LEARNT[name]
-    mask = torch.tensor([[1, 0, 1, 1, 1], [0, 1, 1, 1, 1], [1, 1, 1, 0, 1]], dtype=torch.bool)
-    soft = torch.where(mask, normal(3, 5, seed=4).softmax(-1), 0)
-    weight = torch.tensor([0.5, 1, 2, 0.7, 1.1], dtype=F64)
-    x = (1.5 * normal(3, 5, seed=1)).requires_grad_()
-    for t, smoothing, on, gamma in (
-        (torch.tensor([2, 1, 4]), 0.0, None, number(0.8)),
-        (soft, 0.0, mask, column(0.8, 1.2, 0.5)),
-        (torch.tensor([2, 1, 4]), 0.2, mask, column(0.8, 1.2, 0.5)),
-        (soft, 0.2, None, number(0.8)),
-    ):
-
-        def f(x, gamma, *theta, t=t, smoothing=smoothing, on=on):
-            settings = {"reduction": "none", "label_smoothing": smoothing, "weight": weight}
-            return FenchelYoungLoss(omega(*theta), gamma, **settings)(x, t, on)
-
-        assert gradcheck(f, (x, gamma, *theta), fast_mode=True)
-        assert gradgradcheck(f, (x, gamma, *theta), fast_mode=True)
-
-
-def test_a_distribution_learns_too():
-    x, z = normal(3, 4, seed=1).requires_grad_(), normal(3, 4, seed=2).requires_grad_()
-    for name in ("entropy", "tsallis 1.5", "tv"):
-        loss = FenchelYoungLoss(OMEGAS[name][0](4), 0.8)
-        assert gradcheck(lambda x, z, loss=loss: loss(x, z.softmax(-1)), (x, z))
 
 
 class Rooted(regmax.Regularizer):

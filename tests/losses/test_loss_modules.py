@@ -26,33 +26,6 @@ def name(request):
 # -- autograd ----------------------------------------------------------------------------------
 
 
-def test_backward_again_gives_the_same_bits(name):
-    loss, k = loss_of(name), indices(4, 5)
-    leaf = normal(4, 5).requires_grad_()
-    value = loss(leaf, k)
-    (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
-    kept = first.clone()
-    first.add_(7)  # it is the caller's
-    for retain in (True, False):
-        assert torch.equal(torch.autograd.grad(value, leaf, retain_graph=retain)[0], kept)
-    (graphed,) = torch.autograd.grad(loss(leaf, k), leaf, create_graph=True)
-    close(graphed, kept, 1e-9)
-    moved = leaf * 1
-    moved.register_hook(lambda g: g.mul_(3))
-    value = loss(moved, k)
-    for retain in (True, False):
-        (g,) = torch.autograd.grad(value, leaf, retain_graph=retain)
-        assert torch.equal(g, 3 * kept)
-
-
-def test_gradients_add_up(name):
-    loss, leaf = loss_of(name), normal(4, 5).requires_grad_()
-    first, second = indices(4, 5), indices(4, 5, seed=3)
-    (loss(leaf, first) + 2 * loss(leaf, second)).backward()
-    loss(leaf, first).backward()
-    close(leaf.grad, 2 * gradient(loss, leaf, first) + 2 * gradient(loss, leaf, second))
-
-
 @pytest.mark.parametrize("name", FORMULAS)
 def test_logits_that_changed_are_noticed(name):
     logits = normal(4, 5).requires_grad_() * 1
@@ -97,14 +70,6 @@ def test_a_loss_of_fixed_logits_teaches_alpha():
     loss(x.requires_grad_(), k).backward()
     assert alpha.grad != 0
     assert torch.equal(alpha.grad, kept)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpoints(name, reentrant):
-    loss, k = loss_of(name), indices(4, 5)
-    leaf = normal(4, 5).requires_grad_()
-    checkpoint(lambda x: loss(2 * x, k), leaf, use_reentrant=reentrant).backward()
-    assert torch.equal(leaf.grad, gradient(lambda x: loss(2 * x, k), leaf))
 
 
 @pytest.mark.parametrize("module", [regmax.RegularizedMax, FenchelYoungLoss])

@@ -190,81 +190,6 @@ def test_bound_against_closed_form(name):
 # -- gradients ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradient_of_scores_and_gamma(name):
-    omega, *_ = case(name, 3)
-    x = scores(1, 3, 0.4, seed=3).requires_grad_()
-    gamma = torch.tensor([[0.9]], dtype=F64, requires_grad=True)
-
-    def f(x, gamma):
-        return RegularizedMax(omega, gamma=gamma)(x)
-
-    assert gradcheck(f, (x, gamma), atol=1e-6)
-    assert gradgradcheck(f, (x, gamma), atol=1e-5)
-
-
-def test_gradient_of_an_attribute_tensor():
-    x = scores(1, 3, 0.4).requires_grad_()
-    w = torch.tensor([0.7, 1.0, 1.5], dtype=F64, requires_grad=True)
-
-    def f(x, w):
-        return RegularizedMax(Weighted(w))(x)
-
-    assert gradcheck(f, (x, w))
-    assert gradgradcheck(f, (x, w))
-
-
-@pytest.mark.parametrize("make", [QuadraticCubic, EntropyQuadratic])
-def test_gradient_of_a_matrix_inside(make):
-    x = scores(1, 3, 0.4).requires_grad_()
-    b = torch.tensor(spd(3), requires_grad=True)
-
-    def f(x, b):
-        return RegularizedMax(make((b + b.T) / 2))(x)
-
-    assert gradcheck(f, (x, b), atol=1e-6)
-    assert gradgradcheck(f, (x, b), atol=1e-5)
-
-
-def test_gradient_of_an_exponent():
-    x = scores(1, 3, 0.4).requires_grad_()
-    a = torch.tensor(1.6, dtype=F64, requires_grad=True)
-    assert gradcheck(lambda x, a: RegularizedMax(Power(a))(x), (x, a), atol=1e-6)
-    assert gradgradcheck(lambda x, a: RegularizedMax(Power(a))(x), (x, a), atol=1e-5)
-
-
-def test_gradient_of_a_tensor_made_elsewhere():
-    """w is a function of θ: θ gets its gradient through w."""
-    theta = torch.tensor([0.1, -0.3, 0.2], dtype=F64, requires_grad=True)
-    x = scores(1, 3, 0.4)
-    assert gradcheck(lambda t: RegularizedMax(Weighted(t.exp()))(x), (theta,))
-    assert gradgradcheck(lambda t: RegularizedMax(Weighted(t.exp()))(x), (theta,))
-
-
-def exact_weighted_gradient(w, x, g):
-    """∇_w ⟨g, y(w)⟩ by hand on the support: dy = −J diag(y) dw."""
-    y = RegularizedMax(Weighted(w.detach()))(x)
-    s = (y > 0) / w.detach()
-    jg = s * (g - (s * g).sum(-1, keepdim=True) / s.sum(-1, keepdim=True))
-    return -(y * jg).sum(0)
-
-
-def test_gradient_of_a_parameter():
-    class Learnt(Regularizer):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.tensor([0.7, 1.0, 1.5, 2.0], dtype=F64))
-
-        def value(self, y):
-            return (self.w * y * y).sum(-1) / 2
-
-    omega, x, g = Learnt(), scores(3, 4, 0.4), scores(3, 4, 1.0, seed=9)
-    layer = RegularizedMax(omega)
-    assert [p is omega.w for p in layer.parameters()] == [True]
-    (layer(x) * g).sum().backward()
-    assert torch.allclose(omega.w.grad, exact_weighted_gradient(omega.w, x, g), atol=1e-12)
-
-
 def test_gradient_of_a_nested_module():
     class Nested(Regularizer):
         def __init__(self):
@@ -288,10 +213,6 @@ def test_gradient_of_a_nested_module():
     assert gradgradcheck(f, (weight, bias), atol=1e-5)
     layer(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
-
-
-def test_no_graph_where_nothing_asks_for_one():
-    assert not RegularizedMax(Cubic())(scores(2, 3, 1.0)).requires_grad
 
 
 # -- masks, layouts, dtypes --------------------------------------------------------------------

@@ -357,33 +357,6 @@ def test_jit_trace_is_refused(name):
         torch.jit.trace(getattr(functional, name), (normal(3, 5),), check_trace=False)
 
 
-def test_batched_backward_of_an_omega_by_value():
-    class Cubic(Regularizer):
-        def value(self, y):
-            return y.square().sum(-1) + y.pow(3).sum(-1)
-
-    x = normal(5).requires_grad_()
-    y = RegularizedMax(Cubic())(x)
-    eye = torch.eye(5, dtype=F64)
-    (j,) = grad(y, x, eye, is_grads_batched=True, retain_graph=True)
-    torch.testing.assert_close(j, torch.stack([grad(y, x, e, retain_graph=True)[0] for e in eye]))
-
-
-def test_autocast_spares_max_and_backward():
-    class Dense(Regularizer):
-        def __init__(self):
-            self.a = torch.eye(4) + 0.1
-
-        def value(self, y):
-            return ((y @ self.a.to(y)) * y).sum(-1) / 2
-
-    layer, x = RegularizedMax(Dense()), normal(3, 4, dtype=torch.float32).requires_grad_()
-    expected, (g,) = layer.max(x), grad(loss(layer(x)), x)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(layer.max(x), expected)
-        torch.testing.assert_close(grad(loss(layer(x)), x)[0], g)
-
-
 # -- what rounding makes of an argument ------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ hyperparameter. The truth is reverse mode, which is held against differences.
 
 import functools
 import io
-import itertools
 import shutil
 
 import pytest
@@ -13,8 +12,7 @@ from mapping_checks import away_from_kinks, normal
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode
-from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
+from torch.func import functional_call, jacfwd, jacrev, jvp, linearize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -99,130 +97,6 @@ def jacobian(f, inputs):
 # -- torch.func ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transform", [jacrev, jacfwd])
-def test_jacobians(case, transform):
-    same(transform(case, argnums=case.argnums)(*case.inputs), jacobian(case, case.inputs))
-
-
-def test_second_derivatives(case):
-    expected = torch.autograd.functional.hessian(case.loss, case.inputs)
-    for second in (hessian, lambda f, argnums: jacfwd(jacfwd(f, argnums), argnums)):
-        same(second(case.loss, case.argnums)(*case.inputs), expected, atol=1e-9)
-
-
-def test_higher_derivatives():
-    """Up to the fifth, against reverse mode again and again."""
-
-    def f(x):
-        return functional.entmax(x, alpha=1.3)[0]
-
-    x = normal(3, seed=2) / 2
-    expected, found = f(x.requires_grad_()), f
-    for _ in range(5):
-        (g,) = torch.autograd.grad(expected, x, create_graph=True)
-        expected = g[1]
-        found = functools.partial(lambda f, x: jacfwd(f)(x)[1], found)
-        same(found(x.detach()), expected.detach(), atol=1e-8)
-
-
-class Quartic(regmax.Regularizer):
-    separable = True
-
-    def value(self, y):
-        return (y.square() / 2 + 0.3 * y**4).sum(-1)
-
-
-@pytest.mark.parametrize("omega", [regmax.regularizer("tsallis", alpha=1.3), Quartic()], ids=str)
-def test_fourth_derivatives_in_any_mixture(omega):
-    layer, x = regmax.RegularizedMax(omega), torch.tensor([0.3, 0.1, -0.2], dtype=F64)
-
-    def f(x):
-        return layer(x) @ torch.tensor([1.0, 2, 4], dtype=F64)
-
-    def backward(t, x):
-        return torch.autograd.grad(t, x, create_graph=True)[0][1]
-
-    leaf = x.clone().requires_grad_()
-    expected = f(leaf)
-    for _ in range(4):
-        expected = backward(expected, leaf)
-    mixtures = list(itertools.product((jacfwd, jacrev), repeat=4))
-    for ways in mixtures[:: 5 if isinstance(omega, Quartic) else 1]:  # a solver takes its time
-        found = f
-        for way in ways:
-            found = functools.partial(lambda g, way, x: way(g)(x)[1], found, way)
-        same(found(x), expected.detach(), atol=1e-8)
-    mixed = jacrev(jacrev(f))(leaf)[1, 1]  # and two plain backwards
-    same(backward(backward(mixed, leaf), leaf).detach(), expected.detach(), atol=1e-8)
-
-
-def test_products(case):
-    tangents = case.tangents()
-    j = jacobian(case, case.inputs)
-    pushed = sum(
-        (m.reshape(15, -1) @ t.reshape(-1)).reshape(3, 5) for m, t in zip(j, tangents, strict=True)
-    )
-    y, got = jvp(case, case.inputs, tangents)
-    assert torch.equal(y, case(*case.inputs))
-    same(got, pushed)
-    _, pull = vjp(case, *case.inputs)
-    v = normal(3, 5, seed=4)
-    leaves = [t.clone().requires_grad_() for t in case.inputs]
-    same(pull(v), torch.autograd.grad(case(*leaves), leaves, v))
-    for one in range(len(tangents)):  # nothing is dropped when only one input moves
-        only = tuple(t if i == one else torch.zeros_like(t) for i, t in enumerate(tangents))
-        part = (j[one].reshape(15, -1) @ only[one].reshape(-1)).reshape(3, 5)
-        same(jvp(case, case.inputs, only)[1], part)
-
-
-def test_all_modes_against_differences(case):
-    inputs = [t.clone().requires_grad_() for t in case.inputs]
-    assert gradcheck(
-        case,
-        inputs,
-        check_forward_ad=True,
-        check_batched_grad=True,
-        check_batched_forward_grad=True,
-    )
-    assert gradgradcheck(
-        case, inputs, fast_mode=True, atol=1e-4, check_fwd_over_rev=True, check_rev_over_rev=True
-    )
-
-
-def test_vmap(case):
-    x, *values, gamma = case.inputs
-    rows = torch.stack([case(x[i], *values, gamma[i]) for i in range(3)])
-    inner = (0, *(None for _ in values), 0)
-    torch.testing.assert_close(vmap(case, inner)(x, *values, gamma), rows, rtol=0, atol=1e-15)
-    turned = vmap(case, (1, *(None for _ in values), 1), 1)(x.t(), *values, gamma.t())
-    torch.testing.assert_close(turned, rows.t(), rtol=0, atol=1e-15)
-    # a batch of hyperparameters, nested, with gradients
-    many = [torch.stack([0.9 * v, v, 1.1 * v]) for v in (*values, gamma[0])]
-    for argument in range(len(many)):
-        axes = [None] * len(many)
-        axes[argument] = 0
-        fixed = [m if a == 0 else m[1] for m, a in zip(many, axes, strict=True)]
-        got = vmap(case, (None, *axes))(x, *fixed)
-        expected = [
-            case(x, *(m[i] if a == 0 else m for m, a in zip(fixed, axes, strict=True)))
-            for i in range(3)
-        ]
-        torch.testing.assert_close(got, torch.stack(expected), rtol=0, atol=1e-15)
-
-    def loss(row, *values):
-        return case(row, *values).pow(3).sum()
-
-    for transform in (jacfwd, hessian):
-        got = vmap(transform(lambda row: case(row, *values, gamma[0])[..., 0]))(x)
-        one = [transform(lambda row: case(row, *values, gamma[0])[..., 0])(row) for row in x]
-        torch.testing.assert_close(got, torch.stack(one), rtol=1e-9, atol=1e-12)
-    everything = tuple(range(1 + len(many)))
-    got = vmap(grad(loss, everything), (0, *(None for _ in values), 0))(x, *values, gamma)
-    leaves = [[t.clone().requires_grad_() for t in (x[i], *values, gamma[i])] for i in range(3)]
-    expected = zip(*(torch.autograd.grad(loss(*row), row) for row in leaves), strict=True)
-    same(got, tuple(torch.stack(g) for g in expected))
-
-
 def test_vmap_of_masks_and_odd_rows(case):
     x = normal(4, 6, seed=5)
     x[1, 2], x[2, 3] = torch.nan, -torch.inf
@@ -247,18 +121,6 @@ def test_ensembles_of_layers(case):
     for i in range(2):
         one = functional_call(layer, {k: p[i] for k, p in stacked.items()}, (x,))
         torch.testing.assert_close(got[i], one, rtol=0, atol=1e-15)
-
-
-def test_max_too(case):
-    def smooth(x, *values):
-        hyper = case.arguments(values)
-        gamma = hyper.pop("gamma")
-        return regmax.RegularizedMax(regmax.regularizer(case.plugin, **hyper), gamma=gamma).max(x)
-
-    j = jacobian(smooth, case.inputs)
-    same(jacrev(smooth, case.argnums)(*case.inputs), j)
-    same(jacfwd(smooth, case.argnums)(*case.inputs), j)
-    same(j[0].sum(0), case(*case.inputs))
 
 
 def test_recorders_of_operators(case):
@@ -286,12 +148,6 @@ def gradients(f, inputs):
 
 
 @recorded
-def test_compiled_training(case):
-    compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
-    same(gradients(compiled, case.inputs), gradients(case.loss, case.inputs))
-
-
-@recorded
 def test_compiled_shapes_and_numbers_stay_open(case):
     def f(x, number):
         keys = dict.fromkeys(case.keys, number)
@@ -311,27 +167,6 @@ def test_compiled_masks(case):
     x = normal(3, 5, seed=1)
     compiled = torch.compile(case.mapping, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, mask=mask), case.mapping(x, mask=mask), rtol=0, atol=0)
-
-
-@one_recorded
-@pytest.mark.parametrize("transform", [grad, hessian, lambda f: vmap(grad(f))])
-def test_compiled_transforms(case, transform):
-    def loss(x):
-        return case.mapping(x).pow(3).sum()
-
-    x = case.inputs[0]
-    expected = transform(loss)(x)
-    compiled = torch.compile(transform(loss), fullgraph=True, backend="aot_eager")
-    same(compiled(x), expected)
-
-
-@one_recorded
-def test_compiled_forward_mode(case):
-    def push(*inputs):
-        return jvp(case, inputs, tuple(t.cos() for t in inputs))[1]
-
-    compiled = torch.compile(push, fullgraph=True, backend="aot_eager")
-    same(compiled(*case.inputs), push(*case.inputs))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
@@ -440,224 +275,6 @@ class Cubic(regmax.Regularizer):
         return (y.square() / 2 + self.w * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1)
 
 
-def test_an_omega_of_ones_own():
-    w, x = torch.rand(5, dtype=F64, generator=torch.Generator().manual_seed(0)), normal(3, 5) / 2
-
-    def f(x, w):
-        return regmax.RegularizedMax(Cubic(w))(x)
-
-    def closure(w):
-        class Hidden(regmax.Regularizer):
-            def value(self, y):
-                return (y.square() / 2 + w * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1)
-
-        return regmax.RegularizedMax(Hidden())(x)
-
-    j = jacobian(f, (x, w))
-    same(jacrev(f, (0, 1))(x, w), j)
-    same(jacfwd(f, (0, 1))(x, w), j)
-    same(jacfwd(closure)(w), j[1])
-
-    def loss(x, w):
-        return f(x, w).pow(3).sum()
-
-    expected = torch.autograd.functional.hessian(loss, (x, w))
-    same(hessian(loss, (0, 1))(x, w), expected)
-    same(jacrev(grad(lambda w: closure(w).pow(3).sum()))(w), expected[1][1])
-    for transform in (jacfwd, jacrev, hessian):
-        got = vmap(transform(lambda x: f(x, w)[..., 0]))(x)
-        one = [transform(lambda x: f(x, w)[..., 0])(row) for row in x]
-        same(got, torch.stack(one))
-    many = torch.stack([w, 1 - w, w / 2])  # one w for each row
-    got = vmap(f)(x, many)
-    for i in range(3):
-        torch.testing.assert_close(got[i], f(x[i], many[i]), rtol=0, atol=1e-14)
-    layer = regmax.RegularizedMax(Cubic(nn.Parameter(w)))
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: layer(2 * x) + 1, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), layer(2 * x) + 1, rtol=0, atol=1e-14)
-
-
-# -- tensors that Ω holds out of sight -----------------------------------------------------------
-
-
-class Box:
-    """Holds a tensor."""
-
-    def __init__(self, w):
-        self.w = w
-
-
-class Hiding(regmax.Regularizer):
-    """``Cubic``, its w somewhere inside of one attribute."""
-
-    def __init__(self, held):
-        self.held = held
-
-    def w(self):
-        (w,) = self.held
-        return w
-
-    def value(self, y):
-        return (y.square() / 2 + self.w() * y.pow(3) + y * y.roll(1, -1) / 4).sum(-1)
-
-
-class Private(Hiding):
-    """Declares its hyperparameters and writes its gradient down."""
-
-    hyperparameters = ()
-
-    def __init__(self, held):
-        self._held = held
-
-    def w(self):
-        return self._held.w if isinstance(self._held, Box) else self._held["w"]
-
-    def value(self, y):
-        return (y.square() / 2 + self.w() * y.pow(3)).sum(-1)
-
-    def grad(self, y):
-        return y + 3 * self.w() * y.square()
-
-
-class Plain(Private):
-    """As ``Private``, its tensor an attribute."""
-
-    def __init__(self, w):
-        self.weight = w
-
-    def w(self):
-        return self.weight
-
-
-def closing_over(w):
-    class Closed(Private):
-        def __init__(self):
-            pass
-
-        def w(self):
-            return w
-
-    return Closed()
-
-
-# where w is held, and the Ω that has it as an attribute
-HIDING = {
-    "list": (lambda w: Hiding([w]), Cubic),
-    "private dict": (lambda w: Private({"w": w}), Plain),
-    "object": (lambda w: Private(Box(w)), Plain),
-    "closure": (closing_over, Plain),
-    "term of a sum": (
-        lambda w: Hiding([w]) + regmax.regularizer("gini"),
-        lambda w: Cubic(w) + regmax.regularizer("gini"),
-    ),
-    "under a penalty": (
-        lambda w: Private(Box(w)) + 0.1 * regmax.penalty("tv"),
-        lambda w: Plain(w) + 0.1 * regmax.penalty("tv"),
-    ),
-}
-
-
-@pytest.fixture(params=HIDING)
-def hidden(request):
-    """A tensor w, scores, and functions of w that hide it, each with its twin that does not."""
-    w, x = torch.rand(5, dtype=F64, generator=torch.Generator().manual_seed(0)), normal(3, 5) / 2
-
-    def functions(make):
-        index = torch.tensor([0, 1, 2])
-        return (
-            lambda w, x: regmax.RegularizedMax(make(w))(x),
-            lambda w, x: regmax.RegularizedMax(make(w)).max(x),
-            lambda w, x: regmax.FenchelYoungLoss(make(w), reduction="none")(x, index[: len(x)]),
-        )
-
-    return w, x, tuple(zip(*map(functions, HIDING[request.param]), strict=True))
-
-
-REFUSED = r"requires grad and is not one of its attributes \(a closure.*self\.w = w"
-
-
-def test_hidden_tensors_that_require_grad_are_refused(hidden):
-    w, x, functions = hidden
-    leaf, at = w.clone().requires_grad_(), x.clone().requires_grad_()
-    pairs = ((leaf, x), (2 * leaf, at), (leaf.view_as(leaf), x.float()))
-    for hides, shows in functions:
-        for given, scores in pairs:
-            with pytest.raises(regmax.RegularizerError, match=REFUSED):
-                hides(given, scores)
-        with pytest.raises(regmax.RegularizerError, match=REFUSED):
-            hides(at[0].exp(), at)  # a function of the scores
-        with forward_ad.dual_level(), pytest.raises(regmax.RegularizerError, match=REFUSED):
-            hides(forward_ad.make_dual(leaf, w), x)
-        with torch.no_grad():
-            same(hides(leaf, at), shows(w, x))
-        first = [
-            torch.autograd.grad(f(w, at).pow(3).sum(), at, create_graph=True)[0]
-            for f in (hides, shows)  # w is a constant
-        ]
-        same(*first)
-        same(*(torch.autograd.grad(g.pow(3).sum(), at)[0] for g in first), atol=1e-9)
-
-
-def test_hidden_tensors_are_differentiated_by_transforms(hidden):
-    w, x, functions = hidden
-    tangents = normal(5, seed=3), normal(3, 5, seed=4)
-    for hides, shows in functions:
-        for transform in (jacrev, jacfwd):
-            same(transform(hides, (0, 1))(w, x), jacobian(shows, (w, x)))
-        same(jvp(hides, (w, x), tangents), jvp(shows, (w, x), tangents))
-        pushed = (
-            jvp(lambda w, f=shows: f(w, x), (w,), tangents[:1])[1],
-            jvp(lambda x, f=shows: f(w, x), (x,), tangents[1:])[1],
-        )
-        for keep in (True, False):
-            with torch.set_grad_enabled(keep), forward_ad.dual_level():
-                of_w = hides(forward_ad.make_dual(w, tangents[0]), x)
-                of_x = hides(w, forward_ad.make_dual(x, tangents[1]))
-                same(tuple(forward_ad.unpack_dual(y).tangent for y in (of_w, of_x)), pushed)
-
-
-def test_hidden_tensors_under_nested_transforms(hidden):
-    w, x, ((hides, shows), *_) = hidden
-
-    def losses(f):
-        return lambda w: f(w, x).pow(3).sum()
-
-    expected = hessian(losses(shows))(w)
-    same(hessian(losses(hides))(w), expected, atol=1e-9)
-    same(jacrev(grad(losses(hides)))(w), expected, atol=1e-9)
-    rows = functools.partial(vmap, in_dims=(None, 0))
-    same(grad(lambda w: rows(hides)(w, x).pow(3).sum())(w), grad(losses(shows))(w))
-    same(jacfwd(rows(hides))(w, x), jacfwd(shows)(w, x))
-
-
-@pytest.mark.parametrize("where", ["list", "under a penalty"])
-def test_hidden_tensors_beside_compiled_code(where):
-    x, leaf = normal(3, 5) / 2, torch.linspace(0.1, 0.9, 5, dtype=F64).requires_grad_()
-    hides, shows = (regmax.RegularizedMax(make(leaf)) for make in HIDING[where])
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: 2 * hides(2 * x), backend="aot_eager")
-    with pytest.raises(regmax.RegularizerError, match=REFUSED):
-        compiled(x)
-    with torch.no_grad():
-        same(compiled(x), 2 * shows(2 * x))
-
-
-def test_hidden_tensors_that_are_mapped_over_are_refused(hidden):
-    w, x, functions = hidden
-    many = torch.stack([w, 1 - w, w / 2])
-    for hides, shows in functions:
-        assert vmap(shows, (0, None))(many, x).shape[0] == 3
-        for f in (
-            lambda f=hides: vmap(f, (0, None))(many, x),
-            lambda f=hides: vmap(f, (0, 0))(many, x[:, None]),
-            lambda f=hides: vmap(jacrev(f), (0, None))(many, x),
-            lambda f=hides: grad(lambda w: vmap(f, (0, None))(w, x).sum())(many),
-        ):
-            with pytest.raises(NotImplementedError, match=r"vmap maps over.*as an attribute"):
-                f()
-
-
 # -- what is refused is refused aloud -----------------------------------------------------------
 
 
@@ -719,41 +336,6 @@ def test_out_of_range_where_nobody_looks_is_nan(case):
 # -- autocast, checkpoints -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoints(case, reentrant):
-    leaves = [t.clone().requires_grad_() for t in case.inputs]
-    torch.utils.checkpoint.checkpoint(case.loss, *leaves, use_reentrant=reentrant).backward()
-    same(tuple(t.grad for t in leaves), gradients(case.loss, case.inputs))
-
-
-def test_autocast(case):
-    """Rows keep their dtype, and solvers and Jacobians their precision."""
-    expected = gradients(case.loss, case.inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = case(*case.inputs)
-        assert y.dtype == F64
-        same(gradients(case.loss, case.inputs), expected)
-        half = torch.nn.functional.linear(normal(3, 4).float(), normal(5, 4).float())
-        assert half.dtype == torch.bfloat16
-        assert case.mapping(half).dtype == torch.bfloat16
-
-
-@one_recorded
-def test_compiled_autocast(case):
-    expected = gradients(case.loss, case.inputs)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        compiled = torch.compile(case.loss, fullgraph=True, backend="aot_eager")
-        same(gradients(compiled, case.inputs), expected)
-
-
-def test_autocast_spares_solvers():
-    layer = regmax.RegularizedMax(Cubic(torch.ones(5, dtype=F64)))
-    x = normal(3, 5).requires_grad_()
-    expected = torch.autograd.grad(layer(x)[0, 0], x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        same(torch.autograd.grad(layer(x)[0, 0], x), expected)
-
-
 # -- expressions -----------------------------------------------------------------------------------
 
 
@@ -797,42 +379,6 @@ class Expression:
 def expression(request):
     torch._dynamo.reset()
     return Expression(request.param)
-
-
-def test_expressions_under_transforms(expression):
-    j = jacobian(expression, expression.inputs)
-    for transform in (jacrev, jacfwd):
-        same(transform(expression, argnums=expression.argnums)(*expression.inputs), j)
-    expected = torch.autograd.functional.hessian(expression.loss, expression.inputs)
-    same(hessian(expression.loss, expression.argnums)(*expression.inputs), expected, atol=1e-9)
-    rows = torch.stack([expression.layer(row) for row in expression.x])
-    torch.testing.assert_close(vmap(expression.layer)(expression.x), rows, rtol=0, atol=1e-15)
-    many = [torch.stack([t, 0.9 * t]) for t in expression.inputs[1:]]
-    got = vmap(expression, (None, *(0 for _ in many)))(expression.x, *many)
-    for i in range(2):
-        one = expression(expression.x, *(t[i] for t in many))
-        torch.testing.assert_close(got[i], one, rtol=0, atol=1e-15)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("expression", ["c (pnorm + λ oscar)"], indirect=True)
-def test_expressions_compiled(expression):
-    layer, x = expression.layer, expression.x
-    parameters = list(layer.parameters())
-
-    def both(x):
-        return layer(x).pow(3).sum() + layer.max(x).sum()
-
-    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
-    leaf = x.clone().requires_grad_()
-    same(
-        torch.autograd.grad(compiled(leaf), [leaf, *parameters]),
-        torch.autograd.grad(both(leaf), [leaf, *parameters]),
-    )
-    with torch.no_grad():  # a parameter that moves is followed
-        for p in parameters:
-            p.mul_(0.9)
-    same(compiled(x), both(x))
 
 
 @pytest.mark.parametrize(

@@ -17,25 +17,48 @@ from regmax import functional
 from regmax.testing import HARD_INPUTS, hard_inputs
 
 F32, F64 = torch.float32, torch.float64
+partial = functools.partial
 MAPPINGS = {
     "softmax": (functional.softmax, references.entropy),
     "sparsemax": (functional.sparsemax, references.sparsemax),
-    "entmax15": (functional.entmax15, functools.partial(references.tsallis, alpha=1.5)),
-    "entmax .5": (
-        functools.partial(functional.entmax, alpha=0.5),
-        functools.partial(references.tsallis, alpha=0.5),
-    ),
-    "entmax 1.3": (
-        functools.partial(functional.entmax, alpha=1.3),
-        functools.partial(references.tsallis, alpha=1.3),
-    ),
-    "entmax 4": (
-        functools.partial(functional.entmax, alpha=4.0),
-        functools.partial(references.tsallis, alpha=4.0),
-    ),
-    "pnormmax": (functional.pnormmax, functools.partial(references.pnorm, p=1.5)),
-    "fusedmax": (functional.fusedmax, functools.partial(references.fusedmax, lam=0.1)),
-    "oscarmax": (functional.oscarmax, functools.partial(references.oscarmax, lam=0.01)),
+    "entmax15": (functional.entmax15, partial(references.tsallis, alpha=1.5)),
+    **{
+        f"entmax {alpha}": (
+            partial(functional.entmax, alpha=alpha),
+            partial(references.tsallis, alpha=alpha),
+        )
+        for alpha in (0.5, 1.3, 4.0)
+    },
+    "pnormmax": (functional.pnormmax, partial(references.pnorm, p=1.5)),
+    "fusedmax": (functional.fusedmax, partial(references.fusedmax, lam=0.1)),
+    "oscarmax": (functional.oscarmax, partial(references.oscarmax, lam=0.01)),
+}
+OTHERS = {
+    **{
+        f"entmax {alpha}": (
+            partial(functional.entmax, alpha=alpha),
+            partial(references.tsallis, alpha=alpha),
+        )
+        for alpha in (1.0, 2.0, 3.0)
+    },
+    **{
+        f"pnormmax {p}": (partial(functional.pnormmax, p=p), partial(references.pnorm, p=p))
+        for p in (1.2, 1.8, 2.0)
+    },
+    **{
+        f"fusedmax {t}": (
+            partial(functional.fusedmax, lam=t),
+            partial(references.fusedmax, lam=t),
+        )
+        for t in (0.0, 0.02, 1.0)
+    },
+    **{
+        f"oscarmax {t}": (
+            partial(functional.oscarmax, lam=t),
+            partial(references.oscarmax, lam=t),
+        )
+        for t in (0.0, 0.003, 0.3)
+    },
 }
 SMALL = [case for case in hard_inputs() if case.name != "no rows"]
 
@@ -82,6 +105,50 @@ def test_values(mapping, case):
     torch.testing.assert_close(
         y.double(), expected(reference, x, mask), rtol=0, atol=1e-6, equal_nan=True
     )
+
+
+@pytest.mark.parametrize("name", MAPPINGS | OTHERS)
+def test_sizes_and_scales(name):
+    """float64 within 1e-9 of the reference and float32 within 5e-6, for some γ and shifts."""
+    f, reference = (MAPPINGS | OTHERS)[name]
+    for k, d in enumerate((1, 2, 3, 7, 30, 200)):
+        for gamma, scale, shift in ((1.0, 1.0, 0.0), (0.5, 6.0, 5.0), (3.0, 0.05, -1e3)):
+            x = normal(2, d, seed=k) * scale + shift
+            x[1] = (x[1] * 2).round() / 2
+            right = expected(reference, x, None, gamma)
+            torch.testing.assert_close(f(x, gamma=gamma), right, rtol=0, atol=1e-9)
+            x = (x - shift).float()
+            right = expected(reference, x, None, gamma)
+            torch.testing.assert_close(f(x, gamma=gamma).double(), right, rtol=0, atol=5e-6)
+
+
+def test_what_a_masked_entry_holds_does_not_matter(mapping):
+    f, _ = mapping
+    x, mask = normal(4, 6, seed=2), torch.ones(4, 6, dtype=torch.bool)
+    mask[:, 1] = mask[0, 4] = False
+    results = []
+    for garbage in (0, torch.nan, torch.inf, -torch.inf, 1e30, -1e300):
+        leaf = x.masked_fill(~mask, garbage).requires_grad_()
+        y = f(leaf, mask=mask)
+        (g,) = torch.autograd.grad(y, leaf, normal(4, 6, seed=3))
+        assert (g[~mask] == 0).all()
+        results.append((y, g))
+    for y, g in results[1:]:
+        assert torch.equal(y, results[0][0])
+        assert torch.equal(g, results[0][1])
+
+
+@pytest.mark.parametrize("gamma", [0.5, 2.0])
+def test_the_lowest_number_is_a_low_score(mapping, gamma):
+    """Additive masks hold finfo.min; over γ < 1 that overflows."""
+    f, _ = mapping
+    x, at = normal(3, 6, seed=18).float(), torch.tensor([1, 4])
+    gamma = torch.tensor(gamma, requires_grad=True)
+    lowest, low = (x.index_fill(1, at, v).requires_grad_() for v in (torch.finfo(F32).min, -1e4))
+    y = f(lowest, gamma=gamma)
+    torch.testing.assert_close(y, f(low, gamma=gamma), rtol=0, atol=16 * torch.finfo(F32).eps)
+    for g in torch.autograd.grad(y[:, 0].sum(), [lowest, gamma]):
+        assert torch.isfinite(g).all()
 
 
 @by_name(hard_inputs())

@@ -419,63 +419,6 @@ def test_learnable(make):
 # -- transforms -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_vmap_and_grad(name):
-    q, k, v = (t.detach() for t in qkv())
-    out = torch.func.vmap(lambda q, k, v: attention(q, k, v, name, is_causal=True))(q, k, v)
-    torch.testing.assert_close(out, attention(q, k, v, name, is_causal=True), **EXACT)
-
-    def loss(q):
-        return attention(q, k, v, name, is_causal=True).square().sum()
-
-    leaf = q.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(loss(leaf), leaf)
-    torch.testing.assert_close(torch.func.grad(loss)(q), expected, rtol=0, atol=1e-11)
-
-
-COMPILED = {  # every mapping is the same operator in a graph
-    "fusedmax": lambda: "fusedmax",
-    "a sum": lambda: regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv"),
-    "learnt": lambda: AdaptiveEntmax(2).double(),
-}
-
-
-@pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
-def test_compiled(make):
-    omega, inputs = make(), qkv()
-    if isinstance(omega, torch.nn.Module):
-        inputs += omega.parameters()
-
-    def plain(q, k, v):
-        return attention(q, k, v, omega, is_causal=True, gamma=0.7)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
-    out, expected = compiled(*inputs[:3]), plain(*inputs[:3])
-    torch.testing.assert_close(out, expected, **EXACT)
-    for a, b in zip(gradients(out, inputs), gradients(expected, inputs), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
-
-
-def test_compiled_around_an_omega_by_its_value():
-    class Quartic(regmax.Regularizer):
-        def value(self, y):
-            return (y.square() + y.pow(4)).sum(-1)
-
-    inputs, omega = [t.detach() for t in qkv()], Quartic()
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda *a: attention(*a, omega) + 1, backend="aot_eager")
-    torch.testing.assert_close(compiled(*inputs), attention(*inputs, omega) + 1, **EXACT)
-
-
-def test_inference_mode():
-    inputs = qkv()
-    for omega in ("entmax15", "fusedmax", AdaptiveEntmax(2)):
-        with torch.inference_mode():
-            out = attention(*inputs, omega)
-        torch.testing.assert_close(out, attention(*inputs, omega), rtol=0, atol=0)
-
-
 # -- chunks of queries, and sinks ------------------------------------------------------------------
 
 
@@ -594,20 +537,6 @@ def test_chunks_drop_weights_as_often_and_repeat_them_in_backward():
     torch.testing.assert_close(out.sum(), dv.sum())  # linear in v, by the same weights
     assert 0.8 < out.mean() < 1.2
     assert out.std() > 0.05
-
-
-def test_chunks_under_a_transform_are_all_queries():
-    q, k, v = (normal(3, 6, 4) for _ in range(3))
-    one_by_one = torch.func.vmap(lambda *t: attention(*t, "entmax15", chunk=2))(q, k, v)
-    torch.testing.assert_close(one_by_one, attention(q, k, v, "entmax15"), **EXACT)
-    jacobian = torch.func.jacrev(lambda q: attention(q, k[0], v[0], "entmax15", chunk=2))(q[0])
-    whole = torch.autograd.functional.jacobian(lambda q: attention(q, k[0], v[0], "entmax15"), q[0])
-    torch.testing.assert_close(jacobian, whole, **EXACT)
-
-
-def test_chunks_have_second_derivatives():
-    q, k, v = (normal(5, 2).requires_grad_() for _ in range(3))
-    assert torch.autograd.gradgradcheck(lambda *t: attention(*t, "softmax", chunk=2), (q, k, v))
 
 
 def test_chunks_refuse_a_hidden_tensor_that_learns():

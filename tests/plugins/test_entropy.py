@@ -1,19 +1,15 @@
-"""softmax: against its optimality condition and torch.softmax; gradients; the common properties."""
+"""softmax: torch.softmax, its operator, long rows, the printed Jacobian."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import references
 import torch
-from mapping_checks import MappingChecks, check_solver_choice, check_values, normal
+from mapping_checks import normal
+from precision_checks import check_printed
 
 import regmax
 from regmax.functional import softmax
-
-
-def test_values() -> None:
-    check_values(softmax, references.entropy)
 
 
 def test_it_is_torch_softmax() -> None:
@@ -74,31 +70,12 @@ def test_long_rows_of_float32(d: int) -> None:
         torch.testing.assert_close(slope.double(), expected, rtol=2e-5, atol=1e-9)
 
 
-@pytest.mark.parametrize("declared", [True, False])
-@pytest.mark.parametrize("solver", ["newton", "interior"])
-def test_solvers(solver: str, declared: bool) -> None:
-    check_solver_choice("entropy", {}, solver, declared)
-
-
 def test_jacobian() -> None:
-    """2019, Prop. 1 with α = 1: s = y; and ∂y/∂γ = −J x/γ."""
-    x = normal(7, seed=2).requires_grad_()
-    gamma = torch.tensor(0.6, dtype=torch.float64, requires_grad=True)
-    jx, jg = torch.autograd.functional.jacobian(
-        lambda x, gamma: softmax(x, gamma=gamma), (x, gamma)
-    )
-    y = references.rows(references.entropy, x, 0.6)
-    expected = references.support_jacobian(y) / 0.6
-    np.testing.assert_allclose(jx.numpy(), expected, atol=1e-14)
-    np.testing.assert_allclose(jg.numpy(), -expected @ x.detach().numpy() / 0.6, atol=1e-14)
+    """2019, Prop. 1 with α = 1: s = y."""
+    check_printed(softmax, references.entropy, lambda y: y, 0.6)
 
 
 def test_the_smooth_maximum_is_logsumexp() -> None:
     x = normal(4, 9, seed=3) * 3
     layer = regmax.RegularizedMax(regmax.regularizer("entropy"), gamma=0.5)
-    expected = 0.5 * (x / 0.5).logsumexp(-1)
-    torch.testing.assert_close(layer.max(x), expected, rtol=0, atol=1e-13)
-
-
-class TestProperties(MappingChecks):
-    name, mapping = "entropy", "softmax"
+    torch.testing.assert_close(layer.max(x), 0.5 * (x / 0.5).logsumexp(-1), rtol=0, atol=1e-13)

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapping_checks import normal
-from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
 
@@ -254,49 +253,6 @@ def test_hard_rows(data):
     if most < 1e3 * (1 + size):
         u = penalty.subgradient(z, v - z, step)
         assert (u - (v - z)).abs().max().item() <= 1e-12 * (size + most)
-
-
-@pytest.mark.parametrize("base", ["entropy"])
-def test_gradients(base):
-    def f(x, w, lam):
-        omega = regmax.Penalized(regmax.regularizer(base), graph(weights=w), lam)
-        return regmax.RegularizedMax(omega)(x)
-
-    x = (2 * normal(3, 6, seed=1)).requires_grad_()
-    w = torch.tensor(WEIGHTS, dtype=F64, requires_grad=True)
-    lam = torch.tensor(0.2, dtype=F64, requires_grad=True)
-    y = f(x, w, lam)
-    assert (y[:, 1:] == y[:, :-1]).any()
-    assert gradcheck(f, (x, w, lam))
-    assert gradgradcheck(f, (x, w, lam))
-    loss = lambda x, w, lam: f(x, w, lam).square().sum()  # noqa: E731
-    found = torch.func.grad(loss, (0, 1, 2))(*(t.detach() for t in (x, w, lam)))
-    for a, b in zip(found, torch.autograd.grad(loss(x, w, lam), (x, w, lam)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_transforms():
-    penalty = regmax.penalty("grid_tv", shape=(2, 3))
-    layer = regmax.RegularizedMax(regmax.Penalized(regmax.regularizer("gini"), penalty, 0.2))
-    x = normal(4, 6, seed=3)
-    assert torch.equal(torch.func.vmap(layer)(x), layer(x))
-    forward = torch.func.vmap(torch.func.jacfwd(layer))(x)
-    backward = torch.func.vmap(torch.func.jacrev(layer))(x)
-    torch.testing.assert_close(forward, backward, rtol=0, atol=1e-15)
-
-
-def test_the_maximum_learns_too():
-    w = torch.tensor(WEIGHTS, dtype=F64, requires_grad=True)
-    layer = regmax.RegularizedMax(
-        regmax.Penalized(regmax.regularizer("entropy"), graph(weights=w), 0.2)
-    )
-    x = normal(3, 6, seed=1)
-    (g,) = torch.autograd.grad(layer.max(x).sum(), w)
-    y = layer(x).detach()
-    tails, heads = layer.omega.penalty.graph.on(x.device)
-    expected = -0.2 * (y[:, tails] - y[:, heads]).abs().sum(0)
-    torch.testing.assert_close(g, expected)
 
 
 @pytest.mark.parametrize("name", ["gini", "entropy", "tsallis", "pnorm"])

@@ -1,0 +1,79 @@
+"""The kernels of the grid: a way is a compiled kernel that computes the rows of a public call.
+
+On the CPU it is numba's. Triton's kernels have three ways, with blocks small enough for short rows
+to need them: rows in registers, packed candidates, chunks of a row. They are interpreted on the
+CPU, and compiled on a GPU. The truth is PyTorch's closed form of the same scores in float64.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from devices import CUDA, need_triton
+from torch import Tensor
+
+from regmax import kernels
+
+F32, F64 = torch.float32, torch.float64
+TRITON = {"registers": {}, "packed": {"pack": 16}, "chunks": {"limit": 16}}
+WAYS = ("cpu", *(pytest.param(way, marks=pytest.mark.slow) for way in TRITON))
+ways = pytest.mark.parametrize("way", WAYS)
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def triton_kernel(module: str, way: str) -> Any:
+    """That of a plugin's module, by one of the ways."""
+    from regmax.kernels.triton.mappings import ChainKernel, ThresholdKernel
+
+    kind = module.removeprefix("regmax_").split(".")[0]
+    if kind in ("tv", "oscar"):
+        return ChainKernel(ranked=kind == "oscar", block=16 if way == "chunks" else None)
+    return ThresholdKernel(kind, **TRITON[way])
+
+
+@contextlib.contextmanager
+def by(way: str) -> Iterator[None]:
+    """Calls are computed by that kernel."""
+    if way == "cpu":
+        pytest.importorskip("numba")
+        yield
+        return
+    need_triton()
+    import interpreted_scans
+    from gpu_on_cpu import as_on_a_gpu
+
+    made: dict[str, Any] = {}
+
+    def get(lazy: Any, device: str) -> Any:
+        module = lazy.modules["cuda"]
+        return made.setdefault(module, triton_kernel(module, way))
+
+    with as_on_a_gpu(), mock.patch.object(kernels.Lazy, "get", get), interpreted_scans.used():
+        yield
+
+
+def derivatives(f: Callable[..., Tensor], inputs: list[Tensor], v: Tensor) -> list[Tensor]:
+    """f(inputs), and the gradients of ⟨f, v⟩ in the inputs that are floating; on the CPU."""
+    given = [t.clone().requires_grad_() for t in inputs]
+    y = f(*given)
+    # an infinite loss has no gradient
+    total = (torch.where(y.isfinite(), y, 0) * v.to(y)).sum()
+    found = torch.autograd.grad(total, given, materialize_grads=True)
+    return [y.detach().cpu(), *(g.cpu() for g in found)]
+
+
+def found_and_right(
+    way: str, f: Callable[..., Tensor], inputs: list[Tensor], v: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """What the kernel finds, and the closed form in float64. f takes tensors of any device."""
+    with kernels.reference():
+        right = derivatives(f, [t.double() for t in inputs], v.double())
+    device = "cpu" if way == "cpu" else DEVICE
+    with by(way):
+        found = derivatives(f, [t.to(device) for t in inputs], v.to(device))
+    return found, right
