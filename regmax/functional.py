@@ -49,8 +49,9 @@ def __dir__() -> list[str]:
     return registry().mappings()
 
 
-def _made(cls: type[Regularizer], hyper: dict[str, Any]) -> Regularizer:
-    """Ω, cached if all its hyperparameters are numbers."""
+def _made(cls: type[Regularizer], given: dict[str, Any]) -> Regularizer:
+    """Ω of the arguments that its class has, cached if they are numbers."""
+    hyper = {key: given[key] for key in cls.arguments}
     kinds = tuple(map(type, hyper.values()))
     if _NUMBERS.issuperset(kinds):
         return _from_numbers(cls, tuple(hyper.items()), kinds)  # type: ignore[arg-type]
@@ -113,7 +114,7 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             except TypeError as error:
                 raise TypeError(f"{name}: {error}; accepted: {', '.join(names)}") from None
         x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
-        hyper = {key: preset[key] if key in preset else given[key] for key in arguments}
+        given.update(preset)
         if torch.compiler.is_dynamo_compiling():
             from .mapping import dynamo  # loads the compiler
 
@@ -121,8 +122,8 @@ def _mapping(name: str) -> Callable[..., Tensor]:
             if not text or splits(x, dim):
                 outside: Tensor = dynamo.outside(mapping, *map(given.get, names))
                 return outside
-            return dynamo.mapping(text, x, gamma, dim, mask, *hyper.values())
-        return evaluate.by_name(cls, hyper, _made, x, gamma, dim, mask, _SETTINGS)
+            return dynamo.mapping(text, x, gamma, dim, mask, *map(given.get, arguments))
+        return evaluate.by_name(cls, given, _made, x, gamma, dim, mask, _SETTINGS)
 
     mapping.__name__ = mapping.__qualname__ = name
     mapping.__module__ = __name__

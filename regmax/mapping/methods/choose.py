@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import Kernel, asked, transforms, wrappers
-from ...kernels.base import Hyper
+from ...kernels import Kernel, transforms, wrappers
+from ...kernels.base import ASKED, Hyper
 from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
 from ...regularizers.identity import by_value, names_of, plain, unpenalized
@@ -64,7 +64,7 @@ def known_by_name(
 ) -> tuple[Method, Hyper] | None:
     """:func:`known` of an Ω with a kernel, which ``make`` gives: of the class ``cls`` with
     attributes ``held``. None where Ω may depend on more than these."""
-    if type(x) not in transforms.PLAIN or x.ndim == 0 or not asked() or not transforms.plain():
+    if type(x) not in transforms.PLAIN or x.ndim == 0 or not (ASKED.get() and transforms.plain()):
         return None
     exact = held.get("exact", cls.exact)
     if type(exact) is not bool:  # a property
