@@ -24,8 +24,8 @@ class ProxThenBase(Kernel):
     base).
 
     ``reach``: ρ for θ of the base, such that Π_base is 0 where a score is γρ or more below the
-    largest; entries that this decides take no part in the prox. ``check``: what is called with each
-    answer.
+    largest; entries that this decides take no part in the prox. ``check``: what is called with the
+    first answer.
     """
 
     dtypes: ClassVar[tuple[torch.dtype, ...]]
@@ -55,8 +55,9 @@ class ProxThenBase(Kernel):
             scores = scores.clamp(min=-2 * (gamma * reach).view(-1, 1).to(scores))
             scores, part = scores if mask is None else torch.where(mask, scores, 0), mask
         y, _ = self.base.forward(scores, gamma, tuple(own), None if self.raw else mask)
-        if self.check is not None:
-            self.check(y)
+        check, self.check = self.check, None  # y keeps the kernel: it must not keep x
+        if check is not None:
+            check(y)
         return y, part
 
     def backward(
