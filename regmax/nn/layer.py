@@ -179,6 +179,11 @@ class RegularizedMax(nn.Module):
         x, _ = scores(dense_tensor("x", x), self._along(x))
         gamma = self.gamma if isinstance(self.gamma, Tensor) else x
         given = (x, gamma, *self.omega.tensors().values())
+        if transforms.under_transform(given):
+            raise NotImplementedError(
+                "layer.jacobian has no derivatives in forward mode, and is no function for "
+                "torch.func: use torch.func.jacrev(layer) there"
+            )
         keep = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         x = x.float() if x.dtype in HALF else x
         with torch.enable_grad():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import regmax
 from regmax.optimality.jacobian import dense_jacobian
@@ -156,3 +157,12 @@ def test_an_approximation_has_a_dense_jacobian_alone():
     torch.testing.assert_close(j.norm(), torch.linalg.matrix_norm(expected, 2))
     with pytest.raises(regmax.RegularizerError, match="take it dense"):
         j @ x
+
+
+def test_forward_mode_is_refused():
+    """It saw no tangent, and gave the derivative 0."""
+    layer, x = regmax.RegularizedMax(regmax.regularizer("entropy")), drawn(2, 4)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
+        layer.jacobian(forward_ad.make_dual(x, torch.ones_like(x)))
+    with pytest.raises(NotImplementedError, match="jacrev"):
+        torch.func.vmap(layer.jacobian)(x)
