@@ -159,6 +159,7 @@ def test_an_approximation_has_a_dense_jacobian_alone():
         j @ x
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
 def test_forward_mode_is_refused():
     """It saw no tangent, and gave the derivative 0."""
     layer, x = regmax.RegularizedMax(regmax.regularizer("entropy")), drawn(2, 4)
