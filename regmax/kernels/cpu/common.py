@@ -217,12 +217,15 @@ def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, bl
 def place(row: Any, d: int, low: float, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where x_i ≥ low, else 0: the inverse of ``keep``."""
     full, n = d - d % LANES, 0
+    zero = simd.spread(simd.load_part(row, 0, simd.first(0), 0.0), 0.0)
     for i in range(0, full, LANES):
         on = simd.load(row, i) >= low
         size = simd.count(on)
-        if size > 0 or not blank:
+        if size > 0 or d <= DENSE:
             simd.store(out, i, simd.expand(kept, n, on))
             n += size
+        elif not blank:
+            simd.store(out, i, zero)
     if full < d:
         rest = simd.first(d - full)
         on = simd.load_part(row, full, rest, -np.inf) >= low

@@ -156,7 +156,7 @@ def pack(job: Any, k: int, mask: int, depth: float, like: Any, room: Any) -> int
 
 
 @intrinsic
-def _transpose(
+def transpose(
     typingctx: Any, source: Any, at: Any, apart: Any, target: Any, to: Any, between: Any
 ) -> Any:
     """16 × 16 entries: row k from source[at + k·apart], column k to target[to + k·between]."""
@@ -209,7 +209,7 @@ def columns(room: Any, rows: Any, apart: int, rest: float, to: Any) -> int:
         for i in range(int(room[LANES * SIZE + k]), most, LANES):
             simd.store(rows, k * apart + i, simd.spread(simd.load(rows, 0), rest))
     for i in range(0, most, LANES):
-        _transpose(rows, i, apart, to, i * LANES, LANES)
+        transpose(rows, i, apart, to, i * LANES, LANES)
     return most * LANES
 
 
@@ -217,7 +217,7 @@ def columns(room: Any, rows: Any, apart: int, rest: float, to: Any) -> int:
 def uncolumns(source: Any, m: int, rows: Any, apart: int) -> None:
     """The inverse of :func:`columns`."""
     for i in range(0, m // LANES, LANES):
-        _transpose(source, i * LANES, LANES, rows, i, apart)
+        transpose(source, i * LANES, LANES, rows, i, apart)
 
 
 @njit
