@@ -14,25 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from . import common, elementary, memory, simd
+from . import common, elementary, memory, simd, tiles
 from .jit import njit
 from .simd import LANES
-from .sixteen_rows import (
-    APART,
-    COUNT,
-    LONGEST,
-    NUMBERS,
-    ROW,
-    SCALE,
-    SIZE,
-    TAU,
-    THETA,
-    columns,
-    lane,
-    shifted,
-    uncolumns,
-)
+from .sixteen_rows import APART, COUNT, NUMBERS, SCALE, TAU, THETA, lane, shifted
 from .threshold import Description, whole_sum
+from .tiles import LONGEST, ROW, SIZE
 
 
 @njit
@@ -213,8 +200,8 @@ def _together(to: int, product: Any) -> Any:
         for k in range(count, LANES):
             room[LANES * SIZE + k], room[LANES * SCALE + k] = 0, 0.0
             room[LANES * THETA + k] = room[LANES * THETA]
-        m = columns(room, packed, ys, 0.0)
-        columns(room, beside, vs, 0.0)
+        m = tiles.columns(room, packed, APART, 0.0, ys)
+        tiles.columns(room, beside, APART, 0.0, vs)
         scale, theta = lane(room, SCALE), lane(room, THETA)
         given = ys, vs, m, simd.wide(simd.load(vs, 0)), scale, theta, s, vs
         found = scale
@@ -223,7 +210,7 @@ def _together(to: int, product: Any) -> Any:
         else:
             found = product(*given, True, False, False, False, False)
         simd.store(room, LANES * TAU, found)
-        uncolumns(vs, m, packed)
+        tiles.uncolumns(vs, m, packed, APART)
         for k in range(count):
             r = int(room[LANES * ROW + k])
             y, out = common.rows_at(job, 0, r, like), common.rows_at(job, to, r, like)
@@ -235,9 +222,11 @@ def _together(to: int, product: Any) -> Any:
     return together
 
 
-def backward(descriptions: tuple[Description, ...], theta: bool) -> Callable[..., None]:
-    """``backward(job, like)``."""
-    to = 4 if theta else 3
+def backward(
+    descriptions: tuple[Description, ...], given: bool, number: float
+) -> Callable[..., None]:
+    """``backward(job, like)``; ``given``: whether θ is in the job, else it is this number."""
+    to = 4 if given else 3
 
     @njit
     def of_none(
@@ -257,7 +246,7 @@ def backward(descriptions: tuple[Description, ...], theta: bool) -> Callable[...
     grouped = sum(each.corrected for each in descriptions)
 
     def backward(job: Any, like: Any) -> None:
-        hyper, room = theta and common.given(job, to + 1), 1
+        hyper, room = given and common.given(job, to + 1), 1
         if grouped > 0 and job[common.WIDTH] <= LONGEST:
             room = LANES * APART
         wide = common.scratch_like(3, job[common.WIDTH], like)
@@ -271,7 +260,7 @@ def backward(descriptions: tuple[Description, ...], theta: bool) -> Callable[...
         first, last = common.take(job)
         while first < last:
             for r in range(first, last):
-                own = common.number_at(job, 3, r) if theta else 0.0
+                own = common.number_at(job, 3, r) if given else number
                 row(job, r, like, own, hyper, work, group)
             first, last = common.take(job)
         rest(job, like, hyper, group)

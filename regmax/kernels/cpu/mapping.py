@@ -15,24 +15,29 @@ import numpy as np
 from . import common, jacobian, memory, simd, sixteen_rows
 from .jit import njit
 from .simd import LANES
-from .sixteen_rows import APART, COUNT, NUMBERS, ROW, SCALE, SIZE, THETA, TOP
+from .sixteen_rows import APART, COUNT, NUMBERS, SCALE, THETA, TOP
 from .threshold import SOME, Description, equation
+from .tiles import ROW, SIZE
 
 LARGEST = 1e300
 """The largest 1/γ, whose products with 0 are 0."""
 
 
 def functions(
-    *descriptions: Description, theta: bool = False
+    *descriptions: Description, theta: float | bool
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """``forward(job, like)`` and ``backward(job, like)`` as
     :class:`regmax.kernels.cpu.rows.CompiledRows` takes them. A row is computed by the first of the
-    descriptions that covers its θ; ``theta``: whether there is a hyperparameter."""
-    return _forward(descriptions, theta), jacobian.backward(descriptions, theta)
+    descriptions that covers its θ, a number, or True if it is the hyperparameter."""
+    number = 0.0 if theta is True else float(theta)
+    given = theta is True
+    return _forward(descriptions, given, number), jacobian.backward(descriptions, given, number)
 
 
-def _forward(descriptions: tuple[Description, ...], theta: bool) -> Callable[..., None]:
-    to = 4 if theta else 3
+def _forward(
+    descriptions: tuple[Description, ...], given: bool, number: float
+) -> Callable[..., None]:
+    to = 4 if given else 3
 
     @njit
     def of_none(
@@ -73,7 +78,7 @@ def _forward(descriptions: tuple[Description, ...], theta: bool) -> Callable[...
         first, last = common.take(job)
         while first < last:
             for r in range(first, last):
-                own = common.number_at(job, 2, r) if theta else 0.0
+                own = common.number_at(job, 2, r) if given else number
                 row(job, r, like, common.number_at(job, 1, r), own, rows, group)
             first, last = common.take(job)
         rest(job, like, rows, group)
@@ -88,10 +93,11 @@ def _rows(own: Description, place: int, to: int, others: Any, rest: Any) -> tupl
     if own.scales:
         return _scaled(own, to, others), rest
     covers, factor, widest = own.covers, own.factor, own.widest
-    zero, (relative, bound, solve) = own.zero, equation(own)
-    alone, together = sixteen_rows.alone(own, relative, solve), rest
+    parts = equation(own)
+    alone, single = _alone(own, parts)
+    together = rest
     if widest > 0:
-        together = sixteen_rows.together(own, relative, bound, solve, place, to, alone)
+        together = sixteen_rows.together(own, *parts, place, to, alone)
 
     @njit
     def row(job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, group: Any) -> None:
@@ -101,29 +107,24 @@ def _rows(own: Description, place: int, to: int, others: Any, rest: Any) -> tupl
         d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, 0
         room, packed, _, _, _, _, _ = sixteen_rows.own(group, place)
         k = int(room[LANES * COUNT])
-        if d <= widest:
+        waits = d <= widest
+        if waits:
             copy = place * LANES + k
         scores = common.participants(job, r, to - 1, like, sixteen_rows.copy_of(job, copy, group))
+        out = common.rows_at(job, to, r, like)
+        if not waits:
+            single(scores, d, gamma, theta, rows, out, blank)
+            return
         best, bad = common.scan(scores, d)
-        top, out = np.float64(simd.largest(best)), common.rows_at(job, to, r, like)
+        top = np.float64(simd.largest(best))
         if common.without_answer(bad or not gamma > 0.0, top, d, out):
             return
-        scale = min(max(factor(theta) / gamma, 1.0 / LARGEST), LARGEST)
-        if d <= widest:
-            simd.store(packed, k * APART, best)
-            room[LANES * ROW + k], room[LANES * SIZE + k] = r, LANES
-            room[LANES * TOP + k], room[LANES * SCALE + k] = top, scale
-            room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
-            if k + 1 == LANES:
-                together(job, like, rows, group)
-            return
-        none = simd.spread(simd.wide(best), 0.0)
-        a, b, c = none + top, none + scale, none + theta
-        _, y, _, z, rounded = rows
-        simd.store(y, 0, best)
-        relative(y, LANES, a, b, z, rounded)
-        tau = bound(rounded, LANES, c, none - zero(theta), True)
-        alone(scores, d, top, scale, theta, tau, rows, out, blank)
+        simd.store(packed, k * APART, best)
+        room[LANES * ROW + k], room[LANES * SIZE + k] = r, LANES
+        room[LANES * TOP + k], room[LANES * SCALE + k] = top, _scale(factor(theta) / gamma)
+        room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
+        if k + 1 == LANES:
+            together(job, like, rows, group)
 
     @njit
     def waiting(job: Any, like: Any, rows: Any, group: Any) -> None:
@@ -132,6 +133,41 @@ def _rows(own: Description, place: int, to: int, others: Any, rest: Any) -> tupl
         rest(job, like, rows, group)
 
     return row, waiting if widest > 0 else rest
+
+
+@njit
+def _scale(scale: float) -> float:
+    """Such that its product with 0 is 0, and that with −∞ is −∞."""
+    return min(max(scale, 1.0 / LARGEST), LARGEST)
+
+
+def single(own: Description) -> Any:
+    """(scores, d, γ, θ, scratch, y, whether y is 0) → y of one row, as a step of other kernels; the
+    scratch is as in :func:`regmax.kernels.cpu.sixteen_rows.alone`."""
+    return _alone(own, equation(own))[1]
+
+
+def _alone(own: Description, parts: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+    """One row, given a bound on τ, and from the start."""
+    zero, factor, (relative, bound, solve) = own.zero, own.factor, parts
+    alone = sixteen_rows.alone(own, relative, solve)
+
+    @njit
+    def single(
+        scores: Any, d: int, gamma: float, theta: float, rows: Any, out: Any, blank: bool
+    ) -> None:
+        best, bad = common.scan(scores, d)
+        top = np.float64(simd.largest(best))
+        if common.without_answer(bad or not gamma > 0.0, top, d, out):
+            return
+        none, scale = simd.spread(simd.wide(best), 0.0), _scale(factor(theta) / gamma)
+        _, y, _, z, rounded = rows
+        simd.store(y, 0, best)
+        relative(y, LANES, none + top, none + scale, z, rounded)
+        tau = bound(rounded, LANES, none + theta, none - zero(theta), True)
+        alone(scores, d, top, scale, theta, tau, rows, out, blank)
+
+    return alone, single
 
 
 def _scaled(own: Description, to: int, others: Any) -> Any:

@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from . import common, memory, simd
+from . import common, memory, simd, tiles
 from .jit import njit
 from .simd import LANES
 from .threshold import Description
-from .tiles import transpose
+from .tiles import LONGEST, ROW, SIZE
 
-LONGEST = 128
-"""How many packed entries of a row a tile holds."""
 APART = LONGEST + 2 * LANES
 """The distance of the packed rows."""
-ROW, SIZE, TOP, SCALE, THETA, LOW, TAU, COUNT = range(8)
+TOP, SCALE, THETA, LOW, TAU, COUNT = range(2, 8)
 """The numbers of a lane: its row, how many entries are packed, the largest of them, the factor of
 the scores, θ, the bound of the packed entries, and τ. The last has the number of rows that wait."""
 NUMBERS = 8
@@ -38,34 +36,14 @@ def lane(room: Any, which: int) -> Any:
 
 
 @njit
-def columns(room: Any, packed: Any, tile: Any, rest: float) -> int:
-    """The vectors of a tile ← the packed entries of sixteen rows, padded with ``rest``; returns 16
-    times the number of vectors."""
-    most = int(simd.largest(lane(room, SIZE)))
-    none = simd.spread(simd.load(packed, 0), rest)
-    for k in range(LANES):
-        for i in range(int(room[LANES * SIZE + k]), most, LANES):
-            simd.store(packed, k * APART + i, none)
-    for i in range(0, most, LANES):
-        transpose(packed, i, APART, tile, i * LANES, LANES)
-    return most * LANES
-
-
-@njit
-def uncolumns(tile: Any, m: int, packed: Any) -> None:
-    """The inverse of :func:`columns`."""
-    for i in range(0, m // LANES, LANES):
-        transpose(tile, i * LANES, LANES, packed, i, APART)
-
-
-@njit
 def shifted(pointer: Any, by: int) -> Any:
     """The pointer to an entry."""
     return memory.pointer(memory.address_of(pointer), by, pointer)
 
 
 def alone(description: Description, relative: Any, solve: Any) -> Any:
-    """One row, given a lower bound on τ in all lanes of a float32 vector."""
+    """One row, given a lower bound on τ in all lanes of a float32 vector. ``rows`` is scratch for
+    the packed entries, y, p', float64 and float32; y may be in the place of the packed entries."""
     zero = description.zero
 
     @njit(apart=True)
@@ -109,7 +87,7 @@ def together(
         least = 0.0 - one(theta)
         high, tau = simd.spread(least, 0.0), simd.narrow(least)
         if expensive or d > common.DENSE:
-            m = columns(room, packed, tile, -np.inf)
+            m = tiles.columns(room, packed, APART, -np.inf, tile)
             relative(tile, m, top, scale, z, rounded)
             tau = bound(rounded, m, theta, high, False)
         simd.store(room, LANES * TAU, simd.wide(tau))
@@ -131,11 +109,11 @@ def together(
         for k in range(count, LANES):
             packed[k * APART], room[LANES * SIZE + k] = room[LANES * TOP], 1
             room[LANES * TAU + k] = -np.inf
-        m = columns(room, packed, tile, -np.inf)
+        m = tiles.columns(room, packed, APART, -np.inf, tile)
         relative(tile, m, top, scale, z, rounded)
         tau = simd.narrow(simd.larger(lane(room, TAU), least))
         solve(z, rounded, m, theta, tau, high, False, y, dy)
-        uncolumns(y, m, packed)
+        tiles.uncolumns(y, m, packed, APART)
         for k in range(count):
             r, low = int(room[LANES * ROW + k]), room[LANES * LOW + k]
             if r >= 0:

@@ -8,7 +8,9 @@ and log-sum-exp for the entropy. It is exact for one entry, and from the left it
 It starts in float32. The last steps, on Σp = 1, have the rounding of the result alone: the last one
 is taken by every y at once, along p'.
 
-With ``norm``, Ω = ½(Σ y^θ)^(2/θ), and y = p/Σp where Σp (Σ p u)^(1 − 2/θ) = 1.
+With ``norm``, Ω = ½(Σ y^θ)^(2/θ), for e' = y^a/a, a = θ − 1: y = p/Σp where
+Σp (Σp^θ)^(1 − 2/θ) = 1. p^θ is p au, or p (1 + au) for e' = (y^a − 1)/a, which a ``precise``
+description has.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from . import elementary, memory, simd
+from . import common, elementary, memory, simd
 from .jit import njit
 from .simd import LANES
 
@@ -85,8 +87,7 @@ class Description:
     precise: bool = False
     """Whether p is computed in float64 for float32 too."""
     factor: Any = _same
-    """θ, a number → what the scores are multiplied by. Where this is given, ``norm`` takes
-    1 + (θ − 1) u instead of u."""
+    """θ, a number → what the scores are multiplied by."""
     solve: Any = None
     """Where p'(0+) = ∞, (z, n, θ, y, scratch) → y[:n] of the scores z, float64, instead of the
     equation; the weight decreases in y."""
@@ -133,16 +134,16 @@ def stepper(own: Description, slope: Any, power: Any) -> Any:
         g, h = slope(s, theta)
         return (g - one(theta)) / (h * ds)
 
-    gain = 0.0 if own.factor is _same else 1.0
+    logarithmic = own.precise
 
     @njit
     def of_norm(s: Any, ds: Any, products: Any, theta: Any, whole: bool) -> Any:
         # linear in τ where all entries are equal
         s, ds, b = whole_sum(s, whole), whole_sum(ds, whole), whole_sum(products, whole)
-        c, grown = (2.0 - theta) / theta, theta
-        if gain == 0.0:
-            grown = theta / (theta - 1.0)
-        return (1.0 - power(b, c) / s) / (ds / s - s / b * (c * grown))
+        b, c = b * (theta - 1.0), (2.0 - theta) / theta
+        if logarithmic:
+            b = b + s
+        return (1.0 - power(b, c) / s) / (ds / s - s / b * (c * theta))
 
     return of_norm if own.norm else of_sums
 
@@ -226,7 +227,7 @@ def _smooth(own: Description, rough: Any, step_of: Any) -> Any:
     p, one, norm, precise, corrected = (
         own.inverse, own.one, own.norm, own.precise, own.corrected,
     )  # fmt: skip
-    shifted, close = own.factor is not _same, tolerance(own.bend)
+    close = tolerance(own.bend)
 
     @njit
     def entries32(u: Any, y: Any, theta: Any) -> tuple[Any, Any]:
@@ -255,7 +256,7 @@ def _smooth(own: Description, rough: Any, step_of: Any) -> Any:
             tau = rough(rounded, n, few[0], few[1], few[2], STEPS, whole)[0]
         t, octets = simd.wide(tau), memory.size(y)
         low, near = 0.0 - one(theta) * 1.000001 - 1e-6, close(theta, octets)
-        tol = 1e-4 if octets == 4 else 1e-8
+        tol, noise = 1e-4 if octets == 4 else 1e-8, 1e-6 if octets == 4 else 1e-11
         step, total, slope, before = none, none, none, none + np.inf
         moving = before > none
         for _ in range(STEPS):
@@ -268,10 +269,8 @@ def _smooth(own: Description, rough: Any, step_of: Any) -> Any:
                     simd.store(y, i, v)
                     simd.store(dy, i, dv)
                     sums, slopes = sums + simd.wide(v), slopes + dv
-                    if norm and shifted:
-                        some = some + simd.wide(v) * simd.larger(u * (theta - 1.0) + 1.0, 0.0)
-                    elif norm:
-                        some = some + simd.wide(v) * simd.larger(u, 0.0)
+                    if norm:
+                        some = some + simd.wide(v) * simd.select(u > -1e300, u, 0.0)
                 total, slope = total + sums, slope + simd.wide(slopes)
                 products = products + some
             total, slope = whole_sum(total, whole), whole_sum(slope, whole)
@@ -284,7 +283,7 @@ def _smooth(own: Description, rough: Any, step_of: Any) -> Any:
             size, below = size_of(off), off > 0.0
             low, high = simd.select(below, t, low), simd.select(below, high, t)
             far = (size > tol) | (size_of(step) > near)
-            moving = moving & far & ((before > size) | (size > 1e-5))
+            moving = moving & far & ((before > size) | (size > noise))
             if simd.count(moving) == 0:
                 break
             trial, before = t + step, size
@@ -318,44 +317,76 @@ def _given(own: Description) -> Any:
     return solve
 
 
+@njit
+def _sum_of(hi: Any, lost: Any, whole: bool, spare: Any) -> tuple[Any, Any]:
+    """The sums of lanes hi − lost as sums of rows, each a number and the rounding of it."""
+    if not whole:
+        total = hi - lost
+        return total, (hi - total) - lost
+    simd.store(spare, 0, hi)
+    simd.store(spare, LANES, 0.0 - lost)
+    total, rest = 0.0, 0.0
+    for i in range(2 * LANES):
+        t = total + spare[i]
+        part = t - total
+        rest += (total - (t - part)) + (spare[i] - part)
+        total = t
+    t = total + rest
+    return simd.spread(hi, t), simd.spread(hi, rest - (t - total))
+
+
 def _kinked(own: Description, rough: Any) -> Any:
     """``solve`` where p'(0+) > 0: zeros change the derivative, so the support has to be that of
     exact arithmetic, and all is in float64. Where p is linear, these are Michelot's steps (1986),
-    which end if the support does not change."""
+    which end if the support does not change. For float64 the sums are compensated, so that y does
+    not depend on their order."""
     p, one = own.inverse, own.one
 
     @njit
     def solve(
         z: Any, rounded: Any, n: int, theta: Any, tau: Any, high: Any, whole: bool, y: Any, dy: Any
     ) -> None:
-        none, like = simd.spread(theta, 0.0), simd.load(y, 0)
+        none, like, double = simd.spread(theta, 0.0), simd.load(y, 0), memory.size(y) == 8
+        spare = memory.doubles(memory.address_of(rounded))
         if not whole or n > 4 * LANES:
             few = simd.narrow(theta), tau, simd.narrow(high)
             tau = rough(rounded, n, few[0], few[1], few[2], FEW, whole)[0]
         t, low = simd.wide(tau), 0.0 - one(theta) * 1.000001 - 1e-6
-        off, slope, trial, before = none, none, t, none + np.inf
+        off, slope, before = none, none, none + np.inf
         moving = before > none
         for _ in range(STEPS):
-            total, slope, levels = none, none, none
-            for start in range(0, n, SOME):
-                sums, slopes, some = none, none, none
-                for i in range(start, min(start + SOME, n), LANES):
-                    v, dv = p(simd.load(z, i) - t, theta)
-                    sums, slopes, some = sums + v, slopes + dv, some + (v + dv * t)
-                total, slope, levels = total + sums, slope + slopes, levels + some
-            off, slope = whole_sum(total, whole) - 1.0, whole_sum(slope, whole)
+            total, slope, level, lost, missed = none, none, none, none, none
+            for i in range(0, n, LANES):
+                x = simd.load(z, i)
+                u = x - t
+                v, dv = p(u, theta)
+                w = simd.select(v > 0.0, dv * x + (v - dv * u), 0.0)
+                slope = slope + dv
+                if double:
+                    total, lost = common.added(total, lost, v)
+                    level, missed = common.added(level, missed, w)
+                else:
+                    total, level = total + v, level + w
+            slope = whole_sum(slope, whole)
+            if double:
+                total, rest = _sum_of(total, lost, whole, spare)
+                off = (total - 1.0) + rest
+                level, rest = _sum_of(level, missed, whole, spare)
+                trial = ((level - 1.0) + rest) / slope
+            else:
+                off = whole_sum(total, whole) - 1.0
+                trial = (whole_sum(level, whole) - 1.0) / slope
             size, below = size_of(off), off > 0.0
             low, high = simd.select(below, t, low), simd.select(below, high, t)
-            trial = (whole_sum(levels, whole) - 1.0) / slope
-            far = size_of(trial - t) > size_of(t) * 1e-15
-            moving = moving & far & ((before > size) | (size > 1e-5))
+            far = (trial > t) | (trial < t)
+            moving = moving & far & ((before > size) | (size > 1e-11))
             if simd.count(moving) == 0:
                 break
             usable, before = (trial > low) & (trial < high), size
             t = simd.select(moving, simd.select(usable, trial, (low + high) * 0.5), t)
         # the rounding of τ is that of a sum of z, where it is below that of y
         apart = (off * off > slope * (3.0 * EPS * EPS)) | (t * slope < -4.0)
-        t, step = simd.select(apart, t, trial), simd.select(apart, off / slope, 0.0)
+        step = simd.select(apart, off / slope, 0.0)
         for i in range(0, n, LANES):
             v, dv = p(simd.load(z, i) - t, theta)
             simd.store(y, i, simd.like(like, simd.larger(v - dv * step, 0.0)))
