@@ -9,6 +9,7 @@ KERNEL = CompiledLosses(
     "pnorm",
     special=(
         (lambda p: p == 1.5, ("forward_half", "backward_half")),
+        (lambda p: p == 2.0, ("forward_linear", "backward_linear")),
         (lambda p: 1.05 < p < 2.0, ("forward_power", "backward_power")),
     ),
 )

@@ -9,6 +9,7 @@ KERNEL = CompiledLosses(
     "tsallis",
     special=(
         (lambda alpha: alpha == 1.5, ("forward_half", "backward_half")),
+        (lambda alpha: alpha == 2.0, ("forward_linear", "backward_linear")),
         (lambda alpha: 1.05 < alpha < 2.0, ("forward_power", "backward_power")),
     ),
 )

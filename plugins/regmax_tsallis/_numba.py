@@ -55,6 +55,7 @@ STEEP = Description(
 
 forward_half, backward_half = mapping.functions(HALF, theta=True)
 forward_power, backward_power = mapping.functions(POWER, theta=True)
+forward_linear, backward_linear = mapping.functions(LINEAR, theta=True)
 forward, backward = mapping.functions(
     HALF, POWER, replace(LINEAR, widest=0), EXP, PRECISE, STEEP, theta=True
 )
