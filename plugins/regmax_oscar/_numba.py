@@ -144,11 +144,12 @@ def forward(job: Any, like: Any) -> None:
             if m == 0 and prox:
                 common.fill(out, d, np.nan if bad or not gamma > 0.0 else -np.inf)
             elif bad or m == 0 or (lam == 0.0 and not prox):
-                projection.special(
+                projection.forward(
                     row,
                     d,
                     gamma,
                     memory.row(wide, 0),
+                    memory.row(wide, 1),
                     memory.row(own, 0),
                     out,
                     job[common.BLANK] != 0,

@@ -1,28 +1,15 @@
-"""The kernel of α-entmax on the CPU. α = 1.5 has compiled functions of its own, as it needs the
-least code and is the most common."""
+"""The kernel of α-entmax on the CPU. Where α is one number, less is compiled."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from regmax.kernels.base import Hyper
 from regmax.kernels.cpu.losses import CompiledLosses
-from regmax.kernels.cpu.rows import CompiledRows
 
-_HALF = CompiledRows("regmax_tsallis._half")
-
-
-class _Entmax(CompiledLosses):
-    """``CompiledLosses`` for any α."""
-
-    parts = (_HALF,)
-
-    def rows(self, theta: Hyper) -> CompiledRows:
-        return _HALF if _is_half(theta[0]) else self
-
-
-def _is_half(alpha: Tensor) -> bool:
-    return alpha.numel() == 1 and alpha.item() == 1.5
-
-
-KERNEL = _Entmax("regmax_tsallis._numba", "tsallis")
+KERNEL = CompiledLosses(
+    "regmax_tsallis._numba",
+    "tsallis",
+    special=(
+        (lambda alpha: alpha == 1.5, ("forward_half", "backward_half")),
+        (lambda alpha: alpha == 2.0, ("forward_linear", "backward_linear")),
+        (lambda alpha: 1.05 < alpha < 2.0, ("forward_power", "backward_power")),
+    ),
+)

@@ -83,7 +83,7 @@ class _DirectFusedmax(DirectRows):
             arrays[4] = mask
         if each := self.slopes(y) if hyper else ():
             arrays[6] = each[0]
-        self.run(1, arrays, theta, hyper)
+        self.run(1, arrays, theta)
         return out, each
 
 

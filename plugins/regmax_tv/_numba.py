@@ -72,7 +72,8 @@ def forward(job: Any, like: Any) -> None:
             elif whole_rows:
                 whole_row(row, n, lam, place, gap, space, groups, out)
             elif lam == 0.0 and not prox:
-                projection.special(scores, d, gamma, memory.row(wide, 0), kept, out, blank)
+                z, rest = memory.row(wide, 0), memory.row(wide, 1)
+                projection.forward(scores, d, gamma, z, rest, kept, out, blank)
             else:
                 w = min(gamma * lam, HIGHEST)
                 forward_row(

@@ -1,9 +1,9 @@
 """Shared parts of CPU kernels: packing the few relevant entries of a row, and unpacking them.
 
 Where y_i = 0 unless x_i/γ is near the largest, a kernel (i) finds the largest, (ii) packs the
-entries that may be positive, (iii) solves on these alone, in float64, (iv) writes y. Backward packs
+entries that may be positive, (iii) solves on these alone, (iv) writes y. Backward packs
 the support instead. Rows are pointers, read 16 entries at a time (:mod:`regmax.kernels.cpu.simd`);
-``z``, ``w`` are scratch of float64 and ``kept`` of the row's dtype, from :func:`scratch`.
+``z`` is scratch of float64 and ``kept`` of the row's dtype, from :func:`scratch`.
 """
 
 from __future__ import annotations
@@ -207,22 +207,18 @@ def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: A
 
 
 @njit
-def unpack(row: Any, d: int, low: float, n: int, y: Any, kept: Any, out: Any, blank: bool) -> None:
-    """out_i = y_1, y_2, … where x_i ≥ low, else 0: the inverse of ``pack``."""
-    narrow(y, n, kept)
-    place(row, d, low, kept, out, blank)
-
-
-@njit
 def place(row: Any, d: int, low: float, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where x_i ≥ low, else 0: the inverse of ``keep``."""
     full, n = d - d % LANES, 0
+    zero = simd.spread(simd.load_part(row, 0, simd.first(0), 0.0), 0.0)
     for i in range(0, full, LANES):
         on = simd.load(row, i) >= low
         size = simd.count(on)
-        if size > 0 or not blank:
+        if size > 0 or d <= DENSE:
             simd.store(out, i, simd.expand(kept, n, on))
             n += size
+        elif not blank:
+            simd.store(out, i, zero)
     if full < d:
         rest = simd.first(d - full)
         on = simd.load_part(row, full, rest, -np.inf) >= low
@@ -267,13 +263,6 @@ def pack_support(
 
 
 @njit
-def unpack_support(y: Any, d: int, n: int, w: Any, kept: Any, out: Any, blank: bool) -> None:
-    """out_i = w_1, w_2, … where y_i > 0, else 0."""
-    narrow(w, n, kept)
-    place_support(y, d, kept, out, blank)
-
-
-@njit
 def place_support(y: Any, d: int, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where y_i > 0, else 0: the inverse of ``keep_support``."""
     full, n = d - d % LANES, 0
@@ -287,56 +276,6 @@ def place_support(y: Any, d: int, kept: Any, out: Any, blank: bool) -> None:
         rest = simd.first(d - full)
         on = simd.load_part(y, full, rest, 0.0) > 0.0
         simd.store_part(out, full, rest, simd.expand(kept, n, on))
-
-
-@njit
-def narrow(a: Any, n: int, out: Any) -> None:
-    """out[:n] = a[:n] in the dtype of out."""
-    for i in range(0, n, LANES):
-        simd.store(out, i, simd.like(simd.load(out, i), simd.load(a, i)))
-
-
-@njit
-def scaled(y: Any, n: int, factor: float) -> None:
-    """y[:n] ← y[:n]·factor."""
-    for i in range(0, n, LANES):
-        simd.store(y, i, simd.load(y, i) * factor)
-
-
-@njit
-def diagonal_product(s: Any, v: Any, n: int, origin: float, factor: float) -> None:
-    """v ← factor·s ∘ (v − ⟨s, v⟩/Σs): the product with J for the curvature diag(1/s).
-
-    s is 0 beyond n. ``origin``, one of the entries of v, is subtracted first. This avoids
-    cancellation for a nearly constant v and, if it is the entry of the largest s, also for s of
-    very different size.
-    """
-    weights, products = simd.load(s, 0), simd.load(s, 0) * (simd.load(v, 0) - origin)
-    for i in range(LANES, n, LANES):
-        t = simd.load(s, i)
-        weights = weights + t
-        products = products + t * (simd.load(v, i) - origin)
-    mean = simd.total(products) / simd.total(weights)
-    for i in range(0, n, LANES):
-        simd.store(v, i, ((simd.load(v, i) - origin) - mean) * (simd.load(s, i) * factor))
-
-
-@njit
-def dot(a: Any, b: Any, n: int) -> float:
-    """⟨a, b⟩ of float64 scratch; a or b must be 0 beyond n."""
-    sums = simd.load(a, 0) * simd.load(b, 0)
-    for i in range(LANES, n, LANES):
-        sums = sums + simd.load(a, i) * simd.load(b, i)
-    return simd.total(sums)
-
-
-@njit
-def at_largest(s: Any, v: Any, n: int) -> float:
-    """v_i at the i with s_i = 1, the largest s."""
-    for i in range(n):
-        if s[i] == 1.0:
-            return v[i]
-    return v[0]
 
 
 @njit

@@ -64,30 +64,6 @@ def _power(y: Any, b: float) -> Any:
 
 
 @njit
-def ratios(u: Any) -> tuple[Any, Any]:
-    """φ(u) = (e^u − 1)/u and its derivative, by their series near 0."""
-    power, far = elementary.exp(u), (u > 0.1) | (u < -0.1)
-    w, v = simd.select(far, simd.spread(u, 0.0), u), simd.select(far, u, 1.0)
-    # φ = Σ u^k/(k+1)!, φ' = Σ (k+1) u^k/(k+2)!
-    p = w * (1 / 362880) + 1 / 40320
-    q = w * (9 / 3628800) + 8 / 362880
-    p = p * w + 1 / 5040
-    q = q * w + 7 / 40320
-    p = p * w + 1 / 720
-    q = q * w + 6 / 5040
-    p = p * w + 1 / 120
-    q = q * w + 5 / 720
-    p = p * w + 1 / 24
-    q = q * w + 4 / 120
-    p = p * w + 1 / 6
-    q = q * w + 3 / 24
-    p = p * w + 1 / 2
-    q = q * w + 2 / 6
-    p = simd.select(far, (power - 1.0) / v, p * w + 1.0)
-    return p, simd.select(far, (power - p) / v, q * w + 1 / 2)
-
-
-@njit
 def _survey(job: Any, r: int, like: Any) -> tuple[float, float, float, bool, bool]:
     """Σ t, the largest y_i, the largest score that takes part, whether t is outside of those that
     do, and whether it is a multiple of a distribution."""
@@ -127,7 +103,7 @@ def _log_a(t: Any, a: float) -> Any:
         return log
     if abs(a) > 0.01:
         return (elementary.exp(log * a) - 1.0) * (1.0 / a)
-    return log * ratios(log * a)[0]
+    return log * elementary.ratios(log * a)[0]
 
 
 @njit

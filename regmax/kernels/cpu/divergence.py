@@ -43,7 +43,6 @@ from .distributions import (
     TINY,
     TSALLIS,
     Y,
-    ratios,
     sum_of_powers,
     taking_part,
 )
@@ -237,7 +236,7 @@ def _terms(kind: int, w: Any, a: float) -> tuple[Any, Any]:
     if kind == PNORM:
         power = w * elementary.exp(log * a)
         return power, power * log
-    ratio, rate = ratios(log * a)
+    ratio, rate = elementary.ratios(log * a)
     return w * ratio * log, w * rate * (log * log)
 
 

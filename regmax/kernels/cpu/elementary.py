@@ -10,7 +10,21 @@ from numba import types
 from numba.core import cgutils
 
 from . import simd
-from .jit import intrinsic, njit
+from .jit import Function, intrinsic, njit
+
+
+class Either(Function):
+    """A function of vectors with one code for float32 and another for float64: the dtype of the
+    first vector counts, or that of another ``place``."""
+
+    def __init__(self, single: Function, double: Function, place: int = 0) -> None:
+        super().__init__(double.function)
+        self.single, self.double, self.place = single, double, place
+
+    def typed(self, context: Any, kinds: tuple[Any, ...]) -> Any:
+        single = kinds[self.place].dtype == types.float32
+        return (self.single if single else self.double).typed(context, kinds)
+
 
 MAGIC = 1.5 * 2.0**52  # x + MAGIC − MAGIC is x rounded, and its lowest bits are that integer
 LN2_HIGH, LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
@@ -208,3 +222,42 @@ def log1p(u: Any) -> Any:
     """log(1 + u) for u > −1, with a relative error of about one rounding, also for small u."""
     w = u + 1.0
     return log(w) + (u - (w - 1.0)) / w
+
+
+@njit
+def _power32(x: Any, p: Any) -> Any:
+    t = log2_32(x) * p
+    return simd.select(t > -125.0, exp2_32(t), 0.0)
+
+
+@njit
+def _power64(x: Any, p: Any) -> Any:
+    return exp(log(x) * p)
+
+
+power = Either(_power32, _power64)
+"""x^p of normal x > 0, in float32 or float64; 0 where it is not a normal number."""
+
+
+@njit
+def ratios(u: Any) -> tuple[Any, Any]:
+    """φ(u) = (e^u − 1)/u and its derivative, by their series near 0."""
+    power, far = exp(u), (u > 0.1) | (u < -0.1)
+    w, v = simd.select(far, simd.spread(u, 0.0), u), simd.select(far, u, 1.0)
+    # φ = Σ u^k/(k+1)!, φ' = Σ (k+1) u^k/(k+2)!
+    p = w * (1 / 362880) + 1 / 40320
+    q = w * (9 / 3628800) + 8 / 362880
+    p = p * w + 1 / 5040
+    q = q * w + 7 / 40320
+    p = p * w + 1 / 720
+    q = q * w + 6 / 5040
+    p = p * w + 1 / 120
+    q = q * w + 5 / 720
+    p = p * w + 1 / 24
+    q = q * w + 4 / 120
+    p = p * w + 1 / 6
+    q = q * w + 3 / 24
+    p = p * w + 1 / 2
+    q = q * w + 2 / 6
+    p = simd.select(far, (power - 1.0) / v, p * w + 1.0)
+    return p, simd.select(far, (power - p) / v, q * w + 1 / 2)

@@ -8,6 +8,7 @@ these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence` and
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,13 +25,30 @@ _SLOPES = CompiledRows("regmax.kernels.cpu.divergence", names=("slopes",))
 
 
 class CompiledLosses(CompiledRows):
-    """``CompiledRows`` with losses, for an Ω of one of ``KINDS``."""
+    """``CompiledRows`` with losses, for an Ω of one of ``KINDS``. ``special`` are functions of less
+    code, where θ is one number for which a condition holds: it, and their names."""
 
     distributions = True
 
-    def __init__(self, module: str, kind: str, names: tuple[str, ...] = PASSES) -> None:
+    def __init__(
+        self,
+        module: str,
+        kind: str,
+        names: tuple[str, ...] = PASSES,
+        special: tuple[tuple[Callable[[float], bool], tuple[str, str]], ...] = (),
+    ) -> None:
         super().__init__(module, names=names)
         self.kind = KINDS.index(kind)
+        self.special = [(holds, CompiledRows(module, names=own)) for holds, own in special]
+        self.parts = tuple(rows for _, rows in self.special)
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        if theta and theta[0].numel() == 1:
+            number = theta[0].item()
+            for holds, rows in self.special:
+                if holds(number):
+                    return rows
+        return self
 
     def compile(self, dtype: torch.dtype) -> None:
         super().compile(dtype)

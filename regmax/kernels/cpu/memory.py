@@ -37,7 +37,8 @@ def _pointer_to(kind: types.Type) -> Any:
     return pointer
 
 
-doubles, octets = _pointer_to(types.float64), _pointer_to(types.uint8)
+doubles, floats = _pointer_to(types.float64), _pointer_to(types.float32)
+octets = _pointer_to(types.uint8)
 ints, longs = _pointer_to(types.int32), _pointer_to(types.int64)
 
 
@@ -99,6 +100,16 @@ def empty(typingctx: Any, rows: Any, columns: Any, like: Any) -> Any:
         return array._getvalue()
 
     return kind(rows, columns, like), code
+
+
+@intrinsic
+def keep(typingctx: Any, arrays: Any) -> Any:
+    """Use the arrays, so that their memory is not free before: a pointer does not keep it."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(arrays), code
 
 
 @intrinsic

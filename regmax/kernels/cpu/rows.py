@@ -147,12 +147,10 @@ class CompiledRows(Kernel):
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
         out = result(y)
-        if not hyper:
-            self.rows(theta).run(1, y, v, gamma, *theta, out, *(None for _ in theta))
-            return out, None
-        each = tuple(gamma.new_empty(len(y)) for _ in theta)
-        self.run(1, y, v, gamma, *theta, out, *each)
-        return out, each
+        each = tuple(gamma.new_empty(len(y)) for _ in theta) if hyper else ()
+        rows = self.rows(theta)
+        rows.run(1, y, v, gamma, *theta, out, *(each or (None for _ in theta)))
+        return out, each if hyper else None
 
 
 def _like(dtype: torch.dtype) -> str:
@@ -187,20 +185,20 @@ class DirectRows(Direct):
         arrays = {0: y, 1: v, 1 + self.last: out}
         for k, t in zip(self.open, each, strict=False):
             arrays[2 + self.last + k] = t
-        self.run(1, arrays, theta, hyper)
+        self.run(1, arrays, theta)
         return out, each
 
     def slopes(self, y: Tensor) -> Hyper:
         """Memory for the products of the hyperparameters that were not kept."""
         return tuple([self.gamma.new_empty(len(y)) for _ in self.open])
 
-    def run(self, which: int, arrays: dict[int, Tensor], theta: Hyper, hyper: bool = False) -> None:
-        """Run a function on the arrays of a call; if ``hyper``, the one for any θ."""
+    def run(self, which: int, arrays: dict[int, Tensor], theta: Hyper) -> None:
+        """Run a function on the arrays of a call."""
         kernel = self.rows
         if self.open:
             found = iter(theta)
             each = tuple([next(found) if t is None else t for t in self.theta])
             for k in self.open:
                 arrays[2 + which + k] = each[k]
-            kernel = self.kernel if hyper else self.kernel.rows(each)
+            kernel = self.kernel.rows(each)
         kernel.rerun(which, self.jobs[which], arrays)

@@ -1,4 +1,4 @@
-"""Rows of float32, sixteen at a time, one in each lane.
+"""Rows sixteen at a time, one in each lane; memory for those of float32 where a kernel is by hand.
 
 With one row at a time, vector units are idle while each step waits for a sum. Here lane k of
 a vector belongs to row k. Sums over a row are sums of vectors, and every operation serves sixteen
@@ -52,21 +52,14 @@ class only(Function):
 
 
 short = functools.partial(only, types.float32)
-double = functools.partial(only, types.float64)
-
-
-@njit
-def fits(d: int, like: Any) -> bool:
-    """Whether rows are computed together, and none needs more than a tile."""
-    return d <= LONGEST and memory.size(like) == 4
 
 
 @njit
 def room(d: int, like: Any) -> Any:
     """Memory for sixteen rows; ``memory.row(room, 0)`` is the ``room`` of the other functions.
 
-    It holds the numbers of the lanes, a tile of float64, one of float32, of each row the packed
-    entries and a masked copy, and at the end :func:`spare`.
+    It holds the numbers of the lanes, a tile of float64, one of float32, and of each row the packed
+    entries and a masked copy.
     """
     entries = LANES * (min(d, LONGEST) + LANES)
     size = LANES * (NUMBERS + LANES) + 2 * entries + (rows_of(d) // 2 + 2) * (d + 2 * LANES)
@@ -113,50 +106,8 @@ def copy(room: Any, d: int, like: Any, k: int) -> Any:
     return memory.pointer(start, k * (d + 2 * LANES), like)
 
 
-@njit
-def spare(room: Any, d: int, like: Any, k: int) -> Any:
-    """Room for the entries of a row, k = 0 or 1. The first holds them if :func:`pack` cannot."""
-    return copy(room, d, like, rows_of(d) + k)
-
-
-@njit
-def enter(job: Any, r: int, k: int, mask: int, like: Any, room: Any) -> bool:
-    """Let row r be that of lane k, with the sixteen entries of ``common.scan`` as packed entries;
-    False if it has to be computed alone. ``mask`` is the place of the mask in the job."""
-    d = job[common.WIDTH]
-    row = common.participants(job, r, mask, like, copy(room, d, like, k))
-    best, bad = common.scan(row, d)
-    top = np.float64(simd.largest(best))
-    gamma = common.number_at(job, 1, r)
-    scale = 1.0 / gamma
-    if bad or top == -np.inf or not (gamma > 0.0 and scale < np.inf):
-        return False
-    simd.store(packed(room, d, like, k), 0, best)
-    room[LANES * ROW + k], room[LANES * SIZE + k] = r, LANES
-    room[LANES * TOP + k], room[LANES * SCALE + k] = top, scale
-    return True
-
-
-@njit
-def pack(job: Any, k: int, mask: int, depth: float, like: Any, room: Any) -> int:
-    """Pack the entries of lane k's row within depth·γ of its largest; returns their number. If it
-    is above LONGEST, they are in :func:`spare`, and the lane has the largest alone."""
-    d = job[common.WIDTH]
-    row, entries = row_of(job, k, mask, like, room), packed(room, d, like, k)
-    kept = entries if d <= LONGEST else spare(room, d, like, 0)
-    low = common.floor(row, room[LANES * TOP + k], depth / room[LANES * SCALE + k])
-    n = common.keep(row, d, low, kept)
-    room[LANES * LOW + k], room[LANES * SIZE + k] = low, n
-    if n > LONGEST:
-        entries[0], room[LANES * SIZE + k] = room[LANES * TOP + k], 1
-    elif d > LONGEST:
-        for i in range(0, n, LANES):
-            simd.store(entries, i, simd.load(kept, i))
-    return n
-
-
 @intrinsic
-def _transpose(
+def transpose(
     typingctx: Any, source: Any, at: Any, apart: Any, target: Any, to: Any, between: Any
 ) -> Any:
     """16 × 16 entries: row k from source[at + k·apart], column k to target[to + k·between]."""
@@ -209,7 +160,7 @@ def columns(room: Any, rows: Any, apart: int, rest: float, to: Any) -> int:
         for i in range(int(room[LANES * SIZE + k]), most, LANES):
             simd.store(rows, k * apart + i, simd.spread(simd.load(rows, 0), rest))
     for i in range(0, most, LANES):
-        _transpose(rows, i, apart, to, i * LANES, LANES)
+        transpose(rows, i, apart, to, i * LANES, LANES)
     return most * LANES
 
 
@@ -217,32 +168,7 @@ def columns(room: Any, rows: Any, apart: int, rest: float, to: Any) -> int:
 def uncolumns(source: Any, m: int, rows: Any, apart: int) -> None:
     """The inverse of :func:`columns`."""
     for i in range(0, m // LANES, LANES):
-        _transpose(source, i * LANES, LANES, rows, i, apart)
-
-
-@njit
-def relative(room: Any, d: int, like: Any, m: int, factor: float) -> None:
-    """(x − top)·factor/γ of the entries, to the tile of float64 and, rounded, to the other."""
-    narrow, exact = tile(room, d, like), wide(room)
-    top = simd.load(numbers(room, TOP), 0)
-    scale = simd.load(numbers(room, SCALE), 0) * factor
-    for i in range(0, m, LANES):
-        t = (simd.wide(simd.load(narrow, i)) - top) * scale
-        simd.store(exact, i, t)
-        simd.store(narrow, i, simd.narrow(t))
-
-
-@njit
-def finish(job: Any, like: Any, count: int, m: int, mask: int, to: int, room: Any) -> None:
-    """The rows of the job's array ``to`` ← the tile of float32, which holds y of the packed
-    entries; but those with ROW = −1."""
-    d, blank = job[common.WIDTH], job[common.BLANK] != 0
-    uncolumns(tile(room, d, like), m, packed(room, d, like, 0), min(d, LONGEST) + 2 * LANES)
-    for k in range(count):
-        r, low = int(room[LANES * ROW + k]), room[LANES * LOW + k]
-        if r >= 0:
-            row, out = row_of(job, k, mask, like, room), common.rows_at(job, to, r, like)
-            common.place(row, d, low, packed(room, d, like, k), out, blank)
+        transpose(source, i * LANES, LANES, rows, i, apart)
 
 
 @njit

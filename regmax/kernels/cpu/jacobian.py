@@ -1,0 +1,269 @@
+"""The product with the Jacobian of a threshold mapping, from its description.
+
+    J v = s ∘ (v − ⟨s, v⟩/Σs) on the support of y,  s = 1/e''(y),
+
+and ⟨J v, −∂e'/∂θ⟩ for the hyperparameter (Blondel, Martins & Niculae 2020, §4.2; Peters, Niculae &
+Martins 2019, Prop. 2; in α: Correia, Niculae & Martins 2019, Prop. 1). With ``norm``, the curvature
+is a multiple of (θ − 1) diag(1/s) plus one of rank one, and J follows by Sherman–Morrison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import common, elementary, memory, simd, tiles
+from .jit import njit
+from .simd import LANES
+from .sixteen_rows import APART, COUNT, NUMBERS, SCALE, TAU, THETA, lane, shifted
+from .threshold import Description, whole_sum
+from .tiles import LONGEST, ROW, SIZE
+
+
+@njit
+def _piece(row: Any, i: int, n: int, even: bool) -> Any:
+    """row[i : i + 16], with 0 from n on; ``even``: whether n is a multiple of 16."""
+    return simd.load(row, i) if even else common.piece(row, i, n, 0.0)
+
+
+@njit
+def _put(out: Any, i: int, n: int, v: Any, even: bool) -> None:
+    if even:
+        simd.store(out, i, v)
+    else:
+        common.store_piece(out, i, n, v)
+
+
+@njit
+def _without(y: Any, theta: Any) -> tuple[Any, Any]:
+    """No derivative in θ."""
+    return y, y
+
+
+@njit
+def _at_smallest(y: Any, v: Any, n: int) -> float:
+    """v_i of the smallest y_i > 0."""
+    best, found = np.inf, v[0]
+    for i in range(n):
+        if 0.0 < y[i] < best:
+            best, found = y[i], v[i]
+    return found
+
+
+def _product(own: Description, rare: bool) -> Any:
+    """out = Jv·scale of n entries; returns ⟨Jv, −∂∇Ω/∂θ⟩."""
+    weight, norm, cheap, rate = own.weight, own.norm, own.cheap, own.rate or _without
+
+    @njit(apart=rare)
+    def product(
+        y: Any, v: Any, n: int, origin: Any, scale: Any, theta: Any, s: Any, out: Any,
+        even: bool, sparse: bool, blank: bool, hyper: bool, whole: bool,
+    ) -> Any:  # fmt: skip
+        """``s`` is scratch; ``sparse``: whether to look for vectors without support; ``whole``:
+        whether all lanes are of one row. ``origin``, a number near v, is subtracted first, so that
+        a nearly constant v has digits."""
+        zero = simd.load_part(y, 0, simd.first(0), 0.0)
+        none, each = simd.wide(zero), simd.like(zero, theta)
+        weights, products, squares, both = none, none, none, none
+        rates, more, powers = none, none, none
+        for i in range(0, n, LANES):
+            a = _piece(y, i, n, even)
+            on = a > 0.0
+            if sparse and simd.count(on) == 0:
+                continue
+            b = simd.wide(simd.select(on, _piece(v, i, n, even), 0.0)) - origin
+            if hyper:
+                w, h = rate(simd.select(on, a, 1.0), each)
+                w = simd.select(on, w, 0.0)
+                t = simd.wide(simd.select(on, h, 0.0))
+                rates, more = rates + t, more + t * b
+                if norm:
+                    powers = powers + t * simd.wide(simd.select(on, a / w, 0.0))
+            else:
+                w = simd.select(on, weight(a, each), 0.0)
+            if not cheap:
+                simd.store(s, i, w)
+            u = simd.wide(w)
+            weights, products = weights + u, products + u * b
+            if norm:  # the vector of the rank-one term is y/s, and Σ y = 1
+                squares = squares + simd.wide(simd.select(on, a * a / w, 0.0))
+                both = both + simd.wide(a) * b
+        weights = whole_sum(weights, whole)
+        inverse = 1.0 / weights
+        mean, c, factor = whole_sum(products, whole) * inverse, none, scale
+        excess, total = none, none + 1.0
+        if norm:
+            # Jv is a multiple of s ∘ (v − mean − c (r − level)), r = y/s, level = 1/Σs
+            total, excess = whole_sum(squares, whole), whole_sum(both, whole) - mean
+            rho = (2.0 - theta) / ((theta - 1.0) * total)
+            c = rho * excess / (rho * (total - inverse) + 1.0)
+            factor = scale * elementary.power(total, (theta - 2.0) / theta) / (theta - 1.0)
+        start, middle = simd.like(zero, origin), simd.like(zero, mean)
+        rest = simd.like(zero, mean - simd.wide(middle))
+        level, bend, grown = simd.like(zero, inverse), simd.like(zero, c), simd.like(zero, factor)
+        for i in range(0, n, LANES):
+            a = _piece(y, i, n, even) if cheap or norm else zero
+            if sparse and simd.count(a > 0.0) == 0:
+                if not blank:
+                    _put(out, i, n, zero, even)
+                continue
+            t = ((_piece(v, i, n, even) - start) - middle) - rest
+            w = simd.select(a > 0.0, weight(a, each), 0.0) if cheap else simd.load(s, i)
+            on = w > 0.0
+            if norm:
+                t = t - (simd.select(on, a / w, 0.0) - level) * bend
+            _put(out, i, n, simd.select(on, t * (w * grown), 0.0), even)
+        found = none
+        if hyper:
+            rates, powers = whole_sum(rates, whole), whole_sum(powers, whole)
+            found = mean * rates - whole_sum(more, whole)
+            if norm:
+                # ∂ log ∇Ω/∂p = log y + (2 − p)/p Σ y^p log y/Σ y^p − 2/p log ‖y‖
+                found = found + c * (powers - inverse * rates)
+                shift = (2.0 - theta) * powers - elementary.log(total) * total * 2.0 / theta
+                found = found - (excess - c * (total - inverse)) * shift / (theta * total)
+                found = found / (theta - 1.0)
+        return simd.select(weights > 0.0, found, 0.0)
+
+    return product
+
+
+def _rows(own: Description, to: int, others: Any, rest: Any) -> tuple[Any, Any]:
+    """A function of a row, which ``others`` compute if this description does not cover its θ, and
+    one of the rows that wait, after which it calls ``rest``: short ones, if s costs much."""
+    covers, cheap, waits, rare = own.covers, own.cheap, own.corrected, own.widest == 0
+    whole, steep, product = not (waits or rare), own.solve is not None, _product(own, rare)
+
+    together = _together(to, product) if waits else rest
+
+    @njit
+    def row(job: Any, r: int, like: Any, theta: float, hyper: bool, work: Any, group: Any) -> None:
+        if not covers(theta):
+            others(job, r, like, theta, hyper, work, group)
+            return
+        d, blank = job[common.WIDTH], job[common.BLANK] != 0
+        y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
+        out, scale = common.rows_at(job, to, r, like), 1.0 / common.number_at(job, 2, r)
+        if waits and d <= LONGEST:
+            room, packed, beside, _, _, _ = group
+            k = int(room[LANES * COUNT])
+            ys, vs = shifted(packed, k * APART), shifted(beside, k * APART)
+            room[LANES * SIZE + k] = common.keep_support(y, v, d, ys, vs, blank)
+            room[LANES * ROW + k], room[LANES * SCALE + k] = r, scale
+            room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
+            if k + 1 == LANES:
+                together(job, like, hyper, group)
+            return
+        s, ys, vs = work
+        zero = simd.load_part(y, 0, simd.first(0), 0.0)
+        none = simd.wide(zero)
+        by, at, own, found = none + scale, none + theta, none, 0.0
+        if whole and d <= common.DENSE and d % LANES == 0 and not hyper:
+            product(y, v, d, none, by, at, s, out, True, False, False, False, True)
+        elif whole and (cheap or d <= common.DENSE) and not hyper:
+            sparse = d > common.DENSE
+            product(y, v, d, none, by, at, s, out, False, sparse, blank, False, True)
+        else:
+            n = common.keep_support(y, v, d, ys, vs, blank)
+            simd.store(ys, n, zero)
+            simd.store(vs, n, zero)
+            own = none + (_at_smallest(ys, vs, n) if steep else vs[0])
+            if rare or hyper:
+                own = product(ys, vs, n, own, by, at, s, vs, True, False, False, hyper, True)
+                found = simd.largest(own)
+            else:
+                product(ys, vs, n, own, by, at, s, vs, True, False, False, False, True)
+            common.place_support(y, d, vs, out, blank)
+        if hyper:
+            common.set_number(job, to + 1, r, found)
+
+    @njit
+    def waiting(job: Any, like: Any, hyper: bool, group: Any) -> None:
+        if group[0][LANES * COUNT] > 0.0:
+            together(job, like, hyper, group)
+        rest(job, like, hyper, group)
+
+    return row, waiting if waits else rest
+
+
+def _together(to: int, product: Any) -> Any:
+    """The rows whose supports are packed in lanes."""
+
+    @njit
+    def together(job: Any, like: Any, hyper: bool, group: Any) -> None:
+        """The supports that are packed in lanes."""
+        d, blank = job[common.WIDTH], job[common.BLANK] != 0
+        room, packed, beside, ys, vs, s = group
+        count = int(room[LANES * COUNT])
+        for k in range(count, LANES):
+            room[LANES * SIZE + k], room[LANES * SCALE + k] = 0, 0.0
+            room[LANES * THETA + k] = room[LANES * THETA]
+        m = tiles.columns(room, packed, APART, 0.0, ys)
+        tiles.columns(room, beside, APART, 0.0, vs)
+        scale, theta = lane(room, SCALE), lane(room, THETA)
+        given = ys, vs, m, simd.wide(simd.load(vs, 0)), scale, theta, s, vs
+        found = scale
+        if hyper:
+            found = product(*given, True, False, False, True, False)
+        else:
+            found = product(*given, True, False, False, False, False)
+        simd.store(room, LANES * TAU, found)
+        tiles.uncolumns(vs, m, packed, APART)
+        for k in range(count):
+            r = int(room[LANES * ROW + k])
+            y, out = common.rows_at(job, 0, r, like), common.rows_at(job, to, r, like)
+            common.place_support(y, d, shifted(packed, k * APART), out, blank)
+            if hyper:
+                common.set_number(job, to + 1, r, room[LANES * TAU + k])
+        room[LANES * COUNT] = 0.0
+
+    return together
+
+
+def backward(
+    descriptions: tuple[Description, ...], given: bool, number: float
+) -> Callable[..., None]:
+    """``backward(job, like)``; ``given``: whether θ is in the job, else it is this number."""
+    to = 4 if given else 3
+
+    @njit
+    def of_none(
+        job: Any, r: int, like: Any, theta: float, hyper: bool, work: Any, group: Any
+    ) -> None:
+        common.fill(common.rows_at(job, to, r, like), job[common.WIDTH], 0.0)
+        if hyper:
+            common.set_number(job, to + 1, r, 0.0)
+
+    @njit
+    def nothing(job: Any, like: Any, hyper: bool, group: Any) -> None:
+        pass
+
+    row, rest = of_none, nothing
+    for each in reversed(descriptions):
+        row, rest = _rows(each, to, row, rest)
+    grouped = sum(each.corrected for each in descriptions)
+
+    def backward(job: Any, like: Any) -> None:
+        hyper, room = given and common.given(job, to + 1), 1
+        if grouped > 0 and job[common.WIDTH] <= LONGEST:
+            room = LANES * APART
+        wide = common.scratch_like(3, job[common.WIDTH], like)
+        rooms, tiles = memory.empty(1, NUMBERS * LANES, np.float64), memory.empty(5, room, like)
+        work = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
+        group = (
+            memory.row(rooms, 0), memory.row(tiles, 0), memory.row(tiles, 1),
+            memory.row(tiles, 2), memory.row(tiles, 3), memory.row(tiles, 4),
+        )  # fmt: skip
+        group[0][LANES * COUNT] = 0.0
+        first, last = common.take(job)
+        while first < last:
+            for r in range(first, last):
+                own = common.number_at(job, 3, r) if given else number
+                row(job, r, like, own, hyper, work, group)
+            first, last = common.take(job)
+        rest(job, like, hyper, group)
+        memory.keep((wide, rooms, tiles))
+
+    return backward
