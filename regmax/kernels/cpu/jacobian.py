@@ -133,8 +133,9 @@ def _product(own: Description, rare: bool) -> Any:
 def _rows(own: Description, to: int, others: Any, rest: Any) -> tuple[Any, Any]:
     """A function of a row, which ``others`` compute if this description does not cover its θ, and
     one of the rows that wait, after which it calls ``rest``: short ones, if s costs much."""
-    covers, cheap, waits, rare = own.covers, own.cheap, own.corrected, own.widest == 0
-    whole, steep, product = not (waits or rare), own.solve is not None, _product(own, rare)
+    covers, cheap, waits, steep = own.covers, own.cheap, own.corrected, own.solve is not None
+    rare = own.widest == 0 and not cheap
+    whole, product = not (waits or rare), _product(own, rare)
 
     together = _together(to, product) if waits else rest
 
