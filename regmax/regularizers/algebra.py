@@ -84,8 +84,8 @@ def _factor(c: Any, item: Any, words: str, holds: Any) -> float | Tensor:
 
 def _wrong(item: Any, other: Any) -> TypeError:
     return TypeError(
-        f"{item} + {type(other).__name__} {brief(other)}: what is added must be a regmax.Regularizer "
-        "(an object, not its class), a regmax.Penalty, or 0"
+        f"{item} + {type(other).__name__} {brief(other)}: what is added must be a "
+        "regmax.Regularizer (an object, not its class), a regmax.Penalty, or 0"
     )
 
 

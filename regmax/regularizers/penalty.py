@@ -218,7 +218,8 @@ class Penalized(Regularizer):
         for name, item, cls in (("base", base, Regularizer), ("penalty", penalty, Penalty)):
             if not isinstance(item, cls):
                 raise TypeError(
-                    f"{name} must be a regmax.{cls.__name__}; got {type(item).__name__} {brief(item)}"
+                    f"{name} must be a regmax.{cls.__name__}; "
+                    f"got {type(item).__name__} {brief(item)}"
                 )
         self.base, self.penalty, self.lam = base, penalty, self.checked("lam", lam)
 
