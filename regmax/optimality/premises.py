@@ -176,7 +176,7 @@ def below_tangents(
                 if decisions.rare("refuted", (excess > slack) & rows):
                     at = first((excess > slack) & rows)
                     row = at[2:]
-                    size = f"{excess[at].item():.3g}"
+                    amount = f"{excess[at].item():.3g}"
                     where = (
                         f"between y = {shown(starts[at[1:]])} "
                         f"and {shown(b[at[1:]])}, next to {shown(points[1:][at])} (row {row})"
@@ -184,13 +184,13 @@ def below_tangents(
                     if beta is not None:
                         return (
                             "Ω bends less than strong_convexity says, β = "
-                            f"{beta[row].item():.6g}: Ω lies {size} below its tangent raised by β "
-                            f"{where}"
+                            f"{beta[row].item():.6g}: Ω lies {amount} below its tangent raised by "
+                            f"β {where}"
                         )
-                    what = f"a point is better than y by {size} more than the duality gap"
+                    what = f"a point is better than y by {amount} more than the duality gap"
                     return (
                         "Ω is not convex, or autograd does not see all of its value: "
-                        f"{f'Ω lies {size} below its tangent' if tangent else what} {where}"
+                        f"{f'Ω lies {amount} below its tangent' if tangent else what} {where}"
                     )
     return None
 
