@@ -70,7 +70,7 @@ def losses(shape: tuple[int, int, int], device: str) -> list[Step]:
     for name, omega in OMEGAS.items():
         one, two = regmax.LinearFenchelYoungLoss(omega), regmax.FenchelYoungLoss(omega)
         found += [
-            step(f"regmax {name}", lambda h, w, one=one: one(h, w, None, target)),
+            step(f"regmax {name}", lambda h, w, one=one: one(h, w, target)),
             step(f"regmax {name}, two steps", lambda h, w, two=two: two(F.linear(h, w), target)),
         ]
     return found

@@ -45,8 +45,10 @@ def why_none(device: str) -> str:
     if not asked():
         return "kernels are switched off (regmax.kernels.reference)"
     package = {"cpu": "numba", "cuda": "triton"}.get(device)
-    if package is None or importlib.util.find_spec(package) is not None:
-        return f"there is no kernel for {device} tensors"
+    if package is None:
+        return f"kernels are for tensors on a CPU or CUDA device, not on {device}"
+    if importlib.util.find_spec(package) is not None:
+        return "no kernel takes rows of this length and dtype with these hyperparameters"
     return f"no kernel runs, {package} is missing (pip install 'regmax[fast]')"
 
 

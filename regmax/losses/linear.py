@@ -40,10 +40,11 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
     chunk: how many rows are computed at a time. By default as many as have 16 million logits.
     options: further arguments of :class:`regmax.FenchelYoungLoss` except ``dim``.
 
-    ``forward(hidden, weight, bias, target, mask=None)``: ``hidden`` (…, F), ``weight`` (C, F),
-    ``bias`` (C,) or None, ``target`` (…) indices or (…, C) distributions, and ``mask`` (True =
-    takes part) that broadcasts to the logits (…, C). The result is that of ``FenchelYoungLoss``,
-    with reduction "none" of shape (…). All logits are computed at once under transforms and in a
+    ``forward(hidden, weight, target, bias=None, mask=None)``, in the order of
+    ``torch.nn.functional.linear_cross_entropy``: ``hidden`` (…, F), ``weight`` (C, F), ``target``
+    (…) indices or (…, C) distributions, ``bias`` (C,) or None, and ``mask`` (True = takes part)
+    that broadcasts to the logits (…, C). The result is that of ``FenchelYoungLoss``, with
+    reduction "none" of shape (…). All logits are computed at once under transforms and in a
     graph, for a target that requires grad, for second derivatives, and where γ or a hyperparameter
     has one number for each row, (rows, 1).
     """
@@ -71,8 +72,8 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
         self,
         hidden: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
         target: Tensor,
+        bias: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """The loss: a number, or one number per target with reduction "none"."""
@@ -336,8 +337,6 @@ def _check_shapes(hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -
             "hidden and weight must have shapes (..., F) and (C, F) with the same F; got "
             f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have shape {(len(weight),)}; got {tuple(bias.shape)}")
     batch = hidden.shape[:-1]
     wanted = (*batch, len(weight)) if target.is_floating_point() else tuple(batch)
     if tuple(target.shape) != wanted:
@@ -346,6 +345,8 @@ def _check_shapes(hidden: Any, weight: Any, bias: Any, target: Any, mask: Any) -
             f"target of {kind} ({target.dtype}) must have shape {wanted} for hidden of shape "
             f"{tuple(hidden.shape)} and {len(weight)} classes; got {tuple(target.shape)}"
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape {(len(weight),)}; got {tuple(bias.shape)}")
     if mask is not None:
         try:
             mask.expand(*batch, len(weight))

@@ -241,7 +241,7 @@ def _approximate(rows: Rows, transformed: bool) -> tuple[Tensor, Forward]:
     omega = rows.omega
     if transformed:
         raise NotImplementedError(
-            f"{omega!r} approximates, and is differentiated as it is written: by autograd in "
+            f"{omega} approximates, and is differentiated as it is written: by autograd in "
             "reverse mode only, without torch.func, forward mode, compile or export"
         )
     # it may depend on where the scores' 0 is
@@ -284,7 +284,7 @@ def _found(rows: Rows, settings: Settings) -> Tensor:
     except RuntimeError as error:
         if "escaped from inside a function being vmapped" in str(error):
             raise NotImplementedError(
-                f"{rows.omega!r} depends on a tensor that vmap maps over and that is not one of "
+                f"{rows.omega} depends on a tensor that vmap maps over and that is not one of "
                 "its attributes (a closure, or a tensor in a container or an object). Store the "
                 "tensor as an attribute of the Regularizer (self.w = w), an nn.Parameter or a "
                 "buffer, or in a nested module"

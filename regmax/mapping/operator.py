@@ -65,7 +65,7 @@ def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
         return str(error)
     if not has_formula(omega):
         return (
-            f"torch.compile and torch.export record closed forms, and {omega!r} has none (compile "
+            f"torch.compile and torch.export record closed forms, and {omega} has none (compile "
             "without fullgraph, or outside of this layer)"
         )
     return None

@@ -56,7 +56,7 @@ def prepared(options: Options, omega: Omega, chunk: int, given: Inputs) -> Calla
     present, queries = _present(omega), given.q.shape[-2]
     if unclear := _unclear(present, queries):
         raise ValueError(
-            f"chunk must be None for {present!r}: its tensor {unclear!r} has {queries} rows, one "
+            f"chunk must be None for {present}: its tensor {unclear!r} has {queries} rows, one "
             "for each query or none, and is not among its hyperparameters"
         )
     shape = whole.shape_of_scores(given.q, given.k, options.enable_gqa)

@@ -27,7 +27,7 @@ from ..regularizers.curvature import Curvature
 from ..regularizers.display import Lines
 from ..regularizers.identity import unscaled
 from ..regularizers.penalty import Penalized, smooth_part, structured, who
-from ..regularizers.printing import called, short, unusual
+from ..regularizers.printing import brief, called, short, unusual
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
@@ -74,7 +74,7 @@ class RegularizedMax(nn.Module):
         super().__init__()
         if not isinstance(omega, Regularizer):
             raise TypeError(
-                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r} "
+                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {brief(omega)} "
                 "(regmax.regularizer(name) makes one by name)"
             )
         if isinstance(dim, bool) or not isinstance(dim, int):
@@ -215,7 +215,8 @@ class RegularizedMax(nn.Module):
         if known is not None:
             lines.insert(1, f"Π_Ω is {known}")
         bare, _ = unscaled(smooth_part(omega), 1.0)
-        if bare.declares("kernel") and omega.exact and "kernel of" not in result.why:
+        chosen = self.settings.solver == "auto"  # else the user asked for a solver
+        if chosen and bare.declares("kernel") and omega.exact and "kernel of" not in result.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
         tried = from_value.why_none(rows, self.settings)
         if tried is not None:

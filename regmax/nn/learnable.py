@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..mapping.rows import HALF
-from ..regularizers.printing import called, unusual
+from ..regularizers.printing import brief, called, unusual
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 
@@ -17,7 +17,7 @@ from ..regularizers.regularizer import Regularizer
 def check_numbers(**numbers: Any) -> None:
     for name, item in numbers.items():
         if isinstance(item, bool) or not isinstance(item, int | float):
-            raise TypeError(f"{name} must be a number; got {type(item).__name__} {item!r}")
+            raise TypeError(f"{name} must be a number; got {type(item).__name__} {brief(item)}")
 
 
 MOST = 1 << 22
@@ -109,13 +109,13 @@ class Learnable(nn.Module):
         super().__init__()
         if not isinstance(omega, Regularizer):
             raise TypeError(
-                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {omega!r}"
+                f"omega must be a regmax.Regularizer; got {type(omega).__name__} {brief(omega)}"
             )
         known = {prefix + name for prefix, name, _ in omega.declared()} | set(omega.tensors(True))
         for name, module in hyperparameters.items():
             if name not in known:
                 raise TypeError(
-                    f"{omega!r} has no hyperparameter {name!r}; "
+                    f"{omega} has no hyperparameter {name!r}; "
                     f"accepted: {', '.join(sorted(known)) or '(none)'}"
                 )
             if not isinstance(module, nn.Module):

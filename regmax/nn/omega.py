@@ -14,6 +14,7 @@ from ..kernels.wrappers import splits
 from ..mapping import evaluate
 from ..mapping.methods.solver import Settings
 from ..regularizers.errors import clipped
+from ..regularizers.printing import brief
 from ..regularizers.registry import registry, required, suggestion
 from ..regularizers.regularizer import Regularizer
 from .learnable import Learnable
@@ -57,7 +58,7 @@ def resolved(omega: Any) -> Regularizer | Learnable:
     if not isinstance(omega, Regularizer | Learnable):
         raise TypeError(
             "omega must be a regmax.Regularizer, a regmax.nn.Learnable or the name of a mapping; "
-            f"got {type(omega).__name__} {omega!r}"
+            f"got {type(omega).__name__} {brief(omega)}"
         )
     return omega
 

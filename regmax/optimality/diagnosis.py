@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels import decisions, simplex
 from ..regularizers.arguments import first
 from ..regularizers.kinks import MOST, Kinks, TooMany
-from ..regularizers.penalty import value_of
+from ..regularizers.penalty import Penalized, value_of
 from .premises import below_tangents, contradicted, shown, vertices
 from .problem import Problem
 
@@ -148,7 +148,11 @@ def _unsolved(problem: Problem) -> str:
             f"a sort or topk of {k} of {n} entries takes {k} × {n} multipliers, and regmax solves "
             f"its kinks with up to {MOST}: write it as a regmax.Penalty"
         )
-    return "write the kink as a regmax.Penalty, or smooth it, √(t² + 1e-6) for |t|"
+    written = "write the kink by abs, relu, clamp, maximum, amax or sort (a where by relu)"
+    smoothed = "or smooth it, √(t² + 1e-6) for |t|"
+    if isinstance(problem.omega, Penalized):  # Ω has one penalty
+        return f"{written}, {smoothed}"
+    return f"{written}, as a regmax.Penalty, {smoothed}"
 
 
 def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None:

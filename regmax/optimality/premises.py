@@ -166,30 +166,31 @@ def below_tangents(
         size = size + f.abs() + 1
         slack = 1e3 * eps * (size[1:] + size[:-1])
         rise = f.diff(dim=0)
-        tangent = "Ω lies below its tangent"
-        found = [(slopes[:-1] / PARTS - rise, tangent), (rise - slopes[1:] / PARTS, tangent)]
+        found = [(slopes[:-1] / PARTS - rise, True), (rise - slopes[1:] / PARTS, True)]
         if gap is not None:
-            better = f[0] - gap - f[1:]
-            found.insert(0, (better, "a point is better than y by more than the duality gap"))
-        for low, what in found:
-            for beta in (None,) if problem.beta is None else (None, problem.beta):
-                strength = 0.0 if beta is None or what != tangent else beta.squeeze(-1)
+            found.insert(0, (f[0] - gap - f[1:], False))
+        for low, tangent in found:
+            for beta in (None, problem.beta) if tangent and problem.beta is not None else (None,):
+                strength = 0.0 if beta is None else beta.squeeze(-1)
                 excess = low + strength * bent
                 if decisions.rare("refuted", (excess > slack) & rows):
                     at = first((excess > slack) & rows)
                     row = at[2:]
+                    amount = f"{excess[at].item():.3g}"
                     where = (
-                        f"by {excess[at].item():.3g} between y = {shown(starts[at[1:]])} "
+                        f"between y = {shown(starts[at[1:]])} "
                         f"and {shown(b[at[1:]])}, next to {shown(points[1:][at])} (row {row})"
                     )
                     if beta is not None:
                         return (
                             "Ω bends less than strong_convexity says, β = "
-                            f"{beta[row].item():.6g}: {what} raised by β {where}"
+                            f"{beta[row].item():.6g}: Ω lies {amount} below its tangent raised by "
+                            f"β {where}"
                         )
+                    what = f"a point is better than y by {amount} more than the duality gap"
                     return (
                         "Ω is not convex, or autograd does not see all of its value: "
-                        f"{what} {where}"
+                        f"{f'Ω lies {amount} below its tangent' if tangent else what} {where}"
                     )
     return None
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from . import arguments, operand
 from .expressions import Scaled, ScaledPenalty, Sum
 from .penalty import Penalized, Penalty, redefined
+from .printing import brief
 from .regularizer import Regularizer
 
 __all__ = ["Scaled", "ScaledPenalty", "Sum"]
@@ -72,19 +73,19 @@ def _(penalty: Penalty, other: Any) -> Any:
 
 def _factor(c: Any, item: Any, words: str, holds: Any) -> float | Tensor:
     if isinstance(c, operand.Operand):
-        raise TypeError(f"{item!r} times {c!r}: one of the factors must be a number or a tensor")
+        raise TypeError(f"{item} times {c}: one of the factors must be a number or a tensor")
     if isinstance(c, numbers.Real) and not isinstance(c, bool | int):
         c = float(c)
     try:
         return arguments.hyperparameter("the factor", c, words, holds)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{error}, before {item!r}") from None
+        raise type(error)(f"{error}, before {item}") from None
 
 
 def _wrong(item: Any, other: Any) -> TypeError:
     return TypeError(
-        f"{item!r} + {type(other).__name__} {other!r}: what is added must be a regmax.Regularizer "
-        "(an object, not its class), a regmax.Penalty, or 0"
+        f"{item} + {type(other).__name__} {brief(other)}: what is added must be a "
+        "regmax.Regularizer (an object, not its class), a regmax.Penalty, or 0"
     )
 
 
@@ -100,7 +101,7 @@ def _is_zero(other: Any) -> bool:
 def _parts(omega: Regularizer) -> tuple[Regularizer, Penalty | None, float | Tensor]:
     """The smooth part, the penalty and its weight."""
     if not omega.exact:
-        raise TypeError(f"{omega!r} is an approximation: it cannot be added or multiplied")
+        raise TypeError(f"{omega} is an approximation: it cannot be added or multiplied")
     if not isinstance(omega, Penalized):
         return omega, None, 0.0
     name = redefined(type(omega))
@@ -146,12 +147,12 @@ def _combined(
         return first, lam + weight
     if same:
         raise NotImplementedError(
-            f"{first!r} twice, with tensors as weights: add the weights, (a + b) * penalty"
+            f"{first} twice, with tensors as weights: add the weights, (a + b) * penalty"
         )
     raise NotImplementedError(
-        f"{first!r} and {second!r} in one Ω: regmax knows no prox of a sum of two penalties. "
+        f"{first} and {second} in one Ω: regmax knows no prox of a sum of two penalties. "
         "Total variations add up in one graph with all edges (graph_tv), ordered weights in one "
-        "vector of weights (owl)"
+        "vector of weights (owl); of another pair, write one in the value of an Ω"
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..kernels import transforms
 from ..kernels.transforms import PLAIN
 from ..kernels.wrappers import dense, is_dtensor
+from .printing import brief
 
 
 def scores(x: Any, dim: Any, name: str = "x") -> tuple[Tensor, int]:
@@ -164,7 +165,7 @@ def hyperparameter(
         return symbolic_tensor
     if isinstance(item, bool) or not isinstance(item, int | float):
         raise TypeError(
-            f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {item!r}"
+            f"{name} must be a number or a torch.Tensor; got {type(item).__name__} {brief(item)}"
         )
     try:
         got = str(item) if math.isinf(item) else ""

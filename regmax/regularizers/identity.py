@@ -328,7 +328,7 @@ def refuse_hidden(omega: Regularizer, y: Tensor, mask: Tensor | None) -> None:
             continue
         if getattr(node, "variable", leaf) is not leaf:
             raise RegularizerError(
-                f"{omega!r} depends on a tensor that requires grad and is not one of its "
+                f"{omega} depends on a tensor that requires grad and is not one of its "
                 "attributes (a closure, or a tensor in a container or an object): regmax cannot "
                 "name it, and gives it no gradient. Store it as an attribute of the Regularizer "
                 "(self.w = w), an nn.Parameter or a buffer; or detach it"

@@ -100,6 +100,22 @@ class Operand(nn.Module):
 
     __rmul__ = __mul__
 
+    def __sub__(self, other: Any) -> Any:
+        raise _no_difference(f"{self} - {printing.brief(other)}")
+
+    def __rsub__(self, other: Any) -> Any:
+        raise _no_difference(f"{printing.brief(other)} - {self}")
+
+    def __neg__(self) -> Any:
+        raise _no_difference(f"-({self})")
+
+
+def _no_difference(text: str) -> TypeError:
+    return TypeError(
+        f"{text}: regmax subtracts no regularizer or penalty, as a difference need not be convex; "
+        "accepted: a + b, and c * a with a number or tensor c >= 0"
+    )
+
 
 def _refuse_hiding(cls: type[Operand], name: str) -> None:
     raise TypeError(

@@ -25,7 +25,7 @@ from ..kernels import Kernel, ProxKernel, transforms
 from ..kernels.products import evaluated
 from .errors import RegularizerError
 from .operand import Operand
-from .printing import latex_product, show
+from .printing import brief, latex_product, show
 from .regularizer import Regularizer, common_entries, copied, like
 
 
@@ -218,7 +218,8 @@ class Penalized(Regularizer):
         for name, item, cls in (("base", base, Regularizer), ("penalty", penalty, Penalty)):
             if not isinstance(item, cls):
                 raise TypeError(
-                    f"{name} must be a regmax.{cls.__name__}; got {type(item).__name__} {item!r}"
+                    f"{name} must be a regmax.{cls.__name__}; "
+                    f"got {type(item).__name__} {brief(item)}"
                 )
         self.base, self.penalty, self.lam = base, penalty, self.checked("lam", lam)
 

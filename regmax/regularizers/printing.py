@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..kernels.wrappers import kind
+from .errors import clipped
 
 LIMIT = 64
 Namer = Callable[[type], str]
@@ -92,6 +93,12 @@ def _(item: Tensor) -> str:
     if not kept:
         return made
     return f"torch.nn.Parameter({made}{'' if item.requires_grad else ', requires_grad=False'})"
+
+
+def brief(item: object) -> str:
+    """``item`` for a message: tensors as in ``str``, the rest on one line, clipped."""
+    with short():
+        return clipped(" ".join(show(item).split()), 100)
 
 
 def _inferred_dtype(item: Tensor) -> torch.dtype:

@@ -203,6 +203,9 @@ class Registry:
         hint = "" if known else " No plugin is installed: install regmax itself (pip install -e .)."
         if self.faults:
             hint += f" Failed plugins: {clipped('; '.join(self.faults), 2000)}."
+        other = {"regularizer": "penalty", "penalty": "regularizer"}.get(kind)
+        if other is not None and known:
+            hint = f" regmax.{other}(name) makes {', '.join(self.names(other))}.{hint}"
         means = {}
         if kind == "regularizer":
             means = {mapping: offers[0].name for mapping, offers in self.by_mapping.items()}

@@ -234,7 +234,7 @@ def common_entries(*parts: Any) -> int | None:
     for part in found[1:]:
         if part.entries != found[0].entries:
             raise ValueError(
-                f"{found[0]!r} is made for rows of {found[0].entries} entries, and {part!r} for "
+                f"{found[0]} is made for rows of {found[0].entries} entries, and {part} for "
                 f"rows of {part.entries}: they cannot be added"
             )
     return found[0].entries if found else None

@@ -212,7 +212,7 @@ def linear(name: str, **settings: Any) -> Point:
 
     def f(hidden: Tensor, weight: Tensor, bias: Tensor, gamma: Tensor, *theta: Tensor) -> Tensor:
         made = LinearFenchelYoungLoss(make(*theta), gamma, chunk=2, **settings)
-        return made(hidden, weight, bias, INDEX)
+        return made(hidden, weight, INDEX, bias)
 
     inputs = normal(3, 4, seed=5), normal(5, 4, seed=6), normal(5, seed=7), number(0.7)
     return Point(f, (*inputs, *theta))

@@ -263,7 +263,7 @@ def drawn_linear(seed, size):
         keywords = {k: pair[i] for k, pair in hyper.items()}
         omega = getattr(regmax.losses, name.capitalize() + "Loss")(**keywords).omega
         loss = regmax.LinearFenchelYoungLoss(omega, gamma[i], **options)
-        value = loss(h, w, b, target, mask[i])
+        value = loss(h, w, target, b, mask[i])
         found = [value]
         if torch.isfinite(whole(value.detach())):
             learns = [t for t in (gamma[i], *keywords.values()) if isinstance(t, torch.Tensor)]
@@ -321,9 +321,7 @@ def wrong_targets(size):
                 h = distributed(hidden, mesh, [p if p.dim == 0 else Replicate() for p in plan])
                 linear = regmax.LinearFenchelYoungLoss(loss.omega, reduction=reduction)
                 w = distributed(weight, mesh, [Shard(0) if p.dim else Replicate() for p in plan])
-                got = message_of(
-                    lambda linear=linear, h=h, w=w, given=given: linear(h, w, None, given)
-                )
+                got = message_of(lambda linear=linear, h=h, w=w, given=given: linear(h, w, given))
                 assert got == expected, (name, plan, reduction, got, expected)
     strange = x.clone()
     strange[2, 3] = torch.nan  # not a fault of the target

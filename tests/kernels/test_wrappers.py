@@ -301,7 +301,7 @@ def test_scores_in_a_dtensor_that_are_refused(d):
             call(x)
     per_row = regmax.LinearFenchelYoungLoss(regmax.regularizer("gini"), torch.ones(6, 1))
     with pytest.raises(ValueError, match=r"hidden must have shape \(rows, F\).*\(2, 3, 7\)"):
-        per_row(torch.ones(2, 3, 7), d(torch.ones(4, 7)), None, torch.zeros(2, 3, dtype=int))
+        per_row(torch.ones(2, 3, 7), d(torch.ones(4, 7)), torch.zeros(2, 3, dtype=int))
     with pytest.raises(NotImplementedError, match="Value defines no sharded_form"):
         Value().sharded_form(X, 1.0, X > 0)
     y = layer(WithDense())(d(X, shard(1)).requires_grad_())

@@ -32,10 +32,14 @@ def inputs(scale=3.0, dtype=F64):
     hidden = (scale * torch.randn(ROWS, FEATURES, dtype=F64)).to(dtype).requires_grad_()
     weight = torch.randn(CLASSES, FEATURES, dtype=F64).to(dtype).requires_grad_()
     bias = torch.randn(CLASSES, dtype=F64).to(dtype).requires_grad_()
-    return hidden, weight, bias, torch.randint(CLASSES, (ROWS,))
+    return hidden, weight, torch.randint(CLASSES, (ROWS,)), bias
 
 
-def two_steps(omega, hidden, matrix, bias, target, mask=None, soft_cap=None, **options):
+def leaves(given):
+    return tuple(t for t in given if t.requires_grad)
+
+
+def two_steps(omega, hidden, matrix, target, bias=None, mask=None, soft_cap=None, **options):
     logits = F.linear(hidden, matrix, bias)
     logits = logits if soft_cap is None else soft_cap * torch.tanh(logits / soft_cap)
     return regmax.FenchelYoungLoss(omega, **options)(logits, target, mask)
@@ -57,7 +61,7 @@ def compare(loss, expected, learnt, **tolerance):
 @pytest.mark.parametrize("scale", [0.1, 30.0])
 def test_equal(name, scale):
     """Where most classes have a gradient, and where few have."""
-    hidden, weight, bias, target = inputs(scale)
+    hidden, weight, target, bias = inputs(scale)
     target[3] = -100
     for options in (
         {},
@@ -67,26 +71,26 @@ def test_equal(name, scale):
         {"gamma": 2.0, "soft_cap": 5.0},
     ):
         loss = LinearFenchelYoungLoss(OMEGAS[name], chunk=4, **options)
-        given = (hidden, weight, bias, target)
-        compare(loss(*given), two_steps(OMEGAS[name], *given, **options), given[:3])
+        given = (hidden, weight, target, bias)
+        compare(loss(*given), two_steps(OMEGAS[name], *given, **options), leaves(given))
 
 
 def test_masks_and_shapes():
-    hidden, weight, bias, target = inputs()
+    hidden, weight, target, bias = inputs()
     hidden, target = hidden[:12].view(3, 4, FEATURES), target[:12].view(3, 4)
     omega = OMEGAS["entmax15"]
     for mask in (torch.rand(CLASSES) < 0.8, torch.rand(3, 4, CLASSES) < 0.8):
         loss = LinearFenchelYoungLoss(omega, chunk=5, reduction="none")
         expected = two_steps(
             omega,
-            *(hidden.flatten(0, 1), weight, bias, target.flatten()),
+            *(hidden.flatten(0, 1), weight, target.flatten(), bias),
             mask=mask if mask.ndim == 1 else mask.flatten(0, 1),
             reduction="none",
         )
-        found = loss(hidden, weight, bias, target, mask)
+        found = loss(hidden, weight, target, bias, mask)
         assert found.shape == (3, 4)
         compare(found.flatten(), expected, (weight, bias))
-    none = loss(hidden[:0], weight, None, target[:0])
+    none = loss(hidden[:0], weight, target[:0])
     assert none.shape == (0, 4)
 
 
@@ -94,49 +98,51 @@ def test_distributions_and_no_bias():
     hidden, weight, _, _ = inputs()
     target = torch.rand(ROWS, CLASSES, dtype=F64).softmax(-1)
     omega = OMEGAS["sparsemax"]
-    loss = LinearFenchelYoungLoss(omega, chunk=4)(hidden, weight, None, target)
-    compare(loss, two_steps(omega, hidden, weight, None, target), (hidden, weight))
+    loss = LinearFenchelYoungLoss(omega, chunk=4)(hidden, weight, target)
+    compare(loss, two_steps(omega, hidden, weight, target), (hidden, weight))
 
 
 def test_learnt_hyperparameters_and_second_derivatives():
-    hidden, weight, bias, target = inputs(1.0)
+    hidden, weight, target, bias = inputs(1.0)
     alpha = torch.tensor(1.3, dtype=F64, requires_grad=True)
     gamma = torch.tensor(0.7, dtype=F64, requires_grad=True)
     omega = regmax.regularizer("tsallis", alpha=alpha)
-    given = (hidden, weight, bias, target)
+    given = (hidden, weight, target, bias)
     loss = LinearFenchelYoungLoss(omega, gamma, chunk=4)(*given)
-    compare(loss, two_steps(omega, *given, gamma=gamma), (*given[:3], alpha, gamma))
+    compare(loss, two_steps(omega, *given, gamma=gamma), (*leaves(given), alpha, gamma))
     smooth = LinearFenchelYoungLoss(OMEGAS["softmax"], chunk=4)
-    assert torch.autograd.gradgradcheck(lambda *t: smooth(*t, target), given[:3])
+    assert torch.autograd.gradgradcheck(lambda h, w, b: smooth(h, w, target, b), leaves(given))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_backward_twice_and_frozen_inputs(reduction):
     """The second backward finds no sums of forward, and computes the logits again."""
-    hidden, weight, bias, target = inputs(0.1)
+    hidden, weight, target, bias = inputs(0.1)
     omega = OMEGAS["softmax"]
     loss = LinearFenchelYoungLoss(omega, chunk=4, reduction=reduction)
-    value = loss(hidden, weight, bias, target).sum()
+    value = loss(hidden, weight, target, bias).sum()
     expected = torch.autograd.grad(
-        3 * two_steps(omega, hidden, weight, bias, target, reduction=reduction).sum(),
+        3 * two_steps(omega, hidden, weight, target, bias, reduction=reduction).sum(),
         (hidden, weight, bias),
     )
     for _ in range(2):
         found = torch.autograd.grad(3 * value, (hidden, weight, bias), retain_graph=True)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for given in ((hidden.detach(), weight, bias), (hidden, weight.detach(), bias)):
-        learnt = [t for t in given if t.requires_grad]
-        pairs = [(f, t) for f, t in zip(expected, given, strict=True) if t.requires_grad]
-        found = torch.autograd.grad(3 * loss(*given, target).sum(), learnt)
-        torch.testing.assert_close(found, tuple(f for f, _ in pairs), rtol=1e-12, atol=1e-12)
+    for h, w, wanted in (
+        (hidden.detach(), weight, expected[1:]),
+        (hidden, weight.detach(), expected[::2]),
+    ):
+        given = (h, w, target, bias)
+        found = torch.autograd.grad(3 * loss(*given).sum(), leaves(given))
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_one_gamma_for_each_row_and_without_gradients():
-    hidden, weight, bias, target = inputs()
+    hidden, weight, target, bias = inputs()
     omega, gamma = OMEGAS["entmax15"], torch.rand(ROWS, 1, dtype=F64) + 0.5
-    given = (hidden, weight, bias, target)
+    given = (hidden, weight, target, bias)
     loss = LinearFenchelYoungLoss(omega, gamma, chunk=4)(*given)
-    compare(loss, two_steps(omega, *given, gamma=gamma), given[:3])
+    compare(loss, two_steps(omega, *given, gamma=gamma), leaves(given))
     with torch.no_grad():
         silent = LinearFenchelYoungLoss(omega, chunk=4)(*given)
     torch.testing.assert_close(silent, two_steps(omega, *given))
@@ -158,33 +164,33 @@ def test_float32_half_precision_and_autocast():
     given = inputs(dtype=torch.float32)
     omega = OMEGAS["entmax15"]
     loss = LinearFenchelYoungLoss(omega, chunk=4)
-    compare(loss(*given), two_steps(omega, *given), given[:3], rtol=1e-5, atol=1e-5)
+    compare(loss(*given), two_steps(omega, *given), leaves(given), rtol=1e-5, atol=1e-5)
     half = inputs(dtype=torch.bfloat16)
     assert loss(*half).dtype == torch.bfloat16
-    compare(loss(*half), two_steps(omega, *half), half[:3], rtol=0.02, atol=0.02)
+    compare(loss(*half), two_steps(omega, *half), leaves(half), rtol=0.02, atol=0.02)
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = loss(*given), two_steps(omega, *given)
     assert found.dtype == torch.float32
-    compare(found, expected, given[:3], rtol=0.02, atol=0.02)
+    compare(found, expected, leaves(given), rtol=0.02, atol=0.02)
 
 
 def test_under_transforms_and_compiled():
-    hidden, weight, bias, target = (t.detach() for t in inputs(1.0))
+    hidden, weight, target, bias = (t.detach() for t in inputs(1.0))
     omega = OMEGAS["entmax15"]
     loss = LinearFenchelYoungLoss(omega, chunk=4)
-    found = torch.func.grad(lambda h: loss(h, weight, bias, target))(hidden)
-    expected = torch.func.grad(lambda h: two_steps(omega, h, weight, bias, target))(hidden)
+    found = torch.func.grad(lambda h: loss(h, weight, target, bias))(hidden)
+    expected = torch.func.grad(lambda h: two_steps(omega, h, weight, target, bias))(hidden)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     compiled = torch.compile(loss, backend="aot_eager")
     torch.testing.assert_close(
-        compiled(hidden, weight, bias, target), loss(hidden, weight, bias, target)
+        compiled(hidden, weight, target, bias), loss(hidden, weight, target, bias)
     )
 
 
 def test_only_the_support_is_kept():
     """Of a peaked sparse mapping, not the logits: the saved tensors are small."""
-    hidden, weight, bias, target = inputs(30.0)
-    loss = LinearFenchelYoungLoss(OMEGAS["sparsemax"], chunk=4)(hidden, weight, bias, target)
+    hidden, weight, target, bias = inputs(30.0)
+    loss = LinearFenchelYoungLoss(OMEGAS["sparsemax"], chunk=4)(hidden, weight, target, bias)
     node = loss.grad_fn
     while not hasattr(node, "kept"):
         node = node.next_functions[0][0]
@@ -204,17 +210,29 @@ def test_only_the_support_is_kept():
     ],
 )
 def test_wrong_arguments(error, message, change):
-    given = dict(zip(("hidden", "weight", "bias", "target"), inputs(), strict=True))
+    given = dict(zip(("hidden", "weight", "target", "bias"), inputs(), strict=True))
     with pytest.raises(error, match=message):
         LinearFenchelYoungLoss(OMEGAS["sparsemax"])(**(given | change))
 
 
+@pytest.mark.parametrize("rows", [ROWS, CLASSES])
+def test_bias_before_target_is_refused(rows):
+    """Also with as many rows as classes, where the targets have the shape of a bias."""
+    hidden, weight, _, bias = (t.detach() for t in inputs())
+    hidden, target = hidden[:1].expand(rows, -1), torch.arange(rows)
+    loss = LinearFenchelYoungLoss(OMEGAS["sparsemax"])
+    with pytest.raises(ValueError, match=r"target of distributions .*; got \(40,\)"):
+        loss(hidden, weight, bias, target)
+    with pytest.raises(TypeError, match=r"target must be a torch\.Tensor; got NoneType"):
+        loss(hidden, weight, None, target)
+
+
 def test_a_wrong_target_is_named_by_its_row():
     """Not by its place in a chunk."""
-    hidden, weight, bias, target = inputs()
+    hidden, weight, target, bias = inputs()
     target[5] = CLASSES
     with pytest.raises(ValueError, match=r"got 40 at index \(5,\)"):
-        LinearFenchelYoungLoss(OMEGAS["sparsemax"], chunk=2)(hidden, weight, bias, target)
+        LinearFenchelYoungLoss(OMEGAS["sparsemax"], chunk=2)(hidden, weight, target, bias)
 
 
 def test_wrong_options():

@@ -47,6 +47,15 @@ def test_max_is_a_maximum(omega):
     assert torch.allclose(shifted, best + 100, atol=1e-10)
 
 
+def test_explain_of_a_kernel_that_does_not_run():
+    """A solver that the user chose needs no reason; the device is named where it is the reason."""
+    text = RegularizedMax(regmax.regularizer("gini"), solver="newton").explain(torch.zeros(3))
+    assert "asked for" in text
+    assert "kernel" not in text
+    assert regmax.kernels.why_none("mps").endswith("CPU or CUDA device, not on mps")
+    assert regmax.kernels.why_none("cpu").startswith("no kernel takes rows of this length")
+
+
 def test_solution(omega):
     layer = RegularizedMax(omega, dim=1)
     x = scores(2, 5, 3)

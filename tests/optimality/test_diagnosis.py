@@ -1,5 +1,6 @@
 """Ω that break their contract are refused or flagged, defect and all: never wrong in silence."""
 
+import re
 import warnings
 
 import pytest
@@ -87,6 +88,35 @@ def test_a_kink_is_named_where_it_is():
         RegularizedMax(omega, max_iter=ITERATIONS, on_failure="raise")(x)
 
 
+def test_a_kink_by_where_is_led_to_relu():
+    """A second penalty is no advice where Ω has one; written by relu, the kink is solved."""
+
+    def bent(y, above):
+        return y.square().sum(-1) / 2 + above(y - 0.3).sum(-1)
+
+    where = omega_of(lambda y: bent(y, lambda t: torch.where(t > 0, t, 0)))
+    torch.manual_seed(0)
+    x = 3 * torch.randn(3, 6)
+    for omega, words in (
+        (where, r"gap [^)]*\)\. Mine: .*\(a where by relu\), as a regmax\.Penalty, or smooth"),
+        (where + 0.1 * regmax.penalty("tv"), r"\(a where by relu\), or smooth it"),
+    ):
+        with pytest.warns(ConvergenceWarning, match=words):
+            RegularizedMax(omega)(x)
+    solution = RegularizedMax(omega_of(lambda y: bent(y, torch.relu))).solve(x)
+    assert bool(solution.converged.all())
+
+
+def test_the_norm_of_a_group_is_led_to_a_penalty():
+    def groups(y):
+        return y.square().sum(-1) / 2 + 2 * y.unflatten(-1, (2, -1)).norm(dim=-1).sum(-1)
+
+    torch.manual_seed(0)
+    x = torch.randn(12, 6)
+    with pytest.warns(ConvergenceWarning, match=r"norm of a group.* as a regmax\.Penalty$"):
+        RegularizedMax(omega_of(groups))(x)
+
+
 def test_as_a_penalty_the_kink_is_no_fault():
     x = scores(2)
     for name, written in (("total variation", ("tv", 0.3)), ("max y", ("oscar", 0.05))):
@@ -132,7 +162,9 @@ def test_refuted_sees_what_is_better():
     omega = omega_of(lambda y: -square(y))
     x = torch.zeros(2, 2, dtype=F64)
     y, gap = torch.full_like(x, 0.5), torch.zeros(2, dtype=F64)
-    assert "not convex" in refuted(Problem(omega, x).at(y), gap)
+    said = refuted(Problem(omega, x).at(y), gap)
+    assert "not convex" in said
+    assert re.search(r"better than y by 0\.\d+ more than the duality gap between y = \[", said)
     assert refuted(Problem(omega_of(square), x).at(y), gap) is None
     mask = torch.tensor([[True, False], [False, True]])
     alone = mask.to(F64)

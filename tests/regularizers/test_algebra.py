@@ -396,6 +396,18 @@ def test_parameters_are_listed_once():
         (lambda: torch.tensor(2) * omega("gini"), TypeError, "floating"),
         (lambda: omega("tv") + 0.1 * oscar(), NotImplementedError, "no prox.*graph_tv.*owl"),
         (lambda: tv() + oscar(), NotImplementedError, "no prox"),
+        (
+            lambda: omega("gini") + 0.1 * tv() + 0.1 * oscar(),
+            NotImplementedError,
+            r"^ChainTV\(\) and OrderedPairs\(\).*no prox of a sum.* write one in the value of an Ω",
+        ),
+        (lambda: omega("gini") - 0.1 * tv(), TypeError, r"^Gini\(\) - 0.1\*ChainTV\(\): .*a \+ b"),
+        (lambda: omega("gini") - omega("gini"), TypeError, "need not be convex; accepted: a"),
+        (lambda: tv() - tv(), TypeError, "need not be convex; accepted: a"),
+        (lambda: 2 - omega("gini"), TypeError, r"^2 - Gini\(\): .*c \* a with"),
+        (lambda: -omega("gini"), TypeError, r"^-\(Gini\(\)\): "),
+        (lambda: torch.ones(3, 3) - omega("gini"), TypeError, r"^tensor\(shape=\(3, 3\)\) - "),
+        (lambda: omega("gini") + torch.ones(3, 3), TypeError, r"Tensor tensor\(shape=\(3, 3\)\): "),
         (lambda: number(0.1) * tv() + 0.2 * tv(), NotImplementedError, "add the weights"),
         (lambda: 2 * omega("oscar", exact=False), TypeError, "is an approximation"),
     ],
@@ -403,6 +415,25 @@ def test_parameters_are_listed_once():
 def test_wrong_operands(attempt, error, words):
     with pytest.raises(error, match=words):
         attempt()
+
+
+def test_one_of_two_penalties_in_a_value():
+    """What the message about two penalties advises."""
+
+    class Ordered(Regularizer):
+        def value(self, y):
+            w = torch.arange(y.shape[-1] - 1, -1, -1, dtype=y.dtype, device=y.device)
+            return y.square().sum(-1) / 2 + 0.1 * (y.sort(-1, descending=True).values * w).sum(-1)
+
+    class Fused(Regularizer):
+        def value(self, y):
+            return y.square().sum(-1) / 2 + 0.1 * y.diff(dim=-1).abs().sum(-1)
+
+    x = normal(4, 6)
+    found = [RegularizedMax(o).solve(x) for o in (Ordered() + 0.1 * tv(), Fused() + 0.1 * oscar())]
+    assert all(bool(each.converged.all()) for each in found)
+    apart = (found[0].y - found[1].y).norm(dim=-1)
+    assert bool((apart <= found[0].error_bound + found[1].error_bound).all())
 
 
 def test_a_structured_omega_that_is_redefined_is_no_sum():

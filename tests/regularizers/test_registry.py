@@ -523,6 +523,10 @@ def test_a_penalty_by_name():
     assert isinstance(regmax.penalty("tv"), type(regmax.regularizer("tv").penalty))
     with pytest.raises(PluginError, match=r"no penalty is named 'nosuch'; .*oscar, owl"):
         regmax.penalty("nosuch")
+    with pytest.raises(
+        PluginError, match=r"accepted: .*tsallis.*regmax.penalty\(name\) makes .*owl"
+    ):
+        regmax.regularizer("group_lasso")
     with pytest.raises(TypeError, match=r"penalty 'owl' has no hyperparameter 'w'; .* weights"):
         regmax.penalty("owl", w=1)
     with pytest.raises(TypeError, match="name must be a str; got int"):

@@ -310,11 +310,19 @@ def _report_failure(
     message = (
         f"{found.path}: {int(failed.sum())} of {failed.numel()} rows did not reach the tolerance "
         f"{tol:g} (rows {where}{', …' if int(failed.sum()) > 4 else ''}; worst certified error "
-        f"{worst:.2g}, gap {gap:.2g}). Raise max_iter or tol, compute in float64, "
-        "or try another solver"
+        f"{worst:.2g}, gap {gap:.2g})"
     )
-    if defect is not None:
-        message += f". {who(found.at.problem.omega)}: {defect.said}"
+    omega = found.at.problem.omega
+    known = isinstance(omega, Penalized) or omega.separable or omega.declares("closed_form")
+    if defect is None and known:
+        message += ". Raise max_iter or tol, compute in float64, or try another solver"
+    elif defect is None:
+        message += (
+            ". Raise max_iter or tol, try another solver, or write the norm of a group, if value "
+            "has one, as a regmax.Penalty"
+        )
+    else:
+        message += f". {who(omega)}: {defect.said}"
         if defect.broken:
             raise RegularizerError(message)
     if on_failure == "raise":
