@@ -20,6 +20,8 @@ from .tape import FILLED, Ref, Step, Tape, Unknown, needed
 
 aten = torch.ops.aten
 
+_EACH = "a tensor of Ω has numbers for each row"
+
 LAYOUT = frozenset(
     ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "alias", "clone")
 )
@@ -61,7 +63,8 @@ def entrywise(value: Callable[..., Tensor], y: Tensor, tensors: list[Tensor]) ->
     with torch.no_grad(), tape:
         result = value(y, *tensors)
     if not isinstance(result, Tensor) or result.shape != y.shape[:-1]:
-        raise Unknown("it does not return one number per row")
+        shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise Unknown(f"it does not return one number per row: {shape} for y of {tuple(y.shape)}")
     return _Walk(tape, y, len(tensors)).made(tape.ref(result))
 
 
@@ -127,7 +130,7 @@ class _Walk:
         if result is None:
             return None, []
         if self.y.numel() != self.d:
-            raise Unknown(f"{self._why(result)}, and a tensor of Ω has a number for each row")
+            raise Unknown(f"{self._why(result)}, and {_EACH}")
         steps = needed([*self.tape.steps, *self.joined], [result])
         inside = {0, *self.kinds, *(step.at for step in self.joined)}
         steps = [step for step in steps if step.at in inside]
@@ -238,6 +241,10 @@ class _Walk:
         unknown = Unknown(f"{step.op} of a linear map of y is not quadratic")
         if name == "mm" and self._kind(args[0]) == Y:
             return Map(args[1], shape[-1])
+        joined = [args[0]] if name == "addmm" else step.refs()
+        others = [self.tape.values[t.at] for t in joined if t.at not in self.kinds]
+        if any(t.ndim > 1 and t.numel() > t.shape[-1] for t in others):
+            raise Unknown(f"{step.op} of a linear map of y, and {_EACH}")
         if name == "addmm" and self._kind(args[1]) == Y and not step.kwargs:
             return Map(args[2], shape[-1], args[0])
         a = self._kind(args[0])
@@ -342,7 +349,7 @@ class _Walk:
             form, rest = own.form, own.rest
             if form is not None:
                 if by and isinstance(other, Ref) and self.tape.values[other.at].numel() > 1:
-                    raise unknown  # one number per row
+                    raise Unknown(f"it has a quadratic form, and {_EACH}")
                 form = self._outside(step.op, form, *by)
             if rest is not None:
                 rest = self._join(step.op, rest, *by)

@@ -49,6 +49,8 @@ _POINTS = 4
 """Answers at which the value of Ω is compared with the traced one at every call."""
 _TRIALS = 3
 """How often a kernel is made again where the solver could not tell."""
+_PLACES = "its value has other numbers for each row"
+"""Known of an Ω whose value at a row depends on the place of the row: a kernel is of one batch."""
 _OTHER = (
     "its value is not a function of y and the attributes of Ω alone",
     "its value reads numbers of a tensor, and is another function at other y",
@@ -77,7 +79,7 @@ def method_of(
     tensors: list[Tensor] = []
     key = state(omega, [], tensors), None, x.shape[-1], x.device
     recording = torch.is_grad_enabled()
-    if not all(_constant(t, x, recording) for t in tensors):
+    if not all(_constant(t, recording) for t in tensors):
         return None
     found = METHODS.get(key)
     if make and found is None:
@@ -87,7 +89,7 @@ def method_of(
         found = METHODS.get(key)
     if not isinstance(found, TracedValue) or found.traced.entry.reads:
         return None
-    if not all(_constant(t, x, recording) for t in found.traced.entry.outside):
+    if not all(_constant(t, recording) for t in found.traced.entry.outside):
         return None
     fixed = found.fixed(tensors)
     call = FixedKernel(fixed, gamma, omega.value, settings.tolerance(F64))
@@ -102,11 +104,15 @@ def of_rows(
     key, kept, tensors = _key(rows, settings)
     if key is None:
         return None
+    if key not in METHODS and _by_place(rows):
+        remember(key, _PLACES)
+        key, kept, tensors = _key(rows, settings)
+        assert key is not None
     found = METHODS.get(key)
     if found is None or (isinstance(found, int) and found < _TRIALS):
         trial = found or 0
         with transforms.unhooked():
-            found = _made(rows, kept, trial) or trial + 1
+            found = _made(rows, kept, trial, key[1] is not None) or trial + 1
         remember(key, found)
     if not isinstance(found, TracedValue) or (alike and not found.kernel.alike):
         return None
@@ -161,27 +167,35 @@ def _key(
         return None, kept, tensors
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept, tensors
-    batch = x.shape[:-1] if any(per_row(t, x) for t in tensors) else None
-    return (state(omega, kept), batch, x.shape[-1], x.device), kept, tensors
+    key: tuple[Any, ...] = state(omega, kept), None, x.shape[-1], x.device
+    if METHODS.get(key) is _PLACES:
+        key = key[0], x.shape[:-1], *key[2:]
+    return key, kept, tensors
 
 
-def per_row(t: Tensor, x: Tensor) -> bool:
-    """Whether a tensor of Ω has one number for each row of x."""
-    if t.ndim < 2 or t.shape[-1] != 1 or t.numel() == 1 or t.ndim > x.ndim:
-        return False
-    pairs = zip(t.shape[-2::-1], x.shape[-2::-1], strict=False)
-    return all(n in (1, rows) for n, rows in pairs)
+def _by_place(rows: Rows) -> bool:
+    """Whether Ω at a row depends on the place of the row in its batch: equal rows tell. A tensor
+    of (R, d) in it may have the numbers of each row, or be a matrix."""
+    y = simplex.generic(rows.x)
+    try:
+        with torch.no_grad(), transforms.unhooked():
+            one, each = rows.omega.value(y.view(-1, y.shape[-1])[:1]), rows.omega.value(y)
+            same_for_all = torch.allclose(each, one, 1e-6, 1e-6, equal_nan=True)
+    except Exception:  # of the user's code, which may take this batch
+        return True
+    return one.shape != (1,) or not same_for_all
 
 
-def _constant(t: Tensor, x: Tensor, recording: bool) -> bool:
-    """Whether a tensor of Ω is plain, has no gradient, and belongs to no row of x."""
+def _constant(t: Tensor, recording: bool) -> bool:
+    """Whether a tensor of Ω is plain, and has no gradient."""
     if type(t) not in transforms.PLAIN or not t.is_cpu or (recording and t.requires_grad):
         return False
-    return (t.dtype == F64 or not t.is_floating_point()) and not per_row(t, x)
+    return t.dtype == F64 or not t.is_floating_point()
 
 
-def _made(rows: Rows, kept: list[Any], trial: int) -> TracedValue | str | None:
-    """The kernel, or why there is none; None where the solver has no answers to compare it with."""
+def _made(rows: Rows, kept: list[Any], trial: int, batched: bool) -> TracedValue | str | None:
+    """The kernel, or why there is none; None where the solver has no answers to compare it with.
+    ``batched``: it is of the rows of this batch."""
     try:
         from ...kernels.from_value import Unknown, entrywise
 
@@ -197,9 +211,12 @@ def _made(rows: Rows, kept: list[Any], trial: int) -> TracedValue | str | None:
     def value(y: Tensor, *inside: Tensor) -> Tensor:
         return omega.with_tensors(dict(zip(names, inside, strict=True))).value(y)
 
-    batched = any(per_row(t, x) for t in tensors)
     y = simplex.generic(x if batched else x.new_empty(1, x.shape[-1]))
-    problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
+    if batched:
+        held = {name: t.detach() for name, t in zip(names, tensors, strict=True)}
+        problem = Problem(omega.with_tensors(held), rows.z.detach(), rows.mask)
+    else:
+        problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)

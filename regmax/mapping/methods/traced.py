@@ -139,17 +139,21 @@ def compared(
     everywhere = torch.ones_like(solved.y[..., 0], dtype=torch.bool)
     if contradicted(problem, solved.y, everywhere) is not None:
         return None
-    batch = rows.x.shape[:-1]
-    some = [few(t, batch, LOOKED_AT) if t.ndim > 1 else t for t in inputs]  # H is flat
-    theta = tuple(hyper(t) for t in some)
-    if _falls(made.traced.entry, some[:-1] if made.traced.entry.coupled else some, problem.z):
+
+    def some(t: Tensor) -> Tensor:
+        return few(t, solved.y.shape[:-1], LOOKED_AT)
+
+    own = [some(t) if t.ndim > 1 else t for t in inputs]  # H is flat
+    theta = tuple(map(hyper, own))
+    if _falls(made.traced.entry, own[:-1] if made.traced.entry.coupled else own, problem.z):
         return "the slope of an entry's part of its value falls: Ω may not be convex"
     one = problem.z.new_ones(1)
-    y, bound = made.kernel.solve(problem.z, one, theta, problem.mask)
+    mask = None if problem.mask is None else some(problem.mask)
+    y, bound = made.kernel.solve(some(problem.z), one, theta, mask)
     assert solved.solved is not None
-    known = solved.solved.certificate.error_bound
+    known = some(solved.solved.certificate.error_bound.unsqueeze(-1)).squeeze(-1)
     both = (bound <= 1e-6) & (known <= 1e-6)
-    if bool((both & ~((y - solved.y).norm(dim=-1) <= bound + known)).any()):
+    if bool((both & ~((y - some(solved.y)).norm(dim=-1) <= bound + known)).any()):
         return "a kernel of its value gives other answers than the solver"
     y = solved.y
     if not bool(both.any()):
@@ -157,12 +161,12 @@ def compared(
     middle = simplex.generic(y)
     for point in (simplex.inward(y), middle, (y + middle) / 2, 1e-6 * middle):
         gradient, hessian = problem.by_value.look(point)
-        slope, bent = made.kernel.slopes_at(point, theta)
+        slope, bent = made.kernel.slopes_at(some(point), theta)
         row_sums = hessian.matvec(torch.ones_like(point))
         if not (made.traced.entry.coupled or isinstance(hessian, curvature.Diagonal)):
             return "its Hessian is not diagonal"
         for got, expected in ((slope, gradient), (bent, row_sums)):
-            if not same(got, expected):
+            if not same(got, some(expected)):
                 return "a kernel of its value has other derivatives than autograd"
     return made
 
