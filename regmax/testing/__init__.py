@@ -11,7 +11,7 @@ whose name contains the method's name: ``check_grad`` for ``grad``. Hypothesis d
 inputs: ``pip install regmax[testing]``.
 
 The kit for solvers is ``parametrize_solver_with_checks([MySolver()])`` and
-``check_solver(MySolver())``, see :mod:`regmax.testing.solvers`. ``regmax.crosscheck`` and its
+``check_solver(MySolver())``. ``regmax.crosscheck`` and its
 backends are here too. This chapter imports ``regmax.nn`` and the chapters below it.
 """
 

@@ -172,7 +172,9 @@ def test_half_precision(way, case, dtype):
             y = mapped(case)(leaf, 0.7, *numbers(case, 3)[1:])
             into += [y.detach(), torch.autograd.grad(y, leaf, v.to(y))[0]]
     assert all(t.dtype == dtype for t in found)
-    assert torch.equal(found[0], wide[0].to(dtype))
+    # Triton's interpreter rounds bfloat16 towards 0
+    near = 4e-3 if dtype == torch.bfloat16 and DEVICE == "cpu" else 0
+    torch.testing.assert_close(found[0], wide[0].to(dtype), rtol=0, atol=near)
     torch.testing.assert_close(found[1], wide[1].to(dtype), rtol=0.02, atol=2e-3)
 
 

@@ -109,7 +109,7 @@ def _rows(own: Description, place: int, to: int, others: Any, rest: Any) -> tupl
         k = int(room[LANES * COUNT])
         waits = d <= widest
         if waits:
-            copy = place * LANES + k
+            copy = 1 + place * LANES + k  # the first is of rows that do not wait
         scores = common.participants(job, r, to - 1, like, sixteen_rows.copy_of(job, copy, group))
         out = common.rows_at(job, to, r, like)
         if not waits:

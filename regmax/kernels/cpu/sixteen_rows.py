@@ -94,7 +94,7 @@ def together(
         for k in range(count):
             r, t = int(room[LANES * ROW + k]), room[LANES * TAU + k]
             a, b, c = room[LANES * TOP + k], room[LANES * SCALE + k], room[LANES * THETA + k]
-            row = row_of(job, r, place * LANES + k, to, like, group)
+            row = row_of(job, r, 1 + place * LANES + k, to, like, group)
             low, entries = common.floor(row, a, -t / b), shifted(packed, k * APART)
             n = common.keep(row, d, low, entries if d <= LONGEST else long)
             room[LANES * LOW + k], room[LANES * SIZE + k] = low, n
@@ -117,7 +117,7 @@ def together(
         for k in range(count):
             r, low = int(room[LANES * ROW + k]), room[LANES * LOW + k]
             if r >= 0:
-                row = row_of(job, r, place * LANES + k, to, like, group)
+                row = row_of(job, r, 1 + place * LANES + k, to, like, group)
                 out = common.rows_at(job, to, r, like)
                 common.place(row, d, low, shifted(packed, k * APART), out, blank)
         room[LANES * COUNT] = 0.0
