@@ -102,7 +102,9 @@ def _not_finite(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> st
 
 
 def _not_convex(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
-    return below_tangents(problem, s.a, s.b, None, failed)
+    moved = (s.a != 0) | (s.b != 0)  # the scores of masked entries are unknown
+    rows = failed & ~(moved & ~problem.participants()).any(-1)
+    return below_tangents(problem, s.a, s.b, None, rows)
 
 
 def _not_bent(problem: Problem, s: _Segments, y: Tensor, failed: Tensor) -> str | None:
