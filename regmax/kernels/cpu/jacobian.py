@@ -115,6 +115,17 @@ def _product(own: Description, rare: bool) -> Any:
             if norm:
                 t = t - (simd.select(on, a / w, 0.0) - level) * bend
             _put(out, i, n, simd.select(on, t * (w * grown), 0.0), even)
+        if norm and not cheap:  # c r may be large: what is left of Σ Jv is its rounding
+            left = none
+            for i in range(0, n, LANES):
+                if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
+                    left = left + simd.wide(_piece(out, i, n, even))
+            gone = simd.like(zero, whole_sum(left, whole) * inverse)
+            for i in range(0, n, LANES):
+                if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
+                    w = simd.load(s, i)
+                    part = simd.select(w > 0.0, w * gone, 0.0)
+                    _put(out, i, n, _piece(out, i, n, even) - part, even)
         found = none
         if hyper:
             rates, powers = whole_sum(rates, whole), whole_sum(powers, whole)
