@@ -318,3 +318,15 @@ def test_softmax_is_pytorchs():
     x, v = normal(3, 40), normal(3, 40, seed=1)
     for a, b in zip(both(softmax, x, v), both(lambda t: t.softmax(-1), x, v), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("d", [2, 33, 130])
+def test_masked_rows_of_several_alphas(d):
+    """A row that is computed at once does not take the place of one that waits for others."""
+    g = torch.Generator().manual_seed(d)
+    x, mask = torch.randn(40, d, generator=g).double(), torch.rand(40, d, generator=g) < 0.6
+    alpha = torch.tensor([1.0, 1.2, 1.5, 2.0, 3.0]).double().repeat(8).unsqueeze(-1)
+    found = regmax.functional.entmax(x, alpha=alpha, mask=mask)
+    with regmax.kernels.reference():
+        expected = regmax.functional.entmax(x, alpha=alpha, mask=mask)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
