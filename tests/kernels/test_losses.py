@@ -18,7 +18,7 @@ NAMES = {"tsallis": "alpha", "pnorm": "p"}
 SIMPLE = (("entropy", None), ("gini", None), ("tsallis", 1.5), ("tsallis", 3.0), ("pnorm", 1.5))
 CASES = (
     *SIMPLE,
-    *(("tsallis", alpha) for alpha in (0.6, 1.0, 1 + 1e-9, 1.3, 2.0)),
+    *(("tsallis", alpha) for alpha in (0.6, 1.0, 1 + 1e-12, 1 + 1e-9, 1.3, 2.0)),
     *(("pnorm", p) for p in (1.1, 2.0)),
 )
 each_case = pytest.mark.parametrize(("kind", "theta"), CASES)
@@ -88,8 +88,6 @@ def test_values_and_gradients(way, kind, theta, dtype, target):
     for d, size in sizes if way == "cpu" else ((1, 1.0), (21, 2.0)):
         x, k, mask = scores(d, size)
         x, near = x.to(dtype), (2e-11 if dtype == F64 else 4e-6) * (1 + d / 100)
-        if way != "cpu" and theta == 1 + 1e-9:  # Triton takes the limit at 1
-            near = 1e-6
         settings = [(0.0, None, True), (0.2, mask, True), (0.1, None, False), (0.0, mask, False)]
         for eps, on, per_row in settings if way == "cpu" else settings[:2]:
             t, mass = k, torch.ones(16, dtype=F64)
@@ -190,7 +188,7 @@ def test_small_losses_have_digits(way):
 def test_small_losses_of_distributions_have_digits(way, dtype):
     """½‖t − y‖² where y > 0, and 0 only at t = y."""
     if way != "cpu" and dtype == F32:
-        pytest.skip("Triton computes y in float32, which is t up to rounding")
+        pytest.skip("Triton adds terms of Ω(t) and Ω(y), whose rounding in float32 is larger")
     y = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=dtype)
     move = torch.tensor([[1.0, -1.0, 2.0, -2.0]], dtype=dtype)
     for kind, *theta in (("gini",), ("tsallis", 2.0), ("pnorm", 2.0)):

@@ -114,7 +114,8 @@ def own_entry(gap, c, e, a, k, total, KIND: tl.constexpr):
     else:
         base = 1.0 - c * gap + e
         on = base > 0
-        log_v = tl.where(a == 0, -gap, k * tl.log(tl.where(on, base, 1.0)))
+        change = tl.where(on, e - c * gap, 0.0)  # next to α = 1 it is below the rounding of base
+        log_v = tl.where(a == 0, -gap, k * log1p(change, 1.0 + change))
         s = tl.where(on, 0.0, gap - (1.0 + e) / tl.where(on, 1.0, c))
         return tl.where(on, log_v - tl.log(total), -float("inf")), s
 
@@ -236,7 +237,7 @@ def log_top(c, e, k, total, KIND: tl.constexpr):
     elif KIND == ENTROPY:
         return -tl.log(total)
     else:
-        return k * tl.log(1.0 + e) - tl.log(total)
+        return k * log1p(e, 1.0 + e) - tl.log(total)
 
 
 @triton.jit
