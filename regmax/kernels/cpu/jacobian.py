@@ -115,7 +115,8 @@ def _product(own: Description, rare: bool) -> Any:
             if norm:
                 t = t - (simd.select(on, a / w, 0.0) - level) * bend
             _put(out, i, n, simd.select(on, t * (w * grown), 0.0), even)
-        if norm and not cheap:  # c r may be large: what is left of Σ Jv is its rounding
+        # c r may be large: what is left of Σ Jv is its rounding; float32 sums in float64
+        if norm and not cheap and memory.size(y) == 8:
             left = none
             for i in range(0, n, LANES):
                 if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:

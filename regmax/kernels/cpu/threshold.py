@@ -300,7 +300,7 @@ def _smooth(own: Description, rough: Any, step_of: Any) -> Any:
             if norm:
                 v = v * simd.like(v, shrink)
             simd.store(y, i, v)
-        if norm:  # the rounding of the factor is that of a sum of powers
+        if norm and octets == 8:  # the rounding of the factor is that of a sum of powers
             hi, lost = none, none
             for i in range(0, n, LANES):
                 hi, lost = common.added(hi, lost, simd.wide(simd.load(y, i)))
