@@ -381,7 +381,8 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[1:]
-        again = torch.is_grad_enabled() or transforms.under_transform((g,)) or transforms.batched(g)
+        once = type(g) is Tensor and transforms.plain() and not (g.is_meta or transforms.batched(g))
+        again = torch.is_grad_enabled() or not once
         if not again and ctx.solved is None:
             gamma = inputs[1] if ctx.gamma is None else ctx.gamma
             _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], keep=ctx.learns)
