@@ -12,7 +12,7 @@ from regmax.kernels import Kernel, Lazy
 from regmax.kernels.simplex import softmax
 from regmax.regularizers.curvature import Diagonal
 
-KERNELS = Lazy(cpu="regmax_entropy._softmax", cuda="regmax_entropy._gpu")
+KERNELS = Lazy(cpu="regmax.kernels.softmax", cuda="regmax_entropy._gpu")
 
 
 class Entropy(regmax.Regularizer):

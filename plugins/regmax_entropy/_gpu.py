@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from regmax.kernels import Kernel
-
-from . import _softmax
+from regmax.kernels import Kernel, softmax
 
 KERNEL: Kernel
 try:
     from regmax.kernels.triton.mappings import ThresholdKernel
 except ModuleNotFoundError:
-    KERNEL = _softmax.KERNEL
+    KERNEL = softmax.KERNEL
 else:
     KERNEL = ThresholdKernel("entropy")

@@ -16,7 +16,7 @@ from regmax.kernels.simplex import normalize, project, softmax
 from regmax.kernels.transforms import number
 from regmax.regularizers.curvature import Diagonal
 
-KERNELS = Lazy(cpu="regmax_tsallis._cpu", cuda="regmax_tsallis._gpu")
+KERNELS = Lazy(cpu="regmax.kernels.cpu.tsallis", cuda="regmax_tsallis._gpu")
 
 
 class Tsallis(regmax.Regularizer):

@@ -4,13 +4,16 @@ could have written it, and a folder does not grow without bound."""
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import stat
+import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 LARGEST = 1 << 26
 """The bytes of the largest file that is read."""
@@ -135,3 +138,13 @@ def _tidy(folder: Path) -> None:
         if spare:
             with contextlib.suppress(OSError):
                 Path(entry.path).unlink()
+
+
+def module(path: Path) -> ModuleType:
+    """The module in a file, of which no bytecode is kept."""
+    spec = importlib.util.spec_from_file_location(f"regmax_{path.stem}", path)
+    assert spec is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # Triton reads the source of its functions
+    exec(compile(path.read_bytes(), path, "exec"), found.__dict__)
+    return found

@@ -100,9 +100,10 @@ def _known(find: Callable[..., Any], x: Tensor, *given: Any) -> Tensor | None:
             y: Tensor | None = method.kernel.operator(x, *method.filled(theta))
             if y is not None:
                 return y
-        wide = method.kernel is None and x.dtype != F64  # a kernel from the value
-        y = function.argmax(method, x.double() if wide else x, None, theta)
-        return y.to(x.dtype) if wide else y
+        if method.kernel is not None or x.dtype in method.direct.dtypes:
+            return function.argmax(method, x, None, theta)
+        y = function.argmax(method, x.to(method.direct.dtypes[0]), None, theta)
+        return y.to(x.dtype)
     except Missed:
         return None
 

@@ -23,6 +23,7 @@ from llvmlite import binding as llvm
 
 from .. import process
 from ..folders import folders, read, takes, write
+from ..folders import module as module_in
 from .job import TASK
 
 PATIENCE = 2.0
@@ -70,14 +71,24 @@ def compiled(module: str, name: str, like: str | None) -> bytes:
     """The object file of a function, compiled now."""
     from . import jit
 
-    return jit.task(getattr(importlib.import_module(module), name), like)
+    found = module_in(Path(module)) if _is_file(module) else importlib.import_module(module)
+    return jit.task(getattr(found, name), like)
 
 
 def _known(module: str, name: str, like: str | None) -> tuple[str, str, list[Path]]:
-    """The stem of the object file, what its content depends on, and where it may be."""
+    """The stem of the object file, what its content depends on, and where it may be. A module that
+    is made of the value of Ω is a file."""
+    if _is_file(module):
+        path = Path(module)
+        text = path.read_text("utf-8") + _digest(_KERNELS.parent / "from_value") + _digest(_KERNELS)
+        return f"{path.stem}_{name}_{like}", text, [path.parent]
     home = folder_of(module)
     stem = f"{module}.{name}" + (f".{like}" if like else "")
     return stem, _digest(home) + _digest(_KERNELS), folders(home)
+
+
+def _is_file(module: str) -> bool:
+    return module.endswith(".py")
 
 
 def folder_of(module: str) -> Path:

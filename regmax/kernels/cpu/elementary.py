@@ -96,8 +96,7 @@ def log(x: Any) -> Any:
 
 
 @njit
-def any_exp(x: Any) -> Any:
-    """e^x of any numbers; 0 below −708."""
+def _any_exp64(x: Any) -> Any:
     y = simd.select(x == x, exp(simd.smaller(x, 709.0)), x)
     if simd.count(x > 709.0) > 0:
         large = exp(simd.smaller(x - 1.0, 709.0)) * 2.718281828459045
@@ -107,8 +106,7 @@ def any_exp(x: Any) -> Any:
 
 
 @njit
-def any_log(x: Any) -> Any:
-    """log x of any numbers."""
+def _any_log64(x: Any) -> Any:
     small = x < 2.2250738585072014e-308
     y = log(simd.select(small, x * 18014398509481984.0, x))
     y = simd.select(small, y - 37.42994775023705, y)
@@ -128,6 +126,19 @@ def exp32(x: Any) -> Any:
     p = (t * 0.0013888889 + (r * 0.008333334 + 0.041666666)) * t + (r * 0.16666667 + 0.5)
     p = p * t + (r + 1.0)
     return p * simd.from_bits32(simd.shift_left(simd.add_int(simd.as_bits32(shifted), 127), 23))
+
+
+@njit
+def _any_exp32(x: Any) -> Any:
+    y = exp32(simd.smaller(x, 88.0))
+    return simd.select(x > 88.0, simd.spread(x, np.inf), simd.select(x == x, y, x))
+
+
+@njit
+def _any_log32(x: Any) -> Any:
+    y = log32(simd.larger(x, 1.2e-38))
+    y = simd.select(x < np.inf, simd.select(x == 0.0, simd.spread(x, -np.inf), y), x)
+    return simd.select(x < 0.0, simd.spread(x, np.nan), y)
 
 
 @njit
@@ -158,6 +169,11 @@ def log32(x: Any) -> Any:
     p = p * (t * t) + q
     number = simd.to_float32(k)
     return number * 0.693359375 + (p * t + (number * -2.12194440e-4 + f))
+
+
+any_exp, any_log = Either(_any_exp32, _any_exp64), Either(_any_log32, _any_log64)
+"""e^x, 0 below −708 (below −87 in float32 at least e^−87), and log x of any numbers; log of a
+subnormal number only in float64."""
 
 
 @njit

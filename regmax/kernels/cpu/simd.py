@@ -153,6 +153,22 @@ def expand(typingctx: Any, array: Any, index: Any, m: Any) -> Any:
 
 
 @intrinsic
+def gather(typingctx: Any, array: Any, index: Any) -> Any:
+    """a[index], number by number."""
+    result = Vector(array.dtype)
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        found = ir.Constant(context.get_value_type(result), ir.Undefined)
+        for k in range(LANES):
+            lane = ir.Constant(ir.IntType(32), k)
+            place = builder.gep(args[0], [builder.extract_element(args[1], lane)])
+            found = builder.insert_element(found, builder.load(place), lane)
+        return found
+
+    return result(array, index), code
+
+
+@intrinsic
 def load_part(typingctx: Any, array: Any, index: Any, m: Any, fill: Any) -> Any:
     """a[i : i + 16] in the lanes of m, ``fill`` elsewhere; only the lanes of m are read."""
 

@@ -72,7 +72,7 @@ def together(
     """The rows that wait in a room, whose sixteen largest entries (by lanes) are packed. ``to`` is
     the place of y in the job, ``place`` that of the room; ``single`` computes a row that does not
     fit in a tile."""
-    one, expensive = description.one, description.corrected
+    one, zero, expensive = description.one, description.zero, description.corrected
 
     @njit
     def together(job: Any, like: Any, rows: Any, group: Any) -> None:
@@ -95,7 +95,7 @@ def together(
             r, t = int(room[LANES * ROW + k]), room[LANES * TAU + k]
             a, b, c = room[LANES * TOP + k], room[LANES * SCALE + k], room[LANES * THETA + k]
             row = row_of(job, r, 1 + place * LANES + k, to, like, group)
-            low, entries = common.floor(row, a, -t / b), shifted(packed, k * APART)
+            low, entries = common.floor(row, a, -(t + zero(c)) / b), shifted(packed, k * APART)
             n = common.keep(row, d, low, entries if d <= LONGEST else long)
             room[LANES * LOW + k], room[LANES * SIZE + k] = low, n
             if n > LONGEST:

@@ -91,6 +91,8 @@ class Description:
     solve: Any = None
     """Where p'(0+) = ∞, (z, n, θ, y, scratch) → y[:n] of the scores z, float64, instead of the
     equation; the weight decreases in y."""
+    root: Any = None
+    """``bound`` and ``solve`` of :func:`equation`, instead of those of ``inverse``."""
     scales: bool = False
     """Whether p(u + c) = p(u) p(c), so that y = p/Σp."""
     widest: int = 8192
@@ -165,6 +167,9 @@ def equation(own: Description) -> tuple[Any, Any, Any]:
             t = (simd.wide(simd.load(x, i)) - top) * scale
             simd.store(exact, i, t)
             simd.store(z, i, simd.narrow(t))
+
+    if own.root is not None:
+        return relative, *own.root
 
     @njit
     def unmoved(

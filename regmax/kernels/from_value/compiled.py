@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ..cpu.compiling import loaded
-from .files import module, written
+from ..folders import module
+from .files import written
 
 _HEAD = "import math\n\nimport numpy as np\n{}\n\n"
 _USED = "common", "elementary", "memory", "simd"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
-import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from ..folders import read, user_folder, write
+from ..folders import module, read, user_folder, write
 
 
 def loaded(name: str, text: str, version: str) -> tuple[ModuleType, Path, bool]:
@@ -23,16 +21,6 @@ def written(name: str, text: str, version: str = "") -> tuple[Path, bool]:
     """The file with this source, and whether it is in the cache."""
     stamp = hashlib.sha256((text + version).encode()).hexdigest()[:24]
     return _written(f"{name}_{stamp}.py", text)
-
-
-def module(path: Path) -> ModuleType:
-    """The module in a file, of which no bytecode is kept."""
-    spec = importlib.util.spec_from_file_location(f"regmax_{path.stem}", path)
-    assert spec is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found  # Triton reads the source of its functions
-    exec(compile(path.read_bytes(), path, "exec"), found.__dict__)
-    return found
 
 
 def _written(name: str, text: str) -> tuple[Path, bool]:

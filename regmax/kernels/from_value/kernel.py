@@ -17,9 +17,11 @@ from ..cpu.rows import CompiledRows
 from . import source
 from .compiled import Function
 from .entry import Entrywise
+from .files import written
 from .inputs import Inputs, varies
 from .loops import Program
 from .tape import Unknown
+from .template import NEAR, Template, template_of
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
@@ -40,11 +42,25 @@ def _function(text: str) -> Function:
 class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
     one per entry; H, what the source of F takes besides its inputs, and these. ``jobs``: of the
-    functions of a kernel, for rows of any number."""
+    functions of a kernel, for rows of any number. ``template``: what computes
+    rows of Ω = Σ e with one e."""
 
-    def __init__(self, numbers: Tensor, vectors: Tensor, form: Tensor | None, convex: bool) -> None:
+    def __init__(
+        self,
+        numbers: Tensor,
+        vectors: Tensor,
+        form: Tensor | None,
+        convex: bool,
+        template: Template | None,
+    ) -> None:
         self.numbers, self.vectors, self.form, self.convex = numbers, vectors, form, convex
         self.jobs: dict[int, Any] = {}
+        self.template = template
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes of rows that are computed as they are."""
+        return (torch.float64,) if self.template is None else (torch.float32, torch.float64)
 
 
 class NumbaKernel:
@@ -66,6 +82,8 @@ class NumbaKernel:
             constants.clear()
             text, self.sums = source.slopes(entry, vectors, constants, lanes=True), False
         self.sums = self.sums and entry.rest is None
+        self._constants = constants
+        self._templates: dict[bool, CompiledRows | None] = {}
         self.slopes = _function(text)
         self._source = source.partials(entry, vectors, constants, lanes=True)
         self._inputs = Inputs(vectors, constants, torch.device("cpu"))
@@ -119,30 +137,70 @@ class NumbaKernel:
         return _function(self._source)
 
     def solve(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = NEAR
     ) -> tuple[Tensor, Tensor]:
-        """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
-        y, bounds = self.solve_laid_out(x, gamma, self.laid_out(theta, x.shape[1]), mask)
+        """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
+        +inf: not solved."""
+        given = self.laid_out(theta, x.shape[1])
+        if given.template is not None and given.template.bound <= tol:
+            y, bound = given.template.forward(x, gamma, mask)
+            if bound <= tol:
+                return y, y.new_full((len(y),), bound)
+        y, bounds = self._solved(x, gamma, given, mask)
         return y, torch.frombuffer(bounds, dtype=torch.float64)
 
     def laid_out(self, theta: Hyper, d: int) -> LaidOut:
         """θ for rows of d entries."""
         theta, form = self._parted(theta)
-        return LaidOut(*self._inputs.rows(theta), form, form is None or self._convex(form, d))
+        numbers, vectors = self._inputs.rows(theta)
+        template = None
+        if self.alike and not self.kinked and len(numbers) == 1:
+            template = template_of(self.slopes, numbers, self._implicit)
+        return LaidOut(numbers, vectors, form, form is None or self._convex(form, d), template)
+
+    def _implicit(self, dense: bool) -> CompiledRows | None:
+        """The kernel of an e that is no power, None where an operation of it has no translation."""
+        if dense not in self._templates:
+            constants, vectors = self._constants.copy(), [False] * len(self._inputs.vectors)
+            try:
+                text = source.module(self._entry, vectors, constants, dense)
+            except Unknown:
+                text = ""
+            known = text and constants == self._constants  # no more numbers
+            found = CompiledRows(str(written("threshold", text)[0])) if known else None
+            self._templates[dense] = found
+        return self._templates[dense]
 
     def solve_laid_out(
+        self, x: Tensor, gamma: Tensor, given: LaidOut, points: Tensor, count: int
+    ) -> tuple[Tensor, float, list[float]]:
+        """y, and the largest bound of :meth:`solve`. ``points``, (``count`` or more, d), gets some
+        of the answers, evenly spaced, with ε² for zeros. The list has ``count`` pairs of numbers:
+        Ω there, and the sum of the sizes of its terms, if the kernel has ``sums``."""
+        if given.template is None:
+            y, found = self._solved(x, gamma, given, None, points, count)
+            return y, max(found[: len(x)]), found[len(x) :]
+        y, bound = given.template.forward(x, gamma, None)
+        points[:count] = simplex.inward(y[:: -(-len(x) // count)].double())
+        return y, bound, self._sums(points[:count], given) if self.sums else []
+
+    def _sums(self, points: Tensor, given: LaidOut) -> list[float]:
+        """Ω at each point, and the sum of the sizes of its terms."""
+        n, each = points.numel(), torch.empty_like(points)
+        self.slopes(-n, points, given.numbers, given.vectors, n, each)
+        found: list[float] = torch.stack((each.sum(-1), each.abs().sum(-1)), 1).flatten().tolist()
+        return found
+
+    def _solved(
         self,
         x: Tensor,
         gamma: Tensor,
         given: LaidOut,
-        mask: Tensor | None = None,
+        mask: Tensor | None,
         points: Tensor | None = None,
         count: int = 0,
     ) -> tuple[Tensor, Any]:
-        """y, and an array of ctypes with the bounds of :meth:`solve`. ``points``, (``count`` or
-        more, d), gets some of the answers, evenly spaced, with ε² for zeros. After the bounds there
-        are ``count`` pairs of numbers: Ω there, and the sum of the sizes of its terms, where the
-        kernel has ``sums``."""
+        """y, and an array of ctypes with the bounds, and the pairs of :meth:`solve_laid_out`."""
         rows, y = x.shape[0], torch.empty_like(x)
         found = (ctypes.c_double * (rows + 2 * count))()
         if not given.convex:
@@ -202,6 +260,9 @@ class NumbaKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False
     ) -> tuple[Tensor, Hyper | None]:
         """The same."""
+        if at.template is not None:
+            dx = at.template.backward(y, v, gamma)
+            return dx, self._partials_along(y, dx, gamma, at) if hyper else None
         given, d, form, dx = self._inputs, y.shape[1], at.form, torch.empty_like(y)
         partials, dnumbers, dvectors = 0, None, None
         if hyper:
@@ -227,6 +288,15 @@ class NumbaKernel:
                 q = form[0, d * d + len(self._more) :]
                 each[-1] = torch.cat([each[-1], self._along(y, w, q).view(1, -1)], 1)
         return dx, tuple(each)
+
+    def _partials_along(self, y: Tensor, dx: Tensor, gamma: Tensor, at: LaidOut) -> Hyper:
+        """−⟨w, ∂e'/∂p⟩ of each row, w = Jv, for the inputs p, which have one number."""
+        n, count = y.numel(), self._inputs.plain
+        each = torch.empty(count, *y.shape, dtype=torch.float64, device="cpu")
+        points = y.double().clamp_min(1e-154)
+        self.partials(n, points, at.numbers, at.vectors, n, each)
+        w = dx.double() * gamma.view(-1, 1)
+        return tuple(-(w * part).sum(-1) for part in each)
 
     def _along(self, y: Tensor, w: Tensor, q: Tensor) -> Tensor:
         """−Σ ⟨∂∇F(y; q)/∂q, w⟩ over the rows."""

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from .arrays import Array, Whole, shown
 from .linear import WIDEST, matrices
-from .source import TRANSLATED, constant, derivative, expression
+from .operations import TRANSLATED, constant, expression
+from .source import derivative
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
 
 aten = torch.ops.aten

@@ -6,19 +6,29 @@ the constants of its operations are arguments, so that Ω that differ in numbers
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .entry import Entrywise
+from .operations import WIDE, constant, expression, in_lanes, translated
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
 
-LITERAL = (-2, -1, 0, 0.5, 1, 2, 3)
-"""Constants that are written into the source."""
+_MODULE = """from regmax.kernels.cpu import elementary, simd
+from regmax.kernels.cpu.jit import njit
+from regmax.kernels.from_value import implicit
+
+
+@njit
+def slopes(t, numbers):
+{}
+
+
+forward, backward = implicit.functions(slopes, {})
+"""
 
 
 def slopes(
@@ -40,6 +50,25 @@ def slopes(
         return found if value else found[1:]
 
     return _written("slopes", derivatives, vectors, constants, int(value), lanes)
+
+
+def module(entry: Entrywise, vectors: list[bool], constants: list[float], dense: bool) -> str:
+    """The two functions of :func:`.implicit.functions` as a module."""
+
+    def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+        found = [entry(t, *inputs)]
+        for _ in range(3):
+            found.append(derivative(found[-1], t))
+        return found[1:]
+
+    tape, results = _recorded(derivatives, vectors)
+    if not translated(needed(tape.steps, results)):
+        raise Unknown("an operation is not written for sixteen entries")
+    writer = _Writer(tape, vectors, constants, True)
+    lines = writer.lines(results)
+    found = ", ".join(writer.broad_text(ref) for ref in results)
+    body = [*writer.head, *lines, f"return {found}"]
+    return _MODULE.format("\n".join(f"    {line}" for line in body), dense)
 
 
 def partials(
@@ -73,6 +102,16 @@ def _written(
     lanes: bool,
 ) -> str:
     """``apart``: how many of the first results are written for −n entries instead."""
+    tape, results = _recorded(function, vectors)
+    loops = [("n", results[apart:]), *([("-n", results[:apart])] if apart else [])]
+    wide = lanes and in_lanes(step for _, refs in loops for step in needed(tape.steps, refs))
+    return _Writer(tape, vectors, constants, wide).written(name, loops)
+
+
+def _recorded(
+    function: Callable[[Tensor, list[Tensor]], list[Tensor]], vectors: list[bool]
+) -> tuple[Tape, list[Ref]]:
+    """The operations of a function of t and the inputs, and its results."""
     # different numbers everywhere: a constant is what has one value
     points = [
         torch.tensor([0.31, 0.52, 0.73], dtype=torch.float64, device="cpu")
@@ -83,19 +122,7 @@ def _written(
     tape = Tape(points, writes=True)
     with torch.enable_grad(), tape:
         found = function(points[0], points[1:])
-    results = [tape.ref(t) for t in found]
-    loops = [("n", results[apart:]), *([("-n", results[:apart])] if apart else [])]
-    wide = lanes and in_lanes(step for _, refs in loops for step in needed(tape.steps, refs))
-    return _Writer(tape, vectors, constants, wide).written(name, loops)
-
-
-def in_lanes(steps: Iterable[Step]) -> bool:
-    """Whether the operations are written for sixteen entries at a time: if there are functions
-    that LLVM calls for one number, and all have a translation into :mod:`regmax.kernels.cpu.simd`.
-    """
-    names = {step.name for step in steps if step.name not in FILLED}
-    powers = [step.args[1] for step in steps if step.name == "pow"]
-    return bool(names & {"log", "exp"}) and names <= _LANES and all(map(_by_roots, powers))
+    return tape, [tape.ref(t) for t in found]
 
 
 class _Writer:
@@ -130,11 +157,29 @@ class _Writer:
 
     def loop(self, count: str, results: list[Ref]) -> list[str]:
         """The results for one entry, or for sixteen."""
-        body, self.known, self.negated, self.broad = [], {}, {}, set(self.given)
-        varying = set(range(len(self.vectors) + 1))
+        body = []
         for name, (array, start) in self.given.items():
             piece = f"common.piece({array}, {start}i, {start}{count}, 1.0)"
             body.append(f"{name} = {piece if self.wide else f'{array}[{start}i]'}")
+        body += self.lines(results)
+        for k, ref in enumerate(results):
+            found, start = self.text(ref, self.varying), f"{k} * stride + "
+            if self.wide:
+                broad = self.broad_text(ref)
+                body.append(f"common.store_piece(out, {start}i, {start}{count}, {broad})")
+            else:
+                body.append(f"out[{start}i] = {found}")
+        return body
+
+    def broad_text(self, ref: Ref) -> str:
+        """A result as sixteen numbers."""
+        found = self.text(ref, self.varying)
+        return found if found in self.broad else f"simd.spread(t, {found})"
+
+    def lines(self, results: list[Ref]) -> list[str]:
+        """The operations of the results."""
+        self.known, self.negated, self.broad = {}, {}, set(self.given)
+        varying = self.varying = set(range(len(self.vectors) + 1))
         for step in needed(self.tape.steps, results):
             if step.name not in FILLED and any(ref.at in varying for ref in step.refs()):
                 varying.add(step.at)
@@ -143,23 +188,16 @@ class _Writer:
                 self.names[step.at] = self.simple(step, args, kwargs) or self.put(
                     self.converted(step, args) or expression(step, args, kwargs)
                 )
-        body += [f"{name} = {text}" for text, name in self.known.items()]
-        for k, ref in enumerate(results):
-            found, start = self.text(ref, varying), f"{k} * stride + "
-            if self.wide:
-                v = found if found in self.broad else f"simd.spread(t, {found})"
-                body.append(f"common.store_piece(out, {start}i, {start}{count}, {v})")
-            else:
-                body.append(f"out[{start}i] = {found}")
-        return body
+        return [f"{name} = {text}" for text, name in self.known.items()]
 
     def put(self, text: str) -> str:
         """The name of a result; results of the same source are one."""
         broad = self.wide and bool(self.broad & set(re.findall(r"\b[tpv]\d*\b", text)))
         if broad:
             text = re.sub(r"^-(\w+)$", r"\1 * -1.0", text)
-            for one, sixteen in _WIDE.items():
+            for one, sixteen in WIDE.items():
                 text = text.replace(one, sixteen)
+            text = re.sub(r"^(\w+) \*\* (.+)$", r"elementary.power(\1, simd.spread(t, \2))", text)
         name = self.known.setdefault(text, f"v{len(self.known)}")
         if broad:
             self.broad.add(name)
@@ -217,152 +255,3 @@ class _Writer:
             self.used.add(k)
             self.head.append(f"c{k} = numbers[{self.first + k}]")
         return f"c{k}"
-
-
-def constant(item: Any, constants: list[float], name: Callable[[int], str]) -> Any:
-    """An argument that is no tensor, in the source. A number that is not written out is added to
-    ``constants`` and goes by the name of its place there."""
-    if isinstance(item, bool) or not isinstance(item, int | float):
-        return item
-    if item in LITERAL:
-        return repr(float(item))
-    if not math.isfinite(item):
-        return "-np.inf" if item < 0 else "np.inf" if item > 0 else "np.nan"
-    if item not in constants:
-        constants.append(float(item))
-    return name(constants.index(item))
-
-
-def expression(step: Step, args: list[Any], kwargs: dict[str, Any]) -> str:
-    """The source of an operation on numbers, of these arguments."""
-    name = step.name
-    if name == "pow":
-        exponent = step.args[1]
-        return _power(args[0], exponent, args[1])
-    if name in ("add", "sub", "rsub"):
-        alpha = kwargs.pop("alpha", args[2] if len(args) > 2 else None)
-        a, b = args[:2]
-        if name == "rsub":
-            a, b = b, a
-        scaled = b if alpha in (None, "1.0") else f"({alpha} * {b})"
-        return f"{a} {'+' if name == 'add' else '-'} {scaled}"
-    known = TRANSLATED.get(name)
-    if known is None or kwargs.keys() - {"memory_format", "pin_memory"}:
-        raise Unknown(f"{step.op} has no translation")
-    try:
-        return known(*args)
-    except TypeError:
-        raise Unknown(f"{step.op} has no translation with these arguments") from None
-
-
-def _by_roots(exponent: Any) -> bool:
-    """Whether a power is a product of a few factors."""
-    return isinstance(exponent, int | float) and abs(exponent) < 9 and 2 * exponent % 1 == 0
-
-
-def _power(base: str, exponent: Any, text: str) -> str:
-    if not _by_roots(exponent):
-        return f"{base} ** {text}"
-    whole = math.floor(abs(exponent))
-    parts = [base] * whole + [f"math.sqrt({base})"] * (abs(exponent) > whole)
-    product = " * ".join(parts) or "1.0"
-    return product if exponent >= 0 else f"1.0 / ({product})"
-
-
-def _clamped(x: str, low: Any = None, high: Any = None) -> str:
-    x = x if low is None else f"max({x}, {low})"
-    return x if high is None else f"min({x}, {high})"
-
-
-def _softplus(x: str, beta: str = "1.0", threshold: str = "20.0") -> str:
-    big, z = f"{x} * {beta} > {threshold}", f"math.log1p(math.exp({x} * {beta})) / {beta}"
-    return f"({x} if {big} else {z})"
-
-
-def _softplus_backward(g: str, x: str, beta: str, threshold: str) -> str:
-    z = f"math.exp({x} * {beta})"
-    return f"({g} if {x} * {beta} > {threshold} else {g} * {z} / ({z} + 1.0))"
-
-
-def _huber(x: str, y: str, reduction: Any = 1, delta: str = "1.0") -> str:
-    if reduction != "0.0":
-        raise TypeError
-    z = f"abs({x} - {y})"
-    return f"(0.5 * {z} * {z} if {z} <= {delta} else {delta} * ({z} - 0.5 * {delta}))"
-
-
-def _huber_backward(g: str, x: str, y: str, reduction: Any, delta: str) -> str:
-    if reduction != "0.0":
-        raise TypeError
-    return f"{g} * max(min({x} - {y}, {delta}), -{delta})"
-
-
-_LANES = {
-    *("add", "sub", "rsub", "mul", "div", "neg", "pow", "square", "reciprocal", "sqrt", "rsqrt"),
-    *("log", "exp", "alias", "clone", "detach", "expand"),
-}
-"""The operations that are written for sixteen entries too, with these functions."""
-_WIDE = {
-    "math.sqrt(": "simd.sqrt(",
-    "math.log(": "elementary.any_log(",
-    "math.exp(": "elementary.any_exp(",
-}
-
-_CALLS = [
-    *("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "erf", "erfc"),
-    *("sin", "cos", "tan", "asin", "acos", "atan"),
-    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-]
-_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
-
-
-def _calls() -> Iterator[tuple[str, Callable[..., str]]]:
-    for name in _CALLS:
-        yield name, lambda x, name=name: f"math.{name}({x})"
-    for name, sign in _SIGNS.items():
-        yield name, lambda a, b, sign=sign: f"{a} {sign} {b}"
-    for word in ("and", "or"):
-        for kind in ("logical_", "bitwise_"):
-            yield f"{kind}{word}", lambda a, b, word=word: f"({a} {word} {b})"
-    for name in ("alias", "clone", "detach"):
-        yield name, lambda x: x
-
-
-TRANSLATED: dict[str, Callable[..., str]] = dict(_calls()) | {
-    "expand": lambda x, shape: x,
-    "neg": lambda x: f"-{x}",
-    "mul": lambda a, b: f"{a} * {b}",
-    "div": lambda a, b: f"{a} / {b}",
-    "abs": lambda x: f"abs({x})",
-    "sgn": lambda x: f"(1.0 if {x} > 0.0 else (-1.0 if {x} < 0.0 else 0.0))",
-    "sign": lambda x: f"(1.0 if {x} > 0.0 else (-1.0 if {x} < 0.0 else 0.0))",
-    "reciprocal": lambda x: f"1.0 / {x}",
-    "square": lambda x: f"{x} * {x}",
-    "rsqrt": lambda x: f"1.0 / math.sqrt({x})",
-    "exp2": lambda x: f"2.0 ** {x}",
-    "special_entr": lambda x: f"(-{x} * math.log({x}) if {x} > 0.0 else 0.0)",
-    "xlogy": lambda x, y: f"({x} * math.log({y}) if {x} != 0.0 else 0.0)",
-    "special_xlog1py": lambda x, y: f"({x} * math.log1p({y}) if {x} != 0.0 else 0.0)",
-    "sigmoid": lambda x: f"1.0 / (1.0 + math.exp(-{x}))",
-    "sigmoid_backward": lambda g, s: f"{g} * ((1.0 - {s}) * {s})",
-    "tanh_backward": lambda g, t: f"{g} * (1.0 - {t} * {t})",
-    "softplus": _softplus,
-    "softplus_backward": _softplus_backward,
-    "huber_loss": _huber,
-    "huber_loss_backward": _huber_backward,
-    "relu": lambda x: f"max({x}, 0.0)",
-    "threshold_backward": lambda g, x, bound: f"({g} if {x} > {bound} else 0.0)",
-    "maximum": lambda a, b: f"max({a}, {b})",
-    "minimum": lambda a, b: f"min({a}, {b})",
-    "clamp": _clamped,
-    "clamp_min": _clamped,
-    "clamp_max": lambda x, high: f"min({x}, {high})",
-    "where": lambda on, a, b: f"({a} if {on} else {b})",
-    "masked_fill": lambda x, on, value: f"({value} if {on} else {x})",
-    "logical_not": lambda x: f"(not {x})",
-    "bitwise_not": lambda x: f"(not {x})",
-    "logaddexp": lambda a, b: f"(max({a}, {b}) + math.log1p(math.exp(-abs({a} - {b}))))",
-    "hypot": lambda a, b: f"math.hypot({a}, {b})",
-    "atan2": lambda a, b: f"math.atan2({a}, {b})",
-}
-"""The operations of PyTorch that are translated, besides powers, sums and differences."""

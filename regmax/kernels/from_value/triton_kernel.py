@@ -67,7 +67,7 @@ class TritonKernel:
         return g, h
 
     def solve(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = 1e-8
     ) -> tuple[Tensor, Tensor]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
         check_device(x)

@@ -292,8 +292,9 @@ class FromValue(Kernel):
         theta = theta if self.theta is None else self.theta
         if self.made.traced.entry.coupled and len(theta[-1]) > 1:
             raise Missed  # an H for each row
-        y, bound = self.made.kernel.solve(x, gamma, theta, mask)
-        missed = ~(bound <= self.settings.tolerance(F64))
+        tol = self.settings.tolerance(F64)
+        y, bound = self.made.kernel.solve(x, gamma, theta, mask, tol)
+        missed = ~(bound <= tol)
         rows, self.rows = self.rows, None  # y keeps the kernel: it must not keep the rows
         if rows is None:
             if bool(missed.any()):
@@ -368,6 +369,7 @@ class FixedKernel(Direct):
     def __init__(self, fixed: Fixed, gamma: float, value: Any, tol: float) -> None:
         self.fixed, self.gamma = fixed, constant(gamma, fixed.point.device)
         self.value, self.tol = value, tol
+        self.dtypes = fixed.laid_out.dtypes
 
     def solved(self, x: Tensor, count: int) -> tuple[Tensor, list[float]]:
         """y, certified; and the pairs (Ω, the size of its terms) at ``count`` answers or fewer,
@@ -376,17 +378,13 @@ class FixedKernel(Direct):
         kernel, step = fixed.kernel, -(-rows // count)
         count = -(-rows // step)
         points = fixed.points(count)
-        if kernel.sums:
-            y, found = kernel.solve_laid_out(x, self.gamma, fixed.laid_out, None, points, count)
-        else:
-            y, found = kernel.solve_laid_out(x, self.gamma, fixed.laid_out)
-            points[:-1] = simplex.inward(y[::step])
-            each = terms(fixed.entry, points[:-1], fixed.inputs)
-            pairs = torch.stack([each.sum(-1), each.abs().sum(-1)], 1)
-            found = [*found, *pairs.flatten().tolist()]
-        if not max(found[:rows]) <= self.tol:
+        y, worst, sums = kernel.solve_laid_out(x, self.gamma, fixed.laid_out, points, count)
+        if not worst <= self.tol:
             raise Missed
-        sums = found[rows:]
+        if not kernel.sums:
+            points[:-1] = simplex.inward(y[::step].double())
+            each = terms(fixed.entry, points[:-1], fixed.inputs)
+            sums = torch.stack([each.sum(-1), each.abs().sum(-1)], 1).flatten().tolist()
         if count > _POINTS:
             step = -(-count // _POINTS)
             points = torch.cat((points[:-1:step], points[-1:]))

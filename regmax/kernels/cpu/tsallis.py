@@ -1,11 +1,12 @@
-"""The kernel of α-entmax on the CPU. Where α is one number, less is compiled."""
+"""The kernel of α-entmax on the CPU, for every Ω whose e' is a power. Where α is one number, less
+is compiled."""
 
 from __future__ import annotations
 
-from regmax.kernels.cpu.losses import CompiledLosses
+from .losses import CompiledLosses
 
 KERNEL = CompiledLosses(
-    "regmax_tsallis._numba",
+    "regmax.kernels.cpu.entmax",
     "tsallis",
     special=(
         (lambda alpha: alpha == 1.5, ("forward_half", "backward_half")),

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from regmax.kernels.cpu import common, elementary, simd
-from regmax.kernels.cpu.jit import njit
-from regmax.kernels.cpu.simd import LANES
+from . import common, elementary, simd
+from .jit import njit
+from .simd import LANES
 
 
 @njit

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regmax.kernels import Kernel
-from regmax.kernels.base import Hyper, Number, Numbers
-from regmax.kernels.cpu.flash import FlashAttention
+from .base import Hyper, Kernel, Number, Numbers
+from .cpu.flash import FlashAttention
 
 LONG = 4096
 """Above this length PyTorch's sum of float32 loses digits."""
@@ -24,10 +23,10 @@ LONG = 4096
 @functools.cache
 def _compiled() -> Any:
     try:
-        from regmax.kernels.cpu.losses import CompiledLosses
+        from .cpu.losses import CompiledLosses
     except ModuleNotFoundError:  # numba
         return None
-    return CompiledLosses("regmax_entropy._numba", "entropy", names=("forward",))
+    return CompiledLosses("regmax.kernels.cpu.exponential", "entropy", names=("forward",))
 
 
 def _long(x: Tensor) -> Any:

@@ -3,6 +3,6 @@ another, which loses digits; here 64 terms are summed in float32, and these sums
 
 from __future__ import annotations
 
-from regmax.kernels.cpu import mapping, powers
+from . import mapping, powers
 
 forward, backward = mapping.functions(powers.EXP, theta=1.0)

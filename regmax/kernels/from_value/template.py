@@ -1,0 +1,201 @@
+"""Π_Ω of Ω = Σ e(y_i) by the template of threshold mappings, for scores as the user gives them:
+where e is a power by the kernel of powers, else by :mod:`.implicit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import softmax
+from ..base import Hyper
+from ..cpu import tsallis
+from ..cpu.rows import CompiledRows, DirectRows
+from .compiled import Function
+from .inputs import BIN, MISSED
+
+POINTS = torch.logspace(-12, 0, 64, dtype=torch.float64, device="cpu")
+_NONE = torch.zeros(1, 1, dtype=torch.float64, device="cpu")
+LARGEST = 50.0
+"""The largest α of a power."""
+NEAR = 1e-8
+"""The distance to the maximiser that :mod:`.implicit` certifies."""
+FIRST, OCTAVES, DENSE = 1e-40, 60, 4096
+"""The least y of a table; how often its numbers halve; and its most numbers where e'(0) = −∞."""
+_MANY = 8
+"""Jobs that are kept."""
+
+
+class Template:
+    """``forward`` and ``backward`` of rows; θ and the factor of γ are those of ``rows``. ``bound``:
+    on the distance of a row to the maximiser."""
+
+    rows: CompiledRows
+    scale, bound = 1.0, NEAR
+
+    def __init__(self) -> None:
+        self.jobs: dict[Any, DirectRows] = {}
+
+    def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
+        """y, and a bound on the distance of each row to the maximiser; +inf: not all are solved."""
+        theta, missed = self.theta()
+        if mask is None and gamma.numel() == 1:
+            y, _ = self._direct(x, gamma).forward(x, theta)
+        else:
+            y, _ = self.rows.forward(x, gamma * self.scale, theta, mask)
+        return y, math.inf if missed() else self.bound
+
+    def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
+        """Jv/γ."""
+        theta, _ = self.theta()
+        if gamma.numel() == 1:
+            return self._direct(y, gamma).backward(y, v, theta, None, False)[0]
+        return self.rows.backward(y, v, gamma * self.scale, theta, None, False)[0]
+
+    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
+        """θ for a call, and whether it missed a row."""
+        raise NotImplementedError
+
+    def _direct(self, x: Tensor, gamma: Tensor) -> DirectRows:
+        """The kernel for rows like x, where γ is one number."""
+        key = x.shape[1], gamma.item()
+        if key not in self.jobs:
+            if len(self.jobs) >= _MANY:
+                self.jobs.clear()
+            self.jobs[key] = DirectRows(self.rows, x.shape[1], gamma * self.scale, (None,))
+        return self.jobs[key]
+
+
+class Power(Template):
+    """e = c y^α/(α(α − 1)), up to a linear term."""
+
+    rows, bound = tsallis.KERNEL, 1e-12
+
+    def __init__(self, c: float, alpha: float) -> None:
+        super().__init__()
+        self.scale = c
+        self._alpha = (torch.full((1,), alpha, dtype=torch.float64, device="cpu"),)
+
+    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
+        return self._alpha, bool
+
+
+class Exponential(Template):
+    """e = c y log y, up to a linear term: softmax."""
+
+    bound = 1e-12
+
+    def __init__(self, c: float) -> None:
+        self.scale = c
+
+    def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
+        return softmax.KERNEL.forward(x, gamma * self.scale, (), mask)[0], self.bound
+
+    def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
+        return softmax.KERNEL.backward(y, v, gamma * self.scale, (), None, False)[0]
+
+
+class Implicit(Template):
+    """Any other e, by ``rows`` with these numbers."""
+
+    def __init__(self, rows: CompiledRows, numbers: list[float], table: Tensor) -> None:
+        super().__init__()
+        self.rows, self._table = rows, table  # of which the numbers have the address
+        self._numbers = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+
+    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
+        numbers = self._numbers.clone()  # a call notes in it that it missed a row
+        at = torch.tensor((float(numbers.data_ptr()),), dtype=torch.float64, device="cpu")
+        return (at,), lambda: numbers[MISSED].item() > 0
+
+
+def template_of(
+    slopes: Function, numbers: Tensor, rows: Callable[[bool], CompiledRows | None]
+) -> Template | None:
+    """What computes rows for an e with these derivatives, at numbers that all rows share; ``rows``
+    makes the kernel of one that is no power, given whether e'(0) = −∞."""
+    points = torch.cat((POINTS, POINTS.new_tensor((1e-100,))))
+    found = _slopes(slopes, numbers, points)
+    power = (1 + points * found[2] / found[1]).tolist()
+    bent = found[1].tolist()
+    if not all(0 < h < 1e300 for h in bent[:-1]):
+        return None
+    *powers, least = power
+    c, b = bent[-2], powers[-1]
+    if max(powers) - min(powers) <= 1e-11 and -1 < b <= LARGEST - 1:  # everywhere the same
+        alpha = round(4 * (1 + b)) / 4  # but for rounding
+        alpha = alpha if abs(alpha - 1 - b) < 1e-12 else 1 + b
+        return Exponential(c) if alpha == 1 else Power(c, alpha)
+    dense = least < 1e-9
+    kernel = rows(dense) if math.isfinite(least) else None
+    if kernel is None:
+        return None
+    one, slope = found[0, -2].item(), found[0, -1].item()
+    zero = -math.inf if dense else slope - 1e-100 * bent[-1] / least
+    if not (math.isfinite(one) and zero < one):
+        return None
+    made = _exponential(slopes, numbers, one) if dense else _power(slopes, numbers, zero, one)
+    if made is None:
+        return None
+    table, *where = made
+    curve = 0.0 if not dense and powers[-8] > 1 else 0.5 * (1 - powers[-8])
+    own = [0.0, NEAR, zero, one, float(table.data_ptr()), *where, curve, *numbers[0].tolist()]
+    return Implicit(kernel, own, table)
+
+
+Table = tuple[Tensor, float, float, float]
+"""Numbers of float32, (n, 2), and the three of :mod:`.implicit` that tell their places."""
+
+
+def _power(slopes: Function, numbers: Tensor, zero: float, one: float) -> Table | None:
+    """y and d log y/du at u = e'(0) + t, for t with few bits; the least and the largest t, and the
+    bits of the least."""
+    top = torch.tensor(one - zero, dtype=torch.float32, device="cpu")
+    last = (int(top.view(torch.int32).item()) >> BIN) + 2
+    first = max(last - (OCTAVES << (23 - BIN)), 1 << (23 - BIN))
+    if not first < last < (254 << (23 - BIN)):
+        return None
+    bits = torch.arange(first, last, dtype=torch.int32, device="cpu") << BIN
+    t = bits.view(torch.float32)
+    found = _inverted(slopes, numbers, t.double() + zero)
+    return found, t[0].item(), t[-1].item(), float(first)
+
+
+def _exponential(slopes: Function, numbers: Tensor, one: float) -> Table | None:
+    """The same where e'(0) = −∞, for u at equal distances, and their first, distance and number."""
+    points = torch.logspace(math.log10(FIRST), 0, 128, dtype=torch.float64, device="cpu")
+    g, h, _ = _slopes(slopes, numbers, points)
+    width, base = (points * h).min().item() / 16, g[0].item()
+    if not (width > 0 and one - base < width * DENSE):
+        return None
+    count = math.ceil((one - base) / width) + 1
+    u = base + width * torch.arange(count, dtype=torch.float64, device="cpu")
+    return _inverted(slopes, numbers, u), base, width, float(count)
+
+
+def _slopes(slopes: Function, numbers: Tensor, y: Tensor) -> Tensor:
+    """The first three derivatives of e."""
+    found = torch.empty(3, len(y), dtype=torch.float64, device="cpu")
+    slopes(len(y), y, numbers, _NONE, len(y), found)
+    return found
+
+
+def _inverted(slopes: Function, numbers: Tensor, u: Tensor) -> Tensor:
+    """y with e'(y) = u and d log y/du, side by side, by bisection and Newton's method on log y."""
+    low, high = torch.full_like(u, math.log(FIRST)), torch.full_like(u, 0.2)
+    s = (low + high) / 2
+    for k in range(24):
+        y = s.exp()
+        g, h, _ = _slopes(slopes, numbers, y)
+        low, high = torch.where(g < u, s, low), torch.where(g < u, high, s)
+        s = (low + high) / 2
+        if k > 7:
+            near = y.log() + (u - g) / (y * h)
+            s = torch.where((near > low) & (near < high), near, s)
+    y = s.exp()
+    h = _slopes(slopes, numbers, y)[1]
+    found = torch.stack((torch.where(s > math.log(FIRST) + 1e-6, y, 0), 1 / (y * h)), 1)
+    return found.nan_to_num(0, 0, 0).clamp(-1e30, 1e30).float()
