@@ -72,7 +72,8 @@ def together(
     """The rows that wait in a room, whose sixteen largest entries (by lanes) are packed. ``to`` is
     the place of y in the job, ``place`` that of the room; ``single`` computes a row that does not
     fit in a tile."""
-    one, zero, expensive = description.one, description.zero, description.corrected
+    one, zero = description.one, description.zero
+    expensive = description.corrected or description.root is not None
 
     @njit
     def together(job: Any, like: Any, rows: Any, group: Any) -> None:

@@ -132,8 +132,8 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         return 0.0 - slopes(1.0 / whole_sum(sums, whole), numbers)[0]
 
     @njit
-    def rough(z: Any, n: int, theta: Any, tau: Any, whole: bool) -> Any:
-        """τ in float32, from a lower bound."""
+    def rough(z: Any, n: int, theta: Any, tau: Any, whole: bool, tol: float) -> Any:
+        """τ in float32, from a lower bound, with Σy = 1 but for ``tol`` before the last step."""
         none, zero, one = simd.spread(tau, 0.0), _at(theta, ZERO), _at(theta, ONE)
         numbers = shifted(_numbers(simd.largest(theta)), NUMBERS)
         moving = none < none + 1.0
@@ -153,11 +153,11 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
                 select(moving & (off < 0.0), tau, high),
             )
             trial = tau + select(rates > 0.0, (g - one) / (h * rates), 0.0)
-            near = size_of(off) < 1e-4
+            near = size_of(off) < tol
             usable = near | (trial > low) & (trial < high) & (rates > 0.0)
             middle = select(high < np.inf, (low + high) * 0.5, low + size_of(low) + 1.0)
             tau = select(moving, select(usable, trial, middle), tau)
-            moving = moving & simd.not_below(size_of(off), 1e-4)
+            moving = moving & simd.not_below(size_of(off), tol)
             if simd.count(moving) == 0:
                 break
         return tau
@@ -168,7 +168,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         least = 0.0 - narrow(_one(theta))
         if dense:
             return least
-        found = rough(z, n, theta, least, whole)
+        found = rough(z, n, theta, least, whole, 3e-3)
         return larger(found - (size_of(found) + 1.0) * 1e-2, least)
 
     @njit
@@ -198,8 +198,8 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         e'(0) + ``least`` is above the scores that are left out."""
         none, tol = simd.spread(t, 0.0), _at(theta, TOLERANCE)
         numbers, like = shifted(_numbers(simd.largest(theta)), NUMBERS), simd.load(out, 0)
-        size, most = tol / (8.0 * n), select(rates > 0.0, (none + tol * 0.02) / rates, 0.0)
-        away = smaller((size_of(t) + 1.0) * (3e-14 if precise and not dense else 1e-10), most)
+        size, most = tol / (8.0 * n), select(rates > 0.0, (none + tol * 0.1) / rates, 0.0)
+        away = smaller((size_of(t) + 1.0) * (3e-14 if precise and not dense else 1e-9), most)
         low, high, wrong = none + np.inf, none - np.inf, none
         sums, distance = none, none
         for i in range(0, n, LANES):
@@ -243,10 +243,10 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         """As :func:`regmax.kernels.cpu.threshold.equation` makes it; ``rounded`` has room for n
         numbers of float64."""
         wide, double = memory.doubles(memory.address_of(rounded)), memory.size(y) == 8
-        t, least = simd.wide(rough(rounded, n, theta, tau, whole)), simd.wide(tau)
+        t, least = simd.wide(rough(rounded, n, theta, tau, whole, 1e-4)), simd.wide(tau)
         none = simd.spread(t, 0.0)
         moving, low, high = none < none + 1.0, none - np.inf, none + np.inf
-        precise, tol, far, change, rates = double, 1e-9 if double else 1e-5, moving, none, none
+        precise, tol, far, change, rates = double, 1e-9 if double else 3e-6, moving, none, none
         for _ in range(TRIES):
             sums, slope = exact(z, n, theta, t, whole, far, precise, wide, dy)
             off, rates = sums - 1.0, select(far, slope, rates)
