@@ -201,10 +201,13 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         size, most = tol / (8.0 * n), select(rates > 0.0, (none + tol * 0.1) / rates, 0.0)
         away = smaller((size_of(t) + 1.0) * (3e-14 if precise and not dense else 1e-9), most)
         low, high, wrong = none + np.inf, none - np.inf, none
-        sums, distance = none, none
+        sums, distance, after = none, none, t + change
+        edge = 0.0 if dense else _at(theta, ZERO)
         for i in range(0, n, LANES):
             x, last = simd.load(z, i), simd.load(y, i)
             v = larger(last - simd.wide(simd.load(dy, i)) * change, 0.0)
+            if not dense:  # but for rounding, it is at the threshold
+                v = select(x - after - size_of(x) * (8.0 * common.EPS) > edge, v, 0.0)
             v = select(moving, v, last)
             simd.store(y, i, v)
             simd.store(out, i, select(moving, simd.like(like, v), simd.load(out, i)))
@@ -216,7 +219,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
             high = larger(high, select(inside, r + noise, -np.inf))
             low = smaller(low, select(v >= 2.0 * LEAST, r - noise, np.inf))
             off = away * 2.0 / h + v * (4.0 * common.EPS)
-            counts = inside & (r > t - away * 2.0)
+            counts = inside & (r > after - away * 2.0)
             near = counts & (off > v * 1e-4)
             if simd.count(near) > 0:
                 off = select(near, larger(off * 1.5, size), off)

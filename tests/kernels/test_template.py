@@ -1,0 +1,192 @@
+"""Rows of a user's Ω = Σ e(y) by the template of threshold mappings, against bisection."""
+
+import pytest
+import torch
+
+import regmax
+
+pytest.importorskip("numba")
+from regmax.kernels.from_value import template
+
+F64 = torch.float64
+
+VALUES = {
+    "cubic": lambda y: y**2 / 2 + y**3 / 6,
+    "root": lambda y: y**1.5 + y**2 / 2,
+    "power": lambda y: y**1.3 + 0.1 * y**2,
+    "log": lambda y: y * y.log() + y**2 / 2,
+    "exp": lambda y: y.exp() + 0.3 * y,
+    "steep": lambda y: y**3 + 0.2 * y**2,
+}
+POWERS = {
+    "gini": (lambda y: 3 * y * y, 6.0, 2.0),
+    "1.5": (lambda y: y**1.5 - y, 0.75, 1.5),
+    "sqrt": (lambda y: y * y.sqrt(), 0.75, 1.5),
+    "1.3": (lambda y: y**1.3, 1.3 * 0.3, 1.3),
+    "4": (lambda y: y**4 / 12, 1.0, 4.0),
+    "entropy": (lambda y: 2 * torch.special.entr(y).neg(), 2.0, 1.0),
+    "0.5": (lambda y: -y.sqrt(), 0.25, 0.5),
+}
+
+
+def summed(e):
+    """Ω = Σ e(y)."""
+
+    class Sum(regmax.Regularizer):
+        def value(self, y):
+            return e(y).sum(-1)
+
+    return Sum()
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """The templates that were called, and their bounds."""
+    calls, plain = [], template.Template.forward
+
+    def forward(self, x, gamma, mask):
+        y, bound = plain(self, x, gamma, mask)
+        calls.append((type(self).__name__, x.dtype, bound))
+        return y, bound
+
+    monkeypatch.setattr(template.Template, "forward", forward)
+    return calls
+
+
+def slope(e, y):
+    y = y.detach().requires_grad_()
+    return torch.autograd.grad(e(y).sum(), y)[0]
+
+
+def bisected(e, x):
+    """Π_Ω(x) of float64 rows."""
+
+    def entries(tau):
+        low, high = torch.full_like(x, -690.0), torch.zeros_like(x)
+        for _ in range(52):
+            middle = (low + high) / 2
+            above = slope(e, middle.exp()) > x - tau
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return torch.where(low > -680, high.exp(), 0)
+
+    top = x.amax(-1, keepdim=True)
+    one = slope(e, torch.ones(1, dtype=F64))
+    low, high = top - one - 1e-9, top - slope(e, torch.full((1,), 1 / x.shape[-1], dtype=F64))
+    for _ in range(46):
+        tau = (low + high) / 2
+        above = entries(tau).sum(-1, keepdim=True) > 1
+        low, high = torch.where(above, tau, low), torch.where(above, high, tau)
+    return entries((low + high) / 2)
+
+
+def rows(d, dtype):
+    """Scores of all kinds: normal, ties, lattices, next to each other, far apart, points of Δ."""
+    torch.manual_seed(d)
+    x = torch.randn(12, d, dtype=dtype)
+    x[1] *= 10
+    x[2] *= 0.01
+    x[3] = (x[3] * 4).round() / 4
+    x[4] = 1 + x[4].sign() * torch.finfo(dtype).eps
+    x[5] = 0
+    x[6] = (3 * x[6]).softmax(-1)
+    x[7] = regmax.functional.sparsemax(x[7])
+    x[8, 0] += 100
+    x[9] = 0
+    x[9, -1] = 1.5
+    return x
+
+
+@pytest.mark.parametrize("d", [1, 2, 7, 64, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", VALUES)
+def test_an_e_that_is_no_power(name, dtype, d, used):
+    own, e = regmax.RegularizedMax(summed(VALUES[name])), VALUES[name]
+    own(torch.randn(2, d, dtype=dtype))
+    used.clear()
+    x = rows(d, dtype)
+    y = own(x)
+    assert [call[:2] for call in used] == [("Implicit", dtype)]
+    assert used[0][2] <= 1e-8
+    tol = 3e-7 if dtype == torch.float32 else 2e-9
+    known = bisected(e, x.double())
+    assert (y.double() - known).abs().max() < tol
+    if name != "log":  # which has no zeros, and numbers below those of a dtype
+        least = 1e-20 if name in ("root", "power") else 1e-12  # what rounding makes of a tie
+        assert torch.equal(y > least, known > least)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", POWERS)
+def test_a_power(name, dtype, used, monkeypatch):
+    e, c, alpha = POWERS[name]
+    own = regmax.RegularizedMax(summed(e), gamma=0.7)
+    own(torch.randn(2, 33, dtype=dtype))
+    found = []
+    for kind in (template.Power, template.Exponential):
+        plain = kind.forward
+
+        def forward(self, *given, plain=plain):
+            found.append((self.scale, getattr(self, "_alpha", (torch.ones(1),))[0].item()))
+            return plain(self, *given)
+
+        monkeypatch.setattr(kind, "forward", forward)
+    x = rows(33, dtype)
+    y = own(x)
+    assert found[0] == (pytest.approx(c, rel=1e-12), pytest.approx(alpha, rel=1e-12))
+    known = regmax.functional.entmax(x, alpha=alpha, gamma=0.7 * c)
+    assert (y - known).abs().max() < (3e-7 if dtype == torch.float32 else 1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_row_does_not_depend_on_the_others(name, dtype):
+    own, v = regmax.RegularizedMax(summed(VALUES[name])), torch.randn(12, 70, dtype=dtype)
+    own(torch.randn(2, 70, dtype=dtype))  # the first call compares with the solver
+    x = rows(70, dtype).requires_grad_()
+    y = own(x)
+    (g,) = torch.autograd.grad(y, x, v)
+    for r in range(12):
+        alone = x[r : r + 1].detach().requires_grad_()
+        one = own(alone)
+        assert torch.equal(one[0], y[r])
+        assert torch.equal(torch.autograd.grad(one, alone, v[r : r + 1])[0][0], g[r])
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_numbers_that_learn_and_masks(name):
+    class Weighted(regmax.Regularizer):
+        def __init__(self, c):
+            self.c = c
+
+        def value(self, y):
+            return (VALUES[name](y) + self.c * y**2).sum(-1)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, dtype=F64, requires_grad=True)
+    c = torch.tensor(0.3, dtype=F64, requires_grad=True)
+    mask = torch.rand(4, 6) > 0.2
+
+    def mapping(x, c):
+        return regmax.RegularizedMax(Weighted(c))(x, mask=mask)
+
+    assert torch.autograd.gradcheck(mapping, (x, c), atol=1e-6)
+
+
+def test_v_is_not_read_where_y_is_0():
+    own = regmax.RegularizedMax(summed(VALUES["cubic"]))
+    own(torch.randn(2, 40))
+    x, v = torch.randn(5, 40, requires_grad=True), torch.randn(5, 40)
+    y = own(x)
+    (g,) = torch.autograd.grad(y, x, v, retain_graph=True)
+    assert torch.equal(torch.autograd.grad(y, x, v.masked_fill(y == 0, torch.nan))[0], g)
+
+
+def test_rows_without_an_answer():
+    own = regmax.RegularizedMax(summed(VALUES["cubic"]))
+    x = torch.randn(4, 9)
+    own(x)
+    x[0, 3], x[1] = torch.nan, -torch.inf
+    y = own(x)
+    assert y[0].isnan().all()
+    assert (y[1] == 0).all()
+    assert torch.allclose(y[2:].sum(-1), torch.ones(2))
