@@ -27,7 +27,7 @@ def _compiled() -> Any:
         from regmax.kernels.cpu.losses import CompiledLosses
     except ModuleNotFoundError:  # numba
         return None
-    return CompiledLosses("regmax_entropy._numba", "entropy", names=("forward",))
+    return CompiledLosses("regmax_entropy._numba", theta=1.0, names=("forward",))
 
 
 def _long(x: Tensor) -> Any:

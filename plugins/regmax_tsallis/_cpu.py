@@ -6,7 +6,6 @@ from regmax.kernels.cpu.losses import CompiledLosses
 
 KERNEL = CompiledLosses(
     "regmax_tsallis._numba",
-    "tsallis",
     special=(
         (lambda alpha: alpha == 1.5, ("forward_half", "backward_half")),
         (lambda alpha: alpha == 2.0, ("forward_linear", "backward_linear")),
