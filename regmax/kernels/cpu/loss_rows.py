@@ -227,13 +227,15 @@ def _losses(own: Divergence) -> Callable[..., None]:
         log_y = math.log1p(-rest) if near else math.log(max(y_k, TINY))
         if job[NORM] != 0:
             if near:
-                log_share = -math.log1p(theta * others * math.exp(-theta * log_y)) / theta
-                log_n = log_y - log_share
+                others *= math.exp(-theta * log_y)
+                log_share = -math.log1p(theta * others) / theta
+                log_n, others = log_y - log_share, others / (1.0 + theta * others)
             else:
-                log_n = math.log(theta * others + y_k**theta) / theta
+                power = theta * others + y_k**theta
+                log_n, others = math.log(power) / theta, others / power
                 log_share = log_y - log_n
-            off = math.expm1(log_n)
-            n, others, log_y = off + 1.0, others * math.exp(-theta * log_n), log_share
+            off, log_y = math.expm1(log_n), log_share
+            n = off + 1.0
             f, loss = gamma * (theta - 1.0) * n, 0.5 * gamma * off * off
         if near or y_k > (LEAST if memory.size(y) == 4 else TINY):
             loss += f * (others + vertex(log_y, theta))
