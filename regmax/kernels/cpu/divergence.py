@@ -41,7 +41,7 @@ class Divergence:
     alone: Any
     """(y, θ) → D(0, y)."""
     vertex: Any
-    """(log y, θ), numbers → D(1, y)."""
+    """(1 − y, log y, θ), numbers → D(1, y)."""
     terms: Any
     """(y of float64, θ, whether Ω is a norm, whether θ is a hyperparameter) → e(y) and ∂e/∂θ, up to
     a multiple of y; or y^θ and its derivative in θ, for the norm."""
@@ -127,9 +127,9 @@ def _alone(y: Any, theta: float) -> Any:
 
 
 @njit
-def _vertex(log_y: float, theta: float) -> float:
+def _vertex(rest: float, log_y: float, theta: float) -> float:
     # (1 − y^a (1 + a (1 − y))) / (a (a + 1))
-    a, rest = theta - 1.0, -math.expm1(log_y)
+    a = theta - 1.0
     if a == 1.0:
         return 0.5 * rest * rest
     if a == 0.0:
@@ -153,6 +153,15 @@ def _terms(y: Any, theta: float, norm: bool, given: bool) -> tuple[Any, Any]:
 @njit
 def _simple(theta: float) -> bool:
     return theta == 1.0 or theta == 1.5 or theta == 2.0
+
+
+@njit
+def outer(s: float, t: float, theta: float, norm: bool) -> tuple[float, float]:
+    """Ω, up to a constant, and its derivative in θ, from the sums of ``Divergence.terms``."""
+    if not norm:
+        return s, t
+    square = s ** (2.0 / theta)
+    return 0.5 * square, square * (t / s - math.log(s) / theta) / theta
 
 
 POWERS = Divergence(_log_a, _mean, _apart, _alone, _vertex, _terms, _simple)
@@ -189,9 +198,8 @@ def integrated(own: Description) -> Divergence:
         return apart(v, simd.spread(v, 0.0), v, theta) / simd.larger(v, TINY) + zero(theta)
 
     @njit
-    def vertex(log_y: float, theta: float) -> float:
-        # y + u (1 − y) is 1 − (1 − y) (1 − u), and 1 − y has its digits
-        rest, none = -math.expm1(log_y), simd.to_float(simd.lanes()) * 0.0
+    def vertex(rest: float, log_y: float, theta: float) -> float:
+        none = simd.to_float(simd.lanes()) * 0.0
         one, total = none + 1.0, none
         for k in range(len(places)):
             at = one - (1.0 - places[k]) * rest

@@ -30,18 +30,17 @@ from typing import Any
 import numpy as np
 
 from . import common, memory, simd
-from .divergence import POWERS, TINY, Divergence
+from .divergence import POWERS, TINY, Divergence, outer
 from .jit import njit
-from .job import ROWS, STEP, STOPPED
+from .job import COUNT, ROWS, STEP, STOPPED
 from .simd import LANES
 
 GAMMA, THETA, MASK, Y, TARGET, VALUE, EPSILON = range(1, 8)
 """The arrays of a job after x."""
-NORM, GIVEN, CODE, IGNORED, MEAN, DENSE, ALL, COUNT = range(21, 29)
+NORM, GIVEN, CODE, IGNORED, MEAN, DENSE, ALL = range(21, 35, 2)
 """The numbers after them: whether Ω is a norm, whether θ is a hyperparameter, the function that
 computes y, the target that does not count, whether the gradient is that of the mean, whether the
-targets are distributions, the number of rows, of which a job may do a part; and the result, the
-number of targets that count, or −1."""
+targets are distributions, the number of rows, of which a job may do a part."""
 ARRAYS = 5
 LENGTH = ARRAYS + 2 * (Y + 2)
 LEAST = 1.2e-38
@@ -150,15 +149,6 @@ def _spread(job: Any, r: int, like: Any, each: float, scale: float) -> None:
         common.store_piece(y, i, d, v * scale)
 
 
-@njit
-def _outer(s: float, t: float, theta: float, norm: bool) -> tuple[float, float]:
-    """Ω, up to a constant, and its derivative in θ, from the sums of ``Divergence.terms``."""
-    if not norm:
-        return s, t
-    square = s ** (2.0 / theta)
-    return 0.5 * square, square * (t / s - math.log(s) / theta) / theta
-
-
 def functions(own: Divergence) -> tuple[Callable[..., None], Callable[..., None]]:
     """``losses(job, like)`` and ``slopes(job, like)``, as
     :class:`regmax.kernels.cpu.losses.CompiledLosses` takes them."""
@@ -223,9 +213,12 @@ def _losses(own: Divergence) -> Callable[..., None]:
         if score == -np.inf or (common.given(job, MASK) and common.octets_at(job, MASK, r)[k] == 0):
             common.fill(y, d, 0.0)
             return np.inf
-        near, f, n, loss = rest < 0.5, gamma, 1.0, 0.0
-        log_y = math.log1p(-rest) if near else math.log(max(y_k, TINY))
+        f, n, loss, found, log_y = gamma, 1.0, 0.0, others, 0.0
+        near, least = rest < 0.5, LEAST if memory.size(y) == 4 else TINY
+        if near or y_k > least:
+            log_y = math.log1p(-rest) if near else math.log(y_k)
         if job[NORM] != 0:
+            a = theta - 1.0
             if near:
                 others *= math.exp(-theta * log_y)
                 log_share = -math.log1p(theta * others) / theta
@@ -234,11 +227,14 @@ def _losses(own: Divergence) -> Callable[..., None]:
                 power = theta * others + y_k**theta
                 log_n, others = math.log(power) / theta, others / power
                 log_share = log_y - log_n
-            off, log_y = math.expm1(log_n), log_share
+            off = math.expm1(log_n)
             n = off + 1.0
-            f, loss = gamma * (theta - 1.0) * n, 0.5 * gamma * off * off
-        if near or y_k > (LEAST if memory.size(y) == 4 else TINY):
-            loss += f * (others + vertex(log_y, theta))
+            f, loss = gamma * a * n, 0.5 * gamma * off * off
+            found = -math.expm1(a * log_share) / a  # as ‖y/N‖ = 1
+        elif near or y_k > least:
+            found = others + vertex(rest if near else 1.0 - y_k, log_y, theta)
+        if near or y_k > least:
+            loss += f * found
         else:
             one = _none(y) + 1.0
             off = one * (_score_of(x, y, d, top) - score)
@@ -364,7 +360,7 @@ def _slopes(own: Divergence) -> Callable[..., None]:
                     w = w / mass
                 first, second = terms(w, theta, norm, given)
                 s, t = s + first, t + second
-        return _outer(simd.total(s), simd.total(t), theta, norm)
+        return outer(simd.total(s), simd.total(t), theta, norm)
 
     @njit
     def of_vertex(job: Any, r: int, like: Any, theta: float) -> tuple[float, float]:
@@ -385,7 +381,7 @@ def _slopes(own: Divergence) -> Callable[..., None]:
         at_y, slope_y = at(job, r, like, 1.0, each, 0.0, theta)
         y[k] = change
         first, second = terms(_none(y) + 1.0, theta, norm, given)
-        at_t, slope_t = _outer(simd.largest(first), simd.largest(second), theta, norm)
+        at_t, slope_t = outer(simd.largest(first), simd.largest(second), theta, norm)
         return at_t - at_y, slope_t - slope_y
 
     @njit

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper
-from ..wrappers import without_memory
-from .rows import PASSES, CompiledRows, is_large, result
+from .job import COUNT
+from .rows import PASSES, CompiledRows, result
 from .threads import over_rows
 
 POWERS = "regmax.kernels.cpu.loss_rows"
@@ -140,30 +140,14 @@ class CompiledLosses(CompiledRows):
         given: tuple[Tensor, Hyper, Tensor | None, float], y: Tensor, value: Tensor,
         code: int = 0, ignored: int = 0, mean: bool = False,
     ) -> int:  # fmt: skip
-        """Run a job of :mod:`regmax.kernels.cpu.loss_rows`, and return its last number."""
+        """Run a job of :mod:`regmax.kernels.cpu.loss_rows`, and return its result."""
         (gamma, theta, mask, epsilon), dense = given, target.is_floating_point()
         smooth, target = ctypes.c_double(epsilon), target.to(x.dtype) if dense else target
         number = theta[0] if theta else self.theta
-        job = _Job(
-            *(0, x.shape[0], 0, x.shape[1], is_large(x), *_place(x)),
-            *(*_place(gamma), *_place(number), *_place(mask), *_place(y), *_place(target)),
-            *(*_place(value), ctypes.addressof(smooth), 0, self.norm, self.given, code, ignored),
-            *(mean, dense, len(x), len(x)),
+        job = self.job(
+            *(x, gamma, number, mask, y, target, value, ctypes.addressof(smooth)),
+            *(self.norm, self.given, code, ignored, mean, dense, len(x), len(x)),
         )
         over_rows(*task, job, self.grain)
-        count: int = job[-1]
+        count: int = job[COUNT]
         return count
-
-
-_Job = ctypes.c_int64 * 29
-"""Its last number is a result."""
-
-
-def _place(t: Tensor | None) -> tuple[int, int]:
-    """The address of an array and the distance of its rows, 0 for one row."""
-    if t is None:
-        return 0, 0
-    address: int = t.data_ptr()
-    if not address and t.numel():
-        raise without_memory(t)
-    return address, t.stride(0) if t.shape[0] > 1 else 0
