@@ -6,7 +6,7 @@ from regmax.kernels.cpu.losses import CompiledLosses
 
 KERNEL = CompiledLosses(
     "regmax_pnorm._numba",
-    "pnorm",
+    norm=True,
     special=(
         (lambda p: p == 1.5, ("forward_half", "backward_half")),
         (lambda p: p == 2.0, ("forward_linear", "backward_linear")),

@@ -26,7 +26,7 @@ def _compiled() -> Any:
         from .cpu.losses import CompiledLosses
     except ModuleNotFoundError:  # numba
         return None
-    return CompiledLosses("regmax.kernels.cpu.exponential", "entropy", names=("forward",))
+    return CompiledLosses("regmax.kernels.cpu.exponential", theta=1.0, names=("forward",))
 
 
 def _long(x: Tensor) -> Any:

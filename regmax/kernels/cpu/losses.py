@@ -1,13 +1,13 @@
 """Fenchel–Young losses on the CPU, of vertices e_k and distributions t, and their gradients y − t.
 
 A thread computes y of some rows by the compiled function of the mapping, and their losses while
-these rows are in its cache. See :mod:`regmax.kernels.cpu.divergence` and
-:mod:`regmax.kernels.cpu.distributions`.
+these rows are in its cache. See :mod:`regmax.kernels.cpu.loss_rows`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,30 +15,40 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper
-from ..wrappers import without_memory
-from .rows import PASSES, CompiledRows, is_large, result
+from .job import COUNT
+from .rows import PASSES, CompiledRows, result
 from .threads import over_rows
 
-KINDS = ("gini", "entropy", "tsallis", "pnorm")
-_DIVERGENCE = CompiledRows("regmax.kernels.cpu.divergence", names=("forward",))
-_SLOPES = CompiledRows("regmax.kernels.cpu.divergence", names=("slopes",))
+POWERS = "regmax.kernels.cpu.loss_rows"
+"""The module of the losses of powers."""
+
+
+@functools.cache
+def _compiled(module: str, name: str) -> CompiledRows:
+    return CompiledRows(module, names=(name,))
 
 
 class CompiledLosses(CompiledRows):
-    """``CompiledRows`` with losses, for an Ω of one of ``KINDS``. ``special`` are functions of less
-    code, where θ is one number for which a condition holds: it, and their names."""
+    """``CompiledRows`` with losses. ``theta`` is the number of an e' = y^(θ−1) without a
+    hyperparameter, and ``norm`` says whether Ω is a norm. For another e, the module ``losses`` has
+    ``losses`` and ``slopes`` of :func:`regmax.kernels.cpu.loss_rows.functions`. ``special`` are
+    functions of less code, where θ is one number for which a condition holds: it, and their
+    names."""
 
     distributions = True
 
     def __init__(
         self,
         module: str,
-        kind: str,
+        theta: float | None = None,
+        norm: bool = False,
         names: tuple[str, ...] = PASSES,
         special: tuple[tuple[Callable[[float], bool], tuple[str, str]], ...] = (),
+        losses: str = POWERS,
     ) -> None:
         super().__init__(module, names=names)
-        self.kind = KINDS.index(kind)
+        self.given, self.norm, self.losses = theta is None, norm, losses
+        self.theta = torch.tensor([theta or 0.0], dtype=torch.float64, device="cpu")
         self.special = [(holds, CompiledRows(module, names=own)) for holds, own in special]
         self.parts = tuple(rows for _, rows in self.special)
 
@@ -57,14 +67,15 @@ class CompiledLosses(CompiledRows):
     def compile_losses(self, dtype: torch.dtype) -> None:
         """Compile what the losses need."""
         self._tasks(self, dtype)
-        _SLOPES.task(0, dtype)
+        _compiled(self.losses, "slopes").task(0, dtype)
 
     def _tasks(self, rows: CompiledRows, dtype: torch.dtype) -> tuple[int, tuple[Any, int]]:
         """The address of the function of the mapping, and the function of the losses."""
-        if (0, dtype) not in _DIVERGENCE.compiled:
-            _DIVERGENCE.soon(dtype)
+        losses = _compiled(self.losses, "losses")
+        if (0, dtype) not in losses.compiled:
+            losses.soon(dtype)
         _, code = rows.task(0, dtype, alone=True)
-        return code, _DIVERGENCE.task(0, dtype)
+        return code, losses.task(0, dtype)
 
     def loss(
         self,
@@ -79,7 +90,7 @@ class CompiledLosses(CompiledRows):
             target = target.reshape(-1)
         elif epsilon > 0:
             return None
-        return self._losses(x, target, gamma, theta, mask, epsilon, -1, False)[:2]
+        return self._losses(x, target, gamma, theta, mask, epsilon)[:2]
 
     def loss_slopes(
         self,
@@ -91,12 +102,11 @@ class CompiledLosses(CompiledRows):
         mask: Tensor | None,
         epsilon: float,
     ) -> Tensor | None:
+        if not target.is_floating_point():
+            target = target.reshape(-1)
         slopes = x.new_empty((len(x), 2), dtype=torch.float64)
-        dense = target.is_floating_point()
-        target = target.to(x.dtype) if dense else target.reshape(-1)
-        numbers = (0, 0, False, dense, len(x), 0)
-        job = self._job(x, target, gamma, theta, mask, epsilon, dx, slopes, *numbers)
-        over_rows(*_SLOPES.task(0, x.dtype), job, self.grain)
+        task = _compiled(self.losses, "slopes").task(0, x.dtype)
+        self._run(task, x, target, (gamma, theta, mask, epsilon), dx, slopes)
         return slopes
 
     def reduced(
@@ -115,60 +125,29 @@ class CompiledLosses(CompiledRows):
         return found if found[2] >= 0 else None
 
     def _losses(
-        self,
-        x: Tensor,
-        target: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        epsilon: float,
-        ignored: int,
-        mean: bool,
-    ) -> tuple[Tensor, Tensor, int]:
+        self, x: Tensor, target: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None,
+        epsilon: float, ignored: int = -1, mean: bool = False,
+    ) -> tuple[Tensor, Tensor, int]:  # fmt: skip
         """The losses of rows, their gradients, and how many targets count, −1 if one is out of
         range."""
         y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
         code, task = self._tasks(self.rows(theta), x.dtype)
-        dense = target.is_floating_point()
-        numbers = (code, ignored, mean, dense, len(x), len(x))
-        target = target.to(x.dtype) if dense else target
-        job = self._job(x, target, gamma, theta, mask, epsilon, y, value, *numbers)
-        over_rows(*task, job, self.grain)
-        return value, y, job[-1]
+        given = gamma, theta, mask, epsilon
+        return value, y, self._run(task, x, target, given, y, value, code, ignored, mean)
 
-    def _job(
-        self,
-        x: Tensor,
-        target: Tensor,
-        gamma: Tensor,
-        theta: Hyper,
-        mask: Tensor | None,
-        epsilon: float,
-        y: Tensor,
-        value: Tensor,
-        *numbers: int,
-    ) -> Any:
-        """A job of :mod:`regmax.kernels.cpu.divergence`; ``numbers`` are those after the kind."""
-        smooth = ctypes.c_double(epsilon)
-        job = _Job(
-            *(0, x.shape[0], 0, x.shape[1], is_large(x)),
-            *(*_place(x), *_place(gamma), *_place(theta[0] if theta else None), *_place(mask)),
-            *(*_place(y), *_place(target), *_place(value), ctypes.addressof(smooth), 0),
-            *(self.kind, *numbers),
+    def _run(
+        self, task: tuple[Any, int], x: Tensor, target: Tensor,
+        given: tuple[Tensor, Hyper, Tensor | None, float], y: Tensor, value: Tensor,
+        code: int = 0, ignored: int = 0, mean: bool = False,
+    ) -> int:  # fmt: skip
+        """Run a job of :mod:`regmax.kernels.cpu.loss_rows`, and return its result."""
+        (gamma, theta, mask, epsilon), dense = given, target.is_floating_point()
+        smooth, target = ctypes.c_double(epsilon), target.to(x.dtype) if dense else target
+        number = theta[0] if theta else self.theta
+        job = self.job(
+            *(x, gamma, number, mask, y, target, value, ctypes.addressof(smooth)),
+            *(self.norm, self.given, code, ignored, mean, dense, len(x), len(x)),
         )
-        job.epsilon = smooth  # of which the job has the address
-        return job
-
-
-class _Job(ctypes.c_int64 * 28):  # type: ignore[misc]
-    """Its last number is a result."""
-
-
-def _place(t: Tensor | None) -> tuple[int, int]:
-    """The address of an array and the distance of its rows, 0 for one row."""
-    if t is None:
-        return 0, 0
-    address: int = t.data_ptr()
-    if not address and t.numel():
-        raise without_memory(t)
-    return address, t.stride(0) if t.shape[0] > 1 else 0
+        over_rows(*task, job, self.grain)
+        count: int = job[COUNT]
+        return count

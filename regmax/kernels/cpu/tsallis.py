@@ -7,7 +7,6 @@ from .losses import CompiledLosses
 
 KERNEL = CompiledLosses(
     "regmax.kernels.cpu.entmax",
-    "tsallis",
     special=(
         (lambda alpha: alpha == 1.5, ("forward_half", "backward_half")),
         (lambda alpha: alpha == 2.0, ("forward_linear", "backward_linear")),

@@ -23,7 +23,7 @@ to some roundings of these terms. m is +∞ where the support of t is masked in 
 is not a multiple of a distribution.
 
 The derivatives in γ and θ are those of γ(Ω(e_k) − Ω(y)) with y held fixed. One program computes
-them for a row, from y − t. See :mod:`regmax.kernels.cpu.divergence`.
+them for a row, from y − t. See :mod:`regmax.kernels.cpu.loss_rows`.
 """
 
 # ruff: noqa: RET505 (what is decided at compilation needs its own if and else)
