@@ -25,6 +25,7 @@ from .template import NEAR, Template, template_of
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
+_VALUES = CompiledRows("regmax.kernels.from_value.separable", names=("sums",))
 _COUPLED = CompiledRows("regmax.kernels.from_value.coupled")
 
 
@@ -70,11 +71,12 @@ class NumbaKernel:
 
     def __init__(self, entry: Entrywise, inputs: list[Tensor], d: int) -> None:
         self._rows, self._d = _COUPLED if entry.coupled else _SEPARABLE, d
-        self._rows.soon(torch.float64)
         own = inputs[:-1] if entry.coupled else inputs
         vectors = [varies(t, d) for t in own]
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
+        if self.kinked or not self.alike:
+            self._rows.soon(torch.float64)
         constants: list[float] = []
         try:
             text, self.sums = source.slopes(entry, vectors, constants, True, lanes=True), True
@@ -181,15 +183,15 @@ class NumbaKernel:
             y, found = self._solved(x, gamma, given, None, points, count)
             return y, max(found[: len(x)]), found[len(x) :]
         y, bound = given.template.forward(x, gamma, None)
-        points[:count] = simplex.inward(y[:: -(-len(x) // count)].double())
-        return y, bound, self._sums(points[:count], given) if self.sums else []
-
-    def _sums(self, points: Tensor, given: LaidOut) -> list[float]:
-        """Ω at each point, and the sum of the sizes of its terms."""
-        n, each = points.numel(), torch.empty_like(points)
-        self.slopes(-n, points, given.numbers, given.vectors, n, each)
-        found: list[float] = torch.stack((each.sum(-1), each.abs().sum(-1)), 1).flatten().tolist()
-        return found
+        if not self.sums:
+            return y, bound, []
+        found, some = (ctypes.c_double * (2 * count))(), y[:: -(-len(x) // count)]
+        if 2 not in given.jobs:
+            code = self.slopes.address
+            given.jobs[2] = _VALUES.job(some, given.numbers, points, None, code, None)
+        pairs = (5 + 2 * 3, ctypes.addressof(found)), (6 + 2 * 3, 2)
+        _VALUES.rerun(0, given.jobs[2], {0: some, 2: points}, pairs)
+        return y, bound, list(found)
 
     def _solved(
         self,

@@ -183,22 +183,27 @@ def summed(job: Any, r: int, e: Entry, form: int, like: Any) -> None:
         for i in range(d):
             e.part[v * e.ld + i] = given[v * d + i]
     at_points(e.code, -d, e)
-    total, lost, size = 0.0, 0.0, 0.0
     h = common.rows_at(job, form, 0, memory.doubles(d))
-    for i in range(d):
-        term = e.out[i]
-        if form > 0:
+    if form > 0:
+        for i in range(d):
             slope = 0.0
             for j in range(d):
                 slope += h[i * d + j] * e.own[j]
-            term += 0.5 * e.own[i] * slope
-        size += abs(term)
-        term -= lost  # what rounding lost of the sum
-        after = total + term
-        lost = (after - total) - term
-        total = after
-    found = common.rows_at(job, SUMS, k, memory.doubles(d))
-    found[0], found[1] = total, size
+            e.out[i] += 0.5 * e.own[i] * slope
+    total(e.out, d, common.rows_at(job, SUMS, k, memory.doubles(d)))
+
+
+@njit
+def total(terms: Any, d: int, found: Any) -> None:
+    """The sum of the terms, and that of their sizes."""
+    sums, lost, size = 0.0, 0.0, 0.0
+    for i in range(d):
+        size += abs(terms[i])
+        term = terms[i] - lost  # what rounding lost of the sum
+        after = sums + term
+        lost = (after - sums) - term
+        sums = after
+    found[0], found[1] = sums, size
 
 
 @njit
