@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from regmax.kernels.cpu import elementary, mapping, simd
+from regmax.kernels.cpu import elementary, mapping, simd, steep
 from regmax.kernels.cpu.elementary import Either, exp, log
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.powers import EXP, HALF, LINEAR, POWER, PRECISE, one, powers
 from regmax.kernels.cpu.simd import larger, smaller
 from regmax.kernels.cpu.threshold import Description
-
-from . import _steep
 
 
 @njit
@@ -50,7 +48,7 @@ def _is_steep(alpha: float) -> bool:
 
 STEEP = Description(
     *powers(elementary.power), Either(_weight32, _weight64), Either(_rate32, _rate64), one,
-    covers=_is_steep, solve=_steep.solve, widest=0,
+    covers=_is_steep, solve=steep.solve, widest=0,
 )  # fmt: skip
 
 forward_half, backward_half = mapping.functions(HALF, theta=True)

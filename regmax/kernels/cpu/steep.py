@@ -1,4 +1,4 @@
-"""α-entmax with α > 2, by the smallest entry s of the support.
+"""Powers e' = y^a/a with a > 1, as of α-entmax with α > 2, by the smallest entry s of the support.
 
     y_i = (aΔ_i + s^a)^(1/a),  Σ y = 1,  Δ_i the distance to the smallest supported score, a = α − 1
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from regmax.kernels.cpu import common, elementary, simd
-from regmax.kernels.cpu.jit import njit
-from regmax.kernels.cpu.simd import LANES
+from . import common, elementary, simd
+from .jit import njit
+from .simd import LANES
 
 
 @njit
