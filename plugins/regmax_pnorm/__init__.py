@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,14 @@ from torch import Tensor
 import regmax
 from regmax.kernels import Kernel, Lazy
 from regmax.kernels.roots import increasing_root
+from regmax.kernels.simplex import normalize
 from regmax.kernels.transforms import number
+from regmax.regularizers import threshold
 from regmax.regularizers.curvature import DiagonalPlusRankOne
 
 KERNELS = Lazy(cpu="regmax_pnorm._cpu", cuda="regmax_pnorm._gpu")
+LEAST = -64.0
+"""Below the logarithm of s for any number of participants that lies on several devices."""
 
 
 class PNorm(regmax.Regularizer):
@@ -71,21 +76,22 @@ class PNorm(regmax.Regularizer):
         return KERNELS.get(x.device.type)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1."""
-        on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
-        return pnormmax_root(-x / gamma, on, number(self.p, x))
+        """y = u/Σu with u_i = (x_i/γ − t)₊^q, q = 1/(p−1), at the root t of ‖u‖_p^(p−2) Σu = 1.
+
+        In float64, because float32 sums of differences of nearby numbers are inaccurate.
+        """
+        z, p = x.double() / number(gamma, x), number(self.p, x)
+        z = z if mask is None else z.masked_fill(~mask, -torch.inf)
+        count = (z > -torch.inf).sum(-1, keepdim=True)
+        s = _root(z, p, super().row_sums, low=(2 / p - 2) * count.double().log())
+        return normalize(_powers(z, p, s)[0]).to(x.dtype)
 
     def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
-        """The root starts from the largest threshold t of a part of the row."""
-        p = number(self.p, x)
-        delta = torch.where(mask, -x / gamma, 0)
-        near = torch.where(mask, delta, torch.inf).amin(-1, keepdim=True)
-        some = near < torch.inf
-        near = torch.where(some, near, 0)
-        own = _root(delta - near, mask | ~some, p, super().row_sums)[1]
-        s = torch.where(some, near + own.exp(), 1).nan_to_num(nan=1.0)
-        start = (-self.row_max(-s)).log()
-        return _root(delta, mask, p, self.row_sums, start)[0]
+        z, p = (x / gamma).masked_fill(~mask, -torch.inf), number(self.p, x)
+        parts = functools.partial(_root, p=p, row_sums=super().row_sums)
+        start = threshold.upper_bound(self, z, parts, lambda s, top: s - top)
+        v = _powers(z, p, _root(z, p, self.row_sums, start=start))[0]
+        return v / self.row_sums(v)[0]
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -94,56 +100,37 @@ class PNorm(regmax.Regularizer):
         return 0.5 * (cvxpy.sum_squares(y) if p == 2 else cvxpy.square(cvxpy.pnorm(y, p)))
 
 
-def pnormmax_root(delta: Tensor, on: Tensor, p: Tensor) -> Tensor:
-    """sq-pnorm-max from the distances δ ≥ 0 of x/γ to its maximum; NaN where p is. In float64,
-    because float32 sums of differences of nearby numbers are inaccurate."""
-    return _root(delta.double(), on, p.double(), _sums)[0].to(delta.dtype)
-
-
-def _sums(*entries: Tensor) -> tuple[Tensor, ...]:
-    return tuple(t.sum(-1, keepdim=True) for t in entries)
+def _powers(z: Tensor, p: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """v_i = (1 + z_i/s)₊^q, q = 1/(p−1), v^p, and −z/s, 0 where v is 0."""
+    inside = z > -s
+    ratio = torch.where(inside, -z / s, 0)
+    log = torch.log1p(-ratio) / (p - 1)
+    v, vp = (torch.where(inside, t.exp(), 0) for t in (log, p * log))
+    return v, vp, ratio
 
 
 def _root(
-    delta: Tensor,
-    on: Tensor,
+    z: Tensor,
     p: Tensor,
     row_sums: Callable[..., tuple[Tensor, ...]],
+    low: Tensor | None = None,
     start: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """y and log s.
-
-    With s = max(x/γ) − t and v_i = (1 − δ_i/s)₊^q, y = v/Σv where log s + (p−2)/p log Σv^p +
-    log Σv = 0, increasing in log s, with s in [m^(2/p − 2), 1] for m participants, ``on``.
-    """
-    q = 1 / (p - 1)
-
-    def powers(log_s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """v, v^p and δ/s (0 where v is 0)."""
-        ratio = delta * (-log_s).exp()
-        inside = on & (ratio < 1)
-        ratio = torch.where(inside, ratio, 0)
-        log_v = q * torch.log1p(-ratio)
-        v, vp = (torch.where(inside, t.exp(), 0) for t in (log_v, p * log_v))
-        return v, vp, ratio
+) -> Tensor:
+    """s, the distance of the threshold to the largest score 0: the root of log s + (p−2)/p log Σv^p
+    + log Σv, which increases in log s; s is in [m^(2/p − 2), 1] for m participants."""
 
     def residual(log_s: Tensor) -> tuple[Tensor, Tensor]:
-        v, vp, ratio = powers(log_s)
-        # d log v_i / d log s = q (δ_i/s) / (1 − δ_i/s)
-        rate = q * ratio / (1 - ratio)
+        v, vp, ratio = _powers(z, p, log_s.exp())
+        # d log v_i / d log s
+        rate = ratio / (1 - ratio) / (p - 1)
         sum_v, sum_vp, moved, moved_p = row_sums(v, vp, v * rate, vp * rate)
         slope = 1 + (p - 2) * moved_p / sum_vp + moved / sum_v
         return log_s + (p - 2) / p * sum_vp.log() + sum_v.log(), slope
 
-    if start is None:
-        low = (2 / p - 2) * row_sums(on.to(delta.dtype))[0].log()
-        log_s = increasing_root(residual, low, torch.zeros_like(low))
-    else:  # 1e27 participants at most
-        start, noise = start.clamp(-64, 0), 32
-        low, high = torch.full_like(start, -64), torch.zeros_like(start)
-        log_s = increasing_root(residual, low, high, start, noise)
-    v, _, _ = powers(log_s)
-    return v / row_sums(v)[0], log_s
+    top = torch.zeros_like(z[..., :1])
+    low = torch.full_like(top, LEAST) if low is None else low
+    start = top if start is None else start.log().clamp(LEAST, 0)
+    return increasing_root(residual, low, top, start, 32).exp()
 
 
 @regmax.hookimpl

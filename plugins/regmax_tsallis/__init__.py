@@ -11,9 +11,7 @@ from torch import Tensor
 
 import regmax
 from regmax.kernels import Kernel, Lazy, transforms
-from regmax.kernels.roots import increasing_root
 from regmax.kernels.simplex import normalize, project, softmax
-from regmax.kernels.transforms import number
 from regmax.regularizers.curvature import Diagonal
 
 KERNELS = Lazy(cpu="regmax.kernels.cpu.tsallis", cuda="regmax_tsallis._gpu")
@@ -62,7 +60,7 @@ class Tsallis(regmax.Regularizer):
         ).squeeze(-1)
 
     def grad(self, y: Tensor) -> Tensor:
-        """y^(α−1)/(α−1) for α ≥ 2; log_α(y) + 1/α, log_α(y) = (y^(α−1) − 1)/(α − 1), for α < 2.
+        """y^(α−1)/(α−1) for α ≥ 2; log_α(y) + 1/α, log_α(y) = (y^(α−1) − 1)/(α − 1), below.
 
         The two differ by a constant, which J maps to 0 up to rounding. For α > 2 the constant must
         be 0, as J may be as large as y^(2−α).
@@ -97,43 +95,25 @@ class Tsallis(regmax.Regularizer):
     def kernel(self, x: Tensor) -> Kernel | None:
         return KERNELS.get(x.device.type)
 
-    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        """y_i = [1 + (α−1)(x_i/γ − τ)]₊^{1/(α−1)} with Σ y = 1 (2019, Lemma 2)."""
-        on = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
-        if isinstance(self.alpha, Tensor):
-            return entmax_root(x, on, number(gamma, x), self.alpha)
-        z = (x / gamma).masked_fill(~on, -torch.inf)
-        if self.alpha == 1:
-            return softmax(z)
-        if self.alpha == 1.5:
-            return _entmax15(z)
-        if self.alpha == 2:
-            return project(z)
-        root = _from_the_bottom if self.alpha > 2 else _from_the_top
-        return root(x.double(), on, number(gamma, x), number(self.alpha, x)).to(x.dtype)
+    def inverse(self, u: Tensor) -> Tensor:
+        """[1 + (α−1)(u − 1/α)]₊^{1/(α−1)} (2019, Lemma 2), and [(α−1)u]₊^{1/(α−1)} for α ≥ 2."""
+        return _by_range(
+            self.alpha,
+            lambda alpha: _exp_alpha(alpha, u - 1 / alpha),
+            lambda alpha: ((alpha - 1) * u).clamp_min(0) ** (1 / (alpha - 1)),
+        )
 
     @property
-    def sharded(self) -> bool:
-        """For α ≤ 2: above, y is infinitely steep at its threshold."""
-        alpha = self.alpha
-        return bool((alpha.detach() <= 2).all()) if isinstance(alpha, Tensor) else alpha <= 2
+    def steep(self) -> bool | Tensor:  # type: ignore[override]
+        return self.alpha > 2
 
-    def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
-        """The root starts at an upper bound of ℓ: with δ the distance of the largest entry of a
-        part to that of the row, and ℓ' the root of the part alone, (e^(aℓ) − 1)/a is at most
-        (e^(aℓ') − 1)/a + δ for a = α − 1."""
-        alpha = number(self.alpha, x)
-        delta = torch.where(mask, -x / gamma, 0)
-        near = torch.where(mask, delta, torch.inf).amin(-1, keepdim=True)
-        some = near < torch.inf
-        near = torch.where(some, near, 0)
-        own = _from_above(delta - near, mask | ~some, alpha, super().row_sums)[1]
-        a = alpha - 1
-        rise = near * (-a * own).exp()
-        rise = torch.where(a == 0, rise, torch.log1p(a * rise) / torch.where(a == 0, 1, a))
-        bound = torch.where(some, own + rise, 0).nan_to_num(nan=0.0)
-        start = -self.row_max(-bound)
-        return _from_above(delta, mask, alpha, self.row_sums, start)[0]
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
+        special: dict[float, Callable[[Tensor], Tensor]]
+        special = {1.0: softmax, 1.5: _entmax15, 2.0: project}
+        if isinstance(self.alpha, Tensor) or self.alpha not in special:
+            return super().closed_form(x, gamma, mask)
+        z = x / gamma
+        return special[self.alpha](z if mask is None else z.masked_fill(~mask, -torch.inf))
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -164,6 +144,8 @@ def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:
     if not isinstance(a, Tensor):
         return torch.expm1(a * log) / a if a else log
     u = a * log
+    if not (a.requires_grad or transforms.transforming() or transforms.dual_level()):
+        return torch.where(a == 0, log, torch.expm1(u) / torch.where(a == 0, 1, a))
     # φ(u) = (e^u − 1)/u; by its series near 0, where derivatives in α suffer from cancellation
     near = u.abs() < 1
     small = torch.where(near, u, 0)
@@ -174,131 +156,14 @@ def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:
     return log * torch.where(near, series, torch.expm1(large) / large)
 
 
-def entmax_root(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
-    """α-entmax of x/γ for any α > 0, ``on`` the participants; NaN where α is.
-
-    In float64, because float32 sums of differences of nearby numbers are inaccurate.
-    """
-    steep = alpha > 2
-    below, above = torch.where(steep, 1, alpha).double(), torch.where(steep, alpha, 3).double()
-    wide, gamma = x.double(), gamma.double()
-    look = not transforms.tracing()
-    if look and bool(steep.all()):
-        y = _from_the_bottom(wide, on, gamma, above)
-    elif look and not bool(steep.any()):
-        y = _from_the_top(wide, on, gamma, below)
-    else:
-        y = torch.where(
-            steep,
-            _from_the_bottom(wide, on, gamma, above),
-            _from_the_top(wide, on, gamma, below),
-        )
-    return y.to(x.dtype)
-
-
-def _from_the_top(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
-    """α ≤ 2: by the logarithm ℓ of the largest entry.
-
-    With δ_i ≥ 0 the distance of x_i/γ to the maximum, y_i = e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a): exact
-    in relative terms for every a = α − 1, through 0, where it is e^(ℓ−δ_i). log Σ y increases in
-    ℓ, and ℓ lies in [−log m, 0] for m participants.
-    """
-    x = torch.where(on, x, -torch.inf)
-    delta = torch.where(on, (x.amax(-1, keepdim=True) - x) / gamma, 0)
-
-    def residual(log_top: Tensor) -> tuple[Tensor, Tensor]:
-        y, base = _entries(delta, on, alpha, log_top)
-        total = y.sum(-1, keepdim=True)
-        # dy_i/dℓ = y_i / (1 − a δ_i e^(−aℓ))
-        return total.log(), (y / base).sum(-1, keepdim=True) / total
-
-    low = -on.sum(-1, keepdim=True).to(x.dtype).log()
-    log_top = increasing_root(residual, low, torch.zeros_like(low))
-    return normalize(_entries(delta, on, alpha, log_top)[0])
-
-
-def _entries(delta: Tensor, on: Tensor, alpha: Tensor, log_top: Tensor) -> tuple[Tensor, Tensor]:
-    """e^ℓ [1 − a δ_i e^(−aℓ)]₊^(1/a), and the base of that power, 1 where it is not positive."""
+def _exp_alpha(alpha: float | Tensor, v: Tensor) -> Tensor:
+    """y with log_α(y) = v: (1 + a v)₊^(1/a), e^v at a = 0."""
     a = alpha - 1
+    if not isinstance(a, Tensor):
+        return (torch.log1p((a * v).clamp_min(-1)) / a if a else v).exp()
     zero = a == 0
-    t = torch.where(delta > 0, delta * (-a * log_top).exp(), 0)
-    base = 1 - a * t
-    inside = on & (base > 0)
-    base = torch.where(inside, base, 1)
-    t = torch.where(inside, t, 0)
-    power = torch.where(zero, -t, torch.log1p(-a * t) / torch.where(zero, 1, a))
-    return torch.where(inside, (log_top + power).exp(), 0), base
-
-
-def _from_above(
-    delta: Tensor,
-    on: Tensor,
-    alpha: Tensor,
-    row_sums: Callable[..., tuple[Tensor, ...]],
-    start: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """As :func:`_from_the_top`, from the distances δ. y and ℓ.
-
-    In s = e^(aℓ), (Σ y)^a is a norm of (s − aδ)₊, convex, or concave where a < 0: from ``start``
-    or 0, ℓ decreases to the root by Newton's method in s.
-    """
-    a = alpha - 1
-    zero = a == 0
-    divisor = torch.where(zero, 1, a)
-    log_top = torch.zeros_like(delta[..., :1]) if start is None else start
-    for _ in range(100):
-        y, base = _entries(delta, on, alpha, log_top)
-        total, rate = row_sums(y, y / base)  # Σ y and its derivative in ℓ
-        excess = total.log()
-        moving = excess.abs() > 32 * torch.finfo(y.dtype).eps
-        if not bool(moving.any()):
-            break
-        change = total / rate * torch.where(zero, -excess, torch.expm1(-a * excess))
-        step = torch.where(zero, change, torch.log1p(change) / divisor)
-        log_top = torch.where(moving, log_top + step, log_top)
-    return y / total, log_top
-
-
-def _from_the_bottom(x: Tensor, on: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
-    """α > 2: by the smallest entry t of the support, as y is infinitely steep at its threshold.
-
-    With Δ_i ≥ 0 the distance of x_i/γ to the smallest supported score, y_i = (aΔ_i + t^a)^(1/a),
-    a = α − 1. The k-th largest score is supported iff Σ (aΔ_i)^(1/a) < 1 for the distances to it.
-    Σ y is convex and increases in t, and t lies in [(1 − Σ (aΔ_i)^(1/a))/k, 1/k] for k supported.
-    """
-    a, x = alpha - 1, torch.where(on, x, -torch.inf)
-    ordered = x.sort(-1, descending=True).values
-
-    def log_powers(smallest: Tensor) -> Tensor:
-        """log aΔ, −∞ where Δ ≤ 0."""
-        return (x - smallest).clamp_min(0).log() + (a / gamma).log()
-
-    def total(k: Tensor) -> Tensor:
-        """Σ (aΔ_i)^(1/a) for the distances to the k-th largest score."""
-        return (log_powers(ordered.gather(-1, k - 1)) / a).exp().sum(-1, keepdim=True)
-
-    beyond = on.sum(-1, keepdim=True) + 1
-    size = torch.ones_like(beyond)
-    d = x.shape[-1]
-    for _ in range(d.bit_length() if isinstance(d, int) else 32):
-        middle = (size + beyond) // 2
-        fits = total(middle) < 1
-        size, beyond = torch.where(fits, middle, size), torch.where(fits, beyond, middle)
-    smallest = ordered.gather(-1, size - 1)
-    inside, logs = x >= smallest, log_powers(smallest)
-
-    def log_entries(t: Tensor) -> Tensor:
-        return torch.where(inside, torch.logaddexp(logs, a * t.log()) / a, -torch.inf)
-
-    def residual(t: Tensor) -> tuple[Tensor, Tensor]:
-        log_y = log_entries(t)
-        # dy_i/dt = (t/y_i)^(a−1)
-        rate = torch.where(inside, ((a - 1) * (t.log() - log_y)).exp(), 0)
-        return log_y.exp().sum(-1, keepdim=True) - 1, rate.sum(-1, keepdim=True)
-
-    count = inside.sum(-1, keepdim=True)
-    t = increasing_root(residual, (1 - total(size)) / count, 1 / count.to(x.dtype))
-    return normalize(log_entries(t).exp())
+    power = torch.log1p((a * v).clamp_min(-1)) / torch.where(zero, 1, a)
+    return torch.where(zero, v, power).exp()
 
 
 def _entmax15(z: Tensor) -> Tensor:

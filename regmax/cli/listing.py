@@ -149,7 +149,7 @@ def closed_form(cls: type[Any]) -> str:
     """``yes``, ``no``, or ``prox``: a penalty's prox followed by the base's closed form."""
     if issubclass(cls, Penalized):
         return "prox"
-    return "yes" if declares(cls, "closed_form") else "no"
+    return "yes" if declares(cls, "closed_form") or declares(cls, "inverse") else "no"
 
 
 def declares(cls: type[Any], method: str) -> bool:

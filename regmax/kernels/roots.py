@@ -23,9 +23,9 @@ def increasing_root(
     """t with f(t) = 0 for an increasing f, f(low) ≤ 0 ≤ f(high): Newton kept inside a bracket.
 
     ``residual(t)`` returns f(t) and f'(t), all of shape (*batch, 1). Each row stops when
-    |f| ≤ ``noise``·ε or when a step no longer changes t. Bisection replaces a Newton step that
-    leaves the bracket or is longer than half of the step before. ``start``: high unless given; it
-    lies in the bracket.
+    |f| ≤ ``noise``·ε, after one more step, or when a step no longer changes t. A step ends at the
+    bracket. Bisection replaces a step, not the first, that is longer than half of the one before.
+    ``start``: high unless given; it lies in the bracket.
 
     A graph cannot stop a row: it has a fixed number of rounds.
     """
@@ -34,22 +34,22 @@ def increasing_root(
     eps = torch.finfo(low.dtype).eps
     # often the root itself, if Π_Ω(x) is a vertex
     t = high.clone() if start is None else start
-    width = high - low
+    width = 2 * (high - low)
     done = torch.zeros_like(low, dtype=torch.bool)
     for _ in range(200):
         f, slope = residual(t)
         low, high = torch.where(f <= 0, t, low), torch.where(f >= 0, t, high)
-        step = -f / slope
-        trial = t + step
-        # inside the bracket, and at most half as long as the last step
-        safe = (trial >= low) & (trial <= high) & (step.abs() <= width / 2)
+        trial = torch.minimum(torch.maximum(t - f / slope, low), high)
+        step = trial - t
+        # at most half as long as the last step, and not NaN
+        safe = step.abs() <= width / 2
         middle = low + (high - low) / 2
-        following = torch.where(safe, trial, middle)
+        settled = (f.abs() <= noise * eps) | ~torch.isfinite(f)
+        following = torch.where(safe, trial, torch.where(settled, t, middle))
         width = torch.where(safe, step.abs(), (high - low) / 2)
         moved = (following - t).abs()
-        done = done | (f.abs() <= noise * eps) | ~torch.isfinite(f)
         t = torch.where(done, t, following)
-        done = done | (moved <= eps * t.abs())
+        done = done | settled | (moved <= eps * t.abs())
         if bool(done.all()):
             break
     return t

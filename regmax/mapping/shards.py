@@ -36,7 +36,7 @@ CANDIDATES = 4
 def computes(omega: Regularizer) -> bool:
     """Whether Π_Ω can be computed where the entries of a row lie on several devices."""
     bare, _ = unscaled(omega, 1.0)
-    known = trusted(type(bare), "sharded_form")  # type: ignore[arg-type]
+    known = any(trusted(type(bare), name) for name in ("sharded_form", "inverse"))  # type: ignore[arg-type]
     return bare.exact and known and bare.sharded
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..kernels import Kernel, decisions, transforms
 from ..kernels.products import evaluated
 from ..kernels.simplex import positive
+from . import threshold
 from .arguments import first, hyperparameter
 from .autodiff import by_autograd
 from .curvature import Curvature
@@ -23,7 +24,7 @@ class Regularizer(Operand):
     """A convex function Ω on the simplex Δ.
 
     Required: :meth:`value`. Optional, each tested by the cross-check: :meth:`grad`,
-    :meth:`curvature`, :meth:`closed_form`, :meth:`conjugate`, :meth:`as_cvxpy`,
+    :meth:`curvature`, :meth:`inverse`, :meth:`closed_form`, :meth:`conjugate`, :meth:`as_cvxpy`,
     :attr:`strong_convexity`.
 
     Every method gets rows along the last dimension: ``y`` of shape (*batch, d), floating, with all
@@ -45,6 +46,7 @@ class Regularizer(Operand):
     permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
     separable: whether Ω(y) = Σ g_i(y_i); None: regmax tests it.
     ignores_zeros: whether Ω(y) depends only on the positive entries of y, in any order.
+    steep: for :meth:`inverse`, whether the curvature is 0 at 0 (a bool, or one for each row).
     entries: the number of entries that a row must have; None: any.
     formula: Ω(y) in LaTeX, for notebooks; ``$alpha`` stands for the hyperparameter ``alpha``.
     exact: False for a mapping that only approximates the argmax of its Ω. Its derivatives are then
@@ -60,6 +62,7 @@ class Regularizer(Operand):
     permutation_invariant: ClassVar[bool] = False
     separable: ClassVar[bool | None] = None
     ignores_zeros: ClassVar[bool] = False
+    steep: bool | Tensor = False
     exact: bool = True
     entries: int | None = None
 
@@ -78,15 +81,22 @@ class Regularizer(Operand):
         ``grad``."""
         return by_autograd(self.grad, y, self.separable)
 
+    def inverse(self, u: Tensor) -> Tensor:
+        """y ≥ 0 with e'(y) = u for Ω(y) = Σ e(y_i), and 0 where u ≤ e'(0), −∞ included: (*batch, d)
+        -> (*batch, d). It gives :meth:`closed_form` and :meth:`sharded_form`, with ``grad`` and
+        ``curvature``, which take one number y of each row too, (*batch, 1).
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no inverse(self, u)")
+
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Any:
         """Π_Ω(x) = argmax_{y ∈ Δ} ⟨y, x⟩ − γΩ(y), or None where no formula is known.
 
         ``x`` (*batch, d) is contiguous and finite; each row has a participant, and its largest
         participant is 0. ``gamma`` is a float or has size 1 in its last dimension; ``mask`` is None
         or bool of x's shape. regmax does not differentiate this method, but the optimality
-        condition.
+        condition. By default it is computed from :meth:`inverse`, if that is defined.
         """
-        return None
+        return threshold.closed_form(self, x, gamma, mask) if self.declares("inverse") else None
 
     def kernel(self, x: Tensor) -> Kernel | None:
         """Compiled code for tensors like ``x``, or None: see :mod:`regmax.kernels`.
@@ -99,7 +109,9 @@ class Regularizer(Operand):
     @property
     def sharded(self) -> bool:
         """Whether :meth:`sharded_form` computes Π_Ω, at the present hyperparameters."""
-        return self.declares("sharded_form")
+        if self.declares("sharded_form") or not self.declares("inverse"):
+            return self.declares("sharded_form")
+        return not (bool(self.steep.any()) if isinstance(self.steep, Tensor) else self.steep)
 
     def sharded_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor) -> Tensor:
         """As :meth:`closed_form`, where the entries of a row may lie on several devices: ``x``
@@ -110,7 +122,9 @@ class Regularizer(Operand):
         too. Where a loop ends may depend on such sums only, so that it is the same everywhere.
         ``x`` is float64. ``curvature`` must be diagonal, or diagonal plus rank one.
         """
-        raise NotImplementedError(f"{type(self).__name__} defines no sharded_form")
+        if not self.declares("inverse"):
+            raise NotImplementedError(f"{type(self).__name__} defines no sharded_form")
+        return threshold.sharded_form(self, x, gamma, mask)
 
     def row_sums(self, *entries: Tensor) -> tuple[Tensor, ...]:
         """The sum of each tensor (*batch, d) over the whole row, (*batch, 1). Where rows lie on

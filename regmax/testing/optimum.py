@@ -68,6 +68,18 @@ def check_closed_form(s: Subject, case: Case) -> None:
         )
 
 
+@searched(lambda s: s.omega.declares("inverse"))
+def check_inverse(s: Subject, case: Case) -> None:
+    """inverse(∇Ω(y)) = y for every entry y of an answer above 0.001, and inverse(−∞) = 0."""
+    y = s.pi(case.x, case.gamma, case.mask).double().clamp_min(1e-3)
+    with torch.no_grad():
+        back = s.omega.inverse(s.omega.grad(y))
+        zero = s.omega.inverse(torch.full_like(y, -torch.inf))
+    if worst(back - y) > 1e-9 or bool((zero != 0).any()):
+        found = f"{back.tolist()}, and {zero.tolist()} for −∞"
+        raise Broken(f"{y.tolist()}, and 0 for −∞", found, s.where("inverse"))
+
+
 @searched(exact)
 def check_zeros_exact(s: Subject, case: Case) -> None:
     """y_i > 0 only where x_i/γ − ∂Ω/∂y_i = τ: an entry with a smaller value is exactly 0."""

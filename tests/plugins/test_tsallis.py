@@ -13,6 +13,7 @@ import torch
 from mapping_checks import normal
 from torch import Tensor
 
+import regmax
 from regmax.functional import entmax, entmax15, softmax, sparsemax
 
 
@@ -79,6 +80,18 @@ def test_alphas_and_scores_at_random() -> None:
         alpha = draw.choice([0.2 * 250 ** draw.random(), 1 + 10 ** draw.uniform(-8, 0)])
         x = normal(6, seed=seed) * 10 ** draw.uniform(-3, 1)
         check_digits(x, alpha, normal(6, seed=seed + 1))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.9, 1 + 1e-9, 1.2, 1.49, 1.5, 1.99, 2.0, 2.001, 5.0, 20.0])
+def test_the_operations_of_pytorch(alpha: float) -> None:
+    """The form without kernels, for numbers and tensors α, against many digits."""
+    for k, scale in enumerate((0.01, 0.3, 3.0)):
+        x = normal(6, seed=90 + k) * scale
+        expected, _, _ = references.entmax_digits(x.tolist(), alpha, x.tolist())
+        for given in (alpha, torch.tensor(alpha, dtype=torch.float64)):
+            with regmax.kernels.reference():
+                y = entmax(x, alpha=given)
+            np.testing.assert_allclose(y.numpy(), expected, atol=2e-15)
 
 
 @pytest.mark.parametrize("alpha", [2.5, 5.0, 12.0])

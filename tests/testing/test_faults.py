@@ -337,6 +337,10 @@ FAULTS = {
             "conjugate_at",
         )
     ],
+    "check_inverse": [
+        (lambda: lie(Gini, inverse=lambda self, u: u.clamp_min(0) * SMALL), "inverse"),
+        (lambda: lie(Gini, inverse=lambda self, u: u.clamp_min(1e-9)), "inverse"),
+    ],
     "check_sharded_form": [
         (
             lambda: lie(

@@ -1,4 +1,4 @@
-"""α-entmax with α > 2, by the smallest entry s of the support.
+"""Powers e' = y^a/a with a > 1, as of α-entmax with α > 2, by the smallest entry s of the support.
 
     y_i = (aΔ_i + s^a)^(1/a),  Σ y = 1,  Δ_i the distance to the smallest supported score, a = α − 1
 

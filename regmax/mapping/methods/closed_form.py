@@ -28,17 +28,18 @@ from .kernel import kernel_of, with_kernel
 from .solver import Forward, Settings, by_solver, report, sampled
 
 
-def has_formula(omega: Regularizer) -> bool:
-    """Whether Ω has a closed form, of its own or by the theorem of :mod:`regmax.penalty`."""
-    if omega.declares("closed_form"):
+def has_formula(omega: Regularizer, own: bool = False) -> bool:
+    """Whether Ω has a closed form, of its own, from its ``inverse`` (unless ``own``), or by the
+    theorem of :mod:`regmax.penalty`."""
+    if omega.declares("closed_form") or (omega.declares("inverse") and not own):
         return True
-    return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base)
+    return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base, own)
 
 
 def solves(omega: Regularizer, settings: Settings) -> bool:
-    """Whether a solver computes Π_Ω. It does so in float64: in float32 the gradient of an Ω with
-    large curvature has no digits."""
-    return omega.exact and (settings.solver != "auto" or not has_formula(omega))
+    """Whether Π_Ω is computed in float64: by a solver, as in float32 the gradient of an Ω with
+    large curvature has no digits, or by a kernel from the value."""
+    return omega.exact and (settings.solver != "auto" or not has_formula(omega, own=True))
 
 
 def compute(rows: Rows, settings: Settings, kinks: bool = False) -> Forward:

@@ -26,7 +26,6 @@ from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
-from .closed_form import has_formula
 from .solver import Forward, Settings, by_solver, sampled
 from .traced import (
     Fixed,
@@ -161,7 +160,7 @@ def _key(
     kept: list[Any] = []
     if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
         return None, kept, tensors
-    if isinstance(omega, Penalized) or has_formula(omega) or not asked() or x.numel() == 0:
+    if isinstance(omega, Penalized) or omega.declares("closed_form") or not (asked() and x.numel()):
         return None, kept, tensors
     if x.device.type not in COMPILERS or x.dtype != torch.float64:
         return None, kept, tensors

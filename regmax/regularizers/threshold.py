@@ -1,0 +1,157 @@
+"""Threshold mappings in PyTorch operations: Π_Ω of Ω(y) = Σ e(y_i) from e', e'' and p = (e')⁻¹.
+
+For z = x/γ there is a τ with y_i = p(z_i − τ), 0 where z_i − τ ≤ e'(0), and Σ y = 1 (Blondel,
+Martins & Niculae 2019, Prop. 5). τ is given by the entry t of one score z_r, as e'(t) = z_r − τ:
+
+    y_i(t) = p(z_i − z_r + e'(t)),    dy_i/dt = e''(t)/e''(y_i),    Σ y(t) = 1.
+
+This loses no digits where τ does. r is the largest score, with t in [1/m, 1] for m participants. If
+e'' is 0 at 0, y is infinitely steep at its threshold, and r is the smallest score of the support:
+the k-th largest score is in the support iff Σ p(z_i − z_k + e'(0)) < 1.
+
+For e' = y^a/a, a > 0, every y_i is convex in t, so Newton's method from t = 1 decreases to the root
+and passes it never; at a = 0 the sum is linear in t. Other e are kept in a bracket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import transforms
+from ..kernels.roots import increasing_root
+from ..kernels.simplex import normalize
+
+Sums = Callable[..., tuple[Tensor, ...]]
+LEAST = 1e-27
+"""Below the largest entry of any row that lies on several devices."""
+
+
+def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
+    """Π_Ω(x) in float64, because float32 sums of differences of nearby numbers are inaccurate; NaN
+    where a hyperparameter is. The arguments are those of ``Regularizer.closed_form``."""
+    steep, omega = omega.steep, _wide(omega, x)
+    z = x.double() / transforms.number(gamma, x)
+    z = z if mask is None else z.masked_fill(~mask, -torch.inf)
+    count = (z > -torch.inf).sum(-1, keepdim=True)
+    given = z, 1 / count.double(), torch.ones_like(z[..., :1])
+    if isinstance(steep, Tensor) and transforms.may_look(steep):
+        steep = steep if bool(steep.any()) and not bool(steep.all()) else bool(steep.any())
+    if steep is True:
+        given = _from_the_smallest(omega, z, count)
+    elif steep is not False:
+        both = zip(_from_the_smallest(omega, z, count), given, strict=True)
+        offset, low, high = (torch.where(steep, one, other) for one, other in both)
+        given = offset, low, high
+    offset, low, high = given
+    return normalize(_entries(omega, offset, _root(omega, offset, _sums, low, high)[0])).to(x.dtype)
+
+
+def sharded_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor) -> Tensor:
+    """Π_Ω(x) of rows in parts, as ``Regularizer.sharded_form``, where Ω is not steep."""
+    omega = _wide(omega, x)
+    z = (x / gamma).masked_fill(~mask, -torch.inf)
+    low = torch.full_like(z[..., :1], LEAST)
+    start = upper_bound(
+        omega,
+        z,
+        lambda part: _root(omega, part, _sums, low, torch.ones_like(low))[0],
+        lambda t, top: omega.inverse(omega.grad(t) - top),
+    )
+    start = start.clamp_min(LEAST)
+    return _root(omega, z, omega.row_sums, low, torch.ones_like(low), start)[1]
+
+
+def upper_bound(
+    omega: Any,
+    z: Tensor,
+    root: Callable[[Tensor], Tensor],
+    moved: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """An upper bound, at most 1, of the root of whole rows from the ``root`` of each part alone, as
+    more entries make the sum larger. ``root`` takes a part less its largest score, and
+    ``moved(root, that score)`` is the root for the part as it is."""
+    top = z.amax(-1, keepdim=True)
+    some = top > -torch.inf
+    top = torch.where(some, top, 0)
+    own = root(torch.where(some, z - top, 0))
+    bound = torch.where(some, moved(own, top), 1).nan_to_num(nan=1.0).clamp_max(1)
+    least: Tensor = -omega.row_max(-bound)
+    return least
+
+
+def _wide(omega: Any, x: Tensor) -> Any:
+    """Ω with its tensors in float64; in a graph the numbers that are hyperparameters too, as the
+    exporter for ONNX rounds them."""
+    given: dict[str, Any] = omega.tensors(fixed=True)
+    if transforms.tracing():
+        given |= {name: getattr(omega, name) for name in omega.hyperparameters or ()}
+    numbers = {
+        name: transforms.number(item, x)
+        for name, item in given.items()
+        if not isinstance(item, Tensor) or item.is_floating_point()
+    }
+    return omega.with_tensors({name: item.detach() for name, item in numbers.items()})
+
+
+def _sums(*entries: Tensor) -> tuple[Tensor, ...]:
+    return tuple(t.sum(-1, keepdim=True) for t in entries)
+
+
+def _entries(omega: Any, offset: Tensor, t: Tensor) -> Tensor:
+    """y(t) of the distances z − z_r; where they are 0, t itself."""
+    y = omega.inverse(offset + omega.grad(t))
+    return torch.where(offset == 0, t, torch.where(offset > -torch.inf, y, 0))
+
+
+def _root(
+    omega: Any,
+    offset: Tensor,
+    sums: Sums,
+    low: Tensor,
+    high: Tensor,
+    start: Tensor | None = None,
+    noise: float = 32,
+) -> tuple[Tensor, Tensor]:
+    """t with Σ y(t) = 1, and y/Σy of the last t that was looked at, which takes no other sum."""
+    last = offset
+
+    def second(y: Tensor) -> Tensor:
+        h: Tensor = omega.curvature(y).matvec(torch.ones_like(y))
+        return h
+
+    def residual(t: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal last
+        y = _entries(omega, offset, t)
+        inside = y > 0
+        rate = torch.where(inside, second(t) / second(torch.where(inside, y, 1)), 0)
+        total, slope = sums(y, rate)
+        last = y / total
+        return total - 1, slope
+
+    return increasing_root(residual, low, high, start, noise), last
+
+
+def _from_the_smallest(omega: Any, z: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The distances z − z_r for the smallest score z_r of the support, −∞ below it, and a bracket
+    of t: [(1 − Σ p(z_i − z_r + e'(0)))/k, 1/k] for k scores in the support."""
+    ordered, bottom = z.sort(-1, descending=True).values, omega.grad(torch.zeros_like(z[..., :1]))
+
+    def total(k: Tensor) -> Tensor:
+        """Σ y if the k-th largest score had the entry 0."""
+        above = z - ordered.gather(-1, k - 1)
+        return torch.where(above > 0, omega.inverse(above + bottom), 0).sum(-1, keepdim=True)
+
+    size, beyond = torch.ones_like(count), count + 1
+    d = z.shape[-1]
+    for _ in range(d.bit_length() if isinstance(d, int) else 32):
+        middle = (size + beyond) // 2
+        fits = total(middle) < 1
+        size, beyond = torch.where(fits, middle, size), torch.where(fits, beyond, middle)
+    smallest = ordered.gather(-1, size - 1)
+    inside = z >= smallest
+    k = inside.sum(-1, keepdim=True).double()
+    return torch.where(inside, z - smallest, -torch.inf), (1 - total(size)) / k, 1 / k
