@@ -83,7 +83,7 @@ class Regularizer(Operand):
 
     def inverse(self, u: Tensor) -> Tensor:
         """y ≥ 0 with e'(y) = u for Ω(y) = Σ e(y_i), and 0 where u ≤ e'(0), −∞ included: (*batch, d)
-        -> (*batch, d). It gives :meth:`closed_form` and :meth:`sharded_form`, with ``grad`` and
+        -> (*batch, d). It gives :meth:`closed_form` and ``sharded_form``, with ``grad`` and
         ``curvature``, which take one number y of each row too, (*batch, 1).
         """
         raise NotImplementedError(f"{type(self).__name__} defines no inverse(self, u)")
