@@ -28,6 +28,7 @@ OTHERS = {
     "cpu.packing": ("float32 float64", "forward"),
     "cpu.sparse_sums": ("float32 float64", "forward backward"),
     "cpu.sparse_dots": ("float32 float64", "forward"),
+    "from_value.rows": ("float32 float64", "sums"),
     "from_value.separable": ("float64", "forward backward"),
     "from_value.coupled": ("float64", "forward backward"),
     "from_value.kinked": ("float64", "forward"),

@@ -25,7 +25,7 @@ from .template import NEAR, Template, template_of
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
-_VALUES = CompiledRows("regmax.kernels.from_value.separable", names=("sums",))
+_VALUES = CompiledRows("regmax.kernels.from_value.rows", names=("sums",))
 _COUPLED = CompiledRows("regmax.kernels.from_value.coupled")
 
 

@@ -269,26 +269,6 @@ def forward(job: Any, like: Any) -> None:
         first, last = common.take(job)
 
 
-def sums(job: Any, like: Any) -> None:
-    """Ω and the sum of the sizes of its terms at rows of y; its arrays are y, the numbers of e, y
-    in float64 with ε² for its zeros, and these pairs, then the address of e."""
-    d = job[common.WIDTH]
-    wide = common.scratch(1, d)
-    first, last = common.take(job)
-    while first < last:  # ends: every turn takes rows that were not taken
-        for r in range(first, last):
-            y, terms = common.rows_at(job, 0, r, like), memory.row(wide, 0)
-            at = common.rows_at(job, 2, r, terms)
-            for i in range(0, d, LANES):
-                v = simd.larger(simd.wide(common.piece(y, i, d, 0.0)), FLOOR)
-                common.store_piece(at, i, d, v)
-            numbers = common.rows_at(job, 1, r, terms)
-            rows.call(common.whole_at(job, 4), -d, at, numbers, at, d, terms)
-            rows.total(terms, d, common.rows_at(job, 3, r, terms))
-        first, last = common.take(job)
-    memory.keep((wide,))
-
-
 @njit
 def _product(n: int, h: Any, v: Any, w: Any) -> None:
     """w = J v for the curvature diag(h) on the support (Peters et al. 2019, Prop. 2), relative to
