@@ -29,6 +29,8 @@ _VALUES = CompiledRows("regmax.kernels.from_value.rows", names=("sums",))
 _COUPLED = CompiledRows("regmax.kernels.from_value.coupled")
 
 
+_MANY = 1 << 18
+"""Entries of a call for which a template pays, whatever it takes to make it."""
 _GAMMA, _MASK, _OUT, _POINTS = 1, 2, 5, 16
 _BOUND, _SUMS = 5 + 2 * 6, (5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17)
 """Arrays of a forward job, as in :mod:`.rows`, which loads numba; and where in it the address of
@@ -43,8 +45,8 @@ def _function(text: str) -> Function:
 class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
     one per entry; H, what the source of F takes besides its inputs, and these. ``jobs``: of the
-    functions of a kernel, for rows of any number. ``template``: what computes
-    rows of Ω = Σ e with one e."""
+    functions of a kernel, for rows of any number. ``template``: what computes rows of Ω = Σ e with
+    one e."""
 
     def __init__(
         self,
@@ -99,6 +101,9 @@ class NumbaKernel:
             self._program = _function(program.gradient), _function(program.column)
             self._more, self._room = program.given, program.room
         self._tested: tuple[Tensor, bool] = none, False
+        # the first call, which compares answers, takes the template
+        first = tuple(t.detach().double().reshape(-1) for t in inputs) if self.alike else ()
+        self._last: tuple[Tensor, LaidOut | None] = self._inputs.rows(first)[0], None
 
     @property
     def code(self) -> tuple[Path, ...]:
@@ -143,7 +148,7 @@ class NumbaKernel:
     ) -> tuple[Tensor, Tensor]:
         """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
         +inf: not solved."""
-        given = self.laid_out(theta, x.shape[1])
+        given = self._of_call(theta, x, True)
         if given.template is not None and given.template.bound <= tol:
             y, bound = given.template.forward(x, gamma, mask)
             if bound <= tol:
@@ -151,12 +156,25 @@ class NumbaKernel:
         y, bounds = self._solved(x, gamma, given, mask)
         return y, torch.frombuffer(bounds, dtype=torch.float64)
 
-    def laid_out(self, theta: Hyper, d: int) -> LaidOut:
-        """θ for rows of d entries."""
+    def _of_call(self, theta: Hyper, x: Tensor, forward: bool) -> LaidOut:
+        """:meth:`laid_out` for rows x of one call. To look for a template takes longer than few
+        rows: it is done for many entries, or where these numbers come again, in ``forward``."""
+        numbers, known = self._inputs.rows(theta if self.alike else ())[0], self._last
+        again = self.alike and torch.equal(numbers, known[0])
+        if again and known[1] is not None:
+            return known[1]
+        look = forward and (again or x.numel() >= _MANY)
+        found = self.laid_out(theta, x.shape[1], look)
+        if forward and self.alike:
+            self._last = numbers, found if look else None
+        return found
+
+    def laid_out(self, theta: Hyper, d: int, look: bool = True) -> LaidOut:
+        """θ for rows of d entries; ``look``: for a template."""
         theta, form = self._parted(theta)
         numbers, vectors = self._inputs.rows(theta)
         template = None
-        if self.alike and not self.kinked and len(numbers) == 1:
+        if look and self.alike and not self.kinked and len(numbers) == 1:
             template = template_of(self.slopes, numbers, self._implicit)
         return LaidOut(numbers, vectors, form, form is None or self._convex(form, d), template)
 
@@ -255,8 +273,7 @@ class NumbaKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
-        d = y.shape[1]
-        return self.backward_laid_out(y, v, gamma, self.laid_out(theta, d), hyper)
+        return self.backward_laid_out(y, v, gamma, self._of_call(theta, y, False), hyper)
 
     def backward_laid_out(
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False

@@ -54,13 +54,13 @@ class Template:
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         """Jv/γ."""
-        theta, _ = self.theta()
+        theta, _kept = self.theta()
         if gamma.numel() == 1:
             return self._direct(y, gamma).backward(y, v, theta, None, False)[0]
         return self.rows.backward(y, v, gamma * self.scale, theta, None, False)[0]
 
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
-        """θ for a call, and whether it missed a row."""
+        """θ for a call, and whether it missed a row, which keeps alive what θ has addresses of."""
         raise NotImplementedError
 
     def _direct(self, x: Tensor, gamma: Tensor) -> DirectRows:
