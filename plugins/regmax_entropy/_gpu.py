@@ -8,6 +8,6 @@ KERNEL: Kernel
 try:
     from regmax.kernels.triton.mappings import ThresholdKernel
 except ModuleNotFoundError:
-    KERNEL = softmax.KERNEL
+    KERNEL = softmax.PLAIN
 else:
     KERNEL = ThresholdKernel("entropy")

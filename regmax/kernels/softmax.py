@@ -6,7 +6,6 @@ y = exp(x/γ)/Σ exp(x/γ),          J v = y ∘ (v − ⟨y, v⟩).
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -20,33 +19,14 @@ LONG = 4096
 """Above this length PyTorch's sum of float32 loses digits."""
 
 
-@functools.cache
-def _compiled() -> Any:
-    try:
-        from .cpu.losses import CompiledLosses
-    except ModuleNotFoundError:  # numba
-        return None
-    return CompiledLosses("regmax.kernels.cpu.exponential", theta=1.0, names=("forward",))
-
-
-def _long(x: Tensor) -> Any:
-    """The kernel of long rows of float32 on the CPU, or None."""
-    fits = x.shape[-1] > LONG and x.dtype == torch.float32 and x.device.type == "cpu"
-    return _compiled() if fits else None
-
-
 class _Softmax(Kernel):
     name = "PyTorch"
     numbers = True
-    distributions = True
     attention = FlashAttention()
 
     def forward(
         self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
-    ) -> tuple[Tensor, None]:
-        long = _long(x)
-        if long is not None:
-            return long.forward(x, _tensor(gamma, x), (), mask)[0], None
+    ) -> tuple[Tensor, Tensor | None]:
         if mask is not None:
             x = x.masked_fill(~mask, -torch.inf)
         y = _divided(x, gamma).softmax(-1)
@@ -63,54 +43,6 @@ class _Softmax(Kernel):
             return None
         y = x.softmax(-1)
         return y if math.isfinite(y.detach()[..., 0].sum().item()) else None
-
-    def loss(
-        self,
-        x: Tensor,
-        target: Tensor,
-        gamma: Number,
-        theta: Numbers,
-        mask: Tensor | None = None,
-        epsilon: float = 0.0,
-    ) -> tuple[Tensor, Tensor] | None:
-        if x.device.type != "cpu" or _compiled() is None:
-            return None
-        given = x, target, _tensor(gamma, x), ()
-        found: tuple[Tensor, Tensor] | None = _compiled().loss(*given, mask, epsilon)
-        return found
-
-    def loss_slopes(
-        self,
-        dx: Tensor,
-        x: Tensor,
-        target: Tensor,
-        gamma: Number,
-        theta: Numbers,
-        mask: Tensor | None,
-        epsilon: float,
-    ) -> Tensor | None:
-        if x.device.type != "cpu" or _compiled() is None:
-            return None
-        numbers = _tensor(gamma, x), ()
-        found: Tensor | None = _compiled().loss_slopes(dx, x, target, *numbers, mask, epsilon)
-        return found
-
-    def reduced(
-        self,
-        x: Tensor,
-        target: Tensor,
-        gamma: Number,
-        theta: Numbers,
-        epsilon: float,
-        ignored: int,
-        mean: bool,
-    ) -> tuple[Tensor, Tensor, int] | None:
-        if x.device.type != "cpu" or _compiled() is None:
-            return None
-        found: tuple[Tensor, Tensor, int] | None = _compiled().reduced(
-            x, target, _tensor(gamma, x), (), epsilon, ignored, mean
-        )
-        return found
 
     def backward(
         self,
@@ -129,21 +61,12 @@ class _Softmax(Kernel):
             w = torch.where(torch.isnan(y[:, :1]), 0, w)
         return w, () if hyper else None
 
-    def compile(self, dtype: torch.dtype) -> None:
-        if _compiled() is not None:
-            _compiled().compile_losses(dtype)
-
 
 def _is_one(gamma: Number) -> bool:
     """Whether γ is known, without a synchronisation, to be 1 for all rows."""
     if not isinstance(gamma, Tensor):
         return gamma == 1.0
     return gamma.device.type == "cpu" and gamma.numel() == 1 and gamma.item() == 1.0
-
-
-def _tensor(gamma: Number, x: Tensor) -> Tensor:
-    """γ as compiled code takes it."""
-    return gamma if isinstance(gamma, Tensor) else x.new_full((1,), gamma, dtype=torch.float64)
 
 
 def _column(gamma: Number, x: Tensor) -> Number:
@@ -161,4 +84,33 @@ def _divided(x: Tensor, gamma: Number) -> Tensor:
     return (x - top) / _column(gamma, x)
 
 
-KERNEL = _Softmax()
+def _compiled() -> Kernel:
+    """The same with compiled losses and long rows of float32, for the CPU; without numba as it
+    is."""
+    try:
+        from .cpu.losses import CompiledLosses
+    except ModuleNotFoundError:
+        return PLAIN
+
+    class Compiled(_Softmax, CompiledLosses):
+        def forward(
+            self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
+        ) -> tuple[Tensor, Tensor | None]:
+            if x.shape[-1] <= LONG or x.dtype != torch.float32:
+                return super().forward(x, gamma, theta, mask)
+            return CompiledLosses.forward(self, x, _tensor(gamma, x), (), mask)
+
+        def _run(self, task: Any, x: Tensor, target: Tensor, given: Any, *more: Any) -> int:
+            gamma, *others = given
+            return super()._run(task, x, target, (_tensor(gamma, x), *others), *more)
+
+    return Compiled("regmax.kernels.cpu.exponential", theta=1.0, names=("forward",))
+
+
+def _tensor(gamma: Number, x: Tensor) -> Tensor:
+    """γ as compiled code takes it."""
+    return gamma if isinstance(gamma, Tensor) else x.new_full((1,), gamma, dtype=torch.float64)
+
+
+PLAIN = _Softmax()
+KERNEL = _compiled()
