@@ -13,6 +13,7 @@ PLUGINS = ROOT.parent / "plugins"
 CHAPTERS = (
     ("kernels",),
     ("regularizers",),
+    ("domains",),
     ("optimality",),
     ("solvers",),
     ("mapping",),
