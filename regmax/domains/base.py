@@ -67,6 +67,10 @@ class Region(ABC):
         """The rows, (*batch), in which y is in D up to rounding."""
 
     @abstractmethod
+    def rooms(self, y: Tensor) -> list[Tensor]:
+        """y − l, and u − y where upper bounds do not follow from the sum."""
+
+    @abstractmethod
     def room(self, y: Tensor, rho: Tensor) -> Tensor:
         """How far entries can move the way that ``rho`` points, at most."""
 

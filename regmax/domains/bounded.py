@@ -112,6 +112,14 @@ class Bounded(Region):
 
     # -- the optimality condition ------------------------------------------------------------------
 
+    def rooms(self, y: Tensor) -> list[Tensor]:
+        return [y - self.low, self.high - y]
+
+    @property
+    def fixed(self) -> Tensor:
+        """The rows in which Σy is fixed, whatever y."""
+        return torch.full_like(self.low[..., :1], self.fixed_total, dtype=torch.bool)
+
     def room(self, y: Tensor, rho: Tensor) -> Tensor:
         return torch.where(rho <= 0, y - self.low, self.high - y).clamp_min(0)
 

@@ -44,7 +44,11 @@ class Unit(Region):
     def feasible(self, y: Tensor) -> Tensor:
         close = self.excess(y) <= 4 * torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5
         right = y >= 0 if self.on is None else (y >= 0) & (self.on | (y == 0))
-        return close & right.all(-1)
+        inside: Tensor = close & right.all(-1)
+        return inside
+
+    def rooms(self, y: Tensor) -> list[Tensor]:
+        return [y]
 
     def room(self, y: Tensor, rho: Tensor) -> Tensor:
         return torch.where(rho <= 0, y, torch.inf)

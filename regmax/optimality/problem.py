@@ -161,6 +161,11 @@ class Problem:
         """The mask, made explicit."""
         return torch.ones_like(self.z, dtype=torch.bool) if self.mask is None else self.mask
 
+    def movable(self) -> Tensor:
+        """The participants whose bounds differ."""
+        on = self.participants()
+        return on if self.bounds is None else on & (self.bounds.high > self.bounds.low)
+
     def inside(self, y: Tensor) -> Tensor:
         """The point of D next to y."""
         return self.domain.inside(y)
@@ -267,6 +272,10 @@ class Point:
     def support(self) -> Tensor:
         """The free entries: on the simplex the participants with y_i > 0."""
         return self.face.free
+
+    def settled(self, free: Tensor) -> Tensor:
+        """y with the entries that are not ``free`` at their nearer bounds."""
+        return self.problem.domain.settled(self.y, free)
 
     def on(self, support: Tensor) -> Face:
         """The face of these free entries."""

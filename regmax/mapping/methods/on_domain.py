@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...domains import Bounded
-from ...domains.base import Face
 from ...domains.root import Entries
 from ...kernels import transforms
 from ...optimality.jacobian import averaging, hyperparameter_product
@@ -19,7 +19,7 @@ from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, 
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows
 from .closed_form import Computed
-from .solver import Forward, Settings
+from .solver import Forward, Settings, on_domain
 
 
 class _Separable(Entries):
@@ -41,10 +41,6 @@ def computed(rows: Rows, settings: Settings) -> Forward:
     assert bounds is not None
     omega, c = unscaled(rows.omega, 1.0)
     z, path, why = rows.x / c, "", ""
-    if settings.solver != "auto":
-        raise NotImplementedError(
-            f'solver={settings.solver!r} solves on the simplex alone; domain= needs solver="auto"'
-        )
     if isinstance(omega, Penalized):
         _check_penalty(omega, bounds, rows.mask)
         z = proxed(omega.penalty, z.double(), omega.lam, rows.mask).to(z.dtype)
@@ -52,11 +48,9 @@ def computed(rows: Rows, settings: Settings) -> Forward:
         why = "the domain and the base are permutation-invariant; "
         omega, c = unscaled(omega.base, 1.0)
         z = z / c
-    if not omega.declares("inverse"):
-        raise NotImplementedError(
-            f"domain= needs an Ω with inverse(u), the y with e'(y) = u of Ω(y) = Σ e(y_i); "
-            f"{who(omega)} has none"
-        )
+    if not omega.declares("inverse") or settings.solver != "auto":
+        found = on_domain(omega, z, rows.mask, bounds.detached(), settings)
+        return replace(found, path=f"{path}{found.path}", why=f"{why}{found.why}")
     y = bounds.detached().answer(_Separable(threshold.wide(omega, z)), z)
     return Forward(y, f"{path}closed form", f"{why}clip(p(z − τ)) of {who(omega)}, in PyTorch")
 
@@ -81,7 +75,8 @@ class OnDomain(Computed):
     __slots__ = ("_bounds",)
 
     def __init__(self, rows: Rows, settings: Settings, result: Forward) -> None:
-        super().__init__(rows, settings, result)
+        super().__init__(rows, settings, replace(result, solved=None))
+        self._result = result
         assert rows.bounds is not None
         self._bounds = rows.bounds.detached()
         self.numbers = (*self.numbers, *(None for _ in self._bounds.tensors))
