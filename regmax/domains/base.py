@@ -151,8 +151,8 @@ class Domain(nn.Module):
         raise NotImplementedError
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Any:
-        """D, a :class:`Region`, for the rows of ``x`` along ``dim``, of which the entries ``on``, (*batch, d), take
-        part."""
+        """D, a :class:`Region`, for the rows of ``x`` along ``dim``, of which the entries ``on``,
+        (*batch, d), take part."""
         raise NotImplementedError
 
     def as_cvxpy(self, y: Any, *bounds: Any) -> list[Any]:

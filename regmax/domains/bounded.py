@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ class Bounded(Region):
         return found if self.total is None else {**found, "total": self.total}
 
     def with_tensors(self, values: dict[str, Tensor]) -> Bounded:
-        return dataclasses.replace(self, **values)
+        given: dict[str, Any] = {**values}
+        return dataclasses.replace(self, **given)
 
     def detached(self) -> Bounded:
         """The same without gradients."""
@@ -90,7 +92,8 @@ class Bounded(Region):
     def _noise(self, y: Tensor) -> Tensor:
         """Rounding of Σy."""
         assert self.total is not None
-        return 4 * torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5 * self.total
+        ulps: float = 4 * torch.finfo(y.dtype).eps * y.shape[-1] ** 0.5
+        return ulps * self.total
 
     def off(self, y: Tensor) -> Tensor:
         return torch.maximum(self.low - y, y - self.high).clamp_min(0)
@@ -102,8 +105,10 @@ class Bounded(Region):
         return over.clamp_min(0) if self.at_most else over.abs()
 
     def feasible(self, y: Tensor) -> Tensor:
-        right = (self.off(y) == 0).all(-1)
-        return right if self.total is None else right & ~self._wrong(y).squeeze(-1)
+        right: Tensor = (self.off(y) == 0).all(-1)
+        if self.total is not None:
+            right = right & ~self._wrong(y).squeeze(-1)
+        return right
 
     @functools.cached_property
     def in_simplex(self) -> bool:
@@ -161,7 +166,7 @@ class Bounded(Region):
         inner = weight > torch.finfo(y.dtype).eps * self.total
         tau = torch.where(inner, add(w * r) / torch.where(inner, weight, 1), corner)
         tau = torch.where(torch.isfinite(tau), tau, 0)
-        return torch.where(self.face(y).fixed, tau.clamp_min(0), 0) if self.at_most else tau
+        return torch.where(self._tight(y), tau.clamp_min(0), 0) if self.at_most else tau
 
     def alone(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
         down = (y <= self.low) & (rho + rounding < 0)
@@ -170,17 +175,21 @@ class Bounded(Region):
 
     # -- faces -----------------------------------------------------------------------------------
 
+    def _free(self, y: Tensor) -> Tensor:
+        return (y > self.low) & (y < self.high)
+
+    def _tight(self, y: Tensor) -> Tensor:
+        """The rows in which Σy is k, and must be or may not be more."""
+        if self.total is None or not self.at_most:
+            return torch.full_like(y[..., :1], self.total is not None, dtype=torch.bool)
+        return add(y) >= self.total - self._noise(y)
+
     def face(self, y: Tensor) -> Face:
-        free = (y > self.low) & (y < self.high)
-        if self.total is None:
-            return Face(free, torch.zeros_like(free[..., :1]))
-        if not self.at_most:
-            return Face(free, torch.ones_like(free[..., :1]))
-        return Face(free, add(y) >= self.total - self._noise(y))
+        return Face(self._free(y), self._tight(y))
 
     def movable(self, y: Tensor) -> Face:
         """The face of y; one free entry alone does not move where the sum is fixed."""
-        free, fixed = self.face(y)
+        free, fixed = self._free(y), self._tight(y)
         return Face(free & ((add(free) > 1) | ~fixed), fixed)
 
     def uniform(self, mask: Tensor | None) -> bool:
@@ -220,8 +229,7 @@ class Bounded(Region):
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradients of the bounds, from q = v − H w with w = J v: τ, which q is on the free
         entries, for k, and q − τ on the bounds that hold."""
-        free, fixed = self.face(y)
-        assert fixed is not None
+        free, fixed = self._free(y), self._tight(y)
         tau = add(torch.where(free, q, 0)) / add(free).clamp_min(1)
         tau = torch.where(fixed, tau, 0)
         capped = (y >= self.high) & (self.high > self.low)

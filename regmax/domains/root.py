@@ -11,7 +11,6 @@ makes the last two points lie on a line: one step for p linear (b = 1) or p = ex
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor

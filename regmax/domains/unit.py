@@ -73,7 +73,8 @@ class Unit(Region):
 
     def alone(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
         others = y == 0 if self.on is None else (y == 0) & self.on
-        return ((y > 0).sum(-1) == 1) & ((rho + rounding < 0) | ~others).all(-1)
+        downhill: Tensor = ((rho + rounding < 0) | ~others).all(-1)
+        return ((y > 0).sum(-1) == 1) & downhill
 
     def tangent(self, v: Tensor, face: Face) -> Tensor:
         return simplex.tangent(v, face.free)

@@ -138,8 +138,8 @@ def prepare(
 ) -> Rows:
     """Check the arguments and make :class:`Rows` of them.
 
-    The shift by the maximum does not change Π_Ω where Σy is fixed, and keeps the accuracy of x where
-    scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
+    The shift by the maximum does not change Π_Ω where Σy is fixed, and keeps the accuracy of x
+    where scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
     """
     if transforms.baking():
         raise NotImplementedError(

@@ -136,7 +136,7 @@ def _stray(at: Point, residual: _Residual, bound: Tensor) -> Tensor:
 
 
 def _bounded(at: Point) -> Tensor | bool:
-    """The entries that may be at their nearer bound: not at 0 if the slope of Ω is infinite there."""
+    """The entries that may be at their nearer bound: not at 0 where the slope of Ω is infinite."""
     p = at.problem
     return p.domain.capped(at.y) if p.legendre else True
 

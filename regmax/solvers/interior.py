@@ -30,8 +30,9 @@ class Interior(Solver):
 
     with μ → 0. Eliminating s gives (H + diag(s/y)) Δy + Δτ 1 = q, 1ᵀΔy = 0: Proposition 1's
     operator with s/y added to the curvature. Upper bounds have multipliers as well, and τ = 0
-    without a sum; Σy ≤ k counts where y without it exceeds k. If the slope is infinite at 0, plain Newton steps in
-    log y from the barycentre are tried too: for an Ω close to an entropy they converge faster.
+    without a sum; Σy ≤ k counts where y without it exceeds k. If the slope is infinite at 0, plain
+    Newton steps in log y from the barycentre are tried too: for an Ω close to an entropy they
+    converge faster.
     """
 
     name: ClassVar[str] = "interior"
@@ -51,7 +52,7 @@ class Interior(Solver):
             y, steps = self.run(apart, tol, max_iter)
             tight = replace(problem, bounds=replace(bounds, at_most=False))
             other, more = self.run(tight, tol, max_iter)
-            over = y.sum(-1, keepdim=True) > bounds.total
+            over = bounds.excess(y).unsqueeze(-1) > 0
             return torch.where(over, other, y), torch.where(over.squeeze(-1), more, steps)
         on = problem.movable()
         y = problem.domain.middle(problem.z)

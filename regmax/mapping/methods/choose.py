@@ -219,8 +219,8 @@ def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method,
     """The method for prepared rows, and the tensors among γ and θ. ``value``: whether it may be a
     kernel from the value, which raises :class:`Missed` where Ω is not what was traced."""
     if rows.bounds is not None:
-        found = OnDomain(rows, settings, computed(rows, settings))
-        return found, [*tensors_of(rows), *rows.bounds.tensors.values()]
+        answer = computed(rows, settings)
+        return OnDomain(rows, settings, answer), [*tensors_of(rows), *rows.bounds.tensors.values()]
     if settings.solver == "auto":
         if not by_value(type(rows.omega)):  # type: ignore[arg-type]
             omega, gamma = bare(rows.omega, rows.gamma)

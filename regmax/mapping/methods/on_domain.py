@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,13 +24,17 @@ from .solver import Forward, Settings, on_domain
 class _Separable(Entries):
     """One entry of a separable Ω with ``inverse``."""
 
-    def __init__(self, omega: Any) -> None:
-        self.slope, self.inverse, self._curvature = omega.grad, omega.inverse, omega.curvature
-        self.steep = omega.steep
+    def __init__(self, omega: Regularizer) -> None:
+        self._omega, self.steep = omega, omega.steep
+
+    def slope(self, y: Tensor) -> Tensor:
+        return self._omega.grad(y)
+
+    def inverse(self, u: Tensor) -> Tensor:
+        return self._omega.inverse(u)
 
     def second(self, y: Tensor) -> Tensor:
-        h: Tensor = self._curvature(y).matvec(torch.ones_like(y))
-        return h
+        return self._omega.curvature(y).matvec(torch.ones_like(y))
 
 
 @torch.no_grad()
