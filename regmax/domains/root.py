@@ -63,6 +63,17 @@ def clipped(
 
 
 def _with_total(e: Entries, z: Tensor, low: Tensor, high: Tensor, total: Tensor) -> Tensor:
+    y, tau = _near(e, z, low, high, total)
+    noise = torch.finfo(z.dtype).eps * z.shape[-1] ** 0.5 * total
+    wrong = (add(y) - total).abs() > noise
+    if transforms.waits(wrong) or bool(wrong.any()):
+        # where scores are so large that the two breaks of an entry are one number, from τ on
+        y = torch.where(wrong, _near(e, z - tau, low, high, total)[0], y)
+    return y
+
+
+def _near(e: Entries, z: Tensor, low: Tensor, high: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """y and τ, but for rounding of z."""
     left, right, first, last = _bracket(e, z, low, high, total)
     middle = left + (right - left) / 2
     movable = high > low
@@ -80,7 +91,9 @@ def _with_total(e: Entries, z: Tensor, low: Tensor, high: Tensor, total: Tensor)
     # an entry whose bound is at τ is there but for rounding
     ulps = 4 * torch.finfo(y.dtype).eps
     capped = capped | (y >= high - ulps * high)
-    return torch.where(capped, high, torch.where(movable & (y > low + ulps * low), y, low))
+    y = torch.where(capped, high, torch.where(movable & (y > low + ulps * low), y, low))
+    end = torch.where(add(y) > total, right, left)
+    return y, torch.where(free.any(-1, keepdim=True), near + delta, end)
 
 
 def _bracket(

@@ -16,7 +16,7 @@ from ..kernels.wrappers import dense
 from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.identity import unpenalized
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, as_written
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -153,6 +153,7 @@ def prepare(
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
     omega = aligned(omega, rows, dim)
     laid_out, anchored = rows.detach(), domain is None or domain.fixed_total
+    omega = omega if domain is None else as_written(omega)
     rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
     if wide and dtype != torch.float64 and not computes(omega, rows):
         return prepare(given, x, gamma, dim, mask, domain=domain)
