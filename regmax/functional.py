@@ -1,10 +1,10 @@
 """Every mapping by name: ``from regmax.functional import sparsemax``.
 
-    sparsemax(x, dim=-1, gamma=1.0, mask=None)
-    entmax(x, alpha=1.5, dim=-1, gamma=1.0, mask=None)
+    sparsemax(x, dim=-1, gamma=1.0, mask=None, domain=None)
+    entmax(x, alpha=1.5, dim=-1, gamma=1.0, mask=None, domain=None)
 
 The names come from the plugins, including those of third parties. A mapping takes the scores, the
-hyperparameters of its regularizer, and ``dim``, ``gamma`` and ``mask`` as in
+hyperparameters of its regularizer, and ``dim``, ``gamma``, ``mask`` and ``domain`` as in
 :class:`regmax.RegularizedMax`. It returns Π_Ω(x).
 """
 
