@@ -57,16 +57,20 @@ def bounded(rows: Rows, y: Tensor) -> Tensor:
     """0, with the derivatives of max_Ω in the bounds: γτ for k, γ(r − τ) for those that hold."""
     bounds = rows.bounds
     assert bounds is not None
-    with torch.no_grad():
-        r = rows.problem.at(y.detach()).slope
-        each = bounds.detached().products(r, y.detach())
-        gamma = rows.gamma
-    total = torch.zeros_like(y[..., :1])
-    for name, t in bounds.tensors.items():
-        if t.requires_grad:
-            slope = (gamma * each[name]).detach()
-            total = total + (slope * (t - t.detach())).sum(-1, keepdim=True)
-    return total.squeeze(-1)
+    zero = torch.zeros_like(y[..., 0])
+    learns = [name for name, t in bounds.tensors.items() if t.requires_grad]
+    if not (learns and torch.is_grad_enabled()):
+        return zero
+    if rows.problem.structured:
+        raise NotImplementedError(
+            "max_Ω and losses have no derivatives in the bounds of a domain where Ω has a penalty"
+        )
+    each = bounds.detached().products(rows.problem.at(y).slope, y.detach())
+    one = zero.new_ones(())
+    for name in learns:  # the slope is the derivative, as y is that in x
+        given = rows.gamma * each[name], rows.omega, None, (), bounds.tensors[name], one
+        zero = zero + _Envelope.apply(torch.zeros_like(zero), *given)  # type: ignore[no-untyped-call]
+    return zero
 
 
 def _check_conjugate(
