@@ -155,9 +155,5 @@ class Domain(nn.Module):
         (*batch, d), take part."""
         raise NotImplementedError
 
-    def as_cvxpy(self, y: Any, *bounds: Any) -> list[Any]:
-        """D as constraints on the cvxpy variable ``y``."""
-        raise NotImplementedError
-
     def __repr__(self) -> str:
         return printing.called(self, printing.arguments(self))

@@ -50,6 +50,15 @@ class Bounded(Region):
     def to(self, dtype: torch.dtype) -> Bounded:
         return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
 
+    def as_cvxpy(self, y: Any, low: Any, high: Any, total: Any = None) -> list[Any]:
+        """D as constraints on the cvxpy variable ``y`` of one row, of which l, u, k are given."""
+        import cvxpy
+
+        constraints = [y >= low, y <= high]
+        if self.total is None:
+            return constraints
+        return [*constraints, cvxpy.sum(y) <= total if self.at_most else cvxpy.sum(y) == total]
+
     # -- points ----------------------------------------------------------------------------------
 
     def middle(self, like: Tensor, part: Tensor | None = None) -> Tensor:

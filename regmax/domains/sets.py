@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -46,16 +44,6 @@ class _Sum(Domain):
         if on is not None:
             high = torch.where(on, high, 0)
         return Bounded(low, high, total, self.at_most)
-
-    def as_cvxpy(self, y: Any, *bounds: Any) -> list[Any]:
-        """``bounds``: l, u and k of the row, of which k may be None."""
-        import cvxpy
-
-        low, high, total = bounds
-        constraints = [y >= low, y <= high]
-        if total is None:
-            return constraints
-        return [*constraints, cvxpy.sum(y) <= total if self.at_most else cvxpy.sum(y) == total]
 
 
 def _tensor(item: float | Tensor, x: Tensor) -> Tensor:

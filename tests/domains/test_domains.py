@@ -76,7 +76,7 @@ def by_cvxpy(omega, x, gamma, domain):
     total = None if bounds.total is None else bounds.total.item()
     y = cvxpy.Variable(len(x))
     objective = cvxpy.Minimize(gamma * omega.as_cvxpy(y) - x.numpy() @ y)
-    limits = domain.as_cvxpy(y, bounds.low.numpy(), bounds.high.numpy(), total)
+    limits = bounds.as_cvxpy(y, bounds.low.numpy(), bounds.high.numpy(), total)
     problem = cvxpy.Problem(objective, limits)
     problem.solve(solver="CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
     y.value = y.value.clip(0)  # powers of what is below 0 by rounding are NaN
@@ -261,3 +261,19 @@ def test_bounds_are_parameters_of_the_layer():
     layer(numbers(9, 2, 4).float())[:, 0].sum().backward()
     assert caps.grad is not None
     assert "upper=" in repr(layer)
+
+
+@pytest.mark.parametrize("domain", ["between", "at most", "box"])
+@pytest.mark.parametrize("name", ["entropy", "tsallis 3", "pnorm", "coupled"])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_methods_agree_in_the_cross_check(name, domain):
+    pytest.importorskip("cvxpy")
+    x, mask = numbers(10, 3, 6, scale=1.5), torch.ones(3, 6, dtype=torch.bool)
+    mask[0, 1] = False
+    omega, d = OMEGAS[name](), DOMAINS[domain]()
+    if name == "coupled":
+        mask = None
+    against = ("generic", "cvxpy", "cvxpylayers")
+    report = regmax.crosscheck(omega, x, against, gamma=0.8, mask=mask, domain=d)
+    assert report.ok, report
+    assert report.skipped == ["cvxpylayers: it takes the simplex alone"]
