@@ -18,7 +18,8 @@ class Task:
     """What to compute: argmax_{y ∈ D} ⟨y, z⟩ − Ω(y) for z (rows, d), and J v for v (rows, d).
 
     ``mask`` (rows, d) is None if nothing is masked; entries of z are finite. ``bounds``: D, None
-    for the simplex. Per-row hyperparameters of ``omega`` are floats or have shape (1, 1) or (rows, 1).
+    for the simplex. Per-row hyperparameters of ``omega`` are floats or have shape (1, 1) or
+    (rows, 1).
     """
 
     omega: Regularizer
