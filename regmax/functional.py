@@ -118,6 +118,11 @@ def _mapping(name: str) -> Callable[..., Tensor]:
         given.update(preset)
         domain = given["domain"]
         if domain is not None and (domain := domains.given(domain)) is not None:
+            if torch.compiler.is_dynamo_compiling():
+                from .mapping import dynamo
+
+                apart: Tensor = dynamo.outside(mapping, *map(given.get, names))
+                return apart
             return evaluate.mapping(_made(cls, given), x, gamma, dim, mask, _SETTINGS, domain)
         if torch.compiler.is_dynamo_compiling():
             from .mapping import dynamo  # loads the compiler

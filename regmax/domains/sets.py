@@ -118,7 +118,7 @@ class Simplex(_Sum):
     @property
     def plain(self) -> bool:
         numbers = (self.total, self.lower)
-        return self.upper is None and numbers == (1, 0) and not any(map(torch.is_tensor, numbers))
+        return self.upper is None and not any(map(torch.is_tensor, numbers)) and numbers == (1, 0)
 
 
 class AtMost(_Sum):

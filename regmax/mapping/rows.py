@@ -30,7 +30,7 @@ class Rows:
     where all take part. ``gamma`` and the hyperparameters of ``omega`` are floats or have size 1 in
     their last dimension. ``empty`` and ``spoilt`` mark rows, (*batch, 1), that had no participant,
     or a NaN or +inf among them; None where there are none. ``bounds``: the domain of these rows,
-    None for the simplex; where it has no fixed sum, scores are not shifted.
+    None for the simplex; with it the median is 0, or where it has no fixed sum nothing is shifted.
     """
 
     x: Tensor
@@ -138,8 +138,8 @@ def prepare(
 ) -> Rows:
     """Check the arguments and make :class:`Rows` of them.
 
-    The shift by the maximum does not change Π_Ω where Σy is fixed, and keeps the accuracy of x
-    where scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
+    The shift by a number does not change Π_Ω where Σy is fixed, and keeps the accuracy of x where
+    scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
     """
     if transforms.baking():
         raise NotImplementedError(
@@ -152,7 +152,7 @@ def prepare(
     given = omega
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
     omega = aligned(omega, rows, dim)
-    laid_out, anchored = rows.detach(), domain is None or domain.fixed_total
+    laid_out = rows.detach()
     omega = omega if domain is None else as_written(omega)
     rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
     if wide and dtype != torch.float64 and not computes(omega, rows):
@@ -163,8 +163,7 @@ def prepare(
     # if all scores are finite, which is checked where it costs no synchronisation, this is all
     low = -(torch.finfo(rows.dtype).max ** 0.5)
     if on is None and transforms.may_look(rows) and _within(rows.detach(), low):
-        top = rows.detach().amax(-1, keepdim=True)
-        top = top if anchored else torch.zeros_like(top)
+        top = _origin(rows.detach(), domain)
         rows = rows - top
     else:
         scores = rows.detach()
@@ -174,10 +173,10 @@ def prepare(
         empty = ~on.any(-1, keepdim=True)
         rows = torch.where(on & ~spoilt, rows, 0)
         on = on | empty
-        top = torch.where(on, rows.detach(), -torch.inf).amax(-1, keepdim=True)
-        top = top if anchored else torch.zeros_like(top)
+        top = _origin(rows.detach(), domain, on)
         # scores as low as finfo.min must not overflow when they are shifted or divided by γ
-        rows = torch.where(on, (rows - top).clamp_min(low), 0)
+        rows = (rows - top).clamp_min(low)
+        rows = torch.where(on, rows if domain is None else rows.clamp_max(-low), 0)
     bounds = None
     if domain is not None:
         bounds = domain.region(laid_out, dim, on)
@@ -185,6 +184,18 @@ def prepare(
         none = refuse_empty(bounds, skip)
         spoilt = none if spoilt is None else spoilt | none
     return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype, bounds)
+
+
+def _origin(rows: Tensor, domain: Domain | None, on: Tensor | None = None) -> Tensor:
+    """What is subtracted from each row, (*batch, 1): its largest score, next to which others keep
+    their digits; with bounds, where that may be far from the others, the median. 0 without a
+    sum."""
+    if domain is None:
+        return (rows if on is None else torch.where(on, rows, -torch.inf)).amax(-1, keepdim=True)
+    if not domain.fixed_total or not rows.numel():
+        return torch.zeros_like(rows[..., :1])
+    some = rows if on is None else torch.where(on, rows, torch.nan)
+    return some.nanmedian(-1, keepdim=True).values
 
 
 def _within(rows: Tensor, low: float) -> bool:

@@ -277,3 +277,25 @@ def test_methods_agree_in_the_cross_check(name, domain):
     report = regmax.crosscheck(omega, x, against, gamma=0.8, mask=mask, domain=d)
     assert report.ok, report
     assert report.skipped == ["cvxpylayers: it takes the simplex alone"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_a_score_far_above_the_others_leaves_them_their_digits(dtype):
+    huge = torch.finfo(dtype).max / 2
+    x = torch.tensor([[huge, 1.0, 2.0, -huge], [1e9, 1.0, 2.0, 1.75]], dtype=dtype)
+    y = regmax.functional.sparsemax(x, domain=Simplex(2.0, upper=0.75))
+    assert y.tolist() == [[0.75, 0.5, 0.75, 0.0], [0.75, 0.0, 0.75, 0.5]]
+    assert (regmax.functional.sparsemax(x, domain=Box())[:, 0] == 1).all()
+
+
+def test_compiled_calls_run_outside_of_the_graph():
+    x, domain = numbers(11, 3, 5), Simplex(2.0, upper=0.8)
+    compiled = torch.compile(lambda t: 2 * regmax.functional.entmax(t, 1.3, domain=domain))
+    assert torch.equal(compiled(x), 2 * regmax.functional.entmax(x, 1.3, domain=domain))
+    layer = RegularizedMax(OMEGAS["gini"](), domain=domain)
+    assert torch.equal(torch.compile(layer)(x), layer(x))
+
+
+def test_a_wrong_total_names_itself():
+    with pytest.raises(ValueError, match="total must broadcast to x with size 1"):
+        regmax.functional.sparsemax(numbers(12, 3, 5), domain=Simplex(torch.ones(5)))
