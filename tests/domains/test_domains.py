@@ -288,6 +288,7 @@ def test_a_score_far_above_the_others_leaves_them_their_digits(dtype):
     assert (regmax.functional.sparsemax(x, domain=Box())[:, 0] == 1).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
 def test_compiled_calls_run_outside_of_the_graph():
     x, domain = numbers(11, 3, 5), Simplex(2.0, upper=0.8)
     compiled = torch.compile(lambda t: 2 * regmax.functional.entmax(t, 1.3, domain=domain))
