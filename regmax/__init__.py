@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import functional
+from .domains import AtMost, Box, Simplex
 from .optimality.solution import Solution, Status, Trace
 from .regularizers import algebra as algebra  # + and * of regularizers
 from .regularizers.errors import (
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AtMost",
+    "Box",
     "ConvergenceError",
     "ConvergenceWarning",
     "FenchelYoungLoss",
@@ -41,6 +44,7 @@ __all__ = [
     "Regularizer",
     "RegularizerError",
     "Report",
+    "Simplex",
     "Solution",
     "Status",
     "Trace",

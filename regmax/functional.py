@@ -1,10 +1,10 @@
 """Every mapping by name: ``from regmax.functional import sparsemax``.
 
-    sparsemax(x, dim=-1, gamma=1.0, mask=None)
-    entmax(x, alpha=1.5, dim=-1, gamma=1.0, mask=None)
+    sparsemax(x, dim=-1, gamma=1.0, mask=None, domain=None)
+    entmax(x, alpha=1.5, dim=-1, gamma=1.0, mask=None, domain=None)
 
 The names come from the plugins, including those of third parties. A mapping takes the scores, the
-hyperparameters of its regularizer, and ``dim``, ``gamma`` and ``mask`` as in
+hyperparameters of its regularizer, and ``dim``, ``gamma``, ``mask`` and ``domain`` as in
 :class:`regmax.RegularizedMax`. It returns Π_Ω(x).
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import domains
 from .kernels.transforms import outside_inference
 from .kernels.wrappers import splits
 from .mapping import evaluate
@@ -29,7 +30,7 @@ from .regularizers.registry import registry
 from .regularizers.regularizer import Regularizer
 
 _SETTINGS = Settings()
-_COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None))
+_COMMON = (("dim", -1), ("gamma", 1.0), ("mask", None), ("domain", None))
 
 
 def __getattr__(name: str) -> Any:
@@ -115,6 +116,14 @@ def _mapping(name: str) -> Callable[..., Tensor]:
                 raise TypeError(f"{name}: {error}; accepted: {', '.join(names)}") from None
         x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
         given.update(preset)
+        domain = given["domain"]
+        if domain is not None and (domain := domains.given(domain)) is not None:
+            if torch.compiler.is_dynamo_compiling():
+                from .mapping import dynamo
+
+                apart: Tensor = dynamo.outside(mapping, *map(given.get, names))
+                return apart
+            return evaluate.mapping(_made(cls, given), x, gamma, dim, mask, _SETTINGS, domain)
         if torch.compiler.is_dynamo_compiling():
             from .mapping import dynamo  # loads the compiler
 

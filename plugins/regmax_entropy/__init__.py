@@ -40,6 +40,9 @@ class Entropy(regmax.Regularizer):
     def curvature(self, y: Tensor) -> Diagonal:
         return Diagonal((-y.log()).exp())  # 1/y, with a derivative that does not overflow
 
+    def inverse(self, u: Tensor) -> Tensor:
+        return (u - 1).exp()
+
     def min_positive(self, tiny: float) -> float:
         return tiny
 

@@ -37,6 +37,9 @@ class Gini(regmax.Regularizer):
     def curvature(self, y: Tensor) -> Diagonal:
         return Diagonal(torch.ones_like(y))
 
+    def inverse(self, u: Tensor) -> Tensor:
+        return u.clamp_min(0)
+
     def min_positive(self, tiny: float) -> float:
         return tiny
 

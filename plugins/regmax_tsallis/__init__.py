@@ -53,8 +53,7 @@ class Tsallis(regmax.Regularizer):
     def value(self, y: Tensor) -> Tensor:
         # for α < 2 as Σ y log_α(y)/α: equal on Σ y = 1, and with a limit at α = 1
         log = y.clamp_min(torch.finfo(y.dtype).tiny).log()
-        return _by_range(
-            self.alpha,
+        return self._by_range(
             lambda alpha: (y * _log_alpha(alpha, log)).sum(-1, keepdim=True) / alpha,
             lambda alpha: ((y**alpha).sum(-1, keepdim=True) - 1) / (alpha * (alpha - 1)),
         ).squeeze(-1)
@@ -65,8 +64,7 @@ class Tsallis(regmax.Regularizer):
         The two differ by a constant, which J maps to 0 up to rounding. For α > 2 the constant must
         be 0, as J may be as large as y^(2−α).
         """
-        return _by_range(
-            self.alpha,
+        return self._by_range(
             lambda alpha: _log_alpha(alpha, y.log()) + 1 / alpha,
             lambda alpha: y ** (alpha - 1) / (alpha - 1),
         )
@@ -97,8 +95,7 @@ class Tsallis(regmax.Regularizer):
 
     def inverse(self, u: Tensor) -> Tensor:
         """[1 + (α−1)(u − 1/α)]₊^{1/(α−1)} (2019, Lemma 2), and [(α−1)u]₊^{1/(α−1)} for α ≥ 2."""
-        return _by_range(
-            self.alpha,
+        return self._by_range(
             lambda alpha: _exp_alpha(alpha, u - 1 / alpha),
             lambda alpha: ((alpha - 1) * u).clamp_min(0) ** (1 / (alpha - 1)),
         )
@@ -115,6 +112,16 @@ class Tsallis(regmax.Regularizer):
         z = x / gamma
         return special[self.alpha](z if mask is None else z.masked_fill(~mask, -torch.inf))
 
+    def _by_range(self, below: Callable[[Any], Tensor], above: Callable[[Any], Tensor]) -> Tensor:
+        """``below(α)`` for α < 2, on the simplex, or α = 1; else ``above(α)``."""
+        alpha = self.alpha
+        if not isinstance(alpha, Tensor):
+            return above(alpha) if alpha >= 2 or (self.written and alpha != 1) else below(alpha)
+        high = (alpha >= 2) | (alpha != 1) if self.written else alpha >= 2
+        return torch.where(
+            high, above(torch.where(high, alpha, 2)), below(torch.where(high, 1, alpha))
+        )
+
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
@@ -124,18 +131,6 @@ class Tsallis(regmax.Regularizer):
         if a == 2:
             return 0.5 * (cvxpy.sum_squares(y) - 1)
         return (cvxpy.sum(cvxpy.power(y, a)) - 1) / (a * (a - 1))
-
-
-def _by_range(
-    alpha: float | Tensor,
-    below: Callable[[Any], Tensor],
-    above: Callable[[Any], Tensor],
-) -> Tensor:
-    """``below(α)`` for α < 2, ``above(α)`` for α ≥ 2."""
-    if not isinstance(alpha, Tensor):
-        return above(alpha) if alpha >= 2 else below(alpha)
-    high = alpha >= 2
-    return torch.where(high, above(torch.where(high, alpha, 2)), below(torch.where(high, 1, alpha)))
 
 
 def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:

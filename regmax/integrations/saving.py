@@ -15,6 +15,7 @@ from torch.nn import ModuleDict, ModuleList
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from .. import losses, nn
+from ..domains import AtMost, Box, Simplex
 from ..losses.loss import Probabilities
 from ..mapping.methods.solver import Settings
 from ..nn.layer import RegularizedMax
@@ -27,7 +28,8 @@ from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 
 _KINDS = ("regularizer", "penalty", "solver")
-_OWN = (RegularizedMax, Settings, Penalized, Scaled, ScaledPenalty, Sum, Probabilities)
+_DOMAINS = (Simplex, AtMost, Box)
+_OWN = (RegularizedMax, Settings, Penalized, Scaled, ScaledPenalty, Sum, Probabilities, *_DOMAINS)
 _LEARNT = (nn.AdaptiveEntmax, nn.Between, nn.Learnable, nn.Positive)
 _MODULES = (*_LEARNT, nn.MultiheadAttention)
 _TORCH = (ModuleDict, ModuleList, NonDynamicallyQuantizableLinear)

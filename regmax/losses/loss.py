@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ..domains import Domain
 from ..kernels import transforms
 from ..kernels.transforms import may_look, outside_inference
 from ..kernels.wrappers import dense, is_dtensor
@@ -17,7 +18,7 @@ from ..regularizers.arguments import first
 from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
-from . import fenchel_young, sharded
+from . import fenchel_young, on_domain, sharded
 from .by_kernel import reduced
 from .targets import Target, checked, divided, improper, is_index, times
 
@@ -49,6 +50,9 @@ class FenchelYoungLoss(nn.Module):
     reduction: "mean" (weighted by the targets that count; 0 without any), "sum", or "none".
     label_smoothing: ε in [0, 1]. The loss is (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c)
         over the participants, as in cross-entropy.
+    domain: a :class:`regmax.Simplex`, :class:`regmax.AtMost` or :class:`regmax.Box`. Targets are
+        then points of it, such as multi-hot vectors, floating and of the shape of ``input``,
+        without ``weight`` and ``label_smoothing``; a mean divides by the number of rows.
     solver, tol, max_iter, on_failure, certify: as for :class:`regmax.RegularizedMax`.
 
     ``forward(input, target, mask=None)``: ``input`` holds floating logits of any shape. ``target``
@@ -81,11 +85,12 @@ class FenchelYoungLoss(nn.Module):
         tol: float | None = None,
         max_iter: int = 2000,
         on_failure: Literal["warn", "raise", "ignore"] = "warn",
+        domain: Domain | None = None,
         certify: bool = False,
     ) -> None:
         super().__init__()
         settings: Any = {"tol": tol, "max_iter": max_iter, "on_failure": on_failure}
-        settings["certify"] = certify
+        settings |= {"certify": certify, "domain": domain}
         self.mapping = Probabilities(omega, gamma, dim, solver, **settings)
         if weight is not None and (
             not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.ndim != 1
@@ -104,6 +109,11 @@ class FenchelYoungLoss(nn.Module):
         number = isinstance(label_smoothing, int | float) and not isinstance(label_smoothing, bool)
         if not number or not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be a number in [0, 1]; got {label_smoothing!r}")
+        if self.mapping.domain is not None and (weight is not None or label_smoothing):
+            raise ValueError(
+                "a loss with a domain takes neither weight nor label_smoothing; got "
+                f"weight={_kind(weight)}, label_smoothing={label_smoothing!r}"
+            )
         self.register_buffer("weight", weight)
         self.dim, self.ignore_index, self.reduction = dim, ignore_index, reduction
         self.label_smoothing = float(label_smoothing)
@@ -121,7 +131,7 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
-        if mask is None:
+        if mask is None and self.mapping.domain is None:
             task = reduced(self, input, target, FenchelYoungLoss)
             found = None if task is None else fenchel_young.reduced(task, input)
             if found is not None:
@@ -130,7 +140,8 @@ class FenchelYoungLoss(nn.Module):
 
     def _general(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
         """The loss of what :func:`regmax.losses.by_kernel.reduced` does not take."""
-        if is_dtensor(input) and not transforms.transforming():
+        domain = self.mapping.domain
+        if domain is None and is_dtensor(input) and not transforms.transforming():
             if torch.compiler.is_dynamo_compiling():
                 from . import dynamo  # loads the compiler
 
@@ -140,7 +151,12 @@ class FenchelYoungLoss(nn.Module):
         logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
         target = dense("target", target, logits)
         with transforms.full_precision(logits.device.type):
-            loss = self._wide(logits, dim, target, mask)
+            if domain is None:
+                loss = self._wide(logits, dim, target, mask)
+            else:
+                given = dim, mask, target, self.mapping.settings, domain
+                rows = on_domain.losses(self.omega, logits, self.gamma, *given)
+                loss = self._reduced(rows, None, None)
         return loss.to(self._dtype(logits, target))
 
     def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:

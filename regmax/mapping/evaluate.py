@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
@@ -37,14 +38,20 @@ F64 = torch.float64
 
 
 def mapping(
-    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
+    omega: Regularizer,
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+    domain: Domain | None = None,
 ) -> Tensor:
-    """Π_Ω(x), with gradients, from the user's arguments."""
+    """Π_Ω(x), with gradients, from the user's arguments; ``domain``: None for the simplex."""
     if isinstance(x, Tensor) and x.dtype in HALF and transforms.widens_softmax(x.device.type):
         x = x.float()
     if settings.certify and not (is_dtensor(x) or is_jagged(x)):  # whose parts are certified
-        return _certified(omega, x, gamma, dim, mask, settings)
-    if settings.solver == "auto":
+        return _certified(omega, x, gamma, dim, mask, settings, domain)
+    if settings.solver == "auto" and domain is None:
         try:
             y = None
             if mask is None and dim == -1 and type(gamma) is float:
@@ -59,11 +66,13 @@ def mapping(
         if y is not None:
             return y
     part = functools.partial(mapping, settings=settings)
+    if domain is not None and (is_dtensor(x) or is_jagged(x)):
+        raise NotImplementedError(f"domain= takes plain tensors; got {type(x).__name__}")
     if is_dtensor(x):
         return sharded.mapping(part, omega, x, gamma, dim, mask, settings)
     if is_jagged(x):
         return jagged.mapping(part, omega, x, gamma, dim, mask)
-    rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
+    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
     return rows.restore(argmax(rows, settings)[0])
 
 
@@ -128,15 +137,21 @@ def _of_scores(
 
 
 def _certified(
-    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, settings: Settings
+    omega: Regularizer,
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    settings: Settings,
+    domain: Domain | None,
 ) -> Tensor:
     """Π_Ω(x) by :func:`mapping`; the answer and its product with J are certified."""
-    y = mapping(omega, x, gamma, dim, mask, replace(settings, certify=False))
+    y = mapping(omega, x, gamma, dim, mask, replace(settings, certify=False), domain)
     if transforms.compiling() or transforms.transforming() or not omega.exact:
         return y
     with torch.no_grad():
-        wide = prepare(omega, x, gamma, dim, mask, wide=True)
-        problem = Problem(wide.omega, wide.z, wide.mask)
+        wide = prepare(omega, x, gamma, dim, mask, True, domain)
+        problem = wide.problem
         found = wide.read(y.detach())
         certificate, tied = _certificate(problem, found, settings.tolerance(y.dtype))
         path = f"the mapping of {who(wide.omega)}"
@@ -188,7 +203,7 @@ def _check_product(
             expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
         size = 1 + expected.abs().amax(-1)
-        decided = (support == (found > 0)).all(-1)
+        decided = (support == problem.support(found)).all(-1)
         for none in (wide.empty, wide.spoilt):  # rows without an answer have no gradient
             decided = decided if none is None else decided & ~none.squeeze(-1)
         wrong = decided & ~(off <= (1e-5 if y.dtype == F64 else 2e-2) * size)
@@ -217,6 +232,14 @@ def argmax(rows: Rows, settings: Settings) -> tuple[Tensor, Forward]:
 def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor, Forward]:
     omega = rows.omega
     given = (rows.x, rows.gamma, *omega.tensors(fixed=True).values())
+    if rows.bounds is not None:
+        given = (*given, *rows.bounds.tensors.values())
+        if transforms.under_transform(given) or transforms.dual_level() or not omega.exact:
+            raise NotImplementedError(
+                "domain= is differentiated by autograd in reverse mode: it has no torch.func, "
+                "forward mode or export, and needs an exact Ω"
+            )
+        rows = replace(rows, x=rows.z, gamma=1.0)
     transformed = transforms.under_transform(given)
     transformed = transformed or (transforms.dual_level() and omega.exact)
     if not omega.exact:
@@ -306,15 +329,17 @@ def _differentiated(given: tuple[Any, ...]) -> bool:
 
 def check_exact(rows: Rows, y: Tensor, result: Forward) -> None:
     """Refuse an answer that is off the simplex: below 0, or not 0 where masked."""
-    wrong = y < 0
-    if rows.mask is not None:
-        wrong = wrong | (~rows.mask & (y != 0))
+    wrong = rows.domain.off(y) > 0
     if bool(wrong.any()):
         at = first(wrong)
         raise RegularizerError(
-            f"{who(rows.omega)}, {result.path}: y must be >= 0, and 0 where masked; got "
-            f"{y[at].item():.3g} at {at}"
+            f"{who(rows.omega)}, {result.path}: y must be {_bounds(rows)}, and 0 where masked; "
+            f"got {y[at].item():.3g} at {at}"
         )
+
+
+def _bounds(rows: Rows) -> str:
+    return ">= 0" if rows.bounds is None else "within its bounds"
 
 
 def check_zeros(certificate: Certificate, y: Tensor, path: str) -> None:

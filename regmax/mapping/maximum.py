@@ -30,7 +30,7 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
         value = objective(omega, rows.x, gamma, y, rows.mask)
         with torch.no_grad():
             best = None
-            if omega.declares("conjugate"):
+            if rows.bounds is None and omega.declares("conjugate"):
                 best = omega.conjugate(rows.x, gamma, rows.mask)
             if best is not None:
                 like(best, value, f"{who(omega)}.conjugate")
@@ -45,7 +45,32 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
             # on a kink the derivatives of Ω are those of its Lagrangian
             own = omega if result.tied is None else result.tied[0].augmented.lagrangian()
             value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
-    return rows.restore_rows(value + rows.shift.squeeze(-1))
+    shift = rows.shift.squeeze(-1)
+    if rows.bounds is not None:
+        value = value + bounded(rows, y)
+        total = rows.bounds.total
+        shift = shift if total is None else shift * total.squeeze(-1)
+    return rows.restore_rows(value + shift)
+
+
+def bounded(rows: Rows, y: Tensor) -> Tensor:
+    """0, with the derivatives of max_Ω in the bounds: γτ for k, γ(r − τ) for those that hold."""
+    bounds = rows.bounds
+    assert bounds is not None
+    zero = torch.zeros_like(y[..., 0])
+    learns = [name for name, t in bounds.tensors.items() if t.requires_grad]
+    if not (learns and torch.is_grad_enabled()):
+        return zero
+    if rows.problem.structured:
+        raise NotImplementedError(
+            "max_Ω and losses have no derivatives in the bounds of a domain where Ω has a penalty"
+        )
+    each = bounds.detached().products(rows.problem.at(y).slope, y.detach())
+    one = zero.new_ones(())
+    for name in learns:  # the slope is the derivative, as y is that in x
+        given = rows.gamma * each[name], rows.omega, None, (), bounds.tensors[name], one
+        zero = zero + _Envelope.apply(torch.zeros_like(zero), *given)  # type: ignore[no-untyped-call]
+    return zero
 
 
 def _check_conjugate(

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Bounded, Domain, Region, Unit
+from ..domains.sets import refuse_empty
 from ..kernels import simplex, transforms, wrappers
 from ..kernels.wrappers import dense
+from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.identity import unpenalized
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, as_written
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -26,7 +29,8 @@ class Rows:
     0 and each row has a participant; ``dtype`` is that of the user's scores. ``mask`` is None
     where all take part. ``gamma`` and the hyperparameters of ``omega`` are floats or have size 1 in
     their last dimension. ``empty`` and ``spoilt`` mark rows, (*batch, 1), that had no participant,
-    or a NaN or +inf among them; None where there are none.
+    or a NaN or +inf among them; None where there are none. ``bounds``: the domain of these rows,
+    None for the simplex; with it the median is 0, or where it has no fixed sum nothing is shifted.
     """
 
     x: Tensor
@@ -38,11 +42,22 @@ class Rows:
     spoilt: Tensor | None
     dim: int
     dtype: torch.dtype
+    bounds: Bounded | None = None
+
+    @property
+    def domain(self) -> Region:
+        """What y lies in."""
+        return Unit(self.mask) if self.bounds is None else self.bounds
 
     @property
     def z(self) -> Tensor:
         """x/γ."""
         return self.x / self.gamma
+
+    @property
+    def problem(self) -> Problem:
+        """These rows as a problem."""
+        return Problem(self.omega, self.z, self.mask, bounds=self.bounds)
 
     def z_from(self, y: Tensor) -> Tensor:
         """x/γ up to a constant of each row: 0 at the smallest positive entry of y.
@@ -71,7 +86,7 @@ class Rows:
         if self.mask is not None:
             y = torch.where(self.mask, y, 0)
         if self.empty is not None and self.spoilt is not None:
-            y = torch.where(self.empty | self.spoilt, simplex.uniform(y, self.mask), y)
+            y = torch.where(self.empty | self.spoilt, self.domain.middle(y), y)
         total = y.sum(-1, keepdim=True)
         if not bool(((y >= 0) & (y < torch.inf)).all() & (total > 0).all()):
             raise ValueError(
@@ -79,18 +94,18 @@ class Rows:
                 f"each row; got entries in [{y.min().item():g}, {y.max().item():g}] and sums from "
                 f"{total.min().item():g}"
             )
-        return y / total
+        return y / total if self.bounds is None else self.bounds.nearest(y)
 
     def read(self, y: Tensor) -> Tensor:
         """An answer in the user's layout, as points of these rows."""
         return self.point(y.movedim(self.dim, -1))
 
     def point(self, y: Tensor) -> Tensor:
-        """y in the dtype of these rows, and some point of Δ in a row without an answer."""
+        """y in the dtype of these rows, and some point of D in a row without an answer."""
         y = y.to(self.x.dtype)
         for where in (self.empty, self.spoilt):
             if where is not None:
-                y = torch.where(where, simplex.uniform(y, self.mask), y)
+                y = torch.where(where, self.domain.middle(y), y)
         return y
 
     def fill(self, t: Tensor) -> Tensor:
@@ -113,11 +128,17 @@ class Rows:
 
 
 def prepare(
-    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any, wide: bool = False
+    omega: Regularizer,
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    wide: bool = False,
+    domain: Domain | None = None,
 ) -> Rows:
     """Check the arguments and make :class:`Rows` of them.
 
-    The shift by the maximum does not change Π_Ω (⟨y, 1⟩ = 1) and keeps the accuracy of x where
+    The shift by a number does not change Π_Ω where Σy is fixed, and keeps the accuracy of x where
     scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
     """
     if transforms.baking():
@@ -131,16 +152,18 @@ def prepare(
     given = omega
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
     omega = aligned(omega, rows, dim)
+    laid_out = rows.detach()
+    omega = omega if domain is None else as_written(omega)
     rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
     if wide and dtype != torch.float64 and not computes(omega, rows):
-        return prepare(given, x, gamma, dim, mask)
+        return prepare(given, x, gamma, dim, mask, domain=domain)
     on = None if takes_part is None else takes_part.movedim(dim, -1)
 
     empty = spoilt = None
     # if all scores are finite, which is checked where it costs no synchronisation, this is all
     low = -(torch.finfo(rows.dtype).max ** 0.5)
     if on is None and transforms.may_look(rows) and _within(rows.detach(), low):
-        top = rows.detach().amax(-1, keepdim=True)
+        top = _origin(rows.detach(), domain)
         rows = rows - top
     else:
         scores = rows.detach()
@@ -150,10 +173,29 @@ def prepare(
         empty = ~on.any(-1, keepdim=True)
         rows = torch.where(on & ~spoilt, rows, 0)
         on = on | empty
-        top = torch.where(on, rows.detach(), -torch.inf).amax(-1, keepdim=True)
+        top = _origin(rows.detach(), domain, on)
         # scores as low as finfo.min must not overflow when they are shifted or divided by γ
-        rows = torch.where(on, (rows - top).clamp_min(low), 0)
-    return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype)
+        rows = (rows - top).clamp_min(low)
+        rows = torch.where(on, rows if domain is None else rows.clamp_max(-low), 0)
+    bounds = None
+    if domain is not None:
+        bounds = domain.region(laid_out, dim, on)
+        skip = None if empty is None or spoilt is None else empty | spoilt
+        none = refuse_empty(bounds, skip)
+        spoilt = none if spoilt is None else spoilt | none
+    return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype, bounds)
+
+
+def _origin(rows: Tensor, domain: Domain | None, on: Tensor | None = None) -> Tensor:
+    """What is subtracted from each row, (*batch, 1): its largest score, next to which others keep
+    their digits; with bounds, where that may be far from the others, the median. 0 without a
+    sum."""
+    if domain is None:
+        return (rows if on is None else torch.where(on, rows, -torch.inf)).amax(-1, keepdim=True)
+    if not domain.fixed_total or not rows.numel():
+        return torch.zeros_like(rows[..., :1])
+    some = rows if on is None else torch.where(on, rows, torch.nan)
+    return some.nanmedian(-1, keepdim=True).values
 
 
 def _within(rows: Tensor, low: float) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..kernels import transforms
 from ..optimality.certificates import certify
-from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Status
 from ..regularizers.arguments import few
 from ..regularizers.errors import ConvergenceError
@@ -31,6 +31,7 @@ def solution(
     mask: Any,
     settings: Settings,
     y0: Any = None,
+    domain: Domain | None = None,
 ) -> Solution:
     """Π_Ω(x) with its certificate, which holds for the answer as rounded to its dtype and for the
     scores before any rounding."""
@@ -40,7 +41,7 @@ def solution(
             "a certificate looks at numbers, which transforms, tracers and the meta device hide: "
             "call solve outside"
         )
-    rows = prepare(omega, x, gamma, dim, mask, wide=solves(omega, settings))
+    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
     if y0 is not None:
         settings = replace(settings, start=rows.start(y0))
     y, result = argmax(rows, settings)
@@ -48,9 +49,9 @@ def solution(
         check_exact(rows, y.detach(), result)
     answer = rows.restore(y)
     with torch.no_grad():
-        wide = prepare(omega, x, gamma, dim, mask, wide=True)
+        wide = prepare(omega, x, gamma, dim, mask, True, domain)
         # a prox composed with a solve is certified for the whole Ω, as any answer
-        problem = Problem(wide.omega, wide.z, wide.mask)
+        problem = wide.problem
         found = wide.point(y.detach())
         if result.solved is not None and result.solved.at.problem.omega is rows.omega:
             certificate = result.solved.certificate

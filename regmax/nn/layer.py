@@ -10,6 +10,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from .. import domains
+from ..domains import Domain
 from ..kernels import transforms, why_none
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import dense as dense_tensor
@@ -20,7 +22,6 @@ from ..mapping.methods import from_value
 from ..mapping.methods.closed_form import solves
 from ..mapping.methods.solver import OnFailure, Settings, named_solver
 from ..mapping.rows import HALF, Rows, prepare
-from ..optimality.problem import Problem
 from ..optimality.solution import Solution, Trace
 from ..regularizers.arguments import POSITIVE, hyperparameter, scores
 from ..regularizers.curvature import Curvature
@@ -49,6 +50,8 @@ class RegularizedMax(nn.Module):
         in float32. Closed forms ignore it.
     max_iter: the budget of iterations of a solver.
     on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.
+    domain: a :class:`regmax.Simplex`, :class:`regmax.AtMost` or :class:`regmax.Box` in place of the
+        simplex Δ: bounds, another sum, or none. Its tensors get their gradients.
     certify: whether every call certifies its answer and its vector–Jacobian product from Ω's value.
         Closed forms and their kernels are certified only then. For debugging: it costs more than
         the call.
@@ -69,6 +72,7 @@ class RegularizedMax(nn.Module):
         tol: float | None = None,
         max_iter: int = 2000,
         on_failure: OnFailure = "warn",
+        domain: Domain | None = None,
         certify: bool = False,
     ) -> None:
         super().__init__()
@@ -91,6 +95,7 @@ class RegularizedMax(nn.Module):
             raise ValueError(f"max_iter must be an int >= 1; got {max_iter!r}")
         if on_failure not in ("warn", "raise", "ignore"):
             raise ValueError(f'on_failure must be "warn", "raise" or "ignore"; got {on_failure!r}')
+        self.domain = domains.given(domain)
         self.omega = omega
         self.gamma = hyperparameter("gamma", gamma, *POSITIVE)
         self.dim = dim
@@ -105,7 +110,8 @@ class RegularizedMax(nn.Module):
         return y
 
     def _forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        return evaluate.mapping(self.omega, x, self.gamma, self._along(x), mask, self.settings)
+        along, settings = self._along(x), self.settings
+        return evaluate.mapping(self.omega, x, self.gamma, along, mask, settings, self.domain)
 
     @outside_inference
     def max(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -117,11 +123,11 @@ class RegularizedMax(nn.Module):
         return value
 
     def _max(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        if is_dtensor(x) and not transforms.transforming():
+        if self.domain is None and is_dtensor(x) and not transforms.transforming():
             dim, settings = self._along(x), self.settings
             local = functools.partial(_maximum, settings)
             return sharded.maximum(local, self.omega, x, self.gamma, dim, mask, settings)
-        return _maximum(self.settings, self.omega, x, self.gamma, self._along(x), mask)
+        return _maximum(self.settings, self.omega, x, self.gamma, self._along(x), mask, self.domain)
 
     @outside_inference
     def solve(
@@ -144,7 +150,8 @@ class RegularizedMax(nn.Module):
 
     def _solve(self, x: Tensor, mask: Tensor | None, y0: Tensor | None, trace: bool) -> Solution:
         settings = replace(self.settings, trace=Trace() if trace else None)
-        return solution.solution(self.omega, x, self.gamma, self._along(x), mask, settings, y0)
+        given = self.omega, x, self.gamma, self._along(x), mask, settings, y0, self.domain
+        return solution.solution(*given)
 
     @overload
     def jacobian(
@@ -179,6 +186,7 @@ class RegularizedMax(nn.Module):
         x, _ = scores(dense_tensor("x", x), self._along(x))
         gamma = self.gamma if isinstance(self.gamma, Tensor) else x
         given = (x, gamma, *self.omega.tensors().values())
+        given = given if self.domain is None else (*given, *self.domain.parameters())
         if transforms.under_transform(given):
             raise NotImplementedError(
                 "layer.jacobian has no derivatives in forward mode, and is no function for "
@@ -231,7 +239,7 @@ class RegularizedMax(nn.Module):
         smooth = smooth_part(omega)
         if y.numel() == 0:
             return "Proposition 1 on the support"
-        curvature: Curvature = Problem(omega, rows.z, rows.mask).curvature(y)
+        curvature: Curvature = rows.problem.curvature(y)
         source = "declared by" if smooth.declares("curvature") else "found by autograd from"
         groups = "group averages, then " if structured(omega) else ""
         groups = "along the kinks, " if tied else groups
@@ -250,13 +258,14 @@ class RegularizedMax(nn.Module):
         from ..mapping import dynamo  # loads the compiler
 
         text, arguments = dynamo.text_of(self.omega, self.settings)
-        if what not in dynamo.CALLS or not text or splits(x, self._along(x)):
+        refused = what not in dynamo.CALLS or not text or self.domain is not None
+        if refused or splits(x, self._along(x)):
             return dynamo.outside(plain, x, mask, *rest)
         return dynamo.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
         wide = solves(self.omega, self.settings)
-        return prepare(self.omega, x, self.gamma, self._along(x), mask, wide)
+        return prepare(self.omega, x, self.gamma, self._along(x), mask, wide, self.domain)
 
     def _along(self, x: Any) -> int:
         """The dimension of x that sums to 1."""
@@ -271,6 +280,7 @@ class RegularizedMax(nn.Module):
             tol=(s.tol, None),
             max_iter=(s.max_iter, 2000),
             on_failure=(s.on_failure, "warn"),
+            domain=(self.domain, None),
             certify=(s.certify, False),
         )
 
@@ -283,9 +293,15 @@ class RegularizedMax(nn.Module):
 
 
 def _maximum(
-    settings: Settings, omega: Regularizer, x: Tensor, gamma: Any, dim: int, mask: Any
+    settings: Settings,
+    omega: Regularizer,
+    x: Tensor,
+    gamma: Any,
+    dim: int,
+    mask: Any,
+    domain: Domain | None = None,
 ) -> Tensor:
-    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings))
+    rows = prepare(omega, x, gamma, dim, mask, solves(omega, settings), domain)
     y, result = evaluate.argmax(rows, settings)
     return smooth_max(rows, y, result).to(x.dtype)
 

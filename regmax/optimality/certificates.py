@@ -43,13 +43,14 @@ class Certificate:
 
 class _Residual(NamedTuple):
     """The optimality condition at a point of Δ next to y: ρ = r − τ and its rounding, the duality
-    gap, and how far the point is from y."""
+    gap, how far the point is from y, and τ(k − Σy)."""
 
     point: Tensor
     rho: Tensor
     rounding: Tensor
     gap: Tensor
     off: Tensor
+    spare: float | Tensor
 
 
 def certify(at: Point, tested: bool = False) -> Certificate:
@@ -73,16 +74,18 @@ def certify(at: Point, tested: bool = False) -> Certificate:
         if p.proximal:  # ρ is as good as what Dykstra's algorithm stops at
             settled = 64 * torch.finfo(y.dtype).eps * (1 + p.z.norm(dim=-1, keepdim=True))
             doubt = doubt + settled + 4 * residual.off.unsqueeze(-1)
-        wants = residual.rho > doubt
+        inner, push = p.domain.sided(residual.point, residual.rho)
+        away, _ = p.domain.sided(y, residual.rho)
+        wants = push > doubt
         min_eigenvalue, estimated = None, p.beta is None
         if p.beta is not None:
             bound = _bound(p, residual, p.beta)
         else:
             # entries that may enter the support count: Ω may be flat there (Σ y³ at 0); with
             # them y can move against what ρ misses on the support
-            missed = torch.where(residual.point > 1e-6, residual.rho, 0).norm(dim=-1, keepdim=True)
-            may_enter = residual.rho > -residual.rounding - 2 * y.shape[-1] ** 0.5 * missed
-            wide = on & ((residual.point > 0) & (y > 0) | may_enter)
+            missed = torch.where(inner > 1e-6, residual.rho, 0).norm(dim=-1, keepdim=True)
+            may_enter = push > -residual.rounding - 2 * y.shape[-1] ** 0.5 * missed
+            wide = on & ((inner > 0) & (away > 0) | may_enter)
             min_eigenvalue = _least_curvature(at.base, wide)
             beta = (
                 (min_eigenvalue / 2)
@@ -95,17 +98,23 @@ def certify(at: Point, tested: bool = False) -> Certificate:
                 bound = _with_secants(at.base, residual, wide, beta, bound, stiff)
             # the curvature at y says nothing of places far from y
             bound = torch.where(bound <= TRUSTED, bound, torch.inf)
-        bound = bound.clamp_max(2**0.5)  # the diameter of Δ
-        bound = torch.where(_alone(at, residual.rho + residual.rounding), 0, bound)
+        diameter = p.domain.diameter
+        bound = (
+            torch.minimum(bound, diameter)
+            if isinstance(diameter, Tensor)
+            else bound.clamp_max(diameter)
+        )
+        bound = torch.where(p.domain.alone(y, residual.rho, residual.rounding), 0, bound)
         bound = bound + residual.off + 4 * torch.finfo(y.dtype).eps
         bound = torch.where(torch.isfinite(bound), bound, torch.inf)
         support = at.support
         # within the error of y, and where that is small: a wrong answer is not made a right one
         close = (bound <= TRUSTED).unsqueeze(-1)
-        if not (p.structured or p.legendre):
-            leaves = (residual.rho < -residual.rounding) | ((residual.point == 0) & ~wants)
-            support = support & ~(close & (y <= bound.unsqueeze(-1)) & leaves)
-        support = support | (close & on & wants & (y == 0))
+        if not p.structured:
+            leaves = (push < -residual.rounding) | ((inner == 0) & ~wants)
+            leaves = close & (away <= bound.unsqueeze(-1)) & leaves
+            support = support & ~(leaves & _bounded(at))
+        support = support | (close & on & wants & (away == 0))
         stray = _stray(at, residual, bound)
     return Certificate(residual.gap.squeeze(-1), bound, estimated, support, stray, min_eigenvalue)
 
@@ -114,23 +123,29 @@ def _stray(at: Point, residual: _Residual, bound: Tensor) -> Tensor:
     p, y = at.problem, at.y
     bound = torch.where(bound <= TRUSTED, bound, 0).unsqueeze(-1)
     far = -STRAY * (1 + p.z.abs())
-    stray = p.participants() & (y > 0) & (y <= bound) & (residual.rho < far) & (not p.legendre)
+    away, push = p.domain.sided(y, residual.rho)
+    stray = p.participants() & (away > 0) & (away <= bound) & (push < far) & _bounded(at)
     # ρ is at the lifted point, and Ω may be steep below it
     if transforms.waits(y) or bool(stray.any()):
         slope = p.base.definition.grad
         more = slope(simplex.inward(residual.point)) - slope(
             simplex.positive(y, torch.finfo(y.dtype).tiny)
         )
-        stray = stray & (residual.rho + more < far)
+        stray = stray & (p.domain.sided(y, residual.rho + more)[1] < far)
     return stray
+
+
+def _bounded(at: Point) -> Tensor | bool:
+    """The entries that may be at their nearer bound: not at 0 where the slope of Ω is infinite."""
+    p = at.problem
+    return p.domain.capped(at.y) if p.legendre else True
 
 
 def _residual(at: Point) -> _Residual:
     p, y = at.problem, at.y
     eps = torch.finfo(y.dtype).eps
     on = p.participants()
-    off = (y.sum(-1) - 1).abs()
-    close = (off <= 4 * eps * y.shape[-1] ** 0.5) & ((y >= 0) & (on | (y == 0))).all(-1)
+    off, close = p.domain.excess(y), p.domain.feasible(y)
     if decisions.rare("off the simplex", ~close):
         near = torch.where(close.unsqueeze(-1), y, p.inside(y))
         off, y = torch.where(close, off, (near - y).norm(dim=-1)), near
@@ -152,12 +167,13 @@ def _residual(at: Point) -> _Residual:
     r, size = p.z - gradient, p.z.abs() + gradient.abs()
     if u is not None:
         r, size = r - u, size + u.abs()
-    tau = torch.where(on, point * r, 0).sum(-1, keepdim=True)
-    gap = (torch.where(on, r, -torch.inf).amax(-1, keepdim=True) - tau).clamp_min(0)
+    along = torch.where(on, point * r, 0).sum(-1, keepdim=True)
+    tau = p.domain.multiplier(r, point, along)
+    gap = (p.domain.most(r) - along).clamp_min(0)
     rounding = 4 * p.eps * size
     if p.beta is None:  # rounding of y, multiplied by the curvature at it
         rounding = rounding + eps * _stiffness(at.base)
-    return _Residual(point, r - tau, rounding, gap, off)
+    return _Residual(point, r - tau, rounding, gap, off, p.domain.spare(point, tau))
 
 
 def _stiffness(at: Point) -> Tensor:
@@ -221,14 +237,16 @@ def penalty_subgradient(at: Point) -> tuple[Tensor, Tensor]:
 def _bound(p: Problem, residual: _Residual, beta: Tensor) -> Tensor:
     on, rho, rounding = p.participants(), residual.rho, residual.rounding
     eps = torch.finfo(rho.dtype).eps
-    # an entry is in B when r_i < τ and its y_i is so small that |ρ_i| y_i costs less
-    below = (rho <= 0) & ((residual.point <= eps) | (rho.abs() > 2 * beta * residual.point))
+    # an entry is in B when it has so little room, where ρ_i points, that |ρ_i| times it costs less
+    room = p.domain.room(residual.point, rho)
+    below = (room <= eps) | (rho.abs() > 2 * beta * room)
     a_i = torch.where(on & ~below, rho.abs() + rounding, 0)
-    a_i = torch.where(on & below & (-rho < rounding), rounding, a_i)
-    b_i = torch.where(on & below, (rho.abs() + rounding) * residual.point, 0)
-    a, b = a_i.norm(dim=-1), b_i.sum(-1)
+    a_i = torch.where(on & below & (rho.abs() < rounding), rounding, a_i)
+    b_i = torch.where(on & below, (rho.abs() + rounding) * room, 0)
+    a, b = a_i.norm(dim=-1), b_i.sum(-1) + residual.spare
     distance = (a + (a * a + 4 * beta.squeeze(-1) * b).sqrt()) / (2 * beta.squeeze(-1))
-    by_gap = ((residual.gap + row_dot(residual.point, rounding)) / beta).sqrt().squeeze(-1)
+    noise = row_dot(p.domain.width(residual.point), rounding)
+    by_gap = ((residual.gap + noise) / beta).sqrt().squeeze(-1)
     return torch.minimum(distance, by_gap)
 
 
@@ -271,12 +289,10 @@ def _ways(at: Point, residual: _Residual, support: Tensor) -> Tensor:
     p, y = at.problem, at.y
     inverse = at.inverse(support, verified=True)
     step = torch.nan_to_num(inverse(torch.where(support, residual.rho, 0)))
-    soft = simplex.tangent(simplex.generic(y), support)
+    soft = p.domain.tangent(simplex.generic(y), at.on(support))
     for _ in range(4):
         soft = torch.nan_to_num(inverse(simplex.unit(soft)))
-    top = torch.where(p.participants(), residual.rho, -torch.inf).argmax(-1, keepdim=True)
-    vertex = torch.zeros_like(y).scatter(-1, top, 1)
-    middle = simplex.uniform(y, p.mask)
+    vertex, middle = p.domain.best(residual.rho), p.domain.middle(y)
     return simplex.unit(torch.stack([step, -step, soft, -soft, vertex - y, middle - y]))
 
 
@@ -286,7 +302,8 @@ def _softer(at: Point, support: Tensor, ways: Tensor, reach: Tensor) -> Tensor:
     found = []
     for way in ways:
         w = simplex.inward(p.inside(y + reach.unsqueeze(-1) * way))
-        inverse, soft = p.by_value.look(w).curvature.inverse(support), w - y
+        curvature, soft = p.by_value.look(w).curvature, w - y
+        inverse = p.domain.inverse(curvature, at.on(support))
         for _ in range(2):
             soft = torch.nan_to_num(inverse(simplex.unit(soft)))
         found.append(soft)
@@ -309,23 +326,16 @@ def _secant(at: Point, ways: Tensor, reach: Tensor) -> Tensor:
     return torch.nan_to_num(found, nan=0.0, posinf=torch.inf).amin(0)
 
 
-def _alone(at: Point, rho: Tensor) -> Tensor:
-    """Rows in which y is a vertex of Δ and rho_i < 0 elsewhere: every edge leads down, so that
-    convexity alone makes it the optimum. With one participant there is no edge."""
-    others = at.problem.participants() & (at.y == 0)
-    return ((at.y > 0).sum(-1) == 1) & ((rho < 0) | ~others).all(-1)
-
-
 def _least_curvature(at: Point, support: Tensor) -> Tensor:
     """The least curvature of Ω along ``support``, at y and half-way from y to the barycentre
     of the support: at a zero of y, Ω may be much more curved than at y* (y^1.5), or less
     (y³). A lower bound at those two points, and so an estimate of β around them."""
     y = at.y
-    half = (y + simplex.uniform(y, support)) / 2
+    half = (y + at.problem.domain.middle(y, support)) / 2
     beyond = at.problem.by_value.look(simplex.inward(half)).curvature
     low = torch.minimum(
         at.inverse(support, verified=True).min_eigenvalue,
-        beyond.inverse(support).min_eigenvalue,
+        at.problem.domain.inverse(beyond, at.on(support)).min_eigenvalue,
     )
     # S is one entry: nothing bends along it, but a hollow may
     if transforms.waits(low) or bool(torch.isinf(low).any()):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..domains.base import Face, Region
 from ..kernels import simplex, transforms
 from ..kernels.rowwise import matvec
 from ..regularizers.cholesky import Inverse
@@ -57,11 +58,13 @@ def jacobian_product(
     return w
 
 
-def restricted(curvature: Curvature, average: Average | None, support: Tensor) -> Inverse:
-    """J on ``support`` as :func:`jacobian_product` applies it, without derivatives."""
+def restricted(
+    domain: Region, curvature: Curvature, average: Average | None, face: Face
+) -> Inverse:
+    """J on a face as :func:`jacobian_product` applies it, without derivatives."""
     if average is None:
-        return curvature.inverse(support)
-    inverse = curvature.averaged(average).inverse(support)
+        return domain.inverse(curvature, face)
+    inverse = domain.inverse(curvature.averaged(average), face)
     return Inverse(lambda v: average(inverse(average(v))), lambda: inverse.min_eigenvalue)
 
 

@@ -118,7 +118,7 @@ def refuted(at: Point, gap: Tensor) -> str | None:
     problem, y = at.problem, at.y
     said = _overstated(at)
     if said is None:
-        ends = torch.stack([simplex.uniform(problem.z, problem.mask), *vertices(problem, 3)])
+        ends = torch.stack([problem.domain.middle(problem.z), *vertices(problem, 3)])
         everywhere = torch.ones_like(y[..., 0], dtype=torch.bool)
         said = below_tangents(problem, y, ends, gap, everywhere)
     return said
@@ -132,7 +132,7 @@ def _overstated(at: Point) -> str | None:
     with torch.no_grad():
         support = at.support
         inverse = at.base.inverse(support, verified=True)
-        soft = simplex.tangent(simplex.generic(at.y), support)
+        soft = p.domain.tangent(simplex.generic(at.y), at.face)
         for _ in range(8):
             soft = torch.nan_to_num(inverse(simplex.unit(soft)))
         soft = simplex.unit(soft)
@@ -252,7 +252,9 @@ def contradicted(problem: Problem, y: Tensor, rows: Tensor) -> str | None:
 
 
 def vertices(problem: Problem, count: int) -> list[Tensor]:
-    """The vertices of the largest scores."""
+    """The vertices of the largest scores; of other domains than the simplex the best one."""
+    if problem.bounds is not None:
+        return [problem.bounds.best(problem.z)]
     on = torch.where(problem.participants(), problem.z, -torch.inf)
     scores, best = on.topk(min(count, on.shape[-1]), -1)
     best = torch.where(scores > -torch.inf, best, best[..., :1])  # rows with fewer participants

@@ -1,9 +1,10 @@
-"""A batch of problems max_{y ∈ Δ} ⟨y, z⟩ − Ω(y), and its optimality condition.
+"""A batch of problems max_{y ∈ D} ⟨y, z⟩ − Ω(y), and its optimality condition.
 
 With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for some threshold τ,
 
     r := z − ∇Ω(y) − λu     satisfies     r_i = τ where y_i > 0,   r_i ≤ τ where y_i = 0,
 
+(for other domains see :mod:`regmax.domains.base`),
 with u ∈ ∂R(y) where Ω has a penalty λR (and no such term where it has none). It is the fixed point
 y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the support.
 :meth:`Point.residual` is r and τ at a point.
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..domains import Bounded, Region, Unit
+from ..domains.base import Face
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.autodiff import Hessian, Local
@@ -39,9 +42,10 @@ from .solution import Trace
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One batch of problems max_{y ∈ Δ} ⟨y, z⟩ − Ω(y), with z = x/γ of shape (*batch, d).
+    """One batch of problems max_{y ∈ D} ⟨y, z⟩ − Ω(y), with z = x/γ of shape (*batch, d).
 
-    ``start``: where a solver begins; ``trace``: records the points that it passes. ``at(y)`` is a
+    ``start``: where a solver begins; ``trace``: records the points that it passes; ``bounds``: the
+    domain of the rows, None for the simplex. ``at(y)`` is a
     point, which computes each of its properties once; ``slope(y)``, ``objective(y)`` and the others
     are those of ``at(y)``.
     """
@@ -51,6 +55,12 @@ class Problem:
     mask: Tensor | None = None
     start: Tensor | None = None
     trace: Trace | None = None
+    bounds: Bounded | None = None
+
+    @functools.cached_property
+    def domain(self) -> Region:
+        """D."""
+        return Unit(self.mask) if self.bounds is None else self.bounds
 
     def widened(self) -> Problem:
         """The same problem in float64, where certificates lose nothing to rounding."""
@@ -58,7 +68,8 @@ class Problem:
             return self
         inside = self.omega.tensors(fixed=True)
         wide = {k: t.double() for k, t in inside.items() if t.dtype.is_floating_point}
-        return Problem(self.omega.with_tensors(wide), self.z.double(), self.mask)
+        bounds = None if self.bounds is None else self.bounds.to(torch.float64)
+        return Problem(self.omega.with_tensors(wide), self.z.double(), self.mask, bounds=bounds)
 
     @functools.cached_property
     def smooth(self) -> Regularizer:
@@ -70,7 +81,7 @@ class Problem:
         """The same scores with the differentiable base of Ω alone."""
         if not isinstance(self.omega, Penalized):
             return self
-        return Problem(self.omega.base, self.z, self.mask)
+        return Problem(self.omega.base, self.z, self.mask, bounds=self.bounds)
 
     @functools.cached_property
     def definition(self) -> Regularizer:
@@ -131,7 +142,9 @@ class Problem:
 
     @functools.cached_property
     def beta(self) -> Tensor | None:
-        """β as Ω declares it, (*batch, 1)."""
+        """β as Ω declares it, (*batch, 1); it does so for Δ."""
+        if self.bounds is not None and not self.bounds.in_simplex:
+            return None
         return properties.strong_convexity(self.smooth, self.z)
 
     @property
@@ -148,16 +161,21 @@ class Problem:
         """The mask, made explicit."""
         return torch.ones_like(self.z, dtype=torch.bool) if self.mask is None else self.mask
 
+    def movable(self) -> Tensor:
+        """The participants whose bounds differ."""
+        on = self.participants()
+        return on if self.bounds is None else on & (self.bounds.high > self.bounds.low)
+
     def inside(self, y: Tensor) -> Tensor:
-        """The point of Δ next to y."""
-        return simplex.normalize(torch.where(self.participants(), y.clamp_min(0), 0))
+        """The point of D next to y."""
+        return self.domain.inside(y)
 
     def nearest(self, v: Tensor, step: float | Tensor) -> Tensor:
-        """prox of step·λR plus the indicator of Δ: P_Δ ∘ prox, R a Lovász extension or none (2017,
-        Prop. 2)."""
+        """prox of step·λR plus the indicator of D: P_D ∘ prox, R a Lovász extension or none, and
+        the bounds of a row the same for all entries (2017, Prop. 2)."""
         if structured(self.omega):
             v = proxed(self.omega.penalty, v, step * self.omega.lam, self.mask)
-        return simplex.nearest(v, self.mask)
+        return self.domain.nearest(v)
 
     def at(self, y: Tensor) -> Point:
         """The point y ∈ Δ."""
@@ -170,20 +188,20 @@ class Problem:
     @functools.cached_property
     def first(self) -> Point:
         """The point of :meth:`initial`."""
-        middle = simplex.uniform(self.z, self.mask)
+        middle = self.domain.middle(self.z)
         if self.start is None:
             return self.at(middle)
         missing = self.participants() & (self.start == 0)
         if not decisions.usual("zeros at the start", missing) or not self.legendre:
             return self.at(self.start)
         # every participant is positive at y*, and no step in log y would make it so
-        return self.at(simplex.normalize(torch.where(missing, 1e-3 * middle, self.start)))
+        return self.at(self.inside(torch.where(missing, 1e-3 * middle, self.start)))
 
     @functools.cached_property
     def separable(self) -> bool:
         """Whether the smooth part of Ω has a diagonal curvature."""
         if self.defines_curvature:
-            middle = self.at(simplex.uniform(self.z, self.mask))
+            middle = self.at(self.domain.middle(self.z))
             return isinstance(middle.defined.curvature, Diagonal)
         return self.by_gradient.diagonal
 
@@ -194,8 +212,9 @@ class Problem:
             point = self.at(y)
             r, tau = point.residual()
             on = self.participants()
-            gap = (torch.where(on, r, -torch.inf).amax(-1) - tau.squeeze(-1)).clamp_min(0)
-            residual = torch.where(y > 0, r - tau, 0).norm(dim=-1)
+            along = torch.where(on, y * r, 0).sum(-1, keepdim=True)
+            gap = (self.domain.most(r) - along).squeeze(-1).clamp_min(0)
+            residual = torch.where(point.support, r - tau, 0).norm(dim=-1)
             self.trace.add(gap, residual, point.support.sum(-1), answer)
 
     def finished(self, done: Tensor, k: int, every: int = decisions.STEPS) -> bool:
@@ -206,7 +225,7 @@ class Problem:
         return due and decisions.all_of(done)
 
     def support(self, y: Tensor) -> Tensor:
-        """The participants with y_i > 0."""
+        """The entries that are free at y."""
         return self.at(y).support
 
     def slope(self, y: Tensor) -> Tensor:
@@ -245,9 +264,22 @@ class Point:
         return self if base is self.problem else Point(base, self.y)
 
     @functools.cached_property
+    def face(self) -> Face:
+        """The face of D that y is in."""
+        return self.problem.domain.face(self.y)
+
+    @property
     def support(self) -> Tensor:
-        """The participants with y_i > 0."""
-        return (self.y > 0) & self.problem.participants()
+        """The free entries: on the simplex the participants with y_i > 0."""
+        return self.face.free
+
+    def settled(self, free: Tensor) -> Tensor:
+        """y with the entries that are not ``free`` at their nearer bounds."""
+        return self.problem.domain.settled(self.y, free)
+
+    def on(self, support: Tensor) -> Face:
+        """The face of these free entries."""
+        return Face(support, self.face.fixed)
 
     @functools.cached_property
     def inward(self) -> Tensor:
@@ -316,7 +348,7 @@ class Point:
         local = self.verified if verified else self.defined
         average = None if verified else averaging(penalty_of(p.omega), self.y, p.mask)
         with torch.no_grad():
-            found = restricted(local.curvature, average, support)
+            found = restricted(p.domain, local.curvature, average, self.on(support))
         self._inverses[verified] = (support, found)
         return found
 
@@ -327,7 +359,8 @@ class Point:
         curvature = self.verified.curvature
         if isinstance(curvature, MatrixFree) and average is not None:
             curvature = curvature.dense(self.y)
-        return restricted(curvature, average, support)(torch.where(support, v, 0))
+        inverse = restricted(p.domain, curvature, average, self.on(support))
+        return inverse(torch.where(support, v, 0))
 
     def kept_inverse(self, support: Tensor) -> Inverse | None:
         """J at y that does not look at Ω later, when it may have changed; None where Ω gives its
@@ -341,7 +374,8 @@ class Point:
             return self.inverse(support)
         p = self.problem
         average = averaging(penalty_of(p.omega), self.y, p.mask)
-        return Inverse.later(functools.partial(restricted, curvature, average, support))
+        given = p.domain, curvature, average, self.on(support)
+        return Inverse.later(functools.partial(restricted, *given))
 
     def newton_step(self, support: Tensor) -> Tensor:
         """J (z − ∇Ω(y)) on the support: the step that backward repeats, with another vector.
@@ -358,11 +392,12 @@ class Point:
         return self.problem.nearest(self.y + self.slope, 1.0)
 
     def residual(self) -> tuple[Tensor, Tensor]:
-        """r of the optimality condition, and τ as the mean of r over y."""
+        """r of the optimality condition, and τ: on the simplex the mean of r over y."""
         p, r = self.problem, self.slope
         if structured(p.omega):
             r = r - p.penalty_subgradient(p.omega, self.y)
-        return r, torch.where(p.participants(), self.y * r, 0).sum(-1, keepdim=True)
+        along = torch.where(p.participants(), self.y * r, 0).sum(-1, keepdim=True)
+        return r, p.domain.multiplier(r, self.y, along)
 
     def kinked(self) -> Tensor:
         """Rows in which the penalty has no derivative at y along the support: its gradient jumps
@@ -371,7 +406,7 @@ class Point:
         if not p.proximal:
             return torch.zeros_like(y[..., 0], dtype=torch.bool)
         with torch.no_grad():
-            way = simplex.tangent(simplex.generic(y, 1.7), support)
+            way = p.domain.tangent(simplex.generic(y, 1.7), self.face)
             way = 1e-8 * simplex.unit(way)
             ends = [p.definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]
             plain = [p.base.definition.grad(simplex.inward(y + k * way)) for k in (-1, 1)]

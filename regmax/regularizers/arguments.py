@@ -221,3 +221,23 @@ def per_row(
         return laid_out
     detached = laid_out.detach()
     return torch.where(accepted[1](detached) & torch.isfinite(detached), laid_out, torch.nan)
+
+
+def per_entry(
+    name: str, item: Any, accepted: tuple[str, Callable[[Any], Any]], x: Tensor, dim: int
+) -> Tensor:
+    """A bound of each entry when used: range-checked, laid out like the rows of ``x``, in x's
+    dtype; NaN where the numbers of a tensor cannot be read and are out of range."""
+    item = hyperparameter(name, item, *accepted)
+    if not isinstance(item, Tensor):
+        return x.new_full((), item).expand(x.shape).movedim(dim, -1)
+    try:
+        found = dense(name, item, x).to(x).expand(x.shape).movedim(dim, -1)
+    except RuntimeError:
+        dense(name, item, x)
+        raise ValueError(
+            f"{name} must broadcast to x: {name} has shape {tuple(item.shape)}, x {tuple(x.shape)}"
+        ) from None
+    if transforms.may_look(found):
+        return found
+    return torch.where(accepted[1](found.detach()), found, torch.nan)

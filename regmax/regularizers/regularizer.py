@@ -47,6 +47,8 @@ class Regularizer(Operand):
     separable: whether Ω(y) = Σ g_i(y_i); None: regmax tests it.
     ignores_zeros: whether Ω(y) depends only on the positive entries of y, in any order.
     steep: for :meth:`inverse`, whether the curvature is 0 at 0 (a bool, or one for each row).
+    written: set by regmax where Σy need not be 1: Ω is then what its formula says, also where a
+        multiple of Σy − 1 would change nothing on the simplex.
     entries: the number of entries that a row must have; None: any.
     formula: Ω(y) in LaTeX, for notebooks; ``$alpha`` stands for the hyperparameter ``alpha``.
     exact: False for a mapping that only approximates the argmax of its Ω. Its derivatives are then
@@ -63,6 +65,7 @@ class Regularizer(Operand):
     separable: ClassVar[bool | None] = None
     ignores_zeros: ClassVar[bool] = False
     steep: bool | Tensor = False
+    written: bool = False
     exact: bool = True
     entries: int | None = None
 
@@ -318,6 +321,15 @@ def _gradient(value: Any, who: str, y: Tensor) -> Tensor:
     if g is None:
         g = torch.zeros_like(y)
     return g if keep else transforms.without_graph(g)
+
+
+def as_written(omega: Regularizer) -> Regularizer:
+    """A copy of Ω for domains other than the simplex."""
+    copy: Regularizer = frozen(omega)
+    for part in copy.modules():
+        if isinstance(part, Regularizer):
+            part.__dict__["written"] = True
+    return copy
 
 
 def frozen(module: nn.Module) -> Any:

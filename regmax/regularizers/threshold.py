@@ -33,7 +33,7 @@ LEAST = 1e-27
 def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
     """Π_Ω(x) in float64, because float32 sums of differences of nearby numbers are inaccurate; NaN
     where a hyperparameter is. The arguments are those of ``Regularizer.closed_form``."""
-    steep, omega = omega.steep, _wide(omega, x)
+    steep, omega = omega.steep, wide(omega, x)
     z = x.double() / transforms.number(gamma, x)
     z = z if mask is None else z.masked_fill(~mask, -torch.inf)
     count = (z > -torch.inf).sum(-1, keepdim=True)
@@ -52,7 +52,7 @@ def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tenso
 
 def sharded_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor) -> Tensor:
     """Π_Ω(x) of rows in parts, as ``Regularizer.sharded_form``, where Ω is not steep."""
-    omega = _wide(omega, x)
+    omega = wide(omega, x)
     z = (x / gamma).masked_fill(~mask, -torch.inf)
     low = torch.full_like(z[..., :1], LEAST)
     start = upper_bound(
@@ -83,7 +83,7 @@ def upper_bound(
     return least
 
 
-def _wide(omega: Any, x: Tensor) -> Any:
+def wide(omega: Any, x: Tensor) -> Any:
     """Ω with its tensors in float64; in a graph the numbers that are hyperparameters too, as the
     exporter for ONNX rounds them."""
     given: dict[str, Any] = omega.tensors(fixed=True)

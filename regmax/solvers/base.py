@@ -23,6 +23,8 @@ class Solver(ABC):
     """
 
     name: ClassVar[str] = ""
+    domains: ClassVar[bool] = False
+    """Whether it solves on every domain, and not on the simplex alone."""
     SOON: ClassVar[int] = 200
     """Iterations after which most rows have converged; if some have not, regmax tests whether Ω
     breaks its contract before it continues."""
@@ -96,6 +98,9 @@ def _taken(problem: Problem, solver: Solver, answer: object) -> tuple[Tensor, Te
             raise TypeError(f"{who}{name} {kind} on {z.device}; got {item.dtype} on {item.device}")
     on = problem.participants()
     y = y.detach()
+    if problem.bounds is not None:
+        finite = torch.isfinite(y).all(-1, keepdim=True)
+        return problem.inside(torch.where(finite, y, problem.initial())), iterations.clamp_min(0)
     kept = (y >= 0) & (y < torch.inf) & on | (y == 0)
     inside = y
     if decisions.rare("off the simplex", ~kept):
@@ -129,7 +134,7 @@ def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate
     if at.problem.structured:
         at, best = _fused(at, best)
     eps = torch.finfo(at.y.dtype).eps
-    undecided = _undecided(at.y, best)
+    undecided = _undecided(at, best)
     # an answer exact up to rounding stays as it is
     better = (best.error_bound > 1e-4 * tol) | undecided
     going, changed = decisions.read(better, undecided) if steps else (False, False)
@@ -138,11 +143,11 @@ def _polished(at: Point, tol: float, steps: int = 6) -> tuple[Point, Certificate
             break
         current = Point(at.problem, newton(at, best.support if changed else None))
         trial = certify(current, tested=True)
-        settles = undecided & ~_undecided(current.y, trial)
+        settles = undecided & ~_undecided(current, trial)
         near = trial.error_bound <= torch.maximum(2 * best.error_bound, best.error_bound + 64 * eps)
         better = better & ((trial.error_bound < best.error_bound) | (settles & near))
         best = merged(better, trial, best)
-        undecided = better & _undecided(current.y, trial)
+        undecided = better & _undecided(current, trial)
         following = better & ((best.error_bound > tol) | undecided)
         some, rest, going, changed = decisions.read(better, ~better, following, undecided)
         if some:
@@ -156,7 +161,7 @@ def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certific
     row in which this fails gets the bound +inf."""
     if not decisions.rare("stray entries", found.stray):
         return at, found
-    current = Point(at.problem, at.problem.inside(torch.where(found.stray, 0, at.y)))
+    current = Point(at.problem, at.problem.inside(at.settled(~found.stray)))
     trial = certify(current, tested=True)
     better = (trial.error_bound <= (2 * found.error_bound).clamp_min(tol)) & ~trial.stray.any(-1)
     at, best = either(better, current, at), merged(better, trial, found)
@@ -164,9 +169,9 @@ def _decided(at: Point, found: Certificate, tol: float) -> tuple[Point, Certific
     return at, replace(best, error_bound=torch.where(lost, torch.inf, best.error_bound))
 
 
-def _undecided(y: Tensor, certificate: Certificate) -> Tensor:
-    """Rows in which the zeros of y do not match the support."""
-    return (certificate.support != (y > 0)).any(-1)
+def _undecided(at: Point, certificate: Certificate) -> Tensor:
+    """Rows in which the free entries of y are not those of the support."""
+    return (certificate.support != at.support).any(-1)
 
 
 def _fused(at: Point, found: Certificate) -> tuple[Point, Certificate]:
@@ -226,15 +231,19 @@ def newton(at: Point, support: Tensor | None = None) -> Tensor:
     if support is None or (not transforms.waits(y) and torch.equal(support, current)):
         support = current
     elif problem.legendre:  # a step in log y cannot make a zero positive
-        y = torch.where(support & ~current, 1e-3 / y.shape[-1], y)
-        at = Point(problem, simplex.normalize(y))
+        if problem.bounds is not None:
+            y = at.settled(support | ~current)
+        y = torch.where(support & (y == 0), 1e-3 / y.shape[-1], y)
+        at = Point(problem, problem.inside(y))
     else:
-        at = Point(problem, torch.where(support, y, 0))
+        at = Point(problem, at.settled(support))
     return moved(problem, at.y, torch.nan_to_num(at.newton_step(support)), support)
 
 
 def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
-    """The point of Δ after a step on the support."""
+    """The point of D after a step on the support."""
+    if problem.bounds is not None:
+        return problem.inside(torch.maximum(y + step, y / 100) if problem.legendre else y + step)
     if problem.legendre:
         inside = torch.where(support, y, 1)
         logs = torch.where(support, inside.log() + step / inside, -torch.inf)

@@ -1,17 +1,24 @@
-"""Primal–dual interior point, for any smooth convex Ω, infinite slopes at 0 included."""
+"""Primal–dual interior point, for any smooth convex Ω, infinite slopes at 0 included, on any
+domain."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ..domains.base import Face
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..optimality.certificates import certify
 from ..optimality.problem import Problem
 from .base import Solver, earliest, newton
+
+Multipliers = list[Tensor]
+"""Of the lower bounds, and of the upper ones if there are any."""
 
 
 class Interior(Solver):
@@ -22,11 +29,14 @@ class Interior(Solver):
         ∇Ω(y) − z + τ1 − s = 0,   1ᵀy = 1,   y_i s_i = μ,   y, s > 0
 
     with μ → 0. Eliminating s gives (H + diag(s/y)) Δy + Δτ 1 = q, 1ᵀΔy = 0: Proposition 1's
-    operator with s/y added to the curvature. If the slope is infinite at 0, plain Newton steps in
-    log y from the barycentre are tried too: for an Ω close to an entropy they converge faster.
+    operator with s/y added to the curvature. Upper bounds have multipliers as well, and τ = 0
+    without a sum; Σy ≤ k counts where y without it exceeds k. If the slope is infinite at 0, plain
+    Newton steps in log y from the barycentre are tried too: for an Ω close to an entropy they
+    converge faster.
     """
 
     name: ClassVar[str] = "interior"
+    domains: ClassVar[bool] = True
     SOON: ClassVar[int] = 60
     DIRECT: ClassVar[int] = 20
     CHECK: ClassVar[int] = 4
@@ -36,28 +46,40 @@ class Interior(Solver):
         return "a penalty has no Hessian" if problem.structured else None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
-        on = problem.participants()
-        y = simplex.uniform(problem.z, problem.mask)
-        s = torch.where(on, torch.ones_like(y), 0)
+        bounds = problem.bounds
+        if bounds is not None and bounds.at_most:
+            apart = replace(problem, bounds=replace(bounds, total=None, at_most=False))
+            y, steps = self.run(apart, tol, max_iter)
+            tight = replace(problem, bounds=replace(bounds, at_most=False))
+            other, more = self.run(tight, tol, max_iter)
+            over = bounds.excess(y).unsqueeze(-1) > 0
+            return torch.where(over, other, y), torch.where(over.squeeze(-1), more, steps)
+        on = problem.movable()
+        y = problem.domain.middle(problem.z)
+        s = [torch.where(on, torch.ones_like(y), 0) for _ in problem.domain.rooms(y)]
         tau = torch.where(on, problem.slope(y), -torch.inf).amax(-1, keepdim=True)
+        if bounds is not None:
+            tau = torch.where(torch.isfinite(tau) & (bounds.total is not None), tau, 0)
         best = problem.initial()  # an answer, perhaps, but not an interior point to start from
         problem.observe(best)
         bound = certify(problem.at(best)).error_bound
         iterations = torch.zeros_like(bound, dtype=torch.int64)
-        count = on.sum(-1, keepdim=True)
+        count = on.sum(-1, keepdim=True) * len(s)
+        if bounds is not None:
+            count = count.clamp_min(1)
         direct, idle = y, torch.zeros_like(iterations)
         least = torch.full_like(bound, torch.inf)
         stopped = bound <= tol  # a stopped row does not change any more
         end = 0 if decisions.all_of(stopped) else min(max_iter, 300)
         for k in range(1, end + 1):
-            mu = 0.1 * row_dot(y, s) / count
+            mu = 0.1 * _product(problem, y, s) / count
             y, s, tau = _step(problem, y, s, tau, mu, on)
             iterations = torch.where(stopped, iterations, k)
             problem.observe(y)
             if k % self.CHECK and k < end:
                 continue
             spent = mu.squeeze(-1) < torch.finfo(y.dtype).eps ** 2  # further steps change nothing
-            candidates = [simplex.normalize(y), _finish(problem, y, s, on)]
+            candidates = [problem.inside(y), _finish(problem, y, s, on)]
             if problem.legendre and k <= self.DIRECT * self.CHECK:
                 direct = newton(problem.at(direct))
                 candidates.append(direct)
@@ -73,54 +95,83 @@ class Interior(Solver):
             stopped = stopped | (bound <= tol) | spent | (idle > self.PATIENCE)
             if problem.finished(stopped, k // self.CHECK, every=3):
                 break
-        return simplex.normalize(best), iterations
+        return problem.inside(best), iterations
 
 
-def _finish(problem: Problem, y: Tensor, s: Tensor, on: Tensor) -> Tensor:
-    """One Newton step on the support {i : y_i > s_i} given by y and its multipliers."""
+def _product(problem: Problem, y: Tensor, s: Multipliers) -> Tensor:
+    """Σ y_i s_i, over both bounds."""
+    each = [row_dot(room, t) for room, t in zip(problem.domain.rooms(y), s, strict=True)]
+    return sum(each[1:], each[0])
+
+
+def _finish(problem: Problem, y: Tensor, s: Multipliers, on: Tensor) -> Tensor:
+    """One Newton step on the face {i : y_i > s_i} given by y and its multipliers."""
+    domain, free = problem.domain, on
+    for room, t in zip(domain.rooms(y), s, strict=True):
+        free = free & (room > t)
+    if problem.bounds is not None:
+        if problem.legendre:
+            free = free | ~problem.bounds.capped(y)
+        return newton(problem.at(problem.inside(domain.settled(y, free))))
     if not problem.legendre:
-        y = torch.where(on & (y > s), y, 0)
+        y = torch.where(free, y, 0)
     total = y.sum(-1, keepdim=True)
     y = torch.where(total > 0, y / total.clamp_min(1e-30), simplex.uniform(y, on))
     return newton(problem.at(y))
 
 
 def _residual(
-    problem: Problem, y: Tensor, s: Tensor, tau: Tensor, mu: Tensor, on: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    problem: Problem, y: Tensor, s: Multipliers, tau: Tensor, mu: Tensor, on: Tensor
+) -> tuple[Tensor, list[Tensor], Tensor]:
     """Dual residual, complementarity, and the norm of both."""
-    dual = torch.where(on, tau - problem.slope(y) - s, 0)
-    central = torch.where(on, y * s - mu, 0)
-    return dual, central, (row_dot(dual, dual) + row_dot(central, central)).sqrt()
+    dual = tau - problem.slope(y) - s[0]
+    dual = torch.where(on, dual if len(s) == 1 else dual + s[1], 0)
+    rooms = problem.domain.rooms(y)
+    central = [torch.where(on, room * t - mu, 0) for room, t in zip(rooms, s, strict=True)]
+    squares = row_dot(dual, dual)
+    for each in central:
+        squares = squares + row_dot(each, each)
+    return dual, central, squares.sqrt()
 
 
 def _step(
-    problem: Problem, y: Tensor, s: Tensor, tau: Tensor, mu: Tensor, on: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    problem: Problem, y: Tensor, s: Multipliers, tau: Tensor, mu: Tensor, on: Tensor
+) -> tuple[Tensor, Multipliers, Tensor]:
     dual, central, norm = _residual(problem, y, s, tau, mu, on)
-    inside = torch.where(on, y, 1)
-    matrix = problem.curvature(y).plus_diagonal(s / inside)
-    q = -dual - central / inside
-    dy = torch.nan_to_num(matrix.jacobian(q, on))
-    ds = torch.where(on, -(central + s * dy) / inside, 0)
+    rooms = [torch.where(on, room, 1) for room in problem.domain.rooms(y)]
+    matrix, q = problem.curvature(y), -dual
+    for sign, room, t, each in zip((1, -1), rooms, s, central, strict=False):
+        matrix, q = matrix.plus_diagonal(t / room), q - sign * (each / room)
+    face = Face(on, None if problem.bounds is None else problem.bounds.fixed)
+    dy = torch.nan_to_num(problem.domain.jacobian(matrix, q, face))
+    ds = [
+        torch.where(on, -(each + sign * t * dy) / room, 0)
+        for sign, room, t, each in zip((1, -1), rooms, s, central, strict=False)
+    ]
     # the multiplier of 1ᵀΔy = 0, from the first equation of the system
     dtau = torch.where(on, q - matrix.matvec(dy), 0).sum(-1, keepdim=True)
-    dtau = dtau / on.sum(-1, keepdim=True)
+    dtau = dtau / on.sum(-1, keepdim=True).clamp_min(1)
+    if face.fixed is not None:
+        dtau = torch.where(face.fixed, dtau, 0)
 
     def largest(v: Tensor, dv: Tensor) -> Tensor:
         ratio = torch.where(on & (dv < 0), -v / torch.where(dv < 0, dv, -1), torch.inf)
         return ratio.amin(-1, keepdim=True)
 
-    longest = (0.99 * torch.minimum(largest(y, dy), largest(s, ds))).clamp_max(1)
+    ends = [largest(t, dt) for t, dt in zip(s, ds, strict=True)]
+    for sign, room in zip((1, -1), problem.domain.rooms(y), strict=False):
+        ends.append(largest(room, sign * dy))
+    longest = (0.99 * functools.reduce(torch.minimum, ends)).clamp_max(1)
     t = longest
     halves = 0.5 ** torch.arange(30, dtype=y.dtype, device=y.device)
     fits = torch.zeros_like(t, dtype=torch.bool)
     for some in halves.view(-1, *(1,) * y.ndim).split(15 if transforms.waits(y) else 1):
         shorter = some * longest
-        left = _residual(problem, y + shorter * dy, s + shorter * ds, tau + shorter * dtau, mu, on)
+        ahead = [a + shorter * da for a, da in zip(s, ds, strict=True)]
+        left = _residual(problem, y + shorter * dy, ahead, tau + shorter * dtau, mu, on)
         ok = left[2] <= (1 - 0.01 * shorter) * norm
         t = torch.where(fits, t, torch.where(ok.any(0), earliest(ok, shorter), shorter[-1]))
         fits = fits | ok.any(0)
         if transforms.waits(y) or bool(fits.all()):
             break
-    return y + t * dy, s + t * ds, tau + t * dtau
+    return y + t * dy, [a + t * da for a, da in zip(s, ds, strict=True)], tau + t * dtau

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Domain, given
 from ..kernels import simplex
 from ..mapping import evaluate
 from ..mapping.methods.solver import Settings
@@ -43,12 +44,16 @@ def crosscheck(
     gamma: float | Tensor = 1.0,
     mask: Tensor | None = None,
     seed: int = 0,
+    *,
+    domain: Domain | None = None,
 ) -> Report:
     """Compare the layer's own answer at ``x`` with every method of the backends ``against``.
 
     It compares values and vector–Jacobian products with random vectors (from ``seed``), along the
     last dimension. It also compares the declared properties of Ω (overridden ``grad``,
     ``curvature``, ``conjugate``, ``strong_convexity``) with Ω's value.
+
+    ``domain``: as for :class:`regmax.RegularizedMax`, for the backends that take one.
 
     x: (*batch, d), float32 or float64, −inf for a masked entry. Returns a :class:`regmax.Report`.
     ``report.skipped`` lists the backends that cannot take Ω, and those whose packages are not
@@ -68,7 +73,7 @@ def crosscheck(
     x, _ = arguments.scores(x, -1)
     if x.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"x must be float32 or float64 to be cross-checked; got {x.dtype}")
-    rows = _flat(prepare(omega, x.detach(), gamma, -1, mask))
+    rows = _flat(prepare(omega, x.detach(), gamma, -1, mask, domain=given(domain)))
     if rows.x.shape[0] == 0:
         raise ValueError(f"x must have at least one row; got shape {tuple(x.shape)}")
     _refuse_unanswerable(rows)
@@ -77,13 +82,18 @@ def crosscheck(
     v = torch.randn(rows.x.shape, generator=generator, dtype=torch.float64, device="cpu").to(rows.x)
     if rows.mask is not None:
         v = torch.where(rows.mask, v, 0)
-    task = Task(rows.omega, rows.z.detach(), v, rows.mask)
+    task = Task(rows.omega, rows.z.detach(), v, rows.mask, rows.bounds)
     answers = [_own(rows, v)]
     for backend in backends:
         reason = backend.unsuitable(rows.omega)
+        if rows.bounds is not None and not backend.domains:
+            reason = "it takes the simplex alone"
         if reason is None:
-            answers += backend.answers(task)
-        else:
+            try:
+                answers += backend.answers(task)
+            except NotImplementedError as error:  # of a domain with a penalty
+                reason = str(error)
+        if reason is not None:
             skipped.append(f"{backend.name}: {reason}")
     return _judge(omega, rows, task, answers, skipped)
 
@@ -126,6 +136,9 @@ def _flat(rows: Rows) -> Rows:
         name: flat(item) if item.ndim else item.detach()
         for name, item in rows.omega.per_row_tensors().items()
     }
+    bounds = rows.bounds
+    if bounds is not None:
+        bounds = bounds.with_tensors({name: flat(t) for name, t in bounds.tensors.items()})
     return Rows(
         x=rows.x.reshape(-1, d),
         gamma=flat(rows.gamma),
@@ -136,6 +149,7 @@ def _flat(rows: Rows) -> Rows:
         spoilt=flat(rows.spoilt),
         dim=1,
         dtype=rows.dtype,
+        bounds=bounds,
     )
 
 
@@ -165,12 +179,12 @@ def _judge(
     omega: Regularizer, rows: Rows, task: Task, answers: list[Answer], skipped: list[str]
 ) -> Report:
     # compare in float64, also answers in float32
-    wide = Problem(task.omega, task.z, task.mask).widened()
-    task = replace(task, omega=wide.omega, z=wide.z, v=task.v.double())
+    wide = Problem(task.omega, task.z, task.mask, bounds=task.bounds).widened()
+    task = replace(task, omega=wide.omega, z=wide.z, v=task.v.double(), bounds=wide.bounds)
     answers = [
         replace(a, y=a.y.double(), vjp=None if a.vjp is None else a.vjp.double()) for a in answers
     ]
-    problem = Problem(definition(task.omega), task.z, task.mask)
+    problem = Problem(definition(task.omega), task.z, task.mask, bounds=task.bounds)
     own = [_certified(problem, answer.y) for answer in answers]
     center = _center(problem, task, answers, own)
     reaches = [(center.y, center.bound)]
@@ -203,8 +217,8 @@ def _judge(
 
 
 def _certified(problem: Problem, y: Tensor) -> Tensor:
-    """A bound on ‖y − y*‖: the bound of a point of Δ near y, plus its distance to y."""
-    near = simplex.normalize(torch.where(problem.participants(), y.clamp_min(0), 0))
+    """A bound on ‖y − y*‖: the bound of a point of D near y, plus its distance to y."""
+    near = problem.inside(y)
     return _or_inf(certify(problem.at(near)).error_bound + (near - y).norm(dim=-1))
 
 
@@ -225,8 +239,10 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
         # Newton steps on the support and ties of the rounded answer
         rough = torch.nan_to_num(answer.y).round(decimals=6).clamp_min(0)
         total = rough.sum(-1, keepdim=True)
-        start = simplex.uniform(task.z, task.mask)
-        rough = torch.where(total > 0, rough / torch.where(total > 0, total, 1), start)
+        start = problem.domain.middle(task.z)
+        unit = rough / torch.where(total > 0, total, 1) if task.bounds is None else rough
+        rough = torch.where(total > 0, unit, start)
+        rough = rough if task.bounds is None else problem.inside(rough)
         with torch.no_grad():
             polished, certificate = polish(problem, rough)
         points.append(polished)
@@ -240,14 +256,20 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
     average = averaging(penalty_of(problem.omega), y, task.mask)
 
     def product(at: Tensor) -> Tensor:
-        return jacobian_product(smooth_part(problem.omega), average, at, v, support)
+        smooth = smooth_part(problem.omega)
+        if task.bounds is None:
+            return jacobian_product(smooth, average, at, v, support)
+        face = task.bounds.movable(y)
+        w = task.bounds.jacobian(smooth.curvature(smooth.lifted(at)), v, face)
+        return w if average is None else average(w)
 
     with torch.no_grad():
         vjp = product(y)
         # the change of J v when y changes by its bound
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
         for sign in (-1, 1):
-            near = torch.where(support, (y + sign * bound.unsqueeze(-1)).clamp_min(0), 0)
+            near = (y + sign * bound.unsqueeze(-1)).clamp_min(0)
+            near = torch.where(support, near, problem.domain.settled(y, support))
             slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
     return _Center(y, bound, vjp, slack)
 
@@ -319,7 +341,7 @@ def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Decla
                 noise = 64 * eps * matrix.matvec(along.to(y.dtype)).abs().amax(-1)
                 excess = torch.maximum(excess, declared - matrix.min_eigenvalue(along) - noise)
             compare("strong_convexity", excess, torch.zeros_like(excess), eps**0.5)
-        if task.omega.declares("conjugate"):
+        if task.bounds is None and task.omega.declares("conjugate"):
             got = task.omega.conjugate(rows.x, rows.gamma, rows.mask)
             if got is not None:
                 gamma = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma

@@ -34,6 +34,7 @@ from .kernel import (
     numbers_of,
     with_kernel,
 )
+from .on_domain import OnDomain, computed
 from .prox_then_base import ProxThenBase
 from .solver import Forward, Settings
 
@@ -217,6 +218,9 @@ def _checked(name: str, item: Any, accepted: Any, rows: Tensor, dim: int) -> Any
 def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method, Sequence[Tensor]]:
     """The method for prepared rows, and the tensors among γ and θ. ``value``: whether it may be a
     kernel from the value, which raises :class:`Missed` where Ω is not what was traced."""
+    if rows.bounds is not None:
+        answer = computed(rows, settings)
+        return OnDomain(rows, settings, answer), [*tensors_of(rows), *rows.bounds.tensors.values()]
     if settings.solver == "auto":
         if not by_value(type(rows.omega)):  # type: ignore[arg-type]
             omega, gamma = bare(rows.omega, rows.gamma)

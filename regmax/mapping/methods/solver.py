@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ...domains import Bounded
 from ...kernels import decisions, simplex, transforms
 from ...optimality.certificates import Certificate
 from ...optimality.diagnosis import Defect, diagnose
@@ -23,7 +24,7 @@ from ...regularizers.identity import plain, state, unweighted
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.registry import registry
 from ...regularizers.regularizer import Regularizer, checked_value
-from ...solvers import Solved, Solver, choose, either, merged, solve
+from ...solvers import Interior, Solved, Solver, choose, either, merged, solve
 from ...solvers.compiled import Memory, compiled
 from ...solvers.kinks import SHORT, Tied, multiplied
 from .kernel import with_kernel
@@ -140,6 +141,32 @@ def by_solver(
         if transforms.waits(z) and settings.trace is None:
             return decisions.predicted(solve, _decisions(omega, z))
         return solve()
+
+
+def on_domain(
+    omega: Regularizer, z: Tensor, mask: Tensor | None, bounds: Bounded, settings: Settings
+) -> Forward:
+    """Π_Ω on another domain than the simplex, of a smooth Ω."""
+    if z.numel() == 0:
+        return Forward(z.clone(), "empty batch", "nothing to solve")
+    z = z.clamp(LOWEST, -LOWEST)
+    problem = Problem(omega, z, mask, settings.start, settings.trace, bounds)
+    tol = settings.tolerance(z.dtype)
+    solver = Interior() if settings.solver == "auto" else named_solver(settings.solver)
+    reason = solver.unsuitable(problem)
+    if not solver.domains:
+        reason = 'it solves on the simplex alone; solver="interior" takes domain='
+    if reason is not None:
+        raise ValueError(f"solver={solver.name!r} cannot take {who(omega)} with domain=: {reason}")
+    with transforms.unhooked():
+        checked_value(omega, simplex.inward(problem.initial()), who(omega))
+        found = solve(problem, solver, tol, settings.max_iter)
+        checked_value(omega, simplex.inward(found.y), who(omega))
+        check_convex(found.at, found.certificate.min_eigenvalue)
+        _check(problem, found, settings)
+    _report_failure(found, None, tol, settings.on_failure)
+    why = "asked for" if settings.solver != "auto" else "Newton steps between the bounds"
+    return Forward(found.y, found.path, why, found, found.iterations)
 
 
 def _by_solver(

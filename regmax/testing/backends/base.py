@@ -9,21 +9,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ...domains import Bounded
 from ...regularizers.regularizer import Regularizer
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What to compute: argmax_{y ∈ Δ} ⟨y, z⟩ − Ω(y) for z (rows, d), and J v for v (rows, d).
+    """What to compute: argmax_{y ∈ D} ⟨y, z⟩ − Ω(y) for z (rows, d), and J v for v (rows, d).
 
-    ``mask`` (rows, d) is None if nothing is masked; entries of z are finite. Per-row
-    hyperparameters of ``omega`` are floats or have shape (1, 1) or (rows, 1).
+    ``mask`` (rows, d) is None if nothing is masked; entries of z are finite. ``bounds``: D, None
+    for the simplex. Per-row hyperparameters of ``omega`` are floats or have shape (1, 1) or
+    (rows, 1).
     """
 
     omega: Regularizer
     z: Tensor
     v: Tensor
     mask: Tensor | None
+    bounds: Bounded | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,8 @@ class Backend(ABC):
     """Independent methods for Π_Ω."""
 
     name: ClassVar[str] = ""
+    domains: ClassVar[bool] = False
+    """Whether it takes every domain, and not the simplex alone."""
 
     @abstractmethod
     def missing(self) -> str | None:

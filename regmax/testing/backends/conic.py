@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...domains import Bounded
 from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Regularizer
 from .base import Backend, Task
@@ -20,11 +21,13 @@ from .base import Backend, Task
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """minimise Ω(y) − ⟨z, y⟩ subject to y ∈ Δ, with z a parameter."""
+    """minimise Ω(y) − ⟨z, y⟩ subject to y ∈ D, with z a parameter, and l, u and k where D is not
+    the simplex."""
 
     problem: Any
     z: Any
     y: Any
+    bounds: dict[str, Any]
 
 
 class Conic(Backend):
@@ -52,15 +55,19 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def program(omega: Regularizer, d: int) -> Program:
+def program(omega: Regularizer, d: int, domain: Bounded | None = None) -> Program:
     """A new program: cvxpylayers modifies the programs that it compiles."""
     import cvxpy
 
     z, y = cvxpy.Parameter(d), cvxpy.Variable(d)
     # 2y ≥ 0, because cvxpy may remove y ≥ 0 from the cones before cvxpylayers sees it
-    constraints = [2 * y >= 0, cvxpy.sum(y) == 1]
+    constraints, bounds = [2 * y >= 0, cvxpy.sum(y) == 1], {}
+    if domain is not None:
+        sizes = {name: 1 if name == "total" else d for name in domain.tensors}
+        bounds = {name: cvxpy.Parameter(size) for name, size in sizes.items()}
+        constraints = domain.as_cvxpy(y, **bounds)
     objective = cvxpy.Minimize(omega.as_cvxpy(y) - z @ y)
-    return Program(cvxpy.Problem(objective, constraints), z, y)
+    return Program(cvxpy.Problem(objective, constraints), z, y, bounds)
 
 
 def lacks_program(omega: Regularizer) -> str | None:

@@ -18,6 +18,7 @@ class Cvxpy(Conic):
     """One convex program per row, solved by Clarabel on the CPU."""
 
     name: ClassVar[str] = "cvxpy"
+    domains: ClassVar[bool] = True
     needs = ("cvxpy", "clarabel")
 
     def answers(self, task: Task) -> list[Answer]:
@@ -25,10 +26,14 @@ class Cvxpy(Conic):
         y = torch.zeros_like(task.z)
         with quiet():
             for omega, index, entries in batches(task):
-                conic = program(omega, entries.shape[-1])
+                conic = program(omega, entries.shape[-1], task.bounds)
                 rows = task.z[index].gather(-1, entries)
                 for i, z, where in zip(index, rows, entries, strict=True):
                     conic.z.value = z.detach().double().cpu().numpy()
+                    for name, parameter in conic.bounds.items():
+                        t = getattr(task.bounds, name)[i]
+                        t = t.gather(-1, where) if name != "total" else t
+                        parameter.value = t.detach().double().cpu().numpy()
                     conic.problem.solve(solver="CLARABEL", **TIGHT)
                     found = conic.y.value
                     values = (

@@ -27,6 +27,7 @@ class Generic(Backend):
     """The solvers of regmax, from the value of Ω alone, in float64."""
 
     name: ClassVar[str] = "generic"
+    domains: ClassVar[bool] = True
 
     def missing(self) -> str | None:
         return None
@@ -36,18 +37,20 @@ class Generic(Backend):
 
     def answers(self, task: Task) -> list[Answer]:
         start = time.perf_counter()
-        wide = Problem(task.omega, task.z.detach(), task.mask).widened()
+        wide = Problem(task.omega, task.z.detach(), task.mask, bounds=task.bounds).widened()
         z = wide.z.detach().requires_grad_()
+        top = z.detach().amax(-1, keepdim=True) * wide.domain.fixed_total
         rows = Rows(
-            x=z - z.detach().amax(-1, keepdim=True),
+            x=z - top,
             gamma=1.0,
             mask=task.mask,
             omega=definition(wide.omega),
-            shift=z.detach().amax(-1, keepdim=True),
+            shift=top,
             empty=None,
             spoilt=None,
             dim=z.ndim - 1,
             dtype=z.dtype,
+            bounds=wide.bounds,
         )
         with torch.enable_grad():
             y, _ = argmax(rows, Settings(on_failure="ignore"))

@@ -1,0 +1,159 @@
+"""What a domain D is: a set with the operations of the optimality condition.
+
+y maximises ⟨y, z⟩ − Ω(y) over D = {l ≤ y ≤ u, Σy = k} if and only if, for r = z − ∇Ω(y) and some τ,
+
+    r_i = τ where l_i < y_i < u_i,    r_i ≤ τ where y_i = l_i,    r_i ≥ τ where y_i = u_i;
+
+τ ≥ 0, and τ = 0 if Σy < k, for Σy ≤ k; τ = 0 without a sum. An entry is free if it is between its
+bounds: the face of y is its free entries, and whether their sum is fixed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..regularizers import printing
+from ..regularizers.cholesky import Inverse
+from ..regularizers.curvature import Curvature
+from . import alone
+
+
+class Face(NamedTuple):
+    """The entries that move, and the rows (*batch, 1) in which their sum is fixed, None for all."""
+
+    free: Tensor
+    fixed: Tensor | None = None
+
+
+class Region(ABC):
+    """D for a batch of rows, along the last dimension; masked entries are fixed at 0."""
+
+    fixed_total: bool
+    """Whether Σy is fixed, so that a constant added to the scores of a row changes nothing."""
+    diameter: float | Tensor
+    """A bound on ‖y − y'‖₂, (*batch)."""
+
+    @abstractmethod
+    def middle(self, like: Tensor, part: Tensor | None = None) -> Tensor:
+        """A point in the interior of D, of the shape of ``like``, or of the face of the entries
+        ``part``."""
+
+    @abstractmethod
+    def nearest(self, v: Tensor) -> Tensor:
+        """P_D(v)."""
+
+    @abstractmethod
+    def inside(self, y: Tensor) -> Tensor:
+        """The point of D next to y, which rounding or a step took out of it."""
+
+    @abstractmethod
+    def off(self, y: Tensor) -> Tensor:
+        """How far entries are beyond their bounds, (*batch, d)."""
+
+    @abstractmethod
+    def excess(self, y: Tensor) -> Tensor:
+        """|Σy − k| where the sum must be k, (Σy − k)₊ where it may be less, (*batch)."""
+
+    @abstractmethod
+    def face(self, y: Tensor) -> Face:
+        """The face of y."""
+
+    @abstractmethod
+    def feasible(self, y: Tensor) -> Tensor:
+        """The rows, (*batch), in which y is in D up to rounding."""
+
+    @abstractmethod
+    def rooms(self, y: Tensor) -> list[Tensor]:
+        """y − l, and u − y where upper bounds do not follow from the sum."""
+
+    @abstractmethod
+    def room(self, y: Tensor, rho: Tensor) -> Tensor:
+        """How far entries can move the way that ``rho`` points, at most."""
+
+    @abstractmethod
+    def width(self, y: Tensor) -> Tensor:
+        """What rounding of the slopes is multiplied by in the duality gap of y."""
+
+    @abstractmethod
+    def sided(self, y: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
+        """The distance of each entry to its nearer bound, and ρ_i, negated at an upper bound: an
+        entry leaves its bound if it is positive."""
+
+    @abstractmethod
+    def capped(self, y: Tensor) -> Tensor | bool:
+        """The entries whose nearer bound is not 0."""
+
+    @abstractmethod
+    def spare(self, y: Tensor, tau: Tensor) -> float | Tensor:
+        """τ(k − Σy), (*batch), where the sum may be less than k."""
+
+    @abstractmethod
+    def settled(self, y: Tensor, free: Tensor) -> Tensor:
+        """y with the entries that are not ``free`` at their nearer bounds."""
+
+    @abstractmethod
+    def multiplier(self, r: Tensor, y: Tensor, along: Tensor) -> Tensor:
+        """τ of the slopes r at y, (*batch, 1); ``along`` is ⟨y, r⟩."""
+
+    @abstractmethod
+    def alone(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
+        """Rows in which y is a vertex of D and each direction leads down, so that convexity alone
+        makes it the optimum."""
+
+    @abstractmethod
+    def tangent(self, v: Tensor, face: Face) -> Tensor:
+        """The orthogonal projection on the directions of the face."""
+
+    @abstractmethod
+    def best(self, r: Tensor) -> Tensor:
+        """A vertex of D at which ⟨y, r⟩ is largest."""
+
+    @abstractmethod
+    def most(self, r: Tensor) -> Tensor:
+        """max_{y ∈ D} ⟨y, r⟩, (*batch, 1)."""
+
+    def jacobian(self, curvature: Curvature, v: Tensor, face: Face) -> Tensor:
+        """w = J v: H w + τ1 = v on the free entries, Σw = 0 where their sum is fixed (else τ = 0),
+        0 elsewhere."""
+        w = curvature.jacobian(v, face.free)
+        return (
+            w
+            if face.fixed is None
+            else torch.where(face.fixed, w, alone.solve(curvature, v, face.free))
+        )
+
+    def inverse(self, curvature: Curvature, face: Face) -> Inverse:
+        """The same without derivatives, with the least curvature along the face."""
+        if face.fixed is None:
+            return curvature.inverse(face.free)
+        apart = Inverse(
+            lambda v: alone.solve(curvature, v, face.free),
+            lambda: alone.least(curvature, face.free),
+        )
+        return Inverse.by_row(face.fixed, curvature.inverse(face.free), apart)
+
+
+class Domain(nn.Module):
+    """A convex set D of rows: what y of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y) lies in."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether D is the simplex {y ≥ 0, Σy = 1}, which kernels are made for."""
+        return False
+
+    @property
+    def fixed_total(self) -> bool:
+        """Whether Σy is fixed."""
+        raise NotImplementedError
+
+    def region(self, x: Tensor, dim: int, on: Tensor | None) -> Any:
+        """D, a :class:`Region`, for the rows of ``x`` along ``dim``, of which the entries ``on``,
+        (*batch, d), take part."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return printing.called(self, printing.arguments(self))

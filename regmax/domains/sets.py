@@ -1,0 +1,153 @@
+"""The domains by name: ``Simplex``, ``AtMost``, ``Box``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels import transforms
+from ..regularizers import arguments
+from ..regularizers.arguments import first
+from .base import Domain
+from .bounded import Bounded
+from .root import add
+
+NONNEGATIVE = (">= 0", lambda t: t >= 0)
+
+
+class _Sum(Domain):
+    """l ≤ y ≤ u, and what is said of Σy."""
+
+    total: float | Tensor | None
+    lower: float | Tensor
+    upper: float | Tensor | None
+    at_most = False
+
+    @property
+    def fixed_total(self) -> bool:
+        return self.total is not None and not self.at_most
+
+    def region(self, x: Tensor, dim: int, on: Tensor | None) -> Bounded:
+        low = arguments.per_entry("lower", self.lower, NONNEGATIVE, x, dim)
+        high = total = None
+        if self.upper is not None:
+            high = arguments.per_entry("upper", self.upper, NONNEGATIVE, x, dim)
+        if self.total is not None:
+            total = arguments.per_row("total", self.total, arguments.POSITIVE, x, dim)
+            total = _tensor(total, x).expand(*low.shape[:-1], 1)
+        if on is not None:
+            low = torch.where(on, low, 0)
+        if total is not None:  # no entry can be more than what the lower bounds leave
+            room = low + (total - add(low)).clamp_min(0)
+            high = room if high is None else torch.minimum(high, room)
+        assert high is not None
+        if on is not None:
+            high = torch.where(on, high, 0)
+        return Bounded(low, high, total, self.at_most)
+
+
+def _tensor(item: float | Tensor, x: Tensor) -> Tensor:
+    return item if isinstance(item, Tensor) else x.new_full((), item)
+
+
+def empty(region: Bounded) -> Tensor:
+    """The rows (*batch, 1) without a point."""
+    low, high, k = region.low.detach(), region.high.detach(), region.total
+    bad = (low > high).any(-1, keepdim=True)
+    if k is not None:
+        k = k.detach()
+        noise = 8 * torch.finfo(low.dtype).eps * low.shape[-1] ** 0.5 * k
+        bad = bad | (add(low) > k + noise)
+        if not region.at_most:
+            bad = bad | (add(high) < k - noise)
+    return bad
+
+
+def refuse_empty(region: Bounded, skip: Tensor | None) -> Tensor:
+    """The rows without a point; ValueError where they can be seen, but for those of ``skip``."""
+    bad = empty(region)
+    bad = bad if skip is None else bad & ~skip
+    if not (transforms.may_look(bad) and bool(bad.any())):
+        return bad
+    at = first(bad.squeeze(-1))
+    low, high = region.low[at], region.high[at]
+    row = f" at row {at}" if at else ""
+    k = region.total
+    if bool((low > high).any()):
+        (i,) = first(low > high)
+        raise ValueError(
+            f"domain: lower must be at most upper; got lower = {low[i].item():g} and upper = "
+            f"{high[i].item():g} at entry {i}{row}"
+        )
+    assert k is not None
+    which, found = ("lower", low) if bool(low.sum() > k[at]) else ("upper", high)
+    sign = "<=" if region.at_most else "="
+    raise ValueError(
+        f"domain: no y has sum {sign} {k[at].item():g}{row}: the {which} bounds of the entries "
+        f"that take part sum to {found.sum().item():g}"
+    )
+
+
+class Simplex(_Sum):
+    """{lower ≤ y ≤ upper, Σy = total}: caps, budgets, k-subsets. ``Simplex()`` is the simplex.
+
+    Parameters
+    ----------
+    total: k > 0, a number, or a tensor that broadcasts to the scores with size 1 along ``dim``.
+    lower: l ≥ 0, a number, or a tensor that broadcasts to the scores.
+    upper: u ≥ 0, as ``lower``; None: no upper bound but what the sum leaves.
+
+    A tensor that requires grad gets its gradient. Entries that do not take part are 0 and have no
+    bounds. A row without a point, as Σu < k or Σl > k, raises ValueError; where numbers cannot be
+    read, it is NaN.
+    """
+
+    def __init__(
+        self,
+        total: float | Tensor = 1.0,
+        lower: float | Tensor = 0.0,
+        upper: float | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.total = arguments.hyperparameter("total", total, *arguments.POSITIVE)
+        self.lower = arguments.hyperparameter("lower", lower, *NONNEGATIVE)
+        if upper is not None:
+            upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)
+        self.upper = upper
+
+    @property
+    def plain(self) -> bool:
+        numbers = (self.total, self.lower)
+        return self.upper is None and not any(map(torch.is_tensor, numbers)) and numbers == (1, 0)
+
+
+class AtMost(_Sum):
+    """{0 ≤ y ≤ upper, Σy ≤ total}. Ω counts as written: γΣ y log y is not γΣ (y log y − y) here.
+
+    The parameters, and what holds for tensors, masks and rows without a point, are those of
+    :class:`Simplex`.
+    """
+
+    at_most = True
+
+    def __init__(self, total: float | Tensor = 1.0, upper: float | Tensor | None = None) -> None:
+        super().__init__()
+        self.total = arguments.hyperparameter("total", total, *arguments.POSITIVE)
+        self.lower = 0.0
+        if upper is not None:
+            upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)
+        self.upper = upper
+
+
+class Box(_Sum):
+    """{lower ≤ y ≤ upper}, without a sum: each entry for itself. Ω counts as written.
+
+    The parameters, and what holds for tensors, masks and rows without a point, are those of
+    :class:`Simplex`.
+    """
+
+    def __init__(self, lower: float | Tensor = 0.0, upper: float | Tensor = 1.0) -> None:
+        super().__init__()
+        self.total = None
+        self.lower = arguments.hyperparameter("lower", lower, *NONNEGATIVE)
+        self.upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)

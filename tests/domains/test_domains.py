@@ -1,0 +1,302 @@
+"""Π_Ω on domains other than the simplex: conic solvers, finite differences, and hard rows."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import regmax
+from regmax import AtMost, Box, RegularizedMax, Simplex
+from regmax.testing.inputs import VALUES, hard_values
+
+F64 = torch.float64
+
+
+class Cubic(regmax.Regularizer):
+    """Separable, with an inverse; flat at 0 but for ε y²."""
+
+    separable = True
+
+    def value(self, y):
+        return (y.pow(3) / 6 + y.square() / 10).sum(-1)
+
+    def inverse(self, u):
+        return (0.04 + 2 * u.clamp_min(0)).sqrt() - 0.2
+
+    def as_cvxpy(self, y):
+        import cvxpy
+
+        return cvxpy.sum(cvxpy.power(y, 3)) / 6 + cvxpy.sum_squares(y) / 10
+
+
+class Coupled(regmax.Regularizer):
+    def value(self, y):
+        return y.square().sum(-1) / 2 + (y[..., 1:] - y[..., :-1]).square().sum(-1)
+
+    def as_cvxpy(self, y):
+        import cvxpy
+
+        return cvxpy.sum_squares(y) / 2 + cvxpy.sum_squares(cvxpy.diff(y))
+
+
+OMEGAS = {
+    "gini": lambda: regmax.regularizer("gini"),
+    "entropy": lambda: regmax.regularizer("entropy"),
+    "tsallis 0.5": lambda: regmax.regularizer("tsallis", alpha=0.5),
+    "tsallis 1.5": lambda: regmax.regularizer("tsallis", alpha=1.5),
+    "tsallis 3": lambda: regmax.regularizer("tsallis", alpha=3.0),
+    "scaled": lambda: 2 * regmax.regularizer("tsallis", alpha=1.25),
+    "separable": Cubic,
+    "pnorm": lambda: regmax.regularizer("pnorm", p=1.5),
+    "coupled": Coupled,
+    "tv": lambda: regmax.regularizer("tv", lam=0.3),
+}
+DOMAINS = {
+    "capped": lambda: Simplex(1.0, 0.0, 0.5),
+    "between": lambda: Simplex(1.7, 0.1, 0.6),
+    "total": lambda: Simplex(2.0),
+    "at most": lambda: AtMost(1.2, 0.7),
+    "at most, wide": lambda: AtMost(3.0),
+    "box": lambda: Box(0.1, 0.9),
+    "box to 2": lambda: Box(0.0, 2.0),
+}
+THRESHOLDS = ("gini", "entropy", "tsallis 0.5", "tsallis 1.5", "tsallis 3", "scaled", "separable")
+FREE = ("at most", "at most, wide", "box", "box to 2")
+
+
+def made(name, domain):
+    if name == "tv" and domain in FREE:
+        pytest.skip("a penalty needs a fixed sum")
+    return OMEGAS[name](), DOMAINS[domain]()
+
+
+def by_cvxpy(omega, x, gamma, domain):
+    """The answer and the maximum of one row."""
+    cvxpy = pytest.importorskip("cvxpy")
+    bounds = domain.region(x, 0, None)
+    total = None if bounds.total is None else bounds.total.item()
+    y = cvxpy.Variable(len(x))
+    objective = cvxpy.Minimize(gamma * omega.as_cvxpy(y) - x.numpy() @ y)
+    limits = bounds.as_cvxpy(y, bounds.low.numpy(), bounds.high.numpy(), total)
+    problem = cvxpy.Problem(objective, limits)
+    problem.solve(solver="CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+    y.value = y.value.clip(0)  # powers of what is below 0 by rounding are NaN
+    return torch.tensor(y.value), -objective.value
+
+
+def numbers(seed, *shape, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(shape, generator=generator, dtype=F64)
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", OMEGAS)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_answers_and_maxima_are_those_of_a_conic_solver(name, domain):
+    omega, d = made(name, domain)
+    layer = RegularizedMax(omega, 0.8, domain=d)
+    for scale in (0.3, 2.0, 8.0):
+        x = numbers(int(10 * scale), 6, scale=scale)
+        y, best = by_cvxpy(omega, x, 0.8, d)
+        assert (layer(x) - y).abs().max() <= 2e-5
+        assert abs(layer.max(x).item() - best) <= 1e-6 * (1 + abs(best))
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("name", OMEGAS)
+def test_each_answer_is_certified(name, domain):
+    omega, d = made(name, domain)
+    solution = RegularizedMax(omega, 0.8, domain=d).solve(numbers(1, 8, 6, scale=1.5))
+    assert solution.converged.all()
+    assert solution.error_bound.max() <= 1e-8
+
+
+@pytest.mark.parametrize("name", OMEGAS)
+def test_derivatives_are_finite_differences(name):
+    omega = OMEGAS[name]()
+    x, gamma = numbers(2, 3, 5, scale=1.5), torch.tensor(0.8, dtype=F64)
+    total = torch.tensor([[1.7], [2.2], [0.9]], dtype=F64)
+    upper = torch.linspace(0.5, 0.8, 5, dtype=F64)
+    lower = torch.linspace(0.02, 0.1, 15, dtype=F64).view(3, 5)
+    settings = {"tol": 1e-12, "on_failure": "ignore"}
+
+    def capped(x, gamma, total, lower, upper):
+        return RegularizedMax(omega, gamma, domain=Simplex(total, lower, upper), **settings)
+
+    def limited(x, gamma, total, upper):
+        return RegularizedMax(omega, gamma, domain=AtMost(total, upper), **settings)
+
+    def boxed(x, gamma, lower, upper):
+        return RegularizedMax(omega, gamma, domain=Box(lower, upper), **settings)
+
+    cases = [
+        (capped, (x, gamma, total, lower, upper)),
+        (limited, (x, gamma, total, upper)),
+        (boxed, (x, gamma, lower, upper)),
+    ]
+    if name == "tv":
+        even = torch.tensor(0.05, dtype=F64), torch.tensor(0.6, dtype=F64)
+        cases = [(capped, (x, gamma, total, *even))]
+    for make, given in cases:
+        given = tuple(t.detach().clone().requires_grad_() for t in given)
+        assert gradcheck(lambda *t, make=make: make(*t)(t[0]), given, eps=1e-5, atol=1e-4)
+        if name in THRESHOLDS:
+            assert gradcheck(lambda *t, make=make: make(*t).max(t[0]), given, atol=1e-5)
+            assert gradgradcheck(lambda *t, make=make: make(*t)(t[0]), given, atol=1e-4)
+
+
+def test_tensors_of_omega_get_their_gradients():
+    x, alpha = numbers(3, 4, 6).requires_grad_(), torch.full((4, 1), 1.4, dtype=F64)
+
+    def mapped(alpha):
+        return regmax.functional.entmax(x, alpha, domain=Simplex(2.0, upper=0.7))
+
+    assert gradcheck(mapped, (alpha.requires_grad_(),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_hard_rows_are_on_their_domain(name, values, dtype):
+    d = 9
+    x = hard_values(values, 4, d, dtype)
+    omega, eps = OMEGAS[name](), torch.finfo(dtype).eps
+    for domain in (Simplex(2.5, upper=0.4), Simplex(1.0, 0.05, 0.5), AtMost(1.5, 0.7), Box(0.1)):
+        y = RegularizedMax(omega, domain=domain)(x)
+        bounds = domain.region(x, -1, None)
+        assert (bounds.off(y) == 0).all()
+        if bounds.total is not None:
+            assert (bounds.excess(y) <= 2 * eps * d**0.5 * bounds.total.squeeze(-1)).all()
+
+
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_the_simplex_with_idle_bounds_is_the_simplex(name):
+    omega, x = OMEGAS[name](), numbers(4, 16, 7, scale=2.0)
+    plain = RegularizedMax(omega)
+    own = RegularizedMax(omega, domain=Simplex(upper=1.0))
+    assert (plain(x) - own(x)).abs().max() <= 1e-12
+    assert RegularizedMax(omega, domain=Simplex()).domain is None
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_masked_entries_are_0_and_other_rows_are_as_without_them(domain):
+    omega, d, x = OMEGAS["tsallis 1.5"](), DOMAINS[domain](), numbers(5, 6, 8)
+    mask = torch.ones(6, 8, dtype=torch.bool)
+    mask[:, 2] = mask[0, 5] = False
+    whole = RegularizedMax(omega, domain=d)
+    y = whole(x, mask)
+    for i in range(6):
+        assert (y[i, ~mask[i]] == 0).all()
+        assert torch.allclose(y[i, mask[i]], whole(x[i, mask[i]]), rtol=0, atol=1e-14)
+    x[1, 3] = torch.nan
+    mask[2] = False
+    y = whole(x, mask)
+    assert y[1].isnan().all()
+    assert (y[2] == 0).all()
+    assert y[[0, 3, 4, 5]].isfinite().all()
+
+
+def test_other_dimensions_and_dtypes():
+    x = numbers(6, 3, 7, 4)
+    caps = torch.linspace(0.2, 0.5, 7, dtype=F64)
+    y = regmax.functional.sparsemax(x, dim=1, domain=Simplex(upper=caps.view(7, 1)))
+    other = regmax.functional.sparsemax(x.movedim(1, -1), domain=Simplex(upper=caps))
+    assert torch.equal(y, other.movedim(-1, 1))
+    half = regmax.functional.sparsemax(x.half(), dim=1, domain=Simplex(upper=0.25))
+    assert half.dtype == torch.float16
+    assert half.max() == 0.25
+    assert regmax.functional.sparsemax(x[:0], domain=Box()).shape == (0, 7, 4)
+
+
+def test_rows_without_a_point_are_refused():
+    x = numbers(7, 2, 4)
+    with pytest.raises(ValueError, match=r"sum = 3 at row \(0,\): the upper bounds .* sum to 2"):
+        regmax.functional.sparsemax(x, domain=Simplex(3.0, upper=0.5))
+    with pytest.raises(ValueError, match="lower bounds"):
+        regmax.functional.sparsemax(x, domain=Simplex(1.0, lower=0.3))
+    with pytest.raises(ValueError, match="lower must be at most upper"):
+        regmax.functional.sparsemax(x, domain=Box(0.5, 0.4))
+    mask = torch.tensor([[True] * 4, [True] + [False] * 3])
+    with pytest.raises(ValueError, match=r"row \(1,\)"):
+        regmax.functional.sparsemax(x, mask=mask, domain=Simplex(upper=0.5))
+    mask[1] = False
+    assert (regmax.functional.sparsemax(x, mask=mask, domain=Simplex(upper=0.5))[1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Simplex(0.0),
+        lambda: Simplex(torch.tensor(-1.0)),
+        lambda: Simplex(1.0, lower=-0.1),
+        lambda: AtMost(1.0, torch.inf),
+        lambda: Box(upper=-1.0),
+    ],
+)
+def test_numbers_out_of_range_are_refused(make):
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+def test_what_takes_no_domain_refuses_it():
+    x = numbers(8, 2, 4)
+    layer = RegularizedMax(OMEGAS["gini"](), domain=Box())
+    for call in (
+        lambda: torch.func.jacrev(layer)(x),
+        lambda: torch.vmap(layer)(x),
+        lambda: RegularizedMax(OMEGAS["tv"](), domain=Box())(x),
+        lambda: RegularizedMax(OMEGAS["tv"](), domain=Simplex(upper=x.sigmoid()))(x),
+    ):
+        with pytest.raises(NotImplementedError, match="domain="):
+            call()
+    with pytest.raises(ValueError, match="simplex alone"):
+        RegularizedMax(OMEGAS["gini"](), solver="newton", domain=Box())(x)
+    with pytest.raises(TypeError, match="domain must be"):
+        RegularizedMax(OMEGAS["gini"](), domain="box")
+
+
+def test_bounds_are_parameters_of_the_layer():
+    caps = torch.nn.Parameter(torch.full((4,), 0.4))
+    layer = RegularizedMax(OMEGAS["gini"](), domain=Simplex(upper=caps))
+    assert [p is caps for p in layer.parameters()] == [True]
+    layer(numbers(9, 2, 4).float())[:, 0].sum().backward()
+    assert caps.grad is not None
+    assert "upper=" in repr(layer)
+
+
+@pytest.mark.parametrize("domain", ["between", "at most", "box"])
+@pytest.mark.parametrize("name", ["entropy", "tsallis 3", "pnorm", "coupled"])
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+def test_methods_agree_in_the_cross_check(name, domain):
+    pytest.importorskip("cvxpy")
+    x, mask = numbers(10, 3, 6, scale=1.5), torch.ones(3, 6, dtype=torch.bool)
+    mask[0, 1] = False
+    omega, d = OMEGAS[name](), DOMAINS[domain]()
+    if name == "coupled":
+        mask = None
+    against = ("generic", "cvxpy", "cvxpylayers")
+    report = regmax.crosscheck(omega, x, against, gamma=0.8, mask=mask, domain=d)
+    assert report.ok, report
+    assert report.skipped == ["cvxpylayers: it takes the simplex alone"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+def test_a_score_far_above_the_others_leaves_them_their_digits(dtype):
+    huge = torch.finfo(dtype).max / 2
+    x = torch.tensor([[huge, 1.0, 2.0, -huge], [1e9, 1.0, 2.0, 1.75]], dtype=dtype)
+    y = regmax.functional.sparsemax(x, domain=Simplex(2.0, upper=0.75))
+    assert y.tolist() == [[0.75, 0.5, 0.75, 0.0], [0.75, 0.0, 0.75, 0.5]]
+    assert (regmax.functional.sparsemax(x, domain=Box())[:, 0] == 1).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.script.* is deprecated")
+def test_compiled_calls_run_outside_of_the_graph():
+    x, domain = numbers(11, 3, 5), Simplex(2.0, upper=0.8)
+    compiled = torch.compile(lambda t: 2 * regmax.functional.entmax(t, 1.3, domain=domain))
+    assert torch.equal(compiled(x), 2 * regmax.functional.entmax(x, 1.3, domain=domain))
+    layer = RegularizedMax(OMEGAS["gini"](), domain=domain)
+    assert torch.equal(torch.compile(layer)(x), layer(x))
+
+
+def test_a_wrong_total_names_itself():
+    with pytest.raises(ValueError, match="total must broadcast to x with size 1"):
+        regmax.functional.sparsemax(numbers(12, 3, 5), domain=Simplex(torch.ones(5)))
