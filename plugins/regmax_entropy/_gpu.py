@@ -6,8 +6,9 @@ from regmax.kernels import Kernel, softmax
 
 KERNEL: Kernel
 try:
+    from regmax.kernels.triton import powers
     from regmax.kernels.triton.mappings import ThresholdKernel
 except ModuleNotFoundError:
     KERNEL = softmax.PLAIN
 else:
-    KERNEL = ThresholdKernel("entropy")
+    KERNEL = ThresholdKernel(powers.EXP)

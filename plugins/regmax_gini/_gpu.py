@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regmax.kernels.triton import powers
 from regmax.kernels.triton.mappings import ThresholdKernel
 
-KERNEL = ThresholdKernel("gini")
+KERNEL = ThresholdKernel(powers.LINEAR)

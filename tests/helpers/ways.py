@@ -8,6 +8,7 @@ CPU, and compiled on a GPU. The truth is PyTorch's closed form of the same score
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -30,10 +31,10 @@ def triton_kernel(module: str, way: str) -> Any:
     """That of a plugin's module, by one of the ways."""
     from regmax.kernels.triton.mappings import ChainKernel, ThresholdKernel
 
-    kind = module.removeprefix("regmax_").split(".")[0]
-    if kind in ("tv", "oscar"):
-        return ChainKernel(ranked=kind == "oscar", block=16 if way == "chunks" else None)
-    return ThresholdKernel(kind, **TRITON[way])
+    kernel = importlib.import_module(module).KERNEL
+    if isinstance(kernel, ChainKernel):
+        return ChainKernel(kernel.ranked, block=16 if way == "chunks" else None)
+    return ThresholdKernel(*kernel.own, attention=kernel.attention is not None, **TRITON[way])
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from triton_attention import SMALL, TOLERANCE, noted, omega_of, prepare  # noqa:
 import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
 from regmax.kernels.base import Arrangement, CannotLaunch  # noqa: E402
+from regmax.kernels.triton import powers  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
 from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, fused  # noqa: E402
 
@@ -126,7 +127,7 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
     """One pass bounds τ from below, and a row's certificate its duality gap, after any step."""
     q, k = 3 * torch.randn(1, 1, 20, 8), torch.randn(1, 1, 70, 8)
     v, a = torch.randn(1, 1, 70, 8), alpha - 1
-    kernel = ThresholdAttention("tsallis", SMALL, steps, limit=torch.inf)
+    kernel = ThresholdAttention(*powers.TSALLIS, blocks=SMALL, steps=steps, limit=torch.inf)
     on = [t.to(device) for t in (q, k, v)]
     found = kernel.solve(Arrangement(0.5, 10), False, *on, None, None, 1.0, alpha)
     out, top, rest, total, gap = (t[0, 0].cpu().double() for t in found[:5])
@@ -157,7 +158,7 @@ def test_bounds(alpha: float, steps: int, device: str) -> None:
 
 def test_a_row_beyond_its_certificate_is_nan(device: str) -> None:
     q, k, v = (torch.randn(1, 1, 20, 8, device=device) for _ in range(3))
-    kernel = ThresholdAttention("gini", SMALL, steps=0, limit=1e-3)
+    kernel = ThresholdAttention(powers.LINEAR, blocks=SMALL, steps=0, limit=1e-3)
     out, _, _, total, gap, *_ = kernel.solve(Arrangement(1.0), True, q, k, v, None, None, 1.0)
     assert bool(torch.isnan(gap).any())
     assert torch.equal(torch.isnan(total), torch.isnan(gap))

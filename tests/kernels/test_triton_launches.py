@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from regmax.kernels import Lazy
-from regmax.kernels.triton import rows
+from regmax.kernels.triton import powers, rows
 from regmax.kernels.triton.mappings import ThresholdKernel
 
 
@@ -22,7 +22,7 @@ def test_devices() -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         pytest.skip("the interpreter takes tensors of the CPU")
     with pytest.raises(ValueError, match="CUDA"):
-        ThresholdKernel("gini").forward(torch.zeros(1, 2), 1.0, (), None)
+        ThresholdKernel(powers.LINEAR).forward(torch.zeros(1, 2), 1.0, (), None)
 
 
 def test_a_launch_that_fails_leaves_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ need_triton()
 from triton_attention import SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
 
 from regmax import kernels  # noqa: E402
+from regmax.kernels.triton import powers  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
 from regmax.nn import AdaptiveEntmax, attention, attention_weights  # noqa: E402
 
@@ -111,7 +112,9 @@ def test_values_and_gradients(
     assert calls[0] == ["forward", "backward"]
     kept = torch.ones(())
     if "drop" in more:
-        kept = ThresholdAttention("gini").factors(calls[1][0], q.to(device), k.to(device)).cpu()
+        kept = (
+            ThresholdAttention(powers.LINEAR).factors(calls[1][0], q.to(device), k.to(device)).cpu()
+        )
         assert 0.6 < float((kept > 0).float().mean()) < 0.8
         assert torch.equal(kept.unique(), torch.tensor([0, 1 / (1 - torch.tensor(0.3))]))
 
@@ -161,7 +164,7 @@ def test_a_sink_that_takes_all(device: str, calls: Any) -> None:
 def test_the_bound_counts_the_sink(device: str) -> None:
     q, k, v = (torch.randn(1, 1, 20, 8, device=device) for _ in range(3))
     for steps in (0, 2):
-        kernel = ThresholdAttention("gini", SMALL, steps, limit=torch.inf)
+        kernel = ThresholdAttention(powers.LINEAR, blocks=SMALL, steps=steps, limit=torch.inf)
         how = kernels.base.Arrangement(1.0)
         out, top, t, total, gap, *_ = kernel.solve(how, False, q, k, v, None, 2.0, 1.0)
         z = torch.cat([q @ k.mT, torch.full((1, 1, 20, 1), 2.0, device=device)], -1).double()
@@ -207,7 +210,7 @@ def test_dropout_has_seeds(device: str, calls: Any) -> None:
     assert torch.equal(found[0], found[1])
     assert not torch.allclose(found[0], found[2])
     one, other = calls[1][0], calls[1][2]
-    kept = [ThresholdAttention("gini").factors(how, q, k) > 0 for how in (one, other)]
+    kept = [ThresholdAttention(powers.LINEAR).factors(how, q, k) > 0 for how in (one, other)]
     assert 0.4 < float((kept[0] == kept[1]).float().mean()) < 0.6
     heads = kept[0][0]
     assert 0.4 < float((heads[0] == heads[1]).float().mean()) < 0.6
@@ -229,7 +232,7 @@ def test_second_derivatives(more: str, device: str, calls: Any) -> None:
     for mine, want in zip(graph, once, strict=True):
         torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
     assert calls[0] == ["forward", "backward"]
-    kept = ThresholdAttention("gini").factors(calls[1][0], q, k) if more == "drop" else 1.0
+    kept = ThresholdAttention(powers.LINEAR).factors(calls[1][0], q, k) if more == "drop" else 1.0
     mask = None if places is None else dense(((5, 3), (5, 3)), False).to(device)
     with kernels.reference():
         weights = attention_weights(q, k, omega, attn_mask=mask, sink=sink)

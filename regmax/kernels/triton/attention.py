@@ -29,41 +29,11 @@ import triton
 import triton.language as tl
 from triton.language.random import uint_to_uniform_float
 
-from .equation import log1p
-from .rows import of_row
+from .equation import log1p, numbers
+from .rows import LOWEST, of_row
 
-SOFTMAX = tl.constexpr(0)
-SPARSE = tl.constexpr(1)
-HALF = tl.constexpr(2)  # a = 1/2
-ANY = tl.constexpr(3)
 BOOL = tl.constexpr(1)
 ADDED = tl.constexpr(2)
-
-LOWEST = tl.constexpr(-1e37)
-"""Scores are at least this for participants, and −∞ for masked keys."""
-
-
-@triton.jit
-def power(u, a, KIND: tl.constexpr):
-    """p(u), p(u)^(1−a) and p(u)^a."""
-    if KIND == SOFTMAX:
-        e = tl.exp(u)
-        return e, e, tl.zeros_like(u) + 1.0
-    else:
-        u = tl.maximum(u, LOWEST)  # a · −∞ is NaN at a = 0
-        x = u * a
-        base = tl.maximum(1.0 + x, 0.0)
-        on = base > 0
-        if KIND == SPARSE:
-            return base, tl.where(on, 1.0, 0.0), base
-        elif KIND == HALF:
-            return base * base, base, base
-        else:
-            safe = tl.where(on, base, 1.0)
-            log_p = log1p(tl.where(on, x, 0.0), safe) / tl.where(a == 0, 1.0, a)
-            log_p = tl.where(a == 0, u, log_p)
-            p = tl.where(on, tl.exp(log_p), 0.0)
-            return p, p / safe, base
 
 
 @triton.jit
@@ -78,9 +48,9 @@ def grown(log, a):
 
 
 @triton.jit
-def further(log_f, r, d, a, KIND: tl.constexpr):
+def further(log_f, r, d, a, OWN: tl.constexpr):
     """log f and r = −f′/f of the tangent of f^a, d ≥ 0 further on."""
-    if KIND == SOFTMAX:
+    if OWN.scales:
         return log_f - d, r
     else:
         x = a * r * d
@@ -135,14 +105,14 @@ def product(a, b):
 
 @triton.jit
 def head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
-                 KIND: tl.constexpr):  # fmt: skip
-    """a and 1/γ of a head; NaN where α is not in [1, 2]."""
+                 OWN: tl.constexpr):  # fmt: skip
+    """n and 1/γ of a head; NaN where α is not in [1, 2]."""
     alpha = of_row(theta_ptr, theta, head, theta_step).to(tl.float64)
-    a = (alpha - 1.0).to(tl.float32)
-    if KIND == ANY:
-        inside = (a > -1e-6) & (a < 1.000001)
-        a = tl.where(inside, tl.minimum(tl.maximum(a, 0.0), 1.0), float("nan"))
-    return a, (1.0 / of_row(gamma_ptr, gamma, head, gamma_step).to(tl.float64)).to(tl.float32)
+    if OWN.a is None:
+        inside = (alpha > 1.0 - 1e-6) & (alpha < 2.000001)
+        alpha = tl.where(inside, tl.minimum(tl.maximum(alpha, 1.0), 2.0), float("nan"))
+    _, n = numbers(alpha, tl.float32, OWN)
+    return n, (1.0 / of_row(gamma_ptr, gamma, head, gamma_step).to(tl.float64)).to(tl.float32)
 
 
 @triton.jit
@@ -151,17 +121,6 @@ def sink_score(sink_ptr, sink, sink_step, head, inverse):
     x = of_row(sink_ptr, sink, head, sink_step).to(tl.float32)
     z = x * inverse
     return tl.where((x != -float("inf")) & (z < LOWEST), LOWEST, z)
-
-
-@triton.jit
-def curved(p, s, base, KIND: tl.constexpr):
-    """p^(1−2a), for the second derivative."""
-    if KIND == HALF:
-        return tl.where(p > 0, 1.0, 0.0)
-    elif KIND == ANY:
-        return tl.where(p > 0, s / tl.where(p > 0, base, 1.0), 0.0)
-    else:
-        return tl.zeros_like(p)
 
 
 @triton.jit
@@ -200,7 +159,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
                       tol: tl.float64, limit: tl.float64, heads, group, queries, keys, width,
                       depth, diagonal, steps,
                       q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
-                      KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+                      OWN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
                       PACKED: tl.constexpr, SINK: tl.constexpr, DROP: tl.constexpr,
                       VARLEN: tl.constexpr, GRAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       BE: tl.constexpr, BV: tl.constexpr):  # fmt: skip
@@ -213,8 +172,9 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
     band = tl.program_id(0) % bands
     head = (tl.program_id(0) // bands).to(tl.int64)
     b, h = head // heads, head % heads
-    a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
-                              KIND)  # fmt: skip
+    n, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
+                              OWN)  # fmt: skip
+    a = n[0]
     scale32, tolerance = number(scale), number(tol)
     first, last_row, first_key, last_key, diagonal = band_of(table_ptr, band, queries, keys,
                                                              diagonal, BM, PACKED)  # fmt: skip
@@ -238,7 +198,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
     log_f = tl.full((BM,), none, tl.float32)
     r = tl.zeros((BM,), tl.float32)
     spoilt = tl.zeros((BM,), tl.int32)
-    if KIND == ANY:
+    if OWN.a is None:
         spoilt += (a != a).to(tl.int32)
     if SINK:
         z_sink = sink_score(sink_ptr, sink, sink_step, head, inverse)
@@ -257,26 +217,26 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
         z = tl.where(fine, z, none)
         new = tl.maximum(top, tl.max(z, 1))
         rise = tl.where(top == none, 0.0, new - top)
-        log_f, r = further(log_f, r, tl.maximum(rise - t, 0.0), a, KIND)
+        log_f, r = further(log_f, r, tl.maximum(rise - t, 0.0), a, OWN)
         t = tl.maximum(t - rise, 0.0)
         top = new
         z = z - tl.where(top == none, 0.0, top)[:, None]
-        for last in tl.static_range(1 if KIND == SOFTMAX else 2):
-            p, s, _ = power(z - t[:, None], a, KIND)
+        for last in tl.static_range(1 if OWN.scales else 2):
+            p, s, _, _ = OWN.p(z - t[:, None], n)
             before = tl.exp(log_f)
             f = before + tl.sum(p, 1)
             slope = (r * before + tl.sum(s, 1)) / tl.where(f > 0, f, 1.0)
             log_new = logarithm(f)
             up = (log_new > 0) & (slope > 0)
             d = tl.where(up, grown(tl.where(up, log_new, 0.0), a) / tl.where(up, slope, 1.0), 0.0)
-            if KIND == SOFTMAX or last == 1:
-                log_f, r = further(log_new, slope, d, a, KIND)
+            if OWN.scales or last == 1:
+                log_f, r = further(log_new, slope, d, a, OWN)
             else:
-                log_f, r = further(log_f, r, d, a, KIND)
+                log_f, r = further(log_f, r, d, a, OWN)
             t += d
     top = tl.where(top == none, 0.0, top)
     wrong = tl.max(spoilt)
-    if KIND != SOFTMAX:
+    if not OWN.scales:
         step = 0
         moving = tl.full((), 1, tl.int32)
         # ends: step < steps; a row that still moves has a gap above the limit, and is NaN
@@ -285,8 +245,8 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
             d1 = tl.zeros((BM,), tl.float32)
             d2 = tl.zeros((BM,), tl.float32)
             if SINK:
-                f, d1, of_sink = power(z_sink - top - t, a, KIND)
-                d2 = curved(f, d1, of_sink, KIND)
+                of_sink = OWN.p(z_sink - top - t, n)
+                f, d1, d2 = of_sink[0], of_sink[1], of_sink[2]
             for i in range(blocks):
                 seen = 1
                 if step > 0:
@@ -296,11 +256,11 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
                     k = tile(k_ptr, col, last_key, k_row, width, BE)
                     z = scores(q, k, mask_ptr, rows, col, last_row, last_key, scale32, inverse,
                                m_row, m_col, diagonal, CAUSAL, MASK)  # fmt: skip
-                    p, s, base = power(z - top[:, None] - t[:, None], a, KIND)
+                    p, s, bend, _ = OWN.p(z - top[:, None] - t[:, None], n)
                     f += tl.sum(p, 1)
                     d1 += tl.sum(s, 1)
-                    if KIND != SPARSE:
-                        d2 += tl.sum(curved(p, s, base, KIND), 1)
+                    if not OWN.linear:
+                        d2 += tl.sum(bend, 1)
                     if step == 0:
                         some = (tl.max(tl.max(p, 1), 0) > 0) | (wrong > 0)
                         tl.store(active_ptr + i, some.to(tl.int8))
@@ -310,10 +270,10 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
             log_f = tl.where(off, log_f, 0.0)
             d1 = tl.where(off, d1, 1.0)
             d = grown(log_f, a)
-            if KIND != SPARSE:
-                bend = d * (1.0 - a) / 2 * (f * d2 / (d1 * d1) - 1.0)
-                bend = tl.minimum(tl.maximum(bend, -0.5), 0.5)
-                d = d / (1.0 - tl.where(off, bend, 0.0))
+            if not OWN.linear:
+                by = d * (1.0 - a) / 2 * (f * d2 / (d1 * d1) - 1.0)
+                by = tl.minimum(tl.maximum(by, -0.5), 0.5)
+                d = d / (1.0 - tl.where(off, by, 0.0))
             d = tl.where(off, d * f / d1, 0.0)
             t += d
             # S may stay off by many roundings of t, if the support is large
@@ -324,21 +284,22 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
     largest = tl.zeros((BM,), tl.float32)
     weight = tl.zeros((BM,), tl.float32)
     if SINK:
-        total, weight, of_sink = power(z_sink - top - t, a, KIND)
-        largest = tl.where(total > 0, of_sink, 0.0)
+        of_sink = OWN.p(z_sink - top - t, n)
+        total, weight = of_sink[0], of_sink[1]
+        largest = tl.where(total > 0, of_sink[3], 0.0)
     out = tl.zeros((BM, BV), tl.float32)
-    if GRAD and KIND != SOFTMAX:
+    if GRAD and not OWN.scales:
         mean = tl.zeros((BM, BV), tl.float32)
     for i in range(blocks):
         seen = 1
-        if KIND != SOFTMAX and steps > 0:
+        if not OWN.scales and steps > 0:
             seen = tl.load(active_ptr + i).to(tl.int32)
         if seen != 0:
             col = first_key + i * BN + tl.arange(0, BN)
             k = tile(k_ptr, col, last_key, k_row, width, BE)
             z = scores(q, k, mask_ptr, rows, col, last_row, last_key, scale32, inverse, m_row,
                        m_col, diagonal, CAUSAL, MASK)  # fmt: skip
-            p, s, base = power(z - top[:, None] - t[:, None], a, KIND)
+            p, s, _, base = OWN.p(z - top[:, None] - t[:, None], n)
             some = (tl.max(tl.max(p, 1), 0) > 0) | (wrong > 0)
             if some:
                 v = tile(v_ptr, col, last_key, v_row, depth, BV)
@@ -349,13 +310,13 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
                     kept = factors(seed_ptr, drop, head, rows, col)
                     p, s = p * kept, s * kept
                 out += product(p.to(v.dtype), v)
-                if GRAD and KIND != SOFTMAX:
+                if GRAD and not OWN.scales:
                     mean += product(s.to(v.dtype), v)
             tl.store(active_ptr + i, some.to(tl.int8))
     alive = (total > 0) & (spoilt == 0)
     safe = tl.where(alive, total, 1.0)
     gap = tl.zeros((BM,), tl.float32)
-    if KIND != SOFTMAX:
+    if not OWN.scales:
         gap = tl.where(alive, tl.abs(grown(tl.log(safe), a)) * largest, 0.0)
     spoilt = (spoilt != 0) | ((gap <= number(limit)) == 0)
     alone = tl.where(spoilt, float("nan"), 0.0)  # also of rows without keys
@@ -369,7 +330,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
     inside = inside[:, None] & (ev < depth)
     out = tl.where(alive[:, None], out / safe[:, None], 0.0) + alone[:, None]
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
-    if GRAD and KIND != SOFTMAX:
+    if GRAD and not OWN.scales:
         mean = mean / tl.where(alive & (weight > 0), weight, 1.0)[:, None]
         tl.store(mean_ptr + place, tl.where(alive[:, None], mean, 0.0), mask=inside)
 

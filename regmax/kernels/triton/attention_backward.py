@@ -24,24 +24,23 @@ from .attention import (
     factors,
     head_numbers,
     number,
-    power,
     product,
     scores,
     sink_score,
     tile,
 )
-from .jacobian import by_alpha
 
 
 @triton.jit
-def differences(u, total, g, delta, a, KIND: tl.constexpr):
+def differences(u, total, g, delta, n, OWN: tl.constexpr):
     """y and w of a block, u = z − τ."""
-    p, s, _ = power(u, a, KIND)
+    p, s, _, _ = OWN.p(u, n)
     alive = total > 0
     safe = tl.where(alive, total, 1.0)
     y = p / tl.where(total == 0, 1.0, total)[:, None]
-    factor = tl.where(alive, tl.exp((a - 1.0) * tl.log(safe)), 0.0)
-    w = s * factor[:, None] * (g - delta[:, None])
+    if not OWN.linear:  # 1/e'' is a power of y
+        s = s * tl.exp((n[0] - 1.0) * tl.log(safe))[:, None]
+    w = s * (g - delta[:, None])
     return y, tl.where(alive[:, None] & (p > 0), w, 0.0)
 
 
@@ -52,7 +51,7 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, t
                       scale: tl.float64, g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr,
                       dq_ptr, dmask_ptr, dsink_ptr, dtheta_ptr, dgamma_ptr, heads, group, queries,
                       keys, width, depth, diagonal, q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h,
-                      v_row, m_b, m_h, m_row, m_col, KIND: tl.constexpr, CAUSAL: tl.constexpr,
+                      v_row, m_b, m_h, m_row, m_col, OWN: tl.constexpr, CAUSAL: tl.constexpr,
                       MASK: tl.constexpr, PACKED: tl.constexpr, SINK: tl.constexpr,
                       DROP: tl.constexpr, BY_MASK: tl.constexpr, BY_SINK: tl.constexpr,
                       BY_THETA: tl.constexpr, BY_GAMMA: tl.constexpr,
@@ -62,8 +61,8 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, t
     band = tl.program_id(0) % bands
     head = (tl.program_id(0) // bands).to(tl.int64)
     b, h = head // heads, head % heads
-    a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
-                              KIND)  # fmt: skip
+    n, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
+                              OWN)  # fmt: skip
     scale32 = number(scale)
     first, last_row, first_key, last_key, diagonal = band_of(table_ptr, band, queries, keys,
                                                              diagonal, BM, PACKED)  # fmt: skip
@@ -90,12 +89,12 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, t
     by_gamma = tl.zeros((BM,), tl.float32)
     if SINK:
         u_sink = sink_score(sink_ptr, sink, sink_step, head, inverse) - top[:, None] - t[:, None]
-        y_sink, w_sink = differences(u_sink, total, tl.zeros_like(u_sink), delta, a, KIND)
+        y_sink, w_sink = differences(u_sink, total, tl.zeros_like(u_sink), delta, n, OWN)
         if BY_SINK:
             tl.store(dsink_ptr + at, tl.sum(w_sink * inverse, 1), mask=inside)
         if BY_THETA:
             log_sink = tl.log(tl.where(y_sink > 0, y_sink, 1.0))
-            by_theta -= tl.sum(w_sink * by_alpha(log_sink, a), 1)
+            by_theta -= tl.sum(w_sink * OWN.rate(log_sink, n[0]), 1)
         if BY_GAMMA:
             by_gamma -= tl.sum(tl.where(w_sink != 0, w_sink * u_sink, 0.0), 1)
     for i in range(tl.cdiv(end - first_key, BN)):
@@ -108,7 +107,7 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, t
             if DROP:
                 g = g * factors(seed_ptr, drop, head, rows, col)
             u = z - top[:, None] - t[:, None]
-            y, w = differences(u, total, g, delta, a, KIND)
+            y, w = differences(u, total, g, delta, n, OWN)
             dq += product(w.to(k.dtype), k)
             if BY_MASK:
                 place = at[:, None] * keys + col[None, :]
@@ -116,7 +115,7 @@ def attention_queries(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, t
                          mask=inside[:, None] & (col[None, :] < keys))  # fmt: skip
             if BY_THETA:
                 log_y = tl.log(tl.where(y > 0, y, 1.0))
-                by_theta -= tl.sum(w * by_alpha(log_y, a), 1)
+                by_theta -= tl.sum(w * OWN.rate(log_y, n[0]), 1)
             if BY_GAMMA:
                 by_gamma -= tl.sum(tl.where(w != 0, w * u, 0.0), 1)
     dq = (dq * (scale32 * inverse)).to(dq_ptr.dtype.element_ty)
@@ -134,7 +133,7 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, thet
                    scale: tl.float64, g_ptr, top_ptr, t_ptr, sum_ptr, delta_ptr, active_ptr,
                    dk_ptr, dv_ptr, tiles, heads, group, queries, keys, width, depth, diagonal, q_b,
                    q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
-                   KIND: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
+                   OWN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
                    PACKED: tl.constexpr, SINK: tl.constexpr, DROP: tl.constexpr, BM: tl.constexpr,
                    BN: tl.constexpr, BE: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """∂k and ∂v of a block of keys, of one key head: sums over the query heads of its group.
@@ -165,8 +164,8 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, thet
     for one in range(group):
         h = hk * group + one
         head = b * heads + h
-        a, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
-                                  KIND)  # fmt: skip
+        n, inverse = head_numbers(theta_ptr, theta, theta_step, gamma_ptr, gamma, gamma_step, head,
+                                  OWN)  # fmt: skip
         seen_ptr = active_ptr + (head * bands + first_band) * stacks + stack
         for band in range(first, tl.cdiv(last_row - first_row, BM)):
             if tl.load(seen_ptr + band * stacks) != 0:
@@ -178,16 +177,16 @@ def attention_keys(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks, thet
                 q = tile(q_ptr + b * q_b + h * q_h, rows, last_row, q_row, width, BE)
                 z = scores(q, k, mask_ptr + b * m_b + h * m_h, rows, col, last_row, last_key,
                            scale32, inverse, m_row, m_col, shift, CAUSAL, MASK)  # fmt: skip
-                top = tl.load(top_ptr + at, mask=inside, other=0.0)
-                t = tl.load(t_ptr + at, mask=inside, other=0.0)
-                total = tl.load(sum_ptr + at, mask=inside, other=0.0)
-                delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
                 g_out = tile(g_ptr + head * queries * depth, rows, last_row, depth, depth, BV)
                 g = product(g_out, tl.trans(v))
                 if DROP:
                     g = g * kept
+                top = tl.load(top_ptr + at, mask=inside, other=0.0)
+                t = tl.load(t_ptr + at, mask=inside, other=0.0)
                 u = z - top[:, None] - t[:, None]
-                y, w = differences(u, total, g, delta, a, KIND)
+                total = tl.load(sum_ptr + at, mask=inside, other=0.0)
+                delta = tl.load(delta_ptr + at, mask=inside, other=0.0)
+                y, w = differences(u, total, g, delta, n, OWN)
                 if DROP:
                     y = y * kept
                 dv += product(tl.trans(y).to(g_out.dtype), g_out)

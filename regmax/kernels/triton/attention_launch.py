@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -13,9 +13,9 @@ from torch import Tensor
 from ..base import Arrangement, AttentionKernel, CannotLaunch, Hyper, Number, Numbers, Offsets
 from .attention import attention_factors, attention_forward
 from .attention_backward import attention_keys, attention_queries
+from .equation import Description, described
 from .rows import check_device, guard, parameter, power_of_2
 
-ALPHA = {"entropy": 1.0, "gini": 2.0}
 BLOCKS = {
     True: {64: (64, 32, 8), 128: (32, 32, 8), 256: (16, 32, 8)},
     False: {64: (16, 32, 4), 128: (16, 16, 8)},
@@ -33,7 +33,7 @@ LIMIT = 1e-3
 
 
 class ThresholdAttention(AttentionKernel):
-    """Attention with softmax ("entropy"), sparsemax ("gini") or α-entmax ("tsallis", θ = α).
+    """Attention with softmax, sparsemax or α-entmax, as the descriptions say.
 
     ``blocks``, ``steps`` and ``limit``, for tests and tuning: queries and keys of a block, the
     largest number of Halley's steps, and the accepted bound of the gap.
@@ -43,13 +43,13 @@ class ThresholdAttention(AttentionKernel):
 
     def __init__(
         self,
-        kind: str,
+        *own: Description,
         blocks: tuple[int, int] | None = None,
         steps: int = STEPS,
         limit: float = LIMIT,
     ) -> None:
-        self.kind, self.blocks, self.steps, self.limit = kind, blocks, steps, limit
-        self.bounds = ((1.0, 2.0),) if kind == "tsallis" else ()
+        self.own, self.blocks, self.steps, self.limit = own, blocks, steps, limit
+        self.bounds = ((1.0, 2.0),) if own[-1].a is None else ()
 
     def takes(
         self, how: Arrangement, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
@@ -81,7 +81,7 @@ class ThresholdAttention(AttentionKernel):
         bands, _, stacks, table, _ = _blocks(how, q, k, flags)
         out = q.new_empty((batch, heads, queries, depth))
         mean = out
-        if grad and flags["KIND"] != 0:
+        if grad and not flags["OWN"].scales:
             mean = torch.empty_like(out, dtype=torch.float32)
         rows = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
         active = torch.zeros((batch, heads, bands, stacks), dtype=torch.int8, device=q.device)
@@ -151,16 +151,14 @@ class ThresholdAttention(AttentionKernel):
     def _flags(
         self, how: Arrangement, q: Tensor, v: Tensor, mask: Tensor | None, sink: Number | None,
         theta: Numbers,
-    ) -> dict[str, int]:  # fmt: skip
+    ) -> dict[str, Any]:  # fmt: skip
         """What a kernel is compiled for."""
-        alpha = theta[0] if theta else ALPHA[self.kind]
-        kind = 3 if isinstance(alpha, Tensor) else {1.0: 0, 2.0: 1, 1.5: 2}.get(alpha, 3)
         width, depth = (max(power_of_2(t.shape[-1]), 16) for t in (q, v))
         sizes = _blocks_of(q, how.seed is not None)
         queries, keys, warps = sizes[max(64, width, depth)]
         queries, keys = self.blocks or (queries, keys)
         return {
-            "KIND": kind,
+            "OWN": described(self.own, theta)[0],
             "CAUSAL": how.diagonal is not None,
             "MASK": 0 if mask is None else 1 if mask.dtype == torch.bool else 2,
             "PACKED": how.offsets is not None,
@@ -179,7 +177,7 @@ class ThresholdAttention(AttentionKernel):
     def _numbers(
         self, how: Arrangement, sink: Number | None, gamma: Number, theta: Numbers
     ) -> tuple[Tensor | float | int | None, ...]:
-        alpha = theta[0] if theta else ALPHA[self.kind]
+        alpha = theta[0] if theta else None
         numbers = (*parameter(alpha), *parameter(gamma), *parameter(sink))
         return (*numbers, how.seed, how.dropout, how.scale)
 

@@ -1,18 +1,17 @@
-"""The equations of threshold mappings in Triton: sums over a row, their root, its entries.
+"""The equation of a threshold mapping in Triton, and what describes such a mapping.
 
-With the distances δ_i = (max x − x_i)/γ ≥ 0,
+With the distances δ_i = (max x − x_i)/γ ≥ 0 and a = θ − 1, k = 1/a,
 
-    y_i = v_i / Σv,    v_i = [1 − c δ_i]₊^k,
+    y_i = v_i / Σv,    v_i a function of δ_i and of the root (c, e) of one equation per row,
 
-and one scalar equation per row for c (a = α − 1 for Tsallis, p − 1 for the p-norm; k = 1/a):
+which for powers e' = y^a/a or (y^a − 1)/a is v_i = [1 − cδ_i + e]₊^k, and
 
-    gini      c = 1/T,          Σ [T − δ]₊ = 1;
-    tsallis   c = a e^(−aℓ),    ℓ + log Σv = 0, through a = 0, where v_i = e^(−δ_i);
-    p-norm    c = 1/s,          log s + (p−2)/p log Σv^p + log Σv = 0.
+    c = a e^(−aℓ),    ℓ + log Σv = 0, through a = 0, where v_i = e^(−δ_i);
+    c = 1/s,          log s + (p−2)/p log Σv^p + log Σv = 0 for the p-norm, p = θ,
 
-Gini is solved by Michelot's finite iteration (1986), the others by Newton's method on ℓ or log s
-inside a bracket, up to rounding. The sums are over a tile in registers, or over the packed
-candidates of a row in memory: one block, or the front of each of its chunks.
+solved by Newton's method on ℓ or log s inside a bracket, up to rounding. e corrects c by less than
+its last bit. The sums are over a tile in registers, or over the packed candidates of a row in
+memory: one block, or the front of each of its chunks.
 
 Sources: Peters, Niculae & Martins (2019) for entmax; Gonçalves, Treviso & Martins (2025,
 AdaSplash) for a safeguarded Newton iteration per row on a GPU.
@@ -24,10 +23,95 @@ AdaSplash) for a safeguarded Newton iteration per row on a GPU.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from .rows import BIG, GINI, PNORM, TSALLIS, distance, divide, quotient
+from ..base import Number, Numbers
+from .rows import distance, divide, quotient
+
+NEVER = 1 << 30
+
+
+def _always(theta: float) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Description:
+    """A mapping, for those hyperparameters θ that it ``covers``.
+
+    Functions of tiles or of numbers of rows, float32 or float64. n is (a, k, ``exact``), a and k in
+    the dtype of the others, and (c, e, Σv) what ``root`` found.
+    """
+
+    p: Any
+    """(u, n) → p(u), p^(1−a), p^(1−2a) and p^a; 0 where u is −∞."""
+    inverse: Any
+    """(δ, c, e, n) → v, v^(1−a) and v^a; 0 where δ is infinite."""
+    root: Any
+    """(held, n, count, active, own, CHUNK, CH, N) → c, e and Σv, as :func:`newton`."""
+    logarithm: Any
+    """(δ, c, e, n, Σv) → log y at the distance δ, and the distance to the threshold where it is
+    below; float64."""
+    vertex: Any
+    """(r, s, log y_k, near, a) → D(e_k, y)/γ from the sums r of y_i and s of y_i^(1+a) over i ≠ k.
+    Where ``near``, log y_k is log(1 − r)."""
+    terms: Any
+    """(t, a) → t log_a t and its derivative in a, log_a t = (t^a − 1)/a; of a ``norm``, t^p and
+    t^p log t."""
+    weight: Any
+    """(y, log(y/y_r), a) → 1/e'' of y > 0, of ``relative`` ones over that of a reference y_r."""
+    rate: Any
+    """(log y, a) → ∂e'/∂θ, which may have a constant more."""
+    a: float | None = None
+    """θ − 1 where it is fixed."""
+    covers: Callable[[float], bool] = _always
+    """θ, a number → whether it is one of these."""
+    reduced: Any = None
+    """(r, δ of a part of a row, n, own) → a smaller r with no support beyond, for 0 < a ≤ 1."""
+    beyond: Any = None
+    """The description of rows with a > 1, which another launch computes."""
+    norm: bool = False
+    """Whether Ω = ½(Σ y^p)^(2/p)."""
+    scales: bool = False
+    """Whether v is a function of δ alone."""
+    linear: bool = False
+    """Whether v is linear where positive."""
+    relative: bool = True
+    """Whether weights may be large."""
+    mixed: bool = False
+    """Whether v is a product where k is 1 or 2 in all rows of a tile."""
+    precise: bool = False
+    """Whether all is computed in float64 for float32 too, row by row."""
+    limit: int = 8192
+    """The longest row that one program keeps on the chip; half of it in float64."""
+    pack: int = NEVER
+    """The shortest row of one program that packs its candidates: v then costs more than packing."""
+
+    @functools.cached_property
+    def cache_key(self) -> str:
+        """What Triton compiles it for."""
+        items = (getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "covers")
+        text = "-".join(str(getattr(item, "cache_key", item)) for item in items)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __repr__(self) -> str:  # part of the names of compiled functions
+        return f"own_{self.cache_key[:16]}"
+
+
+def described(own: tuple[Description, ...], theta: Numbers) -> tuple[Description, Number | None]:
+    """The description of θ: of a number, the first that covers it, or the last; and θ."""
+    if not theta or isinstance(theta[0], Tensor):
+        return own[-1], theta[0] if theta else None
+    number = theta[0]
+    return next((each for each in own if each.covers(number)), own[-1]), number
 
 
 @triton.jit
@@ -40,40 +124,37 @@ def log1p(x, u):
 
 
 @triton.jit
-def special(k, EXACT: tl.constexpr):
-    """k if it is 1 or 2 in all rows of the tile, else 0: then powers are products. EXACT: the
-    answer where the host knows it, else −1."""
-    if EXACT >= 0:
-        return tl.full((), EXACT, tl.int32)
-    else:
-        k = k + tl.zeros((1, 1), k.dtype)  # may be a scalar
-        low, high = tl.min(k), tl.max(k)
-        return tl.where(low == high, tl.where(low == 2, 2, tl.where(low == 1, 1, 0)), 0)
+def special(k):
+    """k if it is 1 or 2 in all rows of the tile, else 0."""
+    k = k + tl.zeros((1, 1), k.dtype)  # may be a scalar
+    low, high = tl.min(k), tl.max(k)
+    return tl.where(low == high, tl.where(low == 2, 2, tl.where(low == 1, 1, 0)), 0)
 
 
 @triton.jit
-def powers(delta, c, e, k, exact):
-    """base = 1 − cδ + e where positive, base^(k−1) and base^k; e^(−δ) twice if k = 0.
+def numbers(theta, dtype: tl.constexpr, OWN: tl.constexpr):
+    """n of θ, float64, and the same with a and k in ``dtype``."""
+    if OWN.a is None:
+        a = theta - 1.0
+    else:
+        a = tl.zeros_like(theta) + OWN.a
+    k = tl.where(a == 0, 0.0, 1.0 / tl.where(a == 0, 1.0, a))
+    exact = 0
+    if OWN.mixed:
+        exact = special(k)
+    return (a, k, exact), (a.to(dtype), k.to(dtype), exact)
 
-    e corrects c by less than its last bit.
-    """
-    near = tl.minimum(delta, BIG)
-    base = tl.fma(tl.zeros_like(delta) - c, near, tl.zeros_like(delta) + 1.0) + e
-    on = (base > 0) & (delta < float("inf"))
-    base = tl.where(on, base, 0.0)
-    v = base
-    t = tl.where(on, 1.0, 0.0).to(delta.dtype)
-    if exact == 2:
-        t = base
-        v = base * base
-    elif exact == 0:
-        near = tl.where(on, near, 0.0)
-        safe = tl.where(on, base, 1.0)
-        x = tl.fma(tl.zeros_like(near) - c, near, tl.zeros_like(near) + e)
-        v = tl.exp(tl.where(k == 0, -near, k * log1p(x, safe)))
-        v = tl.where(on, v, 0.0)
-        t = v / safe
-    return base, t, v
+
+@triton.jit
+def reach_of(n, OWN: tl.constexpr):
+    """The largest δ in the support; a little more than 1 or 1/a, for rounding."""
+    a, k = n[0], n[1]
+    if OWN.norm:
+        return tl.zeros_like(a) + 1.001
+    else:
+        # y_i ≤ e^(−δ_i) for a ≥ 0
+        reach = tl.where(a == 0, 800.0, tl.minimum(1.001 * k, 800.0))
+        return tl.where(a < 0, float("inf"), reach)
 
 
 @triton.jit
@@ -92,77 +173,33 @@ def candidates(ptr, counts_ptr, s0, w0, count, chunks, top, gamma,
     return distance(x.to(top.dtype), top, gamma)
 
 
-# the kinds of sums or minima over a row's distances that the equations need
-LINEAR = tl.constexpr(0)
-POWER = tl.constexpr(1)
-NEXT = tl.constexpr(2)
-EXCESS = tl.constexpr(3)
-STEEP = tl.constexpr(4)
+@triton.jit
+def totals(u, v, w):
+    """The sums of rows."""
+    a = tl.sum(u, 1, keep_dims=True)
+    b = tl.sum(v, 1, keep_dims=True)
+    return a, b, tl.sum(w, 1, keep_dims=True)
 
 
 @triton.jit
-def tile_stats(delta, q0, q1, q2, q3, STAT: tl.constexpr):
-    """Three numbers per row of the tile."""
-    if STAT == LINEAR:  # q0 = T: how many δ are below T, and their sum
-        on = delta < q0
-        u = tl.where(on, 1.0, 0.0).to(delta.dtype)
-        v = tl.where(on, delta, 0.0)
-        w = tl.where(on, (q0 - delta) + q1, 0.0)
-    elif STAT == POWER:  # c, e, k, exact: Σ base^(k−1), Σ base^k, Σ base^(k+1)
-        base, u, v = powers(delta, q0, q1, q2, q3)
-        w = v * base
-    elif STAT == NEXT:  # q0 < q1 ≤ q2: the least δ in [q1, q2), and in (q0, q1)
-        between = (delta > q0) & (delta < q2)
-        u = tl.where(between & (delta >= q1), delta, float("inf"))
-        v = tl.where(between & (delta < q1), delta, float("inf"))
-        w = v
+def stats(held, q, OF: tl.constexpr, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
+          N: tl.constexpr, LEAST: tl.constexpr = False):  # fmt: skip
+    """Three sums of each row, minima if LEAST, by OF(δ, q, own). ``held``: the tile of δ, and if N:
+    where packed candidates lie in memory, how many at most in a chunk, the number of chunks, max x
+    and γ."""
+    if N == 0:
+        return OF(held[0], q, OWN)
     else:
-        # q0 = δ_k, the largest in the support, q1 = a, q2 = log t^a:
-        # y = (a (δ_k − δ) + t^a)^(1/a); Σ y, Σ (t/y)^(a−1), and how many
-        gap = q0 - delta
-        log_gap = tl.where(gap > 0, tl.log(tl.where(gap > 0, gap, 1.0) * q1), -float("inf"))
-        on = gap >= 0
-        if STAT == EXCESS:
-            log_y = log_gap / q1
-            w = tl.where(on, 1.0, 0.0).to(delta.dtype)
-        else:
-            log_y = log_sum(log_gap, q2) / q1
-            w = tl.where(on, tl.exp((q1 - 1.0) * (q2 / q1 - log_y)), 0.0)
-        u = tl.where(on, tl.exp(log_y), 0.0)
-        v = w
-    if STAT == NEXT:
-        return tl.min(u, 1, keep_dims=True), tl.min(v, 1, keep_dims=True), q0
-    else:
-        a = tl.sum(u, 1, keep_dims=True)
-        b = tl.sum(v, 1, keep_dims=True)
-        return a, b, tl.sum(w, 1, keep_dims=True)
-
-
-@triton.jit
-def log_sum(a, b):
-    """log(e^a + e^b), b finite."""
-    high = tl.maximum(a, b)
-    return high + tl.log(1.0 + tl.exp(tl.minimum(a, b) - high))
-
-
-@triton.jit
-def stats(delta, ptr, counts_ptr, most, chunks, top, gamma, q0, q1, q2, q3,
-          STAT: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-          N: tl.constexpr):  # fmt: skip
-    """``tile_stats`` of the tile in registers, or of all packed candidates (at most ``most`` in a
-    chunk)."""
-    if not PACKED:
-        return tile_stats(delta, q0, q1, q2, q3, STAT)
-    else:
-        start = float("inf") if STAT == NEXT else 0.0
-        a = tl.zeros_like(q0) + start
-        b = tl.zeros_like(q0) + start
-        c = tl.zeros_like(q0) + start
+        _, ptr, counts_ptr, most, chunks, top, gamma = held
+        start = float("inf") if LEAST else 0.0
+        a = tl.zeros_like(top) + start
+        b = tl.zeros_like(top) + start
+        c = tl.zeros_like(top) + start
         for s0 in range(0, chunks, CH):
             for w0 in range(0, most, N // CH):
                 tile = candidates(ptr, counts_ptr, s0, w0, most, chunks, top, gamma, CHUNK, CH, N)
-                da, db, dc = tile_stats(tile, q0, q1, q2, q3, STAT)
-                if STAT == NEXT:
+                da, db, dc = OF(tile, q, OWN)
+                if LEAST:
                     a = tl.minimum(a, da)
                     b = tl.minimum(b, db)
                 else:
@@ -173,104 +210,83 @@ def stats(delta, ptr, counts_ptr, most, chunks, top, gamma, q0, q1, q2, q3,
 
 
 @triton.jit
-def equation(t, a, k, sums_t, sums_v, sums_w, KIND: tl.constexpr):
+def power_sums(delta, q, OWN: tl.constexpr):
+    """Σ v^(1−a), Σ v and Σ v^(1+a)."""
+    v, t, base = OWN.inverse(delta, q[0], q[1], q[2])
+    return totals(t, v, v * base)
+
+
+@triton.jit
+def equation(t, n, sums, OWN: tl.constexpr):
     """f and f' of a row's equation at t = ℓ or log s, and ∂f/∂e."""
-    if KIND == TSALLIS:
-        f = t + tl.log(sums_v)
-        slope = sums_t / sums_v
-        by_e = k * slope
-    else:
+    a, k = n[0], n[1]
+    sums_t, sums_v, sums_w = sums
+    if OWN.norm:
         p = a + 1.0
         f = t + (p - 2.0) / p * tl.log(sums_w) + tl.log(sums_v)
         by_e = k * ((p - 2.0) * sums_v / sums_w + sums_t / sums_v)
         slope = 1.0 + k * ((p - 2.0) * (sums_v - sums_w) / sums_w + (sums_t - sums_v) / sums_v)
+    else:
+        f = t + tl.log(sums_v)
+        slope = sums_t / sums_v
+        by_e = k * slope
     return f, slope, by_e
 
 
 @triton.jit
-def slope_of_base(t, a, KIND: tl.constexpr):
+def base_slope(t, a, OWN: tl.constexpr):
     """c at ℓ or log s."""
-    if KIND == TSALLIS:
-        return a * tl.exp(-a * t)
-    else:
+    if OWN.norm:
         return tl.exp(-t)
+    else:
+        return a * tl.exp(-a * t)
 
 
 @triton.jit
-def solve(delta, ptr, counts_ptr, most, chunks, top, gamma, a, k, exact, count, active,
-          KIND: tl.constexpr, PACKED: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-          N: tl.constexpr):  # fmt: skip
-    """c, e and Σv of each row (T, e, Σy for gini). Only ``active`` rows are iterated."""
+def newton(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
+           N: tl.constexpr):  # fmt: skip
+    """c, e and Σv of each row, ``count`` its participants. Only ``active`` rows are iterated."""
+    a, k = n[0], n[1]
     zero = tl.zeros_like(k)
-    if KIND == GINI:
-        # from above, so that supports only shrink: T ← (1 + Σ_S δ)/|S| until T no longer falls
-        t = zero + 1.0
-        # ends: t falls only if the support has shrunk, as equal supports have equal sums
-        while tl.max(active) > 0:
-            n, total, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, t, zero, zero,
-                                zero, LINEAR, PACKED, CHUNK, CH, N)  # fmt: skip
-            following = divide(1.0 + total, tl.maximum(n, 1.0))
-            falls = (following < t) & (active > 0)
-            t = tl.where(falls, following, t)
-            active = falls.to(tl.int32)
-        n, _, total = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, t, zero, zero,
-                            zero, LINEAR, PACKED, CHUNK, CH, N)  # fmt: skip
-        # the rounding error, less than the last bit of T
-        e = (1.0 - total) / tl.maximum(n, 1.0)
-        _, _, total = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, t, e, zero, zero,
-                            LINEAR, PACKED, CHUNK, CH, N)  # fmt: skip
-        return t, e, total
-    else:
-        eps = 2.220446049250313e-16 if k.dtype == tl.float64 else 1.1920928955078125e-07
-        low = -tl.log(tl.maximum(count, 1).to(k.dtype))
-        if KIND == PNORM:
-            low = low * (2.0 - 2.0 / (a + 1.0))
-        low = low - 8.0 * eps * (1.0 - low)
-        high = zero
-        t = zero
-        width = high - low
-        turns = 0
-        # ends: turns < 200; each halves the width, so that the bracket is two neighbours before
-        while (tl.max(active) > 0) & (turns < 200):
-            c = slope_of_base(t, a, KIND)
-            st, sv, sw = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, c, zero, k, exact,
-                               POWER, PACKED, CHUNK, CH, N)  # fmt: skip
-            f, slope, _ = equation(t, a, k, st, sv, sw, KIND)
-            low = tl.where((active > 0) & (f <= 0), t, low)
-            high = tl.where((active > 0) & (f >= 0), t, high)
-            step = -f / slope
-            trial = t + step
-            # inside the bracket, and at most half as long as the last step
-            safe = (trial >= low) & (trial <= high) & (tl.abs(step) <= width / 2)
-            following = tl.where(safe, trial, low + (high - low) / 2)
-            width = tl.where(safe, tl.abs(step), (high - low) / 2)
-            going = (active > 0) & (tl.abs(f) > 4 * eps)
-            moves = going & (tl.abs(following - t) > eps * tl.abs(t))
-            t = tl.where(going, following, t)
-            active = moves.to(tl.int32)
-            turns += 1
-        c = slope_of_base(t, a, KIND)
-        st, sv, sw = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, c, zero, k, exact,
-                           POWER, PACKED, CHUNK, CH, N)  # fmt: skip
-        f, _, by_e = equation(t, a, k, st, sv, sw, KIND)
-        # a last step of less than the last bit of c
-        e = tl.where((by_e > 0) & (tl.abs(f) < 0.01), -f / tl.where(by_e > 0, by_e, 1.0), 0.0)
-        e = tl.minimum(tl.maximum(e, -16 * eps), 16 * eps)
-        _, sv, _ = stats(delta, ptr, counts_ptr, most, chunks, top, gamma, c, e, k, exact,
-                         POWER, PACKED, CHUNK, CH, N)  # fmt: skip
-        return c, e, sv
+    eps = 2.220446049250313e-16 if k.dtype == tl.float64 else 1.1920928955078125e-07
+    low = -tl.log(tl.maximum(count, 1).to(k.dtype))
+    if OWN.norm:
+        low = low * (2.0 - 2.0 / (a + 1.0))
+    low = low - 8.0 * eps * (1.0 - low)
+    high = zero
+    t = zero
+    width = high - low
+    turns = 0
+    # ends: turns < 200; each halves the width, so that the bracket is two neighbours before
+    while (tl.max(active) > 0) & (turns < 200):
+        q = (base_slope(t, a, OWN), zero, n)
+        sums = stats(held, q, power_sums, OWN, CHUNK, CH, N)
+        f, slope, _ = equation(t, n, sums, OWN)
+        low = tl.where((active > 0) & (f <= 0), t, low)
+        high = tl.where((active > 0) & (f >= 0), t, high)
+        step = -f / slope
+        trial = t + step
+        # inside the bracket, and at most half as long as the last step
+        safe = (trial >= low) & (trial <= high) & (tl.abs(step) <= width / 2)
+        following = tl.where(safe, trial, low + (high - low) / 2)
+        width = tl.where(safe, tl.abs(step), (high - low) / 2)
+        going = (active > 0) & (tl.abs(f) > 4 * eps)
+        moves = going & (tl.abs(following - t) > eps * tl.abs(t))
+        t = tl.where(going, following, t)
+        active = moves.to(tl.int32)
+        turns += 1
+    c = base_slope(t, a, OWN)
+    sums = stats(held, (c, zero, n), power_sums, OWN, CHUNK, CH, N)
+    f, _, by_e = equation(t, n, sums, OWN)
+    # a last step of less than the last bit of c
+    e = tl.where((by_e > 0) & (tl.abs(f) < 0.01), -f / tl.where(by_e > 0, by_e, 1.0), 0.0)
+    e = tl.minimum(tl.maximum(e, -16 * eps), 16 * eps)
+    _, total, _ = stats(held, (c, e, n), power_sums, OWN, CHUNK, CH, N)
+    return c, e, total
 
 
 @triton.jit
-def entries(delta, c, e, k, total, exact, KIND: tl.constexpr):
-    """y of a tile."""
-    if KIND == GINI:
-        y = tl.where(delta < c, tl.maximum((c - delta) + e, 0.0), 0.0)
-        n = tl.minimum(tl.maximum(1.0 / c, 1.0), 1e6)
-        # no division where the sum is 1 up to rounding: 1/d stays 1/d
-        close = tl.abs(total - 1.0) <= (2e-16 if y.dtype == tl.float64 else 1.2e-7) * tl.sqrt(n)
-        total = tl.where(close, 1.0, total)
-    else:
-        _, _, y = powers(delta, c, e, k, exact)
+def shares(v, total):
+    """y from v and Σv."""
     total = tl.where(total > 0, total, 1.0)
-    return quotient(y, total, divide(tl.zeros_like(total) + 1.0, total))
+    return quotient(v, total, divide(tl.zeros_like(total) + 1.0, total))

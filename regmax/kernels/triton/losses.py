@@ -1,23 +1,22 @@
 """Fenchel–Young losses in Triton, from sums over a row of y = Π_Ω(x).
 
-In units of γ, with a = α − 1 or p − 1, that of a vertex e_k is a Bregman divergence, and the
-distance s of x_k/γ to the threshold where x_k is below it (Blondel, Martins & Niculae 2020):
+In units of γ, with a = θ − 1, that of a vertex e_k is a Bregman divergence, and the distance s of
+x_k/γ to the threshold where x_k is below it (Blondel, Martins & Niculae 2020):
 
-    gini      ((1 − y_k)² + Σ' y_i²) / 2 + s,
-    entropy   −log y_k,
-    tsallis   (1 − y_k^a (1 + a(1 − y_k))) / (αa) + Σ' y_i^α / α + s,
-    p-norm    (1 − N)² / 2 + N (1 − (y_k/N)^a) + s,    N = ‖y‖_p,
+    Ω = Σ e(y_i)       (1 − y_k^a (1 + a(1 − y_k))) / (a(a + 1)) + Σ' y_i^(a+1) / (a + 1) + s,
+    Ω = ½‖y‖_p²        (1 − N)² / 2 + N (1 − (y_k/N)^a) + s,    N = ‖y‖_p,  p = a + 1,
 
 Σ' over i ≠ k. No term is negative, and 1 − y_k = Σ' y_i, so a small loss has as many digits as
-these sums. Numbers per row are float64.
+these sums. The first is −log y_k for softmax and ((1 − y_k)² + Σ' y_i²)/2 + s for sparsemax.
+Numbers per row are float64.
 
 Label smoothing with ε adds ε(x_k − mean x), the mean over the participants.
 
 A distribution t comes as m t, and its loss and gradient are multiplied by m. With y₁ the largest
 entry, δ_i = (max x − x_i)/γ and log_a(t) = (t^a − 1)/a, log t at a = 0, the loss is
 
-    gini, entropy, tsallis   (Σ t_i log_a t_i − 1 + Σ y_i^α)/α − log_a y₁ + Σ t_i δ_i,
-    p-norm                   (‖t‖_p² + N²)/2 − N^(1−a) y₁^a + Σ t_i δ_i,
+    Ω = Σ e(y_i)       (Σ t_i log_a t_i − 1 + Σ y_i^(a+1))/(a + 1) − log_a y₁ + Σ t_i δ_i,
+    Ω = ½‖y‖_p²        (‖t‖_p² + N²)/2 − N^(1−a) y₁^a + Σ t_i δ_i,
 
 to some roundings of these terms. m is +∞ where the support of t is masked in part, and NaN where t
 is not a multiple of a distribution.
@@ -38,41 +37,37 @@ import triton.language as tl
 from torch import Tensor
 
 from ..base import Number
-from .equation import log1p, powers
-from .jacobian import dphi
-from .rows import (
-    ENTROPY,
-    GINI,
-    KINDS,
-    PNORM,
-    TSALLIS,
-    guard,
-    load_scores,
-    of_row,
-    parameter,
-    power_of_2,
-)
+from .equation import Description, log1p, numbers, shares
+from .powers import expm1
+from .rows import guard, load_scores, of_row, parameter, power_of_2
+
+NONE = tl.constexpr(0)
+VERTEX = tl.constexpr(1)
+DENSE = tl.constexpr(2)
+
+
+def aim_of(target: Tensor | None) -> int:
+    """What a kernel's AIM is: without a target, vertices, or distributions."""
+    return 0 if target is None else 2 if target.is_floating_point() else 1
 
 
 @triton.jit
-def expm1(x):
-    """e^x − 1, from u, the rounded e^x: (u − 1) x / log u corrects the rounding of u."""
-    u = tl.exp(x)
-    near = (tl.abs(x) < 0.5) & (u != 1)
-    ratio = x / tl.log(tl.where(near, u, 2.0))
-    return tl.where(near, (u - 1) * ratio, tl.where(u == 1, x, u - 1))
-
-
-@triton.jit
-def raised(y, delta, c, e, k, exact, KIND: tl.constexpr):
-    """y^(1+a) of a tile, times (Σv)^(1+a) for Tsallis and the p-norm; not needed for entropy."""
-    if KIND == GINI:
-        return y * y
-    elif KIND == ENTROPY:
-        return y
+def target_of(k_ptr, row, here, AIM: tl.constexpr):
+    """k of rows, −1 where not ``here``; 0 without vertices."""
+    if AIM == VERTEX:
+        return tl.load(k_ptr + row, mask=here, other=-1)
     else:
-        base, _, v = powers(delta, c, e, k, exact)
-        return base * v
+        return tl.zeros_like(row)
+
+
+@triton.jit
+def aim_at(k_ptr, start, target, at, inside, x, AIM: tl.constexpr):
+    """Of the entries ``at`` of rows: t m, ``start`` where it is in memory; or whether they are the
+    vertex's."""
+    if AIM == DENSE:
+        return tl.load(k_ptr + start + at, mask=inside, other=0.0).to(x.dtype)
+    else:
+        return at == target
 
 
 @triton.jit
@@ -91,10 +86,13 @@ def sums_beside(y, w, x, top, own, SMOOTH: tl.constexpr):
 
 
 @triton.jit
-def score_of(x_ptr, mask_ptr, k, HAS_MASK: tl.constexpr):
-    """x_k of a row, (1, 1); −∞ where it is masked or k < 0."""
+def score_of(x_ptr, mask_ptr, k, HAS_MASK: tl.constexpr, AIM: tl.constexpr):
+    """x_k of rows; −∞ where it is masked or k < 0. 0 without vertices."""
     at = k + tl.zeros((1, 1), tl.int64)
-    return load_scores(x_ptr, mask_ptr, at, at, at >= 0, HAS_MASK)
+    if AIM == VERTEX:
+        return load_scores(x_ptr, mask_ptr, at, at, at >= 0, HAS_MASK)
+    else:
+        return tl.zeros_like(at)
 
 
 @triton.jit
@@ -102,64 +100,6 @@ def off_of(top, score):
     """max x − x_k, float64; 0 where k is masked."""
     off = tl.minimum(top.to(tl.float64) - score.to(tl.float64), 1.7e308)
     return tl.where(score == -float("inf"), 0.0, off)
-
-
-@triton.jit
-def own_entry(gap, c, e, a, k, total, KIND: tl.constexpr):
-    """log y_k, and s: from the numbers of the row's equation."""
-    if KIND == ENTROPY:
-        return -gap - tl.log(total), tl.zeros_like(gap)
-    elif KIND == GINI:
-        return tl.zeros_like(gap), tl.maximum(gap - (c + e), 0.0)
-    else:
-        base = 1.0 - c * gap + e
-        on = base > 0
-        change = tl.where(on, e - c * gap, 0.0)  # next to α = 1 it is below the rounding of base
-        log_v = tl.where(a == 0, -gap, k * log1p(change, 1.0 + change))
-        s = tl.where(on, 0.0, gap - (1.0 + e) / tl.where(on, 1.0, c))
-        return tl.where(on, log_v - tl.log(total), -float("inf")), s
-
-
-@triton.jit
-def divergence(r, s, log_y, below, a, KIND: tl.constexpr):
-    """L/γ from r = Σ' y, s = Σ' y^(1+a), log y_k and the distance below the threshold."""
-    near = r < 0.5
-    log_y = tl.where(near, log1p(-r, 1.0 - r), log_y)
-    if KIND == GINI:
-        return 0.5 * (r * r + s) + below
-    elif KIND == ENTROPY:
-        return -log_y
-    elif KIND == PNORM:
-        p = a + 1.0
-        share = tl.exp(-p * tl.where(near, log_y, 0.0))
-        log_rho = -log1p(s * share, 1.0 + s * share) / p
-        log_norm = tl.where(near, log_y - log_rho, tl.log(tl.exp(p * log_y) + s) / p)
-        log_rho = tl.where(near, log_rho, log_y - log_norm)
-        off = expm1(log_norm)
-        return 0.5 * off * off - (off + 1.0) * expm1(a * log_rho) + below
-    else:
-        rest = tl.where(near, r, 1.0 - tl.exp(log_y))
-        some = tl.where(a == 0, 1.0, a)
-        power = expm1(some * log_y + log1p(some * rest, 1.0 + some * rest))
-        own = tl.where(a == 0, -(log_y + rest), -power / (some * (a + 1.0)))
-        return own + s / (a + 1.0) + below
-
-
-@triton.jit
-def unscaled(s, a, total, KIND: tl.constexpr):
-    """Σ y^(1+a) from Σ of :func:`raised`."""
-    if (KIND == TSALLIS) | (KIND == PNORM):
-        return s * tl.exp(-(1.0 + a) * tl.log(total))
-    else:
-        return s
-
-
-@triton.jit
-def vertex_loss(r, s, gap, c, e, a, k, total, KIND: tl.constexpr):
-    """L/γ from the sums beside k of y and :func:`raised`, and the numbers of the equation."""
-    s = unscaled(s, a, total, KIND)
-    log_y, below = own_entry(gap, c, e, a, k, total, KIND)
-    return divergence(r, s, log_y, below, a, KIND)
 
 
 @triton.jit
@@ -188,13 +128,16 @@ def difference(y, delta, own, count, fine, epsilon, SMOOTH: tl.constexpr):
 
 
 @triton.jit
-def mass_of(x, t):
-    """m of a tile's rows, float64."""
-    m = tl.sum(t, 1, keep_dims=True).to(tl.float64)
-    outside = ((t > 0) & (x == -float("inf"))).to(tl.int32)
-    wrong = 1 - ((t >= 0) & (t < float("inf"))).to(tl.int32)
-    m = tl.where(tl.max(outside, 1, keep_dims=True) > 0, float("inf"), m)
-    return tl.where(tl.max(wrong, 1, keep_dims=True) > 0, float("nan"), m)
+def mass_of(x, t, AIM: tl.constexpr):
+    """m of a tile's rows, float64; 0 without distributions."""
+    m = tl.zeros((1, 1), tl.float64)
+    if AIM == DENSE:
+        m = tl.sum(t, 1, keep_dims=True).to(tl.float64)
+        outside = ((t > 0) & (x == -float("inf"))).to(tl.int32)
+        wrong = 1 - ((t >= 0) & (t < float("inf"))).to(tl.int32)
+        m = tl.where(tl.max(outside, 1, keep_dims=True) > 0, float("inf"), m)
+        m = tl.where(tl.max(wrong, 1, keep_dims=True) > 0, float("nan"), m)
+    return m
 
 
 @triton.jit
@@ -204,65 +147,15 @@ def usual(m):
 
 
 @triton.jit
-def sums_with(w, x, t, m, top, a, exact, KIND: tl.constexpr):
-    """Σ w, Σ t log_a t, for the p-norm Σ t^p, and Σ t (max x − x), float64; the tile holds mt."""
+def sums_with(w, x, t, m, top, a, OWN: tl.constexpr):
+    """Σ of the terms of t, Σ w, and Σ t (max x − x), float64; the tile holds mt."""
     on = (t > 0) & (x > -float("inf"))
     t = tl.where(on, t / usual(m).to(x.dtype), 0.0)
-    on = t > 0
-    if KIND == GINI:
-        h = t * t - t
-    elif KIND == ENTROPY:
-        h = t * tl.log(tl.where(on, t, 1.0))
-    else:
-        log = tl.log(tl.where(on, t, 1.0))
-        if KIND == PNORM:
-            h = tl.where(on, tl.exp((a + 1.0) * log), 0.0)
-        else:
-            h = t * tl.where(a == 0, log, expm1(a * log) / tl.where(a == 0, 1.0, a))
-        if exact == 1:
-            h = t * t if KIND == PNORM else t * t - t
-        elif exact == 2:
-            h = t * tl.sqrt(t) if KIND == PNORM else 2.0 * (t * tl.sqrt(t) - t)
-    half = t * tl.where(on, top.to(x.dtype) * 0.5 - x * 0.5, 0.0)  # the whole may overflow
-    s = tl.sum(w, 1, keep_dims=True).to(tl.float64)
+    h, _ = OWN.terms(t, a)
+    half = t * tl.where(t > 0, top.to(x.dtype) * 0.5 - x * 0.5, 0.0)  # the whole may overflow
     h = tl.sum(h, 1, keep_dims=True).to(tl.float64)
-    return s, h, 2.0 * tl.sum(half, 1, keep_dims=True).to(tl.float64)
-
-
-@triton.jit
-def log_top(c, e, k, total, KIND: tl.constexpr):
-    """log y₁, from the numbers of the row's equation."""
-    if KIND == GINI:
-        return tl.log(c + e)
-    elif KIND == ENTROPY:
-        return -tl.log(total)
-    else:
-        return k * log1p(e, 1.0 + e) - tl.log(total)
-
-
-@triton.jit
-def distribution_loss(s, h, q, m, log_y, gamma, a, KIND: tl.constexpr):
-    """mL/γ from s = Σ y^(1+a), the sums of :func:`sums_with` and log y₁."""
-    if KIND == ENTROPY:
-        loss = h - log_y
-    elif KIND == PNORM:
-        p = a + 1.0
-        log_norm = tl.log(s) / p
-        square = tl.exp(2.0 / p * tl.log(tl.where(h > 0, h, 1.0)))
-        loss = 0.5 * (square + tl.exp(2.0 * log_norm)) - tl.exp((1.0 - a) * log_norm + a * log_y)
-    else:
-        top = tl.where(a == 0, log_y, expm1(a * log_y) / tl.where(a == 0, 1.0, a))
-        loss = (h - 1.0 + s) / (a + 1.0) - top
-    return usual(m) * tl.maximum(loss + q / gamma, 0.0)
-
-
-@triton.jit
-def of_mass(loss, gamma, m, count, spoilt):
-    """The loss of a row from mL/γ, as :func:`of_state`."""
-    k = tl.where(m == 0, -1, 0)
-    score = tl.where(m == float("inf"), -float("inf"), 0.0)
-    spoilt = (spoilt != 0) | (m != m)
-    return of_state(loss, loss, loss, gamma, k, count, spoilt, score, 0.0, False)
+    s = tl.sum(w, 1, keep_dims=True).to(tl.float64)
+    return h, s, 2.0 * tl.sum(half, 1, keep_dims=True).to(tl.float64)
 
 
 @triton.jit
@@ -273,15 +166,83 @@ def difference_with(y, t, m, fine):
 
 
 @triton.jit
+def written(x, delta, root, n, top, count, spoilt, aim, score, m, epsilon, OWN: tl.constexpr,
+            SMOOTH: tl.constexpr, AIM: tl.constexpr):  # fmt: skip
+    """What a tile writes, y or the gradient of the loss, and its three sums for the loss; ``top``,
+    ``count``, ``spoilt``, and ``score`` or ``m`` are those of its rows."""
+    v, _, base = OWN.inverse(delta, root[0], root[1], n)
+    y, w = shares(v, root[2]), v * base
+    fine = (spoilt == 0) & (count > 0)
+    if AIM == NONE:
+        sums = (score, score, score)
+        y = tl.where(spoilt != 0, float("nan"), tl.where(count > 0, y, 0.0))
+    elif AIM == DENSE:
+        sums = sums_with(w, x, aim, m, top, n[0], OWN)
+        y = difference_with(y, aim, m, fine)
+    else:
+        sums = sums_beside(y, w, x, top, aim, SMOOTH)
+        fine = fine & (score > -float("inf"))
+        y = difference(y, delta, aim, count, fine, epsilon, SMOOTH)
+    return y, sums
+
+
+@triton.jit
+def vertex_loss(r, s, gap, root, n, OWN: tl.constexpr):
+    """L/γ from Σ' y and Σ' y^(1+a)."""
+    log_y, below = OWN.logarithm(gap, root[0], root[1], n, root[2])
+    near = r < 0.5
+    log_y = tl.where(near, log1p(-r, 1.0 - r), log_y)
+    return OWN.vertex(r, s, log_y, near, n[0]) + below
+
+
+@triton.jit
+def distribution_loss(h, s, q, m, gamma, root, n, OWN: tl.constexpr):
+    """mL/γ from the sums of :func:`sums_with`."""
+    a = n[0]
+    log_y, _ = OWN.logarithm(tl.zeros_like(gamma), root[0], root[1], n, root[2])
+    if OWN.norm:
+        p = a + 1.0
+        log_norm = tl.log(s) / p
+        square = tl.exp(2.0 / p * tl.log(tl.where(h > 0, h, 1.0)))
+        loss = 0.5 * (square + tl.exp(2.0 * log_norm)) - tl.exp((1.0 - a) * log_norm + a * log_y)
+    else:
+        top = tl.where(a == 0, log_y, expm1(a * log_y) / tl.where(a == 0, 1.0, a))
+        loss = (h + tl.where(a == 0, 0.0, s - 1.0)) / (a + 1.0) - top
+    return usual(m) * tl.maximum(loss + q / gamma, 0.0)
+
+
+@triton.jit
+def loss_of(sums, root, n, top, gamma, count, spoilt, k, score, m, epsilon, OWN: tl.constexpr,
+            SMOOTH: tl.constexpr, AIM: tl.constexpr):  # fmt: skip
+    """The loss of rows from the sums of :func:`written`, all float64; for a vertex k of its score,
+    for a distribution of m."""
+    r, s, t = sums
+    root = (root[0].to(tl.float64), root[1].to(tl.float64), root[2].to(tl.float64))
+    if not OWN.linear:  # Σv is 1
+        s = s * tl.exp(-(1.0 + n[0]) * tl.log(root[2]))
+    if AIM == DENSE:
+        loss = distribution_loss(r, s, t, m, gamma, root, n, OWN)
+        off = loss
+        k = tl.where(m == 0, -1, 0)
+        score = tl.where(m == float("inf"), -float("inf"), 0.0)
+        spoilt = (spoilt != 0) | (m != m)
+    else:
+        off = off_of(top, score)
+        loss = vertex_loss(r, s, off / gamma, root, n, OWN)
+    return of_state(loss, t, off, gamma, k, count, spoilt, score, epsilon, SMOOTH)
+
+
+@triton.jit
 def slopes_of_rows(dx_ptr, x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
                    theta: tl.float64, theta_step, k_ptr, out_ptr, epsilon: tl.float64, d, x_stride,
-                   mask_stride, KIND: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
+                   mask_stride, OWN: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
                    BLOCK: tl.constexpr):  # fmt: skip
     """The derivatives of the loss of a row in γ and θ; 0 for k < 0 and without participants."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     scale = of_row(gamma_ptr, gamma, row, gamma_step)
-    a64 = of_row(theta_ptr, theta, row, theta_step) - 1.0
+    n, _ = numbers(of_row(theta_ptr, theta, row, theta_step), tl.float64, OWN)
+    a64 = n[0]
     k = tl.load(k_ptr + row)
     count = tl.zeros((), tl.int32)
     if SMOOTH:
@@ -303,40 +264,24 @@ def slopes_of_rows(dx_ptr, x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_
             x = load_scores(x_ptr, mask_ptr, row * x_stride + at, row * mask_stride + at, at < d,
                             HAS_MASK)  # fmt: skip
             y = tl.where(x > -float("inf"), y + each.to(y.dtype), 0.0)
-        on = (y > 0) & (k >= 0)
-        y = tl.where(on, y, 0.0)
-        if KIND == GINI:
-            s += tl.sum(y * y).to(tl.float64)
-        else:
-            log = tl.log(tl.where(on, y, 1.0))
-            if KIND == ENTROPY:
-                s += tl.sum(y * log).to(tl.float64)
-            elif KIND == PNORM:
-                power = y * tl.exp(a * log)
-                s += tl.sum(power).to(tl.float64)
-                t += tl.sum(power * log).to(tl.float64)
-            else:
-                u = a * log
-                ratio = tl.where(u == 0, 1.0, expm1(u) / tl.where(u == 0, 1.0, u))
-                s += tl.sum(y * ratio * log).to(tl.float64)
-                t += tl.sum(y * dphi(u) * (log * log)).to(tl.float64)
-    by_gamma = tl.where(s > 0, 0.5 - 0.5 * s, 0.0)
-    by_theta, p = tl.zeros_like(s), a64 + 1.0
-    if KIND == ENTROPY:
-        by_gamma = -s
-    elif KIND == TSALLIS:
-        by_gamma, by_theta = -s / p, scale * (s / p - t) / p
-    elif KIND == PNORM:
+        y = tl.where((y > 0) & (k >= 0), y, 0.0)
+        first, second = OWN.terms(y, a)
+        s += tl.sum(first).to(tl.float64)
+        t += tl.sum(second).to(tl.float64)
+    p = a64 + 1.0
+    if OWN.norm:
         some = tl.where(s > 0, s, 1.0)
         square = tl.exp(2.0 / p * tl.log(some))
-        by_gamma = 0.5 - 0.5 * square
+        by_gamma = tl.where(s > 0, 0.5 - 0.5 * square, 0.0)
         by_theta = scale * square * (tl.log(some) / p - t / some) / p
+    else:
+        by_gamma, by_theta = -s / p, scale * (s / p - t) / p
     tl.store(out_ptr + 2 * row, by_gamma)
     tl.store(out_ptr + 2 * row + 1, by_theta)
 
 
 def slopes(
-    kind: str,
+    own: Description,
     dx: Tensor,
     x: Tensor,
     k: Tensor,
@@ -353,7 +298,7 @@ def slopes(
         with guard(x):
             slopes_of_rows[(len(x),)](
                 dx, x, on, *parameter(gamma), *parameter(theta), k.reshape(-1).contiguous(), out,
-                epsilon, x.shape[1], x.stride(0), on.stride(0), KIND=KINDS[kind],
+                epsilon, x.shape[1], x.stride(0), on.stride(0), OWN=own,
                 HAS_MASK=mask is not None, SMOOTH=epsilon > 0, BLOCK=block,
                 num_warps=max(block // 512, 1),
             )  # fmt: skip

@@ -8,14 +8,14 @@ from torch import Tensor
 from ..base import Hyper, Kernel, Number, Numbers
 from . import chain, jacobian, losses, threshold
 from .attention_launch import ThresholdAttention
+from .equation import Description, described
 
 
 class ThresholdKernel(Kernel):
-    """Π_Ω for an Ω whose mapping is a power above a threshold, any floating dtype.
+    """Π_Ω as its descriptions say, any floating dtype: the first that covers a number, or the last.
 
-    ``kind``: "gini" or "entropy" (no hyperparameter), "tsallis" (α) or "pnorm" (p). ``limit`` and
-    ``pack``, for tests and tuning: the longest row for one program, and the shortest whose
-    candidates are packed.
+    ``attention``: whether there is attention with this Ω. ``limit`` and ``pack``, for tests and
+    tuning: the longest row for one program, and the shortest whose candidates are packed.
     """
 
     name = "triton"
@@ -23,15 +23,21 @@ class ThresholdKernel(Kernel):
     distributions = True
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-    def __init__(self, kind: str, limit: int | None = None, pack: int | None = None) -> None:
-        self.kind, self.limit, self.pack = kind, limit, pack
-        self.attention = None if kind == "pnorm" else ThresholdAttention(kind)
+    def __init__(
+        self,
+        *own: Description,
+        attention: bool = True,
+        limit: int | None = None,
+        pack: int | None = None,
+    ) -> None:
+        self.own, self.limit, self.pack = own, limit, pack
+        self.attention = ThresholdAttention(*own) if attention else None
 
     def forward(
         self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        first = theta[0] if theta else None
-        return threshold.forward(self.kind, x, gamma, first, mask, self.limit, self.pack)
+        own, first = described(self.own, theta)
+        return threshold.forward(own, x, gamma, first, mask, self.limit, self.pack)
 
     def loss(
         self,
@@ -46,18 +52,9 @@ class ThresholdKernel(Kernel):
             target = target.reshape(-1).contiguous()
         elif epsilon > 0:
             return None
-        first = theta[0] if theta else None
-        dx, found = threshold.forward(
-            self.kind,
-            x,
-            gamma,
-            first,
-            mask,
-            self.limit,
-            self.pack,
-            target,
-            epsilon,
-        )
+        own, first = described(self.own, theta)
+        given = x, gamma, first, mask, self.limit, self.pack, target, epsilon
+        dx, found = threshold.forward(own, *given)
         assert found is not None
         return found, dx
 
@@ -73,8 +70,8 @@ class ThresholdKernel(Kernel):
     ) -> Tensor | None:
         if target.is_floating_point():
             return None
-        first = theta[0] if theta else None
-        return losses.slopes(self.kind, dx, x, target, gamma, first, mask, epsilon)
+        own, first = described(self.own, theta)
+        return losses.slopes(own, dx, x, target, gamma, first, mask, epsilon)
 
     def backward(
         self,
@@ -85,9 +82,9 @@ class ThresholdKernel(Kernel):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
-        first = theta[0] if theta else None
+        own, first = described(self.own, theta)
         wanted = hyper and first is not None
-        g, dtheta = jacobian.backward(self.kind, y, v, gamma, first, wanted, self.limit)
+        g, dtheta = jacobian.backward(own, y, v, gamma, first, wanted, self.limit)
         if dtheta is None:
             return g, () if hyper else None
         return g, (dtheta,)

@@ -22,17 +22,10 @@ from torch import Tensor
 
 from ..wrappers import without_memory
 
-LIMIT = {"gini": 16384, "tsallis": 8192, "pnorm": 8192, "entropy": 16384}
-"""The longest row that one program keeps on the chip; half of it in float64."""
-
-GINI = tl.constexpr(0)
-TSALLIS = tl.constexpr(1)
-PNORM = tl.constexpr(2)
-ENTROPY = tl.constexpr(3)
-KINDS = {"gini": 0, "tsallis": 1, "pnorm": 2, "entropy": 3}
-
 BIG = tl.constexpr(1e30)
 """δ is at most this for participants, and +∞ for masked entries."""
+LOWEST = tl.constexpr(-1e37)
+"""Scores of attention are at least this for participants, and −∞ for masked keys."""
 
 
 def interpreted() -> bool:
@@ -46,9 +39,9 @@ def check_device(x: Tensor) -> None:
         raise ValueError(f"Triton kernels need a CUDA tensor; got one on {x.device}")
 
 
-def limit_of(kind: str, x: Tensor, limit: int | None) -> int:
-    """The longest row for one program."""
-    return limit or LIMIT[kind] // (2 if x.dtype == torch.float64 else 1)
+def limit_of(limit: int, x: Tensor, given: int | None) -> int:
+    """The longest row for one program: the one given, or half of ``limit`` in float64."""
+    return given or limit // (2 if x.dtype == torch.float64 else 1)
 
 
 def power_of_2(n: int) -> int:
@@ -163,6 +156,14 @@ def survey(x):
 
 
 @triton.jit
+def packed(at, x, keep):
+    """Stores the entries to keep at the front, and returns how many they are."""
+    place = tl.cumsum(keep.to(tl.int32), 1) - 1
+    tl.store(at + place, x.to(at.dtype.element_ty), mask=keep)
+    return tl.sum(keep.to(tl.int32))
+
+
+@triton.jit
 def per_row(ptr, value, row, step, rows):
     """A hyperparameter of each row of the tile: float64, (rows, 1)."""
     if ptr is None:
@@ -181,24 +182,8 @@ def of_row(ptr, value, row, step):
 
 
 @triton.jit
-def single(t):
-    """The number of a (1, 1) tile: a tile would be broadcast through shared memory."""
-    return tl.sum(t)
-
-
-@triton.jit
-def exponents(theta, KIND: tl.constexpr):
-    """a, k = 1/a (0 at a = 0), and the reach of the support, from α or p in float64."""
-    if KIND == GINI:
-        a = tl.zeros_like(theta) + 1.0
-    elif KIND == ENTROPY:
-        a = tl.zeros_like(theta)
-    else:
-        a = theta - 1.0
-    k = tl.where(a == 0, 0.0, 1.0 / tl.where(a == 0, 1.0, a))
-    if KIND == TSALLIS:
-        # y_i ≤ e^(−δ_i) for a ≥ 0; a little more than 1/a, for rounding
-        reach = tl.where(a < 0, float("inf"), tl.where(a == 0, 800.0, tl.minimum(1.001 * k, 800.0)))
-    else:
-        reach = tl.zeros_like(a) + 1.001
-    return a, k, reach
+def part_of(chunks, CHUNK: tl.constexpr):
+    """The row of a program, the number of its chunk in all rows, and the columns of the chunk."""
+    chunk = tl.program_id(0) % chunks
+    row = (tl.program_id(0) // chunks).to(tl.int64)
+    return row, row * chunks + chunk, (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]

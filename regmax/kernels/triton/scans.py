@@ -30,8 +30,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .equation import entries, solve
-from .rows import GINI, quotient
+from .equation import shares
+from .powers import linear_inverse, michelot
+from .rows import quotient
 
 NOT = tl.constexpr(0)
 END = tl.constexpr(1)
@@ -178,10 +179,8 @@ def projected(x, on, i, fine, d, down, up, slack, free):
     t = tl.where(on, t, -float("inf"))
     high = tl.max(t, 1, keep_dims=True)
     delta = tl.where(on, high - t, float("inf"))
-    one = tl.zeros_like(high) + 1.0
-    c, e, total = solve(delta, None, None, 0, 1, high, one, one, one, 1, 0, fine.to(tl.int32), GINI,
-                        False, 1, 1, 1)  # fmt: skip
-    return entries(delta, c, e, one, total, 1, GINI)
+    c, e, total = michelot((delta,), (high, high), 1, fine.to(tl.int32), None, 1, 1, 0)
+    return shares(linear_inverse(delta, c, e, None)[0], total)
 
 
 @triton.jit

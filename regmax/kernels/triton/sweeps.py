@@ -17,8 +17,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .equation import entries, solve
-from .rows import GINI, quotient
+from .equation import shares
+from .powers import linear_inverse, michelot
+from .rows import quotient
 from .scans import DOWN, END, NOT, UP, clipped, limits, next_known, pull, rank_of, scaled
 
 
@@ -226,13 +227,13 @@ def swept(x_at, index_at, t_at, code_at, top, gamma, lam, m, RANKED: tl.constexp
     tl.debug_barrier()
     one = tl.full((1, 1), 1.0, tl.float64)
     active = tl.full((1, 1), 1, tl.int32)
-    c, e, sum_y = solve(one, t_at, code_at, m, 1, one * high, one, one, one, 1, active, active,
-                        GINI, True, 1, 1, B)  # fmt: skip
+    held = (one, t_at, code_at, m, 1, one * high, one)
+    c, e, total = michelot(held, (one, one), 1, active, None, 1, 1, B)
     clear(x_at, m, B)
     for b in range(0, m, B):
         i = b + j[None, :]
         t = tl.load(t_at + i, mask=i < m, other=-float("inf"))
-        y = entries(high - t, c, e, one, sum_y, 1, GINI)
+        y = shares(linear_inverse(high - t, c, e, None)[0], total)
         k = tl.load(index_at + i, mask=i < m, other=0)
         tl.store(x_at + k, y.to(x_at.dtype.element_ty), mask=i < m)
 
