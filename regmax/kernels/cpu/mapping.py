@@ -36,9 +36,9 @@ def functions(
     jobs are those of :class:`regmax.kernels.cpu.chain.Chain`."""
     number = 0.0 if theta is True else float(theta)
     given = theta is True
-    if first is not None:  # more entries are left than without it
+    if first is not None:  # more entries are left than without it, and all of them are packed
         descriptions = tuple(
-            [replace(each, scales=False, widest=each.widest and SHORT) for each in descriptions]
+            [replace(e, widest=e.widest and SHORT) for e in descriptions if not e.scales]
         )
     forward: Any = _forward(descriptions, given, number, first)
     forward.made_of = descriptions, theta

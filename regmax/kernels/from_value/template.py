@@ -112,7 +112,8 @@ class Power(Template):
 class Exponential(Template):
     """e = c y log y, up to a linear term: softmax."""
 
-    rows, bound = CompiledRows("regmax.kernels.cpu.exponential"), 1e-12
+    rows, bound = tsallis.KERNEL, 1e-12
+    _alpha = torch.ones(1, dtype=torch.float64, device="cpu")
 
     def __init__(self, c: float) -> None:
         self.scale = c
@@ -121,7 +122,7 @@ class Exponential(Template):
         return softmax.KERNEL.forward(x, gamma * self.scale, (), mask)[0], self.bound
 
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
-        return (), bool
+        return (self._alpha,), bool
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         return softmax.KERNEL.backward(y, v, gamma * self.scale, (), None, False)[0]
