@@ -13,6 +13,8 @@ from regmax.kernels.cpu.rows import CompiledRows, DirectRows, result
 class _Fusedmax(CompiledRows, ProxKernel):
     """Fusedmax, and the prox for other bases."""
 
+    step = "regmax_tv._step"
+
     def forward(
         self, x: Tensor, gamma: Tensor, theta: tuple[Tensor, ...], mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:

@@ -77,3 +77,23 @@ def all_above(row: Any, d: int, low: float) -> bool:
         on = simd.load(row, i) > low
         i += LANES
     return simd.count(on) == LANES
+
+
+@njit
+def keep(row: Any, d: int, low: float, lanes: Any, kept: Any, index: Any) -> tuple[int, bool]:
+    """As ``common.keep``, and their i to index[:n]; and whether any entry is −inf."""
+    full, least = d - d % LANES, -simd.greatest(row)
+    n, rest = 0, simd.first(d - full)
+    v = simd.load_part(row, full, rest, -np.inf)
+    gap = (v < least) & rest
+    for i in range(0, full, LANES):
+        u = simd.load(row, i)
+        on = u >= low
+        gap = gap | (u < least)
+        simd.compress(kept, n, u, on)
+        simd.compress(index, n, simd.add_int(lanes, i), on)
+        n += simd.count(on)
+    on = v >= low
+    simd.compress(kept, n, v, on)
+    simd.compress(index, n, simd.add_int(lanes, full), on)
+    return n + simd.count(on), simd.count(gap) > 0

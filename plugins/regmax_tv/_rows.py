@@ -47,7 +47,7 @@ def _threshold(p: Any, start: Any, n: int, tau: float) -> float:
 
 
 @njit
-def _groups(
+def groups_of(
     kept: Any,
     top: float,
     index: Any,
@@ -79,11 +79,12 @@ def _groups(
             size = last + 1 - first
             count = solve(kept, top, first, size, w, left, right, space, groups, count)
         first = last + 1
+    start[count] = n
     return count
 
 
 @njit
-def _levels(groups: Any, count: int, w: float, scale: float, close: bool, spare: Any) -> float:
+def levels(groups: Any, count: int, w: float, scale: float, close: bool, spare: Any) -> float:
     """Replace the means of the groups by their values minus the highest, times ``scale``; returns
     the highest. ``close``: w is not so large that it absorbs the differences of the means."""
     start, mean, sides = groups
@@ -119,7 +120,7 @@ def _project(groups: Any, count: int, w: float, scale: float, least: float, spar
     threshold of P_Δ, in units of x/γ."""
     start, mean, _ = groups
     zero = simd.spread(simd.load(mean, 0), 0.0)
-    highest = _levels(groups, count, w, scale, w * scale <= 16.0, spare)
+    highest = levels(groups, count, w, scale, w * scale <= 16.0, spare)
     simd.store(mean, count, zero - np.inf)
     tau = max(least - highest * scale - 1e-9 * (1.0 + w * scale), -1.0)
     tau = _threshold(mean, start, count, tau)
@@ -154,7 +155,7 @@ def forward_row(
 ) -> None:
     """out = fusedmax of d finite scores, or where ``reach`` ≥ 0 the prox of those that matter, with
     ρ = reach; entry i is written to out[place[i]] if ``moved``."""
-    start, mean, _ = groups
+    _, mean, _ = groups
     top = np.float64(simd.largest(best))
     scale = 1.0 / gamma
     fused = reach < 0.0
@@ -170,10 +171,9 @@ def forward_row(
         kept = row
     else:
         n = pack(row, d, low, lanes, kept, index)
-    count = _groups(kept, top, index, dense, n, d, w, space, groups)
-    start[count] = n
+    count = groups_of(kept, top, index, dense, n, d, w, space, groups)
     if not fused:
-        _levels(groups, count, w, 1.0, w * scale <= 16.0, spare)
+        levels(groups, count, w, 1.0, w * scale <= 16.0, spare)
     elif count == 1:
         mean[0] = 1.0 / n
     else:

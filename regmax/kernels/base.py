@@ -257,6 +257,20 @@ class Kernel(ABC):
         both; so where a row is NaN or has no participants."""
         return None
 
+    def forward_after(
+        self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """:meth:`forward` of Ω + λR in one function of rows, R of the prox in the module ``step``
+        (:class:`ProxKernel`); None where the prox runs first."""
+        return None
+
+    def backward_after(
+        self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
+        part: Tensor | None, hyper: bool,
+    ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
+        """:meth:`backward` of the same, with the derivative in λ before those in θ."""
+        return None
+
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
         """Compile all that calls for rows of a dtype may need. By default nothing: what a kernel
         compiles, it compiles in its first calls."""
@@ -268,6 +282,10 @@ class ProxKernel(ABC):
     :class:`regmax.mapping.methods.prox_then_base.ProxThenBase` makes a kernel of it and that of a
     base.
     """
+
+    step: str | None = None
+    """The module of the prox as a step of threshold mappings, if it is one:
+    :class:`regmax.kernels.cpu.prox.Prox`."""
 
     @abstractmethod
     def prox(

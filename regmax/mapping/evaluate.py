@@ -29,7 +29,6 @@ from .jagged import is_jagged
 from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
-from .methods.from_value import FromValue
 from .methods.solver import Forward, Settings, memory_of, report
 from .operator import not_recordable
 from .rows import HALF, Rows, prepare
@@ -253,7 +252,7 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
     except Missed:
         return _argmax(rows, settings, value=False)
     if answer is None:
-        if not isinstance(method.kernel, FromValue):  # which compares the value
+        if not choose.compares(method.kernel, omega):
             refuse_hidden(omega, y, rows.mask)
         return y, choose.result_of(method, y)
     y = kinks.without(y, omega, answer.unknown)

@@ -210,11 +210,14 @@ def computes(omega: Regularizer, rows: Tensor) -> bool:
     if transforms.under_transform((rows,)) or rows.numel() == 0:
         return True
     with torch.no_grad():
-        try:
-            omega.value(simplex.uniform(rows, None))
-        except RuntimeError:
-            return False
-    return True
+        # a value that takes no single row may take this batch
+        for some in (rows.view(-1, rows.shape[-1])[:1], rows):
+            try:
+                omega.value(simplex.uniform(some, None))
+            except RuntimeError:
+                continue
+            return True
+    return False
 
 
 def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:

@@ -292,18 +292,18 @@ def _fixed(item: Any) -> bool:
 # -- tensors that have no name --------------------------------------------------------------------
 
 
-def may_hide_tensors(omega: Regularizer) -> bool:
+def may_hide(omega: Operand) -> bool:
     """Whether Ω may depend on tensors that are not attributes. A class that offers a kernel depends
     on its hyperparameters alone."""
     return any(
-        _may_hide(type(m))  # type: ignore[arg-type]
+        _may_redefine(type(m))  # type: ignore[arg-type]
         for m in omega.modules()
         if isinstance(m, Operand)
     )
 
 
 @functools.lru_cache(maxsize=1024)
-def _may_hide(cls: type[Operand]) -> bool:
+def _may_redefine(cls: type[Operand]) -> bool:
     """Whether a class redefines Ω, or a hyperparameter, after the class of its kernel."""
     names = (*REPLACED, *(cls.hyperparameters or ()))
     late = any(depth(cls, name) < depth(cls, "kernel") for name in names)
@@ -315,7 +315,7 @@ def refuse_hidden(omega: Regularizer, y: Tensor, mask: Tensor | None) -> None:
     ``omega.tensors()`` does not name. Under ``torch.func`` its derivatives are exact."""
     if not torch.is_grad_enabled() or transforms.tracing() or transforms.transforming():
         return
-    if not may_hide_tensors(omega):
+    if not may_hide(omega):
         return
     known = omega.with_tensors({name: t.detach() for name, t in omega.tensors().items()})
     leaf = y.detach().requires_grad_()

@@ -92,3 +92,81 @@ def test_a_steep_base_multiplies_averages(penalty):
     v = torch.randn(x.shape, dtype=F64, generator=torch.Generator().manual_seed(1))
     (g,) = torch.autograd.grad(regmax.RegularizedMax(omega)(x), x, v)
     assert (g.sum(-1).abs() <= 1e-12 * (1 + g.abs().sum(-1))).all()
+
+
+class Power(regmax.Regularizer):
+    """1.5-Tsallis up to a linear term, by its value."""
+
+    def __init__(self, c=1.0):
+        super().__init__()
+        self.c = c
+
+    def value(self, y):
+        return self.c * (y**1.5).sum(-1) / 0.75
+
+
+class Sum(regmax.Regularizer):
+    """An e whose inverse has no formula."""
+
+    def value(self, y):
+        return (y**2 / 2 + y**3 / 6).sum(-1)
+
+
+def taken(monkeypatch):
+    """What the kernels from the value computed after a prox, None for nothing."""
+    from regmax.kernels.from_value.kernel import NumbaKernel
+
+    found, own = [], NumbaKernel.solve_after
+    monkeypatch.setattr(
+        NumbaKernel, "solve_after", lambda *args: found.append(own(*args)) or found[-1]
+    )
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_prox_is_a_step_of_an_omega_by_its_value(masked, dtype, monkeypatch):
+    found, g = taken(monkeypatch), torch.Generator().manual_seed(2)
+    x = (torch.randn(48, 70, generator=g, dtype=F64) * 2).to(dtype).requires_grad_()
+    v = torch.randn(48, 70, generator=g, dtype=F64).to(dtype)
+    mask = torch.rand(48, 70, generator=g) < 0.7 if masked else None
+    weight = torch.tensor(0.1, dtype=dtype, requires_grad=True)
+    results = []
+    for base in (Power(2.0), 2.0 * BASES["tsallis 1.5"]):
+        for _ in range(3):  # the numbers come again
+            y = regmax.RegularizedMax(base + weight * regmax.penalty("tv"), gamma=0.7)(x, mask)
+            got = torch.autograd.grad(y, [x, weight], v)
+        results.append((y.detach(), *got))
+    assert found[-1] is not None
+    for ours, theirs in zip(*results, strict=True):
+        close = (1e-6, 1e-5) if dtype == torch.float32 else (1e-11, 1e-9)
+        torch.testing.assert_close(ours, theirs, atol=close[0], rtol=close[1])
+
+
+def test_a_table_follows_a_prox(monkeypatch):
+    found, g = taken(monkeypatch), torch.Generator().manual_seed(3)
+    x = (torch.randn(20, 50, generator=g, dtype=F64)).requires_grad_()
+    x.data[:, ::7] = -torch.inf
+    omega = Sum() + 0.2 * regmax.penalty("tv")
+    v = torch.randn(20, 50, generator=g, dtype=F64)
+    for _ in range(3):
+        y = regmax.RegularizedMax(omega)(x)
+        (dx,) = torch.autograd.grad(y, x, v)
+    assert found[-1] is not None
+    solved = regmax.RegularizedMax(omega, solver="newton")
+    expected = solved(x)
+    torch.testing.assert_close(y, expected, atol=1e-8, rtol=0)
+    torch.testing.assert_close(dx, torch.autograd.grad(expected, x, v)[0], atol=1e-6, rtol=0)
+
+
+def test_alpha_learns_after_a_prox():
+    g = torch.Generator().manual_seed(4)
+    x = torch.randn(3, 9, generator=g, dtype=F64).requires_grad_()
+    for start in (1.3, 1.5, 2.6):
+        numbers = torch.tensor([start, 0.15], dtype=F64, requires_grad=True)
+
+        def layer(x, numbers):
+            omega = regmax.regularizer("tsallis", alpha=numbers[0])
+            return regmax.RegularizedMax(omega + numbers[1] * regmax.penalty("tv"))(x)
+
+        assert torch.autograd.gradcheck(layer, (x, numbers), eps=1e-7, atol=1e-5)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from llvmlite import binding as llvm
@@ -71,8 +72,12 @@ def compiled(module: str, name: str, like: str | None) -> bytes:
     """The object file of a function, compiled now."""
     from . import jit
 
-    found = module_in(Path(module)) if _is_file(module) else importlib.import_module(module)
-    return jit.task(getattr(found, name), like)
+    return jit.task(getattr(imported(module), name), like)
+
+
+def imported(module: str) -> ModuleType:
+    """A module, or a file of one that is made of the value of Ω."""
+    return module_in(Path(module)) if _is_file(module) else importlib.import_module(module)
 
 
 def _known(module: str, name: str, like: str | None) -> tuple[str, str, list[Path]]:
@@ -85,6 +90,11 @@ def _known(module: str, name: str, like: str | None) -> tuple[str, str, list[Pat
     home = folder_of(module)
     stem = f"{module}.{name}" + (f".{like}" if like else "")
     return stem, _digest(home) + _digest(_KERNELS), folders(home)
+
+
+def version(*modules: str) -> str:
+    """Stands for the sources in the folders of these modules, unless they are files."""
+    return " ".join(_digest(folder_of(each)) for each in modules if not _is_file(each))
 
 
 def _is_file(module: str) -> bool:

@@ -4,7 +4,9 @@
 
 and ⟨J v, −∂e'/∂θ⟩ for the hyperparameter (Blondel, Martins & Niculae 2020, §4.2; Peters, Niculae &
 Martins 2019, Prop. 2; in α: Correia, Niculae & Martins 2019, Prop. 1). With ``norm``, the curvature
-is a multiple of (θ − 1) diag(1/s) plus one of rank one, and J follows by Sherman–Morrison.
+is a multiple of (θ − 1) diag(1/s) plus one of rank one, and J follows by Sherman–Morrison. After a
+prox, v becomes its averages over the groups of y first: J of the base may magnify what they cancel
+(α > 2, next to a zero).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 
 from . import common, elementary, memory, simd, tiles
 from .jit import njit
+from .prox import LAMBDA, Prox, scratch
 from .simd import LANES
 from .sixteen_rows import APART, COUNT, NUMBERS, SCALE, TAU, THETA, lane, shifted
 from .threshold import Description, whole_sum
@@ -37,12 +40,6 @@ def _put(out: Any, i: int, n: int, v: Any, even: bool) -> None:
 
 
 @njit
-def _without(y: Any, theta: Any) -> tuple[Any, Any]:
-    """No derivative in θ."""
-    return y, y
-
-
-@njit
 def _at_smallest(y: Any, v: Any, n: int) -> float:
     """v_i of the smallest y_i > 0."""
     best, found = np.inf, v[0]
@@ -54,7 +51,22 @@ def _at_smallest(y: Any, v: Any, n: int) -> float:
 
 def _product(own: Description, rare: bool) -> Any:
     """out = Jv·scale of n entries; returns ⟨Jv, −∂∇Ω/∂θ⟩."""
-    weight, norm, cheap, rate = own.weight, own.norm, own.cheap, own.rate or _without
+    weight, norm, cheap = own.weight, own.norm, own.cheap
+
+    @njit
+    def without(y: Any, theta: Any) -> tuple[Any, Any]:
+        """No derivative in θ."""
+        return weight(y, theta), simd.spread(y, 0.0)
+
+    @njit
+    def narrow(like: Any, theta: Any) -> Any:
+        return simd.like(like, theta)
+
+    @njit
+    def wide(like: Any, theta: Any) -> Any:
+        return theta
+
+    rate, given = own.rate or without, wide if own.root is not None else narrow
 
     @njit(apart=rare)
     def product(
@@ -65,7 +77,7 @@ def _product(own: Description, rare: bool) -> Any:
         whether all lanes are of one row. ``origin``, a number near v, is subtracted first, so that
         a nearly constant v has digits."""
         zero = simd.load_part(y, 0, simd.first(0), 0.0)
-        none, each = simd.wide(zero), simd.like(zero, theta)
+        none, each = simd.wide(zero), given(zero, theta)
         weights, products, squares, both = none, none, none, none
         rates, more, powers = none, none, none
         for i in range(0, n, LANES):
@@ -142,34 +154,74 @@ def _product(own: Description, rare: bool) -> Any:
     return product
 
 
-def _rows(own: Description, to: int, others: Any, rest: Any) -> tuple[Any, Any]:
+def _steps(first: Prox | None) -> tuple[Any, Any]:
+    """(job, r, like, place of who takes part, y, v, d, scratch, ys, vs, whether zeros need not be
+    written) → the support and v there; and ⟨w, u⟩ of it."""
+    if first is None:
+
+        @njit
+        def packed(
+            job: Any, r: int, like: Any, part: int, y: Any, v: Any, d: int, work: Any, ys: Any,
+            vs: Any, blank: bool,
+        ) -> int:  # fmt: skip
+            n: int = common.keep_support(y, v, d, ys, vs, blank)
+            return n
+
+        @njit
+        def nought(y: Any, w: Any, n: int, work: Any) -> float:
+            return 0.0
+
+        return packed, nought
+    averages = first.averages
+
+    @njit
+    def moved(
+        job: Any, r: int, like: Any, part: int, y: Any, v: Any, d: int, work: Any, ys: Any,
+        vs: Any, blank: bool,
+    ) -> int:  # fmt: skip
+        on = common.octets_at(job, part, r)
+        n: int = averages(y, v, d, on, common.given(job, part), work, ys, vs)
+        return n
+
+    return moved, first.across
+
+
+def _rows(
+    own: Description, first: Prox | None, given: bool, to: int, others: Any, rest: Any
+) -> tuple[Any, Any]:
     """A function of a row, which ``others`` compute if this description does not cover its θ, and
     one of the rows that wait, after which it calls ``rest``: short ones, if s costs much."""
     covers, cheap, waits, steep = own.covers, own.cheap, own.corrected, own.solve is not None
+    chained = first is not None
     rare = own.widest == 0 and not cheap
-    whole, product = not (waits or rare), _product(own, rare)
-
-    together = _together(to, product) if waits else rest
+    whole, product = not (waits or rare or chained), _product(own, rare)
+    packed, across = _steps(first)
+    slope, lam = to + 1 + chained, to + 1
+    part = slope + given
+    together = _together(to, product, slope) if waits and not chained else rest
 
     @njit
-    def row(job: Any, r: int, like: Any, theta: float, hyper: bool, work: Any, group: Any) -> None:
+    def row(
+        job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any, group: Any
+    ) -> None:
         if not covers(theta):
-            others(job, r, like, theta, hyper, work, group)
+            others(job, r, like, theta, hyper, rows, work, group)
             return
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
         y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
-        out, scale = common.rows_at(job, to, r, like), 1.0 / common.number_at(job, 2, r)
-        if waits and d <= LONGEST:
-            room, packed, beside, _, _, _ = group
+        out, gamma = common.rows_at(job, to, r, like), common.number_at(job, 2, r)
+        scale = 1.0 / gamma
+        if waits and not chained and d <= LONGEST:
+            room, many, beside, _, _, _ = group
             k = int(room[LANES * COUNT])
-            ys, vs = shifted(packed, k * APART), shifted(beside, k * APART)
+            ys, vs = shifted(many, k * APART), shifted(beside, k * APART)
             room[LANES * SIZE + k] = common.keep_support(y, v, d, ys, vs, blank)
             room[LANES * ROW + k], room[LANES * SCALE + k] = r, scale
             room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
             if k + 1 == LANES:
                 together(job, like, hyper, group)
             return
-        s, ys, vs = work
+        s, ys, vs = rows
         zero = simd.load_part(y, 0, simd.first(0), 0.0)
         none = simd.wide(zero)
         by, at, own, found = none + scale, none + theta, none, 0.0
@@ -179,18 +231,21 @@ def _rows(own: Description, to: int, others: Any, rest: Any) -> tuple[Any, Any]:
             sparse = d > common.DENSE
             product(y, v, d, none, by, at, s, out, False, sparse, blank, False, True)
         else:
-            n = common.keep_support(y, v, d, ys, vs, blank)
+            n = packed(job, r, like, part, y, v, d, work, ys, vs, blank)
             simd.store(ys, n, zero)
             simd.store(vs, n, zero)
             own = none + (_at_smallest(ys, vs, n) if steep else vs[0])
-            if rare or hyper:
-                own = product(ys, vs, n, own, by, at, s, vs, True, False, False, hyper, True)
+            if rare or (hyper and given):
+                learns = hyper and given
+                own = product(ys, vs, n, own, by, at, s, vs, True, False, False, learns, True)
                 found = simd.largest(own)
             else:
                 product(ys, vs, n, own, by, at, s, vs, True, False, False, False, True)
+            if chained and hyper:
+                common.set_number(job, lam, r, -gamma * across(ys, vs, n, work))
             common.place_support(y, d, vs, out, blank)
-        if hyper:
-            common.set_number(job, to + 1, r, found)
+        if hyper and given:
+            common.set_number(job, slope, r, found)
 
     @njit
     def waiting(job: Any, like: Any, hyper: bool, group: Any) -> None:
@@ -198,10 +253,10 @@ def _rows(own: Description, to: int, others: Any, rest: Any) -> tuple[Any, Any]:
             together(job, like, hyper, group)
         rest(job, like, hyper, group)
 
-    return row, waiting if waits else rest
+    return row, waiting if waits and not chained else rest
 
 
-def _together(to: int, product: Any) -> Any:
+def _together(to: int, product: Any, slope: int) -> Any:
     """The rows whose supports are packed in lanes."""
 
     @njit
@@ -229,25 +284,29 @@ def _together(to: int, product: Any) -> Any:
             y, out = common.rows_at(job, 0, r, like), common.rows_at(job, to, r, like)
             common.place_support(y, d, shifted(packed, k * APART), out, blank)
             if hyper:
-                common.set_number(job, to + 1, r, room[LANES * TAU + k])
+                common.set_number(job, slope, r, room[LANES * TAU + k])
         room[LANES * COUNT] = 0.0
 
     return together
 
 
 def backward(
-    descriptions: tuple[Description, ...], given: bool, number: float
+    descriptions: tuple[Description, ...], given: bool, number: float, first: Prox | None
 ) -> Callable[..., None]:
     """``backward(job, like)``; ``given``: whether θ is in the job, else it is this number."""
-    to = 4 if given else 3
+    chained = first is not None
+    at = LAMBDA + 2 if chained else 3
+    to = at + given
+    room_of, work_of = scratch(first)
 
     @njit
     def of_none(
-        job: Any, r: int, like: Any, theta: float, hyper: bool, work: Any, group: Any
+        job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any, group: Any
     ) -> None:
         common.fill(common.rows_at(job, to, r, like), job[common.WIDTH], 0.0)
         if hyper:
-            common.set_number(job, to + 1, r, 0.0)
+            for k in range(chained + given):
+                common.set_number(job, to + 1 + k, r, 0.0)
 
     @njit
     def nothing(job: Any, like: Any, hyper: bool, group: Any) -> None:
@@ -255,28 +314,31 @@ def backward(
 
     row, rest = of_none, nothing
     for each in reversed(descriptions):
-        row, rest = _rows(each, to, row, rest)
+        row, rest = _rows(each, first, given, to, row, rest)
     grouped = sum(each.corrected for each in descriptions)
+    learns = given or chained
 
     def backward(job: Any, like: Any) -> None:
-        hyper, room = given and common.given(job, to + 1), 1
-        if grouped > 0 and job[common.WIDTH] <= LONGEST:
-            room = LANES * APART
-        wide = common.scratch_like(3, job[common.WIDTH], like)
-        rooms, tiles = memory.empty(1, NUMBERS * LANES, np.float64), memory.empty(5, room, like)
-        work = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
+        d, hyper, size = job[common.WIDTH], learns and common.given(job, to + 1), 1
+        if grouped > 0 and d <= LONGEST:
+            size = LANES * APART
+        wide = common.scratch_like(3, d, like)
+        rooms, tiles = memory.empty(1, NUMBERS * LANES, np.float64), memory.empty(5, size, like)
+        rows = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
         group = (
             memory.row(rooms, 0), memory.row(tiles, 0), memory.row(tiles, 1),
             memory.row(tiles, 2), memory.row(tiles, 3), memory.row(tiles, 4),
         )  # fmt: skip
         group[0][LANES * COUNT] = 0.0
-        first, last = common.take(job)
-        while first < last:
-            for r in range(first, last):
-                own = common.number_at(job, 3, r) if given else number
-                row(job, r, like, own, hyper, work, group)
-            first, last = common.take(job)
+        arrays = room_of(d, like)
+        work = work_of(arrays)
+        begin, end = common.take(job)
+        while begin < end:
+            for r in range(begin, end):
+                own = common.number_at(job, at, r) if given else number
+                row(job, r, like, own, hyper, rows, work, group)
+            begin, end = common.take(job)
         rest(job, like, hyper, group)
-        memory.keep((wide, rooms, tiles))
+        memory.keep((wide, rooms, tiles, arrays))
 
     return backward

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper
+from .chain import chain
 from .job import COUNT
 from .rows import PASSES, CompiledRows, result
 from .threads import over_rows
@@ -59,6 +60,17 @@ class CompiledLosses(CompiledRows):
                 if holds(number):
                     return rows
         return self
+
+    def forward_after(
+        self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return chain(self, step).forward(x, gamma, (lam, *theta), mask)
+
+    def backward_after(
+        self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
+        part: Tensor | None, hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:  # fmt: skip
+        return chain(self, step).backward(y, v, gamma, (lam, *theta), part, hyper)
 
     def compile(self, dtype: torch.dtype) -> None:
         super().compile(dtype)

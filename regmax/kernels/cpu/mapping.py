@@ -1,70 +1,91 @@
 """The compiled functions of a threshold mapping, from its description.
 
 A row takes these steps: its sixteen largest entries (by lanes) give a bound on τ; the entries that
-may be positive by this bound are packed; the equation is solved on these; y goes to their places,
-and 0 to the others.
+may be positive by this bound are packed; they become those of a prox, where there is a penalty; the
+equation is solved on these; y goes to their places, and 0 to the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from . import common, jacobian, memory, simd, sixteen_rows
 from .jit import njit
+from .prox import LAMBDA, Prox, penalty, scratch
 from .simd import LANES
 from .sixteen_rows import APART, COUNT, NUMBERS, SCALE, THETA, TOP
 from .threshold import SOME, Description, equation
 from .tiles import ROW, SIZE
 
+SHORT = 384
+"""The longest row that waits for others after a prox."""
 LARGEST = 1e300
 """The largest 1/γ, whose products with 0 are 0."""
 
 
 def functions(
-    *descriptions: Description, theta: float | bool
+    *descriptions: Description, theta: float | bool, first: Prox | None = None
 ) -> tuple[Callable[..., None], Callable[..., None]]:
     """``forward(job, like)`` and ``backward(job, like)`` as
     :class:`regmax.kernels.cpu.rows.CompiledRows` takes them. A row is computed by the first of the
-    descriptions that covers its θ, a number, or True if it is the hyperparameter."""
+    descriptions that covers its θ, a number, or True if it is the hyperparameter. ``first``: the
+    jobs are those of :class:`regmax.kernels.cpu.chain.Chain`."""
     number = 0.0 if theta is True else float(theta)
     given = theta is True
-    return _forward(descriptions, given, number), jacobian.backward(descriptions, given, number)
+    if first is not None:  # more entries are left than without it, and all of them are packed
+        descriptions = tuple(
+            [replace(e, widest=e.widest and SHORT) for e in descriptions if not e.scales]
+        )
+    forward: Any = _forward(descriptions, given, number, first)
+    forward.made_of = descriptions, theta
+    return forward, jacobian.backward(descriptions, given, number, first)
+
+
+def after(first: Prox, forward: Any) -> tuple[Callable[..., None], Callable[..., None]]:
+    """:func:`functions` of those of another mapping, after a prox."""
+    descriptions, theta = forward.made_of
+    return functions(*descriptions, theta=theta, first=first)
 
 
 def _forward(
-    descriptions: tuple[Description, ...], given: bool, number: float
+    descriptions: tuple[Description, ...], given: bool, number: float, first: Prox | None
 ) -> Callable[..., None]:
-    to = 4 if given else 3
+    chained = first is not None
+    at = LAMBDA + 1 if chained else 2
+    to = 1 + at + given
+    room_of, work_of = scratch(first)
 
     @njit
     def of_none(
-        job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, group: Any
+        job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, work: Any, group: Any
     ) -> None:
         common.fill(common.rows_at(job, to, r, like), job[common.WIDTH], np.nan)
 
     @njit
-    def nothing(job: Any, like: Any, rows: Any, group: Any) -> None:
+    def nothing(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
         pass
 
     row, rest = of_none, nothing
     grouped = [each for each in descriptions if each.widest > 0 and not each.scales]
     for each in reversed(descriptions):
-        row, rest = _rows(each, grouped.index(each) if each in grouped else 0, to, row, rest)
-    size, longest = len(grouped), max([each.widest for each in grouped], default=0)
+        place = grouped.index(each) if each in grouped else 0
+        row, rest = _rows(each, first, place, to, row, rest)
+    many, longest = len(grouped), max([each.widest for each in grouped], default=0)
 
     def forward(job: Any, like: Any) -> None:
         d, masked = job[common.WIDTH], common.given(job, to - 1)
-        lanes, room = d <= longest, 1
+        lanes, size = d <= longest, 1
         if lanes:
-            room = LANES * APART
+            size = LANES * APART
         wide, long = common.scratch_like(3, d, like), common.scratch(2, d)
-        rooms = memory.empty(1, (size * NUMBERS + 1) * LANES, np.float64)
-        entries, single = memory.empty(size + 4, room, like), memory.empty(2, room, np.float64)
-        copies = common.scratch_like(size * LANES + 1 if masked and lanes else 1, d, like)
-        for k in range(size):
+        rooms = memory.empty(1, (many * NUMBERS + 1) * LANES, np.float64)
+        entries, single = memory.empty(many + 4, size, like), memory.empty(2, size, np.float64)
+        copies = common.scratch_like(many * LANES + 1 if masked and lanes else 1, d, like)
+        for k in range(many):
             memory.row(rooms, 0)[LANES * (NUMBERS * k + COUNT)] = 0.0
         rows = (
             memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2), memory.row(long, 0),
@@ -75,62 +96,69 @@ def _forward(
             memory.row(entries, 1), memory.row(entries, 2), memory.row(single, 0),
             memory.floats(memory.address_of(memory.row(single, 1))), memory.row(copies, 0),
         )  # fmt: skip
-        first, last = common.take(job)
-        while first < last:
-            for r in range(first, last):
-                own = common.number_at(job, 2, r) if given else number
-                row(job, r, like, common.number_at(job, 1, r), own, rows, group)
-            first, last = common.take(job)
-        rest(job, like, rows, group)
-        memory.keep((wide, long, rooms, entries, single, copies))
+        arrays = room_of(d, like)
+        work = work_of(arrays)
+        begin, end = common.take(job)
+        while begin < end:
+            for r in range(begin, end):
+                own = common.number_at(job, at, r) if given else number
+                row(job, r, like, common.number_at(job, 1, r), own, rows, work, group)
+            begin, end = common.take(job)
+        rest(job, like, rows, work, group)
+        memory.keep((wide, long, rooms, entries, single, copies, arrays))
 
     return forward
 
 
-def _rows(own: Description, place: int, to: int, others: Any, rest: Any) -> tuple[Any, Any]:
+def _rows(
+    own: Description, first: Prox | None, place: int, to: int, others: Any, rest: Any
+) -> tuple[Any, Any]:
     """A function of a row, which ``others`` compute if this description does not cover its θ, and
     one of the rows that wait, after which it calls ``rest``."""
     if own.scales:
         return _scaled(own, to, others), rest
-    covers, factor, widest = own.covers, own.factor, own.widest
-    parts = equation(own)
-    alone, single = _alone(own, parts)
+    covers, factor, widest, chained = own.covers, own.factor, own.widest, first is not None
+    parts, entries = equation(own), sixteen_rows.entries_of(first)
+    single, packed = _alone(own, parts, entries, chained)
     together = rest
     if widest > 0:
-        together = sixteen_rows.together(own, *parts, place, to, alone)
+        together = sixteen_rows.together(own, parts, place, to, entries, packed, chained)
 
     @njit
-    def row(job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, group: Any) -> None:
+    def row(
+        job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, work: Any, group: Any
+    ) -> None:
         if not covers(theta):
-            others(job, r, like, gamma, theta, rows, group)
+            others(job, r, like, gamma, theta, rows, work, group)
             return
         d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, 0
-        room, packed, _, _, _, _, _ = sixteen_rows.own(group, place)
-        k = int(room[LANES * COUNT])
+        room, many, _, _, _, _, _ = sixteen_rows.own(group, place)
+        k, w = int(room[LANES * COUNT]), penalty(job, r, chained)
         waits = d <= widest
         if waits:
             copy = 1 + place * LANES + k  # the first is of rows that do not wait
         scores = common.participants(job, r, to - 1, like, sixteen_rows.copy_of(job, copy, group))
         out = common.rows_at(job, to, r, like)
         if not waits:
-            single(scores, d, gamma, theta, rows, out, blank)
+            if single(scores, d, gamma, theta, w, rows, work, out, blank):
+                common.set_number(job, to + 1, 0, 1.0)
             return
         best, bad = common.scan(scores, d)
         top = np.float64(simd.largest(best))
-        if common.without_answer(bad or not gamma > 0.0, top, d, out):
+        if common.without_answer(bad or not (gamma > 0.0 and w >= 0.0), top, d, out):
             return
-        simd.store(packed, k * APART, best)
+        simd.store(many, k * APART, best)
         room[LANES * ROW + k], room[LANES * SIZE + k] = r, LANES
         room[LANES * TOP + k], room[LANES * SCALE + k] = top, _scale(factor(theta) / gamma)
         room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
         if k + 1 == LANES:
-            together(job, like, rows, group)
+            together(job, like, rows, work, group)
 
     @njit
-    def waiting(job: Any, like: Any, rows: Any, group: Any) -> None:
+    def waiting(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
         if sixteen_rows.own(group, place)[0][LANES * COUNT] > 0.0:
-            together(job, like, rows, group)
-        rest(job, like, rows, group)
+            together(job, like, rows, work, group)
+        rest(job, like, rows, work, group)
 
     return row, waiting if widest > 0 else rest
 
@@ -142,32 +170,36 @@ def _scale(scale: float) -> float:
 
 
 def single(own: Description) -> Any:
-    """(scores, d, γ, θ, scratch, y, whether y is 0) → y of one row, as a step of other kernels; the
-    scratch is as in :func:`regmax.kernels.cpu.sixteen_rows.alone`."""
-    return _alone(own, equation(own))[1]
+    """(scores, d, γ, θ, 0, scratch, 0, y, whether y is 0) → y of one row, as a step of other
+    kernels; the scratch is as in :func:`regmax.kernels.cpu.sixteen_rows.alone`."""
+    return _alone(own, equation(own), sixteen_rows.entries_of(None), False)[0]
 
 
-def _alone(own: Description, parts: tuple[Any, Any, Any]) -> tuple[Any, Any]:
-    """One row, given a bound on τ, and from the start."""
-    zero, factor, (relative, bound, solve) = own.zero, own.factor, parts
-    alone = sixteen_rows.alone(own, relative, solve)
+def _alone(
+    own: Description, parts: tuple[Any, Any, Any], entries: Any, chained: bool
+) -> tuple[Any, Any]:
+    """One row from the start, and from its packed entries."""
+    zero, factor, (relative, bound, _) = own.zero, own.factor, parts
+    alone, packed = sixteen_rows.alone(own, parts, entries, chained)
 
     @njit
     def single(
-        scores: Any, d: int, gamma: float, theta: float, rows: Any, out: Any, blank: bool
-    ) -> None:
+        scores: Any, d: int, gamma: float, theta: float, w: float, rows: Any, work: Any, out: Any,
+        blank: bool,
+    ) -> bool:  # fmt: skip
         best, bad = common.scan(scores, d)
         top = np.float64(simd.largest(best))
-        if common.without_answer(bad or not gamma > 0.0, top, d, out):
-            return
+        if common.without_answer(bad or not (gamma > 0.0 and w >= 0.0), top, d, out):
+            return False
         none, scale = simd.spread(simd.wide(best), 0.0), _scale(factor(theta) / gamma)
         _, y, _, z, rounded = rows
         simd.store(y, 0, best)
         relative(y, LANES, none + top, none + scale, z, rounded)
         tau = bound(rounded, LANES, none + theta, none - zero(theta), True)
-        alone(scores, d, top, scale, theta, tau, rows, out, blank)
+        moved: bool = alone(scores, d, top, scale, theta, w, tau, rows, work, out, blank)
+        return moved
 
-    return alone, single
+    return single, packed
 
 
 def _scaled(own: Description, to: int, others: Any) -> Any:
@@ -176,9 +208,11 @@ def _scaled(own: Description, to: int, others: Any) -> Any:
     covers, p = own.covers, own.inverse
 
     @njit
-    def row(job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, group: Any) -> None:
+    def row(
+        job: Any, r: int, like: Any, gamma: float, theta: float, rows: Any, work: Any, group: Any
+    ) -> None:
         if not covers(theta):
-            others(job, r, like, gamma, theta, rows, group)
+            others(job, r, like, gamma, theta, rows, work, group)
             return
         d, out = job[common.WIDTH], common.rows_at(job, to, r, like)
         scores = common.participants(job, r, to - 1, like, rows[0])

@@ -116,7 +116,7 @@ def _is_half(theta: float) -> bool:
 
 HALF = Description(
     _half_inverse, _half_slope, _half_weight, POWER.rate, one, covers=_is_half, bend=0.5,
-    widest=1024,
+    widest=768,
 )  # fmt: skip
 """a = ½, by square roots."""
 
@@ -143,7 +143,7 @@ def _is_linear(theta: float) -> bool:
 
 LINEAR = Description(
     _linear_inverse, _linear_slope, _linear_weight, POWER.rate, one, covers=_is_linear, cheap=True,
-    widest=1024,
+    widest=384,
 )  # fmt: skip
 """a = 1: the projection on the simplex."""
 

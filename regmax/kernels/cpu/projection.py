@@ -26,4 +26,4 @@ def forward(
 ) -> None:
     """out = P_Δ(row / γ); z and ``spare`` are scratch of float64, ``kept`` of the row's dtype."""
     rows = kept, kept, kept, z, memory.floats(memory.address_of(spare))
-    _single(row, d, gamma, 2.0, rows, out, blank)
+    _single(row, d, gamma, 2.0, 0.0, rows, 0, out, blank)

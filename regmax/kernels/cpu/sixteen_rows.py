@@ -17,6 +17,7 @@ import numpy as np
 
 from . import common, memory, simd, tiles
 from .jit import njit
+from .prox import Prox, penalty
 from .simd import LANES
 from .threshold import Description
 from .tiles import LONGEST, ROW, SIZE
@@ -41,54 +42,97 @@ def shifted(pointer: Any, by: int) -> Any:
     return memory.pointer(memory.address_of(pointer), by, pointer)
 
 
-def alone(description: Description, relative: Any, solve: Any) -> Any:
-    """One row, given a lower bound on τ in all lanes of a float32 vector. ``rows`` is scratch for
-    the packed entries, y, p', float64 and float32; y may be in the place of the packed entries."""
-    zero = description.zero
+def entries_of(first: Prox | None) -> Any:
+    """(scores, d, the largest, the factor, the depth below it at which y is 0, w, scratch, kept) →
+    the entries that may be positive to kept, in their order: how many, the least of them, what
+    :func:`equation`'s ``relative`` subtracts and multiplies by, by how much a bound on τ decreases,
+    and whether scores of −∞ moved the others. ``first``: they become those of its prox."""
+    if first is None:
+
+        @njit
+        def packed(
+            row: Any, d: int, top: float, scale: float, depth: float, w: float, work: Any, kept: Any
+        ) -> tuple[int, float, float, float, float, bool]:
+            low = common.floor(row, top, depth)
+            return common.keep(row, d, low, kept), low, top, scale, 0.0, False
+
+        return packed
+    keep, values = first.keep, first.values
+
+    @njit
+    def moved(
+        row: Any, d: int, top: float, scale: float, depth: float, w: float, work: Any, kept: Any
+    ) -> tuple[int, float, float, float, float, bool]:
+        n, low, members, shift = keep(row, d, top, depth, w, work, kept)
+        shift += values(kept, n, top, w, scale, members, work)
+        return n, low, 0.0, 1.0, max(shift, 0.0) * scale, members < d
+
+    return moved
+
+
+def alone(
+    description: Description, parts: tuple[Any, Any, Any], entries: Any, chained: bool
+) -> tuple[Any, Any]:
+    """One row, given a lower bound on τ in all lanes of a float32 vector, and what follows once its
+    entries are packed. ``rows`` is scratch for these, y, p', float64 and float32; y may be in the
+    place of the packed entries."""
+    zero, one, (relative, _, solve) = description.zero, description.one, parts
 
     @njit(apart=True)
-    def alone(
-        row: Any, d: int, top: float, scale: float, theta: float, tau: Any, rows: Any,
-        out: Any, blank: bool,
+    def packed(
+        row: Any, d: int, n: int, low: float, top: float, scale: float, theta: float, tau: Any,
+        rows: Any, out: Any, blank: bool,
     ) -> None:  # fmt: skip
         kept, y, dy, z, rounded = rows
-        least, like = zero(theta), simd.wide(tau)
-        below = max(-np.float64(simd.largest(tau)) - least, 0.0)
-        low = common.floor(row, top, below * 1.00001 / scale)
-        n = common.keep(row, d, low, kept)
+        like = simd.wide(tau)
         simd.store(kept, n, simd.spread(simd.load(kept, 0), -np.inf))
         relative(kept, n, simd.spread(like, top), simd.spread(like, scale), z, rounded)
-        each, high = simd.spread(like, theta), simd.spread(like, -least)
+        each, high = simd.spread(like, theta), simd.spread(like, -zero(theta))
         solve(z, rounded, n, each, tau, high, True, y, dy)
         common.place(row, d, low, y, out, blank)
 
-    return alone
+    @njit
+    def alone(
+        row: Any, d: int, top: float, scale: float, theta: float, w: float, tau: Any, rows: Any,
+        work: Any, out: Any, blank: bool,
+    ) -> bool:  # fmt: skip
+        below = max(-np.float64(simd.largest(tau)) - zero(theta), 0.0)
+        n, low, top, scale, shift, moved = entries(
+            row, d, top, scale, below * 1.00001 / scale, w, work, rows[0]
+        )
+        if chained:
+            least = 0.0 - simd.narrow(one(simd.spread(simd.wide(tau), theta)))
+            tau = simd.larger(tau - shift * 1.00001, least)
+        packed(row, d, n, low, top, scale, theta, tau, rows, out, blank)
+        return moved
+
+    return alone, packed
 
 
 def together(
-    description: Description, relative: Any, bound: Any, solve: Any, place: int, to: int,
-    single: Any,
+    description: Description, parts: tuple[Any, Any, Any], place: int, to: int, entries: Any,
+    packed: Any, chained: bool,
 ) -> Any:  # fmt: skip
     """The rows that wait in a room, whose sixteen largest entries (by lanes) are packed. ``to`` is
-    the place of y in the job, ``place`` that of the room; ``single`` computes a row that does not
+    the place of y in the job, ``place`` that of the room; ``packed`` computes a row that does not
     fit in a tile."""
-    one, zero = description.one, description.zero
-    expensive = description.corrected or description.root is not None
+    one, zero, (relative, bound, solve) = description.one, description.zero, parts
+    expensive = chained or description.corrected or description.root is not None
 
     @njit
-    def together(job: Any, like: Any, rows: Any, group: Any) -> None:
+    def together(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        room, packed, tile, y, dy, z, rounded = own(group, place)
+        room, many, tile, y, dy, z, rounded = own(group, place)
         count, long = int(room[LANES * COUNT]), rows[0]
         for k in range(count, LANES):
             for j in range(LOW):
                 room[LANES * j + k] = room[LANES * j]
-            simd.store(packed, k * APART, simd.load(packed, 0))
+            simd.store(many, k * APART, simd.load(many, 0))
         top, scale, theta = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
         least = 0.0 - one(theta)
         high, tau = simd.spread(least, 0.0), simd.narrow(least)
         if expensive or d > common.DENSE:
-            m = tiles.columns(room, packed, APART, -np.inf, tile)
+            m = tiles.columns(room, many, APART, -np.inf, tile)
             relative(tile, m, top, scale, z, rounded)
             tau = bound(rounded, m, theta, high, False)
         simd.store(room, LANES * TAU, simd.wide(tau))
@@ -96,31 +140,40 @@ def together(
             r, t = int(room[LANES * ROW + k]), room[LANES * TAU + k]
             a, b, c = room[LANES * TOP + k], room[LANES * SCALE + k], room[LANES * THETA + k]
             row = row_of(job, r, 1 + place * LANES + k, to, like, group)
-            low, entries = common.floor(row, a, -(t + zero(c)) / b), shifted(packed, k * APART)
-            n = common.keep(row, d, low, entries if d <= LONGEST else long)
+            kept = shifted(many, k * APART)
+            n, low, a, b, shift, moved = entries(
+                row, d, a, b, -(t + zero(c)) / b, penalty(job, r, chained), work,
+                kept if d <= LONGEST else long,
+            )  # fmt: skip
+            t -= shift * 1.00001
+            room[LANES * TAU + k] = t
+            if moved:
+                common.set_number(job, to + 1, 0, 1.0)
             room[LANES * LOW + k], room[LANES * SIZE + k] = low, n
+            room[LANES * TOP + k], room[LANES * SCALE + k] = a, b
             if n > LONGEST:
                 out = common.rows_at(job, to, r, like)
-                single(row, d, a, b, c, simd.spread(tau, t), rows, out, blank)
-                entries[0], room[LANES * SIZE + k], room[LANES * ROW + k] = a, 1, -1
+                packed(row, d, n, low, a, b, c, simd.spread(tau, t), rows, out, blank)
+                kept[0], room[LANES * SIZE + k], room[LANES * ROW + k] = a, 1, -1
                 room[LANES * TAU + k] = -np.inf
             elif d > LONGEST:
                 for i in range(0, n, LANES):
-                    simd.store(entries, i, simd.load(long, i))
+                    simd.store(kept, i, simd.load(long, i))
         for k in range(count, LANES):
-            packed[k * APART], room[LANES * SIZE + k] = room[LANES * TOP], 1
+            many[k * APART], room[LANES * SIZE + k] = room[LANES * TOP], 1
+            room[LANES * TOP + k], room[LANES * SCALE + k] = room[LANES * TOP], room[LANES * SCALE]
             room[LANES * TAU + k] = -np.inf
-        m = tiles.columns(room, packed, APART, -np.inf, tile)
-        relative(tile, m, top, scale, z, rounded)
+        m = tiles.columns(room, many, APART, -np.inf, tile)
+        relative(tile, m, lane(room, TOP), lane(room, SCALE), z, rounded)
         tau = simd.narrow(simd.larger(lane(room, TAU), least))
         solve(z, rounded, m, theta, tau, high, False, y, dy)
-        tiles.uncolumns(y, m, packed, APART)
+        tiles.uncolumns(y, m, many, APART)
         for k in range(count):
             r, low = int(room[LANES * ROW + k]), room[LANES * LOW + k]
             if r >= 0:
                 row = row_of(job, r, 1 + place * LANES + k, to, like, group)
                 out = common.rows_at(job, to, r, like)
-                common.place(row, d, low, shifted(packed, k * APART), out, blank)
+                common.place(row, d, low, shifted(many, k * APART), out, blank)
         room[LANES * COUNT] = 0.0
 
     return together

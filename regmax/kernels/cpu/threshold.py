@@ -92,7 +92,8 @@ class Description:
     """Where p'(0+) = ∞, (z, n, θ, y, scratch) → y[:n] of the scores z, float64, instead of the
     equation; the weight decreases in y."""
     root: Any = None
-    """``bound`` and ``solve`` of :func:`equation`, instead of those of ``inverse``."""
+    """``bound`` and ``solve`` of :func:`equation`, instead of those of ``inverse``. θ is of float64
+    everywhere."""
     scales: bool = False
     """Whether p(u + c) = p(u) p(c), so that y = p/Σp."""
     widest: int = 8192

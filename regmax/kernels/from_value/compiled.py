@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..cpu.compiling import loaded
 from ..folders import module
-from .files import written
+from ..sources import written
 
 _HEAD = "import math\n\nimport numpy as np\n{}\n\n"
 _USED = "common", "elementary", "memory", "simd"

@@ -66,11 +66,17 @@ def functions(slopes: Any, dense: bool) -> tuple[Callable[..., None], Callable[.
     """``forward(job, like)`` and ``backward(job, like)`` as
     :class:`regmax.kernels.cpu.rows.CompiledRows` takes them, from ``slopes``: (y, numbers) →
     e', e'' and e''' of vectors. ``dense``: e'(0) = −∞."""
+
+    @njit
+    def weight(y: Any, theta: Any) -> Any:
+        numbers = shifted(_numbers(simd.largest(theta)), NUMBERS)
+        return 1.0 / slopes(larger(y, LEAST), numbers)[1]
+
     own = Description(
-        _nothing, _nothing, _nothing, one=_one, zero=_zero, root=_equation(slopes, dense),
+        _nothing, _nothing, weight, one=_one, zero=_zero, root=_equation(slopes, dense),
         widest=LONGEST if dense else 1024,
     )  # fmt: skip
-    return mapping.functions(own, theta=True)[0], _backward(slopes)
+    return mapping.functions(own, theta=True)
 
 
 def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
@@ -272,50 +278,3 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         _numbers(simd.largest(theta))[MISSED] = 1.0
 
     return bound, solve
-
-
-def _backward(slopes: Any) -> Callable[..., None]:
-    """J v/γ, as in :mod:`regmax.kernels.cpu.jacobian`."""
-
-    @njit
-    def product(
-        y: Any, v: Any, n: int, origin: float, scale: float, numbers: Any, s: Any, out: Any
-    ) -> None:
-        """``origin``, a number near v, is subtracted first."""
-        zero = simd.load_part(y, 0, simd.first(0), 0.0)
-        none = simd.wide(zero)
-        weights, products = none, none
-        for i in range(0, n, LANES):
-            a = common.piece(y, i, n, 0.0)
-            on = a > 0.0
-            h = slopes(larger(select(on, a, 1.0), LEAST), numbers)[1]
-            w = select(on, 1.0 / h, 0.0)
-            b = simd.wide(select(on, common.piece(v, i, n, 0.0), 0.0)) - origin
-            simd.store(s, i, w)
-            weights, products = weights + simd.wide(w), products + simd.wide(w) * b
-        mean = simd.total(products) / max(simd.total(weights), 1e-300)
-        for i in range(0, n, LANES):
-            w, b = simd.load(s, i), simd.wide(common.piece(v, i, n, 0.0))
-            found = select(w > 0.0, simd.like(zero, (b - origin - mean) * scale) * w, 0.0)
-            common.store_piece(out, i, n, found)
-
-    def backward(job: Any, like: Any) -> None:
-        d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        wide = common.scratch_like(3, d, like)
-        first, last = common.take(job)
-        while first < last:  # ends: every turn takes rows that were not taken
-            for r in range(first, last):
-                y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
-                out, scale = common.rows_at(job, 4, r, like), 1.0 / common.number_at(job, 2, r)
-                numbers = shifted(_numbers(common.number_at(job, 3, r)), NUMBERS)
-                s, ys, vs = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
-                if d <= common.DENSE:
-                    product(y, v, d, 0.0, scale, numbers, s, out)
-                else:
-                    n = common.keep_support(y, v, d, ys, vs, blank)
-                    product(ys, vs, n, np.float64(vs[0]), scale, numbers, s, vs)
-                    common.place_support(y, d, vs, out, blank)
-            first, last = common.take(job)
-        memory.keep((wide,))
-
-    return backward

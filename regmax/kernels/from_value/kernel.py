@@ -14,10 +14,10 @@ from torch import Tensor
 from .. import simplex
 from ..base import Hyper
 from ..cpu.rows import CompiledRows
+from ..sources import written
 from . import source
 from .compiled import Function
 from .entry import Entrywise
-from .files import written
 from .inputs import Inputs, varies
 from .loops import Program
 from .tape import Unknown
@@ -155,6 +155,29 @@ class NumbaKernel:
                 return y, y.new_full((len(y),), bound)
         y, bounds = self._solved(x, gamma, given, mask)
         return y, torch.frombuffer(bounds, dtype=torch.float64)
+
+    def solve_after(
+        self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
+        mask: Tensor | None, tol: float,
+    ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
+        """y of Ω + λR, and who takes part, None if all do; None where a row is not certified.
+        ``step`` as in :func:`regmax.kernels.cpu.chain.chain`."""
+        template = self._of_call(theta, x, True).template
+        if template is None or template.bound > tol:
+            return None
+        y, part, bound = template.forward_after(step, x, gamma, lam, mask)
+        return (y, part) if bound <= tol else None
+
+    def backward_after(
+        self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
+        part: Tensor | None, hyper: bool,
+    ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
+        """The gradients in x, and in λ and θ, of what :meth:`solve_after` computed."""
+        at = self._of_call(theta, y, False)
+        if at.template is None:
+            return None
+        dx, dlam = at.template.backward_after(step, y, v, gamma, lam, part, hyper)
+        return dx, None if dlam is None else (dlam, *self._partials_along(y, dx, gamma, at))
 
     def _of_call(self, theta: Hyper, x: Tensor, forward: bool) -> LaidOut:
         """:meth:`laid_out` for rows x of one call. To look for a template takes longer than few

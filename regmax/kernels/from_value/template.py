@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import softmax
 from ..base import Hyper
 from ..cpu import tsallis
+from ..cpu.chain import chain
 from ..cpu.rows import CompiledRows, DirectRows
 from .compiled import Function
 from .inputs import BIN, MISSED
@@ -59,6 +60,27 @@ class Template:
             return self._direct(y, gamma).backward(y, v, theta, None, False)[0]
         return self.rows.backward(y, v, gamma * self.scale, theta, None, False)[0]
 
+    def forward_after(
+        self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, float]:
+        """:meth:`forward` of Ω + λR, and who takes part, None if all do; ``step`` as in
+        :func:`regmax.kernels.cpu.chain.chain`."""
+        theta, missed = self.theta()
+        hyper = lam / self.scale, *theta
+        y, part = chain(self.rows, step).forward(x, gamma * self.scale, hyper, mask)
+        return y, part, math.inf if missed() else self.bound
+
+    def backward_after(
+        self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor,
+        part: Tensor | None, hyper: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Jv/γ of Ω + λR, and if ``hyper``, the derivative in λ."""
+        theta, _kept = self.theta()
+        given = lam / self.scale, *theta
+        rows = chain(self.rows, step)
+        dx, each = rows.backward(y, v, gamma * self.scale, given, part, hyper)
+        return dx, None if each is None else each[0] / self.scale
+
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
         """θ for a call, and whether it missed a row, which keeps alive what θ has addresses of."""
         raise NotImplementedError
@@ -90,13 +112,17 @@ class Power(Template):
 class Exponential(Template):
     """e = c y log y, up to a linear term: softmax."""
 
-    bound = 1e-12
+    rows, bound = tsallis.KERNEL, 1e-12
+    _alpha = torch.ones(1, dtype=torch.float64, device="cpu")
 
     def __init__(self, c: float) -> None:
         self.scale = c
 
     def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
         return softmax.KERNEL.forward(x, gamma * self.scale, (), mask)[0], self.bound
+
+    def theta(self) -> tuple[Hyper, Callable[[], bool]]:
+        return (self._alpha,), bool
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         return softmax.KERNEL.backward(y, v, gamma * self.scale, (), None, False)[0]

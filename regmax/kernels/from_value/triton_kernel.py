@@ -14,10 +14,10 @@ import triton
 from torch import Tensor
 
 from ..base import Hyper
+from ..sources import loaded
 from ..triton.rows import check_device, guard
 from . import source, triton_rows
 from .entry import Entrywise
-from .files import loaded
 from .inputs import Inputs, varies
 from .tape import Unknown
 from .triton_source import translated

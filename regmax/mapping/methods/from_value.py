@@ -8,7 +8,6 @@ compared with the traced one in some rows, and the solver computes what was not 
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -28,18 +27,22 @@ from ..rows import Rows, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
 from .solver import Forward, Settings, by_solver, sampled
 from .traced import (
+    COMPILERS,
     Fixed,
     Traced,
     TracedValue,
+    by_place,
     changed,
     compared,
     derived,
     few,
     hyper,
+    kernel_class,
     off,
     other,
     same,
     terms,
+    unlearnt,
 )
 
 F64 = torch.float64
@@ -54,8 +57,6 @@ _OTHER = (
     "its value is not a function of y and the attributes of Ω alone",
     "its value reads numbers of a tensor, and is another function at other y",
 )
-COMPILERS = {"cpu": "numba", "cuda": "triton"}
-"""What compiles the kernels of a device."""
 
 
 def method_of(
@@ -78,7 +79,7 @@ def method_of(
     tensors: list[Tensor] = []
     key = state(omega, [], tensors), None, x.shape[-1], x.device
     recording = torch.is_grad_enabled()
-    if not all(_constant(t, recording) for t in tensors):
+    if not all(unlearnt(t, recording) for t in tensors):
         return None
     found = METHODS.get(key)
     if make and found is None:
@@ -88,7 +89,7 @@ def method_of(
         found = METHODS.get(key)
     if not isinstance(found, TracedValue) or found.traced.entry.reads:
         return None
-    if not all(_constant(t, recording) for t in found.traced.entry.outside):
+    if not all(unlearnt(t, recording) for t in found.traced.entry.outside):
         return None
     fixed = found.fixed(tensors)
     call = FixedKernel(fixed, gamma, omega.value, settings.tolerance(F64))
@@ -103,7 +104,7 @@ def of_rows(
     key, kept, tensors = _key(rows, settings)
     if key is None:
         return None
-    if key not in METHODS and _by_place(rows):
+    if key not in METHODS and by_place(rows):
         remember(key, _PLACES)
         key, kept, tensors = _key(rows, settings)
         assert key is not None
@@ -172,33 +173,13 @@ def _key(
     return key, kept, tensors
 
 
-def _by_place(rows: Rows) -> bool:
-    """Whether Ω at a row depends on the place of the row in its batch: equal rows tell. A tensor
-    of (R, d) in it may have the numbers of each row, or be a matrix."""
-    y = simplex.generic(rows.x)
-    try:
-        with torch.no_grad(), transforms.unhooked():
-            one, each = rows.omega.value(y.view(-1, y.shape[-1])[:1]), rows.omega.value(y)
-            same_for_all = torch.allclose(each, one, 1e-6, 1e-6, equal_nan=True)
-    except Exception:  # of the user's code, which may take this batch
-        return True
-    return one.shape != (1,) or not same_for_all
-
-
-def _constant(t: Tensor, recording: bool) -> bool:
-    """Whether a tensor of Ω is plain, and has no gradient."""
-    if type(t) not in transforms.PLAIN or not t.is_cpu or (recording and t.requires_grad):
-        return False
-    return t.dtype == F64 or not t.is_floating_point()
-
-
 def _made(rows: Rows, kept: list[Any], trial: int, batched: bool) -> TracedValue | str | None:
     """The kernel, or why there is none; None where the solver has no answers to compare it with.
     ``batched``: it is of the rows of this batch."""
     try:
         from ...kernels.from_value import Unknown, entrywise
 
-        made_by = _kernel_class(rows.x.device)
+        made_by = kernel_class(rows.x.device)
     except ModuleNotFoundError as error:
         return f"{error.name} is missing (pip install 'regmax[fast]')"
     except RuntimeError as error:
@@ -252,17 +233,6 @@ def by_reference(problem: Problem) -> Forward:
         return by_solver(problem.omega, problem.z, problem.mask, QUIET)
 
 
-def _kernel_class(device: torch.device) -> Any:
-    """What makes a kernel for a device."""
-    if COMPILERS[device.type] == "numba":
-        from ...kernels.from_value.kernel import NumbaKernel
-
-        return NumbaKernel
-    from ...kernels.from_value.triton_kernel import TritonKernel
-
-    return functools.partial(TritonKernel, device=device)
-
-
 class FromValue(Kernel):
     """The kernel of a traced value, for these rows; the solver computes what it does not certify,
     and ``result`` says how. Without ``rows``, that is :class:`Missed`."""
@@ -301,14 +271,7 @@ class FromValue(Kernel):
             return y, None
         if x.data_ptr() != rows.x.data_ptr():  # scores after a prox
             rows = replace(rows, x=x.view(rows.x.shape))
-        try:
-            with transforms.unhooked():
-                self._look(rows, y)
-        except Missed:
-            again = self.made.traced.entry.reads and self.made.trial + 1 < _TRIALS
-            known = self.made.trial + 1 if again else _OTHER[self.made.traced.entry.reads]
-            remember(self.key, known)
-            raise
+        self._compared(rows, y)
         path, why = "kernel from the value", f"its source is {self.made.kernel.path}"
         iterations = None
         if bool(missed.any()):
@@ -328,6 +291,44 @@ class FromValue(Kernel):
         theta = theta if self.theta is None else self.theta
         found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(y, v, gamma, theta, hyper)
         return found
+
+    def forward_after(
+        self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None] | None:
+        theta = theta if self.theta is None else self.theta
+        if self.rows is None or not self.made.kernel.alike:
+            return None
+        tol = self.settings.tolerance(F64)
+        found = self.made.kernel.solve_after(step, x, gamma, lam, theta, mask, tol)
+        if found is None:
+            return None
+        rows, self.rows = self.rows, None
+        self._compared(rows, found[0])
+        why = f"its source is {self.made.kernel.path}"
+        self.result = Forward(found[0].view(rows.x.shape), "kernel from the value", why)
+        return found[0], found[1]
+
+    def backward_after(
+        self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
+        part: Tensor | None, hyper: bool,
+    ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
+        theta = theta if self.theta is None else self.theta
+        if not self.made.kernel.alike:
+            return None
+        given = y, v, gamma, lam, theta, part, hyper
+        found: tuple[Tensor, Hyper | None] | None = self.made.kernel.backward_after(step, *given)
+        return found
+
+    def _compared(self, rows: Rows, y: Tensor) -> None:
+        """Compare the value of Ω with the traced one, and remember it where they differ."""
+        try:
+            with transforms.unhooked():
+                self._look(rows, y)
+        except Missed:
+            again = self.made.traced.entry.reads and self.made.trial + 1 < _TRIALS
+            known = self.made.trial + 1 if again else _OTHER[self.made.traced.entry.reads]
+            remember(self.key, known)
+            raise
 
     def _look(self, rows: Rows, y: Tensor) -> None:
         """Compare the value of Ω with the traced one, near the answers and in general position: at

@@ -49,16 +49,24 @@ class ProxThenBase(Kernel):
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         lam, *own = theta
+        if (step := self.first.step) is not None:
+            found = self.base.forward_after(step, x, gamma, lam, tuple(own), mask)
+            if found is not None:
+                self._check(found[0])
+                return found
         reach = self.reach(tuple(own))
         scores, part = self.first.prox(x, gamma, lam, reach, mask)
         if not self.raw:  # a score as low as the base maps to 0 may be lower, and is finite
             scores = scores.clamp(min=-2 * (gamma * reach).view(-1, 1).to(scores))
             scores, part = scores if mask is None else torch.where(mask, scores, 0), mask
         y, _ = self.base.forward(scores, gamma, tuple(own), None if self.raw else mask)
+        self._check(y)
+        return y, part
+
+    def _check(self, y: Tensor) -> None:
         check, self.check = self.check, None  # y keeps the kernel: it must not keep x
         if check is not None:
             check(y)
-        return y, part
 
     def backward(
         self,
@@ -69,6 +77,10 @@ class ProxThenBase(Kernel):
         mask: Tensor | None,
         hyper: bool,
     ) -> tuple[Tensor, Hyper | None]:
+        if (step := self.first.step) is not None:
+            found = self.base.backward_after(step, y, v, gamma, theta[0], theta[1:], mask, hyper)
+            if found is not None:
+                return found
         # averages first: J of the base may magnify what they cancel (α > 2, next to a zero)
         v, _ = self.first.averages(y, v, mask, False)
         w, inside = self.base.backward(y, v, gamma, theta[1:], None, hyper)

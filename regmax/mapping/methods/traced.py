@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels import simplex
+from ...kernels import simplex, transforms
 from ...optimality.premises import contradicted
 from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows
 from .solver import LOOKED_AT, Forward
+
+COMPILERS = {"cpu": "numba", "cuda": "triton"}
+"""What compiles the kernels of a device."""
 
 
 class Traced(Regularizer):
@@ -249,3 +252,34 @@ def off(entry: Any, own: Tensor, at: Tensor, inputs: list[Tensor]) -> Tensor:
     each = terms(entry, at, inputs)
     size = own.abs() + each.abs().sum(-1)
     return ~((own - each.sum(-1)).abs() <= 1e-12 * size)
+
+
+def by_place(rows: Rows) -> bool:
+    """Whether Ω at a row depends on the place of the row in its batch: equal rows tell. A tensor
+    of (R, d) in it may have the numbers of each row, or be a matrix."""
+    y = simplex.generic(rows.x)
+    try:
+        with torch.no_grad(), transforms.unhooked():
+            one, each = rows.omega.value(y.view(-1, y.shape[-1])[:1]), rows.omega.value(y)
+            same_for_all = torch.allclose(each, one, 1e-6, 1e-6, equal_nan=True)
+    except Exception:  # of the user's code, which may take this batch
+        return True
+    return one.shape != (1,) or not same_for_all
+
+
+def unlearnt(t: Tensor, recording: bool) -> bool:
+    """Whether a tensor of Ω is plain, and has no gradient."""
+    if type(t) not in transforms.PLAIN or not t.is_cpu or (recording and t.requires_grad):
+        return False
+    return t.dtype == torch.float64 or not t.is_floating_point()
+
+
+def kernel_class(device: torch.device) -> Any:
+    """What makes a kernel for a device."""
+    if COMPILERS[device.type] == "numba":
+        from ...kernels.from_value.kernel import NumbaKernel
+
+        return NumbaKernel
+    from ...kernels.from_value.triton_kernel import TritonKernel
+
+    return functools.partial(TritonKernel, device=device)

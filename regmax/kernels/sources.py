@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from ..folders import module, read, user_folder, write
+from .folders import module, read, user_folder, write
 
 
 def loaded(name: str, text: str, version: str) -> tuple[ModuleType, Path, bool]:

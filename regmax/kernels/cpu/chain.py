@@ -1,0 +1,108 @@
+"""The kernel of a threshold mapping after a prox, in one function of a job."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..base import Hyper
+from ..sources import written
+from .rows import CompiledRows, DirectRows, result
+
+_SOURCE = """# {version}
+from regmax.kernels.cpu import compiling, mapping
+from {step} import PROX
+
+base = compiling.imported({base!r}).{name}
+forward, backward = mapping.after(PROX, base)
+"""
+
+
+@functools.cache
+def chain(base: CompiledRows, step: str) -> Chain:
+    """The kernel of a base, of functions by :func:`regmax.kernels.cpu.mapping.functions`, after the
+    ``PROX`` of the module ``step``."""
+    return Chain(base, step)
+
+
+class Chain(CompiledRows):
+    """Π_{base+λR}, θ = (λ, θ of the base).
+
+    The arrays of forward(job, like) are x, γ, θ …, the mask, y, and whether some scores are −∞;
+    those of backward(job, like) y, v, γ, θ …, the gradient of x, those of θ, who takes part.
+    """
+
+    def __init__(self, base: CompiledRows, step: str) -> None:
+        from .compiling import version
+
+        given = {"base": base.module, "name": base.names[0], "step": step}
+        text = _SOURCE.format(version=version(step, base.module), **given)
+        super().__init__(str(written("chain", text)[0]), base.grain)
+        self.base, self.step = base, step
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        found = self.base.rows(theta[1:])
+        return self if found is self.base else chain(found, self.step)
+
+    def forward(
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        y, gaps = result(x), gamma.new_zeros(1)
+        self.rows(theta).run(0, x, gamma, *theta, mask, y, gaps)
+        return y, taking_part(x, gaps, mask)
+
+    def direct(
+        self, dtype: torch.dtype, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
+    ) -> DirectRows:
+        return _DirectChain(self, d, gamma, theta)
+
+    def backward(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        mask: Tensor | None,
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        out = result(y)
+        each = tuple(gamma.new_empty(len(y)) for _ in theta) if hyper else ()
+        slopes = each or (None for _ in theta)
+        self.rows(theta).run(1, y, v, gamma, *theta, out, *slopes, mask)
+        return out, each if hyper else None
+
+
+def taking_part(x: Tensor, gaps: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Who takes part, None if all do."""
+    if not gaps.item():
+        return None
+    part = x != -torch.inf
+    return part if mask is None else part & mask
+
+
+class _DirectChain(DirectRows):
+    """Its jobs end with one array more."""
+
+    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
+        y, gaps = result(x), self.gamma.new_zeros(1)
+        self.run(0, {0: x, 1 + self.last: y, 2 + self.last: gaps}, theta)
+        return y, taking_part(x, gaps, None)
+
+    def backward(
+        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper]:
+        out = result(y)
+        arrays = {0: y, 1: v, 1 + self.last: out}
+        each: Hyper = ()
+        if hyper:
+            # the job has all derivatives in θ or none
+            every = tuple([self.gamma.new_empty(len(y)) for _ in self.theta])
+            for k, t in enumerate(every):
+                arrays[2 + self.last + k] = t
+            each = tuple([every[k] for k in self.open])
+        if mask is not None:
+            arrays[2 + self.last + len(self.theta)] = mask
+        self.run(1, arrays, theta)
+        return out, each
