@@ -58,18 +58,31 @@ def clipped(
     y = _with_total(e, z, low, high, total)
     if at_most:
         alone = clip(e.inverse(z), low, high)
-        y = torch.where(add(alone) <= total, alone, y)
+        y = torch.where(add(alone) < total - _noise(total, z), alone, y)
     return y
 
 
 def _with_total(e: Entries, z: Tensor, low: Tensor, high: Tensor, total: Tensor) -> Tensor:
     y, tau = _near(e, z, low, high, total)
-    noise = torch.finfo(z.dtype).eps * z.shape[-1] ** 0.5 * total
+    noise = _noise(total, z)
     wrong = (add(y) - total).abs() > noise
     if transforms.waits(wrong) or bool(wrong.any()):
         # where scores are so large that the two breaks of an entry are one number, from τ on
         y = torch.where(wrong, _near(e, z - tau, low, high, total)[0], y)
-    return y
+        # an inverse that rounds: what is missing goes to the entry with the most room
+        rest, inner = total - add(y), torch.minimum(y - low, high - y)
+        most = inner.argmax(-1, keepdim=True)
+        moved = y.scatter_add(-1, most, torch.where(rest.abs() <= 1e-8 * total, rest, 0))
+        y = torch.where(rest.abs() > noise, clip(moved, low, high), y)
+    # the others are at l, but for rounding of the sum: u follows from the sum
+    whole = (high >= low + (total - add(low))) & (high - y < y - low)
+    return torch.where(whole & (high - y <= 4 * noise), high, y)
+
+
+def _noise(total: Tensor, z: Tensor) -> Tensor:
+    """Rounding of a sum."""
+    ulps: float = torch.finfo(z.dtype).eps * z.shape[-1] ** 0.5
+    return ulps * total
 
 
 def _near(e: Entries, z: Tensor, low: Tensor, high: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:

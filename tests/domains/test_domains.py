@@ -300,3 +300,17 @@ def test_compiled_calls_run_outside_of_the_graph():
 def test_a_wrong_total_names_itself():
     with pytest.raises(ValueError, match="total must broadcast to x with size 1"):
         regmax.functional.sparsemax(numbers(12, 3, 5), domain=Simplex(torch.ones(5)))
+
+
+def test_sums_that_rounding_decides():
+    """An inverse that rounds, one entry that moves, and Σy = k where it may be less."""
+    x = torch.tensor([[0.32, -1.6, 0.1], [0.0, 1.0, 0.0]], dtype=F64)
+    y = RegularizedMax(Cubic(), domain=Simplex(1e-3)).solve(x).y
+    assert y.tolist() == [[1e-3, 0.0, 0.0], [0.0, 1e-3, 0.0]]
+    lower = torch.tensor([0.5, 0.07495438806314239, 0.125], dtype=F64)
+    upper = torch.tensor([0.5, 0.5, 0.5], dtype=F64)
+    y = RegularizedMax(OMEGAS["tsallis 3"](), domain=Simplex(1.0, lower, upper)).solve(x[:1]).y
+    assert y[0, :2].tolist() == lower[:2].tolist()
+    tiny = torch.tensor([[1e-97, 1e-29, 0.0126]], dtype=F64)
+    y = RegularizedMax(regmax.regularizer("tsallis", alpha=1.9), domain=AtMost(1e-3)).solve(tiny).y
+    assert y.tolist() == [[0.0, 0.0, 1e-3]]
