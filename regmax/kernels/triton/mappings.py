@@ -24,12 +24,9 @@ class ThresholdKernel(Kernel):
     dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
     def __init__(
-        self,
-        *own: Description,
-        attention: bool = True,
-        limit: int | None = None,
+        self, *own: Description, attention: bool = True, limit: int | None = None,
         pack: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.own, self.limit, self.pack = own, limit, pack
         self.attention = ThresholdAttention(*own) if attention else None
 
@@ -40,14 +37,9 @@ class ThresholdKernel(Kernel):
         return threshold.forward(own, x, gamma, first, mask, self.limit, self.pack)
 
     def loss(
-        self,
-        x: Tensor,
-        target: Tensor,
-        gamma: Number,
-        theta: Numbers,
-        mask: Tensor | None = None,
+        self, x: Tensor, target: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None = None,
         epsilon: float = 0.0,
-    ) -> tuple[Tensor, Tensor] | None:
+    ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
         if not target.is_floating_point():
             target = target.reshape(-1).contiguous()
         elif epsilon > 0:
@@ -59,28 +51,16 @@ class ThresholdKernel(Kernel):
         return found, dx
 
     def loss_slopes(
-        self,
-        dx: Tensor,
-        x: Tensor,
-        target: Tensor,
-        gamma: Number,
-        theta: Numbers,
-        mask: Tensor | None,
-        epsilon: float,
-    ) -> Tensor | None:
+        self, dx: Tensor, x: Tensor, target: Tensor, gamma: Number, theta: Numbers,
+        mask: Tensor | None, epsilon: float,
+    ) -> Tensor | None:  # fmt: skip
         if target.is_floating_point():
             return None
         own, first = described(self.own, theta)
         return losses.slopes(own, dx, x, target, gamma, first, mask, epsilon)
 
     def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Number,
-        theta: Numbers,
-        mask: Tensor | None,
-        hyper: bool,
+        self, y: Tensor, v: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         own, first = described(self.own, theta)
         wanted = hyper and first is not None
@@ -111,13 +91,7 @@ class ChainKernel(Kernel):
         return chain.forward(x, gamma, theta[0], mask, self.ranked, self.block)
 
     def backward(
-        self,
-        y: Tensor,
-        v: Tensor,
-        gamma: Number,
-        theta: Numbers,
-        mask: Tensor | None,
-        hyper: bool,
+        self, y: Tensor, v: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         g, dlam = chain.backward(y, v, gamma, mask, self.ranked, hyper, self.block)
         return g, None if dlam is None else (dlam,)
