@@ -261,7 +261,7 @@ class Kernel(ABC):
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None] | None:
         """:meth:`forward` of Ω + λR in one function of rows, R of the prox in the module ``step``
-        (:class:`ProxKernel`); None where the prox runs first."""
+        (``ProxKernel``); None where the prox runs first."""
         return None
 
     def backward_after(
