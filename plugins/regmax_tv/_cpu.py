@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regmax.kernels import ProxKernel
 from regmax.kernels.base import Hyper
+from regmax.kernels.cpu.chain import taking_part
 from regmax.kernels.cpu.rows import CompiledRows, DirectRows, result
 
 
@@ -36,7 +37,7 @@ class _Fusedmax(CompiledRows, ProxKernel):
         y = result(x)
         gaps = gamma.new_zeros(1)
         self.run(0, x, gamma, lam, mask, y, gaps, reach)
-        return y, _taking_part(x, gaps, mask)
+        return y, taking_part(x, gaps, mask)
 
     def backward(
         self,
@@ -61,21 +62,13 @@ class _Fusedmax(CompiledRows, ProxKernel):
         return out, dlam
 
 
-def _taking_part(x: Tensor, gaps: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Who takes part, None if all do."""
-    if not gaps.item():
-        return None
-    part = x != -torch.inf
-    return part if mask is None else part & mask
-
-
 class _DirectFusedmax(DirectRows):
     """Its jobs have the gaps in front of the products, and backward who takes part."""
 
     def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
         y, gaps = result(x), self.gamma.new_zeros(1)
         self.run(0, {0: x, 4: y, 5: gaps}, theta)
-        return y, _taking_part(x, gaps, None)
+        return y, taking_part(x, gaps, None)
 
     def backward(
         self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool

@@ -88,34 +88,20 @@ def _compiled() -> Kernel:
     """The same with compiled losses and long rows of float32, for the CPU; without numba as it
     is."""
     try:
-        from .cpu import tsallis
         from .cpu.losses import CompiledLosses
     except ModuleNotFoundError:
         return PLAIN
-    one = torch.ones(1, dtype=torch.float64, device="cpu")
 
     class Compiled(_Softmax, CompiledLosses):
+        # after a prox of all entries, PyTorch's operators are the fastest
+        forward_after, backward_after = Kernel.forward_after, Kernel.backward_after
+
         def forward(
             self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
         ) -> tuple[Tensor, Tensor | None]:
             if x.shape[-1] <= LONG or x.dtype != torch.float32:
                 return super().forward(x, gamma, theta, mask)
             return CompiledLosses.forward(self, x, _tensor(gamma, x), (), mask)
-
-        def forward_after(
-            self, step: str, x: Tensor, gamma: Number, lam: Tensor, theta: Numbers,
-            mask: Tensor | None,
-        ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-            gamma = _tensor(gamma, x)
-            return tsallis.KERNEL.forward_after(step, x, gamma, lam, (one,), mask)
-
-        def backward_after(
-            self, step: str, y: Tensor, v: Tensor, gamma: Number, lam: Tensor, theta: Numbers,
-            part: Tensor | None, hyper: bool,
-        ) -> tuple[Tensor, Hyper | None]:  # fmt: skip
-            given = y, v, _tensor(gamma, y), lam, (one,), part, hyper
-            dx, each = tsallis.KERNEL.backward_after(step, *given)
-            return dx, each and each[:1]
 
         def _run(self, task: Any, x: Tensor, target: Tensor, given: Any, *more: Any) -> int:
             gamma, *others = given

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..base import Hyper
 from ..sources import written
-from .rows import CompiledRows, DirectRows, result
+from .rows import CompiledRows, result
 
 _SOURCE = """# {version}
 from regmax.kernels.cpu import compiling, mapping
@@ -53,11 +53,6 @@ class Chain(CompiledRows):
         self.rows(theta).run(0, x, gamma, *theta, mask, y, gaps)
         return y, taking_part(x, gaps, mask)
 
-    def direct(
-        self, dtype: torch.dtype, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
-    ) -> DirectRows:
-        return _DirectChain(self, d, gamma, theta)
-
     def backward(
         self,
         y: Tensor,
@@ -80,29 +75,3 @@ def taking_part(x: Tensor, gaps: Tensor, mask: Tensor | None) -> Tensor | None:
         return None
     part = x != -torch.inf
     return part if mask is None else part & mask
-
-
-class _DirectChain(DirectRows):
-    """Its jobs end with one array more."""
-
-    def forward(self, x: Tensor, theta: Hyper) -> tuple[Tensor, Tensor | None]:
-        y, gaps = result(x), self.gamma.new_zeros(1)
-        self.run(0, {0: x, 1 + self.last: y, 2 + self.last: gaps}, theta)
-        return y, taking_part(x, gaps, None)
-
-    def backward(
-        self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
-    ) -> tuple[Tensor, Hyper]:
-        out = result(y)
-        arrays = {0: y, 1: v, 1 + self.last: out}
-        each: Hyper = ()
-        if hyper:
-            # the job has all derivatives in θ or none
-            every = tuple([self.gamma.new_empty(len(y)) for _ in self.theta])
-            for k, t in enumerate(every):
-                arrays[2 + self.last + k] = t
-            each = tuple([every[k] for k in self.open])
-        if mask is not None:
-            arrays[2 + self.last + len(self.theta)] = mask
-        self.run(1, arrays, theta)
-        return out, each

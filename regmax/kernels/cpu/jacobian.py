@@ -160,7 +160,7 @@ def _steps(first: Prox | None) -> tuple[Any, Any]:
     if first is None:
 
         @njit
-        def packed(
+        def pack(
             job: Any, r: int, like: Any, part: int, y: Any, v: Any, d: int, work: Any, ys: Any,
             vs: Any, blank: bool,
         ) -> int:  # fmt: skip
@@ -171,7 +171,7 @@ def _steps(first: Prox | None) -> tuple[Any, Any]:
         def nought(y: Any, w: Any, n: int, work: Any) -> float:
             return 0.0
 
-        return packed, nought
+        return pack, nought
     averages = first.averages
 
     @njit
@@ -195,7 +195,7 @@ def _rows(
     chained = first is not None
     rare = own.widest == 0 and not cheap
     whole, product = not (waits or rare or chained), _product(own, rare)
-    packed, across = _steps(first)
+    pack, across = _steps(first)
     slope, lam = to + 1 + chained, to + 1
     part = slope + given
     together = _together(to, product, slope) if waits and not chained else rest
@@ -212,9 +212,9 @@ def _rows(
         out, gamma = common.rows_at(job, to, r, like), common.number_at(job, 2, r)
         scale = 1.0 / gamma
         if waits and not chained and d <= LONGEST:
-            room, many, beside, _, _, _ = group
+            room, packed, beside, _, _, _ = group
             k = int(room[LANES * COUNT])
-            ys, vs = shifted(many, k * APART), shifted(beside, k * APART)
+            ys, vs = shifted(packed, k * APART), shifted(beside, k * APART)
             room[LANES * SIZE + k] = common.keep_support(y, v, d, ys, vs, blank)
             room[LANES * ROW + k], room[LANES * SCALE + k] = r, scale
             room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
@@ -231,7 +231,7 @@ def _rows(
             sparse = d > common.DENSE
             product(y, v, d, none, by, at, s, out, False, sparse, blank, False, True)
         else:
-            n = packed(job, r, like, part, y, v, d, work, ys, vs, blank)
+            n = pack(job, r, like, part, y, v, d, work, ys, vs, blank)
             simd.store(ys, n, zero)
             simd.store(vs, n, zero)
             own = none + (_at_smallest(ys, vs, n) if steep else vs[0])

@@ -63,13 +63,13 @@ class CompiledLosses(CompiledRows):
 
     def forward_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None] | None:
         return chain(self, step).forward(x, gamma, (lam, *theta), mask)
 
     def backward_after(
         self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
         part: Tensor | None, hyper: bool,
-    ) -> tuple[Tensor, Hyper | None]:  # fmt: skip
+    ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
         return chain(self, step).backward(y, v, gamma, (lam, *theta), part, hyper)
 
     def compile(self, dtype: torch.dtype) -> None:

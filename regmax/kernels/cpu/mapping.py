@@ -119,10 +119,10 @@ def _rows(
         return _scaled(own, to, others), rest
     covers, factor, widest, chained = own.covers, own.factor, own.widest, first is not None
     parts, entries = equation(own), sixteen_rows.entries_of(first)
-    single, packed = _alone(own, parts, entries, chained)
+    single, finish = _alone(own, parts, entries, chained)
     together = rest
     if widest > 0:
-        together = sixteen_rows.together(own, parts, place, to, entries, packed, chained)
+        together = sixteen_rows.together(own, parts, place, to, entries, finish, chained)
 
     @njit
     def row(
@@ -132,7 +132,7 @@ def _rows(
             others(job, r, like, gamma, theta, rows, work, group)
             return
         d, blank, copy = job[common.WIDTH], job[common.BLANK] != 0, 0
-        room, many, _, _, _, _, _ = sixteen_rows.own(group, place)
+        room, packed, _, _, _, _, _ = sixteen_rows.own(group, place)
         k, w = int(room[LANES * COUNT]), penalty(job, r, chained)
         waits = d <= widest
         if waits:
@@ -147,7 +147,7 @@ def _rows(
         top = np.float64(simd.largest(best))
         if common.without_answer(bad or not (gamma > 0.0 and w >= 0.0), top, d, out):
             return
-        simd.store(many, k * APART, best)
+        simd.store(packed, k * APART, best)
         room[LANES * ROW + k], room[LANES * SIZE + k] = r, LANES
         room[LANES * TOP + k], room[LANES * SCALE + k] = top, _scale(factor(theta) / gamma)
         room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
@@ -180,7 +180,7 @@ def _alone(
 ) -> tuple[Any, Any]:
     """One row from the start, and from its packed entries."""
     zero, factor, (relative, bound, _) = own.zero, own.factor, parts
-    alone, packed = sixteen_rows.alone(own, parts, entries, chained)
+    alone, finish = sixteen_rows.alone(own, parts, entries, chained)
 
     @njit
     def single(
@@ -199,7 +199,7 @@ def _alone(
         moved: bool = alone(scores, d, top, scale, theta, w, tau, rows, work, out, blank)
         return moved
 
-    return single, packed
+    return single, finish
 
 
 def _scaled(own: Description, to: int, others: Any) -> Any:

@@ -28,9 +28,8 @@ class Prox:
     """These arrays → pointers, which the other functions take."""
     keep: Any
     """(scores, d, the largest, depth, w, scratch, kept) → how many entries are kept, the least of
-    them, the number of finite scores, and how far the prox moves a score at most; w = γλ. The
-    others are 0 where y is 0 at ``depth`` below the largest: in the prox they are lower than that
-    by as much as the largest may move."""
+    them, the number of finite scores, and how far the prox lowers a score at most; w = γλ. If y is
+    0 where a score is ``depth`` or more below the largest, y is 0 at the others after the prox."""
     values: Any
     """(kept, n, the largest, w, factor, the number of finite scores, scratch): the packed entries
     become those of the prox of w R, less the largest of these, times the factor; returns this

@@ -79,7 +79,7 @@ def alone(
     zero, one, (relative, _, solve) = description.zero, description.one, parts
 
     @njit(apart=True)
-    def packed(
+    def finish(
         row: Any, d: int, n: int, low: float, top: float, scale: float, theta: float, tau: Any,
         rows: Any, out: Any, blank: bool,
     ) -> None:  # fmt: skip
@@ -103,18 +103,18 @@ def alone(
         if chained:
             least = 0.0 - simd.narrow(one(simd.spread(simd.wide(tau), theta)))
             tau = simd.larger(tau - shift * 1.00001, least)
-        packed(row, d, n, low, top, scale, theta, tau, rows, out, blank)
+        finish(row, d, n, low, top, scale, theta, tau, rows, out, blank)
         return moved
 
-    return alone, packed
+    return alone, finish
 
 
 def together(
     description: Description, parts: tuple[Any, Any, Any], place: int, to: int, entries: Any,
-    packed: Any, chained: bool,
+    finish: Any, chained: bool,
 ) -> Any:  # fmt: skip
     """The rows that wait in a room, whose sixteen largest entries (by lanes) are packed. ``to`` is
-    the place of y in the job, ``place`` that of the room; ``packed`` computes a row that does not
+    the place of y in the job, ``place`` that of the room; ``finish`` computes a row that does not
     fit in a tile."""
     one, zero, (relative, bound, solve) = description.one, description.zero, parts
     expensive = chained or description.corrected or description.root is not None
@@ -122,17 +122,17 @@ def together(
     @njit
     def together(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        room, many, tile, y, dy, z, rounded = own(group, place)
+        room, packed, tile, y, dy, z, rounded = own(group, place)
         count, long = int(room[LANES * COUNT]), rows[0]
         for k in range(count, LANES):
             for j in range(LOW):
                 room[LANES * j + k] = room[LANES * j]
-            simd.store(many, k * APART, simd.load(many, 0))
+            simd.store(packed, k * APART, simd.load(packed, 0))
         top, scale, theta = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
         least = 0.0 - one(theta)
         high, tau = simd.spread(least, 0.0), simd.narrow(least)
         if expensive or d > common.DENSE:
-            m = tiles.columns(room, many, APART, -np.inf, tile)
+            m = tiles.columns(room, packed, APART, -np.inf, tile)
             relative(tile, m, top, scale, z, rounded)
             tau = bound(rounded, m, theta, high, False)
         simd.store(room, LANES * TAU, simd.wide(tau))
@@ -140,7 +140,7 @@ def together(
             r, t = int(room[LANES * ROW + k]), room[LANES * TAU + k]
             a, b, c = room[LANES * TOP + k], room[LANES * SCALE + k], room[LANES * THETA + k]
             row = row_of(job, r, 1 + place * LANES + k, to, like, group)
-            kept = shifted(many, k * APART)
+            kept = shifted(packed, k * APART)
             n, low, a, b, shift, moved = entries(
                 row, d, a, b, -(t + zero(c)) / b, penalty(job, r, chained), work,
                 kept if d <= LONGEST else long,
@@ -153,27 +153,27 @@ def together(
             room[LANES * TOP + k], room[LANES * SCALE + k] = a, b
             if n > LONGEST:
                 out = common.rows_at(job, to, r, like)
-                packed(row, d, n, low, a, b, c, simd.spread(tau, t), rows, out, blank)
+                finish(row, d, n, low, a, b, c, simd.spread(tau, t), rows, out, blank)
                 kept[0], room[LANES * SIZE + k], room[LANES * ROW + k] = a, 1, -1
                 room[LANES * TAU + k] = -np.inf
             elif d > LONGEST:
                 for i in range(0, n, LANES):
                     simd.store(kept, i, simd.load(long, i))
         for k in range(count, LANES):
-            many[k * APART], room[LANES * SIZE + k] = room[LANES * TOP], 1
+            packed[k * APART], room[LANES * SIZE + k] = room[LANES * TOP], 1
             room[LANES * TOP + k], room[LANES * SCALE + k] = room[LANES * TOP], room[LANES * SCALE]
             room[LANES * TAU + k] = -np.inf
-        m = tiles.columns(room, many, APART, -np.inf, tile)
+        m = tiles.columns(room, packed, APART, -np.inf, tile)
         relative(tile, m, lane(room, TOP), lane(room, SCALE), z, rounded)
         tau = simd.narrow(simd.larger(lane(room, TAU), least))
         solve(z, rounded, m, theta, tau, high, False, y, dy)
-        tiles.uncolumns(y, m, many, APART)
+        tiles.uncolumns(y, m, packed, APART)
         for k in range(count):
             r, low = int(room[LANES * ROW + k]), room[LANES * LOW + k]
             if r >= 0:
                 row = row_of(job, r, 1 + place * LANES + k, to, like, group)
                 out = common.rows_at(job, to, r, like)
-                common.place(row, d, low, shifted(many, k * APART), out, blank)
+                common.place(row, d, low, shifted(packed, k * APART), out, blank)
         room[LANES * COUNT] = 0.0
 
     return together
