@@ -118,9 +118,14 @@ MAPPINGS = {
             ("tsallis", "oscar", {"alpha": 1.5}),
             ("tsallis", "tv", {"alpha": 3.0}),
             ("pnorm", "clique_tv", {"p": 1.3}),
+            ("pnorm", "tv", {"p": 1.3}),
             ("tsallis", "clique_tv", {"alpha": 3.0}),
         )
     },
+    "by value 1.5 + tv": (
+        regmax.RegularizedMax(Power(1.5) + 0.03 * regmax.penalty("tv")),
+        composed("tsallis", "tv", {"alpha": 1.5})[1],
+    ),
     "fusedmax": (functional.fusedmax, functools.partial(by_reference, f=functional.fusedmax)),
     "oscarmax": (functional.oscarmax, functools.partial(by_reference, f=functional.oscarmax)),
 }
