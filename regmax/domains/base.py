@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..regularizers import printing
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature
-from . import alone
+from . import unconstrained
 
 
 class Face(NamedTuple):
@@ -100,7 +100,7 @@ class Region(ABC):
         """τ of the slopes r at y, (*batch, 1); ``along`` is ⟨y, r⟩."""
 
     @abstractmethod
-    def alone(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
+    def vertex(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
         """Rows in which y is a vertex of D and each direction leads down, so that convexity alone
         makes it the optimum."""
 
@@ -120,19 +120,17 @@ class Region(ABC):
         """w = J v: H w + τ1 = v on the free entries, Σw = 0 where their sum is fixed (else τ = 0),
         0 elsewhere."""
         w = curvature.jacobian(v, face.free)
-        return (
-            w
-            if face.fixed is None
-            else torch.where(face.fixed, w, alone.solve(curvature, v, face.free))
-        )
+        if face.fixed is None:
+            return w
+        return torch.where(face.fixed, w, unconstrained.solve(curvature, v, face.free))
 
     def inverse(self, curvature: Curvature, face: Face) -> Inverse:
         """The same without derivatives, with the least curvature along the face."""
         if face.fixed is None:
             return curvature.inverse(face.free)
         apart = Inverse(
-            lambda v: alone.solve(curvature, v, face.free),
-            lambda: alone.least(curvature, face.free),
+            lambda v: unconstrained.solve(curvature, v, face.free),
+            lambda: unconstrained.least(curvature, face.free),
         )
         return Inverse.by_row(face.fixed, curvature.inverse(face.free), apart)
 

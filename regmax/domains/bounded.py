@@ -177,7 +177,7 @@ class Bounded(Region):
         tau = torch.where(torch.isfinite(tau), tau, 0)
         return torch.where(self._tight(y), tau.clamp_min(0), 0) if self.at_most else tau
 
-    def alone(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
+    def vertex(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
         down = (y <= self.low) & (rho + rounding < 0)
         up = (y >= self.high) & (rho - rounding > 0)
         return (down | up | (self.high <= self.low)).all(-1)

@@ -57,8 +57,8 @@ def clipped(
     total = total.expand(*z.shape[:-1], 1)
     y = _with_total(e, z, low, high, total)
     if at_most:
-        alone = clip(e.inverse(z), low, high)
-        y = torch.where(add(alone) < total - _noise(total, z), alone, y)
+        less = clip(e.inverse(z), low, high)
+        y = torch.where(add(less) < total - _noise(total, z), less, y)
     return y
 
 

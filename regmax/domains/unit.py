@@ -71,7 +71,7 @@ class Unit(Region):
     def multiplier(self, r: Tensor, y: Tensor, along: Tensor) -> Tensor:
         return along
 
-    def alone(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
+    def vertex(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
         others = y == 0 if self.on is None else (y == 0) & self.on
         downhill: Tensor = ((rho + rounding < 0) | ~others).all(-1)
         return ((y > 0).sum(-1) == 1) & downhill

@@ -104,7 +104,7 @@ def certify(at: Point, tested: bool = False) -> Certificate:
             if isinstance(diameter, Tensor)
             else bound.clamp_max(diameter)
         )
-        bound = torch.where(p.domain.alone(y, residual.rho, residual.rounding), 0, bound)
+        bound = torch.where(p.domain.vertex(y, residual.rho, residual.rounding), 0, bound)
         bound = bound + residual.off + 4 * torch.finfo(y.dtype).eps
         bound = torch.where(torch.isfinite(bound), bound, torch.inf)
         support = at.support
