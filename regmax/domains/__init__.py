@@ -1,4 +1,5 @@
-"""The set D of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y): the simplex, with bounds, or without a sum."""
+"""The set D of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y): the simplex, with bounds, or without a
+sum, and the plans of a transport."""
 
 from __future__ import annotations
 
@@ -6,9 +7,21 @@ from ..regularizers.printing import brief
 from .base import Domain, Region
 from .bounded import Bounded
 from .sets import AtMost, Box, Simplex
+from .transport import Plans, Transport
 from .unit import Unit
 
-__all__ = ["AtMost", "Bounded", "Box", "Domain", "Region", "Simplex", "Unit", "given"]
+__all__ = [
+    "AtMost",
+    "Bounded",
+    "Box",
+    "Domain",
+    "Plans",
+    "Region",
+    "Simplex",
+    "Transport",
+    "Unit",
+    "given",
+]
 
 
 def given(domain: Domain | None) -> Domain | None:
@@ -17,7 +30,8 @@ def given(domain: Domain | None) -> Domain | None:
         return None
     if not isinstance(domain, Domain):
         raise TypeError(
-            "domain must be regmax.Simplex(…), regmax.AtMost(…), regmax.Box(…) or None; got "
+            "domain must be regmax.Simplex(…), regmax.AtMost(…), regmax.Box(…), "
+            "regmax.Transport(…) or None; got "
             f"{type(domain).__name__} {brief(domain)}"
         )
     return None if domain.plain else domain

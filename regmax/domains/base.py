@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..regularizers import printing
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature
+from ..regularizers.regularizer import Regularizer, as_written
 from . import unconstrained
 
 
@@ -113,8 +114,8 @@ class Region(ABC):
         """A vertex of D at which ⟨y, r⟩ is largest."""
 
     @abstractmethod
-    def most(self, r: Tensor) -> Tensor:
-        """max_{y ∈ D} ⟨y, r⟩, (*batch, 1)."""
+    def most(self, r: Tensor, tau: Tensor) -> Tensor:
+        """max_{y ∈ D} ⟨y, r⟩, (*batch, 1), or an upper bound from the threshold τ."""
 
     def jacobian(self, curvature: Curvature, v: Tensor, face: Face) -> Tensor:
         """w = J v: H w + τ1 = v on the free entries, Σw = 0 where their sum is fixed (else τ = 0),
@@ -146,6 +147,21 @@ class Domain(nn.Module):
     @property
     def fixed_total(self) -> bool:
         """Whether Σy is fixed."""
+        raise NotImplementedError
+
+    def other(self, x: Tensor, dim: int) -> int | None:
+        """The second dimension of ``x`` that a row has, besides ``dim``, if there is one."""
+        return None
+
+    def prepared(
+        self, omega: Regularizer, gamma: float | Tensor, x: Tensor, dim: int
+    ) -> tuple[Regularizer, float | Tensor]:
+        """Ω and γ for rows of this domain, from those laid out for rows along ``dim``."""
+        return as_written(omega), gamma
+
+    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
+        """The rows without a point, (*batch, 1), but for those of ``skip``; ValueError where they
+        can be seen."""
         raise NotImplementedError
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Any:

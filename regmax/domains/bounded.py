@@ -230,7 +230,7 @@ class Bounded(Region):
         taken = used - pad(used, (1, 0))[..., :-1]
         return self.low + torch.zeros_like(r).scatter(-1, order, taken)
 
-    def most(self, r: Tensor) -> Tensor:
+    def most(self, r: Tensor, tau: Tensor) -> Tensor:
         return add(torch.where(self.high > 0, r, 0) * self.best(r))
 
     # -- what the bounds move --------------------------------------------------------------------

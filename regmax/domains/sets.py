@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,9 @@ class _Sum(Domain):
     @property
     def fixed_total(self) -> bool:
         return self.total is not None and not self.at_most
+
+    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
+        return refuse_empty(region, skip)
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Bounded:
         low = arguments.per_entry("lower", self.lower, NONNEGATIVE, x, dim)

@@ -48,12 +48,12 @@ def losses(
         evaluate.mapping(omega, x, gamma, dim, mask, settings, domain)
         settings = replace(settings, certify=False)
     rows = prepare(omega, x, gamma, dim, mask, True, domain)
-    bounds, t = rows.bounds, target.movedim(dim, -1).to(rows.x)
+    bounds, t = rows.bounds, rows.inner(target).to(rows.x)
     assert bounds is not None
     on = None if rows.mask is None else arguments.expanded(mask, x)
     hidden = torch.zeros_like(t[..., 0], dtype=torch.bool)
     if rows.mask is not None:
-        out = ~rows.mask if on is None else ~on.movedim(dim, -1) | ~rows.mask
+        out = ~rows.mask if on is None else ~rows.inner(on) | ~rows.mask
         hidden = (out & (t != 0)).any(-1)
         t = torch.where(rows.mask, t, 0)
     # as exact as the dtype of the target can be

@@ -192,7 +192,7 @@ def _check_product(
     """Compare J v by backward with J v from Ω's value, where the certificate decides the
     support."""
     v = simplex.generic(found, 0.7) * found.shape[-1]
-    back = v.movedim(-1, wide.dim).to(y.dtype)
+    back = wide.outer(v).to(y.dtype)
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
     support = certificate.support
     with torch.no_grad():

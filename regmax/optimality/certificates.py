@@ -169,7 +169,7 @@ def _residual(at: Point) -> _Residual:
         r, size = r - u, size + u.abs()
     along = torch.where(on, point * r, 0).sum(-1, keepdim=True)
     tau = p.domain.multiplier(r, point, along)
-    gap = (p.domain.most(r) - along).clamp_min(0)
+    gap = (p.domain.most(r, tau) - along).clamp_min(0)
     rounding = 4 * p.eps * size
     if p.beta is None:  # rounding of y, multiplied by the curvature at it
         rounding = rounding + eps * _stiffness(at.base)

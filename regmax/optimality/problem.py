@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..domains import Bounded, Region, Unit
+from ..domains import Bounded, Plans, Region, Unit
 from ..domains.base import Face
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
@@ -55,7 +55,7 @@ class Problem:
     mask: Tensor | None = None
     start: Tensor | None = None
     trace: Trace | None = None
-    bounds: Bounded | None = None
+    bounds: Bounded | Plans | None = None
 
     @functools.cached_property
     def domain(self) -> Region:
@@ -213,7 +213,7 @@ class Problem:
             r, tau = point.residual()
             on = self.participants()
             along = torch.where(on, y * r, 0).sum(-1, keepdim=True)
-            gap = (self.domain.most(r) - along).squeeze(-1).clamp_min(0)
+            gap = (self.domain.most(r, tau) - along).squeeze(-1).clamp_min(0)
             residual = torch.where(point.support, r - tau, 0).norm(dim=-1)
             self.trace.add(gap, residual, point.support.sum(-1), answer)
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...domains import Bounded
+from ...domains import Bounded, Plans
 from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Regularizer
 from .base import Backend, Task
@@ -55,7 +55,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def program(omega: Regularizer, d: int, domain: Bounded | None = None) -> Program:
+def program(omega: Regularizer, d: int, domain: Bounded | Plans | None = None) -> Program:
     """A new program: cvxpylayers modifies the programs that it compiles."""
     import cvxpy
 
@@ -63,7 +63,7 @@ def program(omega: Regularizer, d: int, domain: Bounded | None = None) -> Progra
     # 2y ≥ 0, because cvxpy may remove y ≥ 0 from the cones before cvxpylayers sees it
     constraints, bounds = [2 * y >= 0, cvxpy.sum(y) == 1], {}
     if domain is not None:
-        sizes = {name: 1 if name == "total" else d for name in domain.tensors}
+        sizes = {name: t.shape[-1] for name, t in domain.tensors.items()}
         bounds = {name: cvxpy.Parameter(size) for name, size in sizes.items()}
         constraints = domain.as_cvxpy(y, **bounds)
     objective = cvxpy.Minimize(omega.as_cvxpy(y) - z @ y)

@@ -1,0 +1,205 @@
+"""Transport plans of a separable Ω by Newton's method on the potentials of the columns.
+
+argmax ⟨Y, Z⟩ − Σ_i Ω(Y_i) over {Y ≥ 0, Y1 = a, Yᵀ1 = b} has the rows Y_i = Π_Ω(z_i + v), on the
+simplex of total a_i, where v minimises the convex function (Blondel, Seguy & Rolet 2018)
+
+    φ(v) = Σ_i max_Ω(z_i + v) − ⟨b, v⟩,    ∇φ = Σ_i Y_i − b,    ∇²φ = Σ_i diag(s_i) − s_i s_iᵀ/Σs_i,
+
+s = 1/e''(Y), 0 where Y is. ∇²φ is the Laplacian of a graph: columns are joined that share rows.
+Σv is free, and where the graph has several parts, a part moves until it meets another one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST, HALVINGS = 40, 50
+"""Newton's steps, and trials for the length of one."""
+
+
+class Plan(NamedTuple):
+    """Y (B, n, m), v (B, m), the largest error of a sum of a column, relative to the largest b, and
+    the number of steps, (B,)."""
+
+    y: Tensor
+    v: Tensor
+    error: Tensor
+    steps: Tensor
+
+
+class Laplacian:
+    """L = Σ_i diag(s_i) − s_i s_iᵀ/Σs_i, plus a diagonal matrix E ≥ 0, of weights s (B, n, m).
+
+    Gaussian elimination without a subtraction (Grassmann, Taksar & Heyman 1985): pivots are sums of
+    what is off the diagonal and of E, so that weights of any size keep their digits. A pivot is 0
+    at the end of a part of the graph, where E is; there the solution is set to 0. Differentiable in
+    the right hand side.
+    """
+
+    def __init__(self, s: Tensor, relative: Tensor | None = None, least: Tensor | None = None):
+        s = s.detach()
+        part = s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
+        off = torch.bmm(s.mT, part).permute(1, 2, 0).contiguous()  # (m, m, B): vectors over B
+        off.diagonal(dim1=0, dim2=1).zero_()
+        m = len(off)
+        extra = torch.zeros_like(off[0])
+        if relative is not None and least is not None:
+            extra = extra + (relative * off.sum(0).mean(0) + least)
+        self.rates, self.pivots, self.ends = [], [], []
+        for k in range(m):
+            row = off[k, k + 1 :]
+            joined = row.sum(0)
+            pivot = joined + extra[k]
+            rate = torch.where(pivot > 0, row / pivot, 0)
+            off[k + 1 :, k + 1 :] += rate.unsqueeze(1) * row
+            extra[k + 1 :] += rate * extra[k]
+            self.rates.append(rate)
+            self.pivots.append(pivot)
+            self.ends.append(joined <= extra[k])
+
+    def solve(self, g: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(L + E)⁻¹ g, (B, m). What g adds up to in a part of the graph counts as 0 up to
+        ``noise``."""
+        rest, first = g.mT, []
+        for k, rate in enumerate(self.rates):
+            own = rest[0]
+            if noise is not None:
+                own = torch.where(self.ends[k] & (own.abs() <= noise), 0, own)
+            first.append(own)
+            rest = rest[1:] + rate * own
+        found: list[Tensor] = []
+        for k in range(len(first) - 1, -1, -1):
+            pivot = self.pivots[k]
+            x = torch.where(pivot > 0, first[k] / torch.where(pivot > 0, pivot, 1), 0)
+            if found:
+                x = x + (self.rates[k] * torch.stack(found[::-1])).sum(0)
+            found.append(x)
+        return torch.stack(found[::-1], -1)
+
+
+def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """α (B, n) and v (B, m) for which α_i + v_j is nearest to t (B, n, m) in the norm with weights
+    s. Differentiable: with a fixed L, each round squares the error of the derivatives."""
+    part = s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
+    with torch.no_grad():
+        laplacian = Laplacian(s)
+
+    def mean(u: Tensor) -> Tensor:
+        return (part * u).sum(-1, keepdim=True)
+
+    v = torch.zeros_like(t[:, 0])
+    for _ in range(4 if torch.is_grad_enabled() and s.requires_grad else 2):
+        left = t - v.unsqueeze(-2)
+        v = v + laplacian.solve((s * (left - mean(left))).sum(-2))
+    return mean(t - v.unsqueeze(-2)).squeeze(-1), v
+
+
+def tolerance(z: Tensor) -> Tensor:
+    """Rounding of z in the sums, (B,)."""
+    ulps: Tensor = 16 * torch.finfo(z.dtype).eps * (1 + z.abs().amax((-1, -2)) / 8)
+    return ulps
+
+
+def solve(e: Any, z: Tensor, a: Tensor, b: Tensor) -> Plan:
+    """The plans of z (B, n, m), −∞ where an entry is 0, in float64; a (B, n, 1), b (B, m). Where
+    Newton's method does not reach the root, it starts again from 4v of the scores z/4."""
+    found = _newton(e, z, a, b, torch.where(z > -torch.inf, -z, torch.inf).amin(-2))
+    size = torch.where(z > -torch.inf, z, 0).abs().amax((-1, -2))
+    failed = (found.error > 16 * tolerance(torch.where(z > -torch.inf, z, 0))) & (size > 0.25)
+    if not bool(failed.any()):
+        return found
+    at = failed.nonzero().squeeze(-1)
+    e, z, a, b = e.take(at), z[at], a[at], b[at]
+    again = _newton(e, z, a, b, 4 * solve(e, z / 4, a, b).v)
+    better = again.error < found.error[at]
+    at, again = at[better], Plan(*(t[better] for t in again))
+    for t, new in zip(found[:3], again[:3], strict=True):
+        t[at] = new
+    found.steps[at] += again.steps
+    return found
+
+
+def _newton(e: Any, z: Tensor, a: Tensor, b: Tensor, v: Tensor) -> Plan:
+    """Newton's steps from v.
+
+    A step has E ∝ ‖∇φ‖, so that it is bounded where ∇²φ is singular. Along it φ is convex: its
+    slope is looked at, never its value. The step ends where ‖∇φ‖ is halved; or before the least
+    value, where φ has fallen, next to it if that is in sight.
+    """
+    eps, on = torch.finfo(z.dtype).eps, z > -torch.inf
+    finite = torch.where(on, z, 0)
+    reach, scale = 4 + 8 * finite.abs().amax((-1, -2)), b.amax(-1)
+    tol = tolerance(finite) * scale
+
+    def look(e: Any, z: Tensor, a: Tensor, b: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = e.rows(z + v.unsqueeze(-2), a)
+        g = y.sum(-2) - b
+        return y, g, g.norm(dim=-1)
+
+    y, g, norm = look(e, z, a, b, v)
+    best = Plan(y, v, g.abs().amax(-1) / scale, torch.zeros_like(scale, dtype=torch.int64))
+    best = Plan(*(t.clone() for t in best))
+    left = torch.arange(len(z), device=z.device)
+    fell = last = torch.zeros_like(norm)
+    own = e
+    for k in range(MOST + 1):
+        off = g.abs().amax(-1)
+        go = (off > tol) & ~((off <= 16 * tol) & (fell > 0.3))
+        if k == MOST or not bool(go.all()):
+            ended = torch.ones_like(go) if k == MOST else ~go
+            at = left[ended]
+            best.y[at], best.v[at], best.error[at] = y[ended], v[ended], (off / scale)[ended]
+            best.steps[at] = k
+            if k == MOST or not bool(go.any()):
+                break
+            state = left, z, a, b, v, y, g, norm, reach, scale, tol, fell, last
+            left, z, a, b, v, y, g, norm, reach, scale, tol, fell, last = (t[go] for t in state)
+            own = e.take(left)
+        s, far = weights(own, y), norm / scale
+        least = 1e-2 * far.square() * s.amax((-1, -2)) + torch.finfo(z.dtype).tiny
+        d = -Laplacian(s, 1e-2 * far.clamp_max(1) + 8 * eps, least).solve(g, tol)
+        d = d - d.mean(-1, keepdim=True)
+        d = d * (reach / d.abs().amax(-1).clamp_min(eps)).clamp_max(1).unsqueeze(-1)
+        # ∇φ falls by 4 at a double root, where half of each step is missing
+        double = (torch.minimum(fell, last) > 0.15) & (torch.maximum(fell, last) < 0.35)
+        t = torch.ones_like(norm) + double
+        low, high = torch.zeros_like(t), torch.full_like(t, math.inf)
+        first = down = (g * d).sum(-1)
+        up, done = torch.zeros_like(t), torch.zeros_like(t, dtype=torch.bool)
+        taken = v, y, g, norm
+        for trial in range(HALVINGS):
+            at = v + t.unsqueeze(-1) * d
+            seen = at, *look(own, z, a, b, at)
+            along = (seen[2] * d).sum(-1)
+            over = ~(along <= 0)
+            close = (seen[3] <= norm / 2) | (seen[2].abs().amax(-1) <= tol)
+            taken = chosen(~done & (close | ~over), seen, taken)
+            done = done | close | (~over & (high.isinf() | (along >= 0.5 * first)))
+            if bool(done.all()):
+                break
+            high, up = torch.where(over, t, high), torch.where(over, along, up)
+            low, down = torch.where(over, low, t), torch.where(over, down, along)
+            between = (down / (down - up)).clamp(0.1, 0.9) if trial % 2 == 0 else 0.5
+            t = torch.where(done, t, low + between * (high - low))
+        last, fell = fell, taken[3] / norm
+        v, y, g, norm = taken
+    return best
+
+
+def chosen(where: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The plans of ``new`` in the rows ``where``, (B,), and of ``old`` in the others."""
+    if bool(where.all()):
+        return new
+    each = zip(new, old, strict=True)
+    return tuple(torch.where(where.view(-1, *(1,) * (t.ndim - 1)), t, u) for t, u in each)
+
+
+def weights(e: Any, y: Tensor) -> Tensor:
+    """s = 1/e''(y), 0 where y is 0."""
+    h = e.second(torch.where(y > 0, y, 1))
+    s: Tensor = torch.where(y > 0, 1 / h.clamp_min(torch.finfo(y.dtype).tiny), 0)
+    return s
