@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
-from ..kernels.simplex import inward
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature, Diagonal
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import who
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, as_written
 from . import semidual
 from .base import Domain, Face, Region
 from .root import Entries
@@ -400,7 +399,7 @@ class Transport(Domain):
             gamma = gamma.squeeze(place)
         each = {name: t for name, t in omega.per_row_tensors().items() if t.ndim == x.ndim}
         omega = omega.with_tensors({name: t.movedim(place, -2) for name, t in each.items()})
-        return OfRows(omega, x.shape[across], x.shape[dim]), gamma
+        return OfRows(as_written(omega), x.shape[across], x.shape[dim]), gamma
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Plans:
         across = self.other(x, dim)
