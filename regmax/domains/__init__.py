@@ -6,8 +6,9 @@ from __future__ import annotations
 from ..regularizers.printing import brief
 from .base import Domain, Region
 from .bounded import Bounded
+from .plans import Plans
 from .sets import AtMost, Box, Simplex
-from .transport import Plans, Transport
+from .transport import Transport
 from .unit import Unit
 
 __all__ = [

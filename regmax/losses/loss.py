@@ -51,7 +51,8 @@ class FenchelYoungLoss(nn.Module):
     label_smoothing: ε in [0, 1]. The loss is (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c)
         over the participants, as in cross-entropy.
     domain: a :class:`regmax.Simplex`, :class:`regmax.AtMost`, :class:`regmax.Box` or
-        :class:`regmax.Transport`. Targets are then points of it, such as multi-hot vectors, floating and of the shape of ``input``,
+        :class:`regmax.Transport`. Targets are then points of it, such as multi-hot vectors,
+        floating and of the shape of ``input``,
         without ``weight`` and ``label_smoothing``; a mean divides by the number of rows.
     solver, tol, max_iter, on_failure, certify: as for :class:`regmax.RegularizedMax`.
 

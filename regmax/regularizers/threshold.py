@@ -124,7 +124,8 @@ def _root(
     noise: float = 32,
     total: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """t with Σ y(t) = ``total``, and y/Σy of the last t that was looked at, which takes no other sum."""
+    """t with Σ y(t) = ``total``, and y/Σy of the last t that was looked at, which takes no other
+    sum."""
     last = offset
 
     def second(y: Tensor) -> Tensor:
