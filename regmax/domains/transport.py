@@ -125,14 +125,14 @@ class Transport(Domain):
     def prepared(
         self, omega: Regularizer, gamma: float | Tensor, x: Tensor, dim: int
     ) -> tuple[Regularizer, float | Tensor]:
-        base, across = omega, self.other(x, dim)
+        base, across, dim = omega, self.other(x, dim), dim % x.ndim
         while isinstance(base, Scaled):
             base = base.base
         if not base.declares("inverse"):
             raise NotImplementedError(
                 f"domain=Transport() needs a separable Ω with inverse; got {who(omega)}"
             )
-        place = across - (across > dim % x.ndim)  # where the columns are, once dim is last
+        place = across - (across > dim)  # where the columns are, once dim is last
         if isinstance(gamma, Tensor):
             if gamma.shape[place] != 1:
                 raise ValueError(
@@ -145,7 +145,7 @@ class Transport(Domain):
         return OfRows(as_written(omega), x.shape[across], x.shape[dim]), gamma
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Plans:
-        across = self.other(x, dim)
+        across, dim = self.other(x, dim), dim % x.ndim
         n, m = x.shape[across], x.shape[dim]
         batch = x.movedim((across, dim), (-2, -1)).shape[:-2]
         rows = self._sums("rows", self.rows, x, dim, across).expand(*batch, n)
