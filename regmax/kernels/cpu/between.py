@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from ..base import Hyper
@@ -12,10 +11,10 @@ from ..sources import written
 from .rows import CompiledRows, result
 
 _SOURCE = """# {version}
-from regmax.kernels.cpu import clipped, compiling
+from regmax.kernels.cpu import clipped_rows, compiling
 
 base = compiling.imported({base!r}).{name}
-forward, backward = clipped.between(base, {each})
+forward, backward = clipped_rows.between(base, {each})
 """
 
 
@@ -27,7 +26,7 @@ def between(base: CompiledRows, each: bool) -> Between:
 
 
 class Between(CompiledRows):
-    """Π_Ω on {l ≤ y ≤ u, Σ y = k}; the arrays are in :func:`regmax.kernels.cpu.clipped.functions`.
+    """Π_Ω on {l ≤ y ≤ u, Σ y = k}, by :func:`regmax.kernels.cpu.clipped_rows.functions`.
 
     ``low``, ``high``: float64, (1,) or (R,), or (1, d) or (R, d); ``total``: (1,) or (R,).
     """
@@ -36,7 +35,9 @@ class Between(CompiledRows):
         from .compiling import version
 
         given = {"base": base.module, "name": base.names[0], "each": each}
-        text = _SOURCE.format(version=version("regmax.kernels.cpu.clipped", base.module), **given)
+        text = _SOURCE.format(
+            version=version("regmax.kernels.cpu.clipped_rows", base.module), **given
+        )
         super().__init__(str(written("between", text)[0]), base.grain)
         self.base, self.each = base, each
 
