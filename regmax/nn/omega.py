@@ -109,4 +109,4 @@ def _recorded(
     if not text or certify or splits(scores, -1):
         outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify)
         return outside
-    return dynamo.mapping(text, scores, gamma, -1, mask, *arguments)
+    return dynamo.mapping(text, scores, gamma, -1, mask, (), *arguments)
