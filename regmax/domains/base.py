@@ -141,6 +141,11 @@ class Domain(nn.Module):
     arguments: ClassVar[tuple[str, ...]] = ()
     """Those of the constructor, which are attributes."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors among the arguments."""
+        given = {name: getattr(self, name) for name in self.arguments}
+        return {name: item for name, item in given.items() if isinstance(item, Tensor)}
+
     @property
     def plain(self) -> bool:
         """Whether D is the simplex {y ≥ 0, Σy = 1}, which kernels are made for."""
