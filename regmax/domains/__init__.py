@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..regularizers.printing import brief
 from .base import Domain, Region
 from .bounded import Bounded
 from .sets import AtMost, Box, Simplex
 from .unit import Unit
 
-__all__ = ["AtMost", "Bounded", "Box", "Domain", "Region", "Simplex", "Unit", "given"]
+_NAMED: dict[str, type[Domain]] = {"Simplex": Simplex, "AtMost": AtMost, "Box": Box}
+__all__ = [
+    "AtMost",
+    "Bounded",
+    "Box",
+    "Domain",
+    "Region",
+    "Simplex",
+    "Unit",
+    "given",
+    "made",
+    "told",
+]
 
 
 def given(domain: Domain | None) -> Domain | None:
@@ -21,3 +35,16 @@ def given(domain: Domain | None) -> Domain | None:
             f"{type(domain).__name__} {brief(domain)}"
         )
     return None if domain.plain else domain
+
+
+def told(domain: Domain | None) -> tuple[Any, ...]:
+    """A domain as its name and its arguments, for graphs; () for None, and where there are none."""
+    for name, cls in _NAMED.items():
+        if type(domain) is cls:
+            return (name, *(getattr(domain, key) for key in cls.arguments))
+    return ()
+
+
+def made(told: tuple[Any, ...]) -> Domain | None:
+    """The domain of :func:`told`."""
+    return _NAMED[told[0]](*told[1:]) if told else None

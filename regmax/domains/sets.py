@@ -116,6 +116,8 @@ class Simplex(_Sum):
     read, it is NaN.
     """
 
+    arguments = ("total", "lower", "upper")
+
     def __init__(
         self,
         total: float | Tensor = 1.0,
@@ -142,6 +144,7 @@ class AtMost(_Sum):
     :class:`Simplex`.
     """
 
+    arguments = ("total", "upper")
     at_most = True
 
     def __init__(self, total: float | Tensor = 1.0, upper: float | Tensor | None = None) -> None:
@@ -159,6 +162,8 @@ class Box(_Sum):
     The parameters, and what holds for tensors, masks and rows without a point, are those of
     :class:`Simplex`.
     """
+
+    arguments = ("lower", "upper")
 
     def __init__(self, lower: float | Tensor = 0.0, upper: float | Tensor = 1.0) -> None:
         super().__init__()

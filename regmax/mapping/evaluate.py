@@ -247,11 +247,8 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
     given = (rows.x, rows.gamma, *omega.tensors(fixed=True).values())
     if rows.bounds is not None:
         given = (*given, *rows.bounds.tensors.values())
-        if transforms.under_transform(given) or transforms.dual_level() or not omega.exact:
-            raise NotImplementedError(
-                "domain= is differentiated by autograd in reverse mode: it has no torch.func, "
-                "forward mode or export, and needs an exact Ω"
-            )
+        if not omega.exact:
+            raise NotImplementedError(f"domain= needs an exact Ω; {omega} approximates")
         rows = replace(rows, x=rows.z, gamma=1.0)
     transformed = transforms.under_transform(given)
     transformed = transformed or (transforms.dual_level() and omega.exact)
@@ -301,7 +298,7 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
     y = _found(rows, settings)
     result = Forward(y, "operator", why)
     if _differentiated(given):
-        y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask)
+        y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask, rows.bounds)
     refuse_hidden(rows.omega, y, rows.mask)
     return y, result
 
@@ -311,13 +308,13 @@ def _found(rows: Rows, settings: Settings) -> Tensor:
     x, tensors = rows.x.detach(), [t.detach() for t in choose.tensors_of(rows)]
     reason = None
     if transforms.tracing() or x.is_meta:
-        reason = not_recordable(rows.omega, settings)
+        reason = not_recordable(rows.omega, settings, rows.bounds is not None)
         if reason is not None and transforms.compiling():
             raise NotImplementedError(reason)
         if reason is not None and x.is_meta:
             return torch.empty_like(x)
     try:
-        return function.argmax(Computed(rows, settings), x, rows.mask, tensors, True)
+        return function.argmax(choose.unsolved(rows, settings), x, rows.mask, tensors, True)
     except RuntimeError as error:
         if "escaped from inside a function being vmapped" in str(error):
             raise NotImplementedError(

@@ -209,12 +209,32 @@ class OnDomain(Computed):
 
     __slots__ = ("_bounds",)
 
-    def __init__(self, rows: Rows, settings: Settings, result: Forward) -> None:
-        super().__init__(rows, settings, replace(result, solved=None))
+    def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
+        known = None if result is None else replace(result, solved=None)
+        super().__init__(rows, settings, known)
         self._result = result
         assert rows.bounds is not None
         self._bounds = rows.bounds.detached()
         self.numbers = (*self.numbers, *(None for _ in self._bounds.tensors))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self._names, *self._bounds.names)
+
+    @property
+    def per_row(self) -> frozenset[str]:
+        return self._per_row | frozenset(self._bounds.names)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._result is not None:
+            return super().forward(x, mask, tensors)
+        values = dict(zip(self.names, tensors, strict=True))
+        inside = {name: values[name] for name in self._names}
+        bounds = Bounded.named(values, x)
+        given = self.omega.with_tensors(inside), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
+        return computed(Rows(x, 1.0, mask, *given), self._settings).y, mask
 
     def backward(
         self,
