@@ -48,9 +48,7 @@ def region_of(
     limits: tuple[Any, Any, Any], rows: Tensor, on: Tensor | None, at_most: bool
 ) -> Bounded:
     """The domain of ``rows`` with these l, u, k, of which the entries ``on`` take part."""
-    low, high, total = (
-        rows.new_full((), t) if isinstance(t, float) else t for t in limits
-    )
+    low, high, total = (rows.new_full((), t) if isinstance(t, float) else t for t in limits)
     low = low.expand(rows.shape)
     if on is not None:
         low = torch.where(on, low, 0)

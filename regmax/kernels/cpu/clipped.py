@@ -127,16 +127,18 @@ def values_of(p: Any, at: Any) -> Any:
 
     @njit
     def values(z: Any, n: int, theta: Any, t: float, step: float, bounds: Any, out: Any) -> None:
-        """y[:n] at τ and the last step to it. An entry between its bounds stays there when it is
-        rounded: J depends on it."""
-        eps = simd.resolution(out)
+        """y[:n] at τ and the last step to it. An entry that is not at a bound but for rounding
+        does not get there when it is rounded to the dtype of ``out``: J depends on it."""
         like, each, along = simd.load(out, 0), simd.spread(theta, t), simd.spread(theta, step)
+        coarse, fine = simd.resolution(out), 4.0 * EPS
         for i in range(0, n, LANES):
-            some = at(bounds, i)
-            v, dv, on = entry(simd.load(z, i) - each, theta, some)
-            moved = larger(smaller(v - dv * along, some[1] * (1.0 - eps)), some[0] * (1.0 + eps))
-            moved = smaller(moved, some[1])
-            simd.store(out, i, simd.like(like, select(on, moved, v)))
+            low, high, least, most = at(bounds, i)
+            v, dv, on = entry(simd.load(z, i) - each, theta, (low, high, least, most))
+            moved = v - dv * along
+            inner = larger(smaller(moved, high * (1.0 - coarse)), low * (1.0 + coarse))
+            inner = select(moved < high * (1.0 - fine), inner, high)
+            inner = select(moved > low * (1.0 + fine), inner, low)
+            simd.store(out, i, simd.like(like, select(on, smaller(inner, high), v)))
 
     return values
 
