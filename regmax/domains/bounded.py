@@ -77,6 +77,24 @@ class Bounded(Region):
             return constraints
         return [*constraints, cvxpy.sum(y) <= total if self.at_most else cvxpy.sum(y) == total]
 
+    def holding(self, t: Tensor) -> Bounded:
+        """The y of D with y_i = 1 where t_i = 1; of t elsewhere nothing is asked."""
+        held = t == 1
+        low = torch.where(held, 1, self.low)
+        high = torch.where(held & (self.high >= 1) & (self.low <= 1), 1, self.high)
+        if self.total is not None:  # the others have less room
+            room = low + (self.total - add(low)).clamp_min(0)
+            high = torch.minimum(high, room)
+        return Bounded(low, high, self.total, self.at_most)
+
+    def where(self, rows: Tensor, other: Bounded) -> Bounded:
+        """This domain in the ``rows`` (*batch), and another one like it elsewhere."""
+        on = rows.unsqueeze(-1)
+        others = other.tensors
+        return self.with_tensors(
+            {name: torch.where(on, t, others[name]) for name, t in self.tensors.items()}
+        )
+
     # -- points ----------------------------------------------------------------------------------
 
     def middle(self, like: Tensor, part: Tensor | None = None) -> Tensor:
