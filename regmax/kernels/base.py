@@ -272,8 +272,8 @@ class Kernel(ABC):
         return None
 
     def between(self, each: bool) -> Any:
-        """The kernel of the same Ω on {l ≤ y ≤ u, Σy = k}, for bounds of ``each`` entry or of rows,
-        :class:`regmax.kernels.cpu.between.Between`; None where there is none."""
+        """The kernel of the same Ω on {l ≤ y ≤ u, Σy = k}, for bounds of ``each`` entry or of rows:
+        ``regmax.kernels.cpu.between.Between``; None where there is none."""
         return None
 
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
