@@ -92,6 +92,15 @@ def test_of_a_value_it_is_binary_cross_entropy_too():
     assert (pair[0] - pair[1]).abs().max() <= 1e-12
 
 
+def test_of_a_value_whose_slope_is_infinite_at_the_cap():
+    x = torch.tensor([[40.0, -40.0, 0.3, 1.0], [-200.0, 700.0, 1e9, 0.0]], dtype=F64)
+    t = torch.tensor([[0.0, 1.0, 1.0, 0.0], [0.0, 1.0, 0.0, 1.0]], dtype=F64)
+    loss = FenchelYoungLoss(ByValue(), domain=Box(), on_failure="raise", reduction="none")
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="none").sum(-1)
+    assert torch.allclose(loss(x, t), expected, rtol=1e-14, atol=1e-12)
+    assert (loss.mapping(x) - x.sigmoid()).abs().max() <= 1e-15
+
+
 @pytest.mark.parametrize("name", OMEGAS)
 def test_one_class_of_those_that_are_chosen(name):
     """L = max_D − max_{D, y_c = 1}, whose second part is the whole maximum with a bound put in."""
