@@ -119,19 +119,23 @@ def test_autocast():
 # -- every mapping --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("size", "scale", "gamma"), [(1, None, 0.5), (1e6, 10.0, 1e-4), (1, 0.0, 1e4)]
+)
 @pytest.mark.parametrize("name", MAPPINGS)
-def test_it_is_the_mapping_of_the_scores(name):
-    q, k, v = qkv()
+def test_it_is_the_mapping_of_the_scores(name, size, scale, gamma):
+    q, k, v = (t.detach().mul(s).requires_grad_() for t, s in zip(qkv(), (size, 1, 1), strict=True))
     mask = bools(3, 1, L, S)
-    mapping = getattr(regmax.functional, name)
-    weights = mapping(scores(q, k), gamma=0.5, mask=mask)
-    ours = attention_weights(q, k, name, attn_mask=mask, gamma=0.5)
+    given = {"scale": scale, "gamma": gamma}
+    weights = getattr(regmax.functional, name)(scores(q, k, scale), gamma=gamma, mask=mask)
+    ours = attention_weights(q, k, name, attn_mask=mask, **given)
     torch.testing.assert_close(ours, weights, **EXACT)
-    out = attention(q, k, v, name, attn_mask=mask, gamma=0.5)
+    out = attention(q, k, v, name, attn_mask=mask, **given)
     torch.testing.assert_close(out, weights @ v, **EXACT)
     left_out = torch.where(mask, 0.0, -torch.inf).double()
-    added = attention(q, k, v, name, attn_mask=left_out, gamma=0.5)
+    added = attention(q, k, v, name, attn_mask=left_out, **given)
     torch.testing.assert_close(added, out, **EXACT)
+    assert all(g.isfinite().all() for g in gradients(out, [q, k, v]))
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
