@@ -15,8 +15,7 @@ EXAMPLES = {
     "layer": 50,
     "loss": 50,
     "plugin": 15,
-    "certificate": 6,
-    "random omega": 25,
+    "random omega": 20,
 }
 
 
