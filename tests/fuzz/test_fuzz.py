@@ -15,7 +15,8 @@ EXAMPLES = {
     "layer": 50,
     "loss": 50,
     "plugin": 15,
-    "random omega": 20,
+    "certificate": 6,
+    "random omega": 25,
 }
 
 

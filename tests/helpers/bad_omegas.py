@@ -35,12 +35,6 @@ NOT_CONVEX = {
     "a dent away from the start": lambda y: (
         square(y) - 0.3 * (-((y[..., 0] - 0.75) ** 2) * 50).exp()
     ),
-    **{
-        f"a dent of {v} away from the start, at {p}": lambda y, p=p, v=v, h=h: (
-            square(y) - h * v * v * (-(((y[..., 0] - p) / v) ** 2)).exp()
-        )
-        for p, v, h in ((0.1, 0.3, 1.2), (0.6, 0.03, 10), (0.9, 3e-3, 100), (0.5, 0.03, 0.1))
-    },
     "wave": lambda y: square(y) + (20 * y).sin().sum(-1) / 50,
     "root of a square": lambda y: (0.01 + y.square()).pow(0.25).sum(-1),
     "norm, p = 1/2": lambda y: y.sqrt().sum(-1).square() / 2,

@@ -3,9 +3,6 @@
 The truth comes first: a point y of Δ is drawn, and the scores are z = ∇Ω(y) + τ − s, with s > 0 on
 the zeros of y. ∇Ω and ∇²Ω are written in numpy, which works in whatever precision y has, and share
 no code with regmax; a step of Newton's method moves y to the optimum of the rounded scores.
-
-A third of the Ω are hard to certify: 1-strongly convex, with kinks that are smooth within e down to
-1e-12, and y next to them. There y is no further from the optimum than the scores are rounded.
 """
 
 import warnings
@@ -13,9 +10,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
-import posed
 import torch
-from torch.nn.functional import softplus
 
 from regmax import RegularizedMax, Regularizer, RegularizerError
 
@@ -38,10 +33,6 @@ class Kind:
     strict: bool = True
     steep: bool = False
     smooth: bool = True
-
-
-def _logistic(u):
-    return np.exp(-np.logaddexp(LONG(0), -u))
 
 
 def huber(u, p):
@@ -116,55 +107,6 @@ KINDS = {
         of_maps=True,
         strict=False,
     ),
-    # nearly kinked, of u/e; the second derivatives of some by autograd are NaN or 0
-    "near |u|": Kind(
-        lambda u, p: (u.square() + p.e * p.e).sqrt(),
-        lambda u, p: u / np.sqrt(u * u + p.e * p.e),
-        lambda u, p: p.e * p.e / (u * u + p.e * p.e) ** 1.5,
-        of_maps=True,
-        strict=False,
-    ),
-    **{
-        f"near relu by {name}": Kind(
-            value,
-            lambda u, p: _logistic(u / p.e),
-            lambda u, p: _logistic(u / p.e) * _logistic(-u / p.e) / p.e,
-            of_maps=True,
-            strict=False,
-        )
-        for name, value in (
-            ("softplus", lambda u, p: p.e * softplus(u / p.e, threshold=50)),
-            ("logaddexp", lambda u, p: p.e * torch.logaddexp(u / p.e, torch.zeros_like(u))),
-        )
-    },
-    **{
-        f"log-cosh by {name}": Kind(
-            value,
-            lambda u, p: np.tanh(u / p.e),
-            lambda u, p: 4 * _logistic(2 * u / p.e) * _logistic(-2 * u / p.e) / p.e,
-            of_maps=True,
-            strict=False,
-        )
-        for name, value in (
-            ("softplus", lambda u, p: p.e * softplus(2 * u / p.e, threshold=50) - u),
-            ("|u|", lambda u, p: u.abs() + p.e * (-2 * u.abs() / p.e).exp().log1p()),
-        )
-    },
-    "arctan": Kind(
-        lambda u, p: (u * (u / p.e).atan() - p.e / 2 * (u / p.e).square().log1p()) * (2 / np.pi),
-        lambda u, p: np.arctan(u / p.e) * (2 / LONG(np.pi)),
-        lambda u, p: 2 / LONG(np.pi) * p.e / (p.e * p.e + u * u),
-        of_maps=True,
-        strict=False,
-    ),
-    "wall": Kind(
-        lambda u, p: u.clamp(min=0).square() / (2 * p.e),
-        lambda u, p: np.maximum(u, 0) / p.e,
-        lambda u, p: (u > 0) / p.e,
-        of_maps=True,
-        strict=False,
-        smooth=False,
-    ),
     "even power": Kind(
         lambda u, p: u.pow(4) / 4,
         lambda u, p: u**3,
@@ -222,20 +164,6 @@ class LogSumExp(Atom):
         return w * (p @ a), w * ((a.T * p) @ a - np.outer(p @ a, p @ a))
 
 
-class Cone(Atom):
-    """w √(‖Ay + b‖² + e²)."""
-
-    def value(self, y):
-        return self.weight * (self.maps(y).square().sum(-1) + self.e * self.e).sqrt()
-
-    def derivatives(self, y):
-        w, a, e = (t.numpy() for t in (self.weight, self.a, self.e))
-        u = a @ y + self.b.numpy()
-        size = np.sqrt(u @ u + LONG(e) ** 2)
-        s = u / size
-        return w * (s @ a), w / size * ((a.T @ a) - np.outer(s @ a, s @ a))
-
-
 class SquaredNorm(Atom):
     """w ½‖y‖_p²."""
 
@@ -251,14 +179,10 @@ class SquaredNorm(Atom):
 
 
 class Sum(Regularizer):
-    """The sum of its atoms; ``near``: the last is nearly kinked, the sum 1-strongly convex."""
+    """The sum of its atoms."""
 
-    def __init__(self, atoms, near=False, says=False):
-        self.atoms, self.near, self.says = torch.nn.ModuleList(atoms), near, says
-
-    @property
-    def strong_convexity(self):
-        return 1.0 if self.says else None
+    def __init__(self, atoms):
+        self.atoms = torch.nn.ModuleList(atoms)
 
     def value(self, y):
         return sum(atom.value(y) for atom in self.atoms)
@@ -326,48 +250,10 @@ def atom(kind, d, rng):
     return Atom(kind, w, **(maps if KINDS[kind].of_maps else {}))
 
 
-NEAR = ("near |u|", "near relu by softplus", "near relu by logaddexp", "log-cosh by softplus")
-NEAR += ("log-cosh by |u|", "arctan", "wall", "huber", "quadratic", "cone")
-
-
-def nearly_kinked(d, rng):
-    """½Σ c y² or Σ c y log y, and w Σ φ of differences, entries or maps u, which bends within e."""
-    kind, maps = str(rng.choice(NEAR)), str(rng.choice(["differences", "entries", "maps"]))
-    e = 10.0 ** -float(rng.choice([rng.uniform(0, 4), rng.uniform(4, 8), rng.uniform(8, 12)]))
-    w = 1.0 if kind in ("wall", "quadratic") else float(rng.choice([0.125, 1, 1, 8, 1024, 2**20]))
-    c = 1 + np.round(rng.exponential(size=d) * 64) / 64 * float(rng.random() < 0.3)
-    if maps == "differences":
-        a, b = np.diff(np.eye(d), axis=0), np.zeros(d - 1)
-    elif maps == "entries":
-        k = d if kind != "cone" else int(rng.integers(1, min(d, 5)))
-        a, b = np.eye(d)[:k], -np.floor(rng.dirichlet(np.ones(d)) * 0.9 * 4096)[:k] / 4096
-    else:
-        a = np.round(rng.normal(size=(int(rng.integers(1, min(d, 5))), d)) * 16) / 16
-        b = -np.round(a @ rng.dirichlet(np.ones(d)) * 1024) / 1024
-    base = Atom("entropy", 1.0, c=c, q=np.ones(d)) if rng.random() < 0.2 else None
-    base = base or Atom("ridge", 1.0, c=c, q=np.zeros(d))
-    w = w / e if kind in ("huber", "quadratic") else w
-    near = (Cone if kind == "cone" else Atom)(
-        "near |u|" if kind == "cone" else kind, w, a=a, b=b, **{"k" if kind == "huber" else "e": e}
-    )
-    return Sum([base, near], near=True, says=rng.random() < 0.3)
-
-
-def next_to(omega, y, rng):
-    """y moved next to some of the kinks, within a few e."""
-    near = omega.atoms[-1]
-    e = LONG((near.k if near.kind == "huber" else near.e).item())
-    far = e * rng.choice([0, 0.1, 1, 10], size=len(near.b)) * rng.normal(size=len(near.b))
-    return posed.moved(y, near.a.numpy().astype(LONG), far - near.b.numpy(), rng)
-
-
 def make(seed):
-    """(d, Ω) of this seed: half rest on a strictly convex atom, an eighth are merely convex; a
-    third are nearly kinked."""
+    """(d, Ω) of this seed: half rest on a strictly convex atom, an eighth are merely convex."""
     rng = np.random.default_rng(seed)
     d, plan = int(SIZES[seed % len(SIZES)]), (seed // len(SIZES)) % 8
-    if seed % 3 == 2 and d > 1:
-        return min(d, 8), nearly_kinked(min(d, 8), rng)
     kinds = [rng.choice(STRICT if plan < 5 else VANISHING if plan < 7 else MERELY)]
     pool = MERELY if plan == 7 else STRICT + VANISHING + MERELY
     kinds += list(rng.choice(pool, size=int(rng.integers(0, 4))))
@@ -431,7 +317,7 @@ class Truth:
     least: float
 
 
-def scored(omega, gamma, y, on, rng, dtype):
+def scored(omega, gamma, y, on, rng):
     """(x, Truth) of a point y."""
     if on.sum() == 1:
         x = np.where(on, rng.normal(), -np.inf)
@@ -440,16 +326,10 @@ def scored(omega, gamma, y, on, rng, dtype):
     size = float(terms[on].max()) + 1
     slack = rng.exponential(size=len(y)) * size * 10.0 ** rng.choice([-3, 0, 1]) + 1e-6 * size
     z = np.where(y > 0, slope, slope - slack)
-    if omega.near:  # a multiplier may be 0
-        z = np.where(rng.random(len(y)) < 0.2, slope, z)
     z = z - z[on].max()
-    x = np.where(on, (z * gamma).astype(dtype), -np.inf)
+    x = np.where(on, (z * gamma).astype(float), -np.inf)
     exact = np.where(on, x, 0).astype(LONG) / LONG(gamma)
     size = max(size, float(np.abs(exact[y > 0]).max()))
-    if omega.near:
-        off = np.linalg.norm(np.where(on, exact - z, 0).astype(float)) + 1e-18 * len(y)
-        rounded = 4 * np.finfo(dtype).eps * (1 + float(np.abs(exact[on]).max()))
-        return x, Truth(exact, on, y, off + rounded, size, 0.0)
     move, norm, least = product(h, y > 0, np.where(on, exact - z, 0))
     bound = 1e-3 * np.linalg.norm(move) + 1e-18 * size * norm + 1e-18 * len(y)
     if (np.abs(move) > 1e-6 * y)[y > 0].any():
@@ -471,17 +351,14 @@ def judge(seed, max_iter=40):
     rng = np.random.default_rng([seed, 1])
     steep = any(a.traits.steep for a in omega.atoms)
     sums = [row for a in omega.atoms if a.kind == "entropy of maps" for row in a.a.numpy()]
-    dtype = np.dtype(str(rng.choice(["float32", "float64"])) if omega.near else "float64")
-    gammas = [dtype.type(GAMMAS[(i + seed) % 3]).item() for i in range(len(ROWS))]
-    made = []
+    gammas = [GAMMAS[(i + seed) % 3] for i in range(len(ROWS))]
     with np.errstate(all="ignore"):
-        for kind, gamma in zip(ROWS, gammas, strict=True):
-            y, on = point(kind, d, steep, rng, sums)
-            y = next_to(omega, y, rng) if omega.near else y
-            made.append(scored(omega, gamma, y, on, rng, dtype))
+        made = [
+            scored(omega, gamma, *point(kind, d, steep, rng, sums), rng)
+            for kind, gamma in zip(ROWS, gammas, strict=True)
+        ]
     x = torch.tensor(np.array([x for x, _ in made]), requires_grad=True)
-    gamma = torch.tensor(gammas, dtype=x.dtype).unsqueeze(-1)
-    max_iter = min(max_iter, 10) if omega.near else max_iter
+    gamma = torch.tensor(gammas, dtype=torch.float64).unsqueeze(-1)
     layer = RegularizedMax(omega, gamma=gamma, on_failure="ignore", max_iter=max_iter)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -490,13 +367,13 @@ def judge(seed, max_iter=40):
         except RegularizerError as error:
             return [("refused", str(error))] * len(made)
     v = np.random.default_rng([seed, 2]).normal(size=x.shape)
-    (slopes,) = torch.autograd.grad(found.y, x, torch.tensor(v).to(x))
+    (slopes,) = torch.autograd.grad(found.y, x, torch.tensor(v))
     smooth = all(a.traits.smooth for a in omega.atoms)
     verdicts = []
     for i, (_, truth) in enumerate(made):
         y, bound = found.y[i].detach().numpy(), found.error_bound[i].item()
         error = float(np.linalg.norm((y - truth.y).astype(float)))
-        known = omega.near or truth.bound < 1e-9
+        known = truth.bound < 1e-9
         lies = known and error > bound + truth.bound
         if lies:
             said = f"off by {error:.3g}, bound {bound:.3g}, truth to {truth.bound:.1g}"

@@ -12,6 +12,7 @@ import warnings
 
 import torch
 from fuzz_cases import NUMBERS, masks, numbers, scores
+from fuzz_certificates import check_certificate
 from fuzz_checks import Mapped, check_mapping
 from fuzz_layers import Expression, Layered, check_layer
 from fuzz_losses import Loss, check_loss
@@ -95,6 +96,7 @@ FUZZED = {
     "layer": (layered, check_layer),
     "loss": (losses, check_loss),
     "plugin": (seeds, check_plugin),
+    "certificate": (seeds, check_certificate),
     "random omega": (seeds, check_random),
 }
 

@@ -152,7 +152,11 @@ def _met(f, kinks, d, rng):
     if kinks.lines is None:
         return y, u, margin, np.zeros((0, d)), pull
     a, b, w = (np.asarray(t, LONG) for t in (kinks.lines, kinks.at, kinks.weights))
-    y = moved(y, a, b, rng)
+    for share in (0.7, 0.5, 0.3, 0.2, 0.1):
+        found = _moved_to(y, a, b, rng.random(len(a)) < share)
+        if found is not None:
+            y = found
+            break
     t = a @ y - b
     met = np.abs(t) < 1e-15
     side = w * np.where(met, 0, np.sign(t))
@@ -163,15 +167,6 @@ def _met(f, kinks, d, rng):
     if met.any() and np.linalg.matrix_rank(rows) < len(rows):
         margins.append(0.0)  # multipliers are one only where the rows are independent
     return y, u + pull + a.T @ held, min(margins), a[met].astype(float), pull
-
-
-def moved(y, a, b, rng):
-    """y moved to some of the lines aᵀy = b, as many as it can meet."""
-    for share in (0.7, 0.5, 0.3, 0.2, 0.1):
-        found = _moved_to(y, a, b, rng.random(len(a)) < share)
-        if found is not None:
-            return found
-    return y
 
 
 def _moved_to(y, a, b, chosen):
