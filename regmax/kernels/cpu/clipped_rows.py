@@ -182,7 +182,7 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
             common.set_number(job, to + 1, 0, 1.0)
             return
         near = 1e-8 if memory.size(like) == 4 else 1e-11
-        while True:  # ends: the second time, all entries are kept
+        for _ in range(2):  # the second time, all entries are kept
             whole = low == -np.inf
             least = common.floor(scores, top, max(-(low + zero(theta)) / scale, 0.0))
             n = common.keep(scores, d, least, kept)
