@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import domains
-from ..domains import AtMost, Box, Domain, Simplex
+from ..domains import Domain
 from ..regularizers import serialize
 from ..regularizers.errors import PluginError, clipped, told
 from ..regularizers.operand import Operand
@@ -28,9 +28,6 @@ HELP = (
     "tv:lam=0.5), 'tsallis(alpha=1.5) + 0.1*tv'; a class or an object of a file: mine.py:Elastic, "
     "'mine.py:Elastic(mu=2) + 0.1*tv'; an argument in a file: 'owl(weights=\"w.npy\")'"
 )
-
-
-DOMAINS: dict[str, Any] = {"Simplex": Simplex, "AtMost": AtMost, "Box": Box}
 
 
 def add_domain(parser: Any) -> None:
@@ -48,7 +45,7 @@ def domain(text: str | None) -> Domain | None:
     if text is None:
         return None
     try:
-        return domains.given(serialize.read(text, DOMAINS))
+        return domains.given(serialize.read(text, domains.NAMED))
     except Exception as error:  # a plugin's name may be in the text
         accepted = "Simplex(total, lower, upper), AtMost(total, upper) or Box(lower, upper)"
         why = "" if isinstance(error, PluginError) else f": {told(error)}"

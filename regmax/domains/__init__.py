@@ -10,8 +10,9 @@ from .bounded import Bounded
 from .sets import AtMost, Box, Simplex
 from .unit import Unit
 
-_NAMED: dict[str, type[Domain]] = {"Simplex": Simplex, "AtMost": AtMost, "Box": Box}
+NAMED: dict[str, type[Domain]] = {"Simplex": Simplex, "AtMost": AtMost, "Box": Box}
 __all__ = [
+    "NAMED",
     "AtMost",
     "Bounded",
     "Box",
@@ -39,7 +40,7 @@ def given(domain: Domain | None) -> Domain | None:
 
 def told(domain: Domain | None) -> tuple[Any, ...]:
     """A domain as its name and its arguments, for graphs; () for None, and where there are none."""
-    for name, cls in _NAMED.items():
+    for name, cls in NAMED.items():
         if type(domain) is cls:
             return (name, *(getattr(domain, key) for key in cls.arguments))
     return ()
@@ -47,4 +48,4 @@ def told(domain: Domain | None) -> tuple[Any, ...]:
 
 def made(told: tuple[Any, ...]) -> Domain | None:
     """The domain of :func:`told`."""
-    return _NAMED[told[0]](*told[1:]) if told else None
+    return NAMED[told[0]](*told[1:]) if told else None

@@ -108,7 +108,7 @@ def bounded(kernel: Kernel, domain: Domain) -> bool:
     with l, u and k that take no gradients."""
     if not isinstance(domain, Simplex) or kernel.between(False) is None:
         return False
-    given = [t for t in (domain.lower, domain.upper, domain.total) if isinstance(t, Tensor)]
+    given = tuple(domain.tensors().values())
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return not (learns or transforms.under_transform(given) or transforms.dual_level())
 
