@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,19 @@ def regmax_candidate(mapping: str) -> Candidate:
     if mapping == "entmax":
         return Candidate("regmax", mapping, lambda x, a: function(x, alpha=a))
     return Candidate("regmax", mapping, lambda x, a: function(x))
+
+
+DOMAINS = {"u = 0.1": regmax.Simplex(upper=0.1), "k = 8": regmax.Simplex(8.0, upper=1.0)}
+
+
+def on_domain(mapping: str, domain: regmax.Simplex, package: bool) -> Iterator[Candidate]:
+    """A mapping on the simplex, on a domain, and by the package entmax where that has it."""
+    function = getattr(regmax.functional, mapping)
+    yield Candidate("regmax", "on the simplex", lambda x, a: function(x))
+    yield Candidate("regmax", "on the domain", lambda x, a: function(x, domain=domain))
+    if package and mapping == "sparsemax" and domain.upper == 1:
+        budget_bisect: Any = importlib.import_module("entmax").budget_bisect
+        yield Candidate("entmax", "budget_bisect", lambda x, a: budget_bisect(x, domain.total))
 
 
 def softmax() -> Candidate:

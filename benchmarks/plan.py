@@ -29,6 +29,7 @@ class Plan:
     """Few rows, for cvxpylayers and regmax; many, for regmax alone."""
     own: tuple[Shape, ...] = ((1, 10), (32, 10), (1024, 64))
     """Of an Ω by its value; compositions, and what has a kernel by hand: the last shape only."""
+    domains: tuple[Shape, ...] = ((64, 64), (1024, 512))
     own_scores: int = 1024
     """Of cvxpylayers at most."""
     own_loss: Shape = (128, 10)
@@ -76,6 +77,7 @@ def plan(device: str, quick: bool) -> Plan:
     return replace(
         full,
         shapes=((4, 32),),
+        domains=((4, 100),),
         elements=400,
         sizes=(10, 100),
         row_counts=(1, 4),

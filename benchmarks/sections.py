@@ -307,6 +307,26 @@ def composed(bench: Bench) -> str:
     return bench.table(cases, "base alone")
 
 
+def domains(bench: Bench) -> str:
+    """Domains
+
+    The mapping on {0 ≤ y ≤ u, Σ y = k} over that on the simplex, N(0, 1): weights up to 0.1, and
+    k-subsets, k = 8 and u = 1, rows × scores in a row. `budget_bisect` of entmax computes the
+    k-subsets of sparsemax. Target: 1.6, and a twentieth of `budget_bisect`.
+    """
+
+    def cases() -> Iterator[tuple[str, list[Step]]]:
+        each = itertools.product(bench.plan.domains, ("sparsemax", "entmax15", "softmax"))
+        for (n, d), mapping in each:
+            case = bench.case("normal", n, d)
+            for label, domain in peers.DOMAINS.items():
+                plain, *others = peers.on_domain(mapping, domain, bench.has_entmax)
+                steps = [c.step(case, exact=others[0]) for c in others]
+                yield f"{mapping}, {label}, {n} × {d}", [plain.step(case), *steps]
+
+    return bench.table(cases(), "regmax on the simplex")
+
+
 def losses(bench: Bench) -> str:
     """Losses
 
@@ -431,8 +451,8 @@ SECTIONS: dict[str, Callable[[Bench], str]] = {
     section.__name__.replace("_", "-"): section
     for section in (
         *(mappings, sizes, rows, kinds, long_rows, calls, conic, own_omega, own_sizes, own_loss),
-        *(own_busy, composed, losses, linear_loss, attention, long_attention, transport),
+        *(own_busy, composed, domains, losses, linear_loss, attention, long_attention),
         *(first_calls, peaks),
     )
 }
-CPU_ONLY = ("conic", "own-omega", "own-sizes", "own-loss", "own-busy", "composed")
+CPU_ONLY = ("conic", "own-omega", "own-sizes", "own-loss", "own-busy", "composed", "domains")

@@ -117,21 +117,18 @@ def _mapping(name: str) -> Callable[..., Tensor]:
         x, dim, gamma, mask = given["x"], given["dim"], given["gamma"], given["mask"]
         given.update(preset)
         domain = given["domain"]
-        if domain is not None and (domain := domains.given(domain)) is not None:
-            if torch.compiler.is_dynamo_compiling():
-                from .mapping import dynamo
-
-                apart: Tensor = dynamo.outside(mapping, *map(given.get, names))
-                return apart
-            return evaluate.mapping(_made(cls, given), x, gamma, dim, mask, _SETTINGS, domain)
+        domain = None if domain is None else domains.given(domain)
         if torch.compiler.is_dynamo_compiling():
             from .mapping import dynamo  # loads the compiler
 
             text, _ = dynamo.of_form((cls, arguments, ()))
-            if not text or splits(x, dim):
+            if not (text and dynamo.records(cls, domain)) or splits(x, dim):
                 outside: Tensor = dynamo.outside(mapping, *map(given.get, names))
                 return outside
-            return dynamo.mapping(text, x, gamma, dim, mask, *map(given.get, arguments))
+            told = domains.told(domain)
+            return dynamo.mapping(text, x, gamma, dim, mask, told, *map(given.get, arguments))
+        if domain is not None:
+            return evaluate.mapping(_made(cls, given), x, gamma, dim, mask, _SETTINGS, domain)
         return evaluate.by_name(cls, given, _made, x, gamma, dim, mask, _SETTINGS)
 
     mapping.__name__ = mapping.__qualname__ = name

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..mapping.rows import HALF
 from ..nn.layer import RegularizedMax
 from ..nn.layer_jacobian import Jacobian
@@ -56,10 +57,11 @@ def path(
     *,
     gamma: float = 1.0,
     mask: Tensor | None = None,
+    domain: Domain | None = None,
 ) -> RegularizationPath:
     """y(t) = Π_Ω(x) where t is γ or one hyperparameter of Ω, at each t in ``values``.
 
-    ``x``: scores with rows along the last dimension; −inf and ``mask`` as in
+    ``x``: scores with rows along the last dimension; −inf, ``mask`` and ``domain`` as in
     :class:`regmax.RegularizedMax`. ``over``: ``"gamma"``, or the name of a declared hyperparameter,
     dotted in nested Ω (``"base.alpha"``; ``"lam"`` is the λ of a penalty). ``values``: by default
     400 values that Ω accepts around the present one, evenly spaced in the logarithm. All values are
@@ -75,7 +77,7 @@ def path(
         raise ValueError("values must hold at least one number; got none")
     column, rows = at.view(-1, *(1,) * x.ndim).to(x.device), x.expand(len(at), *x.shape)
     with torch.no_grad():
-        y = _layer(omega, {over: column}, gamma, x)(rows, mask)
+        y = _layer(omega, {over: column}, gamma, x, domain)(rows, mask)
     return RegularizationPath(over, at, y, groups(y, omega, mask=_on(rows, mask)), present)
 
 
@@ -120,14 +122,16 @@ def _even(first: float, last: float, points: int = POINTS) -> Tensor:
     return between
 
 
-def _layer(omega: Regularizer, given: Mapping[str, Any], gamma: float, x: Tensor) -> RegularizedMax:
+def _layer(
+    omega: Regularizer, given: Mapping[str, Any], gamma: float, x: Tensor, domain: Domain | None
+) -> RegularizedMax:
     """The layer for ``x`` with these numbers or tensors as γ and hyperparameters."""
     tensors = {
         name: torch.as_tensor(value, dtype=torch.float64, device=x.device)
         for name, value in given.items()
         if name != "gamma"
     }
-    return RegularizedMax(omega.with_tensors(tensors), given.get("gamma", gamma))
+    return RegularizedMax(omega.with_tensors(tensors), given.get("gamma", gamma), domain=domain)
 
 
 def _on(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -183,13 +187,14 @@ def sweep(
     mask: Tensor | None = None,
     *,
     gamma: float = 1.0,
+    domain: Domain | None = None,
 ) -> Sweep:
     """What Π_Ω(x) is like at every combination of the values in ``over``.
 
     ``over``: by name, ``"gamma"`` or a declared hyperparameter of Ω (``{"gamma": [0.5, 1],
     "alpha": [1.5, 2]}``), the values to take; the last name varies fastest. ``x``: scores with rows
-    along the last dimension; ``mask`` as in :class:`regmax.RegularizedMax`. Half precision is
-    computed in float32. ``gamma``: γ, unless it is in ``over``.
+    along the last dimension; ``mask`` and ``domain`` as in :class:`regmax.RegularizedMax`. Half
+    precision is computed in float32. ``gamma``: γ, unless it is in ``over``.
 
     The columns after the hyperparameters, over the rows with participants:
 
@@ -212,7 +217,7 @@ def sweep(
     columns: dict[str, list[float]] = {name: [] for name in (*names, *MEASURES)}
     for setting in itertools.product(*grid):
         given = dict(zip(names, setting, strict=True))
-        measured = _measured(_layer(omega, given, gamma, x), x, mask)
+        measured = _measured(_layer(omega, given, gamma, x, domain), x, mask)
         for name, item in {**given, **measured}.items():
             columns[name].append(item)
     return Sweep(columns)

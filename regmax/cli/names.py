@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from .. import domains
+from ..domains import Domain
 from ..regularizers import serialize
 from ..regularizers.errors import PluginError, clipped, told
 from ..regularizers.operand import Operand
@@ -26,6 +28,28 @@ HELP = (
     "tv:lam=0.5), 'tsallis(alpha=1.5) + 0.1*tv'; a class or an object of a file: mine.py:Elastic, "
     "'mine.py:Elastic(mu=2) + 0.1*tv'; an argument in a file: 'owl(weights=\"w.npy\")'"
 )
+
+
+def add_domain(parser: Any) -> None:
+    """Add ``--domain`` to a command."""
+    parser.add_argument(
+        "--domain",
+        metavar="D",
+        help="what the weights are in: 'Simplex(total=2, upper=0.6)', 'AtMost(1.5)', "
+        "'Box(lower=0, upper=1)' (default: the simplex)",
+    )
+
+
+def domain(text: str | None) -> Domain | None:
+    """What ``--domain`` means."""
+    if text is None:
+        return None
+    try:
+        return domains.given(serialize.read(text, domains.NAMED))
+    except Exception as error:  # a plugin's name may be in the text
+        accepted = "Simplex(total, lower, upper), AtMost(total, upper) or Box(lower, upper)"
+        why = "" if isinstance(error, PluginError) else f": {told(error)}"
+        raise UsageError(f"--domain must be {accepted}; got {clipped(text, 80)!r}{why}") from error
 
 
 def with_defaults(found: Registry) -> list[str]:

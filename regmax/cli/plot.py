@@ -21,7 +21,7 @@ from ..regularizers.regularizer import Regularizer
 from ..testing.backends.generic import definition
 from .common import UsageError, needs, note, positive, table, working
 from .listing import quiet_registry, warned_registry
-from .names import HELP, named, with_defaults
+from .names import HELP, add_domain, domain, named, with_defaults
 from .scores import LONGEST, MOST, load, made_up
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -41,6 +41,7 @@ ONLY = {
     "scores": ("mapping", "path", "convergence"),
     "dim": ("mapping", "path", "convergence"),
     "row": ("mapping", "path"),
+    "domain": ("mapping", "path"),
     "over": ("path",),
     "rows": ("convergence",),
     "solver": ("convergence",),
@@ -103,6 +104,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--dim", type=int, metavar="D", help="how many scores to generate (default: 20)"
     )
+    add_domain(parser)
     parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
     parser.add_argument(
         "--out",
@@ -211,11 +213,12 @@ def draw(
         return getattr(plots, kind)(omegas, gamma), []
     ((name, omega),) = omegas.items()
     if kind == "mapping":
-        return plots.mapping(omega, x, gamma, name), []
+        return plots.mapping(omega, x, gamma, name, domain=domain(arguments.domain)), []
     if kind == "overview":
         return plots.overview(omega, gamma, name), []
     if kind == "path":
-        return plots.path(omega, x, over(arguments.over, omega), gamma=gamma, name=name), []
+        given: Any = {"gamma": gamma, "name": name, "domain": domain(arguments.domain)}
+        return plots.path(omega, x, over(arguments.over, omega), **given), []
     assert x is not None
     figure, text = converge(name, omega, x, gamma, solvers(arguments.solver))
     return figure, [text]

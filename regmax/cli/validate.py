@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..regularizers.errors import PluginError, told
 from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
@@ -18,7 +19,7 @@ from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
 from .common import UsageError, columns, note, positive, table, working, wrapped
 from .listing import warned_registry
-from .names import HELP, by_default, named, with_defaults
+from .names import HELP, add_domain, by_default, domain, named, with_defaults
 from .scores import LONGEST, builtin, load
 
 DEFAULT_AGAINST = ("generic", "cvxpylayers")
@@ -62,6 +63,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
     parser.add_argument("--dtype", choices=DTYPES, default="float64")
     parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
+    add_domain(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the reports here")
     parser.set_defaults(run=run)
 
@@ -88,11 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
         fit = omega.entries if omega.entries and omega.entries <= LONGEST else 12
         return (builtin(fit) if given is None else given).to(device, DTYPES[arguments.dtype])
 
-    outcomes = check(omegas, rows, against, arguments.gamma)
+    outcomes = check(omegas, rows, against, arguments.gamma, domain(arguments.domain))
     if arguments.json is not None:
         document = {
             "ok": all(ok(outcome) for _, outcome in outcomes),
             "gamma": arguments.gamma,
+            "domain": arguments.domain,
             "dtype": arguments.dtype,
             "device": str(device),
             "against": list(against),
@@ -117,6 +120,7 @@ def check(
     rows: Callable[[Regularizer], Tensor],
     against: Sequence[str],
     gamma: float,
+    domain: Domain | None = None,
 ) -> list[tuple[str, Outcome]]:
     """Cross-check each regularizer on its ``rows`` and print its table. If one raises, go on."""
     outcomes: list[tuple[str, Outcome]] = []
@@ -126,7 +130,7 @@ def check(
             if isinstance(omega, Exception):
                 raise omega
             with working(f"validating {label} ({number} of {len(omegas)})"):
-                outcome = crosscheck(omega, rows(omega), against=against, gamma=gamma)
+                outcome = crosscheck(omega, rows(omega), against, gamma, domain=domain)
             text = outcome.table(columns())
         except Exception as error:  # a plugin's code may raise anything; the others go on
             outcome, text = error, f"{label}: FAILED\n  {type(error).__name__}: {told(error)}"

@@ -3,6 +3,8 @@ sum, and the plans of a transport."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..regularizers.printing import brief
 from .base import Domain, Region
 from .bounded import Bounded
@@ -11,7 +13,14 @@ from .sets import AtMost, Box, Simplex
 from .transport import Transport
 from .unit import Unit
 
+NAMED: dict[str, type[Domain]] = {
+    "Simplex": Simplex,
+    "AtMost": AtMost,
+    "Box": Box,
+    "Transport": Transport,
+}
 __all__ = [
+    "NAMED",
     "AtMost",
     "Bounded",
     "Box",
@@ -22,6 +31,8 @@ __all__ = [
     "Transport",
     "Unit",
     "given",
+    "made",
+    "told",
 ]
 
 
@@ -36,3 +47,17 @@ def given(domain: Domain | None) -> Domain | None:
             f"{type(domain).__name__} {brief(domain)}"
         )
     return None if domain.plain else domain
+
+
+def told(domain: Domain | None) -> tuple[Any, ...]:
+    """A domain as its name and its arguments, for graphs; () for None, and for plans, which graphs
+    do not record."""
+    for name, cls in NAMED.items():
+        if type(domain) is cls and cls is not Transport:
+            return (name, *(getattr(domain, key) for key in cls.arguments))
+    return ()
+
+
+def made(told: tuple[Any, ...]) -> Domain | None:
+    """The domain of :func:`told`."""
+    return NAMED[told[0]](*told[1:]) if told else None

@@ -11,7 +11,7 @@ bounds: the face of y is its free entries, and whether their sum is fixed.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -138,6 +138,14 @@ class Region(ABC):
 
 class Domain(nn.Module):
     """A convex set D of rows: what y of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y) lies in."""
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """Those of the constructor, which are attributes."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors among the arguments."""
+        given = {name: getattr(self, name) for name in self.arguments}
+        return {name: item for name, item in given.items() if isinstance(item, Tensor)}
 
     @property
     def plain(self) -> bool:

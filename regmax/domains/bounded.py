@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 from .base import Face, Region
 from .root import Entries, add, clip, clipped
 
+EXACTLY, AT_MOST = "domain: ", "domain, at most: "
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bounded(Region):
@@ -43,6 +45,22 @@ class Bounded(Region):
         given: dict[str, Any] = {**values}
         return dataclasses.replace(self, **given)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What :meth:`named` knows the tensors by: no attribute of Ω has such a name."""
+        return tuple(f"{AT_MOST if self.at_most else EXACTLY}{name}" for name in self.tensors)
+
+    @staticmethod
+    def named(tensors: dict[str, Tensor], x: Tensor) -> Bounded | None:
+        """The domain of the rows x whose tensors, broadcasting to them, are among ``tensors``."""
+        for kind in (EXACTLY, AT_MOST):
+            if f"{kind}low" in tensors:
+                low, high = (tensors[f"{kind}{name}"].expand(x.shape) for name in ("low", "high"))
+                total = tensors.get(f"{kind}total")
+                total = None if total is None else total.expand(*x.shape[:-1], 1)
+                return Bounded(low, high, total, kind == AT_MOST)
+        return None
+
     def detached(self) -> Bounded:
         """The same without gradients."""
         return self.with_tensors({name: t.detach() for name, t in self.tensors.items()})
@@ -58,6 +76,31 @@ class Bounded(Region):
         if self.total is None:
             return constraints
         return [*constraints, cvxpy.sum(y) <= total if self.at_most else cvxpy.sum(y) == total]
+
+    def conic(self, row: Tensor, entries: Tensor) -> dict[str, Tensor]:
+        """The numbers of :meth:`as_cvxpy` for these ``entries`` of one row."""
+        return {
+            name: t[row].detach() if name == "total" else t[row].detach().gather(-1, entries)
+            for name, t in self.tensors.items()
+        }
+
+    def holding(self, t: Tensor) -> Bounded:
+        """The y of D with y_i = 1 where t_i = 1; of t elsewhere nothing is asked."""
+        held = t == 1
+        low = torch.where(held, 1, self.low)
+        high = torch.where(held & (self.high >= 1) & (self.low <= 1), 1, self.high)
+        if self.total is not None:  # the others have less room
+            room = low + (self.total - add(low)).clamp_min(0)
+            high = torch.minimum(high, room)
+        return Bounded(low, high, self.total, self.at_most)
+
+    def where(self, rows: Tensor, other: Bounded) -> Bounded:
+        """This domain in the ``rows`` (*batch), and another one like it elsewhere."""
+        on = rows.unsqueeze(-1)
+        others = other.tensors
+        return self.with_tensors(
+            {name: torch.where(on, t, others[name]) for name, t in self.tensors.items()}
+        )
 
     # -- points ----------------------------------------------------------------------------------
 
@@ -235,13 +278,27 @@ class Bounded(Region):
 
     # -- what the bounds move --------------------------------------------------------------------
 
+    def followed(self, y: Tensor) -> Tensor:
+        """y with derivatives in the bounds: an entry at a bound moves with it, and the free ones
+        share what is missing from the sum."""
+        face = self.face(y)
+        moved = torch.where(face.free, y, torch.where(self._capped(y), self.high, self.low))
+        if self.total is not None:
+            assert face.fixed is not None
+            share = (self.total - add(moved)) / add(face.free).clamp_min(1)
+            moved = moved + torch.where(face.free & face.fixed, share - share.detach(), 0)
+        return y + (moved - moved.detach())
+
+    def _capped(self, y: Tensor) -> Tensor:
+        return (y >= self.high) & (self.high > self.low)
+
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradients of the bounds, from q = v − H w with w = J v: τ, which q is on the free
         entries, for k, and q − τ on the bounds that hold."""
         free, fixed = self._free(y), self._tight(y)
         tau = add(torch.where(free, q, 0)) / add(free).clamp_min(1)
         tau = torch.where(fixed, tau, 0)
-        capped = (y >= self.high) & (self.high > self.low)
+        capped = self._capped(y)
         found = {
             "low": torch.where(free | capped, 0, q - tau),
             "high": torch.where(capped, q - tau, 0),

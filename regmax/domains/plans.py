@@ -69,6 +69,11 @@ class Plans(Region):
         return torch.ones_like(self.total, dtype=torch.bool)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What the tensors are known by among those of Ω: no attribute of it has such a name."""
+        return tuple(f"plans {name}" for name in self.tensors)
+
+    @property
     def tensors(self) -> dict[str, Tensor]:
         return {"rows": self.rows, "columns": self.columns}
 
@@ -82,12 +87,18 @@ class Plans(Region):
     def to(self, dtype: torch.dtype) -> Plans:
         return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
 
-    def as_cvxpy(self, y: Any, rows: Any, columns: Any) -> list[Any]:
+    def as_cvxpy(self, y: Any, rows: Any, columns: Any, high: Any) -> list[Any]:
         """D as constraints on the cvxpy variable ``y`` of one plan, of which a and b are given."""
         import cvxpy
 
         plan = cvxpy.reshape(y, self.shape, order="C")
-        return [y >= 0, cvxpy.sum(plan, axis=1) == rows, cvxpy.sum(plan, axis=0) == columns]
+        sums = [cvxpy.sum(plan, axis=1) == rows, cvxpy.sum(plan, axis=0) == columns]
+        return [y >= 0, *sums] if self.on is None else [y >= 0, y <= high, *sums]
+
+    def conic(self, row: Tensor, entries: Tensor) -> dict[str, Tensor]:
+        """The numbers of :meth:`as_cvxpy` for one plan."""
+        given = {**self.tensors, "high": self.high}
+        return {name: t[row].detach() for name, t in given.items()}
 
     # -- points ------------------------------------------------------------------------------------
 
@@ -95,14 +106,20 @@ class Plans(Region):
         """Plans as matrices, (B, n, m)."""
         return y.reshape(-1, *self.shape)
 
-    def solved(self, e: Entries, z: Tensor) -> semidual.Plan:
-        """The plans argmax ⟨y, z⟩ − Σ e(y_i), as matrices."""
+    def given(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z as matrices (B, n, m), −∞ where an entry is 0 and 0 at the largest of a row, with a
+        (B, n) and b (B, m), in float64."""
         a, b = (t.double().expand(*z.shape[:-1], -1) for t in (self.rows, self.columns))
-        a, b = a.reshape(-1, a.shape[-1], 1), b.reshape(-1, b.shape[-1])
         z = z.double() if self.on is None else z.double().masked_fill(~self.on, -torch.inf)
         z = self.matrix(z)
+        a, b = (t.reshape(len(z), -1).contiguous() for t in (a, b))
+        return z - z.amax(-1, keepdim=True), a, b
+
+    def solved(self, e: Entries, z: Tensor) -> semidual.Plan:
+        """The plans argmax ⟨y, z⟩ − Σ e(y_i), as matrices."""
+        z, a, b = self.given(z)
         with torch.no_grad():
-            return semidual.solve(e, z - z.amax(-1, keepdim=True), a, b)
+            return semidual.solve(e, z, a.unsqueeze(-1), b)
 
     def answer(self, e: Entries, z: Tensor) -> Tensor:
         """argmax_{y ∈ D} ⟨y, z⟩ − Σ e(y_i)."""
@@ -150,6 +167,8 @@ class Plans(Region):
 
     def balanced(self, y: Tensor) -> Tensor:
         """y with the right sums of rows and columns, where its own are nearly so."""
+        if not bool(self._wrong(y).any()):
+            return y
         near = self.matrix(y)
         for _ in range(2):  # entries are multiplied, so that small ones keep their digits
             missing = self._missing(near.reshape(y.shape))
@@ -172,8 +191,9 @@ class Plans(Region):
         return torch.maximum(a.abs().amax(-1), b.abs().amax(-1))
 
     def _wrong(self, y: Tensor) -> Tensor:
-        ulps: float = 64 * torch.finfo(y.dtype).eps
-        return self.excess(y) > ulps * torch.maximum(self.rows.amax(-1), self.columns.amax(-1))
+        # not as small as rounding: y changes less by what is wrong than by what puts it right
+        small: float = max(64 * torch.finfo(y.dtype).eps, 1e-11)
+        return self.excess(y) > small * torch.maximum(self.rows.amax(-1), self.columns.amax(-1))
 
     def off(self, y: Tensor) -> Tensor:
         below = (-y).clamp_min(0)
@@ -207,14 +227,14 @@ class Plans(Region):
         return torch.where(free, y, 0)
 
     def multiplier(self, r: Tensor, y: Tensor, along: Tensor) -> Tensor:
-        """α_i + v_j, those of y = P_D(y + r): where the plan has several parts, some α and v are no
-        multipliers."""
+        """α_i + v_j = r where y is large, and ≥ r elsewhere if there are such numbers."""
         with torch.no_grad():
-            z = torch.nan_to_num(y + r)
-            v = -self.solved(Entries(), z).v.unsqueeze(-2)
-            plan, left = self.matrix(y), self.matrix(r) - v
-            alpha = (plan * left).sum(-1, keepdim=True) / plan.sum(-1, keepdim=True)
-            return (alpha + v).reshape(y.shape)
+            exact = torch.where(y > torch.finfo(y.dtype).eps ** 2, y, 0)  # others are lifted
+            slopes = torch.nan_to_num(r)
+            if self.on is not None:
+                slopes = torch.where(self.on, slopes, -torch.inf)
+            alpha, v = semidual.multipliers(self.matrix(exact), self.matrix(slopes))
+            return (alpha.unsqueeze(-1) + v.unsqueeze(-2)).reshape(y.shape)
 
     def vertex(self, y: Tensor, rho: Tensor, rounding: Tensor) -> Tensor:
         return torch.zeros_like(y[..., 0], dtype=torch.bool)

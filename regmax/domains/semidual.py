@@ -61,14 +61,22 @@ class Laplacian:
             self.pivots.append(pivot)
             self.ends.append(joined <= extra[k])
 
-    def solve(self, g: Tensor, noise: Tensor | None = None) -> Tensor:
+    def solve(
+        self, g: Tensor, noise: Tensor | None = None, size: Tensor | None = None
+    ) -> Tensor:
         """(L + E)⁻¹ g, (B, m). What g adds up to in a part of the graph counts as 0 up to
-        ``noise``."""
+        ``noise``, (B,); or, also in parts that small weights join, up to rounding of sums of
+        ``size``, (B, m)."""
         rest, first = g.mT, []
+        sizes = None if size is None else size.mT
         for k, rate in enumerate(self.rates):
             own = rest[0]
             if noise is not None:
                 own = torch.where(self.ends[k] & (own.abs() <= noise), 0, own)
+            if sizes is not None:
+                small = own.detach().abs() <= 8 * torch.finfo(g.dtype).eps * sizes[0]
+                own = own - torch.where(small, own.detach(), 0)
+                sizes = sizes[1:] + rate * sizes[0]
             first.append(own)
             rest = rest[1:] + rate * own
         found: list[Tensor] = []
@@ -94,8 +102,68 @@ def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     v = torch.zeros_like(t[:, 0])
     for _ in range(4 if torch.is_grad_enabled() and s.requires_grad else 2):
         left = t - v.unsqueeze(-2)
-        v = v + laplacian.solve((s * (left - mean(left))).sum(-2))
+        each = s * (left - mean(left))
+        size = (s * (left.detach().abs() + mean(left.detach().abs()))).detach().sum(-2)
+        v = v + laplacian.solve(each.sum(-2), size=size)
     return mean(t - v.unsqueeze(-2)).squeeze(-1), v
+
+
+def multipliers(y: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """α (B, n) and v (B, m) with α_i + v_j = r where the entries y are large, and ≥ r elsewhere if
+    that can be.
+
+    They are equal along the heaviest spanning tree of the graph whose edges are the entries y > 0
+    (Prim's algorithm). A graph of several parts has a tree for each, and v of a part moves with a
+    number t of it: t_q ≥ t_p + r_ij − α_i − v_j for i in part p and j in part q. The longest paths
+    from the first part are the least such numbers, those to it the largest (Bellman & Ford), and
+    their mean is taken.
+    """
+    (count, n, m), at = y.shape, torch.arange(len(y), device=y.device)
+    alpha, v = y.new_zeros(count, n), y.new_zeros(count, m)
+    rows, columns = (torch.zeros_like(t, dtype=torch.bool) for t in (alpha, v))
+    of_row, of_column = (torch.zeros_like(t, dtype=torch.int64) for t in (alpha, v))
+    first = torch.zeros_like(at)
+    for _ in range(n + m):
+        edges = torch.where(rows.unsqueeze(-1) ^ columns.unsqueeze(-2), y, 0).flatten(-2)
+        weight, edge = edges.max(-1)
+        i, j, joins = edge // m, edge % m, weight > 0
+        new = (~columns).to(torch.uint8).argmax(-1)  # where a part begins
+        begins = ~joins & ~columns[at, new]
+        first, j = torch.where(begins, new, first), torch.where(begins, new, j)
+        known = r.flatten(-2)[at, i * m + j]
+        to_row = joins & ~rows[at, i]
+        to_column = joins & ~to_row
+        alpha[at, i] = torch.where(to_row, known - v[at, j], alpha[at, i])
+        v[at, j] = torch.where(to_column, known - alpha[at, i], v[at, j])
+        of_row[at, i] = torch.where(to_row, first, of_row[at, i])
+        of_column[at, j] = torch.where(to_column | begins, first, of_column[at, j])
+        rows[at, i] |= to_row
+        columns[at, j] |= to_column | begins
+    if not bool(of_column.any()):
+        return alpha, v
+    apart = r - alpha.unsqueeze(-1) - v.unsqueeze(-2)
+    least = _longest(apart, of_row, of_column)
+    most = -_longest(apart.mT, of_column, of_row, m)
+    t = torch.where(least.isfinite() & most.isfinite(), (least + most) / 2, 0)
+    t = torch.where(most.isfinite() | ~least.isfinite(), t, least)
+    t = torch.where(least.isfinite() | ~most.isfinite(), t, most)
+    return alpha - t.gather(-1, of_row), v + t.gather(-1, of_column)
+
+
+def _longest(edges: Tensor, start: Tensor, end: Tensor, parts: int | None = None) -> Tensor:
+    """The longest paths from part 0 to each part, (B, parts), −∞ where there is none: ``edges``
+    (B, n, m) go from the part ``start`` (B, n) to the part ``end`` (B, m)."""
+    parts = edges.shape[-1] if parts is None else parts
+    found = edges.new_full((len(edges), parts), -torch.inf)
+    found[:, 0] = 0
+    for _ in range(parts):
+        longest = (edges + found.gather(-1, start).unsqueeze(-1)).amax(-2)
+        further = found.scatter_reduce(-1, end, longest, "amax")
+        further[:, 0] = 0
+        if bool((further <= found).all()):
+            break
+        found = further
+    return found
 
 
 def tolerance(z: Tensor) -> Tensor:

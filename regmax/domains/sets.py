@@ -29,30 +29,40 @@ class _Sum(Domain):
     def fixed_total(self) -> bool:
         return self.total is not None and not self.at_most
 
-    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
-        return refuse_empty(region, skip)
-
-    def region(self, x: Tensor, dim: int, on: Tensor | None) -> Bounded:
+    def limits(self, x: Tensor, dim: int) -> tuple[Any, Any, Any]:
+        """l, u and k for the rows of ``x`` along ``dim``: numbers, or tensors like rows, k
+        (*batch, 1); None where there is none."""
         low = arguments.per_entry("lower", self.lower, NONNEGATIVE, x, dim)
         high = total = None
         if self.upper is not None:
             high = arguments.per_entry("upper", self.upper, NONNEGATIVE, x, dim)
         if self.total is not None:
             total = arguments.per_row("total", self.total, arguments.POSITIVE, x, dim)
-            total = _tensor(total, x).expand(*low.shape[:-1], 1)
-        if on is not None:
-            low = torch.where(on, low, 0)
-        if total is not None:  # no entry can be more than what the lower bounds leave
-            room = low + (total - add(low)).clamp_min(0)
-            high = room if high is None else torch.minimum(high, room)
-        assert high is not None
-        if on is not None:
-            high = torch.where(on, high, 0)
-        return Bounded(low, high, total, self.at_most)
+        return low, high, total
+
+    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
+        return refuse_empty(region, skip)
+
+    def region(self, x: Tensor, dim: int, on: Tensor | None) -> Bounded:
+        return region_of(self.limits(x, dim), x.movedim(dim, -1), on, self.at_most)
 
 
-def _tensor(item: float | Tensor, x: Tensor) -> Tensor:
-    return item if isinstance(item, Tensor) else x.new_full((), item)
+def region_of(
+    limits: tuple[Any, Any, Any], rows: Tensor, on: Tensor | None, at_most: bool
+) -> Bounded:
+    """The domain of ``rows`` with these l, u, k, of which the entries ``on`` take part."""
+    low, high, total = (rows.new_full((), t) if isinstance(t, float) else t for t in limits)
+    low = low.expand(rows.shape)
+    if on is not None:
+        low = torch.where(on, low, 0)
+    if total is not None:  # no entry can be more than what the lower bounds leave
+        total = total.expand(*rows.shape[:-1], 1)
+        room = low + (total - add(low)).clamp_min(0)
+        high = room if high is None else torch.minimum(high, room)
+    high = high.expand(rows.shape)
+    if on is not None:
+        high = torch.where(on, high, 0)
+    return Bounded(low, high, total, at_most)
 
 
 def empty(region: Bounded) -> Tensor:
@@ -107,6 +117,8 @@ class Simplex(_Sum):
     read, it is NaN.
     """
 
+    arguments = ("total", "lower", "upper")
+
     def __init__(
         self,
         total: float | Tensor = 1.0,
@@ -133,6 +145,7 @@ class AtMost(_Sum):
     :class:`Simplex`.
     """
 
+    arguments = ("total", "upper")
     at_most = True
 
     def __init__(self, total: float | Tensor = 1.0, upper: float | Tensor | None = None) -> None:
@@ -150,6 +163,8 @@ class Box(_Sum):
     The parameters, and what holds for tensors, masks and rows without a point, are those of
     :class:`Simplex`.
     """
+
+    arguments = ("lower", "upper")
 
     def __init__(self, lower: float | Tensor = 0.0, upper: float | Tensor = 1.0) -> None:
         super().__init__()

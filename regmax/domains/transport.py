@@ -91,6 +91,7 @@ class Transport(Domain):
     part, unless none of the whole plan does: such a plan is 0. Rows of one plan have the same γ.
     """
 
+    arguments = ("rows", "columns", "across")
     fixed_total = True
 
     def __init__(

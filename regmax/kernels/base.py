@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -269,6 +269,16 @@ class Kernel(ABC):
         part: Tensor | None, hyper: bool,
     ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
         """:meth:`backward` of the same, with the derivative in λ before those in θ."""
+        return None
+
+    def between(self, each: bool) -> Any:
+        """The kernel of the same Ω on {l ≤ y ≤ u, Σy = k}, for bounds of ``each`` entry or of rows:
+        ``regmax.kernels.cpu.between.Between``; None where there is none."""
+        return None
+
+    def plans(self) -> Any:
+        """The kernel of the transport plans of the same Ω, ``regmax.kernels.cpu.between.Plans``;
+        None where there is none."""
         return None
 
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import domains
 from ..mapping.dynamo import outside, text_of
 from ..mapping.methods.solver import Settings
 from ..regularizers import serialize
 from . import fenchel_young
+from . import on_domain as apart
 from .targets import Target
 
-__all__ = ["losses", "outside", "text_of"]
+__all__ = ["losses", "on_domain", "outside", "text_of"]
 
 
 def _losses(text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *rest: Any) -> Tensor:
@@ -25,4 +27,22 @@ def _losses(text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *re
     return fenchel_young.losses(omega, x, gamma, dim, mask, t, skip, Settings())
 
 
+def _on_domain(
+    text: str,
+    x: Tensor,
+    gamma: Any,
+    dim: int,
+    mask: Tensor | None,
+    target: Tensor,
+    skip: Tensor | None,
+    domain: tuple[Any, ...],
+    *arguments: Any,
+) -> Tensor:
+    """The same on another domain than the simplex."""
+    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    assert D is not None
+    return apart.losses(omega, x, gamma, dim, mask, target, Settings(), D, skip)
+
+
+on_domain: Callable[..., Tensor] = torch.compiler.allow_in_graph(_on_domain)
 losses: Callable[..., Tensor] = torch.compiler.allow_in_graph(_losses)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from .. import domains
 from ..domains import Domain
 from ..kernels import transforms
 from ..kernels.transforms import may_look, outside_inference
@@ -50,10 +51,11 @@ class FenchelYoungLoss(nn.Module):
     reduction: "mean" (weighted by the targets that count; 0 without any), "sum", or "none".
     label_smoothing: ε in [0, 1]. The loss is (1 − ε) L_Ω(x; t) plus ε times the mean of L_Ω(x; e_c)
         over the participants, as in cross-entropy.
-    domain: a :class:`regmax.Simplex`, :class:`regmax.AtMost`, :class:`regmax.Box` or
-        :class:`regmax.Transport`. Targets are then points of it, such as multi-hot vectors,
-        floating and of the shape of ``input``,
-        without ``weight`` and ``label_smoothing``; a mean divides by the number of rows.
+    domain: a :class:`regmax.Simplex`, :class:`regmax.AtMost` or :class:`regmax.Box`. A target is
+        then a point of it, such as a multi-hot vector, of the shape of ``input``, bool, integer or
+        floating; or the index of one class of those that are chosen, and then
+        L = max_D(x) − max_{y ∈ D, y_c = 1}(x). ``weight`` is for indices, and there is no
+        ``label_smoothing``.
     solver, tol, max_iter, on_failure, certify: as for :class:`regmax.RegularizedMax`.
 
     ``forward(input, target, mask=None)``: ``input`` holds floating logits of any shape. ``target``
@@ -110,10 +112,9 @@ class FenchelYoungLoss(nn.Module):
         number = isinstance(label_smoothing, int | float) and not isinstance(label_smoothing, bool)
         if not number or not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be a number in [0, 1]; got {label_smoothing!r}")
-        if self.mapping.domain is not None and (weight is not None or label_smoothing):
+        if self.mapping.domain is not None and label_smoothing:
             raise ValueError(
-                "a loss with a domain takes neither weight nor label_smoothing; got "
-                f"weight={_kind(weight)}, label_smoothing={label_smoothing!r}"
+                f"a loss with a domain takes no label_smoothing; got {label_smoothing!r}"
             )
         self.register_buffer("weight", weight)
         self.dim, self.ignore_index, self.reduction = dim, ignore_index, reduction
@@ -152,12 +153,7 @@ class FenchelYoungLoss(nn.Module):
         logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
         target = dense("target", target, logits)
         with transforms.full_precision(logits.device.type):
-            if domain is None:
-                loss = self._wide(logits, dim, target, mask)
-            else:
-                given = dim, mask, target, self.mapping.settings, domain
-                rows = on_domain.losses(self.omega, logits, self.gamma, *given)
-                loss = self._reduced(rows, None, None)
+            loss = self._wide(logits, dim, target, mask)
         return loss.to(self._dtype(logits, target))
 
     def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
@@ -170,6 +166,8 @@ class FenchelYoungLoss(nn.Module):
         """The losses of the rows, the weights that the mean divides by, and the ignored rows."""
         if self.at is not None:
             return sharded.each(self, logits, dim, target, mask)
+        if self.mapping.domain is not None:
+            return self._on_domain(logits, dim, target, mask)
         on = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
         on = None if on is None else on.movedim(dim, -1)
@@ -193,6 +191,28 @@ class FenchelYoungLoss(nn.Module):
             rows = torch.where(wrong, torch.nan, rows)
         return rows, mass if given is None else None, skip
 
+    def _on_domain(
+        self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """:meth:`_each` on another domain than the simplex."""
+        skip = wrong = mass = None
+        if target.is_floating_point() or target.shape == logits.shape:
+            if target.shape != logits.shape:
+                is_index(target, logits, dim)
+            if self.weight is not None:
+                raise ValueError(
+                    "a loss with a domain takes weight for targets of indices alone; got "
+                    f"{target.dtype}, {tuple(target.shape)}"
+                )
+        else:
+            is_index(target, logits, dim)
+            target, skip, wrong = self._index(target, logits.shape[dim])
+            weight = self._weight(logits, logits.shape[dim])
+            mass = None if weight is None else taken(weight, target)
+        rows = times(mass, self._rows_on_domain(logits, dim, mask, target, skip))
+        rows = rows if skip is None else torch.where(skip, 0, rows)
+        return rows if wrong is None else torch.where(wrong, torch.nan, rows), mass, skip
+
     def _rows(
         self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None
     ) -> Tensor:
@@ -209,6 +229,24 @@ class FenchelYoungLoss(nn.Module):
             outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target, skip)
             return outside
         return dynamo.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
+
+    def _rows_on_domain(
+        self, x: Tensor, dim: int, mask: Tensor | None, target: Tensor, skip: Tensor | None
+    ) -> Tensor:
+        """L of each row, also under torch.compile."""
+        settings, domain = self.mapping.settings, self.mapping.domain
+        assert domain is not None
+        if not torch.compiler.is_dynamo_compiling():
+            given = dim, mask, target, settings, domain, skip
+            return on_domain.losses(self.omega, x, self.gamma, *given)
+        from . import dynamo  # loads the compiler
+
+        text, inside = dynamo.text_of(self.omega, settings, domain)
+        if not text:
+            outside: Tensor = dynamo.outside(self._rows_on_domain, x, dim, mask, target, skip)
+            return outside
+        recorded = x, self.gamma, dim, mask, target, skip, domains.told(domain)
+        return dynamo.on_domain(text, *recorded, *inside)
 
     def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:
         """Cross-entropy's dtype: float32 under autocast; distributions may widen it."""

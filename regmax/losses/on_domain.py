@@ -1,6 +1,10 @@
 """Fenchel–Young losses on a domain D other than the simplex, for targets in D:
 
 L(x; t) = max_{y ∈ D} (⟨y, x⟩ − γΩ(y)) + γΩ(t) − ⟨t, x⟩,        ∇_x L = Π(x) − t
+
+and for a class c, of which y_c = 1 is asked and nothing of the others, with D_c = {y ∈ D, y_c = 1},
+
+L(x; c) = max_D(x) − max_{D_c}(x),        ∇_x L = Π_D(x) − Π_{D_c}(x)
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..domains import Domain
+from ..domains.sets import empty
 from ..kernels import transforms
 from ..kernels.wrappers import is_dtensor
 from ..mapping import evaluate
@@ -33,50 +38,72 @@ def losses(
     target: Tensor,
     settings: Settings,
     domain: Domain,
+    skip: Tensor | None = None,
 ) -> Tensor:
-    """L of each row along ``dim``, in float64; a target outside of D is refused, or NaN where it
-    cannot be read. +inf if the target is not 0 at a masked entry; 0 in rows without participants.
+    """L of each row along ``dim``, in float64. ``target``: points of D, of the shape of x, or
+    classes, valid indices of int64, of the shape of x without ``dim``. One outside of D is refused,
+    or NaN where it cannot be read. +inf if the target is not 0 at a masked entry; 0 in rows without
+    participants. Rows of ``skip`` may have any class.
     """
     if is_dtensor(x):
         raise NotImplementedError(f"domain= takes plain tensors; got {type(x).__name__}")
-    if target.dtype in (torch.bool, torch.int64) or target.shape != x.shape:
-        raise ValueError(
-            "target must be floating and have the shape of input where the loss has a domain: "
-            f"{tuple(x.shape)}; got {target.dtype}, {tuple(target.shape)}"
-        )
     if settings.certify:
         evaluate.mapping(omega, x, gamma, dim, mask, settings, domain)
         settings = replace(settings, certify=False)
     rows = prepare(omega, x, gamma, dim, mask, True, domain)
-    bounds, t = rows.bounds, rows.inner(target).to(rows.x)
+    bounds = rows.bounds
     assert bounds is not None
+    c = target.unsqueeze(-1) if target.ndim < x.ndim else None
+    if c is None:
+        t = rows.inner(target).to(rows.x)
+    else:
+        t = torch.zeros_like(rows.x).scatter(-1, c, 1)
     on = None if rows.mask is None else arguments.expanded(mask, x)
     hidden = torch.zeros_like(t[..., 0], dtype=torch.bool)
     if rows.mask is not None:
         out = ~rows.mask if on is None else ~rows.inner(on) | ~rows.mask
         hidden = (out & (t != 0)).any(-1)
         t = torch.where(rows.mask, t, 0)
-    # as exact as the dtype of the target can be
-    slack = 8 * torch.finfo(target.dtype).eps * t.shape[-1] ** 0.5
-    high = bounds.high.detach().amax(-1).clamp_min(1)
-    size = high if bounds.total is None else bounds.total.detach().squeeze(-1)
-    off = (bounds.off(t.detach()).amax(-1) > slack * high) | (
-        bounds.excess(t.detach()) > slack * size
-    )
+    inner = None
+    if c is None:
+        # as exact as the dtype of the target can be
+        exact = target.dtype if target.is_floating_point() else F64
+        slack = 8 * torch.finfo(exact).eps * t.shape[-1] ** 0.5
+        high = bounds.high.detach().amax(-1).clamp_min(1)
+        size = high if bounds.total is None else bounds.total.detach().squeeze(-1)
+        off = (bounds.off(t.detach()).amax(-1) > slack * high) | (
+            bounds.excess(t.detach()) > slack * size
+        )
+    else:
+        inner = bounds.holding(t)
+        off = empty(inner).squeeze(-1)
+    hidden = hidden if skip is None else hidden | skip
     off = off & ~hidden
     for none in (rows.empty, rows.spoilt):
         off = off if none is None else off & ~none.squeeze(-1)
     if transforms.may_look(off) and bool(off.any()):
         at = first(off)
+        if c is not None:
+            raise ValueError(
+                f"target: class {c[at].item()} cannot have y = 1 in the domain, at row {at}; a "
+                "target may also be a point of the domain, floating and of the shape of input"
+            )
         raise ValueError(
             f"target must lie in the domain; got one of sum {t[at].sum().item():g}, in "
             f"[{t[at].min().item():g}, {t[at].max().item():g}], at row {at}"
         )
-    y, result = evaluate.argmax(rows, settings)
-    gammas = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
-    value = smooth_max(rows, y, result) - rows.restore_rows((t * rows.x).sum(-1))
-    if bounds.total is not None:
-        value = value - rows.restore_rows(rows.shift.squeeze(-1) * t.sum(-1))
-    value = value + gammas * omega_at(rows.omega, t, rows.mask)
+    # both parts are relative to the shift, times a total that they share
+    shift, rows = rows.shift, replace(rows, shift=torch.zeros_like(rows.shift))
+    value = smooth_max(rows, *evaluate.argmax(rows, settings))
+    if inner is None:
+        gammas = rows.gamma.squeeze(-1) if isinstance(rows.gamma, Tensor) else rows.gamma
+        value = value - rows.restore_rows((t * rows.x).sum(-1))
+        value = value + gammas * omega_at(rows.omega, t, rows.mask)
+        if bounds.total is not None:
+            total = bounds.total - bounds.total.detach()
+            value = value + rows.restore_rows((shift * total).squeeze(-1))
+    else:
+        inside = replace(rows, bounds=inner.where(~(off | hidden), bounds))
+        value = value - smooth_max(inside, *evaluate.argmax(inside, settings))
     value = torch.where(off, torch.nan, torch.where(hidden, torch.inf, value))
     return rows.restore_rows(value).to(F64)

@@ -15,28 +15,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import domains
+from ..domains import Domain
 from ..regularizers import identity, serialize
+from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
 from . import evaluate
 from .maximum import smooth_max
-from .methods.closed_form import has_formula
+from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
 from .operator import not_recordable
 from .rows import prepare
 
 
 def _mapping(
-    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
+    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *arguments: Any
 ) -> Tensor:
-    """Π_Ω(x), Ω the expression of that text with these arguments."""
-    return evaluate.mapping(serialize.made(text, list(arguments)), x, gamma, dim, mask, Settings())
+    """Π_Ω(x), Ω the expression of that text with these arguments; ``domain``: as
+    :func:`regmax.domains.told` gives it."""
+    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    return evaluate.mapping(omega, x, gamma, dim, mask, Settings(), D)
 
 
 def _smooth_max(
-    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *arguments: Any
+    text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *arguments: Any
 ) -> Tensor:
     """max_Ω(x)."""
-    rows = prepare(serialize.made(text, list(arguments)), x, gamma, dim, mask)
+    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    rows = prepare(omega, x, gamma, dim, mask, domain=D)
     return smooth_max(rows, *evaluate.argmax(rows, Settings())).to(x.dtype)
 
 
@@ -47,13 +53,17 @@ CALLS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def text_of(omega: Regularizer, settings: Settings, /, **given: Any) -> tuple[str, list[Any]]:
+def text_of(
+    omega: Regularizer, settings: Settings, domain: Domain | None = None, /, **given: Any
+) -> tuple[str, list[Any]]:
     """Ω as a text, and its arguments, ``given`` or its attributes. The text is empty where Π_Ω
-    cannot be recorded; the graph then breaks.
+    cannot be recorded, on this domain; the graph then breaks.
 
     Dynamo traces the walk through Ω. An object that it took for a constant would belong to one
     graph, and each layer of a stack would be compiled separately.
     """
+    if domain is not None and not (domains.told(domain) and has_inverse(omega)):
+        return "", []
     form = identity.form(omega)
     if identity.remembered(form):
         text, names = _of_object(omega, settings)
@@ -62,6 +72,14 @@ def text_of(omega: Regularizer, settings: Settings, /, **given: Any) -> tuple[st
     else:
         return "", []
     return text, [given[k] if k in given else identity.attribute(omega, k) for k in names]
+
+
+def records(cls: type[Regularizer], domain: Domain | None) -> bool:
+    """Whether the Ω of a class that has a text can be recorded on this domain."""
+    if domain is None:
+        return True
+    formula = issubclass(cls, Penalized) or cls.inverse is not Regularizer.inverse
+    return formula and bool(domains.told(domain))
 
 
 def _text_of_form(form: tuple[Any, ...]) -> tuple[str, list[str]]:

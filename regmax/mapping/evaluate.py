@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain
+from ..domains import Domain, Simplex
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
@@ -29,6 +29,7 @@ from .jagged import is_jagged
 from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
+from .methods.on_domain import Between, bounded
 from .methods.solver import Forward, Settings, memory_of, report
 from .operator import not_recordable
 from .rows import HALF, Rows, prepare
@@ -50,13 +51,13 @@ def mapping(
         x = x.float()
     if settings.certify and not (is_dtensor(x) or is_jagged(x)):  # whose parts are certified
         return _certified(omega, x, gamma, dim, mask, settings, domain)
-    if settings.solver == "auto" and domain is None:
+    if settings.solver == "auto":
         try:
             y = None
-            if mask is None and dim == -1 and type(gamma) is float:
+            if domain is None and mask is None and dim == -1 and type(gamma) is float:
                 y = _known(choose.known, x, omega, x, gamma, settings)
             if y is None:
-                y = _of_scores(omega, x, gamma, dim, mask)
+                y = _of_scores(omega, x, gamma, dim, mask, domain)
         except RuntimeError:  # from a tensor without strides or memory, which is named
             dense("x", x)
             for name, t in {"mask": mask, "gamma": gamma, **omega.tensors(fixed=True)}.items():
@@ -117,19 +118,32 @@ def _known(find: Callable[..., Any], x: Tensor, *given: Any) -> Tensor | None:
 
 
 def _of_scores(
-    omega: Regularizer, x: Any, gamma: float | Tensor, dim: int, mask: Any
+    omega: Regularizer,
+    x: Any,
+    gamma: float | Tensor,
+    dim: int,
+    mask: Any,
+    domain: Domain | None,
 ) -> Tensor | None:
     """Π_Ω(x) by a kernel that takes scores as the user gives them, or None."""
     found = choose.takes_scores(omega, x, gamma)
     if found is None:
         return None
     kernel, transformed = found
+    if domain is not None and (transformed or not bounded(kernel, domain)):
+        return None
     x, dim, on = arguments.rows(omega, x, dim, mask)
     method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim, transformed)
+    if domain is not None:
+        assert isinstance(domain, Simplex)
+        method = Between(method, domain.limits(rows, dim), rows.movedim(dim, -1))
     if dim != x.ndim - 1:
         rows = rows.movedim(dim, -1)
         on = None if on is None else on.movedim(dim, -1)
-    y = function.argmax(method, rows, on, tensors, transformed)
+    try:
+        y = function.argmax(method, rows, on, tensors, transformed)
+    except Missed:  # a row without a point of the domain, which is named
+        return None
     if dim != x.ndim - 1:
         y = y.movedim(-1, dim)
     return y if y.dtype == x.dtype else y.to(x.dtype)
@@ -233,11 +247,8 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
     given = (rows.x, rows.gamma, *omega.tensors(fixed=True).values())
     if rows.bounds is not None:
         given = (*given, *rows.bounds.tensors.values())
-        if transforms.under_transform(given) or transforms.dual_level() or not omega.exact:
-            raise NotImplementedError(
-                "domain= is differentiated by autograd in reverse mode: it has no torch.func, "
-                "forward mode or export, and needs an exact Ω"
-            )
+        if not omega.exact:
+            raise NotImplementedError(f"domain= needs an exact Ω; {omega} approximates")
         rows = replace(rows, x=rows.z, gamma=1.0)
     transformed = transforms.under_transform(given)
     transformed = transformed or (transforms.dual_level() and omega.exact)
@@ -287,7 +298,7 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
     y = _found(rows, settings)
     result = Forward(y, "operator", why)
     if _differentiated(given):
-        y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask)
+        y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask, rows.bounds)
     refuse_hidden(rows.omega, y, rows.mask)
     return y, result
 
@@ -297,13 +308,13 @@ def _found(rows: Rows, settings: Settings) -> Tensor:
     x, tensors = rows.x.detach(), [t.detach() for t in choose.tensors_of(rows)]
     reason = None
     if transforms.tracing() or x.is_meta:
-        reason = not_recordable(rows.omega, settings)
+        reason = not_recordable(rows.omega, settings, rows.bounds is not None)
         if reason is not None and transforms.compiling():
             raise NotImplementedError(reason)
         if reason is not None and x.is_meta:
             return torch.empty_like(x)
     try:
-        return function.argmax(Computed(rows, settings), x, rows.mask, tensors, True)
+        return function.argmax(choose.unsolved(rows, settings), x, rows.mask, tensors, True)
     except RuntimeError as error:
         if "escaped from inside a function being vmapped" in str(error):
             raise NotImplementedError(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Bounded
 from ..kernels import simplex, transforms
 from ..optimality.jacobian import averaging, jacobian_product, movable, slope
 from ..regularizers import serialize
@@ -219,7 +220,8 @@ def _recorded(method: Method, tensors: Sequence[Tensor]) -> tuple[str, list[Tens
     given = _spread(method, tensors)
     theta = zip(names, given[1:], strict=True)
     inside = {name: t for name, t in theta if t is not None}
-    omega = method.omega.with_tensors(inside)
+    held = method.omega.tensors(fixed=True)
+    omega = method.omega.with_tensors({name: t for name, t in inside.items() if name in held})
     first = [given[0]] if number is None else []
     return serialize.call(omega, number, tuple(inside)), [*first, *inside.values()]
 
@@ -330,20 +332,28 @@ def taking_part(part: Tensor | None) -> Tensor | None:
     return part.detach() != -torch.inf
 
 
-def newton_steps(y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None) -> Tensor:
+def newton_steps(
+    y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None, bounds: Bounded | None = None
+) -> Tensor:
     """y = Π_Ω(x), found without gradients, as PyTorch operations that any transform can
     differentiate: in x, γ, and all that Ω depends on, also in what is no attribute of it.
 
     k Newton steps y ← y + J(y) (z − ∇Ω(y)) from y0 = y, a constant, have value y and the
     derivatives of Π_Ω up to order 2^k − 1, because Newton's method squares the distance. k = 3
-    gives order 7.
+    gives order 7. With ``bounds`` y0 is on the face of y, and moves with it.
     """
     if structured(omega):
         z = omega.reduced(z, y, mask)
     smooth = smooth_part(omega, mask)
     support, average = movable(y), averaging(penalty_of(omega), y, mask)
+    face = None if bounds is None else bounds.movable(y)
+    y = y if bounds is None else bounds.followed(y)
     for _ in range(3):
         slope = z - smooth.grad(smooth.lifted(y))
-        step = jacobian_product(smooth, average, y, slope, support)
+        if bounds is None or face is None:
+            step = jacobian_product(smooth, average, y, slope, support)
+        else:
+            step = bounds.jacobian(smooth.curvature(smooth.lifted(y)), slope, face)
+            step = step if average is None else average(step)
         y = y + (step - step.detach())
     return y

@@ -39,7 +39,8 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
             if best is None:  # at the exact zeros of y, where Ω is finite there
                 best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
             best = torch.where(torch.isfinite(best), best, value)
-        if transforms.under_transform((rows.x, y)) or transforms.dual_level():
+        transformed = transforms.under_transform((rows.x, y)) or transforms.dual_level()
+        if transformed:  # y has its derivatives, in the bounds too
             value = value + (best - value).detach()
         else:
             # on a kink the derivatives of Ω are those of its Lagrangian
@@ -47,7 +48,7 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
             value = envelope(best, rows.x, rows.gamma, own, y, rows.mask)
     shift = rows.shift.squeeze(-1)
     if rows.bounds is not None:
-        value = value + bounded(rows, y)
+        value = value if transformed else value + bounded(rows, y)
         total = rows.bounds.total
         shift = shift if total is None else shift * total.squeeze(-1)
     return rows.restore_rows(value + shift)

@@ -16,45 +16,56 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from ..domains import Bounded
 from ..regularizers import serialize
 from ..regularizers.registry import registry
-from ..regularizers.regularizer import Regularizer
+from ..regularizers.regularizer import Regularizer, as_written
 from . import decomposed, function
 from .methods import choose
-from .methods.closed_form import has_formula
+from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
 from .rows import Rows
 
 
 @dataclass(frozen=True)
 class _Serialized:
-    """Ω without its tensors, whose names are ``names``; γ is a number or the first tensor."""
+    """Ω without its tensors ``held``; γ is a number or the first tensor. ``names``: those of the
+    tensors after γ, of Ω and then of its domain."""
 
     omega: Regularizer
     names: tuple[str, ...]
+    held: frozenset[str]
     per_row: frozenset[str]
     gamma: float | None
     settings: Settings
 
     def made(self, tensors: list[Tensor]) -> tuple[Regularizer, float | Tensor]:
         """Ω and γ with these tensors."""
-        gamma, inside = (tensors[0], tensors[1:]) if self.gamma is None else (self.gamma, tensors)
-        if not inside:
-            return self.omega, gamma
-        return self.omega.with_tensors(dict(zip(self.names, inside, strict=True))), gamma
+        gamma = tensors[0] if self.gamma is None else self.gamma
+        inside = {name: t for name, t in self.named(tensors).items() if name in self.held}
+        return self.omega.with_tensors(inside) if inside else self.omega, gamma
+
+    def named(self, tensors: list[Tensor]) -> dict[str, Tensor]:
+        """The tensors after γ."""
+        return dict(zip(self.names, tensors[self.gamma is None :], strict=True))
 
     def rows(self, x: Tensor, mask: Tensor | None, tensors: list[Tensor]) -> Rows:
         omega, gamma = self.made(tensors)
         none = torch.zeros_like(x[..., :1])
-        return Rows(x, gamma, mask, omega, none, None, None, x.ndim - 1, x.dtype)
+        bounds = Bounded.named(self.named(tensors), x)
+        omega = omega if bounds is None else as_written(omega)
+        return Rows(x, gamma, mask, omega, none, None, None, x.ndim - 1, x.dtype, bounds)
 
     def one_per_row(self) -> list[bool]:
         """Which of the tensors have one number per row."""
-        return [True] * (self.gamma is None) + [name in self.per_row for name in self.names]
+        return [True] * (self.gamma is None) + [
+            name in self.per_row or name not in self.held for name in self.names
+        ]
 
 
-def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
-    """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None."""
+def not_recordable(omega: Regularizer, settings: Settings, domain: bool = False) -> str | None:
+    """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None; ``domain``: on
+    another domain than the simplex."""
     if settings.solver != "auto":
         return f"torch.compile and torch.export record closed forms, not solver={settings.solver!r}"
     if settings.certify:
@@ -68,6 +79,11 @@ def not_recordable(omega: Regularizer, settings: Settings) -> str | None:
             f"torch.compile and torch.export record closed forms, and {omega} has none (compile "
             "without fullgraph, or outside of this layer)"
         )
+    if domain and not has_inverse(omega):
+        return (
+            f"torch.compile and torch.export record domain= where Ω has an inverse, and {omega} "
+            "has none (compile without fullgraph, or outside of this layer)"
+        )
     return None
 
 
@@ -79,7 +95,8 @@ def _read(text: str) -> _Serialized:
 def _made(text: str, known: object) -> _Serialized:
     omega, gamma, *names = serialize.made(text)
     per_row = frozenset(prefix + name for prefix, name, _ in omega.declared())
-    return _Serialized(omega, tuple(names), per_row, gamma, Settings())
+    held = frozenset(omega.tensors(fixed=True))
+    return _Serialized(omega, tuple(names), held, per_row, gamma, Settings())
 
 
 def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
@@ -105,6 +122,12 @@ def _argmax_in_graph(
     if not decomposed.asked(mode):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     x, mask, tensors, text = args
+    if Bounded.named(_read(text).named(tensors), x) is not None:
+        raise NotImplementedError(
+            "domain= has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch and "
+            "run_decompositions need. run_decompositions({}) keeps the operator of regmax, for "
+            "processes that import it"
+        )
     with mode:
         return decomposed.argmax(*_read(text).made(tensors), x, mask)
 

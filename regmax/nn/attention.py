@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from .. import domains
+from ..domains import Domain
 from ..kernels import transforms
 from ..kernels.base import CannotLaunch
 from ..mapping.rows import HALF
@@ -34,6 +36,7 @@ def attention(
     chunk: int | None = None,
     cu_seq_q: Tensor | None = None,
     cu_seq_k: Tensor | None = None,
+    domain: Domain | None = None,
 ) -> Tensor:
     """Π_Ω(q kᵀ · scale + mask) v. Each query is a row of scores; its entries are the keys.
 
@@ -74,6 +77,11 @@ def attention(
         in it, and tensors of numbers broadcast to its scores. The offsets are read, which waits for
         a GPU that holds them.
     cu_seq_k: the same of the S keys; by default ``cu_seq_q``.
+    domain: what the weights of a query are in, in place of the simplex, as in
+        :class:`regmax.RegularizedMax`. Bounds and totals broadcast to the scores, (H, 1, 1) for
+        instance; those of each query, or that learn, need all scores at once. A sink is one more
+        entry. A query without keys gives zeros; one whose keys cannot have the total, as the first
+        ones of ``is_causal`` under a cap, raises ValueError: ``AtMost`` has a point for any keys.
 
     Shapes: q (…, Hq, L, E), k (…, H, S, E), v (…, H, S, Ev), the result (…, Hq, L, Ev) in v's
     dtype. Without ``enable_gqa``, Hq = H, or there is no head dimension. Each size may be 0;
@@ -86,7 +94,7 @@ def attention(
     """
     call, begin = _checked(
         *(q, k, v, omega, attn_mask, dropout_p, is_causal, scale, enable_gqa),
-        *(gamma, certify, sink, chunk, cu_seq_q, cu_seq_k),
+        *(gamma, certify, sink, chunk, cu_seq_q, cu_seq_k, domain),
     )
     out = _computed(*call)
     return out if begin is None else packed.nested(out, begin)
@@ -128,6 +136,7 @@ def _checked(
     chunk: int | None,
     cu_seq_q: Tensor | None,
     cu_seq_k: Tensor | None,
+    domain: Domain | None,
 ) -> tuple[tuple[Any, ...], Tensor | None]:
     """The arguments of :func:`chosen`, and where the sequences of nested tensors begin."""
     chunks.check(chunk)
@@ -151,6 +160,7 @@ def _checked(
         *(whole.scale_of(scale, q), diagonal, offsets, dropout_p),
         enable_gqa=enable_gqa,
         certify=certify,
+        domain=domains.given(domain),
     )
     if sink is not None:
         sink = _by_head(sink, q, k)
@@ -190,6 +200,8 @@ def chosen(options: Options, omega: Omega, chunk: int | None, given: Inputs) -> 
         return Way("whole", ("chunks could not repeat the dropout of this device", kernel), every)
     if gradients.learns(options.scale):
         return Way("whole", ("scale requires grad", kernel), every)
+    if chunks.unfit(options.domain):
+        return Way("whole", ("domain= learns, or differs between queries", kernel), every)
     size = chunk or chunks.automatic(q, k, omega)
     if size >= q.shape[-2]:
         return Way("whole", ("a chunk takes all queries", kernel), every)
@@ -209,13 +221,15 @@ def attention_weights(
     gamma: float | Tensor = 1.0,
     certify: bool = False,
     sink: float | Tensor | None = None,
+    domain: Domain | None = None,
 ) -> Tensor:
     """Π_Ω(q kᵀ · scale + mask), (…, Hq, L, S): the weights of :func:`attention`. They are rounded
     to the dtype of q, or of autocast, if that is half precision."""
     s = whole.scores(q, k, scale, enable_gqa)
     _check_causal(attn_mask, is_causal)
     mask = whole.causal(s) if is_causal else attn_mask
-    weights = whole.weights_of(s, omega, mask, gamma, certify, _by_head(sink, q, k))
+    sink, domain = _by_head(sink, q, k), domains.given(domain)
+    weights = whole.weights_of(s, omega, mask, gamma, certify, sink, domain)
     (q,) = matmul.as_autocast(q)
     return weights.to(q.dtype) if q.dtype in HALF else weights
 

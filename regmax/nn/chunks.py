@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..kernels import asked
 from ..mapping.methods.closed_form import has_formula
 from ..mapping.rows import HALF
@@ -142,7 +143,7 @@ class Chunks(gradients.Operation):
         """The first query of each chunk, and what the chunk has of ``given``. The last chunk is the
         first one: no other one needs more memory."""
         diagonal = self.options.diagonal
-        shorter = diagonal is not None and shortens(self.omega)
+        shorter = diagonal is not None and shortens(self.omega) and not self._bounds_keys()
         q, k, v, *rest = given
         for i in reversed(range(0, self.queries, self.chunk)):
             j = min(i + self.chunk, self.queries)
@@ -155,6 +156,12 @@ class Chunks(gradients.Operation):
                     *(_rows(t, i, j, self.queries) for t in rest),
                 ],
             )
+
+    def _bounds_keys(self) -> bool:
+        """Whether keys have bounds of their own."""
+        domain = self.options.domain
+        each = [] if domain is None else domain.tensors().values()
+        return any(t.ndim and t.shape[-1] != 1 for t in each)
 
     def _omega(self, tensors: Iterable[Any]) -> Regularizer:
         held = dict(zip(self.inside, tensors, strict=True))
@@ -194,6 +201,7 @@ class Chunks(gradients.Operation):
             or not shortens(self.omega)
             or self.options.dropout
             or self.options.certify
+            or self.options.domain is not None
             or not q.shape[:-grouped] == k.shape[:-grouped] == v.shape[:-grouped]
             or k.shape[:-1] != v.shape[:-1]
             or not (q.numel() and k.numel() and v.numel())
@@ -243,6 +251,12 @@ class Chunks(gradients.Operation):
         slopes = ds.reshape(len(rows), -1).contiguous()
         dq = columns.add_gradients(slopes, y, rows, g, k, dk, dv)
         return [(dq * scale).view(q.shape), None, None, *found]
+
+
+def unfit(domain: Domain | None) -> bool:
+    """Whether the domain of a chunk is not that of all queries, or learns."""
+    each = [] if domain is None else domain.tensors().values()
+    return any(gradients.learns(t) or (t.ndim > 1 and t.shape[-2] != 1) for t in each)
 
 
 def _vectors(t: Tensor) -> Tensor:

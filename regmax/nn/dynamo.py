@@ -12,12 +12,16 @@ from typing import Any
 import torch
 
 from ..mapping import dynamo
+from ..mapping.methods.closed_form import has_inverse
 from ..mapping.methods.solver import Settings
 from ..regularizers.regularizer import Regularizer
 
 
-def _text_of(named: Callable[[str], Regularizer], name: str) -> tuple[str, list[Any]]:
-    """The text of the regularizer ``named(name)``, and its arguments, which are numbers."""
+def _text_of(named: Callable[[str], Regularizer], name: str, domain: bool) -> tuple[str, list[Any]]:
+    """The text of the regularizer ``named(name)``, and its arguments, which are numbers;
+    ``domain``: on another domain than the simplex."""
+    if domain and not has_inverse(named(name)):
+        return "", []
     return dynamo.text_of(named(name), Settings())
 
 

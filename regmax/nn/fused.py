@@ -83,6 +83,8 @@ def prepared(
         return "a transform or a tracer is active"
     if options.certify:
         return "weights that are not in memory cannot be certified"
+    if options.domain is not None:
+        return "the kernel takes the simplex alone"
     kernel = _kernel(omega, given.q, given.k)
     if kernel is None:
         return "Ω has no attention kernel for this device"

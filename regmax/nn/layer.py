@@ -263,11 +263,11 @@ class RegularizedMax(nn.Module):
             return plain(x, mask, *rest)
         from ..mapping import dynamo  # loads the compiler
 
-        text, arguments = dynamo.text_of(self.omega, self.settings)
-        refused = what not in dynamo.CALLS or not text or self.domain is not None
-        if refused or splits(x, self._along(x)):
+        text, arguments = dynamo.text_of(self.omega, self.settings, self.domain)
+        if what not in dynamo.CALLS or not text or splits(x, self._along(x)):
             return dynamo.outside(plain, x, mask, *rest)
-        return dynamo.CALLS[what](text, x, self.gamma, self._along(x), mask, *arguments)
+        along, domain = self._along(x), domains.told(self.domain)
+        return dynamo.CALLS[what](text, x, self.gamma, along, mask, domain, *arguments)
 
     def _rows(self, x: Tensor, mask: Tensor | None) -> Rows:
         wide = solves(self.omega, self.settings)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import domains
+from ..domains import Domain
 from ..regularizers.arguments import POSITIVE, hyperparameter
 from ..regularizers.printing import called, unusual
 from .attention import attention
@@ -36,6 +38,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     certify: as in :class:`regmax.RegularizedMax`, for debugging.
     sink: whether to learn the score of a sink for each head, the parameter ``sink`` of shape
         (H, 1, 1), at first 0 (:func:`regmax.nn.attention`).
+    domain: as in :func:`regmax.nn.attention`.
 
     Without ``need_weights`` long sequences are computed by chunks of queries, in less memory.
 
@@ -67,8 +70,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         gamma: float | Tensor | nn.Module = 1.0,
         certify: bool = False,
         sink: bool = False,
+        domain: Domain | None = None,
     ) -> None:
-        omega = fresh(omega)
+        omega, domain = fresh(omega), domains.given(domain)
         if not isinstance(sink, bool):
             raise TypeError(f"sink must be a bool; got {type(sink).__name__} {sink!r}")
         super().__init__(
@@ -89,6 +93,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             gamma = hyperparameter("gamma", gamma, *POSITIVE)
         self.gamma = gamma
         self.certify = certify
+        self.domain = domain
         sinks = torch.zeros(num_heads, 1, 1, device=device, dtype=dtype) if sink else None
         self.sink = None if sinks is None else nn.Parameter(sinks)
 
@@ -98,8 +103,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         layer: nn.MultiheadAttention,
         omega: Omega,
         gamma: float | Tensor | nn.Module = 1.0,
+        domain: Domain | None = None,
     ) -> MultiheadAttention:
-        """A layer with Ω and a copy of the weights of ``layer``."""
+        """A layer with Ω, on a domain, and a copy of the weights of ``layer``."""
         weight = layer.out_proj.weight
         made = cls(
             layer.embed_dim,
@@ -115,6 +121,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             weight.dtype,
             omega=omega,
             gamma=gamma,
+            domain=domain,
         )
         own = dict(made.named_parameters())
         with torch.no_grad():
@@ -138,6 +145,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             omega=(self.omega, None),
             gamma=(self.gamma, 1.0),
             sink=(self.sink is not None, False),
+            domain=(self.domain, None),
         )
         return called(self, [str(self.embed_dim), str(self.num_heads), *options])
 
@@ -187,7 +195,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         dropout = self.dropout if self.training else 0.0
         seen = None
         if need_weights:
-            options = Options(scale_of(None, q), dropout=dropout, certify=self.certify)
+            asked: Any = {"certify": self.certify, "domain": self.domain}
+            options = Options(scale_of(None, q), dropout=dropout, **asked)
             given = Inputs(q, k, v, mask, self.sink, gamma)
             heads, weights = attended(options, self.omega, given)
             seen = (weights.mean(1) if average_attn_weights else weights).to(v.dtype)
@@ -199,6 +208,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 gamma=gamma,
                 certify=self.certify,
                 sink=self.sink,
+                domain=self.domain,
             )
         out: Tensor = self.out_proj(heads.transpose(1, 2).flatten(2))
         if not batched:

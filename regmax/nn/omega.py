@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import domains
+from ..domains import Domain
 from ..kernels.transforms import outside_inference
 from ..kernels.wrappers import splits
 from ..mapping import evaluate
@@ -75,25 +77,37 @@ def mapped(
     gamma: float | Tensor,
     mask: Tensor | None,
     certify: bool = False,
+    domain: Domain | None = None,
 ) -> Tensor:
-    """Π_Ω(scores) along the last dimension; ``certify`` as in :class:`regmax.RegularizedMax`."""
+    """Π_Ω(scores) along the last dimension; ``certify`` and ``domain`` as in
+    :class:`regmax.RegularizedMax`."""
     if torch.compiler.is_dynamo_compiling():
-        return _recorded(omega, scores, gamma, mask, certify)
-    return _plain(omega, scores, gamma, mask, certify)
+        return _recorded(omega, scores, gamma, mask, certify, domain)
+    return _plain(omega, scores, gamma, mask, certify, domain)
 
 
 @outside_inference
 def _plain(
-    omega: Omega, scores: Tensor, gamma: float | Tensor, mask: Tensor | None, certify: bool
+    omega: Omega,
+    scores: Tensor,
+    gamma: float | Tensor,
+    mask: Tensor | None,
+    certify: bool,
+    domain: Domain | None,
 ) -> Tensor:
     omega = resolved(omega)
     present = omega() if isinstance(omega, Learnable) else omega
     settings = CERTIFIED if certify else SETTINGS
-    return evaluate.mapping(present, scores, gamma, -1, mask, settings)
+    return evaluate.mapping(present, scores, gamma, -1, mask, settings, domain)
 
 
 def _recorded(
-    omega: Omega, scores: Tensor, gamma: Any, mask: Tensor | None, certify: bool
+    omega: Omega,
+    scores: Tensor,
+    gamma: Any,
+    mask: Tensor | None,
+    certify: bool,
+    domain: Domain | None,
 ) -> Tensor:
     """One call in the graph of torch.compile, or outside of it if Ω cannot be recorded."""
     from ..mapping import dynamo  # loads the compiler
@@ -101,12 +115,13 @@ def _recorded(
     if isinstance(omega, str):
         from .dynamo import text_of
 
-        text, arguments = text_of(named, omega)
+        text, arguments = text_of(named, omega, domain is not None)
     elif isinstance(omega, Learnable):
-        text, arguments = dynamo.text_of(omega.base, SETTINGS, **omega.values())
+        text, arguments = dynamo.text_of(omega.base, SETTINGS, domain, **omega.values())
     else:
-        text, arguments = dynamo.text_of(omega, SETTINGS)
-    if not text or certify or splits(scores, -1):
-        outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify)
+        text, arguments = dynamo.text_of(omega, SETTINGS, domain)
+    told = domains.told(domain)
+    if not text or certify or splits(scores, -1) or (domain is not None and not told):
+        outside: Tensor = dynamo.outside(_plain, omega, scores, gamma, mask, certify, domain)
         return outside
-    return dynamo.mapping(text, scores, gamma, -1, mask, *arguments)
+    return dynamo.mapping(text, scores, gamma, -1, mask, told, *arguments)

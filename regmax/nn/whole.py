@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..domains import Domain
 from ..kernels import transforms
 from ..kernels.base import Arrangement
 from ..kernels.wrappers import dense, is_dtensor
@@ -23,11 +24,13 @@ MASK_SUBCLASSES = ("torch._subclasses", "torch.distributed")
 
 @dataclass(frozen=True)
 class Options(Arrangement):
-    """What attention computes, beside its tensors: also whether heads share keys, and whether the
-    weights are certified."""
+    """What attention computes, beside its tensors: also whether heads share keys, whether the
+    weights are certified, and the domain that the weights of a query are in, None for the
+    simplex."""
 
     enable_gqa: bool = False
     certify: bool = False
+    domain: Domain | None = None
 
 
 class Inputs(NamedTuple):
@@ -64,7 +67,7 @@ def weights_of_queries(
             mask = causal(s, diagonal)
         else:
             _hide(s, diagonal + 1)
-    return weights_of(s, omega, mask, given.gamma, options.certify, given.sink)
+    return weights_of(s, omega, mask, given.gamma, options.certify, given.sink, options.domain)
 
 
 def scores(q: Tensor, k: Tensor, scale: float | None, enable_gqa: bool) -> Tensor:
@@ -99,6 +102,7 @@ def weights_of(
     gamma: float | Tensor = 1.0,
     certify: bool = False,
     sink: float | Tensor | None = None,
+    domain: Domain | None = None,
 ) -> Tensor:
     """Π_Ω of the scores after the mask."""
     mask = None
@@ -110,10 +114,11 @@ def weights_of(
     if scores.shape[-1] == 0:  # no key: nothing to map
         return scores
     if sink is None:
-        return mapped(omega, scores, gamma, mask, certify)
+        return mapped(omega, scores, gamma, mask, certify, domain)
     mask = None if mask is None else F.pad(mask, (0, 1), value=True)
     beside = scores_of_sink(sink, scores)
-    return mapped(omega, torch.cat([scores, beside], -1), gamma, mask, certify)[..., :-1]
+    both = torch.cat([scores, beside], -1)
+    return mapped(omega, both, gamma, mask, certify, domain)[..., :-1]
 
 
 def averages(weights: Tensor, v: Tensor, enable_gqa: bool) -> Tensor:

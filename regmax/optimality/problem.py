@@ -283,8 +283,12 @@ class Point:
 
     @functools.cached_property
     def inward(self) -> Tensor:
-        """y with its zeros lifted to where Ω has derivatives."""
-        return simplex.inward(self.y)
+        """y with its zeros lifted to where Ω has derivatives, and what is at a cap lowered by half
+        an ulp, where Ω may be as steep."""
+        y, bounds = simplex.inward(self.y), self.problem.bounds
+        if bounds is None:
+            return y
+        return torch.minimum(y, simplex.inward(bounds.high * (1 - torch.finfo(y.dtype).eps / 2)))
 
     @functools.cached_property
     def slope(self) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import analysis
 from ..analysis.hyperparameters import varied
+from ..domains import Domain
 from ..kernels.simplex import project
 from ..nn.layer import RegularizedMax
 from ..regularizers.regularizer import Regularizer
@@ -149,15 +150,23 @@ def _one_row(x: Tensor) -> Tensor:
 
 
 @styled
-def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, name: str = "") -> Any:
+def mapping(
+    omega: Regularizer,
+    x: Tensor | None = None,
+    gamma: float = 1.0,
+    name: str = "",
+    *,
+    domain: Domain | None = None,
+) -> Any:
     """A figure of Π_Ω: a curve at two scores, and the row ``x`` with softmax and sparsemax.
 
     ``x``: scores of shape (d,), −inf for a masked one; default :func:`example`. ``name``: the name
-    of Π_Ω in the figure.
+    of Π_Ω in the figure. ``domain``: as for :class:`regmax.RegularizedMax`, for the row alone.
     """
     x = example(20 if omega.entries is None else omega.entries) if x is None else _one_row(x)
-    name, pairs = name or label(omega), takes(omega, 2)
-    rows = _compared(omega, x, gamma, name)
+    name = _on_domain(name or label(omega), domain)
+    pairs = domain is None and takes(omega, 2)
+    rows = _compared(omega, x, gamma, name, domain)
     figure = blank(12.5 if pairs else 8.5, 1.35 * (1 + len(rows)) + 1.3)
     grid = figure.add_gridspec(1 + len(rows), 1 + pairs, width_ratios=(1, 1.75)[1 - pairs :])
     if pairs:
@@ -171,11 +180,15 @@ def mapping(omega: Regularizer, x: Tensor | None = None, gamma: float = 1.0, nam
     return figure
 
 
+def _on_domain(name: str, domain: Domain | None) -> str:
+    return name if domain is None else f"{name}, {short(str(domain), 60)}"
+
+
 def _compared(
-    omega: Regularizer, x: Tensor, gamma: float, name: str
+    omega: Regularizer, x: Tensor, gamma: float, name: str, domain: Domain | None
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Name, weights and groups of the mappings to show: Π_Ω is last; equal others are left out."""
-    y, on = weights(omega, x, gamma), x > -torch.inf
+    y, on = weights(omega, x, gamma, domain), x > -torch.inf
     others = (("softmax", (x / gamma).softmax(-1)), ("sparsemax", project(x / gamma, on)))
     alone = torch.arange(len(x), device="cpu")
     found = [(n, z, alone) for n, z in others if not torch.allclose(y, z, atol=1e-9)]
@@ -249,6 +262,7 @@ def path(
     *,
     gamma: float = 1.0,
     name: str = "",
+    domain: Domain | None = None,
     figure: Any = None,
 ) -> Any:
     """A figure of Π_Ω(x) over γ and over each hyperparameter of Ω, with one line per entry: the
@@ -261,8 +275,9 @@ def path(
     ``over``: ``"gamma"``, or the name of a declared hyperparameter, dotted in nested Ω
     (``"base.alpha"``), or several names; by default all, γ first. ``values``: of the one name in
     ``over``; by default 400 around the present value. ``name``: the name of Π_Ω in the figure.
-    ``figure``: a matplotlib figure or subfigure to draw in; by default a new one. Raises ValueError
-    for an unknown name, for a value out of range, and for x that is not one row.
+    ``domain``: as for :class:`regmax.RegularizedMax`. ``figure``: a matplotlib figure or subfigure
+    to draw in; by default a new one. Raises ValueError for an unknown name, for a value out of
+    range, and for x that is not one row.
     """
     x = default_row(omega) if x is None else _one_row(x)
     names = varied(omega, over)
@@ -273,10 +288,11 @@ def path(
     if figure is None:
         figure = blank(max(4 * columns, 5) + 1, 3.2 * rows + 0.4)
         others = "" if names == ["gamma"] else f", γ = {gamma:g}"
-        figure.suptitle(formula(f"{name or label(omega)}{others}"), fontsize=14, color=INK)
+        name = _on_domain(name or label(omega), domain)
+        figure.suptitle(formula(f"{name}{others}"), fontsize=14, color=INK)
     axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
     fused = [
-        _weights_over(axis, analysis.path(omega, x, one, values, gamma=gamma), x)
+        _weights_over(axis, analysis.path(omega, x, one, values, gamma=gamma, domain=domain), x)
         for one, axis in zip(names, axes.flat, strict=False)
     ]
     for axis in axes.flat[len(names) :]:
@@ -308,7 +324,8 @@ def _weights_over(axis: Any, found: analysis.RegularizationPath, x: Tensor) -> b
         axis.plot(at.tolist(), y[:, k].tolist(), linewidth=1.5, marker=marker, **line(k))
     axis.axvline(found.present, color=QUIET, linewidth=1, linestyle=":")
     over, low, high = found.over, float(at.min()), float(at.max())
-    axis.set(xlabel="temperature γ" if over == "gamma" else letter(over), ylim=(-0.03, 1.03))
+    axis.set(xlabel="temperature γ" if over == "gamma" else letter(over))
+    axis.set(ylim=(-0.03, 0.03 + max(1.0, float(found.y.max()))))
     axis.set_xscale("log" if high > 4 * low > 0 else "linear")
     if low < high:
         axis.set_xlim(low, high)

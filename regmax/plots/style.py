@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..nn.layer import RegularizedMax
 from ..regularizers import printing
 from ..regularizers.regularizer import Regularizer
@@ -146,10 +147,10 @@ def takes(omega: Regularizer, entries: int) -> bool:
     return True
 
 
-def weights(omega: Regularizer, x: Tensor, gamma: float) -> Tensor:
+def weights(omega: Regularizer, x: Tensor, gamma: float, domain: Domain | None = None) -> Tensor:
     """Π_Ω(x), without gradients."""
     with torch.no_grad():
-        y: Tensor = RegularizedMax(omega, gamma)(x)
+        y: Tensor = RegularizedMax(omega, gamma, domain=domain)(x)
         return y
 
 

@@ -225,12 +225,12 @@ def per_row(
 
 def per_entry(
     name: str, item: Any, accepted: tuple[str, Callable[[Any], Any]], x: Tensor, dim: int
-) -> Tensor:
-    """A bound of each entry when used: range-checked, laid out like the rows of ``x``, in x's
-    dtype; NaN where the numbers of a tensor cannot be read and are out of range."""
+) -> float | Tensor:
+    """A bound of each entry when used: range-checked; a number, or laid out like the rows of ``x``,
+    in x's dtype, and NaN where its numbers cannot be read and are out of range."""
     item = hyperparameter(name, item, *accepted)
     if not isinstance(item, Tensor):
-        return x.new_full((), item).expand(x.shape).movedim(dim, -1)
+        return float(item)
     try:
         found = dense(name, item, x).to(x).expand(x.shape).movedim(dim, -1)
     except RuntimeError:

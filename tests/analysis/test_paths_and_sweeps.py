@@ -112,3 +112,14 @@ class TestSweep:
         found = analysis.sweep(regmax.regularizer("gini"), drawn(4), {"gamma": [1.0, 2.0]})
         assert isinstance(found.to_pandas(), pandas.DataFrame)
         assert found.to_pandas().shape == (2, 6)
+
+
+def test_paths_and_sweeps_on_a_domain():
+    x, domain = drawn(3, 6), regmax.Simplex(2.0, upper=0.7)
+    omega = regmax.regularizer("tsallis", alpha=1.5)
+    found = analysis.path(omega, x, "alpha", [1.2, 2.0], domain=domain)
+    assert torch.allclose(found.y[0], entmax(x, 1.2, domain=domain), rtol=0, atol=1e-12)
+    assert torch.allclose(found.y[1], sparsemax(x, domain=domain), rtol=0, atol=1e-12)
+    table = analysis.sweep(omega, x, {"gamma": [0.01]}, domain=domain).to_dict()
+    assert table["support"] == [3.0]  # 0.7, 0.7 and 0.6
+    assert table["error"][0] <= 1e-8

@@ -354,6 +354,17 @@ class TestValidateRefuses:
     def test_rows(self, capsys):
         assert "--rows" in refused(capsys, "validate", "gini", "--rows", "-1")
 
+    def test_domain(self, tmp_path, capsys):
+        report = tmp_path / "report.json"
+        argv = ["validate", "gini", "--against", "generic", "--json", str(report)]
+        assert main([*argv, "--domain", "AtMost(2, upper=0.7)"]) == 0
+        assert json.loads(report.read_text())["domain"] == "AtMost(2, upper=0.7)"
+        assert "gini  " in capsys.readouterr().out
+        text = refused(capsys, "validate", "gini", "--domain", "Box(2, 1, 0)")
+        assert "--domain must be" in text
+        assert main([*argv, "--domain", "Simplex(total=9, upper=0.5)"]) == 1
+        assert "no y has sum = 9" in capsys.readouterr().out
+
     def test_json_folder(self, tmp_path, capsys):
         path = tmp_path / "no" / "report.json"
         assert "does not exist" in refused(capsys, "validate", "gini", "--json", str(path))

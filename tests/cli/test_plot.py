@@ -59,6 +59,16 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
+    def test_domains(self, capsys):
+        for kind in ("mapping", "path"):
+            given = ["--kind", kind, "--domain", "Simplex(total=2, upper=0.9)", "--out", "x.svg"]
+            assert main(["plot", "tv", *given]) == 0
+            assert capsys.readouterr().out == "x.svg\n"
+        for text in ("Ball(2)", "Simplex(-1)", "tv", "Simplex(", "open('x')", "2"):
+            assert "--domain must be Simplex(" in self.refused(capsys, "gini", "--domain", text)
+        given = ["--kind", "curves", "--domain", "Box()"]
+        assert "--domain goes with --kind mapping or path" in self.refused(capsys, "gini", *given)
+
     def refused(self, capsys, *argv):
         assert main(["plot", *argv]) == 2
         out = capsys.readouterr()

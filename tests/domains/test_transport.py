@@ -112,8 +112,8 @@ def test_each_plan_is_certified_and_has_its_sums(name, shape):
 @pytest.mark.parametrize("name", OMEGAS)
 def test_derivatives_are_finite_differences(name):
     omega = OMEGAS[name]()
-    x, gamma = numbers(2, 2, 3, 4, scale=1.5), torch.tensor([[[0.8]], [[1.1]]], dtype=F64)
-    rows, columns = sums(3, 2, 3, 1), numbers(4, 4)
+    x, gamma = numbers(2, 2, 2, 3, scale=1.5), torch.tensor([[[0.8]], [[1.1]]], dtype=F64)
+    rows, columns = sums(3, 2, 2, 1), numbers(4, 3)
 
     def mapped(x, gamma, rows, columns):
         total = rows.sum(-2, keepdim=True)
@@ -128,15 +128,15 @@ def test_derivatives_are_finite_differences(name):
     given = tuple(t.clone().requires_grad_() for t in (x, gamma, rows, columns))
     assert gradcheck(mapped, given, atol=1e-5)
     assert gradcheck(maximum, given, atol=1e-5)
-    assert gradgradcheck(mapped, given, atol=1e-4, fast_mode=True)
+    assert gradgradcheck(mapped, given, atol=1e-4)
     alone = x.clone().requires_grad_()
     layer = RegularizedMax(omega, domain=Transport(rows))
-    assert gradgradcheck(layer, (alone,), atol=1e-4, fast_mode=True)
+    assert gradgradcheck(layer, (alone,), atol=1e-4)
 
 
 def test_tensors_of_omega_get_their_gradients():
-    x = numbers(5, 2, 4, 4)
-    alpha, weight = sums(6, 2, 4, 1).clamp(0.7, 1.8), torch.tensor(0.3, dtype=F64)
+    x = numbers(5, 2, 3, 3)
+    alpha, weight = sums(6, 2, 3, 1).clamp(0.7, 1.8), torch.tensor(0.3, dtype=F64)
     for make, t in (
         (lambda a: regmax.regularizer("tsallis", alpha=a), alpha),
         (lambda c: c * regmax.regularizer("entropy"), alpha),
@@ -145,7 +145,7 @@ def test_tensors_of_omega_get_their_gradients():
         t = t.clone().requires_grad_()
         mapped = lambda t, make=make: RegularizedMax(make(t), domain=Transport())(x)  # noqa: E731
         assert gradcheck(mapped, (t,), atol=1e-5)
-        assert gradgradcheck(mapped, (t,), atol=1e-4, fast_mode=True)
+        assert gradgradcheck(mapped, (t,), atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, F64], ids=str)
@@ -156,7 +156,15 @@ def test_hard_plans_have_their_sums(name, values, dtype):
     for n, m in ((5, 5), (1, 5), (5, 1), (2, 7)):
         x = hard_values(values, 4 * n, m, F64).view(4, n, m).to(dtype)
         x = torch.where(x.isfinite(), x, 0)
-        y = RegularizedMax(omega, domain=Transport(), on_failure="raise")(x)
+        layer = RegularizedMax(omega, domain=Transport(), on_failure="raise")
+        small = x.abs().amax((-1, -2)) <= 1e7
+        for plan in x[~small]:  # rounding of the scores is more than 1e-9: said, or right
+            try:
+                y = layer(plan)
+            except regmax.ConvergenceError:
+                continue
+            assert off(y.double(), Transport()) <= 1e-7
+        y = layer(x[small])
         assert y.dtype == dtype
         assert (y >= 0).all()
         tol = max(torch.finfo(dtype).eps * max(n, m) ** 0.5 * 2 * max(n / m, 1), 1e-12)
@@ -176,7 +184,7 @@ def test_large_scores_ties_and_lattices(name, scale):
         x = numbers(8, 64, n, n, scale=scale)
     layer = RegularizedMax(omega, domain=Transport(), on_failure="raise")
     solution = layer.solve(x)
-    assert off(solution.y, Transport()) <= 1e-12
+    assert off(solution.y, Transport()) <= 1e-12 + 4e-15 * x.abs().max()
     assert solution.error_bound.max() <= 1e-7 * (1 + x.abs().max())
     assert torch.equal(layer(x[5:6]), layer(x)[5:6])
     x.requires_grad_()

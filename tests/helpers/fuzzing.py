@@ -15,11 +15,10 @@ from fuzz_cases import NUMBERS, masks, numbers, scores
 from fuzz_certificates import check_certificate
 from fuzz_checks import Mapped, check_mapping
 from fuzz_layers import Expression, Layered, check_layer
-from fuzz_learning import Attended, Loss, check_attention, check_loss
+from fuzz_losses import Loss, check_loss
 from fuzz_plugins import check_plugin
 from fuzz_random import check_random
 from fuzz_truth import Term
-from fuzz_wrong import Refused, arguments, check_refused
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
@@ -87,29 +86,6 @@ def losses():
     )
 
 
-def attended():
-    return st.builds(
-        Attended,
-        st.sampled_from(dir(functional)),
-        scores(dtypes=("float32", "float64"), most=1),
-        heads=st.integers(1, 3),
-        groups=st.integers(1, 2),
-        length=st.integers(1, 5),
-        keys=st.integers(1, 6),
-        width=st.integers(1, 3),
-        mask=st.sampled_from([None, "bool", "float", "causal"]),
-        scale=st.sampled_from([None, 1.0, 0.0, 10.0]),
-        gamma=st.sampled_from([1.0, 0.3, 1e-4, 1e4]),
-        module=st.booleans(),
-    )
-
-
-@st.composite
-def wrong(draw):
-    what = draw(st.sampled_from([*dir(functional), "layer", "loss"]))
-    return Refused(what, draw(st.sampled_from(arguments(what))), draw(st.integers(0, 13)))
-
-
 def seeds():
     """Cases that make themselves from a number."""
     return st.integers(0, 2**32 - 1)
@@ -119,8 +95,6 @@ FUZZED = {
     "mapping": (mapped, check_mapping),
     "layer": (layered, check_layer),
     "loss": (losses, check_loss),
-    "attention": (attended, check_attention),
-    "wrong arguments": (wrong, check_refused),
     "plugin": (seeds, check_plugin),
     "certificate": (seeds, check_certificate),
     "random omega": (seeds, check_random),

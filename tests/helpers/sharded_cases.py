@@ -655,17 +655,6 @@ def exported(size):
 
 
 @case
-def context_parallel_is_refused(size):
-    from torch.distributed.tensor.experimental import context_parallel
-
-    mesh = mesh_of(size)
-    q = torch.randn(2, 2, 8, 4)
-    inside = context_parallel(mesh, buffers=[q], buffer_seq_dims=[2])
-    with inside, pytest.raises(NotImplementedError, match="context_parallel"):
-        attention(q, q, q, "entmax15")
-
-
-@case
 def heads_of_a_tp_plan(size):
     """Hugging Face models that are loaded with ``tp_plan``, with Ω that all heads share and with
     one for each: logits, gradients, files."""

@@ -52,3 +52,9 @@ def omega_of(alpha: Any, heads: int, dtype: torch.dtype, device: str) -> Any:
     with torch.no_grad():
         omega.a.copy_(torch.linspace(-3, 3, heads)[:, None, None])
     return omega
+
+
+def dense(lengths: Any, causal: bool) -> torch.Tensor:
+    """Which keys each query of packed sequences sees, (L, S)."""
+    blocks = [torch.ones(n, m, dtype=torch.bool) for n, m in zip(*lengths, strict=True)]
+    return torch.block_diag(*(b.tril() if causal else b for b in blocks)).bool()

@@ -305,15 +305,12 @@ def test_numbers_and_lengths_are_arguments_of_the_source_not_part_of_it(name):
     assert len(set(codes)) == 1
 
 
-def test_another_number_is_another_omega_which_may_not_be_convex():
+def test_another_number_is_another_omega():
     omega, x = Scaled(), torch.randn(5, 4, dtype=F64)
     for c in (1.3, 2.6, 4.1):
         omega.c = c
         y = regmax.RegularizedMax(omega)(x)
         torch.testing.assert_close(y, regmax.RegularizedMax(omega, solver="newton")(x))
-    omega.c = -1.7  # not convex
-    with pytest.raises(regmax.RegularizerError, match="convex"):
-        regmax.RegularizedMax(omega)(x)
 
 
 class Own(regmax.Regularizer):
@@ -443,14 +440,26 @@ def test_no_row_of_a_function_that_is_not_convex_is_certified():
     assert bool(bound.isinf().all())
 
 
-def test_an_indefinite_form_goes_to_the_solver():
-    omega, x = Quadratic(4, "square"), torch.randn(3, 4, dtype=F64)
-    layer = regmax.RegularizedMax(omega)
-    layer(x)
-    with torch.no_grad():
-        omega.w.fill_(-1)
-    with pytest.raises(regmax.RegularizerError, match="not strictly convex"):
+@pytest.mark.parametrize(
+    ("make", "name", "number"),
+    [
+        (lambda: Scaled(), "c", -1.7),
+        (lambda: Sign(), "w", torch.tensor(-1.0, dtype=F64)),
+        (lambda: Quadratic(4, "square"), "w", torch.nn.Parameter(-torch.ones(4, dtype=F64))),
+    ],
+)
+def test_an_omega_that_is_no_longer_convex_is_refused(make, name, number):
+    """One number, a tensor, a form that becomes indefinite: replaced, or written over."""
+    for written in (False, True):
+        omega, x = make(), torch.randn(3, 4, dtype=F64)
+        layer = regmax.RegularizedMax(omega)
         layer(x)
+        if written and isinstance(number, torch.Tensor):
+            getattr(omega, name).data.copy_(number)
+        else:
+            setattr(omega, name, number)
+        with pytest.raises(regmax.RegularizerError, match="not strictly convex"):
+            layer(x)
 
 
 HARD = {
@@ -512,6 +521,10 @@ class Changing(Scaled):
 STATE = {"factor": 1.0}
 
 
+def factor():
+    return STATE["factor"]
+
+
 class Hidden(regmax.Regularizer):
     """What it depends on is inside an object."""
 
@@ -519,31 +532,36 @@ class Hidden(regmax.Regularizer):
         return STATE["factor"] * (y * y).sum(-1) + y.pow(3).sum(-1)
 
 
-def test_a_change_that_no_attribute_shows_is_noticed(monkeypatch):
-    x = torch.randn(3, 5, dtype=F64)
-    for omega, change in (
-        (Changing(), lambda: monkeypatch.setattr(Changing, "factor", (3.0,))),
-        (Hidden(), lambda: monkeypatch.setitem(STATE, "factor", 3.0)),
-    ):
-        layer = regmax.RegularizedMax(omega)
-        layer(x)
-        change()
-        vmapped, found = torch.func.vmap(layer)(x), layer(x)
-        with regmax.kernels.reference():
-            expected = layer(x)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(vmapped, expected)
-
-
-def factor():
-    return STATE["factor"]
-
-
 class Distant(regmax.Regularizer):
     """A function that it calls reads a number from outside."""
 
     def value(self, y):
         return factor() * (y * y).sum(-1) + y.pow(3).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "scale", "rows"),
+    [(3.0, 1.0, 1), (3.0, 1e-10, 3), (torch.tensor([3.0], dtype=F64), 1.0, 50)],
+)
+@pytest.mark.parametrize("cls", [Changing, Hidden, Distant])
+def test_a_change_that_no_attribute_shows_is_noticed(cls, changed, scale, rows, monkeypatch):
+    """Of a mapping, under a transform too, and of a loss."""
+
+    def set_to(number):
+        monkeypatch.setattr(Changing, "factor", (number,))
+        monkeypatch.setitem(STATE, "factor", number)
+
+    layer, loss = regmax.RegularizedMax(cls()), regmax.FenchelYoungLoss(cls())
+    x, k = scale * torch.randn(rows, 5, dtype=F64), torch.zeros(rows, dtype=torch.int64)
+    set_to(scale)
+    before = layer(x), loss(x, k)
+    set_to(changed * scale)
+    found = torch.func.vmap(layer)(x), layer(x), loss(x, k)
+    with regmax.kernels.reference():
+        expected = layer(x), layer(x), loss(x, k)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    assert scale < 1 or not torch.allclose(found[1], before[0])
+    assert scale < 1 or not torch.allclose(found[2], before[1])
 
 
 class Listed(regmax.Regularizer):
@@ -554,19 +572,6 @@ class Listed(regmax.Regularizer):
 
     def value(self, y):
         return (self.read(self.b) * y).sum(-1) + y.square().sum(-1)
-
-
-@pytest.mark.parametrize("scale", [1.0, 1e-10])
-def test_a_change_that_a_function_hides_is_noticed_under_transforms(monkeypatch, scale):
-    layer, x = regmax.RegularizedMax(Distant()), scale * torch.randn(3, 5, dtype=F64)
-    monkeypatch.setitem(STATE, "factor", scale)
-    layer(x)
-    monkeypatch.setitem(STATE, "factor", 3 * scale)
-    results = [torch.func.vmap(layer)(x), layer(x)]
-    with regmax.kernels.reference():
-        expected = layer(x)
-    for found in results:
-        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("kind", ["a list", "its data", "tolist"])
@@ -739,15 +744,6 @@ class Sign(regmax.Regularizer):
 
     def value(self, y):
         return self.w * (y * y).sum(-1)
-
-
-def test_an_omega_that_is_no_longer_convex_is_refused():
-    omega, x = Sign(), torch.randn(3, 5, dtype=F64)
-    layer = regmax.RegularizedMax(omega)
-    layer(x)
-    omega.w.neg_()
-    with pytest.raises(regmax.RegularizerError, match="not strictly convex"):
-        layer(x)
 
 
 def test_rows_that_are_not_certified_go_to_the_solver():

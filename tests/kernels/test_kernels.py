@@ -261,17 +261,6 @@ def test_large_results(mapping):
         assert torch.equal(b[0], g[k])
 
 
-def test_every_row_its_own_alpha():
-    x, v = normal(60, 40) * 2, normal(60, 40, seed=1)
-    alpha = torch.linspace(0.5, 3.0, 60).unsqueeze(-1)
-    alpha[::7], alpha[3::7], alpha[5::7] = 1.5, 2.0, 1.0
-    y, g = both(lambda t: entmax(t, alpha=alpha), x, v)
-    for k in range(60):
-        a, b = both(lambda t, k=k: entmax(t, alpha=alpha[k].item()), x[k : k + 1], v[k : k + 1])
-        assert torch.equal(a[0], y[k])
-        assert torch.equal(b[0], g[k])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cpu", "features", "names"),
@@ -312,12 +301,6 @@ def test_on_an_older_processor(cpu, features, names):
     errors = [float(line) for line in run.stdout.split()]
     assert len(errors) == 2 * len(names.split())
     assert max(errors) < 1e-5
-
-
-def test_softmax_is_pytorchs():
-    x, v = normal(3, 40), normal(3, 40, seed=1)
-    for a, b in zip(both(softmax, x, v), both(lambda t: t.softmax(-1), x, v), strict=True):
-        assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("d", [2, 33, 130])

@@ -14,14 +14,21 @@ from devices import CUDA, TRITON_DEVICES, need_triton
 
 need_triton()
 
-from triton_attention import SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
+from triton_attention import SMALL, TOLERANCE, dense, noted, omega_of, prepare  # noqa: E402
 
 import regmax  # noqa: E402
 from regmax import kernels  # noqa: E402
 from regmax.kernels.base import Arrangement, CannotLaunch  # noqa: E402
 from regmax.kernels.triton import powers  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
-from regmax.nn import AdaptiveEntmax, MultiheadAttention, attention, chunks, fused  # noqa: E402
+from regmax.nn import (  # noqa: E402
+    AdaptiveEntmax,
+    MultiheadAttention,
+    attention,
+    attention_weights,
+    chunks,
+    fused,
+)
 
 # the interpreter is numpy, which warns where IEEE arithmetic is meant
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
@@ -43,74 +50,123 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return noted(monkeypatch)[0]
 
 
-# α, heads of q and of k, (L, S, E, Ev), other arguments
+SOME, OTHERS = ((17, 0, 5, 20), (17, 0, 5, 20)), ((17, 3, 0, 20), (5, 0, 34, 21))
+
+
+def one(queries: int, keys: int) -> tuple[tuple[int], tuple[int]]:
+    return (queries,), (keys,)
+
+
+# α, heads of q and of k, lengths of queries and of keys, (E, Ev), other arguments
 CASES = (
-    (1.0, (2, 1), (20, 33, 24, 40), "bias gamma"),
-    (1.0, (2, 2), (37, 37, 8, 8), "causal"),
-    (1.0, (1, 1), (17, 33, 8, 8), "varlen"),
-    (1.0001, (2, 2), (20, 33, 8, 8), "causal gamma"),
-    (1.0001, (1, 1), (17, 50, 20, 8), "bias varlen"),
-    (1.0001, (3, 1), (5, 20, 8, 8), ""),
-    (1.2, (2, 1), (37, 37, 24, 8), "causal"),
-    (1.2, (1, 1), (20, 33, 8, 8), "bias gamma"),
-    (1.2, (1, 1), (17, 40, 8, 8), "varlen"),
-    (1.5, (1, 1), (33, 70, 8, 17), "gamma"),
-    (1.5, (1, 1), (17, 40, 8, 8), "varlen gamma"),
-    (1.5, (2, 1), (20, 33, 8, 8), "bias"),
-    (1.5, (1, 1), (33, 20, 8, 8), "causal"),
-    (2.0, (4, 2), (20, 33, 16, 8), "causal gamma"),
-    (2.0, (1, 1), (33, 17, 8, 8), "bias"),
-    (2.0, (1, 1), (20, 50, 8, 8), "varlen"),
-    ("learnt", (4, 2), (20, 33, 24, 8), "gamma"),
-    ("learnt", (2, 2), (37, 37, 8, 8), "causal"),
-    ("learnt", (2, 1), (17, 33, 8, 24), "bias gamma"),
-    ("learnt", (2, 2), (20, 50, 8, 8), "varlen"),
+    (1.0, (2, 1), one(20, 33), (24, 40), "bias gamma"),
+    (1.0, (2, 2), one(37, 37), (8, 8), "causal"),
+    (1.0, (1, 1), one(17, 33), (8, 8), "varlen"),
+    (1.0, (2, 1), SOME, (8, 24), "causal gamma"),
+    (1.0, (2, 2), OTHERS, (8, 8), "sink"),
+    (1.0, (1, 1), one(20, 33), (8, 8), "drop bias"),
+    (1.0001, (2, 2), one(20, 33), (8, 8), "causal gamma"),
+    (1.0001, (1, 1), one(17, 50), (20, 8), "bias varlen"),
+    (1.0001, (3, 1), one(5, 20), (8, 8), ""),
+    (1.0001, (2, 1), SOME, (8, 8), "sink causal gamma"),
+    (1.2, (2, 1), one(37, 37), (24, 8), "causal"),
+    (1.2, (1, 1), one(20, 33), (8, 8), "bias gamma"),
+    (1.2, (1, 1), one(17, 40), (8, 8), "varlen"),
+    (1.2, (1, 1), OTHERS, (20, 8), "causal"),
+    (1.5, (1, 1), one(33, 70), (8, 17), "gamma"),
+    (1.5, (1, 1), one(17, 40), (8, 8), "varlen gamma"),
+    (1.5, (2, 1), one(20, 33), (8, 8), "bias"),
+    (1.5, (1, 1), one(33, 20), (8, 8), "causal"),
+    (1.5, (2, 1), SOME, (8, 8), "causal sink gamma"),
+    (1.5, (1, 1), one(20, 33), (8, 8), "sink bias"),
+    (1.5, (2, 2), SOME, (8, 8), "drop causal"),
+    (2.0, (4, 2), one(20, 33), (16, 8), "causal gamma"),
+    (2.0, (1, 1), one(33, 17), (8, 8), "bias"),
+    (2.0, (1, 1), one(20, 50), (8, 8), "varlen"),
+    (2.0, (2, 1), OTHERS, (8, 8), "gamma"),
+    (2.0, (2, 1), one(20, 33), (8, 8), "sink causal gamma"),
+    (2.0, (1, 1), one(20, 33), (8, 8), "masked sink"),
+    ("learnt", (4, 2), one(20, 33), (24, 8), "gamma"),
+    ("learnt", (2, 2), one(37, 37), (8, 8), "causal"),
+    ("learnt", (2, 1), one(17, 33), (8, 24), "bias gamma"),
+    ("learnt", (2, 2), one(20, 50), (8, 8), "varlen"),
+    ("learnt", (2, 1), SOME, (8, 8), "causal"),
+    ("learnt", (2, 2), one(20, 33), (8, 8), "sink bias gamma"),
+    ("learnt", (2, 1), one(20, 20), (8, 8), "drop sink gamma causal"),
 )
 
 
-@pytest.mark.parametrize(("alpha", "heads", "sizes", "more"), CASES)
+@pytest.mark.parametrize(("alpha", "heads", "lengths", "sizes", "more"), CASES)
 def test_values_and_gradients(
-    alpha: Any, heads: tuple[int, int], sizes: tuple[int, ...], more: str, device: str, taken: Any
+    alpha: Any, heads: Any, lengths: Any, sizes: Any, more: str, device: str, monkeypatch: Any
 ) -> None:
-    rows, keys, width, depth = sizes
-    batch = 2 if "varlen" in more else 1
+    """Beside dense weights in float64; two rows of a batch have paddings of their own."""
+    calls, batch = noted(monkeypatch), 2 if "varlen" in more else 1
+    (rows, keys), (width, depth) = map(sum, lengths), sizes
     q = 2 * torch.randn(batch, heads[0], rows, width)
     k, v = torch.randn(batch, heads[1], keys, width), torch.randn(batch, heads[1], keys, depth)
     bias = torch.randn(1, heads[0], rows, keys) if "bias" in more else None
     gamma = 0.7 + torch.rand(heads[0], 1, 1) if "gamma" in more else None
-    g = torch.randn(batch, heads[0], rows, depth)
-    lengths = torch.tensor([keys - 14, 7])[:, None, None, None]
-    padded = torch.arange(keys).expand(batch, 1, 1, keys) < lengths if "varlen" in more else None
+    sink = 0.5 + torch.rand(heads[0], 1, 1) if "sink" in more else None
+    g, taking = torch.randn(batch, heads[0], rows, depth), dense(lengths, "causal" in more)
+    if "masked" in more:
+        taking[3] = False
+    if "varlen" in more:
+        taking = torch.arange(keys) < torch.tensor([keys - 14, 7])[:, None, None, None]
 
-    def found(dtype: torch.dtype, where: str) -> list[torch.Tensor]:
-        q_, k_, v_, bias_, gamma_ = (
-            None if t is None else t.to(where, dtype, copy=True).requires_grad_()
-            for t in (q, k, v, bias, gamma)
-        )
-        omega = omega_of(alpha, heads[0], dtype, where)
-        mask = bias_
-        if padded is not None:
-            mask = padded.to(where)
-            if bias_ is not None:
-                mask = bias_.masked_fill(~mask, -torch.inf)
-        out = attention(
-            *(q_, k_, v_, omega),
-            attn_mask=mask,
-            is_causal="causal" in more,
-            enable_gqa=heads[0] != heads[1],
-            gamma=1.0 if gamma_ is None else gamma_,
-        )
-        inputs = [t for t in (q_, k_, v_, bias_, gamma_) if t is not None]
-        inputs += [omega.a] if alpha == "learnt" else []
-        return [out.detach(), *torch.autograd.grad(out, inputs, g.to(where, dtype))]
+    def leaves(where: str, dtype: torch.dtype) -> list[torch.Tensor | None]:
+        given = (q, k, v, bias, gamma, sink)
+        return [
+            None if t is None else t.to(where, dtype, copy=True).requires_grad_() for t in given
+        ]
 
+    def gradients(out: torch.Tensor, given: Any, omega: Any) -> list[torch.Tensor]:
+        learnt = [t for t in given if t is not None]
+        learnt += [omega.a] if alpha == "learnt" else []
+        return [out.detach(), *torch.autograd.grad(out, learnt, g.to(out))]
+
+    given, omega = leaves(device, F32), omega_of(alpha, heads[0], F32, device)
+    more_given: dict[str, Any] = {"attn_mask": given[3]}
+    if len(lengths[0]) > 1:
+        places = [torch.tensor([0, *n], device=device).cumsum(0) for n in lengths]
+        more_given = dict(zip(("cu_seq_q", "cu_seq_k"), places, strict=True))
+    elif "masked" in more or "varlen" in more:
+        on = taking.to(device)
+        mask = on if given[3] is None else given[3].masked_fill(~on, -torch.inf)
+        more_given = {"attn_mask": mask}
+    out = attention(
+        *(*given[:3], omega),
+        **more_given,
+        is_causal="causal" in more,
+        enable_gqa=heads[0] != heads[1],
+        gamma=1.0 if gamma is None else given[4],
+        sink=given[5],
+        dropout_p=0.3 if "drop" in more else 0.0,
+    )
+    have = gradients(out, given, omega)
+    assert calls[0] == ["forward", "backward"]
+    kept = torch.ones(())
+    if "drop" in more:
+        kept = (
+            ThresholdAttention(powers.LINEAR).factors(calls[1][0], q.to(device), k.to(device)).cpu()
+        )
+        assert 0.6 < float((kept > 0).float().mean()) < 0.8
+        assert torch.equal(kept.unique(), torch.tensor([0, 1 / (1 - torch.tensor(0.3))]))
+
+    given, omega = leaves("cpu", F64), omega_of(alpha, heads[0], F64, "cpu")
+    scores = torch.zeros(1, 1, dtype=F64) if given[3] is None else given[3]
     with kernels.reference():
-        want = found(F64, "cpu")
-    assert taken == []
-    have = found(F32, device)
-    assert taken == ["forward", "backward"]
+        weights = attention_weights(
+            *(*given[:2], omega),
+            attn_mask=scores.masked_fill(~taking, -torch.inf),
+            enable_gqa=heads[0] != heads[1],
+            gamma=1.0 if gamma is None else given[4],
+            sink=given[5],
+        )
+        values = given[2].repeat_interleave(heads[0] // heads[1], 1)
+        want = gradients((weights * kept) @ values, given, omega)
+    assert len(calls[0]) == 2
     for i, (mine, exact) in enumerate(zip(have, want, strict=True)):
-        assert mine.dtype == F32
         size = 1 + float(exact.abs().max()) if i else 1
         assert float((mine.cpu() - exact).abs().max()) <= TOLERANCE * size, i
 

@@ -1,4 +1,4 @@
-"""Packed sequences, sinks and dropout of attention in Triton, against dense float64 weights."""
+"""Packed sequences, sinks and dropout of attention in Triton, where they are odd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from devices import TRITON_DEVICES, need_triton
 
 need_triton()
 
-from triton_attention import SMALL, TOLERANCE, noted, omega_of, prepare  # noqa: E402
+from triton_attention import SMALL, TOLERANCE, dense, noted, prepare  # noqa: E402
 
 from regmax import kernels  # noqa: E402
 from regmax.kernels.triton import powers  # noqa: E402
@@ -32,108 +32,6 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
     """The calls of the kernel, and what they compute."""
     return noted(monkeypatch)
-
-
-ONE, SOME, OTHERS = (
-    ((20,), (33,)),
-    ((17, 0, 5, 20), (17, 0, 5, 20)),
-    ((17, 3, 0, 20), (5, 0, 34, 21)),
-)
-# α, heads of q and of k, lengths of queries and of keys, (E, Ev), other arguments
-CASES = (
-    (1.0, (2, 1), SOME, (8, 24), "causal gamma"),
-    (1.0, (2, 2), OTHERS, (8, 8), "sink"),
-    (1.0, (1, 1), ONE, (8, 8), "drop bias"),
-    (1.0001, (2, 1), SOME, (8, 8), "sink causal gamma"),
-    (1.2, (1, 1), OTHERS, (20, 8), "causal"),
-    (1.5, (2, 1), SOME, (8, 8), "causal sink gamma"),
-    (1.5, (1, 1), ONE, (8, 8), "sink bias"),
-    (1.5, (2, 2), SOME, (8, 8), "drop causal"),
-    (2.0, (2, 1), OTHERS, (8, 8), "gamma"),
-    (2.0, (2, 1), ONE, (8, 8), "sink causal gamma"),
-    (2.0, (1, 1), ONE, (8, 8), "masked sink"),
-    ("learnt", (2, 1), SOME, (8, 8), "causal"),
-    ("learnt", (2, 2), ONE, (8, 8), "sink bias gamma"),
-    ("learnt", (2, 1), ((20,), (20,)), (8, 8), "drop sink gamma causal"),
-)
-
-
-def dense(lengths: Any, causal: bool) -> torch.Tensor:
-    """Which keys each query sees, (L, S)."""
-    blocks = [torch.ones(n, m, dtype=torch.bool) for n, m in zip(*lengths, strict=True)]
-    return torch.block_diag(*(b.tril() if causal else b for b in blocks)).bool()
-
-
-def offsets(lengths: Any, where: str) -> list[torch.Tensor]:
-    return [torch.tensor([0, *n], device=where).cumsum(0) for n in lengths]
-
-
-@pytest.mark.parametrize(("alpha", "heads", "lengths", "sizes", "more"), CASES)
-def test_values_and_gradients(
-    alpha: Any, heads: Any, lengths: Any, sizes: Any, more: str, device: str, calls: Any
-) -> None:
-    (rows, keys), (width, depth) = map(sum, lengths), sizes
-    q = 2 * torch.randn(1, heads[0], rows, width)
-    k, v = torch.randn(1, heads[1], keys, width), torch.randn(1, heads[1], keys, depth)
-    bias = torch.randn(1, heads[0], rows, keys) if "bias" in more else None
-    gamma = 0.7 + torch.rand(heads[0], 1, 1) if "gamma" in more else None
-    sink = 0.5 + torch.rand(heads[0], 1, 1) if "sink" in more else None
-    g, taking = torch.randn(1, heads[0], rows, depth), dense(lengths, "causal" in more)
-    if "masked" in more:
-        taking[3] = False
-
-    def leaves(where: str, dtype: torch.dtype) -> list[torch.Tensor | None]:
-        given = (q, k, v, bias, gamma, sink)
-        return [
-            None if t is None else t.to(where, dtype, copy=True).requires_grad_() for t in given
-        ]
-
-    def gradients(out: torch.Tensor, given: Any, omega: Any) -> list[torch.Tensor]:
-        learnt = [t for t in given if t is not None]
-        learnt += [omega.a] if alpha == "learnt" else []
-        return [out.detach(), *torch.autograd.grad(out, learnt, g.to(out))]
-
-    given, omega = leaves(device, F32), omega_of(alpha, heads[0], F32, device)
-    more_given: dict[str, Any] = {"attn_mask": given[3]}
-    if len(lengths[0]) > 1:
-        more_given = dict(zip(("cu_seq_q", "cu_seq_k"), offsets(lengths, device), strict=True))
-    elif "masked" in more:
-        more_given = {"attn_mask": taking.to(device)}
-    out = attention(
-        *(*given[:3], omega),
-        **more_given,
-        is_causal="causal" in more,
-        enable_gqa=heads[0] != heads[1],
-        gamma=1.0 if gamma is None else given[4],
-        sink=given[5],
-        dropout_p=0.3 if "drop" in more else 0.0,
-    )
-    have = gradients(out, given, omega)
-    assert calls[0] == ["forward", "backward"]
-    kept = torch.ones(())
-    if "drop" in more:
-        kept = (
-            ThresholdAttention(powers.LINEAR).factors(calls[1][0], q.to(device), k.to(device)).cpu()
-        )
-        assert 0.6 < float((kept > 0).float().mean()) < 0.8
-        assert torch.equal(kept.unique(), torch.tensor([0, 1 / (1 - torch.tensor(0.3))]))
-
-    given, omega = leaves("cpu", F64), omega_of(alpha, heads[0], F64, "cpu")
-    scores = torch.zeros(1, 1, dtype=F64) if given[3] is None else given[3]
-    with kernels.reference():
-        weights = attention_weights(
-            *(*given[:2], omega),
-            attn_mask=scores.masked_fill(~taking, -torch.inf),
-            enable_gqa=heads[0] != heads[1],
-            gamma=1.0 if gamma is None else given[4],
-            sink=given[5],
-        )
-        values = given[2].repeat_interleave(heads[0] // heads[1], 1)
-        want = gradients((weights * kept) @ values, given, omega)
-    assert len(calls[0]) == 2
-    for i, (mine, exact) in enumerate(zip(have, want, strict=True)):
-        size = 1 + float(exact.abs().max()) if i else 1
-        assert float((mine.cpu() - exact).abs().max()) <= TOLERANCE * size, i
 
 
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "entmax15"])

@@ -53,15 +53,6 @@ def test_each_sequence_is_mapped_alone(name):
 
 
 @pytest.mark.parametrize("dim", [1, 2])
-def test_softmax_is_pytorchs(dim):
-    _, x = jagged(4)
-    for a, b in zip(
-        functional.softmax(x, dim).unbind(), torch.softmax(x, dim).unbind(), strict=True
-    ):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("dim", [1, 2])
 def test_numbers_masks_and_layers(dim):
     values, x = jagged(4)
     alpha = torch.tensor([[1.2, 1.5, 1.7, 2.0]], dtype=F64)

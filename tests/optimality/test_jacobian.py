@@ -115,19 +115,6 @@ def test_jacobian_against_the_unrolled_solver(name, monkeypatch):
     assert torch.allclose(j, jacobian(lambda x: unrolled(omega, x), x), atol=1e-6)
 
 
-def test_unrolled_gradient_of_a_hyperparameter():
-    q = spd(4)
-    x, g = 0.5 * random(4, seed=3), random(4, seed=4)
-
-    def f(q):
-        return (RegularizedMax(Quadratic((q + q.T) / 2))(x) * g).sum()
-
-    def slow(q):
-        return (unrolled(Quadratic((q + q.T) / 2), x) * g).sum()
-
-    assert torch.allclose(jacobian(f, q), jacobian(slow, q), atol=1e-6)
-
-
 def test_double_backward(named):
     omega = OMEGAS[named](3)
     x = (0.3 * random(2, 3, seed=3)).requires_grad_()
@@ -148,13 +135,6 @@ def test_double_backward_into_a_tensor_inside(name, monkeypatch):
 
     assert gradcheck(f, (x, q), atol=1e-6)
     assert gradgradcheck(f, (x, q), atol=1e-5)
-
-
-def test_double_backward_by_backward():
-    x = (0.3 * random(4, seed=3)).requires_grad_()
-    (g,) = torch.autograd.grad(RegularizedMax(Separable())(x).square().sum(), x, create_graph=True)
-    g.square().sum().backward()
-    assert torch.isfinite(x.grad).all()
 
 
 @pytest.mark.parametrize("name", ["tv", "oscar"])

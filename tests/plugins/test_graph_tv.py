@@ -386,14 +386,6 @@ def test_recorded():
     assert torch.equal(exported.module()(x), layer(x))
 
 
-def test_crosscheck():
-    pytest.importorskip("cvxpy")
-    penalty = regmax.penalty("grid_tv", shape=(2, 3))
-    omega = regmax.regularizer("entropy") + 0.1 * penalty
-    report = regmax.crosscheck(omega, normal(3, 6, seed=1), against=("generic", "cvxpy"))
-    assert report.ok, report.table()
-
-
 def test_layouts_and_weights_per_head():
     penalty = regmax.penalty("grid_tv", shape=(2, 3))
     lam = torch.tensor([0.1, 0.3], dtype=F64).reshape(2, 1, 1)

@@ -143,14 +143,6 @@ def test_hard_rows(data):
         assert tops.max() <= 8 * d * noise + 1e-15 * step * np.abs(w).max() * d * 8
 
 
-def test_a_layer_of_float32_with_weights_of_float64():
-    omega = regmax.Penalized(regmax.regularizer("gini"), owl(ROWS[0]), 0.3)
-    x = normal(3, 6, seed=1, dtype=torch.float32)
-    y = regmax.RegularizedMax(omega)(x)
-    assert y.dtype == torch.float32
-    torch.testing.assert_close(y.double(), regmax.RegularizedMax(omega)(x.double()))
-
-
 @pytest.mark.parametrize("name", ["gini", "entropy", "pnorm"])
 def test_certificates(name):
     for penalty in (owl(torch.linspace(1, -1, 30)), regmax.penalty("clique_tv")):

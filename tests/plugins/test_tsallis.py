@@ -128,17 +128,22 @@ def test_no_gradient_is_nan(dtype: torch.dtype) -> None:
                 assert not torch.isnan(g).any()
 
 
-def test_one_alpha_per_row_on_both_sides_of_two() -> None:
-    alpha = torch.tensor([[0.5], [1.0], [1.5], [2.0], [2.5], [30.0]], dtype=torch.float64)
-    x, v = normal(6, 9, seed=80) * 0.4, normal(6, 9, seed=81)
-    alpha.requires_grad_()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_alpha_per_row_on_both_sides_of_two(dtype: torch.dtype) -> None:
+    alpha = torch.linspace(0.5, 3.0, 60, dtype=dtype).unsqueeze(-1)
+    alpha[::7], alpha[3::7], alpha[5::7], alpha[-1] = 1.5, 2.0, 1.0, 30.0
+    x, v = (normal(60, 40, seed=80) * 2).to(dtype), normal(60, 40, seed=81, dtype=dtype)
+    x.requires_grad_()
     y = entmax(x, alpha=alpha)
-    (g,) = torch.autograd.grad(y, alpha, v)
-    for i in range(6):
-        one = alpha[i].detach().requires_grad_()
-        row = entmax(x[i], alpha=one)
+    (g_x,) = torch.autograd.grad(y, x, v)
+    (g,) = torch.autograd.grad(entmax(x, alpha=alpha.requires_grad_()), alpha, v)
+    for i in range(60):
+        leaf, one = (t[i].detach().requires_grad_() for t in (x, alpha))
+        row = entmax(leaf, alpha=one.item())
         assert torch.equal(y[i], row)
-        torch.testing.assert_close(g[i], *torch.autograd.grad(row, one, v[i]), rtol=1e-13, atol=0)
+        assert torch.equal(torch.autograd.grad(row, leaf, v[i])[0], g_x[i])
+        (right,) = torch.autograd.grad(entmax(leaf, alpha=one), one, v[i])
+        torch.testing.assert_close(g[i], right, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.5, 1.9, 1.999, 2.001, 5.0])

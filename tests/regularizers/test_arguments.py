@@ -58,6 +58,7 @@ def test_scores(call, x, error, match):
     ("mask", "error", "match"),
     [
         ([True, False, True], TypeError, r"mask must be a bool.*list"),
+        (True, TypeError, r"mask must be a bool.*bool"),
         (torch.ones(3), TypeError, r"mask must be bool.*float32"),
         (torch.ones(3, dtype=torch.uint8), TypeError, r"mask must be bool.*uint8"),
         (torch.ones(4, dtype=torch.bool), ValueError, r"mask must broadcast.*\(4,\).*\(2, 3\)"),
@@ -76,6 +77,7 @@ def test_mask(call, mask, error, match):
         (1.0, TypeError, r"dim must be an int.*1\.0"),
         (None, TypeError, r"dim must be an int.*None"),
         ((0, 1), TypeError, r"dim must be an int"),
+        ("0", TypeError, r"dim must be an int.*'0'"),
         (2, ValueError, r"dim must be in \[-2, 1\].*2"),
         (-3, ValueError, r"dim must be in \[-2, 1\].*-3"),
     ],
@@ -99,6 +101,8 @@ def test_dim(dim, error, match):
         ("1", TypeError, r"gamma must be a number.*str"),
         (None, TypeError, r"gamma must be a number.*None"),
         (True, TypeError, r"gamma must be a number.*bool"),
+        (1j, TypeError, r"gamma must be a number.*complex"),
+        ([1.0], TypeError, r"gamma must be a number.*list"),
         (torch.tensor([1, 2]), TypeError, r"gamma must be.*floating.*int64"),
         (torch.tensor([[1.0], [-0.5]]), ValueError, r"gamma must be > 0; got -0\.5.*\(1, 0\)"),
         (torch.tensor([[torch.nan], [1.0]]), ValueError, r"gamma must be > 0; got nan.*\(0, 0\)"),
@@ -147,8 +151,11 @@ def test_hyperparameters_out_of_range(name, mapping, key, wrong, accepted):
             call(tensor)
         with pytest.raises(ValueError, match=rf"{key} must be {accepted}; got nan"):
             call(float("nan"))
-        with pytest.raises(TypeError, match=rf"{key} must be a number.*str"):
-            call("big")
+        for item in ("big", None, True, [1.0], 1j):
+            with pytest.raises(TypeError, match=rf"{key} must be a number.*{type(item).__name__}"):
+                call(item)
+        with pytest.raises(ValueError, match=rf"{key} must be .*; got inf"):
+            call(float("inf"))
         with pytest.raises(TypeError, match=rf"{key} must be .*float.*int64"):
             call(torch.tensor([[2]]))
     for shape in ((2, 3), (3,), (1, 2, 1)):
@@ -183,9 +190,11 @@ def test_hyperparameters_unknown():
         ({"tol": -1.0}, ValueError, r"tol must be > 0.*-1"),
         ({"tol": float("nan")}, ValueError, r"tol must be > 0.*nan"),
         ({"tol": "small"}, TypeError, r"tol must be.*str|tol must be.*small"),
+        ({"tol": True}, TypeError, r"tol must be.*True|tol must be.*bool"),
         ({"max_iter": 0}, ValueError, r"max_iter must be an int >= 1; got 0"),
         ({"max_iter": 1.5}, (TypeError, ValueError), r"max_iter must be an int >= 1; got 1\.5"),
         ({"max_iter": True}, (TypeError, ValueError), r"max_iter must be an int.*True"),
+        ({"on_failure": None}, ValueError, r"on_failure must be .*None"),
         ({"on_failure": "stop"}, ValueError, r'on_failure must be "warn".*\'stop\''),
     ],
 )

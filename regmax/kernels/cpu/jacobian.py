@@ -49,7 +49,7 @@ def _at_smallest(y: Any, v: Any, n: int) -> float:
     return found
 
 
-def _product(own: Description, rare: bool) -> Any:
+def product_of(own: Description, rare: bool) -> Any:
     """out = Jv·scale of n entries; returns ⟨Jv, −∂∇Ω/∂θ⟩."""
     weight, norm, cheap = own.weight, own.norm, own.cheap
 
@@ -194,7 +194,7 @@ def _rows(
     covers, cheap, waits, steep = own.covers, own.cheap, own.corrected, own.solve is not None
     chained = first is not None
     rare = own.widest == 0 and not cheap
-    whole, product = not (waits or rare or chained), _product(own, rare)
+    whole, product = not (waits or rare or chained), product_of(own, rare)
     pack, across = _steps(first)
     slope, lam = to + 1 + chained, to + 1
     part = slope + given

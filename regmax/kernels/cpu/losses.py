@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper
+from .between import Between, Plans, between, plans
 from .chain import chain
 from .job import COUNT
 from .rows import PASSES, CompiledRows, result
@@ -71,6 +72,12 @@ class CompiledLosses(CompiledRows):
         part: Tensor | None, hyper: bool,
     ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
         return chain(self, step).backward(y, v, gamma, (lam, *theta), part, hyper)
+
+    def between(self, each: bool) -> Between | None:
+        return None if self.norm else between(self, each)
+
+    def plans(self) -> Plans | None:
+        return None if self.norm else plans(self)
 
     def compile(self, dtype: torch.dtype) -> None:
         super().compile(dtype)

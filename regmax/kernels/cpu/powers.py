@@ -219,12 +219,22 @@ def _exp64(u: Any, theta: Any) -> tuple[Any, Any]:
 
 
 @njit
+def _exp_slope(y: Any, theta: Any) -> tuple[Any, Any]:
+    return elementary.any_log(y), 1.0 / y
+
+
+@njit
+def _exp_weight(y: Any, theta: Any) -> Any:
+    return y
+
+
+@njit
 def _is_exp(theta: float) -> bool:
     return theta == 1.0
 
 
 EXP = Description(
-    Either(_exp32, _exp64), PRECISE.slope, PRECISE.weight, PRECISE.rate, _zero_at_one,
-    covers=_is_exp, bend=0.0, scales=True, widest=0,
+    Either(_exp32, _exp64), _exp_slope, _exp_weight, PRECISE.rate, _zero_at_one,
+    _precise_zero, _is_exp, bend=0.0, cheap=True, scales=True, widest=0,
 )  # fmt: skip
 """a = 0: softmax."""

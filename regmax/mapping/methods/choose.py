@@ -219,8 +219,7 @@ def of_rows(rows: Rows, settings: Settings, value: bool = True) -> tuple[Method,
     """The method for prepared rows, and the tensors among γ and θ. ``value``: whether it may be a
     kernel from the value, which raises :class:`Missed` where Ω is not what was traced."""
     if rows.bounds is not None:
-        answer = computed(rows, settings)
-        return OnDomain(rows, settings, answer), [*tensors_of(rows), *rows.bounds.tensors.values()]
+        return OnDomain(rows, settings, computed(rows, settings)), tensors_of(rows)
     if settings.solver == "auto":
         if not by_value(type(rows.omega)):  # type: ignore[arg-type]
             omega, gamma = bare(rows.omega, rows.gamma)
@@ -244,9 +243,15 @@ def solved(rows: Rows, settings: Settings) -> tuple[Computed, list[Tensor]]:
 
 
 def tensors_of(rows: Rows) -> list[Tensor]:
-    """The tensors that :class:`Computed` takes for these rows."""
+    """The tensors that :class:`Computed` and :class:`OnDomain` take for these rows."""
     gamma = [rows.gamma] if isinstance(rows.gamma, Tensor) else []
-    return [*gamma, *rows.omega.tensors(fixed=True).values()]
+    bounds = {} if rows.bounds is None else rows.bounds.tensors
+    return [*gamma, *rows.omega.tensors(fixed=True).values(), *bounds.values()]
+
+
+def unsolved(rows: Rows, settings: Settings) -> Computed:
+    """What computes rows like these, for their :func:`tensors_of` at each call."""
+    return Computed(rows, settings) if rows.bounds is None else OnDomain(rows, settings)
 
 
 def _described(
@@ -296,7 +301,7 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
 def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     """The method of a kernel for prepared rows under a transform or a tracer. Otherwise, and where
     a row is not certified: :class:`Missed`."""
-    if settings.solver != "auto":
+    if settings.solver != "auto" or rows.bounds is not None:
         raise Missed
     omega, gamma = bare(rows.omega, rows.gamma)
     kernel = kernel_of(omega, rows.x)

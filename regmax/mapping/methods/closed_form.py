@@ -36,6 +36,12 @@ def has_formula(omega: Regularizer, own: bool = False) -> bool:
     return isinstance(omega, Penalized) and omega.composes and has_formula(omega.base, own)
 
 
+def has_inverse(omega: Regularizer) -> bool:
+    """Whether Ω without a penalty has ``inverse``: what a threshold needs on every domain."""
+    omega, _ = unscaled(omega, 1.0)
+    return has_inverse(omega.base) if isinstance(omega, Penalized) else omega.declares("inverse")
+
+
 def solves(omega: Regularizer, settings: Settings) -> bool:
     """Whether Π_Ω is computed in float64: by a solver, as in float32 the gradient of an Ω with
     large curvature has no digits, or by a kernel from the value."""

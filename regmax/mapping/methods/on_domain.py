@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...domains import Bounded, Plans
+from ...domains import Bounded, Domain, Plans, Simplex
 from ...domains.root import Entries
+from ...domains.semidual import Plan
+from ...domains.sets import region_of
 from ...domains.transport import OfRows
-from ...kernels import transforms
+from ...kernels import Kernel, transforms, wrappers
 from ...optimality.jacobian import averaging, hyperparameter_product
 from ...regularizers import threshold
 from ...regularizers.arguments import few
+from ...regularizers.curvature import Curvature
 from ...regularizers.errors import ConvergenceError, ConvergenceWarning, warn
 from ...regularizers.identity import unscaled
 from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, who
 from ...regularizers.regularizer import Regularizer
-from ..rows import Rows
-from .base import method
+from ..rows import Rows, flat, numbered
+from .base import Method, Missed, method, reduced
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
 from .solver import Forward, Settings, on_domain
@@ -43,6 +48,100 @@ class _Separable(Entries):
 
     def second(self, y: Tensor) -> Tensor:
         return self._omega.curvature(y).matvec(torch.ones_like(y))
+
+
+class Between(Method):
+    """By the kernel of an Ω between bounds, for scores as the user gives them. ``limits``: l, u and
+    k for their rows, without gradients."""
+
+    __slots__ = ("_bounds", "_limits")
+
+    def __init__(self, method: Method, limits: tuple[Any, Any, Any], rows: Tensor) -> None:
+        kernel, self._bounds = between(method.kernel, limits, rows)
+        super().__init__(kernel, method.omega, method.numbers)
+        self._limits = limits
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        gamma, *theta = [numbered(t, x) for t in self.filled(tensors)]
+        on = None if mask is None else flat(wrappers.allocated(mask)).contiguous()
+        y = self.kernel.solve(flat(x), gamma, tuple(theta), self._bounds, on)
+        if y is None:
+            raise Missed
+        return y.view(x.shape), None
+
+    def backward(
+        self,
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        gamma, *theta = [numbered(t, y) for t in self.filled(tensors)]
+        v, low_high = flat(wrappers.allocated(v)), self._bounds[:2]
+        given = gamma, tuple(theta), low_high, True in wants
+        gx, found = self.kernel.product(flat(y), v, *given)
+        each = zip(found or (), self.numbers[1:], strict=False)
+        return gx.view(y.shape), [t.view(*y.shape[:-1], 1) for t, own in each if own is None]
+
+    def differentiable(
+        self,
+        y: Tensor,
+        part: Tensor | None,
+        v: Tensor,
+        tensors: Sequence[Tensor],
+        wants: Sequence[bool],
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        gamma, *theta = self.filled(tensors)
+        omega = self.omega.with_tensors(dict(zip(self.names, theta, strict=True)))
+        first = int(self.numbers[0] is None)
+        names = [k for k, t in zip(self.names, self.numbers[1:], strict=True) if t is None]
+        y = torch.where(torch.isnan(y.detach()), 0, y)
+        bounds = region_of(self._limits, y.detach(), y.detach() > 0, False)
+        with transforms.full_precision(y.device.type):
+            w, _ = _product(omega, bounds, y, part, v)
+            given = omega, names, tensors[first:], wants[first:], y, w, part
+            products = [None] * first + hyperparameter_product(*given)
+        return w / gamma, [
+            None if t is None else reduced(t, item)
+            for t, item in zip(products, tensors, strict=True)
+        ]
+
+
+def bounded(kernel: Kernel, domain: Domain) -> bool:
+    """Whether :class:`Between` computes an Ω with this kernel on the domain: outside of transforms,
+    with l, u and k that take no gradients."""
+    if not isinstance(domain, Simplex) or kernel.between(False) is None:
+        return False
+    given = tuple(domain.tensors().values())
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+    return not (learns or transforms.under_transform(given) or transforms.dual_level())
+
+
+def between(kernel: Any, limits: tuple[Any, Any, Any], rows: Tensor) -> tuple[Any, Any]:
+    """The kernel of an Ω between bounds, None if there is none, and the bounds as it takes them."""
+    low, high, total = limits
+    high = math.inf if high is None else high
+    each = not (_of_row(low) and _of_row(high))
+    found = kernel.between(each)
+    if found is None:
+        return None, ()
+    return found, (_laid_out(low, rows, each), _laid_out(high, rows, each), numbered(total, rows))
+
+
+def _of_row(item: Any) -> bool:
+    """Whether all entries of a row have the same bound."""
+    return not isinstance(item, Tensor) or item.shape[-1] == 1 or item.stride(-1) == 0
+
+
+def _laid_out(item: Any, rows: Tensor, each: bool) -> Tensor:
+    if not each:
+        return numbered(item[..., :1] if isinstance(item, Tensor) else item, rows)
+    if not isinstance(item, Tensor):
+        return rows.new_full((1, rows.shape[-1]), item, dtype=torch.float64)
+    return flat(item.detach().double())
 
 
 class _OfPlans(_Separable):
@@ -96,8 +195,28 @@ def computed(rows: Rows, settings: Settings) -> Forward:
     if not omega.declares("inverse") or settings.solver != "auto":
         found = on_domain(omega, z, rows.mask, bounds.detached(), settings)
         return replace(found, path=f"{path}{found.path}", why=f"{why}{found.why}")
-    y = bounds.detached().answer(_Separable(threshold.wide(omega, z)), z)
-    return Forward(y, f"{path}closed form", f"{why}clip(p(z − τ)) of {who(omega)}, in PyTorch")
+    bounds = bounds.detached()
+    y = _by_kernel(omega, z, rows.mask, bounds)
+    where = "in PyTorch" if y is None else "by its numba kernel"
+    if y is None:
+        y = bounds.answer(_Separable(threshold.wide(omega, z)), z)
+    return Forward(y, f"{path}closed form", f"{why}clip(p(z − τ)) of {who(omega)}, {where}")
+
+
+def _by_kernel(
+    omega: Regularizer, z: Tensor, mask: Tensor | None, bounds: Bounded
+) -> Tensor | None:
+    """Π_Ω(z) between the bounds, None if there is no kernel for it."""
+    kernel = kernel_of(omega, z) if bounds.fixed_total else None
+    if kernel is None:
+        return None
+    found, limits = between(kernel, (bounds.low, bounds.high, bounds.total), z)
+    if found is None:
+        return None
+    gamma, *theta = [numbered(t, z) for t in numbers_of(omega, 1.0)]
+    on = None if mask is None else flat(mask).contiguous()
+    y = found.solve(flat(z), gamma, tuple(theta), limits, on)
+    return None if y is None else y.view(z.shape)
 
 
 def _plans(rows: Rows, bounds: Plans, settings: Settings) -> Forward:
@@ -108,8 +227,9 @@ def _plans(rows: Rows, bounds: Plans, settings: Settings) -> Forward:
         raise ValueError(f'domain=Transport() has solver="auto" alone; got {settings.solver!r}')
     if not z.numel():
         return Forward(z.clone(), "empty batch", "nothing to solve")
-    e = _OfPlans.of(omega, z, bounds)
-    plan = bounds.solved(e, z)
+    plan = _plans_by_kernel(omega.base, z, bounds)
+    where = "in PyTorch" if plan is None else "by its numba kernel"
+    plan = plan or bounds.solved(_OfPlans.of(omega, z, bounds), z)
     y = bounds.balanced(plan.y.reshape(z.shape))
     missed = bounds.excess(y) > SUMS * bounds.high.amax(-1)
     if bool(missed.any()):
@@ -125,8 +245,27 @@ def _plans(rows: Rows, bounds: Plans, settings: Settings) -> Forward:
             if settings.on_failure == "raise":
                 raise ConvergenceError(message)
             warn(message, ConvergenceWarning)
-    why = f"potentials of the columns; each row is that of {who(omega)} on the simplex"
+    why = f"potentials of the columns; rows are those of {who(omega.base)} on the simplex, {where}"
     return Forward(y, "Newton's method", why, iterations=plan.steps.reshape(z.shape[:-1]))
+
+
+def _plans_by_kernel(base: Regularizer, z: Tensor, bounds: Plans) -> Plan | None:
+    """The plans of Ω for each row, None if there is no kernel for all of them."""
+    base, c = unscaled(base, 1.0)
+    kernel = kernel_of(base, z)
+    found = None if kernel is None else kernel.plans()
+    if found is None or isinstance(c, Tensor):
+        return None
+    theta = []
+    for t in numbers_of(base, 1.0)[1:]:
+        if isinstance(t, Tensor) and t.ndim > 1:
+            if t.shape[-2] != 1:
+                return None  # numbers of the rows of a plan
+            t = t.squeeze(-2)
+        theta.append(numbered(t, z))
+    plans, a, b = bounds.given(z / c)
+    y, v, error, steps = found.solve(plans, tuple(theta), a, b)
+    return None if bool(error.isnan().any()) else Plan(y, v * c, error, steps.long())
 
 
 def _check_penalty(omega: Penalized, bounds: Bounded, mask: Tensor | None) -> None:
@@ -143,17 +282,50 @@ def _check_penalty(omega: Penalized, bounds: Bounded, mask: Tensor | None) -> No
         )
 
 
+def _product(
+    omega: Regularizer, bounds: Bounded, y: Tensor, part: Tensor | None, v: Tensor
+) -> tuple[Tensor, Curvature]:
+    """J v without the averages of a penalty, and the curvature of Ω without it."""
+    smooth = smooth_part(omega, part)
+    curvature = smooth.curvature(smooth.lifted(y))
+    w = bounds.jacobian(curvature, v, bounds.movable(y.detach()))
+    if torch.is_grad_enabled() and y.requires_grad and not w.requires_grad:
+        w = w + 0 * y
+    return w, curvature
+
+
 class OnDomain(Computed):
     """What :func:`computed` does. The bounds are hyperparameters after those of Ω."""
 
     __slots__ = ("_bounds",)
 
-    def __init__(self, rows: Rows, settings: Settings, result: Forward) -> None:
-        super().__init__(rows, settings, replace(result, solved=None))
+    def __init__(self, rows: Rows, settings: Settings, result: Forward | None = None) -> None:
+        known = None if result is None else replace(result, solved=None)
+        super().__init__(rows, settings, known)
         self._result = result
         assert rows.bounds is not None
         self._bounds = rows.bounds.detached()
         self.numbers = (*self.numbers, *(None for _ in self._bounds.tensors))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self._names, *self._bounds.names)
+
+    @property
+    def per_row(self) -> frozenset[str]:
+        return self._per_row | frozenset(self._bounds.names)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, tensors: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._result is not None:
+            return super().forward(x, mask, tensors)
+        values = dict(zip(self.names, tensors, strict=True))
+        inside = {name: values[name] for name in self._names}
+        each = zip(self._bounds.tensors, self._bounds.names, strict=True)
+        bounds = self._bounds.with_tensors({name: values[key] for name, key in each})
+        given = self.omega.with_tensors(inside), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
+        return computed(Rows(x, 1.0, mask, *given), self._settings).y, mask
 
     def backward(
         self,
@@ -166,12 +338,9 @@ class OnDomain(Computed):
         """w = J v, the products with Ω's tensors, and with the bounds from q = v − H w."""
         n = len(self._names)
         omega: Regularizer = self.omega.with_tensors(dict(zip(self._names, tensors, strict=False)))
-        smooth, bounds = smooth_part(omega, part), self._bounds
+        bounds = self._bounds
         with transforms.full_precision(y.device.type):
-            curvature = smooth.curvature(smooth.lifted(y))
-            w = bounds.jacobian(curvature, v, bounds.movable(y.detach()))
-            if torch.is_grad_enabled() and y.requires_grad and not w.requires_grad:
-                w = w + 0 * y
+            w, curvature = _product(omega, bounds, y, part, v)
             each: list[Tensor | None] = [None for _ in bounds.tensors]
             if True in wants[n:]:
                 each = [*bounds.products(v - curvature.matvec(w), y.detach()).values()]

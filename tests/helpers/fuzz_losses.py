@@ -1,4 +1,4 @@
-"""What Fenchel–Young losses and attention promise, on one case each. A finding raises."""
+"""What Fenchel–Young losses promise, on one case. A finding raises."""
 
 import math
 from dataclasses import dataclass
@@ -11,8 +11,6 @@ from fuzz_checks import flat, participants, per_row
 from fuzz_layers import Expression, slope_size
 
 import regmax
-from regmax import functional
-from regmax.nn import MultiheadAttention, attention
 
 ZERO = truth.Long(0)
 
@@ -226,104 +224,3 @@ def compare(a, value, size, eps, info, who):
     right = a == value or abs(truth.Long(a) - value) <= eps * size + 8 * info.tiny
     assert right, f"{who}L = {a!r}, by definition {float(value)!r} ± {float(eps * size):.2g}"
     assert a >= -eps * size, f"{who}a negative loss {a!r}"
-
-
-# -- attention -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Attended:
-    """A call of regmax.nn.attention."""
-
-    omega: str
-    q: Scores
-    heads: int = 2
-    groups: int = 1
-    length: int = 3
-    keys: int = 4
-    width: int = 2
-    mask: str | None = None
-    scale: float | None = None
-    gamma: float = 1.0
-    module: bool = False
-
-
-def check_attention(case):
-    """Π_Ω of the scores, times v; finite gradients; queries without keys give zeros."""
-    dtype = torch.float64 if case.q.dtype == "float64" else torch.float32
-    generator = torch.Generator().manual_seed(case.q.seed)
-
-    def draw(*shape, scale=1.0):
-        t = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
-        return t.to(dtype).requires_grad_()
-
-    size = min(abs(case.q.scale), 1e6)
-    if case.module:
-        check_module(case, draw, generator)
-        return
-    q = draw(*case.q.batch, case.heads * case.groups, case.length, case.width, scale=size)
-    k = draw(*case.q.batch, case.heads, case.keys, case.width)
-    v = draw(*case.q.batch, case.heads, case.keys, 3)
-    shape = (case.length, case.keys)
-    mask = None
-    if case.mask in ("bool", "float"):
-        mask = torch.rand(shape, generator=generator) < 0.6
-        mask[0] = False
-        if case.mask == "float":
-            mask = torch.zeros(shape, dtype=dtype).masked_fill(~mask, -math.inf)
-    out = attention(
-        q,
-        k,
-        v,
-        case.omega,
-        attn_mask=mask,
-        is_causal=case.mask == "causal",
-        scale=case.scale,
-        enable_gqa=case.groups > 1,
-        gamma=case.gamma,
-    )
-    wide_k, wide_v = (t.repeat_interleave(case.groups, -3) for t in (k, v))
-    scores = (q * (1 / math.sqrt(case.width) if case.scale is None else case.scale)) @ wide_k.mT
-    on = mask
-    if case.mask == "causal":
-        on = torch.ones(shape, dtype=torch.bool).tril()
-    elif case.mask == "float":
-        on = mask == 0
-    weights = getattr(functional, case.omega)(scores, mask=on, gamma=case.gamma)
-    torch.testing.assert_close(
-        out, weights @ wide_v, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12
-    )
-    grads = torch.autograd.grad(out.sum(), (q, k, v))
-    assert all(bool(torch.isfinite(t).all()) for t in grads), "a gradient is not finite"
-    if on is not None:
-        empty = ~on.any(-1)
-        assert bool((out[..., empty, :] == 0).all())
-
-
-def check_module(case, draw, generator):
-    """MultiheadAttention with softmax is PyTorch's; with any Ω it averages the values."""
-    width = 4 * case.heads
-    with torch.random.fork_rng():
-        torch.manual_seed(case.q.seed)
-        ours = MultiheadAttention(width, case.heads, omega=case.omega, batch_first=True)
-        plain = torch.nn.MultiheadAttention(width, case.heads, batch_first=True)
-    ours.load_state_dict(plain.state_dict(), strict=False)
-    x = draw(case.groups, case.length, width).float().detach().requires_grad_()
-    key = draw(case.groups, case.keys, width).float().detach()
-    left_out = torch.rand(case.groups, case.keys, generator=generator) < 0.3
-    left_out[:, 0] = False
-    padding = left_out if case.mask in ("bool", "float") else None
-    out, weights = ours(x, key, key, key_padding_mask=padding)
-    if case.omega == "softmax":
-        expected = plain(x, key, key, key_padding_mask=padding)
-        for a, b in zip((out, weights), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    assert out.shape == x.shape
-    assert bool(((weights.sum(-1) - 1).abs() < 1e-5).all())
-    (g,) = torch.autograd.grad(out.sum(), x)
-    assert bool(torch.isfinite(g).all())
-    if padding is not None:
-        assert bool((weights.masked_select(left_out[:, None]) == 0).all())
-        none, _ = ours(x, key, key, key_padding_mask=torch.ones_like(left_out))
-        bias = ours.out_proj.bias
-        torch.testing.assert_close(none, bias.expand(none.shape), rtol=0, atol=0)

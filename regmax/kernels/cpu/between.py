@@ -1,0 +1,116 @@
+"""Kernels of a threshold mapping on other domains: between bounds, l ≤ y ≤ u, Σ y = k, and
+transport plans."""
+
+from __future__ import annotations
+
+import functools
+
+from torch import Tensor
+
+from ..base import Hyper
+from ..sources import written
+from .rows import CompiledRows, result
+
+_SOURCE = """# {version}
+from regmax.kernels.cpu import clipped_rows, compiling
+
+base = compiling.imported({base!r}).{name}
+forward, backward = clipped_rows.between(base, {each})
+"""
+_PLANS = """# {version}
+from regmax.kernels.cpu import compiling, transport
+
+base = compiling.imported({base!r}).{name}
+forward = transport.of(base)
+"""
+
+
+@functools.cache
+def between(base: CompiledRows, each: bool) -> Between:
+    """The kernel of a base, of functions by :func:`regmax.kernels.cpu.mapping.functions`, between
+    bounds of rows, or of ``each`` entry."""
+    return Between(base, each)
+
+
+class Between(CompiledRows):
+    """Π_Ω on {l ≤ y ≤ u, Σ y = k}, by :func:`regmax.kernels.cpu.clipped_rows.functions`.
+
+    ``low``, ``high``: float64, (1,) or (R,), or (1, d) or (R, d); ``total``: (1,) or (R,).
+    """
+
+    def __init__(self, base: CompiledRows, each: bool) -> None:
+        from .compiling import version
+
+        given = {"base": base.module, "name": base.names[0], "each": each}
+        text = _SOURCE.format(
+            version=version("regmax.kernels.cpu.clipped_rows", base.module), **given
+        )
+        super().__init__(str(written("between", text)[0]), base.grain)
+        self.base, self.each = base, each
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        found = self.base.rows(theta)
+        return self if found is self.base else between(found, self.each)
+
+    def solve(
+        self,
+        x: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        bounds: tuple[Tensor, Tensor, Tensor],
+        mask: Tensor | None,
+    ) -> Tensor | None:
+        """y; None if the kernel does not answer for all rows: a number is out of its range, or a
+        row has no point."""
+        y, missed = result(x), gamma.new_zeros(1)
+        self.rows(theta).run(0, x, gamma, *theta, *bounds, mask, y, missed)
+        return None if missed.item() else y
+
+    def product(
+        self,
+        y: Tensor,
+        v: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        bounds: tuple[Tensor, Tensor],
+        hyper: bool,
+    ) -> tuple[Tensor, Hyper | None]:
+        """Jv/γ, and the products with the hyperparameters."""
+        out = result(y)
+        each = tuple(gamma.new_empty(len(y)) for _ in theta) if hyper else ()
+        slopes = each or (None for _ in theta)
+        self.rows(theta).run(1, y, v, gamma, *theta, *bounds, out, *slopes)
+        return out, each if hyper else None
+
+
+@functools.cache
+def plans(base: CompiledRows) -> Plans:
+    """The kernel of the transport plans of a base."""
+    return Plans(base)
+
+
+class Plans(CompiledRows):
+    """Transport plans in float64, by :func:`regmax.kernels.cpu.transport.functions`."""
+
+    def __init__(self, base: CompiledRows) -> None:
+        from .compiling import version
+
+        given = {"base": base.module, "name": base.names[0]}
+        text = _PLANS.format(version=version("regmax.kernels.cpu.transport", base.module), **given)
+        super().__init__(str(written("plans", text)[0]), 1, ("forward",))
+        self.base = base
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        found = self.base.rows(theta)
+        return self if found is self.base else plans(found)
+
+    def solve(
+        self, z: Tensor, theta: Hyper, a: Tensor, b: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Y of scores (B, n, m), v, the error of the columns relative to the largest b, and the
+        number of steps; ``theta``: (1,) or (B,), ``a``: (B, n), ``b``: (B, m)."""
+        count, n, m = z.shape
+        flat, y, v = z.reshape(count, n * m), z.new_empty(count, n * m), z.new_empty(count, m)
+        error, steps = z.new_empty(count), z.new_empty(count)
+        self.rows(theta).run(0, flat, *theta, a, b, n, y, v, error, steps)
+        return y.view(z.shape), v, error, steps

@@ -1,0 +1,109 @@
+"""The kernel between bounds against PyTorch, in float64."""
+
+import pytest
+import torch
+
+import regmax
+from regmax import RegularizedMax, Simplex, kernels
+from regmax.testing.inputs import VALUES, hard_values
+
+F64 = torch.float64
+OMEGAS = {
+    "gini": lambda: regmax.regularizer("gini"),
+    "entropy": lambda: regmax.regularizer("entropy"),
+    "tsallis 0.5": lambda: regmax.regularizer("tsallis", alpha=0.5),
+    "tsallis 1.04": lambda: regmax.regularizer("tsallis", alpha=1.04),
+    "tsallis 1.5": lambda: regmax.regularizer("tsallis", alpha=1.5),
+    "tsallis 1.8": lambda: regmax.regularizer("tsallis", alpha=1.8),
+    "by row": lambda: regmax.regularizer(
+        "tsallis", alpha=torch.tensor([[0.9], [1.0], [1.2], [1.5], [2.0]], dtype=F64)
+    ),
+}
+
+
+def bounds(kind, rows, d, dtype):
+    share = torch.rand(rows, d, generator=torch.Generator().manual_seed(d)).to(dtype) + 0.1
+    share = share / share.sum(-1, keepdim=True)
+    return {
+        "a small cap": (1.0, 0.0, 1.5 / d),
+        "subsets": (max(1.0, d // 3), 0.0, 1.0),
+        "large subsets": (max(1.0, d - 2.5), 0.0, 1.0),
+        "from below": (2.0, 0.5 / d, 0.9),
+        "a total": (3.0, 0.0, None),
+        "caps": (1.3, 0.0, 3 * share),
+        "between": (1.3, 0.4 * share, 2 * share),
+        "by row": (torch.full((rows, 1), 1.25, dtype=dtype), 0.0, share[:, :1] + 1.3 / d),
+    }[kind]
+
+
+def product(y, x, v):
+    return torch.autograd.grad(y, x, v)[0]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a small cap",
+        "subsets",
+        "large subsets",
+        "from below",
+        "a total",
+        "caps",
+        "between",
+        "by row",
+    ],
+)
+@pytest.mark.parametrize("name", OMEGAS)
+def test_it_agrees_with_pytorch(name, kind):
+    rows, omega = 5, OMEGAS[name]()
+    for values, d in zip(VALUES, (3, 16, 17, 40, 100, 7, 33, 300) * 3, strict=False):
+        for dtype in (torch.float32, F64):
+            x = hard_values(values, rows, d, dtype).requires_grad_()
+            total, low, high = bounds(kind, rows, d, dtype)
+            y = RegularizedMax(omega, gamma=0.7, domain=Simplex(total, low, high))(x)
+            v = torch.linspace(-1, 1, d, dtype=dtype).sin().expand(rows, d)
+            wide = x.detach().double().requires_grad_()
+            low, high = (t.double() if torch.is_tensor(t) else t for t in (low, high))
+            with kernels.reference():
+                layer = RegularizedMax(omega, gamma=0.7, domain=Simplex(total, low, high))
+                expected = layer(wide)
+            eps = torch.finfo(dtype).eps
+            k = total.double() if torch.is_tensor(total) else total
+            slack = 30 if dtype == torch.float32 else 500  # of e' as written, 25 at α = 1.04
+            assert (y - expected).abs().max() <= slack * eps, (values, d, dtype)
+            assert ((y.double().sum(-1, keepdim=True) - k).abs() <= 2 * eps * d**0.5 * k).all()
+            face = (y > low) & (y < (k if high is None else high))
+            same = (face == ((expected > low) & (expected < (k if high is None else high)))).all(-1)
+            off = (product(y, x, v) - product(expected, wide, v.double())).abs().amax(-1)
+            assert (off[same] <= 1e4 * eps).all(), (values, d, dtype, off, same)
+
+
+def test_entries_at_a_bound_are_told_from_those_next_to_it():
+    """y_1 is next to its cap: rounded, it does not reach it, as J would be another one."""
+    x = torch.tensor([[1.0, 0.4000001, -0.2]], requires_grad=True)
+    y = regmax.functional.softmax(x, domain=Simplex(upper=0.5))
+    assert y[0, 0] == 0.5
+    x = torch.tensor([[1.0, 1.0 - 2e-7, 1.0 - 3e-7]], dtype=torch.float32)
+    y = regmax.functional.sparsemax(x, domain=Simplex(total=1.5, upper=0.5 + 2e-7))
+    assert (y < torch.tensor(0.5 + 2e-7)).all()
+
+
+def test_dim_mask_half_precision_and_rows_without_an_answer():
+    x = torch.randn(4, 9, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    x[0, 2, 0], x[1, 3, 1], x[2, :, 2] = -torch.inf, torch.nan, -torch.inf
+    mask = torch.ones(4, 9, 3, dtype=torch.bool)
+    mask[3, 4:] = False
+    caps = torch.linspace(0.2, 0.6, 9, dtype=F64).unsqueeze(-1)
+    for upper in (0.4, caps):
+        layer = RegularizedMax(regmax.regularizer("tsallis"), dim=1, domain=Simplex(upper=upper))
+        y = layer(x, mask)
+        with kernels.reference():
+            expected = layer(x, mask)
+        assert torch.allclose(y, expected, rtol=0, atol=1e-14, equal_nan=True)
+        assert y[1, :, 1].isnan().all()
+        assert (y[2, :, 2] == 0).all()
+        assert (y[3, 4:] == 0).all()
+    half = RegularizedMax(regmax.regularizer("gini"), domain=Simplex(upper=0.25))
+    y = half(torch.randn(5, 20).to(torch.bfloat16))
+    assert y.dtype == torch.bfloat16
+    assert (y <= 0.25).all()
