@@ -44,7 +44,7 @@ class Plan:
     long_attention: tuple[int, int, int, int] = (1, 4, 8192, 64)
     linear_loss: tuple[int, int, int] = (1024, 256, 32_768)
     """Rows × features × classes."""
-    plans: tuple[Shape, ...] = ((8000, 4), (64, 64))
+    plans: tuple[Shape, ...] = ((8000, 4), (1, 64))
     """Plans × rows, as many columns."""
     memory: Shape = (2048, 4096)
     first: Shape = (64, 512)

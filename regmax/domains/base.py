@@ -10,8 +10,9 @@ bounds: the face of y is its free entries, and whether their sum is fixed.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,30 @@ class Region(ABC):
     """Whether Σy is fixed, so that a constant added to the scores of a row changes nothing."""
     diameter: float | Tensor
     """A bound on ‖y − y'‖₂, (*batch)."""
+
+    prefix: ClassVar[str] = ""
+    """That of the names of ``tensors`` among those of Ω, none of which begins like this."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that an answer depends on."""
+        return {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are known by among the tensors of Ω."""
+        return tuple(f"{self.prefix}{name}" for name in self.tensors)
+
+    def with_tensors(self, values: dict[str, Tensor]) -> Self:
+        given: dict[str, Any] = {**values}
+        return dataclasses.replace(self, **given)  # type: ignore[type-var]
+
+    def detached(self) -> Self:
+        """The same without gradients."""
+        return self.with_tensors({name: t.detach() for name, t in self.tensors.items()})
+
+    def to(self, dtype: torch.dtype) -> Self:
+        return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
 
     @abstractmethod
     def middle(self, like: Tensor, part: Tensor | None = None) -> Tensor:

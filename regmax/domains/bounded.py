@@ -37,18 +37,12 @@ class Bounded(Region):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that an answer depends on."""
         found = {"low": self.low, "high": self.high}
         return found if self.total is None else {**found, "total": self.total}
 
-    def with_tensors(self, values: dict[str, Tensor]) -> Bounded:
-        given: dict[str, Any] = {**values}
-        return dataclasses.replace(self, **given)
-
     @property
-    def names(self) -> tuple[str, ...]:
-        """What :meth:`named` knows the tensors by: no attribute of Ω has such a name."""
-        return tuple(f"{AT_MOST if self.at_most else EXACTLY}{name}" for name in self.tensors)
+    def prefix(self) -> str:  # type: ignore[override]
+        return AT_MOST if self.at_most else EXACTLY
 
     @staticmethod
     def named(tensors: dict[str, Tensor], x: Tensor) -> Bounded | None:
@@ -60,13 +54,6 @@ class Bounded(Region):
                 total = None if total is None else total.expand(*x.shape[:-1], 1)
                 return Bounded(low, high, total, kind == AT_MOST)
         return None
-
-    def detached(self) -> Bounded:
-        """The same without gradients."""
-        return self.with_tensors({name: t.detach() for name, t in self.tensors.items()})
-
-    def to(self, dtype: torch.dtype) -> Bounded:
-        return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
 
     def as_cvxpy(self, y: Any, low: Any, high: Any, total: Any = None) -> list[Any]:
         """D as constraints on the cvxpy variable ``y`` of one row, of which l, u, k are given."""

@@ -33,7 +33,7 @@ class Plans(Region):
     columns: Tensor
     on: Tensor | None = None
     fixed_total = True
-    at_most = False
+    prefix = "plans "
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,23 +69,8 @@ class Plans(Region):
         return torch.ones_like(self.total, dtype=torch.bool)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """What the tensors are known by among those of Ω: no attribute of it has such a name."""
-        return tuple(f"plans {name}" for name in self.tensors)
-
-    @property
     def tensors(self) -> dict[str, Tensor]:
         return {"rows": self.rows, "columns": self.columns}
-
-    def with_tensors(self, values: dict[str, Tensor]) -> Plans:
-        given: dict[str, Any] = {**values}
-        return dataclasses.replace(self, **given)
-
-    def detached(self) -> Plans:
-        return self.with_tensors({name: t.detach() for name, t in self.tensors.items()})
-
-    def to(self, dtype: torch.dtype) -> Plans:
-        return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
 
     def as_cvxpy(self, y: Any, rows: Any, columns: Any, high: Any) -> list[Any]:
         """D as constraints on the cvxpy variable ``y`` of one plan, of which a and b are given."""
@@ -217,8 +202,8 @@ class Plans(Region):
     def sided(self, y: Tensor, rho: Tensor) -> tuple[Tensor, Tensor]:
         return y, rho if self.on is None else torch.where(self.on, rho, -torch.inf)
 
-    def capped(self, y: Tensor) -> bool:
-        return False
+    def capped(self, y: Tensor) -> Tensor:
+        return torch.zeros_like(y, dtype=torch.bool)
 
     def spare(self, y: Tensor, tau: Tensor) -> float:
         return 0.0
@@ -247,7 +232,8 @@ class Plans(Region):
         """An upper bound, from α_i + v_j = ``tau``."""
         beyond = r - tau if self.on is None else torch.where(self.on, r - tau, -torch.inf)
         rows = (beyond.unflatten(-1, self.shape).amax(-1) * self.rows).sum(-1, keepdim=True)
-        return rows + (self.middle(r) * tau).sum(-1, keepdim=True)
+        found: Tensor = rows + (self.middle(r) * tau).sum(-1, keepdim=True)
+        return found
 
     # -- faces -------------------------------------------------------------------------------------
 
@@ -278,6 +264,16 @@ class Plans(Region):
             return torch.where(face.free, h, torch.inf).amin(-1)
 
         return Inverse(lambda v: self.jacobian(curvature, v, face), least)
+
+    def followed(self, y: Tensor) -> Tensor:
+        """y with derivatives in the sums: what is added to rows and columns where y is not 0."""
+        free = self.matrix(self.face(y).free.to(y.dtype))
+        a, b = (t - t.detach() for t in (self.rows, self.columns))
+        a, b = (t.expand(*y.shape[:-1], -1).reshape(len(free), -1) for t in (a, b))
+        size = free.sum(-1).clamp_min(1)
+        v = semidual.Laplacian(free).solve(b - (free * (a / size).unsqueeze(-1)).sum(-2))
+        alpha = (a - (free * v.unsqueeze(-2)).sum(-1)) / size
+        return y + (free * (alpha.unsqueeze(-1) + v.unsqueeze(-2))).reshape(y.shape)
 
     def products(self, q: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The gradients of a and b: α and v with q = α_i + v_j where y is not 0."""

@@ -11,13 +11,17 @@ s = 1/e''(Y), 0 where Y is. ∇²φ is the Laplacian of a graph: columns are joi
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-MOST, HALVINGS = 40, 50
+from ..kernels import asked, transforms
+
+MOST, HALVINGS = 200, 50
 """Newton's steps, and trials for the length of one."""
 
 
@@ -61,9 +65,7 @@ class Laplacian:
             self.pivots.append(pivot)
             self.ends.append(joined <= extra[k])
 
-    def solve(
-        self, g: Tensor, noise: Tensor | None = None, size: Tensor | None = None
-    ) -> Tensor:
+    def solve(self, g: Tensor, noise: Tensor | None = None, size: Tensor | None = None) -> Tensor:
         """(L + E)⁻¹ g, (B, m). What g adds up to in a part of the graph counts as 0 up to
         ``noise``, (B,); or, also in parts that small weights join, up to rounding of sums of
         ``size``, (B, m)."""
@@ -92,6 +94,11 @@ class Laplacian:
 def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """α (B, n) and v (B, m) for which α_i + v_j is nearest to t (B, n, m) in the norm with weights
     s. Differentiable: with a fixed L, each round squares the error of the derivatives."""
+    learns = torch.is_grad_enabled() and (s.requires_grad or t.requires_grad)
+    if not learns and s.device.type == "cpu" and s.dtype == t.dtype == torch.float64:
+        compiled = _compiled() if asked() and not transforms.under_transform((s, t)) else None
+        if compiled is not None and len(s):
+            return compiled(s, t)
     part = s / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
     with torch.no_grad():
         laplacian = Laplacian(s)
@@ -106,6 +113,15 @@ def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         size = (s * (left.detach().abs() + mean(left.detach().abs()))).detach().sum(-2)
         v = v + laplacian.solve(each.sum(-2), size=size)
     return mean(t - v.unsqueeze(-2)).squeeze(-1), v
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[Tensor, Tensor]] | None:
+    try:
+        from ..kernels.cpu.between import potentials
+    except ModuleNotFoundError:  # numba
+        return None
+    return potentials
 
 
 def multipliers(y: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,7 +232,8 @@ def _newton(e: Any, z: Tensor, a: Tensor, b: Tensor, v: Tensor) -> Plan:
     own = e
     for k in range(MOST + 1):
         off = g.abs().amax(-1)
-        go = (off > tol) & ~((off <= 16 * tol) & (fell > 0.3))
+        still = torch.minimum(fell, last) > 0.9
+        go = (off > tol) & ~((off <= 4 * tol) & (fell > 0.7)) & ~((off <= 1e-8 * scale) & still)
         if k == MOST or not bool(go.all()):
             ended = torch.ones_like(go) if k == MOST else ~go
             at = left[ended]
@@ -245,7 +262,8 @@ def _newton(e: Any, z: Tensor, a: Tensor, b: Tensor, v: Tensor) -> Plan:
             along = (seen[2] * d).sum(-1)
             over = ~(along <= 0)
             close = (seen[3] <= norm / 2) | (seen[2].abs().amax(-1) <= tol)
-            taken = chosen(~done & (close | ~over), seen, taken)
+            good = ~done & (close | ~over)
+            taken = chosen(good, seen, taken)  # type: ignore[assignment]
             done = done | close | (~over & (high.isinf() | (along >= 0.5 * first)))
             if bool(done.all()):
                 break

@@ -28,7 +28,7 @@ class OfRows(Regularizer):
 
     def rows(self, y: Tensor) -> Tensor:
         """Plans as matrices."""
-        return y.unflatten(-1, self.shape)
+        return y.reshape(*y.shape[:-1], *self.shape)
 
     def value(self, y: Tensor) -> Tensor:
         return self.base.value(self.rows(y)).sum(-1)
@@ -171,7 +171,7 @@ class Transport(Domain):
         if region.on is None:
             return torch.zeros_like(region.total, dtype=torch.bool)
         plan = region.on.unflatten(-1, region.shape)
-        bad = ~plan.any(-1).all(-1, keepdim=True) | ~plan.any(-2).all(-1, keepdim=True)
+        bad: Tensor = ~plan.any(-1).all(-1, keepdim=True) | ~plan.any(-2).all(-1, keepdim=True)
         bad = bad if skip is None else bad & ~skip
         if transforms.may_look(bad) and bool(bad.any()):
             at = first(bad.squeeze(-1))

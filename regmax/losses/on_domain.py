@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain
+from ..domains import Bounded, Domain
 from ..domains.sets import empty
 from ..kernels import transforms
 from ..kernels.wrappers import is_dtensor
@@ -54,6 +54,11 @@ def losses(
     bounds = rows.bounds
     assert bounds is not None
     c = target.unsqueeze(-1) if target.ndim < x.ndim else None
+    if c is not None and not isinstance(bounds, Bounded):
+        raise ValueError(
+            "target must be a plan, floating and of the shape of input; got indices of shape "
+            f"{tuple(target.shape)}"
+        )
     if c is None:
         t = rows.inner(target).to(rows.x)
     else:
@@ -75,6 +80,7 @@ def losses(
             bounds.excess(t.detach()) > slack * size
         )
     else:
+        assert isinstance(bounds, Bounded)
         inner = bounds.holding(t)
         off = empty(inner).squeeze(-1)
     hidden = hidden if skip is None else hidden | skip
@@ -103,6 +109,7 @@ def losses(
             total = bounds.total - bounds.total.detach()
             value = value + rows.restore_rows((shift * total).squeeze(-1))
     else:
+        assert isinstance(bounds, Bounded)
         inside = replace(rows, bounds=inner.where(~(off | hidden), bounds))
         value = value - smooth_max(inside, *evaluate.argmax(inside, settings))
     value = torch.where(off, torch.nan, torch.where(hidden, torch.inf, value))

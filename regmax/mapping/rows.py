@@ -110,7 +110,8 @@ class Rows:
         if self.across is None:
             return t.movedim(-1, self.dim)
         assert isinstance(self.bounds, Plans)
-        return t.unflatten(-1, self.bounds.shape).movedim((-2, -1), (self.across, self.dim))
+        plans = t.reshape(*t.shape[:-1], *self.bounds.shape)
+        return plans.movedim((-2, -1), (self.across, self.dim))
 
     def point(self, y: Tensor) -> Tensor:
         """y in the dtype of these rows, and some point of D in a row without an answer."""

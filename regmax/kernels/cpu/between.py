@@ -83,6 +83,18 @@ class Between(CompiledRows):
         return out, each if hyper else None
 
 
+_POTENTIALS = CompiledRows("regmax.kernels.cpu.transport", 1, ("potentials",))
+
+
+def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`regmax.domains.semidual.potentials` of float64 (B, n, m), without derivatives."""
+    count, n, m = s.shape
+    alpha, v = s.new_empty(count, n), s.new_empty(count, m)
+    flat = [u.detach().reshape(count, n * m).contiguous() for u in (s, t)]
+    _POTENTIALS.run(0, *flat, n, alpha, v)
+    return alpha, v
+
+
 @functools.cache
 def plans(base: CompiledRows) -> Plans:
     """The kernel of the transport plans of a base."""

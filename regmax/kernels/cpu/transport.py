@@ -69,6 +69,78 @@ def of(forward: Any) -> Callable[..., None]:
     return functions(*descriptions, theta=theta)
 
 
+def potentials(job: Any, like: Any) -> None:
+    """:func:`regmax.domains.semidual.potentials`: the arrays are s, t, the number of rows of a plan,
+    α and v; all are float64."""
+    n = common.whole_at(job, 2)
+    m = job[common.WIDTH] // n
+    wide = m + 2 * LANES
+    space = memory.empty(n + m + 5, wide, like)
+    begin, end = common.take(job)
+    while begin < end:
+        for r in range(begin, end):
+            part, square = memory.row(space, 0), memory.row(space, n)
+            vectors = memory.row(space, n + m)
+            given = doubles_at(job, 0, r), doubles_at(job, 1, r)
+            results = doubles_at(job, 3, r), doubles_at(job, 4, r)
+            _nearest(*given, n, m, wide, part, square, vectors, *results)
+        begin, end = common.take(job)
+    memory.keep(space)
+
+
+@njit
+def _nearest(
+    s: Any, t: Any, n: int, m: int, wide: int, part: Any, square: Any, vectors: Any, alpha: Any,
+    v: Any,
+) -> None:  # fmt: skip
+    extra, pivots, ends, g, sizes = (
+        vectors, shifted(vectors, wide), shifted(vectors, 2 * wide), shifted(vectors, 3 * wide),
+        shifted(vectors, 4 * wide),
+    )  # fmt: skip
+    for i in range(0, n * wide, LANES):
+        simd.store(part, i, simd.spread(simd.load(part, i), 0.0))
+    for i in range(n):
+        for j in range(m):
+            part[i * wide + j] = s[i * m + j]
+    factored(part, n, m, wide, 0.0, 0.0, square, extra, pivots, ends)
+    for j in range(m):
+        v[j] = 0.0
+    for step in range(3):  # two steps; then α alone
+        for j in range(m):
+            g[j], sizes[j] = 0.0, 0.0
+        for i in range(n):
+            size, mean, big = 0.0, 0.0, 0.0
+            for j in range(m):
+                w = s[i * m + j]
+                if w > 0.0:
+                    u = t[i * m + j] - v[j]
+                    size, mean, big = size + w, mean + w * u, big + w * abs(u)
+            size = max(size, TINY)
+            mean, big = mean / size, big / size
+            alpha[i] = mean
+            for j in range(m):
+                w = s[i * m + j]
+                if w > 0.0:
+                    u = t[i * m + j] - v[j]
+                    g[j], sizes[j] = g[j] + w * (u - mean), sizes[j] + w * (abs(u) + big)
+        if step == 2:
+            break
+        for k in range(m):
+            if abs(g[k]) <= 8.0 * EPS * sizes[k]:
+                g[k] = 0.0
+            for j in range(k + 1, m):
+                rate = square[k * wide + j]
+                g[j], sizes[j] = g[j] + rate * g[k], sizes[j] + rate * sizes[k]
+        for i in range(m):
+            k = m - 1 - i
+            x = g[k] / pivots[k] if pivots[k] > 0.0 else 0.0
+            for j in range(k + 1, m):
+                x += square[k * wide + j] * g[j]
+            g[k] = x
+        for k in range(m):
+            v[k] += g[k]
+
+
 @njit
 def dot(a: Any, b: Any, m: int) -> float:
     found = simd.spread(simd.load(a, 0), 0.0)
@@ -283,7 +355,7 @@ def _plan(own: Description, at: int, others: Any) -> Any:
             long = largest(d, m)
             if long > reach:
                 axpy(reach / long - 1.0, d, d, m, d)
-            double = 0.15 < min(fell, last) and max(fell, last) < 0.35
+            double = min(fell, last) > 0.15 and max(fell, last) < 0.35
             t, low, high = 2.0 if double else 1.0, 0.0, np.inf
             first, up, before, taken, at_t = dot(g, d, m), 0.0, norm, 0.0, 0.0
             down = first
@@ -312,9 +384,7 @@ def _plan(own: Description, at: int, others: Any) -> Any:
         return largest(g, m) / scale, steps
 
     @njit
-    def laid_out(
-        scores: Any, n: int, m: int, wide: int, scale: float, z: Any, v: Any
-    ) -> float:
+    def laid_out(scores: Any, n: int, m: int, wide: int, scale: float, z: Any, v: Any) -> float:
         """z = scale · scores, and v where no entry of z + v is above 0; the largest |z|."""
         size = 0.0
         for j in range(m):

@@ -182,7 +182,11 @@ def computed(rows: Rows, settings: Settings) -> Forward:
     bounds = rows.bounds
     assert bounds is not None
     if isinstance(bounds, Plans):
-        return _plans(rows, bounds.detached(), settings)
+        if settings.solver != "auto":
+            raise ValueError(f'domain=Transport() has solver="auto" alone; got {settings.solver!r}')
+        if not isinstance(rows.omega, OfRows):
+            raise NotImplementedError("plans are computed from Ω's inverse, not from its value")
+        return _plans(rows.omega, rows.x, bounds.detached(), settings)
     omega, c = unscaled(rows.omega, 1.0)
     z, path, why = rows.x / c, "", ""
     if isinstance(omega, Penalized):
@@ -219,12 +223,8 @@ def _by_kernel(
     return None if y is None else y.view(z.shape)
 
 
-def _plans(rows: Rows, bounds: Plans, settings: Settings) -> Forward:
-    """Π_Ω(x) of plans; what does not have the sums is reported."""
-    omega, z = rows.omega, rows.x
-    assert isinstance(omega, OfRows)
-    if settings.solver != "auto":
-        raise ValueError(f'domain=Transport() has solver="auto" alone; got {settings.solver!r}')
+def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forward:
+    """Π_Ω(z) of plans; what does not have the sums is reported."""
     if not z.numel():
         return Forward(z.clone(), "empty batch", "nothing to solve")
     plan = _plans_by_kernel(omega.base, z, bounds)
@@ -283,7 +283,7 @@ def _check_penalty(omega: Penalized, bounds: Bounded, mask: Tensor | None) -> No
 
 
 def _product(
-    omega: Regularizer, bounds: Bounded, y: Tensor, part: Tensor | None, v: Tensor
+    omega: Regularizer, bounds: Bounded | Plans, y: Tensor, part: Tensor | None, v: Tensor
 ) -> tuple[Tensor, Curvature]:
     """J v without the averages of a penalty, and the curvature of Ω without it."""
     smooth = smooth_part(omega, part)

@@ -28,7 +28,9 @@ class Cvxpy(Conic):
             for omega, index, entries in batches(task):
                 sizes = {}
                 if task.bounds is not None:
-                    sizes = {k: t.shape[-1] for k, t in task.bounds.conic(index[0], entries[0]).items()}
+                    sizes = {
+                        k: t.shape[-1] for k, t in task.bounds.conic(index[0], entries[0]).items()
+                    }
                 conic = program(omega, entries.shape[-1], task.bounds, sizes)
                 rows = task.z[index].gather(-1, entries)
                 for i, z, where in zip(index, rows, entries, strict=True):
