@@ -455,13 +455,4 @@ SECTIONS: dict[str, Callable[[Bench], str]] = {
         *(first_calls, peaks),
     )
 }
-CPU_ONLY = (
-    "conic",
-    "own-omega",
-    "own-sizes",
-    "own-loss",
-    "own-busy",
-    "composed",
-    "domains",
-    "transport",
-)
+CPU_ONLY = ("conic", "own-omega", "own-sizes", "own-loss", "own-busy", "composed", "domains")

@@ -83,7 +83,7 @@ class Between(CompiledRows):
         return out, each if hyper else None
 
 
-_POTENTIALS = CompiledRows("regmax.kernels.cpu.transport", 1, ("potentials",))
+_POTENTIALS = CompiledRows("regmax.kernels.cpu.laplacian", 1, ("potentials",))
 
 
 def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
