@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from ..kernels import transforms
 from ..regularizers import printing
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature
@@ -145,10 +146,12 @@ class Region(ABC):
     def jacobian(self, curvature: Curvature, v: Tensor, face: Face) -> Tensor:
         """w = J v: H w + τ1 = v on the free entries, Σw = 0 where their sum is fixed (else τ = 0),
         0 elsewhere."""
-        w = curvature.jacobian(v, face.free)
         if face.fixed is None:
-            return w
-        return torch.where(face.fixed, w, unconstrained.solve(curvature, v, face.free))
+            return curvature.jacobian(v, face.free)
+        apart = unconstrained.solve(curvature, v, face.free)
+        if transforms.may_look(face.fixed) and not bool(face.fixed.any()):
+            return apart
+        return torch.where(face.fixed, curvature.jacobian(v, face.free), apart)
 
     def inverse(self, curvature: Curvature, face: Face) -> Inverse:
         """The same without derivatives, with the least curvature along the face."""

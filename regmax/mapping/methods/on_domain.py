@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...domains import Bounded, Domain, Plans, Simplex
-from ...domains.root import Entries
+from ...domains.root import Entries, add, clip
 from ...domains.semidual import Plan
 from ...domains.sets import region_of
 from ...domains.transport import OfRows
@@ -210,17 +210,32 @@ def computed(rows: Rows, settings: Settings) -> Forward:
 def _by_kernel(
     omega: Regularizer, z: Tensor, mask: Tensor | None, bounds: Bounded
 ) -> Tensor | None:
-    """Π_Ω(z) between the bounds, None if there is no kernel for it."""
-    kernel = kernel_of(omega, z) if bounds.fixed_total else None
-    if kernel is None:
-        return None
-    found, limits = between(kernel, (bounds.low, bounds.high, bounds.total), z)
-    if found is None:
+    """Π_Ω(z) between the bounds, None if there is no kernel for it. With Σy ≤ k it computes the
+    rows in which clip(p(z)) adds up to more."""
+    kernel = None if bounds.total is None else kernel_of(omega, z)
+    found = None if kernel is None else kernel.between(False)
+    if kernel is None or found is None:
         return None
     gamma, *theta = [numbered(t, z) for t in numbers_of(omega, 1.0)]
+    rows, limits = flat(z), (bounds.low, bounds.high, bounds.total)
     on = None if mask is None else flat(mask).contiguous()
-    y = found.solve(flat(z), gamma, tuple(theta), limits, on)
-    return None if y is None else y.view(z.shape)
+    if not bounds.at_most:
+        found, given = between(kernel, limits, z)
+        y = found.solve(rows, gamma, tuple(theta), given, on)
+        return None if y is None else y.view(z.shape)
+    e, wide = _Separable(threshold.wide(omega, z)), bounds.to(torch.float64)
+    less = flat(clip(e.inverse(z.double()), wide.low, wide.high))
+    over = (add(less) > flat(wide.total)).squeeze(-1)
+    if bounds.uniform(mask):
+        limits = bounds.low.amax(-1, True), bounds.high.amax(-1, True), bounds.total
+    low, high, total = (flat(t)[over] for t in limits)
+    found, given = between(kernel, (low, high, total), rows[over])
+    gamma, *theta = [t if len(t) == 1 else t[over] for t in (gamma, *theta)]
+    y = found.solve(rows[over], gamma, tuple(theta), given, None if on is None else on[over])
+    if y is None:
+        return None
+    less[over] = y.double()
+    return less.view(z.shape).to(z.dtype)
 
 
 def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forward:
