@@ -212,12 +212,14 @@ def _by_kernel(
 ) -> Tensor | None:
     """Π_Ω(z) between the bounds, None if there is no kernel for it. With Σy ≤ k it computes the
     rows in which clip(p(z)) adds up to more."""
-    kernel = None if bounds.total is None else kernel_of(omega, z)
-    found = None if kernel is None else kernel.between(False)
-    if kernel is None or found is None:
+    if bounds.total is None:
+        return None
+    kernel = kernel_of(omega, z)
+    if kernel is None or kernel.between(False) is None:
         return None
     gamma, *theta = [numbered(t, z) for t in numbers_of(omega, 1.0)]
-    rows, limits = flat(z), (bounds.low, bounds.high, bounds.total)
+    total = bounds.total
+    rows, limits = flat(z), (bounds.low, bounds.high, total)
     on = None if mask is None else flat(mask).contiguous()
     if not bounds.at_most:
         found, given = between(kernel, limits, z)
@@ -225,9 +227,9 @@ def _by_kernel(
         return None if y is None else y.view(z.shape)
     e, wide = _Separable(threshold.wide(omega, z)), bounds.to(torch.float64)
     less = flat(clip(e.inverse(z.double()), wide.low, wide.high))
-    over = (add(less) > flat(wide.total)).squeeze(-1)
+    over = (add(less) > flat(total.double())).squeeze(-1)
     if bounds.uniform(mask):
-        limits = bounds.low.amax(-1, True), bounds.high.amax(-1, True), bounds.total
+        limits = bounds.low.amax(-1, True), bounds.high.amax(-1, True), total
     low, high, total = (flat(t)[over] for t in limits)
     found, given = between(kernel, (low, high, total), rows[over])
     gamma, *theta = [t if len(t) == 1 else t[over] for t in (gamma, *theta)]
