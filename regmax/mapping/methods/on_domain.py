@@ -340,7 +340,9 @@ class OnDomain(Computed):
         values = dict(zip(self.names, tensors, strict=True))
         inside = {name: values[name] for name in self._names}
         each = zip(self._bounds.tensors, self._bounds.names, strict=True)
-        bounds = self._bounds.with_tensors({name: values[key] for name, key in each})
+        bounds = Bounded.named(values, x) or self._bounds.with_tensors(
+            {name: values[key] for name, key in each}
+        )
         given = self.omega.with_tensors(inside), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
         return computed(Rows(x, 1.0, mask, *given), self._settings).y, mask
 
