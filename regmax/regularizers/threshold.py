@@ -5,6 +5,8 @@ Martins & Niculae 2019, Prop. 5). τ is given by the entry t of one score z_r, a
 
     y_i(t) = p(z_i − z_r + e'(t)),    dy_i/dt = e''(t)/e''(y_i),    Σ y(t) = 1.
 
+Where e differs from entry to entry, :mod:`regmax.kernels.clipped` finds τ.
+
 This loses no digits where τ does. r is the largest score, with t in [1/m, 1] for m participants. If
 e'' is 0 at 0, y is infinitely steep at its threshold, and r is the smallest score of the support:
 the k-th largest score is in the support iff Σ p(z_i − z_k + e'(0)) < 1.
@@ -22,12 +24,32 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.clipped import Entries, clipped
 from ..kernels.roots import increasing_root
 from ..kernels.simplex import normalize
 
 Sums = Callable[..., tuple[Tensor, ...]]
 LEAST = 1e-27
 """Below the largest entry of any row that lies on several devices."""
+
+
+class Separable(Entries):
+    """One entry of a separable Ω with ``inverse``."""
+
+    def __init__(self, omega: Any) -> None:
+        self._omega, self.steep = omega, omega.steep
+
+    def slope(self, y: Tensor) -> Tensor:
+        slope: Tensor = self._omega.grad(y)
+        return slope
+
+    def inverse(self, u: Tensor) -> Tensor:
+        y: Tensor = self._omega.inverse(u)
+        return y
+
+    def second(self, y: Tensor) -> Tensor:
+        h: Tensor = self._omega.curvature(y).matvec(torch.ones_like(y))
+        return h
 
 
 def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
@@ -37,7 +59,12 @@ def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tenso
     z = x.double() / transforms.number(gamma, x)
     z = z if mask is None else z.masked_fill(~mask, -torch.inf)
     count = (z > -torch.inf).sum(-1, keepdim=True)
-    given = z, 1 / count.double(), torch.ones_like(z[..., :1])
+    one = torch.ones_like(z[..., :1])
+    if omega.grad(one).shape[-1] > 1:
+        on = z > -torch.inf
+        y = clipped(Separable(omega), torch.where(on, z, 0), 0 * one, on.double(), one, False)
+        return normalize(y).to(x.dtype)
+    given = z, 1 / count.double(), one
     if isinstance(steep, Tensor) and transforms.may_look(steep):
         steep = steep if bool(steep.any()) and not bool(steep.all()) else bool(steep.any())
     if steep is True:

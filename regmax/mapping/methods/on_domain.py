@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ...domains import Bounded, Domain, Simplex
-from ...domains.root import Entries
 from ...domains.sets import region_of
 from ...kernels import Kernel, transforms, wrappers
 from ...optimality.jacobian import averaging, hyperparameter_product
@@ -25,22 +24,6 @@ from .base import Method, Missed, reduced
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
 from .solver import Forward, Settings, on_domain
-
-
-class _Separable(Entries):
-    """One entry of a separable Ω with ``inverse``."""
-
-    def __init__(self, omega: Regularizer) -> None:
-        self._omega, self.steep = omega, omega.steep
-
-    def slope(self, y: Tensor) -> Tensor:
-        return self._omega.grad(y)
-
-    def inverse(self, u: Tensor) -> Tensor:
-        return self._omega.inverse(u)
-
-    def second(self, y: Tensor) -> Tensor:
-        return self._omega.curvature(y).matvec(torch.ones_like(y))
 
 
 class Between(Method):
@@ -158,7 +141,7 @@ def computed(rows: Rows, settings: Settings) -> Forward:
     y = _by_kernel(omega, z, rows.mask, bounds)
     where = "in PyTorch" if y is None else "by its numba kernel"
     if y is None:
-        y = bounds.answer(_Separable(threshold.wide(omega, z)), z)
+        y = bounds.answer(threshold.Separable(threshold.wide(omega, z)), z)
     return Forward(y, f"{path}closed form", f"{why}clip(p(z − τ)) of {who(omega)}, {where}")
 
 

@@ -1,0 +1,223 @@
+"""f-divergences from a prior, and the Fermi–Dirac entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import regmax
+from regmax.regularizers.arguments import POSITIVE
+from regmax.regularizers.curvature import Diagonal
+from regmax.regularizers.powers import exp_alpha, log_alpha
+
+LOG2 = math.log(2)
+
+
+class _FromPrior(regmax.Regularizer):
+    """Ω(y) = Σ q_i f(t_i), t = y/q, from f, f', f'' and the inverse of f'. f and f' may differ by a
+    multiple of t and of 1 from what the formula says where ``written`` is False."""
+
+    hyperparameters: tuple[str, ...] = ()  # type: ignore[misc]
+    per_entry = ("prior",)
+    ranges = {"prior": POSITIVE}  # noqa: RUF012
+    separable = True
+    prior: float | Tensor
+
+    @property
+    def _alike(self) -> bool:
+        """Whether all entries have one prior."""
+        return not isinstance(self.prior, Tensor) or self.prior.numel() == 1
+
+    @property
+    def permutation_invariant(self) -> bool:  # type: ignore[override]
+        return self._alike
+
+    @property
+    def sharded(self) -> bool:
+        return self._alike and super().sharded
+
+    def value(self, y: Tensor) -> Tensor:
+        return (self.prior * self._f(y / self.prior)).sum(-1)
+
+    def grad(self, y: Tensor) -> Tensor:
+        return self._slope(y / self.prior)
+
+    def curvature(self, y: Tensor) -> Diagonal:
+        info = torch.finfo(y.dtype)
+        return Diagonal((self._bend(y / self.prior) / self.prior).clamp(info.tiny, info.max))
+
+    def inverse(self, u: Tensor) -> Tensor:
+        return self.prior * self._ratio(u)
+
+    def _f(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _slope(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _bend(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _ratio(self, u: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Divergence(_FromPrior):
+    """Ω(y) = Σ q f(y/q), f(t) = (t^α − αt + α − 1)/(α(α − 1)), α ≥ 0."""
+
+    name = "divergence"
+    hyperparameters = ("alpha",)
+    ranges = {**_FromPrior.ranges, "alpha": (">= 0", lambda alpha: alpha >= 0)}  # noqa: RUF012
+
+    def __init__(self, alpha: float | Tensor = 1.0, prior: float | Tensor = 1.0) -> None:
+        self.alpha = self.checked("alpha", alpha)
+        self.prior = self.checked("prior", prior)
+
+    @property
+    def formula(self) -> str:  # type: ignore[override]
+        return r"\sum_i q_i f_{$alpha}(y_i / q_i)"
+
+    @property
+    def steep(self) -> bool | Tensor:  # type: ignore[override]
+        return self.alpha > 2
+
+    def _f(self, t: Tensor) -> Tensor:
+        log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
+        return _either(
+            self.alpha,
+            lambda alpha: alpha >= 0.5,
+            lambda alpha: (t * log_alpha(alpha, log) - (t - 1)) / alpha,
+            lambda alpha: (log_alpha(alpha + 1, log) - (t - 1)) / (alpha - 1),
+        )
+
+    def _slope(self, t: Tensor) -> Tensor:
+        return _either(
+            self.alpha,
+            self._far,
+            lambda alpha: t ** (alpha - 1) / (alpha - 1),
+            lambda alpha: log_alpha(alpha, t.log()),
+        )
+
+    def _bend(self, t: Tensor) -> Tensor:
+        return ((self.alpha - 2) * t.log()).exp()
+
+    def _ratio(self, u: Tensor) -> Tensor:
+        return _either(
+            self.alpha,
+            self._far,
+            lambda alpha: ((alpha - 1) * u).clamp_min(0) ** (1 / (alpha - 1)),
+            lambda alpha: exp_alpha(alpha, u),
+        )
+
+    def _far(self, alpha: Any) -> Any:
+        return (abs(alpha - 1) >= 0.5) & (not self.written)
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        a, q = float(self.alpha), _numbers(self.prior)
+        t = y / q
+        if a == 0:
+            f = t - 1 - cvxpy.log(t)
+        elif a == 1:
+            f = -cvxpy.entr(t) - t + 1
+        else:
+            f = (cvxpy.power(t, a) - a * t + a - 1) / (a * (a - 1))
+        return cvxpy.sum(cvxpy.multiply(q, f))
+
+
+class JensenShannon(_FromPrior):
+    """Ω(y) = ½ Σ y log(y/m) + ½ Σ q log(q/m), m = (y + q)/2."""
+
+    name = "jensen_shannon"
+    formula = r"\tfrac{1}{2} \mathrm{KL}(y \Vert m) + \tfrac{1}{2} \mathrm{KL}(q \Vert m)"
+
+    def __init__(self, prior: float | Tensor = 1.0) -> None:
+        self.prior = self.checked("prior", prior)
+
+    def _f(self, t: Tensor) -> Tensor:
+        m = torch.log1p(t) - LOG2
+        log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
+        return (t * (log - m) - m) / 2
+
+    def _slope(self, t: Tensor) -> Tensor:
+        return LOG2 / 2 * self.written - torch.log1p(1 / t) / 2
+
+    def _bend(self, t: Tensor) -> Tensor:
+        return 1 / (2 * t * (1 + t))
+
+    def _ratio(self, u: Tensor) -> Tensor:
+        """s/(2 − s), s = e^{2u}; +∞ from s = 2 on."""
+        return 1 / torch.expm1((LOG2 * self.written - 2 * u).clamp_min(0))
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        q = _numbers(self.prior)
+        m = (y + q) / 2
+        return cvxpy.sum(cvxpy.rel_entr(y, m) + cvxpy.rel_entr(q, m)) / 2
+
+
+class FermiDirac(regmax.Regularizer):
+    """Ω(y) = Σ y_i log y_i + (1 − y_i) log(1 − y_i), finite on [0, 1]. 4-strongly convex in ‖·‖₂,
+    as 1/(y(1 − y)) ≥ 4."""
+
+    name = "fermi_dirac"
+    formula = r"\sum_i y_i \log y_i + (1 - y_i) \log (1 - y_i)"
+    hyperparameters = ()
+    permutation_invariant = True
+    separable = True
+    ignores_zeros = True
+    strong_convexity = 4.0
+    highest = 1.0
+
+    def value(self, y: Tensor) -> Tensor:
+        return -(torch.special.entr(y) + torch.special.entr(1 - y)).sum(-1)
+
+    def grad(self, y: Tensor) -> Tensor:
+        return y.log() - _rest(y).log()
+
+    def curvature(self, y: Tensor) -> Diagonal:
+        return Diagonal((-y.log()).exp() + 1 / _rest(y))
+
+    def inverse(self, u: Tensor) -> Tensor:
+        return u.sigmoid()
+
+    def min_positive(self, tiny: float) -> float:
+        return tiny
+
+    def as_cvxpy(self, y: Any) -> Any:
+        import cvxpy
+
+        return -cvxpy.sum(cvxpy.entr(y) + cvxpy.entr(1 - y))
+
+
+def _rest(y: Tensor) -> Tensor:
+    """1 − y; at y = 1, half of its rounding."""
+    return (1 - y).clamp_min(torch.finfo(y.dtype).eps / 2)
+
+
+def _numbers(prior: float | Tensor) -> Any:
+    return prior.detach().double().cpu().numpy() if isinstance(prior, Tensor) else prior
+
+
+def _either(
+    alpha: float | Tensor,
+    chosen: Callable[[Any], Any],
+    first: Callable[[Any], Tensor],
+    second: Callable[[Any], Tensor],
+) -> Tensor:
+    """``first(α)`` where ``chosen(α)``, else ``second(α)``."""
+    if not isinstance(alpha, Tensor):
+        return first(alpha) if chosen(alpha) else second(alpha)
+    on = chosen(alpha)
+    return torch.where(on, first(torch.where(on, alpha, 2)), second(torch.where(on, 0, alpha)))
+
+
+@regmax.hookimpl
+def regmax_regularizers() -> list[type[regmax.Regularizer]]:
+    return [FermiDirac, JensenShannon, Divergence]
