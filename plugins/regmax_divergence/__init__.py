@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 import regmax
+from regmax.kernels.roots import increasing_root
+from regmax.kernels.simplex import normalize
+from regmax.kernels.transforms import number
 from regmax.regularizers.arguments import POSITIVE
 from regmax.regularizers.curvature import Diagonal
 from regmax.regularizers.powers import exp_alpha, log_alpha
@@ -176,19 +180,40 @@ class FermiDirac(regmax.Regularizer):
     highest = 1.0
 
     def value(self, y: Tensor) -> Tensor:
-        return -(torch.special.entr(y) + torch.special.entr(1 - y)).sum(-1)
+        rest = _rest(y)
+        return (rest * rest.log() - torch.special.entr(y)).sum(-1)
 
     def grad(self, y: Tensor) -> Tensor:
         return y.log() - _rest(y).log()
 
     def curvature(self, y: Tensor) -> Diagonal:
-        return Diagonal((-y.log()).exp() + 1 / _rest(y))
+        return Diagonal((-y.log()).exp() + (-_rest(y).log()).exp())
 
     def inverse(self, u: Tensor) -> Tensor:
         return u.sigmoid()
 
     def min_positive(self, tiny: float) -> float:
         return tiny
+
+    def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
+        """σ(z − τ), the largest score 0, where Σ σ(z_i − τ) over the others is σ(τ): 1 − y of the
+        largest entry, which has no digits next to y = 1."""
+        z = x.double() / number(gamma, x)
+        z = z if mask is None else z.masked_fill(~mask, -torch.inf)
+        first = z.argmax(-1, keepdim=True)
+        others = z.scatter(-1, first, -torch.inf)
+        second = others.amax(-1, keepdim=True)
+        others = torch.where(second > -torch.inf, others, z)  # one entry alone, which has all
+
+        def residual(tau: Tensor) -> tuple[Tensor, Tensor]:
+            y = (others - tau).sigmoid()
+            total, rate = y.sum(-1, keepdim=True), (y - y * y).sum(-1, keepdim=True)
+            return logsigmoid(tau) - total.log(), (-tau).sigmoid() + rate / total
+
+        low = second.clamp_min(torch.finfo(z.dtype).min) / 2
+        high = (z > -torch.inf).sum(-1, keepdim=True).to(z.dtype).log()
+        tau = increasing_root(residual, low, high, low, noise=32)
+        return normalize((z - tau).sigmoid()).to(x.dtype)
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -197,8 +222,8 @@ class FermiDirac(regmax.Regularizer):
 
 
 def _rest(y: Tensor) -> Tensor:
-    """1 − y; at y = 1, half of its rounding."""
-    return (1 - y).clamp_min(torch.finfo(y.dtype).eps / 2)
+    """1 − y, and where that is 0 half a rounding error, of which the logarithm is finite."""
+    return (1 - y) + torch.finfo(y.dtype).eps / 2 * (y >= 1)
 
 
 def _numbers(prior: float | Tensor) -> Any:
