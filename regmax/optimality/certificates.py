@@ -197,12 +197,12 @@ def _rounded(at: Point, r: Tensor, rounding: Tensor) -> Tensor | None:
     curvature = at.verified.curvature
     if not isinstance(curvature, Diagonal):
         return None
-    face, h = p.domain.face(at.y), curvature.h
-    soft = torch.where(face.free, torch.minimum(1 / h, at.y), 0)
-    tau = row_dot(soft, r) / soft.sum(-1, keepdim=True).clamp_min(torch.finfo(r.dtype).tiny)
+    noise, face = eps * at.y * curvature.h, p.domain.face(at.y)
+    firm = face.free & ~(noise > rounding)
+    tau = torch.where(firm, r, -torch.inf).amax(-1, keepdim=True)
     tau = tau if face.fixed is None else torch.where(face.fixed, tau, 0)
-    noise = eps * at.y * h
-    return torch.minimum(torch.maximum(r - tau, -noise), noise)
+    moved = torch.minimum(torch.maximum(r - tau, -noise), noise)
+    return torch.where(torch.isfinite(tau), moved, 0)
 
 
 def _stiffness(at: Point) -> Tensor:
