@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 import regmax
 from regmax.kernels.roots import increasing_root
@@ -22,8 +21,8 @@ LOG2 = math.log(2)
 
 
 class _FromPrior(regmax.Regularizer):
-    """Ω(y) = Σ q_i f(t_i), t = y/q, from f, f', f'' and the inverse of f'. f and f' may differ by a
-    multiple of t and of 1 from what the formula says where ``written`` is False."""
+    """Ω(y) = Σ q_i f(t_i), t = y/q, from f, f' + c, f'' and the inverse of f' + c. On the simplex
+    c Σ y is a constant, with which f' + c loses no digits where t is large."""
 
     hyperparameters: tuple[str, ...] = ()  # type: ignore[misc]
     per_entry = ("prior",)
@@ -45,7 +44,8 @@ class _FromPrior(regmax.Regularizer):
         return self._alike and super().sharded
 
     def value(self, y: Tensor) -> Tensor:
-        return (self.prior * self._f(y / self.prior)).sum(-1)
+        each = (self.prior * self._f(y / self.prior)).sum(-1, keepdim=True)
+        return (each + self._c * (y.sum(-1, keepdim=True) - 1)).squeeze(-1)
 
     def grad(self, y: Tensor) -> Tensor:
         return self._slope(y / self.prior)
@@ -56,6 +56,10 @@ class _FromPrior(regmax.Regularizer):
 
     def inverse(self, u: Tensor) -> Tensor:
         return self.prior * self._ratio(u)
+
+    @property
+    def _c(self) -> float | Tensor:
+        raise NotImplementedError
 
     def _f(self, t: Tensor) -> Tensor:
         raise NotImplementedError
@@ -88,6 +92,10 @@ class Divergence(_FromPrior):
     @property
     def steep(self) -> bool | Tensor:  # type: ignore[override]
         return self.alpha > 2
+
+    @property
+    def _c(self) -> float | Tensor:
+        return _either(self.alpha, self._far, lambda alpha: 1 / (alpha - 1), lambda alpha: 0 * alpha)
 
     def _f(self, t: Tensor) -> Tensor:
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
@@ -143,20 +151,24 @@ class JensenShannon(_FromPrior):
     def __init__(self, prior: float | Tensor = 1.0) -> None:
         self.prior = self.checked("prior", prior)
 
+    @property
+    def _c(self) -> float:
+        return 0.0 if self.written else -LOG2 / 2
+
     def _f(self, t: Tensor) -> Tensor:
         m = torch.log1p(t) - LOG2
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
         return (t * (log - m) - m) / 2
 
     def _slope(self, t: Tensor) -> Tensor:
-        return LOG2 / 2 * self.written - torch.log1p(1 / t) / 2
+        return LOG2 / 2 + self._c - torch.log1p(1 / t) / 2
 
     def _bend(self, t: Tensor) -> Tensor:
         return 1 / (2 * t * (1 + t))
 
     def _ratio(self, u: Tensor) -> Tensor:
-        """s/(2 − s), s = e^{2u}; +∞ from s = 2 on."""
-        return 1 / torch.expm1((LOG2 * self.written - 2 * u).clamp_min(0))
+        """s/(2 − s), s = exp(2(u − c)); +∞ from s = 2 on."""
+        return 1 / torch.expm1((LOG2 + 2 * self._c - 2 * u).clamp_min(0))
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
@@ -190,7 +202,7 @@ class FermiDirac(regmax.Regularizer):
         return Diagonal((-y.log()).exp() + (-_rest(y).log()).exp())
 
     def inverse(self, u: Tensor) -> Tensor:
-        return u.sigmoid()
+        return _sigmoid(u)
 
     def min_positive(self, tiny: float) -> float:
         return tiny
@@ -206,19 +218,24 @@ class FermiDirac(regmax.Regularizer):
         others = torch.where(second > -torch.inf, others, z)  # one entry alone, which has all
 
         def residual(tau: Tensor) -> tuple[Tensor, Tensor]:
-            y = (others - tau).sigmoid()
+            y = _sigmoid(others - tau)
             total, rate = y.sum(-1, keepdim=True), (y - y * y).sum(-1, keepdim=True)
-            return logsigmoid(tau) - total.log(), (-tau).sigmoid() + rate / total
+            return -torch.log1p((-tau).exp()) - total.log(), _sigmoid(-tau) + rate / total
 
         low = second.clamp_min(torch.finfo(z.dtype).min) / 2
         high = (z > -torch.inf).sum(-1, keepdim=True).to(z.dtype).log()
         tau = increasing_root(residual, low, high, low, noise=32)
-        return normalize((z - tau).sigmoid()).to(x.dtype)
+        return normalize(_sigmoid(z - tau)).to(x.dtype)
 
     def as_cvxpy(self, y: Any) -> Any:
         import cvxpy
 
         return -cvxpy.sum(cvxpy.entr(y) + cvxpy.entr(1 - y))
+
+
+def _sigmoid(u: Tensor) -> Tensor:
+    """As torch.sigmoid, which rounds otherwise at other places of a batch."""
+    return 1 / (1 + (-u).exp())
 
 
 def _rest(y: Tensor) -> Tensor:
@@ -233,9 +250,9 @@ def _numbers(prior: float | Tensor) -> Any:
 def _either(
     alpha: float | Tensor,
     chosen: Callable[[Any], Any],
-    first: Callable[[Any], Tensor],
-    second: Callable[[Any], Tensor],
-) -> Tensor:
+    first: Callable[[Any], Any],
+    second: Callable[[Any], Any],
+) -> Any:
     """``first(α)`` where ``chosen(α)``, else ``second(α)``."""
     if not isinstance(alpha, Tensor):
         return first(alpha) if chosen(alpha) else second(alpha)

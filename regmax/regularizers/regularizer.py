@@ -225,11 +225,13 @@ class Regularizer(Operand):
                 for name in getattr(module, where, None) or ():
                     yield f"{prefix}." if prefix else "", name, module
 
-    def per_row_tensors(self) -> dict[str, Tensor]:
-        """The declared hyperparameters that are tensors, by dotted name."""
+    def per_row_tensors(self, entries: bool = False) -> dict[str, Tensor]:
+        """The declared hyperparameters that are tensors, by dotted name; ``entries``: those of one
+        number per entry too."""
+        each = [*self.declared(), *(self.declared("per_entry") if entries else ())]
         return {
             prefix + name: item
-            for prefix, name, owner in self.declared()
+            for prefix, name, owner in each
             if isinstance(item := getattr(owner, name), Tensor)
         }
 
