@@ -193,7 +193,8 @@ class FermiDirac(regmax.Regularizer):
 
     def value(self, y: Tensor) -> Tensor:
         rest = _rest(y)
-        return (rest * rest.log() - torch.special.entr(y)).sum(-1)
+        at_one = rest * rest.log() * (y >= 1)  # where Ω is 0, and its slope that of the last ulp
+        return (rest * rest.log() - at_one.detach() - torch.special.entr(y)).sum(-1)
 
     def grad(self, y: Tensor) -> Tensor:
         return y.log() - _rest(y).log()
