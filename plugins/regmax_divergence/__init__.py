@@ -99,11 +99,16 @@ class Divergence(_FromPrior):
 
     def _f(self, t: Tensor) -> Tensor:
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
-        return _either(
-            self.alpha,
+        limits = (
             lambda alpha: alpha >= 0.5,
             lambda alpha: (t * log_alpha(alpha, log) - (t - 1)) / alpha,
             lambda alpha: (log_alpha(alpha + 1, log) - (t - 1)) / (alpha - 1),
+        )
+        return _either(
+            self.alpha,
+            lambda alpha: abs(alpha * (alpha - 1)) >= 0.05,
+            lambda alpha: (t**alpha - alpha * t + alpha - 1) / (alpha * (alpha - 1)),
+            lambda alpha: _either(alpha, *limits),
         )
 
     def _slope(self, t: Tensor) -> Tensor:
@@ -146,7 +151,10 @@ class JensenShannon(_FromPrior):
     """Ω(y) = ½ Σ y log(y/m) + ½ Σ q log(q/m), m = (y + q)/2."""
 
     name = "jensen_shannon"
-    formula = r"\tfrac{1}{2} \mathrm{KL}(y \Vert m) + \tfrac{1}{2} \mathrm{KL}(q \Vert m)"
+    formula = (
+        r"\tfrac{1}{2} \sum_i \bigl(y_i \log \tfrac{2 y_i}{y_i + q_i}"
+        r" + q_i \log \tfrac{2 q_i}{y_i + q_i}\bigr)"
+    )
 
     def __init__(self, prior: float | Tensor = 1.0) -> None:
         self.prior = self.checked("prior", prior)
