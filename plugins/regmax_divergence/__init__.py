@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class _FromPrior(regmax.Regularizer):
     """Ω(y) = Σ q_i f(t_i), t = y/q, from f, f' + c, f'' and the inverse of f' + c. On the simplex
     c Σ y is a constant, with which f' + c loses no digits where t is large."""
 
-    hyperparameters: tuple[str, ...] = ()  # type: ignore[misc]
+    hyperparameters: ClassVar[tuple[str, ...]] = ()
     per_entry = ("prior",)
     ranges = {"prior": POSITIVE}  # noqa: RUF012
     separable = True
@@ -45,32 +45,35 @@ class _FromPrior(regmax.Regularizer):
 
     def value(self, y: Tensor) -> Tensor:
         each = (self.prior * self._f(y / self.prior)).sum(-1, keepdim=True)
-        return (each + self._c * (y.sum(-1, keepdim=True) - 1)).squeeze(-1)
+        value: Tensor = each + self._c * (y.sum(-1, keepdim=True) - 1)
+        return value.squeeze(-1)
 
     def grad(self, y: Tensor) -> Tensor:
-        return self._slope(y / self.prior)
+        slope: Tensor = self._slope(y / self.prior)
+        return slope
 
     def curvature(self, y: Tensor) -> Diagonal:
         info = torch.finfo(y.dtype)
         return Diagonal((self._bend(y / self.prior) / self.prior).clamp(info.tiny, info.max))
 
     def inverse(self, u: Tensor) -> Tensor:
-        return self.prior * self._ratio(u)
+        y: Tensor = self.prior * self._ratio(u)
+        return y
 
     @property
-    def _c(self) -> float | Tensor:
+    def _c(self) -> Any:
         raise NotImplementedError
 
-    def _f(self, t: Tensor) -> Tensor:
+    def _f(self, t: Tensor) -> Any:
         raise NotImplementedError
 
-    def _slope(self, t: Tensor) -> Tensor:
+    def _slope(self, t: Tensor) -> Any:
         raise NotImplementedError
 
     def _bend(self, t: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def _ratio(self, u: Tensor) -> Tensor:
+    def _ratio(self, u: Tensor) -> Any:
         raise NotImplementedError
 
 
@@ -94,10 +97,12 @@ class Divergence(_FromPrior):
         return self.alpha > 2
 
     @property
-    def _c(self) -> float | Tensor:
-        return _either(self.alpha, self._far, lambda alpha: 1 / (alpha - 1), lambda alpha: 0 * alpha)
+    def _c(self) -> Any:
+        return _either(
+            self.alpha, self._far, lambda alpha: 1 / (alpha - 1), lambda alpha: 0 * alpha
+        )
 
-    def _f(self, t: Tensor) -> Tensor:
+    def _f(self, t: Tensor) -> Any:
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
         limits = (
             lambda alpha: alpha >= 0.5,
@@ -111,7 +116,7 @@ class Divergence(_FromPrior):
             lambda alpha: _either(alpha, *limits),
         )
 
-    def _slope(self, t: Tensor) -> Tensor:
+    def _slope(self, t: Tensor) -> Any:
         return _either(
             self.alpha,
             self._far,
@@ -122,7 +127,7 @@ class Divergence(_FromPrior):
     def _bend(self, t: Tensor) -> Tensor:
         return ((self.alpha - 2) * t.log()).exp()
 
-    def _ratio(self, u: Tensor) -> Tensor:
+    def _ratio(self, u: Tensor) -> Any:
         return _either(
             self.alpha,
             self._far,
@@ -160,21 +165,21 @@ class JensenShannon(_FromPrior):
         self.prior = self.checked("prior", prior)
 
     @property
-    def _c(self) -> float:
+    def _c(self) -> Any:
         return 0.0 if self.written else -LOG2 / 2
 
-    def _f(self, t: Tensor) -> Tensor:
+    def _f(self, t: Tensor) -> Any:
         m = torch.log1p(t) - LOG2
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
         return (t * (log - m) - m) / 2
 
-    def _slope(self, t: Tensor) -> Tensor:
+    def _slope(self, t: Tensor) -> Any:
         return LOG2 / 2 + self._c - torch.log1p(1 / t) / 2
 
     def _bend(self, t: Tensor) -> Tensor:
         return 1 / (2 * t * (1 + t))
 
-    def _ratio(self, u: Tensor) -> Tensor:
+    def _ratio(self, u: Tensor) -> Any:
         """s/(2 − s), s = exp(2(u − c)); +∞ from s = 2 on."""
         return 1 / torch.expm1((LOG2 + 2 * self._c - 2 * u).clamp_min(0))
 
@@ -202,7 +207,8 @@ class FermiDirac(regmax.Regularizer):
     def value(self, y: Tensor) -> Tensor:
         rest = _rest(y)
         at_one = rest * rest.log() * (y >= 1)  # where Ω is 0, and its slope that of the last ulp
-        return (rest * rest.log() - at_one.detach() - torch.special.entr(y)).sum(-1)
+        value: Tensor = rest * rest.log() - at_one.detach() - torch.special.entr(y)
+        return value.sum(-1)
 
     def grad(self, y: Tensor) -> Tensor:
         return y.log() - _rest(y).log()

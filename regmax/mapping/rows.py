@@ -180,7 +180,9 @@ def prepare(
     bounds = None
     if domain is not None:
         bounds = domain.region(laid_out, dim, on)
-        bounds = bounds.below(min(part.highest for part in omega.modules() if isinstance(part, Regularizer)))
+        bounds = bounds.below(
+            min(part.highest for part in omega.modules() if isinstance(part, Regularizer))
+        )
         skip = None if empty is None or spoilt is None else empty | spoilt
         none = refuse_empty(bounds, skip)
         spoilt = none if spoilt is None else spoilt | none
@@ -239,10 +241,9 @@ def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
         if isinstance(item, Tensor):
             values[prefix + name] = item
     for prefix, name, owner in omega.declared("per_entry"):
-        item = getattr(owner, name)
-        if isinstance(item, Tensor):
-            item = held[prefix + name]
-            values[prefix + name] = arguments.per_entry(name, item, owner.ranges[name], x, dim)
+        if (full := prefix + name) in held:
+            item = arguments.per_entry(name, held[full], owner.ranges[name], x, dim)
+            values[full] = torch.as_tensor(item)
     return unpenalized(omega.with_tensors(values) if values else omega)
 
 

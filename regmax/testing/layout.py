@@ -175,7 +175,9 @@ def check_dim(s: Subject, case: Case) -> None:
         )
         assert x is not None
         inside = {k: t for k, t in s.omega.per_row_tensors(entries=True).items() if t.ndim}
-        omega = s.omega.with_tensors({k: t.view(1, 1, -1).movedim(-1, dim) for k, t in inside.items()})
+        omega = s.omega.with_tensors(
+            {k: t.view(1, 1, -1).movedim(-1, dim) for k, t in inside.items()}
+        )
         with torch.no_grad():
             found = layer_of(omega, case.gamma, dim)(x.contiguous(), mask)
         answers[f"dim = {dim}"] = found.movedim(dim, -1).squeeze(1)

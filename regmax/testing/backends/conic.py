@@ -111,7 +111,7 @@ def scatter(values: Tensor, like: Tensor, index: Tensor, entries: Tensor) -> Non
 
 
 def _numbers(omega: Regularizer, row: int, on: Any) -> dict[str, Any]:
-    """The hyperparameters of one row by dotted name, of the entries ``on`` where each has its own."""
+    """The hyperparameters of one row by dotted name; of the entries ``on`` if each has its own."""
     found: dict[str, Any] = {}
     for name, item in omega.per_row_tensors(entries=True).items():
         if item.ndim and item.shape[-1] > 1:
