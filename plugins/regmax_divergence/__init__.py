@@ -29,19 +29,19 @@ class _FromPrior(regmax.Regularizer):
     ranges = {"prior": POSITIVE}  # noqa: RUF012
     separable = True
     prior: float | Tensor
-
-    @property
-    def _alike(self) -> bool:
-        """Whether all entries have one prior."""
-        return not isinstance(self.prior, Tensor) or self.prior.numel() == 1
+    _c: Any
+    _f: Any
+    _slope: Any
+    _bend: Any
+    _ratio: Any
 
     @property
     def permutation_invariant(self) -> bool:  # type: ignore[override]
-        return self._alike
+        return not isinstance(self.prior, Tensor) or self.prior.numel() == 1
 
     @property
     def sharded(self) -> bool:
-        return self._alike and super().sharded
+        return False  # q and c Σ y are those of the whole row
 
     def value(self, y: Tensor) -> Tensor:
         each = (self.prior * self._f(y / self.prior)).sum(-1, keepdim=True)
@@ -60,25 +60,16 @@ class _FromPrior(regmax.Regularizer):
         y: Tensor = self.prior * self._ratio(u)
         return y
 
-    @property
-    def _c(self) -> Any:
-        raise NotImplementedError
-
-    def _f(self, t: Tensor) -> Any:
-        raise NotImplementedError
-
-    def _slope(self, t: Tensor) -> Any:
-        raise NotImplementedError
-
-    def _bend(self, t: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _ratio(self, u: Tensor) -> Any:
-        raise NotImplementedError
-
 
 class Divergence(_FromPrior):
-    """Ω(y) = Σ q f(y/q), f(t) = (t^α − αt + α − 1)/(α(α − 1)), α ≥ 0."""
+    """Ω(y) = Σ q f(y/q), f(t) = (t^α − αt + α − 1)/(α(α − 1)): reverse KL divergence at α = 0
+    (the limit), Hellinger ½, KL 1 (the limit), χ² 2.
+
+    ``alpha`` ≥ 0: a float, or a tensor that broadcasts to the scores with size 1 along ``dim``.
+    ``prior`` q > 0: a float, or a tensor that broadcasts to the scores; it need not sum to 1. With
+    q = 1 this is the Ω of α-entmax up to a constant. Both get their gradients; one out of range
+    raises ValueError. (Roulet, Liu, Vieillard, Sander & Blondel 2025.)
+    """
 
     name = "divergence"
     hyperparameters = ("alpha",)
@@ -153,7 +144,8 @@ class Divergence(_FromPrior):
 
 
 class JensenShannon(_FromPrior):
-    """Ω(y) = ½ Σ y log(y/m) + ½ Σ q log(q/m), m = (y + q)/2."""
+    """Ω(y) = ½ Σ y log(y/m) + ½ Σ q log(q/m), m = (y + q)/2. ``prior``: as for
+    :class:`Divergence`, with the same source."""
 
     name = "jensen_shannon"
     formula = (
@@ -192,8 +184,9 @@ class JensenShannon(_FromPrior):
 
 
 class FermiDirac(regmax.Regularizer):
-    """Ω(y) = Σ y_i log y_i + (1 − y_i) log(1 − y_i), finite on [0, 1]. 4-strongly convex in ‖·‖₂,
-    as 1/(y(1 − y)) ≥ 4."""
+    """Ω(y) = Σ y_i log y_i + (1 − y_i) log(1 − y_i), finite on [0, 1]: no weight is above 1 on
+    any domain. Sigmoid on a box, soft top-k where Σy = k (LML: Amos, Koltun & Kolter 2019).
+    4-strongly convex in ‖·‖₂, as 1/(y(1 − y)) ≥ 4."""
 
     name = "fermi_dirac"
     formula = r"\sum_i y_i \log y_i + (1 - y_i) \log (1 - y_i)"
@@ -203,6 +196,10 @@ class FermiDirac(regmax.Regularizer):
     ignores_zeros = True
     strong_convexity = 4.0
     highest = 1.0
+
+    @property
+    def sharded(self) -> bool:
+        return False  # next to a vertex, y(t) of the largest entry t has no digits
 
     def value(self, y: Tensor) -> Tensor:
         rest = _rest(y)
