@@ -243,7 +243,8 @@ def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
     for prefix, name, owner in omega.declared("per_entry"):
         if (full := prefix + name) in held:
             item = arguments.per_entry(name, held[full], owner.ranges[name], x, dim)
-            values[full] = torch.as_tensor(item)
+            assert isinstance(item, Tensor)
+            values[full] = item
     return unpenalized(omega.with_tensors(values) if values else omega)
 
 
