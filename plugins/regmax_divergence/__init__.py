@@ -94,6 +94,8 @@ class Divergence(_FromPrior):
         )
 
     def _f(self, t: Tensor) -> Any:
+        if not isinstance(self.alpha, Tensor) and self.alpha == 1:
+            return 1 - t - torch.special.entr(t)
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
         limits = (
             lambda alpha: alpha >= 0.5,
@@ -161,9 +163,8 @@ class JensenShannon(_FromPrior):
         return 0.0 if self.written else -LOG2 / 2
 
     def _f(self, t: Tensor) -> Any:
-        m = torch.log1p(t) - LOG2
-        log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
-        return (t * (log - m) - m) / 2
+        m = (1 + t).log() - LOG2
+        return -(torch.special.entr(t) + t * m + m) / 2
 
     def _slope(self, t: Tensor) -> Any:
         return LOG2 / 2 + self._c - torch.log1p(1 / t) / 2
