@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..kernels.clipped import Entries, add, clip, clipped
 from .base import Face, Region
-from .root import Entries, add, clip, clipped
 
 EXACTLY, AT_MOST = "domain: ", "domain, at most: "
 
@@ -70,6 +71,12 @@ class Bounded(Region):
             name: t[row].detach() if name == "total" else t[row].detach().gather(-1, entries)
             for name, t in self.tensors.items()
         }
+
+    def below(self, highest: float) -> Bounded:
+        """The part of the domain with y ≤ ``highest``."""
+        if highest == math.inf:
+            return self
+        return dataclasses.replace(self, high=self.high.clamp_max(highest))
 
     def holding(self, t: Tensor) -> Bounded:
         """The y of D with y_i = 1 where t_i = 1; of t elsewhere nothing is asked."""

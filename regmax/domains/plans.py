@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernels.clipped import Entries
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature, Diagonal
 from . import semidual
 from .base import Face, Region
-from .root import Entries
 
 FAR = 1e8
 """Scores of this size outweigh what the projection of a plan adds to them."""
@@ -71,6 +71,10 @@ class Plans(Region):
     @property
     def tensors(self) -> dict[str, Tensor]:
         return {"rows": self.rows, "columns": self.columns}
+
+    def below(self, highest: float) -> Plans:
+        """The same: where Ω is finite up to ``highest`` alone, its inverse is at most that."""
+        return self
 
     def as_cvxpy(self, y: Any, rows: Any, columns: Any, high: Any) -> list[Any]:
         """D as constraints on the cvxpy variable ``y`` of one plan, of which a and b are given."""

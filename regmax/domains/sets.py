@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.clipped import add
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from .base import Domain
 from .bounded import Bounded
-from .root import add
 
 NONNEGATIVE = (">= 0", lambda t: t >= 0)
 

@@ -141,7 +141,8 @@ class Transport(Domain):
                     f"{gamma.shape[place]}"
                 )
             gamma = gamma.squeeze(place)
-        each = {name: t for name, t in omega.per_row_tensors().items() if t.ndim == x.ndim}
+        each = {name: t for name, t in omega.per_row_tensors(True).items() if t.ndim > 1}
+        each = {name: t.view(*(1,) * (x.ndim - t.ndim), *t.shape) for name, t in each.items()}
         omega = omega.with_tensors({name: t.movedim(place, -2) for name, t in each.items()})
         return OfRows(as_written(omega), x.shape[across], x.shape[dim]), gamma
 

@@ -200,6 +200,9 @@ def prepare(
     bounds = None
     if domain is not None:
         bounds = domain.region(scores, dim, on)
+        bounds = bounds.below(
+            min(part.highest for part in omega.modules() if isinstance(part, Regularizer))
+        )
         skip = None if empty is None or spoilt is None else empty | spoilt
         none = domain.refused(bounds, skip)
         spoilt = none if spoilt is None else spoilt | none
@@ -257,6 +260,11 @@ def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
         item = arguments.per_row(name, item, owner.ranges.get(name), x, dim)
         if isinstance(item, Tensor):
             values[prefix + name] = item
+    for prefix, name, owner in omega.declared("per_entry"):
+        if (full := prefix + name) in held:
+            item = arguments.per_entry(name, held[full], owner.ranges[name], x, dim)
+            assert isinstance(item, Tensor)
+            values[full] = item
     return unpenalized(omega.with_tensors(values) if values else omega)
 
 

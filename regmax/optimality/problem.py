@@ -13,6 +13,7 @@ y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the sup
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -142,10 +143,9 @@ class Problem:
 
     @functools.cached_property
     def beta(self) -> Tensor | None:
-        """β as Ω declares it, (*batch, 1); it does so for Δ."""
-        if self.bounds is not None and not self.bounds.in_simplex:
-            return None
-        return properties.strong_convexity(self.smooth, self.z)
+        """β as Ω declares it, (*batch, 1); it does so for Δ, or wherever Ω is finite."""
+        inside = self.bounds is None or self.bounds.in_simplex or self.smooth.highest < math.inf
+        return properties.strong_convexity(self.smooth, self.z) if inside else None
 
     @property
     def structured(self) -> bool:

@@ -5,6 +5,8 @@ Martins & Niculae 2019, Prop. 5). τ is given by the entry t of one score z_r, a
 
     y_i(t) = p(z_i − z_r + e'(t)),    dy_i/dt = e''(t)/e''(y_i),    Σ y(t) = 1.
 
+Where e differs from entry to entry, :mod:`regmax.kernels.clipped` finds τ.
+
 This loses no digits where τ does. r is the largest score, with t in [1/m, 1] for m participants. If
 e'' is 0 at 0, y is infinitely steep at its threshold, and r is the smallest score of the support:
 the k-th largest score is in the support iff Σ p(z_i − z_k + e'(0)) < 1.
@@ -22,12 +24,32 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.clipped import Entries, clipped
 from ..kernels.roots import increasing_root
 from ..kernels.simplex import normalize
 
 Sums = Callable[..., tuple[Tensor, ...]]
 LEAST = 1e-27
 """Below the largest entry of any row that lies on several devices."""
+
+
+class Separable(Entries):
+    """One entry of a separable Ω with ``inverse``."""
+
+    def __init__(self, omega: Any) -> None:
+        self._omega, self.steep = omega, omega.steep
+
+    def slope(self, y: Tensor) -> Tensor:
+        slope: Tensor = self._omega.grad(y)
+        return slope
+
+    def inverse(self, u: Tensor) -> Tensor:
+        y: Tensor = self._omega.inverse(u)
+        return y
+
+    def second(self, y: Tensor) -> Tensor:
+        h: Tensor = self._omega.curvature(y).matvec(torch.ones_like(y))
+        return h
 
 
 def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
@@ -42,7 +64,13 @@ def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tenso
 def entries(omega: Any, z: Tensor, total: Tensor) -> Tensor:
     """argmax ⟨y, z⟩ − Ω(y) over y ≥ 0 with Σy = ``total``, (*batch, 1), in float64; the largest
     score of a row is 0."""
-    steep, count = omega.steep, (z > -torch.inf).sum(-1, keepdim=True)
+    on = z > -torch.inf
+    if omega.grad(torch.ones_like(total)).shape[-1] > 1:
+        z, high = torch.where(on, z, 0), total * on
+        return total * normalize(
+            clipped(Separable(omega), z, 0 * total, high, total, False) / total
+        )
+    steep, count = omega.steep, on.sum(-1, keepdim=True)
     given = z, total / count, total
     if isinstance(steep, Tensor) and transforms.may_look(steep):
         steep = steep if bool(steep.any()) and not bool(steep.all()) else bool(steep.any())

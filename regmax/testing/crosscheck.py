@@ -134,7 +134,7 @@ def _flat(rows: Rows) -> Rows:
 
     values = {
         name: flat(item) if item.ndim else item.detach()
-        for name, item in rows.omega.per_row_tensors().items()
+        for name, item in rows.omega.per_row_tensors(entries=True).items()
     }
     mask = None if rows.mask is None else rows.mask.reshape(-1, d)
     bounds = rows.bounds

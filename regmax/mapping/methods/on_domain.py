@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...domains import Bounded, Domain, Plans, Simplex
-from ...domains.root import Entries, add, clip
 from ...domains.semidual import Plan
 from ...domains.sets import region_of
 from ...domains.transport import OfRows
 from ...kernels import Kernel, transforms, wrappers
+from ...kernels.clipped import add, clip
 from ...optimality.jacobian import averaging, hyperparameter_product
 from ...regularizers import threshold
 from ...regularizers.arguments import few
@@ -32,22 +32,6 @@ from .solver import Forward, Settings, on_domain
 
 SUMS = 1e-8
 """The error of a sum of a plan from which on it is reported."""
-
-
-class _Separable(Entries):
-    """One entry of a separable Ω with ``inverse``."""
-
-    def __init__(self, omega: Regularizer) -> None:
-        self._omega, self.steep = omega, omega.steep
-
-    def slope(self, y: Tensor) -> Tensor:
-        return self._omega.grad(y)
-
-    def inverse(self, u: Tensor) -> Tensor:
-        return self._omega.inverse(u)
-
-    def second(self, y: Tensor) -> Tensor:
-        return self._omega.curvature(y).matvec(torch.ones_like(y))
 
 
 class Between(Method):
@@ -144,7 +128,7 @@ def _laid_out(item: Any, rows: Tensor, each: bool) -> Tensor:
     return flat(item.detach().double())
 
 
-class _OfPlans(_Separable):
+class _OfPlans(threshold.Separable):
     """The entries of plans (B, n, m), whose rows are those of Ω on the simplex: by its kernel if
     they add up to 1. ``each``: the tensors that belong to rows, (B, ·, 1)."""
 
@@ -157,8 +141,8 @@ class _OfPlans(_Separable):
     def of(cls, omega: OfRows, z: Tensor, bounds: Plans) -> _OfPlans:
         base, batch = threshold.wide(omega.base, z), z.shape[:-1]
         each = {
-            name: t.expand(*batch, *t.shape[-2:]).reshape(batch.numel(), -1, 1)
-            for name, t in base.per_row_tensors().items()
+            name: t.expand(*batch, *t.shape[-2:]).reshape(batch.numel(), *t.shape[-2:])
+            for name, t in base.per_row_tensors(True).items()
             if t.ndim > 1
         }
         return cls(base, each, bounds.in_simplex)
@@ -203,7 +187,7 @@ def computed(rows: Rows, settings: Settings) -> Forward:
     y = _by_kernel(omega, z, rows.mask, bounds)
     where = "in PyTorch" if y is None else "by its numba kernel"
     if y is None:
-        y = bounds.answer(_Separable(threshold.wide(omega, z)), z)
+        y = bounds.answer(threshold.Separable(threshold.wide(omega, z)), z)
     return Forward(y, f"{path}closed form", f"{why}clip(p(z − τ)) of {who(omega)}, {where}")
 
 
@@ -225,7 +209,7 @@ def _by_kernel(
         found, given = between(kernel, limits, z)
         y = found.solve(rows, gamma, tuple(theta), given, on)
         return None if y is None else y.view(z.shape)
-    e, wide = _Separable(threshold.wide(omega, z)), bounds.to(torch.float64)
+    e, wide = threshold.Separable(threshold.wide(omega, z)), bounds.to(torch.float64)
     less = flat(clip(e.inverse(z.double()), wide.low, wide.high))
     over = (add(less) > flat(total.double())).squeeze(-1)
     if bounds.uniform(mask):

@@ -91,7 +91,7 @@ def batches(task: Task) -> Iterator[tuple[Regularizer, Tensor, Tensor]]:
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     mask = None if isinstance(task.bounds, Plans) else task.mask
     counts = [d] * rows if mask is None else mask.sum(-1).tolist()
-    numbers = [_numbers(task.omega, i) for i in range(rows)]
+    numbers = [_numbers(task.omega, i, ... if mask is None else mask[i]) for i in range(rows)]
     for i in range(rows):
         groups[(counts[i], tuple(sorted(numbers[i].items())))].append(i)
     for (count, _), members in groups.items():
@@ -114,9 +114,12 @@ def scatter(values: Tensor, like: Tensor, index: Tensor, entries: Tensor) -> Non
     like[index] = block.scatter(-1, entries, values.detach().to(like))
 
 
-def _numbers(omega: Regularizer, row: int) -> dict[str, float]:
-    """The per-row hyperparameters of one row, by dotted name."""
-    return {
-        name: item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
-        for name, item in omega.per_row_tensors().items()
-    }
+def _numbers(omega: Regularizer, row: int, on: Any) -> dict[str, Any]:
+    """The hyperparameters of one row by dotted name; of the entries ``on`` if each has its own."""
+    found: dict[str, Any] = {}
+    for name, item in omega.per_row_tensors(entries=True).items():
+        if item.ndim and item.shape[-1] > 1:
+            found[name] = tuple(item.detach()[row][on].tolist())
+        else:
+            found[name] = item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
+    return found

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..kernels import simplex, transforms
+from . import simplex, transforms
 
 MOST = 100
 """Steps on one equation: each halves the bracket at least every second time."""
