@@ -211,7 +211,10 @@ def _by_kernel(
         return None if y is None else y.view(z.shape)
     e, wide = threshold.Separable(threshold.wide(omega, z)), bounds.to(torch.float64)
     less = flat(clip(e.inverse(z.double()), wide.low, wide.high))
-    over = (add(less) > flat(total.double())).squeeze(-1)
+    beyond = add(less) / flat(total.double()) - 1
+    if bool((beyond.abs() <= 1e-6).any()):
+        return None  # τ is next to 0, and has digits that the kernel, which shifts scores, has not
+    over = (beyond > 0).squeeze(-1)
     if bounds.uniform(mask):
         limits = bounds.low.amax(-1, True), bounds.high.amax(-1, True), total
     low, high, total = (flat(t)[over] for t in limits)
