@@ -17,7 +17,7 @@ import torch
 from .timing import Figure
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("torch", "numba", "triton", "entmax", "cvxpylayers", "adasplash", "liger-kernel")
+PACKAGES = ("torch", "numba", "triton", "entmax", "POT", "cvxpylayers", "adasplash", "liger-kernel")
 FEW = 3
 """So many cases at most stand in the table itself; more are folded away."""
 Figures = Mapping[str, Mapping[str, Figure]]

@@ -44,6 +44,8 @@ class Plan:
     long_attention: tuple[int, int, int, int] = (1, 4, 8192, 64)
     linear_loss: tuple[int, int, int] = (1024, 256, 32_768)
     """Rows × features × classes."""
+    plans: tuple[Shape, ...] = ((8000, 4), (1, 64))
+    """Plans × rows, as many columns."""
     memory: Shape = (2048, 4096)
     first: Shape = (64, 512)
     first_of: tuple[str, ...] = tuple(mapping for mapping in MAPPINGS if mapping != "entmax")
@@ -96,6 +98,7 @@ def plan(device: str, quick: bool) -> Plan:
         attention=((2, 2, 4, 8),),
         long_attention=(1, 2, 8, 8),
         linear_loss=(8, 4, 16),
+        plans=((4, 3),),
         memory=(64, 256),
         first=(2, 8),
         first_of=("softmax",),

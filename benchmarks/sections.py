@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regmax.functional
 
-from . import first, inputs, learning, long, memory, own, page, peers
+from . import first, inputs, learning, long, memory, own, page, peers, plans
 from .plan import MAPPINGS, plan
 from .timing import CpuWatch, CudaWatch, Figure, Step, busy, interleave
 
@@ -382,6 +382,22 @@ def linear_loss(bench: Bench) -> str:
     return bench.table([(long.label(shape), long.losses(shape, bench.device))], long.TWO_STEPS)
 
 
+def transport(bench: Bench) -> str:
+    """Doubly stochastic matrices
+
+    Plans × rows × columns, float64, over twenty steps of Sinkhorn's algorithm on logarithms. The
+    error is that of the sums. POT solves one problem at a time, forward, to 1e-9.
+    """
+
+    def cases() -> Cases:
+        for count, n in bench.plan.plans:
+            for scale in (1.0, 3.0, 10.0):
+                x = bench.case("normal", count * n, n, "float64").x.detach().view(count, n, n)
+                yield f"{count} × {n} × {n}, N(0, {scale:g}²)", plans.steps(scale * x)
+
+    return bench.table(cases(), plans.SINKHORN)
+
+
 def first_calls(bench: Bench) -> str:
     """First calls
 
@@ -435,7 +451,7 @@ SECTIONS: dict[str, Callable[[Bench], str]] = {
     section.__name__.replace("_", "-"): section
     for section in (
         *(mappings, sizes, rows, kinds, long_rows, calls, conic, own_omega, own_sizes, own_loss),
-        *(own_busy, composed, domains, losses, linear_loss, attention, long_attention),
+        *(own_busy, composed, domains, transport, losses, linear_loss, attention, long_attention),
         *(first_calls, peaks),
     )
 }

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import functional
-from .domains import AtMost, Box, Simplex
+from .domains import AtMost, Box, Simplex, Transport
 from .optimality.solution import Solution, Status, Trace
 from .regularizers import algebra as algebra  # + and * of regularizers
 from .regularizers.errors import (
@@ -48,6 +48,7 @@ __all__ = [
     "Solution",
     "Status",
     "Trace",
+    "Transport",
     "__version__",
     "analysis",
     "available",

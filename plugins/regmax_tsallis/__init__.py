@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import regmax
-from regmax.kernels import Kernel, Lazy, transforms
+from regmax.kernels import Kernel, Lazy
 from regmax.kernels.simplex import normalize, project, softmax
 from regmax.regularizers.curvature import Diagonal
+from regmax.regularizers.powers import exp_alpha, log_alpha
 
 KERNELS = Lazy(cpu="regmax.kernels.cpu.tsallis", cuda="regmax_tsallis._gpu")
 
@@ -54,7 +55,7 @@ class Tsallis(regmax.Regularizer):
         # for α < 2 as Σ y log_α(y)/α: equal on Σ y = 1, and with a limit at α = 1
         log = y.clamp_min(torch.finfo(y.dtype).tiny).log()
         return self._by_range(
-            lambda alpha: (y * _log_alpha(alpha, log)).sum(-1, keepdim=True) / alpha,
+            lambda alpha: (y * log_alpha(alpha, log)).sum(-1, keepdim=True) / alpha,
             lambda alpha: ((y**alpha).sum(-1, keepdim=True) - 1) / (alpha * (alpha - 1)),
         ).squeeze(-1)
 
@@ -65,7 +66,7 @@ class Tsallis(regmax.Regularizer):
         be 0, as J may be as large as y^(2−α).
         """
         return self._by_range(
-            lambda alpha: _log_alpha(alpha, y.log()) + 1 / alpha,
+            lambda alpha: log_alpha(alpha, y.log()) + 1 / alpha,
             lambda alpha: y ** (alpha - 1) / (alpha - 1),
         )
 
@@ -96,7 +97,7 @@ class Tsallis(regmax.Regularizer):
     def inverse(self, u: Tensor) -> Tensor:
         """[1 + (α−1)(u − 1/α)]₊^{1/(α−1)} (2019, Lemma 2), and [(α−1)u]₊^{1/(α−1)} for α ≥ 2."""
         return self._by_range(
-            lambda alpha: _exp_alpha(alpha, u - 1 / alpha),
+            lambda alpha: exp_alpha(alpha, u - 1 / alpha),
             lambda alpha: ((alpha - 1) * u).clamp_min(0) ** (1 / (alpha - 1)),
         )
 
@@ -131,34 +132,6 @@ class Tsallis(regmax.Regularizer):
         if a == 2:
             return 0.5 * (cvxpy.sum_squares(y) - 1)
         return (cvxpy.sum(cvxpy.power(y, a)) - 1) / (a * (a - 1))
-
-
-def _log_alpha(alpha: float | Tensor, log: Tensor) -> Tensor:
-    """log_α(y) = (y^a − 1)/a, a = α − 1, from log y: log y itself at a = 0."""
-    a = alpha - 1
-    if not isinstance(a, Tensor):
-        return torch.expm1(a * log) / a if a else log
-    u = a * log
-    if not (a.requires_grad or transforms.transforming() or transforms.dual_level()):
-        return torch.where(a == 0, log, torch.expm1(u) / torch.where(a == 0, 1, a))
-    # φ(u) = (e^u − 1)/u; by its series near 0, where derivatives in α suffer from cancellation
-    near = u.abs() < 1
-    small = torch.where(near, u, 0)
-    series = torch.ones_like(small)
-    for k in range(20, 0, -1):  # φ(u) = 1 + u/2 (1 + u/3 (1 + …))
-        series = 1 + small / (k + 1) * series
-    large = torch.where(near, 1, u)
-    return log * torch.where(near, series, torch.expm1(large) / large)
-
-
-def _exp_alpha(alpha: float | Tensor, v: Tensor) -> Tensor:
-    """y with log_α(y) = v: (1 + a v)₊^(1/a), e^v at a = 0."""
-    a = alpha - 1
-    if not isinstance(a, Tensor):
-        return (torch.log1p((a * v).clamp_min(-1)) / a if a else v).exp()
-    zero = a == 0
-    power = torch.log1p((a * v).clamp_min(-1)) / torch.where(zero, 1, a)
-    return torch.where(zero, v, power).exp()
 
 
 def _entmax15(z: Tensor) -> Tensor:

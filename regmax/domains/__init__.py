@@ -1,4 +1,5 @@
-"""The set D of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y): the simplex, with bounds, or without a sum."""
+"""The set D of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y): the simplex, with bounds, or without a
+sum, and the plans of a transport."""
 
 from __future__ import annotations
 
@@ -7,18 +8,27 @@ from typing import Any
 from ..regularizers.printing import brief
 from .base import Domain, Region
 from .bounded import Bounded
+from .plans import Plans
 from .sets import AtMost, Box, Simplex
+from .transport import Transport
 from .unit import Unit
 
-NAMED: dict[str, type[Domain]] = {"Simplex": Simplex, "AtMost": AtMost, "Box": Box}
+NAMED: dict[str, type[Domain]] = {
+    "Simplex": Simplex,
+    "AtMost": AtMost,
+    "Box": Box,
+    "Transport": Transport,
+}
 __all__ = [
     "NAMED",
     "AtMost",
     "Bounded",
     "Box",
     "Domain",
+    "Plans",
     "Region",
     "Simplex",
+    "Transport",
     "Unit",
     "given",
     "made",
@@ -32,16 +42,18 @@ def given(domain: Domain | None) -> Domain | None:
         return None
     if not isinstance(domain, Domain):
         raise TypeError(
-            "domain must be regmax.Simplex(…), regmax.AtMost(…), regmax.Box(…) or None; got "
+            "domain must be regmax.Simplex(…), regmax.AtMost(…), regmax.Box(…), "
+            "regmax.Transport(…) or None; got "
             f"{type(domain).__name__} {brief(domain)}"
         )
     return None if domain.plain else domain
 
 
 def told(domain: Domain | None) -> tuple[Any, ...]:
-    """A domain as its name and its arguments, for graphs; () for None, and where there are none."""
+    """A domain as its name and its arguments, for graphs; () for None, and for plans, which graphs
+    do not record."""
     for name, cls in NAMED.items():
-        if type(domain) is cls:
+        if type(domain) is cls and cls is not Transport:
             return (name, *(getattr(domain, key) for key in cls.arguments))
     return ()
 

@@ -10,15 +10,18 @@ bounds: the face of y is its free entries, and whether their sum is fixed.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
+from ..kernels import transforms
 from ..regularizers import printing
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature
+from ..regularizers.regularizer import Regularizer, as_written
 from . import unconstrained
 
 
@@ -36,6 +39,30 @@ class Region(ABC):
     """Whether Σy is fixed, so that a constant added to the scores of a row changes nothing."""
     diameter: float | Tensor
     """A bound on ‖y − y'‖₂, (*batch)."""
+
+    prefix: ClassVar[str] = ""
+    """That of the names of ``tensors`` among those of Ω, none of which begins like this."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that an answer depends on."""
+        return {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What they are known by among the tensors of Ω."""
+        return tuple(f"{self.prefix}{name}" for name in self.tensors)
+
+    def with_tensors(self, values: dict[str, Tensor]) -> Self:
+        given: dict[str, Any] = {**values}
+        return dataclasses.replace(self, **given)  # type: ignore[type-var]
+
+    def detached(self) -> Self:
+        """The same without gradients."""
+        return self.with_tensors({name: t.detach() for name, t in self.tensors.items()})
+
+    def to(self, dtype: torch.dtype) -> Self:
+        return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
 
     @abstractmethod
     def middle(self, like: Tensor, part: Tensor | None = None) -> Tensor:
@@ -113,16 +140,18 @@ class Region(ABC):
         """A vertex of D at which ⟨y, r⟩ is largest."""
 
     @abstractmethod
-    def most(self, r: Tensor) -> Tensor:
-        """max_{y ∈ D} ⟨y, r⟩, (*batch, 1)."""
+    def most(self, r: Tensor, tau: Tensor) -> Tensor:
+        """max_{y ∈ D} ⟨y, r⟩, (*batch, 1), or an upper bound from the threshold τ."""
 
     def jacobian(self, curvature: Curvature, v: Tensor, face: Face) -> Tensor:
         """w = J v: H w + τ1 = v on the free entries, Σw = 0 where their sum is fixed (else τ = 0),
         0 elsewhere."""
-        w = curvature.jacobian(v, face.free)
         if face.fixed is None:
-            return w
-        return torch.where(face.fixed, w, unconstrained.solve(curvature, v, face.free))
+            return curvature.jacobian(v, face.free)
+        apart = unconstrained.solve(curvature, v, face.free)
+        if transforms.may_look(face.fixed) and not bool(face.fixed.any()):
+            return apart
+        return torch.where(face.fixed, curvature.jacobian(v, face.free), apart)
 
     def inverse(self, curvature: Curvature, face: Face) -> Inverse:
         """The same without derivatives, with the least curvature along the face."""
@@ -154,6 +183,21 @@ class Domain(nn.Module):
     @property
     def fixed_total(self) -> bool:
         """Whether Σy is fixed."""
+        raise NotImplementedError
+
+    def other(self, x: Tensor, dim: int) -> int | None:
+        """The second dimension of ``x`` that a row has, besides ``dim``, if there is one."""
+        return None
+
+    def prepared(
+        self, omega: Regularizer, gamma: float | Tensor, x: Tensor, dim: int
+    ) -> tuple[Regularizer, float | Tensor]:
+        """Ω and γ for rows of this domain, from those laid out for rows along ``dim``."""
+        return as_written(omega), gamma
+
+    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
+        """The rows without a point, (*batch, 1), but for those of ``skip``; ValueError where they
+        can be seen."""
         raise NotImplementedError
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Any:

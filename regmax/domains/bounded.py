@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..kernels.clipped import Entries, add, clip, clipped
 from .base import Face, Region
-from .root import Entries, add, clip, clipped
 
 EXACTLY, AT_MOST = "domain: ", "domain, at most: "
 
@@ -37,18 +38,12 @@ class Bounded(Region):
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that an answer depends on."""
         found = {"low": self.low, "high": self.high}
         return found if self.total is None else {**found, "total": self.total}
 
-    def with_tensors(self, values: dict[str, Tensor]) -> Bounded:
-        given: dict[str, Any] = {**values}
-        return dataclasses.replace(self, **given)
-
     @property
-    def names(self) -> tuple[str, ...]:
-        """What :meth:`named` knows the tensors by: no attribute of Ω has such a name."""
-        return tuple(f"{AT_MOST if self.at_most else EXACTLY}{name}" for name in self.tensors)
+    def prefix(self) -> str:  # type: ignore[override]
+        return AT_MOST if self.at_most else EXACTLY
 
     @staticmethod
     def named(tensors: dict[str, Tensor], x: Tensor) -> Bounded | None:
@@ -61,13 +56,6 @@ class Bounded(Region):
                 return Bounded(low, high, total, kind == AT_MOST)
         return None
 
-    def detached(self) -> Bounded:
-        """The same without gradients."""
-        return self.with_tensors({name: t.detach() for name, t in self.tensors.items()})
-
-    def to(self, dtype: torch.dtype) -> Bounded:
-        return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
-
     def as_cvxpy(self, y: Any, low: Any, high: Any, total: Any = None) -> list[Any]:
         """D as constraints on the cvxpy variable ``y`` of one row, of which l, u, k are given."""
         import cvxpy
@@ -76,6 +64,19 @@ class Bounded(Region):
         if self.total is None:
             return constraints
         return [*constraints, cvxpy.sum(y) <= total if self.at_most else cvxpy.sum(y) == total]
+
+    def conic(self, row: Tensor, entries: Tensor) -> dict[str, Tensor]:
+        """The numbers of :meth:`as_cvxpy` for these ``entries`` of one row."""
+        return {
+            name: t[row].detach() if name == "total" else t[row].detach().gather(-1, entries)
+            for name, t in self.tensors.items()
+        }
+
+    def below(self, highest: float) -> Bounded:
+        """The part of the domain with y ≤ ``highest``."""
+        if highest == math.inf:
+            return self
+        return dataclasses.replace(self, high=self.high.clamp_max(highest))
 
     def holding(self, t: Tensor) -> Bounded:
         """The y of D with y_i = 1 where t_i = 1; of t elsewhere nothing is asked."""
@@ -266,7 +267,7 @@ class Bounded(Region):
         taken = used - pad(used, (1, 0))[..., :-1]
         return self.low + torch.zeros_like(r).scatter(-1, order, taken)
 
-    def most(self, r: Tensor) -> Tensor:
+    def most(self, r: Tensor, tau: Tensor) -> Tensor:
         return add(torch.where(self.high > 0, r, 0) * self.best(r))
 
     # -- what the bounds move --------------------------------------------------------------------

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.clipped import add
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from .base import Domain
 from .bounded import Bounded
-from .root import add
 
 NONNEGATIVE = (">= 0", lambda t: t >= 0)
 
@@ -39,6 +39,9 @@ class _Sum(Domain):
         if self.total is not None:
             total = arguments.per_row("total", self.total, arguments.POSITIVE, x, dim)
         return low, high, total
+
+    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
+        return refuse_empty(region, skip)
 
     def region(self, x: Tensor, dim: int, on: Tensor | None) -> Bounded:
         return region_of(self.limits(x, dim), x.movedim(dim, -1), on, self.at_most)

@@ -83,5 +83,5 @@ class Unit(Region):
         top = self._fill(r, -torch.inf).argmax(-1, keepdim=True)
         return torch.zeros_like(r).scatter(-1, top, 1)
 
-    def most(self, r: Tensor) -> Tensor:
+    def most(self, r: Tensor, tau: Tensor) -> Tensor:
         return self._fill(r, -torch.inf).amax(-1, keepdim=True)

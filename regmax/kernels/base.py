@@ -276,6 +276,11 @@ class Kernel(ABC):
         ``regmax.kernels.cpu.between.Between``; None where there is none."""
         return None
 
+    def plans(self) -> Any:
+        """The kernel of the transport plans of the same Ω, ``regmax.kernels.cpu.between.Plans``;
+        None where there is none."""
+        return None
+
     def compile(self, dtype: torch.dtype) -> None:  # noqa: B027
         """Compile all that calls for rows of a dtype may need. By default nothing: what a kernel
         compiles, it compiles in its first calls."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain
+from ..domains import Bounded, Domain
 from ..domains.sets import empty
 from ..kernels import transforms
 from ..kernels.wrappers import is_dtensor
@@ -54,14 +54,19 @@ def losses(
     bounds = rows.bounds
     assert bounds is not None
     c = target.unsqueeze(-1) if target.ndim < x.ndim else None
+    if c is not None and not isinstance(bounds, Bounded):
+        raise ValueError(
+            "target must be a plan, floating and of the shape of input; got indices of shape "
+            f"{tuple(target.shape)}"
+        )
     if c is None:
-        t = target.movedim(dim, -1).to(rows.x)
+        t = rows.inner(target).to(rows.x)
     else:
         t = torch.zeros_like(rows.x).scatter(-1, c, 1)
     on = None if rows.mask is None else arguments.expanded(mask, x)
     hidden = torch.zeros_like(t[..., 0], dtype=torch.bool)
     if rows.mask is not None:
-        out = ~rows.mask if on is None else ~on.movedim(dim, -1) | ~rows.mask
+        out = ~rows.mask if on is None else ~rows.inner(on) | ~rows.mask
         hidden = (out & (t != 0)).any(-1)
         t = torch.where(rows.mask, t, 0)
     inner = None
@@ -75,6 +80,7 @@ def losses(
             bounds.excess(t.detach()) > slack * size
         )
     else:
+        assert isinstance(bounds, Bounded)
         inner = bounds.holding(t)
         off = empty(inner).squeeze(-1)
     hidden = hidden if skip is None else hidden | skip
@@ -103,6 +109,7 @@ def losses(
             total = bounds.total - bounds.total.detach()
             value = value + rows.restore_rows((shift * total).squeeze(-1))
     else:
+        assert isinstance(bounds, Bounded)
         inside = replace(rows, bounds=inner.where(~(off | hidden), bounds))
         value = value - smooth_max(inside, *evaluate.argmax(inside, settings))
     value = torch.where(off, torch.nan, torch.where(hidden, torch.inf, value))

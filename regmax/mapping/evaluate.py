@@ -206,7 +206,7 @@ def _check_product(
     """Compare J v by backward with J v from Ω's value, where the certificate decides the
     support."""
     v = simplex.generic(found, 0.7) * found.shape[-1]
-    back = v.movedim(-1, wide.dim).to(y.dtype)
+    back = wide.outer(v).to(y.dtype)
     (got,) = torch.autograd.grad(y, x, back, retain_graph=True)
     support = certificate.support
     with torch.no_grad():
@@ -303,10 +303,18 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
     return y, result
 
 
+PLANS = (
+    "domain=Transport() is not for torch.vmap and torch.export: plans are two dimensions of a "
+    "tensor of any shape"
+)
+
+
 def _found(rows: Rows, settings: Settings) -> Tensor:
     """Π_Ω(x) without gradients, under any transform or tracer."""
     x, tensors = rows.x.detach(), [t.detach() for t in choose.tensors_of(rows)]
     reason = None
+    if rows.across is not None and transforms.tracing():
+        raise NotImplementedError(PLANS)
     if transforms.tracing() or x.is_meta:
         reason = not_recordable(rows.omega, settings, rows.bounds is not None)
         if reason is not None and transforms.compiling():
@@ -316,6 +324,8 @@ def _found(rows: Rows, settings: Settings) -> Tensor:
     try:
         return function.argmax(choose.unsolved(rows, settings), x, rows.mask, tensors, True)
     except RuntimeError as error:
+        if rows.across is not None:
+            raise NotImplementedError(PLANS) from error
         if "escaped from inside a function being vmapped" in str(error):
             raise NotImplementedError(
                 f"{rows.omega} depends on a tensor that vmap maps over and that is not one of "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Bounded
+from ..domains import Bounded, Plans
 from ..kernels import simplex, transforms
 from ..optimality.jacobian import averaging, jacobian_product, movable, slope
 from ..regularizers import serialize
@@ -333,7 +333,11 @@ def taking_part(part: Tensor | None) -> Tensor | None:
 
 
 def newton_steps(
-    y: Tensor, z: Tensor, omega: Regularizer, mask: Tensor | None, bounds: Bounded | None = None
+    y: Tensor,
+    z: Tensor,
+    omega: Regularizer,
+    mask: Tensor | None,
+    bounds: Bounded | Plans | None = None,
 ) -> Tensor:
     """y = Π_Ω(x), found without gradients, as PyTorch operations that any transform can
     differentiate: in x, γ, and all that Ω depends on, also in what is no attribute of it.

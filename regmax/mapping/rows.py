@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Bounded, Domain, Region, Unit
-from ..domains.sets import refuse_empty
+from ..domains import Bounded, Domain, Plans, Region, Unit
 from ..kernels import simplex, transforms, wrappers
 from ..kernels.wrappers import dense
 from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.identity import unpenalized
-from ..regularizers.regularizer import Regularizer, as_written
+from ..regularizers.regularizer import Regularizer
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -31,6 +30,7 @@ class Rows:
     their last dimension. ``empty`` and ``spoilt`` mark rows, (*batch, 1), that had no participant,
     or a NaN or +inf among them; None where there are none. ``bounds``: the domain of these rows,
     None for the simplex; with it the median is 0, or where it has no fixed sum nothing is shifted.
+    ``across``: the other dimension of the scores that is part of a row, of a plan.
     """
 
     x: Tensor
@@ -42,7 +42,8 @@ class Rows:
     spoilt: Tensor | None
     dim: int
     dtype: torch.dtype
-    bounds: Bounded | None = None
+    bounds: Bounded | Plans | None = None
+    across: int | None = None
 
     @property
     def domain(self) -> Region:
@@ -75,14 +76,14 @@ class Rows:
 
         Rows without an answer may hold anything, such as the zeros or NaN of an earlier answer.
         """
-        shape = self.x.movedim(-1, self.dim).shape
+        shape = self.outer(self.x).shape
         y0 = dense("y0", y0, self.x)
         if not isinstance(y0, Tensor) or not y0.dtype.is_floating_point:
             got = y0.dtype if isinstance(y0, Tensor) else type(y0).__name__
             raise TypeError(f"y0 must be a floating tensor like x; got {got}")
         if y0.shape != shape:
             raise ValueError(f"y0 must have the shape of x, {tuple(shape)}; got {tuple(y0.shape)}")
-        y = y0.detach().movedim(self.dim, -1).to(self.x)
+        y = self.inner(y0.detach()).to(self.x)
         if self.mask is not None:
             y = torch.where(self.mask, y, 0)
         if self.empty is not None and self.spoilt is not None:
@@ -98,7 +99,19 @@ class Rows:
 
     def read(self, y: Tensor) -> Tensor:
         """An answer in the user's layout, as points of these rows."""
-        return self.point(y.movedim(self.dim, -1))
+        return self.point(self.inner(y))
+
+    def inner(self, t: Tensor) -> Tensor:
+        """Entries in the user's layout, as those of these rows."""
+        return laid_out(t, self.dim, self.across)
+
+    def outer(self, t: Tensor) -> Tensor:
+        """Entries of these rows in the user's layout."""
+        if self.across is None:
+            return t.movedim(-1, self.dim)
+        assert isinstance(self.bounds, Plans)
+        plans = t.reshape(*t.shape[:-1], *self.bounds.shape)
+        return plans.movedim((-2, -1), (self.across, self.dim))
 
     def point(self, y: Tensor) -> Tensor:
         """y in the dtype of these rows, and some point of D in a row without an answer."""
@@ -120,11 +133,16 @@ class Rows:
 
     def restore(self, y: Tensor) -> Tensor:
         """The user's layout and dtype."""
-        return self.fill(y).movedim(-1, self.dim).to(self.dtype)
+        return self.outer(self.fill(y)).to(self.dtype)
 
     def restore_rows(self, t: Tensor) -> Tensor:
         """One number per row, (*batch)."""
         return self.fill(t.unsqueeze(-1)).squeeze(-1)
+
+
+def laid_out(t: Tensor, dim: int, across: int | None) -> Tensor:
+    """Entries with those of a row along the last dimension."""
+    return t.movedim(dim, -1) if across is None else t.movedim((across, dim), (-2, -1)).flatten(-2)
 
 
 def prepare(
@@ -147,17 +165,19 @@ def prepare(
         )
     x, dim, takes_part = arguments.rows(omega, x, dim, mask)
     dtype = x.dtype
-    wide = wide and x.device.type != "mps"  # which has no float64
+    across = None if domain is None else domain.other(x, dim)
+    wide = (wide or across is not None) and x.device.type != "mps"  # which has no float64
     rows = x.to(torch.float64 if wide else torch.float32 if dtype in HALF else dtype)
     given = omega
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
     omega = aligned(omega, rows, dim)
-    laid_out = rows.detach()
-    omega = omega if domain is None else as_written(omega)
-    rows = rows.movedim(dim, -1).contiguous()  # sums do not depend on the layout
+    scores = rows.detach()
+    if domain is not None:
+        omega, gamma = domain.prepared(omega, gamma, scores, dim)
+    rows = laid_out(rows, dim, across).contiguous()  # sums do not depend on the layout
     if wide and dtype != torch.float64 and not computes(omega, rows):
         return prepare(given, x, gamma, dim, mask, domain=domain)
-    on = None if takes_part is None else takes_part.movedim(dim, -1)
+    on = None if takes_part is None else laid_out(takes_part, dim, across)
 
     empty = spoilt = None
     # if all scores are finite, which is checked where it costs no synchronisation, this is all
@@ -166,24 +186,27 @@ def prepare(
         top = _origin(rows.detach(), domain)
         rows = rows - top
     else:
-        scores = rows.detach()
-        on = torch.ones_like(scores, dtype=torch.bool) if on is None else on
-        on = (on & (scores != -torch.inf)).contiguous()
-        spoilt = (on & ~(scores < torch.inf)).any(-1, keepdim=True)  # NaN or +inf
+        own = rows.detach()
+        on = torch.ones_like(own, dtype=torch.bool) if on is None else on
+        on = (on & (own != -torch.inf)).contiguous()
+        spoilt = (on & ~(own < torch.inf)).any(-1, keepdim=True)  # NaN or +inf
         empty = ~on.any(-1, keepdim=True)
         rows = torch.where(on & ~spoilt, rows, 0)
-        on = on | empty
+        on = on | empty if across is None else on | empty | spoilt
         top = _origin(rows.detach(), domain, on)
         # scores as low as finfo.min must not overflow when they are shifted or divided by γ
         rows = (rows - top).clamp_min(low)
         rows = torch.where(on, rows if domain is None else rows.clamp_max(-low), 0)
     bounds = None
     if domain is not None:
-        bounds = domain.region(laid_out, dim, on)
+        bounds = domain.region(scores, dim, on)
+        bounds = bounds.below(
+            min(part.highest for part in omega.modules() if isinstance(part, Regularizer))
+        )
         skip = None if empty is None or spoilt is None else empty | spoilt
-        none = refuse_empty(bounds, skip)
+        none = domain.refused(bounds, skip)
         spoilt = none if spoilt is None else spoilt | none
-    return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype, bounds)
+    return Rows(rows, gamma, on, omega, top, empty, spoilt, dim, dtype, bounds, across)
 
 
 def _origin(rows: Tensor, domain: Domain | None, on: Tensor | None = None) -> Tensor:
@@ -237,6 +260,11 @@ def aligned(omega: Regularizer, x: Tensor, dim: int) -> Regularizer:
         item = arguments.per_row(name, item, owner.ranges.get(name), x, dim)
         if isinstance(item, Tensor):
             values[prefix + name] = item
+    for prefix, name, owner in omega.declared("per_entry"):
+        if (full := prefix + name) in held:
+            item = arguments.per_entry(name, held[full], owner.ranges[name], x, dim)
+            assert isinstance(item, Tensor)
+            values[full] = item
     return unpenalized(omega.with_tensors(values) if values else omega)
 
 

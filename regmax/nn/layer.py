@@ -51,7 +51,8 @@ class RegularizedMax(nn.Module):
     max_iter: the budget of iterations of a solver.
     on_failure: ``"warn"``, ``"raise"`` or ``"ignore"`` when a solver misses ``tol``.
     domain: a :class:`regmax.Simplex`, :class:`regmax.AtMost` or :class:`regmax.Box` in place of the
-        simplex Δ: bounds, another sum, or none. Its tensors get their gradients.
+        simplex Δ: bounds, another sum, or none; or a :class:`regmax.Transport`, whose rows are
+        plans. Its tensors get their gradients.
     certify: whether every call certifies its answer and its vector–Jacobian product from Ω's value.
         Closed forms and their kernels are certified only then. For debugging: it costs more than
         the call.
@@ -183,7 +184,12 @@ class RegularizedMax(nn.Module):
         return found
 
     def _jacobian(self, x: Tensor, mask: Tensor | None, dense: bool) -> Tensor | Jacobian:
-        x, _ = scores(dense_tensor("x", x), self._along(x))
+        x, dim = scores(dense_tensor("x", x), self._along(x))
+        if self.domain is not None and self.domain.other(x, dim) is not None:
+            raise NotImplementedError(
+                "layer.jacobian is that of rows; of plans, torch.autograd.functional.jacobian("
+                "layer, x) computes it"
+            )
         gamma = self.gamma if isinstance(self.gamma, Tensor) else x
         given = (x, gamma, *self.omega.tensors().values())
         given = given if self.domain is None else (*given, *self.domain.parameters())

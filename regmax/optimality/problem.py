@@ -13,12 +13,13 @@ y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the sup
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..domains import Bounded, Region, Unit
+from ..domains import Bounded, Plans, Region, Unit
 from ..domains.base import Face
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
@@ -55,7 +56,7 @@ class Problem:
     mask: Tensor | None = None
     start: Tensor | None = None
     trace: Trace | None = None
-    bounds: Bounded | None = None
+    bounds: Bounded | Plans | None = None
 
     @functools.cached_property
     def domain(self) -> Region:
@@ -142,10 +143,9 @@ class Problem:
 
     @functools.cached_property
     def beta(self) -> Tensor | None:
-        """β as Ω declares it, (*batch, 1); it does so for Δ."""
-        if self.bounds is not None and not self.bounds.in_simplex:
-            return None
-        return properties.strong_convexity(self.smooth, self.z)
+        """β as Ω declares it, (*batch, 1); it does so for Δ, or wherever Ω is finite."""
+        inside = self.bounds is None or self.bounds.in_simplex or self.smooth.highest < math.inf
+        return properties.strong_convexity(self.smooth, self.z) if inside else None
 
     @property
     def structured(self) -> bool:
@@ -213,7 +213,7 @@ class Problem:
             r, tau = point.residual()
             on = self.participants()
             along = torch.where(on, y * r, 0).sum(-1, keepdim=True)
-            gap = (self.domain.most(r) - along).squeeze(-1).clamp_min(0)
+            gap = (self.domain.most(r, tau) - along).squeeze(-1).clamp_min(0)
             residual = torch.where(point.support, r - tau, 0).norm(dim=-1)
             self.trace.add(gap, residual, point.support.sum(-1), answer)
 

@@ -226,18 +226,23 @@ def per_row(
 def per_entry(
     name: str, item: Any, accepted: tuple[str, Callable[[Any], Any]], x: Tensor, dim: int
 ) -> float | Tensor:
-    """A bound of each entry when used: range-checked; a number, or laid out like the rows of ``x``,
-    in x's dtype, and NaN where its numbers cannot be read and are out of range."""
+    """A number of each entry when used: range-checked; a number, or laid out to broadcast to the
+    rows of ``x``, without leading dimensions of size 1, in x's dtype, and NaN where its numbers
+    cannot be read and are out of range."""
     item = hyperparameter(name, item, *accepted)
     if not isinstance(item, Tensor):
         return float(item)
     try:
-        found = dense(name, item, x).to(x).expand(x.shape).movedim(dim, -1)
+        found = dense(name, item, x).to(x)
+        found.expand(x.shape)
     except RuntimeError:
         dense(name, item, x)
         raise ValueError(
             f"{name} must broadcast to x: {name} has shape {tuple(item.shape)}, x {tuple(x.shape)}"
         ) from None
+    found = found.reshape((1,) * (x.ndim - found.ndim) + tuple(found.shape)).movedim(dim, -1)
+    while found.ndim > 1 and found.shape[0] == 1:  # ends: each step removes a dimension
+        found = found.squeeze(0)
     if transforms.may_look(found):
         return found
     return torch.where(accepted[1](found.detach()), found, torch.nan)

@@ -40,12 +40,16 @@ class Regularizer(Operand):
     hyperparameters: the attributes that hold one number per row (a float, or a tensor that
         broadcasts to the scores with size 1 along ``dim``). None: not declared; regmax then
         searches Ω for tensors.
+    per_entry: the attributes that hold one number per entry (a float, or a tensor that broadcasts
+        to the scores). Ω gets them laid out like rows.
     ranges: the accepted values of each of them, in words and as a predicate:
         {"alpha": ("> 0", lambda a: a > 0)}. The core checks the range at every call; a constructor
         that sets ``self.alpha = self.checked("alpha", alpha)`` checks it at once.
     permutation_invariant: whether Ω(Py) = Ω(y) for every permutation P.
     separable: whether Ω(y) = Σ g_i(y_i); None: regmax tests it.
     ignores_zeros: whether Ω(y) depends only on the positive entries of y, in any order.
+    highest: the largest y_i at which Ω is finite, where that is not +inf. On every domain no entry
+        is above it, and ``strong_convexity`` then holds wherever Ω is finite.
     steep: for :meth:`inverse`, whether the curvature is 0 at 0 (a bool, or one for each row).
     written: set by regmax where Σy need not be 1: Ω is then what its formula says, also where a
         multiple of Σy − 1 would change nothing on the simplex.
@@ -64,6 +68,8 @@ class Regularizer(Operand):
     permutation_invariant: ClassVar[bool] = False
     separable: ClassVar[bool | None] = None
     ignores_zeros: ClassVar[bool] = False
+    per_entry: ClassVar[tuple[str, ...]] = ()
+    highest: ClassVar[float] = math.inf
     steep: bool | Tensor = False
     written: bool = False
     exact: bool = True
@@ -211,18 +217,21 @@ class Regularizer(Operand):
                     found[f"{prefix}.{key}" if prefix else key] = item
         return found
 
-    def declared(self) -> Iterator[tuple[str, str, Any]]:
-        """(prefix, name, owner) of each declared hyperparameter, of nested Ω and penalties too."""
+    def declared(self, where: str = "hyperparameters") -> Iterator[tuple[str, str, Any]]:
+        """(prefix, name, owner) of each declared hyperparameter, of nested Ω and penalties too;
+        ``where`` it is declared: in this attribute of a class."""
         for prefix, module in self.named_modules(remove_duplicate=False):
             if isinstance(module, Operand):
-                for name in module.hyperparameters or ():
+                for name in getattr(module, where, None) or ():
                     yield f"{prefix}." if prefix else "", name, module
 
-    def per_row_tensors(self) -> dict[str, Tensor]:
-        """The declared hyperparameters that are tensors, by dotted name."""
+    def per_row_tensors(self, entries: bool = False) -> dict[str, Tensor]:
+        """The declared hyperparameters that are tensors, by dotted name; ``entries``: those of one
+        number per entry too."""
+        each = [*self.declared(), *(self.declared("per_entry") if entries else ())]
         return {
             prefix + name: item
-            for prefix, name, owner in self.declared()
+            for prefix, name, owner in each
             if isinstance(item := getattr(owner, name), Tensor)
         }
 

@@ -5,6 +5,8 @@ Martins & Niculae 2019, Prop. 5). τ is given by the entry t of one score z_r, a
 
     y_i(t) = p(z_i − z_r + e'(t)),    dy_i/dt = e''(t)/e''(y_i),    Σ y(t) = 1.
 
+Where e differs from entry to entry, :mod:`regmax.kernels.clipped` finds τ.
+
 This loses no digits where τ does. r is the largest score, with t in [1/m, 1] for m participants. If
 e'' is 0 at 0, y is infinitely steep at its threshold, and r is the smallest score of the support:
 the k-th largest score is in the support iff Σ p(z_i − z_k + e'(0)) < 1.
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import transforms
+from ..kernels.clipped import Entries, clipped
 from ..kernels.roots import increasing_root
 from ..kernels.simplex import normalize
 
@@ -30,24 +33,56 @@ LEAST = 1e-27
 """Below the largest entry of any row that lies on several devices."""
 
 
+class Separable(Entries):
+    """One entry of a separable Ω with ``inverse``."""
+
+    def __init__(self, omega: Any) -> None:
+        self._omega, self.steep = omega, omega.steep
+
+    def slope(self, y: Tensor) -> Tensor:
+        slope: Tensor = self._omega.grad(y)
+        return slope
+
+    def inverse(self, u: Tensor) -> Tensor:
+        y: Tensor = self._omega.inverse(u)
+        return y
+
+    def second(self, y: Tensor) -> Tensor:
+        h: Tensor = self._omega.curvature(y).matvec(torch.ones_like(y))
+        return h
+
+
 def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
     """Π_Ω(x) in float64, because float32 sums of differences of nearby numbers are inaccurate; NaN
     where a hyperparameter is. The arguments are those of ``Regularizer.closed_form``."""
-    steep, omega = omega.steep, wide(omega, x)
+    omega = wide(omega, x)
     z = x.double() / transforms.number(gamma, x)
     z = z if mask is None else z.masked_fill(~mask, -torch.inf)
-    count = (z > -torch.inf).sum(-1, keepdim=True)
-    given = z, 1 / count.double(), torch.ones_like(z[..., :1])
+    return entries(omega, z, torch.ones_like(z[..., :1])).to(x.dtype)
+
+
+def entries(omega: Any, z: Tensor, total: Tensor) -> Tensor:
+    """argmax ⟨y, z⟩ − Ω(y) over y ≥ 0 with Σy = ``total``, (*batch, 1), in float64; the largest
+    score of a row is 0."""
+    on = z > -torch.inf
+    if omega.grad(torch.ones_like(total)).shape[-1] > 1:
+        z, high = torch.where(on, z, 0), total * on
+        return total * normalize(
+            clipped(Separable(omega), z, 0 * total, high, total, False) / total
+        )
+    steep, count = omega.steep, on.sum(-1, keepdim=True)
+    given = z, total / count, total
     if isinstance(steep, Tensor) and transforms.may_look(steep):
         steep = steep if bool(steep.any()) and not bool(steep.all()) else bool(steep.any())
     if steep is True:
-        given = _from_the_smallest(omega, z, count)
+        given = _from_the_smallest(omega, z, count, total)
     elif steep is not False:
-        both = zip(_from_the_smallest(omega, z, count), given, strict=True)
+        both = zip(_from_the_smallest(omega, z, count, total), given, strict=True)
         offset, low, high = (torch.where(steep, one, other) for one, other in both)
         given = offset, low, high
     offset, low, high = given
-    return normalize(_entries(omega, offset, _root(omega, offset, _sums, low, high)[0])).to(x.dtype)
+    t = _root(omega, offset, _sums, low, high, total=total)[0]
+    return total * normalize(_entries(omega, offset, t))
 
 
 def sharded_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor) -> Tensor:
@@ -115,8 +150,10 @@ def _root(
     high: Tensor,
     start: Tensor | None = None,
     noise: float = 32,
+    total: float | Tensor = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """t with Σ y(t) = 1, and y/Σy of the last t that was looked at, which takes no other sum."""
+    """t with Σ y(t) = ``total``, and y/Σy of the last t that was looked at, which takes no other
+    sum."""
     last = offset
 
     def second(y: Tensor) -> Tensor:
@@ -128,30 +165,34 @@ def _root(
         y = _entries(omega, offset, t)
         inside = y > 0
         rate = torch.where(inside, second(t) / second(torch.where(inside, y, 1)), 0)
-        total, slope = sums(y, rate)
-        last = y / total
-        return total - 1, slope
+        found, slope = sums(y, rate)
+        last = y / found
+        return found / total - 1, slope / total
 
     return increasing_root(residual, low, high, start, noise), last
 
 
-def _from_the_smallest(omega: Any, z: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _from_the_smallest(
+    omega: Any, z: Tensor, count: Tensor, total: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The distances z − z_r for the smallest score z_r of the support, −∞ below it, and a bracket
-    of t: [(1 − Σ p(z_i − z_r + e'(0)))/k, 1/k] for k scores in the support."""
+    of t: [(T − Σ p(z_i − z_r + e'(0)))/k, T/k] for k scores in the support and T = ``total``."""
     ordered, bottom = z.sort(-1, descending=True).values, omega.grad(torch.zeros_like(z[..., :1]))
 
-    def total(k: Tensor) -> Tensor:
+    def above_smallest(k: Tensor) -> Tensor:
         """Σ y if the k-th largest score had the entry 0."""
         above = z - ordered.gather(-1, k - 1)
-        return torch.where(above > 0, omega.inverse(above + bottom), 0).sum(-1, keepdim=True)
+        found: Tensor = torch.where(above > 0, omega.inverse(above + bottom), 0)
+        return found.sum(-1, keepdim=True)
 
     size, beyond = torch.ones_like(count), count + 1
     d = z.shape[-1]
     for _ in range(d.bit_length() if isinstance(d, int) else 32):
         middle = (size + beyond) // 2
-        fits = total(middle) < 1
+        fits = above_smallest(middle) < total
         size, beyond = torch.where(fits, middle, size), torch.where(fits, beyond, middle)
     smallest = ordered.gather(-1, size - 1)
     inside = z >= smallest
     k = inside.sum(-1, keepdim=True).double()
-    return torch.where(inside, z - smallest, -torch.inf), (1 - total(size)) / k, 1 / k
+    low = (total - above_smallest(size)) / k
+    return torch.where(inside, z - smallest, -torch.inf), low, total / k

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..domains import Bounded
 from ..domains.base import Face
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
@@ -47,7 +48,7 @@ class Interior(Solver):
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
         bounds = problem.bounds
-        if bounds is not None and bounds.at_most:
+        if isinstance(bounds, Bounded) and bounds.at_most:
             apart = replace(problem, bounds=replace(bounds, total=None, at_most=False))
             y, steps = self.run(apart, tol, max_iter)
             tight = replace(problem, bounds=replace(bounds, at_most=False))

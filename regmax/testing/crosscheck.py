@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain, given
+from ..domains import Domain, Plans, given
 from ..kernels import simplex
 from ..mapping import evaluate
 from ..mapping.methods.solver import Settings
@@ -134,15 +134,18 @@ def _flat(rows: Rows) -> Rows:
 
     values = {
         name: flat(item) if item.ndim else item.detach()
-        for name, item in rows.omega.per_row_tensors().items()
+        for name, item in rows.omega.per_row_tensors(entries=True).items()
     }
+    mask = None if rows.mask is None else rows.mask.reshape(-1, d)
     bounds = rows.bounds
     if bounds is not None:
         bounds = bounds.with_tensors({name: flat(t) for name, t in bounds.tensors.items()})
+    if isinstance(bounds, Plans):
+        bounds = replace(bounds, on=mask)
     return Rows(
         x=rows.x.reshape(-1, d),
         gamma=flat(rows.gamma),
-        mask=None if rows.mask is None else rows.mask.reshape(-1, d),
+        mask=mask,
         omega=rows.omega.with_tensors(values),
         shift=flat(rows.shift),
         empty=flat(rows.empty),

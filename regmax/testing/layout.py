@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .inputs import HardInput, hard_inputs, normal
 from .promise import Broken, Case, exact, fixed, searched, show, worst
-from .subject import Subject
+from .subject import Subject, layer_of
 
 
 def closed(s: Subject) -> str:
@@ -174,8 +174,12 @@ def check_dim(s: Subject, case: Case) -> None:
             None if t is None else t.unsqueeze(1).movedim(-1, dim) for t in (case.x, case.mask)
         )
         assert x is not None
+        inside = {k: t for k, t in s.omega.per_row_tensors(entries=True).items() if t.ndim}
+        omega = s.omega.with_tensors(
+            {k: t.view(1, 1, -1).movedim(-1, dim) for k, t in inside.items()}
+        )
         with torch.no_grad():
-            found = s.layer(case.gamma, dim)(x.contiguous(), mask)
+            found = layer_of(omega, case.gamma, dim)(x.contiguous(), mask)
         answers[f"dim = {dim}"] = found.movedim(dim, -1).squeeze(1)
     y, slack = s.pi(case.x, case.gamma, case.mask), s.slack(case.x, case.gamma, case.mask)
     same(s, y, answers, slack)

@@ -42,7 +42,7 @@ class TestMapping:
         figure = plots.mapping(regmax.regularizer(name), gamma=0.7)
         figure.savefig(tmp_path / "x.png")
         curves, scores, *bars = figure.axes
-        assert len(bars) == (2 if name in ("entropy", "gini") else 3)
+        assert len(bars) == (2 if name in ("divergence", "entropy", "gini") else 3)
         assert len(scores.lines[-1].get_xdata()) == 20
         heights = [patch.get_height() for patch in bars[-1].patches]
         y = RegularizedMax(regmax.regularizer(name), 0.7)(plots.example())
@@ -191,8 +191,8 @@ class TestNames:
     @pytest.mark.parametrize(
         ("text", "words"),
         [
-            ("nonsense", "no regularizer or penalty is named 'nonsense'; accepted: entropy, gini"),
-            ("gini + nonsense", "'nonsense'; accepted: entropy, .*, clique_tv"),
+            ("nonsense", "no regularizer or penalty is named 'nonsense'; accepted: divergence, "),
+            ("gini + nonsense", "'nonsense'; accepted: divergence, .*, clique_tv"),
             ("grid_tv", "penalty 'grid_tv' needs shape=..."),
             ("clique_tv", "that is a penalty, not a regularizer; add it to one"),
             ("tv*2", "that is a penalty, not a regularizer; add it to one"),

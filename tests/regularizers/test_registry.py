@@ -73,6 +73,7 @@ def registry(recorded=False):
 
 def test_built_ins():
     names = ["entropy", "gini", "oscar", "pnorm", "tsallis", "tv"]
+    names += ["divergence", "fermi_dirac", "jensen_shannon"]
     assert set(names) <= set(regmax.available())
     assert regmax.available() == sorted(regmax.available())
     mappings = {"softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax"}

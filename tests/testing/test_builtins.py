@@ -7,10 +7,14 @@ import regmax
 from regmax import Penalized
 from regmax.testing import check_regularizer, checks_for, parametrize_with_checks
 
+PRIOR = torch.tensor([0.4, 0.05, 0.3, 0.25], dtype=torch.float64)
 BUILT_IN = [
     *(regmax.regularizer(name) for name in regmax.available()),
     *(regmax.regularizer("tsallis", alpha=alpha) for alpha in (0.5, 1.0, 1.3, 2.0, 10.0)),
     *(regmax.regularizer("pnorm", p=p) for p in (1.2, 2.0)),
+    *(regmax.regularizer("divergence", alpha=alpha, prior=0.1) for alpha in (0.0, 0.3, 3.0)),
+    *(regmax.regularizer("divergence", alpha=alpha, prior=PRIOR) for alpha in (0.5, 1.0, 2.0)),
+    regmax.regularizer("jensen_shannon", prior=PRIOR),
     regmax.regularizer("tv", lam=0.0),
     regmax.regularizer("oscar", exact=False),
 ]

@@ -1,4 +1,5 @@
-"""The kernel of a threshold mapping between bounds, l ≤ y ≤ u, Σ y = k."""
+"""Kernels of a threshold mapping on other domains: between bounds, l ≤ y ≤ u, Σ y = k, and
+transport plans."""
 
 from __future__ import annotations
 
@@ -15,6 +16,12 @@ from regmax.kernels.cpu import clipped_rows, compiling
 
 base = compiling.imported({base!r}).{name}
 forward, backward = clipped_rows.between(base, {each})
+"""
+_PLANS = """# {version}
+from regmax.kernels.cpu import compiling, transport
+
+base = compiling.imported({base!r}).{name}
+forward = transport.of(base)
 """
 
 
@@ -74,3 +81,48 @@ class Between(CompiledRows):
         slopes = each or (None for _ in theta)
         self.rows(theta).run(1, y, v, gamma, *theta, *bounds, out, *slopes)
         return out, each if hyper else None
+
+
+_POTENTIALS = CompiledRows("regmax.kernels.cpu.laplacian", 1, ("potentials",))
+
+
+def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`regmax.domains.semidual.potentials` of float64 (B, n, m), without derivatives."""
+    count, n, m = s.shape
+    alpha, v = s.new_empty(count, n), s.new_empty(count, m)
+    flat = [u.detach().reshape(count, n * m).contiguous() for u in (s, t)]
+    _POTENTIALS.run(0, *flat, n, alpha, v)
+    return alpha, v
+
+
+@functools.cache
+def plans(base: CompiledRows) -> Plans:
+    """The kernel of the transport plans of a base."""
+    return Plans(base)
+
+
+class Plans(CompiledRows):
+    """Transport plans in float64, by :func:`regmax.kernels.cpu.transport.functions`."""
+
+    def __init__(self, base: CompiledRows) -> None:
+        from .compiling import version
+
+        given = {"base": base.module, "name": base.names[0]}
+        text = _PLANS.format(version=version("regmax.kernels.cpu.transport", base.module), **given)
+        super().__init__(str(written("plans", text)[0]), 1, ("forward",))
+        self.base = base
+
+    def rows(self, theta: Hyper) -> CompiledRows:
+        found = self.base.rows(theta)
+        return self if found is self.base else plans(found)
+
+    def solve(
+        self, z: Tensor, theta: Hyper, a: Tensor, b: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Y of scores (B, n, m), v, the error of the columns relative to the largest b, and the
+        number of steps; ``theta``: (1,) or (B,), ``a``: (B, n), ``b``: (B, m)."""
+        count, n, m = z.shape
+        flat, y, v = z.reshape(count, n * m), z.new_empty(count, n * m), z.new_empty(count, m)
+        error, steps = z.new_empty(count), z.new_empty(count)
+        self.rows(theta).run(0, flat, *theta, a, b, n, y, v, error, steps)
+        return y.view(z.shape), v, error, steps

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper
-from .between import Between, between
+from .between import Between, Plans, between, plans
 from .chain import chain
 from .job import COUNT
 from .rows import PASSES, CompiledRows, result
@@ -75,6 +75,9 @@ class CompiledLosses(CompiledRows):
 
     def between(self, each: bool) -> Between | None:
         return None if self.norm else between(self, each)
+
+    def plans(self) -> Plans | None:
+        return None if self.norm else plans(self)
 
     def compile(self, dtype: torch.dtype) -> None:
         super().compile(dtype)

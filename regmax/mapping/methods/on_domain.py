@@ -10,37 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...domains import Bounded, Domain, Simplex
-from ...domains.root import Entries
+from ...domains import Bounded, Domain, Plans, Simplex
+from ...domains.semidual import Plan
 from ...domains.sets import region_of
+from ...domains.transport import OfRows
 from ...kernels import Kernel, transforms, wrappers
+from ...kernels.clipped import add, clip
 from ...optimality.jacobian import averaging, hyperparameter_product
 from ...regularizers import threshold
+from ...regularizers.arguments import few
 from ...regularizers.curvature import Curvature
+from ...regularizers.errors import ConvergenceError, ConvergenceWarning, warn
 from ...regularizers.identity import unscaled
 from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, who
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, flat, numbered
-from .base import Method, Missed, reduced
+from .base import Method, Missed, method, reduced
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
 from .solver import Forward, Settings, on_domain
 
-
-class _Separable(Entries):
-    """One entry of a separable Ω with ``inverse``."""
-
-    def __init__(self, omega: Regularizer) -> None:
-        self._omega, self.steep = omega, omega.steep
-
-    def slope(self, y: Tensor) -> Tensor:
-        return self._omega.grad(y)
-
-    def inverse(self, u: Tensor) -> Tensor:
-        return self._omega.inverse(u)
-
-    def second(self, y: Tensor) -> Tensor:
-        return self._omega.curvature(y).matvec(torch.ones_like(y))
+SUMS = 1e-8
+"""The error of a sum of a plan from which on it is reported."""
 
 
 class Between(Method):
@@ -137,11 +128,49 @@ def _laid_out(item: Any, rows: Tensor, each: bool) -> Tensor:
     return flat(item.detach().double())
 
 
+class _OfPlans(threshold.Separable):
+    """The entries of plans (B, n, m), whose rows are those of Ω on the simplex: by its kernel if
+    they add up to 1. ``each``: the tensors that belong to rows, (B, ·, 1)."""
+
+    def __init__(self, omega: Regularizer, each: dict[str, Tensor], unit: bool) -> None:
+        super().__init__(omega.with_tensors(each))
+        self._each, self._unit = each, unit
+        self._base, self._c = unscaled(self._omega, 1.0)
+
+    @classmethod
+    def of(cls, omega: OfRows, z: Tensor, bounds: Plans) -> _OfPlans:
+        base, batch = threshold.wide(omega.base, z), z.shape[:-1]
+        each = {
+            name: t.expand(*batch, *t.shape[-2:]).reshape(batch.numel(), *t.shape[-2:])
+            for name, t in base.per_row_tensors(True).items()
+            if t.ndim > 1
+        }
+        return cls(base, each, bounds.in_simplex)
+
+    def take(self, at: Tensor) -> _OfPlans:
+        each = {name: t[at] for name, t in self._each.items()}
+        return _OfPlans(self._omega, each, self._unit)
+
+    def rows(self, z: Tensor, total: Tensor) -> Tensor:
+        kernel = kernel_of(self._base, z) if self._unit else None
+        if kernel is not None and z.dtype in kernel.dtypes:
+            found, tensors = method(kernel, self._base, numbers_of(self._base, self._c))
+            return found.forward(z, None, tensors)[0]
+        z = (z - z.amax(-1, keepdim=True)) / self._c
+        return threshold.entries(self._base, z, total)
+
+
 @torch.no_grad()
 def computed(rows: Rows, settings: Settings) -> Forward:
     """Π_Ω(x) on the domain of the rows, without gradients; their γ is 1."""
     bounds = rows.bounds
     assert bounds is not None
+    if isinstance(bounds, Plans):
+        if settings.solver != "auto":
+            raise ValueError(f'domain=Transport() has solver="auto" alone; got {settings.solver!r}')
+        if not isinstance(rows.omega, OfRows):
+            raise NotImplementedError("plans are computed from Ω's inverse, not from its value")
+        return _plans(rows.omega, rows.x, bounds.detached(), settings)
     omega, c = unscaled(rows.omega, 1.0)
     z, path, why = rows.x / c, "", ""
     if isinstance(omega, Penalized):
@@ -158,24 +187,89 @@ def computed(rows: Rows, settings: Settings) -> Forward:
     y = _by_kernel(omega, z, rows.mask, bounds)
     where = "in PyTorch" if y is None else "by its numba kernel"
     if y is None:
-        y = bounds.answer(_Separable(threshold.wide(omega, z)), z)
+        y = bounds.answer(threshold.Separable(threshold.wide(omega, z)), z)
     return Forward(y, f"{path}closed form", f"{why}clip(p(z − τ)) of {who(omega)}, {where}")
 
 
 def _by_kernel(
     omega: Regularizer, z: Tensor, mask: Tensor | None, bounds: Bounded
 ) -> Tensor | None:
-    """Π_Ω(z) between the bounds, None if there is no kernel for it."""
-    kernel = kernel_of(omega, z) if bounds.fixed_total else None
-    if kernel is None:
+    """Π_Ω(z) between the bounds, None if there is no kernel for it. With Σy ≤ k it computes the
+    rows in which clip(p(z)) adds up to more."""
+    if bounds.total is None:
         return None
-    found, limits = between(kernel, (bounds.low, bounds.high, bounds.total), z)
-    if found is None:
+    kernel = kernel_of(omega, z)
+    if kernel is None or kernel.between(False) is None:
         return None
     gamma, *theta = [numbered(t, z) for t in numbers_of(omega, 1.0)]
+    total = bounds.total
+    rows, limits = flat(z), (bounds.low, bounds.high, total)
     on = None if mask is None else flat(mask).contiguous()
-    y = found.solve(flat(z), gamma, tuple(theta), limits, on)
-    return None if y is None else y.view(z.shape)
+    if not bounds.at_most:
+        found, given = between(kernel, limits, z)
+        y = found.solve(rows, gamma, tuple(theta), given, on)
+        return None if y is None else y.view(z.shape)
+    e, wide = threshold.Separable(threshold.wide(omega, z)), bounds.to(torch.float64)
+    less = flat(clip(e.inverse(z.double()), wide.low, wide.high))
+    beyond = add(less) / flat(total.double()) - 1
+    if bool((beyond.abs() <= 1e-6).any()):
+        return None  # τ is next to 0, and has digits that the kernel, which shifts scores, has not
+    over = (beyond > 0).squeeze(-1)
+    if bounds.uniform(mask):
+        limits = bounds.low.amax(-1, True), bounds.high.amax(-1, True), total
+    low, high, total = (flat(t)[over] for t in limits)
+    found, given = between(kernel, (low, high, total), rows[over])
+    gamma, *theta = [t if len(t) == 1 else t[over] for t in (gamma, *theta)]
+    y = found.solve(rows[over], gamma, tuple(theta), given, None if on is None else on[over])
+    if y is None:
+        return None
+    less[over] = y.double()
+    return less.view(z.shape).to(z.dtype)
+
+
+def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forward:
+    """Π_Ω(z) of plans; what does not have the sums is reported."""
+    if not z.numel():
+        return Forward(z.clone(), "empty batch", "nothing to solve")
+    plan = _plans_by_kernel(omega.base, z, bounds)
+    where = "in PyTorch" if plan is None else "by its numba kernel"
+    plan = plan or bounds.solved(_OfPlans.of(omega, z, bounds), z)
+    y = bounds.balanced(plan.y.reshape(z.shape))
+    missed = bounds.excess(y) > SUMS * bounds.high.amax(-1)
+    if bool(missed.any()):
+        reason = bounds.short(plan)
+        if reason is not None:
+            raise ValueError(f"domain: the mask leaves no plan: {reason}")
+        if settings.on_failure != "ignore":
+            message = (
+                f"Newton's method: {int(missed.sum())} of {missed.numel()} plans do not have the "
+                f"sums of their rows and columns (plans {few(missed)}; largest error "
+                f"{bounds.excess(y).max().item():.2g}). Scale the scores down, or raise gamma"
+            )
+            if settings.on_failure == "raise":
+                raise ConvergenceError(message)
+            warn(message, ConvergenceWarning)
+    why = f"potentials of the columns; rows are those of {who(omega.base)} on the simplex, {where}"
+    return Forward(y, "Newton's method", why, iterations=plan.steps.reshape(z.shape[:-1]))
+
+
+def _plans_by_kernel(base: Regularizer, z: Tensor, bounds: Plans) -> Plan | None:
+    """The plans of Ω for each row, None if there is no kernel for all of them."""
+    base, c = unscaled(base, 1.0)
+    kernel = kernel_of(base, z)
+    found = None if kernel is None else kernel.plans()
+    if found is None or isinstance(c, Tensor):
+        return None
+    theta = []
+    for t in numbers_of(base, 1.0)[1:]:
+        if isinstance(t, Tensor) and t.ndim > 1:
+            if t.shape[-2] != 1:
+                return None  # numbers of the rows of a plan
+            t = t.squeeze(-2)
+        theta.append(numbered(t, z))
+    plans, a, b = bounds.given(z / c)
+    y, v, error, steps = found.solve(plans, tuple(theta), a, b)
+    return None if bool(error.isnan().any()) else Plan(y, v * c, error, steps.long())
 
 
 def _check_penalty(omega: Penalized, bounds: Bounded, mask: Tensor | None) -> None:
@@ -193,7 +287,7 @@ def _check_penalty(omega: Penalized, bounds: Bounded, mask: Tensor | None) -> No
 
 
 def _product(
-    omega: Regularizer, bounds: Bounded, y: Tensor, part: Tensor | None, v: Tensor
+    omega: Regularizer, bounds: Bounded | Plans, y: Tensor, part: Tensor | None, v: Tensor
 ) -> tuple[Tensor, Curvature]:
     """J v without the averages of a penalty, and the curvature of Ω without it."""
     smooth = smooth_part(omega, part)
@@ -232,7 +326,10 @@ class OnDomain(Computed):
             return super().forward(x, mask, tensors)
         values = dict(zip(self.names, tensors, strict=True))
         inside = {name: values[name] for name in self._names}
-        bounds = Bounded.named(values, x)
+        each = zip(self._bounds.tensors, self._bounds.names, strict=True)
+        bounds = Bounded.named(values, x) or self._bounds.with_tensors(
+            {name: values[key] for name, key in each}
+        )
         given = self.omega.with_tensors(inside), x[..., :1], None, None, x.ndim - 1, x.dtype, bounds
         return computed(Rows(x, 1.0, mask, *given), self._settings).y, mask
 

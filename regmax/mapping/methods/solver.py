@@ -107,7 +107,7 @@ def sampled(
     def some(t: Tensor) -> Tensor:
         return t.detach().expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])[at]
 
-    values = {k: some(t) for k, t in omega.per_row_tensors().items() if t.ndim}
+    values = {k: some(t) for k, t in omega.per_row_tensors(entries=True).items() if t.ndim}
     inside = omega.tensors(fixed=True) | values
     wide = {k: t.detach().double() for k, t in inside.items() if t.dtype.is_floating_point}
     gamma = some(gamma).double() if isinstance(gamma, Tensor) and gamma.ndim else gamma

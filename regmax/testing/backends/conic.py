@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...domains import Bounded
+from ...domains import Bounded, Plans
 from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Regularizer
 from .base import Backend, Task
@@ -55,16 +55,21 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def program(omega: Regularizer, d: int, domain: Bounded | None = None) -> Program:
-    """A new program: cvxpylayers modifies the programs that it compiles."""
+def program(
+    omega: Regularizer,
+    d: int,
+    domain: Bounded | Plans | None = None,
+    sizes: dict[str, int] | None = None,
+) -> Program:
+    """A new program: cvxpylayers modifies the programs that it compiles. ``sizes``: those of the
+    numbers of the domain."""
     import cvxpy
 
     z, y = cvxpy.Parameter(d), cvxpy.Variable(d)
     # 2y ≥ 0, because cvxpy may remove y ≥ 0 from the cones before cvxpylayers sees it
     constraints, bounds = [2 * y >= 0, cvxpy.sum(y) == 1], {}
     if domain is not None:
-        sizes = {name: 1 if name == "total" else d for name in domain.tensors}
-        bounds = {name: cvxpy.Parameter(size) for name, size in sizes.items()}
+        bounds = {name: cvxpy.Parameter(size) for name, size in (sizes or {}).items()}
         constraints = domain.as_cvxpy(y, **bounds)
     objective = cvxpy.Minimize(omega.as_cvxpy(y) - z @ y)
     return Program(cvxpy.Problem(objective, constraints), z, y, bounds)
@@ -81,18 +86,19 @@ def lacks_program(omega: Regularizer) -> str | None:
 
 def batches(task: Task) -> Iterator[tuple[Regularizer, Tensor, Tensor]]:
     """(Ω, row indices, entry indices (rows, m)): rows that share one program, masked entries
-    dropped and hyperparameters as numbers."""
+    dropped, but those of plans, and hyperparameters as numbers."""
     rows, d = task.z.shape
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    counts = [d] * rows if task.mask is None else task.mask.sum(-1).tolist()
-    numbers = [_numbers(task.omega, i) for i in range(rows)]
+    mask = None if isinstance(task.bounds, Plans) else task.mask
+    counts = [d] * rows if mask is None else mask.sum(-1).tolist()
+    numbers = [_numbers(task.omega, i, ... if mask is None else mask[i]) for i in range(rows)]
     for i in range(rows):
         groups[(counts[i], tuple(sorted(numbers[i].items())))].append(i)
     for (count, _), members in groups.items():
         index = torch.tensor(members, device=task.z.device)
         entries = torch.arange(d, device=task.z.device).expand(len(members), d)
-        if task.mask is not None:
-            entries = (~task.mask[index]).to(torch.uint8).argsort(dim=-1, stable=True)[:, :count]
+        if mask is not None:
+            entries = (~mask[index]).to(torch.uint8).argsort(dim=-1, stable=True)[:, :count]
         omega = task.omega.with_tensors(
             {
                 k: torch.tensor(n, dtype=torch.float64, device="cpu")
@@ -108,9 +114,12 @@ def scatter(values: Tensor, like: Tensor, index: Tensor, entries: Tensor) -> Non
     like[index] = block.scatter(-1, entries, values.detach().to(like))
 
 
-def _numbers(omega: Regularizer, row: int) -> dict[str, float]:
-    """The per-row hyperparameters of one row, by dotted name."""
-    return {
-        name: item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
-        for name, item in omega.per_row_tensors().items()
-    }
+def _numbers(omega: Regularizer, row: int, on: Any) -> dict[str, Any]:
+    """The hyperparameters of one row by dotted name; of the entries ``on`` if each has its own."""
+    found: dict[str, Any] = {}
+    for name, item in omega.per_row_tensors(entries=True).items():
+        if item.ndim and item.shape[-1] > 1:
+            found[name] = tuple(item.detach()[row][on].tolist())
+        else:
+            found[name] = item.detach().reshape(-1)[row if item.numel() > 1 else 0].item()
+    return found

@@ -26,14 +26,18 @@ class Cvxpy(Conic):
         y = torch.zeros_like(task.z)
         with quiet():
             for omega, index, entries in batches(task):
-                conic = program(omega, entries.shape[-1], task.bounds)
+                sizes = {}
+                if task.bounds is not None:
+                    sizes = {
+                        k: t.shape[-1] for k, t in task.bounds.conic(index[0], entries[0]).items()
+                    }
+                conic = program(omega, entries.shape[-1], task.bounds, sizes)
                 rows = task.z[index].gather(-1, entries)
                 for i, z, where in zip(index, rows, entries, strict=True):
                     conic.z.value = z.detach().double().cpu().numpy()
-                    for name, parameter in conic.bounds.items():
-                        t = getattr(task.bounds, name)[i]
-                        t = t.gather(-1, where) if name != "total" else t
-                        parameter.value = t.detach().double().cpu().numpy()
+                    if task.bounds is not None:
+                        for name, t in task.bounds.conic(i, where).items():
+                            conic.bounds[name].value = t.double().cpu().numpy()
                     conic.problem.solve(solver="CLARABEL", **TIGHT)
                     found = conic.y.value
                     values = (

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..kernels import transforms
+from . import simplex, transforms
 
 MOST = 100
 """Steps on one equation: each halves the bracket at least every second time."""
@@ -35,6 +35,14 @@ class Entries:
 
     def second(self, y: Tensor) -> Tensor:
         return torch.ones_like(y)
+
+    def rows(self, z: Tensor, total: Tensor) -> Tensor:
+        """argmax ⟨y, z⟩ − Σ e(y_i) over y ≥ 0 with Σy = ``total``, (*batch, 1)."""
+        return total * simplex.project(z / total)
+
+    def take(self, at: Tensor) -> Entries:
+        """The same for some of the rows of the first dimension."""
+        return self
 
 
 def add(t: Tensor) -> Tensor:
