@@ -55,6 +55,7 @@ bench-gpu: $(READY)  ## the same on a CUDA device
 figures: $(READY)  ## draw the figures of the pages in docs/ again, a minute or two
 	$(BIN)/python docs/figures/home.py
 	$(BIN)/python docs/figures/theorem.py
+	$(BIN)/python docs/figures/domains.py
 	$(BIN)/python docs/figures/gallery.py
 
 lint: $(READY)  ## check style and formatting

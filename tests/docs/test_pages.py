@@ -158,12 +158,15 @@ def test_nothing_is_said_of_a_machine():
         assert not [path for path in here if len(path) > 5 and path in text]
 
 
-def test_the_figure_of_the_theorem_is_drawn(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("theorem", "clustered: entropy + 0.1 · oscar"), ("domains", "no weight above 0.6")],
+)
+def test_the_figures_of_pages_are_drawn(name, told, tmp_path):
     pytest.importorskip("matplotlib")
-    script = runpy.run_path(str(DOCS / "figures" / "theorem.py"))
-    script["draw"](tmp_path / "theorem.svg")
-    drawn = (tmp_path / "theorem.svg").read_text(encoding="utf-8")
-    assert "clustered: entropy + 0.1 · oscar" in drawn
+    script = runpy.run_path(str(DOCS / "figures" / f"{name}.py"))
+    script["draw"](tmp_path / f"{name}.svg")
+    assert told in (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
 
 
 def test_migrating_names_all_that_entmax_offers():
