@@ -14,7 +14,6 @@ EXAMPLES = {
     "mapping": 250,
     "layer": 50,
     "loss": 50,
-    "plugin": 15,
     "certificate": 6,
     "random omega": 25,
 }

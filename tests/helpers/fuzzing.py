@@ -16,7 +16,6 @@ from fuzz_certificates import check_certificate
 from fuzz_checks import Mapped, check_mapping
 from fuzz_layers import Expression, Layered, check_layer
 from fuzz_losses import Loss, check_loss
-from fuzz_plugins import check_plugin
 from fuzz_random import check_random
 from fuzz_truth import Term
 from hypothesis import HealthCheck, given, seed, settings
@@ -95,7 +94,6 @@ FUZZED = {
     "mapping": (mapped, check_mapping),
     "layer": (layered, check_layer),
     "loss": (losses, check_loss),
-    "plugin": (seeds, check_plugin),
     "certificate": (seeds, check_certificate),
     "random omega": (seeds, check_random),
 }
