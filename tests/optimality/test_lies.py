@@ -158,11 +158,13 @@ def truth(name):
 def test_no_lie_is_taken_for_the_truth(name, method, change):
     if (method, change) == ("average", "a hundredth less"):
         pytest.xfail("no certificate sees a J that is 0.99 times the right one")
-    expected, slope = truth(name)
+    (expected, slope), refused = truth(name), None
     try:
         solution, y, g, seen = answers(name, method, CHANGES[change])
     except (TypeError, ValueError, RegularizerError) as error:
-        assert re.search(r"Lying\b|the vector–Jacobian product of backward is off", str(error))
+        refused = str(error)
+    if refused is not None:
+        assert re.search(r"Lying\b|the vector–Jacobian product of backward is off", refused)
         return
     sure = solution.converged
     assert bool(sure.all()) or seen
