@@ -837,20 +837,6 @@ def test_the_source_can_be_read(tmp_path, monkeypatch):
     assert "def slopes(" in kernel.path.read_text()
 
 
-@pytest.mark.parametrize("suffix", ["*.nbi", "*.nbc"])
-@pytest.mark.parametrize("left", [0, 100])
-def test_damaged_files_of_the_cache_are_written_again(tmp_path, monkeypatch, suffix, left):
-    monkeypatch.setenv("REGMAX_CACHE_DIR", str(tmp_path))
-    text = "def slopes(n, y, numbers, vectors, stride, out):\n    out[0] = 2.0 * y[0]\n"
-    Function(text)
-    for path in tmp_path.rglob(suffix):
-        path.write_bytes(path.read_bytes()[:left])
-    one = torch.ones(1, dtype=F64)
-    for _ in range(2):
-        Function(text)(1, one, one, one, 1, out := torch.zeros(1, dtype=F64))
-        assert out == 2
-
-
 def test_a_penalty_composes_with_a_base_that_treats_entries_alike():
     x = torch.randn(6, 12, dtype=F64, requires_grad=True)
     v = torch.randn(6, 12, dtype=F64)
