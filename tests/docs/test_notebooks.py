@@ -1,5 +1,5 @@
-"""The notebooks are listed, and kept without outputs. ``make docs`` runs them from the first cell to
-the last, and fails where a cell does."""
+"""The notebooks are listed, and kept without outputs. ``make docs`` runs them from the first cell
+to the last, and fails where a cell does."""
 
 from __future__ import annotations
 
