@@ -759,6 +759,14 @@ def test_half_precision_and_float32_round_once():
     assert torch.equal(layer(x.float()), exact.float())
 
 
+@pytest.fixture
+def new_objects():
+    """Of all objects the collector looks at those that the test makes."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("new_objects")
 @pytest.mark.parametrize("mask", [None, torch.ones(3, 5, dtype=torch.bool)])
 def test_code_is_freed_with_the_last_that_may_call_it(mask):
     base.METHODS.clear()
@@ -784,6 +792,7 @@ def tensors_alive():
     return sum(t.numel() for t in gc.get_objects() if type(t) is torch.Tensor)
 
 
+@pytest.mark.usefixtures("new_objects")
 @pytest.mark.parametrize("learns", [False, True])
 def test_a_call_leaves_no_tensors_behind(learns):
     omega = Own(5) if learns else Scaled()
@@ -800,6 +809,7 @@ def test_a_call_leaves_no_tensors_behind(learns):
     assert alive[-1] == alive[2]
 
 
+@pytest.mark.usefixtures("new_objects")
 def test_a_compilation_leaves_nothing_behind():
     from llvmlite.binding import newpassmanagers
     from numba.core.registry import cpu_target
