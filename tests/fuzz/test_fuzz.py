@@ -1,5 +1,5 @@
-"""Random Ω: a short run, the same each time, of what ``make fuzz`` does for as long as it is let; and
-what fuzzing has found."""
+"""Random Ω: a short run, the same each time, of what ``make fuzz`` does for as long as it is let;
+and what fuzzing has found."""
 
 import fuzzing
 import pytest
