@@ -37,7 +37,7 @@ examples: $(READY)  ## run the three experiments on generated data, a minute or 
 	@for name in inflection adaptive_transformer structured_attention; do \
 	  $(BIN)/python -m examples.$$name --smoke --out build/examples/$$name || exit 1; done
 
-fuzz: $(READY)  ## a million hard rows a mapping, then random inputs for MINUTES (10); prints findings
+fuzz: $(READY)  ## a million hard rows a mapping, then random Ω for MINUTES (10); prints findings
 	$(BIN)/python tests/helpers/hard_values.py --rows 1000000
 	$(BIN)/python tests/helpers/fuzzing.py --minutes $(MINUTES)
 

@@ -5,6 +5,7 @@ function named in ``REASONS`` hands on to one. What a call fills in is "…" on 
 """
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -115,6 +116,7 @@ def texts(
         yield from texts(child, known, function)
 
 
+@functools.cache
 def messages() -> dict[str, set[str]]:
     """The classes that each message of the code comes with."""
     found: dict[str, set[str]] = defaultdict(set)

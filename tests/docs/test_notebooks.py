@@ -1,13 +1,11 @@
-"""The notebooks run from the first cell to the last, and are kept without outputs."""
+"""The notebooks are listed, and kept without outputs. ``make docs`` runs them from the first cell
+to the last, and fails where a cell does."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,14 +19,6 @@ NEEDED = {
     "sparse-losses": ("matplotlib", "sklearn"),
     "your-own-omega": ("hypothesis",),
 }
-# a kernel of its own, in a process of its own: an error of a cell is one of the process
-RUN = """
-import sys, nbformat
-from nbclient import NotebookClient
-book = nbformat.read(sys.argv[1], as_version=4)
-nbformat.validate(book)
-NotebookClient(book, timeout=240, kernel_name="python3").execute()
-"""
 
 
 def test_each_notebook_is_in_the_list():
@@ -63,14 +53,3 @@ def test_a_notebook_has_no_outputs(path):
         assert cell["outputs"] == []
         assert cell["execution_count"] is None
     assert set(book["metadata"]) == {"kernelspec", "language_info"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
-def test_a_notebook_runs(path, tmp_path):
-    for package in ("nbclient", "nbformat", "ipykernel", *NEEDED[path.stem]):
-        if find_spec(package) is None:
-            pytest.skip(f"needs {package}")
-    command = [sys.executable, "-c", RUN, str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr

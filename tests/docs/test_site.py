@@ -41,7 +41,7 @@ def site(tmp_path_factory) -> Path:
         if find_spec(package) is None:
             pytest.skip(f"needs the extra docs: {package} is not installed")
     folder = tmp_path_factory.mktemp("site")
-    # other tests run the notebooks
+    # make docs runs the notebooks
     options = ["-W", "-q", "-b", "html", "-D", "nb_execution_mode=off"]
     command = [sys.executable, "-m", "sphinx", *options, str(DOCS), str(folder)]
     subprocess.run(command, check=True, capture_output=True, timeout=600)

@@ -1,9 +1,8 @@
 """What the fuzzer judges by is right: posed problems against a conic solver and its differences,
-hard certificates in 50 digits, slopes of random Ω by autograd; plugins without a lie are right."""
+hard certificates in 50 digits, slopes of random Ω by autograd."""
 
 import cvxpy as cp
 import fuzz_certificates as certificates
-import fuzz_plugins
 import fuzz_random
 import numpy as np
 import pytest
@@ -96,15 +95,6 @@ def test_hard_certificates_in_50_digits(first):
             size = LONG(1e-17) * (1 + case.w + np.abs(x[i]).max())
             assert miss <= 1.5 * off[i] + size, (str(case), i)
             assert held < 1e-16, (str(case), i)
-
-
-@pytest.mark.parametrize("kind", ["solver", "penalty", "omega"])
-def test_an_honest_plugin_is_found_right(kind):
-    for seed in range(8):
-        case = fuzz_plugins.draw(seed, (kind,), "honest")
-        outcomes = fuzz_plugins.judge(case)
-        assert {o for o, _, _ in outcomes} <= {"right", "undecided", "flagged"}, (case, outcomes)
-        assert "right" in {o for o, _, _ in outcomes}, case
 
 
 @pytest.mark.parametrize("size", range(len(fuzz_random.SIZES)))

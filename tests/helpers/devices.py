@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import interpreted
 import pytest
 import torch
 
@@ -21,3 +22,5 @@ def need_triton(*, interpreter: bool = not CUDA) -> None:
     triton = pytest.importorskip("triton", reason="triton is not installed")
     if interpreter and isinstance(triton.language.sum, triton.JITFunction):
         pytest.skip("triton was imported without its interpreter", allow_module_level=True)
+    if interpreter:
+        interpreted.quickened()

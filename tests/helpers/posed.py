@@ -6,8 +6,7 @@ The answer comes first: a point y of Δ with zeros and kinks that it meets, a su
 and z = ∇F(y) + u − s with s ≥ 0 on the zeros. So y is optimal for z, and as far as z is rounded,
 over β, from the optimum of the rounded scores. No algorithm finds it.
 
-The other truths: :mod:`references` computes Π of named mappings, :mod:`fuzz_truth` judges an answer
-by the formula of its Ω.
+The other truth: :mod:`references` computes Π of named mappings.
 """
 
 import itertools

@@ -45,7 +45,7 @@ def by(way: str) -> Iterator[None]:
         yield
         return
     need_triton()
-    import interpreted_scans
+    import interpreted
     from gpu_on_cpu import as_on_a_gpu
 
     made: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def by(way: str) -> Iterator[None]:
         module = lazy.modules["cuda"]
         return made.setdefault(module, triton_kernel(module, way))
 
-    with as_on_a_gpu(), mock.patch.object(kernels.Lazy, "get", get), interpreted_scans.used():
+    with as_on_a_gpu(), mock.patch.object(kernels.Lazy, "get", get), interpreted.used():
         yield
 
 

@@ -185,11 +185,16 @@ class TestObjectFiles:
 COUNTED = """
 import torch
 from regmax.functional import sparsemax
-from regmax.kernels.cpu import compiling, jit
+from regmax.kernels.cpu import compiling
 compiling.CORES = GIVEN
 PROGRAM
-made, task = [], jit.task
-jit.task = lambda function, like: made.append(function.__name__) or task(function, like)
+made, kept, compiled = [], KEPT, compiling.compiled
+
+def counting(module, name, like):
+    made.append(name)
+    return kept[name] if kept else compiled(module, name, like)
+
+compiling.compiled = counting
 x = torch.tensor([[1.0, 0.5, -1.0]], requires_grad=True)
 y = sparsemax(x)
 y.backward(torch.tensor([[1.0, 0.0, 0.0]]))
@@ -197,15 +202,23 @@ print(y.tolist(), x.grad.tolist(), *made)
 """
 
 
-def counted(folder, cores, program=""):
-    """What a script prints that is a file of its own, without a guard of its main part."""
+def counted(folder, cores, program="", kept=None):
+    """What a script prints that is a file of its own, without a guard of its main part. Its own
+    compilations give ``kept``, the code of an earlier one."""
     script = folder / "script.py"
-    script.write_text(COUNTED.replace("GIVEN", str(cores)).replace("PROGRAM", program))
+    text = COUNTED.replace("GIVEN", str(cores)).replace("PROGRAM", program)
+    script.write_text(text.replace("KEPT", repr(kept or {})))
     environment = {**os.environ, "REGMAX_CACHE_DIR": str(folder / "cache")}
     command = [sys.executable, str(script)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert "Traceback" not in found.stderr
     return found.stdout
+
+
+@pytest.fixture
+def kept(folder):
+    names = ("forward", "backward")
+    return {n: next(folder.glob(f"*.{n}.float32*.o")).read_bytes()[32:] for n in names}
 
 
 class TestAnotherProcess:
@@ -214,12 +227,12 @@ class TestAnotherProcess:
         assert len(list((tmp_path / "cache").glob("*.o"))) == 2
         assert counted(tmp_path, 2) == f"{RIGHT}\n"
 
-    def test_not_on_one_core(self, tmp_path):
-        assert counted(tmp_path, 1) == f"{RIGHT} forward backward\n"
+    def test_not_on_one_core(self, tmp_path, kept):
+        assert counted(tmp_path, 1, kept=kept) == f"{RIGHT} forward backward\n"
 
-    def test_its_code_is_used_where_no_file_can_be_written(self, tmp_path):
+    def test_its_code_is_used_where_no_file_can_be_written(self, tmp_path, kept):
         (tmp_path / "cache").touch()
-        assert counted(tmp_path, 2) == f"{RIGHT} forward\n"
+        assert counted(tmp_path, 2, kept=kept) == f"{RIGHT} forward\n"
 
     @pytest.mark.parametrize(
         "program",
@@ -230,13 +243,13 @@ class TestAnotherProcess:
             "import time; time.sleep(60)",
         ],
     )
-    def test_where_it_fails_this_process_compiles(self, tmp_path, program):
+    def test_where_it_fails_this_process_compiles(self, tmp_path, program, kept):
         given = f"compiling._PROGRAM, compiling.LONGEST = {program!r}, 5.0"
-        assert counted(tmp_path, 2, given) == f"{RIGHT} forward backward\n"
+        assert counted(tmp_path, 2, given, kept) == f"{RIGHT} forward backward\n"
 
-    def test_where_there_is_no_such_program(self, tmp_path):
+    def test_where_there_is_no_such_program(self, tmp_path, kept):
         given = "import sys; sys.executable = '/nowhere/python'"
-        assert counted(tmp_path, 2, given) == f"{RIGHT} forward backward\n"
+        assert counted(tmp_path, 2, given, kept) == f"{RIGHT} forward backward\n"
 
     def test_each_file_is_made_once(self, tmp_path, monkeypatch):
         monkeypatch.setattr(compiling, "folders", lambda home: [tmp_path])
@@ -276,7 +289,8 @@ class TestAnotherProcess:
             (tmp_path / f"{name}.py").write_text("raise SystemExit")
         program = f"import sys; sys.path[:0] = {sys.path!r}\n"
         script = tmp_path / "script.py"
-        script.write_text(program + COUNTED.replace("GIVEN", "2").replace("PROGRAM", ""))
+        text = COUNTED.replace("GIVEN", "2").replace("PROGRAM", "").replace("KEPT", "{}")
+        script.write_text(program + text)
         environment = {"PYTHONPATH": str(tmp_path), "REGMAX_CACHE_DIR": str(tmp_path / "cache")}
         found = subprocess.run(
             [sys.executable, "-I", str(script)],

@@ -16,11 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 NAMES = {"tsallis": "alpha", "pnorm": "p"}
 SIMPLE = (("entropy", None), ("gini", None), ("tsallis", 1.5), ("tsallis", 3.0), ("pnorm", 1.5))
-CASES = (
-    *SIMPLE,
-    *(("tsallis", alpha) for alpha in (0.6, 1.0, 1 + 1e-12, 1 + 1e-9, 1.3, 2.0)),
-    *(("pnorm", p) for p in (1.1, 2.0)),
-)
+OTHERS = {"tsallis": (0.6, 1.0, 1 + 1e-12, 1 + 1e-9, 1.3, 2.0), "pnorm": (1.1, 2.0)}
+CASES = (*SIMPLE, *((kind, theta) for kind, several in OTHERS.items() for theta in several))
 each_case = pytest.mark.parametrize(("kind", "theta"), CASES)
 each_simple = pytest.mark.parametrize(("kind", "theta"), SIMPLE)
 INF, NAN = torch.inf, torch.nan
@@ -46,9 +43,13 @@ def loss(kind, target, mask=None, **settings):
 
 
 def numbers(theta, rows, per_row=True):
-    """γ and the hyperparameter."""
+    """γ and the hyperparameter; of several, each row has one."""
     gamma = torch.linspace(0.5, 2, rows, dtype=F64).unsqueeze(-1) if per_row else torch.tensor(0.75)
-    return [gamma.double()] + ([] if theta is None else [torch.full_like(gamma, theta).double()])
+    if theta is None:
+        return [gamma.double()]
+    several = theta if isinstance(theta, tuple) else (theta,)
+    own = torch.tensor(several, dtype=F64).repeat(rows)[:rows].unsqueeze(-1)
+    return [gamma.double(), own if per_row else own[0, 0]]
 
 
 def scores(d, size):
@@ -77,27 +78,18 @@ def distributions(x, mask=None):
     return t
 
 
-@ways
-@each_case
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize("target", ["indices", "distributions"])
-def test_values_and_gradients(way, kind, theta, dtype, target):
-    if way != "cpu" and dtype == F32 and (kind, theta) not in SIMPLE:
-        pytest.skip("one dtype of the interpreter")
-    sizes = ((1, 1.0), (2, 0.01), (16, 1.0), (37, 4.0), (37, 100.0), (700, 1.0))
-    for d, size in sizes if way == "cpu" else ((1, 1.0), (21, 2.0)):
-        x, k, mask = scores(d, size)
-        x, near = x.to(dtype), (2e-11 if dtype == F64 else 4e-6) * (1 + d / 100)
-        settings = [(0.0, None, True), (0.2, mask, True), (0.1, None, False), (0.0, mask, False)]
-        for eps, on, per_row in settings if way == "cpu" else settings[:2]:
-            t, mass = k, torch.ones(16, dtype=F64)
+def check(way, kind, theta, dtype, target, sizes, settings, rows=range(16)):
+    """Of the ``rows`` of the scores."""
+    for d, size in sizes:
+        (wide, k, mask), few = scores(d, size), list(rows)
+        x, k, near = wide[few].to(dtype), k[few], (2e-11 if dtype == F64 else 4e-6) * (1 + d / 100)
+        for eps, on, per_row in settings:
+            t, on, mass = k, mask if on else None, torch.ones(len(x), dtype=F64)
             if target == "distributions":
-                if eps:
-                    continue
-                t = distributions(x, on)
+                t = distributions(wide.to(dtype), on)[few]
                 mass = t.double().sum(-1).clamp_min(1)
-            given = [x, *numbers(theta, 16, per_row)]
-            f = loss(kind, t, on, label_smoothing=eps)
+            given = [x, *numbers(theta, len(x), per_row)]
+            f = loss(kind, t, None if on is None else on[few], label_smoothing=eps)
             (value, *got), (right, *wanted) = found_and_right(way, f, given, 1 / mass)
             assert not bool((value < 0).any())
             close = {"rtol": near, "atol": near, "equal_nan": True}
@@ -107,18 +99,47 @@ def test_values_and_gradients(way, kind, theta, dtype, target):
                 torch.testing.assert_close(g.double(), expected, rtol=0, atol=near * scale)
 
 
+@each_case
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("target", ["indices", "distributions"])
+def test_values_and_gradients(kind, theta, dtype, target):
+    sizes = ((1, 1.0), (2, 0.01), (16, 1.0), (37, 4.0), (37, 100.0), (700, 1.0))
+    settings = [(0.0, False, True), (0.2, True, True), (0.1, False, False), (0.0, True, False)]
+    if target == "distributions":
+        settings = settings[::3]
+    check("cpu", kind, theta, dtype, target, sizes, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", TRITON)
+@pytest.mark.parametrize(("kind", "theta"), [*SIMPLE, *OTHERS.items()])
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("target", ["indices", "distributions"])
+def test_values_and_gradients_of_triton(way, kind, theta, dtype, target):
+    """An interpreted row takes a fifth of a second: a row of each kind, several numbers at once."""
+    if dtype == F32 and isinstance(theta, tuple):
+        pytest.skip("one dtype of the interpreter")
+    settings, rows = [(0.0, False, True), (0.2, True, True)], (0, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14)
+    if target == "distributions":
+        settings, rows = settings[:1], (0, 2, 4, 5, 7, 8, 10, 11, 13, 14)
+    check(way, kind, theta, dtype, target, ((21, 2.0),), settings, rows)
+    check(way, kind, theta, dtype, target, ((1, 1.0),), settings[:1], rows[:3])
+
+
 @ways
 @each_simple
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(way, kind, theta, dtype):
-    x, k, _ = scores(21, 2.0)
-    x = x.nan_to_num(0, 0, 0).clamp(-9, 9).to(dtype)
-    for t in (k, distributions(x.double()).to(dtype)):
+    few = slice(None) if way == "cpu" else slice(3, 7)
+    wide, k, _ = scores(21, 2.0)
+    x, k = wide[few].nan_to_num(0, 0, 0).clamp(-9, 9).to(dtype), k[few]
+    soft = distributions(wide.nan_to_num(0, 0, 0))[few].to(dtype)
+    for t in (k, soft):
         f = loss(kind, t)
         with by(way):
-            value, g, *_ = derivatives(f, [x.to(DEVICE), *numbers(theta, 1)], x.new_ones(16))
+            value, g, *_ = derivatives(f, [x.to(DEVICE), *numbers(theta, 1)], x.new_ones(len(x)))
         with kernels.reference():
-            right, h, *_ = derivatives(f, [x.double(), *numbers(theta, 1)], torch.ones(16))
+            right, h, *_ = derivatives(f, [x.double(), *numbers(theta, 1)], torch.ones(len(x)))
         eps = torch.finfo(dtype).eps
         assert value.dtype == g.dtype == dtype
         torch.testing.assert_close(value.double(), right, rtol=2 * eps, atol=2 * eps)
@@ -128,9 +149,9 @@ def test_half_precision(way, kind, theta, dtype):
 @ways
 @each_simple
 def test_a_row_alone_and_strides(way, kind, theta):
-    wide, soft = normal(6, 136).float(), torch.rand(6, 140, generator=torch.Generator())
-    last = 107 if way == "cpu" else 28
-    x, t, k = wide[:, 7:last].to(DEVICE), soft[:, 7:last], torch.arange(6) * 3
+    rows, last = (6, 107) if way == "cpu" else (3, 28)
+    wide, soft = normal(rows, 136).float(), torch.rand(rows, 140, generator=torch.Generator())
+    x, t, k = wide[:, 7:last].to(DEVICE), soft[:, 7:last], torch.arange(rows) * 3
     for target in (k.to(DEVICE), t.to(DEVICE)):
 
         def run(x, target):
@@ -140,7 +161,7 @@ def test_a_row_alone_and_strides(way, kind, theta):
 
         with by(way):
             every, other = run(x, target), run(x.contiguous(), target)
-            for i in range(0, 6, 2):
+            for i in range(0, rows, 2):
                 one = run(x[i : i + 1].contiguous(), target[i : i + 1])
                 for a, b, c in zip(every, one, other, strict=True):
                     assert torch.equal(a[i : i + 1], b)

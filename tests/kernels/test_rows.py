@@ -27,15 +27,16 @@ SIMPLE = {
     "fusedmax .1": ("fusedmax", 0.1),
     "oscarmax .05": ("oscarmax", 0.05),
 }
-OTHERS = {
-    **{f"entmax {alpha}": ("entmax", alpha) for alpha in (0.6, 1.0, 1.2, 2.0, 2.5)},
-    **{f"pnormmax {p}": ("pnormmax", p) for p in (1.1, 2.0)},
-    **{f"fusedmax {lam}": ("fusedmax", lam) for lam in (0.0, 0.003, 1.0, 30.0)},
-    **{f"oscarmax {lam}": ("oscarmax", lam) for lam in (0.0, 0.0003, 0.01, 3.0)},
+SEVERAL = {
+    "entmax": ("entmax", (0.6, 1.0, 1.2, 2.0, 2.5)),
+    "pnormmax": ("pnormmax", (1.1, 2.0)),
+    "fusedmax": ("fusedmax", (0.0, 0.003, 1.0, 30.0)),
+    "oscarmax": ("oscarmax", (0.0, 0.0003, 0.01, 3.0)),
 }
-CASES = SIMPLE | OTHERS
+"""Numbers of the rows of one batch."""
+OTHERS = {f"{k} {theta}": (k, theta) for k, several in SEVERAL.values() for theta in several}
+CASES = SIMPLE | OTHERS | SEVERAL
 SIZES = (1, 2, 3, 15, 16, 17, 37, 64, 130, 700)
-each_case = pytest.mark.parametrize("case", CASES)
 each_simple = pytest.mark.parametrize("case", SIMPLE)
 
 
@@ -52,10 +53,13 @@ def mapped(case, mask=None, **fixed):
 
 
 def numbers(case, rows, dtype=F64):
-    """γ and the hyperparameter, one for each row, near the case's."""
+    """γ and the hyperparameter, one for each row."""
     _, theta = CASES[case]
     gamma = torch.linspace(0.5, 2, rows, dtype=dtype).unsqueeze(-1)
-    return [gamma] if theta is None else [gamma, torch.full_like(gamma, theta)]
+    if theta is None:
+        return [gamma]
+    several = theta if isinstance(theta, tuple) else (theta,)
+    return [gamma, torch.tensor(several, dtype=dtype).repeat(rows)[:rows].unsqueeze(-1)]
 
 
 def check(y, right, x):
@@ -78,34 +82,47 @@ def alike(y, right):
     return same.all(-1) & (counts[0] == counts[1])
 
 
-@ways
-@each_case
+def compare(way, case, dtype, d, step, masks):
+    """Values and gradients of every ``step``-th of rows of all kinds."""
+    x = torch.stack([*hard_rows(d).values()])
+    x = torch.cat([x, 1e-3 * x[:3], 30 * x[:2] + 3, x[:1] + 64])[::step].to(dtype)
+    mask = normal(*x.shape, seed=d) > -1
+    mask[:, 0] = True
+    v = normal(*x.shape, seed=7).to(dtype)
+    for masked in masks:
+        given = [x, *numbers(case, len(x))]
+        f = mapped(case, mask if masked else None)
+        (y, *got), (right, *wanted) = found_and_right(way, f, given, v)
+        check(y, right, x)
+        good = alike(y, right)
+        assert good.double().mean() > 0.5
+        assert dtype == F32 or good.double().mean() > 0.9
+        for g, expected in zip(got, wanted, strict=True):
+            size = 1 + expected[good].abs().amax(-1, keepdim=True)
+            steep = 1e3 if CASES[case][1] in (2.5, 3.0, SEVERAL["entmax"][1]) else 1
+            near = (1e-11 if dtype == F64 else 3e-5) * steep * (1 + d / 20)
+            off = (g.double() - expected)[good].abs() / size
+            assert bool((off <= near).all()), (d, off.max())
+
+
+@pytest.mark.parametrize("case", SIMPLE | OTHERS)
 @pytest.mark.parametrize("dtype", [F32, F64])
-def test_values_and_gradients(way, case, dtype):
+def test_values_and_gradients(case, dtype):
+    for d in SIZES:
+        compare("cpu", case, dtype, d, 1, (False, True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", TRITON)
+@pytest.mark.parametrize("case", SIMPLE | SEVERAL)
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_values_and_gradients_of_triton(way, case, dtype):
     if way == "packed" and case.startswith(("softmax", "fused", "oscar")):
         pytest.skip("these are not packed")
-    if way != "cpu" and dtype == F32 and case in OTHERS:
+    if dtype == F32 and case in SEVERAL:
         pytest.skip("one dtype of the interpreter")
-    for d in SIZES if way == "cpu" else (1, 21):
-        x = torch.stack([*hard_rows(d).values()])
-        x = torch.cat([x, 1e-3 * x[:3], 30 * x[:2] + 3, x[:1] + 64])[:: 1 if way == "cpu" else 4]
-        x = x.to(dtype)
-        mask = normal(*x.shape, seed=d) > -1
-        mask[:, 0] = True
-        v = normal(*x.shape, seed=7).to(dtype)
-        for on in (None, mask) if way == "cpu" else (mask,):
-            given = [x, *numbers(case, len(x))]
-            (y, *got), (right, *wanted) = found_and_right(way, mapped(case, on), given, v)
-            check(y, right, x)
-            good = alike(y, right)
-            assert good.double().mean() > 0.5
-            assert dtype == F32 or good.double().mean() > 0.9
-            for g, expected in zip(got, wanted, strict=True):
-                size = 1 + expected[good].abs().amax(-1, keepdim=True)
-                steep = 1e3 if CASES[case][1] in (2.5, 3.0) else 1
-                near = (1e-11 if dtype == F64 else 3e-5) * steep * (1 + d / 20)
-                off = (g.double() - expected)[good].abs() / size
-                assert bool((off <= near).all()), (d, off.max())
+    compare(way, case, dtype, 21, 2 if case in SEVERAL else 4, (True,))
+    compare(way, case, dtype, 1, 8, (True,))
 
 
 @ways
@@ -135,7 +152,7 @@ def test_a_row_alone_and_strides(way, case):
     wide, v = normal(20, 75).float() * 3, normal(20, 50, seed=1).float()
     wide[7, 3], wide[11], wide[13, ::2] = torch.nan, -torch.inf, -torch.inf
     for d in (5, 17, 50) if way == "cpu" else (21,):
-        x, w = wide[: 20 if way == "cpu" else 4, 7 : 7 + d].to(DEVICE), v[:, :d]
+        x, w = wide[: 20 if way == "cpu" else 3, 7 : 7 + d].to(DEVICE), v[:, :d]
         given = [x, *(t[:1].to(x) for t in numbers(case, 3, F32))]
         w = w[: len(x)].to(x)
 

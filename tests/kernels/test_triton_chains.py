@@ -18,7 +18,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 if not CUDA and isinstance(triton.language.sum, triton.JITFunction):
     pytest.skip("triton was imported without its interpreter", allow_module_level=True)
 
-import interpreted_scans  # noqa: E402
+import interpreted  # noqa: E402
 
 import regmax  # noqa: E402
 import regmax.functional as F  # noqa: E402
@@ -38,7 +38,7 @@ PATHS = {"registers": None, "short blocks": 16}
 @pytest.fixture(autouse=True)
 def _scans() -> Iterator[None]:
     torch.manual_seed(0)
-    with interpreted_scans.used():
+    with interpreted.used():
         yield
 
 
