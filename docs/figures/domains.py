@@ -48,12 +48,14 @@ def triangle(ax: Any, domain: regmax.Simplex) -> None:
     """The set, and the paths of softmax and sparsemax as γ falls."""
     turn = torch.linspace(0, 2 * torch.pi, 400, dtype=torch.float64)
     ways = torch.stack([turn.cos(), (turn + 2.1).cos(), (turn + 4.2).cos()], -1)
-    edge = regmax.functional.sparsemax(1e3 * ways, domain=domain) @ CORNERS
+    edge = (regmax.functional.sparsemax(1e3 * ways, domain=domain) @ CORNERS).numpy()
     ax.fill(*edge.T, facecolor=INK, alpha=0.2)
-    ax.plot(*CORNERS[[0, 1, 2, 0]].T, color=INK, lw=0.8)
+    ax.plot(*CORNERS[[0, 1, 2, 0]].numpy().T, color=INK, lw=0.8)
     scores = torch.linspace(0, 3, 200, dtype=torch.float64).exp().sub(1).unsqueeze(-1) * SCORES
     for f, color in ((regmax.functional.softmax, BLUE), (regmax.functional.sparsemax, ORANGE)):
-        ax.plot(*(f(scores, domain=domain) @ CORNERS).T, color=color, lw=2, label=f.__name__)
+        ax.plot(
+            *(f(scores, domain=domain) @ CORNERS).numpy().T, color=color, lw=2, label=f.__name__
+        )
     if domain.plain:
         ax.legend(frameon=False, fontsize=9, loc="upper center", bbox_to_anchor=(0.5, 0.05), ncol=2)
     ax.set_aspect("equal")
@@ -63,7 +65,7 @@ def triangle(ax: Any, domain: regmax.Simplex) -> None:
 def plan(ax: Any, x: torch.Tensor, omega: regmax.Regularizer) -> None:
     """The plan, with nothing where it is 0."""
     y = regmax.RegularizedMax(omega, domain=regmax.Transport())(x)
-    ax.imshow(torch.where(y > 0, y, torch.nan).sqrt(), cmap="Blues", vmin=-0.2, vmax=1)
+    ax.imshow(torch.where(y > 0, y, torch.nan).sqrt().numpy(), cmap="Blues", vmin=-0.2, vmax=1)
     ax.set_xticks([])
     ax.set_yticks([])
     ax.set_xlabel(f"{float((y == 0).double().mean()):.0%} zeros")
