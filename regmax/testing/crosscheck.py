@@ -73,7 +73,13 @@ def crosscheck(
     x, _ = arguments.scores(x, -1)
     if x.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"x must be float32 or float64 to be cross-checked; got {x.dtype}")
-    rows = _flat(prepare(omega, x.detach(), gamma, -1, mask, domain=given(domain)))
+    rows = prepare(omega, x.detach(), gamma, -1, mask, domain=given(domain))
+    each = rows.omega.per_row_tensors(entries=True).values()
+    if isinstance(rows.bounds, Plans) and any(t.numel() > 1 for t in each):
+        raise NotImplementedError(
+            "crosscheck takes domain=Transport() where the hyperparameters of Ω are one number each"
+        )
+    rows = _flat(rows)
     if rows.x.shape[0] == 0:
         raise ValueError(f"x must have at least one row; got shape {tuple(x.shape)}")
     _refuse_unanswerable(rows)

@@ -333,6 +333,11 @@ def test_methods_agree_in_the_cross_check():
     for given in (None, mask):
         report = regmax.crosscheck(omega, x, ("cvxpy",), mask=given, domain=Transport())
         assert report.ok, report
+    omega = regmax.regularizer("divergence", prior=torch.tensor([1.0, 2.0, 1.0, 1.0], dtype=F64))
+    solution = RegularizedMax(omega, domain=Transport()).solve(x)
+    assert solution.error_bound.max() <= 1e-10
+    with pytest.raises(NotImplementedError, match="one number each"):
+        regmax.crosscheck(omega, x, ("cvxpy",), domain=Transport())
 
 
 @pytest.mark.parametrize("name", STANDARD)
