@@ -14,7 +14,7 @@ import pytest
 import regmax
 
 ROOT = Path(__file__).parents[1]
-PLUGINS = ("entropy", "gini", "graph", "oscar", "pnorm", "tsallis", "tv")
+PLUGINS = ("divergence", "entropy", "gini", "graph", "oscar", "pnorm", "tsallis", "tv")
 
 
 @pytest.fixture(scope="module")
