@@ -123,7 +123,7 @@ def simplex(omegas: Omegas, gamma: float = 1.0, figure: Any = None) -> Any:
     rows = 2 * -(-len(found) // columns) if len(found) > 1 else 1
     if figure is None:
         figure = blank(3.3 * columns if rows > 1 else 7.2, 3.2 * rows + 1.3)
-        figure.get_layout_engine().set(h_pad=0.1)  # inches: no panel's title reaches the figure's
+        figure.get_layout_engine().set(h_pad=0.14)  # inches: no panel's title reaches the figure's
         heading = f"x by the pattern of {ARGMAX}, and {ARGMAX} on the simplex"
         figure.suptitle(title(found, gamma, heading), fontsize=13, color=INK)
     axes = figure.subplots(rows, columns if rows > 1 else 2, squeeze=False)

@@ -46,7 +46,12 @@ class Priced(regmax.Regularizer):
         return (self.w * y.square()).sum(-1) / 2
 
 
-EACH = [*map(regmax.regularizer, regmax.available()), Elastic()]
+FIRST = ["entropy", "gini", "oscar", "pnorm"]
+EACH = [
+    *map(regmax.regularizer, FIRST),
+    *(regmax.regularizer(name) for name in regmax.available() if name not in FIRST),
+    Elastic(),
+]
 
 
 def lines(axis):

@@ -391,7 +391,7 @@ def test_a_name_that_is_nearly_right(call, error, meant):
 
 def test_the_name_of_a_mapping_in_place_of_a_regularizers():
     with pytest.raises(
-        PluginError, match=r"'entmax15' \(did you mean 'tsallis'\?\); accepted: ent"
+        PluginError, match=r"'entmax15' \(did you mean 'tsallis'\?\); accepted: div"
     ):
         regmax.regularizer("entmax15")
 
