@@ -18,7 +18,7 @@ help:  ## show this list
 
 install: $(READY)  ## make .venv with regmax (editable) and every extra
 
-demo: $(LIGHT)  ## validate the built-in regularizers, train on real digits, draw the attention maps
+demo: $(LIGHT)  ## validate the six mappings, train on real digits, draw the attention maps
 	$(BIN)/regmax demo --out "$(OUT)"
 
 # One torch thread per test process: two processes on two cores are faster than four threads. Each

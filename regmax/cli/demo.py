@@ -34,7 +34,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "demo",
         help="cross-check the built-in regularizers, train on real digits, draw attention maps",
-        description="Cross-checks the built-in regularizers, trains an attention-pooling "
+        description="Cross-checks the six mappings, trains an attention-pooling "
         "classifier of handwritten digits with each mapping, and draws their attention maps. "
         "Takes one to two minutes. Exit status 1 if a cross-check fails.",
     )
