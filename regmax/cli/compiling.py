@@ -25,6 +25,7 @@ from .scores import LONGEST
 
 DTYPES = (torch.float32, torch.float64)
 OTHERS = {
+    "cpu.laplacian": ("float64", "potentials"),
     "cpu.packing": ("float32 float64", "forward"),
     "cpu.sparse_sums": ("float32 float64", "forward backward"),
     "cpu.sparse_dots": ("float32 float64", "forward"),
@@ -35,8 +36,8 @@ OTHERS = {
     "from_value.steps": ("float64", "forward"),
     "from_value.grouped": ("float64", "forward"),
 }
-"""The modules of functions that attention, the losses of linear layers and an Ω given by its value
-need besides, with the dtypes and the names of these functions."""
+"""The modules of functions that attention, the losses of linear layers, transport plans and an Ω
+given by its value need besides, with the dtypes and the names of these functions."""
 
 
 def add_to(commands: Any) -> None:

@@ -31,7 +31,7 @@ def test_the_package_installs_and_its_tests_pass(tmp_path, capsys):
     listed, validated = told.split(BETWEEN)
     (line,) = [line for line in listed.splitlines() if line.startswith("  my_ridge ")]
     assert "myridgemax" in line
-    assert "regmax-my-ridge" in line
+    assert "regmax-my-" in line  # the column is broken after a hyphen
     assert "1 of 1 agree" in validated
 
 
