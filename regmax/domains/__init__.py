@@ -53,7 +53,7 @@ def told(domain: Domain | None) -> tuple[Any, ...]:
     """A domain as its name and its arguments, for graphs; () for None, and for plans, which graphs
     do not record."""
     for name, cls in NAMED.items():
-        if type(domain) is cls and cls is not Transport:
+        if type(domain) is cls and domain.across is None:
             return (name, *(getattr(domain, key) for key in cls.arguments))
     return ()
 

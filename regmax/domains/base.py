@@ -169,6 +169,8 @@ class Domain(nn.Module):
 
     arguments: ClassVar[tuple[str, ...]] = ()
     """Those of the constructor, which are attributes."""
+    across: int | None = None
+    """The second dimension of the scores that a row has, if there is one."""
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors among the arguments."""
@@ -186,7 +188,7 @@ class Domain(nn.Module):
         raise NotImplementedError
 
     def other(self, x: Tensor, dim: int) -> int | None:
-        """The second dimension of ``x`` that a row has, besides ``dim``, if there is one."""
+        """``across`` of ``x``, which is not ``dim``, counted from the first dimension."""
         return None
 
     def prepared(

@@ -149,14 +149,14 @@ class Plans(Region):
 
     def inside(self, y: Tensor) -> Tensor:
         y = y.clamp_min(0) if self.on is None else torch.where(self.on, y.clamp_min(0), 0)
-        near = self.balanced(y)
-        y = torch.where(self._wrong(y).unsqueeze(-1), near, y)
+        y = self.balanced(y)
         wrong = self._wrong(y).unsqueeze(-1)
         return torch.where(wrong, self.nearest(y), y) if bool(wrong.any()) else y
 
     def balanced(self, y: Tensor) -> Tensor:
         """y with the right sums of rows and columns, where its own are nearly so."""
-        if not bool(self._wrong(y).any()):
+        wrong = self._wrong(y)
+        if not bool(wrong.any()):
             return y
         near = self.matrix(y)
         for _ in range(2):  # entries are multiplied, so that small ones keep their digits
@@ -168,8 +168,8 @@ class Plans(Region):
             alpha = a / size - (part * v.unsqueeze(-2)).sum(-1)
             near = near * (1 + (alpha.unsqueeze(-1) + v.unsqueeze(-2)).clamp(-0.5, 1))
         near = near.reshape(y.shape)
-        better = (self.excess(near) < self.excess(y)).unsqueeze(-1)
-        return torch.where(self._wrong(y).unsqueeze(-1) & better, near, y)
+        better = wrong & (self.excess(near) < self.excess(y))
+        return torch.where(better.unsqueeze(-1), near, y)
 
     def _missing(self, y: Tensor) -> tuple[Tensor, Tensor]:
         plan = y.unflatten(-1, self.shape)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..kernels import asked, transforms
 
-MOST, HALVINGS = 200, 50
+MOST, HALVINGS = 60, 50
 """Newton's steps, and trials for the length of one."""
 
 

@@ -107,7 +107,7 @@ class Transport(Domain):
         self.columns = columns
         if isinstance(across, bool) or not isinstance(across, int):
             raise TypeError(f"across must be an int; got {across!r}")
-        self.across = across
+        self.across: int = across
 
     def other(self, x: Tensor, dim: int) -> int:
         if x.ndim < 2 or not -x.ndim <= self.across < x.ndim:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain, Transport
+from ..domains import Domain
 from ..kernels import asked
 from ..mapping.methods.closed_form import has_formula
 from ..mapping.rows import HALF
@@ -255,10 +255,9 @@ class Chunks(gradients.Operation):
 
 def unfit(domain: Domain | None) -> bool:
     """Whether the domain of a chunk is not that of all queries, or learns."""
-    if isinstance(domain, Transport):
-        return True
     each = [] if domain is None else domain.tensors().values()
-    return any(gradients.learns(t) or (t.ndim > 1 and t.shape[-2] != 1) for t in each)
+    joined = domain is not None and domain.across is not None
+    return joined or any(gradients.learns(t) or (t.ndim > 1 and t.shape[-2] != 1) for t in each)
 
 
 def _vectors(t: Tensor) -> Tensor:

@@ -184,8 +184,8 @@ class RegularizedMax(nn.Module):
         return found
 
     def _jacobian(self, x: Tensor, mask: Tensor | None, dense: bool) -> Tensor | Jacobian:
-        x, dim = scores(dense_tensor("x", x), self._along(x))
-        if self.domain is not None and self.domain.other(x, dim) is not None:
+        x, _ = scores(dense_tensor("x", x), self._along(x))
+        if self.domain is not None and self.domain.across is not None:
             raise NotImplementedError(
                 "layer.jacobian is that of rows; of plans, torch.autograd.functional.jacobian("
                 "layer, x) computes it"

@@ -145,7 +145,7 @@ def test_tensors_of_omega_get_their_gradients():
         t = t.clone().requires_grad_()
         mapped = lambda t, make=make: RegularizedMax(make(t), domain=Transport())(x)  # noqa: E731
         assert gradcheck(mapped, (t,), atol=1e-5)
-    assert gradgradcheck(mapped, (t,), atol=1e-4)
+        assert gradgradcheck(mapped, (t,), atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, F64], ids=str)

@@ -83,7 +83,10 @@ class Between(CompiledRows):
         return out, each if hyper else None
 
 
-_POTENTIALS = CompiledRows("regmax.kernels.cpu.laplacian", 1, ("potentials",))
+GRAIN = 256
+"""That of :mod:`regmax.kernels.cpu.threads` for plans, whose entries take longer than those of
+rows."""
+_POTENTIALS = CompiledRows("regmax.kernels.cpu.laplacian", GRAIN, ("potentials",))
 
 
 def potentials(s: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +112,7 @@ class Plans(CompiledRows):
 
         given = {"base": base.module, "name": base.names[0]}
         text = _PLANS.format(version=version("regmax.kernels.cpu.transport", base.module), **given)
-        super().__init__(str(written("plans", text)[0]), 1, ("forward",))
+        super().__init__(str(written("plans", text)[0]), GRAIN, ("forward",))
         self.base = base
 
     def rows(self, theta: Hyper) -> CompiledRows:

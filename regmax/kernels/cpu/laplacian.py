@@ -79,12 +79,7 @@ def _nearest(
             for j in range(k + 1, m):
                 rate = square[k * wide + j]
                 g[j], sizes[j] = g[j] + rate * g[k], sizes[j] + rate * sizes[k]
-        for i in range(m):
-            k = m - 1 - i
-            x = g[k] / pivots[k] if pivots[k] > 0.0 else 0.0
-            for j in range(k + 1, m):
-                x += square[k * wide + j] * g[j]
-            g[k] = x
+        substituted(square, pivots, m, wide, g)
         for k in range(m):
             v[k] += g[k]
 
@@ -163,6 +158,17 @@ def factored(
 
 
 @njit
+def substituted(factors: Any, pivots: Any, m: int, wide: int, g: Any) -> None:
+    """The second half of the elimination: from the last column to the first."""
+    for i in range(m):
+        k = m - 1 - i
+        x = g[k] / pivots[k] if pivots[k] > 0.0 else 0.0
+        for j in range(k + 1, m):
+            x += factors[k * wide + j] * g[j]
+        g[k] = x
+
+
+@njit
 def solved(factors: Any, pivots: Any, ends: Any, m: int, wide: int, g: Any, noise: float) -> None:
     """g becomes −(L + E)⁻¹ g, of mean 0."""
     for k in range(m):
@@ -170,13 +176,9 @@ def solved(factors: Any, pivots: Any, ends: Any, m: int, wide: int, g: Any, nois
             g[k] = 0.0
         for j in range(k + 1, m):
             g[j] += factors[k * wide + j] * g[k]
+    substituted(factors, pivots, m, wide, g)
     mean = 0.0
-    for i in range(m):
-        k = m - 1 - i
-        x = g[k] / pivots[k] if pivots[k] > 0.0 else 0.0
-        for j in range(k + 1, m):
-            x += factors[k * wide + j] * g[j]
-        g[k] = x
-        mean += x / m
+    for k in range(m):
+        mean += g[k] / m
     for k in range(m):
         g[k] = mean - g[k]

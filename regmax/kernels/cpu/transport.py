@@ -22,7 +22,7 @@ from .simd import LANES, larger, select
 from .sixteen_rows import shifted
 from .threshold import Description
 
-STEPS, HALVINGS, COARSER = 200, 50, 60
+STEPS, HALVINGS, COARSER = 60, 50, 60
 """Newton's steps, trials for the length of one, and times that scores are divided by 4."""
 
 

@@ -235,7 +235,8 @@ def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forwa
     where = "in PyTorch" if plan is None else "by its numba kernel"
     plan = plan or bounds.solved(_OfPlans.of(omega, z, bounds), z)
     y = bounds.balanced(plan.y.reshape(z.shape))
-    missed = bounds.excess(y) > SUMS * bounds.high.amax(-1)
+    excess = bounds.excess(y)
+    missed = excess > SUMS * bounds.high.amax(-1)
     if bool(missed.any()):
         reason = bounds.short(plan)
         if reason is not None:
@@ -244,7 +245,7 @@ def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forwa
             message = (
                 f"Newton's method: {int(missed.sum())} of {missed.numel()} plans do not have the "
                 f"sums of their rows and columns (plans {few(missed)}; largest error "
-                f"{bounds.excess(y).max().item():.2g}). Scale the scores down, or raise gamma"
+                f"{excess.max().item():.2g}). Scale the scores down, or raise gamma"
             )
             if settings.on_failure == "raise":
                 raise ConvergenceError(message)
