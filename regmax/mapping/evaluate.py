@@ -14,13 +14,13 @@ from ..domains import Domain, Simplex
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
-from ..optimality.jacobian import tied_products
+from ..optimality.jacobian import averaging, tied_products
 from ..optimality.problem import Problem
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
-from ..regularizers.penalty import Penalized, who
+from ..regularizers.penalty import Penalized, penalty_of, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.kinks import Tied, multiplied
 from . import function, jagged, kinks, sharded
@@ -215,6 +215,10 @@ def _check_product(
             along = tied_products(*tied.bent, found, v)[0] / wide.gamma
             expected = torch.where(tied.bound.unsqueeze(-1), along, expected)
         off = (wide.read(got) - expected).abs().amax(-1)
+        average = averaging(penalty_of(problem.omega), found, problem.mask)
+        if average is not None:  # both products have it: averages of averages are the same
+            once = average(v)
+            off = torch.maximum(off, (average(once) - once).abs().amax(-1))
         size = 1 + expected.abs().amax(-1)
         decided = (support == problem.support(found)).all(-1)
         for none in (wide.empty, wide.spoilt):  # rows without an answer have no gradient
@@ -224,7 +228,7 @@ def _check_product(
         at = first(wrong)
         raise RegularizerError(
             f"{path}: the vector–Jacobian product of backward is off by {off[at].item():.3g} at "
-            f"row {at}; a wrong curvature, or a wrong kernel"
+            f"row {at}; a wrong curvature, a wrong average, or a wrong kernel"
         )
 
 

@@ -157,8 +157,6 @@ def truth(name):
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("name", "method"), LIES)
 def test_no_lie_is_taken_for_the_truth(name, method, change):
-    if (method, change) == ("average", "a hundredth less"):
-        pytest.xfail("no certificate sees a J that is 0.99 times the right one")
     (expected, slope), refused = truth(name), None
     try:
         solution, y, g, seen = answers(name, method, CHANGES[change])
