@@ -37,7 +37,7 @@ class _Sum(Domain):
         if self.upper is not None:
             high = arguments.per_entry("upper", self.upper, NONNEGATIVE, x, dim)
         if self.total is not None:
-            total = arguments.per_row("total", self.total, arguments.POSITIVE, x, dim)
+            total = arguments.per_row("total", self.total, NONNEGATIVE, x, dim)
         return low, high, total
 
     def refused(self, region: Any, skip: Tensor | None) -> Tensor:
@@ -108,7 +108,7 @@ class Simplex(_Sum):
 
     Parameters
     ----------
-    total: k > 0, a number, or a tensor that broadcasts to the scores with size 1 along ``dim``.
+    total: k ≥ 0, a number, or a tensor that broadcasts to the scores with size 1 along ``dim``.
     lower: l ≥ 0, a number, or a tensor that broadcasts to the scores.
     upper: u ≥ 0, as ``lower``; None: no upper bound but what the sum leaves.
 
@@ -126,7 +126,7 @@ class Simplex(_Sum):
         upper: float | Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.total = arguments.hyperparameter("total", total, *arguments.POSITIVE)
+        self.total = arguments.hyperparameter("total", total, *NONNEGATIVE)
         self.lower = arguments.hyperparameter("lower", lower, *NONNEGATIVE)
         if upper is not None:
             upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)
@@ -150,7 +150,7 @@ class AtMost(_Sum):
 
     def __init__(self, total: float | Tensor = 1.0, upper: float | Tensor | None = None) -> None:
         super().__init__()
-        self.total = arguments.hyperparameter("total", total, *arguments.POSITIVE)
+        self.total = arguments.hyperparameter("total", total, *NONNEGATIVE)
         self.lower = 0.0
         if upper is not None:
             upper = arguments.hyperparameter("upper", upper, *NONNEGATIVE)

@@ -226,7 +226,7 @@ def test_rows_without_a_point_are_refused():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Simplex(0.0),
+        lambda: Simplex(-0.1),
         lambda: Simplex(torch.tensor(-1.0)),
         lambda: Simplex(1.0, lower=-0.1),
         lambda: AtMost(1.0, torch.inf),
@@ -286,6 +286,26 @@ def test_a_score_far_above_the_others_leaves_them_their_digits(dtype):
     y = regmax.functional.sparsemax(x, domain=Simplex(2.0, upper=0.75))
     assert y.tolist() == [[0.75, 0.5, 0.75, 0.0], [0.75, 0.0, 0.75, 0.5]]
     assert (regmax.functional.sparsemax(x, domain=Box())[:, 0] == 1).all()
+
+
+@pytest.mark.parametrize("kind", [Simplex, AtMost])
+@pytest.mark.parametrize("name", OMEGAS)
+def test_a_total_of_0_gives_zeros_and_leaves_other_rows_alone(name, kind):
+    if name == "tv" and kind is AtMost:
+        pytest.skip("a penalty needs a fixed sum")
+    x = numbers(3, 3, 5).requires_grad_()
+    total = torch.tensor([[0.0], [1.5], [0.0]], dtype=F64)
+    layer = RegularizedMax(OMEGAS[name](), domain=kind(total, upper=1.0))
+    solution = layer.solve(x.detach())
+    assert solution.converged.all()
+    assert solution.error_bound[::2].max() < 1e-14
+    y = layer(x)
+    (grad,) = torch.autograd.grad((y * numbers(4, 3, 5)).sum(), x)
+    for row in (y, grad):
+        assert (row[::2] == 0).all()
+    alone = RegularizedMax(OMEGAS[name](), domain=kind(1.5, upper=1.0))(x[1])
+    assert torch.allclose(y[1], alone, atol=1e-9)
+    assert torch.isfinite(layer.max(x)).all()
 
 
 def test_a_wrong_total_names_itself():

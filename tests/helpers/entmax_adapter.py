@@ -1,19 +1,22 @@
 """A pytest plugin (``-p entmax_adapter``): the names of the ``entmax`` package, computed by regmax.
 
-With it the tests that ship in that package's wheel test ``regmax.functional`` and
-``regmax.losses``.
+With it the tests that ship in that package's wheel test ``regmax.functional``, ``regmax.losses``,
+domains, and the example plugin ``regmax_normmax``.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import entmax.activations
 import entmax.losses
 import entmax.root_finding
 import torch
+from regmax_normmax import Norm
 from torch import Tensor, nn
 
+import regmax
 from regmax import functional, losses
 
 
@@ -31,6 +34,14 @@ def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int = 50) -> Tensor:
 
 def entmax_bisect(X: Tensor, alpha: Any = 1.5, dim: int = -1, n_iter: int = 50) -> Tensor:
     return functional.entmax(X, alpha=alpha, dim=dim)
+
+
+def normmax_bisect(X: Tensor, alpha: Any = 2, dim: int = -1, n_iter: int = 50) -> Tensor:
+    return regmax.RegularizedMax(Norm(alpha), dim=dim)(X)
+
+
+def budget_bisect(X: Tensor, budget: Any = 2, dim: int = -1, n_iter: int = 50) -> Tensor:
+    return functional.sparsemax(X, dim=dim, domain=regmax.Simplex(budget, upper=1.0))
 
 
 class Sparsemax(nn.Module):
@@ -71,10 +82,10 @@ def loss(name: str) -> Any:
         reduction: str = "elementwise_mean",
     ) -> nn.Module:
         given = {} if alpha is None else {"alpha": alpha}
+        kind = {"NormmaxLoss": partial(regmax.FenchelYoungLoss, Norm(**given))}.get(name)
+        kind = kind or partial(getattr(losses, name), **given)
         reduction = {"elementwise_mean": "mean"}.get(reduction, reduction)
-        found: nn.Module = getattr(losses, name)(
-            **given, ignore_index=int(ignore_index), reduction=reduction
-        )
+        found: nn.Module = kind(ignore_index=int(ignore_index), reduction=reduction)
         return found
 
     make.__name__ = name  # in the names of tests
@@ -95,8 +106,14 @@ for module, names in {
         "Entmax15Loss": loss("Entmax15Loss"),
         "SparsemaxBisectLoss": loss("SparsemaxLoss"),
         "EntmaxBisectLoss": loss("EntmaxLoss"),
+        "NormmaxBisectLoss": loss("NormmaxLoss"),
     },
-    entmax.root_finding: {"sparsemax_bisect": sparsemax_bisect, "entmax_bisect": entmax_bisect},
+    entmax.root_finding: {
+        "sparsemax_bisect": sparsemax_bisect,
+        "entmax_bisect": entmax_bisect,
+        "normmax_bisect": normmax_bisect,
+        "budget_bisect": budget_bisect,
+    },
 }.items():
     for name, ours in names.items():
         assert hasattr(module, name), f"{module.__name__} has no {name}"
