@@ -13,11 +13,11 @@ import entmax.activations
 import entmax.losses
 import entmax.root_finding
 import torch
-from regmax_normmax import Norm
 from torch import Tensor, nn
 
 import regmax
 from regmax import functional, losses
+from regmax_normmax import Norm
 
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
