@@ -7,20 +7,21 @@ document.addEventListener("DOMContentLoaded", () => {
   const { solve } = window.regmaxMappings;
 
   const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f"];
-  // label, base, penalty, sliders, and the call
+  // label, base, penalty, sliders, and the call; pnorm has no formula with a cap
+  const BOUNDS = ["total", "cap"];
   const MAPPINGS = {
-    softmax: ["softmax", "entropy", "none", [], "softmax(x"],
-    sparsemax: ["sparsemax", "gini", "none", [], "sparsemax(x"],
-    entmax15: ["1.5-entmax", "entmax15", "none", [], "entmax15(x"],
-    entmax: ["α-entmax", "tsallis", "none", ["alpha"], "entmax(x, alpha=ALPHA"],
+    softmax: ["softmax", "entropy", "none", BOUNDS, "softmax(x"],
+    sparsemax: ["sparsemax", "gini", "none", BOUNDS, "sparsemax(x"],
+    entmax15: ["1.5-entmax", "entmax15", "none", BOUNDS, "entmax15(x"],
+    entmax: ["α-entmax", "tsallis", "none", ["alpha", ...BOUNDS], "entmax(x, alpha=ALPHA"],
     pnormmax: ["pnormmax", "pnorm", "none", ["p"], "pnormmax(x, p=P"],
-    fusedmax: ["fusedmax", "gini", "tv", ["lam"], "fusedmax(x, lam=LAM"],
-    oscarmax: ["oscarmax", "gini", "oscar", ["lam"], "oscarmax(x, lam=LAM"],
-    "entropy+tv": ["fused softmax: entropy + λ·tv", "entropy", "tv", ["lam"]],
-    "tsallis+tv": ["fused entmax: tsallis + λ·tv", "tsallis", "tv", ["lam", "alpha"]],
+    fusedmax: ["fusedmax", "gini", "tv", ["lam", ...BOUNDS], "fusedmax(x, lam=LAM"],
+    oscarmax: ["oscarmax", "gini", "oscar", ["lam", ...BOUNDS], "oscarmax(x, lam=LAM"],
+    "entropy+tv": ["fused softmax: entropy + λ·tv", "entropy", "tv", ["lam", ...BOUNDS]],
+    "tsallis+tv": ["fused entmax: tsallis + λ·tv", "tsallis", "tv", ["lam", "alpha", ...BOUNDS]],
     "pnorm+tv": ["fused pnormmax: pnorm + λ·tv", "pnorm", "tv", ["lam", "p"]],
-    "entropy+oscar": ["clustered softmax: entropy + λ·oscar", "entropy", "oscar", ["lam"]],
-    "tsallis+oscar": ["clustered entmax: tsallis + λ·oscar", "tsallis", "oscar", ["lam", "alpha"]],
+    "entropy+oscar": ["clustered softmax: entropy + λ·oscar", "entropy", "oscar", ["lam", ...BOUNDS]],
+    "tsallis+oscar": ["clustered entmax: tsallis + λ·oscar", "tsallis", "oscar", ["lam", "alpha", ...BOUNDS]],
   };
   // sign, smallest, largest, step, and what the slider's number stands for
   const exp10 = (v) => 10 ** v;
@@ -30,14 +31,23 @@ document.addEventListener("DOMContentLoaded", () => {
     lam: ["λ", 0, 1, 0.005, same, same],
     alpha: ["α", 1, 4, 0.01, same, same],
     p: ["p", 1.05, 2, 0.01, same, same],
+    total: ["k", 0.25, 4, 0.05, same, same],
+    cap: ["u", 0.05, 1, 0.01, same, same],
   };
   const LIMIT = 2; // scores lie in [-2, 2]
   const state = { mapping: "fusedmax", x: [0.15, 0, 0.95, 1.2, 1.05, 0.55], over: "gamma" };
-  const h = { gamma: 1, lam: 0.1, alpha: 1.5, p: 1.5 };
+  const h = { gamma: 1, lam: 0.1, alpha: 1.5, p: 1.5, total: 1, cap: 1 };
 
+  /** The numbers for n scores: n caps sum to the total or more. */
+  const fitting = (n, changed) => {
+    const now = { ...h, ...changed };
+    if (!used().includes("cap")) return { ...now, total: 1, cap: 1 };
+    const total = Math.min(now.total, n);
+    return { ...now, total, cap: Math.max(now.cap, Math.ceil((100 * total) / n - 1e-9) / 100) };
+  };
   const mapped = (x, changed) => {
     const [, base, penalty] = MAPPINGS[state.mapping];
-    return solve(base, penalty, x, { ...h, ...changed });
+    return solve(base, penalty, x, fitting(x.length, changed));
   };
   const number = (v, digits = 3) =>
     v === 0 ? "0" : Math.abs(v) < 0.5 * 10 ** -digits ? `<${10 ** -digits}` : v.toFixed(digits).replace("-", "−");
@@ -68,8 +78,8 @@ document.addEventListener("DOMContentLoaded", () => {
       <figure><svg data-id="scores" viewBox="0 0 480 420" role="group"
         aria-label="scores, and their weights below"></svg>
         <figcaption>Above, the scores: drag a dot, or select it and press ↑ or ↓. Dashed: the
-        threshold. Bars: scores after the penalty. Below, the weights; a letter marks a
-        group.</figcaption></figure>
+        threshold. Bars: scores after the penalty. Below, the weights, with sum k, and dashed their
+        cap u; a letter marks a group.</figcaption></figure>
       <figure><div class="explorer-over" data-id="over" role="group" aria-label="path over"></div>
         <svg data-id="path" viewBox="0 0 480 300" role="img"></svg>
         <figcaption>Each line is a weight. Drag along the axis to change the
@@ -78,7 +88,7 @@ document.addEventListener("DOMContentLoaded", () => {
         width="480" height="400"></canvas><svg data-id="triangle" viewBox="0 0 480 400" role="group"
         aria-label="three scores in the plane, and their weights in the triangle"></svg></div>
         <figcaption>The large dot: three scores, as a point of the plane. The small one: their
-        weights, as a point of the triangle. Colours: which weights are positive; a strong colour: two are
+        weights over k, as a point of the triangle. Colours: which weights are positive; a strong colour: two are
         equal.</figcaption></figure>
     </div>
     <pre class="explorer-code"><code data-id="code"></code></pre>`;
@@ -166,6 +176,9 @@ document.addEventListener("DOMContentLoaded", () => {
       dots[i].setAttribute("aria-valuetext", `${state.x[i]}, weight ${number(weight)}`);
     });
     svg += `<line class="explorer-axis" x1="44" x2="470" y1="${BASE}" y2="${BASE}"/>`;
+    const cap = BASE - fitting(n).cap * scale;
+    if (used().includes("cap") && cap > BASE - TALL - 2)
+      svg += `<line class="explorer-threshold" data-part="cap" x1="44" x2="470" y1="${cap}" y2="${cap}"/>`;
     if (inside)
       svg += `<line class="explorer-threshold" x1="44" x2="470" y1="${yOf(threshold)}" y2="${yOf(threshold)}"/>`;
     part.scores.querySelector("[data-part]").innerHTML = svg;
@@ -199,7 +212,7 @@ document.addEventListener("DOMContentLoaded", () => {
       svg += `<polyline points="${points.join(" ")}" fill="none" stroke="${COLORS[i]}"
         stroke-width="${2 + ((n - i) * 6) / n}"/>`;
     });
-    const now = px(shareOf(key));
+    const now = px(clamp(shareOf(key), 0, 1));
     svg += `<line class="explorer-threshold" x1="${now}" x2="${now}" y1="12" y2="${FLOOR}"/>
       <text x="${(LEFT + RIGHT) / 2}" y="${FLOOR + 34}" text-anchor="middle">${sign}</text>`;
     part.path.innerHTML = svg;
@@ -278,7 +291,8 @@ document.addEventListener("DOMContentLoaded", () => {
     part.three.hidden = here;
     if (!here) return;
     paint();
-    const from = scorePoint(), to = point(y), [x1, y1] = [clamp(from[0], 8, 472), clamp(from[1], 8, 392)];
+    const { total } = fitting(3);
+    const from = scorePoint(), to = point(y.map((v) => v / total)), [x1, y1] = [clamp(from[0], 8, 472), clamp(from[1], 8, 392)];
     plane.setAttribute("transform", `translate(${x1} ${y1})`);
     plane.setAttribute("aria-valuenow", state.x[0]);
     plane.setAttribute("aria-valuetext", `scores ${state.x.join(", ")}; weights ${y.map((v) => number(v)).join(", ")}`);
@@ -292,26 +306,30 @@ document.addEventListener("DOMContentLoaded", () => {
   function call() {
     const [, base, penalty, , call_] = MAPPINGS[state.mapping];
     const say = (v) => String(Number(v.toPrecision(4)));
-    const x = `x = torch.tensor([${state.x.join(", ")}])`;
+    const { total, cap } = fitting(state.x.length);
+    const bounded = total !== 1 || cap < 1;
+    const names = call_ ? `from regmax import ${bounded ? "Simplex, " : ""}functional` : "import regmax";
+    const last = bounded ? `, domain=${call_ ? "" : "regmax."}Simplex(${say(total)}, upper=${say(cap)})` : "";
+    const given = `import torch\n${names}\n\nx = torch.tensor([${state.x.join(", ")}])`;
     if (call_)
-      return `import torch\nfrom regmax import functional\n\n${x}\nfunctional.${call_
-        .replace("ALPHA", say(h.alpha)).replace("LAM", say(h.lam)).replace(/\bP\b/, say(h.p))}, gamma=${say(h.gamma)})`;
+      return `${given}\nfunctional.${call_.replace("ALPHA", say(h.alpha)).replace("LAM", say(h.lam))
+        .replace(/\bP\b/, say(h.p))}, gamma=${say(h.gamma)}${last})`;
     const argument = { tsallis: `, alpha=${say(h.alpha)}`, pnorm: `, p=${say(h.p)}` }[base] ?? "";
-    return `import torch\nimport regmax\n\n${x}
+    return `${given}
 omega = regmax.regularizer("${base}"${argument}) + ${say(h.lam)} * regmax.penalty("${penalty}")
-regmax.RegularizedMax(omega, gamma=${say(h.gamma)})(x)`;
+regmax.RegularizedMax(omega, gamma=${say(h.gamma)}${last})(x)`;
   }
 
   function draw() {
     if (!used().includes(state.over)) state.over = "gamma";
-    const answer = mapped(state.x);
+    const answer = mapped(state.x), shown = fitting(state.x.length);
     const { y, threshold } = answer, mark = letters(answer);
     part.mapping.value = state.mapping;
     for (const [key, [, , , , , slider]] of Object.entries(SLIDERS)) {
       host.querySelector(`[data-for=${key}]`).hidden = !used().includes(key);
-      part[key].value = slider(h[key]);
-      part[`${key}-value`].textContent = h[key].toFixed(key === "lam" ? 3 : 2);
-      part[key].setAttribute("aria-valuetext", h[key].toFixed(3));
+      part[key].value = slider(shown[key]);
+      part[`${key}-value`].textContent = shown[key].toFixed(key === "lam" ? 3 : 2);
+      part[key].setAttribute("aria-valuetext", shown[key].toFixed(3));
     }
     part.fewer.disabled = y.length <= 2;
     part.more.disabled = y.length >= COLORS.length;

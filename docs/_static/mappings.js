@@ -1,5 +1,5 @@
-// The mappings of the explorer, in float64: the y on the simplex with the largest
-// <y, x> - gamma*(base(y) + lambda*penalty(y)), by the theorem of docs/theorem.md:
+// The mappings of the explorer, in float64: the y with sum `total` and 0 <= y <= cap that has the
+// largest <y, x> - gamma*(base(y) + lambda*penalty(y)), by the theorem of docs/theorem.md:
 // prox of the penalty first, then the base. tests/docs/test_explorer.py compares them with regmax.
 "use strict";
 
@@ -150,21 +150,44 @@
     pnorm: (d, { p }) => pnormmax(d, p),
   };
   const PENALTIES = { none: apart, tv: chain, oscar: clusters };
+  // y = p(z - t) with sum k is k times the weights of z/k^(alpha - 1) on the simplex
+  const ALPHA = { entropy: 1, gini: 2, entmax15: 1.5, pnorm: 2 };
+
+  /** The largest entries at the cap, as many as need it, and the base for what is left. */
+  function capped(base, d, h, total, cap) {
+    const order = [...d.keys()].sort((i, j) => d[i] - d[j]);
+    const y = d.map(() => cap);
+    const noise = 1e-15 * total;
+    for (let m = 0; m < d.length; m++) {
+      const rest = order.slice(m);
+      const nearest = d[rest[0]];
+      const left = total - m * cap > noise * d.length ? total - m * cap : 0;
+      const scale = left ** ((ALPHA[base] ?? h.alpha) - 1);
+      const found = left
+        ? BASES[base](rest.map((i) => (d[i] - nearest) / scale), h)
+        : { y: rest.map(() => 0), reach: 0 };
+      const sum = add(found.y) || 1;
+      rest.forEach((i, k) => (y[i] = (left * found.y[k]) / sum));
+      if (y[rest[0]] < cap - noise) return { y, reach: nearest + scale * found.reach };
+      rest.forEach((i) => (y[i] = cap));
+    }
+    return { y, reach: Infinity };
+  }
 
   /**
    * The weights y; the scores z after the prox, on the scale of x; the threshold, in z, below which
    * weights are 0 (-Infinity if there is none); and the groups, lists of indices.
    */
-  function solve(base, penalty, x, { gamma = 1, lam = 0, alpha = 1.5, p = 1.5 } = {}) {
+  function solve(base, penalty, x, options = {}) {
+    const { gamma = 1, lam = 0, alpha = 1.5, p = 1.5, total = 1, cap = total } = options;
     const top = Math.max(...x);
     const groups = PENALTIES[penalty](x.map((v) => (v - top) / gamma), lam);
     const z = [];
     for (const { value, members } of groups) for (const i of members) z[i] = value;
     const highest = Math.max(...z);
-    const { y, reach } = BASES[base](z.map((v) => highest - v), { alpha, p });
-    const total = add(y);
+    const { y, reach } = capped(base, z.map((v) => highest - v), { alpha, p }, total, cap);
     return {
-      y: y.map((w) => w / total),
+      y,
       z: z.map((v) => top + gamma * v),
       threshold: top + gamma * (highest - reach),
       groups: groups.map(({ members }) => members),

@@ -167,9 +167,21 @@ def test_the_explorer_shows_each_mapping_its_path_and_three_scores(site, browser
             select.value = {name!r}; select.dispatchEvent(new Event("change")); }})()"""
         )
         answers.append(browser.run(WEIGHTS))
-        shown = re.search(r"\((.*?)\)", answers[-1])[1].split(", ")
-        code = browser.run("document.querySelector('[data-id=code]').textContent")
-        assert called(code) == pytest.approx([float(y.strip("<")) for y in shown], abs=2e-3), code
+        offered = "pnorm" not in name
+        assert browser.run("document.querySelector('[data-for=cap]').hidden") != offered
+        bounds = ((1.5, 0.6), (2.5, 0.1)) if offered else ()
+        for total, cap in (*bounds, (1.0, 1.0)):
+            for key, value in (("total", total), ("cap", cap)):
+                browser.run(
+                    f"""(() => {{ const slider = document.querySelector("[data-id={key}]");
+                    slider.value = {value}; slider.dispatchEvent(new Event("input")); }})()"""
+                )
+            shown = re.search(r"\((.*?)\)", browser.run(WEIGHTS))[1].split(", ")
+            weights = [float(y.strip("<")) for y in shown]
+            assert sum(weights) == pytest.approx(total, abs=2e-3)
+            code = browser.run("document.querySelector('[data-id=code]').textContent")
+            assert ("Simplex(" in code) == (total != 1)
+            assert called(code) == pytest.approx(weights, abs=2e-3), code
         for button in range(
             browser.run("document.querySelectorAll('[data-id=over] button').length")
         ):
