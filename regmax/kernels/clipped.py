@@ -84,7 +84,14 @@ def _with_total(e: Entries, z: Tensor, low: Tensor, high: Tensor, total: Tensor)
         y = torch.where(rest.abs() > noise, clip(moved, low, high), y)
     # the others are at l, but for rounding of the sum: u follows from the sum
     whole = (high >= low + (total - add(low))) & (high - y < y - low)
-    return torch.where(whole & (high - y <= 4 * noise), high, y)
+    y = torch.where(whole & (high - y <= 4 * noise), high, y)
+    # a vertex, where bounds make the sum and τ is any number of an interval: roundings go
+    up, movable = high - y < y - low, high > low
+    over = torch.where(movable & up, z - e.slope(high), torch.inf).amin(-1, keepdim=True)
+    under = torch.where(movable & ~up, z - e.slope(low), -torch.inf).amax(-1, keepdim=True)
+    corner = torch.where(up, high, low)
+    alone = (over >= under) & ((add(corner) - total).abs() <= noise)
+    return torch.where(alone, corner, y)
 
 
 def _noise(total: Tensor, z: Tensor) -> Tensor:

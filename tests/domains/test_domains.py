@@ -1,5 +1,7 @@
 """Π_Ω on domains other than the simplex: conic solvers, finite differences, and hard rows."""
 
+import contextlib
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -306,6 +308,31 @@ def test_a_total_of_0_gives_zeros_and_leaves_other_rows_alone(name, kind):
     alone = RegularizedMax(OMEGAS[name](), domain=kind(1.5, upper=1.0))(x[1])
     assert torch.allclose(y[1], alone, atol=1e-9)
     assert torch.isfinite(layer.max(x)).all()
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernel", "PyTorch"])
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("name", ["gini", "tsallis 1.5", "tsallis 3", "separable"])
+def test_at_a_vertex_weights_are_bounds_and_nothing_else(name, dtype, kernels):
+    """k largest scores that are far enough above the others, by a plain comparison of slopes: no
+    rounding is left beside them, and J is 0."""
+    x = numbers(5, 400, 9, scale=3.0)
+    x[::4] = x[::4].round()
+    x = x.to(dtype)
+    # in float32 3 · 0.3 is not 0.9
+    for k, u in ((2, 1.0), (3, 0.5), (4, 0.25), *([(3, 0.3)] if dtype is F64 else [])):
+        omega, total = OMEGAS[name](), k * u
+        slope = omega.grad(torch.tensor([[0.0, u]], dtype=F64)).squeeze(0)
+        top = x.double().sort(-1, descending=True).values
+        sure = top[:, k - 1] - top[:, k] > slope[1] - slope[0] + 1e-4
+        assert sure.sum() > 20
+        with contextlib.nullcontext() if kernels else regmax.kernels.reference():
+            z = x[sure].requires_grad_()
+            y = RegularizedMax(omega, domain=Simplex(total, upper=u))(z)
+        cap = torch.tensor(u, dtype=dtype)
+        assert ((y == 0) | (y == cap)).all(), (k, u)
+        assert ((y == cap).sum(-1) == k).all()
+        assert (torch.autograd.grad((y * torch.arange(9)).sum(), z)[0] == 0).all()
 
 
 def test_a_wrong_total_names_itself():

@@ -143,6 +143,32 @@ def values_of(p: Any, at: Any) -> Any:
     return values
 
 
+def corner_of(at: Any) -> Any:
+    """y where the bounds alone make the sum: at a vertex, where τ is any number of an interval."""
+
+    @njit
+    def corner(z: Any, n: int, zero: Any, room: float, slack: float, bounds: Any, y: Any) -> None:
+        """Put y[:n] at the nearest bounds, if they add up and some τ has each entry at its own."""
+        like, none = simd.load(y, 0), zero * 0.0
+        over, under, sums = none + np.inf, none - np.inf, none
+        for i in range(0, n, LANES):
+            low, high, least, most = at(bounds, i)
+            v, s = simd.wide(simd.load(y, i)), simd.load(z, i)
+            up = v - low > high - v
+            over = smaller(over, select(up, s - most, np.inf))
+            under = larger(under, select(up, none - np.inf, s - larger(least, zero)))
+            sums = sums + select(up, high - low, 0.0)
+        alone = abs(simd.total(sums) - room) <= slack
+        if not (alone and -simd.largest(0.0 - over) >= simd.largest(under)):
+            return
+        for i in range(0, n, LANES):
+            low, high, _least, _most = at(bounds, i)
+            v = simd.wide(simd.load(y, i))
+            simd.store(y, i, simd.like(like, select(v - low > high - v, high, low)))
+
+    return corner
+
+
 def limits_of(own: Description, at: int, each: bool) -> tuple[Any, Any]:
     """(job, r, scores, d, k, θ, scratch) → l, u, e'(l), e'(u) of the participants of a row, Σ l,
     NaN if l > u, and the largest u; no u is more than k leaves. And Σ u of these."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import common, jacobian, memory, simd
-from .clipped import bounds_at, doubles_at, limits_of, root_of, values_of
+from .clipped import bounds_at, corner_of, doubles_at, limits_of, root_of, values_of
 from .common import EPS
 from .jit import njit
 from .mapping import LARGEST
@@ -107,6 +107,7 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
     covers, factor, zero, slope, to = own.covers, own.factor, own.zero, own.slope, at + 4
     pick, (limits, sum_of) = bounds_at(each), limits_of(own, at, each)
     root, values = root_of(own.inverse, own.slope, pick), values_of(own.inverse, pick)
+    corner = corner_of(pick)
     coarse, slope_of = own.rough or (own.inverse, own.slope)
     rough = root_of(coarse, slope_of, pick)
     wide = own.precise or each
@@ -218,6 +219,7 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
                 bottom, high = bottom - moved, high - moved
                 base, t = following, (following - top) * scale
             values(z, n, by, tau, step, bounds, y)
+            corner(z, n, none + zero(theta), room, slack, bounds, y)
             solved = abs(off) <= slack
             if whole or (solved and t + tau >= low):
                 if not solved:
