@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import regmax
+from regmax.kernels import Kernel, Lazy
 from regmax.kernels.roots import increasing_root
 from regmax.kernels.simplex import normalize
 from regmax.kernels.transforms import number
@@ -184,6 +185,9 @@ class JensenShannon(_FromPrior):
         return cvxpy.sum(cvxpy.rel_entr(y, m) + cvxpy.rel_entr(q, m)) / 2
 
 
+_KERNELS = Lazy(cpu="regmax_divergence._cpu")
+
+
 class FermiDirac(regmax.Regularizer):
     """Ω(y) = Σ y_i log y_i + (1 − y_i) log(1 − y_i), finite on [0, 1]: no weight is above 1 on
     any domain. Sigmoid on a box, soft top-k where Σy = k (LML: Amos, Koltun & Kolter 2019).
@@ -219,6 +223,9 @@ class FermiDirac(regmax.Regularizer):
 
     def min_positive(self, tiny: float) -> float:
         return tiny
+
+    def kernel(self, x: Tensor) -> Kernel | None:
+        return _KERNELS.get(x.device.type)
 
     def closed_form(self, x: Tensor, gamma: float | Tensor, mask: Tensor | None = None) -> Tensor:
         """σ(z − τ), the largest score 0, where Σ σ(z_i − τ) over the others is σ(τ): 1 − y of the

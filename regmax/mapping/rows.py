@@ -114,8 +114,13 @@ class Rows:
         return plans.movedim((-2, -1), (self.across, self.dim))
 
     def point(self, y: Tensor) -> Tensor:
-        """y in the dtype of these rows, and some point of D in a row without an answer."""
+        """y in the dtype of these rows, at a bound where it is that bound rounded, and some point of
+        D in a row without an answer."""
+        ulps = 4 * torch.finfo(y.dtype).eps
         y = y.to(self.x.dtype)
+        if self.bounds is not None:
+            for bound in (self.bounds.low, self.bounds.high):
+                y = torch.where((y - bound).abs() <= ulps * bound, bound, y)
         for where in (self.empty, self.spoilt):
             if where is not None:
                 y = torch.where(where, self.domain.middle(y), y)
@@ -151,13 +156,14 @@ def prepare(
     gamma: float | Tensor,
     dim: int,
     mask: Any,
-    wide: bool = False,
+    wide: bool | None = False,
     domain: Domain | None = None,
 ) -> Rows:
     """Check the arguments and make :class:`Rows` of them.
 
     The shift by a number does not change Π_Ω where Σy is fixed, and keeps the accuracy of x where
-    scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can.
+    scores are large. ``wide``: in float64, whatever the dtype of x, if Ω and the device can; with a
+    domain always, unless it is None.
     """
     if transforms.baking():
         raise NotImplementedError(
@@ -166,7 +172,8 @@ def prepare(
     x, dim, takes_part = arguments.rows(omega, x, dim, mask)
     dtype = x.dtype
     across = None if domain is None else domain.other(x, dim)
-    wide = (wide or across is not None) and x.device.type != "mps"  # which has no float64
+    if wide is not None:
+        wide = (wide or domain is not None) and x.device.type != "mps"  # which has no float64
     rows = x.to(torch.float64 if wide else torch.float32 if dtype in HALF else dtype)
     given = omega
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
@@ -176,7 +183,7 @@ def prepare(
         omega, gamma = domain.prepared(omega, gamma, scores, dim)
     rows = laid_out(rows, dim, across).contiguous()  # sums do not depend on the layout
     if wide and dtype != torch.float64 and not computes(omega, rows):
-        return prepare(given, x, gamma, dim, mask, domain=domain)
+        return prepare(given, x, gamma, dim, mask, None, domain)
     on = None if takes_part is None else laid_out(takes_part, dim, across)
 
     empty = spoilt = None

@@ -59,7 +59,7 @@ def solution(
             certificate = certify(problem.at(found), tested=True)
         if omega.exact and result.solved is None:
             check_zeros(certificate, found, f"{who(omega)}, {result.path}")
-        rounded = (wide.read(answer.detach()) - found).norm(dim=-1)
+        rounded = (wide.inner(answer.detach()) - found).norm(dim=-1)
         bound = certificate.error_bound.double() + rounded
     bound = rows.restore_rows(_rounded_up(bound, answer.dtype))
     iterations = torch.zeros_like(bound, dtype=torch.int64)

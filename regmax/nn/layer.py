@@ -230,7 +230,7 @@ class RegularizedMax(nn.Module):
             lines.insert(1, f"Π_Ω is {known}")
         bare, _ = unscaled(smooth_part(omega), 1.0)
         chosen = self.settings.solver == "auto"  # else the user asked for a solver
-        if chosen and bare.declares("kernel") and omega.exact and "kernel of" not in result.why:
+        if chosen and bare.declares("kernel") and omega.exact and "kernel" not in result.why:
             lines.append(f"note: {why_none(rows.x.device.type)}")
         tried = from_value.why_none(rows, self.settings)
         if tried is not None:

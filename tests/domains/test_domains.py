@@ -352,3 +352,26 @@ def test_sums_that_rounding_decides():
     tiny = torch.tensor([[1e-97, 1e-29, 0.0126]], dtype=F64)
     y = RegularizedMax(regmax.regularizer("tsallis", alpha=1.9), domain=AtMost(1e-3)).solve(tiny).y
     assert y.tolist() == [[0.0, 0.0, 1e-3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 30.0, 3000.0])
+@pytest.mark.parametrize(
+    "domain",
+    [
+        Simplex(1.3, lower=0.07),
+        Simplex(3.0),
+        Simplex(0.17, lower=torch.tensor([0.017, 0.01, 0.002] * 4)),
+        Simplex(2.678, lower=0.05, upper=2.0),
+    ],
+    ids=str,
+)
+def test_one_entry_that_takes_all_leaves_the_others_at_their_bounds(domain, scale, dtype):
+    x = torch.randn(50, 12, dtype=dtype, generator=torch.Generator().manual_seed(2)) * scale
+    x[0], x[1, 1:], x[2] = 0.0, x[1, 1], x[2].round()
+    for omega in (regmax.regularizer("gini"), regmax.regularizer("tsallis", alpha=1.5)):
+        layer = RegularizedMax(omega, domain=domain)
+        solution = layer.solve(x)
+        assert solution.converged.all()
+        ulps = 16 * torch.finfo(dtype).eps * max(1.0, scale if dtype == F64 else 1.0)
+        assert torch.allclose(layer(x), solution.y, atol=ulps)

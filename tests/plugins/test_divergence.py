@@ -1,5 +1,7 @@
 """Divergences from a prior and the Fermi–Dirac entropy: limits, known answers, hard inputs."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
@@ -133,6 +135,16 @@ def test_soft_top_k(domain, scale):
     solution = RegularizedMax(FERMI, domain=domain).solve(x)
     assert torch.allclose(solution.y, (x - tau).sigmoid().clamp_max(upper), atol=1e-11)
     assert bool((solution.error_bound < 1e-6).all())
+    v = torch.randn(x.shape, dtype=F64, generator=torch.Generator().manual_seed(1))
+    for rows_of, atol in ((x, 1e-11), (x.float(), 3e-6)):  # by a kernel, and without
+        found = []
+        for kernels in (nullcontext(), regmax.kernels.reference()):
+            with kernels:
+                at = rows_of.clone().requires_grad_()
+                y = RegularizedMax(FERMI, domain=domain)(at)
+                found.append((y, torch.autograd.grad(y, at, v.to(y.dtype))[0]))
+        assert torch.allclose(found[0][0], found[1][0], atol=atol)
+        assert torch.allclose(found[0][1], found[1][1], atol=10 * atol)
 
 
 def test_on_a_box_it_is_the_sigmoid_and_its_loss():

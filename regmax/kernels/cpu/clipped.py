@@ -47,7 +47,7 @@ def bounds_at(each: bool) -> Any:
     return of_entries if each else of_row
 
 
-def _sums(p: Any, at: Any) -> tuple[Any, Any]:
+def _sums(p: Any, at: Any, rest: Any = None) -> tuple[Any, Any]:
     """y of a vector of entries, and sums of a row."""
 
     @njit
@@ -60,8 +60,10 @@ def _sums(p: Any, at: Any) -> tuple[Any, Any]:
         return v, dv, below & above
 
     @njit
-    def sums(z: Any, n: int, t: Any, theta: Any, bounds: Any) -> tuple[float, float, float]:
-        """Σ (y − l), Σ_F y and Σ_F p'."""
+    def sums(
+        z: Any, n: int, t: Any, theta: Any, bounds: Any, room: float
+    ) -> tuple[float, float, float, float]:
+        """Σ (y − l) − room, Σ_F y, Σ_F p', and what rounding is relative to."""
         none = simd.spread(theta, 0.0)
         total, free, slopes = none, none, none
         for i in range(0, n, LANES):
@@ -69,26 +71,44 @@ def _sums(p: Any, at: Any) -> tuple[Any, Any]:
             v, dv, on = entry(simd.load(z, i) - t, theta, some)
             total = total + (v - some[0])
             free, slopes = free + select(on, v, 0.0), slopes + select(on, dv, 0.0)
-        return simd.total(total), simd.total(free), simd.total(slopes)
+        return simd.total(total) - room, simd.total(free), simd.total(slopes), np.inf
 
-    return entry, sums
+    @njit
+    def sums_with_rest(
+        z: Any, n: int, t: Any, theta: Any, bounds: Any, room: float
+    ) -> tuple[float, float, float, float]:
+        """The same, where entries next to 1 are 1 less ``rest``, which has more digits."""
+        none = simd.spread(theta, 0.0)
+        total, few, slopes = none, none, none
+        for i in range(0, n, LANES):
+            some = at(bounds, i)
+            u = simd.load(z, i) - t
+            v, dv, on = entry(u, theta, some)
+            near = on & (v > 0.5)
+            total = total + (select(near, none + 1.0, select(on, none, v)) - some[0])
+            few = few + select(near, 0.0 - rest(u, theta), select(on, v, none))
+            slopes = slopes + select(on, dv, 0.0)
+        slope = simd.total(slopes)
+        return simd.total(total) - room + simd.total(few), 0.0, slope, slope
+
+    return entry, sums if rest is None else sums_with_rest
 
 
-def root_of(p: Any, slope: Any, at: Any) -> Any:
+def root_of(p: Any, slope: Any, at: Any, rest: Any = None) -> Any:
     """(z, n, θ, r, k, bounds, low, high, t, the tolerance of Σ y/k, that of τ) → τ and the last
     step to it, where Σ (y − l) = r, from t, between ``low`` and ``high``; a lower bound on τ; and
-    Σ (y − l) − r after this step."""
-    sums = _sums(p, at)[1]
+    Σ (y − l) − r after this step. ``rest``: as in a description."""
+    sums = _sums(p, at, rest)[1]
 
     @njit(apart=True)
     def root(
         z: Any, n: int, theta: Any, room: float, size: float, bounds: Any, low: float, high: float,
         t: float, near: float, close: float,
     ) -> tuple[float, float, float, float]:  # fmt: skip
-        width, before, step, off = high - low, np.inf, 0.0, 0.0
+        width, before, step, off, unit = high - low, np.inf, 0.0, 0.0, size
         for _ in range(STEPS):
-            total, free, slopes = sums(z, n, simd.spread(theta, t), theta, bounds)
-            off, step = total - room, 0.0
+            off, free, slopes, least = sums(z, n, simd.spread(theta, t), theta, bounds, room)
+            unit, step = min(size, least), 0.0
             if slopes > 0.0:
                 step, aim = off / slopes, free - off
                 if aim > 0.0:
@@ -100,7 +120,7 @@ def root_of(p: Any, slope: Any, at: Any) -> Any:
             else:
                 high = t
             far = abs(off)
-            if far <= 2.0 * EPS * size or (far <= near * size and (far >= before or near > 1e-10)):
+            if far <= 2.0 * EPS * unit or (far <= near * unit and (far >= before or near > 1e-10)):
                 break
             if not high > low or (slopes > 0.0 and abs(step) <= close * abs(t)):
                 break
@@ -114,7 +134,7 @@ def root_of(p: Any, slope: Any, at: Any) -> Any:
                     break
             t = following
         step = 0.0
-        if slopes > 0.0 and abs(off) <= 1e-6 * size:
+        if slopes > 0.0 and abs(off) <= 1e-6 * unit:
             step, off = off / slopes, 0.0
         return t, step, low, off
 
@@ -172,7 +192,7 @@ def corner_of(at: Any) -> Any:
 def limits_of(own: Description, at: int, each: bool) -> tuple[Any, Any]:
     """(job, r, scores, d, k, θ, scratch) → l, u, e'(l), e'(u) of the participants of a row, Σ l,
     NaN if l > u, and the largest u; no u is more than k leaves. And Σ u of these."""
-    slope = own.slope
+    slope, cap = own.slope, 1.0 if own.rest else np.inf
 
     @njit
     def least(v: Any, theta: Any) -> Any:
@@ -212,7 +232,8 @@ def limits_of(own: Description, at: int, each: bool) -> tuple[Any, Any]:
         room = max(total - lows, 0.0)
         for i in range(0, n, LANES):
             a = simd.load(kept[0], i)
-            b = select(simd.first(n - i), smaller(simd.load(kept[1], i), a + room), 0.0)
+            b = smaller(smaller(simd.load(kept[1], i), a + room), cap)
+            b = select(simd.first(n - i), b, 0.0)
             simd.store(kept[1], i, b)
             simd.store(kept[2], i, least(a, theta))
             simd.store(kept[3], i, least(b, theta))
@@ -236,7 +257,7 @@ def limits_of(own: Description, at: int, each: bool) -> tuple[Any, Any]:
             lows = count(row, d) * low
         if not high >= low >= 0.0:
             lows = np.nan
-        high = min(high, low + max(total - lows, 0.0))
+        high = min(high, low + max(total - lows, 0.0), cap)
         a, b = simd.spread(theta, low), simd.spread(theta, high)
         return (a, b, least(a, theta), least(b, theta)), lows, high
 

@@ -33,7 +33,7 @@ def functions(
     """
     number = 0.0 if theta is True else float(theta)
     given = theta is True
-    able = [e for e in descriptions if e.solve is None and e.root is None and not e.norm]
+    able = [e for e in descriptions if (e.solve is None or e.rest) and not (e.root or e.norm)]
     return _forward(able, given, number, each), _backward(able, given, number, each)
 
 
@@ -106,10 +106,10 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
     """A function of a row, which ``others`` compute if this description does not cover its θ."""
     covers, factor, zero, slope, to = own.covers, own.factor, own.zero, own.slope, at + 4
     pick, (limits, sum_of) = bounds_at(each), limits_of(own, at, each)
-    root, values = root_of(own.inverse, own.slope, pick), values_of(own.inverse, pick)
+    root, values = root_of(own.inverse, own.slope, pick, own.rest), values_of(own.inverse, pick)
     corner = corner_of(pick)
     coarse, slope_of = own.rough or (own.inverse, own.slope)
-    rough = root_of(coarse, slope_of, pick)
+    rough = root_of(coarse, slope_of, pick, own.rest)
     wide = own.precise or each
 
     @njit
