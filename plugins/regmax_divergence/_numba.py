@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+
 from regmax.kernels.cpu import elementary, mapping, simd
 from regmax.kernels.cpu.common import EPS
 from regmax.kernels.cpu.elementary import Either
@@ -75,7 +76,7 @@ def _others(z: Any, n: int, t: float) -> tuple[float, float]:
     return simd.total(sums), simd.total(slopes)
 
 
-@njit(apart=True)
+@njit
 def _solve(z: Any, n: int, theta: float, y: Any, scratch: Any) -> None:
     """Σ σ(z_i − τ) over the entries but the largest, of z = 0, is 1 − σ(−τ) = σ(τ), which has
     digits where the largest y is next to 1."""

@@ -114,8 +114,8 @@ class Rows:
         return plans.movedim((-2, -1), (self.across, self.dim))
 
     def point(self, y: Tensor) -> Tensor:
-        """y in the dtype of these rows, at a bound where it is that bound rounded, and some point of
-        D in a row without an answer."""
+        """y in the dtype of these rows, at a bound where it is that bound but for rounding, and
+        some point of D in a row without an answer."""
         ulps = 4 * torch.finfo(y.dtype).eps
         y = y.to(self.x.dtype)
         if self.bounds is not None:

@@ -89,8 +89,8 @@ class Description:
     factor: Any = _same
     """θ, a number → what the scores are multiplied by."""
     solve: Any = None
-    """Where p'(0+) = ∞, or with ``rest``, (z, n, θ, y, scratch) → y[:n] of the scores z, float64, instead
-    of the equation."""
+    """Where p'(0+) = ∞, or with ``rest``, (z, n, θ, y, scratch) → y[:n] of the scores z, float64,
+    instead of the equation."""
     rest: Any = None
     """(u, θ) → 1 − p, where e is finite up to y = 1 alone. ``slope`` takes no sums then."""
     root: Any = None
