@@ -108,12 +108,13 @@ def of_rows(
         remember(key, _PLACES)
         key, kept, tensors = _key(rows, settings)
         assert key is not None
-    found = METHODS.get(key)
+    found, fresh = METHODS.get(key), False
     if found is None or (isinstance(found, int) and found < _TRIALS):
         trial = found or 0
         with transforms.unhooked():
             found = _made(rows, kept, trial, key[1] is not None) or trial + 1
         remember(key, found)
+        fresh = True
     if not isinstance(found, TracedValue) or (alike and not found.kernel.alike):
         return None
     entry = found.traced.entry
@@ -125,7 +126,10 @@ def of_rows(
     if batched or any(t.requires_grad for t in inputs):
         return kernel, found.traced, [rows.gamma, *inputs]
     kernel.theta = tuple(map(hyper, inputs))
-    return kernel, found.fixed(tensors).omega, [rows.gamma]
+    fixed = found.fixed(tensors)
+    if fresh and rows.dtype != F64 and rows.x.is_cpu and fixed.laid_out.template is not None:
+        fixed.laid_out.template.soon(torch.float32)  # for the next call: this one is in float64
+    return kernel, fixed.omega, [rows.gamma]
 
 
 def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
