@@ -212,8 +212,7 @@ def _made(rows: Rows, kept: list[Any], trial: int, batched: bool) -> TracedValue
                 entry = entrywise(value, simplex.inward(solved.y[:1]), tensors)
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
-            if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
-                most = curvature.DENSE_LIMIT
+            if entry.coupled and x.shape[-1] > (most := curvature.DENSE_LIMIT):
                 return f"it couples entries of y, in rows of more than {most} entries"
             others = dict(zip(names, map(other, tensors), strict=True))
             if not entry.reads and changed(entry, omega, y, others):
