@@ -11,7 +11,7 @@ BENCH  ?= build/bench
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow examples docs fuzz bench bench-gpu figures lint format types dist oldest clean
+.PHONY: help install demo test slow every examples docs fuzz bench bench-gpu figures lint format types dist oldest clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -28,6 +28,9 @@ test: $(READY)  ## run the tests, without those that take long
 
 slow: $(READY)  ## run the tests that take long: other processes, packages, processors and GPU compilers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q -m slow
+
+every: $(READY)  ## both of these, by one call, which imports and collects once
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 docs: $(READY)  ## build the documentation site into build/docs; a warning fails it
 	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

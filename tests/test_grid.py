@@ -76,7 +76,6 @@ def test_mode(mode, name):
         ("tv", "mapping"),
         ("c (pnorm + oscar)", "mapping"),
         ("tsallis", "loss"),
-        ("tsallis + tv", "loss"),
         ("tsallis", "attention"),
         ("tsallis + tv", "attention"),
     ],

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -21,6 +22,8 @@ ROOM, MANY, VERSIONS = 1 << 28, 2048, 8
 """The bytes and the files that a folder keeps, and those of one function: for several machines or
 environments, not for all versions of its source."""
 _DAY = 86400.0
+_POLL = 0.05
+"""Seconds between two looks at a lock."""
 _OURS = re.compile(r"(?:(.+)-[0-9a-f]{24}\.o|.+_[0-9a-f]{24}\.py|regmax-.+\.tmp)")
 
 
@@ -114,6 +117,44 @@ def write(path: Path, content: bytes) -> None:
         raise
     with contextlib.suppress(OSError):
         _tidy(path.parent)
+
+
+@contextlib.contextmanager
+def alone(name: str, places: Sequence[Path], seconds: float) -> Iterator[None]:
+    """While no other process is here with this name: what it makes can be read afterwards. Where no
+    folder takes a lock, or after some seconds, it goes on without one."""
+    handle = path = None
+    try:
+        import fcntl
+    except ModuleNotFoundError:  # Windows
+        places = ()
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    for folder in places:
+        with contextlib.suppress(OSError):
+            _made(folder)
+            path = folder / f"regmax-{name}.tmp"
+            handle = os.open(path, flags, 0o600)
+            break
+    if handle is None or path is None:
+        yield
+        return
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:  # ends: time goes on
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_POLL)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()  # who waits for it, or comes now, reads what was made
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # also of a fork
+        os.close(handle)
 
 
 def _tidy(folder: Path) -> None:

@@ -128,10 +128,10 @@ def test_derivatives_are_finite_differences(name):
     given = tuple(t.clone().requires_grad_() for t in (x, gamma, rows, columns))
     assert gradcheck(mapped, given, atol=1e-5)
     assert gradcheck(maximum, given, atol=1e-5)
-    assert gradgradcheck(mapped, given, atol=1e-4)
+    assert gradgradcheck(mapped, given, atol=1e-4, fast_mode=True)
     alone = x.clone().requires_grad_()
     layer = RegularizedMax(omega, domain=Transport(rows))
-    assert gradgradcheck(layer, (alone,), atol=1e-4)
+    assert gradgradcheck(layer, (alone,), atol=1e-4, fast_mode=True)
 
 
 def test_tensors_of_omega_get_their_gradients():

@@ -30,7 +30,7 @@ COUNTED = (
     ("tsallis", "float32", 1024, 1.5),
     ("tsallis", "float32", 32768, 1.5),
     ("pnorm", "float32", 1024, 1.5),
-    *((name, "float32", d, 0.1) for name in ("tv", "oscar") for d in (64, 1024, 8192, 32768)),
+    *((name, "float32", d, 0.1) for name in ("tv", "oscar") for d in (64, 8192)),
 )
 # losses: mapping, dtype, d, hyperparameter, ε (None: for distributions), whether there is a mask
 LOSSES = (
@@ -42,9 +42,7 @@ LOSSES = (
     ("tsallis", "float32", 64, None, 0.1, True),
     ("tsallis", "float32", 1024, 1.5, 0.0, False),
     ("tsallis", "float32", 8192, None, 0.0, False),
-    ("tsallis", "bfloat16", 8192, 1.5, 0.1, True),
     ("tsallis", "float32", 32768, 1.5, 0.0, False),
-    ("pnorm", "float32", 1024, 1.5, 0.0, False),
     ("pnorm", "float32", 8192, 1.5, 0.1, True),
     ("entropy", "bfloat16", 1024, 1.0, None, False),
     ("entropy", "float32", 32768, 1.0, None, False),
@@ -56,13 +54,9 @@ LOSSES = (
 )
 # attention: Ω, dtype, size of a head, α (None: learnt), and what else it has
 ATTENTION = (
-    ("entropy", "float32", 64, 1.0, ""),
     ("gini", "float32", 64, 2.0, "causal"),
-    ("gini", "bfloat16", 64, 2.0, "causal"),
     ("tsallis", "bfloat16", 64, 1.5, "bool mask"),
     ("tsallis", "float32", 64, None, "learnt mask"),
-    ("tsallis", "bfloat16", 64, None, "learnt mask"),
-    ("tsallis", "bfloat16", 128, None, "causal"),
     ("gini", "bfloat16", 64, 2.0, "causal packed"),
     ("tsallis", "float32", 64, 1.5, "causal packed sink dropout"),
     ("tsallis", "bfloat16", 64, None, "learnt mask sink"),

@@ -660,8 +660,6 @@ def heads_of_a_tp_plan(size):
     one for each: logits, gradients, files."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")  # transformers loads with it
-    if size > 2:
-        pytest.skip("the tiny model has two heads of keys")
     from tiny_models import HEADS, llama
 
     from regmax.integrations.transformers import attach, register

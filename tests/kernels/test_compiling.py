@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import errno
 import os
@@ -250,6 +251,19 @@ class TestAnotherProcess:
     def test_where_there_is_no_such_program(self, tmp_path, kept):
         given = "import sys; sys.executable = '/nowhere/python'"
         assert counted(tmp_path, 2, given, kept) == f"{RIGHT} forward backward\n"
+
+    def test_processes_that_begin_together_make_each_file_once(self, tmp_path):
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            printed = list(pool.map(lambda _: counted(tmp_path, 1), range(2)))
+        assert all(each.startswith(RIGHT) for each in printed)
+        assert sorted(" ".join(each[len(RIGHT) :] for each in printed).split()) == [
+            "backward", "forward"
+        ]  # fmt: skip
+
+    def test_a_lock_that_is_not_released_is_waited_for_no_longer_than_it_says(self, tmp_path):
+        with folders.alone("name", [tmp_path], 0), folders.alone("name", [tmp_path], 0.2):
+            pass
+        assert not list(tmp_path.iterdir())
 
     def test_each_file_is_made_once(self, tmp_path, monkeypatch):
         monkeypatch.setattr(compiling, "folders", lambda home: [tmp_path])

@@ -7,7 +7,18 @@ import pytest
 import torch
 from devices import CUDA, need_triton
 from mapping_checks import normal
-from ways import DEVICE, F32, F64, TRITON, by, derivatives, found_and_right, ways
+from ways import (
+    DEVICE,
+    F32,
+    F64,
+    TRITON,
+    by,
+    derivatives,
+    found_and_right,
+    halves,
+    once,
+    ways,
+)
 
 import regmax
 from regmax import kernels
@@ -117,7 +128,8 @@ def test_values_and_gradients(kind, theta, dtype, target):
 @pytest.mark.parametrize("target", ["indices", "distributions"])
 def test_values_and_gradients_of_triton(way, kind, theta, dtype, target):
     """An interpreted row takes a fifth of a second: a row of each kind, several numbers at once."""
-    if dtype == F32 and isinstance(theta, tuple):
+    several = isinstance(theta, tuple)
+    if several if dtype == F32 else not several and way != "registers":
         pytest.skip("one dtype of the interpreter")
     settings, rows = [(0.0, False, True), (0.2, True, True)], (0, 3, 6, 7, 8, 9, 10, 11, 12, 13, 14)
     if target == "distributions":
@@ -126,9 +138,8 @@ def test_values_and_gradients_of_triton(way, kind, theta, dtype, target):
     check(way, kind, theta, dtype, target, ((1, 1.0),), settings[:1], rows[:3])
 
 
-@ways
+@halves
 @each_simple
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(way, kind, theta, dtype):
     few = slice(None) if way == "cpu" else slice(3, 7)
     wide, k, _ = scores(21, 2.0)
@@ -251,7 +262,7 @@ def test_what_is_wrong_where_nobody_looks(way):
     assert value.isnan().tolist() == [False, False, False, True, True]
 
 
-@ways
+@once
 @each_simple
 def test_arguments_of_a_loss(way, kind, theta):
     """Reductions, weights, dimensions, dtypes of a distribution, a gradient of any size."""

@@ -14,7 +14,6 @@ VALUES = {
     "cubic": lambda y: y**2 / 2 + y**3 / 6,
     "power": lambda y: y**1.3 + 0.1 * y**2,
     "log": lambda y: y * y.log() + y**2 / 2,
-    "exp": lambda y: y.exp() + 0.3 * y,
     "steep": lambda y: y**3 + 0.2 * y**2,
 }
 POWERS = {
@@ -151,7 +150,7 @@ def test_a_row_does_not_depend_on_the_others(name, dtype):
         assert torch.equal(torch.autograd.grad(one, alone, v[r : r + 1])[0][0], g[r])
 
 
-@pytest.mark.parametrize("name", ["power", "log", "steep"])
+@pytest.mark.parametrize("name", ["power", "steep"])
 def test_numbers_that_learn_and_masks(name):
     class Weighted(regmax.Regularizer):
         def __init__(self, c):

@@ -158,8 +158,6 @@ def twins(make):
 PAIRS = {
     "list": (HIDDEN["list"], Shown),
     "beside declarations": (HIDDEN["beside declarations"], Shown),
-    "function": (HIDDEN["function"], Shown),
-    "term": (HIDDEN["term"], lambda w: Shown(w) + 0.5 * regmax.regularizer("gini")),
     "under a penalty": (
         lambda w: Holding([w]) + 0.1 * regmax.penalty("tv"),
         lambda w: Shown(w) + 0.1 * regmax.penalty("tv"),

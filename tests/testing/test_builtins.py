@@ -10,12 +10,11 @@ from regmax.testing import check_regularizer, checks_for, parametrize_with_check
 PRIOR = torch.tensor([0.4, 0.05, 0.3, 0.25], dtype=torch.float64)
 BUILT_IN = [
     *(regmax.regularizer(name) for name in regmax.available()),
-    *(regmax.regularizer("tsallis", alpha=alpha) for alpha in (0.5, 1.0, 1.3, 2.0, 10.0)),
-    *(regmax.regularizer("pnorm", p=p) for p in (1.2, 2.0)),
-    *(regmax.regularizer("divergence", alpha=alpha, prior=0.1) for alpha in (0.0, 0.3, 3.0)),
-    *(regmax.regularizer("divergence", alpha=alpha, prior=PRIOR) for alpha in (0.5, 1.0, 2.0)),
+    *(regmax.regularizer("tsallis", alpha=alpha) for alpha in (0.5, 1.3, 10.0)),
+    regmax.regularizer("pnorm", p=1.2),
+    *(regmax.regularizer("divergence", alpha=alpha, prior=0.1) for alpha in (0.3, 3.0)),
+    regmax.regularizer("divergence", alpha=0.5, prior=PRIOR),
     regmax.regularizer("jensen_shannon", prior=PRIOR),
-    regmax.regularizer("tv", lam=0.0),
     regmax.regularizer("oscar", exact=False),
 ]
 
@@ -50,12 +49,10 @@ def test_an_omega_of_a_user_keeps(omega, check):
 
 @pytest.mark.slow
 def test_an_omega_of_a_user_with_a_penalty_keeps():
-    """What the layer does before it solves is tested without the penalty."""
+    """What depends on its solver; the rest is tested without the penalty."""
     omega = Penalized(Quadratic(), regmax.penalty("tv"), 0.2)
-    of_the_layer = ("shift_invariance", "gamma_scaling", "strides", "dim", "dtype")
-    for check in checks_for(omega):
-        if check.name.removeprefix("check_") not in of_the_layer:
-            check(omega)
+    names = ("optimality", "jacobian_finite_differences", "hyperparameter_gradients", "mask")
+    check_some(omega, *(f"check_{name}" for name in names), "check_fused_groups_equal")
 
 
 def test_all_built_ins_are_here():

@@ -23,7 +23,7 @@ from typing import Any
 from llvmlite import binding as llvm
 
 from .. import process
-from ..folders import folders, read, takes, write
+from ..folders import alone, folders, read, takes, write
 from ..folders import module as module_in
 from .job import TASK
 
@@ -63,7 +63,7 @@ def soon(module: str, name: str, like: str | None) -> None:
         if each.split(".")[0] in tops and hasattr(found, "__path__")
     }
     with _lock, contextlib.suppress(RuntimeError):  # no thread can be started
-        if file not in _others and not any(_read(folder / file) for folder in places):
+        if file not in _others and not _found(file, places):
             given = json.dumps((sys.path, packages, file, module, name, like), default=str)
             _others[file] = _Other(file, given.encode(), places)
 
@@ -124,13 +124,13 @@ def _loaded(stem: str, text: str, places: Sequence[Path], make: Callable[[], byt
             other.join()
     with _lock:
         _others.pop(file, None)
-        code = next(filter(None, (_read(folder / file) for folder in places)), None)
-        if code is None and other is not None:
-            code = other.code
-        if code is None:
-            with _told(stem, places):
-                code = make()
-            _keep(file, code, places)
+        code = _found(file, places) or (other and other.code)
+        if not code:
+            with _told(stem, places), alone(file, places, LONGEST):
+                code = _found(file, places)  # if another process had the lock
+                if code is None:
+                    code = make()
+                    _keep(file, code, places)
         return _linked(code)
 
 
@@ -150,17 +150,21 @@ class _Other(threading.Thread):
         if sys.dont_write_bytecode:
             command.insert(1, "-B")
         try:
-            with _room, subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as other:
-                self.process = other
-                try:
-                    content, errors = other.communicate(self.given, timeout=LONGEST)
-                except BaseException:
-                    other.kill()
-                    raise
-            self.code = _unsealed(self.file, content)
-            if self.code is None:
-                raise RuntimeError(errors.decode(errors="replace"))
-            _keep(self.file, self.code, self.places)
+            with _room, alone(self.file, self.places, LONGEST):
+                self.code = _found(self.file, self.places)
+                if self.code is not None:
+                    return
+                with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as other:
+                    self.process = other
+                    try:
+                        content, errors = other.communicate(self.given, timeout=LONGEST)
+                    except BaseException:
+                        other.kill()
+                        raise
+                self.code = _unsealed(self.file, content)
+                if self.code is None:
+                    raise RuntimeError(errors.decode(errors="replace"))
+                _keep(self.file, self.code, self.places)
         except Exception as error:
             logging.getLogger("regmax").debug("no other process made %s: %s", self.file, error)
 
@@ -251,6 +255,11 @@ def _unsealed(file: str, content: bytes) -> bytes | None:
 def _read(path: Path) -> bytes | None:
     """The object file, or None if there is none or it is damaged."""
     return _unsealed(path.name, read(path) or b"")
+
+
+def _found(file: str, places: Sequence[Path]) -> bytes | None:
+    """The object file, from the first folder that has it."""
+    return next(filter(None, (_read(folder / file) for folder in places)), None)
 
 
 def _keep(file: str, code: bytes, places: Sequence[Path]) -> None:

@@ -39,7 +39,6 @@ class Template:
 
     def __init__(self) -> None:
         self.jobs: dict[Any, DirectRows] = {}
-        self._soon = False
 
     def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
         """y, and a bound on the distance of each row to the maximiser; +inf: not all are solved."""
@@ -48,10 +47,11 @@ class Template:
             y, _ = self._direct(x, gamma).forward(x, theta)
         else:
             y, _ = self.rows.forward(x, gamma * self.scale, theta, mask)
-        if x.dtype == torch.float64 and not self._soon:  # the first call, also of other dtypes
-            self._soon = True
-            self.rows.rows(theta).soon(torch.float32)
         return y, math.inf if missed() else self.bound
+
+    def soon(self, dtype: torch.dtype) -> None:
+        """Start to compile the functions for rows of this dtype, in other processes."""
+        self.rows.rows(self.theta()[0]).soon(dtype)
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         """Jv/γ."""

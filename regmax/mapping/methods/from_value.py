@@ -108,12 +108,13 @@ def of_rows(
         remember(key, _PLACES)
         key, kept, tensors = _key(rows, settings)
         assert key is not None
-    found = METHODS.get(key)
+    found, fresh = METHODS.get(key), False
     if found is None or (isinstance(found, int) and found < _TRIALS):
         trial = found or 0
         with transforms.unhooked():
             found = _made(rows, kept, trial, key[1] is not None) or trial + 1
         remember(key, found)
+        fresh = True
     if not isinstance(found, TracedValue) or (alike and not found.kernel.alike):
         return None
     entry = found.traced.entry
@@ -125,7 +126,10 @@ def of_rows(
     if batched or any(t.requires_grad for t in inputs):
         return kernel, found.traced, [rows.gamma, *inputs]
     kernel.theta = tuple(map(hyper, inputs))
-    return kernel, found.fixed(tensors).omega, [rows.gamma]
+    fixed = found.fixed(tensors)
+    if fresh and rows.dtype != F64 and rows.x.is_cpu and fixed.laid_out.template is not None:
+        fixed.laid_out.template.soon(torch.float32)  # for the next call: this one is in float64
+    return kernel, fixed.omega, [rows.gamma]
 
 
 def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
@@ -208,8 +212,7 @@ def _made(rows: Rows, kept: list[Any], trial: int, batched: bool) -> TracedValue
                 entry = entrywise(value, simplex.inward(solved.y[:1]), tensors)
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
-            if entry.coupled and x.shape[-1] > curvature.DENSE_LIMIT:
-                most = curvature.DENSE_LIMIT
+            if entry.coupled and x.shape[-1] > (most := curvature.DENSE_LIMIT):
                 return f"it couples entries of y, in rows of more than {most} entries"
             others = dict(zip(names, map(other, tensors), strict=True))
             if not entry.reads and changed(entry, omega, y, others):
