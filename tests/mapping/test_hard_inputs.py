@@ -306,17 +306,22 @@ def test_certificates(mapping):
 HARD_VALUES = Path(references.__file__).with_name("hard_values.py")
 
 
-@pytest.mark.slow
-def test_hard_values_in_little_time():
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        pytest.param(["--rows", "2000", "--only", "sparsemax,entmax15"], 120, id="points"),
+        pytest.param(["--rows", "5000"], 600, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_hard_values_in_little_time(arguments, seconds):
     """In a process of its own, which is ended after some time: then its last line says what it was
     computing."""
-    command = [sys.executable, HARD_VALUES, "--rows", "5000"]
-    pipe = subprocess.PIPE
+    command, pipe = [sys.executable, HARD_VALUES, *arguments], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            said = process.communicate(timeout=600)[0]
+            said = process.communicate(timeout=seconds)[0]
         except subprocess.TimeoutExpired:
             process.kill()
             said = process.communicate()[0]
-            pytest.fail(f"no end after 600 s: {said.splitlines()[-1]}")
+            pytest.fail(f"no end after {seconds} s: {said.splitlines()[-1]}")
     assert process.returncode == 0, [line for line in said.splitlines() if ": " in line]
