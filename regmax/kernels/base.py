@@ -344,7 +344,8 @@ class Lazy:
         kernel: Kernel | None = None
         if device in self.modules:
             try:
-                kernel = importlib.import_module(self.modules[device]).KERNEL
+                with torch._C._DisableFuncTorch():  # tensors that a module makes outlive this call
+                    kernel = importlib.import_module(self.modules[device]).KERNEL
             except ModuleNotFoundError:
                 kernel = None
             except (ImportError, RuntimeError) as error:

@@ -313,3 +313,10 @@ def test_masked_rows_of_several_alphas(d):
     with regmax.kernels.reference():
         expected = regmax.functional.entmax(x, alpha=alpha, mask=mask)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_kernel_that_is_imported_under_a_transform_outlives_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "regmax_gini._cpu", raising=False)
+    lazy = kernels.Lazy(cpu="regmax_gini._cpu")
+    torch.func.grad(lambda x: (x.sum(), lazy.get("cpu"))[0])(torch.ones(2))
+    assert lazy.get("cpu").theta.data_ptr()
