@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import functional
-from .domains import AtMost, Box, Simplex, Transport
+from .domains import AtMost, Box, Domain, Simplex, Transport
 from .optimality.solution import Solution, Status, Trace
 from .regularizers import algebra as algebra  # + and * of regularizers
 from .regularizers.errors import (
@@ -35,6 +35,7 @@ __all__ = [
     "Box",
     "ConvergenceError",
     "ConvergenceWarning",
+    "Domain",
     "FenchelYoungLoss",
     "Penalized",
     "Penalty",

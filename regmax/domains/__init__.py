@@ -1,14 +1,16 @@
 """The set D of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y): the simplex, with bounds, or without a
-sum, and the plans of a transport."""
+sum, the plans of a transport, and those of the user's own."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..regularizers.printing import brief
-from .base import Domain, Region
+from .base import Faced, Region
 from .bounded import Bounded
+from .domain import Domain
 from .plans import Plans
+from .projected import Projected
 from .sets import AtMost, Box, Simplex
 from .transport import Transport
 from .unit import Unit
@@ -25,7 +27,9 @@ __all__ = [
     "Bounded",
     "Box",
     "Domain",
+    "Faced",
     "Plans",
+    "Projected",
     "Region",
     "Simplex",
     "Transport",
@@ -43,7 +47,7 @@ def given(domain: Domain | None) -> Domain | None:
     if not isinstance(domain, Domain):
         raise TypeError(
             "domain must be regmax.Simplex(…), regmax.AtMost(…), regmax.Box(…), "
-            "regmax.Transport(…) or None; got "
+            "regmax.Transport(…), a regmax.Domain of your own or None; got "
             f"{type(domain).__name__} {brief(domain)}"
         )
     return None if domain.plain else domain

@@ -15,13 +15,11 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..kernels import transforms
-from ..regularizers import printing
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature
-from ..regularizers.regularizer import Regularizer, as_written
 from . import unconstrained
 
 
@@ -37,8 +35,6 @@ class Region(ABC):
 
     fixed_total: bool
     """Whether Σy is fixed, so that a constant added to the scores of a row changes nothing."""
-    diameter: float | Tensor
-    """A bound on ‖y − y'‖₂, (*batch)."""
 
     prefix: ClassVar[str] = ""
     """That of the names of ``tensors`` among those of Ω, none of which begins like this."""
@@ -62,7 +58,8 @@ class Region(ABC):
         return self.with_tensors({name: t.detach() for name, t in self.tensors.items()})
 
     def to(self, dtype: torch.dtype) -> Self:
-        return self.with_tensors({name: t.to(dtype) for name, t in self.tensors.items()})
+        wide = {k: t.to(dtype) for k, t in self.tensors.items() if t.is_floating_point()}
+        return self.with_tensors(wide)
 
     @abstractmethod
     def middle(self, like: Tensor, part: Tensor | None = None) -> Tensor:
@@ -88,6 +85,13 @@ class Region(ABC):
     @abstractmethod
     def face(self, y: Tensor) -> Face:
         """The face of y."""
+
+
+class Faced(Region):
+    """A region with bounds for entries, whose faces are known."""
+
+    diameter: float | Tensor
+    """A bound on ‖y − y'‖₂, (*batch)."""
 
     @abstractmethod
     def feasible(self, y: Tensor) -> Tensor:
@@ -162,50 +166,3 @@ class Region(ABC):
             lambda: unconstrained.least(curvature, face.free),
         )
         return Inverse.by_row(face.fixed, curvature.inverse(face.free), apart)
-
-
-class Domain(nn.Module):
-    """A convex set D of rows: what y of Π(x) = argmax_{y ∈ D} ⟨y, x⟩ − γΩ(y) lies in."""
-
-    arguments: ClassVar[tuple[str, ...]] = ()
-    """Those of the constructor, which are attributes."""
-    across: int | None = None
-    """The second dimension of the scores that a row has, if there is one."""
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors among the arguments."""
-        given = {name: getattr(self, name) for name in self.arguments}
-        return {name: item for name, item in given.items() if isinstance(item, Tensor)}
-
-    @property
-    def plain(self) -> bool:
-        """Whether D is the simplex {y ≥ 0, Σy = 1}, which kernels are made for."""
-        return False
-
-    @property
-    def fixed_total(self) -> bool:
-        """Whether Σy is fixed."""
-        raise NotImplementedError
-
-    def other(self, x: Tensor, dim: int) -> int | None:
-        """``across`` of ``x``, which is not ``dim``, counted from the first dimension."""
-        return None
-
-    def prepared(
-        self, omega: Regularizer, gamma: float | Tensor, x: Tensor, dim: int
-    ) -> tuple[Regularizer, float | Tensor]:
-        """Ω and γ for rows of this domain, from those laid out for rows along ``dim``."""
-        return as_written(omega), gamma
-
-    def refused(self, region: Any, skip: Tensor | None) -> Tensor:
-        """The rows without a point, (*batch, 1), but for those of ``skip``; ValueError where they
-        can be seen."""
-        raise NotImplementedError
-
-    def region(self, x: Tensor, dim: int, on: Tensor | None) -> Any:
-        """D, a :class:`Region`, for the rows of ``x`` along ``dim``, of which the entries ``on``,
-        (*batch, d), take part."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return printing.called(self, printing.arguments(self))

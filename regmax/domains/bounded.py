@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..kernels.clipped import Entries, add, clip, clipped
-from .base import Face, Region
+from .base import Face, Faced
 
 EXACTLY, AT_MOST = "domain: ", "domain, at most: "
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Bounded(Region):
+class Bounded(Faced):
     """``low``, ``high``: l and u of each entry, (*batch, d), both 0 where it does not take part;
     ``total``: k of each row, (*batch, 1), None without a sum; ``at_most``: Σy ≤ k."""
 

@@ -18,14 +18,14 @@ from ..kernels.clipped import Entries
 from ..regularizers.cholesky import Inverse
 from ..regularizers.curvature import Curvature, Diagonal
 from . import semidual
-from .base import Face, Region
+from .base import Face, Faced
 
 FAR = 1e8
 """Scores of this size outweigh what the projection of a plan adds to them."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plans(Region):
+class Plans(Faced):
     """``rows``: a, (*batch, n); ``columns``: b, (*batch, m), of the same total; ``on``: the entries
     that take part, (*batch, n·m), None for all."""
 

@@ -11,7 +11,7 @@ from ..kernels import transforms
 from ..kernels.clipped import add
 from ..regularizers import arguments
 from ..regularizers.arguments import first
-from .base import Domain
+from .domain import Domain
 from .bounded import Bounded
 
 NONNEGATIVE = (">= 0", lambda t: t >= 0)

@@ -14,7 +14,7 @@ from ..regularizers.curvature import Curvature, Diagonal
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import who
 from ..regularizers.regularizer import Regularizer, as_written
-from .base import Domain
+from .domain import Domain
 from .plans import Plans
 
 

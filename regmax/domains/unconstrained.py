@@ -19,7 +19,7 @@ def solve(curvature: Curvature, v: Tensor, free: Tensor) -> Tensor:
         first, u, c = Diagonal(curvature.h), torch.where(free, curvature.u, 0), curvature.c
         dv, du = solve(first, v, free), solve(first, u, free)
         return dv - du * (c * row_dot(u, dv) / (1 + c * row_dot(u, du)))
-    h = _block(curvature, free) + torch.diag_embed(1 - free.to(v.dtype))
+    h = block(curvature, free) + torch.diag_embed(1 - free.to(v.dtype))
     found: Tensor = torch.linalg.solve(h, torch.where(free, v, 0).unsqueeze(-1)).squeeze(-1)
     return found
 
@@ -28,13 +28,13 @@ def least(curvature: Curvature, free: Tensor) -> Tensor:
     """A lower bound on the least eigenvalue of H_FF, (*batch); +inf where F is empty."""
     if isinstance(curvature, Diagonal | DiagonalPlusRankOne):
         return torch.where(free, curvature.h, torch.inf).amin(-1)
-    h = torch.nan_to_num(_block(curvature, free))
+    h = torch.nan_to_num(block(curvature, free))
     beyond = h.abs().sum(-1).amax(-1, keepdim=True) + 1
     low = torch.linalg.eigvalsh(h + torch.diag_embed(torch.where(free, 0, beyond)))[..., 0]
     return torch.where(free.any(-1), low, torch.inf)
 
 
-def _block(curvature: Curvature, free: Tensor) -> Tensor:
+def block(curvature: Curvature, free: Tensor) -> Tensor:
     """H_FF, with zeros elsewhere."""
     if isinstance(curvature, Dense):
         h = curvature.entries()

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import simplex
-from .base import Face, Region
+from .base import Face, Faced
 
 
-class Unit(Region):
+class Unit(Faced):
     """Δ of the entries that take part. Upper bounds are not needed: they follow from the sum."""
 
     fixed_total = True

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain, Simplex
+from ..domains import Domain, Projected, Simplex
 from ..kernels import simplex, transforms
 from ..kernels.wrappers import dense, is_dtensor
 from ..optimality.certificates import Certificate, certify
 from ..optimality.jacobian import averaging, tied_products
 from ..optimality.problem import Problem
+from ..optimality.projected import followed
 from ..regularizers import arguments
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
@@ -29,7 +30,7 @@ from .jagged import is_jagged
 from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
-from .methods.on_domain import Between, bounded
+from .methods.on_domain import Between, bounded, computed
 from .methods.solver import Forward, Settings, memory_of, report
 from .operator import not_recordable
 from .rows import HALF, Rows, prepare
@@ -254,6 +255,8 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
         if not omega.exact:
             raise NotImplementedError(f"domain= needs an exact Ω; {omega} approximates")
         rows = replace(rows, x=rows.z, gamma=1.0)
+    if isinstance(rows.bounds, Projected):
+        return _by_projection(rows, settings, given)
     transformed = transforms.under_transform(given)
     transformed = transformed or (transforms.dual_level() and omega.exact)
     if not omega.exact:
@@ -273,6 +276,24 @@ def _argmax(rows: Rows, settings: Settings, value: bool = True) -> tuple[Tensor,
     y = kinks.without(y, omega, answer.unknown)
     refuse_hidden(omega, y, rows.mask)
     return y, answer
+
+
+def _by_projection(
+    rows: Rows, settings: Settings, given: tuple[Any, ...]
+) -> tuple[Tensor, Forward]:
+    """The same on a domain of the user's own, whose derivatives are those of its projection."""
+    assert isinstance(rows.bounds, Projected)
+    if transforms.under_transform(given) or transforms.dual_level():
+        raise NotImplementedError(
+            f"domain={rows.bounds.of} is not for torch.func, forward mode, torch.vmap and "
+            "torch.export: it is solved with numbers, and differentiated by backward"
+        )
+    result = computed(replace(rows, x=rows.x.detach()), settings)
+    y = result.y
+    if torch.is_grad_enabled() and y.numel():
+        y = followed(rows.problem, y)
+    refuse_hidden(rows.omega, y, rows.mask)
+    return y, result
 
 
 def _approximate(rows: Rows, transformed: bool) -> tuple[Tensor, Forward]:

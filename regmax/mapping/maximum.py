@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..domains import Projected
 from ..kernels import simplex, transforms
 from ..optimality.jacobian import alias
 from ..regularizers.arguments import first
@@ -40,6 +41,9 @@ def smooth_max(rows: Rows, y: Tensor, result: Forward, gap: float | Tensor | Non
                 best = objective(omega, rows.x, gamma, y, rows.mask, at=y)
             best = torch.where(torch.isfinite(best), best, value)
         transformed = transforms.under_transform((rows.x, y)) or transforms.dual_level()
+        if isinstance(rows.bounds, Projected):  # y has its derivatives, and may be negative
+            transformed = True
+            value = objective(omega, rows.x, gamma, y, rows.mask, at=rows.bounds.lifted(y))
         if transformed:  # y has its derivatives, in the bounds too
             value = value + (best - value).detach()
         else:

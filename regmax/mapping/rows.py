@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Bounded, Domain, Plans, Region, Unit
+from ..domains import Bounded, Domain, Plans, Projected, Region, Unit
 from ..kernels import simplex, transforms, wrappers
 from ..kernels.wrappers import dense
 from ..optimality.problem import Problem
@@ -42,7 +42,7 @@ class Rows:
     spoilt: Tensor | None
     dim: int
     dtype: torch.dtype
-    bounds: Bounded | Plans | None = None
+    bounds: Bounded | Plans | Projected | None = None
     across: int | None = None
 
     @property

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..domains import Projected
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.curvature import Diagonal
@@ -68,6 +69,10 @@ def certify(at: Point, tested: bool = False) -> Certificate:
     The certificate of an answer is.
     """
     p, y = at.problem, at.y
+    if isinstance(p.bounds, Projected):
+        from .projected import certify as by_projection  # which makes certificates
+
+        return by_projection(at)
     on = p.participants()
     with torch.no_grad():
         residual = _residual(at)

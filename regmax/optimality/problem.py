@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..domains import Bounded, Plans, Region, Unit
+from ..domains import Bounded, Faced, Plans, Projected, Unit
 from ..domains.base import Face
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
@@ -56,11 +56,13 @@ class Problem:
     mask: Tensor | None = None
     start: Tensor | None = None
     trace: Trace | None = None
-    bounds: Bounded | Plans | None = None
+    bounds: Bounded | Plans | Projected | None = None
 
     @functools.cached_property
-    def domain(self) -> Region:
-        """D."""
+    def domain(self) -> Faced:
+        """D, with its faces."""
+        if isinstance(self.bounds, Projected):
+            raise NotImplementedError(f"the faces of {self.bounds.of} are not known")
         return Unit(self.mask) if self.bounds is None else self.bounds
 
     def widened(self) -> Problem:
@@ -266,7 +268,8 @@ class Point:
     @functools.cached_property
     def face(self) -> Face:
         """The face of D that y is in."""
-        return self.problem.domain.face(self.y)
+        p = self.problem
+        return p.bounds.face(self.y) if p.bounds is not None else p.domain.face(self.y)
 
     @property
     def support(self) -> Tensor:
@@ -288,6 +291,8 @@ class Point:
         y, bounds = simplex.inward(self.y), self.problem.bounds
         if bounds is None:
             return y
+        if isinstance(bounds, Projected):
+            return bounds.lifted(self.y)
         return torch.minimum(y, simplex.inward(bounds.high * (1 - torch.finfo(y.dtype).eps / 2)))
 
     @functools.cached_property

@@ -241,7 +241,7 @@ class Regularizer(Operand):
 
     def with_tensors(self, values: dict[str, Tensor]) -> Regularizer:
         """A shallow copy in which the named tensors are replaced."""
-        clone: Regularizer = _replace(self, values)
+        clone: Regularizer = replaced(self, values)
         return clone
 
     def per_row(self, name: str) -> Any:
@@ -367,7 +367,8 @@ def _unparametrized(module: nn.Module, clone: Any) -> Any:
     return clone
 
 
-def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
+def replaced(module: nn.Module, values: dict[str, Tensor]) -> Any:
+    """A shallow copy of a module in which the named tensors are replaced."""
     clone = copied(module)
     nested: dict[str, dict[str, Tensor]] = {}
     for key, item in values.items():
@@ -381,5 +382,5 @@ def _replace(module: nn.Module, values: dict[str, Tensor]) -> Any:
             clone._buffers.pop(head, None)
             clone.__dict__[head] = item
     for head, inner in nested.items():
-        clone._modules[head] = _replace(module._modules[head], inner)  # type: ignore[arg-type]
+        clone._modules[head] = replaced(module._modules[head], inner)  # type: ignore[arg-type]
     return clone

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...domains import Bounded, Domain, Plans, Simplex
+from ...domains import Bounded, Domain, Plans, Projected, Simplex
 from ...domains.semidual import Plan
 from ...domains.sets import region_of
 from ...domains.transport import OfRows
@@ -180,7 +180,8 @@ def computed(rows: Rows, settings: Settings) -> Forward:
         why = "the domain and the base are permutation-invariant; "
         omega, c = unscaled(omega.base, 1.0)
         z = z / c
-    if not omega.declares("inverse") or settings.solver != "auto":
+    solved = isinstance(bounds, Projected) or settings.solver != "auto"
+    if not omega.declares("inverse") or solved:
         found = on_domain(omega, z, rows.mask, bounds.detached(), settings)
         return replace(found, path=f"{path}{found.path}", why=f"{why}{found.why}")
     bounds = bounds.detached()
@@ -273,7 +274,7 @@ def _plans_by_kernel(base: Regularizer, z: Tensor, bounds: Plans) -> Plan | None
     return None if bool(error.isnan().any()) else Plan(y, v * c, error, steps.long())
 
 
-def _check_penalty(omega: Penalized, bounds: Bounded, mask: Tensor | None) -> None:
+def _check_penalty(omega: Penalized, bounds: Bounded | Projected, mask: Tensor | None) -> None:
     """Refuse a penalty whose prox does not come first on this domain."""
     if not omega.composes:
         raise NotImplementedError(

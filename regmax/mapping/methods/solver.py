@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...domains import Bounded
+from ...domains import Bounded, Projected
 from ...kernels import decisions, simplex, transforms
-from ...optimality.certificates import Certificate
+from ...optimality.certificates import Certificate, certify
 from ...optimality.diagnosis import Defect, diagnose
 from ...optimality.premises import check_convex, check_start, contradicted, refuted, unsteady
 from ...optimality.problem import Problem
@@ -25,6 +25,7 @@ from ...regularizers.penalty import Penalized, who
 from ...regularizers.registry import registry
 from ...regularizers.regularizer import Regularizer, checked_value
 from ...solvers import Interior, Solved, Solver, choose, either, merged, solve
+from ...solvers.augmented import augmented
 from ...solvers.compiled import Memory, compiled
 from ...solvers.kinks import SHORT, Tied, multiplied
 from .kernel import with_kernel
@@ -144,7 +145,11 @@ def by_solver(
 
 
 def on_domain(
-    omega: Regularizer, z: Tensor, mask: Tensor | None, bounds: Bounded, settings: Settings
+    omega: Regularizer,
+    z: Tensor,
+    mask: Tensor | None,
+    bounds: Bounded | Projected,
+    settings: Settings,
 ) -> Forward:
     """Π_Ω on another domain than the simplex, of a smooth Ω."""
     if z.numel() == 0:
@@ -152,6 +157,8 @@ def on_domain(
     z = z.clamp(LOWEST, -LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace, bounds)
     tol = settings.tolerance(z.dtype)
+    if isinstance(bounds, Projected):
+        return _by_projection(problem, bounds, tol, settings)
     solver = Interior() if settings.solver == "auto" else named_solver(settings.solver)
     reason = solver.unsuitable(problem)
     if not solver.domains:
@@ -167,6 +174,25 @@ def on_domain(
     _report_failure(found, None, tol, settings.on_failure)
     why = "asked for" if settings.solver != "auto" else "Newton steps between the bounds"
     return Forward(found.y, found.path, why, found, found.iterations)
+
+
+def _by_projection(
+    problem: Problem, domain: Projected, tol: float, settings: Settings
+) -> Forward:
+    """Π_Ω on a domain of the user's own."""
+    omega = problem.omega
+    if settings.solver != "auto":
+        raise ValueError(f'domain={domain.of} has solver="auto" alone; got {settings.solver!r}')
+    with transforms.unhooked():
+        checked_value(omega, domain.lifted(domain.middle(problem.z)), who(omega))
+        y, iterations = augmented(problem, settings.max_iter)
+        at = problem.at(y)
+        found = Solved(at, iterations, certify(at), "augmented Lagrangian")
+        checked_value(omega, at.inward, who(omega))
+        check_convex(at, found.certificate.min_eigenvalue)
+    _report_failure(found, None, tol, settings.on_failure)
+    why = f"the domain is known by {type(domain.of).__name__}.project"
+    return Forward(y, found.path, why, found, iterations)
 
 
 def _by_solver(
