@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Bounded, Domain
+from ..domains import Bounded, Domain, Projected
 from ..domains.sets import empty
 from ..kernels import transforms
 from ..kernels.wrappers import is_dtensor
@@ -55,8 +55,9 @@ def losses(
     assert bounds is not None
     c = target.unsqueeze(-1) if target.ndim < x.ndim else None
     if c is not None and not isinstance(bounds, Bounded):
+        kind = "a point of the domain" if isinstance(bounds, Projected) else "a plan"
         raise ValueError(
-            "target must be a plan, floating and of the shape of input; got indices of shape "
+            f"target must be {kind}, floating and of the shape of input; got indices of shape "
             f"{tuple(target.shape)}"
         )
     if c is None:
@@ -74,11 +75,13 @@ def losses(
         # as exact as the dtype of the target can be
         exact = target.dtype if target.is_floating_point() else F64
         slack = 8 * torch.finfo(exact).eps * t.shape[-1] ** 0.5
-        high = bounds.high.detach().amax(-1).clamp_min(1)
-        size = high if bounds.total is None else bounds.total.detach().squeeze(-1)
-        off = (bounds.off(t.detach()).amax(-1) > slack * high) | (
-            bounds.excess(t.detach()) > slack * size
-        )
+        excess = bounds.excess(t.detach())
+        if isinstance(bounds, Projected):
+            off = excess > slack * t.norm(dim=-1).clamp_min(1)
+        else:
+            high = bounds.high.detach().amax(-1).clamp_min(1)
+            size = high if bounds.total is None else bounds.total.detach().squeeze(-1)
+            off = (bounds.off(t.detach()).amax(-1) > slack * high) | (excess > slack * size)
     else:
         assert isinstance(bounds, Bounded)
         inner = bounds.holding(t)

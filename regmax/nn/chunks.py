@@ -256,7 +256,7 @@ class Chunks(gradients.Operation):
 def unfit(domain: Domain | None) -> bool:
     """Whether the domain of a chunk is not that of all queries, or learns."""
     each = [] if domain is None else domain.tensors().values()
-    joined = domain is not None and domain.across is not None
+    joined = domain is not None and (domain.across is not None or domain.projects)
     return joined or any(gradients.learns(t) or (t.ndim > 1 and t.shape[-2] != 1) for t in each)
 
 

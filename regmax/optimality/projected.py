@@ -89,7 +89,7 @@ def certify(at: Point) -> Certificate:
             off = (domain.nearest(near) - near).norm(dim=-1) + 4 * eps * size.squeeze(-1)
             n = (v - near) / (step * eta)
             # an entry that P rounds, or holds at 0, keeps its digits in y
-            same = (near - y).abs() <= 8 * eps * size
+            same = (near - y).abs() <= 500 * eps * size
             same = same | ((near < y) & (y <= 1e-10 * y.amax(-1, keepdim=True)))
             here = torch.where(same, y, near)
             there = r if bool((here == y).all()) else slope(p, here)

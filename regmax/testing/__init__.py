@@ -11,7 +11,7 @@ whose name contains the method's name: ``check_grad`` for ``grad``. Hypothesis d
 inputs: ``pip install regmax[testing]``.
 
 The kit for solvers is ``parametrize_solver_with_checks([MySolver()])`` and
-``check_solver(MySolver())``. ``regmax.crosscheck`` and its
+``check_solver(MySolver())``; that for domains is ``check_domain(MyDomain())``. ``regmax.crosscheck`` and its
 backends are here too. This chapter imports ``regmax.nn`` and the chapters below it.
 """
 
@@ -21,6 +21,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .domains import check_domain, domain_checks
     from .harness import Check, check_regularizer, checks_for, parametrize_with_checks
     from .inputs import HARD_INPUTS, HardInput, hard_inputs
     from .promise import Skipped
@@ -31,16 +32,18 @@ __all__ = [
     "Check",
     "HardInput",
     "Skipped",
+    "check_domain",
     "check_regularizer",
     "check_solver",
     "checks_for",
+    "domain_checks",
     "hard_inputs",
     "parametrize_solver_with_checks",
     "parametrize_with_checks",
     "solver_checks",
 ]
 
-_MODULES = ("harness", "inputs", "promise", "solvers")
+_MODULES = ("domains", "harness", "inputs", "promise", "solvers")
 
 
 def __getattr__(name: str) -> Any:

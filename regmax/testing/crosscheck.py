@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..domains import Domain, Plans, given
+from ..domains import Domain, Plans, Projected, given
 from ..kernels import simplex
 from ..mapping import evaluate
 from ..mapping.methods.solver import Settings
@@ -27,6 +27,7 @@ from ..mapping.rows import Rows, prepare
 from ..optimality.certificates import certify
 from ..optimality.jacobian import averaging, jacobian_product
 from ..optimality.problem import Problem
+from ..optimality.projected import product as projected_product
 from ..regularizers import arguments
 from ..regularizers.penalty import penalty_of, smooth_part
 from ..regularizers.registry import registry
@@ -144,9 +145,9 @@ def _flat(rows: Rows) -> Rows:
     }
     mask = None if rows.mask is None else rows.mask.reshape(-1, d)
     bounds = rows.bounds
-    if bounds is not None:
+    if bounds is not None and not isinstance(bounds, Projected):
         bounds = bounds.with_tensors({name: flat(t) for name, t in bounds.tensors.items()})
-    if isinstance(bounds, Plans):
+    if isinstance(bounds, Plans | Projected):
         bounds = replace(bounds, on=mask)
     return Rows(
         x=rows.x.reshape(-1, d),
@@ -227,7 +228,7 @@ def _judge(
 
 def _certified(problem: Problem, y: Tensor) -> Tensor:
     """A bound on ‖y − y*‖: the bound of a point of D near y, plus its distance to y."""
-    near = problem.inside(y)
+    near = problem.inside(y) if problem.bounds is None else problem.bounds.inside(y)
     return _or_inf(certify(problem.at(near)).error_bound + (near - y).norm(dim=-1))
 
 
@@ -245,6 +246,8 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
         if answer.exact_zeros:
             points.append(torch.nan_to_num(answer.y))
             reach.append(bound)
+        if isinstance(task.bounds, Projected):
+            continue
         # Newton steps on the support and ties of the rounded answer
         rough = torch.nan_to_num(answer.y).round(decimals=6).clamp_min(0)
         total = rough.sum(-1, keepdim=True)
@@ -260,16 +263,18 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
     at = torch.arange(len(best), device=best.device)
     y, bound = torch.stack(points)[best, at], torch.stack(reach)[best, at]
     support = problem.support(y)
-    v = task.v
+    v, bounds = task.v, task.bounds
 
     average = averaging(penalty_of(problem.omega), y, task.mask)
 
     def product(at: Tensor) -> Tensor:
         smooth = smooth_part(problem.omega)
-        if task.bounds is None:
+        if isinstance(bounds, Projected):
+            return projected_product(problem.at(at), v)
+        if bounds is None:
             return jacobian_product(smooth, average, at, v, support)
-        face = task.bounds.movable(y)
-        w = task.bounds.jacobian(smooth.curvature(smooth.lifted(at)), v, face)
+        face = bounds.movable(y)
+        w = bounds.jacobian(smooth.curvature(smooth.lifted(at)), v, face)
         return w if average is None else average(w)
 
     with torch.no_grad():
@@ -278,7 +283,8 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
         for sign in (-1, 1):
             near = (y + sign * bound.unsqueeze(-1)).clamp_min(0)
-            near = torch.where(support, near, problem.domain.settled(y, support))
+            if not isinstance(bounds, Projected):
+                near = torch.where(support, near, problem.domain.settled(y, support))
             slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
     return _Center(y, bound, vjp, slack)
 

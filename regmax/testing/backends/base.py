@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...domains import Bounded, Plans
+from ...domains import Bounded, Plans, Projected
 from ...regularizers.regularizer import Regularizer
 
 
@@ -26,7 +26,7 @@ class Task:
     z: Tensor
     v: Tensor
     mask: Tensor | None
-    bounds: Bounded | Plans | None = None
+    bounds: Bounded | Plans | Projected | None = None
 
 
 @dataclass(frozen=True, eq=False)

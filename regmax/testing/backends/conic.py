@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...domains import Bounded, Plans
+from ...domains import Bounded, Plans, Projected
 from ...regularizers.penalty import Penalized
 from ...regularizers.regularizer import Regularizer
 from .base import Backend, Task
@@ -58,7 +58,7 @@ def quiet() -> Iterator[None]:
 def program(
     omega: Regularizer,
     d: int,
-    domain: Bounded | Plans | None = None,
+    domain: Bounded | Plans | Projected | None = None,
     sizes: dict[str, int] | None = None,
 ) -> Program:
     """A new program: cvxpylayers modifies the programs that it compiles. ``sizes``: those of the
@@ -86,10 +86,10 @@ def lacks_program(omega: Regularizer) -> str | None:
 
 def batches(task: Task) -> Iterator[tuple[Regularizer, Tensor, Tensor]]:
     """(Ω, row indices, entry indices (rows, m)): rows that share one program, masked entries
-    dropped, but those of plans, and hyperparameters as numbers."""
+    dropped, but those of plans and of domains of the user's own, and hyperparameters as numbers."""
     rows, d = task.z.shape
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    mask = None if isinstance(task.bounds, Plans) else task.mask
+    mask = None if isinstance(task.bounds, Plans | Projected) else task.mask
     counts = [d] * rows if mask is None else mask.sum(-1).tolist()
     numbers = [_numbers(task.omega, i, ... if mask is None else mask[i]) for i in range(rows)]
     for i in range(rows):

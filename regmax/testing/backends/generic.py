@@ -39,7 +39,7 @@ class Generic(Backend):
         start = time.perf_counter()
         wide = Problem(task.omega, task.z.detach(), task.mask, bounds=task.bounds).widened()
         z = wide.z.detach().requires_grad_()
-        top = z.detach().amax(-1, keepdim=True) * wide.domain.fixed_total
+        top = z.detach().amax(-1, keepdim=True) * (wide.bounds is None or wide.bounds.fixed_total)
         rows = Rows(
             x=z - top,
             gamma=1.0,
