@@ -69,7 +69,8 @@ class Projected(Region):
         p = p if on is None else torch.where(on, p, 0)
         return p.reshape(v.shape)
 
-    inside = nearest
+    def inside(self, y: Tensor) -> Tensor:
+        return self.nearest(y)
 
     def middle(self, like: Tensor, part: Tensor | None = None) -> Tensor:
         return self.nearest(simplex.uniform(like, self.on))
@@ -82,10 +83,12 @@ class Projected(Region):
 
     def off(self, y: Tensor) -> Tensor:
         beyond = (y - self.nearest(y)).abs()
-        return torch.where(beyond > 1e-6 * y.abs().amax(-1, keepdim=True), beyond, 0)
+        far: Tensor = torch.where(beyond > 1e-6 * y.abs().amax(-1, keepdim=True), beyond, 0)
+        return far
 
     def excess(self, y: Tensor) -> Tensor:
-        return (y - self.nearest(y)).norm(dim=-1)
+        far: Tensor = (y - self.nearest(y)).norm(dim=-1)
+        return far
 
     def face(self, y: Tensor) -> Face:
         """The entries that are not 0: other faces are not known."""

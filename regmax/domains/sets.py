@@ -11,8 +11,8 @@ from ..kernels import transforms
 from ..kernels.clipped import add
 from ..regularizers import arguments
 from ..regularizers.arguments import first
-from .domain import Domain
 from .bounded import Bounded
+from .domain import Domain
 
 NONNEGATIVE = (">= 0", lambda t: t >= 0)
 

@@ -322,6 +322,7 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
         pass
     y = _found(rows, settings)
     result = Forward(y, "operator", why)
+    assert not isinstance(rows.bounds, Projected)
     if _differentiated(given):
         y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask, rows.bounds)
     refuse_hidden(rows.omega, y, rows.mask)

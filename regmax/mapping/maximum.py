@@ -62,6 +62,7 @@ def bounded(rows: Rows, y: Tensor) -> Tensor:
     """0, with the derivatives of max_Ω in the bounds: γτ for k, γ(r − τ) for those that hold."""
     bounds = rows.bounds
     assert bounds is not None
+    assert not isinstance(bounds, Projected)
     zero = torch.zeros_like(y[..., 0])
     learns = [name for name, t in bounds.tensors.items() if t.requires_grad]
     if not (learns and torch.is_grad_enabled()):

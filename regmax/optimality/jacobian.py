@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..domains.base import Face, Region
+from ..domains.base import Face, Faced
 from ..kernels import simplex, transforms
 from ..kernels.rowwise import matvec
 from ..regularizers.cholesky import Inverse
@@ -58,9 +58,7 @@ def jacobian_product(
     return w
 
 
-def restricted(
-    domain: Region, curvature: Curvature, average: Average | None, face: Face
-) -> Inverse:
+def restricted(domain: Faced, curvature: Curvature, average: Average | None, face: Face) -> Inverse:
     """J on a face as :func:`jacobian_product` applies it, without derivatives."""
     if average is None:
         return domain.inverse(curvature, face)

@@ -254,7 +254,7 @@ def contradicted(problem: Problem, y: Tensor, rows: Tensor) -> str | None:
 def vertices(problem: Problem, count: int) -> list[Tensor]:
     """The vertices of the largest scores; of other domains than the simplex the best one."""
     if problem.bounds is not None:
-        return [problem.bounds.best(problem.z)]
+        return [problem.domain.best(problem.z)]
     on = torch.where(problem.participants(), problem.z, -torch.inf)
     scores, best = on.topk(min(count, on.shape[-1]), -1)
     best = torch.where(scores > -torch.inf, best, best[..., :1])  # rows with fewer participants

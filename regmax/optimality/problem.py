@@ -45,10 +45,8 @@ from .solution import Trace
 class Problem:
     """One batch of problems max_{y ∈ D} ⟨y, z⟩ − Ω(y), with z = x/γ of shape (*batch, d).
 
-    ``start``: where a solver begins; ``trace``: records the points that it passes; ``bounds``: the
-    domain of the rows, None for the simplex. ``at(y)`` is a
-    point, which computes each of its properties once; ``slope(y)``, ``objective(y)`` and the others
-    are those of ``at(y)``.
+    ``start``: where a solver begins; ``trace``: records the points that it passes; ``bounds``: D,
+    None for the simplex. ``slope(y)``, ``objective(y)`` and others are properties of ``at(y)``.
     """
 
     omega: Regularizer
@@ -165,8 +163,9 @@ class Problem:
 
     def movable(self) -> Tensor:
         """The participants whose bounds differ."""
-        on = self.participants()
-        return on if self.bounds is None else on & (self.bounds.high > self.bounds.low)
+        on, bounds = self.participants(), self.bounds
+        assert not isinstance(bounds, Projected)
+        return on if bounds is None else on & (bounds.high > bounds.low)
 
     def inside(self, y: Tensor) -> Tensor:
         """The point of D next to y."""
@@ -208,8 +207,8 @@ class Problem:
         return self.by_gradient.diagonal
 
     def observe(self, y: Tensor, answer: bool = False) -> None:
-        """What a solver calls with its start and the point of each iteration: it enters the trace,
-        if one is kept. ``answer``: y is what the last iteration became when it was polished."""
+        """What a solver calls at its start and each iteration: y enters the trace, if one is kept.
+        ``answer``: y is the last iteration when it was polished."""
         if self.trace is not None:
             point = self.at(y)
             r, tau = point.residual()
@@ -220,9 +219,8 @@ class Problem:
             self.trace.add(gap, residual, point.support.sum(-1), answer)
 
     def finished(self, done: Tensor, k: int, every: int = decisions.STEPS) -> bool:
-        """Whether all rows are ``done`` after iteration k = 1, 2, …: what a solver ends its loop
-        by. On a GPU, which the test would wait for, it is made after the first three iterations
-        and then after one in ``every``; a trace has no iterations beyond the last needed."""
+        """Whether all rows are ``done`` after iteration k = 1, 2, …, which ends a solver's loop. On
+        a GPU, which waits, it is tested in the first three, then in one of ``every``."""
         due = self.trace is not None or decisions.due(k, done, every)
         return due and decisions.all_of(done)
 
@@ -252,8 +250,7 @@ class Problem:
 
 
 class Point:
-    """y ∈ Δ, of the shape of ``problem.z``. Each property is computed once; where y_i = 0, Ω is
-    evaluated next to 0."""
+    """y ∈ Δ, like ``problem.z``. Each property is computed once; Ω is evaluated next to zeros."""
 
     def __init__(self, problem: Problem, y: Tensor) -> None:
         self.problem, self.y = problem, y
@@ -269,7 +266,7 @@ class Point:
     def face(self) -> Face:
         """The face of D that y is in."""
         p = self.problem
-        return p.bounds.face(self.y) if p.bounds is not None else p.domain.face(self.y)
+        return (p.bounds or p.domain).face(self.y)
 
     @property
     def support(self) -> Tensor:
@@ -277,7 +274,7 @@ class Point:
         return self.face.free
 
     def settled(self, free: Tensor) -> Tensor:
-        """y with the entries that are not ``free`` at their nearer bounds."""
+        """y with entries that are not ``free`` at their bounds."""
         return self.problem.domain.settled(self.y, free)
 
     def on(self, support: Tensor) -> Face:
@@ -288,11 +285,12 @@ class Point:
     def inward(self) -> Tensor:
         """y with its zeros lifted to where Ω has derivatives, and what is at a cap lowered by half
         an ulp, where Ω may be as steep."""
-        y, bounds = simplex.inward(self.y), self.problem.bounds
-        if bounds is None:
-            return y
+        bounds = self.problem.bounds
         if isinstance(bounds, Projected):
             return bounds.lifted(self.y)
+        y = simplex.inward(self.y)
+        if bounds is None:
+            return y
         return torch.minimum(y, simplex.inward(bounds.high * (1 - torch.finfo(y.dtype).eps / 2)))
 
     @functools.cached_property
@@ -372,8 +370,7 @@ class Point:
         return inverse(torch.where(support, v, 0))
 
     def kept_inverse(self, support: Tensor) -> Inverse | None:
-        """J at y that does not look at Ω later, when it may have changed; None where Ω gives its
-        curvature by products alone, which do. It depends on no values of the rows."""
+        """J at y, which does not look at Ω later; None where Ω gives products alone, which do."""
         curvature = self.defined.curvature
         if isinstance(curvature, MatrixFree) and curvature.like is None:
             return None
@@ -409,8 +406,7 @@ class Point:
         return r, p.domain.multiplier(r, self.y, along)
 
     def kinked(self) -> Tensor:
-        """Rows in which the penalty has no derivative at y along the support: its gradient jumps
-        there."""
+        """Rows in which the gradient of the penalty jumps at y along the support."""
         p, y, support = self.problem, self.y, self.support
         if not p.proximal:
             return torch.zeros_like(y[..., 0], dtype=torch.bool)

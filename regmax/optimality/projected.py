@@ -116,7 +116,7 @@ def _least(at: Point, h: Tensor, v: Tensor) -> Tensor:
     domain = p.bounds
     assert isinstance(domain, Projected)
     half = p.at((at.y + domain.middle(at.y)) / 2)
-    size, z = torch.linalg.eigh(projected(domain, v)[1])
+    size, z = torch.linalg.eigh(torch.nan_to_num(projected(domain, v)[1]))
     moves = (size > 1e-6).unsqueeze(-2)
     cap = 1e8 * sized(h)  # more would hide the least in rounding
     least = torch.full_like(at.y[..., 0], torch.inf)

@@ -14,7 +14,7 @@ from ..optimality.problem import Problem
 from ..optimality.projected import hessian, inverse_of, projected, sized
 
 SOFT, HARD = 1e-2, 1e-4
-"""η h at the start and at the end of the augmented Lagrangian, h the least curvature of an entry."""
+"""η h at the start and the end of the augmented Lagrangian, h the least curvature of an entry."""
 STEP = 1e-3
 """η h of Newton's method: a larger one moves P too far, a smaller one hides r in rounding."""
 ROUNDS = (0, 8, 16, 32, 64)
@@ -167,9 +167,7 @@ def _newton(problem: Problem, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Ten
         step = torch.nan_to_num((inverse @ (p - y).unsqueeze(-1)).squeeze(-1))
         size = y.norm(dim=-1, keepdim=True) + eta * r.norm(dim=-1, keepdim=True)
         off, left = (p - y).norm(dim=-1, keepdim=True), step.norm(dim=-1, keepdim=True)
-        done = done | ((off <= EXACT * size) & (left <= EXACT * size / STEP))
-        if decisions.all_of(done):
-            break
+        ends = (off <= EXACT * size) & (left <= EXACT * size / STEP)
         spent = spent + ~done
         if problem.legendre:
             # in log y; an entry that P holds at 0 falls, but not while one that fell too far grows
@@ -181,5 +179,7 @@ def _newton(problem: Problem, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Ten
         else:
             new = torch.maximum(y + step, _lowest(problem, p))
             new = torch.where((y == 0) & (p > 0), p, new)  # its curvature there may be infinite
-        y = torch.where(done, y, new)
+        y, done = torch.where(done, y, new), done | ends
+        if decisions.all_of(done):
+            break
     return y, done, spent

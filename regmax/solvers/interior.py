@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..domains import Bounded
+from ..domains import Bounded, Projected
 from ..domains.base import Face
 from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
@@ -112,7 +112,7 @@ def _finish(problem: Problem, y: Tensor, s: Multipliers, on: Tensor) -> Tensor:
         free = free & (room > t)
     if problem.bounds is not None:
         if problem.legendre:
-            free = free | ~problem.bounds.capped(y)
+            free = free | ~domain.capped(y)
         return newton(problem.at(problem.inside(domain.settled(y, free))))
     if not problem.legendre:
         y = torch.where(free, y, 0)
@@ -143,6 +143,7 @@ def _step(
     matrix, q = problem.curvature(y), -dual
     for sign, room, t, each in zip((1, -1), rooms, s, central, strict=False):
         matrix, q = matrix.plus_diagonal(t / room), q - sign * (each / room)
+    assert not isinstance(problem.bounds, Projected)
     face = Face(on, None if problem.bounds is None else problem.bounds.fixed)
     dy = torch.nan_to_num(problem.domain.jacobian(matrix, q, face))
     ds = [

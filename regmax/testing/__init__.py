@@ -11,8 +11,9 @@ whose name contains the method's name: ``check_grad`` for ``grad``. Hypothesis d
 inputs: ``pip install regmax[testing]``.
 
 The kit for solvers is ``parametrize_solver_with_checks([MySolver()])`` and
-``check_solver(MySolver())``; that for domains is ``check_domain(MyDomain())``. ``regmax.crosscheck`` and its
-backends are here too. This chapter imports ``regmax.nn`` and the chapters below it.
+``check_solver(MySolver())``; that for domains is ``check_domain(MyDomain())``.
+``regmax.crosscheck`` and its backends are here too. This chapter imports ``regmax.nn`` and the
+chapters below it.
 """
 
 from __future__ import annotations

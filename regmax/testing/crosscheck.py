@@ -263,18 +263,18 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
     at = torch.arange(len(best), device=best.device)
     y, bound = torch.stack(points)[best, at], torch.stack(reach)[best, at]
     support = problem.support(y)
-    v, bounds = task.v, task.bounds
+    v, domain = task.v, task.bounds
 
     average = averaging(penalty_of(problem.omega), y, task.mask)
 
     def product(at: Tensor) -> Tensor:
         smooth = smooth_part(problem.omega)
-        if isinstance(bounds, Projected):
+        if isinstance(domain, Projected):
             return projected_product(problem.at(at), v)
-        if bounds is None:
+        if domain is None:
             return jacobian_product(smooth, average, at, v, support)
-        face = bounds.movable(y)
-        w = bounds.jacobian(smooth.curvature(smooth.lifted(at)), v, face)
+        face = domain.movable(y)
+        w = domain.jacobian(smooth.curvature(smooth.lifted(at)), v, face)
         return w if average is None else average(w)
 
     with torch.no_grad():
@@ -283,7 +283,7 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
         for sign in (-1, 1):
             near = (y + sign * bound.unsqueeze(-1)).clamp_min(0)
-            if not isinstance(bounds, Projected):
+            if not isinstance(domain, Projected):
                 near = torch.where(support, near, problem.domain.settled(y, support))
             slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
     return _Center(y, bound, vjp, slack)

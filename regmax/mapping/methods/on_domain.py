@@ -180,8 +180,8 @@ def computed(rows: Rows, settings: Settings) -> Forward:
         why = "the domain and the base are permutation-invariant; "
         omega, c = unscaled(omega.base, 1.0)
         z = z / c
-    solved = isinstance(bounds, Projected) or settings.solver != "auto"
-    if not omega.declares("inverse") or solved:
+    solved = not omega.declares("inverse") or settings.solver != "auto"
+    if isinstance(bounds, Projected) or solved:
         found = on_domain(omega, z, rows.mask, bounds.detached(), settings)
         return replace(found, path=f"{path}{found.path}", why=f"{why}{found.why}")
     bounds = bounds.detached()
@@ -347,6 +347,7 @@ class OnDomain(Computed):
         n = len(self._names)
         omega: Regularizer = self.omega.with_tensors(dict(zip(self._names, tensors, strict=False)))
         bounds = self._bounds
+        assert not isinstance(bounds, Projected)
         with transforms.full_precision(y.device.type):
             w, curvature = _product(omega, bounds, y, part, v)
             each: list[Tensor | None] = [None for _ in bounds.tensors]

@@ -176,9 +176,7 @@ def on_domain(
     return Forward(found.y, found.path, why, found, found.iterations)
 
 
-def _by_projection(
-    problem: Problem, domain: Projected, tol: float, settings: Settings
-) -> Forward:
+def _by_projection(problem: Problem, domain: Projected, tol: float, settings: Settings) -> Forward:
     """Π_Ω on a domain of the user's own."""
     omega = problem.omega
     if settings.solver != "auto":

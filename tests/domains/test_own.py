@@ -1,0 +1,239 @@
+"""Domains of the user's own, known by their projection: a cut simplex and a ball."""
+
+import math
+
+import pytest
+import torch
+
+import regmax
+from regmax.testing import check_domain
+
+F64 = torch.float64
+A = torch.tensor([1.0, 2.0, 3.0, 0.5, 0.1], dtype=F64)
+
+
+def on_simplex(v, mask):
+    v = v if mask is None else v.masked_fill(~mask, -torch.inf)
+    s = v.sort(-1, descending=True).values
+    s, some = torch.where(s > -torch.inf, s, 0), s > -torch.inf
+    tau = (s.cumsum(-1) - 1) / torch.arange(1, v.shape[-1] + 1, dtype=v.dtype, device=v.device)
+    count = ((s > tau) & some).sum(-1, keepdim=True).clamp_min(1)
+    return (v - tau.gather(-1, count - 1)).clamp_min(0)
+
+
+class Cut(regmax.Domain):
+    """{y ≥ 0, Σy = 1, ⟨a, y⟩ ≤ b}: P(v) = P_Δ(v − μa) for some μ ≥ 0, by bisection."""
+
+    arguments = ("a", "b")
+    fixed_total = True
+
+    def __init__(self, a, b):
+        super().__init__()
+        self.a, self.b = a, b
+
+    def project(self, v, mask):
+        a, b, free = self.a, self.b, on_simplex(v, mask)
+        with torch.no_grad():
+            over = (a * free).sum(-1, keepdim=True) > b
+            low, high = torch.zeros_like(v[..., :1]), 1 + 1e3 * v.abs().amax(-1, keepdim=True)
+            for _ in range(80):
+                mid = (low + high) / 2
+                more = (a * on_simplex(v - mid * a, mask)).sum(-1, keepdim=True) > b
+                low, high = torch.where(more, mid, low), torch.where(more, high, mid)
+            on = (on_simplex(v - high * a, mask) > 0).to(v.dtype)
+        n = on.sum(-1, keepdim=True)
+        mean = (on * a).sum(-1, keepdim=True) / n
+        da, dv = on * (a - mean), on * (v - (on * v).sum(-1, keepdim=True) / n)
+        size = (da * da).sum(-1, keepdim=True)
+        mu = ((da * dv).sum(-1, keepdim=True) + mean - b) / torch.where(size > 0, size, 1)
+        cut = on / n + dv - torch.where(size > 0, mu, 0) * da
+        return torch.where(over, cut.clamp_min(0), free)
+
+    def as_cvxpy(self, y):
+        import cvxpy
+
+        return [y >= 0, cvxpy.sum(y) == 1, self.a.detach().numpy() @ y <= float(self.b)]
+
+
+class Ball(regmax.Domain):
+    """{‖y − center‖₂ ≤ radius}."""
+
+    arguments = ("center", "radius")
+
+    def __init__(self, center=0.0, radius=1.0):
+        super().__init__()
+        self.center, self.radius = center, radius
+
+    def project(self, v, mask):
+        away = v - self.center
+        away = away if mask is None else torch.where(mask, away, 0)
+        far = away.square().sum(-1, keepdim=True)
+        out = far > self.radius**2
+        part = torch.where(out, self.radius / torch.where(out, far, 1).sqrt(), 1)
+        y = self.center + part * away
+        return y if mask is None else torch.where(mask, y, 0)
+
+    def as_cvxpy(self, y):
+        import cvxpy
+
+        center = self.center.detach().numpy() if torch.is_tensor(self.center) else self.center
+        return [cvxpy.norm(y - center) <= float(self.radius)]
+
+
+class Priced(regmax.Regularizer):
+    """By its value alone."""
+
+    def value(self, y):
+        return (torch.arange(1, y.shape[-1] + 1, dtype=y.dtype) * y.square()).sum(-1) / 2
+
+
+BALL = Ball(torch.full((5,), 0.4, dtype=F64), 0.3)
+CUT = Cut(A, 0.8)
+DOMAINS = pytest.mark.parametrize("domain", [CUT, BALL], ids=["cut", "ball"])
+OMEGAS = {
+    "gini": regmax.regularizer("gini"),
+    "entropy": regmax.regularizer("entropy"),
+    "tsallis": regmax.regularizer("tsallis", alpha=1.5),
+    "value": Priced(),
+}
+EACH = pytest.mark.parametrize("omega", OMEGAS.values(), ids=OMEGAS.keys())
+
+
+@pytest.mark.parametrize("domain", [CUT, BALL, Ball()], ids=["cut", "ball", "unit"])
+def test_the_kit_passes(domain):
+    check_domain(domain)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (lambda p, v: 0.99 * p, r"P\(P\(v\)\) = P\(v\)"),
+        (lambda p, v: p + 0.1 * (torch.roll(p, 1, -1) - p) * (v != p), "⟨v − P"),
+        (lambda p, v: v + (p - v).detach(), "eigenvalues|by differences"),
+    ],
+)
+def test_the_kit_fails_for_what_is_no_projection(wrong, named):
+    class Wrong(Ball):
+        def project(self, v, mask):
+            return wrong(super().project(v, mask), v)
+
+    with pytest.raises(AssertionError, match=named):
+        check_domain(Wrong())
+
+
+@EACH
+@DOMAINS
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_answers_are_certified_at_each_scale(domain, omega, dtype):
+    torch.manual_seed(0)
+    rows = torch.randn(2, 5, dtype=F64)
+    inside = domain.project(rows, None)  # points of D as scores, and ties
+    scales = torch.tensor([1e-3, 1.0, 1e3, 1e6], dtype=F64)[:, None, None]
+    x = torch.cat([scales * rows, inside.expand(4, 2, 5), torch.zeros(4, 1, 5, dtype=F64)], 1)
+    found = regmax.RegularizedMax(omega, domain=domain).solve(x.to(dtype))
+    assert found.y.shape == x.shape
+    assert found.y.dtype == dtype
+    assert bool((found.error_bound <= (2e-8 if dtype == F64 else 1e-5)).all())
+    one = regmax.RegularizedMax(omega, domain=domain)(x[1, :1].to(dtype))
+    assert torch.equal(one, found.y[1, :1])  # whatever the batch
+
+
+@EACH
+@DOMAINS
+def test_a_conic_solver_agrees(domain, omega):
+    pytest.importorskip("cvxpy")
+    torch.manual_seed(1)
+    x, mask = torch.randn(3, 5, dtype=F64), torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 2] = domain is not CUT  # the ball has no point with a 0
+    against = ("generic",) if isinstance(omega, Priced) else ("generic", "cvxpy")
+    report = regmax.crosscheck(omega, x, against=against, mask=mask, domain=domain)
+    assert report.ok, report.table()
+    assert not report.skipped
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Cut, "gini"), (Ball, "gini"), (Ball, "entropy")])
+def test_derivatives(kind, name):
+    torch.manual_seed(2)
+    first = A[:4] if kind is Cut else torch.full((4,), 0.4, dtype=F64)
+    given = [first.clone(), torch.tensor(0.8 if kind is Cut else 0.3, dtype=F64)]
+    inputs = [torch.randn(1, 4, dtype=F64), torch.tensor(0.7, dtype=F64), *given]
+    inputs = [t.requires_grad_() for t in inputs]
+
+    def layer(gamma, *tensors):
+        return regmax.RegularizedMax(OMEGAS[name], gamma=gamma, domain=kind(*tensors))
+
+    assert torch.autograd.gradcheck(lambda x, *rest: layer(*rest)(x), inputs)
+    assert torch.autograd.gradcheck(lambda x, *rest: layer(*rest).max(x), inputs)
+    if kind is Ball:
+        assert torch.autograd.gradgradcheck(lambda x, *rest: layer(*rest)(x), inputs)
+
+
+def test_derivative_in_a_hyperparameter():
+    x = torch.tensor([[0.3, 1.2, -0.4, 0.1, 0.5]], dtype=F64, requires_grad=True)
+    alpha = torch.tensor(1.5, dtype=F64, requires_grad=True)
+
+    def mapping(x, alpha):
+        omega = regmax.regularizer("tsallis", alpha=alpha)
+        return regmax.RegularizedMax(omega, domain=BALL)(x)
+
+    assert torch.autograd.gradcheck(mapping, (x, alpha))
+
+
+def test_one_entry_masks_and_negative_entries():
+    gini = OMEGAS["gini"]
+    one = regmax.RegularizedMax(gini, domain=Ball(0.5, 0.25))(torch.tensor([[3.0], [-1.0], [0.6]]))
+    assert one.flatten().tolist() == pytest.approx([0.75, 0.25, 0.6])
+    x = torch.tensor([[3.0, 4.0, math.nan], [-3.0, 4.0, 0.0]], dtype=F64)
+    y = regmax.RegularizedMax(gini, domain=Ball())(x, mask=torch.tensor([True, True, False]))
+    assert torch.allclose(y, torch.tensor([[0.6, 0.8, 0.0], [-0.6, 0.8, 0.0]], dtype=F64))
+
+
+def test_a_penalty_needs_what_the_theorem_needs():
+    omega, x = OMEGAS["gini"] + 0.1 * regmax.penalty("tv"), torch.randn(3, 5, dtype=F64)
+
+    class Same(regmax.Domain):
+        fixed_total = permutation_invariant = True
+
+        def project(self, v, mask):
+            return on_simplex(v, mask)
+
+    y = regmax.RegularizedMax(omega, domain=Same())(x)
+    assert torch.allclose(y, regmax.RegularizedMax(omega)(x), atol=1e-10)
+    with pytest.raises(NotImplementedError, match="where Ω has a penalty"):
+        regmax.RegularizedMax(omega, domain=CUT)(x)
+
+
+def test_losses_and_attention():
+    torch.manual_seed(3)
+    x, t = (
+        torch.randn(4, 5, dtype=F64, requires_grad=True),
+        CUT.project(torch.randn(4, 5).double(), None),
+    )
+    loss = regmax.SparsemaxLoss(domain=CUT, reduction="sum")
+    loss(x, t).backward()
+    assert torch.allclose(x.grad, loss.mapping(x) - t, atol=1e-12)
+    with pytest.raises(ValueError, match="target must be a point of the domain"):
+        loss(x, torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(ValueError, match="target must lie in the domain"):
+        loss(x, torch.zeros(4, 5, dtype=F64))
+    radius = torch.tensor(0.3, requires_grad=True)
+    q, k, v = torch.randn(3, 1, 4, 8).unbind(0)
+    regmax.nn.attention(q, k, v, "sparsemax", domain=Ball(0.25, radius)).sum().backward()
+    assert radius.grad.abs() > 0
+
+
+def test_what_is_refused_is_named():
+    layer = regmax.RegularizedMax(OMEGAS["gini"], domain=CUT)
+    with pytest.raises(NotImplementedError, match=r"domain=Cut.* is not for torch\.func"):
+        torch.vmap(layer)(torch.randn(2, 5, dtype=F64))
+    with pytest.raises(ValueError, match='solver="auto" alone'):
+        regmax.RegularizedMax(OMEGAS["gini"], domain=CUT, solver="newton")(torch.randn(5).double())
+
+    class Numbers(Ball):
+        def project(self, v, mask):
+            return super().project(v, mask).detach()
+
+    with pytest.raises(TypeError, match=r"Numbers\.project must be differentiable"):
+        regmax.RegularizedMax(OMEGAS["gini"], domain=Numbers())(torch.randn(5))
+    with pytest.raises(NotImplementedError, match=r"must define project\(v, mask\)"):
+        regmax.RegularizedMax(OMEGAS["gini"], domain=regmax.Domain())(torch.randn(5))
