@@ -289,9 +289,11 @@ class Point:
         if isinstance(bounds, Projected):
             return bounds.lifted(self.y)
         y = simplex.inward(self.y)
-        if bounds is None:
-            return y
-        return torch.minimum(y, simplex.inward(bounds.high * (1 - torch.finfo(y.dtype).eps / 2)))
+        return (
+            y
+            if bounds is None
+            else torch.minimum(y, simplex.inward(bounds.high * (1 - torch.finfo(y.dtype).eps / 2)))
+        )
 
     @functools.cached_property
     def slope(self) -> Tensor:

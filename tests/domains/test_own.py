@@ -144,7 +144,7 @@ def test_a_conic_solver_agrees(domain, omega):
     pytest.importorskip("cvxpy")
     torch.manual_seed(1)
     x, mask = torch.randn(3, 5, dtype=F64), torch.ones(3, 5, dtype=torch.bool)
-    mask[1, 2] = domain is not CUT  # the ball has no point with a 0
+    mask[1, 2] = domain is not CUT  # the ball of as_cvxpy has no such point
     against = ("generic",) if isinstance(omega, Priced) else ("generic", "cvxpy")
     report = regmax.crosscheck(omega, x, against=against, mask=mask, domain=domain)
     assert report.ok, report.table()
