@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,34 +12,16 @@ from ..kernels import decisions, simplex, transforms
 from ..kernels.simplex import row_dot
 from ..regularizers.curvature import Diagonal
 from ..regularizers.penalty import Penalized, proxed
+from . import projected
 from .problem import Point, Problem
-
-TRUSTED = 1e-3
-"""The distance from y up to which an estimate of the strong convexity at y is used."""
+from .solution import TRUSTED
+from .solution import Certificate as Certificate
 
 STIFF = 1e6
 """From this curvature along the whole support on, a certificate tests how far it extends."""
 
 STRAY = 1e-3
 """ρ_i < −STRAY (1 + |z_i|) at an entry > 0 is more than rounding of that entry explains."""
-
-
-@dataclass(frozen=True, eq=False)
-class Certificate:
-    """A bound on the distance to the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂.
-
-    ``support``: the support of y* by the optimality condition; it differs from that of y only in
-    entries smaller than the error. ``stray``: entries > 0 that the optimality condition wants 0, by
-    more than rounding of y explains. ``min_eigenvalue`` is the least curvature found along the
-    support, where β had to be estimated.
-    """
-
-    gap: Tensor
-    error_bound: Tensor
-    estimated: bool
-    support: Tensor
-    stray: Tensor
-    min_eigenvalue: Tensor | None = None
 
 
 class _Residual(NamedTuple):
@@ -70,9 +51,7 @@ def certify(at: Point, tested: bool = False) -> Certificate:
     """
     p, y = at.problem, at.y
     if isinstance(p.bounds, Projected):
-        from .projected import certify as by_projection  # which makes certificates
-
-        return by_projection(at)
+        return projected.certify(at)
     on = p.participants()
     with torch.no_grad():
         residual = _residual(at)

@@ -5,9 +5,8 @@ With z = x/γ, y maximises ⟨y, x⟩ − γΩ(y) over Δ if and only if, for so
     r := z − ∇Ω(y) − λu     satisfies     r_i = τ where y_i > 0,   r_i ≤ τ where y_i = 0,
 
 (for other domains see :mod:`regmax.domains.base`),
-with u ∈ ∂R(y) where Ω has a penalty λR (and no such term where it has none). It is the fixed point
-y = P_Δ(y + z − ∇Ω(y)) of Niculae & Blondel (2017, eq. 2), read on the support.
-:meth:`Point.residual` is r and τ at a point.
+with u ∈ ∂R(y) where Ω has a penalty λR. It is the fixed point y = P_Δ(y + z − ∇Ω(y)) of Niculae &
+Blondel (2017, eq. 2), read on the support. :meth:`Point.residual` is r and τ at a point.
 """
 
 from __future__ import annotations
@@ -343,11 +342,8 @@ class Point:
         return gradient, curvature.matvec(torch.ones_like(self.y))
 
     def inverse(self, support: Tensor, verified: bool = False) -> Inverse:
-        """J of Proposition 1 on ``support``: solvers step with it and backward repeats it.
-
-        With a penalty the groups of y move as one. ``verified``: of the smooth part alone, from the
-        value of Ω alone.
-        """
+        """J of Proposition 1 on ``support``, with a penalty for groups of y that move as one.
+        ``verified``: of the smooth part alone, from the value of Ω alone."""
         p = self.problem
         verified = verified and (p.overridden or p.structured)
         if verified in self._inverses:

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..domains import Projected, unconstrained
 from ..kernels.rowwise import matvec
 from ..regularizers.penalty import Penalized
-from .certificates import TRUSTED, Certificate
 from .problem import Point, Problem
+from .solution import TRUSTED, Certificate
 
 
 def hessian(at: Point, verified: bool = False) -> Tensor:

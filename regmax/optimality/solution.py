@@ -11,6 +11,27 @@ from torch import Tensor
 
 from ..regularizers import display
 
+TRUSTED = 1e-3
+"""The distance from y up to which an estimate of the strong convexity at y is used."""
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """A bound on the distance to the maximiser y*, per row: ``error_bound`` ≥ ‖y − y*‖₂.
+
+    ``support``: the support of y* by the optimality condition; it differs from that of y only in
+    entries smaller than the error. ``stray``: entries > 0 that the optimality condition wants 0, by
+    more than rounding of y explains. ``min_eigenvalue`` is the least curvature found along the
+    support, where β had to be estimated.
+    """
+
+    gap: Tensor
+    error_bound: Tensor
+    estimated: bool
+    support: Tensor
+    stray: Tensor
+    min_eigenvalue: Tensor | None = None
+
 
 class Status(IntEnum):
     """What became of a row."""
