@@ -38,7 +38,9 @@ class Domain(nn.Module):
     def as_cvxpy(self, y: Any) -> list[Any]:
         """D as constraints on the cvxpy variable ``y`` of one row: what ``crosscheck`` gives to a
         conic solver. Its tensors are the same for all rows."""
-        raise NotImplementedError(f"{type(self).__name__} defines no as_cvxpy")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define as_cvxpy(y) for conic solvers"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors among the arguments."""

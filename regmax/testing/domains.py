@@ -31,9 +31,11 @@ class _Subject:
         self.given, self.entries = domain, entries
         self.label, self.look = repr(domain), f"{type(domain).__name__}.project"
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(12, entries, generator=generator, dtype=torch.float64)
+        rows = torch.randn(12, entries, generator=generator, dtype=torch.float64, device="cpu")
         self.v = torch.cat([size * rows for size in SIZES])
-        self.mask = torch.rand(self.v.shape, generator=generator, dtype=torch.float64) < 0.7
+        self.mask = (
+            torch.rand(self.v.shape, generator=generator, dtype=torch.float64, device="cpu") < 0.7
+        )
         self.mask[:, 0] = True
 
     def written(self, owner: object) -> bool:
