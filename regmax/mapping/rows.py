@@ -118,7 +118,7 @@ class Rows:
         some point of D in a row without an answer."""
         ulps = 4 * torch.finfo(y.dtype).eps
         y = y.to(self.x.dtype)
-        if self.bounds is not None:
+        if isinstance(self.bounds, Bounded | Plans):
             for bound in (self.bounds.low, self.bounds.high):
                 y = torch.where((y - bound).abs() <= ulps * bound, bound, y)
         for where in (self.empty, self.spoilt):

@@ -243,6 +243,8 @@ class RegularizedMax(nn.Module):
         if not omega.exact:
             return "autograd through the closed form"
         smooth = smooth_part(omega)
+        if isinstance(rows.bounds, domains.Projected):
+            return "the implicit function theorem on y = P(y + ηr), by autograd through project"
         if y.numel() == 0:
             return "Proposition 1 on the support"
         curvature: Curvature = rows.problem.curvature(y)

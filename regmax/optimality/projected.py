@@ -66,8 +66,8 @@ def certify(at: Point) -> Certificate:
 
     For any v, n = (v − p)/η is normal to D at p = P(v), so that p is the optimum for the scores
     ∇Ω(p) + n, and β‖p − y*‖ ≤ ‖r(p) − n‖. v = y + ηr makes p close to y; the least bound for a few
-    η counts. What P(p) − p shows of the error of P is added, and the rounding of r and n. Where P
-    is no projection nothing is certified: ``regmax.testing.check_domain`` tests it.
+    η counts. What P(p) − p shows of the error of P is added, and the rounding of r, n and p. Where
+    P is no projection nothing is certified: ``regmax.testing.check_domain`` tests it.
     """
     p, y = at.problem, at.y
     domain, eps = p.bounds, torch.finfo(at.y.dtype).eps
@@ -86,19 +86,14 @@ def certify(at: Point) -> Certificate:
             v = y + step * eta * r
             near = domain.nearest(v)
             size = v.abs().amax(-1, keepdim=True)
-            off = (domain.nearest(near) - near).norm(dim=-1) + 4 * eps * size.squeeze(-1)
+            # an entry that is exactly 0 was held there; the others are rounded as v is
+            off = (domain.nearest(near) - near).abs() + torch.where(near == 0, 0, 4 * eps * size)
             n = (v - near) / (step * eta)
-            # an entry that P rounds, or holds at 0, keeps its digits in y
-            same = (near - y).abs() <= 500 * eps * size
-            same = same | ((near < y) & (y <= 1e-10 * y.amax(-1, keepdim=True)))
-            here = torch.where(same, y, near)
-            there = r if bool((here == y).all()) else slope(p, here)
-            moved = torch.where(y.abs() > 1e3 * (here - near).abs(), (here - near).abs(), 0)
-            rounding = 4 * p.eps * (p.z.abs() + (p.z - there).abs())
-            rounding = rounding + matvec(h.abs(), moved + 4 * eps * here.abs())
+            there = slope(p, near)
+            rounding = 4 * p.eps * (p.z.abs() + (p.z - there).abs()) + off / (step * eta)
+            rounding = rounding + (slope(p, near + off) - there).abs()
             rounding = torch.where(p.participants(), rounding, 0)
-            missed = (there - n).norm(dim=-1) + rounding.norm(dim=-1)
-            missed = missed + off / (step * eta.squeeze(-1))
+            missed, off = (there - n).norm(dim=-1) + rounding.norm(dim=-1), off.norm(dim=-1)
             far = missed / beta.squeeze(-1) + (near - y).norm(dim=-1) + off
             far = torch.where(torch.isfinite(far), far, torch.inf)
             loss = (n * (near - y)).sum(-1).clamp_min(0) + missed * far

@@ -1,5 +1,5 @@
 """Newton's method on y = P(y + ηr), from where an augmented Lagrangian leads: for any smooth convex
-Ω, on a domain of which only the projection P is known."""
+Ω with a finite slope, on a domain of which only the projection P is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..domains import Projected
 from ..kernels import decisions
-from ..kernels.rowwise import matvec
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Problem
 from ..optimality.projected import hessian, inverse_of, projected, sized
@@ -20,8 +19,6 @@ STEP = 1e-3
 ROUNDS = (0, 8, 16, 32, 64)
 """Steps of the augmented Lagrangian, after each of which Newton's method is tried."""
 NEWTON = 30
-FREE, LIFT = 12, 1e-3
-"""Steps with small entries raised to a part of the largest."""
 EXACT = 1e-12
 """A fixed point to this is one."""
 
@@ -41,8 +38,6 @@ def augmented(problem: Problem, max_iter: int) -> tuple[Tensor, Tensor]:
     domain, z, on = problem.bounds, problem.z, problem.participants()
     assert isinstance(domain, Projected)
     y = domain.middle(z) if problem.start is None else problem.start
-    if problem.legendre:
-        y = torch.where(on, y.clamp_min(1e-3 / z.shape[-1]), 0)
     h = sized(hessian(problem.at(y)))
     first = y + torch.where(on, problem.slope(y), 0) / h
     n, eta = (first - domain.nearest(first)) * h, SOFT / h
@@ -53,34 +48,20 @@ def augmented(problem: Problem, max_iter: int) -> tuple[Tensor, Tensor]:
             y, n, eta = _descended(problem, y, n, eta, h)
             problem.observe(y)
         found, met, spent = _newton(problem, y, h)
-        if problem.legendre and not decisions.all_of(done | met):
-            other, also, more = _newton(problem, _free(problem, y, h, FREE), h)
-            found, spent = torch.where(met, found, other), spent + torch.where(met, 0, FREE + more)
-            met = met | also
         answer = torch.where(done, answer, torch.where(met, found, y))
         iterations = iterations + torch.where(done.squeeze(-1), 0, steps + spent.squeeze(-1))
         done = done | met
         if decisions.all_of(done) or int(iterations.max()) >= max_iter:
             break
 
-    def beyond(y: Tensor) -> Tensor:
-        v = y + STEP / h * torch.where(on, problem.slope(y), 0)
-        return domain.nearest(v)
-
-    if not problem.legendre:
-        return beyond(answer), iterations
-    # small entries that P holds at 0 are told by the others
-    small = done & (answer <= 1e-6 * answer.amax(-1, keepdim=True))
-    told = torch.where(small, _free(problem, answer, h, 2), answer)
-    left = [(beyond(y) - y).norm(dim=-1, keepdim=True) for y in (told, answer)]
-    answer = torch.where(left[0] < left[1], told, answer)
-    return torch.where(small, answer, domain.nearest(answer)), iterations
+    v = answer + STEP / h * torch.where(on, problem.slope(answer), 0)
+    return domain.nearest(v), iterations
 
 
 def _lowest(problem: Problem, p: Tensor) -> Tensor:
     """0 in rows in which P(v) is not negative, (*batch, 1): y is not either."""
     negative = (p < -1e-9 * (1 + p.abs().amax(-1, keepdim=True))).any(-1, keepdim=True)
-    return torch.where(negative & (not problem.legendre), -torch.inf, 0).to(p)
+    return torch.where(negative, -torch.inf, 0).to(p)
 
 
 def _descended(
@@ -113,7 +94,7 @@ def _descended(
     t, found, best = torch.ones_like(value), torch.zeros_like(value, dtype=torch.bool), y
     slack = 64 * torch.finfo(y.dtype).eps * (1 + value.abs())
     for _ in range(40):
-        new = _moved(problem, y, t * step, low)
+        new = torch.maximum(y + t * step, low)
         good = ~found & (phi(new) <= value - 1e-4 * t * falls + slack)
         best, found = torch.where(good, new, best), found | good
         if decisions.all_of(found):
@@ -125,31 +106,6 @@ def _descended(
     lowest = left <= 0.1 * off
     n = torch.where(lowest, (v - p) / eta, n)
     return best, n, torch.where(lowest, (eta / 10).clamp_min(HARD / h), eta)
-
-
-def _moved(problem: Problem, y: Tensor, step: Tensor, low: Tensor) -> Tensor:
-    if problem.legendre:  # an entry that falls does so in log y
-        ratio = torch.where(y > 0, step / torch.where(y > 0, y, 1), 0).clamp_max(0)
-        return torch.where(step < 0, y * ratio.exp(), y + step)
-    return torch.maximum(y + step, low)
-
-
-def _free(problem: Problem, y: Tensor, h: Tensor, steps: int) -> Tensor:
-    """y > 0 after steps of Newton's method on the affine map that P is where small entries are not
-    held at 0: the large ones then tell what these are."""
-    domain, on, eta = problem.bounds, problem.participants(), STEP / h
-    assert isinstance(domain, Projected)
-    for _ in range(steps):
-        at = problem.at(y)
-        r = torch.where(on, at.slope, 0)
-        lifted = domain.nearest(torch.where(on, torch.maximum(y, LIFT * y.amax(-1, True)), 0))
-        v = lifted + LIFT / 10 * y.amax(-1, True) * r / (1 + r.abs().amax(-1, True))
-        p, a = projected(domain, v)
-        beyond = p + matvec(a, y + eta * r - v) - y
-        step = torch.nan_to_num(matvec(inverse_of(a, hessian(at), eta), beyond))
-        ratio = torch.where(y > 0, step / torch.where(y > 0, y, 1), 0)
-        y = y * ratio.clamp(-50, 1).exp()
-    return y
 
 
 def _newton(problem: Problem, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,16 +125,8 @@ def _newton(problem: Problem, y: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Ten
         off, left = (p - y).norm(dim=-1, keepdim=True), step.norm(dim=-1, keepdim=True)
         ends = (off <= EXACT * size) & (left <= EXACT * size / STEP)
         spent = spent + ~done
-        if problem.legendre:
-            # in log y; an entry that P holds at 0 falls, but not while one that fell too far grows
-            ratio = torch.where(y > 0, step / torch.where(y > 0, y, 1), 0)
-            small = y < EXACT / (2 * y.shape[-1] ** 0.5) * size
-            held = (ratio < -0.5) & ((ratio > 0.01).any(-1, keepdim=True) | small)
-            new = torch.where(ratio > 1, y + step, y * ratio.clamp(-0.9, 1).exp())
-            new = torch.where(held, y, torch.where(y > 0, new, step.clamp_min(0)))
-        else:
-            new = torch.maximum(y + step, _lowest(problem, p))
-            new = torch.where((y == 0) & (p > 0), p, new)  # its curvature there may be infinite
+        new = torch.maximum(y + step, _lowest(problem, p))
+        new = torch.where((y == 0) & (p > 0), p, new)  # its curvature there may be infinite
         y, done = torch.where(done, y, new), done | ends
         if decisions.all_of(done):
             break

@@ -179,6 +179,11 @@ def on_domain(
 def _by_projection(problem: Problem, domain: Projected, tol: float, settings: Settings) -> Forward:
     """Π_Ω on a domain of the user's own."""
     omega = problem.omega
+    if problem.legendre:
+        raise NotImplementedError(
+            f"domain={domain.of} is known by its projection, next to which an infinite slope has "
+            f"no digits: Ω must have a finite slope at 0; got {who(omega)}"
+        )
     if settings.solver != "auto":
         raise ValueError(f'domain={domain.of} has solver="auto" alone; got {settings.solver!r}')
     with transforms.unhooked():
