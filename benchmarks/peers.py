@@ -80,13 +80,31 @@ DOMAINS = {"u = 0.1": regmax.Simplex(upper=0.1), "k = 8": regmax.Simplex(8.0, up
 
 
 def on_domain(mapping: str, domain: regmax.Simplex, package: bool) -> Iterator[Candidate]:
-    """A mapping on the simplex, on a domain, and by the package entmax where that has it."""
+    """A mapping on the simplex, on a domain, and by others where they have it."""
+    if mapping == "soft top-k":
+        omega = regmax.regularizer("fermi_dirac")
+        plain, bounded = regmax.RegularizedMax(omega), regmax.RegularizedMax(omega, domain=domain)
+        yield Candidate("regmax", "on the simplex", lambda x, a: plain(x))
+        yield Candidate("regmax", "on the domain", lambda x, a: bounded(x))
+        if domain.upper == 1:
+            yield Candidate("torch", "60 bisections", lambda x, a: _bisected(x, domain.total))
+        return
     function = getattr(regmax.functional, mapping)
     yield Candidate("regmax", "on the simplex", lambda x, a: function(x))
     yield Candidate("regmax", "on the domain", lambda x, a: function(x, domain=domain))
     if package and mapping == "sparsemax" and domain.upper == 1:
         budget_bisect: Any = importlib.import_module("entmax").budget_bisect
         yield Candidate("entmax", "budget_bisect", lambda x, a: budget_bisect(x, domain.total))
+
+
+def _bisected(x: Tensor, k: Any) -> Tensor:
+    """σ(x − τ) with Σ = k."""
+    low, high = x.amin(-1, keepdim=True) - 20, x.amax(-1, keepdim=True) + 20
+    for _ in range(60):
+        tau = (low + high) / 2
+        more = torch.sigmoid(x - tau).sum(-1, keepdim=True) > k
+        low, high = torch.where(more, tau, low), torch.where(more, high, tau)
+    return torch.sigmoid(x - (low + high) / 2)
 
 
 def softmax() -> Candidate:

@@ -312,11 +312,12 @@ def domains(bench: Bench) -> str:
 
     The mapping on {0 ≤ y ≤ u, Σ y = k} over that on the simplex, N(0, 1): weights up to 0.1, and
     k-subsets, k = 8 and u = 1, rows × scores in a row. `budget_bisect` of entmax computes the
-    k-subsets of sparsemax. Target: 1.6, and a twentieth of `budget_bisect`.
+    k-subsets of sparsemax; soft top-k is fermi_dirac. Target: 1.6, and a twentieth of the others.
     """
 
     def cases() -> Iterator[tuple[str, list[Step]]]:
-        each = itertools.product(bench.plan.domains, ("sparsemax", "entmax15", "softmax"))
+        names = "sparsemax", "entmax15", "softmax", "soft top-k"
+        each = itertools.product(bench.plan.domains, names)
         for (n, d), mapping in each:
             case = bench.case("normal", n, d)
             for label, domain in peers.DOMAINS.items():

@@ -45,7 +45,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|collections|numpy|pathlib|typing|Tensor|dict)\b.*"),
     (r"py:.*", r"regmax\.regularizers\.autodiff\..*"),
     (r"py:.*", r"regmax\.optimality\.condition\..*"),
-    (r"py:.*", r"regmax\.domains\.(base|bounded|plans)\b.*"),
+    (r"py:.*", r"regmax\.domains\.(base|bounded|plans|projected)\b.*"),
     (r"py:.*", r"regmax\.nn\.beam\.State"),
     (r"py:.*", r"regmax\.testing\.(subject|promise|search|harness|solver_bench)\b.*"),
 ]

@@ -249,8 +249,8 @@ def _backward(
 
     def backward(job: Any, like: Any) -> None:
         d, hyper = job[common.WIDTH], given and common.given(job, to + 1)
-        wide = common.scratch_like(3, d, like)
-        arrays = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
+        wide = common.scratch_like(2, d, like)
+        arrays = memory.row(wide, 0), memory.row(wide, 1)
         begin, end = common.take(job)
         while begin < end:
             for r in range(begin, end):
@@ -264,56 +264,47 @@ def _backward(
 
 def _product(own: Description, at: int, given: bool, each: bool, others: Any) -> Any:
     covers, product, to = own.covers, jacobian.product_of(own, False), at + 2
-    dense = own.cheap
 
     @njit
-    def free(job: Any, r: int, v: Any, i: int, d: int) -> Any:
+    def of_entries(job: Any, r: int, zero: Any) -> Any:
+        """l and u."""
+        return doubles_at(job, at, r), doubles_at(job, at + 1, r)
+
+    @njit
+    def between_entries(bounds: Any, v: Any, i: int, d: int) -> Any:
         """Which of sixteen entries are between their bounds."""
         here = simd.first(d - i)
-        if each:
-            low = simd.load_part(doubles_at(job, at, r), i, here, 0.0)
-            high = simd.load_part(doubles_at(job, at + 1, r), i, here, 0.0)
-            return (v > simd.like(v, low)) & (v < simd.like(v, high))
+        low = simd.like(v, simd.load_part(bounds[0], i, here, 0.0))
+        high = simd.like(v, simd.load_part(bounds[1], i, here, 0.0))
+        return (v > low) & (v < high)
+
+    @njit
+    def of_row(job: Any, r: int, zero: Any) -> Any:
+        none = simd.wide(zero)
         low, high = common.number_at(job, at, r), common.number_at(job, at + 1, r)
-        none = simd.wide(v) * 0.0
-        return (v > simd.like(v, none + low)) & (v < simd.like(v, none + high))
+        return simd.like(zero, none + low), simd.like(zero, none + high)
+
+    @njit
+    def between_row(bounds: Any, v: Any, i: int, d: int) -> Any:
+        return (v > bounds[0]) & (v < bounds[1])
+
+    limits, free = (of_entries, between_entries) if each else (of_row, between_row)
 
     @njit
     def row(job: Any, r: int, like: Any, theta: float, hyper: bool, arrays: Any) -> None:
         if not covers(theta):
             others(job, r, like, theta, hyper, arrays)
             return
-        d, blank, (s, ys, vs) = job[common.WIDTH], job[common.BLANK] != 0, arrays
+        d, blank, (s, ys) = job[common.WIDTH], job[common.BLANK] != 0, arrays
         y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
         out, zero = common.rows_at(job, to, r, like), simd.load_part(y, 0, simd.first(0), 0.0)
-        none = simd.wide(zero)
-        by, scale, n = none + theta, none + 1.0 / common.number_at(job, 2, r), 0
-        if dense and not hyper:
-            for i in range(0, d, LANES):
-                a = common.piece(y, i, d, 0.0)
-                simd.store(ys, i, simd.select(free(job, r, a, i, d), a, 0.0))
-            product(ys, v, d, none, scale, by, s, out, False, True, blank, False, True)
-            return
+        none, bounds = simd.wide(zero), limits(job, r, zero)
+        by, scale = none + theta, none + 1.0 / common.number_at(job, 2, r)
         for i in range(0, d, LANES):
             a = common.piece(y, i, d, 0.0)
-            on = free(job, r, a, i, d)
-            simd.compress(ys, n, a, on)
-            simd.compress(vs, n, common.piece(v, i, d, 0.0), on)
-            n += simd.count(on)
-        simd.store(ys, n, zero)
-        simd.store(vs, n, zero)
-        packed = ys, vs, n, none + vs[0], scale, by, s, vs
+            simd.store(ys, i, simd.select(free(bounds, a, i, d), a, 0.0))
+        w = product(ys, v, d, none, scale, by, s, out, False, True, blank, hyper and given)
         if hyper and given:
-            w = product(*packed, True, False, False, True, True)
             common.set_number(job, to + 1, r, simd.largest(w))
-        else:
-            product(*packed, True, False, False, False, True)
-        n = 0
-        for i in range(0, d, LANES):
-            on = free(job, r, common.piece(y, i, d, 0.0), i, d)
-            size = simd.count(on)
-            if size > 0 or not blank:
-                common.store_piece(out, i, d, simd.expand(vs, n, on))
-                n += size
 
     return row

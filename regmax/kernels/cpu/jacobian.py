@@ -16,19 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from . import common, elementary, memory, simd, tiles
+from . import common, elementary, memory, simd
 from .jit import njit
 from .prox import LAMBDA, Prox, scratch
 from .simd import LANES
-from .sixteen_rows import APART, COUNT, NUMBERS, SCALE, TAU, THETA, lane, shifted
-from .threshold import Description, whole_sum
-from .tiles import LONGEST, ROW, SIZE
+from .threshold import Description
 
 
 @njit
 def _piece(row: Any, i: int, n: int, even: bool) -> Any:
     """row[i : i + 16], with 0 from n on; ``even``: whether n is a multiple of 16."""
     return simd.load(row, i) if even else common.piece(row, i, n, 0.0)
+
+
+@njit
+def _sum(v: Any) -> Any:
+    """The sum of all lanes, in each."""
+    return simd.spread(v, simd.total(v))
 
 
 @njit
@@ -71,11 +75,10 @@ def product_of(own: Description, rare: bool) -> Any:
     @njit(apart=rare)
     def product(
         y: Any, v: Any, n: int, origin: Any, scale: Any, theta: Any, s: Any, out: Any,
-        even: bool, sparse: bool, blank: bool, hyper: bool, whole: bool,
+        even: bool, sparse: bool, blank: bool, hyper: bool,
     ) -> Any:  # fmt: skip
-        """``s`` is scratch; ``sparse``: whether to look for vectors without support; ``whole``:
-        whether all lanes are of one row. ``origin``, a number near v, is subtracted first, so that
-        a nearly constant v has digits."""
+        """``s`` is scratch; ``sparse``: whether to look for vectors without support. ``origin``, a
+        number near v, is subtracted first, so that a nearly constant v has digits."""
         zero = simd.load_part(y, 0, simd.first(0), 0.0)
         none, each = simd.wide(zero), given(zero, theta)
         weights, products, squares, both = none, none, none, none
@@ -102,13 +105,13 @@ def product_of(own: Description, rare: bool) -> Any:
             if norm:  # the vector of the rank-one term is y/s, and Σ y = 1
                 squares = squares + simd.wide(simd.select(on, a * a / w, 0.0))
                 both = both + simd.wide(a) * b
-        weights = whole_sum(weights, whole)
+        weights = _sum(weights)
         inverse = 1.0 / weights
-        mean, c, factor = whole_sum(products, whole) * inverse, none, scale
+        mean, c, factor = _sum(products) * inverse, none, scale
         excess, total = none, none + 1.0
         if norm:
             # Jv is a multiple of s ∘ (v − mean − c (r − level)), r = y/s, level = 1/Σs
-            total, excess = whole_sum(squares, whole), whole_sum(both, whole) - mean
+            total, excess = _sum(squares), _sum(both) - mean
             rho = (2.0 - theta) / ((theta - 1.0) * total)
             c = rho * excess / (rho * (total - inverse) + 1.0)
             factor = scale * elementary.power(total, (theta - 2.0) / theta) / (theta - 1.0)
@@ -116,7 +119,7 @@ def product_of(own: Description, rare: bool) -> Any:
         rest = simd.like(zero, mean - simd.wide(middle))
         level, bend, grown = simd.like(zero, inverse), simd.like(zero, c), simd.like(zero, factor)
         for i in range(0, n, LANES):
-            a = _piece(y, i, n, even) if cheap or norm else zero
+            a = _piece(y, i, n, even) if cheap or norm or sparse else zero
             if sparse and simd.count(a > 0.0) == 0:
                 if not blank:
                     _put(out, i, n, zero, even)
@@ -133,7 +136,7 @@ def product_of(own: Description, rare: bool) -> Any:
             for i in range(0, n, LANES):
                 if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
                     left = left + simd.wide(_piece(out, i, n, even))
-            gone = simd.like(zero, whole_sum(left, whole) * inverse)
+            gone = simd.like(zero, _sum(left) * inverse)
             for i in range(0, n, LANES):
                 if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
                     w = simd.load(s, i)
@@ -141,8 +144,8 @@ def product_of(own: Description, rare: bool) -> Any:
                     _put(out, i, n, _piece(out, i, n, even) - part, even)
         found = none
         if hyper:
-            rates, powers = whole_sum(rates, whole), whole_sum(powers, whole)
-            found = mean * rates - whole_sum(more, whole)
+            rates, powers = _sum(rates), _sum(powers)
+            found = mean * rates - _sum(more)
             if norm:
                 # ∂ log ∇Ω/∂p = log y + (2 − p)/p Σ y^p log y/Σ y^p − 2/p log ‖y‖
                 found = found + c * (powers - inverse * rates)
@@ -186,108 +189,45 @@ def _steps(first: Prox | None) -> tuple[Any, Any]:
     return moved, first.across
 
 
-def _rows(
-    own: Description, first: Prox | None, given: bool, to: int, others: Any, rest: Any
-) -> tuple[Any, Any]:
-    """A function of a row, which ``others`` compute if this description does not cover its θ, and
-    one of the rows that wait, after which it calls ``rest``: short ones, if s costs much."""
-    covers, cheap, waits, steep = own.covers, own.cheap, own.corrected, own.solve is not None
-    chained = first is not None
-    rare = own.widest == 0 and not cheap
-    whole, product = not (waits or rare or chained), product_of(own, rare)
+def _row(own: Description, first: Prox | None, given: bool, to: int, others: Any) -> Any:
+    """A function of a row, which ``others`` compute if this description does not cover its θ."""
+    covers, steep, chained = own.covers, own.solve is not None, first is not None
+    rare = own.widest == 0 and not own.cheap
+    packs, product = rare or chained, product_of(own, rare)
     pack, across = _steps(first)
     slope, lam = to + 1 + chained, to + 1
     part = slope + given
-    together = _together(to, product, slope) if waits and not chained else rest
 
     @njit
-    def row(
-        job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any, group: Any
-    ) -> None:
+    def row(job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any) -> None:
         if not covers(theta):
-            others(job, r, like, theta, hyper, rows, work, group)
+            others(job, r, like, theta, hyper, rows, work)
             return
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
         y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
         out, gamma = common.rows_at(job, to, r, like), common.number_at(job, 2, r)
-        scale = 1.0 / gamma
-        if waits and not chained and d <= LONGEST:
-            room, packed, beside, _, _, _ = group
-            k = int(room[LANES * COUNT])
-            ys, vs = shifted(packed, k * APART), shifted(beside, k * APART)
-            room[LANES * SIZE + k] = common.keep_support(y, v, d, ys, vs, blank)
-            room[LANES * ROW + k], room[LANES * SCALE + k] = r, scale
-            room[LANES * THETA + k], room[LANES * COUNT] = theta, k + 1
-            if k + 1 == LANES:
-                together(job, like, hyper, group)
-            return
         s, ys, vs = rows
-        zero = simd.load_part(y, 0, simd.first(0), 0.0)
+        zero, learns = simd.load_part(y, 0, simd.first(0), 0.0), hyper and given
         none = simd.wide(zero)
-        by, at, own, found = none + scale, none + theta, none, 0.0
-        if whole and d <= common.DENSE and d % LANES == 0 and not hyper:
-            product(y, v, d, none, by, at, s, out, True, False, False, False, True)
-        elif whole and (cheap or d <= common.DENSE) and not hyper:
-            sparse = d > common.DENSE
-            product(y, v, d, none, by, at, s, out, False, sparse, blank, False, True)
-        else:
+        by, at, own = none + 1.0 / gamma, none + theta, none
+        if packs:
             n = pack(job, r, like, part, y, v, d, work, ys, vs, blank)
             simd.store(ys, n, zero)
             simd.store(vs, n, zero)
             own = none + (_at_smallest(ys, vs, n) if steep else vs[0])
-            if rare or (hyper and given):
-                learns = hyper and given
-                own = product(ys, vs, n, own, by, at, s, vs, True, False, False, learns, True)
-                found = simd.largest(own)
-            else:
-                product(ys, vs, n, own, by, at, s, vs, True, False, False, False, True)
+            own = product(ys, vs, n, own, by, at, s, vs, True, False, False, learns)
             if chained and hyper:
                 common.set_number(job, lam, r, -gamma * across(ys, vs, n, work))
             common.place_support(y, d, vs, out, blank)
-        if hyper and given:
-            common.set_number(job, slope, r, found)
-
-    @njit
-    def waiting(job: Any, like: Any, hyper: bool, group: Any) -> None:
-        if group[0][LANES * COUNT] > 0.0:
-            together(job, like, hyper, group)
-        rest(job, like, hyper, group)
-
-    return row, waiting if waits and not chained else rest
-
-
-def _together(to: int, product: Any, slope: int) -> Any:
-    """The rows whose supports are packed in lanes."""
-
-    @njit
-    def together(job: Any, like: Any, hyper: bool, group: Any) -> None:
-        """The supports that are packed in lanes."""
-        d, blank = job[common.WIDTH], job[common.BLANK] != 0
-        room, packed, beside, ys, vs, s = group
-        count = int(room[LANES * COUNT])
-        for k in range(count, LANES):
-            room[LANES * SIZE + k], room[LANES * SCALE + k] = 0, 0.0
-            room[LANES * THETA + k] = room[LANES * THETA]
-        m = tiles.columns(room, packed, APART, 0.0, ys)
-        tiles.columns(room, beside, APART, 0.0, vs)
-        scale, theta = lane(room, SCALE), lane(room, THETA)
-        given = ys, vs, m, simd.wide(simd.load(vs, 0)), scale, theta, s, vs
-        found = scale
-        if hyper:
-            found = product(*given, True, False, False, True, False)
+        elif d <= common.DENSE and d % LANES == 0 and not learns:
+            product(y, v, d, none, by, at, s, out, True, False, False, False)
         else:
-            found = product(*given, True, False, False, False, False)
-        simd.store(room, LANES * TAU, found)
-        tiles.uncolumns(vs, m, packed, APART)
-        for k in range(count):
-            r = int(room[LANES * ROW + k])
-            y, out = common.rows_at(job, 0, r, like), common.rows_at(job, to, r, like)
-            common.place_support(y, d, shifted(packed, k * APART), out, blank)
-            if hyper:
-                common.set_number(job, slope, r, room[LANES * TAU + k])
-        room[LANES * COUNT] = 0.0
+            sparse = d > common.DENSE
+            own = product(y, v, d, none, by, at, s, out, False, sparse, blank, learns)
+        if learns:
+            common.set_number(job, slope, r, simd.largest(own))
 
-    return together
+    return row
 
 
 def backward(
@@ -301,44 +241,30 @@ def backward(
 
     @njit
     def of_none(
-        job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any, group: Any
+        job: Any, r: int, like: Any, theta: float, hyper: bool, rows: Any, work: Any
     ) -> None:
         common.fill(common.rows_at(job, to, r, like), job[common.WIDTH], 0.0)
         if hyper:
             for k in range(chained + given):
                 common.set_number(job, to + 1 + k, r, 0.0)
 
-    @njit
-    def nothing(job: Any, like: Any, hyper: bool, group: Any) -> None:
-        pass
-
-    row, rest = of_none, nothing
+    row = of_none
     for each in reversed(descriptions):
-        row, rest = _rows(each, first, given, to, row, rest)
-    grouped = sum(each.corrected for each in descriptions)
+        row = _row(each, first, given, to, row)
     learns = given or chained
 
     def backward(job: Any, like: Any) -> None:
-        d, hyper, size = job[common.WIDTH], learns and common.given(job, to + 1), 1
-        if grouped > 0 and d <= LONGEST:
-            size = LANES * APART
+        d, hyper = job[common.WIDTH], learns and common.given(job, to + 1)
         wide = common.scratch_like(3, d, like)
-        rooms, tiles = memory.empty(1, NUMBERS * LANES, np.float64), memory.empty(5, size, like)
         rows = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
-        group = (
-            memory.row(rooms, 0), memory.row(tiles, 0), memory.row(tiles, 1),
-            memory.row(tiles, 2), memory.row(tiles, 3), memory.row(tiles, 4),
-        )  # fmt: skip
-        group[0][LANES * COUNT] = 0.0
         arrays = room_of(d, like)
         work = work_of(arrays)
         begin, end = common.take(job)
         while begin < end:
             for r in range(begin, end):
                 own = common.number_at(job, at, r) if given else number
-                row(job, r, like, own, hyper, rows, work, group)
+                row(job, r, like, own, hyper, rows, work)
             begin, end = common.take(job)
-        rest(job, like, hyper, group)
-        memory.keep((wide, rooms, tiles, arrays))
+        memory.keep((wide, arrays))
 
     return backward

@@ -33,7 +33,6 @@ from .equation import log1p, numbers
 from .rows import LOWEST, of_row
 
 BOOL = tl.constexpr(1)
-ADDED = tl.constexpr(2)
 
 
 @triton.jit

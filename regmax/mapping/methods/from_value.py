@@ -127,7 +127,8 @@ def of_rows(
         return kernel, found.traced, [rows.gamma, *inputs]
     kernel.theta = tuple(map(hyper, inputs))
     fixed = found.fixed(tensors)
-    if fresh and rows.dtype != F64 and rows.x.is_cpu and fixed.laid_out.template is not None:
+    compiles = fresh and rows.dtype != F64 and hasattr(found.kernel, "laid_out")
+    if compiles and fixed.laid_out.template is not None:
         fixed.laid_out.template.soon(torch.float32)  # for the next call: this one is in float64
     return kernel, fixed.omega, [rows.gamma]
 
