@@ -108,13 +108,13 @@ def of_rows(
         remember(key, _PLACES)
         key, kept, tensors = _key(rows, settings)
         assert key is not None
-    found, fresh = METHODS.get(key), False
-    if found is None or (isinstance(found, int) and found < _TRIALS):
+    found = METHODS.get(key)
+    fresh = found is None or (isinstance(found, int) and found < _TRIALS)
+    if fresh:
         trial = found or 0
         with transforms.unhooked():
             found = _made(rows, kept, trial, key[1] is not None) or trial + 1
         remember(key, found)
-        fresh = True
     if not isinstance(found, TracedValue) or (alike and not found.kernel.alike):
         return None
     entry = found.traced.entry
