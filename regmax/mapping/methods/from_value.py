@@ -416,6 +416,5 @@ class FixedKernel(Direct):
     def backward(
         self, y: Tensor, v: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper]:
-        fixed = self.fixed
-        dx: Tensor = fixed.kernel.backward_laid_out(y, v, self.gamma, fixed.laid_out)[0]
-        return dx, ()
+        kernel, laid_out = self.fixed.kernel, self.fixed.laid_out
+        return kernel.backward_laid_out(y, v, self.gamma, laid_out)[0], ()
