@@ -303,7 +303,8 @@ def _product(own: Description, at: int, given: bool, each: bool, others: Any) ->
         for i in range(0, d, LANES):
             a = common.piece(y, i, d, 0.0)
             simd.store(ys, i, simd.select(free(bounds, a, i, d), a, 0.0))
-        w = product(ys, v, d, none, scale, by, s, out, False, True, blank, hyper and given)
+        own = none + jacobian.at_first(ys, v, d)
+        w = product(ys, v, d, own, scale, by, s, out, False, True, blank, hyper and given)
         if hyper and given:
             common.set_number(job, to + 1, r, simd.largest(w))
 

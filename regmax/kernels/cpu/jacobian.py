@@ -44,6 +44,18 @@ def _put(out: Any, i: int, n: int, v: Any, even: bool) -> None:
 
 
 @njit
+def at_first(y: Any, v: Any, n: int) -> float:
+    """v_i of the first y_i > 0, 0 if there is none."""
+    full = n - n % LANES
+    for i in range(0, n, LANES):
+        if i == full or simd.count(simd.load(y, i) > 0.0) > 0:
+            for k in range(i, min(i + LANES, n)):
+                if y[k] > 0.0:
+                    return np.float64(v[k])
+    return 0.0
+
+
+@njit
 def _at_smallest(y: Any, v: Any, n: int) -> float:
     """v_i of the smallest y_i > 0."""
     best, found = np.inf, v[0]
@@ -220,10 +232,11 @@ def _row(own: Description, first: Prox | None, given: bool, to: int, others: Any
                 common.set_number(job, lam, r, -gamma * across(ys, vs, n, work))
             common.place_support(y, d, vs, out, blank)
         elif d <= common.DENSE and d % LANES == 0 and not learns:
-            product(y, v, d, none, by, at, s, out, True, False, False, False)
+            own = none + at_first(y, v, d)
+            product(y, v, d, own, by, at, s, out, True, False, False, False)
         else:
-            sparse = d > common.DENSE
-            own = product(y, v, d, none, by, at, s, out, False, sparse, blank, learns)
+            own, sparse = none + at_first(y, v, d), d > common.DENSE
+            own = product(y, v, d, own, by, at, s, out, False, sparse, blank, learns)
         if learns:
             common.set_number(job, slope, r, simd.largest(own))
 
