@@ -314,3 +314,17 @@ def test_great_scores_of_penalties(case, dtype):
         torch.testing.assert_close(f(two, gamma), f(near, gamma), rtol=0, atol=1e-6)
     far = torch.tensor([[torch.finfo(dtype).max, lowest, 0.0]], dtype=dtype)
     assert f(far, 1.0).tolist() == [[1, 0, 0]]
+
+
+@pytest.mark.parametrize("d", [10, 64, 130, 700])
+@pytest.mark.parametrize("name", ["sparsemax", "entmax15", "pnormmax"])
+def test_a_nearly_constant_gradient_keeps_its_digits(name, d):
+    """J annihilates constants: J(v + c) = J v, whatever c."""
+    mapping = getattr(functional, name)
+    x = torch.randn(20, d, generator=torch.Generator().manual_seed(d))
+    v = torch.randn(20, d, dtype=torch.float64) + 1e4
+    found = []
+    for dtype, given in ((torch.float32, v), (torch.float64, v.float().double() - 1e4)):
+        at = x.to(dtype).requires_grad_()
+        found.append(torch.autograd.grad(mapping(at), at, given.to(dtype))[0].double())
+    assert (found[0] - found[1]).abs().max() <= 2e-6
