@@ -45,7 +45,8 @@ class Problem:
     """One batch of problems max_{y ∈ D} ⟨y, z⟩ − Ω(y), with z = x/γ of shape (*batch, d).
 
     ``start``: where a solver begins; ``trace``: records the points that it passes; ``bounds``: D,
-    None for the simplex. ``slope(y)``, ``objective(y)`` and others are properties of ``at(y)``.
+    None for the simplex. ``at(y)`` is a point, which computes each of its properties once;
+    ``slope(y)``, ``objective(y)`` and the others are those of ``at(y)``.
     """
 
     omega: Regularizer
@@ -206,8 +207,8 @@ class Problem:
         return self.by_gradient.diagonal
 
     def observe(self, y: Tensor, answer: bool = False) -> None:
-        """What a solver calls at its start and each iteration: y enters the trace, if one is kept.
-        ``answer``: y is the last iteration when it was polished."""
+        """What a solver calls with its start and the point of each iteration: it enters the trace,
+        if one is kept. ``answer``: y is what the last iteration became when it was polished."""
         if self.trace is not None:
             point = self.at(y)
             r, tau = point.residual()
@@ -218,8 +219,9 @@ class Problem:
             self.trace.add(gap, residual, point.support.sum(-1), answer)
 
     def finished(self, done: Tensor, k: int, every: int = decisions.STEPS) -> bool:
-        """Whether all rows are ``done`` after iteration k = 1, 2, …, which ends a solver's loop. On
-        a GPU, which waits, it is tested in the first three, then in one of ``every``."""
+        """Whether all rows are ``done`` after iteration k = 1, 2, …: what a solver ends its loop
+        by. On a GPU, which the test would wait for, it is made after the first three iterations
+        and then after one in ``every``; a trace has no iterations beyond the last needed."""
         due = self.trace is not None or decisions.due(k, done, every)
         return due and decisions.all_of(done)
 
@@ -249,7 +251,8 @@ class Problem:
 
 
 class Point:
-    """y ∈ Δ, like ``problem.z``. Each property is computed once; Ω is evaluated next to zeros."""
+    """y ∈ D, of the shape of ``problem.z``. Each property is computed once; where y_i = 0, Ω is
+    evaluated next to 0."""
 
     def __init__(self, problem: Problem, y: Tensor) -> None:
         self.problem, self.y = problem, y
@@ -264,8 +267,7 @@ class Point:
     @functools.cached_property
     def face(self) -> Face:
         """The face of D that y is in."""
-        p = self.problem
-        return (p.bounds or p.domain).face(self.y)
+        return (self.problem.bounds or self.problem.domain).face(self.y)
 
     @property
     def support(self) -> Tensor:
@@ -273,7 +275,7 @@ class Point:
         return self.face.free
 
     def settled(self, free: Tensor) -> Tensor:
-        """y with entries that are not ``free`` at their bounds."""
+        """y with the entries that are not ``free`` at their nearer bounds."""
         return self.problem.domain.settled(self.y, free)
 
     def on(self, support: Tensor) -> Face:
@@ -288,11 +290,9 @@ class Point:
         if isinstance(bounds, Projected):
             return bounds.lifted(self.y)
         y = simplex.inward(self.y)
-        return (
-            y
-            if bounds is None
-            else torch.minimum(y, simplex.inward(bounds.high * (1 - torch.finfo(y.dtype).eps / 2)))
-        )
+        if bounds is None:
+            return y
+        return torch.minimum(y, simplex.inward(bounds.high * (1 - torch.finfo(y.dtype).eps / 2)))
 
     @functools.cached_property
     def slope(self) -> Tensor:
@@ -342,7 +342,7 @@ class Point:
         return gradient, curvature.matvec(torch.ones_like(self.y))
 
     def inverse(self, support: Tensor, verified: bool = False) -> Inverse:
-        """J of Proposition 1 on ``support``, with a penalty for groups of y that move as one.
+        """J of Proposition 1 on ``support``; with a penalty the groups of y move as one.
         ``verified``: of the smooth part alone, from the value of Ω alone."""
         p = self.problem
         verified = verified and (p.overridden or p.structured)
@@ -368,7 +368,8 @@ class Point:
         return inverse(torch.where(support, v, 0))
 
     def kept_inverse(self, support: Tensor) -> Inverse | None:
-        """J at y, which does not look at Ω later; None where Ω gives products alone, which do."""
+        """J at y that does not look at Ω later, when it may have changed; None where Ω gives its
+        curvature by products alone, which do."""
         curvature = self.defined.curvature
         if isinstance(curvature, MatrixFree) and curvature.like is None:
             return None

@@ -20,19 +20,13 @@ from . import common, elementary, memory, simd
 from .jit import njit
 from .prox import LAMBDA, Prox, scratch
 from .simd import LANES
-from .threshold import Description
+from .threshold import Description, whole_sum
 
 
 @njit
 def _piece(row: Any, i: int, n: int, even: bool) -> Any:
     """row[i : i + 16], with 0 from n on; ``even``: whether n is a multiple of 16."""
     return simd.load(row, i) if even else common.piece(row, i, n, 0.0)
-
-
-@njit
-def _sum(v: Any) -> Any:
-    """The sum of all lanes, in each."""
-    return simd.spread(v, simd.total(v))
 
 
 @njit
@@ -117,13 +111,13 @@ def product_of(own: Description, rare: bool) -> Any:
             if norm:  # the vector of the rank-one term is y/s, and Σ y = 1
                 squares = squares + simd.wide(simd.select(on, a * a / w, 0.0))
                 both = both + simd.wide(a) * b
-        weights = _sum(weights)
+        weights = whole_sum(weights, True)
         inverse = 1.0 / weights
-        mean, c, factor = _sum(products) * inverse, none, scale
+        mean, c, factor = whole_sum(products, True) * inverse, none, scale
         excess, total = none, none + 1.0
         if norm:
             # Jv is a multiple of s ∘ (v − mean − c (r − level)), r = y/s, level = 1/Σs
-            total, excess = _sum(squares), _sum(both) - mean
+            total, excess = whole_sum(squares, True), whole_sum(both, True) - mean
             rho = (2.0 - theta) / ((theta - 1.0) * total)
             c = rho * excess / (rho * (total - inverse) + 1.0)
             factor = scale * elementary.power(total, (theta - 2.0) / theta) / (theta - 1.0)
@@ -148,7 +142,7 @@ def product_of(own: Description, rare: bool) -> Any:
             for i in range(0, n, LANES):
                 if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
                     left = left + simd.wide(_piece(out, i, n, even))
-            gone = simd.like(zero, _sum(left) * inverse)
+            gone = simd.like(zero, whole_sum(left, True) * inverse)
             for i in range(0, n, LANES):
                 if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
                     w = simd.load(s, i)
@@ -156,8 +150,8 @@ def product_of(own: Description, rare: bool) -> Any:
                     _put(out, i, n, _piece(out, i, n, even) - part, even)
         found = none
         if hyper:
-            rates, powers = _sum(rates), _sum(powers)
-            found = mean * rates - _sum(more)
+            rates, powers = whole_sum(rates, True), whole_sum(powers, True)
+            found = mean * rates - whole_sum(more, True)
             if norm:
                 # ∂ log ∇Ω/∂p = log y + (2 − p)/p Σ y^p log y/Σ y^p − 2/p log ‖y‖
                 found = found + c * (powers - inverse * rates)
