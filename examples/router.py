@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -25,8 +26,6 @@ from regmax import Simplex, Transport
 from .common.tables import markdown, mean_sd
 
 EXPERTS, K, CAPACITY, HIDDEN = 16, 2, 1.25, 4
-
-
 Weights = Callable[[Tensor, int], Tensor]
 """The weights of scores, with sum k."""
 
@@ -150,7 +149,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     made.add_argument("--seeds", type=int, default=5, help="how many (%(default)s)")
     made.add_argument("--epochs", type=int, default=30, help="of training (%(default)s)")
     args = made.parse_args(argv)
-    found = {name: [run(name, i, args.epochs) for i in range(args.seeds)] for name in ROUTERS}
+    found = {}
+    for name in ROUTERS:
+        print(f"training with {name}", file=sys.stderr, flush=True)
+        found[name] = [run(name, i, args.epochs) for i in range(args.seeds)]
     head = list(next(iter(found.values()))[0])
     rows = ([n, *(mean_sd([one[k] for one in ones], 1) for k in head)] for n, ones in found.items())
     print(markdown(["router", *head], rows))
