@@ -19,53 +19,17 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import models, register_model
 
+from . import vectors
+from .compress import compress as compress
+from .compress import expand as expand
 from .jit import intrinsic
+from .vectors import LANES as LANES
+from .vectors import MASK, Vector
 
-LANES = 16
 _FLAGS = ("contract",)  # a·b + c as one operation; sums keep their order, but in ``total``
-
-
-class Vector(types.Type):
-    """16 numbers: float32, float64, int32, int64, or boolean (a mask)."""
-
-    def __init__(self, dtype: types.Type) -> None:
-        self.dtype = dtype
-        super().__init__(name=f"Vector({dtype})")
-
-
-@register_model(Vector)
-class _Model(models.PrimitiveModel):
-    def __init__(self, dmm: Any, fe_type: Vector) -> None:
-        bits = ir.IntType(1)
-        element = bits if fe_type.dtype == types.boolean else dmm[fe_type.dtype].get_value_type()
-        super().__init__(dmm, fe_type, ir.VectorType(element, LANES))
-
-
-MASK = Vector(types.boolean)
-
-
-def _spread(builder: Any, value: Any) -> Any:
-    vector = ir.VectorType(value.type, LANES)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
-    zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
-
-
-def _call(builder: Any, name: str, result: Any, *args: Any, fastmath: Any = ()) -> Any:
-    kind = ir.FunctionType(result, [a.type for a in args])
-    function = cgutils.get_or_insert_function(builder.module, kind, name)
-    return builder.call(function, args, fastmath=fastmath)
-
-
-def _suffix(vector: Any) -> str:
-    element = vector.element
-    names = {"float": "f32", "double": "f64"}
-    return f"v{vector.count}{names.get(str(element), str(element))}"
 
 
 @intrinsic
@@ -94,64 +58,6 @@ def store(typingctx: Any, array: Any, index: Any, v: Any) -> Any:
     return types.void(array, types.intp, v), code
 
 
-def _halves(builder: Any, v: Any) -> list[Any]:
-    half = LANES // 2
-    index = ir.VectorType(ir.IntType(32), half)
-    parts = (range(half), range(half, LANES))
-    return [builder.shuffle_vector(v, v, ir.Constant(index, list(part))) for part in parts]
-
-
-def _short(builder: Any, element: Any, *vectors: Any) -> list[Any]:
-    """Vectors in pieces of at most 512 bits: LLVM 22 compresses longer ones wrongly."""
-    if element == ir.FloatType():
-        return [vectors]
-    return list(zip(*(_halves(builder, v) for v in vectors), strict=True))
-
-
-def _popcount(builder: Any, m: Any) -> Any:
-    packed = builder.bitcast(m, ir.IntType(m.type.count))
-    return builder.ctpop(builder.zext(packed, ir.IntType(64)))
-
-
-@intrinsic
-def compress(typingctx: Any, array: Any, index: Any, v: Any, m: Any) -> Any:
-    """Write the entries of v in m to a[i], a[i + 1], …; all up to a[i + 15] may be overwritten."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, i, v, m = args
-        for part, on in _short(builder, v.type.element, v, m):
-            name = f"llvm.experimental.vector.compress.{_suffix(part.type)}"
-            packed = _call(builder, name, part.type, part, on, ir.Constant(part.type, ir.Undefined))
-            at = builder.bitcast(builder.gep(a, [i]), part.type.as_pointer())
-            builder.store(packed, at, align=1)
-            i = builder.add(i, _popcount(builder, on))
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, v, m), code
-
-
-@intrinsic
-def expand(typingctx: Any, array: Any, index: Any, m: Any) -> Any:
-    """a[i], a[i + 1], … in the lanes of m, 0 elsewhere: the inverse of ``compress``."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        a, i, m = args
-        kind = context.get_value_type(signature.return_type)
-        found = []
-        for (on,) in _short(builder, kind.element, m):
-            part = ir.VectorType(kind.element, on.type.count)
-            at = builder.gep(a, [i])
-            name = f"llvm.masked.expandload.{_suffix(part)}"
-            found.append(_call(builder, name, part, at, on, ir.Constant(part, None)))
-            i = builder.add(i, _popcount(builder, on))
-        if len(found) == 1:
-            return found[0]
-        both = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(LANES)))
-        return builder.shuffle_vector(*found, both)
-
-    return Vector(array.dtype)(array, types.intp, m), code
-
-
 @intrinsic
 def gather(typingctx: Any, array: Any, index: Any) -> Any:
     """a[index], number by number."""
@@ -176,9 +82,9 @@ def load_part(typingctx: Any, array: Any, index: Any, m: Any, fill: Any) -> Any:
         a, i, m, fill = args
         kind = context.get_value_type(signature.return_type)
         at = builder.bitcast(builder.gep(a, [i]), kind.as_pointer())
-        other = _spread(builder, context.cast(builder, fill, signature.args[3], array.dtype))
-        name = f"llvm.masked.load.{_suffix(kind)}.p0"
-        return _call(builder, name, kind, at, ir.IntType(32)(1), m, other)
+        other = vectors.spread(builder, context.cast(builder, fill, signature.args[3], array.dtype))
+        name = f"llvm.masked.load.{vectors.suffix(kind)}.p0"
+        return vectors.call(builder, name, kind, at, ir.IntType(32)(1), m, other)
 
     return Vector(array.dtype)(array, types.intp, m, fill), code
 
@@ -190,8 +96,8 @@ def store_part(typingctx: Any, array: Any, index: Any, m: Any, v: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, m, v = args
         at = builder.bitcast(builder.gep(a, [i]), v.type.as_pointer())
-        name = f"llvm.masked.store.{_suffix(v.type)}.p0"
-        _call(builder, name, ir.VoidType(), v, at, ir.IntType(32)(1), m)
+        name = f"llvm.masked.store.{vectors.suffix(v.type)}.p0"
+        vectors.call(builder, name, ir.VoidType(), v, at, ir.IntType(32)(1), m)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, m, v), code
@@ -215,7 +121,7 @@ def first(typingctx: Any, n: Any) -> Any:
         kind = ir.VectorType(ir.IntType(32), LANES)
         iota = ir.Constant(kind, list(range(LANES)))
         number = builder.trunc(context.cast(builder, args[0], n, types.int64), ir.IntType(32))
-        return builder.icmp_signed("<", iota, _spread(builder, number))
+        return builder.icmp_signed("<", iota, vectors.spread(builder, number))
 
     return MASK(n), code
 
@@ -225,7 +131,9 @@ def spread(typingctx: Any, like: Any, value: Any) -> Any:
     """A vector of ``like``'s type with ``value`` in every lane."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _spread(builder, context.cast(builder, args[1], signature.args[1], like.dtype))
+        return vectors.spread(
+            builder, context.cast(builder, args[1], signature.args[1], like.dtype)
+        )
 
     return like(like, value), code
 
@@ -236,7 +144,7 @@ def _vectors(context: Any, builder: Any, kinds: Any, args: Any) -> list[Any]:
     return [
         arg
         if isinstance(kind, Vector)
-        else _spread(builder, context.cast(builder, arg, kind, like.dtype))
+        else vectors.spread(builder, context.cast(builder, arg, kind, like.dtype))
         for arg, kind in zip(args, kinds, strict=True)
     ]
 
@@ -313,7 +221,7 @@ def select(typingctx: Any, m: Any, a: Any, b: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         m, v, w = args
         if not isinstance(b, Vector):
-            w = _spread(builder, context.cast(builder, w, b, a.dtype))
+            w = vectors.spread(builder, context.cast(builder, w, b, a.dtype))
         return builder.select(m, v, w)
 
     return a(m, a, b), code
@@ -326,8 +234,8 @@ def total(typingctx: Any, v: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         element = args[0].type.element
         zero = ir.Constant(element, -0.0)
-        name = f"llvm.vector.reduce.fadd.{_suffix(args[0].type)}"
-        return _call(builder, name, element, zero, args[0], fastmath=("reassoc",))
+        name = f"llvm.vector.reduce.fadd.{vectors.suffix(args[0].type)}"
+        return vectors.call(builder, name, element, zero, args[0], fastmath=("reassoc",))
 
     return v.dtype(v), code
 
@@ -337,9 +245,9 @@ def largest(typingctx: Any, v: Any) -> Any:
     """The largest of the 16 numbers, of which none may be NaN."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        name = f"llvm.vector.reduce.fmax.{_suffix(args[0].type)}"
+        name = f"llvm.vector.reduce.fmax.{vectors.suffix(args[0].type)}"
         element = args[0].type.element
-        return _call(builder, name, element, args[0], fastmath=("nnan", "nsz"))
+        return vectors.call(builder, name, element, args[0], fastmath=("nnan", "nsz"))
 
     return v.dtype(v), code
 
@@ -349,7 +257,7 @@ def count(typingctx: Any, m: Any) -> Any:
     """How many lanes of a mask are set."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _popcount(builder, args[0])
+        return vectors.popcount(builder, args[0])
 
     return types.int64(m), code
 
@@ -359,7 +267,9 @@ def sqrt(typingctx: Any, v: Any) -> Any:
     """√v."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _call(builder, f"llvm.sqrt.{_suffix(args[0].type)}", args[0].type, args[0])
+        return vectors.call(
+            builder, f"llvm.sqrt.{vectors.suffix(args[0].type)}", args[0].type, args[0]
+        )
 
     return v(v), code
 
