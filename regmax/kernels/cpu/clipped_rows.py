@@ -249,15 +249,15 @@ def _backward(
 
     def backward(job: Any, like: Any) -> None:
         d, hyper = job[common.WIDTH], given and common.given(job, to + 1)
-        wide = common.scratch_like(2, d, like)
-        arrays = memory.row(wide, 0), memory.row(wide, 1)
+        wide, places = common.scratch_like(2, d, like), jacobian.places(d)
+        arrays = memory.row(wide, 0), memory.row(wide, 1), memory.row(places, 0)
         begin, end = common.take(job)
         while begin < end:
             for r in range(begin, end):
                 own = common.number_at(job, at - 1, r) if given else number
                 row(job, r, like, own, hyper, arrays)
             begin, end = common.take(job)
-        memory.keep(wide)
+        memory.keep((wide, places))
 
     return backward
 
@@ -295,17 +295,19 @@ def _product(own: Description, at: int, given: bool, each: bool, others: Any) ->
         if not covers(theta):
             others(job, r, like, theta, hyper, arrays)
             return
-        d, blank, (s, ys) = job[common.WIDTH], job[common.BLANK] != 0, arrays
+        d, (s, ys, where) = job[common.WIDTH], arrays
         y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
         out, zero = common.rows_at(job, to, r, like), simd.load_part(y, 0, simd.first(0), 0.0)
-        none, bounds = simd.wide(zero), limits(job, r, zero)
-        by, scale = none + theta, none + 1.0 / common.number_at(job, 2, r)
+        bounds, scale = limits(job, r, zero), 1.0 / common.number_at(job, 2, r)
         for i in range(0, d, LANES):
             a = common.piece(y, i, d, 0.0)
             simd.store(ys, i, simd.select(free(bounds, a, i, d), a, 0.0))
-        own = none + jacobian.at_first(ys, v, d)
-        w = product(ys, v, d, own, scale, by, s, out, False, True, blank, hyper and given)
-        if hyper and given:
-            common.set_number(job, to + 1, r, simd.largest(w))
+        m = jacobian.support_of(ys, d, where)
+        if job[common.BLANK] == 0:
+            common.fill(out, d, 0.0)
+        own, learns = jacobian.at_first(ys, v, d, where, m, s), hyper and given
+        own = product(ys, v, d, where, m, own, scale, theta, s, out, learns)
+        if learns:
+            common.set_number(job, to + 1, r, own)
 
     return row

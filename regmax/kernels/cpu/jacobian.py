@@ -11,42 +11,43 @@ prox, v becomes its averages over the groups of y first: J of the base may magni
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from . import common, elementary, memory, simd
+from . import common, memory, simd
 from .jit import njit
 from .prox import LAMBDA, Prox, scratch
 from .simd import LANES
-from .threshold import Description, whole_sum
+from .threshold import Description
 
 
 @njit
-def _piece(row: Any, i: int, n: int, even: bool) -> Any:
-    """row[i : i + 16], with 0 from n on; ``even``: whether n is a multiple of 16."""
-    return simd.load(row, i) if even else common.piece(row, i, n, 0.0)
+def places(d: int) -> Any:
+    """Room for ``where``."""
+    return memory.empty(1, d // LANES + 2, np.int64)
 
 
 @njit
-def _put(out: Any, i: int, n: int, v: Any, even: bool) -> None:
-    if even:
-        simd.store(out, i, v)
-    else:
-        common.store_piece(out, i, n, v)
+def support_of(y: Any, d: int, where: Any) -> int:
+    """The first entries of the vectors of y that have a positive entry, and how many there are."""
+    m = 0
+    for i in range(0, d, LANES):
+        where[m] = i
+        m += simd.count(common.piece(y, i, d, 0.0) > 0.0) > 0
+    return m
 
 
 @njit
-def at_first(y: Any, v: Any, n: int) -> float:
-    """v_i of the first y_i > 0, 0 if there is none."""
-    full = n - n % LANES
-    for i in range(0, n, LANES):
-        if i == full or simd.count(simd.load(y, i) > 0.0) > 0:
-            for k in range(i, min(i + LANES, n)):
-                if y[k] > 0.0:
-                    return np.float64(v[k])
-    return 0.0
+def at_first(y: Any, v: Any, d: int, where: Any, m: int, s: Any) -> float:
+    """v_i of the first y_i > 0, 0 if there is none; ``s`` is scratch."""
+    if m == 0:
+        return 0.0
+    i = where[0]
+    simd.compress(s, 0, common.piece(v, i, d, 0.0), common.piece(y, i, d, 0.0) > 0.0)
+    return np.float64(s[0])
 
 
 @njit
@@ -80,21 +81,22 @@ def product_of(own: Description, rare: bool) -> Any:
 
     @njit(apart=rare)
     def product(
-        y: Any, v: Any, n: int, origin: Any, scale: Any, theta: Any, s: Any, out: Any,
-        even: bool, sparse: bool, blank: bool, hyper: bool,
-    ) -> Any:  # fmt: skip
-        """``s`` is scratch; ``sparse``: whether to look for vectors without support. ``origin``, a
-        number near v, is subtracted first, so that a nearly constant v has digits."""
+        y: Any, v: Any, d: int, where: Any, m: int, origin: float, scale: float, theta: float,
+        s: Any, out: Any, hyper: bool,
+    ) -> float:  # fmt: skip
+        """``where``: the m vectors that have support, of :func:`support_of`; others are not
+        written. ``s`` is scratch. ``origin``, a number near v, is subtracted first, so that a
+        nearly constant v has digits."""
         zero = simd.load_part(y, 0, simd.first(0), 0.0)
-        none, each = simd.wide(zero), given(zero, theta)
+        none, each = simd.wide(zero), given(zero, simd.wide(zero) + theta)
+        start = simd.like(zero, none + origin)
         weights, products, squares, both = none, none, none, none
         rates, more, powers = none, none, none
-        for i in range(0, n, LANES):
-            a = _piece(y, i, n, even)
+        for k in range(m):
+            i = where[k]
+            a = common.piece(y, i, d, 0.0)
             on = a > 0.0
-            if sparse and simd.count(on) == 0:
-                continue
-            b = simd.wide(simd.select(on, _piece(v, i, n, even), 0.0)) - origin
+            b = simd.wide(simd.select(on, common.piece(v, i, d, 0.0), start) - start)
             if hyper:
                 w, h = rate(simd.select(on, a, 1.0), each)
                 w = simd.select(on, w, 0.0)
@@ -105,60 +107,55 @@ def product_of(own: Description, rare: bool) -> Any:
             else:
                 w = simd.select(on, weight(a, each), 0.0)
             if not cheap:
-                simd.store(s, i, w)
+                simd.store(s, k * LANES, w)
             u = simd.wide(w)
             weights, products = weights + u, products + u * b
             if norm:  # the vector of the rank-one term is y/s, and Σ y = 1
                 squares = squares + simd.wide(simd.select(on, a * a / w, 0.0))
                 both = both + simd.wide(a) * b
-        weights = whole_sum(weights, True)
-        inverse = 1.0 / weights
-        mean, c, factor = whole_sum(products, True) * inverse, none, scale
-        excess, total = none, none + 1.0
+        inverse = 1.0 / simd.total(weights)
+        mean, c, factor = simd.total(products) * inverse, 0.0, scale
+        excess, total = 0.0, 1.0
         if norm:
             # Jv is a multiple of s ∘ (v − mean − c (r − level)), r = y/s, level = 1/Σs
-            total, excess = whole_sum(squares, True), whole_sum(both, True) - mean
+            total, excess = simd.total(squares), simd.total(both) - mean
             rho = (2.0 - theta) / ((theta - 1.0) * total)
             c = rho * excess / (rho * (total - inverse) + 1.0)
-            factor = scale * elementary.power(total, (theta - 2.0) / theta) / (theta - 1.0)
-        start, middle = simd.like(zero, origin), simd.like(zero, mean)
-        rest = simd.like(zero, mean - simd.wide(middle))
-        level, bend, grown = simd.like(zero, inverse), simd.like(zero, c), simd.like(zero, factor)
-        for i in range(0, n, LANES):
-            a = _piece(y, i, n, even) if cheap or norm or sparse else zero
-            if sparse and simd.count(a > 0.0) == 0:
-                if not blank:
-                    _put(out, i, n, zero, even)
-                continue
-            t = ((_piece(v, i, n, even) - start) - middle) - rest
-            w = simd.select(a > 0.0, weight(a, each), 0.0) if cheap else simd.load(s, i)
+            factor = scale * total ** ((theta - 2.0) / theta) / (theta - 1.0)
+        middle = simd.like(zero, none + mean)
+        rest = simd.like(zero, (none + mean) - simd.wide(middle))
+        level, bend = simd.like(zero, none + inverse), simd.like(zero, none + c)
+        grown = simd.like(zero, none + factor)
+        for k in range(m):
+            i = where[k]
+            a = common.piece(y, i, d, 0.0) if cheap or norm else zero
+            t = ((common.piece(v, i, d, 0.0) - start) - middle) - rest
+            w = simd.select(a > 0.0, weight(a, each), 0.0) if cheap else simd.load(s, k * LANES)
             on = w > 0.0
             if norm:
                 t = t - (simd.select(on, a / w, 0.0) - level) * bend
-            _put(out, i, n, simd.select(on, t * (w * grown), 0.0), even)
+            common.store_piece(out, i, d, simd.select(on, t * (w * grown), 0.0))
         # c r may be large: what is left of Σ Jv is its rounding; float32 sums in float64
         if norm and not cheap and memory.size(y) == 8:
             left = none
-            for i in range(0, n, LANES):
-                if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
-                    left = left + simd.wide(_piece(out, i, n, even))
-            gone = simd.like(zero, whole_sum(left, True) * inverse)
-            for i in range(0, n, LANES):
-                if not sparse or simd.count(_piece(y, i, n, even) > 0.0) > 0:
-                    w = simd.load(s, i)
-                    part = simd.select(w > 0.0, w * gone, 0.0)
-                    _put(out, i, n, _piece(out, i, n, even) - part, even)
-        found = none
-        if hyper:
-            rates, powers = whole_sum(rates, True), whole_sum(powers, True)
-            found = mean * rates - whole_sum(more, True)
+            for k in range(m):
+                left = left + simd.wide(common.piece(out, where[k], d, 0.0))
+            gone = simd.like(zero, none + simd.total(left) * inverse)
+            for k in range(m):
+                w = simd.load(s, k * LANES)
+                part = simd.select(w > 0.0, w * gone, 0.0)
+                common.store_piece(out, where[k], d, common.piece(out, where[k], d, 0.0) - part)
+        found = 0.0
+        if hyper and m > 0:
+            changes, powered = simd.total(rates), simd.total(powers)
+            found = mean * changes - simd.total(more)
             if norm:
                 # ∂ log ∇Ω/∂p = log y + (2 − p)/p Σ y^p log y/Σ y^p − 2/p log ‖y‖
-                found = found + c * (powers - inverse * rates)
-                shift = (2.0 - theta) * powers - elementary.log(total) * total * 2.0 / theta
+                found = found + c * (powered - inverse * changes)
+                shift = (2.0 - theta) * powered - math.log(total) * total * 2.0 / theta
                 found = found - (excess - c * (total - inverse)) * shift / (theta * total)
                 found = found / (theta - 1.0)
-        return simd.select(weights > 0.0, found, 0.0)
+        return found
 
     return product
 
@@ -211,28 +208,23 @@ def _row(own: Description, first: Prox | None, given: bool, to: int, others: Any
             return
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
         y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
-        out, gamma = common.rows_at(job, to, r, like), common.number_at(job, 2, r)
-        s, ys, vs = rows
-        zero, learns = simd.load_part(y, 0, simd.first(0), 0.0), hyper and given
-        none = simd.wide(zero)
-        by, at, own = none + 1.0 / gamma, none + theta, none
+        out, by = common.rows_at(job, to, r, like), 1.0 / common.number_at(job, 2, r)
+        (s, ys, vs, where), learns, own = rows, hyper and given, 0.0
         if packs:
             n = pack(job, r, like, part, y, v, d, work, ys, vs, blank)
-            simd.store(ys, n, zero)
-            simd.store(vs, n, zero)
-            own = none + (_at_smallest(ys, vs, n) if steep else vs[0])
-            own = product(ys, vs, n, own, by, at, s, vs, True, False, False, learns)
+            m, own = support_of(ys, n, where), _at_smallest(ys, vs, n) if steep else vs[0]
+            own = product(ys, vs, n, where, m, own, by, theta, s, vs, learns)
             if chained and hyper:
-                common.set_number(job, lam, r, -gamma * across(ys, vs, n, work))
+                common.set_number(job, lam, r, -across(ys, vs, n, work) / by)
             common.place_support(y, d, vs, out, blank)
-        elif d <= common.DENSE and d % LANES == 0 and not learns:
-            own = none + at_first(y, v, d)
-            product(y, v, d, own, by, at, s, out, True, False, False, False)
         else:
-            own, sparse = none + at_first(y, v, d), d > common.DENSE
-            own = product(y, v, d, own, by, at, s, out, False, sparse, blank, learns)
+            m = support_of(y, d, where)
+            if not blank:
+                common.fill(out, d, 0.0)
+            own = at_first(y, v, d, where, m, s)
+            own = product(y, v, d, where, m, own, by, theta, s, out, learns)
         if learns:
-            common.set_number(job, slope, r, simd.largest(own))
+            common.set_number(job, slope, r, own)
 
     return row
 
@@ -263,7 +255,11 @@ def backward(
     def backward(job: Any, like: Any) -> None:
         d, hyper = job[common.WIDTH], learns and common.given(job, to + 1)
         wide = common.scratch_like(3, d, like)
-        rows = memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)
+        found = places(d)
+        rows = (
+            *(memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)),
+            memory.row(found, 0),
+        )
         arrays = room_of(d, like)
         work = work_of(arrays)
         begin, end = common.take(job)
@@ -272,6 +268,6 @@ def backward(
                 own = common.number_at(job, at, r) if given else number
                 row(job, r, like, own, hyper, rows, work)
             begin, end = common.take(job)
-        memory.keep((wide, arrays))
+        memory.keep((wide, found, arrays))
 
     return backward
