@@ -22,8 +22,6 @@ WIDTH, BLANK = 3, 4
 """The positions in a job of d, and of whether its results are 0 already, so that zeros need not be
 written. The arrays follow, each an address and the row stride in entries."""
 _ARRAYS = 5
-DENSE = 128
-"""Up to this length, computing all entries takes less time than the test which are 0."""
 
 
 @njit
@@ -210,15 +208,12 @@ def pack(row: Any, d: int, low: float, top: float, scale: float, kept: Any, z: A
 def place(row: Any, d: int, low: float, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where x_i ≥ low, else 0: the inverse of ``keep``."""
     full, n = d - d % LANES, 0
-    zero = simd.spread(simd.load_part(row, 0, simd.first(0), 0.0), 0.0)
     for i in range(0, full, LANES):
         on = simd.load(row, i) >= low
         size = simd.count(on)
-        if size > 0 or d <= DENSE:
+        if size > 0 or not blank:
             simd.store(out, i, simd.expand(kept, n, on))
             n += size
-        elif not blank:
-            simd.store(out, i, zero)
     if full < d:
         rest = simd.first(d - full)
         on = simd.load_part(row, full, rest, -np.inf) >= low

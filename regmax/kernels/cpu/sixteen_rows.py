@@ -117,7 +117,6 @@ def together(
     the place of y in the job, ``place`` that of the room; ``finish`` computes a row that does not
     fit in a tile."""
     one, zero, (relative, bound, solve) = description.one, description.zero, parts
-    expensive = chained or description.corrected or description.root is not None
 
     @njit
     def together(job: Any, like: Any, rows: Any, work: Any, group: Any) -> None:
@@ -130,11 +129,10 @@ def together(
             simd.store(packed, k * APART, simd.load(packed, 0))
         top, scale, theta = lane(room, TOP), lane(room, SCALE), lane(room, THETA)
         least = 0.0 - one(theta)
-        high, tau = simd.spread(least, 0.0), simd.narrow(least)
-        if expensive or d > common.DENSE:
-            m = tiles.columns(room, packed, APART, -np.inf, tile)
-            relative(tile, m, top, scale, z, rounded)
-            tau = bound(rounded, m, theta, high, False)
+        high = simd.spread(least, 0.0)
+        m = tiles.columns(room, packed, APART, -np.inf, tile)
+        relative(tile, m, top, scale, z, rounded)
+        tau = bound(rounded, m, theta, high, False)
         simd.store(room, LANES * TAU, simd.wide(tau))
         for k in range(count):
             r, t = int(room[LANES * ROW + k]), room[LANES * TAU + k]
