@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("numba")
 
+from regmax import functional
 from regmax.kernels.cpu.support import packed
 
 
@@ -33,6 +34,26 @@ def test_they_are_those_of_each_row_in_order(d, dtype):
         assert torch.equal(xs[r, :n], x[r][y[r] > 0].double())
         assert (ys[r, n:] == 0).all()
         assert (xs[r, n:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [24, 150])
+def test_every_mask_of_a_register(d, dtype):
+    on = (torch.arange(1, 256).unsqueeze(1) >> torch.arange(8)) % 2 == 1
+    for at in (0, 8, d - 8):
+        x, v = torch.full((255, d), -9.0, dtype=dtype), torch.randn(255, d, dtype=dtype)
+        x[:, at : at + 8] = torch.where(on, torch.linspace(0, 0.1, 8, dtype=dtype), -9)
+        chosen = x >= 0
+        n = chosen.sum(1, keepdim=True)
+
+        def centred(t, chosen=chosen, n=n):
+            return torch.where(chosen, t - (t * chosen).sum(1, keepdim=True) / n, 0)
+
+        y = functional.sparsemax(x.requires_grad_())
+        expected = torch.where(chosen, centred(x.detach()) + 1 / n, 0)
+        torch.testing.assert_close(y.detach(), expected)
+        (jv,) = torch.autograd.grad(y, x, v)
+        torch.testing.assert_close(jv, centred(v))
 
 
 def test_none_where_a_row_has_too_many():
