@@ -1,74 +1,41 @@
-"""The promise of ``sharded_form``: rows whose entries lie on several devices are whole rows.
-
-Two threads stand for the devices.
-"""
+"""The promise of ``sharded_form``: rows whose entries lie on several devices are whole rows."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..mapping import shards
 from .promise import Broken, Case, searched, worst
 from .subject import Subject
 
 
-class _Threads:
-    """What two threads exchange."""
+class _Halves(shards.Shards):
+    """Two devices: the first halves of n rows, and below them the second halves."""
 
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(2, timeout=60)
-        self.given: list[Any] = [None, None]
-
-
-class _Device(shards.Shards):
-    """One of two threads, as a device that has some of the entries of each row."""
-
-    def __init__(self, threads: _Threads, rank: int) -> None:
-        self.size, self._threads, self._rank = 2, threads, rank
+    def __init__(self, n: int) -> None:
+        self.size, self._n = 2, n
 
     def reduced(self, t: Tensor, how: str) -> Tensor:
-        self._threads.given[self._rank] = t
-        self._threads.barrier.wait()
-        both = torch.stack(self._threads.given)
-        self._threads.barrier.wait()
-        return both.sum(0) if how == "sum" else both.amax(0)
+        at = max(i for i, size in enumerate(t.shape) if size == 2 * self._n)
+        both = t.unflatten(at, (2, self._n))
+        whole = both.sum(at, keepdim=True) if how == "sum" else both.amax(at, keepdim=True)
+        return whole.expand(both.shape).flatten(at, at + 1)
 
 
 def _in_parts(s: Subject, case: Case, v: Tensor) -> list[Tensor]:
-    """y and Jv/γ, computed by two threads that have a half of each row."""
-    d, threads = case.x.shape[-1], _Threads()
-    halves = [slice(0, (d + 1) // 2), slice((d + 1) // 2, d)]
-    found: list[Any] = [None, None]
+    """y and Jv/γ, computed from the halves of each row."""
+    n, d = case.x.shape
 
-    def run(rank: int) -> None:
-        try:
-            part = halves[rank]
-            x = case.x[..., part].clone().requires_grad_()
-            mask = None if case.mask is None else case.mask.expand(case.x.shape)[..., part]
-            device = _Device(threads, rank)
-            y = shards.mapping(s.omega, x, case.gamma, -1, mask, device)
-            (gx,) = torch.autograd.grad(y, x, v[..., part])
-            found[rank] = y.detach(), gx
-        except Exception as error:  # a plugin's code may raise anything
-            threads.barrier.abort()
-            if not isinstance(error, threading.BrokenBarrierError) or found[rank] is None:
-                found[rank] = error
+    def halves(t: Tensor, value: float) -> Tensor:
+        return torch.cat(pad(t, (0, d % 2), value=value).chunk(2, -1))
 
-    workers = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    errors = [e for e in found if isinstance(e, Exception)]
-    if errors:
-        raise next(
-            (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
-        )
-    return [torch.cat(pair, -1) for pair in zip(*found, strict=True)]
+    x = halves(case.x, -torch.inf).requires_grad_()
+    mask = None if case.mask is None else halves(case.mask, 0)
+    y = shards.mapping(s.omega, x, case.gamma, -1, mask, _Halves(n))
+    (gx,) = torch.autograd.grad(y, x, halves(v, 0))
+    return [torch.cat(t.detach().chunk(2), -1)[:, :d] for t in (y, gx)]
 
 
 @searched(lambda s: shards.computes(s.omega), costly=True)
