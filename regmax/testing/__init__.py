@@ -7,8 +7,8 @@
         check(omega)
 
 or, without pytest, ``check_regularizer(MyOmega())``. Each method that a class overrides has a check
-whose name contains the method's name: ``check_grad`` for ``grad``. Hypothesis draws and shrinks the
-inputs: ``pip install regmax[testing]``.
+whose name contains the method's name: ``check_grad`` for ``grad``. The report of a failure has the
+smallest input found.
 
 The kit for solvers is ``parametrize_solver_with_checks([MySolver()])`` and
 ``check_solver(MySolver())``; that for domains is ``check_domain(MyDomain())``.

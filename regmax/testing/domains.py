@@ -7,8 +7,6 @@ check_domain(MyDomain(), entries=6)
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -17,15 +15,15 @@ from ..nn.layer import RegularizedMax
 from ..optimality.projected import projected
 from ..regularizers.registry import instance, registry
 from .harness import Check, ExpectedFailures, checks_of, run_checks
-from .promise import Broken, Kind, Skipped, always
+from .promise import Broken, Skipped, Tested, fixed, kinds_of
 
 SIZES = (1e-3, 1.0, 30.0, 1e4)
 
 
-class _Subject:
+class _Subject(Tested):
     """A domain, for rows of so many entries, with points of all sizes and some inside of D."""
 
-    any_size = has_formula = False
+    any_size = False
 
     def __init__(self, domain: Domain, entries: int = 5) -> None:
         self.given, self.entries = domain, entries
@@ -37,9 +35,6 @@ class _Subject:
             torch.rand(self.v.shape, generator=generator, dtype=torch.float64, device="cpu") < 0.7
         )
         self.mask[:, 0] = True
-
-    def written(self, owner: object) -> bool:
-        return owner is self.given
 
     def region(self, v: Tensor, on: Tensor | None = None) -> Projected:
         found: Projected = self.given.region(v, -1, on).detached()
@@ -55,13 +50,7 @@ class _Subject:
             raise Broken(expected, found[at], None, **{k: t[at] for k, t in shown.items()})
 
 
-def _fixed(
-    applies: Callable[[_Subject], bool] = always,
-) -> Callable[[Callable[[_Subject], None]], Kind]:
-    return lambda function: Kind(function.__qualname__, function, applies)
-
-
-@_fixed()
+@fixed()
 def check_project(s: _Subject) -> None:
     """P(P(v)) = P(v), and ⟨v − P(v), u − P(v)⟩ ≤ 0 for all u in D: P(v) is the nearest point."""
     for on in (None, s.mask):
@@ -79,7 +68,7 @@ def check_project(s: _Subject) -> None:
                 s.raise_if(away > size * slack, "⟨v − P(v), u − P(v)⟩ ≤ 0 for u in D", away, v=v)
 
 
-@_fixed()
+@fixed()
 def check_project_mask(s: _Subject) -> None:
     """Masked entries are 0, and what they hold changes nothing; all taking part is no mask."""
     if s.entries > 1:
@@ -91,7 +80,7 @@ def check_project_mask(s: _Subject) -> None:
     s.raise_if(off > 1e-12 * (1 + s.v.abs().amax(-1)), "mask=None for a mask of True", off, v=s.v)
 
 
-@_fixed()
+@fixed()
 def check_project_jacobian(s: _Subject) -> None:
     """P' is symmetric, 0 ≤ P' ≤ I, and what differences of P say."""
     p, a = projected(s.region(s.v), s.v)
@@ -110,7 +99,7 @@ def check_project_jacobian(s: _Subject) -> None:
     s.raise_if((off > 1e-4) & ~kink, "the derivative of P by differences", off, v=s.v)
 
 
-@_fixed()
+@fixed()
 def check_declared(s: _Subject) -> None:
     """``fixed_total`` and ``permutation_invariant`` are true of the points P(v)."""
     p = s.project(s.v)
@@ -123,7 +112,7 @@ def check_declared(s: _Subject) -> None:
         s.raise_if(off > 1e-10 * (1 + s.v.abs().amax(-1)), "P of permuted entries", off, v=s.v)
 
 
-@_fixed(lambda s: type(s.given).as_cvxpy is not Domain.as_cvxpy)
+@fixed(lambda s: type(s.given).as_cvxpy is not Domain.as_cvxpy)
 def check_as_cvxpy(s: _Subject) -> None:
     """A conic solver finds the same nearest points."""
     try:
@@ -140,7 +129,7 @@ def check_as_cvxpy(s: _Subject) -> None:
             raise Broken(f"P(v) = {p.tolist()}", found, f"{type(s.given).__name__}.as_cvxpy", v=row)
 
 
-@_fixed()
+@fixed()
 def check_mapping(s: _Subject) -> None:
     """Π of ½‖y‖² is P, with its error certified, and its derivative."""
     gini = instance(registry().get("regularizer", "gini"), "regularizer", "gini", {})
@@ -154,9 +143,7 @@ def check_mapping(s: _Subject) -> None:
     s.raise_if(wrong > 1e-7, "the derivative of P", wrong, v=v)
 
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in list(vars().values()) if isinstance(kind, Kind)
-}
+KINDS = kinds_of(globals())
 
 
 def domain_checks(domain: Domain, entries: int = 5) -> list[Check]:

@@ -11,7 +11,7 @@ from typing import Any
 from ..regularizers.errors import ConvergenceWarning
 from ..regularizers.regularizer import Regularizer
 from . import derivatives, kernels, layout, optimum, penalties, sharded, values
-from .promise import Broken, Case, Kind, Skipped, Tested, show
+from .promise import Broken, Case, Kind, Skipped, Tested, kinds_of, show
 from .search import shrunk
 from .subject import Subject
 
@@ -19,12 +19,7 @@ ExpectedFailures = Mapping[str, str] | Callable[[Any], Mapping[str, str]]
 Skip = Callable[[str], Any]
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for module in (values, layout, optimum, penalties, kernels, sharded, derivatives)
-    for kind in vars(module).values()
-    if isinstance(kind, Kind)
-}
+KINDS = kinds_of(*map(vars, (values, layout, optimum, penalties, kernels, sharded, derivatives)))
 GROUND = ("check_value", "check_value_convex", "check_grad", "check_curvature")
 """Checks of what a solver needs. If one fails, a solver takes long and its answer means nothing."""
 
@@ -64,7 +59,8 @@ class Check:
 
     def _run(self, subject: Tested) -> None:
         __tracebackhide__ = True
-        cases = [None] if self._kind.cases is None else self._kind.cases(subject)
+        kind = self._kind
+        cases = [None] if kind.which is None else subject.cases(kind.costly, **kind.which)
         for case in cases:
             error = self._error(subject, case)
             if error is not None:
@@ -72,13 +68,13 @@ class Check:
         else:
             return
         if case is not None:
-            quick = subject.has_formula and not self._kind.costly
+            quick = subject.has_formula and not kind.costly
             broken = type(error)  # a part with an error of another type breaks something else
 
             def breaks(part: Case) -> bool:
                 return type(self._error(subject, part)) is broken
 
-            case = shrunk(breaks, case, subject.any_size, 100 if quick else 10)
+            case = shrunk(breaks, case, subject.any_size, 400 if quick else 40)
             error = self._error(subject, case)
             if error is None:
                 error = Broken(

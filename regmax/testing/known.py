@@ -8,6 +8,7 @@ J H w = w there for a w along the face and the groups of y, H = ∇²Ω(y). No s
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -16,11 +17,16 @@ from torch import Tensor
 from ..kernels.simplex import project
 from ..optimality.problem import Problem
 from ..regularizers.penalty import Penalized, Penalty
+from ..regularizers.registry import instance, registry
 from ..regularizers.regularizer import Regularizer
+from .inputs import hard_values, normal
 from .search import Case, show
 
 LOWEST = 8.0
 """An entry of a point, of an Ω with an infinite slope at 0, is at least e^−8 times the largest."""
+
+ROUNDING = 1e-13
+"""The error of a known answer, relative to 1 + the largest score."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +94,22 @@ class Trial(Case):
 
     def tangent(self) -> tuple[Tensor, Tensor]:
         """(v, w) with Jv = w: a random w along the face of y and constant in its groups."""
-        w, groups = torch.where(self.y > 0, self.direction(), 0), self.y > 0
+        w = torch.where(self.y > 0, self.direction(), 0)
         if self.known.penalty is not None:
-            groups = groups & (self.y == self.y.amax(-1, keepdim=True))
-            mean = torch.where(groups, w, 0).sum(-1, keepdim=True) / groups.sum(-1, keepdim=True)
-            w = torch.where(groups, mean, w)
+            w = self.known.penalty.average(w, self.y, self.mask)
         on = (self.y > 0).to(w.dtype)
         w = on * (w - w.sum(-1, keepdim=True) / on.sum(-1, keepdim=True))
         _, v = torch.autograd.functional.hvp(lambda y: self.known.base.value(y).sum(), self.y, w)
         return torch.where(self.y > 0, v, self.x), w
+
+    def errors(self, y: Tensor, bound: Tensor | float) -> tuple[Tensor, Tensor]:
+        """‖y − y*‖ of each row, and ``bound`` plus the error of the known answer."""
+        own = ROUNDING * (1 + torch.where(self.participants(), self.z, 0).abs().amax(-1))
+        if not self.known.curved:
+            own = own.sqrt()  # the inverse of a slope that vanishes at 0
+        if y.dtype == torch.float32:
+            own = own + 4e-7
+        return (y.double() - self.y).norm(dim=-1), bound + own
 
     def describe(self) -> str:
         mask = "None" if self.mask is None else show(self.mask)
@@ -106,9 +119,19 @@ class Trial(Case):
 # -- value-only Ω ----------------------------------------------------------------------------------
 
 
+def by_value(value: Callable[[Tensor], Tensor]) -> Regularizer:
+    """An Ω with a class of its own, by its value alone."""
+    made: Regularizer = type("ByValue", (Regularizer,), {"value": lambda self, y: value(y)})()
+    return made
+
+
 def weights(y: Tensor) -> Tensor:
     """1, 1.5, 2, 1, 1.5, … for rows of any size."""
     return 1 + torch.arange(y.shape[-1], dtype=y.dtype, device=y.device).remainder(3) / 2
+
+
+def weighted(y: Tensor) -> Tensor:
+    return (weights(y) * y.square()).sum(-1) / 2
 
 
 def coupled(y: Tensor) -> Tensor:
@@ -117,97 +140,67 @@ def coupled(y: Tensor) -> Tensor:
     return ((y @ torch.exp2(-(at.unsqueeze(-1) - at).abs())) * y).sum(-1) / 2
 
 
-class Square(Regularizer):
-    def value(self, y: Tensor) -> Tensor:
-        return y.square().sum(-1) / 2
-
-
-class Weighted(Regularizer):
-    def value(self, y: Tensor) -> Tensor:
-        return (weights(y) * y.square()).sum(-1) / 2
-
-
-class Power(Regularizer):
+def power(a: float) -> Callable[[Tensor], Tensor]:
     """Σ y^a / (a − 1), a > 1; −2 Σ √y for a = ½."""
-
-    def __init__(self, a: float) -> None:
-        self.a = a
-
-    def value(self, y: Tensor) -> Tensor:
-        return y.pow(self.a).sum(-1) / (self.a - 1)
+    return lambda y: y.pow(a).sum(-1) / (a - 1)
 
 
-class Entropy(Regularizer):
-    def value(self, y: Tensor) -> Tensor:
-        return torch.xlogy(y, y).sum(-1)
+def entropy(y: Tensor) -> Tensor:
+    return torch.xlogy(y, y).sum(-1)
 
 
-class Coupled(Regularizer):
-    def value(self, y: Tensor) -> Tensor:
-        return coupled(y)
+@functools.cache
+def known_problems() -> tuple[Known, ...]:
+    """The table: Ω with and without separability, sparsity, Legendre type and a penalty, of which
+    the groups are the equal entries."""
+    oscar: Penalty = instance(registry().get("penalty", "oscar"), "penalty", "oscar", {})
+    square, by_weights = by_value(lambda y: y.square().sum(-1) / 2), by_value(weighted)
+    mixed = by_value(lambda y: entropy(y) + coupled(y))
+    norm = by_value(lambda y: y.pow(1.5).sum(-1).pow(4 / 3) / 2)
+    return (
+        Known("½Σy²", square),
+        Known("½Σcy², c = 1, 1.5, 2, …", by_weights),
+        Known("2Σy^1.5", by_value(power(1.5))),
+        Known("½Σy³", by_value(power(3.0)), curved=False),
+        Known("Σy log y", by_value(entropy), steep=True),
+        Known("−2Σ√y", by_value(power(0.5)), steep=True),
+        Known("½yᵀQy", by_value(coupled)),
+        Known("Σy log y + ½yᵀQy", mixed, steep=True),
+        Known("½‖y‖², exponent 3/2", norm),
+        Known("½Σy² + 0.1 oscar", square, oscar, 0.1),
+        Known("½Σcy² + 0.1 oscar", by_weights, oscar, 0.1),
+    )
 
 
-class CoupledEntropy(Regularizer):
-    def value(self, y: Tensor) -> Tensor:
-        return torch.xlogy(y, y).sum(-1) + coupled(y)
+# -- rows ------------------------------------------------------------------------------------------
+
+Trials = Callable[[Known], Iterable[Trial]]
 
 
-class SquaredNorm(Regularizer):
-    """½‖y‖², the norm of exponent 3/2."""
-
-    def value(self, y: Tensor) -> Tensor:
-        return y.pow(1.5).sum(-1).pow(4 / 3) / 2
-
-
-class Largest(Penalty):
-    """R(y) = max y; the largest entries form a group."""
-
-    lovasz = True
-    name = "largest"
-
-    def value(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        return _masked(y, mask).amax(-1)
-
-    def prox(self, v: Tensor, step: float | Tensor, mask: Tensor | None = None) -> Tensor:
-        if not isinstance(step, Tensor) and step == 0:
-            return v
-        u = project(v / step, mask)  # v = z + step·u, u in Δ on the largest
-        top = torch.where(u > 0, v - step * u, -torch.inf).amax(-1, keepdim=True)
-        return torch.minimum(v, top)
-
-    def groups(self, z: Tensor, mask: Tensor | None = None) -> Tensor:
-        ids = torch.arange(z.shape[-1], device=z.device).expand(z.shape)
-        top = self._top(z, mask)
-        return torch.where(top, top.int().argmax(-1, keepdim=True), ids)
-
-    def subgradient(
-        self, y: Tensor, near: Tensor, step: float | Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        step = torch.as_tensor(step, dtype=y.dtype, device=y.device)
-        return step * project(near / step.clamp_min(1e-300), self._top(y, mask))
-
-    @staticmethod
-    def _top(y: Tensor, mask: Tensor | None) -> Tensor:
-        seen = _masked(y, mask)
-        return seen == seen.amax(-1, keepdim=True)
+def usual(known: Known) -> Iterator[Trial]:
+    """Rows of several sizes and scales, and masked rows."""
+    for k, (d, scale) in enumerate(((2, 1.0), (3, 0.05), (5, 1.0), (6, 6.0))):
+        yield Trial(scale * normal(3, d, seed=k), known=known)
+    mask = normal(3, 6, seed=5) < 0.5
+    mask[:, 2] = True
+    yield Trial(normal(3, 6, seed=6), mask=mask, known=known)
 
 
-def _masked(y: Tensor, mask: Tensor | None) -> Tensor:
-    return y if mask is None else y.masked_fill(~mask, -torch.inf)
+def hard(known: Known) -> Iterator[Trial]:
+    """Ties, equal scores, tiny and huge scales, one element, points with tiny entries or ulps
+    apart."""
+    rows = normal(3, 5, seed=7)
+    names = ("points of the simplex, tiny for 0", "lattices", "ulps apart")
+    yield Trial(torch.cat([hard_values(name, 5, 6) for name in names]), known=known)
+    yield Trial((rows * 2).round() / 2, known=known)
+    yield Trial(torch.full((1, 5), 0.7, dtype=torch.float64, device="cpu"), known=known)
+    yield Trial(torch.cat([rows[:1] * 1e-6, rows[1:2] * 1e3, rows[2:] * 1e5]), known=known)
+    yield Trial(rows[:, :1], known=known)
 
 
-def known_problems() -> list[Known]:
-    """The table: Ω with and without separability, sparsity, Legendre type and a penalty."""
-    return [
-        Known("½Σy²", Square()),
-        Known("½Σcy², c = 1, 1.5, 2, …", Weighted()),
-        Known("2Σy^1.5", Power(1.5)),
-        Known("½Σy³", Power(3.0), curved=False),
-        Known("Σy log y", Entropy(), steep=True),
-        Known("−2Σ√y", Power(0.5), steep=True),
-        Known("½yᵀQy", Coupled()),
-        Known("Σy log y + ½yᵀQy", CoupledEntropy(), steep=True),
-        Known("½‖y‖², exponent 3/2", SquaredNorm()),
-        Known("½Σy² + 0.3 max y", Square(), Largest(), 0.3),
-        Known("½Σcy² + 0.3 max y", Weighted(), Largest(), 0.3),
-    ]
+def few(known: Known) -> Iterator[Trial]:
+    yield Trial(torch.cat([s * normal(2, 5, seed=8) for s in (0.05, 1.0, 20.0)]), known=known)
+
+
+def one(known: Known) -> Iterator[Trial]:
+    yield Trial(normal(2, 5, seed=9), known=known)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .inputs import HardInput, hard_inputs, normal
-from .promise import Broken, Case, exact, fixed, searched, show, worst
-from .subject import Subject, layer_of
+from .promise import Broken, Case, fixed, searched, show, worst
+from .subject import Subject, exact, layer_of
 
 
 def closed(s: Subject) -> str:

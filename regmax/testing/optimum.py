@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import simplex
 from ..nn.layer import RegularizedMax
 from ..optimality.certificates import certify, penalty_subgradient
 from ..regularizers.errors import ConvergenceWarning
@@ -18,9 +17,8 @@ from .backends.conic import lacks_program, quiet
 from .crosscheck import crosscheck
 from .inputs import normal
 from .layout import closed
-from .promise import Broken, Case, Skipped, exact, fixed, searched, worst
-from .subject import Subject
-from .values import points
+from .promise import Broken, Case, Skipped, fixed, searched, worst
+from .subject import Subject, exact
 
 EPS = torch.finfo(torch.float64).eps
 REACHED = 1e-7
@@ -174,32 +172,6 @@ def _is_the_maximum(s: Subject, case: Case, method: str, declared: Callable[...,
                 s.where(method),
                 y=y,
             )
-
-
-@searched(exact)
-def check_fenchel_young(s: Subject, case: Case) -> None:
-    """L(t) = max_Ω(x) + γΩ(t) − ⟨t, x⟩ ≥ 0 on Δ, and L(t) = 0 only at t = Π_Ω(x)."""
-    on = case.participants()
-    y = s.pi(case.x, case.gamma, case.mask)
-    with torch.no_grad():
-        best = s.layer(case.gamma).max(case.x, case.mask)
-
-    def loss(t: Tensor) -> Tensor:
-        linear = simplex.row_dot(t, torch.where(on, case.x, 0)).squeeze(-1)
-        return best + case.gamma * s.value(t, case.mask) - linear
-
-    look = f"{closed(s)}, {s.where('conjugate')}"
-    noise = 1e-10 * (1 + worst(case.x))
-    if worst(loss(y)) > noise:
-        raise Broken("L(Π(x)) = 0", f"{loss(y).tolist()}", look, t=y)
-    for t in points(case):
-        t = simplex.normalize(torch.where(on, t, 0))
-        for target in (t, y + 0.1 * (t - y)):
-            far = (target - y).norm(dim=-1)
-            if bool((loss(target) < -noise).any()):
-                raise Broken("L(t) ≥ 0 for t ∈ Δ", f"{loss(target).tolist()}", look, t=target)
-            if bool(((far > 0.02) & (loss(target) <= 0)).any()):
-                raise Broken("L(t) > 0 for t ≠ Π(x)", f"{loss(target).tolist()}", look, t=target)
 
 
 def _has_program(s: Subject) -> bool:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .search import Case, show
-from .subject import Subject
 
-__all__ = ["Broken", "Case", "Kind", "Skipped", "exact", "fixed", "searched", "show", "worst"]
+__all__ = ["Broken", "Case", "Kind", "Skipped", "Tested", "fixed", "searched", "show", "worst"]
 
 
 class Skipped(Exception):
@@ -37,67 +36,65 @@ def worst(t: Tensor) -> float:
     return float(torch.nan_to_num(t.detach().abs(), nan=math.inf).max()) if t.numel() else 0.0
 
 
-class Tested(Protocol):
-    """What promises are about: an Ω or a solver, with what a report says of it."""
+class Tested:
+    """What promises are about: ``given``, an Ω, a solver or a domain, and what a report says of it.
+
+    ``label``: its name. ``look``: where to look, where nothing else says so.
+    """
 
     given: Any
+    label: str
+    look: str
+    cases: Callable[..., Iterable[Case]]
+    """``cases(costly, ...)``: those of a promise; keyword arguments say which."""
 
     @property
     def any_size(self) -> bool:
         """Whether rows may have any number of entries."""
+        return True
 
     @property
     def has_formula(self) -> bool:
         """Whether it answers without a solver."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def look(self) -> str:
-        """Where to look, where nothing else says so."""
+        return False
 
     def written(self, owner: object) -> bool:
         """Whether the author under test wrote the class of ``owner``."""
+        return owner is self.given
 
 
 @dataclass(frozen=True)
 class Kind:
     """A named promise about each subject for which ``applies`` is true.
 
-    ``cases(subject)``: the cases for it; None if ``function`` has its own inputs. ``costly``: it
+    ``which``: what it asks of the cases; None if ``function`` has its own inputs. ``costly``: it
     calls a solver, so few cases are tried.
     """
 
     name: str
     function: Callable[..., None]
     applies: Callable[[Any], bool]
-    cases: Callable[[Any], Iterable[Case]] | None = None
+    which: dict[str, Any] | None = None
     costly: bool = False
-
-
-Promise = Callable[[Subject, Case], None]
-Applies = Callable[[Subject], bool]
 
 
 def always(s: object) -> bool:
     return True
 
 
-def exact(s: Subject) -> bool:
-    return s.omega.exact
-
-
 def searched(
-    applies: Applies = always, masks: bool = True, costly: bool = False
-) -> Callable[[Promise], Kind]:
+    applies: Callable[[Any], bool] = always, costly: bool = False, **which: Any
+) -> Callable[[Callable[[Any, Any], None]], Kind]:
     """A decorator: ``check_name(subject, case)`` is a promise about every case."""
-
-    def cases(s: Subject) -> Iterable[Case]:
-        return s.cases(masks, costly)
-
-    return lambda function: Kind(function.__qualname__, function, applies, cases, costly)
+    return lambda function: Kind(function.__qualname__, function, applies, which, costly)
 
 
-def fixed(applies: Applies = always) -> Callable[[Callable[[Subject], None]], Kind]:
+def fixed(applies: Callable[[Any], bool] = always) -> Callable[[Callable[[Any], None]], Kind]:
     """A decorator: ``check_name(subject)`` is a promise with its own inputs."""
     return lambda function: Kind(function.__qualname__, function, applies)
+
+
+def kinds_of(*modules: dict[str, Any]) -> dict[str, Kind]:
+    """The promises among the names of these modules."""
+    each = [item for names in modules for item in names.values()]
+    return {kind.name: kind for kind in each if isinstance(kind, Kind)}

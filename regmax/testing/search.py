@@ -1,16 +1,14 @@
 """The cases on which a promise is tried, and the search for the smallest that breaks it.
 
-A promise is tried on fixed cases, then on drawn ones. Hypothesis draws them, and reduces the first
-case that breaks the promise: fewer rows, fewer entries, no mask, γ = 1, rounder scores.
+A promise is tried on fixed cases, then on random ones, the same for every promise, so that a
+subject can cache answers. The first case that breaks it is made smaller: fewer rows, fewer entries,
+no mask, γ = 1, rounder scores.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,95 +72,47 @@ def fixed_cases(sizes: Sequence[int], masks: bool) -> Iterator[Case]:
         yield Case(normal(4, d, seed=14) * 2, 0.5, mask, seed=13)
 
 
-@functools.cache
-def drawn_cases(d: int, any_size: bool, masks: bool, number: int) -> tuple[Case, ...]:
-    """``number`` drawn cases with rows of d entries, or of up to d. They are the same for every
-    promise, so that a subject can cache answers."""
-    sources = []
-    for k in range(8):
-        mask = normal(3, d, seed=30 + k) < 0.5
-        mask[:, k % d] = True
-        x, gamma = 2 * normal(3, d, seed=20 + k), (1.0, 0.5, 2.0)[k % 3]
-        sources.append(Case(x, gamma, mask if masks else None, seed=k))
-    found: list[Case] = []
-    _for_parts(sources, any_size, number, found.append)
-    return tuple(found)
+def random_cases(d: int, any_size: bool, masks: bool, number: int) -> Iterator[Case]:
+    """``number`` cases of one to three rows of d entries, or of up to d; the first is of zeros."""
+    for k in range(number):
+        n, size = 1 + k % 3, 1 + (5 * k + 3) % d if any_size else d
+        x = 2 * normal(n, size, seed=20 + k)
+        mask = normal(n, size, seed=30 + k) < 0.5
+        mask[:, k % size] = True
+        scores = (torch.zeros_like(x), x.round(decimals=1), x, x.round())[k % 4]
+        yield Case(scores, (1.0, 0.5, 2.0)[k % 3], mask if masks and k % 2 else None, seed=k)
 
 
 def shrunk(breaks: Callable[[Case], bool], case: Case, any_size: bool, tries: int) -> Case:
-    """The smallest part of ``case`` that hypothesis finds to break the promise, in 4·``tries``
-    attempts; ``case`` where hypothesis is not installed."""
-    left, broken = [4 * tries], [case]
-
-    def attempt(part: Case) -> None:
-        left[0] -= 1
-        if left[0] >= 0 and breaks(part):
-            broken.append(part)
-            raise AssertionError
-
-    try:
-        _for_parts([case], any_size, tries, attempt)
-    except ImportError:
-        return case
-    except Exception:
-        # also an error of hypothesis, if the failure is not reproducible or the attempts are spent
-        if len(broken) == 1:
-            raise
-    return min(broken, key=_size)
+    """A part of ``case`` that breaks the promise too, of which no smaller one does, as far as
+    ``tries`` attempts show."""
+    left = tries
+    while left > 0:
+        for part in _smaller(case, any_size):
+            left -= 1
+            if breaks(part):
+                case = part
+                break
+            if left == 0:
+                break
+        else:
+            break
+    return case
 
 
-def _size(case: Case) -> tuple[float, ...]:
-    masked = 0 if case.mask is None else int((~case.mask).sum()) + 1
-    return case.x.numel(), masked, abs(case.gamma - 1), float(case.x.abs().sum())
-
-
-def hypothesis() -> ModuleType:
-    """The package that draws and shrinks inputs."""
-    try:
-        import hypothesis as package
-    except ImportError as error:
-        raise ImportError(
-            "regmax.testing draws its inputs with hypothesis: pip install regmax[testing]"
-        ) from error
-    return package
-
-
-def _for_parts(
-    cases: Sequence[Case], any_size: bool, number: int, use: Callable[[Case], None]
-) -> None:
-    """``use(part)`` for ``number`` parts of the cases; if it raises, for smaller ones."""
-    package = hypothesis()
-    st = package.strategies
-
-    @st.composite  # type: ignore[untyped-decorator]
-    def parts(draw: Callable[[Any], Any]) -> Case:
-        """In the order in which hypothesis simplifies: the first of each choice is the simplest."""
-        case: Case = draw(st.sampled_from(cases))
-        n, d = case.x.shape
-        case = case.rows(sorted(draw(_subsets(st, n))))
-        if any_size:
-            case = case.entries(sorted(draw(_subsets(st, d))))
-        scores = (torch.zeros_like(case.x), case.x.round(), case.x.round(decimals=1), case.x)
-        mask = case.mask if draw(st.booleans()) else None
-        gamma = draw(st.sampled_from((1.0, case.gamma)))
-        return replace(case, x=draw(st.sampled_from(scores)), mask=mask, gamma=gamma)
-
-    @package.settings(  # type: ignore[untyped-decorator]
-        max_examples=number,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=(package.Phase.generate, package.Phase.shrink),
-        suppress_health_check=list(package.HealthCheck),
-        report_multiple_bugs=False,
-        verbosity=package.Verbosity.quiet,
-    )
-    @package.given(parts())  # type: ignore[untyped-decorator]
-    def attempt(case: Case) -> None:
-        use(case)
-
-    attempt()
-
-
-def _subsets(st: Any, n: int) -> Any:
-    return st.lists(st.sampled_from(range(n)), min_size=1, max_size=n, unique=True)
+def _smaller(case: Case, any_size: bool) -> Iterator[Case]:
+    """Parts of the case, each simpler in one respect."""
+    n, d = case.x.shape
+    if n > 1:
+        yield from (case.rows([i]) for i in range(n))
+        yield from (case.rows([i for i in range(n) if i != k]) for k in range(n) if n > 2)
+    if case.mask is not None:
+        yield replace(case, mask=None)
+    if case.gamma != 1:
+        yield replace(case, gamma=1.0)
+    if any_size and d > 1:
+        yield from (case.entries([j for j in range(d) if j != k]) for k in range(d))
+    for scores in (torch.zeros_like(case.x), case.x.round(), case.x.round(decimals=1)):
+        if torch.equal(scores, case.x):
+            break
+        yield replace(case, x=scores)

@@ -20,14 +20,15 @@ from ..regularizers.penalty import Penalized, Penalty, smooth_part, value_of
 from ..regularizers.regularizer import Definition, Regularizer
 from .backends.generic import definition
 from .inputs import normal
-from .search import Case, drawn_cases, fixed_cases
+from .promise import Case, Tested
+from .search import fixed_cases, random_cases
 
 SIZES = (1, 2, 3, 5)
 MAX_ITER = 100
 """Enough for a solver that converges; check_optimality finds one that does not."""
 
 
-class Subject:
+class Subject(Tested):
     """Ω with one number for each hyperparameter. It caches the answers.
 
     ``smooth``: the differentiable part of Ω. ``truth``: the same with only its value, so that
@@ -52,19 +53,9 @@ class Subject:
         self.penalty: Penalty | None = structured.penalty if structured else None
         self.lam: float | Tensor = structured.lam if structured else 0.0
         self.fuses = self.penalty is not None and self.penalty.lovasz
+        self.name = type(self.omega).__name__
+        self.label, self.look = f"{self.omega!r}", self.where("value")
         self._known: dict[tuple[Any, ...], Any] = {}
-
-    @property
-    def name(self) -> str:
-        return type(self.omega).__name__
-
-    @property
-    def label(self) -> str:
-        return f"{self.omega!r}"
-
-    @property
-    def look(self) -> str:
-        return self.where("value")
 
     def written(self, owner: object) -> bool:
         """Whether its class comes from a plugin, or from a user."""
@@ -104,15 +95,15 @@ class Subject:
     def any_size(self) -> bool:
         return self.sizes == SIZES
 
-    def cases(self, masks: bool, costly: bool) -> Iterable[Case]:
-        """Fixed and drawn cases for a promise; few if a solver answers."""
+    def cases(self, costly: bool, masks: bool = True) -> Iterable[Case]:
+        """Fixed and random cases for a promise; few if a solver answers."""
         fixed = list(fixed_cases(self.sizes, masks))
         if not self.has_formula:
             fixed = fixed[-2:] if costly else fixed[1:]
         yield from fixed
         number = (4 if costly else 10) if self.has_formula else 2
         d = 6 if self.any_size else self.sizes[0]
-        yield from drawn_cases(d, self.any_size, masks, number)
+        yield from random_cases(d, self.any_size, masks, number)
 
     def _accepts(self, d: int) -> bool:
         y = torch.full((2, d), 1 / d, dtype=torch.float64, device="cpu")
@@ -212,6 +203,10 @@ class Subject:
             ]
         zero = torch.zeros_like(y)
         return torch.stack([zero if c is None else c for c in columns], -1).detach()
+
+
+def exact(s: Subject) -> bool:
+    return s.omega.exact
 
 
 def layer_of(omega: Regularizer, gamma: float | Tensor, dim: int = -1) -> RegularizedMax:

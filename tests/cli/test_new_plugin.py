@@ -19,7 +19,6 @@ def written(folder: Path, name: str) -> Path:
 
 @pytest.mark.slow
 def test_the_package_installs_and_its_tests_pass(tmp_path, capsys):
-    pytest.importorskip("hypothesis")
     pytest.importorskip("hatchling")
     home = written(tmp_path / "work", "My-Ridge")
     said = capsys.readouterr().out

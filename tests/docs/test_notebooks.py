@@ -17,7 +17,7 @@ NEEDED = {
     "attention-classifier": ("matplotlib", "sklearn"),
     "cross-checking": ("cvxpylayers",),
     "sparse-losses": ("matplotlib", "sklearn"),
-    "your-own-omega": ("hypothesis",),
+    "your-own-omega": (),
 }
 
 

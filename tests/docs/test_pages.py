@@ -194,7 +194,6 @@ def namespace(page: str) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fast", "shared"])
 def test_the_regularizers_of_the_tutorial_pass_the_kit(name):
-    pytest.importorskip("hypothesis")
     page = namespace("docs/writing-a-regularizer.md")
     omega = {"fast": page["FastPrior"](page["prior"].detach()), "shared": page["shared"]}[name]
     check_regularizer(omega)
@@ -202,5 +201,4 @@ def test_the_regularizers_of_the_tutorial_pass_the_kit(name):
 
 @pytest.mark.slow
 def test_the_solver_of_the_tutorial_passes_the_kit():
-    pytest.importorskip("hypothesis")
     check_solver(namespace("docs/writing-a-solver.md")["ProjectedGradient"]())

@@ -26,7 +26,6 @@ def installed(tmp_path_factory):
 
 @pytest.mark.slow
 def test_its_own_tests_pass(installed):
-    pytest.importorskip("hypothesis")
     assert plugin_packages.passing_tests(installed) > 80
 
 
