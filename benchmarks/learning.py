@@ -1,4 +1,5 @@
-"""Losses beside ``CrossEntropyLoss``, and attention beside ``scaled_dot_product_attention``."""
+"""Losses beside ``CrossEntropyLoss``, attention beside ``scaled_dot_product_attention``; also those
+of large vocabularies and long sequences."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -17,7 +19,7 @@ import regmax
 from regmax.nn import AdaptiveEntmax, attention
 from regmax.nn.omega import Omega
 
-from .peers import CHECKED
+from .peers import CHECKED, OMEGAS
 from .timing import Step
 
 CROSS_ENTROPY = "torch CrossEntropyLoss"
@@ -30,7 +32,9 @@ LOSSES: dict[str, tuple[str, float | None]] = {
     "regmax PnormmaxLoss": ("PnormmaxLoss", None),
 }
 """Class and α."""
-SDPA = "torch SDPA math"
+SDPA, SDPA_DEFAULT = "torch SDPA math", "torch SDPA default"
+TWO_STEPS = "torch linear, cross_entropy"
+LONG = ("softmax", "sparsemax", "entmax15")
 ATTENTION = ("softmax", "sparsemax", "entmax15", "entmax", "fusedmax", "oscarmax")
 
 
@@ -100,8 +104,11 @@ def _loss(
     return Step(name, apply, (x.detach().requires_grad_(), *loss.parameters()), error=error)
 
 
-def heads(shape: tuple[int, int, int, int], causal: bool, device: str) -> list[Step]:
-    """PyTorch's attention, with its plain backend and by default, and regmax's, on N(0, 1)."""
+def heads(
+    shape: tuple[int, int, int, int], causal: bool, device: str, long: bool = False
+) -> list[Step]:
+    """PyTorch's attention, with its plain backend and by default, and regmax's, on N(0, 1).
+    ``long``: not the plain backend, no errors, and entmax15 also all at once."""
     generator = torch.Generator(device=device).manual_seed(shape[2])
     *given, out = torch.randn(4, *shape, device=device, generator=generator)
 
@@ -121,16 +128,20 @@ def heads(shape: tuple[int, int, int, int], causal: bool, device: str) -> list[S
         return float((step.y.detach().double() - exact.y.detach()).abs().max())
 
     found = []
-    for mapping in ATTENTION:
+    for mapping in LONG if long else ATTENTION:
         step = _heads(mapping, given, causal)
-        step.v, step.error = out, functools.partial(error, mapping=mapping)
+        step.v, step.error = out, None if long else functools.partial(error, mapping=mapping)
         found.append(step)
+    theirs = {SDPA: plain, SDPA_DEFAULT: default}
+    if long:
+        whole = _heads("entmax15", given, causal, chunk=shape[2])
+        found.append(replace(whole, name=f"{whole.name}, all at once", v=out))
+        del theirs[SDPA]
     softmax = found[0]
-    theirs = {SDPA: plain, "torch SDPA default": default}
     return [replace(softmax, name=n, function=f) for n, f in theirs.items()] + found
 
 
-def _heads(mapping: str, given: Sequence[Tensor], causal: bool) -> Step:
+def _heads(mapping: str, given: Sequence[Tensor], causal: bool, chunk: int | None = None) -> Step:
     """regmax's attention on q, k and v."""
     omega: Omega = mapping
     learned: list[Tensor] = []
@@ -139,7 +150,38 @@ def _heads(mapping: str, given: Sequence[Tensor], causal: bool) -> Step:
         learned = list(omega.parameters())
 
     def apply(q: Tensor, k: Tensor, v: Tensor, *learned: Tensor) -> Tensor:
-        return attention(q, k, v, omega, is_causal=causal)
+        return attention(q, k, v, omega, is_causal=causal, chunk=chunk)
 
     leaves = (*(t.detach().requires_grad_() for t in given), *learned)
     return Step(f"regmax {mapping}", apply, leaves)
+
+
+def linear_losses(shape: tuple[int, int, int], device: str) -> list[Step]:
+    """A training step of the last layer. ``shape``: rows × features × classes."""
+    rows, features, classes = shape
+    generator = torch.Generator(device=device).manual_seed(rows)
+    weight = torch.randn(classes, features, device=device, generator=generator) / features**0.5
+    hidden = torch.randn(rows, features, device=device, generator=generator)
+    target = torch.randint(classes, (rows,), device=device, generator=generator)
+
+    def step(name: str, loss: Any) -> Step:
+        leaves = (weight.detach().requires_grad_(), hidden.detach().requires_grad_())
+        return Step(name, lambda w, h: loss(h, w), leaves)
+
+    def two_steps(h: Tensor, w: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(h, w), target)
+
+    def chunked(h: Tensor, w: Tensor) -> Tensor:
+        options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=128, chunking_method=None)
+        found: Tensor = F.linear_cross_entropy(h, w, target, options=options)
+        return found
+
+    found = [step(TWO_STEPS, two_steps), step("torch linear_cross_entropy, 128 rows", chunked)]
+    for name in LONG:
+        omega = OMEGAS[name]
+        one, two = regmax.LinearFenchelYoungLoss(omega), regmax.FenchelYoungLoss(omega)
+        found += [
+            step(f"regmax {name}", lambda h, w, one=one: one(h, w, target)),
+            step(f"regmax {name}, two steps", lambda h, w, two=two: two(F.linear(h, w), target)),
+        ]
+    return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regmax.functional
 
-from . import first, inputs, learning, long, memory, own, page, peers, plans
+from . import first, inputs, learning, memory, own, page, peers, plans
 from .plan import MAPPINGS, plan
 from .timing import CpuWatch, CudaWatch, Figure, Step, busy, interleave
 
@@ -97,6 +97,10 @@ class Bench:
     ) -> str:
         """Time mappings over torch.softmax."""
         return self.table((label, [c.step(case) for c in candidates]) for label, case in cases)
+
+
+def _label(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))
 
 
 def mappings(bench: Bench) -> str:
@@ -356,7 +360,7 @@ def attention(bench: Bench) -> str:
     learns one α per head.
     """
     cases = (
-        (" × ".join(map(str, shape)) + suffix, learning.heads(shape, bool(suffix), bench.device))
+        (_label(shape) + suffix, learning.heads(shape, bool(suffix), bench.device))
         for shape in bench.plan.attention
         for suffix in ("", ", causal")
     )
@@ -370,7 +374,8 @@ def long_attention(bench: Bench) -> str:
     chunks of queries; on the CPU the backward pass of a sparse mapping takes the support alone.
     """
     shape = bench.plan.long_attention
-    return bench.table([(long.label(shape), long.heads(shape, bench.device))], long.SDPA)
+    steps = learning.heads(shape, True, bench.device, long=True)
+    return bench.table([(_label(shape), steps)], learning.SDPA_DEFAULT)
 
 
 def linear_loss(bench: Bench) -> str:
@@ -380,7 +385,8 @@ def linear_loss(bench: Bench) -> str:
     features × classes.
     """
     shape = bench.plan.linear_loss
-    return bench.table([(long.label(shape), long.losses(shape, bench.device))], long.TWO_STEPS)
+    steps = learning.linear_losses(shape, bench.device)
+    return bench.table([(_label(shape), steps)], learning.TWO_STEPS)
 
 
 def transport(bench: Bench) -> str:
@@ -427,15 +433,16 @@ def peaks(bench: Bench) -> str:
     found: dict[str, dict[str, str]] = {}
 
     def cases() -> Cases:
-        (n, d), most = bench.plan.memory, bench.plan.losses[-1]
+        p, device = bench.plan, bench.device
+        (n, d), most = p.memory, p.losses[-1]
         candidates = [c for c in bench.candidates if c.mapping != "copy"]
         x = bench.case("normal", *most).x
         for kind in ("normal", "equal"):
             case = bench.case(kind, n, d)
             yield f"{n} × {d}, {inputs.label(kind)}", [c.step(case) for c in candidates]
         yield "{} × {} logits".format(*most), learning.losses(x, package=bench.has_entmax)
-        yield "long sequences, causal", long.heads(bench.plan.long_attention, bench.device)
-        yield "large vocabularies", long.losses(bench.plan.linear_loss, bench.device)
+        yield "long sequences, causal", learning.heads(p.long_attention, True, device, long=True)
+        yield "large vocabularies", learning.linear_losses(p.linear_loss, device)
 
     labels = []
     for label, steps in cases():

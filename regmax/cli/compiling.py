@@ -20,7 +20,7 @@ from ..regularizers.errors import clipped, told
 from ..regularizers.regularizer import Regularizer
 from .common import UsageError, needs, note, working
 from .listing import quiet_registry
-from .names import HELP, by_default, named, with_defaults
+from .names import add_names, by_default, named, with_defaults
 from .scores import LONGEST
 
 DTYPES = (torch.float32, torch.float64)
@@ -51,12 +51,7 @@ def add_to(commands: Any) -> None:
         "already is not compiled again.",
         epilog="example: regmax compile sparsemax 'tsallis(alpha=1.5) + 0.1*tv'",
     )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"{HELP} (default: all regularizers)",
-    )
+    add_names(parser, "default: all regularizers")
     parser.set_defaults(run=run)
 
 

@@ -30,8 +30,24 @@ HELP = (
 )
 
 
+def add_names(parser: Any, more: str) -> None:
+    """Add NAMEs to a command; ``more``: how many there may be."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{HELP} ({more})")
+
+
+def add_scores(parser: Any, default: str) -> None:
+    """Add ``--scores`` to a command; ``default``: what it takes else."""
+    parser.add_argument(
+        "--scores",
+        type=Path,
+        metavar="FILE",
+        help=f"your own scores, .npy, .pt or .csv, of shape (..., d) (default: {default})",
+    )
+
+
 def add_domain(parser: Any) -> None:
-    """Add ``--domain`` to a command."""
+    """Add ``--gamma`` and ``--domain`` to a command."""
+    parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
     parser.add_argument(
         "--domain",
         metavar="D",

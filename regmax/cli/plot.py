@@ -19,9 +19,9 @@ from ..plots.style import INK, formula, takes
 from ..regularizers.registry import Registry, suggestion
 from ..regularizers.regularizer import Regularizer
 from ..testing.backends.generic import definition
-from .common import UsageError, needs, note, positive, table, working
+from .common import UsageError, needs, note, positive, table, working, writing
 from .listing import quiet_registry, warned_registry
-from .names import HELP, add_domain, domain, named, with_defaults
+from .names import add_domain, add_names, add_scores, domain, named, with_defaults
 from .scores import LONGEST, MOST, load, made_up
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -58,12 +58,7 @@ def add_to(commands: Any) -> None:
         + ".",
         epilog="example: regmax plot 'tsallis(alpha=1.5) + 0.1*tv' --scores attention.npy",
     )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"{HELP}; several for one picture of kind {', '.join(TOGETHER)}",
-    )
+    add_names(parser, f"several for one picture of kind {', '.join(TOGETHER)}")
     parser.add_argument(
         "--kind", choices=KINDS, metavar="KIND", help=f"{', '.join(KINDS)} (default: mapping)"
     )
@@ -82,12 +77,7 @@ def add_to(commands: Any) -> None:
         metavar="LIST",
         help="with --kind convergence: auto or names of solvers, comma-separated (default: auto)",
     )
-    parser.add_argument(
-        "--scores",
-        type=Path,
-        metavar="FILE",
-        help="your own scores, .npy, .pt or .csv, of shape (..., d) (default: generated)",
-    )
+    add_scores(parser, "generated")
     parser.add_argument(
         "--rows",
         type=int,
@@ -105,7 +95,6 @@ def add_to(commands: Any) -> None:
         "--dim", type=int, metavar="D", help="how many scores to generate (default: 20)"
     )
     add_domain(parser)
-    parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
     parser.add_argument(
         "--out",
         type=Path,
@@ -306,10 +295,8 @@ def solved(
 
 def every(found: Registry, gamma: float, folder: Path) -> int:
     """Draw the pictures and print their paths. If a regularizer raises, go on; the status is 1."""
-    try:
+    with writing(f"--out {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {folder}: {error.strerror or error}") from error
     names = with_defaults(found)
     sound: dict[str, Regularizer] = {}
     for number, name in enumerate(names, start=1):
@@ -357,10 +344,8 @@ def both(figure: Any, path: Path) -> None:
 
 def write(figure: Any, path: Path) -> None:
     """Save the figure. :class:`UsageError` if the file cannot be written."""
-    try:
+    with writing(f"--out {path}"):
         plots.save(figure, path)
-    except OSError as error:
-        raise UsageError(f"--out {path}: {error.strerror or error}") from error
 
 
 def stem(*words: str) -> str:

@@ -17,9 +17,9 @@ from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
 from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
-from .common import UsageError, columns, note, positive, table, working, wrapped
+from .common import UsageError, columns, note, positive, table, working, wrapped, writing
 from .listing import warned_registry
-from .names import HELP, add_domain, by_default, domain, named, with_defaults
+from .names import add_domain, add_names, add_scores, by_default, domain, named, with_defaults
 from .scores import LONGEST, builtin, load
 
 DEFAULT_AGAINST = ("generic", "cvxpylayers")
@@ -36,18 +36,8 @@ def add_to(commands: Any) -> None:
         "2 for wrong usage.",
         epilog="example: regmax validate tv tsallis:alpha=1.3 --scores attention.npy --gamma 0.5",
     )
-    parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"{HELP} (default: all regularizers)",
-    )
-    parser.add_argument(
-        "--scores",
-        type=Path,
-        metavar="FILE",
-        help="your own scores, .npy, .pt or .csv, of shape (..., d) (default: built-in ones)",
-    )
+    add_names(parser, "default: all regularizers")
+    add_scores(parser, "built-in ones")
     parser.add_argument(
         "--rows",
         type=int,
@@ -62,7 +52,6 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
     parser.add_argument("--dtype", choices=DTYPES, default="float64")
-    parser.add_argument("--gamma", type=float, default=1.0, help="γ > 0 (default: 1)")
     add_domain(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the reports here")
     parser.set_defaults(run=run)
@@ -101,10 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
             "against": list(against),
             "reports": {label: to_dict(label, outcome) for label, outcome in outcomes},
         }
-        try:
+        with writing(f"--json {arguments.json}"):
             arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--json {arguments.json}: {error.strerror or error}") from error
     return summarize(outcomes)
 
 

@@ -10,7 +10,6 @@ names the method.
 from __future__ import annotations
 
 import itertools
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +20,6 @@ from torch import Tensor
 
 from ..domains import Domain, Plans, Projected, given
 from ..kernels import simplex
-from ..mapping import evaluate
-from ..mapping.methods.solver import Settings
 from ..mapping.rows import Rows, prepare
 from ..optimality.certificates import certify
 from ..optimality.jacobian import averaging, jacobian_product
@@ -33,8 +30,8 @@ from ..regularizers.penalty import penalty_of, smooth_part
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer
 from ..solvers import polish
-from .backends.base import Answer, Backend, Task, tolerances
-from .backends.generic import definition
+from .backends.base import Answer, Backend, Task
+from .backends.generic import definition, own_answer
 from .report import Declared, Pair, Report
 
 
@@ -90,7 +87,7 @@ def crosscheck(
     if rows.mask is not None:
         v = torch.where(rows.mask, v, 0)
     task = Task(rows.omega, rows.z.detach(), v, rows.mask, rows.bounds)
-    answers = [_own(rows, v)]
+    answers = [own_answer(rows, v)]
     for backend in backends:
         reason = backend.unsuitable(rows.omega)
         if rows.bounds is not None and not backend.domains:
@@ -161,18 +158,6 @@ def _flat(rows: Rows) -> Rows:
         dtype=rows.dtype,
         bounds=bounds,
     )
-
-
-def _own(rows: Rows, v: Tensor) -> Answer:
-    """The layer's own answer. Its vector–Jacobian product is in z = x/γ, as that of the others."""
-    start = time.perf_counter()
-    x = rows.x.detach().requires_grad_()
-    with torch.enable_grad():
-        y, result = evaluate.argmax(replace(rows, x=x), Settings(on_failure="ignore"))
-        (vjp,) = torch.autograd.grad(y, x, v)
-    seconds = time.perf_counter() - start
-    vjp = vjp * rows.gamma
-    return Answer(result.path, y.detach(), vjp, seconds, *tolerances(y.dtype), exact_zeros=True)
 
 
 @dataclass(frozen=True, eq=False)

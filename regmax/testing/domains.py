@@ -159,4 +159,4 @@ def check_domain(
     ``entries``: the size of the rows; tensors of the domain broadcast to one row.
     ``expected_failures``: {check name: reason}; a check named there must fail.
     """
-    run_checks(domain_checks(domain, entries), domain, expected_failures, f"{domain!r}")
+    run_checks(_Subject(domain, entries), KINDS, expected_failures)

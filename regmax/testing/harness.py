@@ -141,7 +141,7 @@ def check_regularizer(
     ``expected_failures``: {check name: reason}, or a function from Ω to that. A check named there
     must fail. A check that needs a package that is not installed does not count.
     """
-    run_checks(checks_for(omega), omega, expected_failures, f"{omega!r}")
+    run_checks(Subject(omega), KINDS, expected_failures)
 
 
 def parametrize_with_checks(
@@ -154,8 +154,7 @@ def parametrize_with_checks(
     """
     if isinstance(regularizers, Regularizer):
         raise TypeError(f"regularizers must be a list of them; got {regularizers!r} alone")
-    cases = [(f"{s.given!r}", s) for s in map(Subject, regularizers)]
-    return parametrized(cases, KINDS, expected_failures, "an Ω")
+    return parametrized([*map(Subject, regularizers)], KINDS, expected_failures, "an Ω")
 
 
 # -- the checks of a subject -----------------------------------------------------------------------
@@ -166,12 +165,10 @@ def checks_of(subject: Tested, kinds: Mapping[str, Kind], skip: Skip | None = No
 
 
 def run_checks(
-    checks: Sequence[Check],
-    given: object,
-    expected_failures: ExpectedFailures | None,
-    label: str,
+    subject: Tested, kinds: Mapping[str, Kind], expected_failures: ExpectedFailures | None
 ) -> None:
-    """Run ``checks`` on ``given``; one AssertionError, with ``label`` in it, lists all failures."""
+    """Run the checks of a subject; one AssertionError lists all failures."""
+    checks, given = checks_of(subject, kinds), subject.given
     expected = _expected(expected_failures, given, [check.name for check in checks])
     failures: list[str] = []
     failed: list[str] = []
@@ -205,9 +202,8 @@ def run_checks(
         )
     if failures:
         plural = "check" if len(checks) == 1 else "checks"
-        raise AssertionError(
-            f"{found} of {len(checks)} {plural} failed for {label}\n\n" + "\n\n".join(failures)
-        )
+        title = f"{found} of {len(checks)} {plural} failed for {subject.label}"
+        raise AssertionError("\n\n".join([title, *failures]))
 
 
 def _expected(
@@ -237,30 +233,25 @@ def _expected(
 
 
 def parametrized(
-    subjects: Sequence[tuple[str, Tested]],
+    subjects: Sequence[Tested],
     kinds: Mapping[str, Kind],
     expected_failures: ExpectedFailures | None,
     noun: str,
 ) -> Decorator:
     """Make one pytest test of each (subject, check).
 
-    ``subjects``: with labels for the tests. ``noun``: what a subject is, for an error message. A
-    dictionary of expected failures holds for every subject that has the check.
+    ``noun``: what a subject is, for an error message. A dictionary of expected failures holds for
+    every subject that has the check.
     """
     import pytest
 
     def skip_test(reason: str) -> None:
         pytest.skip(reason)
 
-    labels: dict[str, list[Check]] = {}
-    for label, subject in subjects:
-        name, k = label, 2
-        while name in labels:
-            name, k = f"{label}#{k}", k + 1
-        labels[name] = checks_of(subject, kinds, skip_test)
-    everywhere = [check.name for checks in labels.values() for check in checks]
+    each = [(subject, checks_of(subject, kinds, skip_test)) for subject in subjects]
+    everywhere = [check.name for _, checks in each for check in checks]
     parameters = []
-    for (name, checks), (_, subject) in zip(labels.items(), subjects, strict=True):
+    for subject, checks in each:
         own = [check.name for check in checks] if callable(expected_failures) else everywhere
         expected = _expected(expected_failures, subject.given, own)
         for check in checks:
@@ -268,9 +259,8 @@ def parametrized(
             if check.name in expected:
                 reason = expected[check.name]
                 marks = [pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError)]
-            parameters.append(
-                pytest.param(subject.given, check, marks=marks, id=f"{name}-{check.name}")
-            )
+            name = f"{subject.id}-{check.name}"
+            parameters.append(pytest.param(subject.given, check, marks=marks, id=name))
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         names = [name for name in inspect.signature(function).parameters if name != "self"]

@@ -39,11 +39,13 @@ def worst(t: Tensor) -> float:
 class Tested:
     """What promises are about: ``given``, an Ω, a solver or a domain, and what a report says of it.
 
-    ``label``: its name. ``look``: where to look, where nothing else says so.
+    ``label``: its name, ``id`` that of its tests. ``look``: where to look, where nothing else says
+    so.
     """
 
     given: Any
     label: str
+    id: str
     look: str
     cases: Callable[..., Iterable[Case]]
     """``cases(costly, ...)``: those of a promise; keyword arguments say which."""

@@ -21,7 +21,8 @@ class _Halves(shards.Shards):
         at = max(i for i, size in enumerate(t.shape) if size == 2 * self._n)
         both = t.unflatten(at, (2, self._n))
         whole = both.sum(at, keepdim=True) if how == "sum" else both.amax(at, keepdim=True)
-        return whole.expand(both.shape).flatten(at, at + 1)
+        found: Tensor = whole.expand(both.shape).flatten(at, at + 1)
+        return found
 
 
 def _in_parts(s: Subject, case: Case, v: Tensor) -> list[Tensor]:

@@ -50,6 +50,7 @@ class Bench(Tested):
         self.given = self.solver = solver
         self.name, self.table = type(solver).__name__, known_problems()
         self.label, self.look = f"solver {solver.name!r} ({self.name})", self.where("run")
+        self.id = solver.name
 
     def where(self, method: str) -> str:
         return f"{self.name}.{method}"
@@ -386,8 +387,7 @@ def check_solver(solver: Solver, expected_failures: ExpectedFailures | None = No
 
     ``expected_failures``: {check name: reason}; a check named there must fail.
     """
-    checks = solver_checks(solver)
-    run_checks(checks, solver, expected_failures, f"solver {solver.name!r}")
+    run_checks(Bench(solver), KINDS, expected_failures)
 
 
 def parametrize_solver_with_checks(
@@ -398,5 +398,4 @@ def parametrize_solver_with_checks(
     ``expected_failures``: {check name: reason}, or a function from a solver to that; a check named
     there must fail.
     """
-    benches = [(solver.name, Bench(solver)) for solver in solvers]
-    return parametrized(benches, KINDS, expected_failures, "a solver")
+    return parametrized([*map(Bench, solvers)], KINDS, expected_failures, "a solver")

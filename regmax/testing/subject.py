@@ -55,6 +55,7 @@ class Subject(Tested):
         self.fuses = self.penalty is not None and self.penalty.lovasz
         self.name = type(self.omega).__name__
         self.label, self.look = f"{self.omega!r}", self.where("value")
+        self.id = f"{omega!r}"
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def written(self, owner: object) -> bool:

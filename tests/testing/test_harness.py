@@ -296,11 +296,6 @@ def test_a_function_of_one_argument_is_refused():
         parametrize_with_checks([Right()])(lambda omega: None)
 
 
-def test_equal_omegas_have_ids_of_their_own():
-    ids = [p.id for p in parameters_of(parametrize_with_checks([Right(), Right()]))]
-    assert len(set(ids)) == len(ids)
-
-
 OPTIONAL_PACKAGES = """
 import sys
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from ...mapping.evaluate import argmax
 from ...mapping.methods.solver import Settings
@@ -23,6 +25,18 @@ def definition(omega: Regularizer) -> Regularizer:
     return omega if isinstance(omega, Definition) else Definition(omega)
 
 
+def own_answer(rows: Rows, v: Tensor) -> Answer:
+    """The answer of a layer, named by its method; J v is in z = x/γ, as that of every backend."""
+    start = time.perf_counter()
+    x = rows.x.detach().requires_grad_()
+    with torch.enable_grad():
+        y, result = argmax(replace(rows, x=x), Settings(on_failure="ignore"))
+        (vjp,) = torch.autograd.grad(y, x, v)
+    seconds, vjp = time.perf_counter() - start, vjp * rows.gamma
+    tol, vjp_tol = tolerances(y.dtype)
+    return Answer(result.path, y.detach(), vjp, seconds, tol, vjp_tol, exact_zeros=True)
+
+
 class Generic(Backend):
     """The solvers of regmax, from the value of Ω alone, in float64."""
 
@@ -36,10 +50,9 @@ class Generic(Backend):
         return None
 
     def answers(self, task: Task) -> list[Answer]:
-        start = time.perf_counter()
         wide = Problem(task.omega, task.z.detach(), task.mask, bounds=task.bounds).widened()
-        z = wide.z.detach().requires_grad_()
-        top = z.detach().amax(-1, keepdim=True) * (wide.bounds is None or wide.bounds.fixed_total)
+        z = wide.z.detach()
+        top = z.amax(-1, keepdim=True) * (wide.bounds is None or wide.bounds.fixed_total)
         rows = Rows(
             x=z - top,
             gamma=1.0,
@@ -52,10 +65,6 @@ class Generic(Backend):
             dtype=z.dtype,
             bounds=wide.bounds,
         )
-        with torch.enable_grad():
-            y, _ = argmax(rows, Settings(on_failure="ignore"))
-            (vjp,) = torch.autograd.grad(y, z, task.v.to(y))
-        seconds = time.perf_counter() - start
-        return [
-            Answer("generic", y.detach(), vjp, seconds, *tolerances(task.z.dtype), exact_zeros=True)
-        ]
+        found = own_answer(rows, task.v.to(z))
+        tol, vjp_tol = tolerances(task.z.dtype)
+        return [replace(found, method="generic", tol=tol, vjp_tol=vjp_tol)]
