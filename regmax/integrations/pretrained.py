@@ -20,7 +20,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -69,11 +69,8 @@ def omega_of(layer: Any, name: str) -> Regularizer | Learnable | str:
 def attach(model: Any, omega: Regularizer | Learnable, per_layer: bool) -> None:
     """Make Ω a part of the model, and make its attention layers use Ω."""
     before = {id(config): config._attn_implementation for config in _configs(model)}
-    token = _attaching.set(True)
-    try:
+    with _while(_attaching, True):
         model.set_attn_implementation(ATTACHED)
-    finally:
-        _attaching.reset(token)
     if not _attention_layers(model, ATTACHED):
         _restore(model, before)
         raise ValueError(
@@ -163,14 +160,18 @@ def _settle(model: Any) -> None:
                 _place(part)
 
 
-@contextmanager
-def giving(omega: Regularizer | Learnable | None) -> Iterator[None]:
+def giving(omega: Regularizer | Learnable | None) -> AbstractContextManager[None]:
     """A context in which a loaded model gets this Ω, if its file asks for one."""
-    token = _given.set(omega)
+    return _while(_given, omega)
+
+
+@contextmanager
+def _while(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _given.reset(token)
+        variable.reset(token)
 
 
 def _without(model: Any) -> ValueError:
@@ -384,11 +385,8 @@ def _from_pretrained(
     output_loading_info: bool = False,
     **kwargs: Any,
 ) -> Any:
-    token = _loading.set(True)
-    try:
+    with _while(_loading, True):
         model, info = original(cls, *args, output_loading_info=True, **kwargs)
-    finally:
-        _loading.reset(token)
     unread = {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])}
     held = _held(_attention_layers(model))
     parts = [(k, part) for k, part in model.named_modules() if any(part is o for o in held)]

@@ -201,11 +201,25 @@ def check_rows_independent(b: Bench, t: Trial) -> None:
 
 
 @searched(trials=one, costly=True)
-def check_deterministic(b: Bench, t: Trial) -> None:
-    """The same rows give the same bits after another solve; torch's random state is unchanged."""
-    problem = t.problem
-    state = torch.random.get_rng_state()
+def check_no_side_effects(b: Bench, t: Trial) -> None:
+    """Scores, mask and torch's random state are unchanged, y has its own memory and no graph, and
+    the same rows give the same bits after another solve."""
+    mask = t.participants().clone()
+    mask[:, -1] = mask[:, -1] & (mask.sum(-1) == 1)
+    z, on, state = t.z.clone(), mask.clone(), torch.random.get_rng_state()
+    problem = t.known.problem(z, mask)
     y, iterations = b.run(problem)
+    for what, before, now in (
+        ("the scores", t.z, z),
+        ("the mask", on, mask),
+        ("torch's random state", state, torch.random.get_rng_state()),
+    ):
+        if not torch.equal(before, now):
+            raise Broken(f"{what} as before", show(now))
+    if y.requires_grad:
+        raise Broken("a y without a graph", "y.requires_grad is True")
+    if y.untyped_storage().data_ptr() == z.untyped_storage().data_ptr():
+        raise Broken("a y in memory of its own", "y shares that of the scores")
     b.run(t.known.problem(t.z + normal(*t.z.shape, seed=10), t.mask))
     again, steps = b.run(problem)
     if not torch.equal(again, y) or not torch.equal(steps, iterations):
@@ -214,27 +228,6 @@ def check_deterministic(b: Bench, t: Trial) -> None:
             f"the second time: {show(again)}, after {steps.tolist()}",
             f"{b.where('run')}, and what {b.name} remembers or draws",
         )
-    if not torch.equal(torch.random.get_rng_state(), state):
-        raise Broken(
-            "torch's random state as before", "another", f"{b.where('run')}: use a generator"
-        )
-
-
-@searched(trials=one, costly=True)
-def check_leaves_its_inputs(b: Bench, t: Trial) -> None:
-    """Scores and mask are unchanged, y has its own memory, and no gradient is recorded."""
-    mask = t.participants().clone()
-    mask[:, -1] = mask[:, -1] & (mask.sum(-1) == 1)
-    z, before = t.z.clone(), mask.clone()
-    y, _ = b.run(t.known.problem(z, mask))
-    if not torch.equal(z, t.z):
-        raise Broken("the scores as before", f"{show(z)}")
-    if not torch.equal(mask, before):
-        raise Broken("the mask as before", f"{show(mask)}")
-    if y.requires_grad:
-        raise Broken("a y without a graph", "y.requires_grad is True")
-    if y.untyped_storage().data_ptr() == z.untyped_storage().data_ptr():
-        raise Broken("a y in memory of its own", "y shares that of the scores")
 
 
 # -- max_iter --------------------------------------------------------------------------------------

@@ -171,8 +171,9 @@ FAULTS = {
         faulty(lambda s, p, tol, n, y, k: (y, k + len(k) - 1)),
         faulty(lambda s, p, tol, n, y, k: (y, k + torch.arange(len(k)))),
     ],
-    "check_deterministic": [faulty(noisy), faulty(remembering)],
-    "check_leaves_its_inputs": [
+    "check_no_side_effects": [
+        faulty(noisy),
+        faulty(remembering),
         faulty(in_place),
         faulty(same_memory),
         faulty(lambda s, p, tol, n, y, k: (y.clone().requires_grad_(), k)),
