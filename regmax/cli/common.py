@@ -33,15 +33,6 @@ def needs(extra: str, what: str) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def writing(what: str) -> Iterator[None]:
-    """Turn an OSError into a UsageError with the reason."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{what}: {error.strerror or error}") from error
-
-
 def positive(gamma: float) -> None:
     """Refuse a γ that is not > 0 and finite."""
     if not (math.isfinite(gamma) and gamma > 0):

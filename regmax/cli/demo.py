@@ -20,7 +20,7 @@ from ..plots.heatmaps import ZERO, cells, colours
 from ..regularizers.penalty import Penalized
 from ..regularizers.regularizer import Regularizer
 from . import validate
-from .common import UsageError, needs, working, writing
+from .common import UsageError, needs, working
 from .listing import quiet_registry
 from .names import named
 from .scores import builtin
@@ -59,8 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     with needs("demo", "the demo"):
         import matplotlib.figure  # noqa: F401
     data = digits()
-    with writing(f"--out {arguments.out}"):
+    try:
         arguments.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {arguments.out}: {error.strerror or error}") from error
     start = time.perf_counter()
 
     print("1. Cross-check of each mapping with independent methods\n", flush=True)

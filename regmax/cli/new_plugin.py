@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from ..regularizers.errors import clipped
-from .common import UsageError, writing
+from .common import UsageError
 from .listing import quiet_registry
 
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             (f"tests/test_{words['name']}.py", TEST),
         )
     }
-    with writing(f"cannot write {home}"):
+    try:
         if home.exists():
             raise UsageError(
                 f"{home} exists already; choose another NAME, or another folder by --out"
@@ -60,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         (home / "tests").mkdir(parents=True)
         for name, text in files.items():
             (home / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {home}: {error.strerror or error}") from error
     print(f"wrote {home}: {', '.join(files)}")
     print(Template(NEXT).substitute(words, home=home), end="")
     return 0

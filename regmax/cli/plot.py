@@ -19,7 +19,7 @@ from ..plots.style import INK, formula, takes
 from ..regularizers.registry import Registry, suggestion
 from ..regularizers.regularizer import Regularizer
 from ..testing.backends.generic import definition
-from .common import UsageError, needs, note, positive, table, working, writing
+from .common import UsageError, needs, note, positive, table, working
 from .listing import quiet_registry, warned_registry
 from .names import add_domain, add_names, add_scores, domain, named, with_defaults
 from .scores import LONGEST, MOST, load, made_up
@@ -295,8 +295,10 @@ def solved(
 
 def every(found: Registry, gamma: float, folder: Path) -> int:
     """Draw the pictures and print their paths. If a regularizer raises, go on; the status is 1."""
-    with writing(f"--out {folder}"):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror or error}") from error
     names = with_defaults(found)
     sound: dict[str, Regularizer] = {}
     for number, name in enumerate(names, start=1):
@@ -344,8 +346,10 @@ def both(figure: Any, path: Path) -> None:
 
 def write(figure: Any, path: Path) -> None:
     """Save the figure. :class:`UsageError` if the file cannot be written."""
-    with writing(f"--out {path}"):
+    try:
         plots.save(figure, path)
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror or error}") from error
 
 
 def stem(*words: str) -> str:

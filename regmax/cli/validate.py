@@ -17,7 +17,7 @@ from ..regularizers.registry import Registry
 from ..regularizers.regularizer import Regularizer
 from ..testing.crosscheck import crosscheck
 from ..testing.report import Report
-from .common import UsageError, columns, note, positive, table, working, wrapped, writing
+from .common import UsageError, columns, note, positive, table, working, wrapped
 from .listing import warned_registry
 from .names import add_domain, add_names, add_scores, by_default, domain, named, with_defaults
 from .scores import LONGEST, builtin, load
@@ -90,8 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
             "against": list(against),
             "reports": {label: to_dict(label, outcome) for label, outcome in outcomes},
         }
-        with writing(f"--json {arguments.json}"):
+        try:
             arguments.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--json {arguments.json}: {error.strerror or error}") from error
     return summarize(outcomes)
 
 

@@ -202,8 +202,10 @@ def run_checks(
         )
     if failures:
         plural = "check" if len(checks) == 1 else "checks"
-        title = f"{found} of {len(checks)} {plural} failed for {subject.label}"
-        raise AssertionError("\n\n".join([title, *failures]))
+        listed = "\n\n".join(failures)
+        raise AssertionError(
+            f"{found} of {len(checks)} {plural} failed for {subject.label}\n\n{listed}"
+        )
 
 
 def _expected(
