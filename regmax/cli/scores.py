@@ -7,6 +7,7 @@ import csv
 import math
 import zipfile
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +24,18 @@ MOST, LONGEST = 1 << 24, 1 << 16
 
 def builtin(d: int = 12) -> Tensor:
     """(6, d) float64 scores: two rows each of scale 0.3, 1 and 3, with masked entries in one."""
-    generator = torch.Generator().manual_seed(0)
-    scale = torch.tensor([0.3, 0.3, 1.0, 1.0, 3.0, 3.0], dtype=torch.float64, device="cpu")
-    x = torch.randn(6, d, generator=generator, dtype=torch.float64, device="cpu") * scale[:, None]
+    x = made_up(6, d, (0.3, 0.3, 1.0, 1.0, 3.0, 3.0))
     x[3, x[3].argmax()] = -torch.inf  # a mapping that ignores masks would put its weight here
     x[3, d // 2] = -torch.inf
     return x
 
 
-def made_up(rows: int, d: int) -> Tensor:
-    """(rows, d) float64 scores of scale 0.3, 1 and 3 in turn."""
-    scale = torch.tensor([0.3, 1.0, 3.0], dtype=torch.float64, device="cpu")
+def made_up(rows: int, d: int, scales: Sequence[float] = (0.3, 1.0, 3.0)) -> Tensor:
+    """(rows, d) float64 scores of these scales in turn."""
+    scale = torch.tensor(scales, dtype=torch.float64, device="cpu")
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, d, generator=generator, dtype=torch.float64, device="cpu")
-    return scale.repeat(rows // 3 + 1)[:rows, None] * x
+    return scale.repeat(rows // len(scales) + 1)[:rows, None] * x
 
 
 def tensor(path: Path) -> Tensor:
