@@ -75,7 +75,7 @@ def found(omega, x, mask=None):
 
 
 @pytest.mark.parametrize("name", VALUES)
-@pytest.mark.parametrize("d", [2, 3, 10, 16])
+@pytest.mark.parametrize("d", [2, 16])
 def test_same_answers_as_the_solvers(name, d):
     """Within the bounds of both, with and without a mask; the gradients too."""
     omega = omega_of(name)
@@ -118,43 +118,6 @@ class Weighted(Regularizer):
     def value(self, y):
         own, coupling = self.box
         return (own.to(y) * separate(y).square()).sum(-1) / 2 + coupling * spectrum(y)
-
-
-def test_a_value_that_changes_between_calls():
-    """The answer is that of a new Ω, to the bit."""
-    omega, x = Weighted(torch.linspace(1, 2, 8)), scores(1, 8, seed=1)
-    layer = RegularizedMax(omega)
-    before = layer(x)
-    for box in ([torch.linspace(3, 1, 8), 0.0], [torch.linspace(3, 1, 8), 0.3]):
-        omega.box[:] = box
-        new = Weighted(box[0])
-        new.box[:] = box
-        assert not torch.equal(layer(x), before)
-        assert torch.equal(layer(x), RegularizedMax(new)(x))
-
-
-def test_a_parameter_that_learns():
-    class Learnt(Regularizer):
-        def __init__(self):
-            super().__init__()
-            self.w = torch.nn.Parameter(torch.ones(5, dtype=F64))
-
-        def value(self, y):
-            return (self.w * opaque(y).square()).sum(-1) / 2
-
-    omega, x = Learnt(), scores(2, 5, seed=2)
-    layer = RegularizedMax(omega)
-    assert "compiled code" in layer.explain(x)
-    for k in range(3):
-        with torch.no_grad():
-            omega.w += 0.5 * k * torch.arange(5)
-        y = layer(x)
-        with kernels.reference():
-            expected = layer(x)
-        torch.testing.assert_close(y, expected, rtol=0, atol=1e-10)
-        (got,) = torch.autograd.grad(y[:, 0].sum(), omega.w)
-        (truth,) = torch.autograd.grad(expected[:, 0].sum(), omega.w)
-        torch.testing.assert_close(got, truth, rtol=1e-7, atol=1e-9)
 
 
 class Coupled(Regularizer):
@@ -277,11 +240,6 @@ class Jump(Regularizer):
         return opaque(y).square().sum(-1) / 2 + (y > 0.3).to(y.dtype).sum(-1)
 
 
-class Narrow(Regularizer):
-    def value(self, y):
-        return opaque(y.float()).square().sum(-1).to(y.dtype) / 2
-
-
 @pytest.mark.parametrize("cls", [Chance, Called, Among, Hollow, Jump])
 def test_a_wrong_value_is_refused(cls):
     for seed in range(4):
@@ -320,11 +278,6 @@ def test_a_penalty_whose_methods_do_not_fit_is_refused():
     layer = RegularizedMax(regmax.Penalized(omega_of("spectrum"), Lying(), 0.1))
     with pytest.raises(RegularizerError, match=r"Lying\.subgradient and Lying\.value do not fit"):
         layer(scores(2, 6, seed=1))
-
-
-def test_a_value_in_float32_is_not_certified_in_float64():
-    x = scores(2, 5)
-    assert compiled(Problem(Narrow(), x - x.amax(-1, keepdim=True)), {}) is None
 
 
 def test_who_is_left_to_other_solvers():
