@@ -46,11 +46,6 @@ class TestSupport:
         assert analysis.support_size(y).tolist() == [1, 1]
         assert analysis.density(y).isnan().tolist() == [True, False]
 
-    def test_of_entmax_and_softmax(self):
-        x = 3 * drawn(2, 4, 5, 7)
-        assert bool((analysis.density(softmax(x)) == 1).all())
-        assert float(analysis.density(entmax15(x)).mean()) < 0.9
-
     @pytest.mark.parametrize("dim", [0, 1, -1])
     def test_any_dim_and_a_mask_that_broadcasts(self, dim):
         y, mask = entmax15(2 * drawn(3, 4, 5), dim=dim), masked(4, 5)
@@ -59,14 +54,6 @@ class TestSupport:
         for count in (analysis.support_size, analysis.density, analysis.group_count):
             found, wanted = count(y, dim=dim, mask=mask), count(turned, mask=same)
             assert torch.equal(found.nan_to_num(-1), wanted.nan_to_num(-1))
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    def test_dtypes(self, dtype):
-        y = torch.tensor([[1.0, 0.0, 0.0]], dtype=dtype)
-        assert analysis.support_size(y).dtype == torch.int64
-        assert analysis.density(y).dtype == torch.float32
-        assert analysis.head_diversity(y[:, None, None]).dtype == torch.float32
-        assert analysis.density(y).item() == pytest.approx(1 / 3)
 
 
 def runs_of(row, on):
@@ -94,11 +81,6 @@ class TestGroups:
         assert analysis.groups(y, "clusters").tolist() == [1, 1, -1, 1, 0, -1, 2]
         assert analysis.group_count(y).item() == 4
         assert analysis.group_count(y, "clusters").item() == 3
-
-    def test_neighbours_among_the_participants(self):
-        y = torch.tensor([0.25, 0.7, 0.25, 0.0, 0.25])
-        mask = torch.tensor([True, False, True, True, True])
-        assert analysis.groups(y, mask=mask).tolist() == [0, -1, 0, -1, 1]
 
     @pytest.mark.parametrize(("kind", "slow"), [("runs", runs_of), ("clusters", clusters_of)])
     def test_against_loops(self, kind, slow):
@@ -171,13 +153,6 @@ class TestHeadDiversity:
         assert found[0].item() == pytest.approx(js(p[:, 0, [0, 1, 3]]))
         assert found[1].item() == 0
         assert found[2].isnan()
-
-    def test_where_heads_and_keys_lie(self):
-        p = softmax(drawn(2, 4, 3, 6))
-        wanted = analysis.head_diversity(p)
-        for heads, keys in itertools.permutations(range(4), 2):
-            turned = p.movedim((1, 3), (heads, keys))
-            assert torch.allclose(analysis.head_diversity(turned, heads - 4, keys), wanted)
 
 
 class TestSummary:
@@ -285,10 +260,6 @@ class TestTrajectories:
         assert values["heads.gamma"].flatten().tolist() == pytest.approx([1.0] * 3)
         assert not any(table.requires_grad for table in values.values())
 
-    def test_made_without_grad(self):
-        with torch.no_grad():
-            assert set(analysis.Trajectories(model()).values) == NAMES
-
     def test_a_resumed_run_goes_on(self, tmp_path):
         net = model()
         record = analysis.Trajectories(net)
@@ -307,15 +278,6 @@ class TestTrajectories:
         assert record.values["sum.gamma"][-1].tolist() == [[3], [3]]
         for name, table in resumed.values.items():
             assert torch.equal(table[:2], record.values[name][:2])
-
-    def test_before_the_first_step_and_without_anything_to_learn(self):
-        assert analysis.Trajectories(model()).values["sum.gamma"].shape == (0, 2, 1)
-        record = analysis.Trajectories(regmax.RegularizedMax(regmax.regularizer("gini")))
-        record.step(1)
-        assert record.values == {}
-        other = analysis.Trajectories(torch.nn.Linear(1, 1))
-        other.load_state_dict(record.state_dict())
-        assert other.steps == [1]
 
     def test_refuses_the_state_of_another_model(self):
         record = analysis.Trajectories(model())

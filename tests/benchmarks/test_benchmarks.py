@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import __main__ as command
 from benchmarks import first, inputs, learning, own, page, peers, plan, sections
-from benchmarks.timing import CpuWatch, Figure, Step, busy, interleave
+from benchmarks.timing import Figure, Step
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,49 +93,6 @@ def test_ratios_are_over_the_reference_of_the_same_case():
     assert lines[4] == "| half | 1.00 | 1.00 | 1.00, 1.00 | – |  |"
 
 
-def test_many_cases_are_folded_away():
-    figures = {"fast": {case: Figure(1.0, 2.0, 0.0) for case in "abcd"}}
-    short, folded = page.ratios(figures, {"fast": 1e-7}, "fast", True).split("\n\n", 1)
-    assert short.splitlines()[::2] == [
-        "|  | mean | worst | error |",
-        "| fast | 1.00 | 1.00 | 1e-07 |",
-    ]
-    assert folded.startswith("<details>")
-    assert "| mean | worst | a | b | c | d | error |" in folded
-
-
-def test_turns_follow_the_budget():
-    log = []
-
-    class Believing(CpuWatch):
-        def start(self, step):
-            log.append(step.name)
-            return {"fast": (0.01, 0.02), "slow": (1.0, 2.0)}[step.name]
-
-    steps = [Step(name, torch.sum, ()) for name in ("fast", "slow")]
-    found = interleave(steps, Believing(), 0.9, 60, 3)
-    assert (log.count("fast"), log.count("slow")) == (31, 4)  # one to know the cost
-    assert found["slow"] == Figure(1.0, 3.0, 0.0)
-
-
-def test_each_second_round_is_reversed():
-    log = []
-
-    class Logging(CpuWatch):
-        def start(self, step):
-            log.append(step.name)
-            return 0.01, 0.02
-
-    names = [*"abcdef"]
-    interleave([Step(name, torch.sum, ()) for name in names], Logging(), 0.3, 8, 3)
-    assert log[:6] == names  # one to know the costs
-    rounds = [log[i : i + 6] for i in range(6, len(log), 6)]
-    assert len(rounds) == 8
-    assert [later[::-1] for later in rounds[1::2]] == rounds[::2]
-    assert len({"".join(one) for one in rounds}) == 8
-    assert all(sorted(one) == names for one in rounds)
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of the malloc of glibc")
 def test_times_are_taken_in_warm_memory_and_peaks_in_new():
     program = """
@@ -162,16 +119,6 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("kind", inputs.KINDS)
-def test_inputs_are_reproducible_and_leave_something_in_each_row(kind):
-    a, b = inputs.case(kind, 5, 16), inputs.case(kind, 5, 16)
-    assert torch.equal(a.x, b.x)
-    assert a.x.shape == a.v.shape == (5, 16)
-    assert a.x.dtype == torch.float32
-    assert torch.isfinite(a.x).any(-1).all()
-    assert a.x.is_contiguous()
-
-
 @pytest.mark.parametrize("name", own.OWN)
 def test_an_omega_by_its_value_is_solved(name):
     omega, case = own.OWN[name], inputs.case("normal", 4, 16, torch.float64)
@@ -179,20 +126,6 @@ def test_an_omega_by_its_value_is_solved(name):
     step.forward()
     assert step.error(step) < 1e-8
     assert omega.certified(step) < 1e-8
-
-
-def test_scaled_times_are_those_of_all_rows():
-    pytest.importorskip("cvxpylayers")
-    case = inputs.case("normal", 8, 4, torch.float64)
-    ours, *theirs = own.OWN[own.SEPARABLE].steps(case, scores=8)
-    assert (ours.per, len(ours.leaves[0])) == (1, 8)
-    assert [(step.per, len(step.leaves[0])) for step in theirs] == [(0.25, 2)] * 2
-
-
-def test_a_busy_process_ends():
-    with busy(8) as process:
-        assert process.poll() is None
-    assert process.poll() is not None
 
 
 def steps():

@@ -17,7 +17,7 @@ import torch
 
 import regmax
 from regmax.cli import demo, listing, main, scores, validate
-from regmax.cli.common import UsageError, needs, table, working, wrapped
+from regmax.cli.common import UsageError, needs, working
 from regmax.regularizers.registry import Offer, registry
 
 BUILT_IN = {
@@ -113,7 +113,6 @@ class TestMain:
         [
             (["lst"], "unknown choice 'lst' (did you mean 'list'?); accepted: list, validate"),
             (["plot", "gini", "--kid", "path"], "unknown option '--kid' (did you mean '--kind'?)"),
-            (["plot", "gini", "--kid=path"], "unknown option '--kid' (did you mean '--kind'?)"),
             (["plot", "gini", "--kind", "pat"], "unknown choice 'pat' (did you mean 'path'?)"),
             (["validate", "--dtype", "float33"], "(did you mean 'float32'?)"),
             (["list", "all"], "regmax list: error: unknown argument 'all'"),
@@ -226,12 +225,6 @@ class TestValidate:
         assert set(data["reports"]) == {"tv:lam=0.5", "entmax15"}
         assert data["reports"]["tv:lam=0.5"]["rows"]
 
-    def test_one_dimension_is_one_row(self, tmp_path, capsys):
-        np.save(tmp_path / "x.npy", np.array([3, 1, 2]))
-        argv = ["validate", "gini", "--against", "generic", "--scores", str(tmp_path / "x.npy")]
-        assert main(argv) == 0
-        assert "1 rows of 3" in capsys.readouterr().out
-
     def test_many_rows_are_thinned_out_and_it_says_so(self, tmp_path, capsys):
         np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(100, 5)))
         argv = ["validate", "gini", "--against", "generic", "--scores", str(tmp_path / "x.npy")]
@@ -241,9 +234,6 @@ class TestValidate:
         assert "64 of 100 rows" in out.err
         assert main([*argv, "--rows", "0"]) == 0
         assert "100 rows of 5" in capsys.readouterr().out
-
-    def test_float32(self, capsys):
-        assert main(["validate", "tsallis", "--against", "generic", "--dtype", "float32"]) == 0
 
     def test_a_lie_is_status_1_and_named(self, planted, tmp_path, capsys):
         path = tmp_path / "report.json"
@@ -317,11 +307,6 @@ class TestValidateRefuses:
     def test_no_backend(self, capsys):
         assert "names no backend" in refused(capsys, "validate", "--against", ",")
 
-    def test_missing_backend(self, capsys, monkeypatch):
-        backend = registry().names("backend")["cvxpy"]
-        monkeypatch.setattr(backend, "missing", lambda self: "cvxpy is not installed: pip ...")
-        assert "not installed" in refused(capsys, "validate", "gini", "--against", "cvxpy")
-
     def test_missing_default_backend_is_a_warning(self, capsys, monkeypatch):
         backend = registry().names("backend")["cvxpylayers"]
         monkeypatch.setattr(backend, "missing", lambda self: "cvxpylayers is not installed")
@@ -331,21 +316,6 @@ class TestValidateRefuses:
     @pytest.mark.parametrize("gamma", ["0", "-1", "nan", "inf"])
     def test_gamma(self, gamma, capsys):
         assert "--gamma must be" in refused(capsys, "validate", f"--gamma={gamma}")
-
-    @pytest.mark.parametrize(
-        ("name", "words"),
-        [
-            ("tv:lam", "cannot read 'lam'"),
-            ("tv:lam=x", "cannot read 'x'"),
-            ("tv:mu=1", "mu"),
-            ("tv:lam=-1", "lam must be"),
-            ("pnorm:p=3", "p must be"),
-        ],
-    )
-    def test_hyperparameters(self, name, words, capsys):
-        message = refused(capsys, "validate", name)
-        assert name in message
-        assert words in message
 
     def test_device(self, capsys):
         assert "--device warp" in refused(capsys, "validate", "gini", "--device", "warp")
@@ -411,13 +381,10 @@ class TestValidateRefuses:
         [
             (np.float64(3.0), "single number"),
             (np.zeros((3, 0)), "no scores"),
-            (np.zeros((0, 3)), "no scores"),
             (np.array([[1.0, np.nan]]), "NaN in row 0"),
             (np.array([[1.0, 2.0], [1.0, np.inf]]), "+inf in row 1"),
             (np.full((1, 2), -np.inf), "no finite score in row 0"),
             (np.array(["a"]), "real numbers"),
-            (np.array([1j]), "real numbers"),
-            (np.array([True]), "real numbers"),
         ],
     )
     def test_arrays(self, array, words, tmp_path, capsys):
@@ -450,9 +417,7 @@ class TestValidateRefuses:
         [
             (lambda: {"x": torch.zeros(2)}, "found dict"),
             (lambda: torch.zeros(2, dtype=torch.complex64), "complex64"),
-            (lambda: torch.zeros(2, dtype=torch.bool), "bool"),
             (lambda: torch.eye(2).to_sparse(), "torch.sparse_coo"),
-            (lambda: torch.eye(2).to_sparse_csr(), "torch.sparse_csr"),
             (lambda: torch.eye(2, device="meta"), "meta"),
             (lambda: torch.nested.nested_tensor([torch.eye(2)], layout=torch.jagged), "nested"),
         ],
@@ -467,19 +432,6 @@ class TestValidateRefuses:
         path = tmp_path / "x.pt"
         torch.save(Path("anything"), path)
         assert "not a readable" in refused(capsys, "validate", "gini", "--scores", str(path))
-
-
-class TestScores:
-    def test_built_in_scores_are_fixed(self):
-        assert torch.equal(scores.builtin(), scores.builtin())
-        assert scores.builtin(d=5).shape == (6, 5)
-
-    def test_thinning_keeps_the_first_and_the_last_row(self, tmp_path):
-        np.save(tmp_path / "x.npy", np.arange(20.0).reshape(10, 2))
-        rows, total = scores.load(tmp_path / "x.npy", 3)
-        assert total == 10
-        assert rows[0].tolist() == [0, 1]
-        assert rows[-1].tolist() == [18, 19]
 
 
 class Exits(regmax.Regularizer):
@@ -515,13 +467,10 @@ def test_code_that_exits_is_status_2(monkeypatch, capsys):
     [
         (" + ".join(["gini"] * 2000), "at most 500 calls and operators"),
         ("1" * 400 + "*gini", "numbers (whole ones below 2**63)"),
-        ("*".join(["9" * 18] * 400) + "*gini", "numbers (whole ones below 2**63)"),
         ("1e400*gini", "the factor must be > 0 and finite; got inf"),
         ("g" * 10**6, "no regularizer or penalty is named"),
         ("(" * 10**6, "cannot read"),
         ("1*" + "-" * 10**6 + "1*gini", "cannot read"),
-        ("gini" + "()" * 400, "cannot read"),
-        ("tsallis:alpha='" + "a" * 10**6 + "'", "alpha must be a number"),
         ("gini(" + "a" * 10**6 + "=1)", "has no hyperparameter"),
         ("gini + 0.1*grid_tv(shape=(20000, 20000))", "x must have 400000000 entries"),
         ("gini + 0.1*graph_tv(edges=[(0, 1)], nodes=10000000000)", "10000000000 entries"),
@@ -572,35 +521,6 @@ class TestDemo:
         assert result.support < 32
         assert result.weights.sum(-1).allclose(torch.ones(()))
 
-    def test_the_split_is_fixed_and_whole(self):
-        data = demo.digits()
-        assert len(data.train_x) + len(data.test_x) == 1797
-        assert data.train_x.amin() == 0
-        assert data.train_x.amax() == 1
-        assert torch.equal(data.test_x, demo.digits().test_x)
-
-    def test_groups(self):
-        y = torch.tensor([[0.0, 0.2, 0.2, 0.1, 0.2, 0.0, 0.3, 0.0]])
-
-        def count(omega):
-            return demo.Trained("x", omega, y, torch.zeros(1), 0.0).group_count
-
-        assert count(regmax.regularizer("tv")) == 4
-        assert count(regmax.regularizer("oscar")) == 3
-        assert count(regmax.regularizer("gini")) == 3
-
-    def test_picture_of_misread_digits_and_missing_classes(self, tmp_path):
-        data = demo.digits()
-        keep = data.test_y < 3
-        data = demo.Digits(
-            data.train_x[:32], data.train_y[:32], data.test_x[keep], data.test_y[keep]
-        )
-        result = demo.train("oscarmax", regmax.regularizer("oscar"), data, 1, seed=0)
-        assert len(demo.examples([result], data)) == 3
-        figure = demo.attention_maps([result], data)
-        figure.savefig(tmp_path / "x.png")
-        assert [axis.get_title() for axis in figure.axes[:3]] == ["a 0", "a 1", "a 2"]
-
 
 class TestCommon:
     def test_needs_names_the_extra(self):
@@ -610,38 +530,11 @@ class TestCommon:
         ):
             import nowhere  # noqa: F401
 
-    def test_table(self):
-        assert table(["a", "b"], [["long", ""], ["x", "y"]], indent="") == "a     b\nlong\nx     y"
-
     def test_working_says_what_takes_long(self, capsys, monkeypatch):
         monkeypatch.setattr("regmax.cli.common._SECONDS_BETWEEN_LINES", 0.01)
         with working("thinking"):
             time.sleep(0.5)
         assert capsys.readouterr().err.startswith("thinking: 0 s\n")
-
-    def test_a_table_fits(self, monkeypatch):
-        rows = [["a", "words " * 30, "x"], ["b", "", "y"]]
-        monkeypatch.setenv("COLUMNS", "60")
-        lines = table(["name", "what it is", "closed form"], rows).splitlines()
-        assert max(map(len, lines)) <= 60
-        assert " ".join(lines).count("words") == 30
-        monkeypatch.setenv("COLUMNS", "400")
-        assert len(table(["name", "what it is", "closed form"], rows).splitlines()) == 3
-
-    def test_long_lines_are_continued_further_in(self, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "60")
-        text = wrapped("short\n  error: " + "word " * 20).splitlines()
-        assert text[0] == "short"
-        assert text[1].startswith("  error: word")
-        assert text[2].startswith("      word")
-        assert max(map(len, text)) <= 60
-
-    def test_a_line_of_progress_does_not_wrap(self, monkeypatch):
-        monkeypatch.setenv("COLUMNS", "50")
-        out = Terminal()
-        with working("thinking " * 20, out):
-            time.sleep(1.2)
-        assert max(map(len, out.getvalue().split("\r"))) == 49
 
     def test_working_clears_its_line_on_a_terminal(self, monkeypatch):
         out = Terminal()

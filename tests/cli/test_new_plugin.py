@@ -60,23 +60,16 @@ def test_a_name_that_ends_in_max_is_the_mapping(tmp_path):
     ("name", "reason"),
     [
         ("tv", "taken by TV of plugin 'tv'"),
-        ("TV", "taken by TV of plugin 'tv'"),
         ("sparse", "taken by the mapping 'sparsemax'"),
         ("graph", "taken by the installed module 'regmax_graph'"),
         ("1d", "be at most 60 letters"),
-        ("a b", "be at most 60 letters"),
-        ("größe", "be at most 60 letters"),
         ("lambda", "no word or module of Python"),
         ("../evil", "be at most 60 letters"),
-        ("none", "no word or module of Python"),
-        ("True", "no word or module of Python"),
-        ("exception", "no word or module of Python"),
         ("json", "no word or module of Python"),
         ("a" * 300, "be at most 60 letters"),
         ("grid_tv", "taken by GridTV of plugin 'graph'"),
         ("", "be at most 60 letters"),
         ("a__b", "one - or _ between"),
-        ("_", "one - or _ between"),
     ],
 )
 def test_a_bad_name_is_refused(name, reason, tmp_path, capsys):

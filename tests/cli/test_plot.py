@@ -12,7 +12,6 @@ from regmax.regularizers.registry import Offer, registry
 
 pytest.importorskip("matplotlib")
 
-F64 = torch.float64
 CONVERGENCE = ("--kind", "convergence")
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
@@ -87,12 +86,6 @@ class TestCommand:
         assert main(["plot", name]) == 0
         assert capsys.readouterr().out == f"{file}\n"
         assert (folder / file).read_bytes().startswith(b"\x89PNG")
-
-    def test_own_scores_and_svg(self, folder, capsys):
-        np.save("x.npy", np.array([[1.0, 2.0, -np.inf], [0.0, 1.0, 0.5]]))
-        for argv in ([], ["--row", "1", "--gamma", "2"]):
-            assert main(["plot", "gini", "--scores", "x.npy", "--out", "y.svg", *argv]) == 0
-            assert "<svg" in (folder / "y.svg").read_text()
 
     def test_convergence(self, folder, capsys):
         argv = ["plot", "tsallis", *CONVERGENCE, "--solver", "auto,newton,fista", "--dim", "9"]
@@ -171,13 +164,6 @@ class TestCommand:
         (folder / "x.png").mkdir()
         assert "--out x.png" in self.refused(capsys, "gini", "--out", "x.png")
 
-    @pytest.mark.parametrize("kind", plot.KINDS)
-    def test_every_kind(self, kind, folder, capsys):
-        assert main(["plot", "tv:lam=0.2", "--kind", kind]) == 0
-        file = f"regmax-tv-lam-0.2{'' if kind == 'mapping' else f'-{kind}'}.png"
-        assert capsys.readouterr().out.splitlines()[-1] == file
-        assert (folder / file).read_bytes().startswith(STARTS[".png"])
-
     @pytest.mark.parametrize("suffix", plot.SUFFIXES)
     def test_every_format_and_the_same_bytes_again(self, suffix, folder):
         argv = ["plot", "gini", "--kind", "simplex", "--out"]
@@ -186,31 +172,12 @@ class TestCommand:
         assert first.startswith(STARTS[suffix])
         assert first == again
 
-    @pytest.mark.parametrize("kind", plot.TOGETHER)
-    def test_several_on_one_picture(self, kind, folder):
-        argv = ["plot", "sparsemax", "tv:lam=0.3", "--kind", kind, "--out", "x.svg"]
-        assert main(argv) == 0
-        assert "<svg" in (folder / "x.svg").read_text()
-
-    def test_a_path_of_own_scores(self, folder):
-        np.save("x.npy", np.array([[1.0, 2.0, -np.inf], [0.0, 1.0, 0.5]]))
-        argv = ["plot", "tv", "--kind", "path", "--scores", "x.npy", "--row", "1"]
-        assert main([*argv, "--over", "lam"]) == 0
-        assert (folder / "regmax-tv-path.png").exists()
-
     def test_no_name(self, capsys):
         assert "name a regularizer" in self.refused(capsys)
 
     def test_rows_that_fill_the_memory_are_refused(self, capsys):
         for argv in (["gini + grid_tv(shape=(20000, 20000))"], ["gini", "--dim", "100000000"]):
             assert "rows of at most" in self.refused(capsys, *argv)
-
-    def test_an_omega_for_another_number_of_entries(self, capsys, monkeypatch):
-        plant(monkeypatch, Four)
-        for kind, entries in plot.TOGETHER.items():
-            message = self.refused(capsys, "four", "--kind", kind)
-            assert f"is for rows of {entries} entries; four is made for rows of 4" in message
-        assert main(["plot", "four", "--kind", "overview"]) == 0
 
     def test_all_goes_on_where_one_fails_and_names_it(self, folder, capsys, monkeypatch):
         plant(monkeypatch, Raises, Demanding, Four, only=("gini",))
@@ -230,7 +197,3 @@ class TestCommand:
         assert "raises (regmax-third 1.0): ZeroDivisionError: a fault of the plugin" in out.err
         assert "left out: demanding has no default for price; name it:" in out.err
         assert "surface: without fourmax, which takes rows of another number" in out.err
-
-    def test_all_into_a_file(self, folder, capsys):
-        (folder / "x").write_text("")
-        assert "--out x" in self.refused(capsys, "--all", "--out", "x")

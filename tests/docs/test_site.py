@@ -15,7 +15,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 # what a page's own text shows of TeX; code is code
 RAW_TEX = r"""(() => {
   const page = document.querySelector("article").cloneNode(true);
@@ -34,8 +35,22 @@ DOT = "#regmax-explorer [data-id=scores] .explorer-dot:nth-of-type(4)"  # the th
 SCORE = f'Number(document.querySelector("{DOT}").getAttribute("aria-valuenow"))'
 
 
+def built() -> Path | None:
+    """What ``make docs`` made, if nothing that is in it is newer."""
+    page = ROOT / "build" / "docs" / "index.html"
+    sources = [ROOT / "README.md"]
+    for folder in ("docs", "regmax", "plugins"):
+        files = (p for p in (ROOT / folder).rglob("*") if p.is_file())
+        sources += [p for p in files if p.parent.name != "__pycache__"]
+    if page.is_file() and all(p.stat().st_mtime < page.stat().st_mtime for p in sources):
+        return page.parent
+    return None
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
+    if (folder := built()) is not None:
+        return folder
     docs = ("sphinx", "furo", "myst_nb", "ipykernel", "sphinx_copybutton", "sphinx-mathjax-offline")
     for package in docs:
         if find_spec(package) is None:

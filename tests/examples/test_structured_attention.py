@@ -11,7 +11,6 @@ pytest.importorskip("tqdm")
 import torch
 
 from examples import structured_attention
-from examples.common.processes import Process
 
 
 @pytest.mark.slow
@@ -33,17 +32,3 @@ def test_smoke(tmp_path, capsys):
         assert torch.allclose(weights.sum(-1), torch.ones(len(weights)))
     assert "| fusedmax |" in capsys.readouterr().out
     assert (tmp_path / "attention-1.png").stat().st_size > 10_000
-
-
-def test_rate_of_sgd(tmp_path):
-    """1 up to the 8th epoch, then half of the last in each (Niculae & Blondel 2017, C.3)."""
-    args = structured_attention.options(
-        ["--smoke", "--out", str(tmp_path), "--optimizer", "sgd", "--rate", "1"]
-    )
-    corpus = structured_attention.load(args)
-    here = Process(torch.device("cpu"))
-    trainee = structured_attention.Translator(args, corpus, here, "softmax", 0)
-    with torch.no_grad():
-        rates = [trainee.validate(epoch)["rate"] for epoch in range(10)]
-    assert rates == [1.0] * 8 + [0.5, 0.25]
-    assert all(float(p.detach().abs().max()) <= 0.1 for p in trainee.model.parameters())

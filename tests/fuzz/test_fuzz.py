@@ -10,12 +10,9 @@ from regmax import FenchelYoungLoss, RegularizedMax, SoftmaxLoss, SparsemaxLoss
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = {"certificate": 6, "random omega": 25}
 
-
-@pytest.mark.parametrize("name", fuzzing.FUZZED)
-def test_under_fire(name):
-    fuzzing.run(name, EXAMPLES[name])
+def test_under_fire():
+    fuzzing.run(25)
 
 
 # -- what it found ---------------------------------------------------------------------------------

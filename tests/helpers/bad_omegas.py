@@ -20,11 +20,7 @@ def entropy(y):
 NOT_CONVEX = {
     "concave": lambda y: -square(y),
     "indefinite": lambda y: square(y) - 3 * y[..., 0] * y[..., 1],
-    "weights of both signs": lambda y: (y.square() * (torch.arange(y.shape[-1]) - 0.5)).sum(-1),
     "entropy with the wrong sign": lambda y: -entropy(y),
-    "one entropy with the wrong sign": lambda y: entropy(y) - 2 * torch.xlogy(y[..., 0], y[..., 0]),
-    "cubic minus square": lambda y: (y.pow(3) - y.square()).sum(-1),
-    "saddle of two coordinates": lambda y: square(y) + 4 * y[..., 0] * y[..., 1],
     "concave near the vertices": lambda y: (
         (y - 1 / 3).square().sum(-1) - 1.5 * (y - 1 / 3).pow(4).sum(-1)
     ),
@@ -36,40 +32,26 @@ NOT_CONVEX = {
         square(y) - 0.3 * (-((y[..., 0] - 0.75) ** 2) * 50).exp()
     ),
     "wave": lambda y: square(y) + (20 * y).sin().sum(-1) / 50,
-    "root of a square": lambda y: (0.01 + y.square()).pow(0.25).sum(-1),
     "norm, p = 1/2": lambda y: y.sqrt().sum(-1).square() / 2,
-    "logarithm": lambda y: (1 + 5 * y).log().sum(-1),
     "linear": lambda y: (y * torch.arange(3.0, dtype=y.dtype)).sum(-1),
-    "flat in one direction": lambda y: (y[..., 0] - y[..., 1]).square(),
     "constant on the simplex": lambda y: y.sum(-1).square(),
 }
 NOT_SMOOTH = {
     "|y − c|": lambda y: square(y) + 0.3 * (y - 0.3).abs().sum(-1),
     "max y": lambda y: square(y) + 0.4 * y.amax(-1),
     "total variation": lambda y: square(y) + 0.3 * y.diff(dim=-1).abs().sum(-1),
-    "all differences": lambda y: (
-        square(y) + 0.2 * (y.unsqueeze(-1) - y.unsqueeze(-2)).abs().sum((-1, -2))
-    ),
-    "relu": lambda y: square(y) + 0.5 * (y - 0.4).relu().sum(-1),
     "norm, not squared": lambda y: (y - 0.3).square().sum(-1).sqrt() + square(y) / 10,
     "largest two": lambda y: square(y) + 0.4 * y.topk(2, -1).values.sum(-1),
     "kink in the entropy": lambda y: entropy(y) + (y - 0.35).abs().sum(-1) / 2,
-    "clamp": lambda y: square(y) + 0.5 * y.clamp(min=0.3).sum(-1),
-    "pieces": lambda y: torch.where(y < 0.4, y.square(), 0.16 + 2 * (y - 0.4)).sum(-1),
     "only a kink": lambda y: (y - 0.3).abs().sum(-1),
 }
 NOT_FINITE = {
     "log(y − 0.1)": lambda y: -(y - 0.1).log().sum(-1),
-    "sqrt(y − 0.05)": lambda y: -(y - 0.05).sqrt().sum(-1),
     "1/y": lambda y: (1 / y).sum(-1) / 100,
-    "−log y": lambda y: -y.log().sum(-1),
     "1/(y − 0.5)": lambda y: (1 / (y - 0.5)).sum(-1) / 10 + 5 * square(y),
     "NaN beyond 0.8": lambda y: square(y) + torch.where(y > 0.8, torch.nan, 0.0).sum(-1),
     "infinite below 0.01": lambda y: square(y) + torch.where(y < 0.01, torch.inf, 0.0).sum(-1),
     "NaN in the gradient": lambda y: square(y) + (y - y).square().sum(-1).sqrt(),
-    "y log y by hand at 0": lambda y: (
-        (y * y.log()).sum(-1) + 0 * (y - y.amax(-1, keepdim=True)).log().sum(-1)
-    ),
 }
 
 

@@ -1,22 +1,12 @@
 """What code for a GPU does, on tensors of the CPU: Triton's interpreter runs the kernels, nothing
-reads a result back, and the bytes that each operation reads and writes are counted.
-
-    python tests/helpers/gpu_on_cpu.py      bytes per logit of each loss, forward and backward,
-                                            and the number of operations
-"""
+reads a result back, and the bytes that each operation reads and writes are counted."""
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
-
-if __name__ == "__main__":
-    os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
@@ -133,55 +123,3 @@ def traffic(run: Callable[[], Any]) -> Traffic:
     with as_on_a_gpu(), mock.patch.object(GridExecutor, "__call__", launch), found:
         run()
     return found
-
-
-def main() -> None:
-    import regmax
-
-    rows, verbose = 4, "-v" in sys.argv
-    losses: dict[str, tuple[Any, ...]] = {
-        "entropy": ("entropy", {}),
-        "gini": ("gini", {}),
-        "tsallis 1.5": ("tsallis", {"alpha": 1.5}),
-        "tsallis 3": ("tsallis", {"alpha": 3.0}),
-        "pnorm": ("pnorm", {"p": 1.5}),
-        "tv": ("tv", {"lam": 0.1}),
-        "oscar": ("oscar", {"lam": 0.01}),
-    }
-    cases: dict[str, tuple[Any, ...]] = {
-        "float32 1000": (torch.float32, 1000, {}),
-        "bfloat16 1000": (torch.bfloat16, 1000, {}),
-        "ignored": (torch.float32, 1000, {"ignore_index": 1}),
-        "smoothing": (torch.float32, 1000, {"label_smoothing": 0.1}),
-        "float32 20000": (torch.float32, 20000, {}),
-        **{f"{k} soft": (getattr(torch, k), 1000, {}) for k in ("float32", "bfloat16")},
-        "float32 20000 soft": (torch.float32, 20000, {}),
-    }
-    for name in ("cross-entropy", *losses):
-        made: Any = torch.nn.CrossEntropyLoss
-        if name in losses:
-            made = functools.partial(
-                regmax.FenchelYoungLoss, regmax.regularizer(losses[name][0], **losses[name][1])
-            )
-        cells = []
-        for case, (dtype, d, more) in cases.items():
-            if name in ("tv", "oscar") and more:
-                continue
-            torch.manual_seed(0)
-            x = torch.randn(rows, d).to(dtype).requires_grad_()
-            target = torch.randint(d, (rows,))
-            target[0] = 1
-            target = torch.randn(rows, d).softmax(-1).to(dtype) if "soft" in case else target
-            module = made(**more)
-            found = traffic(lambda: module(x, target).backward())  # noqa: B023
-            cells.append(f"{case}: {found.total / x.numel():.1f} in {len(found.moved)}")
-            if found.looks:
-                cells[-1] += f", looks {len(found.looks)}"
-            if verbose and case == "float32 1000":
-                for line in found.moved:
-                    print("   ", line[0], round(line[1] / x.numel(), 2))
-        print(f"{name:14}", "; ".join(cells), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -138,7 +138,7 @@ def batches(rows, seed):
     for k in itertools.count(seed):
         pairs = list(itertools.product(SIZES, kinds))
         for d, kind in random.Random(k).sample(pairs, len(pairs)):
-            count = min(400, BATCH // d)
+            count = max(2, min(400, BATCH // d, rows // 20))
             for dtype in (torch.float32, torch.float64):
                 made = kind.removeprefix("outputs of ")
                 if made in MAPPINGS:

@@ -1,6 +1,6 @@
 """Problems max_Δ ⟨y, z⟩ − F(y) − R(y) with their answers, in numpy's longest floats, without code
-of regmax. F is smooth and β-strongly convex, R has kinks: Σ w |aᵀy − b|, Σ w ‖y_g‖₂, or ordered
-weights Σ_k w_k y_[k].
+of regmax. F is smooth and β-strongly convex, R has kinks: Σ w |aᵀy − b|, or ordered weights
+Σ_k w_k y_[k].
 
 The answer comes first: a point y of Δ with zeros and kinks that it meets, a subgradient u ∈ ∂R(y),
 and z = ∇F(y) + u − s with s ≥ 0 on the zeros. So y is optimal for z, and as far as z is rounded,
@@ -30,13 +30,12 @@ class Smooth:
 
 @dataclass(frozen=True)
 class Kinks:
-    """R: rows a of ``lines`` (k, d) with ``at`` b and ``weights`` w; ``balls``: (indices, w) of
-    disjoint groups; ``ordered``: w_1 ≥ w_2 ≥ … of sorted entries, and then nothing else."""
+    """R: rows a of ``lines`` (k, d) with ``at`` b and ``weights`` w; ``ordered``: w_1 ≥ w_2 ≥ … of
+    sorted entries, and then nothing else."""
 
     lines: np.ndarray | None = None
     at: np.ndarray | None = None
     weights: np.ndarray | None = None
-    balls: tuple = ()
     ordered: np.ndarray | None = None
 
 
@@ -44,8 +43,7 @@ class Kinks:
 class Row:
     """Scores x = γz, rounded, and their y; ``bound`` ≥ ‖y − y*‖; ``margin``: how far the row is
     from a kink of its derivative; ``fixed`` (m, d): y moves along the null space of these rows;
-    ``bend``: the Hessian of the smooth part there; ``pull``: an element of ∂R(y), up to what is
-    fixed."""
+    ``bend``: the Hessian of the smooth part there."""
 
     x: np.ndarray
     y: np.ndarray
@@ -53,7 +51,6 @@ class Row:
     margin: float
     fixed: np.ndarray = field(repr=False)
     bend: np.ndarray = field(repr=False)
-    pull: np.ndarray = field(repr=False)
 
     def product(self, v):
         """J v: w with B w + Cᵀμ = v, C w = 0; B scaled so that its diagonal is 1."""
@@ -77,50 +74,19 @@ class Row:
 def pose(f, kinks, d, rng, dtype="float64", gamma=1.0):
     """A Row of d participants, its scores in ``dtype``."""
     made = _ordered if kinks.ordered is not None else _met
-    y, u, margin, fixed, pull = made(f, kinks, d, rng)
+    y, u, margin, fixed = made(f, kinks, d, rng)
     on = y > 0
     point = np.where(on, y, LONG(1e-30))
     slack = np.where(on, 0, (rng.exponential(size=d) + 0.01) * rng.choice([0.03, 1]))
-    dead = np.zeros(d, bool)
-    for g, _ in kinks.balls:
-        dead[g] = ~on[g].any()
-    slack = np.where(dead, 0, slack)  # a norm holds them at 0
-    slope, bend = _with_balls(f, kinks, on)
-    exact = slope(point) + u - slack
+    exact = np.array(f.slope(point), LONG) + u - slack
     exact = exact - exact.max()
     x = (exact * LONG(gamma)).astype(dtype)
     z = x.astype(LONG) / LONG(gamma)
     off = float(np.sqrt(((z - exact) ** 2).sum()))
     bound = (off + 1e-18 * d * (1 + float(np.abs(exact).max()))) / f.beta
-    margins = [margin, *slack[~on & ~dead], *(() if f.steep else y[on])]
+    margins = [margin, *slack[~on], *(() if f.steep else y[on])]
     fixed = np.r_[np.ones((1, d)), fixed, np.eye(d)[~on]]
-    for g, w in kinks.balls:
-        size = np.sqrt((y[g] ** 2).sum())
-        if size > 0:
-            pull[g] += w * y[g] / size
-    return Row(x, y, bound, float(min(margins)), fixed, bend(point), pull)
-
-
-def _with_balls(f, kinks, on):
-    """Slope and Hessian of F and of the norms of the groups that are not 0."""
-    balls = [(g, w) for g, w in kinks.balls if on[g].any()]
-
-    def slope(y):
-        s = np.array(f.slope(y), LONG)
-        for g, w in balls:
-            t = np.where(on[g], y[g], 0)
-            s[g] += w * t / np.sqrt((t**2).sum())
-        return s
-
-    def bend(y):
-        h = np.array(f.bend(y))
-        for g, w in balls:
-            t = np.where(on[g], y[g], 0)
-            size = np.sqrt((t**2).sum())
-            h[np.ix_(g, g)] += w / size * (np.eye(len(g)) - np.outer(t, t) / size**2)
-        return h
-
-    return slope, bend
+    return Row(x, y, bound, float(min(margins)), fixed, np.array(f.bend(point)))
 
 
 def _point(f, d, rng):
@@ -135,21 +101,10 @@ def _point(f, d, rng):
 
 
 def _met(f, kinks, d, rng):
-    """y, u and what holds y, where y meets some of the lines, and some of the groups are 0."""
+    """y, u and what holds y, where y meets some of the lines."""
     y = _point(f, d, rng)
-    u, pull, margin = np.zeros(d, LONG), np.zeros(d, LONG), np.inf
-    for g, _ in kinks.balls:
-        if f.steep or rng.random() < 0.6 or len(g) == d or not np.delete(y, g).any():
-            continue
-        y[g] = 0
-    y = y / y.sum()
-    for g, w in kinks.balls:
-        if not y[g].any():
-            inside = rng.normal(size=len(g))
-            u[g] = inside * (w * rng.random() * 0.9 / np.linalg.norm(inside))
-            margin = min(margin, float(w - np.sqrt((u[g] ** 2).sum())))
     if kinks.lines is None:
-        return y, u, margin, np.zeros((0, d)), pull
+        return y, np.zeros(d, LONG), np.inf, np.zeros((0, d))
     a, b, w = (np.asarray(t, LONG) for t in (kinks.lines, kinks.at, kinks.weights))
     for share in (0.7, 0.5, 0.3, 0.2, 0.1):
         found = _moved_to(y, a, b, rng.random(len(a)) < share)
@@ -160,12 +115,11 @@ def _met(f, kinks, d, rng):
     met = np.abs(t) < 1e-15
     side = w * np.where(met, 0, np.sign(t))
     held = np.where(met, w * rng.uniform(-0.95, 0.95, len(w)), 0)
-    pull = a.T @ side
-    margins = [margin, *np.abs(t[~met]), *(w - np.abs(held))[met]]
+    margins = [*np.abs(t[~met]), *(w - np.abs(held))[met]]
     rows = np.r_[np.ones((1, d)), a[met].astype(float)][:, y > 0]
     if met.any() and np.linalg.matrix_rank(rows) < len(rows):
         margins.append(0.0)  # multipliers are one only where the rows are independent
-    return y, u + pull + a.T @ held, min(margins), a[met].astype(float), pull
+    return y, a.T @ (side + held), min(margins), a[met].astype(float)
 
 
 def _moved_to(y, a, b, chosen):
@@ -193,13 +147,12 @@ def _ordered(f, kinks, d, rng):
     tied &= (y[1:] == 0) == (y[:-1] == 0)
     ids = np.r_[0, (~tied).cumsum()]
     order = rng.permutation(d)
-    u, pull, margin, rows = np.zeros(d, LONG), np.zeros(d, LONG), np.inf, []
+    u, margin, rows = np.zeros(d, LONG), np.inf, []
     for k in range(ids[-1] + 1):
         group = np.flatnonzero(ids == k)
         y[group] = y[group].mean()
         inside = rng.permutation(w[group]) * (t := LONG(rng.random() * 0.9))
         u[order[group]] = inside + (1 - t) * w[group].mean()
-        pull[order[group]] = w[group].mean()
         excess = (w[group] - -np.sort(-u[order[group]])).cumsum()[:-1]
         margin = min(margin, float(excess.min(initial=np.inf)) if y[group[0]] > 0 else np.inf)
         for i, j in itertools.pairwise(order[group]):
@@ -211,4 +164,4 @@ def _ordered(f, kinks, d, rng):
     margin = min([margin, *(-np.diff(levels))])
     out = np.empty(d, LONG)
     out[order] = y
-    return out, u, margin, np.array(rows).reshape(-1, d), pull
+    return out, u, margin, np.array(rows).reshape(-1, d)

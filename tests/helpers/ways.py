@@ -24,20 +24,16 @@ F32, F64 = torch.float32, torch.float64
 TRITON = {"registers": {}, "packed": {"pack": 16}, "chunks": {"limit": 16}}
 WAYS = ("cpu", *(pytest.param(way, marks=pytest.mark.slow) for way in TRITON))
 ways = pytest.mark.parametrize("way", WAYS)
+
+
+def by_ways(cases, few):
+    """``cases`` on the CPU; of Triton's ways, whose templates all mappings share, ``few``."""
+    slow = (pytest.param(way, case, marks=pytest.mark.slow) for way in TRITON for case in few)
+    return [*(("cpu", case) for case in cases), *slow]
+
+
 once = pytest.mark.parametrize("way", WAYS[:2])
 """For what is done before a kernel is called: it does not depend on the way."""
-halves = pytest.mark.parametrize(
-    ("way", "dtype"),
-    [
-        ("cpu", torch.float16),
-        ("cpu", torch.bfloat16),
-        *(
-            pytest.param(way, dtype, marks=pytest.mark.slow)
-            for way, dtype in zip(TRITON, (torch.float16, torch.bfloat16) * 2, strict=False)
-        ),
-    ],
-)
-"""Both dtypes of half precision, one by each way of Triton."""
 DEVICE = "cuda" if CUDA else "cpu"
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import json
-import os
-import pickle
 import subprocess
 import sys
 
@@ -196,16 +193,6 @@ def test_another_omega_than_the_files_is_refused(tmp_path):
         )
 
 
-def test_a_config_that_another_model_had_before(tmp_path):
-    """It is saved with the Ω of the present model."""
-    register("regmax-mine", AdaptiveEntmax(HEADS))
-    config = llama("regmax-mine").config
-    register("regmax-mine", Learnable(regmax.regularizer("tv"), lam=Positive((HEADS, 1, 1))))
-    model = learnt(made(transformers.LlamaForCausalLM, config))
-    model.save_pretrained(tmp_path)
-    same(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), model)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_the_dtype_is_that_of_the_model(dtype, tmp_path):
     model = transformers.AutoModelForCausalLM.from_config(llama().config, dtype=dtype).eval()
@@ -218,13 +205,6 @@ def test_the_dtype_is_that_of_the_model(dtype, tmp_path):
     other = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for p in other.parameters()} == {torch.bfloat16}
     assert logits(other).isfinite().all()
-
-
-def test_constants_keep_their_dtype(tmp_path):
-    alpha = torch.tensor(1.3, dtype=torch.float64)
-    attach(llama(), regmax.regularizer("tsallis", alpha=alpha)).save_pretrained(tmp_path)
-    twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-    assert torch.equal(twin.model.regmax.alpha, alpha)
 
 
 def test_a_part_alone(tmp_path):
@@ -444,56 +424,6 @@ def test_hyperparameters_learn(per_layer):
     assert (omega is model.model.layers[1].self_attn.regmax) is not per_layer
 
 
-def test_gradient_checkpointing():
-    model = attach(llama(), AdaptiveEntmax(HEADS)).train()
-    model(IDS, labels=IDS, use_cache=False).loss.backward()
-    expected = model.model.regmax.a.grad.clone()
-    model.zero_grad()
-    model.activation_checkpointing_enable()
-    model(IDS, labels=IDS, use_cache=False).loss.backward()
-    torch.testing.assert_close(model.model.regmax.a.grad, expected)
-
-
-def rank_learns(rank, port, found):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    for per_layer in (False, True):
-        model = attach(llama().train(), AdaptiveEntmax(HEADS), per_layer=per_layer)
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-        generator = torch.Generator().manual_seed(rank)
-        for _ in range(3):
-            ids = torch.randint(3, 50, (2, 8), generator=generator)
-            optimizer.zero_grad()
-            wrapped(input_ids=ids, labels=ids).loss.backward()
-            optimizer.step()
-        # no tensors: their memory goes with this process
-        found[rank, per_layer] = {name: model.get_parameter(name).tolist() for name in ours(model)}
-    torch.distributed.barrier()
-    os._exit(0)  # gloo's destructor, with the GIL, may wait for a thread that waits for the GIL
-
-
-@pytest.mark.slow
-def test_ranks_that_see_other_data_learn_the_same(free_port):
-    with torch.multiprocessing.Manager() as manager:
-        found = manager.dict()
-        torch.multiprocessing.spawn(rank_learns, (free_port, found), nprocs=2)
-        found = dict(found)
-    for per_layer, number in ((False, 1), (True, 2)):
-        assert found[0, per_layer] == found[1, per_layer]
-        assert len(found[0, per_layer]) == number
-        assert all(torch.tensor(a).all() for a in found[0, per_layer].values())  # it began at 0
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 # -- switching ------------------------------------------------------------------------------------
 
 
@@ -571,88 +501,7 @@ def test_a_name_that_was_put_into_the_config_by_hand():
     same(model, llama("regmax-sparsemax"))
 
 
-def test_a_config_alone_is_saved_with_what_it_says(tmp_path):
-    config = llama().config
-    config._attn_implementation = "regmax-fusedmax"
-    config.save_pretrained(tmp_path)
-    assert config_of(tmp_path)["attn_implementation"] == "regmax-fusedmax"
-    register("regmax-mine", AdaptiveEntmax(HEADS))
-    config._attn_implementation = "regmax-mine"
-    config.save_pretrained(tmp_path)
-    found = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert ours(transformers.AutoModelForCausalLM.from_config(found))
-
-
 # -- all else -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("per_layer", [False, True])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_copies_are_their_own(copied, per_layer):
-    model = learnt(attach(llama(), AdaptiveEntmax(HEADS), per_layer=per_layer))
-    twin = copied(model)
-    same(twin, model)
-    assert ours(twin) == ours(model)
-    learnt(twin, seed=5)
-    assert not torch.allclose(logits(twin), logits(model))
-
-
-def test_half_precision_and_doubles():
-    model = attach(llama(), AdaptiveEntmax(HEADS))
-    for cast in (model.half, model.bfloat16, model.double):
-        assert {p.dtype for p in cast().parameters()} == {model.dtype}
-        assert logits(model).isfinite().all()
-
-
-def test_weights_and_generation():
-    model = attach(llama(), AdaptiveEntmax(HEADS, 1.9))
-    seen = model(IDS, output_attentions=True).attentions
-    assert seen[0].shape == (2, HEADS, 8, 8)
-    assert (seen[0].tril() == 0).sum() > 2 * HEADS * 28  # more than the future
-    say = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    said = [model.generate(IDS, use_cache=cache, **say) for cache in (True, False)]
-    assert torch.equal(*said)
-
-
-def test_new_words(tmp_path):
-    model = learnt(attach(llama(), AdaptiveEntmax(HEADS)))
-    model.resize_token_embeddings(60)
-    model.save_pretrained(tmp_path)
-    same(transformers.AutoModelForCausalLM.from_pretrained(tmp_path), model)
-
-
-def test_compiled():
-    model = learnt(attach(llama(), AdaptiveEntmax(HEADS), per_layer=True))
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with torch.no_grad():
-        found, expected = (f(IDS, use_cache=False).logits for f in (compiled, model))
-    torch.testing.assert_close(found, expected)
-
-
-def test_nothing_of_it_reaches_the_generation_config(tmp_path):
-    attach(llama(), AdaptiveEntmax(HEADS)).save_pretrained(tmp_path)
-    said = json.loads((tmp_path / "generation_config.json").read_text())
-    assert not {"regmax", "attn_implementation"} & set(said)
-
-
-class Custom(transformers.LlamaForCausalLM):
-    """A model that has a `regmax` of its own, and a config that does."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.regmax = AdaptiveEntmax(HEADS)
-
-
-def test_what_is_called_the_same(tmp_path):
-    model = llama()
-    model.config.regmax = 3
-    model.save_pretrained(tmp_path)
-    model = Custom.from_pretrained(tmp_path)  # the file has no parameters for it
-    assert model.config.regmax == 3
-    attach(model, AdaptiveEntmax(HEADS))
-    model.set_attn_implementation("sdpa")
-    assert ours(model) == ["regmax.learned.alpha.a"]
 
 
 def test_the_callers_omega(tmp_path):

@@ -3,8 +3,6 @@ that learns; and Hugging Face's ``device_map``."""
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from torch import nn
@@ -159,16 +157,6 @@ def test_trainer_of_transformers(tmp_path):
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
     for name, t in values(model).items():
         assert torch.equal(values(again)[name], t)
-
-
-@pytest.mark.parametrize("where", ["cpu", "auto", {"": "cpu"}])
-def test_device_map(where, tmp_path):
-    transformers, model = llama()
-    model.save_pretrained(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        again = transformers.LlamaForCausalLM.from_pretrained(tmp_path, device_map=where)
-    torch.testing.assert_close(again(ROWS).logits, model(ROWS).logits, rtol=0, atol=0)
 
 
 def test_device_map_with_layers_on_disk(tmp_path):

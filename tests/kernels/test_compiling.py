@@ -13,7 +13,6 @@ import textwrap
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -87,11 +86,6 @@ class TestObjectFiles:
             path.write_bytes(content)
         assert run(folder).stdout == f"{RIGHT} True\n"
         assert run(folder).stdout == f"{RIGHT} False\n"
-
-    def test_settings_of_numba_make_another_file(self, folder):
-        before = len(list(folder.glob("*.o")))
-        assert run(folder, NUMBA_OPT="1").stdout == f"{RIGHT} True\n"
-        assert len(list(folder.glob("*.o"))) == before + 2
 
     def test_the_file_depends_on_the_source(self, folder, tmp_path):
         made = []
@@ -238,18 +232,12 @@ class TestAnotherProcess:
     @pytest.mark.parametrize(
         "program",
         [
-            "raise SystemExit(1)",
-            "import os; os.kill(os.getpid(), 9)",
             "print('x' * 100)",
             "import time; time.sleep(60)",
         ],
     )
     def test_where_it_fails_this_process_compiles(self, tmp_path, program, kept):
         given = f"compiling._PROGRAM, compiling.LONGEST = {program!r}, 5.0"
-        assert counted(tmp_path, 2, given, kept) == f"{RIGHT} forward backward\n"
-
-    def test_where_there_is_no_such_program(self, tmp_path, kept):
-        given = "import sys; sys.executable = '/nowhere/python'"
         assert counted(tmp_path, 2, given, kept) == f"{RIGHT} forward backward\n"
 
     def test_processes_that_begin_together_make_each_file_once(self, tmp_path):
@@ -412,10 +400,9 @@ print(regmax.functional.sparsemax(x.expand(20000, 3))[-1].tolist())
     "program",
     [
         "os.environ.pop('HOME'); pwd.getpwuid = fail(KeyError())",
-        "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')",
         "threading.Thread.start = fail(RuntimeError()); subprocess.Popen = fail(BlockingIOError())",
     ],
-    ids=["home", "working folder", "threads"],
+    ids=["home", "threads"],
 )
 def test_without(program, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -519,10 +506,8 @@ def test_a_version_of_numba_that_is_not_tested_is_tried(tmp_path):
     assert lines == ["[[0.75, 0.25, 0.0]] 1.0", "True"]
 
 
-@pytest.mark.parametrize(
-    ("numba", "missing"), [("99.0", "numba.core.compiler_machinery"), ("0.68.1", "llvmlite")]
-)
-def test_without_a_part_of_numba_pytorch_computes_and_one_warning_says_so(numba, missing, tmp_path):
+def test_without_a_part_of_numba_pytorch_computes_and_one_warning_says_so(tmp_path):
+    numba, missing = "99.0", "numba.core.compiler_machinery"
     script = UNTESTED.replace("BROKEN", str({missing: None})).replace("NUMBA", numba)
     lines = run(tmp_path, script).stdout.splitlines()
     assert lines[:2] == ["[[0.75, 0.25, 0.0]] 1.0", "False"]
@@ -559,30 +544,12 @@ def test_what_needs_the_runtime_library_of_numba_is_refused():
         jit.task(task, None)
 
 
-def test_arrays_of_numpy_need_nothing_of_numba():
-    def task(job):
-        a = np.empty(job[1])
-        for i in range(job[1]):
-            a[i] = i
-        job[2] = int(a.sum())
-
-    job = (ctypes.c_int64 * 3)(0, 5, 0)
-    address = compiling._linked(jit.task(task, None))
-    ctypes.CFUNCTYPE(None, ctypes.c_size_t)(address)(ctypes.addressof(job))
-    assert job[2] == 10
-
-
 def test_the_command_compiles_beforehand(tmp_path, capsys):
-    script = (
-        "from regmax.cli import main; raise SystemExit(main(['compile', 'sparsemax', 'softmax']))"
-    )
+    script = "from regmax.cli import main; raise SystemExit(main(['compile', 'sparsemax']))"
     lines = run(tmp_path, script).stdout.splitlines()
-    assert [(line.split()[0], line.split()[-2]) for line in lines] == [
-        ("sparsemax", "numba"),
-        ("softmax", "PyTorch"),
-    ]
-    of_sparsemax, of_softmax, of_losses = 4, 2, 4
-    assert len(list(tmp_path.glob("*.o"))) == of_sparsemax + of_softmax + of_losses
+    assert [(line.split()[0], line.split()[-2]) for line in lines] == [("sparsemax", "numba")]
+    of_sparsemax, of_losses = 4, 4
+    assert len(list(tmp_path.glob("*.o"))) == of_sparsemax + of_losses
     assert run(tmp_path).stdout == f"{RIGHT} False\n"
 
 

@@ -160,16 +160,3 @@ def test_a_table_follows_a_prox(monkeypatch):
     w = torch.where(on, omega.penalty.average(w, moved.detach(), on), 0)
     torch.testing.assert_close(y, expected, atol=1e-8, rtol=0)
     torch.testing.assert_close(dx, w, atol=1e-6, rtol=0)
-
-
-def test_alpha_learns_after_a_prox():
-    g = torch.Generator().manual_seed(4)
-    x = torch.randn(3, 9, generator=g, dtype=F64).requires_grad_()
-    for start in (1.3, 1.5, 2.6):
-        numbers = torch.tensor([start, 0.15], dtype=F64, requires_grad=True)
-
-        def layer(x, numbers):
-            omega = regmax.regularizer("tsallis", alpha=numbers[0])
-            return regmax.RegularizedMax(omega + numbers[1] * regmax.penalty("tv"))(x)
-
-        assert torch.autograd.gradcheck(layer, (x, numbers), eps=1e-7, atol=1e-5)

@@ -44,19 +44,6 @@ def test_optimality_and_jacobian(d: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_row_does_not_depend_on_its_batch(dtype: torch.dtype) -> None:
-    for d in (7, 64, 300):
-        x = (normal(20, d, seed=d) * 3).to(dtype)
-        x[7, 3], x[11] = torch.nan, -torch.inf
-        y = KERNEL.forward(x, GAMMA, (), None)[0]
-        assert bool(y[7].isnan().all())
-        assert not bool(y[11].any())
-        for k in range(20):
-            alone = KERNEL.forward(x[k : k + 1], GAMMA, (), None)[0]
-            assert torch.equal(alone[0].nan_to_num(5.0), y[k].nan_to_num(5.0))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("d", [2, 7, 300])
 def test_losses(d: int, dtype: torch.dtype) -> None:
     """max_Ω(x) + γΩ(t) − ⟨t, x⟩ of vertices and of distributions, and what moves γ."""

@@ -2,8 +2,6 @@
 
 import gc
 import math
-import sys
-import time
 import warnings
 import weakref
 
@@ -121,13 +119,6 @@ def test_sixteen_logarithms_and_exponentials_of_any_numbers():
         torch.testing.assert_close(got, right, rtol=4e-16, atol=0, equal_nan=True)
 
 
-def test_equal_results_of_the_derivatives_are_computed_once():
-    _, _, kernel = made(lambda y: (y * y.log()).sum(-1))
-    text = kernel.path.read_text()
-    assert text.count("any_log") == 2  # for the derivatives and for the value
-    assert text.count(" / ") == 2  # 1/t and 1/t²
-
-
 def by_triton(value):
     """The inputs and the kernel of a value in Triton's interpreter."""
     need_triton(interpreter=True)
@@ -138,9 +129,13 @@ def by_triton(value):
 
 
 @pytest.mark.parametrize("maker", [made, by_triton])
-@pytest.mark.parametrize("name", POINTWISE)
-def test_each_operation_has_the_derivatives_of_autograd(name, maker):
-    function = POINTWISE[name]
+@pytest.mark.parametrize("first", range(8))
+def test_each_operation_has_the_derivatives_of_autograd(first, maker):
+    """Eight in one kernel."""
+
+    def function(y):
+        return sum(k * f(y) for k, f in enumerate([*POINTWISE.values()][first::8], 1))
+
     _, inputs, kernel = maker(lambda y: function(y).sum(-1))
     y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
     (slope,) = torch.autograd.grad(function(y).sum(), y, create_graph=True)
@@ -200,14 +195,10 @@ def test_a_function_of_the_row_has_the_derivatives_of_autograd(name):
 
 SUMS = {
     "sum": lambda y: (y * y).sum(-1),
-    "sum of named dimension": lambda y: (y * y).sum(dim=y.ndim - 1),
     "mean": lambda y: (y * y).mean(-1),
-    "keepdim": lambda y: (y * y).sum(-1, keepdim=True).squeeze(-1),
     "two sums": lambda y: 2 * (y * y).sum(-1) - (y**0.5).sum(-1) / 3,
     "a constant": lambda y: 1 - (y**0.5).sum(-1),
     "norm": lambda y: y.norm(dim=-1) ** 2 / 2,
-    "norm 3": lambda y: torch.linalg.vector_norm(y, 3, dim=-1) ** 3,
-    "unsqueezed": lambda y: (y.unsqueeze(0) ** 2).squeeze(0).sum(-1),
     "weights": lambda y: (y * y * torch.arange(1, D + 1)).sum(-1),
 }
 
@@ -222,27 +213,22 @@ def test_a_sum_over_entries_is_found(name):
 
 FORMS = {
     "yᵀQy": lambda y: ((y @ Q) * y).sum(-1) / 2 + y.pow(3).sum(-1),
-    "in one sum": lambda y: ((y @ Q) * y / 2 + y**3 / 6).sum(-1),
     "least squares": lambda y: ((y @ A - SHIFT) ** 2).sum(-1),
     "weighted": lambda y: (SCALE * (y @ A - SHIFT) ** 2).mean(-1) + 0.1 * (y * y).sum(-1),
     "norm": lambda y: (y @ A).norm(dim=-1) ** 2 / 2 - torch.special.entr(y).sum(-1),
-    "linear": lambda y: F.linear(y, A.T, SHIFT).square().sum(-1),
-    "matmul": lambda y: (torch.matmul(y, Q.T @ Q) * y).sum(-1),
     "with y": lambda y: ((y @ Q + y) * (1 - (y - y @ Q))).sum(-1),
     "signs": lambda y: -(-(y @ A).square()).sum(-1) + (1 - (y * y).sum(-1)),
     "differences": lambda y: 3 - ((y @ A).square().sum(-1) - 2 * (y @ A).square().sum(-1)),
-    "a sum": lambda y: (y @ A).sum(-1) + y.square().sum(-1),
 }
 
 
-@pytest.mark.parametrize("shape", [(1, D), (2, 3, D)])
 @pytest.mark.parametrize("name", FORMS)
-def test_a_quadratic_form_is_found(name, shape):
-    value, y = FORMS[name], torch.rand(shape, dtype=F64)
+def test_a_quadratic_form_is_found(name):
+    value, y = FORMS[name], torch.rand(2, 3, D, dtype=F64)
     entry = entrywise(value, y, [])
     each = traced.terms(entry, y, entry.inputs([]))
     torch.testing.assert_close(each.sum(-1), value(y))
-    assert entry.coupled == (name != "a sum")
+    assert entry.coupled
 
 
 COUPLED = {
@@ -275,16 +261,8 @@ SHARED = {
     "coefficient": lambda y, c: (c * y**2 + y**1.7).sum(-1),
     "exponent": lambda y, c: (y**2 + y ** (c / 1.7)).sum(-1),
     "logsumexp": lambda y, c: c * torch.logsumexp(c * y, -1) + (y * y).sum(-1),
-    "neighbours": lambda y, c: c * (y - y.roll(1, -1)).pow(4).sum(-1) + (y**3).sum(-1),
-    "sums so far": lambda y, c: (c * y.cumsum(-1) + c).pow(4).sum(-1) + (y**3).sum(-1),
     "groups": lambda y, c: (
         c * (y.unflatten(-1, (3, -1)).sum(-1) + 0.1).log().square().sum(-1) + (y**3).sum(-1)
-    ),
-    "weights": lambda y, c: (
-        torch.linspace(0.1, c, y.shape[-1], dtype=F64).mul(y).exp().sum(-1).log() + (y**3).sum(-1)
-    ),
-    "moments": lambda y, c: (
-        c * y.var(-1) ** 2 + (F.softmax(c * y, -1) * y).sum(-1) + (y**3).sum(-1)
     ),
 }
 
@@ -303,14 +281,6 @@ def test_numbers_and_lengths_are_arguments_of_the_source_not_part_of_it(name):
         torch.testing.assert_close(got[1], bent, rtol=1e-10, atol=1e-11)
         assert (entry.rest is None) == (name in ("coefficient", "exponent"))
     assert len(set(codes)) == 1
-
-
-def test_another_number_is_another_omega():
-    omega, x = Scaled(), torch.randn(5, 4, dtype=F64)
-    for c in (1.3, 2.6, 4.1):
-        omega.c = c
-        y = regmax.RegularizedMax(omega)(x)
-        torch.testing.assert_close(y, regmax.RegularizedMax(omega, solver="newton")(x))
 
 
 class Weighted(regmax.Regularizer):
@@ -371,16 +341,12 @@ class Quadratic(regmax.Regularizer):
             return form - (w * torch.special.entr(y)).sum(-1)
         if self.kind == "power":
             return form + (w * y.pow(1.3)).sum(-1)
-        if self.kind == "cube":
-            return form + (w * y.pow(3)).sum(-1)
         return form - (w * y.log()).sum(-1) / 100
 
 
 RESTS = {
     "logsumexp": lambda z, y: torch.logsumexp(z, -1) - torch.special.entr(y).sum(-1),
-    "softplus": lambda z, y: F.softplus(z).sum(-1),
     "norm": lambda z, y: (z + 1).norm(dim=-1),
-    "neighbours": lambda z, y: (y - y.roll(1, -1)).pow(4).sum(-1) + z.square().sum(-1),
     "power of a norm": lambda z, y: y.pow(1.5).sum(-1) ** (1 / 1.5) + z.square().sum(-1),
 }
 
@@ -393,15 +359,15 @@ class Joined(Quadratic):
         return (self.w * y * y).sum(-1) / 9 + self.w.mean() * rest
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("kind", ["square", "entropy", "power", "cube", "barrier", *RESTS])
-def test_a_coupled_layer_and_its_gradients_are_those_of_the_solver(kind, masked):
+@pytest.mark.parametrize("kind", ["square", "entropy", "power", "barrier", *RESTS])
+def test_a_coupled_layer_and_its_gradients_are_those_of_the_solver(kind):
     layer = regmax.RegularizedMax((Joined if kind in RESTS else Quadratic)(7, kind))
     generator = torch.Generator().manual_seed(3)
     scale = torch.tensor([[2.0]] * 9 if kind in RESTS else [[0.1], [1], [10]] * 3, dtype=F64)
     x = scale * torch.randn(9, 7, dtype=F64, generator=generator)
     x.requires_grad_()
-    mask = torch.rand(9, 7, generator=generator) < 0.7 if masked else None
+    mask = torch.rand(9, 7, generator=generator) < 0.7
+    mask[::2] = True
     v = torch.randn(9, 7, dtype=F64, generator=generator)
     wanted = [x, *layer.parameters()]
 
@@ -501,13 +467,6 @@ def test_rows_satisfy_the_optimality_condition(name, scale):
     assert bool((torch.where(off, (r - tau) / size, -1) <= 1e-6).all())
 
 
-def test_a_row_does_not_depend_on_its_batch():
-    layer = regmax.RegularizedMax(Weighted(9))
-    x = torch.randn(40, 9, dtype=F64)
-    whole = layer(x)
-    assert all(torch.equal(layer(x[i : i + 1])[0], whole[i]) for i in range(40))
-
-
 class Scaled(regmax.Regularizer):
     """An attribute, and a global number, that may change between calls."""
 
@@ -531,13 +490,6 @@ def factor():
     return STATE["factor"]
 
 
-class Hidden(regmax.Regularizer):
-    """What it depends on is inside an object."""
-
-    def value(self, y):
-        return STATE["factor"] * (y * y).sum(-1) + y.pow(3).sum(-1)
-
-
 class Distant(regmax.Regularizer):
     """A function that it calls reads a number from outside."""
 
@@ -549,7 +501,7 @@ class Distant(regmax.Regularizer):
     ("changed", "scale", "rows"),
     [(3.0, 1.0, 1), (3.0, 1e-10, 3), (torch.tensor([3.0], dtype=F64), 1.0, 50)],
 )
-@pytest.mark.parametrize("cls", [Changing, Hidden, Distant])
+@pytest.mark.parametrize("cls", [Changing, Distant])
 def test_a_change_that_no_attribute_shows_is_noticed(cls, changed, scale, rows, monkeypatch):
     """Of a mapping, under a transform too, and of a loss."""
 
@@ -682,7 +634,6 @@ def test_no_certificate_where_the_slope_at_0_is_nan():
     "value",
     [
         lambda y: torch.where(y < 0.3, y * y, y * y - 0.2 * (y - 0.3)),
-        lambda y: y * y - 0.2 * (y > 0.3) * (y - 0.3),
         lambda y: 2 * y * y - 0.003 * torch.exp(-20000 * (y - 0.3) ** 2),
     ],
 )
@@ -756,13 +707,12 @@ def new_objects():
 
 
 @pytest.mark.usefixtures("new_objects")
-@pytest.mark.parametrize("mask", [None, torch.ones(3, 5, dtype=torch.bool)])
-def test_code_is_freed_with_the_last_that_may_call_it(mask):
+def test_code_is_freed_with_the_last_that_may_call_it():
     base.METHODS.clear()
     x = torch.randn(3, 5, dtype=F64, requires_grad=True)
     layer = regmax.RegularizedMax(Scaled())
     want = torch.autograd.grad(layer(x)[:, 0].sum(), x)[0]
-    y = layer(x, mask=mask)
+    y = layer(x)
     (plan,) = base.METHODS.values()
     engine = weakref.ref(plan.kernel.slopes.address.engine)
     del plan
@@ -798,26 +748,6 @@ def test_a_call_leaves_no_tensors_behind(learns):
     assert alive[-1] == alive[2]
 
 
-@pytest.mark.usefixtures("new_objects")
-def test_a_compilation_leaves_nothing_behind():
-    from llvmlite.binding import newpassmanagers
-    from numba.core.registry import cpu_target
-
-    for _ in range(2):  # the first loads numba
-        known = len(cpu_target.target_context._defns)
-        compiled = Function(
-            f"def slopes(n, y, numbers, vectors, stride, out):\n    out[0] = {time.time()!r}\n"
-        )
-    engine = weakref.ref(compiled.address.engine)
-    del compiled
-    gc.collect()
-    passes = [t for t in gc.get_objects() if issubclass(type(t), newpassmanagers.NewPassManager)]
-    assert engine() is None
-    assert all(each.closed for each in passes)
-    assert len(cpu_target.target_context._defns) == known
-    assert not any(name.startswith("regmax_slopes_") for name in sys.modules)
-
-
 def test_many_omegas_do_not_leak():
     x = torch.randn(1, 4, dtype=F64)
     with warnings.catch_warnings():
@@ -827,47 +757,6 @@ def test_many_omegas_do_not_leak():
             omega.c = 1 + k / 7
             regmax.RegularizedMax(omega)(x)
     assert len(base.METHODS) <= 2 * base._MOST
-
-
-def test_the_source_can_be_read(tmp_path, monkeypatch):
-    monkeypatch.setenv("REGMAX_CACHE_DIR", str(tmp_path))
-    _, _, kernel = made(lambda y: (y**4).sum(-1) + math.pi * (y * y).sum(-1) - y.cos().sum(-1))
-    assert kernel.path.parent == tmp_path
-    assert "def slopes(" in kernel.path.read_text()
-
-
-def test_a_penalty_composes_with_a_base_that_treats_entries_alike():
-    x = torch.randn(6, 12, dtype=F64, requires_grad=True)
-    v = torch.randn(6, 12, dtype=F64)
-    lam = torch.tensor(0.1, dtype=F64, requires_grad=True)
-
-    class Own(regmax.Regularizer):
-        def value(self, y):
-            return (y**2 / 2 + y**3 / 6).sum(-1)
-
-    class Alike(Own):
-        permutation_invariant = True
-
-    def results(base):
-        layer = regmax.RegularizedMax(base + lam * regmax.penalty("tv"))
-        y = layer(x)
-        return layer.explain(x.detach()), y, *torch.autograd.grad(y, [x, lam], v)
-
-    path, *found = results(Own())
-    assert "prox, then kernel from the value" in path
-    with regmax.kernels.reference():
-        _, *expected = results(Alike())
-    for got, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-10)
-    assert torch.equal(found[0].diff() == 0, expected[0].diff() == 0)
-    assert "prox, then kernel" not in results(Weighted(12))[0]  # weights by entry
-
-
-def test_a_form_of_many_entries_goes_to_the_solver(monkeypatch):
-    monkeypatch.setattr("regmax.regularizers.curvature.DENSE_LIMIT", 6)
-    base.METHODS.clear()
-    layer = regmax.RegularizedMax(Quadratic(7, "square"))
-    assert "of more than 6 entries" in layer.explain(torch.randn(3, 7, dtype=F64))
 
 
 NUMBER = 2.0

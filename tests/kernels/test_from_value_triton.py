@@ -130,13 +130,6 @@ def test_rows_of_every_size(name, d, device):
     torch.testing.assert_close(y.cpu(), expected, rtol=0, atol=1e-14)
 
 
-def test_a_row_does_not_depend_on_its_batch(device):
-    layer = regmax.RegularizedMax(Own("weighted powers").to(device))
-    x = kinds_of_rows().to(device)
-    whole = layer(x)
-    assert all(torch.equal(layer(x[i : i + 1])[0], whole[i]) for i in range(ROWS))
-
-
 def test_scores_in_float32_are_computed_in_float64(device):
     layer = regmax.RegularizedMax(Own("cube").to(device, F32))
     x = torch.randn(3, D, dtype=F32, device=device)
@@ -146,11 +139,6 @@ def test_scores_in_float32_are_computed_in_float64(device):
     assert "triton_slopes" in said
     with regmax.kernels.reference():
         assert "kernel from" not in layer.explain(x)
-
-
-def test_rows_that_are_not_certified_go_to_the_solver(device):
-    layer = regmax.RegularizedMax(Own("cube").to(device), tol=1e-15, on_failure="ignore")
-    assert "kernel from the value, then solver" in layer.explain(kinds_of_rows().to(device))
 
 
 def test_why_there_is_no_kernel(device, monkeypatch):

@@ -10,30 +10,21 @@ import torch
 pytest.importorskip("numba")
 
 from regmax import functional
-from regmax.kernels.cpu.support import packed
+from regmax.kernels.cpu.support import ROOM, packed
 
 
-def sparse(rows, d, seed=0, dtype=torch.float32):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.rand(rows, d, generator=g, dtype=dtype)
-    return torch.where(y > 0.9, y, 0), torch.randn(rows, d, generator=g, dtype=dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("d", [1, 15, 16, 17, 33, 300, 5001])
-def test_they_are_those_of_each_row_in_order(d, dtype):
-    y, x = sparse(7, d, dtype=dtype)
-    y[2] = 0
-    found = packed(y, x, d)
-    assert found is not None
-    ys, xs = found
-    assert ys.shape == xs.shape == (7, max(1, int((y > 0).sum(1).max())))
-    for r in range(7):
-        n = int((y[r] > 0).sum())
-        assert torch.equal(ys[r, :n], y[r][y[r] > 0].double())
-        assert torch.equal(xs[r, :n], x[r][y[r] > 0].double())
-        assert (ys[r, n:] == 0).all()
-        assert (xs[r, n:] == 0).all()
+def test_more_than_the_first_allocation():
+    y = torch.rand(3, 3 * ROOM, generator=torch.Generator().manual_seed(0))
+    y, x = torch.where(y > 0.6, y, 0), y.cos()
+    y[1], y[2, 1:] = 0, 0
+    k = int((y > 0).sum(-1).max())
+    assert k > ROOM
+    assert packed(y, x, k - 1) is None
+    ys, xs = packed(y, x, k)
+    for row, at, own, values in zip(y, x, ys, xs, strict=True):
+        on, rest = row > 0, torch.zeros(k - int((row > 0).sum()), dtype=torch.float64)
+        assert torch.equal(own, torch.cat([row[on].double(), rest]))
+        assert torch.equal(values, torch.cat([at[on].double(), rest]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -54,21 +45,6 @@ def test_every_mask_of_a_register(d, dtype):
         torch.testing.assert_close(y.detach(), expected)
         (jv,) = torch.autograd.grad(y, x, v)
         torch.testing.assert_close(jv, centred(v))
-
-
-def test_none_where_a_row_has_too_many():
-    y, x = sparse(4, 64)
-    y[1] = 1 / 64
-    assert packed(y, x, 63) is None
-    assert packed(y, x, 64) is not None
-
-
-def test_strided_rows():
-    y, x = sparse(6, 100)
-    wide = torch.zeros(6, 150)
-    wide[:, :100] = y
-    for a, b in zip(packed(wide[:, :100], x, 100), packed(y, x, 100), strict=True):
-        assert torch.equal(a, b)
 
 
 def test_scratch_lives_as_long_as_the_rows():

@@ -18,7 +18,6 @@ VALUES = {
 }
 POWERS = {
     "gini": (lambda y: 3 * y * y, 6.0, 2.0),
-    "1.5": (lambda y: y**1.5 - y, 0.75, 1.5),
     "sqrt": (lambda y: y * y.sqrt(), 0.75, 1.5),
     "1.3": (lambda y: y**1.3, 1.3 * 0.3, 1.3),
     "4": (lambda y: y**4 / 12, 1.0, 4.0),
@@ -94,7 +93,7 @@ def rows(d, dtype):
     return x
 
 
-@pytest.mark.parametrize("d", [1, 2, 7, 64, 200])
+@pytest.mark.parametrize("d", [1, 7, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("name", VALUES)
 def test_an_e_that_is_no_power(name, dtype, d, used):
@@ -136,7 +135,7 @@ def test_a_power(name, dtype, used, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("name", ["cubic", "log"])
 def test_a_row_does_not_depend_on_the_others(name, dtype):
     own, v = regmax.RegularizedMax(summed(VALUES[name])), torch.randn(12, 70, dtype=dtype)
     own(torch.randn(2, 70, dtype=dtype))  # the first call compares with the solver

@@ -23,7 +23,6 @@ from regmax.kernels.triton import powers  # noqa: E402
 from regmax.kernels.triton.attention_launch import ThresholdAttention  # noqa: E402
 from regmax.nn import (  # noqa: E402
     AdaptiveEntmax,
-    MultiheadAttention,
     attention,
     attention_weights,
     chunks,
@@ -60,35 +59,23 @@ def one(queries: int, keys: int) -> tuple[tuple[int], tuple[int]]:
 # α, heads of q and of k, lengths of queries and of keys, (E, Ev), other arguments
 CASES = (
     (1.0, (2, 1), one(20, 33), (24, 40), "bias gamma"),
-    (1.0, (2, 2), one(37, 37), (8, 8), "causal"),
     (1.0, (1, 1), one(17, 33), (8, 8), "varlen"),
     (1.0, (2, 1), SOME, (8, 24), "causal gamma"),
     (1.0, (2, 2), OTHERS, (8, 8), "sink"),
     (1.0, (1, 1), one(20, 33), (8, 8), "drop bias"),
     (1.0001, (2, 2), one(20, 33), (8, 8), "causal gamma"),
-    (1.0001, (1, 1), one(17, 50), (20, 8), "bias varlen"),
-    (1.0001, (3, 1), one(5, 20), (8, 8), ""),
     (1.0001, (2, 1), SOME, (8, 8), "sink causal gamma"),
     (1.2, (2, 1), one(37, 37), (24, 8), "causal"),
     (1.2, (1, 1), one(20, 33), (8, 8), "bias gamma"),
-    (1.2, (1, 1), one(17, 40), (8, 8), "varlen"),
-    (1.2, (1, 1), OTHERS, (20, 8), "causal"),
-    (1.5, (1, 1), one(33, 70), (8, 17), "gamma"),
     (1.5, (1, 1), one(17, 40), (8, 8), "varlen gamma"),
-    (1.5, (2, 1), one(20, 33), (8, 8), "bias"),
-    (1.5, (1, 1), one(33, 20), (8, 8), "causal"),
     (1.5, (2, 1), SOME, (8, 8), "causal sink gamma"),
     (1.5, (1, 1), one(20, 33), (8, 8), "sink bias"),
     (1.5, (2, 2), SOME, (8, 8), "drop causal"),
     (2.0, (4, 2), one(20, 33), (16, 8), "causal gamma"),
-    (2.0, (1, 1), one(33, 17), (8, 8), "bias"),
-    (2.0, (1, 1), one(20, 50), (8, 8), "varlen"),
     (2.0, (2, 1), OTHERS, (8, 8), "gamma"),
     (2.0, (2, 1), one(20, 33), (8, 8), "sink causal gamma"),
     (2.0, (1, 1), one(20, 33), (8, 8), "masked sink"),
-    ("learnt", (4, 2), one(20, 33), (24, 8), "gamma"),
     ("learnt", (2, 2), one(37, 37), (8, 8), "causal"),
-    ("learnt", (2, 1), one(17, 33), (8, 24), "bias gamma"),
     ("learnt", (2, 2), one(20, 50), (8, 8), "varlen"),
     ("learnt", (2, 1), SOME, (8, 8), "causal"),
     ("learnt", (2, 2), one(20, 33), (8, 8), "sink bias gamma"),
@@ -178,7 +165,7 @@ def entries(z: torch.Tensor, tau: torch.Tensor, a: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 16])
-@pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.2, 1.5, 2.0])
+@pytest.mark.parametrize("alpha", [1.0, 1.2, 2.0])
 def test_bounds(alpha: float, steps: int, device: str) -> None:
     """One pass bounds τ from below, and a row's certificate its duality gap, after any step."""
     q, k = 3 * torch.randn(1, 1, 20, 8), torch.randn(1, 1, 70, 8)
@@ -425,19 +412,3 @@ def test_what_does_not_fit_the_device_warns_once(
     with pytest.warns(RuntimeWarning, match="does not fit this device"):
         torch.testing.assert_close(attention(q, k, v, "sparsemax"), want)
     torch.testing.assert_close(attention(q, k, v, "sparsemax"), want)
-
-
-def test_multihead_attention_learns_its_alphas(device: str, taken: Any) -> None:
-    layer = MultiheadAttention(16, 2, batch_first=True, omega=AdaptiveEntmax(2)).to(device)
-    x = torch.randn(2, 20, 16, device=device)
-    padded = torch.zeros(2, 20, dtype=torch.bool, device=device)
-    padded[1, 7:] = True
-    results = []
-    for context in (torch.enable_grad(), kernels.reference()):
-        with context:
-            out, _ = layer(x, x, x, key_padding_mask=padded, need_weights=False)
-            results.append([out, *torch.autograd.grad(out.square().sum(), layer.parameters())])
-    assert taken == ["forward", "backward"]
-    for mine, want in zip(*results, strict=True):
-        size = 1 + float(want.detach().abs().max())
-        assert float((mine - want).detach().abs().max()) <= TOLERANCE * size

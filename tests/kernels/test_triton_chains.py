@@ -85,7 +85,7 @@ def check(mapping: str, x: Tensor, gamma: Any, lam: Any, mask: Tensor | None, pa
 @pytest.mark.parametrize("d", [64, 700, 2500])
 def test_lengths(mapping: str, d: int) -> None:
     """Tiles of several rows, of one, and blocks of a long one."""
-    x = torch.randn(2, d, dtype=F64).cumsum(1) / 10
+    x = torch.randn(2 if d < 2500 else 1, d, dtype=F64).cumsum(1) / 10
     check(mapping, x, 1.0, 1.0 / d, torch.rand(x.shape) > 0.1, "registers")
 
 
@@ -120,9 +120,7 @@ def long_rows() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("mapping", ["fusedmax", "oscarmax"])
-@pytest.mark.parametrize(
-    ("lam", "masked"), [(0.0, True), (2e-4, False), (2e-4, True), (0.05, False), (0.05, True)]
-)
+@pytest.mark.parametrize(("lam", "masked"), [(0.0, True), (2e-4, False), (0.05, True)])
 def test_long_rows(mapping: str, lam: float, masked: bool) -> None:
     x = torch.stack(list(long_rows().values()))
     mask = torch.rand(x.shape) > 0.3 if masked else None

@@ -31,21 +31,14 @@ pytestmark = [
 ]
 
 CASES = (
-    # mapping, dtype, d, mask, hyperparameters' gradients
-    ("entropy", "bfloat16", 1, True, False),
+    # what test_counts does not compile: mapping, dtype, d, mask, hyperparameters' gradients
     ("entropy", "float32", 40000, True, False),
-    ("gini", "float32", 1, False, False),
     ("gini", "bfloat16", 4000, True, False),
-    ("gini", "float32", 40000, True, False),
-    ("tsallis", "float32", 1, True, True),
     ("tsallis", "float64", 4096, False, True),
     ("tsallis", "float16", 40000, True, True),
-    ("pnorm", "bfloat16", 4000, True, True),
-    ("pnorm", "float64", 40000, False, True),
-    ("tv", "float32", 1, False, True),
+    ("pnorm", "float64", 40000, True, True),
     ("tv", "float64", 5000, True, True),
     ("oscar", "float32", 1, True, True),
-    ("oscar", "float64", 4096, False, True),
     ("from_value", "float64", 1, True, False),
     ("from_value", "float64", 4096, False, True),
 )

@@ -19,8 +19,6 @@ from regmax.nn import AdaptiveEntmax, attention, attention_weights  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
-F32, F64 = torch.float32, torch.float64
-
 
 @pytest.fixture(params=TRITON_DEVICES)
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -73,17 +71,6 @@ def test_the_bound_counts_the_sink(device: str) -> None:
         assert torch.allclose(total.double(), p.sum(-1), rtol=1e-5)
         assert bool((exact <= gap + 1e-5).all())
         assert torch.allclose(out.double(), y[..., :-1] @ v.double(), atol=TOLERANCE)
-
-
-def test_nested_tensors_are_packed(device: str, calls: Any) -> None:
-    rows = torch.randn(25, 2, 8, device=device)
-    x = torch.nested.nested_tensor_from_jagged(rows, torch.tensor([0, 17, 25], device=device))
-    mine = attention(*[x.transpose(1, 2)] * 3, "entmax15", is_causal=True)
-    assert calls[0] == ["forward"]
-    packed = rows.transpose(0, 1)
-    with kernels.reference():
-        want = attention(*[packed] * 3, "entmax15", is_causal=True, cu_seq_q=x.offsets().int())
-    torch.testing.assert_close(mine.values(), want, rtol=0, atol=TOLERANCE)
 
 
 def test_packed_otherwise(device: str, calls: Any) -> None:

@@ -16,24 +16,6 @@ OMEGAS = {
 }
 
 
-class FermiDirac(regmax.Regularizer):
-    """Σ y log y + (1 − y) log (1 − y)."""
-
-    separable = True
-
-    def value(self, y):
-        return -(torch.special.entr(y) + torch.special.entr(1 - y)).sum(-1)
-
-    def grad(self, y):
-        return torch.logit(y)
-
-    def curvature(self, y):
-        return regmax.regularizers.curvature.Diagonal(1 / (y * (1 - y)))
-
-    def inverse(self, u):
-        return torch.sigmoid(u)
-
-
 def scores(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=F64)
@@ -65,13 +47,16 @@ def test_gradients_are_y_minus_t_and_second_derivatives_are_finite_differences(n
     x, t = x[:2, :4].detach().requires_grad_(), t[:2, :4]
     given = x, gamma.requires_grad_(), upper.requires_grad_()
     assert gradcheck(learned, given, atol=1e-5, fast_mode=True)
-    assert gradgradcheck(learned, given, atol=1e-4, fast_mode=True)
+    if name != "pnorm":  # a solver
+        assert gradgradcheck(learned, given, atol=1e-4, fast_mode=True)
 
 
 def test_on_a_box_it_is_binary_cross_entropy():
     x, t = scores(4, 6), multi_hot()
     t[1] = 0
-    found = FenchelYoungLoss(FermiDirac(), domain=Box(), reduction="none")(x, t)
+    found = FenchelYoungLoss(regmax.regularizer("fermi_dirac"), domain=Box(), reduction="none")(
+        x, t
+    )
     expected = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="none").sum(-1)
     assert (found - expected).abs().max() <= 1e-12
 

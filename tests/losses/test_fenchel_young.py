@@ -224,21 +224,6 @@ def test_smoothing_is_a_mean_of_losses():
             close(smooth(x, t, on), 0.7 * plain(x, t, on) + 0.3 * spread)
 
 
-def test_a_masked_row_is_the_shorter_row():
-    x = normal(4, 6, seed=3)
-    mask = torch.tensor([True, False, True, True, False, True])
-    k, short = torch.tensor([0, 2, 3, 5]), torch.tensor([0, 1, 2, 3])
-    for name in FORMULAS:
-        loss = FenchelYoungLoss(OMEGAS[name][0](6), reduction="none", label_smoothing=0.1)
-        dirty = x.masked_fill(~mask, torch.nan)
-        value, g = value_and_gradient(loss, dirty, k, mask)
-        expected, h = value_and_gradient(loss, x[:, mask], short)
-        close(value, expected)
-        close(g[:, mask], h)
-        assert (g[:, ~mask] == 0).all()
-        close(loss(x.masked_fill(~mask, -torch.inf), k), expected)
-
-
 # -- derivatives -------------------------------------------------------------------------------
 
 

@@ -94,14 +94,6 @@ def test_masks_and_shapes():
     assert none.shape == (0, 4)
 
 
-def test_distributions_and_no_bias():
-    hidden, weight, _, _ = inputs()
-    target = torch.rand(ROWS, CLASSES, dtype=F64).softmax(-1)
-    omega = OMEGAS["sparsemax"]
-    loss = LinearFenchelYoungLoss(omega, chunk=4)(hidden, weight, target)
-    compare(loss, two_steps(omega, hidden, weight, target), (hidden, weight))
-
-
 def test_learnt_hyperparameters_and_second_derivatives():
     hidden, weight, target, bias = inputs(1.0)
     alpha = torch.tensor(1.3, dtype=F64, requires_grad=True)
@@ -135,18 +127,6 @@ def test_backward_twice_and_frozen_inputs(reduction):
         given = (h, w, target, bias)
         found = torch.autograd.grad(3 * loss(*given).sum(), leaves(given))
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-
-
-def test_one_gamma_for_each_row_and_without_gradients():
-    hidden, weight, target, bias = inputs()
-    omega, gamma = OMEGAS["entmax15"], torch.rand(ROWS, 1, dtype=F64) + 0.5
-    given = (hidden, weight, target, bias)
-    loss = LinearFenchelYoungLoss(omega, gamma, chunk=4)(*given)
-    compare(loss, two_steps(omega, *given, gamma=gamma), leaves(given))
-    with torch.no_grad():
-        silent = LinearFenchelYoungLoss(omega, chunk=4)(*given)
-    torch.testing.assert_close(silent, two_steps(omega, *given))
-    assert not silent.requires_grad
 
 
 def test_a_hidden_tensor_that_learns_is_refused():

@@ -14,7 +14,7 @@ import torch
 from mapping_checks import normal
 
 from regmax import RegularizedMax, Regularizer
-from regmax.kernels.products import Steady, matmul
+from regmax.kernels.products import Steady
 
 TESTS = Path(__file__).parents[1]
 
@@ -103,24 +103,6 @@ def test_a_full_support_beside_others():
     assert len(sizes) > 3
     expected = omega.curvature(y).jacobian(v, y > 0)
     torch.testing.assert_close(found["gradient"], expected, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("d", [3, 16, 17, 40])
-def test_products_and_their_derivatives(d):
-    g = torch.Generator().manual_seed(d)
-    y = torch.randn(3, d, generator=g, dtype=torch.float64, requires_grad=True)
-    q = torch.randn(d, d + 2, generator=g, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(matmul, (y, q))
-    assert torch.autograd.gradgradcheck(matmul, (y, q))
-    many = torch.randn(70, d, generator=g, dtype=torch.float64)
-    for a in (many, many.float()):
-        b = q.detach().to(a)
-        among = matmul(a, b)
-        torch.testing.assert_close(among, a @ b)
-        for rows in (slice(0, 1), slice(5, 7), slice(31, 70)):
-            assert torch.equal(matmul(a[rows], b), among[rows])
-    for left, right in ((many[0], q), (many, q[:, 0]), (many[0], q[:, 0]), (q.mT, many.mT)):
-        torch.testing.assert_close(matmul(left, right), left @ right)
 
 
 OPERANDS = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import pickle
 import subprocess
 import sys
 import threading
@@ -204,54 +203,6 @@ def test_in_a_forked_process():
     assert worker.exitcode == 0
     for n in names:
         same([None if t is None else torch.as_tensor(t) for t in found[n]], expected[n])
-
-
-def test_in_a_spawned_process():
-    """Where regmax is imported by the pickle that arrives."""
-    names = [n for n, layer in CASES if isinstance(layer, RegularizedMax)]
-    layers = {
-        n: dict(CASES)[n] for n in names if n not in ("separable", "quadratic", "with a penalty")
-    }
-    script = (
-        "import sys, pickle, torch\n"
-        "torch.set_num_threads(1)\n"
-        "layers, x = pickle.load(sys.stdin.buffer)\n"
-        "found = {n: layer(x).detach() for n, layer in layers.items()}\n"
-        "sys.stdout.buffer.write(pickle.dumps(found))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=pickle.dumps((layers, X)),
-        capture_output=True,
-        check=False,
-    )
-    assert done.stderr == b""
-    found = pickle.loads(done.stdout)
-    assert len(found) > 10
-    for n, layer in layers.items():
-        assert torch.equal(found[n], layer(X))
-
-
-class Mapped(torch.utils.data.Dataset):
-    """Rows, and what a loss and a mapping make of them in a worker."""
-
-    def __len__(self):
-        return len(X)
-
-    def __getitem__(self, i):
-        x = X[i : i + 1].clone().requires_grad_()
-        losses.Entmax15Loss()(x, INDEX[i : i + 1]).backward()
-        y = RegularizedMax(Separable(torch.ones(6, dtype=F64)))(X[i])
-        return x.grad[0], y, functional.fusedmax(X[i])
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_in_data_loader_workers():
-    expected = [torch.stack(parts) for parts in zip(*(Mapped()[i] for i in range(3)), strict=True)]
-    loader = torch.utils.data.DataLoader(Mapped(), num_workers=2, batch_size=3)
-    for _ in range(2):
-        for batch in loader:
-            same(batch, expected)
 
 
 # -- torch.compile ---------------------------------------------------------------------------------

@@ -93,14 +93,6 @@ def test_compiled_shapes_and_numbers_stay_open(name, key):
     assert counter.frame_count <= 2
 
 
-def test_compiled_masks():
-    mask = torch.tensor([[True, True, False, True, True], [False] * 5, [True] * 5])
-    x, f = normal(3, 5, seed=1), functional.fusedmax
-    torch._dynamo.reset()
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, mask=mask), f(x, mask=mask), rtol=0, atol=0)
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
 def test_inductor():
     def loss(x, gamma, lam):
@@ -176,21 +168,6 @@ def test_a_recorded_backward_is_exact_where_no_kernel_is(name, theta, monkeypatc
     with regmax.kernels.reference():
         found = torch.ops.regmax.jacobian_product(*given)
     same(found, expected)
-
-
-def test_the_text_of_a_graph():
-    owl = regmax.penalty("owl", weights=learnt([2.0, 1.0, 0.5]))
-    omega = learnt(2.0) * regmax.regularizer("tsallis", alpha=1.5) + 0.25 * owl
-    text = serialize.call(omega, None, ("base.c", "penalty.weights"))
-    assert text == (
-        "Penalized(base=Scaled(base=Tsallis(alpha=1.5), c=tensor()), "
-        "penalty=OWL(weights=tensor(3,)), lam=0.25), None, 'base.c', 'penalty.weights'"
-    )
-    made, gamma, *names = serialize.made(text)
-    assert serialize.call(made, gamma, tuple(names)) == text
-    wide = regmax.penalty("owl", weights=range(99, -1, -1))  # more entries than a repr
-    made, gamma = serialize.made(serialize.call(regmax.regularizer("gini") + wide, 0.5, ()))
-    assert (made.penalty.weights, gamma) == (wide.weights, 0.5)
 
 
 def test_a_class_name_of_two_plugins_breaks_the_graph(monkeypatch):

@@ -33,33 +33,8 @@ MAPPINGS = {
     "fusedmax": (functional.fusedmax, partial(references.fusedmax, lam=0.1)),
     "oscarmax": (functional.oscarmax, partial(references.oscarmax, lam=0.01)),
 }
-OTHERS = {
-    **{
-        f"entmax {alpha}": (
-            partial(functional.entmax, alpha=alpha),
-            partial(references.tsallis, alpha=alpha),
-        )
-        for alpha in (1.0, 2.0, 3.0)
-    },
-    **{
-        f"pnormmax {p}": (partial(functional.pnormmax, p=p), partial(references.pnorm, p=p))
-        for p in (1.2, 1.8, 2.0)
-    },
-    **{
-        f"fusedmax {t}": (
-            partial(functional.fusedmax, lam=t),
-            partial(references.fusedmax, lam=t),
-        )
-        for t in (0.0, 0.02, 1.0)
-    },
-    **{
-        f"oscarmax {t}": (
-            partial(functional.oscarmax, lam=t),
-            partial(references.oscarmax, lam=t),
-        )
-        for t in (0.0, 0.003, 0.3)
-    },
-}
+
+
 SMALL = [case for case in hard_inputs() if case.name != "no rows"]
 
 
@@ -107,10 +82,10 @@ def test_values(mapping, case):
     )
 
 
-@pytest.mark.parametrize("name", MAPPINGS | OTHERS)
+@pytest.mark.parametrize("name", MAPPINGS)
 def test_sizes_and_scales(name):
     """float64 within 1e-9 of the reference and float32 within 5e-6, for some γ and shifts."""
-    f, reference = (MAPPINGS | OTHERS)[name]
+    f, reference = MAPPINGS[name]
     for k, d in enumerate((1, 2, 3, 7, 30, 200)):
         for gamma, scale, shift in ((1.0, 1.0, 0.0), (0.5, 6.0, 5.0), (3.0, 0.05, -1e3)):
             x = normal(2, d, seed=k) * scale + shift
@@ -120,22 +95,6 @@ def test_sizes_and_scales(name):
             x = (x - shift).float()
             right = expected(reference, x, None, gamma)
             torch.testing.assert_close(f(x, gamma=gamma).double(), right, rtol=0, atol=5e-6)
-
-
-def test_what_a_masked_entry_holds_does_not_matter(mapping):
-    f, _ = mapping
-    x, mask = normal(4, 6, seed=2), torch.ones(4, 6, dtype=torch.bool)
-    mask[:, 1] = mask[0, 4] = False
-    results = []
-    for garbage in (0, torch.nan, torch.inf, -torch.inf, 1e30, -1e300):
-        leaf = x.masked_fill(~mask, garbage).requires_grad_()
-        y = f(leaf, mask=mask)
-        (g,) = torch.autograd.grad(y, leaf, normal(4, 6, seed=3))
-        assert (g[~mask] == 0).all()
-        results.append((y, g))
-    for y, g in results[1:]:
-        assert torch.equal(y, results[0][0])
-        assert torch.equal(g, results[0][1])
 
 
 @pytest.mark.parametrize("gamma", [0.5, 2.0])
@@ -173,48 +132,6 @@ def test_gradients(mapping, case, dtype):
     if g.requires_grad:
         second = torch.autograd.grad((g * v).sum(), (x, gamma), materialize_grads=True)
         assert torch.isfinite(torch.where(good, second[0], 0)).all()
-
-
-@by_name([case for case in hard_inputs(finite=True) if case.name != "no rows"])
-def test_gradients_of_float32_are_those_of_float64(mapping, case):
-    f, _ = mapping
-    x, mask = case.make(F32)
-    found = []
-    for dtype in (F32, F64):
-        leaf = x.to(dtype).contiguous().requires_grad_()
-        y = f(leaf, mask=mask)
-        (g,) = torch.autograd.grad(y, leaf, normal(*x.shape, seed=1).to(dtype))
-        found.append(g.double())
-    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=2e-5)
-
-
-@by_name(hard_inputs(masked=True, spoilt=False))
-def test_a_masked_row_is_the_shorter_row(mapping, case):
-    f, _ = mapping
-    for dtype in (F32, F64):
-        x, mask = case.make(dtype)
-        y = f(x, mask=mask)
-        for at in np.ndindex(x.shape[:-1]):
-            on = participants(x, mask)[at]
-            if not on.any():
-                assert (y[at] == 0).all()
-                continue
-            short, long = f(x[at][on]), y[at][on]
-            assert torch.equal(short == 0, long == 0)
-            torch.testing.assert_close(long, short, rtol=8 * torch.finfo(dtype).eps, atol=0)
-            ties = short[:, None] == short
-            assert torch.equal(long[:, None] == long, ties)
-
-
-@pytest.mark.parametrize("dtype", [F32, F64])
-def test_a_masked_row_wider_than_a_vector(mapping, dtype):
-    f, _ = mapping
-    x, mask = (2 * normal(6, 41, seed=8)).to(dtype), normal(6, 41, seed=7) < 0.3
-    y = f(x, mask=mask)
-    assert (y[~mask] == 0).all()
-    for row, on, long in zip(x, mask, y, strict=True):
-        atol = 16 * torch.finfo(dtype).eps
-        torch.testing.assert_close(long[on], f(row[on]), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("gamma", [1e-6, 1e-3, 1e3, 1e6])
@@ -272,15 +189,6 @@ def test_big(mapping, case):
     torch.testing.assert_close(y.double(), wide, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("dim", [-3, -2, -1, 0, 1, 2])
-def test_every_dim(mapping, dim):
-    f, _ = mapping
-    x = normal(3, 4, 5, seed=6)
-    torch.testing.assert_close(f(x, dim=dim), f(x.movedim(dim, -1)).movedim(-1, dim))
-    with pytest.raises(ValueError, match="0-d"):
-        f(torch.tensor(1.0))
-
-
 def test_certificates(mapping):
     """Every answer to a hard input is certified, up to the rounding of the scores.
 
@@ -306,22 +214,16 @@ def test_certificates(mapping):
 HARD_VALUES = Path(references.__file__).with_name("hard_values.py")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "seconds"),
-    [
-        pytest.param(["--rows", "2000", "--only", "sparsemax,entmax15"], 120, id="points"),
-        pytest.param(["--rows", "5000"], 600, id="all", marks=pytest.mark.slow),
-    ],
-)
-def test_hard_values_in_little_time(arguments, seconds):
+@pytest.mark.slow
+def test_hard_values_in_little_time():
     """In a process of its own, which is ended after some time: then its last line says what it was
     computing."""
-    command, pipe = [sys.executable, HARD_VALUES, *arguments], subprocess.PIPE
+    command, pipe = [sys.executable, HARD_VALUES, "--rows", "400"], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
         try:
-            said = process.communicate(timeout=seconds)[0]
+            said = process.communicate(timeout=600)[0]
         except subprocess.TimeoutExpired:
             process.kill()
             said = process.communicate()[0]
-            pytest.fail(f"no end after {seconds} s: {said.splitlines()[-1]}")
+            pytest.fail(f"no end after 600 s: {said.splitlines()[-1]}")
     assert process.returncode == 0, [line for line in said.splitlines() if ": " in line]

@@ -80,12 +80,6 @@ def test_entropy_is_pytorchs(arguments, gqa):
         torch.testing.assert_close(a, b, **EXACT)
 
 
-@pytest.mark.parametrize("shape", [(L, S), (3, L, S)])
-def test_without_heads(shape):
-    q, k, v = (normal(*shape[:-2], n, 5, seed=n) for n in (L, S, S))
-    torch.testing.assert_close(attention(q, k, v, "softmax"), sdpa(q, k, v), **EXACT)
-
-
 # -- every mapping --------------------------------------------------------------------------------
 
 
@@ -164,15 +158,14 @@ def test_dropout():
 CAUSAL = {"upper left": causal_upper_left, "lower right": causal_lower_right}
 
 
-@pytest.mark.parametrize("gqa", [False, True])
 @pytest.mark.parametrize("made", CAUSAL.values(), ids=CAUSAL)
-def test_causal_biases_are_pytorchs(made, gqa):
-    q, k, v = qkv(*((4, 2) if gqa else (2, 2)))
+def test_causal_biases_are_pytorchs(made):
+    q, k, v = qkv(4, 2)
     for rows, keys in ((L, S), (L, L), (1, S), (1, 1)):
         inputs = [q[..., :rows, :], k[..., :keys, :], v[..., :keys, :]]
         bias = made(rows, keys)
-        ours = attention(*inputs, "softmax", attn_mask=bias, enable_gqa=gqa)
-        theirs = sdpa(*inputs, attn_mask=bias, enable_gqa=gqa)
+        ours = attention(*inputs, "softmax", attn_mask=bias, enable_gqa=True)
+        theirs = sdpa(*inputs, attn_mask=bias, enable_gqa=True)
         torch.testing.assert_close(ours, theirs, **EXACT)
         for a, b in zip(gradients(ours, [q, k, v]), gradients(theirs, [q, k, v]), strict=True):
             torch.testing.assert_close(a, b, **EXACT)
@@ -200,18 +193,6 @@ def test_queries_that_a_lower_right_bias_leaves_no_key_give_zeros():
 def test_a_causal_bias_of_another_size_is_refused():
     with pytest.raises(ValueError, match=r"= \(3, 2, 4, 6\); got \(4, 5\)"):
         attention(*qkv(), "softmax", attn_mask=causal_upper_left(L, 5))
-
-
-def test_compiled_with_a_causal_bias():
-    inputs, bias = [t.detach() for t in qkv()], causal_lower_right(L, S)
-    torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda *a: attention(*a[:3], "entmax15", attn_mask=a[3]),
-        fullgraph=True,
-        backend="aot_eager",
-    )
-    expected = attention(*inputs, "entmax15", attn_mask=bias)
-    torch.testing.assert_close(compiled(*inputs, bias), expected, **EXACT)
 
 
 def test_other_subclasses_are_refused():
@@ -283,21 +264,6 @@ def test_context_parallel_is_refused(mesh):
         call()
 
 
-def test_a_dispatcher_of_context_parallel_is_refused(mesh):
-    module = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel")
-    on = getattr(module._attention, "_enable_context_parallel_dispatcher", None)
-    off = getattr(module._attention, "_disable_context_parallel_dispatcher", None)
-    if on is None or off is None:
-        pytest.skip("this PyTorch has no such dispatcher")
-    on()
-    try:
-        with pytest.raises(NotImplementedError, match="call it outside of context_parallel"):
-            attention(*qkv(), "softmax")
-    finally:
-        off()
-    attention(*qkv(), "softmax")
-
-
 # -- sizes of 0 -----------------------------------------------------------------------------------
 
 ZERO = {
@@ -305,9 +271,7 @@ ZERO = {
     "no feature": ((2, 4, 3, 0), (2, 2, 6, 0), (2, 2, 6, 7)),
     "no query": ((2, 4, 0, 5), (2, 2, 6, 5), (2, 2, 6, 7)),
     "no batch": ((0, 4, 3, 5), (0, 2, 6, 5), (0, 2, 6, 7)),
-    "no head": ((2, 0, 3, 5), (2, 0, 6, 5), (2, 0, 6, 7)),
     "no value": ((2, 4, 3, 5), (2, 2, 6, 5), (2, 2, 6, 0)),
-    "nothing": ((0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)),
 }
 
 
@@ -383,33 +347,6 @@ class PerQuery(Cubes):
 def with_gradients(inputs, *args, **kwargs):
     out = attention(*inputs[:3], *args, **kwargs)
     return (out, *torch.autograd.grad((out * out.detach().cos()).sum(), inputs))
-
-
-@pytest.mark.parametrize("omega", ["entmax15", "fusedmax", "oscarmax", Cubes(), "softmax"])
-@pytest.mark.parametrize("mask", [None, "causal", "lower right", "bool", "floating"])
-def test_chunks_change_nothing(omega, mask):
-    queries, keys = 11, 9
-    q, k, v = normal(2, 4, queries, 3), normal(2, 2, keys, 3), normal(2, 2, keys, 5)
-    gamma = (normal(2, 4, queries, 1).exp() + 0.5).detach()  # one number per query
-    sink = normal(4, 1, 1)
-    inputs = [t.detach().requires_grad_() for t in (q, k, v, gamma, sink)]
-    given = {"is_causal": mask == "causal", "enable_gqa": True}
-    if mask == "lower right":
-        given["attn_mask"] = causal_lower_right(keys, keys)
-        inputs[0] = inputs[0].detach()[..., :keys, :].requires_grad_()
-        inputs[3] = inputs[3].detach()[..., :keys, :].requires_grad_()
-    elif mask == "bool":
-        given["attn_mask"] = bools(2, 1, queries, keys)
-    elif mask == "floating":
-        inputs.append(normal(queries, keys).requires_grad_())
-        given["attn_mask"] = inputs[-1]
-    for own in ({}, {"sink": inputs[4]}):
-        used = [t for t in inputs if own or t is not inputs[4]]
-        given |= {"gamma": inputs[3], **own}
-        whole = with_gradients(used, omega, chunk=queries, **given)
-        for chunk in (1, 4):
-            parts = with_gradients(used, omega, chunk=chunk, **given)
-            torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [None, 2, 4])

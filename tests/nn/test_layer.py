@@ -78,22 +78,6 @@ def test_solution(omega):
         assert (layer.solve(x).iterations > 0).all() == isinstance(omega, Mixed)
 
 
-def test_solution_of_odd_rows(omega):
-    layer = RegularizedMax(omega)
-    x = scores(4, 3)
-    x[0] = -torch.inf
-    x[1, 0] = torch.nan
-    x[2, 1] = -torch.inf
-    sol = layer.solve(x)
-    assert torch.equal(sol.y[0], torch.zeros(3, dtype=F64))
-    assert sol.value[0] == 0
-    assert sol.y[1].isnan().all()
-    assert sol.value[1].isnan()
-    assert not sol.converged[1]
-    assert sol.y[2, 1] == 0
-    assert sol.converged[[0, 2, 3]].all()
-
-
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0, 4), (0, 1), (2, 1), (1,), (5,)])
 def test_small_shapes(omega, shape):
     layer = RegularizedMax(omega)
@@ -158,13 +142,6 @@ def test_learnable_hyperparameters_are_parameters():
     twin.load_state_dict({"gamma": torch.tensor(2.0), "omega.alpha": torch.tensor([1.2])})
     assert torch.allclose(twin(x), regmax.functional.entmax(x, alpha=1.2, gamma=2.0), atol=1e-7)
     assert torch.allclose(layer(x), regmax.functional.entmax15(x), atol=1e-12)
-
-
-def test_repr():
-    assert repr(RegularizedMax(regmax.regularizer("tv", lam=0.2))) == "RegularizedMax(TV(lam=0.2))"
-    text = repr(RegularizedMax(regmax.regularizer("gini"), gamma=2.0, dim=1, solver="fista"))
-    assert text == "RegularizedMax(Gini(), dim=1, gamma=2.0, solver='fista')"
-    assert "exact=False" in repr(regmax.regularizer("oscar", exact=False))
 
 
 class Norm(regmax.Regularizer):

@@ -58,12 +58,6 @@ def test_the_gradient_of_a():
     torch.testing.assert_close(ours, plain, **EXACT)
 
 
-@pytest.mark.parametrize("init", [1.1, 1.5, 1.9])
-def test_where_alpha_begins(init):
-    omega = AdaptiveEntmax(3, init)
-    torch.testing.assert_close(omega.alpha, torch.full((3, 1, 1), init))
-
-
 @pytest.mark.parametrize(
     ("module", "value", "low", "high"),
     [
@@ -89,16 +83,6 @@ def learning():
     return layer_of(omega.double(), Positive((H, 1, 1), 0.5).double())
 
 
-def test_lambda_and_gamma_learn():
-    layer, x = learning(), normal(N, S, E) / 2
-    optimizer = torch.optim.SGD(layer.parameters(), 0.01)
-    lam, gamma = layer.omega.values()["lam"].detach(), layer.gamma().detach()
-    layer(x, x, x)[0].square().sum().backward()
-    optimizer.step()
-    assert (layer.omega.values()["lam"] != lam).all()
-    assert (layer.gamma() != gamma).all()
-
-
 def test_a_sum_that_learns():
     omega = regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv")
     names = {"base.alpha": Between(1, 2, (H, 1, 1)), "lam": Positive((H, 1, 1), 0.1)}
@@ -122,12 +106,6 @@ def test_compiled():
         out, _ = f(x, x, x, key_padding_mask=torch.arange(S) > torch.tensor([[4], [2], [3]]))
         gradients.append(torch.autograd.grad(out.square().sum(), leaves))
     torch.testing.assert_close(*gradients, **EXACT)
-
-
-def test_exported():
-    layer, x = learning().eval(), normal(N, S, E)
-    exported = torch.export.export(layer, (x, x, x)).module()
-    same(exported(x, x, x), layer(x, x, x))
 
 
 def test_wrong_arguments():

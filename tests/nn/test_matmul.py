@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 
 import pytest
 import torch
 from devices import DEVICES
-from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from regmax.nn import MultiheadAttention, attention, attention_weights, matmul
+from regmax.nn import attention, attention_weights, matmul
 
 F64 = torch.float64
 HALF = (torch.bfloat16, torch.float16)
-SCALES = (1, 30, 300)
+SCALES = (1, 300)
 N, HEADS, L, S, E = 2, 4, 24, 40, 32
 
 
@@ -119,13 +117,6 @@ def test_every_mapping_sees_scores_in_float32(name, dtype):
     )
 
 
-def test_scores_beyond_float16():
-    q, k, v = inputs(torch.float16, 3e5, False)
-    assert (q @ k.mT).isinf().any()
-    out = attention(q, k, v, "softmax")
-    torch.testing.assert_close(out, sdpa(q, k, v), rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("autocast", HALF)
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32, F64])
 def test_dtypes_under_autocast_are_pytorchs(dtype, autocast):
@@ -174,43 +165,3 @@ def test_products_on_tensor_cores(monkeypatch):
             eps = torch.finfo(b.dtype).eps
             torch.testing.assert_close(a, b, rtol=0, atol=8 * eps * max(size, 1))
     assert calls
-
-
-# -- MultiheadAttention ---------------------------------------------------------------------------
-
-MASKS = {
-    "none": {},
-    "attn": {"attn_mask": normal(L, S, seed=6)},
-    "padding": {"key_padding_mask": ~left_of(normal(N, S, seed=7) > 0)},
-    "both": {
-        "attn_mask": 20 + normal(L, S, seed=6),
-        "key_padding_mask": -20 + normal(N, S, seed=7),
-    },
-}
-
-
-@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True, "add_zero_attn": True}])
-@pytest.mark.parametrize(("dtype", "scale"), list(itertools.product(HALF, (1, 30))))
-def test_errors_of_multihead_attention_are_pytorchs(dtype, scale, options):
-    theirs = nn.MultiheadAttention(E, HEADS, batch_first=True, dtype=F64, **options)
-    for i, weight in enumerate(theirs.parameters()):
-        size = math.sqrt(scale) if weight is theirs.in_proj_weight else 1
-        weight.data = (normal(*weight.shape, seed=i) * size / math.sqrt(E)).to(dtype).double()
-    ours = MultiheadAttention.from_torch(theirs, "softmax")
-    x, y = (normal(N, n, E, seed=n).to(dtype) for n in (L, S))
-    for kind, arguments in MASKS.items():
-        given = {n: t if t.dtype == torch.bool else t.to(dtype) for n, t in arguments.items()}
-        exact = {n: t if t.dtype == torch.bool else t.double() for n, t in given.items()}
-        truth = theirs.double()(x.double(), y.double(), y.double(), **exact)
-        for want, autocast in itertools.product((True, False), (False, True)):
-            layers = (m.float() if autocast else m.to(dtype) for m in (ours, theirs))
-            a, b = (x.float(), y.float()) if autocast else (x, y)
-            with torch.autocast("cpu", dtype, enabled=autocast):
-                mine, other = (m(a, b, b, **given, need_weights=want) for m in layers)
-            for found, reference, right in zip(mine, other, truth, strict=True):
-                if reference is None:
-                    assert found is None
-                    continue
-                assert found.dtype == reference.dtype == dtype
-                error, bound = ((t.double() - right).abs().max().item() for t in (found, reference))
-                assert error <= 2 * bound, (kind, want, autocast)

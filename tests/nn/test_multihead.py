@@ -257,16 +257,6 @@ def test_the_fast_path_asks_us(norm_first, padding):
     assert (fast - softmax).abs().max() > 0.01
 
 
-def test_an_encoder_of_our_layers():
-    layer, x = swapped(encoder_layer()), normal(N, L, E)
-    with pytest.warns(UserWarning, match="enable_nested_tensor is True, but"):
-        encoder = nn.TransformerEncoder(layer, 2)
-    expected = slowly(encoder, x, src_key_padding_mask=PADDING)
-    with torch.no_grad():
-        fast = encoder.eval()(x, src_key_padding_mask=PADDING)
-    torch.testing.assert_close(fast, expected, **EXACT)
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_an_encoder_whose_layers_were_swapped(monkeypatch):
     """It makes nested tensors of padded ones."""
@@ -335,11 +325,3 @@ def test_wrong_constructions():
         MultiheadAttention(E, H, omega=3)
     with pytest.raises(ValueError, match="gamma must be > 0; got 0"):
         MultiheadAttention(E, H, omega="softmax", gamma=0.0)
-
-
-def test_modules_of_one_name_do_not_share_a_regularizer():
-    one, other = (MultiheadAttention(8, 2, omega="entmax15") for _ in range(2))
-    one.omega.alpha = 1.2
-    one.eval()
-    assert other.omega.alpha == 1.5
-    assert other.omega.training

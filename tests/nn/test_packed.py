@@ -55,14 +55,6 @@ def test_entropy_is_pytorchs():
     torch.testing.assert_close(found.transpose(1, 2).values(), expected.transpose(1, 2).values())
 
 
-def test_without_heads():
-    rows, lengths = torch.randn(7, E, dtype=F64), [3, 4]
-    x = torch.nested.nested_tensor_from_jagged(rows, torch.tensor([0, 3, 7]))
-    out = attention(x, x, x, "sparsemax")
-    for a, row in zip(out.unbind(), rows.split(lengths), strict=True):
-        torch.testing.assert_close(a, attention(row, row, row, "sparsemax"))
-
-
 def test_wrong_arguments():
     _, q = packed([2, 3], 0)
     _, longer = packed([2, 3, 1], 0)
@@ -120,15 +112,6 @@ def test_packed_is_dense_with_a_mask(omega, more):
     results = [[t, *torch.autograd.grad(t.cos().sum(), learnt)] for t in (out, want)]
     tolerance = 1e-12 if isinstance(omega, str) else 1e-7  # what the solver certifies
     torch.testing.assert_close(*results, rtol=0, atol=tolerance)
-
-
-def test_one_sequence_is_all():
-    q, k, v = (torch.randn(2, 3, 5, 4, dtype=F64) for _ in range(3))
-    whole = torch.tensor([0, 5])
-    assert torch.equal(
-        attention(q, k, v, "entmax15", cu_seq_q=whole, is_causal=True),
-        attention(q, k, v, "entmax15", is_causal=True),
-    )
 
 
 @pytest.mark.parametrize(

@@ -92,31 +92,6 @@ class TestAttention:
         assert any("one sign" in label for label in labels(figure))
         assert not any("one sign" in label for label in labels(plots.attention(ROWS)))
 
-    def test_words_stand_as_they_are(self, tmp_path):
-        source, target = ["$x$", "a_b", "_", "\\", "", "è", "▁ab", "@@"], list("vwxyz")
-        figure = plots.attention(ROWS, source, target, title="$a$ and $b$")
-        figure.savefig(tmp_path / "x.png")
-        assert words(figure.axes[0]) == (source, target)
-        assert not figure.axes[0].title.get_parse_math()
-        assert not figure.axes[0].get_xticklabels()[0].get_parse_math()
-        assert words(plots.attention(ROWS).axes[0]) == (list("01234567"), list("01234"))
-
-    def test_on_axes_of_ones_own(self):
-        from matplotlib.figure import Figure
-
-        figure = Figure()
-        axes = figure.subplots(1, 2)
-        assert plots.attention(ROWS, axes=axes[1], title="mine", clusters=True) is figure
-        assert axes[1].get_title() == "mine"
-        assert len(figure.axes) == 2
-        assert not axes[0].images
-
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_other_dtypes_and_weights_that_learn(self, dtype):
-        y = fusedmax(drawn(4, 6).to(dtype).requires_grad_())
-        beside, _ = borders(plots.attention(y).axes[0])
-        assert beside == {(i, j) for i, j in (y[:, 1:] != y[:, :-1]).nonzero().tolist()}
-
     def test_what_takes_no_part_is_white(self, tmp_path):
         mask = torch.ones(8, dtype=torch.bool)[: ROWS.shape[1]].clone()
         mask[-1] = False
@@ -133,9 +108,6 @@ class TestAttention:
         figure.savefig(tmp_path / "x.png")
         with pytest.raises(ValueError, match="mask must broadcast to weights"):
             plots.attention(ROWS, mask=mask[:2], axes=figure.axes[0])
-
-    def test_nothing_but_zeros(self, tmp_path):
-        plots.attention(torch.zeros(2, 3)).savefig(tmp_path / "x.png")
 
     @pytest.mark.parametrize(
         ("weights", "more", "words"),
@@ -174,7 +146,7 @@ class TestAttentions:
         return several, source, target
 
     @pytest.mark.parametrize(
-        ("rows", "columns", "number"), [(3, 4, 1), (3, 2, 5), (12, 10, 3), (25, 25, 4), (5, 60, 2)]
+        ("rows", "columns", "number"), [(3, 4, 1), (3, 2, 5), (25, 25, 4), (5, 60, 2)]
     )
     def test_nothing_is_cut_and_nothing_overlaps(self, rows, columns, number, tmp_path):
         several, source, target = self.panels(rows, columns, number)
@@ -205,11 +177,6 @@ class TestAttentions:
         cells = {round(axis.get_window_extent().width) for axis in panels}
         assert len(cells) == 1
 
-    def test_one_translation_for_all(self):
-        y = softmax(drawn(2, 3))
-        figure = plots.attentions({"a": y, "b": y}, list("uvw"), list("st"))
-        assert [words(axis)[1] for axis in figure.axes[:2]] == [list("st")] * 2
-
     def test_refuses(self):
         with pytest.raises(ValueError, match="weights must hold"):
             plots.attentions({})
@@ -233,24 +200,6 @@ class TestHeads:
         with pytest.raises(ValueError, match=r"values\['a'\] must have .* of the 3 steps; got 2"):
             plots.trajectories(steps, {"a": [1.0, 2.0]})
 
-    def test_histograms_of_blocks(self, tmp_path):
-        alpha = {"encoder": torch.tensor([[1.0, 1.01], [1.99, 2.0]]), "context": [1.5, 1.52, 0.9]}
-        figure = plots.histograms(alpha, bins=10)
-        figure.savefig(tmp_path / "x.png")
-        assert [axis.get_title(loc="left") for axis in figure.axes] == ["encoder", "context"]
-        counts = [axis.patches[0].get_data().values.tolist() for axis in figure.axes]
-        assert counts[0] == [2, *[0] * 8, 2]
-        assert counts[1] == [1, 0, 0, 0, 0, 2, 0, 0, 0, 0]
-
-    def test_histograms_of_blocks_and_models(self):
-        densities = {"encoder": {"a": [0.5], "b": [1.0]}, "decoder": {"b": [0.0, 0.0]}}
-        figure = plots.histograms(densities, "density", "heads", (0, 1), bins=2)
-        first, second, missing, last = figure.axes
-        assert not missing.axison
-        assert last.get_title(loc="left") == "decoder, b"
-        counts = [axis.patches[0].get_data().values.tolist() for axis in (first, second, last)]
-        assert counts == [[0, 1], [0, 1], [2, 0]]
-
     def test_head_densities_are_sorted_in_each_layer(self, tmp_path):
         table = drawn(3, 4).sigmoid()
         figure = plots.head_densities({"encoder": {"a": table, "b": table.tolist()}})
@@ -259,16 +208,3 @@ class TestHeads:
             lines = [line.get_ydata().tolist() for line in axis.lines]
             assert lines == table.sort(-1).values.T.tolist()
             assert list(axis.get_xticks()) == [1, 2, 3]
-
-    def test_diversity_by_layer(self, tmp_path):
-        values = {
-            "encoder": {"softmax": [0.1, 0.2], "entmax": torch.tensor([0.3, 0.4])},
-            "decoder": {"entmax": [0.5, 0.25]},
-        }
-        figure = plots.diversity_by_layer(values)
-        figure.savefig(tmp_path / "x.png")
-        first, second = figure.axes
-        assert first.lines[0].get_ydata().tolist() == [0.1, 0.2]
-        assert second.lines[0].get_ydata().tolist() == [0.5, 0.25]
-        assert second.lines[0].get_color() == first.lines[1].get_color()
-        assert labels(figure) == ["softmax", "entmax"]

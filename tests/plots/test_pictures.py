@@ -7,7 +7,6 @@ import torch
 
 import regmax
 from regmax import RegularizedMax, plots
-from regmax.analysis.hyperparameters import span
 from regmax.plots import mappings, three_scores
 
 pytest.importorskip("matplotlib")
@@ -29,13 +28,6 @@ class Elastic(regmax.Regularizer):
         return self.per_row("mu") * y.square().sum(-1) / 2 - torch.special.entr(y).sum(-1)
 
 
-class Sloped(regmax.Regularizer):
-    """½‖y‖² + y₁: not the same for both entries."""
-
-    def value(self, y):
-        return y.square().sum(-1) / 2 + y[..., 0]
-
-
 class Priced(regmax.Regularizer):
     """For rows of as many entries as it has weights, which it does not declare."""
 
@@ -52,6 +44,7 @@ EACH = [
     *(regmax.regularizer(name) for name in regmax.available() if name not in FIRST),
     Elastic(),
 ]
+FEW = [regmax.regularizer(name) for name in ("entropy", "tsallis", "oscar")]
 
 
 def lines(axis):
@@ -91,17 +84,6 @@ class TestCurves:
             assert bool((top >= t.clamp(min=0) - 1e-9).all())
         assert lines(left)["max(t, 0)"].tolist() == t.clamp(min=0).tolist()
 
-    def test_it_leaves_0_where_entries_differ(self):
-        left, _ = plots.curves(Sloped()).axes
-        top = lines(left)["γ = 1"]
-        assert abs(top[0]) < 1e-9
-        t = torch.tensor(left.lines[0].get_xdata())
-        assert top[-1] == pytest.approx(float(t[-1]) - 1)  # the price of the first entry
-
-    def test_softmax_stands_beside_others(self):
-        assert "softmax" in lines(plots.curves(EACH[1]).axes[1])
-        assert "softmax" not in lines(plots.curves(EACH[0]).axes[1])
-
     def test_several_and_equal_ones_share_a_line(self):
         names = {
             "a": regmax.regularizer("tv", lam=0.2),
@@ -114,7 +96,7 @@ class TestCurves:
 
 
 class TestSurface:
-    @pytest.mark.parametrize("omega", EACH, ids=repr)
+    @pytest.mark.parametrize("omega", FEW, ids=repr)
     def test_the_second_weight(self, omega, monkeypatch):
         from mpl_toolkits.mplot3d.axes3d import Axes3D
 
@@ -131,33 +113,9 @@ class TestSurface:
         assert (axis.get_xlabel(), axis.get_ylabel()) == ("t$_1$", "t$_2$")
         assert first[0, 0] == -three_scores.WIDTH * 0.5
 
-    def test_no_score_ties_with_another(self):
-        first, second = three_scores.grid(1.0)
-        assert bool((first != second).all() & (first != 0).all() & (second != 0).all())
-
-    def test_several_in_panels(self):
-        figure = plots.surface({"a": EACH[0], "b": EACH[1], "c": EACH[2], "d": EACH[3]})
-        assert [axis.get_title() for axis in figure.axes] == list("abcd")
-
-
-class TestPatterns:
-    def test_each(self):
-        third = 1 / 3
-        y = torch.tensor(
-            [
-                [0.5, 0.3, 0.2],
-                [0.4, 0.2, 0.4],
-                [third, third, third],
-                [0.0, 0.4, 0.6],
-                [0.5, 0.0, 0.5],
-                [0.0, 1.0, 0.0],
-            ]
-        )
-        assert three_scores.patterns(y).tolist() == [0, 1, 2, 3, 4, 5]
-
 
 class TestSimplex:
-    @pytest.mark.parametrize("omega", EACH, ids=repr)
+    @pytest.mark.parametrize("omega", FEW, ids=repr)
     def test_patterns_and_answers(self, omega):
         figure = plots.simplex(omega, gamma=0.7)
         scores, answers = figure.axes
@@ -173,10 +131,6 @@ class TestSimplex:
         assert torch.cdist(y, drawn).amin(1).max() < 2e-3  # each answer has its dot
         assert torch.cdist(drawn, y).amin(1).max() < 2e-3
 
-    def test_coordinates(self):
-        x = torch.tensor([[1.0, -2.0, 1.0], [0.3, 0.1, -0.4]], dtype=F64)
-        assert torch.allclose(three_scores.scores_at(x @ three_scores.CORNERS), x)
-
     def test_what_is_fused(self):
         figure = plots.simplex(regmax.regularizer("tv", lam=0.2))
         said = {text.get_text() for text in figure.legends[0].get_texts()}
@@ -185,22 +139,15 @@ class TestSimplex:
         said = [text.get_text() for text in figure.legends[0].get_texts()]
         assert said == ["three entries above 0", "two entries above 0", "one entry above 0"]
 
-    @pytest.mark.parametrize("several", [1, 3, 6])
-    def test_titles_of_panels_stay_below_the_title(self, several):
-        names = dict(zip("abcdef"[:several], EACH, strict=False))
-        figure = plots.simplex(names)
+    def test_titles_of_panels_stay_below_the_title(self):
+        figure = plots.simplex(dict(zip("abcdef", 2 * FEW, strict=True)))
         figure.draw_without_rendering()
         room = [axis.title.get_window_extent().y1 for axis in figure.axes if axis.get_title()]
         assert (figure._suptitle.get_window_extent().y0 - max(room)) / figure.dpi > 0.1
 
-    def test_several_one_below_the_other(self):
-        names = {name: regmax.regularizer("gini") for name in "abcd"}
-        figure = plots.simplex(names)
-        assert [axis.get_title() for axis in figure.axes if axis.images] == list("abcd")
-
 
 class TestPath:
-    @pytest.mark.parametrize("omega", EACH, ids=repr)
+    @pytest.mark.parametrize("omega", FEW, ids=repr)
     def test_lines_are_what_the_layer_gives(self, omega):
         figure = plots.path(omega, gamma=0.9)
         names = ["gamma", *(name for _, name, _ in omega.declared())]
@@ -250,13 +197,6 @@ class TestPath:
         with pytest.raises(ValueError, match=r"over must name one of gamma, lam, .*; got 'alpha'"):
             plots.path(omega, over=["alpha"])
 
-    @pytest.mark.parametrize("p", [1.01, 2.0])
-    def test_what_is_drawn_over_is_accepted(self, p):
-        at, present = span(regmax.regularizer("pnorm", p=p), "p", torch.zeros(3), 1.0)
-        assert bool(((at > 1) & (at <= 2)).all())
-        assert present == p
-        assert bool((at.diff() > 0).all())
-
     @pytest.mark.parametrize("values", [[0.0, 0.1, 2.0], torch.tensor([2.0, 0.1]), [0.3]])
     def test_the_arguments_of_the_numbers(self, values):
         omega, x = regmax.regularizer("tv"), torch.tensor([1.0, 1.1, 0.2])
@@ -280,9 +220,6 @@ class TestPath:
     def test_arguments_that_are_wrong(self, arguments, words):
         with pytest.raises(ValueError, match=words):
             plots.path(regmax.regularizer("tv"), torch.zeros(3), *arguments)
-
-    def test_equal_scores_and_a_hyperparameter_of_0(self):
-        plots.path(regmax.regularizer("tv", lam=0.0), torch.zeros(4))
 
 
 class TestOverview:

@@ -67,12 +67,6 @@ def test_a_million_scores(f: Callable[..., Tensor], kind: str) -> None:
         assert torch.equal(f(x), torch.full_like(x, 1e-6))
 
 
-def test_equal_scores_share_exactly() -> None:
-    for d in range(1, 200):
-        x = torch.full((d,), 0.3, dtype=torch.float64)
-        assert torch.equal(sparsemax(x), torch.full_like(x, 1 / d))
-
-
 def test_jacobian() -> None:
     """2019, Prop. 1 with α = 2: s is the support's indicator."""
     check_printed(sparsemax, references.sparsemax, lambda y: (y > 0).astype(float), 0.8)

@@ -101,18 +101,6 @@ def test_a_path_is_the_chain(d):
                 torch.testing.assert_close(parts[k, at], alone, rtol=0, atol=1e-15)
 
 
-def test_a_clique_is_ordered_weights():
-    for d in (2, 5, 30):
-        penalty = graph(list(itertools.combinations(range(d), 2)))
-        clique = regmax.penalty("clique_tv")
-        v = normal(8, d, seed=d)
-        for step in (0.01, 0.1, 1.0):
-            a, b = penalty.prox(v, step), clique.prox(v, step)
-            a = a - a.amax(-1, keepdim=True)
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
-        torch.testing.assert_close(penalty.value(v), clique.value(v))
-
-
 def test_a_grid():
     penalty = regmax.penalty("grid_tv", shape=(2, 3))
     y = torch.tensor([[0.0, 1.0, 3.0], [2.0, 2.0, 7.0]])
@@ -148,28 +136,6 @@ def test_groups_are_equal_to_the_bit():
             assert bool((jumps == 0).any())
             wide = penalty.prox(v.double(), step)
             assert torch.equal(z, wide.to(dtype))
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_subgradients(seed):
-    """In ∂R(y) whatever ``near``; ``near`` itself where that is one."""
-    d = 2 + seed % 5
-    penalty = some_graph(d, 2 * d, seed)
-    y = (2 * normal(4, d, seed=seed)).round() / 2
-    on = normal(4, d, seed=seed + 50) > -0.7
-    for mask in (None, on):
-        for step in (0.0, 0.2, 3.0):
-            near = normal(4, d, seed=seed + 100)
-            u = penalty.subgradient(y, near, step, mask)
-            again = penalty.subgradient(y, u, step, mask)
-            torch.testing.assert_close(again, u, rtol=0, atol=1e-13)
-            for k in range(4):
-                some = None if mask is None else mask[k].numpy()
-                check_element(penalty, u[k].numpy(), y[k].numpy(), step, some)
-        element = penalty.any_subgradient(y, mask)
-        for k in range(4):
-            some = None if mask is None else mask[k].numpy()
-            check_element(penalty, element[k].numpy(), y[k].numpy(), 1.0, some)
 
 
 def test_masked_is_the_graph_of_participants():
@@ -208,18 +174,6 @@ def test_steps_and_rows():
     assert torch.equal(twice, once)
 
 
-def test_isolated_nodes_and_no_edges():
-    v = normal(4, 5, seed=6)
-    assert torch.equal(graph([], nodes=5).prox(v, 0.3), v)
-    assert (graph([], nodes=5).value(v) == 0).all()
-    z = graph([(1, 3)], nodes=5).prox(v, 0.1)
-    assert torch.equal(z[:, [0, 2, 4]], v[:, [0, 2, 4]])
-    layer = regmax.RegularizedMax(
-        regmax.Penalized(regmax.regularizer("entropy"), graph([], nodes=5), 0.3)
-    )
-    torch.testing.assert_close(layer(v), v.softmax(-1))
-
-
 numbers = st.one_of(
     st.sampled_from([0.0, 1.0, -1.0, 1e-300, 1e12, -1e12, 1e150]),
     st.floats(-10, 10, allow_subnormal=False),
@@ -253,26 +207,6 @@ def test_hard_rows(data):
     if most < 1e3 * (1 + size):
         u = penalty.subgradient(z, v - z, step)
         assert (u - (v - z)).abs().max().item() <= 1e-12 * (size + most)
-
-
-@pytest.mark.parametrize("name", ["gini", "entropy", "tsallis", "pnorm"])
-def test_certificates(name):
-    penalty = regmax.penalty("grid_tv", shape=(7, 9))
-    omega = regmax.Penalized(regmax.regularizer(name), penalty, 0.05)
-    x = normal(8, 63, seed=7)
-    solution = regmax.RegularizedMax(omega).solve(x)
-    assert solution.error_bound.max() < 1e-8
-    assert "prox(grid_tv)" in regmax.RegularizedMax(omega).explain(x)
-
-
-def test_a_base_without_symmetry_goes_to_a_solver():
-    class Priced(regmax.Regularizer):
-        def value(self, y):
-            return (torch.linspace(1, 2, 6, dtype=y.dtype) * y.square()).sum(-1) / 2
-
-    omega = regmax.Penalized(Priced(), graph(), 0.1)
-    solution = regmax.RegularizedMax(omega).solve(normal(5, 6, seed=8))
-    assert solution.error_bound.max() < 1e-8
 
 
 def test_rows_of_another_length():
@@ -315,14 +249,6 @@ def test_arguments(arguments, error, message):
         regmax.penalty("graph_tv", **arguments)
 
 
-@pytest.mark.parametrize("shape", [3, (3,), (2, 0), (2, 2.0), (2, True), "ab"])
-def test_shapes(shape):
-    with pytest.raises(
-        (TypeError, ValueError), match=r"shape must be \(h, w\), two ints >= 1; got"
-    ):
-        regmax.penalty("grid_tv", shape=shape)
-
-
 def test_weights_that_leave_their_range():
     w = torch.ones(len(EDGES), dtype=F64, requires_grad=True)
     layer = regmax.RegularizedMax(
@@ -333,14 +259,6 @@ def test_weights_that_leave_their_range():
         w[3] = -0.5
     with pytest.raises(ValueError, match=r"weights must be finite and >= 0; got -0.5 at index 3"):
         layer(normal(2, 6))
-
-
-def test_threads_share_rows():
-    penalty = regmax.penalty("grid_tv", shape=(14, 14))
-    v = normal(64, 196, seed=1)
-    one = penalty.prox(v, 0.2)
-    torch.set_num_threads(2)
-    assert torch.equal(penalty.prox(v, 0.2), one)
 
 
 def test_without_numba():
@@ -384,17 +302,3 @@ def test_recorded():
             torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
     exported = torch.export.export(layer, (x,))
     assert torch.equal(exported.module()(x), layer(x))
-
-
-def test_layouts_and_weights_per_head():
-    penalty = regmax.penalty("grid_tv", shape=(2, 3))
-    lam = torch.tensor([0.1, 0.3], dtype=F64).reshape(2, 1, 1)
-    x = normal(4, 2, 5, 6, seed=2)
-    y = regmax.RegularizedMax(regmax.regularizer("gini") + lam * penalty)(x)
-    for k in range(2):
-        single = regmax.RegularizedMax(regmax.regularizer("gini") + float(lam[k]) * penalty)
-        assert torch.equal(y[:, k], single(x[:, k]))
-        along = regmax.RegularizedMax(single.omega, dim=1)(x[:, k].movedim(-1, 1))
-        assert torch.equal(along.movedim(1, -1), y[:, k])
-    assert (0.5 * penalty).entries == 6
-    assert (2 * (regmax.regularizer("gini") + 0.5 * penalty)).entries == 6

@@ -88,38 +88,6 @@ def test_masked_rows_have_the_first_weights():
     torch.testing.assert_close(owl(w).value(y, on), owl(w).value(y))
 
 
-def test_groups_are_ties_of_unequal_weights():
-    z = torch.tensor([1.0, 3.0, 1.0, 2.0, 2.0, 1.0])
-    ids = owl([3.0, 2.0, 2.0, 1.0, 1.0, 0.5]).groups(z)
-    assert len({ids[i].item() for i in (0, 2, 5)}) == 1
-    assert ids[3] != ids[4]
-    assert len(set(ids.tolist())) == 4
-    assert set(ids.tolist()) <= set(range(6))
-    given = torch.stack([z, torch.ones(6)]).expand(3, 2, 6)
-    penalty = owl(ROWS[0])
-    assert torch.equal(torch.func.vmap(penalty.groups)(given), penalty.groups(given))
-
-
-def test_equal_weights_are_no_penalty():
-    x = normal(4, 6, seed=7).requires_grad_()
-    omega = regmax.Penalized(regmax.regularizer("entropy"), owl([3.0] * 6), 0.5)
-    y = regmax.RegularizedMax(omega)(x)
-    torch.testing.assert_close(y, x.softmax(-1))
-    v = normal(4, 6, seed=8)
-    found = torch.autograd.grad(y, x, v)[0]
-    torch.testing.assert_close(found, torch.autograd.grad(x.softmax(-1), x, v)[0])
-
-
-def test_float32_groups_are_equal():
-    penalty = regmax.penalty("clique_tv")
-    v = normal(20, 50, seed=2, dtype=torch.float32)
-    z = penalty.prox(v, 0.01)
-    assert z.dtype == torch.float32
-    assert torch.equal(z, penalty.prox(v.double(), 0.01).float())
-    sizes = [len(set(row.tolist())) for row in z]
-    assert max(sizes) < 50
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.data())
 def test_hard_rows(data):
@@ -141,14 +109,6 @@ def test_hard_rows(data):
         u = u - u.mean() + step * np.mean(w)
         tops = np.sort(u)[::-1].cumsum() - step * np.cumsum(w)
         assert tops.max() <= 8 * d * noise + 1e-15 * step * np.abs(w).max() * d * 8
-
-
-@pytest.mark.parametrize("name", ["gini", "entropy", "pnorm"])
-def test_certificates(name):
-    for penalty in (owl(torch.linspace(1, -1, 30)), regmax.penalty("clique_tv")):
-        omega = regmax.Penalized(regmax.regularizer(name), penalty, 0.02)
-        solution = regmax.RegularizedMax(omega).solve(normal(8, 30, seed=7))
-        assert solution.error_bound.max() < 1e-8
 
 
 @pytest.mark.parametrize(

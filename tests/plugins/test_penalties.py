@@ -13,7 +13,6 @@ from precision_checks import check_long_rows
 from torch import Tensor
 
 import regmax
-from regmax.functional import sparsemax
 
 F32, F64 = torch.float32, torch.float64
 MAPPINGS = {"tv": "fusedmax", "oscar": "oscarmax"}
@@ -100,30 +99,6 @@ def test_jacobians(name: str) -> None:
     assert seen > 5
 
 
-def test_neighbours_are_neighbours_among_participants() -> None:
-    x = torch.tensor([[0.5, -9.0, 0.52, 0.1], [0.5, torch.nan, 0.52, 0.1]], dtype=F64)
-    mask = torch.tensor([True, False, True, True])
-    y = mapped("tv", x, lam=0.1, mask=mask)
-    assert torch.equal(y[0], y[1])
-    assert y[0, 0] == y[0, 2]
-    np.testing.assert_allclose(
-        y[0][mask].numpy(), mapped("tv", x[0][mask], lam=0.1).numpy(), atol=1e-15
-    )
-
-
-@each
-@both
-def test_no_weight_is_sparsemax(name: str, dtype: torch.dtype) -> None:
-    for d in (1, 2, 9, 3000):
-        for gamma in (1e-6, 0.3, 7.0, 1e6, torch.tensor([[0.3], [1.7]])):
-            for scale in (1e-3, 1.0, 1e9):
-                x = normal(2, d, seed=d, dtype=dtype) * scale
-                for lam in (0.0, torch.zeros(2, 1)):
-                    for mask in (None, x > -scale):
-                        y = mapped(name, x, lam=lam, gamma=gamma, mask=mask)
-                        assert torch.equal(y, sparsemax(x, gamma=gamma, mask=mask))
-
-
 @each
 @both
 def test_a_great_weight_shares_equally(name: str, dtype: torch.dtype) -> None:
@@ -150,21 +125,3 @@ def test_long_rows_in_float32(name: str) -> None:
         check_long_rows(lambda x, lam=lam: mapped(name, x, lam=lam), *rows)
         layer = regmax.RegularizedMax(regmax.regularizer(name, lam=lam))
         assert layer.solve(rows[-1].float().double()).error_bound < 1e-8
-
-
-@each
-def test_the_penalty_row_by_row(name: str) -> None:
-    """R(y) = ⟨u, y⟩, u ∈ ∂R(y), whose means over groups are those by autograd; under vmap."""
-    penalty = regmax.regularizer(name).penalty
-    y = (normal(9, 7, seed=5).abs() * 4).round() / 4
-    some = normal(9, 7, seed=6) > -0.5
-    for mask in (None, some):
-        given = (y,) if mask is None else (y, mask)
-        for f in (penalty.value, penalty.groups, penalty.any_subgradient):
-            assert torch.equal(torch.func.vmap(f)(*given), f(*given))
-        u = penalty.any_subgradient(*given)
-        taking_part = y if mask is None else torch.where(mask, y, 0)
-        torch.testing.assert_close((u * taking_part).sum(-1), penalty.value(*given))
-        by_autograd = torch.func.grad(lambda y, mask=mask: penalty.value(y, mask).sum())(y)
-        mean, right = (penalty.average(t, y, mask) for t in (u, by_autograd))
-        torch.testing.assert_close(mean, right)

@@ -41,9 +41,7 @@ def call(request):
     ("x", "error", "match"),
     [
         ([1.0, 2.0], TypeError, r"x must be a torch\.Tensor.*list"),
-        (None, TypeError, r"x must be a torch\.Tensor.*None"),
         (torch.tensor([1, 2]), TypeError, r"x must be floating.*float32.*int64"),
-        (torch.tensor([True]), TypeError, r"x must be floating.*bool"),
         (torch.tensor([1j]), TypeError, r"x must be floating.*complex"),
         (torch.tensor(1.0), ValueError, r"x must have at least one dimension.*0-d"),
         (torch.zeros(2, 0), ValueError, r"x must not be empty along dim.*\(2, 0\)"),
@@ -60,7 +58,6 @@ def test_scores(call, x, error, match):
         ([True, False, True], TypeError, r"mask must be a bool.*list"),
         (True, TypeError, r"mask must be a bool.*bool"),
         (torch.ones(3), TypeError, r"mask must be bool.*float32"),
-        (torch.ones(3, dtype=torch.uint8), TypeError, r"mask must be bool.*uint8"),
         (torch.ones(4, dtype=torch.bool), ValueError, r"mask must broadcast.*\(4,\).*\(2, 3\)"),
         (torch.ones(5, 2, 3, dtype=torch.bool), ValueError, r"mask must broadcast.*\(5, 2, 3\)"),
     ],
@@ -76,7 +73,6 @@ def test_mask(call, mask, error, match):
         (True, TypeError, r"dim must be an int.*True"),
         (1.0, TypeError, r"dim must be an int.*1\.0"),
         (None, TypeError, r"dim must be an int.*None"),
-        ((0, 1), TypeError, r"dim must be an int"),
         ("0", TypeError, r"dim must be an int.*'0'"),
         (2, ValueError, r"dim must be in \[-2, 1\].*2"),
         (-3, ValueError, r"dim must be in \[-2, 1\].*-3"),
@@ -94,14 +90,11 @@ def test_dim(dim, error, match):
     ("gamma", "error", "match"),
     [
         (0.0, ValueError, r"gamma must be > 0; got 0"),
-        (-1, ValueError, r"gamma must be > 0; got -1"),
         (float("nan"), ValueError, r"gamma must be > 0; got nan"),
         (float("inf"), ValueError, r"gamma must be .*; got inf"),
         (10**400, ValueError, r"gamma must be > 0 and finite; got an int beyond"),
         ("1", TypeError, r"gamma must be a number.*str"),
-        (None, TypeError, r"gamma must be a number.*None"),
         (True, TypeError, r"gamma must be a number.*bool"),
-        (1j, TypeError, r"gamma must be a number.*complex"),
         ([1.0], TypeError, r"gamma must be a number.*list"),
         (torch.tensor([1, 2]), TypeError, r"gamma must be.*floating.*int64"),
         (torch.tensor([[1.0], [-0.5]]), ValueError, r"gamma must be > 0; got -0\.5.*\(1, 0\)"),
@@ -125,11 +118,9 @@ def test_gamma(gamma, error, match):
     ("name", "mapping", "key", "wrong", "accepted"),
     [
         ("tsallis", "entmax", "alpha", -0.5, "> 0"),
-        ("tsallis", "entmax", "alpha", 0.0, "> 0"),
         ("pnorm", "pnormmax", "p", 1.0, r"in \(1, 2\]"),
         ("pnorm", "pnormmax", "p", 2.5, r"in \(1, 2\]"),
         ("tv", "fusedmax", "lam", -0.1, ">= 0"),
-        ("oscar", "oscarmax", "lam", -0.1, ">= 0"),
     ],
 )
 def test_hyperparameters_out_of_range(name, mapping, key, wrong, accepted):
@@ -183,18 +174,14 @@ def test_hyperparameters_unknown():
     [
         ({"omega": "gini"}, TypeError, r"omega must be a regmax\.Regularizer.*str.*regularizer\("),
         ({"omega": Square}, TypeError, r"omega must be a regmax\.Regularizer"),
-        ({"omega": None}, TypeError, r"omega must be a regmax\.Regularizer.*None"),
         ({"solver": "simplex"}, PluginError, r"'simplex'.*accepted.*fista"),
         ({"solver": 3}, TypeError, r"solver must be.*3"),
         ({"tol": 0.0}, ValueError, r"tol must be > 0.*0"),
-        ({"tol": -1.0}, ValueError, r"tol must be > 0.*-1"),
         ({"tol": float("nan")}, ValueError, r"tol must be > 0.*nan"),
         ({"tol": "small"}, TypeError, r"tol must be.*str|tol must be.*small"),
         ({"tol": True}, TypeError, r"tol must be.*True|tol must be.*bool"),
         ({"max_iter": 0}, ValueError, r"max_iter must be an int >= 1; got 0"),
         ({"max_iter": 1.5}, (TypeError, ValueError), r"max_iter must be an int >= 1; got 1\.5"),
-        ({"max_iter": True}, (TypeError, ValueError), r"max_iter must be an int.*True"),
-        ({"on_failure": None}, ValueError, r"on_failure must be .*None"),
         ({"on_failure": "stop"}, ValueError, r'on_failure must be "warn".*\'stop\''),
     ],
 )
@@ -240,26 +227,18 @@ def test_not_convex_away_from_the_barycentre():
     ("function", "error", "match"),
     [
         (lambda y: y.square(), RegularizerError, r"Mine\.value.*per row.*\(2,\).*\(2, 3\)"),
-        (lambda y: y.square().sum(), RegularizerError, r"Mine\.value.*one number per row"),
         (lambda y: y.square().sum(-1, keepdim=True), RegularizerError, r"per row.*\(2, 1\)"),
         (lambda y: float(y.square().sum()), TypeError, r"Mine\.value.*Tensor.*float"),
         (lambda y: None, TypeError, r"Mine\.value.*Tensor.*NoneType"),
         (lambda y: y.square().sum(-1) * torch.nan, RegularizerError, r"Mine\.value.*finite.*nan"),
         (lambda y: (y - 1).log().sum(-1), RegularizerError, r"Mine\.value.*finite.*nan.*row"),
         (lambda y: y.square().sum(-1).detach(), RegularizerError, r"Mine\.value.*depend on y"),
-        (lambda y: torch.zeros(y.shape[:-1]), RegularizerError, r"Mine\.value"),
     ],
 )
 def test_value_at_fault(function, error, match):
     for call in (RegularizedMax(omega_of(function)), RegularizedMax(omega_of(function)).solve):
         with pytest.raises(error, match=match):
             call(X)
-
-
-def test_value_that_is_nan_only_at_the_solution():
-    omega = omega_of(lambda y: y.square().sum(-1) + torch.where(y > 0.9, torch.nan, 0.0).sum(-1))
-    with pytest.raises(RegularizerError, match=r"finite|NaN|nan"):
-        RegularizedMax(omega)(torch.tensor([[9.0, 0.0, 0.0]], dtype=F64))
 
 
 def test_no_value():
@@ -329,27 +308,23 @@ OF_FIVE = {
     "Coupled": lambda: Coupled(FIVE),
     "WeightedPenalty": lambda: GINI + WeightedPenalty(FIVE),
 }
-OF_FIVE_IN_PARTS = {
-    "Weighted": lambda: 2 * (Weighted(FIVE) + GINI) + 0.1 * regmax.penalty("tv"),
-    "WeightedPenalty": lambda: Weighted(torch.ones(3)) + WeightedPenalty(FIVE),
-}
 
 
-@pytest.mark.parametrize("of_five", [OF_FIVE, OF_FIVE_IN_PARTS], ids=["alone", "in parts"])
-def test_tensor_inside_of_another_length(of_five):
-    for name, omega in of_five.items():
-        layer = RegularizedMax(omega())
-        loss = regmax.FenchelYoungLoss(omega())
-        said = rf"{name}\.value\(y\) takes rows of 5 entries, and x has 3 along dim=1.*entries = 5"
-        for call in (layer, layer.max, layer.solve, layer.explain, torch.func.vmap(layer)):
-            with pytest.raises(ValueError, match=said.replace("dim=1", "dim=")):
-                call(X)
-        with pytest.raises(ValueError, match=said):
-            loss(X, torch.tensor([0, 2]))
-        with pytest.raises(ValueError, match=said.replace("dim=1", "dim=0")):
-            RegularizedMax(omega(), dim=0)(X.T)
-        with pytest.raises(ValueError, match=said):
-            regmax.crosscheck(omega(), X, "generic")
+@pytest.mark.parametrize("name", OF_FIVE)
+def test_tensor_inside_of_another_length(name):
+    omega = OF_FIVE[name]
+    layer = RegularizedMax(omega())
+    loss = regmax.FenchelYoungLoss(omega())
+    said = rf"{name}\.value\(y\) takes rows of 5 entries, and x has 3 along dim=1.*entries = 5"
+    for call in (layer, layer.max, layer.solve, layer.explain, torch.func.vmap(layer)):
+        with pytest.raises(ValueError, match=said.replace("dim=1", "dim=")):
+            call(X)
+    with pytest.raises(ValueError, match=said):
+        loss(X, torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match=said.replace("dim=1", "dim=0")):
+        RegularizedMax(omega(), dim=0)(X.T)
+    with pytest.raises(ValueError, match=said):
+        regmax.crosscheck(omega(), X, "generic")
 
 
 def test_a_length_that_is_declared():

@@ -103,21 +103,3 @@ class TestMarkdown:
         assert ("| CONVERGED |" in text) == (len(x) > 0)
         assert "| point | solver |" in solution.trace._repr_markdown_()
         assert repr(solution).startswith("Solution(y of shape")
-
-    def test_a_long_trace_is_shortened(self):
-        x = 3 * torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
-        layer = regmax.RegularizedMax(tsallis(), solver="fista", on_failure="ignore")
-        trace = layer.solve(x, trace=True).trace
-        assert len(trace) > 12
-        lines = trace._repr_markdown_().splitlines()
-        assert len(lines) == 4 + 13
-        assert lines[-1].startswith(f"| {len(trace) - 1} | ")
-        assert "| … |" in lines[10]
-
-    def test_report(self):
-        x = torch.randn(2, 3, dtype=torch.float64)
-        report = regmax.crosscheck(regmax.regularizer("gini"), x, ("generic",))
-        text = report._repr_markdown_()
-        assert text.startswith("**Gini(): 2 rows of 3: ok**")
-        assert "| closed form \\| generic |" in text
-        assert "- declared grad holds" in text

@@ -8,8 +8,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regmax
-from regmax import RegularizedMax, Regularizer, RegularizerError
-from regmax.kernels import decisions, reference, transforms
+from regmax import RegularizedMax, Regularizer
+from regmax.kernels import reference, transforms
 
 F64 = torch.float64
 ONCE = 10
@@ -206,60 +206,3 @@ def test_predictions_of_another_omega_are_noticed(waits):
         alpha.fill_(0.7)
         y = layer(x)
     assert torch.allclose(y, regmax.functional.entmax(x, alpha=0.7), rtol=0, atol=1e-8)
-
-
-class TestDecisions:
-    def test_a_wrong_prediction_computes_again(self):
-        ways, memory = [], {}
-
-        def compute():
-            ways.append(decisions.rare("odd", torch.tensor([False, True])))
-            return ways[-1]
-
-        assert decisions.predicted(compute, memory) is True
-        assert ways == [False, True]
-        assert decisions.predicted(compute, memory) is True  # it is read now
-        assert ways == [False, True, True]
-
-    def test_a_usual_decision_is_that_of_the_last_time(self):
-        ways, memory = [], {}
-
-        def compute():
-            ways.append(decisions.usual("steep", flags[0]))
-            return ways[-1]
-
-        for steep, expected in (
-            (True, [True]),
-            (True, [True]),
-            (False, [True, False]),
-            (False, [False]),
-        ):
-            flags = [torch.tensor(steep)]
-            ways.clear()
-            assert decisions.predicted(compute, memory) is steep
-            assert ways == expected
-
-    def test_a_read_tests_what_was_predicted(self):
-        after = []
-
-        def compute():
-            odd = decisions.rare("odd", torch.tensor(True))
-            decisions.read(torch.tensor(False))
-            after.append(odd)
-
-        decisions.predicted(compute, {})
-        assert after == [True]
-
-    def test_an_error_is_that_of_the_decisions_read(self):
-        def compute():
-            if not decisions.rare("odd", torch.tensor(True)):
-                raise ZeroDivisionError
-            raise RegularizerError("odd")
-
-        with pytest.raises(RegularizerError, match="odd"):
-            decisions.predicted(compute, {})
-
-    def test_outside_each_decision_is_read(self):
-        assert decisions.rare("odd", torch.tensor(True))
-        assert decisions.usual("odd", torch.tensor(True))
-        assert decisions.read(torch.tensor([False, True]), torch.tensor(False)) == [True, False]

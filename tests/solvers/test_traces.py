@@ -12,9 +12,9 @@ from regmax.testing.backends.generic import definition
 
 F64 = torch.float64
 SUITS = {
-    "newton": ("gini", "entropy", "tsallis", "pnorm"),
-    "fista": ("gini", "tsallis", "pnorm", "tv", "oscar"),
-    "interior": ("gini", "entropy", "tsallis", "pnorm"),
+    "newton": ("gini", "entropy"),
+    "fista": ("tsallis", "tv"),
+    "interior": ("entropy", "pnorm"),
 }
 CASES = [(solver, name) for solver, names in SUITS.items() for name in names]
 
@@ -47,14 +47,6 @@ class TestTrace:
         assert torch.allclose(trace.gap[-1], solution.gap, atol=1e-14)
         assert repr(trace) == f"Trace({points} points: {solver})"
 
-    @pytest.mark.parametrize(("solver", "name"), CASES)
-    def test_the_answer_is_the_same_without(self, solver, name):
-        x, layer = scores(4, 7), by_value(name, solver=solver)
-        with_trace, without = layer.solve(x, trace=True), layer.solve(x)
-        assert without.trace is None
-        assert torch.equal(with_trace.y, without.y)
-        assert torch.equal(with_trace.iterations, without.iterations)
-
     def test_costs_nothing_unless_asked_for(self, monkeypatch):
         class Counting(regmax.Regularizer):
             calls = 0
@@ -76,13 +68,6 @@ class TestTrace:
 
         monkeypatch.setattr(Trace, "add", fail)
         calls()
-
-    def test_rows_that_are_done_stay(self):
-        x = torch.cat([scores(3, 9), torch.zeros(1, 9, dtype=F64)])
-        solution = by_value("tsallis", solver="fista").solve(x, trace=True)
-        for row, iterations in enumerate(solution.iterations.tolist()):
-            after = solution.trace.support[iterations + 1 :, row]
-            assert (after == (solution.y[row] > 0).sum()).all()
 
     @pytest.mark.parametrize("solver", SUITS)
     def test_in_the_layout_of_the_scores(self, solver):
@@ -124,14 +109,6 @@ class TestTrace:
             assert torch.equal(trace.gap[start], trace.gap[0])
         assert ", ".join(names) in repr(trace)
 
-    def test_a_prox_then_a_solver(self):
-        omega = definition(regmax.regularizer("entropy"))
-        omega.permutation_invariant = True
-        layer = RegularizedMax(omega + 0.3 * regmax.penalty("tv"))
-        solution = layer.solve(scores(3, 7), trace=True)
-        assert solution.path.startswith("prox, then solver")
-        assert len(solution.trace) == int(solution.iterations.max()) + 1
-
     def test_a_solver_that_notes_nothing_has_its_answer(self):
         class Silent(Solver):
             name = "silent"
@@ -154,15 +131,6 @@ class TestTrace:
         assert len(solution.trace) == 0
         assert solution.trace.gap.numel() == solution.trace.support.numel() == 0
         assert repr(solution.trace) == "Trace(0 points: none)"
-
-    def test_an_empty_batch(self):
-        assert len(by_value("gini").solve(torch.zeros(0, 5), trace=True).trace) == 0
-
-    def test_keeps_no_graph(self):
-        x = scores(2, 5).requires_grad_()
-        trace = by_value("gini").solve(x, trace=True).trace
-        assert not trace.gap.requires_grad
-        assert not trace.residual.requires_grad
 
 
 class _Steep(regmax.Regularizer):
@@ -217,11 +185,6 @@ class TestStart:
         assert torch.allclose(warm.y, cold.y, atol=1e-12, equal_nan=True)
         assert torch.equal(warm.status, cold.status)
 
-    def test_along_dim(self):
-        x, layer = scores(3, 6, 2), by_value("tsallis", dim=1)
-        cold = layer.solve(x)
-        assert (layer.solve(x, y0=cold.y).iterations <= 1).all()
-
     def test_gradients_do_not_depend_on_it(self):
         x, v = scores(3, 7).requires_grad_(), scores(3, 7, seed=1)
         layer = by_value("tsallis", solver="newton")
@@ -242,13 +205,10 @@ class TestStart:
         ("y0", "error", "words"),
         [
             (torch.ones(2, 4), ValueError, r"y0 must have the shape of x, \(2, 5\); got \(2, 4\)"),
-            (torch.ones(5), ValueError, r"y0 must have the shape"),
             (torch.ones(2, 5, dtype=torch.int64), TypeError, r"floating tensor .* torch\.int64"),
-            (torch.ones(2, 5, dtype=torch.complex64), TypeError, r"got torch\.complex64"),
             ([[1.0] * 5] * 2, TypeError, r"y0 must be a floating tensor like x; got list"),
             (-torch.ones(2, 5), ValueError, r"nonnegative and finite.* got entries in \[-1, -1\]"),
             (torch.zeros(2, 5), ValueError, r"positive sum .* sums from 0"),
-            (torch.full((2, 5), torch.inf), ValueError, r"y0 must be nonnegative and finite"),
             (torch.full((2, 5), torch.nan), ValueError, r"y0 must be nonnegative and finite"),
         ],
     )
@@ -289,14 +249,6 @@ class TestStatus:
         assert (solution.error_bound < 1e-12).all()
         assert (solution.iterations < 2000).all()
 
-    def test_layout(self):
-        status = by_value("gini", dim=0).solve(scores(5, 3, 2)).status
-        assert status.shape == (3, 2)
-
-    def test_public(self):
-        assert regmax.Status is Status
-        assert regmax.Trace is Trace
-
 
 class TestBudget:
     @pytest.mark.parametrize("max_iter", [1, 7])
@@ -308,14 +260,6 @@ class TestBudget:
         assert (solution.iterations <= max_iter).all()
         assert len(solution.trace) <= max_iter + 1
         assert (solution.y.sum(-1) - 1).abs().max() < 1e-14
-
-    def test_a_loose_tolerance_is_reached_sooner(self):
-        x = scores(6, 30)
-        loose, tight = (
-            by_value("tsallis", solver="fista", tol=tol).solve(x) for tol in (1e-2, 1e-12)
-        )
-        assert loose.converged.all()
-        assert loose.iterations.sum() <= tight.iterations.sum()
 
     def test_the_message_of_a_spent_budget(self):
         layer = by_value("tsallis", solver="fista", max_iter=1, on_failure="raise")

@@ -56,14 +56,6 @@ def test_built_ins_pass_with_masks_and_gamma(name):
         assert report.ok, report.table()
 
 
-@pytest.mark.parametrize("name", ["pnorm", "oscar"])
-def test_built_ins_pass_in_float32(name):
-    report = crosscheck(
-        regmax.regularizer(name), scores(3, 6, seed=3, dtype=torch.float32), ("generic", "cvxpy")
-    )
-    assert report.ok, report.table()
-
-
 def test_per_row_hyperparameters():
     alpha = torch.tensor([[1.3], [1.5], [2.0]], dtype=F64)
     gamma = torch.tensor([[0.5], [1.0], [2.0]], dtype=F64)
@@ -126,15 +118,6 @@ def test_a_closed_form_that_ignores_gamma():
     assert blamed(report) == {"closed form"}
 
 
-def test_a_conjugate_that_ignores_gamma():
-    class NoGamma(Entropy):
-        def conjugate(self, x, gamma, mask=None):
-            return super().conjugate(x, 1.0, mask)
-
-    report = crosscheck(NoGamma(), scores(3, 6, seed=1), ("generic",), gamma=2.0)
-    assert blamed(report) == {"declared conjugate"}
-
-
 def test_a_closed_form_that_ignores_the_mask():
     class NoMask(Gini):
         def closed_form(self, x, gamma, mask=None):
@@ -159,15 +142,6 @@ def test_a_closed_form_of_nan_or_infinities():
         assert not report.ok
         assert blamed(report) == {"closed form"}
         json.loads(report.to_json())
-
-
-def test_an_unnormalised_closed_form():
-    class Unnormalised(Gini):
-        def closed_form(self, x, gamma, mask=None):
-            return super().closed_form(x, gamma, mask) * (1 + 1e-5)
-
-    report = crosscheck(Unnormalised(), scores(3, 6, seed=1), ("generic",))
-    assert blamed(report) == {"closed form"}
 
 
 @pytest.mark.parametrize("cls", [Gini, PNorm])
@@ -231,28 +205,13 @@ def test_a_wrong_strong_convexity(cls):
     assert blamed(report) == {"declared strong_convexity"}, report.table()
 
 
-def test_a_strong_convexity_that_holds_nowhere_near_zero():
-    class Cubic(Regularizer):
-        strong_convexity = 0.05  # y_i is the curvature of y_i³/6: below that for small y_i
-
-        def value(self, y):
-            return y.pow(3).sum(-1) / 6
-
-    x = torch.tensor([[0.1, 0.1, 0.08]], dtype=F64)
-    report = crosscheck(Cubic(), x, ("generic",))
-    assert not report.ok
-    assert blamed(report) == {"declared strong_convexity"}
-
-
 @pytest.mark.parametrize(
     ("penalty", "how"),
-    [(ChainTV, "twice"), (ChainTV, "off"), (ChainTV, "none"), (OrderedPairs, "off")],
+    [(ChainTV, "twice"), (OrderedPairs, "off")],
 )
 def test_a_wrong_prox(penalty, how):
     class Wrong(penalty):
         def prox(self, v, step, mask=None):
-            if how == "none":
-                return v.clone()
             if how == "twice":
                 return super().prox(v, 2 * step, mask)
             z = super().prox(v, step, mask)
@@ -303,46 +262,12 @@ def test_conic_roads_agree_whatever_the_expression(name):
         assert (answer.vjp - answers[0].vjp).abs().max() < 2e-3, answer.method
 
 
-def test_smooth_group_norms_pass_on_every_road():
-    """½‖y‖² + Σ_g ‖y_g‖, as a value and as a convex program, where no group is 0."""
-
-    class GroupNorms(Regularizer):
-        strong_convexity = 1.0
-
-        def value(self, y):
-            return y.square().sum(-1) / 2 + sum(y[..., g].norm(dim=-1) for g in GROUPS)
-
-        def as_cvxpy(self, y):
-            import cvxpy
-
-            return cvxpy.sum_squares(y) / 2 + sum(cvxpy.norm(y[g]) for g in GROUPS)
-
-    report = crosscheck(GroupNorms(), 0.2 * scores(5, 6, seed=3), ALL)
-    assert report.ok, report.table()
-
-
 def test_making_a_layer_leaves_cvxpy_as_it_was():
     conif = pytest.importorskip("cvxpy.reductions.solvers.conic_solvers.moreau_conif")
     before = conif.MOREAU.DIR_CONE_KINDS
     assert before
     crosscheck(regmax.regularizer("gini"), scores(2, 4))
     assert before == conif.MOREAU.DIR_CONE_KINDS
-
-
-@pytest.mark.skipif(importlib.util.find_spec("moreau") is None, reason="moreau is not installed")
-def test_moreau_does_not_stop_early():
-    """These rows ended after two iterations, with negative entries."""
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(4096, 20, generator=generator, dtype=F64)
-    z = z[[0, 1, 1381, 1569, 2710]]
-    v = scores(5, 20, seed=1)
-    omega = regmax.regularizer("gini")
-    (found,) = [a for a in CvxpyLayers().answers(Task(omega, z, v, None)) if "MOREAU" in a.method]
-    x = z.clone().requires_grad_()
-    y = regmax.RegularizedMax(omega)(x)
-    (product,) = torch.autograd.grad(y, x, v)
-    assert (found.y - y).abs().max() < 1e-8
-    assert (found.vjp - product).abs().max() < 1e-4
 
 
 # -- the report --------------------------------------------------------------------------------
@@ -366,13 +291,6 @@ def test_report():
         if "Clarabel" in row["b"]:
             assert row["max_dvjp"] is None
     assert json.loads(report.to_json()) == json.loads(json.dumps(as_dict))
-
-
-def test_titles_are_for_people():
-    lam = torch.nn.Parameter(torch.tensor(0.2, dtype=F64))
-    report = crosscheck(regmax.regularizer("tv", lam=lam), scores(2, 4), "generic")
-    assert report.name == "TV(lam=0.2)"
-    assert report.table().startswith("TV(lam=0.2): 2 rows of 4: ok")
 
 
 def test_report_of_a_failure():

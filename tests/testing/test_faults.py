@@ -104,16 +104,6 @@ class SumsTheBatch(regmax.Regularizer):
         return y.square().sum()
 
 
-class NeighboursInTheBatch(regmax.Regularizer):
-    def value(self, y):
-        return (y - 0.1 * y.roll(1, 0)).square().sum(-1)
-
-
-class Constant(regmax.Regularizer):
-    def value(self, y):
-        return torch.zeros_like(y).sum(-1)
-
-
 class Ordered(regmax.Regularizer):
     permutation_invariant = True
 
@@ -190,11 +180,10 @@ def tilted(z, mask):
 FAULTS = {
     "check_value": [
         (SumsTheBatch, "SumsTheBatch.value"),
-        (NeighboursInTheBatch, "NeighboursInTheBatch.value"),
         (lambda: lie(Gini, value=lambda self, y: y.detach().square().sum(-1)), "value"),
         (lambda: lie(Gini, value=lambda self, y: (y * y.sub(0.2).log()).sum(-1)), "value"),
     ],
-    "check_value_convex": [(Concave, "Concave.value"), (Constant, "Constant.value")],
+    "check_value_convex": [(Concave, "Concave.value")],
     "check_simplex": [
         (lambda: formula(lambda z, mask: project(z, mask) * (1 + 1e-14)), "closed_form"),
         (lambda: formula(lambda z, mask: z.softmax(-1)), "closed_form"),
@@ -245,19 +234,9 @@ FAULTS = {
     ],
     "check_optimality": [
         (lambda: formula(lambda z, mask: project(z * SMALL, mask)), "closed_form"),
-        (lambda: lie(Entropy, closed_form=scaled(Entropy.closed_form)), "closed_form"),
     ],
     "check_closed_form": [
         (lambda: formula(lambda z, mask: project(z * SMALL, mask)), "closed_form"),
-        (
-            lambda: lie(
-                Entropy,
-                closed_form=lambda self, x, gamma, mask=None: Entropy.closed_form(
-                    self, x * SMALL, gamma, mask
-                ),
-            ),
-            "closed_form",
-        ),
         (lambda: tv_with(prox=lambda self, v, step, mask=None: v.clone()), "penalty.prox"),
     ],
     "check_kernel": [
@@ -312,10 +291,6 @@ FAULTS = {
     ],
     "check_subgradient": [
         (lambda: tv_with(subgradient=lambda self, y, near, step, mask=None: near), "subgradient"),
-        (
-            lambda: tv_with(subgradient=lambda self, *a: ChainTV.subgradient(self, *a) * SMALL),
-            "subgradient",
-        ),
     ],
     "check_conjugate": [
         (
@@ -342,17 +317,9 @@ FAULTS = {
             ),
             "sharded_form",
         ),
-        (  # of a part of the row
-            lambda: lie(
-                Entropy,
-                sharded_form=lambda self, x, gamma, mask: Entropy.closed_form(self, x, gamma, mask),
-            ),
-            "sharded_form",
-        ),
     ],
     "check_ignores_zeros": [
         (lambda: lie(Gini, value=centred), "ignores_zeros"),
-        (lambda: lie(Ordered, ignores_zeros=True), "ignores_zeros"),
     ],
     "check_separable": [(lambda: lie(PNorm, separable=True), "separable")],
     "check_jacobian": [
@@ -371,10 +338,6 @@ FAULTS = {
     ],
     "check_jacobian_finite_differences": [
         (lambda: hessian(lambda right, v, support: right * SMALL), "curvature"),
-        (
-            lambda: lie(Entropy, curvature=lambda self, y: Diagonal(SMALL / y)),
-            "curvature",
-        ),
     ],
     "check_transforms": [
         (
@@ -389,7 +352,6 @@ FAULTS = {
     ],
     "check_hyperparameter_gradients": [
         (lambda: lie(Ridge, grad=constant_lam), "lam"),
-        (lambda: lie(Ridge, grad=constant_lam), "grad"),
     ],
     "check_hyperparameters_per_row": [(lambda: lie(Ridge, closed_form=mean_lam), "lam")],
     "check_double_backward": [
