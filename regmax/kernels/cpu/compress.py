@@ -39,6 +39,7 @@ def _pieces(builder: Any, element: Any, *vectors: Any) -> list[Any]:
 
 def _joined(builder: Any, pieces: list[Any]) -> Any:
     """The vector of some pieces."""
+    # ends: half as many pieces each time
     while len(pieces) > 1:
         count = 2 * pieces[0].type.count
         index = ir.Constant(ir.VectorType(_INDEX, count), list(range(count)))
