@@ -31,7 +31,7 @@ from .methods import choose
 from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
 from .methods.on_domain import Between, bounded, computed
-from .methods.solver import Forward, Settings, memory_of, report
+from .methods.solver import Forward, Settings, report
 from .operator import not_recordable
 from .rows import HALF, Rows, prepare
 
@@ -184,7 +184,7 @@ def _certificate(problem: Problem, y: Tensor, tol: float) -> tuple[Certificate, 
     tied = (
         None
         if isinstance(problem.bounds, Projected) or bool((found.error_bound <= tol).all())
-        else multiplied(problem, tol, memory_of(problem.omega))
+        else multiplied(problem)
     )
     if tied is None:
         return found, None

@@ -13,7 +13,7 @@ from ..regularizers.errors import ConvergenceWarning, warn
 from ..regularizers.penalty import smooth_part, who
 from ..regularizers.regularizer import Regularizer
 from ..solvers.kinks import multiplied, near_kinks
-from .methods.solver import Forward, Settings, memory_of
+from .methods.solver import Forward, Settings
 from .rows import Rows
 
 
@@ -30,7 +30,7 @@ def of_formula(rows: Rows, result: Forward, settings: Settings) -> Forward:
         return result
     tol, unknown = settings.tolerance(result.y.dtype), near
     with torch.no_grad():
-        tied = multiplied(Problem(omega, rows.z.double(), rows.mask), tol, memory_of(omega))
+        tied = multiplied(Problem(omega, rows.z.double(), rows.mask))
     if tied is not None:
         away = (tied.y - y).norm(dim=-1) + tied.certificate.error_bound
         unknown = near & ~(away <= tol)
@@ -47,7 +47,7 @@ def of_penalty(rows: Rows, result: Forward, settings: Settings) -> Forward:
         omega, tol = result.solved.at.problem.omega, settings.tolerance(result.y.dtype)
         with torch.no_grad():
             problem = Problem(omega, rows.z.double(), rows.mask)
-            tied = multiplied(problem, tol, memory_of(omega))
+            tied = multiplied(problem)
         if tied is not None:
             away = (tied.y - result.y).norm(dim=-1) + tied.certificate.error_bound
             result = replace(result, tied=(tied, tied.bound & kinked & (away <= tol)))

@@ -246,7 +246,7 @@ def test_a_maximum_that_bends_between_the_vertices_and_the_middle_has_kinks():
         return 5 * gini(y) + torch.relu(u) + 0.3 * y.diff(dim=-1).abs().sum(-1)
 
     problem = Problem(omega_of(value), torch.zeros(2, 3, dtype=F64), None)
-    known = points._looked(problem)
+    known = points.known_maxima(problem)
     assert known is not None
     assert known.moves == [True, True]
 
@@ -256,7 +256,7 @@ def test_a_guard_against_zero_is_no_kink():
         return (y * y.clamp_min(1e-300).log()).sum(-1) + y.prod(-1)
 
     problem = Problem(omega_of(value), torch.zeros(2, 3, dtype=F64), None)
-    assert points._looked(problem) is None
+    assert points.known_maxima(problem) is None
 
 
 FUNCTIONS = {

@@ -6,9 +6,7 @@ parts, an ``entry``, from it. ``source`` writes the derivatives of e as source b
 threshold mappings computes rows (``template``), by a table of (e')⁻¹ (``implicit``) unless e' is a
 power. ``separable`` (Ω = Σ e) and ``coupled`` solve, certify and differentiate other rows
 (``kernel``). For a GPU ``triton_source`` translates the source of e,
-and ``triton_rows`` does the same for Ω = Σ e (``triton_kernel``). Where an operation has no
-translation, ``steps`` and ``bounds`` (``layout``) solve and certify short rows of any Ω, for which
-PyTorch evaluates Ω.
+and ``triton_rows`` does the same for Ω = Σ e (``triton_kernel``).
 """
 
 from __future__ import annotations

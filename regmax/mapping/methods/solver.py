@@ -20,15 +20,12 @@ from ...optimality.subgradients import mistaken_penalty
 from ...regularizers.arguments import few
 from ...regularizers.cholesky import Inverse
 from ...regularizers.errors import ConvergenceError, ConvergenceWarning, RegularizerError, warn
-from ...regularizers.identity import plain, state, unweighted
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.registry import registry
 from ...regularizers.regularizer import Regularizer, checked_value
 from ...solvers import Interior, Solved, Solver, choose, either, merged, solve
 from ...solvers.augmented import augmented
-from ...solvers.compiled import Memory, compiled
 from ...solvers.kinks import SHORT, Tied, multiplied
-from .kernel import with_kernel
 
 OnFailure = Literal["warn", "raise", "ignore"]
 
@@ -67,29 +64,22 @@ class Settings:
 @dataclass(frozen=True, eq=False)
 class Forward:
     """The result of the forward pass: y, the method and why it was taken; ``solved`` is None for a
-    closed form, ``iterations`` where there were none. ``quick``: what solved some of the rows;
-    ``tied``: answers on kinks of Ω, and the rows in which they do bind y; ``unknown``: the rows on
-    kinks whose derivatives are not known."""
+    closed form, ``iterations`` where there were none. ``tied``: answers on kinks of Ω, and the rows
+    in which they do bind y; ``unknown``: the rows on kinks whose derivatives are not known."""
 
     y: Tensor
     path: str
     why: str
     solved: Solved | None = None
     iterations: Tensor | None = None
-    quick: Solved | None = None
     tied: tuple[Tied, Tensor] | None = None
     unknown: Tensor | None = None
 
     def inverse(self, support: Tensor) -> Inverse | None:
         """The factorisation of J at y that the solver ended with, if there is one."""
-        if self.solved is None or (self.solved.at.problem.structured and self.quick is None):
+        if self.solved is None or self.solved.at.problem.structured:
             return None
-        found = self.solved.at.kept_inverse(support)
-        if found is None or self.quick is None or self.quick is self.solved:
-            return found
-        rows = torch.isfinite(self.quick.certificate.error_bound).unsqueeze(-1)
-        own = self.quick.at.kept_inverse(support & rows) if bool(rows.any()) else None
-        return found if own is None else Inverse.by_row(rows, own, found)
+        return self.solved.at.kept_inverse(support)
 
 
 LOOKED_AT = 16
@@ -203,23 +193,14 @@ def _by_solver(
 ) -> Forward:
     z = z.clamp_min(LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace)
-    tol, quick = settings.tolerance(z.dtype), None
-    on_cpu = not transforms.waits(z)
-    free = settings.solver == "auto" and settings.max_iter >= BUDGET
-    memory: Memory = memory_of(problem.base.omega) if free else {}
-    short = kinks and free and on_cpu and z.shape[-1] <= SHORT and not problem.proximal
-    tied = multiplied(problem, tol, memory) if short else None
+    tol = settings.tolerance(z.dtype)
+    free = kinks and settings.solver == "auto" and settings.max_iter >= BUDGET
+    short = z.shape[-1] <= SHORT and not (problem.proximal or transforms.waits(z))
+    tied = multiplied(problem) if free and short else None
     if tied is not None and decisions.all_of(tied.certificate.error_bound <= tol):
         checked_value(omega, simplex.inward(tied.y), who(omega))
         _check(problem, tied, settings)
         return _on_kinks(tied, tied)
-    if tied is None and free and settings.start is None and on_cpu and _plain(omega):
-        quick = compiled(problem, memory)
-    if quick is not None and bool((quick.certificate.error_bound <= tol).all()):
-        why = "Newton steps in compiled code, where PyTorch evaluates Ω"
-        if isinstance(omega, Penalized) and not with_kernel(type(unweighted(omega.penalty, 1)[0])):
-            _check(problem, quick, settings)
-        return Forward(quick.y, quick.path, why, quick, quick.iterations, quick)
     checked_value(omega, simplex.inward(problem.initial()), who(omega))
     check_start(problem)
     if settings.solver == "auto":
@@ -235,22 +216,20 @@ def _by_solver(
     found, defect = _searched(problem, solvers, tol, settings)
     if tied is not None:
         found = _better(tied, found, tol)
-    elif kinks and free and not decisions.all_of(found.certificate.error_bound <= tol):
-        tied = None if short else multiplied(problem, tol, memory_of(omega))
+    elif free and not short and not decisions.all_of(found.certificate.error_bound <= tol):
+        tied = multiplied(problem)
         found = found if tied is None else _better(found, tied, tol)
     checked_value(omega, simplex.inward(found.y), who(omega))
     check_convex(found.at, found.certificate.min_eigenvalue)
     _check(problem, found, settings)
-    found = found if quick is None else _better(quick, found, tol)
     _report_failure(found, defect, tol, settings.on_failure)
     if tied is not None:
         return _on_kinks(found, tied)
-    return Forward(found.y, found.path, why, found, found.iterations, quick)
+    return Forward(found.y, found.path, why, found, found.iterations)
 
 
 BUDGET = 200
-"""The compiled solver has a budget of its own, below this."""
-_MEMORIES: dict[Any, tuple[list[Any], Memory]] = {}
+"""The steps on kinks have a budget of their own, below this."""
 
 
 def _on_kinks(found: Solved, tied: Tied) -> Forward:
@@ -270,19 +249,6 @@ def _check(problem: Problem, found: Solved, settings: Settings) -> None:
         wrong = mistaken_penalty(problem, found.y) or contradicted(problem, found.y, everywhere)
         if wrong is not None:
             raise RegularizerError(wrong)
-
-
-def _plain(omega: Regularizer) -> bool:
-    return not isinstance(omega, Penalized) or plain(type(omega))  # type: ignore[arg-type]
-
-
-def memory_of(omega: Regularizer) -> Memory:
-    """What the compiled solver knows of all Ω of this state."""
-    kept: list[Any] = []
-    key = state(omega, kept)
-    if len(_MEMORIES) >= 512:
-        _MEMORIES.clear()
-    return _MEMORIES.setdefault(key, (kept, {}))[1]
 
 
 _DECISIONS: dict[Any, decisions.Memory] = {}

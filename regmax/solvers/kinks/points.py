@@ -14,8 +14,6 @@ from ...optimality.jacobian import movable
 from ...optimality.problem import Problem
 from ...regularizers.kinks import Kinks, Multipliers, TooMany
 from ...regularizers.regularizer import Regularizer
-from ..compiled import Memory
-from ..evaluation import Unfit
 
 CLOSE = 1e-6
 """y is next to a kink up to this distance, if the maximum has at least this weight."""
@@ -23,15 +21,18 @@ MOST = 1 << 26
 """Numbers of ∂u/∂y, for all rows, up to this number."""
 
 
+class Unfit(Exception):
+    """The value of Ω is no number of each row."""
+
+
 class Known(NamedTuple):
-    """The maxima in a value for scores of one shape: first centres; the sets M; which depend on y.
-    Then whether the slope of Ω is infinite at 0, and whether its value computes in float64."""
+    """The maxima in a value for scores of one shape: first centres; the sets M; which depend on y;
+    and whether the slope of Ω is infinite at 0."""
 
     centres: list[Tensor]
     sets: list[Multipliers]
     moves: list[bool]
     steep: bool
-    fine: bool
 
     def joined(self, ts: list[Tensor], rows: int) -> Tensor:
         """Of each row, one after another, what belongs to maxima that depend on y."""
@@ -90,19 +91,7 @@ def near_kinks(omega: Regularizer, y: Tensor) -> Tensor:
     return near
 
 
-def known_maxima(problem: Problem, memory: Memory) -> Known | None:
-    """The maxima of Ω, as they were at the same numbers of its tensors."""
-    key = ("kinks", problem.z.shape)
-    tensors = list(problem.omega.tensors(fixed=True).values())
-    if key not in memory or not all(map(torch.equal, tensors, memory[key][0])):
-        if len(memory) >= 16:
-            memory.clear()
-        memory[key] = [t.detach().clone() for t in tensors], _looked(problem)
-    known: Known | None = memory[key][1]
-    return known
-
-
-def _looked(problem: Problem) -> Known | None:
+def known_maxima(problem: Problem) -> Known | None:
     """The maxima of Ω; None without one that bends Ω at one of two points of Δ."""
     omega, a = problem.omega, simplex.uniform(problem.z, None)
     with torch.enable_grad(), Kinks(None, None) as kinks:
@@ -119,8 +108,7 @@ def _looked(problem: Problem) -> Known | None:
         return None
     each = zip(kinks.multipliers, fixed.multipliers, moves, strict=True)
     centres = [middle if of_y else vertex for middle, vertex, of_y in each]
-    fine = problem.eps <= torch.finfo(a.dtype).eps
-    known = Known(centres, kinks.sets, moves, problem.legendre, fine)
+    known = Known(centres, kinks.sets, moves, problem.legendre)
     for y in (a, (a + simplex.generic(a)) / 2):
         with Kinks(None, held) as there:
             omega.value(y)

@@ -24,8 +24,7 @@ from ...regularizers.autodiff import Local
 from ...regularizers.curvature import Dense
 from ...regularizers.kinks import Augmented, Multipliers
 from ...regularizers.penalty import Penalized
-from ..base import Solved, merged, moved
-from ..compiled import Memory, certified
+from ..base import Solved, moved
 from .model import Model, Sets, gram, maximised, newton_step
 from .points import Known, Look, known_maxima, look_at
 
@@ -57,7 +56,7 @@ class Tied(Solved):
     bent: tuple[Tensor, Tensor]
 
 
-def multiplied(problem: Problem, tol: float, memory: Memory) -> Tied | None:
+def multiplied(problem: Problem) -> Tied | None:
     """Answers for an Ω with kinks; None where its value has no kinks that are known. The bound of a
     row is +inf where a step is not found, or the value falls with a maximum."""
     if problem.structured or problem.trace is not None:
@@ -65,13 +64,13 @@ def multiplied(problem: Problem, tol: float, memory: Memory) -> Tied | None:
     if isinstance(problem.omega, Penalized):
         problem = replace(problem, omega=problem.omega.of(problem.mask))
     try:
-        known = known_maxima(problem, memory)
-        return None if known is None else _solved(problem, known, tol)
+        known = known_maxima(problem)
+        return None if known is None else _solved(problem, known)
     except Exception:  # of the user's code: the other solvers raise it again
         return None
 
 
-def _solved(problem: Problem, known: Known, tol: float) -> Tied:
+def _solved(problem: Problem, known: Known) -> Tied:
     """The answers, by steps that are shortened where the objective falls."""
     shape, d = problem.z.shape, problem.z.shape[-1]
     z, on = problem.z.reshape(-1, d), problem.participants().reshape(-1, d)
@@ -124,7 +123,7 @@ def _solved(problem: Problem, known: Known, tol: float) -> Tied:
     model = Model(*_kept(lost, there, model))
     missed = lost.view(shape[:-1])
     x = torch.where(missed.unsqueeze(-1), problem.initial(), x.view(shape))
-    return _tied(problem, known, sets, at, x, model, length, missed, iterations, tol)
+    return _tied(problem, known, sets, at, x, model, length, missed, iterations)
 
 
 def _rows(rows: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -157,7 +156,7 @@ def _maximised(at: Look, z: Tensor, y: Tensor, m: Tensor, sets: Sets, on: Tensor
 
 def _tied(
     problem: Problem, known: Known, sets: Sets, at: Look, x: Tensor, model: Model, length: Tensor,
-    missed: Tensor, iterations: Tensor, tol: float,
+    missed: Tensor, iterations: Tensor,
 ) -> Tied:  # fmt: skip
     """The answers x with their certificates.
 
@@ -173,13 +172,7 @@ def _tied(
     local = Local(at.gradient.view(shape), Dense(at.hessian.view(*shape, d)))
     y = _rounded(x, 2 * length.view(batch) + torch.finfo(x.dtype).eps, known.steep)[0]
     own = Problem(Augmented(problem.omega, centres, None), problem.z, problem.mask)
-    certificate = certified(own, y, at.hessian, known.steep) if known.fine else None
-    if certificate is None:
-        certificate = certify(own.at(y), tested=True)
-    elif not bool((missed | (certificate.error_bound <= tol)).all()):
-        other = certify(own.at(y), tested=True)
-        certificate = merged(certificate.error_bound <= tol, certificate, other)
-
+    certificate = certify(own.at(y), tested=True)
     _, c, w = _walled(at, flat, sets)
     rho = STIFF * sets.rho(at.hessian, c, w)
     over = sets.over(torch.cat([model.u[:, :rest], -flat], -1)[:, : sets.total])
