@@ -430,6 +430,12 @@ def test_a_function_that_is_not_convex_is_refused():
         regmax.RegularizedMax(Concave(6, "square"))(torch.randn(3, 6, dtype=F64))
 
 
+def test_no_entry_enters_and_leaves_the_support_for_ever():
+    x = torch.randn(4000, 10, dtype=F64, generator=torch.Generator().manual_seed(0))
+    layer = regmax.RegularizedMax(Quadratic(10, "cube"))
+    assert layer.solve(x).path == "kernel from the value"
+
+
 def test_no_row_of_a_function_that_is_not_convex_is_certified():
     """At the barycentre it is convex, and at a vertex the optimality condition holds."""
     _, inputs, kernel = made(

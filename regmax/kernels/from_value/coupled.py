@@ -25,7 +25,9 @@ from .separable import at_zero
 GRADIENT, FORM, COLUMN, ROOM = 10, 12, 13, 14
 """More places in a job: the addresses of the source of ∇F, which a backward job has not, H with the
 inputs of F, the address of the source of a column of ∇²F, and how much work space F needs."""
-STEPS = 60
+STEPS, CAREFUL = 60, 15
+"""Steps of a row; after the second number one entry at a time enters or leaves the support, so that
+no entry does both again and again."""
 Q, R, W, X, ONES, D, FULL, OUT_F = range(ENDS + 1, ENDS + 9)
 SIDES = 8
 """Points between y and another one where the slope of Ω is compared."""
@@ -185,7 +187,8 @@ def _coupled_row(
         if settled and most <= 4.0 * noise:
             break
         before = spread
-        entering = most > 4.0 * noise and (settled or most > 0.1 * spread)
+        alone = alone or step > CAREFUL
+        entering = most > 4.0 * noise and (settled or (most > 0.1 * spread and not alone))
         if entering:
             least = most if alone else 0.5 * most
             for i in range(m):
@@ -223,7 +226,8 @@ def _coupled_row(
             goal[i] = x[i] / total
             d[i] = goal[i] - y[i]
             start += r[i] * d[i]
-        if start < -4.0 * noise:  # setting entries to 0 led astray: up to the first that is 0
+        # setting entries to 0 may lead astray: up to the first that is 0
+        if start < -4.0 * noise or (step > CAREFUL and not steep):
             t, start = 1.0, 0.0
             for j in range(n):
                 if w[j] < 0.0:
