@@ -619,7 +619,7 @@ class Branches(regmax.Regularizer):
         return torch.maximum(one, other)
 
 
-def test_a_value_that_branches_has_a_kernel():
+def test_a_value_that_branches_goes_to_the_solver():
     class Reads(regmax.Regularizer):
         def __init__(self, c):
             self.c = c
@@ -629,10 +629,10 @@ def test_a_value_that_branches_has_a_kernel():
             return total if bool((y >= 0).all()) else total + torch.inf
 
     layer, x = regmax.RegularizedMax(Reads(torch.tensor(0.6).double())), torch.randn(3, D).double()
-    for c in (0.6, 0.7, 0.7, 0.9, 1.1, 1.3):  # after some, the solver computes
+    for c in (0.6, 0.7, 1.1):
         layer.omega.c.fill_(c)
         found = [layer.jacobian(x), layer(x)]
-        assert ("kernel" in layer.explain(x)) == (c < 1)
+        assert "it reads the numbers of a tensor" in layer.explain(x)
         with regmax.kernels.reference():
             for got, expected in zip(found, (layer.jacobian(x), layer(x)), strict=True):
                 torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
@@ -645,23 +645,6 @@ def test_a_branch_that_was_not_traced_goes_to_the_solver():
         y = layer(x)
         with regmax.kernels.reference():
             torch.testing.assert_close(y, layer(x), rtol=0, atol=1e-8)
-
-
-def test_numbers_of_a_tensor_that_learns_are_not_read():
-    class Reads(regmax.Regularizer):
-        def __init__(self, c):
-            self.c = c
-
-        def value(self, y):
-            return (self.c + self.c.item()) * y.square().sum(-1)
-
-    c, x = torch.tensor(0.5, dtype=F64, requires_grad=True), torch.randn(3, D, dtype=F64)
-    layer = regmax.RegularizedMax(Reads(c))
-    layer(x.detach())
-    (slope,) = torch.autograd.grad(layer(x).square().sum(), c)
-    with regmax.kernels.reference():
-        (expected,) = torch.autograd.grad(layer(x).square().sum(), c)
-    torch.testing.assert_close(slope, expected, rtol=0, atol=1e-8)
 
 
 def test_the_slope_at_0_may_become_finite():

@@ -70,8 +70,7 @@ class RowFunction:
 
 class Entrywise:
     """e, p, H, F and q, as PyTorch computes them. ``outside``: the tensors that are not attributes
-    of Ω; ``coupled``: whether there is an H or an F; ``kinked``: whether derivatives of e may jump;
-    ``reads``: whether the value reads numbers, so that these parts belong to some y only.
+    of Ω; ``coupled``: whether there is an H or an F; ``kinked``: whether derivatives of e may jump.
     """
 
     def __init__(
@@ -86,9 +85,7 @@ class Entrywise:
         rest: RowFunction | None,
         q: list[Ref],
         d: int,
-        reads: bool,
     ) -> None:
-        self.reads = reads
         self.coupled, self.rest = form is not None or rest is not None, rest
         self.kinked = any(step.name in KINKED for step in steps)
         self.outside = list(outside.values())

@@ -59,7 +59,7 @@ Kind = _Entry | _Sum | Map | Products | _Other
 def entrywise(value: Callable[..., Tensor], y: Tensor, tensors: list[Tensor]) -> Entrywise:
     """The parts of the value of Ω, a function of y and the tensors θ; or :class:`Unknown`."""
     y, tensors = y.detach().clone(), [t.detach().clone() for t in tensors]
-    tape = Tape([y, *tensors], reads=True)
+    tape = Tape([y, *tensors])
     with torch.no_grad(), tape:
         result = value(y, *tensors)
     if not isinstance(result, Tensor) or result.shape != y.shape[:-1]:
@@ -116,7 +116,7 @@ class _Walk:
         outer = needed(self.outer, [*inputs, *q, *([] if found.form is None else [found.form])])
         own = placed(found.ref)
         given = (steps, own, outer, inputs, found.form, self.tensors, outside)
-        return Entrywise(*given, rest, q, self.d, self.tape.read)
+        return Entrywise(*given, rest, q, self.d)
 
     def _parts(self, ref: Ref) -> _Sum:
         """The value, which has one number per row, as a sum."""

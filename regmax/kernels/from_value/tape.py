@@ -49,15 +49,13 @@ class Step:
 
 class Tape(TorchDispatchMode):
     """What runs inside ``with tape:``, as steps on the ``inputs``, which are the first values.
-    ``writes``: an operation may write to a tensor of which there are no views. ``reads``: numbers
-    may be read (.item(), or a branch), which are constants of the steps; ``read``: some were."""
+    ``writes``: an operation may write to a tensor of which there are no views."""
 
-    def __init__(self, inputs: Sequence[Tensor], writes: bool = False, reads: bool = False) -> None:
+    def __init__(self, inputs: Sequence[Tensor], writes: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._writes = writes
         self.steps: list[Step] = []
         self.values: list[Tensor] = []
-        self._reads, self.read = reads, False
         self._kept: list[Tensor] = []  # a tensor is known by its identity
         self._known: dict[int, Ref] = {}
         for t in inputs:
@@ -78,10 +76,7 @@ class Tape(TorchDispatchMode):
         if shapes:
             raise Unknown(f"the shape of a result depends on numbers ({func})")
         if torch.Tag.data_dependent_output in func.tags:
-            if not self._reads:
-                raise Unknown("it reads the numbers of a tensor (.item(), or a branch)")
-            self.read = True
-            return func(*args, **(kwargs or {}))
+            raise Unknown("it reads the numbers of a tensor (.item(), or a branch)")
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unknown(f"it is random ({func})")
         given = tree_map_only(Tensor, self.ref, (args, kwargs or {}))

@@ -34,13 +34,11 @@ from .traced import (
     by_place,
     changed,
     compared,
-    derived,
     few,
     hyper,
     kernel_class,
     off,
     other,
-    same,
     terms,
     unlearnt,
 )
@@ -53,10 +51,7 @@ _TRIALS = 3
 """How often a kernel is made again where the solver could not tell."""
 _PLACES = "its value has other numbers for each row"
 """Known of an Ω whose value at a row depends on the place of the row: a kernel is of one batch."""
-_OTHER = (
-    "its value is not a function of y and the attributes of Ω alone",
-    "its value reads numbers of a tensor, and is another function at other y",
-)
+_OTHER = "its value is not a function of y and the attributes of Ω alone"
 
 
 def method_of(
@@ -87,7 +82,7 @@ def method_of(
             rows = prepare(omega, x, gamma, -1, None, wide=True)
             of_rows(rows, settings)
         found = METHODS.get(key)
-    if not isinstance(found, TracedValue) or found.traced.entry.reads:
+    if not isinstance(found, TracedValue):
         return None
     if not all(unlearnt(t, recording) for t in found.traced.entry.outside):
         return None
@@ -111,15 +106,13 @@ def of_rows(
     found = METHODS.get(key)
     fresh = found is None or (isinstance(found, int) and found < _TRIALS)
     if fresh:
-        trial = found or 0
         with transforms.unhooked():
-            found = _made(rows, kept, trial, key[1] is not None) or trial + 1
+            found = _made(rows, kept, key[1] is not None) or (found or 0) + 1
         remember(key, found)
     if not isinstance(found, TracedValue) or (alike and not found.kernel.alike):
         return None
     entry = found.traced.entry
-    learnt = [*entry.outside, *(tensors if entry.reads else ())]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in learnt):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in entry.outside):
         return None  # a tensor from outside is refused
     inputs, batched = found.inputs(tensors), key[1] is not None
     kernel = FromValue(found, settings, rows, key, inputs)
@@ -143,7 +136,7 @@ def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     if not isinstance(found, TracedValue):
         return None
     entry = found.traced.entry
-    if found.kept or entry.outside or entry.reads:
+    if found.kept or entry.outside:
         return None  # here the value cannot be compared with the traced one
     if changed(entry, rows.omega, found.point, found.others):
         return None
@@ -178,7 +171,7 @@ def _key(
     return key, kept, tensors
 
 
-def _made(rows: Rows, kept: list[Any], trial: int, batched: bool) -> TracedValue | str | None:
+def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | None:
     """The kernel, or why there is none; None where the solver has no answers to compare it with.
     ``batched``: it is of the rows of this batch."""
     try:
@@ -205,24 +198,18 @@ def _made(rows: Rows, kept: list[Any], trial: int, batched: bool) -> TracedValue
     try:
         with torch.no_grad():
             entry = entrywise(value, y, tensors)
-            solved: Forward | None = None
-            if entry.reads:
-                if batched:
-                    return "no kernel is made of its value: it reads the numbers of a tensor"
-                solved = by_reference(problem)  # and so it is as at an answer
-                entry = entrywise(value, simplex.inward(solved.y[:1]), tensors)
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > (most := curvature.DENSE_LIMIT):
                 return f"it couples entries of y, in rows of more than {most} entries"
             others = dict(zip(names, map(other, tensors), strict=True))
-            if not entry.reads and changed(entry, omega, y, others):
+            if changed(entry, omega, y, others):
                 return "no kernel is made of its value: it reads the numbers of a tensor"
             inputs = entry.inputs(tensors)
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
-            made = TracedValue(kernel, traced, kept, y, others, [], trial)
-            return compared(made, inputs, rows, problem, solved or by_reference(problem))
+            made = TracedValue(kernel, traced, kept, y, others, [])
+            return compared(made, inputs, rows, problem, by_reference(problem))
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
@@ -329,24 +316,18 @@ class FromValue(Kernel):
             with transforms.unhooked():
                 self._look(rows, y)
         except Missed:
-            again = self.made.traced.entry.reads and self.made.trial + 1 < _TRIALS
-            known = self.made.trial + 1 if again else _OTHER[self.made.traced.entry.reads]
-            remember(self.key, known)
+            remember(self.key, _OTHER)
             raise
 
     def _look(self, rows: Rows, y: Tensor) -> None:
         """Compare the value of Ω with the traced one, near the answers and in general position: at
-        a vertex nothing is seen of the other entries. Where the value reads numbers, its first two
-        derivatives decide, at every answer."""
+        a vertex nothing is seen of the other entries."""
         entry, batched = self.made.traced.entry, self.key[1] is not None
         some = y.view(rows.x.shape) if batched else few(y, y.shape[:-1], _POINTS)
         omega = rows.omega
         if self.recording and (learnt := omega.tensors()):
             omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
         near, point = simplex.inward(some), self.made.point
-        if entry.reads:
-            self._look_closely(omega, simplex.inward(y))
-            point = near[:0]
         for at in (near, point) if batched else (torch.cat([near, point]),):
             with torch.set_grad_enabled(self.recording):
                 own = omega.value(at)
@@ -355,15 +336,6 @@ class FromValue(Kernel):
             with torch.no_grad():
                 if bool(off(entry, own, at, self.inputs).any()):
                     raise Missed
-
-    def _look_closely(self, omega: Any, at: Tensor) -> None:
-        """Compare the derivatives of Ω at all answers with the traced ones: Ω is convex, so an
-        answer that has its gradient is the maximiser."""
-        entry = self.made.traced.entry
-        own = derived(omega.value, at)
-        traced = derived(lambda y: terms(entry, y, self.inputs).sum(-1), at)
-        if not all(map(same, traced, own)):
-            raise Missed
 
 
 class FixedKernel(Direct):

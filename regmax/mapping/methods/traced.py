@@ -4,7 +4,6 @@ solver, the derivatives of the value by autograd, and the value itself at later 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,8 +58,7 @@ def terms(entry: Any, y: Tensor, inputs: list[Tensor]) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class TracedValue:
     """A kernel and what it is made of; ``kept`` keeps alive what the key knows by its identity.
-    At ``point``, with the tensors ``others``, the value can be compared under a transform too.
-    ``trial``: which attempt this is, where the value reads numbers."""
+    At ``point``, with the tensors ``others``, the value can be compared under a transform too."""
 
     kernel: Any
     traced: Traced
@@ -68,7 +66,6 @@ class TracedValue:
     point: Tensor
     others: dict[str, Tensor]
     last: list[Any]
-    trial: int = 0
 
     def inputs(self, tensors: list[Tensor]) -> list[Tensor]:
         """The inputs p of e, and H, differentiable in the tensors of Ω. Where nothing learns they
@@ -227,18 +224,6 @@ def changed(entry: Any, omega: Regularizer, at: Tensor, tensors: dict[str, Tenso
             return True
         wrong = off(entry, own, at, entry.inputs(list(tensors.values())))
         return bool((wrong & torch.isfinite(own)).any())
-
-
-def derived(value: Callable[[Tensor], Tensor], at: Tensor) -> list[Tensor]:
-    """The value, its gradient, and its Hessian times one vector in general position."""
-    with torch.enable_grad():
-        at = at.detach().requires_grad_()
-        found = value(at)
-        (g,) = torch.autograd.grad(found.sum(), at, create_graph=True)
-        bent = torch.zeros_like(at)
-        if g.requires_grad:
-            (bent,) = torch.autograd.grad((g * simplex.generic(at.detach())).sum(), at)
-    return [found.detach().unsqueeze(-1), g.detach(), bent]
 
 
 def same(got: Tensor, expected: Tensor) -> bool:
