@@ -16,7 +16,7 @@ import regmax
 from regmax import RegularizedMax, Regularizer, functional, kernels
 from regmax.optimality.problem import Problem
 from regmax.regularizers.kinks import Augmented, Kinks
-from regmax.solvers.kinks import model, points
+from regmax.solvers.kinks import points
 
 F64 = torch.float64
 
@@ -383,18 +383,6 @@ def test_never_wrong_in_silence(name):
             best, where = everywhere(omega, row)
             mine = (solution.y @ row - omega.value(solution.y.clamp_min(1e-31))).item()
             assert best <= mine + 1e-9 * (1 + abs(best)), (row, solution.y, where)
-
-
-@pytest.mark.parametrize("name", ["total variation", "three largest", "squared", "entropy"])
-def test_the_model_in_pytorch_and_in_compiled_code(name, monkeypatch):
-    pytest.importorskip("numba")
-    layer, x = RegularizedMax(omega_of(VALUES[name])), scores(8, 7)
-    fast = layer.solve(x)
-    monkeypatch.setattr(model, "_rows", lambda: None)
-    slow = layer.solve(x)
-    assert fast.path == slow.path == "newton steps on kinks"
-    assert ((fast.y - slow.y).norm(dim=-1) <= fast.error_bound + slow.error_bound).all()
-    assert torch.equal(fast.y == 0, slow.y == 0)
 
 
 @pytest.mark.parametrize(
