@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
 from regmax import RegularizedMax, Regularizer
-from regmax.mapping.methods import base, solver
+from regmax.mapping.methods import base
 
 F64 = torch.float64
 
@@ -204,7 +204,6 @@ def test_the_default_device_changes_nothing(kink):
     """Not where Ω is new either."""
     x, found = scores(3, 5, 1.0), []
     for device in ("cpu", "meta"):
-        solver._MEMORIES.clear()
         base.METHODS.clear()
         with torch.device(device):
             leaf = x.clone().requires_grad_()
