@@ -250,7 +250,7 @@ def test_on_an_older_processor(cpu, features, names):
         "import torch, regmax; from regmax import kernels, functional\n"
         f"from regmax.functional import {names}\n"
         "g = torch.Generator().manual_seed(0)\n"
-        f"for f in ({names}):\n"
+        f"for f in ({names},):\n"
         "    hyper = {'alpha': 1.3} if f is functional.entmax else {}\n"
         "    for d in (70, 300):\n"
         "        x = torch.randn(20, d, generator=g); v = torch.randn(20, d, generator=g)\n"

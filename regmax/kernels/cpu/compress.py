@@ -9,25 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
 
 from .jit import intrinsic
 from .vectors import LANES, Vector, call, popcount, suffix
 
-_HOST = dict(llvm.get_host_cpu_features())
-_PERMUTES = _HOST.get("avx2", False) and not _HOST.get("avx512f", False)
 _INT, _BYTE, _INDEX = ir.IntType(64), ir.IntType(8), ir.IntType(32)
-_BYTES = 32 if _PERMUTES else 64
-"""What moves at once. LLVM 22 compresses more than 64 bytes wrongly."""
 _WORDS = ir.VectorType(ir.FloatType(), 8)
 
 
-def _pieces(builder: Any, element: Any, *vectors: Any) -> list[Any]:
-    """The pieces of vectors that have numbers of the type ``element``, or are masks of such."""
+def _permutes(context: Any) -> bool:
+    """Whether code is made for AVX2 without AVX-512."""
+    features = context.codegen()._customize_tm_features().split(",")
+    return "+avx2" in features and "+avx512f" not in features
+
+
+def _pieces(builder: Any, octets: int, element: Any, *vectors: Any) -> list[Any]:
+    """The pieces, of so many bytes, of vectors that have numbers of the type ``element``, or are
+    masks of such. LLVM 22 compresses more than 64 bytes wrongly."""
     size = 4 if element in (ir.FloatType(), ir.IntType(32)) else 8
-    count = min(LANES, _BYTES // size)
+    count = min(LANES, octets // size)
 
     def piece(v: Any, start: int) -> Any:
         index = ir.VectorType(_INDEX, count)
@@ -90,8 +92,9 @@ def compress(typingctx: Any, array: Any, index: Any, v: Any, m: Any) -> Any:
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, v, m = args
-        for part, on in _pieces(builder, v.type.element, v, m):
-            if _PERMUTES:
+        permutes = _permutes(context)
+        for part, on in _pieces(builder, 32 if permutes else 64, v.type.element, v, m):
+            if permutes:
                 packed = _permuted(builder, part, on, _lanes_of)
             else:
                 name = f"llvm.experimental.vector.compress.{suffix(part.type)}"
@@ -113,12 +116,12 @@ def expand(typingctx: Any, array: Any, index: Any, m: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, m = args
         kind = context.get_value_type(signature.return_type)
-        found = []
-        for (on,) in _pieces(builder, kind.element, m):
+        found, permutes = [], _permutes(context)
+        for (on,) in _pieces(builder, 32 if permutes else 64, kind.element, m):
             part = ir.VectorType(kind.element, on.type.count)
             zero = ir.Constant(part, None)
             at = builder.gep(a, [i])
-            if _PERMUTES:
+            if permutes:
                 at = builder.bitcast(at, part.as_pointer())
                 packed = builder.load(at, align=1, typ=part)
                 v = builder.select(on, _permuted(builder, packed, on, _ranks_of), zero)
