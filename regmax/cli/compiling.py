@@ -32,6 +32,7 @@ OTHERS = {
     "from_value.rows": ("float32 float64", "sums"),
     "from_value.separable": ("float64", "forward backward"),
     "from_value.coupled": ("float64", "forward backward"),
+    "from_value.kinked": ("float64", "forward"),
 }
 """The modules of functions that attention, the losses of linear layers, transport plans and an Ω
 given by its value need besides, with the dtypes and the names of these functions."""

@@ -160,9 +160,8 @@ def _capped(v: Tensor, k: Tensor) -> Tensor:
     above = known - (low + high) / 2
     ones, free = above >= 1, (above > 0) & (above < 1)
     count = free.sum(-1, keepdim=True).clamp_min(1)
-    mean = torch.where(free, v, 0).sum(-1, keepdim=True) / count
-    share = (k - ones.sum(-1, keepdim=True)) / count  # exact where one is free, however large v is
-    return torch.where(free, v - mean + share, ones.to(v.dtype))
+    tau = (torch.where(free, v, 0).sum(-1, keepdim=True) + ones.sum(-1, keepdim=True) - k) / count
+    return torch.where(free, v - tau, ones.to(v.dtype))
 
 
 def _maximum(kinks: Kinks, u: Tensor, v: Tensor) -> Tensor:

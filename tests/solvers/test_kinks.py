@@ -14,7 +14,7 @@ import regmax
 from regmax import RegularizedMax, Regularizer, functional, kernels
 from regmax.optimality.problem import Problem
 from regmax.regularizers.kinks import Augmented, Kinks
-from regmax.solvers.kinks import points
+from regmax.solvers.kinks import model, points
 
 F64 = torch.float64
 
@@ -325,6 +325,18 @@ def test_the_truth_in_longest_floats(name, seed):
         if row.margin > 1e-6:
             (got,) = torch.autograd.grad(solution.y, x, torch.tensor(v))
             np.testing.assert_allclose(got.numpy(), row.product(v), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["total variation", "three largest", "squared", "entropy"])
+def test_the_model_in_pytorch_and_in_compiled_code(name, monkeypatch):
+    pytest.importorskip("numba")
+    layer, x = RegularizedMax(omega_of(VALUES[name])), scores(8, 7)
+    fast = layer.solve(x)
+    monkeypatch.setattr(model, "_rows", lambda: None)
+    slow = layer.solve(x)
+    assert fast.path == slow.path == "newton steps on kinks"
+    assert ((fast.y - slow.y).norm(dim=-1) <= fast.error_bound + slow.error_bound).all()
+    assert torch.equal(fast.y == 0, slow.y == 0)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ L. Qi, J. Sun, A nonsmooth version of Newton's method, Mathematical Programming 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...kernels import rowwise
+from ...kernels import asked, rowwise
 from ...regularizers.kinks import Multipliers
 
 INNER = 200
@@ -56,14 +56,19 @@ class Sets:
             self.parts.append((allowed, slice(begin, self.total), own))
 
     @functools.cached_property
-    def ranges(self) -> tuple[Tensor, Tensor]:
-        """The range of each multiplier."""
+    def arrays(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The range of each multiplier; Σm of its M, or 0; where its M ends."""
         found = []
-        for allowed, part, _ in self.parts:
-            size = (1, part.stop - part.start)
-            found.append([torch.full(size, t, device="cpu") for t in (allowed.low, allowed.high)])
-        low, high = (torch.cat(ts, -1).double() for ts in zip(*found, strict=True))
-        return low, high
+        for allowed, part, shape in self.parts:
+            size = part.stop - part.start
+            ends, k = torch.full((size,), part.stop, device="cpu"), torch.zeros(size, device="cpu")
+            if allowed.k is not None:
+                k = allowed.k.cpu().expand(shape[1:]).flatten()
+                ends = part.start + (torch.arange(size, device="cpu") // shape[-1] + 1) * shape[-1]
+            ranges = (torch.full((size,), t, device="cpu") for t in (allowed.low, allowed.high))
+            found.append((*ranges, k, ends))
+        low, high, k, ends = (torch.cat(ts).unsqueeze(0) for ts in zip(*found, strict=True))
+        return low.double(), high.double(), k.double(), ends.int()
 
     def _each(self, name: str, *given: Tensor) -> Tensor:
         """What a method of each M gives, one after another."""
@@ -92,7 +97,7 @@ class Sets:
     def missing(self, over: Tensor, m: Tensor) -> Tensor:
         """max ⟨·, u⟩ − ⟨m, u⟩ of each multiplier, which is not negative; as for m ≤ 2 + m̄ where M
         has no end."""
-        low, high = (t.to(m.device) for t in self.ranges)
+        low, high = (t.to(m.device) for t in self.arrays[:2])
         more, less = (high - m).clamp_max(2), (m - low).clamp_max(2)
         return more * over.clamp_min(0) - less * over.clamp_max(0)
 
@@ -111,53 +116,75 @@ def maximised(
     """The solution of the model from multipliers m, with one maximum at the end of ``sets`` for
     each constraint y ≥ 0; ``on``: the participants."""
     rho = sets.rho(h, c, w)
+    rows = _rows() if r.device.type == "cpu" and r.dtype == torch.float64 and asked() else None
+    if rows is None:
+        return reference(h, r, u, c, w, rho, m, sets, on)
+    s, at, m, good = torch.empty_like(r), torch.empty_like(u), m.clone(), r.new_empty(len(u), 1)
+    arrays = (h.flatten(1), c.flatten(1), u, w, rho, on, *sets.arrays)
+    rows.run(0, r, *(t.contiguous() for t in arrays), sets.total, m, s, at, good)
+    return Model(s, m, at, good.squeeze(-1) == 1)
+
+
+@functools.cache
+def _rows() -> Any:
+    """The compiled code; None where numba is missing."""
+    try:
+        from ...kernels.cpu.rows import CompiledRows
+    except (ModuleNotFoundError, RuntimeError):
+        return None
+    return CompiledRows("regmax.kernels.from_value.kinked", names=("forward",))
+
+
+def reference(
+    h: Tensor, r: Tensor, u: Tensor, c: Tensor, w: Tensor, rho: Tensor, m: Tensor, sets: Sets,
+    on: Tensor,
+) -> Model:  # fmt: skip
+    """The same in PyTorch."""
     across, centre, s = c.mT.contiguous(), m, torch.zeros_like(r)
     hardness, left = torch.full_like(r[:, :1], FACTOR), torch.full_like(r[:, 0], torch.inf)
     done = failed = torch.zeros_like(r[:, 0], dtype=torch.bool)
     former = left
 
-    def held(at: Tensor) -> Tensor:
-        return sets.project(centre + rho * hardness * at)
+    def look(s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        at = u + rowwise.times(c, s)
+        m = sets.project(centre + rho * hardness * at)
+        return at, m, rowwise.times(h, s) - r + rowwise.times(across, w * m)
 
-    at, slope = u, -r
-    m = held(at)
+    at, m, g = look(s)
     for _ in range(INNER):
-        free, g = sets.free(m), slope + rowwise.times(across, w * m)
+        free = sets.free(m)
         a = sets.tangent(free, c) * (w * rho * hardness).sqrt().unsqueeze(-1)
         step, good = newton_step(h + gram(a), g, on)
         failed = failed | ~done & ~good
         done = done | failed
         step = torch.where(done.unsqueeze(-1), 0, step)
-        start, length = rowwise.dot(g, step), step.norm(dim=-1)
-        smooth, bend = rowwise.dot(slope, step), rowwise.dot(rowwise.times(h, step), step)
-        rise = rowwise.times(c, step)
+        start, length = (g * step).sum(-1, keepdim=True), step.norm(dim=-1)
         t, low, low_end = torch.ones_like(start), torch.zeros_like(start), start
         high, high_end = torch.full_like(start, torch.inf), torch.zeros_like(start)
-        beyond = start > 0
         for _ in range(30):  # the slope along the step has its root between low and high
-            end = smooth + t * bend + rowwise.dot(w * held(at + t * rise), rise)
+            new = s + t * step
+            ahead = look(new)
+            end = (ahead[2] * step).sum(-1, keepdim=True)
             near = (end.abs() <= -0.1 * start) | ((t == 1) & (end <= 0))
             near = near | (length <= 1e-8).unsqueeze(-1) | (start >= -1e-15)  # rounding
             if bool(near.all()):
                 break
-            former_side, beyond = beyond, end > 0
-            stays = torch.where(beyond == former_side, 0.5, 1)  # an end that stays counts half
-            low_end, high_end = low_end * stays, high_end * stays
+            beyond = end > 0
             high, high_end = torch.where(beyond, t, high), torch.where(beyond, end, high_end)
             low, low_end = torch.where(beyond, low, t), torch.where(beyond, low_end, end)
             between = (low_end / (low_end - high_end)).clamp(0.02, 0.98)
             t = torch.where(near, t, low + (high - low) * between)
-        s = s + t * step
-        at, slope = u + rowwise.times(c, s), rowwise.times(h, s) - r
-        m = held(at)
-        same = (sets.free(m) == free).all(-1) & (t.squeeze(-1) == 1) | (length <= 1e-11)
+        same = (sets.free(ahead[1]) == free).all(-1) & (t.squeeze(-1) == 1) | (length <= 1e-11)
         last, left = left, torch.where(done, left, length)
-        off = (w * sets.missing(sets.over(at), m)).amax(-1)
+        off = (w * sets.missing(sets.over(ahead[0]), ahead[1])).amax(-1)
         hard = hardness.squeeze(-1)
         over = (left <= 1e-14) | (left <= 1e-11) & (left > last / 2)
         change = (h.diagonal(dim1=-2, dim2=-1) * step).abs().amax(-1)  # far where Ω is stiff
         met = (off <= 1e-14) & (change <= 1e-9)
-        done = done | over & (hard >= HARD) & (met | (hard >= HARDEST))
+        over = over & (hard >= HARD) & (met | (hard >= HARDEST))
+        on_way = done.unsqueeze(-1)
+        s, at, m = new, torch.where(on_way, at, ahead[0]), torch.where(on_way, m, ahead[1])
+        done = done | over
         if bool(done.all()):
             break
         moves = (same & ~done).unsqueeze(-1)
@@ -166,7 +193,8 @@ def maximised(
         harder = torch.minimum(hardness * FACTOR, most.unsqueeze(-1))
         hardness = torch.where(moves, harder, hardness)
         former = torch.where(moves.squeeze(-1), off, former)
-        m = held(at)
+        _, fresh, g = look(s)
+        m = torch.where(done.unsqueeze(-1), m, fresh)
     return Model(s, m, at, done & ~failed)
 
 

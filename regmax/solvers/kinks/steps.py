@@ -177,8 +177,7 @@ def _tied(
     rho = STIFF * sets.rho(at.hessian, c, w)
     over = sets.over(torch.cat([model.u[:, :rest], -flat], -1)[:, : sets.total])
     met = over.abs() <= MET
-    missing = torch.where(met, 0, w * sets.missing(over, model.m))
-    gap = missing[:, :rest].sum(-1).clamp_min(0)  # but for rounding
+    gap = torch.where(met, 0, w * sets.missing(over, model.m))[:, :rest].sum(-1)
     scale = (w * rho).clamp_min(0).sqrt()  # w < 0 where the value falls with a maximum
     normals = sets.tangent(met, c) * scale.unsqueeze(-1)
     pull = rowwise.times(normals.mT, torch.where(met, scale * over, 0))
