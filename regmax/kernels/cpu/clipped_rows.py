@@ -302,12 +302,9 @@ def _product(own: Description, at: int, given: bool, each: bool, others: Any) ->
         for i in range(0, d, LANES):
             a = common.piece(y, i, d, 0.0)
             simd.store(ys, i, simd.select(free(bounds, a, i, d), a, 0.0))
-        m = jacobian.support_of(ys, d, where)
-        if job[common.BLANK] == 0:
-            common.fill(out, d, 0.0)
-        own, learns = jacobian.at_first(ys, v, d, where, m, s), hyper and given
-        own = product(ys, v, d, where, m, own, scale, theta, s, out, learns)
-        if learns:
-            common.set_number(job, to + 1, r, own)
+        m, origin = jacobian.begin(ys, v, d, where, s, out, job[common.BLANK] != 0)
+        found = product(ys, v, d, where, m, origin, scale, theta, s, out, hyper and given)
+        if hyper and given:
+            common.set_number(job, to + 1, r, found)
 
     return row

@@ -1,7 +1,7 @@
 """Packing: entries of a vector to a pointer, without those that a mask leaves out, and back.
 
-AVX-512 has instructions for it, which LLVM uses; for AVX2 it moves number by number. There each
-register is permuted in the order that a table has for its mask. Forward passes take half the time.
+AVX-512 has instructions for both, which LLVM uses. For AVX2, LLVM moves one number at a time; the
+code here permutes a register instead, in the order that a table has for each mask.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def _permutes(context: Any) -> bool:
     return "+avx2" in features and "+avx512f" not in features
 
 
-def _pieces(builder: Any, octets: int, element: Any, *vectors: Any) -> list[Any]:
-    """The pieces, of so many bytes, of vectors that have numbers of the type ``element``, or are
-    masks of such. LLVM 22 compresses more than 64 bytes wrongly."""
+def _pieces(builder: Any, permutes: bool, element: Any, *vectors: Any) -> list[Any]:
+    """The pieces that move at once of vectors of the type ``element``, or of masks of such: of 32
+    bytes where they are permuted, else of 64, as LLVM 22 compresses more of them wrongly."""
     size = 4 if element in (ir.FloatType(), ir.IntType(32)) else 8
-    count = min(LANES, octets // size)
+    count = min(LANES, (32 if permutes else 64) // size)
 
     def piece(v: Any, start: int) -> Any:
         index = ir.VectorType(_INDEX, count)
@@ -93,7 +93,7 @@ def compress(typingctx: Any, array: Any, index: Any, v: Any, m: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, i, v, m = args
         permutes = _permutes(context)
-        for part, on in _pieces(builder, 32 if permutes else 64, v.type.element, v, m):
+        for part, on in _pieces(builder, permutes, v.type.element, v, m):
             if permutes:
                 packed = _permuted(builder, part, on, _lanes_of)
             else:
@@ -117,7 +117,7 @@ def expand(typingctx: Any, array: Any, index: Any, m: Any) -> Any:
         a, i, m = args
         kind = context.get_value_type(signature.return_type)
         found, permutes = [], _permutes(context)
-        for (on,) in _pieces(builder, 32 if permutes else 64, kind.element, m):
+        for (on,) in _pieces(builder, permutes, kind.element, m):
             part = ir.VectorType(kind.element, on.type.count)
             zero = ir.Constant(part, None)
             at = builder.gep(a, [i])

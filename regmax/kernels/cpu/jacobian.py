@@ -41,13 +41,19 @@ def support_of(y: Any, d: int, where: Any) -> int:
 
 
 @njit
-def at_first(y: Any, v: Any, d: int, where: Any, m: int, s: Any) -> float:
-    """v_i of the first y_i > 0, 0 if there is none; ``s`` is scratch."""
-    if m == 0:
-        return 0.0
-    i = where[0]
-    simd.compress(s, 0, common.piece(v, i, d, 0.0), common.piece(y, i, d, 0.0) > 0.0)
-    return np.float64(s[0])
+def begin(
+    y: Any, v: Any, d: int, where: Any, s: Any, out: Any, blank: bool
+) -> tuple[int, float]:  # fmt: skip
+    """:func:`support_of`, and v_i of the first y_i > 0, 0 if there is none; out = 0 unless it is so
+    already. ``s`` is scratch."""
+    m, first = support_of(y, d, where), 0.0
+    if m > 0:
+        i = where[0]
+        simd.compress(s, 0, common.piece(v, i, d, 0.0), common.piece(y, i, d, 0.0) > 0.0)
+        first = np.float64(s[0])
+    if not blank:
+        common.fill(out, d, 0.0)
+    return m, first
 
 
 @njit
@@ -209,22 +215,20 @@ def _row(own: Description, first: Prox | None, given: bool, to: int, others: Any
         d, blank = job[common.WIDTH], job[common.BLANK] != 0
         y, v = common.rows_at(job, 0, r, like), common.rows_at(job, 1, r, like)
         out, by = common.rows_at(job, to, r, like), 1.0 / common.number_at(job, 2, r)
-        (s, ys, vs, where), learns, own = rows, hyper and given, 0.0
+        (s, ys, vs, where), learns = rows, hyper and given
         if packs:
             n = pack(job, r, like, part, y, v, d, work, ys, vs, blank)
-            m, own = support_of(ys, n, where), _at_smallest(ys, vs, n) if steep else vs[0]
-            own = product(ys, vs, n, where, m, own, by, theta, s, vs, learns)
+            m = support_of(ys, n, where)
+            origin = _at_smallest(ys, vs, n) if steep else np.float64(vs[0])
+            found = product(ys, vs, n, where, m, origin, by, theta, s, vs, learns)
             if chained and hyper:
                 common.set_number(job, lam, r, -across(ys, vs, n, work) / by)
             common.place_support(y, d, vs, out, blank)
         else:
-            m = support_of(y, d, where)
-            if not blank:
-                common.fill(out, d, 0.0)
-            own = at_first(y, v, d, where, m, s)
-            own = product(y, v, d, where, m, own, by, theta, s, out, learns)
+            m, origin = begin(y, v, d, where, s, out, blank)
+            found = product(y, v, d, where, m, origin, by, theta, s, out, learns)
         if learns:
-            common.set_number(job, slope, r, own)
+            common.set_number(job, slope, r, found)
 
     return row
 
@@ -255,11 +259,10 @@ def backward(
     def backward(job: Any, like: Any) -> None:
         d, hyper = job[common.WIDTH], learns and common.given(job, to + 1)
         wide = common.scratch_like(3, d, like)
-        found = places(d)
+        whole = places(d)
         rows = (
-            *(memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2)),
-            memory.row(found, 0),
-        )
+            memory.row(wide, 0), memory.row(wide, 1), memory.row(wide, 2), memory.row(whole, 0)
+        )  # fmt: skip
         arrays = room_of(d, like)
         work = work_of(arrays)
         begin, end = common.take(job)
@@ -268,6 +271,6 @@ def backward(
                 own = common.number_at(job, at, r) if given else number
                 row(job, r, like, own, hyper, rows, work)
             begin, end = common.take(job)
-        memory.keep((wide, found, arrays))
+        memory.keep((wide, whole, arrays))
 
     return backward

@@ -32,6 +32,7 @@ MASK = Vector(types.boolean)
 
 
 def spread(builder: Any, value: Any) -> Any:
+    """A vector with a number in every lane."""
     vector = ir.VectorType(value.type, LANES)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
@@ -39,17 +40,20 @@ def spread(builder: Any, value: Any) -> Any:
 
 
 def call(builder: Any, name: str, result: Any, *args: Any, fastmath: Any = ()) -> Any:
+    """The result of an intrinsic of LLVM."""
     kind = ir.FunctionType(result, [a.type for a in args])
     function = cgutils.get_or_insert_function(builder.module, kind, name)
     return builder.call(function, args, fastmath=fastmath)
 
 
 def suffix(vector: Any) -> str:
+    """What the name of an intrinsic has for the type of its vectors, such as v16f32."""
     element = vector.element
     names = {"float": "f32", "double": "f64"}
     return f"v{vector.count}{names.get(str(element), str(element))}"
 
 
 def popcount(builder: Any, m: Any) -> Any:
+    """How many lanes of a mask are set, as an int64."""
     packed = builder.bitcast(m, ir.IntType(m.type.count))
     return builder.ctpop(builder.zext(packed, ir.IntType(64)))
