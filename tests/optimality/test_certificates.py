@@ -196,6 +196,15 @@ def test_an_estimate_holds_beyond_a_kink_nearer_than_rounding():
         assert error <= found.error_bound[0] + 4e-12 or not found.converged[0]
 
 
+@pytest.mark.parametrize("tested", [True, False])
+def test_an_entry_that_may_enter_where_omega_is_flat_counts(tested):
+    """y = (1, 0, 0) for y* = (1 − ε, ε, 0) and Ω = Σ y³, which has no curvature at 0."""
+    eps = torch.tensor([0.1, 1e-2, 1e-3, 1e-5, 1e-8], dtype=F64)
+    z = torch.stack([3 - 6 * eps, 0 * eps, 0 * eps - 9], -1)
+    at = Problem(omega_of(lambda y: (y**3).sum(-1)), z).at(torch.eye(3, dtype=F64)[0].expand_as(z))
+    assert (certify(at, tested).error_bound >= 2**0.5 * eps).all()
+
+
 def test_a_declared_strong_convexity_outranks_an_estimate():
     """Curvature beside a huge one is lost in rounding: no ground to call Ω flat."""
     x = torch.cat([draw(5, 5), torch.tensor([[3.0, 2.0, 0.1, 0.0, -0.1]], dtype=F64)])
