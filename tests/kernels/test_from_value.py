@@ -109,14 +109,15 @@ def test_sixteen_logarithms_and_exponentials_of_any_numbers():
         t = common.piece(y, i, n, 1.0)
         common.store_piece(out, i, n, elementary.any_log(t))
         common.store_piece(out, stride + i, stride + n, elementary.any_exp(t))
+        common.store_piece(out, 2 * stride + i, 2 * stride + n, elementary.any_log1p(t))
 """
     special = [0.0, -0.0, -1.0, math.inf, -math.inf, math.nan, 5e-324, 1e-310, 2.3e-308, 1e308]
     near = [-707.0, 708.5, 709.0, 709.5, 709.78, 709.79, 1.0, 0.5, 2.0, 1e-9, -1e-9]
     y = torch.tensor([*special, *near], dtype=F64)
-    out = y.new_empty(2, len(y))
+    out = y.new_empty(3, len(y))
     Function(source)(len(y), y, y, y, len(y), out)
-    for got, right in zip(out, (y.log(), y.exp()), strict=True):
-        torch.testing.assert_close(got, right, rtol=4e-16, atol=0, equal_nan=True)
+    for got, right in zip(out, (y.log(), y.exp(), y.log1p()), strict=True):
+        torch.testing.assert_close(got, right, rtol=4e-16, atol=5e-324, equal_nan=True)
 
 
 def by_triton(value):
@@ -128,13 +129,22 @@ def by_triton(value):
     return entry, inputs, TritonKernel(entry, inputs, D, torch.device("cpu"))
 
 
+SIXTEEN = [
+    *("exp", "log", "log1p", "entr", "xlogy", "xlog1py", "sigmoid", "softplus", "softplus beta"),
+    *("abs", "sign", "relu", "huber", "where", "masked_fill", "clamp", "clamp_min", "clamp_max"),
+    *("maximum", "minimum", "logaddexp", "clone", "double"),
+]
+"""Those that are written for sixteen entries at a time."""
+OTHERS = [name for name in POINTWISE if name not in SIXTEEN]
+
+
 @pytest.mark.parametrize("maker", [made, by_triton])
-@pytest.mark.parametrize("first", range(8))
-def test_each_operation_has_the_derivatives_of_autograd(first, maker):
-    """Eight in one kernel."""
+@pytest.mark.parametrize("names", [SIXTEEN[::2], SIXTEEN[1::2], *(OTHERS[k::6] for k in range(6))])
+def test_each_operation_has_the_derivatives_of_autograd(names, maker):
+    """Some in one kernel."""
 
     def function(y):
-        return sum(k * f(y) for k, f in enumerate([*POINTWISE.values()][first::8], 1))
+        return sum(k * POINTWISE[name](y) for k, name in enumerate(names, 1))
 
     _, inputs, kernel = maker(lambda y: function(y).sum(-1))
     y = torch.tensor([[0.03, 0.11, 0.27, 0.31, 0.5, 0.9]], dtype=F64, requires_grad=True)
@@ -144,6 +154,7 @@ def test_each_operation_has_the_derivatives_of_autograd(first, maker):
     torch.testing.assert_close(got[0], slope.detach(), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(got[1], bent, rtol=1e-11, atol=1e-12)
     if maker is made:
+        assert ("simd." in kernel.path.read_text()) == (names[0] in SIXTEEN)
         given, out = kernel.laid_out(hyper(inputs), D), torch.empty(1, D, dtype=F64)
         kernel.slopes(-D, y, given.numbers, given.vectors, D, out)
         torch.testing.assert_close(out, function(y).detach(), rtol=1e-13, atol=1e-14)

@@ -241,6 +241,20 @@ def log1p(u: Any) -> Any:
 
 
 @njit
+def any_log1p(u: Any) -> Any:
+    """log(1 + u) of any numbers."""
+    w = u + 1.0
+    rest = simd.select((w > 0.0) & (w < np.inf), (u - (w - 1.0)) / w, 0.0)
+    return any_log(w) + rest
+
+
+@njit
+def absolute(v: Any) -> Any:
+    """|v|."""
+    return simd.larger(v, v * -1.0)
+
+
+@njit
 def _power32(x: Any, p: Any) -> Any:
     t = log2_32(x) * p
     return simd.select(t > -125.0, exp2_32(t), 0.0)

@@ -207,6 +207,8 @@ for _sign, _make, *_result in (
     (operator.gt, _compared(">"), MASK),
     (operator.ge, _compared(">="), MASK),
     (operator.lt, _compared("<"), MASK),
+    (operator.le, _compared("<="), MASK),
+    (operator.ne, lambda builder, a, b: builder.fcmp_unordered("!=", a, b), MASK),
     (operator.eq, _compared("=="), MASK),
     (operator.and_, lambda builder, a, b: builder.and_(a, b)),
     (operator.or_, lambda builder, a, b: builder.or_(a, b)),

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from .tape import FILLED, Step, Unknown
+from .tape import Step, Unknown
 
 LITERAL = (-2, -1, 0, 0.5, 1, 2, 3)
 """Constants that are written into the source."""
-
-
-def in_lanes(steps: Iterable[Step]) -> bool:
-    """Whether the operations are written for sixteen entries at a time: if there are functions
-    that LLVM calls for one number, and all have a translation into :mod:`regmax.kernels.cpu.simd`.
-    """
-    steps = list(steps)
-    powers = [step.args[1] for step in steps if step.name == "pow"]
-    calls = any(step.name in ("log", "exp") for step in steps)
-    return calls and translated(steps) and all(map(_by_roots, powers))
-
-
-def translated(steps: Iterable[Step]) -> bool:
-    """Whether all operations have a translation for sixteen entries."""
-    return {step.name for step in steps if step.name not in FILLED} <= _LANES
 
 
 def constant(item: Any, constants: list[float], name: Callable[[int], str]) -> Any:
@@ -104,17 +89,6 @@ def _huber_backward(g: str, x: str, y: str, reduction: Any, delta: str) -> str:
         raise TypeError
     return f"{g} * max(min({x} - {y}, {delta}), -{delta})"
 
-
-_LANES = {
-    *("add", "sub", "rsub", "mul", "div", "neg", "pow", "square", "reciprocal", "sqrt", "rsqrt"),
-    *("log", "exp", "alias", "clone", "detach", "expand"),
-}
-"""The operations that are written for sixteen entries too, with these functions."""
-WIDE = {
-    "math.sqrt(": "simd.sqrt(",
-    "math.log(": "elementary.any_log(",
-    "math.exp(": "elementary.any_exp(",
-}
 
 _CALLS = [
     *("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "erf", "erfc"),

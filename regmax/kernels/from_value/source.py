@@ -6,6 +6,7 @@ the constants of its operations are arguments, so that Ω that differ in numbers
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from .entry import Entrywise
-from .operations import WIDE, constant, expression, in_lanes, translated
+from .operations import constant, expression
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
+from .vectors import Lanes
 
 _MODULE = """from regmax.kernels.cpu import elementary, simd
 from regmax.kernels.cpu.jit import njit
@@ -62,8 +64,6 @@ def module(entry: Entrywise, vectors: list[bool], constants: list[float], dense:
         return found[1:]
 
     tape, results = _recorded(derivatives, vectors)
-    if not translated(needed(tape.steps, results)):
-        raise Unknown("an operation is not written for sixteen entries")
     writer = _Writer(tape, vectors, constants, True)
     lines = writer.lines(results)
     found = ", ".join(writer.broad_text(ref) for ref in results)
@@ -104,8 +104,12 @@ def _written(
     """``apart``: how many of the first results are written for −n entries instead."""
     tape, results = _recorded(function, vectors)
     loops = [("n", results[apart:]), *([("-n", results[:apart])] if apart else [])]
-    wide = lanes and in_lanes(step for _, refs in loops for step in needed(tape.steps, refs))
-    return _Writer(tape, vectors, constants, wide).written(name, loops)
+    text = _Writer(tape, vectors, constants, False).written(name, loops)
+    # LLVM calls these functions for one number; a power by exp and log would lose digits
+    if lanes and re.search(r"math\.(?!sqrt)", text) and "**" not in text:
+        with contextlib.suppress(Unknown):
+            return _Writer(tape, vectors, constants, True).written(name, loops)
+    return text
 
 
 def _recorded(
@@ -183,21 +187,19 @@ class _Writer:
         for step in needed(self.tape.steps, results):
             if step.name not in FILLED and any(ref.at in varying for ref in step.refs()):
                 varying.add(step.at)
-                args = [self.text(a, varying) for a in step.args]
+                args = [self.number(step, a, self.text(a, varying)) for a in step.args]
                 kwargs = {k: self.text(a, varying) for k, a in step.kwargs.items()}
+                copied = step.name == "_to_copy" and step.kwargs.get("dtype") == torch.float64
                 self.names[step.at] = self.simple(step, args, kwargs) or self.put(
-                    self.converted(step, args) or expression(step, args, kwargs)
+                    str(args[0]) if copied else expression(step, args, kwargs)
                 )
         return [f"{name} = {text}" for text, name in self.known.items()]
 
     def put(self, text: str) -> str:
         """The name of a result; results of the same source are one."""
-        broad = self.wide and bool(self.broad & set(re.findall(r"\b[tpv]\d*\b", text)))
-        if broad:
-            text = re.sub(r"^-(\w+)$", r"\1 * -1.0", text)
-            for one, sixteen in WIDE.items():
-                text = text.replace(one, sixteen)
-            text = re.sub(r"^(\w+) \*\* (.+)$", r"elementary.power(\1, simd.spread(t, \2))", text)
+        broad = False
+        if self.wide:
+            text, broad = Lanes(self.broad).written(text)
         name = self.known.setdefault(text, f"v{len(self.known)}")
         if broad:
             self.broad.add(name)
@@ -231,12 +233,12 @@ class _Writer:
         self.negated[found] = name
         return found
 
-    def converted(self, step: Step, args: list[Any]) -> str | None:
-        """A conversion to float64, None for another operation."""
-        if step.name != "_to_copy" or step.kwargs.get("dtype") != torch.float64:
-            return None
-        boolean = self.tape.values[step.args[0].at].dtype == torch.bool
-        return f"(1.0 if {args[0]} else 0.0)" if boolean else str(args[0])
+    def number(self, step: Step, item: Any, text: Any) -> Any:
+        """An argument, as a number where it is a condition and the operation takes numbers."""
+        if step.name in ("where", "masked_fill") or not isinstance(item, Ref):
+            return text
+        dtypes = [self.tape.values[at].dtype for at in (item.at, step.at)]
+        return f"(1.0 if {text} else 0.0)" if dtypes == [torch.bool, torch.float64] else text
 
     def text(self, item: Any, varying: set[int]) -> Any:
         """An argument in the source: a name or a number."""
