@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from regmax.kernels.cpu import common, projection, simd
+from regmax.kernels.cpu.elementary import product_sum
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
@@ -216,8 +217,7 @@ def whole_row(
         count = solve(row, 0.0, 0, d, w, 0, 0, space, groups, 0)
         start[count] = d
         for g in range(count):
-            size = start[g + 1] - start[g]
-            mean[g] += w * sides[g] / size + 0.0
+            mean[g] = product_sum(sides[g] / (start[g + 1] - start[g]), w, mean[g])
     else:
         start[0], start[1], mean[0] = 0, d, mean_of(row, 0, d, 0.0)
     _write(groups, count, True, place, place, moved, out)

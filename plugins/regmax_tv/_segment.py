@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from regmax.kernels.cpu import simd
+from regmax.kernels.cpu.elementary import product_sum
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
@@ -78,7 +79,8 @@ def _close(
     new count.
 
     ``groups``: the start of each, mean(v_G), and s_{a−1} − s_b. Two groups whose values contradict
-    the sign of the jump between them are equal up to rounding and merged.
+    the sign of the jump between them are equal up to rounding and merged: values rounded as those
+    that are written.
     """
     start, mean, sides = groups
     start[count], mean[count] = begin, mean_of(kept, begin, end - begin, top)
@@ -86,8 +88,8 @@ def _close(
     # ends: the count decreases
     while count > base:
         here, there = start[count], start[count - 1]
-        value = mean[count] + w * (sides[count] / (end - here))
-        other = mean[count - 1] + w * (sides[count - 1] / (here - there))
+        value = product_sum(sides[count] / (end - here), w, mean[count])
+        other = product_sum(sides[count - 1] / (here - there), w, mean[count - 1])
         if before * (other - value) >= 0.0:
             break
         # mean(A ∪ B) = mean(A) + (mean(B) − mean(A)) |B| / |A ∪ B|

@@ -42,6 +42,18 @@ def cbrt(typingctx: Any, x: Any) -> Any:
     return types.float64(types.float64), code
 
 
+@intrinsic
+def product_sum(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c of numbers, rounded as that of vectors: once where the processor can."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.DoubleType(), [ir.DoubleType()] * 3)
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.f64")
+        return builder.call(function, args)
+
+    return types.float64(types.float64, types.float64, types.float64), code
+
+
 @njit
 def exp(x: Any) -> Any:
     """e^x, to about one rounding, for x ≤ 709; 0 below −708."""
