@@ -556,6 +556,20 @@ def test_a_change_outside_of_the_support_is_noticed(kind):
     assert layer(x)[0, 1] == 1
 
 
+@pytest.mark.parametrize("kind", ["a list", "its data"])
+def test_a_change_of_the_numbers_of_one_row_is_noticed(kind):
+    """In a row that is not one of those that are compared."""
+    rows = torch.zeros(20, 3, dtype=F64) + 0.01 * torch.arange(20.0)[:, None]
+    read = (lambda t: t + 0) if kind == "its data" else (lambda t: torch.tensor(t, dtype=F64))
+    b = rows.tolist() if kind == "a list" else rows
+    layer = regmax.RegularizedMax(Listed(b, read))
+    x = torch.tensor([3.0, 0.0, 0.0], dtype=F64).expand(20, 3).contiguous()
+    layer(x)
+    assert "kernel from the value" in layer.explain(x)
+    (b if kind == "a list" else b.data)[5][1] = -9.0
+    assert layer(x)[:, 1].nonzero().tolist() == [[5]]
+
+
 @pytest.mark.parametrize(
     "count", [lambda w: w.tolist()[0], lambda w: w[w > 0].numel()], ids=["tolist", "nonzero"]
 )

@@ -8,6 +8,7 @@ compared with the traced one in some rows, and the solver computes what was not 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from .traced import (
     changed,
     compared,
     few,
+    fewer,
     hyper,
     kernel_class,
     off,
@@ -322,20 +324,33 @@ class FromValue(Kernel):
     def _look(self, rows: Rows, y: Tensor) -> None:
         """Compare the value of Ω with the traced one, near the answers and in general position: at
         a vertex nothing is seen of the other entries."""
-        entry, batched = self.made.traced.entry, self.key[1] is not None
-        some = y.view(rows.x.shape) if batched else few(y, y.shape[:-1], _POINTS)
-        omega = rows.omega
+        batched, omega = self.key[1] is not None, rows.omega
         if self.recording and (learnt := omega.tensors()):
             omega = omega.with_tensors({name: t.detach() for name, t in learnt.items()})
-        near, point = simplex.inward(some), self.made.point
-        for at in (near, point) if batched else (torch.cat([near, point]),):
+        points: tuple[Tensor, ...]
+        if not batched:
+            near = simplex.inward(few(y, y.shape[:-1], _POINTS))
+            points = (torch.cat([near, self.made.point]),)
+        else:
+            points = simplex.inward(y.view(rows.x.shape)), self.made.point
+            if rows.x.ndim == 2 and not self.made.traced.entry.outside:
+                with contextlib.suppress(Exception):  # of a value that takes no fewer rows
+                    if self._agrees(*fewer(omega, points, self.inputs, _POINTS)):
+                        return
+        if not self._agrees(omega, points, self.inputs):
+            raise Missed
+
+    def _agrees(self, omega: Regularizer, points: tuple[Tensor, ...], inputs: list[Tensor]) -> bool:
+        """Whether the value is the traced one at all points."""
+        for at in points:
             with torch.set_grad_enabled(self.recording):
                 own = omega.value(at)
             if own.requires_grad:
                 raise Missed  # by a tensor that is not an attribute
             with torch.no_grad():
-                if bool(off(entry, own, at, self.inputs).any()):
-                    raise Missed
+                if bool(off(self.made.traced.entry, own, at, inputs).any()):
+                    return False
+        return True
 
 
 class FixedKernel(Direct):

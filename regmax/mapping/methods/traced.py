@@ -193,6 +193,20 @@ def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
     return torch.stack([flat[round(k * last / (count - 1))] for k in range(count)])
 
 
+def fewer(
+    omega: Regularizer, points: tuple[Tensor, ...], inputs: list[Tensor], count: int
+) -> tuple[Regularizer, tuple[Tensor, ...], list[Tensor]]:
+    """Ω, points and inputs of some rows, evenly spaced, where each row has its own numbers."""
+    rows = len(points[0])
+    at = torch.linspace(0, rows - 1, min(count, rows), device=points[0].device).long()
+
+    def some(t: Tensor) -> Tensor:
+        return t[at] if t.ndim > 0 and len(t) == rows else t
+
+    tensors = {name: some(t) for name, t in omega.tensors(fixed=True).items()}
+    return omega.with_tensors(tensors), tuple(map(some, points)), list(map(some, inputs))
+
+
 def hyper(t: Tensor) -> Tensor:
     """An input as a kernel takes it."""
     t = t.detach().double()
