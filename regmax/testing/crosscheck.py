@@ -327,9 +327,9 @@ def _declared(rows: Rows, task: Task, problem: Problem, y: Tensor) -> list[Decla
             got = torch.where(support, smooth.curvature(point).matvec(v), 0)
             expected = torch.where(support, plain.curvature(point).matvec(v), 0)
             compare("curvature", got, expected, eps**0.5)
-        if smooth.declares("strong_convexity") and smooth.strong_convexity is not None:
-            declared = torch.as_tensor(smooth.strong_convexity, dtype=y.dtype, device=y.device)
-            declared = declared.squeeze(-1) if declared.ndim else declared
+        beta = replace(problem, omega=task.omega).beta
+        if smooth.declares("strong_convexity") and beta is not None:
+            declared = beta.squeeze(-1)
             on = problem.participants()
             points = [(point, support)]
             for k in (1, 4, 16):  # flat, peaked, and next to the vertices

@@ -289,6 +289,14 @@ def test_methods_agree_in_the_cross_check(name, domain):
     assert report.skipped == ["cvxpylayers: it takes the simplex alone"]
 
 
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+@pytest.mark.parametrize("name", ["entropy", "tsallis"])
+def test_strong_convexity_is_declared_for_the_simplex_alone(name, scale):
+    x = numbers(11, 4, 6, scale=scale)
+    report = regmax.crosscheck(regmax.regularizer(name), x, ("generic",), domain=Simplex(2.0))
+    assert report.ok, report
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 def test_a_score_far_above_the_others_leaves_them_their_digits(dtype):
     huge = torch.finfo(dtype).max / 2
