@@ -18,7 +18,7 @@ from ..regularizers.regularizer import Regularizer
 from . import sharded
 from .loss import FenchelYoungLoss, taken
 
-LOGITS = 1 << 24
+LOGITS = 1 << 23
 """About how many logits are held at a time."""
 SPARSE = 8
 """A gradient is kept if at most one logit in so many has one that is not 0."""
@@ -37,7 +37,7 @@ class LinearFenchelYoungLoss(FenchelYoungLoss):
     ----------
     omega, gamma: as for :class:`regmax.FenchelYoungLoss`.
     soft_cap: c > 0: the logits are c tanh((h Wᵀ + b)/c). None: as they are.
-    chunk: how many rows are computed at a time. By default as many as have 16 million logits.
+    chunk: how many rows are computed at a time. By default as many as have 8 million logits.
     options: further arguments of :class:`regmax.FenchelYoungLoss` except ``dim``.
 
     ``forward(hidden, weight, target, bias=None, mask=None)``, in the order of
