@@ -11,7 +11,7 @@ BENCH  ?= build/bench
 MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test slow every examples docs fuzz bench bench-gpu figures lint format types dist oldest clean
+.PHONY: help install demo test slow every examples docs fuzz bench gpu figures lint format types dist oldest clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -47,13 +47,14 @@ fuzz: $(READY)  ## a million hard rows a mapping, then random Ω for MINUTES (10
 bench: $(READY)  ## measure speed and memory on the CPU (BENCH=docs: into the committed page)
 	$(BIN)/python -m benchmarks --out "$(BENCH)"
 
-# The device is looked for first: without one, the packages to compare with are a long download.
-bench-gpu: $(READY)  ## the same on a CUDA device
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \
+# With the Python that has PyTorch and Triton (make gpu PYTHON=...): nothing is installed or downloaded.
+gpu:  ## on a CUDA device, without a network: the GPU tests, then speed and memory
+	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \
 	  f"no CUDA device: torch {torch.__version__} finds none")'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	  -r benchmarks/requirements-gpu.txt
-	$(BIN)/python -m benchmarks --device cuda --out "$(BENCH)"
+	$(PYTHON) -m pytest -q -m cuda
+	$(PYTHON) -m pytest -q -m 'not slow and not cuda' tests/kernels/test_triton_chains.py \
+	  tests/kernels/test_losses.py tests/kernels/test_rows.py  # these take the GPU where there is one
+	$(PYTHON) -m benchmarks --device cuda --out "$(BENCH)"
 
 figures: $(READY)  ## draw the figures of the pages in docs/ again, a minute or two
 	$(BIN)/python docs/figures/home.py

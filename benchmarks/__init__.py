@@ -1,7 +1,7 @@
 """Speed and memory of regmax, beside PyTorch and other packages.
 
     make bench                  on the CPU                  -> build/bench/benchmarks.md
-    make bench-gpu              on a CUDA device            -> build/bench/benchmarks.md
+    make gpu                    on a CUDA device            -> build/bench/benchmarks.md
     make bench BENCH=docs       into the committed page docs/benchmarks.md
 
 All candidates of a case (a shape, a dtype, an input) run in one process, in rounds. A round runs
