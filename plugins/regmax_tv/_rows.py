@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from regmax.kernels.cpu import common, projection, simd
-from regmax.kernels.cpu.elementary import product_sum
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
 from ._passes import all_above, pack
-from ._segment import mean_of, solve
+from ._segment import mean_of, solve, value_of
 
 SHORT = 1024  # up to this length, packing costs no more than the test whether it is needed
 
@@ -217,7 +216,7 @@ def whole_row(
         count = solve(row, 0.0, 0, d, w, 0, 0, space, groups, 0)
         start[count] = d
         for g in range(count):
-            mean[g] = product_sum(sides[g] / (start[g + 1] - start[g]), w, mean[g])
+            mean[g] = value_of(mean[g], sides[g], start[g + 1] - start[g], w)
     else:
         start[0], start[1], mean[0] = 0, d, mean_of(row, 0, d, 0.0)
     _write(groups, count, True, place, place, moved, out)

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from regmax.kernels.cpu import simd
-from regmax.kernels.cpu.elementary import product_sum
+from regmax.kernels.cpu.elementary import multiply_add
 from regmax.kernels.cpu.jit import njit
 from regmax.kernels.cpu.simd import LANES
 
@@ -63,6 +63,12 @@ def mean_of(kept: Any, first: int, size: int, top: float) -> float:
 
 
 @njit
+def value_of(mean: float, sides: int, size: int, w: float) -> float:
+    """z_G, rounded as :func:`regmax_tv._rows.levels` rounds it."""
+    return multiply_add(sides / size, w, mean)
+
+
+@njit
 def _close(
     kept: Any,
     top: float,
@@ -79,8 +85,7 @@ def _close(
     new count.
 
     ``groups``: the start of each, mean(v_G), and s_{a−1} − s_b. Two groups whose values contradict
-    the sign of the jump between them are equal up to rounding and merged: values rounded as those
-    that are written.
+    the sign of the jump between them are equal up to rounding and merged.
     """
     start, mean, sides = groups
     start[count], mean[count] = begin, mean_of(kept, begin, end - begin, top)
@@ -88,8 +93,8 @@ def _close(
     # ends: the count decreases
     while count > base:
         here, there = start[count], start[count - 1]
-        value = product_sum(sides[count] / (end - here), w, mean[count])
-        other = product_sum(sides[count - 1] / (here - there), w, mean[count - 1])
+        value = value_of(mean[count], sides[count], end - here, w)
+        other = value_of(mean[count - 1], sides[count - 1], here - there, w)
         if before * (other - value) >= 0.0:
             break
         # mean(A ∪ B) = mean(A) + (mean(B) − mean(A)) |B| / |A ∪ B|

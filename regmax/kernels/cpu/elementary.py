@@ -43,8 +43,8 @@ def cbrt(typingctx: Any, x: Any) -> Any:
 
 
 @intrinsic
-def product_sum(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """a b + c of numbers, rounded as that of vectors: once where the processor can."""
+def multiply_add(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c of numbers, rounded as it is for vectors: once, where the processor can."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.DoubleType(), [ir.DoubleType()] * 3)
@@ -263,7 +263,7 @@ def any_log1p(u: Any) -> Any:
 @njit
 def absolute(v: Any) -> Any:
     """|v|."""
-    return simd.larger(v, v * -1.0)
+    return simd.larger(v, 0.0 - v)
 
 
 @njit

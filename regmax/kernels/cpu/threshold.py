@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import common, elementary, memory, simd
+from .elementary import absolute
 from .jit import njit
 from .simd import LANES
 
@@ -106,12 +107,6 @@ class Description:
 def whole_sum(v: Any, whole: bool) -> Any:
     """The sums of lanes as sums of rows: ``whole`` if all lanes are of one row."""
     return simd.spread(v, simd.total(v)) if whole else v
-
-
-@njit
-def size_of(v: Any) -> Any:
-    """|v|."""
-    return simd.larger(v, 0.0 - v)
 
 
 def tolerance(bend: Any) -> Any:
@@ -201,12 +196,12 @@ def equation(own: Description) -> tuple[Any, Any, Any]:
                 simd.select(moving & below, tau, low),
                 simd.select(moving & below, high, simd.select(moving, tau, high)),
             )
-            small = size_of(tau) * 1e-3 > size_of(step)
+            small = absolute(tau) * 1e-3 > absolute(step)
             trial = tau + step
             usable = small | (trial > low) & (trial < high)
             trial = simd.select(usable, trial, (low + high) * 0.5)
             tau = simd.select(moving, trial, tau)
-            moving = moving & simd.not_below(size_of(step), size_of(tau) * 1e-3)
+            moving = moving & simd.not_below(absolute(step), absolute(tau) * 1e-3)
             if simd.count(moving) == 0:
                 break
         return tau, low
@@ -221,7 +216,7 @@ def equation(own: Description) -> tuple[Any, Any, Any]:
         found, low = rough(z, n, simd.narrow(theta), least, simd.narrow(high), FEW, whole)
         if norm:
             found = low
-        return simd.larger(found - (size_of(found) + 1e-3) * 1e-5, least)
+        return simd.larger(found - (absolute(found) + 1e-3) * 1e-5, least)
 
     if own.solve is not None:
         return relative, bound, _given(own)
@@ -288,9 +283,9 @@ def _smooth(own: Description, rough: Any, step_of: Any) -> Any:
             else:
                 off = total - 1.0
                 step = simd.select(slope > 0.0, off / slope, 0.0)
-            size, below = size_of(off), off > 0.0
+            size, below = absolute(off), off > 0.0
             low, high = simd.select(below, t, low), simd.select(below, high, t)
-            far = (size > tol) | (size_of(step) > near)
+            far = (size > tol) | (absolute(step) > near)
             moving = moving & far & ((before > size) | (size > noise))
             if simd.count(moving) == 0:
                 break
@@ -392,7 +387,7 @@ def _kinked(own: Description, rough: Any) -> Any:
             else:
                 off = whole_sum(total, whole) - 1.0
                 trial = (whole_sum(level, whole) - 1.0) / slope
-            size, below = size_of(off), off > 0.0
+            size, below = absolute(off), off > 0.0
             low, high = simd.select(below, t, low), simd.select(below, high, t)
             far = (trial > t) | (trial < t)
             moving = moving & far & ((before > size) | (size > 1e-11))

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..cpu import common, elementary, mapping, memory, simd
+from ..cpu.elementary import absolute
 from ..cpu.jit import njit
 from ..cpu.simd import LANES, larger, narrow, select, smaller
 from ..cpu.sixteen_rows import shifted
-from ..cpu.threshold import Description, size_of, whole_sum
+from ..cpu.threshold import Description, whole_sum
 from ..cpu.tiles import LONGEST
 from .inputs import BASE, BIN, COUNT, CURVE, MISSED, NUMBERS, ONE, TABLE, TOLERANCE, WIDTH, ZERO
 
@@ -159,11 +160,11 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
                 select(moving & (off < 0.0), tau, high),
             )
             trial = tau + select(rates > 0.0, (g - one) / (h * rates), 0.0)
-            near = size_of(off) < tol
+            near = absolute(off) < tol
             usable = near | (trial > low) & (trial < high) & (rates > 0.0)
-            middle = select(high < np.inf, (low + high) * 0.5, low + size_of(low) + 1.0)
+            middle = select(high < np.inf, (low + high) * 0.5, low + absolute(low) + 1.0)
             tau = select(moving, select(usable, trial, middle), tau)
-            moving = moving & simd.not_below(size_of(off), tol)
+            moving = moving & simd.not_below(absolute(off), tol)
             if simd.count(moving) == 0:
                 break
         return tau
@@ -175,7 +176,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         if dense:
             return least
         found = rough(z, n, theta, least, whole, 3e-3)
-        return larger(found - (size_of(found) + 1.0) * 1e-2, least)
+        return larger(found - (absolute(found) + 1.0) * 1e-2, least)
 
     @njit
     def exact(
@@ -205,7 +206,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         none, tol = simd.spread(t, 0.0), _at(theta, TOLERANCE)
         numbers, like = shifted(_numbers(simd.largest(theta)), NUMBERS), simd.load(out, 0)
         size, most = tol / (8.0 * n), select(rates > 0.0, (none + tol * 0.1) / rates, 0.0)
-        away = smaller((size_of(t) + 1.0) * (3e-14 if precise and not dense else 1e-9), most)
+        away = smaller((absolute(t) + 1.0) * (3e-14 if precise and not dense else 1e-9), most)
         low, high, wrong = none + np.inf, none - np.inf, none
         sums, distance, after = none, none, t + change
         edge = 0.0 if dense else _at(theta, ZERO)
@@ -213,14 +214,14 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
             x, last = simd.load(z, i), simd.load(y, i)
             v = larger(last - simd.wide(simd.load(dy, i)) * change, 0.0)
             if not dense:  # but for rounding, it is at the threshold
-                v = select(x - after - size_of(x) * (8.0 * common.EPS) > edge, v, 0.0)
+                v = select(x - after - absolute(x) * (8.0 * common.EPS) > edge, v, 0.0)
             v = select(moving, v, last)
             simd.store(y, i, v)
             simd.store(out, i, select(moving, simd.like(like, v), simd.load(out, i)))
             at = larger(v, LEAST)
             g, h, _ = slopes(at, numbers)
             r = x - g
-            noise = (size_of(x) + size_of(g)) * (4.0 * common.EPS)
+            noise = (absolute(x) + absolute(g)) * (4.0 * common.EPS)
             inside = r > -1e300
             high = larger(high, select(inside, r + noise, -np.inf))
             low = smaller(low, select(v >= 2.0 * LEAST, r - noise, np.inf))
@@ -243,7 +244,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
         wrong = whole_sum(wrong, whole)
         near = (away > high - low) & (wrong < 0.5)
         near = near & (low > least)
-        return near & (size_of(sums - 1.0) + distance * 1.5 < tol)
+        return near & (absolute(sums - 1.0) + distance * 1.5 < tol)
 
     @njit
     def solve(
@@ -261,7 +262,7 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
             off, rates = sums - 1.0, select(far, slope, rates)
             low, high = select(off > 0.0, t, low), select(off < 0.0, t, high)
             change = select(far, select(slope > 0.0, off / slope, 0.0), change)
-            far = far & (size_of(off) > tol)
+            far = far & (absolute(off) > tol)
             if simd.count(far) == 0:
                 done = certified(
                     z, n, theta, least, t, change, rates, whole, moving, precise, wide, dy, y
@@ -272,8 +273,8 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
                 precise, far = True, moving
             # a lane that waits for others does not change
             trial, middle = t + change, (low + high) * 0.5
-            middle = select(size_of(middle) < np.inf, middle, trial)
-            usable = (trial > low) & (trial < high) | (tol > size_of(off))
+            middle = select(absolute(middle) < np.inf, middle, trial)
+            usable = (trial > low) & (trial < high) | (tol > absolute(off))
             t = select(far, select(usable, trial, middle), t)
         _numbers(simd.largest(theta))[MISSED] = 1.0
 
