@@ -17,7 +17,7 @@ from torch import Tensor
 from .entry import Entrywise
 from .operations import constant, expression
 from .tape import FILLED, Ref, Step, Tape, Unknown, needed
-from .vectors import Lanes
+from .translator import Lanes
 
 _MODULE = """from regmax.kernels.cpu import elementary, simd
 from regmax.kernels.cpu.jit import njit

@@ -7,8 +7,9 @@ returns its results. A function of :mod:`math` becomes that of libdevice.
 from __future__ import annotations
 
 import ast
+from typing import ClassVar
 
-from .vectors import Vectors, parsed
+from .translator import Translator, parsed
 
 HEAD = """import triton
 import triton.language as tl
@@ -39,11 +40,12 @@ def translated(text: str) -> str:
 
 
 def _written(node: ast.AST) -> str:
-    return ast.unparse(_Translator().visit(node))
+    return ast.unparse(_Triton().visit(node))
 
 
-class _Translator(Vectors):
-    choice, tensors = "tl.where", {"abs": "tl.abs", "max": "tl.maximum", "min": "tl.minimum"}
+class _Triton(Translator):
+    choice = "tl.where"
+    tensors: ClassVar[dict[str, str]] = {"abs": "tl.abs", "max": "tl.maximum", "min": "tl.minimum"}
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign:
         return ast.Assign(node.targets, parsed(self.tensor(self.visit(node.value))), lineno=1)

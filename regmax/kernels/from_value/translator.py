@@ -1,19 +1,19 @@
-"""Source for one entry as source for many at once: a choice becomes a selection."""
+"""Source for one entry as source for many entries at once: a choice becomes a selection."""
 
 from __future__ import annotations
 
 import ast
-from typing import Any
+from typing import Any, ClassVar
 
 from .tape import Unknown
 
 
-class Vectors(ast.NodeTransformer):
-    """``choice``: the function of a condition and two results; ``tensors``: those for abs, max and
-    min."""
+class Translator(ast.NodeTransformer):
+    """Expressions of numbers as expressions of many entries. ``choice``: the function that selects
+    by a condition; ``tensors``: the functions for abs, max and min."""
 
-    choice: str
-    tensors: dict[str, str]
+    choice: ClassVar[str]
+    tensors: ClassVar[dict[str, str]]
 
     def function(self, name: str) -> str:
         """The one of :mod:`math`, or ``pow``, for many entries."""
@@ -46,16 +46,19 @@ class Vectors(ast.NodeTransformer):
         return ast.BinOp(self.visit(node.left), node.op, self.visit(node.right))
 
     def called(self, name: str, args: list[ast.expr]) -> ast.expr:
+        """A call of a function with these arguments."""
         return parsed(f"{name}({', '.join(map(self.tensor, map(self.visit, args)))})")
 
 
-class Lanes(Vectors):
-    """Sixteen entries (:mod:`regmax.kernels.cpu.simd`); ``broad``: the names of what differs among
-    them. The others are numbers."""
+class Lanes(Translator):
+    """Expressions of sixteen entries (:mod:`regmax.kernels.cpu.simd`). ``broad``: the names of
+    vectors; the others are of numbers."""
 
     choice = "simd.select"
-    tensors = {"abs": "elementary.absolute", "max": "simd.larger", "min": "simd.smaller"}  # noqa: RUF012
-    _functions = {  # noqa: RUF012
+    tensors: ClassVar[dict[str, str]] = {
+        "abs": "elementary.absolute", "max": "simd.larger", "min": "simd.smaller",
+    }  # fmt: skip
+    _functions: ClassVar[dict[str, str]] = {
         "sqrt": "simd.sqrt", "log": "elementary.any_log", "exp": "elementary.any_exp",
         "log1p": "elementary.any_log1p", "pow": "elementary.power",
     }  # fmt: skip
@@ -64,9 +67,9 @@ class Lanes(Vectors):
         self.broad = broad
 
     def written(self, text: str) -> tuple[str, bool]:
-        """An expression, and whether it differs among the sixteen."""
+        """An expression, and whether it is a vector."""
         node = parsed(text)
-        return ast.unparse(self.visit(node)), self.differs(node)
+        return ast.unparse(self.visit(node)), self.is_vector(node)
 
     def function(self, name: str) -> str:
         if name not in self._functions:
@@ -75,27 +78,28 @@ class Lanes(Vectors):
 
     def tensor(self, node: ast.expr) -> str:
         text = ast.unparse(node)
-        return text if self.differs(node) else f"simd.spread(t, {text})"
+        return text if self.is_vector(node) else f"simd.spread(t, {text})"
 
-    def differs(self, node: ast.AST) -> bool:
-        """Whether it has sixteen values."""
+    def is_vector(self, node: ast.AST) -> bool:
+        """Whether it is a vector."""
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
         return not self.broad.isdisjoint(names)
 
     def visit(self, node: ast.AST) -> Any:
-        return super().visit(node) if self.differs(node) else node
+        return super().visit(node) if self.is_vector(node) else node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         if isinstance(node.op, ast.Not):
-            raise Unknown("not is not written for sixteen entries")
+            raise Unknown("a negation is not written for sixteen entries")
         return ast.BinOp(self.visit(node.operand), ast.Mult(), ast.Constant(-1.0))
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
-        if self.differs(node.test):
+        if self.is_vector(node.test):
             return super().visit_IfExp(node)
         a, b = (self.tensor(self.visit(branch)) for branch in (node.body, node.orelse))
         return parsed(f"({a} if {ast.unparse(node.test)} else {b})")
 
 
 def parsed(text: str) -> ast.expr:
+    """The tree of an expression."""
     return ast.parse(text, mode="eval").body
