@@ -36,8 +36,8 @@ from .traced import (
     changed,
     compared,
     few,
-    fewer,
     hyper,
+    in_few_rows,
     kernel_class,
     off,
     other,
@@ -334,8 +334,8 @@ class FromValue(Kernel):
         else:
             points = simplex.inward(y.view(rows.x.shape)), self.made.point
             if rows.x.ndim == 2 and not self.made.traced.entry.outside:
-                with contextlib.suppress(Exception):  # of a value that takes no fewer rows
-                    if self._agrees(*fewer(omega, points, self.inputs, _POINTS)):
+                with contextlib.suppress(Exception):  # of a value that takes whole batches alone
+                    if self._agrees(*in_few_rows(omega, points, self.inputs, _POINTS)):
                         return
         if not self._agrees(omega, points, self.inputs):
             raise Missed

@@ -187,18 +187,22 @@ def _falls(entry: Any, inputs: list[Tensor], like: Tensor) -> bool:
 def few(t: Tensor, batch: torch.Size, count: int) -> Tensor:
     """Some rows of t, (*batch, n) or broadcasting to it, evenly spaced."""
     flat = t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])
-    if len(flat) <= count:
-        return flat
-    last = len(flat) - 1
-    return torch.stack([flat[round(k * last / (count - 1))] for k in range(count)])
+    return flat[_evenly(len(flat), count)]
 
 
-def fewer(
+def _evenly(rows: int, count: int) -> list[int]:
+    """The places of some rows, the first and the last among them."""
+    if rows <= count:
+        return list(range(rows))
+    return [round(k * (rows - 1) / (count - 1)) for k in range(count)]
+
+
+def in_few_rows(
     omega: Regularizer, points: tuple[Tensor, ...], inputs: list[Tensor], count: int
 ) -> tuple[Regularizer, tuple[Tensor, ...], list[Tensor]]:
-    """Ω, points and inputs of some rows, evenly spaced, where each row has its own numbers."""
+    """Ω, points and inputs of some rows of a batch, where each row has its own numbers."""
     rows = len(points[0])
-    at = torch.linspace(0, rows - 1, min(count, rows), device=points[0].device).long()
+    at = _evenly(rows, count)
 
     def some(t: Tensor) -> Tensor:
         return t[at] if t.ndim > 0 and len(t) == rows else t
