@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 
@@ -14,6 +15,14 @@ if not torch.cuda.is_available():
 pytest.register_assert_rewrite(
     "references", "mapping_checks", "precision_checks", "row_checks", "modes", "ways"
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A process among several has no core for another one, which compiles what may be needed."""
+    if hasattr(config, "workerinput") and importlib.util.find_spec("numba") is not None:
+        from regmax.kernels.cpu import compiling
+
+        compiling.CORES = 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

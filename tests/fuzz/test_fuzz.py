@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_under_fire():
-    fuzzing.run(25)
+    fuzzing.run(15)
 
 
 # -- what it found ---------------------------------------------------------------------------------

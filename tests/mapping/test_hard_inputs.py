@@ -218,7 +218,7 @@ HARD_VALUES = Path(references.__file__).with_name("hard_values.py")
 def test_hard_values_in_little_time():
     """In a process of its own, which is ended after some time: then its last line says what it was
     computing."""
-    command, pipe = [sys.executable, HARD_VALUES, "--rows", "400"], subprocess.PIPE
+    command, pipe = [sys.executable, HARD_VALUES, "--rows", "200"], subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
         try:
             said = process.communicate(timeout=600)[0]
