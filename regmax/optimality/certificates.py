@@ -24,6 +24,10 @@ STRAY = 1e-3
 """ρ_i < −STRAY (1 + |z_i|) at an entry > 0 is more than rounding of that entry explains."""
 
 
+FEW = 16
+"""A point is as good as one whose entries differ from its own by FEW ε²."""
+
+
 class _Residual(NamedTuple):
     """The optimality condition at a point of Δ next to y: ρ = r − τ and its rounding, the duality
     gap, how far the point is from y, and τ(k − Σy)."""
@@ -54,7 +58,7 @@ def certify(at: Point, tested: bool = False) -> Certificate:
         return projected.certify(at)
     on = p.participants()
     with torch.no_grad():
-        residual = _residual(at)
+        residual = _raised(at) if tested else _residual(at)
         doubt = residual.rounding
         if p.proximal:  # ρ is as good as what Dykstra's algorithm stops at
             settled = 64 * torch.finfo(y.dtype).eps * (1 + p.z.norm(dim=-1, keepdim=True))
@@ -124,6 +128,18 @@ def _bounded(at: Point) -> Tensor | bool:
     """The entries that may be at their nearer bound: not at 0 where the slope of Ω is infinite."""
     p = at.problem
     return p.domain.capped(at.y) if p.legendre else True
+
+
+def _raised(at: Point) -> _Residual:
+    """At y, or at a point as good as y where a tiny entry is too small for its logarithm."""
+    p, eps = at.problem, torch.finfo(at.y.dtype).eps
+    found = _residual(at)
+    below = (found.point < eps**1.5) & (found.rho > found.rounding) & p.participants()
+    if decisions.rare("tiny entries", below & p.legendre):
+        raised = found.point + FEW * eps**2 * below
+        again = _residual(Point(p, raised))
+        found = again._replace(off=again.off + found.off + (raised - found.point).norm(dim=-1))
+    return found
 
 
 def _residual(at: Point) -> _Residual:

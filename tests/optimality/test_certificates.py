@@ -205,6 +205,17 @@ def test_an_entry_that_may_enter_where_omega_is_flat_counts(tested):
     assert (certify(at, tested).error_bound >= 2**0.5 * eps).all()
 
 
+@pytest.mark.parametrize("scale", [10.0, 30.0])
+@pytest.mark.parametrize("name", ["by value", "jensen_shannon"])
+def test_an_entry_next_to_nothing_costs_its_answer_no_certificate(name, scale):
+    """Below ε² a kernel from the value has no digits, and there a logarithm is far off."""
+    own = omega_of(lambda y: torch.xlogy(y, y).sum(-1) + y.square().sum(-1) / 2)
+    omega = own if name == "by value" else regmax.regularizer(name)
+    for seed in range(10):
+        solution = RegularizedMax(omega).solve(draw(50, 8, scale=scale, seed=seed))
+        assert bool((solution.error_bound < 1e-11).all()), solution
+
+
 def test_a_declared_strong_convexity_outranks_an_estimate():
     """Curvature beside a huge one is lost in rounding: no ground to call Ω flat."""
     x = torch.cat([draw(5, 5), torch.tensor([[3.0, 2.0, 0.1, 0.0, -0.1]], dtype=F64)])
