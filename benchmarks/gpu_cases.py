@@ -71,7 +71,7 @@ def _rows(
     mapping: str, shape: Shape, device: str, kind: str = "normal", dtype: str = "float32",
     ours: Candidate | None = None,
 ) -> list[Step]:  # fmt: skip
-    case = inputs.case(kind, *shape, getattr(torch, dtype), device)
+    case = inputs.case(kind, shape[0], shape[1], getattr(torch, dtype), device)
     return [c.step(case) for c in (ours or regmax_candidate(mapping), *_others(mapping))]
 
 
@@ -83,7 +83,7 @@ def _own(shape: Shape, device: str) -> list[Step]:
 
 def _loss(name: str, shape: Shape, device: str, dtype: str = "float32", soft: bool = False,
           learned: bool = False) -> list[Step]:  # fmt: skip
-    case = inputs.case("normal", *shape, getattr(torch, dtype), device)
+    case = inputs.case("normal", shape[0], shape[1], getattr(torch, dtype), device)
     target = torch.arange(shape[0], device=device) * 7919 % shape[1]
     if soft:
         target = case.v.float().softmax(-1).to(case.x)
@@ -331,6 +331,8 @@ def times(steps: list[Step], watch: CpuWatch, rounds: int) -> Iterator[dict[str,
             step.backward()
             settle(step)
         except Exception as error:
+            if step is steps[0]:
+                raise
             failed[step.name] = words(error)
             yield {"failed": failed}
             settle(step)  # raises if the device is lost

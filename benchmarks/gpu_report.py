@@ -100,7 +100,7 @@ class Report:
                 yield name, "no time was left"
             elif not ({"y", "failure"} & found.keys()):
                 yield name, "it was running when the time was over"
-            elif "times" not in found and not self.failure_of(found):
+            elif not ({"times", "failure"} & found.keys()):
                 yield f"{name}, its times", "no time was left"
             for rival, reason in (found or {}).get("failed", {}).items():
                 yield f"{rival} beside {name}", reason
@@ -108,9 +108,6 @@ class Report:
             tests = self.tests.get(file, {"cut": "not yet"})
             if "cut" in tests:
                 yield file, tests["cut"]
-
-    def failure_of(self, found: dict[str, Any]) -> str:
-        return str(found.get("failure", ""))
 
     # the text
 
