@@ -32,19 +32,20 @@ MARKED = ("-m", "cuda")
 WAYS = ("-k", "registers or packed or chunks")
 TESTS: dict[str, tuple[str, ...]] = {
     "tests/kernels/test_triton_attention.py": MARKED,
-    "tests/kernels/test_rows.py": WAYS,
     "tests/kernels/test_triton_chains.py": (),
-    "tests/kernels/test_losses.py": WAYS,
     "tests/kernels/test_from_value_triton.py": MARKED,
     "tests/kernels/test_triton_packed.py": MARKED,
     "tests/losses/test_loss_inputs.py": MARKED,
     "tests/mapping/test_autocast.py": MARKED,
     "tests/nn/test_matmul.py": MARKED,
+    "tests/kernels/test_rows.py": WAYS,
+    "tests/kernels/test_losses.py": WAYS,
 }
 """The files with tests of a GPU, and which of their tests these are."""
+CASES = (sys.executable, "-m", "benchmarks.gpu_cases")
 SHARE = 0.6
 """Of the time, for the cases."""
-OPTIONS = ("-v", "--tb=short", "--maxfail=10", "-p", "no:cacheprovider")
+OPTIONS = ("-v", "-rfE", "--tb=short", "--maxfail=10", "-p", "no:cacheprovider")
 OTHER_VERSIONS = ("DeprecationWarning", "FutureWarning", "PendingDeprecationWarning")
 """Warnings that are no errors here: of versions of packages that the tests do not know."""
 
@@ -105,16 +106,15 @@ def environment(device: str, folder: Path) -> dict[str, str]:
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
-    cache = {"TRITON_CACHE_DIR": str(folder / "triton"), "PYTHONUNBUFFERED": "1"}
-    return {**env, **cache, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    more = {"TRITON_CACHE_DIR": str(folder / "triton"), "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
+    return {**env, **more, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def cases(
     report: Report, device: str, until: float, env: dict[str, str], only: list[str] | None
 ) -> None:
     """Run the cases, in as few processes as can be."""
-    listed = [sys.executable, "-m", "benchmarks.gpu_cases"]
-    done = subprocess.run([*listed, "list"], cwd=ROOT, env=env, capture_output=True, text=True)
+    done = subprocess.run([*CASES, "list"], cwd=ROOT, env=env, capture_output=True, text=True)
     if done.returncode:
         report.failures["the cases"] = _last(done.stderr)
         return
@@ -122,7 +122,7 @@ def cases(
     report.names = list(left)
     # each process begins a case at least, or is the last one
     while left and time.time() < until:
-        command = [*listed, device, str(until), *left]
+        command = [*CASES, device, str(until), *left]
         with tempfile.TemporaryFile("w+") as errors:
             with subprocess.Popen(
                 command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -31,7 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import regmax
 import regmax.functional
 from regmax import kernels
-from regmax.mapping.methods.traced import COMPILERS
+from regmax.mapping.methods import from_value, traced
 from regmax.nn import AdaptiveEntmax, attention
 
 from . import inputs, own, page
@@ -203,8 +203,11 @@ CASES: dict[str, Case] = {
 def interpreted() -> Iterator[None]:
     """Tensors of the CPU are for Triton's kernels, as its interpreter takes them."""
     get = kernels.Lazy.get
-    lazy = mock.patch.object(kernels.Lazy, "get", lambda own, device: get(own, "cuda"))
-    with lazy, mock.patch.dict(COMPILERS, cpu="triton"):
+    with (
+        mock.patch.object(kernels.Lazy, "get", lambda lazy, device: get(lazy, "cuda")),
+        mock.patch.object(from_value, "method_of", return_value=None),
+        mock.patch.dict(traced.COMPILERS, cpu="triton"),
+    ):
         yield
 
 
@@ -277,10 +280,10 @@ def errors(case: Case, step: Step) -> tuple[float, float]:
             f"supports or groups differ in {int((~alike).sum())} of {len(at)} rows"
         )
     pairs = [
-        (few(a.grad), b.grad)
-        for a, b in zip(step.leaves, leaves, strict=True)
-        if a.grad is not None and b.grad is not None
-    ]
+        (few(torch.zeros_like(a) if a.grad is None else a.grad),
+         torch.zeros_like(b) if b.grad is None else b.grad)
+        for a, b in zip(step.leaves, leaves, strict=True) if a.requires_grad
+    ]  # fmt: skip
     rows = [(a[alike], b[alike]) if len(a) == len(at) else (a, b) for a, b in pairs]
     return _error(found, exact), max(_error(a, b) for a, b in rows)
 
@@ -370,6 +373,7 @@ def main(device: str, until: str = "0", *names: str) -> None:
     def say(case: str, **found: Any) -> None:
         print(json.dumps({"case": case, **found}), flush=True)
 
+    faulthandler.enable()
     say("", machine=machine(device))
     watch = CudaWatch() if device == "cuda" else CpuWatch()
     with contextlib.nullcontext() if device == "cuda" else interpreted():

@@ -165,5 +165,5 @@ class Report:
         module = ".".join(("regmax", "kernels", file.parent.name, file.stem))
         names = [name for name, found in self.cases.items() if module in found.get("modules", ())]
         right = [name for name in names if name in self._right()]
-        others = ", ".join(name for name in names if name not in right)
+        others = ", ".join(name for name in names if name not in right) if names else "no case ran"
         return [f"{file.parent.name}/{file.name}", str(len(right)), others]
