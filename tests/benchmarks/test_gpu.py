@@ -74,7 +74,7 @@ def test_what_ends_a_process_is_noted_and_the_next_case_runs(cases, tmp_path, mo
     program = (
         "import dataclasses, os, sys, time, torch\nfrom benchmarks import gpu_cases as g\n"
         "from benchmarks.timing import Step\n"
-        "g.LIMIT, right = 5, dataclasses.replace(g.CASES['softmax'], tiny=(3, 9))\n"
+        "g.LIMIT, right = 12, dataclasses.replace(g.CASES['softmax'], tiny=(3, 9))\n"
         "g.CASES.clear()\n" + "\n".join(made) + "\ng.CASES['softmax'] = right\n"
         "g.main(*sys.argv[1:])\n"
     )
@@ -156,7 +156,7 @@ def test_a_file_that_takes_too_long_is_cut_off(tmp_path, monkeypatch):
     file = tmp_path / "test_some.py"
     file.write_text("import time\ndef test_one(): pass\ndef test_two(): time.sleep(99)\n")
     monkeypatch.setattr(gpu, "TESTS", {str(file): ()})
-    found = gpu.tested(str(file), time.time() + 8, gpu.environment("cpu", tmp_path))[1]
+    found = gpu.tested(str(file), time.time() + 15, gpu.environment("cpu", tmp_path))[1]
     assert (found["passed"], found["failed"]) == (1, {})
     assert found["cut"] == "the time was over"
 
