@@ -47,14 +47,9 @@ fuzz: $(READY)  ## a million hard rows a mapping, then random Ω for MINUTES (10
 bench: $(READY)  ## measure speed and memory on the CPU (BENCH=docs: into the committed page)
 	$(BIN)/python -m benchmarks --out "$(BENCH)"
 
-# By a Python that has regmax, PyTorch, Triton and pytest (make gpu PYTHON=...): nothing is downloaded.
-gpu:  ## on a CUDA device, without a network: the GPU tests, then speed and memory
-	@$(PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and \
-	  f"no CUDA device: torch {torch.__version__} finds none")'
-	@failed=0; $(PYTHON) -m pytest -q -m cuda || failed=1; \
-	$(PYTHON) -m pytest -q -m 'not slow and not cuda' tests/kernels/test_triton_chains.py \
-	  tests/kernels/test_losses.py tests/kernels/test_rows.py || failed=1; \
-	$(PYTHON) -m benchmarks --device cuda --out "$(BENCH)" && exit $$failed
+# By a Python that has PyTorch, Triton, pluggy and pytest (make gpu PYTHON=...): nothing is installed.
+gpu:  ## on a CUDA device, without a network: each kernel beside its rivals, the GPU tests, one report
+	@$(PYTHON) -m benchmarks.gpu --out "$(BENCH)" --minutes $(MINUTES)
 
 figures: $(READY)  ## draw the figures of the pages in docs/ again, a minute or two
 	$(BIN)/python docs/figures/home.py

@@ -133,8 +133,13 @@ def _adasplash() -> list[Candidate]:
 
 
 def _liger() -> list[Candidate]:
-    layer: Any = importlib.import_module("liger_kernel.transformers.sparsemax").LigerSparsemax()
-    return [Candidate("liger", "sparsemax", lambda x, a: layer(x))]
+    package = "liger_kernel.transformers"
+    sparsemax: Any = importlib.import_module(f"{package}.sparsemax").LigerSparsemax()
+    softmax: Any = importlib.import_module(f"{package}.softmax").LigerSoftmax()
+    return [
+        Candidate("liger", "sparsemax", lambda x, a: sparsemax(x)),
+        Candidate("liger", "softmax", lambda x, a: softmax(x)),
+    ]
 
 
 def _copy() -> list[Candidate]:
