@@ -48,6 +48,11 @@ def test_version_is_in_one_place(wheel):
     assert f"regmax-{regmax.__version__}.dist-info/METADATA" in wheel.namelist()
 
 
+def test_the_citation_and_the_changelog_have_the_version():
+    assert f"\nversion: {regmax.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {regmax.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_it_depends_on_torch_and_pluggy_alone(wheel):
     metadata = email.message_from_bytes(
         wheel.read(f"regmax-{regmax.__version__}.dist-info/METADATA")

@@ -154,7 +154,7 @@ def _unsolved(problem: Problem) -> str:
     smoothed = "or smooth it, √(t² + 1e-6) for |t|"
     if isinstance(problem.omega, Penalized):  # Ω has one penalty
         return f"{written}, {smoothed}"
-    return f"{written}, as a regmax.Penalty, {smoothed}"
+    return f"{written}, the norm of a group as a regmax.Penalty, {smoothed}"
 
 
 def _jump(s: _Segments, low: Tensor, high: Tensor, failed: Tensor) -> str | None:

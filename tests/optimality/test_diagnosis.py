@@ -98,7 +98,7 @@ def test_a_kink_by_where_is_led_to_relu():
     torch.manual_seed(0)
     x = 3 * torch.randn(3, 6)
     for omega, words in (
-        (where, r"gap [^)]*\)\. Mine: .*\(a where by relu\), as a regmax\.Penalty, or smooth"),
+        (where, r"gap [^)]*\)\. Mine: .*\(a where by relu\), the norm .* as a regmax\.Penalty, or"),
         (where + 0.1 * regmax.penalty("tv"), r"\(a where by relu\), or smooth it"),
     ):
         with pytest.warns(ConvergenceWarning, match=words):

@@ -223,7 +223,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
 def by_reference(problem: Problem) -> Forward:
     """The answers of the solver in PyTorch."""
     with reference():
-        return by_solver(problem.omega, problem.z, problem.mask, QUIET)
+        return by_solver(problem.omega, problem.z, problem.mask, QUIET, kinks=True)
 
 
 class FromValue(Kernel):
