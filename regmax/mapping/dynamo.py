@@ -19,12 +19,13 @@ from .. import domains
 from ..domains import Domain
 from ..regularizers import identity, serialize
 from ..regularizers.penalty import Penalized
+from ..regularizers.recorded import Recorded
 from ..regularizers.regularizer import Regularizer
 from . import evaluate
 from .maximum import smooth_max
 from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
-from .operator import not_recordable
+from .operator import not_recordable, recordable
 from .rows import prepare
 
 
@@ -69,6 +70,8 @@ def text_of(
         text, names = _of_object(omega, settings)
     elif settings.solver == "auto" and not settings.certify and has_formula(omega):
         text, names = of_form(form)
+    elif settings.solver == "auto" and not settings.certify and domain is None:
+        text, names = _of_value(omega, *_numbers(omega))
     else:
         return "", []
     return text, [given[k] if k in given else identity.attribute(omega, k) for k in names]
@@ -93,6 +96,33 @@ def _text(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     return ("", []) if not_recordable(omega, settings) else serialize.text_of(omega)
 
 
+def _text_of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
+    """The text by the operations of a value; the further arguments are what it was read with."""
+    found = recordable(omega)
+    if not isinstance(found, Recorded):
+        return "", []
+    return serialize.text(identity.form(found))[0], list(omega.tensors(fixed=True))
+
+
+def _numbers(part: Any) -> list[Any]:
+    """The values that are attributes of Ω and its modules. Dynamo traces this function: where one
+    has changed, it records again."""
+    found = [_fixed(item) for item in part.__dict__.values() if identity.is_value(item)]
+    for _, module in part.named_children():
+        found += _numbers(module)
+    return found
+
+
+def _fixed(item: Any) -> Any:
+    """A value that Dynamo takes for a constant, as it does not a float that has changed."""
+    if isinstance(item, tuple):
+        return tuple([_fixed(each) for each in item])
+    return item.hex() if isinstance(item, float) else item
+
+
+_of_value: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(
+    _text_of_value
+)
 of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text_of_form)
 _of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ..domains import Bounded
 from ..regularizers import serialize
+from ..regularizers.recorded import Recorded, recorded
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, as_written
 from . import decomposed, function
@@ -63,6 +65,17 @@ class _Serialized:
         ]
 
 
+def recordable(omega: Regularizer) -> Regularizer:
+    """Ω as a graph holds it: an Ω without a text, and without a formula of its own, by its value
+    where that has one. Otherwise Ω itself."""
+    if serialize.has_text(omega) or has_formula(omega):
+        return omega
+    try:
+        return recorded(omega)
+    except TypeError:
+        return omega
+
+
 def not_recordable(omega: Regularizer, settings: Settings, domain: bool = False) -> str | None:
     """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None; ``domain``: on
     another domain than the simplex."""
@@ -71,10 +84,12 @@ def not_recordable(omega: Regularizer, settings: Settings, domain: bool = False)
     if settings.certify:
         return "torch.compile and torch.export record no certificates: leave certify=False"
     try:
+        if not has_formula(omega) and not serialize.has_text(omega):
+            omega = recorded(omega)
         serialize.text_of(omega)
     except TypeError as error:
         return str(error)
-    if not has_formula(omega):
+    if not (isinstance(omega, Recorded) or has_formula(omega)):
         return (
             f"torch.compile and torch.export record closed forms, and {omega} has none (compile "
             "without fullgraph, or outside of this layer)"
@@ -105,11 +120,33 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
         found = choose.known(read.omega, x, read.gamma, read.settings)
         if found is not None:
             return found[0].forward(x, None, ())[0]
-    y = choose.forward(read.rows(x, mask, tensors), read.settings)
+    rows = read.rows(x, mask, tensors)
+    if isinstance(rows.omega, Recorded):
+        with _autograd(), torch.no_grad():
+            y = choose.forward(rows, read.settings, value=True)
+    else:
+        y = choose.forward(rows, read.settings)
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given
     return y.contiguous()
+
+
+def _autograd() -> AbstractContextManager[object]:
+    """Autograd as outside of an operator: derivatives of a value are computed with it."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (
+        "AutogradFunctionality",
+        "AutogradOther",
+        "AutogradNestedTensor",
+        "ADInplaceOrView",
+    ):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    guard: Any = torch._C._ForceDispatchKeyGuard
+    found: AbstractContextManager[object] = guard(
+        torch._C._dispatch_tls_local_include_set(), excluded
+    )
+    return found
 
 
 def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:

@@ -70,7 +70,9 @@ class RowFunction:
 
 class Entrywise:
     """e, p, H, F and q, as PyTorch computes them. ``outside``: the tensors that are not attributes
-    of Ω; ``coupled``: whether there is an H or an F; ``kinked``: whether derivatives of e may jump.
+    of Ω, and ``given`` their numbers on the tape; ``coupled``: whether there is an H or an F;
+    ``kinked``: whether derivatives of e may jump; ``steps`` and ``outer``: the operations of e and
+    those of its inputs ``own``.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Entrywise:
         self.kinked = any(step.name in KINKED for step in steps)
         self.outside = list(outside.values())
         self._formed, self._d = form is not None, d
+        self.steps, self.outer, self.own, self.given = steps, outer, inputs, list(outside)
         results = [*inputs, *([] if form is None else [form]), *q]
         self._count = len(inputs)
         self._entry = function(steps, range(len(inputs) + 1), [result])

@@ -333,10 +333,13 @@ def result_of(method: Method, y: Tensor) -> Forward:
     return Forward(y.detach(), *method.said)
 
 
-def forward(rows: Rows, settings: Settings) -> Tensor:
-    """Π_Ω(x) of rows, without gradients."""
-    found, tensors = of_rows(rows, settings, value=False)
-    return found.forward(rows.x, rows.mask, tensors)[0]
+def forward(rows: Rows, settings: Settings, value: bool = False) -> Tensor:
+    """Π_Ω(x) of rows, without gradients; ``value`` as for :func:`of_rows`."""
+    try:
+        found, tensors = of_rows(rows, settings, value)
+        return found.forward(rows.x, rows.mask, tensors)[0]
+    except Missed:
+        return forward(rows, settings)
 
 
 def of_products(omega: Regularizer, y: Tensor, gamma: Any) -> tuple[Method, Hyper]:
