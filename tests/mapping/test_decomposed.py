@@ -390,6 +390,16 @@ def test_executorch_takes_the_operations(name):
 # -- as any module ----------------------------------------------------------------------------
 
 
+def test_a_process_may_export_before_all_else():
+    """The kernels are loaded under the tracer, and hold no tensor of it."""
+    code = (
+        "import torch, regmax; x = torch.eye(3); omega = regmax.regularizer('gini'); "
+        "torch.export.export(regmax.RegularizedMax(omega), (x,)); "
+        "loss = regmax.FenchelYoungLoss(omega)(x, torch.tensor([0, 1, 2])); assert loss == 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # -- an Ω by its value ------------------------------------------------------------------------
 
 
