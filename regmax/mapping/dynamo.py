@@ -19,14 +19,25 @@ from .. import domains
 from ..domains import Domain
 from ..regularizers import identity, serialize
 from ..regularizers.penalty import Penalized
-from ..regularizers.recorded import Recorded
+from ..regularizers.recorded import Reading, read
 from ..regularizers.regularizer import Regularizer
 from . import evaluate
 from .maximum import smooth_max
 from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
-from .operator import not_recordable, recordable
+from .operator import not_recordable
 from .rows import prepare
+
+
+_READ: dict[str, Reading] = {}
+"""What was read of values, by its text."""
+
+
+def made(text: str, arguments: list[Any]) -> Regularizer:
+    """Ω of a text of :func:`text_of` with these arguments."""
+    own = _READ.get(text)
+    omega: Regularizer = serialize.made(text, arguments) if own is None else own.made(arguments)
+    return omega
 
 
 def _mapping(
@@ -34,7 +45,7 @@ def _mapping(
 ) -> Tensor:
     """Π_Ω(x), Ω the expression of that text with these arguments; ``domain``: as
     :func:`regmax.domains.told` gives it."""
-    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    omega, D = made(text, list(arguments)), domains.made(domain)
     return evaluate.mapping(omega, x, gamma, dim, mask, Settings(), D)
 
 
@@ -42,7 +53,7 @@ def _smooth_max(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *arguments: Any
 ) -> Tensor:
     """max_Ω(x)."""
-    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    omega, D = made(text, list(arguments)), domains.made(domain)
     rows = prepare(omega, x, gamma, dim, mask, domain=D)
     return smooth_max(rows, *evaluate.argmax(rows, Settings())).to(x.dtype)
 
@@ -97,11 +108,13 @@ def _text(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
 
 
 def _text_of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
-    """The text by the operations of a value; the further arguments are what it was read with."""
-    found = recordable(omega)
-    if not isinstance(found, Recorded):
+    """The text of what a value is; the further arguments are what it was read with."""
+    try:
+        found = read(omega)
+    except TypeError:
         return "", []
-    return serialize.text(identity.form(found))[0], list(omega.tensors(fixed=True))
+    _READ[found.text] = found
+    return found.text, list(omega.tensors(fixed=True))
 
 
 def _numbers(part: Any) -> list[Any]:

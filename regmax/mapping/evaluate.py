@@ -22,7 +22,6 @@ from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
 from ..regularizers.penalty import Penalized, penalty_of, who
-from ..regularizers.recorded import Recorded
 from ..regularizers.regularizer import Regularizer
 from ..solvers.kinks import Tied, multiplied
 from . import function, jagged, kinks, sharded
@@ -33,7 +32,7 @@ from .methods.base import Missed
 from .methods.closed_form import Computed, closed_form, solves
 from .methods.on_domain import Between, bounded, computed
 from .methods.solver import Forward, Settings, report
-from .operator import not_recordable, recordable
+from .operator import not_recordable
 from .rows import HALF, Rows, prepare
 
 F64 = torch.float64
@@ -317,8 +316,6 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
     """The same under a transform or a tracer."""
     why = "under a transform or a tracer"
     try:
-        if transforms.tracing() and settings.solver == "auto":
-            rows = replace(rows, omega=recordable(rows.omega))
         method, tensors = choose.transformed(rows, settings)
         y = function.argmax(method, rows.x, rows.mask, tensors, True)
         return y, Forward(y, "kernel", why)
@@ -328,11 +325,6 @@ def _transformed(rows: Rows, settings: Settings, given: tuple[Any, ...]) -> tupl
     result = Forward(y, "operator", why)
     assert not isinstance(rows.bounds, Projected)
     if _differentiated(given):
-        if isinstance(rows.omega, Recorded) and torch.compiler.is_exporting():
-            raise NotImplementedError(
-                "torch.export records no derivatives of an Ω by its value: export under "
-                "torch.no_grad(), or give Ω as a plugin with closed_form or inverse"
-            )
         y = newton_steps(y, rows.z_from(y), rows.omega, rows.mask, rows.bounds)
     refuse_hidden(rows.omega, y, rows.mask)
     return y, result

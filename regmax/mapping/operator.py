@@ -7,9 +7,9 @@ without a kernel has its gradients from :func:`regmax.mapping.function.newton_st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,14 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ..domains import Bounded
+from ..kernels import transforms
 from ..regularizers import serialize
-from ..regularizers.recorded import Recorded, recorded
+from ..regularizers.recorded import Recorded, read
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, as_written
 from . import decomposed, function
-from .methods import choose
+from .methods import choose, from_value
+from .methods.base import Missed
 from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
 from .rows import Rows
@@ -65,17 +67,6 @@ class _Serialized:
         ]
 
 
-def recordable(omega: Regularizer) -> Regularizer:
-    """Ω as a graph holds it: an Ω without a text, and without a formula of its own, by its value
-    where that has one. Otherwise Ω itself."""
-    if serialize.has_text(omega) or has_formula(omega):
-        return omega
-    try:
-        return recorded(omega)
-    except TypeError:
-        return omega
-
-
 def not_recordable(omega: Regularizer, settings: Settings, domain: bool = False) -> str | None:
     """Why torch.compile and torch.export cannot record Π_Ω in one graph, or None; ``domain``: on
     another domain than the simplex."""
@@ -84,12 +75,11 @@ def not_recordable(omega: Regularizer, settings: Settings, domain: bool = False)
     if settings.certify:
         return "torch.compile and torch.export record no certificates: leave certify=False"
     try:
-        if not has_formula(omega) and not serialize.has_text(omega):
-            omega = recorded(omega)
-        serialize.text_of(omega)
+        own = not (has_formula(omega) or serialize.has_text(omega))
+        read(omega) if own else serialize.text_of(omega)
     except TypeError as error:
         return str(error)
-    if not (isinstance(omega, Recorded) or has_formula(omega)):
+    if not (own or has_formula(omega)):
         return (
             f"torch.compile and torch.export record closed forms, and {omega} has none (compile "
             "without fullgraph, or outside of this layer)"
@@ -121,32 +111,21 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
         if found is not None:
             return found[0].forward(x, None, ())[0]
     rows = read.rows(x, mask, tensors)
-    if isinstance(rows.omega, Recorded):
-        with _autograd(), torch.no_grad():
-            y = choose.forward(rows, read.settings, value=True)
-    else:
-        y = choose.forward(rows, read.settings)
+    y = _by_value(rows) if isinstance(rows.omega, Recorded) else choose.forward(rows, read.settings)
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given
     return y.contiguous()
 
 
-def _autograd() -> AbstractContextManager[object]:
-    """Autograd as outside of an operator: derivatives of a value are computed with it."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
-    for key in (
-        "AutogradFunctionality",
-        "AutogradOther",
-        "AutogradNestedTensor",
-        "ADInplaceOrView",
-    ):
-        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
-    guard: Any = torch._C._ForceDispatchKeyGuard
-    found: AbstractContextManager[object] = guard(
-        torch._C._dispatch_tls_local_include_set(), excluded
-    )
-    return found
+def _by_value(rows: Rows) -> Tensor:
+    """By the kernel that is made of e."""
+    found = from_value.again(rows.omega, rows.x, rows.gamma)
+    if found is not None:
+        with contextlib.suppress(Missed):
+            return found[0].forward(rows.x, function.taking_part(rows.mask), found[1])[0]
+    # inside an operator autograd records nothing
+    return transforms.apart(choose.forward, rows, Settings(), True)
 
 
 def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
@@ -201,10 +180,10 @@ def _jacobian_product(
 def _product_like(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(_read(text).names) if hyper else 0
-    one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
+    theta = list(_read(text).named(tensors).values()) if hyper else []
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
-    return [first, *(torch.empty_like(one) for _ in range(count))]
+    wide = [(*y.shape[:-1], t.shape[-1] if t.ndim else 1) for t in theta]
+    return [first, *(y.new_empty(shape, dtype=torch.float64) for shape in wide)]
 
 
 def _batched(

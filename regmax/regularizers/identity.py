@@ -135,7 +135,7 @@ def form(part: Any) -> tuple[Any, ...]:
     """
     cls = type(part)
     if cls is Recorded:
-        return cls, part.steps, part.names
+        return cls, part.of, part.steps, part.names
     if cls is Sum:
         return (cls, *[form(term) for term in part.terms])
     if cls in PARTS:

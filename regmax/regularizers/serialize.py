@@ -221,8 +221,9 @@ def _written(form: tuple[Any, ...], shown: Callable[[str], str], prefix: str = "
     """The calls of a form, with its arguments as ``shown`` by dotted name."""
     cls, *inner = form
     if cls is Recorded:
-        steps, names = inner
-        return f"Recorded({', '.join([printing.show(steps), *(shown(prefix + k) for k in names)])})"
+        *own, names = inner
+        items = [*map(printing.show, own), *(shown(prefix + name) for name in names)]
+        return f"Recorded({', '.join(items)})"
     if cls is Sum:
         terms = [_written(part, shown, f"{prefix}terms.{i}.") for i, part in enumerate(inner)]
         return f"Sum({', '.join(terms)})"

@@ -8,6 +8,7 @@ The inputs p(θ), H(θ) and q(θ) stay in PyTorch, where autograd differentiates
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,9 +71,9 @@ class RowFunction:
 
 class Entrywise:
     """e, p, H, F and q, as PyTorch computes them. ``outside``: the tensors that are not attributes
-    of Ω, and ``given`` their numbers on the tape; ``coupled``: whether there is an H or an F;
-    ``kinked``: whether derivatives of e may jump; ``steps`` and ``outer``: the operations of e and
-    those of its inputs ``own``.
+    of Ω, and ``given`` their places; ``coupled``: whether there is an H or an F; ``kinked``:
+    whether derivatives of e may jump; ``steps`` are the operations of e, ``outer`` those of ``own``,
+    its inputs.
     """
 
     def __init__(
@@ -90,9 +91,9 @@ class Entrywise:
     ) -> None:
         self.coupled, self.rest = form is not None or rest is not None, rest
         self.kinked = any(step.name in KINKED for step in steps)
-        self.outside = list(outside.values())
-        self._formed, self._d = form is not None, d
+        self.outside: list[Any] = list(outside.values())
         self.steps, self.outer, self.own, self.given = steps, outer, inputs, list(outside)
+        self._formed, self._d = form is not None, d
         results = [*inputs, *([] if form is None else [form]), *q]
         self._count = len(inputs)
         self._entry = function(steps, range(len(inputs) + 1), [result])

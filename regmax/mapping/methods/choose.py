@@ -19,6 +19,7 @@ from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
 from ...regularizers.identity import by_value, may_hide, names_of, plain, unpenalized
 from ...regularizers.penalty import Penalized, who
+from ...regularizers.recorded import Recorded, recorded
 from ...regularizers.regularizer import Regularizer
 from .. import kinks
 from ..rows import HALF, Rows
@@ -308,6 +309,9 @@ def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     given = (rows.x, gamma, *omega.tensors(fixed=True).values())
     if kernel is not None and not rows.x.is_meta and _recorded(given, omega, transforms.tracing()):
         return method(kernel, omega, numbers_of(omega, gamma))
+    if transforms.tracing() and by_value(type(omega)):  # type: ignore[arg-type]
+        own = omega if isinstance(omega, Recorded) else recorded(omega)
+        return method(None, own := own.with_inputs(), numbers_of(own, gamma))
     found = from_value.transformed(rows, settings)
     if found is None:
         raise Missed
@@ -333,6 +337,7 @@ def result_of(method: Method, y: Tensor) -> Forward:
     return Forward(y.detach(), *method.said)
 
 
+@torch.no_grad()
 def forward(rows: Rows, settings: Settings, value: bool = False) -> Tensor:
     """Π_Ω(x) of rows, without gradients; ``value`` as for :func:`of_rows`."""
     try:
@@ -344,4 +349,7 @@ def forward(rows: Rows, settings: Settings, value: bool = False) -> Tensor:
 
 def of_products(omega: Regularizer, y: Tensor, gamma: Any) -> tuple[Method, Hyper]:
     """The method of the products with J at y, in a graph; its kernel may be None."""
+    found = from_value.again(omega, y, gamma)
+    if found is not None:
+        return found
     return method(kernel_of(omega, y), omega, numbers_of(omega, gamma))  # type: ignore[arg-type]
