@@ -127,6 +127,8 @@ def _of_scores(
     domain: Domain | None,
 ) -> Tensor | None:
     """Π_Ω(x) by a kernel that takes scores as the user gives them, or None."""
+    if transforms.tracing():
+        omega, gamma = choose.recordable(omega, gamma)
     found = choose.takes_scores(omega, x, gamma)
     if found is None:
         return None

@@ -28,7 +28,7 @@ from .methods import choose, from_value
 from .methods.base import Missed
 from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
-from .rows import Rows
+from .rows import Rows, prepare
 
 
 @dataclass(frozen=True)
@@ -110,22 +110,30 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
         found = choose.known(read.omega, x, read.gamma, read.settings)
         if found is not None:
             return found[0].forward(x, None, ())[0]
-    rows = read.rows(x, mask, tensors)
-    y = _by_value(rows) if isinstance(rows.omega, Recorded) else choose.forward(rows, read.settings)
+    if isinstance(read.omega, Recorded):
+        y = _by_value(*read.made(tensors), x, function.taking_part(mask))
+    else:
+        y = choose.forward(read.rows(x, mask, tensors), read.settings)
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given
     return y.contiguous()
 
 
-def _by_value(rows: Rows) -> Tensor:
-    """By the kernel that is made of e."""
-    found = from_value.again(rows.omega, rows.x, rows.gamma)
-    if found is not None:
-        with contextlib.suppress(Missed):
-            return found[0].forward(rows.x, function.taking_part(rows.mask), found[1])[0]
-    # inside an operator autograd records nothing
-    return transforms.apart(choose.forward, rows, Settings(), True)
+def _by_value(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
+    """By the kernel that is made of e, of scores as the user gives them."""
+    with contextlib.suppress(Missed):
+        if mask is None and type(gamma) is float:
+            found = choose.known(omega, x, gamma, Settings())
+            if found is not None:
+                return found[0].forward(x, None, found[1])[0]
+    rows = prepare(omega, x, gamma, -1, mask, wide=True)
+    with contextlib.suppress(Missed):
+        found = from_value.again(rows.omega, rows.x, rows.gamma)
+        if found is not None:
+            return rows.restore(found[0].forward(rows.x, rows.mask, found[1])[0])
+    # autograd, which derivatives of e need, records nothing inside an operator
+    return rows.restore(transforms.apart(choose.forward, rows, Settings(), True))
 
 
 def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:

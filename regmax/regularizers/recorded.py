@@ -46,12 +46,6 @@ class Recorded(Regularizer):
     def __str__(self) -> str:
         return self.of
 
-    def with_inputs(self) -> Regularizer:
-        """The same with p as its hyperparameters."""
-        own = self.with_tensors({})
-        own.hyperparameters = self.names  # type: ignore[misc]
-        return own
-
 
 class Reading(NamedTuple):
     """What is read of a value: the class, the operations of e, and p as a function of the tensors

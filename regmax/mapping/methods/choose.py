@@ -140,9 +140,23 @@ def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
 # -- scores as the user gives them -----------------------------------------------------------------
 
 
-def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel, bool] | None:
-    """The kernel that takes the scores x as the user gives them, and whether they are under a
-    transform or a tracer; None: they must be prepared."""
+def recordable(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
+    """Ω and γ as a graph holds them: Ω by the operations of its value if it is no more than that,
+    and if they can be recorded."""
+    own, scale = bare(omega, gamma)
+    if not by_value(type(own)) or isinstance(own, Recorded):  # type: ignore[arg-type]
+        return omega, gamma
+    try:
+        return recorded(own), scale
+    except TypeError:
+        return omega, gamma
+
+
+def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel | None, bool] | None:
+    """The kernel that takes the scores x as the user gives them (None: that of e, in a graph), and
+    whether they are under a transform or a tracer; None: they must be prepared."""
+    if isinstance(omega, Recorded):
+        return (None, True) if hollow(x) else None
     if by_value(type(omega)):  # type: ignore[arg-type]
         return None
     tracing = transforms.tracing()
@@ -179,9 +193,13 @@ def _recorded(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool
 
 
 def of_scores(
-    kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
+    kernel: Kernel | None, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
 ) -> tuple[Method, Hyper, Tensor]:
     """The method of a kernel that takes the scores x, and x in a dtype that it takes."""
+    if kernel is None:
+        rows = x.double()
+        gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
+        return *_in_graph(omega, gamma), rows
     own, numbers = unpenalized(omega), [gamma]
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
@@ -299,6 +317,13 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     return method(kernel, own, [numbers[0], omega.lam, *numbers[1:]])
 
 
+def _in_graph(omega: Regularizer, gamma: Any) -> tuple[Method, Hyper]:
+    """The method of a recorded Ω, whose kernel the operator looks for."""
+    own = omega.with_tensors({})
+    own.hyperparameters = tuple(omega.tensors(fixed=True))  # type: ignore[misc]
+    return method(None, own, numbers_of(own, gamma))
+
+
 def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     """The method of a kernel for prepared rows under a transform or a tracer. Otherwise, and where
     a row is not certified: :class:`Missed`."""
@@ -309,9 +334,10 @@ def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     given = (rows.x, gamma, *omega.tensors(fixed=True).values())
     if kernel is not None and not rows.x.is_meta and _recorded(given, omega, transforms.tracing()):
         return method(kernel, omega, numbers_of(omega, gamma))
-    if transforms.tracing() and by_value(type(omega)):  # type: ignore[arg-type]
-        own = omega if isinstance(omega, Recorded) else recorded(omega)
-        return method(None, own := own.with_inputs(), numbers_of(own, gamma))
+    if transforms.tracing():
+        omega, gamma = recordable(omega, gamma)
+        if isinstance(omega, Recorded):
+            return _in_graph(omega, gamma)
     found = from_value.transformed(rows, settings)
     if found is None:
         raise Missed
