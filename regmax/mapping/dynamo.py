@@ -28,7 +28,6 @@ from .methods.solver import Settings
 from .operator import not_recordable
 from .rows import prepare
 
-
 _READ: dict[str, Reading] = {}
 """What was read of values, by its text."""
 

@@ -133,7 +133,7 @@ def _of_scores(
     if found is None:
         return None
     kernel, transformed = found
-    if domain is not None and (transformed or not bounded(kernel, domain)):
+    if domain is not None and (kernel is None or transformed or not bounded(kernel, domain)):
         return None
     x, dim, on = arguments.rows(omega, x, dim, mask)
     method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim, transformed)

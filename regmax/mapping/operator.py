@@ -174,6 +174,9 @@ def _jacobian_product(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
     omega, gamma = _read(text).made(tensors)
+    if isinstance(omega, Recorded) and y.dtype != torch.float64:
+        wide = _jacobian_product(y.double(), mask, v.double(), tensors, text, hyper)
+        return [wide[0].to(y.dtype), *wide[1:]]
     method, given = choose.of_products(omega, y, gamma)
     if method.kernel is not None:
         wants = [hyper] * len(given)

@@ -26,6 +26,7 @@ class Recorded(Regularizer):
     ATen and its arguments, on y and p, the values 0, 1, …; ``("v", k)`` is the value k."""
 
     separable = True
+    entry: Any
 
     def __init__(self, of: str, steps: tuple[Any, ...], *p: Any) -> None:
         from ..kernels.from_value import Entrywise

@@ -211,7 +211,7 @@ def test_onnx_says_why_an_omega_is_refused():
             return y.pow(3).sum(-1) / 6
 
     layer = regmax.RegularizedMax(Cubic()).eval()
-    with pytest.raises(torch.onnx.errors.OnnxExporterError, match="Cubic is not one"):
+    with pytest.raises(torch.onnx.errors.OnnxExporterError, match="Cubic has no form"):
         torch.onnx.export(layer, (torch.randn(3, 5),), dynamo=True, verbose=False)
 
 
@@ -468,6 +468,34 @@ def test_an_omega_by_its_value_is_compiled_with_its_derivatives(name, dtype):
         for one, other in zip(g, h, strict=True):
             scale = one.abs().nan_to_num().max().clamp_min(1)
             torch.testing.assert_close(other / scale, one / scale, rtol=tol, atol=tol)
+
+
+def test_maxima_losses_and_attention_of_a_value_are_compiled():
+    w = torch.tensor(0.7, requires_grad=True)
+    omega, target = Cubes(0.5, w), torch.tensor([0, 3, 1, 1])
+    layer, loss = regmax.RegularizedMax(omega), regmax.FenchelYoungLoss(omega)
+    for call in (
+        lambda x: layer.max(x),
+        lambda x: loss(x, target),
+        lambda x: regmax.nn.attention(x, x, x, omega),
+    ):
+        torch._dynamo.reset()
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        y, z = call(x), torch.compile(call, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(z, y)
+        for one, other in zip(*(torch.autograd.grad(t.sum(), (x, w)) for t in (y, z)), strict=True):
+            torch.testing.assert_close(other, one)
+
+
+def test_derivatives_where_the_kernel_is_forgotten(monkeypatch):
+    torch._dynamo.reset()
+    omega = Weighted(0.5, torch.linspace(0.5, 2, 5, requires_grad=True))
+    layer, x = regmax.RegularizedMax(omega), torch.randn(3, 5, requires_grad=True)
+    y, z = layer(x), torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    monkeypatch.setattr("regmax.mapping.methods.from_value.again", lambda *_: None)
+    given = (x, omega.w)
+    for one, other in zip(*(torch.autograd.grad(t[0].sum() + t[1, 2], given) for t in (y, z))):
+        torch.testing.assert_close(other, one)
 
 
 def test_a_compiled_omega_follows_its_attributes():

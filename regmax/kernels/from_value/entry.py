@@ -72,8 +72,8 @@ class RowFunction:
 class Entrywise:
     """e, p, H, F and q, as PyTorch computes them. ``outside``: the tensors that are not attributes
     of Ω, and ``given`` their places; ``coupled``: whether there is an H or an F; ``kinked``:
-    whether derivatives of e may jump; ``steps`` are the operations of e, ``outer`` those of ``own``,
-    its inputs.
+    whether derivatives of e may jump; ``steps``: the operations of e, ``outer`` those of its inputs
+    ``own``.
     """
 
     def __init__(

@@ -196,11 +196,12 @@ def of_scores(
     kernel: Kernel | None, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
 ) -> tuple[Method, Hyper, Tensor]:
     """The method of a kernel that takes the scores x, and x in a dtype that it takes."""
-    if kernel is None:
+    if isinstance(omega, Recorded):
         rows = x.double()
         gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
         return *_in_graph(omega, gamma), rows
     own, numbers = unpenalized(omega), [gamma]
+    assert kernel is not None
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
@@ -317,10 +318,10 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     return method(kernel, own, [numbers[0], omega.lam, *numbers[1:]])
 
 
-def _in_graph(omega: Regularizer, gamma: Any) -> tuple[Method, Hyper]:
+def _in_graph(omega: Recorded, gamma: Any) -> tuple[Method, Hyper]:
     """The method of a recorded Ω, whose kernel the operator looks for."""
     own = omega.with_tensors({})
-    own.hyperparameters = tuple(omega.tensors(fixed=True))  # type: ignore[misc]
+    own.hyperparameters = omega.names  # type: ignore[misc]
     return method(None, own, numbers_of(own, gamma))
 
 
@@ -375,7 +376,6 @@ def forward(rows: Rows, settings: Settings, value: bool = False) -> Tensor:
 
 def of_products(omega: Regularizer, y: Tensor, gamma: Any) -> tuple[Method, Hyper]:
     """The method of the products with J at y, in a graph; its kernel may be None."""
-    found = from_value.again(omega, y, gamma)
-    if found is not None:
-        return found
-    return method(kernel_of(omega, y), omega, numbers_of(omega, gamma))  # type: ignore[arg-type]
+    if isinstance(omega, Recorded):
+        return from_value.again(omega, y, gamma) or _in_graph(omega, gamma)
+    return method(kernel_of(omega, y), omega, numbers_of(omega, gamma))

@@ -197,6 +197,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
     except RuntimeError as error:
         return f"no kernel is made of its value: {error}"
     omega, x = rows.omega, rows.x
+    known = omega.entry if isinstance(omega, Recorded) else None
     names = tuple(omega.tensors(fixed=True))
     tensors = list(omega.tensors(fixed=True).values())
 
@@ -211,8 +212,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
         problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
     try:
         with torch.no_grad():
-            own = isinstance(omega, Recorded)
-            entry = omega.entry if own else entrywise(value, y, tensors)  # type: ignore[attr-defined]
+            entry = known or entrywise(value, y, tensors)
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > (most := curvature.DENSE_LIMIT):
