@@ -494,7 +494,9 @@ def test_derivatives_where_the_kernel_is_forgotten(monkeypatch):
     y, z = layer(x), torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
     monkeypatch.setattr("regmax.mapping.methods.from_value.again", lambda *_: None)
     given = (x, omega.w)
-    for one, other in zip(*(torch.autograd.grad(t[0].sum() + t[1, 2], given) for t in (y, z))):
+    for one, other in zip(
+        *(torch.autograd.grad(t[0].sum() + t[1, 2], given) for t in (y, z)), strict=True
+    ):
         torch.testing.assert_close(other, one)
 
 
