@@ -181,10 +181,11 @@ def _jacobian_product(
     if method.kernel is not None:
         wants = [hyper] * len(given)
         gx, each = method.backward(y, function.taking_part(mask), v, given, wants)
-        return [gx, *(t for t in each if t is not None)]
+        found: Any = [gx, *(t for t in each if t is not None)]
+        return [t.contiguous() for t in found]  # a kernel of rows may leave room between them
     # inside an operator autograd records nothing: the derivatives of Ω are those of torch.func
     product = function.formula(method, mask, hyper)
-    found: Any = torch.func.vjp(product, y, v, *given)[0]
+    found = torch.func.vjp(product, y, v, *given)[0]
     return [t.clone(memory_format=torch.contiguous_format) for t in found]
 
 

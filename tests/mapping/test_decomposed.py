@@ -447,6 +447,19 @@ OWN = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_an_omega_by_its_value_is_trained_by_inductor():
+    """Which checks the strides of what an operator returns."""
+    torch._dynamo.reset()
+    layer = regmax.RegularizedMax(Weighted(0.5, nn.Parameter(torch.linspace(0.5, 2, 8))))
+    model = nn.Sequential(nn.Linear(8, 8), layer)
+    x, steps = torch.randn(6, 8), (torch.compile(model, fullgraph=True), model)
+    losses = [(step(x) * torch.arange(8.0)).sum() for step in steps]
+    found, known = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
+    torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", OWN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_omega_by_its_value_is_compiled_with_its_derivatives(name, dtype):
