@@ -8,10 +8,12 @@ has no numbers, or a batch of them. Functions with rules for transforms
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import functools
 import math
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -201,6 +203,13 @@ def widens_softmax(device_type: str) -> bool:
 def full_precision(device_type: str) -> AbstractContextManager[object]:
     """Switches autocast off: solvers and Jacobians compute in the dtype of the rows."""
     return torch.autocast(device_type, enabled=False) if autocasting(device_type) else nullcontext()
+
+
+def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """A call in a thread of its own. PyTorch keeps for each thread which operators, tracers,
+    transforms and modes are active, so there are none."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, function, *arguments).result()
 
 
 def outside_inference(function: Callable[..., T]) -> Callable[..., T]:

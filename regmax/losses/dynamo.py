@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from .. import domains
-from ..mapping.dynamo import outside, text_of
+from ..mapping.dynamo import made, outside, text_of
 from ..mapping.methods.solver import Settings
-from ..regularizers import serialize
 from . import fenchel_young
 from . import on_domain as apart
 from .targets import Target
@@ -22,7 +21,7 @@ __all__ = ["losses", "on_domain", "outside", "text_of"]
 def _losses(text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, *rest: Any) -> Tensor:
     """L_Ω(x; t), one number per row. ``rest``: the parts of t, the rows to skip, Ω's arguments."""
     *target, skip = rest[: len(Target._fields) + 1]
-    omega = serialize.made(text, list(rest[len(Target._fields) + 1 :]))
+    omega = made(text, list(rest[len(Target._fields) + 1 :]))
     t = Target(*target)
     return fenchel_young.losses(omega, x, gamma, dim, mask, t, skip, Settings())
 
@@ -39,7 +38,7 @@ def _on_domain(
     *arguments: Any,
 ) -> Tensor:
     """The same on another domain than the simplex."""
-    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    omega, D = made(text, list(arguments)), domains.made(domain)
     assert D is not None
     return apart.losses(omega, x, gamma, dim, mask, target, Settings(), D, skip)
 

@@ -44,9 +44,9 @@ def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Te
     except Exception as error:  # a plugin's code may raise anything
         raise NotImplementedError(
             f"{omega} has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch "
-            "and run_decompositions need: its closed form or prox reads numbers of tensors, or "
-            "loops over the entries of a row. run_decompositions({}) keeps the operator of "
-            "regmax, for processes that import it"
+            "and run_decompositions need: it is given by its value alone, or its closed form or "
+            "prox reads numbers of tensors, or loops over the entries of a row. "
+            "run_decompositions({}) keeps the operator of regmax, for processes that import it"
         ) from error
 
 

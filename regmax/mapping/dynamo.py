@@ -19,6 +19,7 @@ from .. import domains
 from ..domains import Domain
 from ..regularizers import identity, serialize
 from ..regularizers.penalty import Penalized
+from ..regularizers.recorded import Reading, read
 from ..regularizers.regularizer import Regularizer
 from . import evaluate
 from .maximum import smooth_max
@@ -27,13 +28,23 @@ from .methods.solver import Settings
 from .operator import not_recordable
 from .rows import prepare
 
+_READ: dict[str, Reading] = {}
+"""What was read of values, by its text."""
+
+
+def made(text: str, arguments: list[Any]) -> Regularizer:
+    """Ω of a text of :func:`text_of` with these arguments."""
+    own = _READ.get(text)
+    omega: Regularizer = serialize.made(text, arguments) if own is None else own.made(arguments)
+    return omega
+
 
 def _mapping(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *arguments: Any
 ) -> Tensor:
     """Π_Ω(x), Ω the expression of that text with these arguments; ``domain``: as
     :func:`regmax.domains.told` gives it."""
-    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    omega, D = made(text, list(arguments)), domains.made(domain)
     return evaluate.mapping(omega, x, gamma, dim, mask, Settings(), D)
 
 
@@ -41,7 +52,7 @@ def _smooth_max(
     text: str, x: Tensor, gamma: Any, dim: int, mask: Tensor | None, domain: Any, *arguments: Any
 ) -> Tensor:
     """max_Ω(x)."""
-    omega, D = serialize.made(text, list(arguments)), domains.made(domain)
+    omega, D = made(text, list(arguments)), domains.made(domain)
     rows = prepare(omega, x, gamma, dim, mask, domain=D)
     return smooth_max(rows, *evaluate.argmax(rows, Settings())).to(x.dtype)
 
@@ -69,6 +80,8 @@ def text_of(
         text, names = _of_object(omega, settings)
     elif settings.solver == "auto" and not settings.certify and has_formula(omega):
         text, names = of_form(form)
+    elif settings.solver == "auto" and not settings.certify and domain is None:
+        text, names = _of_value(omega, *_numbers(omega))
     else:
         return "", []
     return text, [given[k] if k in given else identity.attribute(omega, k) for k in names]
@@ -93,6 +106,35 @@ def _text(omega: Regularizer, settings: Settings) -> tuple[str, list[str]]:
     return ("", []) if not_recordable(omega, settings) else serialize.text_of(omega)
 
 
+def _text_of_value(omega: Regularizer, *_: Any) -> tuple[str, list[str]]:
+    """The text of what a value is; the further arguments are what it was read with."""
+    try:
+        found = read(omega)
+    except TypeError:
+        return "", []
+    _READ[found.text] = found
+    return found.text, list(omega.tensors(fixed=True))
+
+
+def _numbers(part: Any) -> list[Any]:
+    """The values that are attributes of Ω and its modules. Dynamo traces this function: where one
+    has changed, it records again."""
+    found = [_fixed(item) for item in part.__dict__.values() if identity.is_value(item)]
+    for _, module in part.named_children():
+        found += _numbers(module)
+    return found
+
+
+def _fixed(item: Any) -> Any:
+    """A value that Dynamo takes for a constant, as it does not a float that has changed."""
+    if isinstance(item, tuple):
+        return tuple([_fixed(each) for each in item])
+    return item.hex() if isinstance(item, float) else item
+
+
+_of_value: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(
+    _text_of_value
+)
 of_form: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text_of_form)
 _of_object: Callable[..., tuple[str, list[str]]] = torch.compiler.assume_constant_result(_text)
 

@@ -127,11 +127,13 @@ def _of_scores(
     domain: Domain | None,
 ) -> Tensor | None:
     """Π_Ω(x) by a kernel that takes scores as the user gives them, or None."""
+    if transforms.tracing():
+        omega, gamma = choose.recordable(omega, gamma)
     found = choose.takes_scores(omega, x, gamma)
     if found is None:
         return None
     kernel, transformed = found
-    if domain is not None and (transformed or not bounded(kernel, domain)):
+    if domain is not None and (kernel is None or transformed or not bounded(kernel, domain)):
         return None
     x, dim, on = arguments.rows(omega, x, dim, mask)
     method, tensors, rows = choose.of_scores(kernel, omega, x, gamma, dim, transformed)

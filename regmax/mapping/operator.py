@@ -7,6 +7,7 @@ without a kernel has its gradients from :func:`regmax.mapping.function.newton_st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +18,17 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ..domains import Bounded
+from ..kernels import transforms
 from ..regularizers import serialize
+from ..regularizers.recorded import Recorded, read
 from ..regularizers.registry import registry
 from ..regularizers.regularizer import Regularizer, as_written
 from . import decomposed, function
-from .methods import choose
+from .methods import choose, from_value
+from .methods.base import Missed
 from .methods.closed_form import has_formula, has_inverse
 from .methods.solver import Settings
-from .rows import Rows
+from .rows import Rows, prepare
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,11 @@ def not_recordable(omega: Regularizer, settings: Settings, domain: bool = False)
     if settings.certify:
         return "torch.compile and torch.export record no certificates: leave certify=False"
     try:
-        serialize.text_of(omega)
+        own = not (has_formula(omega) or serialize.has_text(omega))
+        read(omega) if own else serialize.text_of(omega)
     except TypeError as error:
         return str(error)
-    if not has_formula(omega):
+    if not (own or has_formula(omega)):
         return (
             f"torch.compile and torch.export record closed forms, and {omega} has none (compile "
             "without fullgraph, or outside of this layer)"
@@ -105,11 +110,30 @@ def _argmax(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) ->
         found = choose.known(read.omega, x, read.gamma, read.settings)
         if found is not None:
             return found[0].forward(x, None, ())[0]
-    y = choose.forward(read.rows(x, mask, tensors), read.settings)
+    if isinstance(read.omega, Recorded):
+        y = _by_value(*read.made(tensors), x, function.taking_part(mask))
+    else:
+        y = choose.forward(read.rows(x, mask, tensors), read.settings)
     memory = y.untyped_storage().data_ptr()
     if any(memory == t.untyped_storage().data_ptr() for t in (x, *tensors)):
         y = y.clone()  # an operator must not return what it was given
     return y.contiguous()
+
+
+def _by_value(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Tensor:
+    """By the kernel that is made of e, of scores as the user gives them."""
+    with contextlib.suppress(Missed):
+        if mask is None and type(gamma) is float:
+            found = choose.known(omega, x, gamma, Settings())
+            if found is not None:
+                return found[0].forward(x, None, found[1])[0]
+    rows = prepare(omega, x, gamma, -1, mask, wide=True)
+    with contextlib.suppress(Missed):
+        found = from_value.again(rows.omega, rows.x, rows.gamma)
+        if found is not None:
+            return rows.restore(found[0].forward(rows.x, rows.mask, found[1])[0])
+    # autograd, which derivatives of e need, records nothing inside an operator
+    return rows.restore(transforms.apart(choose.forward, rows, Settings(), True))
 
 
 def _argmax_like(x: Tensor, mask: Tensor | None, tensors: list[Tensor], text: str) -> Tensor:
@@ -150,24 +174,28 @@ def _jacobian_product(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
     omega, gamma = _read(text).made(tensors)
+    if isinstance(omega, Recorded) and y.dtype != torch.float64:
+        wide = _jacobian_product(y.double(), mask, v.double(), tensors, text, hyper)
+        return [wide[0].to(y.dtype), *wide[1:]]
     method, given = choose.of_products(omega, y, gamma)
     if method.kernel is not None:
         wants = [hyper] * len(given)
         gx, each = method.backward(y, function.taking_part(mask), v, given, wants)
-        return [gx, *(t for t in each if t is not None)]
+        found: Any = [gx, *(t for t in each if t is not None)]
+        return [t.contiguous() for t in found]  # a kernel of rows may leave room between them
     # inside an operator autograd records nothing: the derivatives of Ω are those of torch.func
     product = function.formula(method, mask, hyper)
-    found: Any = torch.func.vjp(product, y, v, *given)[0]
+    found = torch.func.vjp(product, y, v, *given)[0]
     return [t.clone(memory_format=torch.contiguous_format) for t in found]
 
 
 def _product_like(
     y: Tensor, mask: Tensor | None, v: Tensor, tensors: list[Tensor], text: str, hyper: bool
 ) -> list[Tensor]:
-    count = len(_read(text).names) if hyper else 0
-    one = y.new_empty((*y.shape[:-1], 1), dtype=torch.float64)
+    theta = list(_read(text).named(tensors).values()) if hyper else []
     first = torch.empty_like(y, memory_format=torch.contiguous_format)
-    return [first, *(torch.empty_like(one) for _ in range(count))]
+    wide = [(*y.shape[:-1], t.shape[-1] if t.ndim else 1) for t in theta]
+    return [first, *(y.new_empty(shape, dtype=torch.float64) for shape in wide)]
 
 
 def _batched(

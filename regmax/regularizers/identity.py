@@ -32,6 +32,7 @@ from .errors import RegularizerError
 from .expressions import Scaled, ScaledPenalty, Sum
 from .operand import Operand
 from .penalty import DEFINED, Penalized, Penalty, redefined, value_of
+from .recorded import Recorded
 from .regularizer import Regularizer
 
 # -- the expression --------------------------------------------------------------------------------
@@ -133,6 +134,8 @@ def form(part: Any) -> tuple[Any, ...]:
     Dynamo traces this function, so that layers of one form share one graph.
     """
     cls = type(part)
+    if cls is Recorded:
+        return cls, part.of, part.steps, part.names
     if cls is Sum:
         return (cls, *[form(term) for term in part.terms])
     if cls in PARTS:

@@ -25,6 +25,7 @@ from .errors import clipped, told
 from .expressions import Sum
 from .identity import PARTS, attribute, form, held_tensors, is_value
 from .penalty import Penalty
+from .recorded import Recorded
 from .registry import instance, registry
 from .regularizer import Regularizer, frozen
 
@@ -54,7 +55,7 @@ def known(*further: type[Any]) -> dict[str, Any]:
         if text.rpartition(".")[0]:
             name = text.rpartition(".")[2]
             others[name] = cls if others.get(name, cls) is cls else None
-    found |= {cls.__name__: cls for cls in (*further, Sum, *PARTS)}
+    found |= {cls.__name__: cls for cls in (*further, Sum, Recorded, *PARTS)}
     found |= {"torch.tensor": torch.tensor, "torch.nn.Parameter": nn.Parameter}
     return found | {name: cls for name, cls in others.items() if name not in found}
 
@@ -219,6 +220,10 @@ def call(omega: Regularizer, gamma: float | None, names: tuple[str, ...]) -> str
 def _written(form: tuple[Any, ...], shown: Callable[[str], str], prefix: str = "") -> str:
     """The calls of a form, with its arguments as ``shown`` by dotted name."""
     cls, *inner = form
+    if cls is Recorded:
+        *own, names = inner
+        items = [*map(printing.show, own), *(shown(prefix + name) for name in names)]
+        return f"Recorded({', '.join(items)})"
     if cls is Sum:
         terms = [_written(part, shown, f"{prefix}terms.{i}.") for i, part in enumerate(inner)]
         return f"Sum({', '.join(terms)})"

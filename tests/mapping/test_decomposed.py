@@ -211,7 +211,7 @@ def test_onnx_says_why_an_omega_is_refused():
             return y.pow(3).sum(-1) / 6
 
     layer = regmax.RegularizedMax(Cubic()).eval()
-    with pytest.raises(torch.onnx.errors.OnnxExporterError, match="Cubic is not one"):
+    with pytest.raises(torch.onnx.errors.OnnxExporterError, match="Cubic has no form"):
         torch.onnx.export(layer, (torch.randn(3, 5),), dynamo=True, verbose=False)
 
 
@@ -388,3 +388,166 @@ def test_executorch_takes_the_operations(name):
 
 
 # -- as any module ----------------------------------------------------------------------------
+
+
+def test_a_process_may_export_before_all_else():
+    """The kernels are loaded under the tracer, and hold no tensor of it."""
+    code = (
+        "import torch, regmax; x = torch.eye(3); omega = regmax.regularizer('gini'); "
+        "torch.export.export(regmax.RegularizedMax(omega), (x,)); "
+        "loss = regmax.FenchelYoungLoss(omega)(x, torch.tensor([0, 1, 2])); assert loss == 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- an Ω by its value ------------------------------------------------------------------------
+
+
+class Cubes(regmax.Regularizer):
+    def __init__(self, a, w):
+        self.a, self.w = a, w
+
+    def value(self, y):
+        return (self.a * y.square() / 2 + self.w * y.pow(3) / 6).sum(-1)
+
+
+class Weighted(Cubes):
+    def value(self, y):
+        return (self.w * y * (y + 1e-300).log()).sum(-1) + self.a * y.pow(3).mean(-1)
+
+
+class Flat(Cubes):
+    def value(self, y):
+        return self.w * y.pow(3).sum(-1)
+
+
+class Kinked(Cubes):
+    def value(self, y):
+        return (y.square() / 2 + (y - 0.3).relu()).sum(-1)
+
+
+class Coupled(Cubes):
+    def value(self, y):
+        return y.square().sum(-1) + y.sum(-1).pow(4)
+
+
+class Length(Cubes):
+    def value(self, y):
+        return y.square().mean(-1)
+
+
+OWN = {
+    "numbers": lambda dtype: Cubes(1.0, 2.0),
+    "a tensor": lambda dtype: Cubes(0.5, nn.Parameter(torch.tensor(0.7, dtype=dtype))),
+    "one per entry": lambda dtype: Weighted(
+        0.5, nn.Parameter(torch.linspace(0.5, 2, 12, dtype=dtype))
+    ),
+    "flat at 0": lambda dtype: Flat(0, nn.Parameter(torch.tensor(0.7, dtype=dtype))),
+    "an expression": lambda dtype: 0.5 * Cubes(1.0, 2.0) + regmax.regularizer("gini"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_an_omega_by_its_value_is_trained_by_inductor():
+    """Which checks the strides of what an operator returns."""
+    torch._dynamo.reset()
+    layer = regmax.RegularizedMax(Weighted(0.5, nn.Parameter(torch.linspace(0.5, 2, 8))))
+    model = nn.Sequential(nn.Linear(8, 8), layer)
+    x, steps = torch.randn(6, 8), (torch.compile(model, fullgraph=True), model)
+    losses = [(step(x) * torch.arange(8.0)).sum() for step in steps]
+    found, known = (torch.autograd.grad(loss, list(model.parameters())) for loss in losses)
+    torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_omega_by_its_value_is_compiled_with_its_derivatives(name, dtype):
+    torch._dynamo.reset()
+    tol = 1e-6 if dtype == torch.float32 else 1e-12
+    x = hard(40, 12, dtype)[:36].T.contiguous().requires_grad_()
+    mask = torch.rand(x.shape, generator=torch.Generator().manual_seed(3)) < 0.8
+    gamma = torch.tensor(0.7, dtype=dtype, requires_grad=True)
+    layer = regmax.RegularizedMax(OWN[name](dtype), gamma=gamma, dim=0)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    inputs = [x, gamma, *layer.omega.tensors().values()]
+    v = torch.randn(x.shape, generator=torch.Generator().manual_seed(4), dtype=dtype)
+    for on in (None, mask):
+        (y, *g), (z, *h) = (
+            (y, *torch.autograd.grad((y * v).nan_to_num().sum(), inputs))
+            for y in (f(x, on) for f in (layer, compiled))
+        )
+        agree(y, z, tol)
+        for one, other in zip(g, h, strict=True):
+            scale = one.abs().nan_to_num().max().clamp_min(1)
+            torch.testing.assert_close(other / scale, one / scale, rtol=tol, atol=tol)
+
+
+def test_maxima_losses_and_attention_of_a_value_are_compiled():
+    w = torch.tensor(0.7, requires_grad=True)
+    omega, target = Cubes(0.5, w), torch.tensor([0, 3, 1, 1])
+    layer, loss = regmax.RegularizedMax(omega), regmax.FenchelYoungLoss(omega)
+    for call in (
+        lambda x: layer.max(x),
+        lambda x: loss(x, target),
+        lambda x: regmax.nn.attention(x, x, x, omega),
+    ):
+        torch._dynamo.reset()
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        y, z = call(x), torch.compile(call, fullgraph=True, backend="aot_eager")(x)
+        torch.testing.assert_close(z, y)
+        for one, other in zip(*(torch.autograd.grad(t.sum(), (x, w)) for t in (y, z)), strict=True):
+            torch.testing.assert_close(other, one)
+
+
+def test_derivatives_where_the_kernel_is_forgotten(monkeypatch):
+    torch._dynamo.reset()
+    omega = Weighted(0.5, torch.linspace(0.5, 2, 5, requires_grad=True))
+    layer, x = regmax.RegularizedMax(omega), torch.randn(3, 5, requires_grad=True)
+    y, z = layer(x), torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    monkeypatch.setattr("regmax.mapping.methods.from_value.again", lambda *_: None)
+    given = (x, omega.w)
+    for one, other in zip(
+        *(torch.autograd.grad(t[0].sum() + t[1, 2], given) for t in (y, z)), strict=True
+    ):
+        torch.testing.assert_close(other, one)
+
+
+def test_a_compiled_omega_follows_its_attributes():
+    torch._dynamo.reset()
+    layer, x = regmax.RegularizedMax(Cubes(1.0, 2.0)), torch.randn(3, 5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for layer.omega.a in (1.0, 0.3, 2.0):
+        agree(layer(x), compiled(x), 1e-6)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_omega_by_its_value_is_exported(strict, tmp_path):
+    """Its program needs regmax, and not its class."""
+    layer = regmax.RegularizedMax(Cubes(0.5, nn.Parameter(torch.tensor(0.7))), gamma=0.5)
+    with torch.no_grad():
+        program = exported(layer, hard(30, 7), strict=strict)
+    torch.export.save(program, tmp_path / "own.pt2")
+    code = (
+        "import sys, torch, regmax; x, y = torch.load(sys.argv[1]); "
+        "z = torch.export.load(sys.argv[2]).module()(x); "
+        "torch.testing.assert_close(z, y, rtol=0, atol=1e-6, equal_nan=True)"
+    )
+    torch.save([x := hard(50, 13), layer(x).detach()], tmp_path / "rows.pt")
+    given = [str(tmp_path / name) for name in ("rows.pt", "own.pt2")]
+    subprocess.run([sys.executable, "-c", code, *given], check=True)
+    with pytest.raises(Exception, match=r"given by its value alone"):
+        program.run_decompositions()
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (Kinked, "its derivatives may jump"),
+        (Coupled, "it couples entries of y"),
+        (Length, "it depends on the length of a row"),
+    ],
+)
+def test_a_value_that_cannot_be_recorded_says_why(cls, why):
+    with torch.no_grad(), pytest.raises(NotImplementedError, match=why):
+        exported(regmax.RegularizedMax(cls(1.0, 1.0)), torch.randn(3, 4))

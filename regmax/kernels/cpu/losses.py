@@ -50,7 +50,7 @@ class CompiledLosses(CompiledRows):
     ) -> None:
         super().__init__(module, names=names)
         self.given, self.norm, self.losses = theta is None, norm, losses
-        self.theta = torch.tensor([theta or 0.0], dtype=torch.float64, device="cpu")
+        self.theta = theta or 0.0  # not a tensor: what is made under a tracer belongs to it
         self.special = [(holds, CompiledRows(module, names=own)) for holds, own in special]
         self.parts = tuple(rows for _, rows in self.special)
 
@@ -162,7 +162,7 @@ class CompiledLosses(CompiledRows):
         """Run a job of :mod:`regmax.kernels.cpu.loss_rows`, and return its result."""
         (gamma, theta, mask, epsilon), dense = given, target.is_floating_point()
         smooth, target = ctypes.c_double(epsilon), target.to(x.dtype) if dense else target
-        number = theta[0] if theta else self.theta
+        number = theta[0] if theta else x.new_full((1,), self.theta, dtype=torch.float64)
         job = self.job(
             *(x, gamma, number, mask, y, target, value, ctypes.addressof(smooth)),
             *(self.norm, self.given, code, ignored, mean, dense, len(x), len(x)),

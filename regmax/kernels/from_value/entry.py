@@ -8,6 +8,7 @@ The inputs p(θ), H(θ) and q(θ) stay in PyTorch, where autograd differentiates
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,9 @@ class RowFunction:
 
 class Entrywise:
     """e, p, H, F and q, as PyTorch computes them. ``outside``: the tensors that are not attributes
-    of Ω; ``coupled``: whether there is an H or an F; ``kinked``: whether derivatives of e may jump.
+    of Ω, and ``given`` their places; ``coupled``: whether there is an H or an F; ``kinked``:
+    whether derivatives of e may jump; ``steps``: the operations of e, ``outer`` those of its inputs
+    ``own``.
     """
 
     def __init__(
@@ -88,7 +91,8 @@ class Entrywise:
     ) -> None:
         self.coupled, self.rest = form is not None or rest is not None, rest
         self.kinked = any(step.name in KINKED for step in steps)
-        self.outside = list(outside.values())
+        self.outside: list[Any] = list(outside.values())
+        self.steps, self.outer, self.own, self.given = steps, outer, inputs, list(outside)
         self._formed, self._d = form is not None, d
         results = [*inputs, *([] if form is None else [form]), *q]
         self._count = len(inputs)

@@ -164,7 +164,9 @@ def reduced(t: Tensor, item: Tensor) -> Tensor:
     return t if t.dtype == item.dtype else t.to(item.dtype)
 
 
-def method(kernel: Kernel, omega: Regularizer, numbers: Sequence[Any]) -> tuple[Method, Hyper]:
+def method(
+    kernel: Kernel | None, omega: Regularizer, numbers: Sequence[Any]
+) -> tuple[Method, Hyper]:
     """The method for γ and θ, and those of them that are tensors."""
     fixed = tuple([None if isinstance(t, Tensor) else t for t in numbers])
     return Method(kernel, omega, fixed), tuple([t for t in numbers if isinstance(t, Tensor)])

@@ -19,6 +19,7 @@ from ...regularizers import arguments, serialize
 from ...regularizers.expressions import Scaled
 from ...regularizers.identity import by_value, may_hide, names_of, plain, unpenalized
 from ...regularizers.penalty import Penalized, who
+from ...regularizers.recorded import Recorded, recorded
 from ...regularizers.regularizer import Regularizer
 from .. import kinks
 from ..rows import HALF, Rows
@@ -139,9 +140,23 @@ def _by_kernel(omega: Regularizer, x: Tensor, gamma: float) -> Method | None:
 # -- scores as the user gives them -----------------------------------------------------------------
 
 
-def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel, bool] | None:
-    """The kernel that takes the scores x as the user gives them, and whether they are under a
-    transform or a tracer; None: they must be prepared."""
+def recordable(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
+    """Ω and γ as a graph holds them: Ω by the operations of its value if it is no more than that,
+    and if they can be recorded."""
+    own, scale = bare(omega, gamma)
+    if not by_value(type(own)) or isinstance(own, Recorded):  # type: ignore[arg-type]
+        return omega, gamma
+    try:
+        return recorded(own), scale
+    except TypeError:
+        return omega, gamma
+
+
+def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel | None, bool] | None:
+    """The kernel that takes the scores x as the user gives them (None: that of e, in a graph), and
+    whether they are under a transform or a tracer; None: they must be prepared."""
+    if isinstance(omega, Recorded):
+        return (None, True) if hollow(x) else None
     if by_value(type(omega)):  # type: ignore[arg-type]
         return None
     tracing = transforms.tracing()
@@ -178,10 +193,15 @@ def _recorded(items: tuple[Any, ...], omega: Regularizer, tracing: bool) -> bool
 
 
 def of_scores(
-    kernel: Kernel, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
+    kernel: Kernel | None, omega: Regularizer, x: Tensor, gamma: Any, dim: int, transformed: bool
 ) -> tuple[Method, Hyper, Tensor]:
     """The method of a kernel that takes the scores x, and x in a dtype that it takes."""
+    if isinstance(omega, Recorded):
+        rows = x.double()
+        gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, rows, dim)
+        return *_in_graph(omega, gamma), rows
     own, numbers = unpenalized(omega), [gamma]
+    assert kernel is not None
     rows = x if x.dtype in kernel.dtypes else x.float()
     # hyperparameters are rounded to the dtype that is computed in
     like = rows if rows.dtype not in HALF else rows.new_empty((), dtype=torch.float32).expand_as(x)
@@ -298,6 +318,13 @@ def _from_value(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     return method(kernel, own, [numbers[0], omega.lam, *numbers[1:]])
 
 
+def _in_graph(omega: Recorded, gamma: Any) -> tuple[Method, Hyper]:
+    """The method of a recorded Ω, whose kernel the operator looks for."""
+    own = omega.with_tensors({})
+    own.hyperparameters = omega.names  # type: ignore[misc]
+    return method(None, own, numbers_of(own, gamma))
+
+
 def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     """The method of a kernel for prepared rows under a transform or a tracer. Otherwise, and where
     a row is not certified: :class:`Missed`."""
@@ -308,6 +335,10 @@ def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper]:
     given = (rows.x, gamma, *omega.tensors(fixed=True).values())
     if kernel is not None and not rows.x.is_meta and _recorded(given, omega, transforms.tracing()):
         return method(kernel, omega, numbers_of(omega, gamma))
+    if transforms.tracing():
+        omega, gamma = recordable(omega, gamma)
+        if isinstance(omega, Recorded):
+            return _in_graph(omega, gamma)
     found = from_value.transformed(rows, settings)
     if found is None:
         raise Missed
@@ -333,12 +364,18 @@ def result_of(method: Method, y: Tensor) -> Forward:
     return Forward(y.detach(), *method.said)
 
 
-def forward(rows: Rows, settings: Settings) -> Tensor:
-    """Π_Ω(x) of rows, without gradients."""
-    found, tensors = of_rows(rows, settings, value=False)
-    return found.forward(rows.x, rows.mask, tensors)[0]
+@torch.no_grad()
+def forward(rows: Rows, settings: Settings, value: bool = False) -> Tensor:
+    """Π_Ω(x) of rows, without gradients; ``value`` as for :func:`of_rows`."""
+    try:
+        found, tensors = of_rows(rows, settings, value)
+        return found.forward(rows.x, rows.mask, tensors)[0]
+    except Missed:
+        return forward(rows, settings)
 
 
 def of_products(omega: Regularizer, y: Tensor, gamma: Any) -> tuple[Method, Hyper]:
     """The method of the products with J at y, in a graph; its kernel may be None."""
-    return method(kernel_of(omega, y), omega, numbers_of(omega, gamma))  # type: ignore[arg-type]
+    if isinstance(omega, Recorded):
+        return from_value.again(omega, y, gamma) or _in_graph(omega, gamma)
+    return method(kernel_of(omega, y), omega, numbers_of(omega, gamma))

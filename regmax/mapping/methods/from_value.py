@@ -23,6 +23,7 @@ from ...regularizers.arguments import DTYPES
 from ...regularizers.errors import RegularizerError
 from ...regularizers.identity import by_value, state
 from ...regularizers.penalty import Penalized
+from ...regularizers.recorded import Recorded
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
@@ -128,6 +129,17 @@ def of_rows(
     return kernel, fixed.omega, [rows.gamma]
 
 
+def again(omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Method, Hyper] | None:
+    """The method that an earlier call made of this Ω, for rows x in float64 of a graph."""
+    if not isinstance(omega, Recorded):
+        return None
+    found = METHODS.get((state(omega, []), None, x.shape[-1], x.device))
+    if not isinstance(found, TracedValue):
+        return None
+    tensors = omega.tensors(fixed=True).values()
+    return method(FromValue(found, Settings()), found.traced, [gamma, *tensors])
+
+
 def transformed(rows: Rows, settings: Settings) -> tuple[Method, Hyper] | None:
     """The method for rows under a transform of torch.func, where a kernel was made before, in plain
     PyTorch. It raises :class:`Missed` where a row is not certified."""
@@ -185,6 +197,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
     except RuntimeError as error:
         return f"no kernel is made of its value: {error}"
     omega, x = rows.omega, rows.x
+    known = omega.entry if isinstance(omega, Recorded) else None
     names = tuple(omega.tensors(fixed=True))
     tensors = list(omega.tensors(fixed=True).values())
 
@@ -199,7 +212,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
         problem, _ = sampled(omega, x, rows.gamma, rows.mask, x)
     try:
         with torch.no_grad():
-            entry = entrywise(value, y, tensors)
+            entry = known or entrywise(value, y, tensors)
             if entry.coupled and COMPILERS[x.device.type] == "triton":
                 return "no kernel is made of its value on a GPU: it couples entries of y"
             if entry.coupled and x.shape[-1] > (most := curvature.DENSE_LIMIT):
