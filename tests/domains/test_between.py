@@ -5,6 +5,7 @@ import torch
 
 import regmax
 from regmax import RegularizedMax, Simplex, kernels
+from regmax.regularizers.curvature import Diagonal
 from regmax.testing.inputs import VALUES, hard_values
 
 F64 = torch.float64
@@ -107,3 +108,113 @@ def test_dim_mask_half_precision_and_rows_without_an_answer():
     y = half(torch.randn(5, 20).to(torch.bfloat16))
     assert y.dtype == torch.bfloat16
     assert (y <= 0.25).all()
+
+
+# -- an Ω by its value -------------------------------------------------------------------------
+
+
+class Cubic(regmax.Regularizer):
+    def value(self, y):
+        return (y.square() / 2 + y.pow(3) / 6).sum(-1)
+
+
+class CubicInverse(Cubic):
+    def inverse(self, u):
+        return (1 + 2 * u.clamp_min(0)).sqrt() - 1
+
+
+class Root(regmax.Regularizer):
+    def value(self, y):
+        return (y.pow(1.5) / 1.5 + y.square() / 2).sum(-1)
+
+
+class RootInverse(Root):
+    def inverse(self, u):
+        return (((1 + 4 * u.clamp_min(0)).sqrt() - 1) / 2).square()
+
+
+class Jensen(regmax.Regularizer):
+    def value(self, y):
+        return (torch.xlogy(y, y) - (1 + y) * (1 + y).log()).sum(-1)
+
+
+class JensenInverse(Jensen):
+    def grad(self, y):
+        return -torch.log1p(1 / y)
+
+    def curvature(self, y):
+        return Diagonal(1 / (y * (1 + y)))
+
+    def inverse(self, u):
+        return 1 / torch.expm1((-u).clamp_min(0))
+
+
+class Weighted(regmax.Regularizer):
+    def __init__(self, w):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(w, dtype=F64))
+
+    def value(self, y):
+        return (y.square() / 2 + self.w * y.pow(3) / 6).sum(-1)
+
+
+class WeightedInverse(Weighted):
+    def grad(self, y):
+        return y + self.w * y.square() / 2
+
+    def inverse(self, u):
+        return ((1 + 2 * self.w * u.clamp_min(0)).sqrt() - 1) / self.w
+
+
+OWN = {
+    "cubic": (Cubic, CubicInverse),
+    "root": (Root, RootInverse),
+    "jensen": (Jensen, JensenInverse),
+}
+
+
+@pytest.mark.parametrize("kind", ["a small cap", "subsets", "large subsets", "between", "by row"])
+@pytest.mark.parametrize("name", OWN)
+def test_an_omega_by_its_value_agrees_with_its_inverse_in_pytorch(name, kind):
+    rows, (own, closed) = 5, OWN[name]
+    for values, d in zip(VALUES, (3, 16, 17, 40, 100, 7, 33, 200) * 3, strict=False):
+        x = hard_values(values, rows, d, F64)
+        total, low, high = bounds(kind, rows, d, F64)
+        domain = Simplex(total, low, high)
+        solution = RegularizedMax(own(), 0.7, domain=domain, on_failure="ignore").solve(x)
+        with kernels.reference():
+            expected = RegularizedMax(closed(), gamma=0.7, domain=domain)(x)
+        off = (solution.y - expected).abs().amax(-1)
+        assert (off <= torch.where(solution.error_bound < 1e-8, 1e-12, solution.error_bound)).all()
+        if "scales" not in values:
+            assert (solution.error_bound < 1e-8).all()
+        if kind != "between":  # where some caps are above 1
+            assert solution.path.startswith("kernel from the value"), (values, d, solution)
+
+
+def test_an_omega_by_its_value_learns_and_takes_masks():
+    x = torch.randn(4, 9, 3, generator=torch.Generator().manual_seed(0), dtype=F64)
+    mask = torch.ones(4, 9, 3, dtype=torch.bool)
+    mask[3, 4:] = False
+    found = []
+    for omega in (Weighted(0.8), WeightedInverse(0.8)):
+        given = x.clone().requires_grad_()
+        layer = RegularizedMax(omega, dim=1, domain=Simplex(1.5, upper=0.4))
+        y = layer(given, mask)
+        found.append((y, *torch.autograd.grad(y.sin().sum(), (given, omega.w))))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-11)
+    assert (found[0][0][3, 4:] == 0).all()
+    half = layer(x.float().to(torch.bfloat16), mask)
+    assert half.dtype == torch.bfloat16
+
+
+def test_scores_too_far_apart_for_a_solver_get_no_bound():
+    """A solver raises scores below −1e12. Here some of these entries are above 0."""
+    x = torch.tensor([[0.0, -3e12, -5e12, -9e12]], dtype=F64)
+    domain = Simplex(upper=0.4)
+    solver = RegularizedMax(Cubic(), domain=domain, solver="interior", on_failure="ignore")
+    assert solver.solve(x).error_bound == torch.inf
+    own = RegularizedMax(Cubic(), domain=domain).solve(x)
+    assert own.error_bound < 1e-8
+    assert own.y.tolist() == [[0.4, 0.4, own.y[0, 2].item(), 0.0]]

@@ -33,7 +33,7 @@ def functions(
     """
     number = 0.0 if theta is True else float(theta)
     given = theta is True
-    able = [e for e in descriptions if (e.solve is None or e.rest) and not (e.root or e.norm)]
+    able = [e for e in descriptions if (e.solve is None or e.rest) and not e.norm]
     return _forward(able, given, number, each), _backward(able, given, number, each)
 
 
@@ -110,7 +110,7 @@ def _row(own: Description, at: int, each: bool, others: Any) -> Any:
     corner = corner_of(pick)
     coarse, slope_of = own.rough or (own.inverse, own.slope)
     rough = root_of(coarse, slope_of, pick, own.rest)
-    wide = own.precise or each
+    wide = own.precise or each or own.root is not None
 
     @njit
     def in_doubles(

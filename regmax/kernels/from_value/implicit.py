@@ -58,11 +58,6 @@ def _one(theta: Any) -> Any:
     return simd.spread(theta, one + (abs(one) + 1.0) * 1e-6)
 
 
-@njit
-def _nothing(y: Any, theta: Any) -> Any:
-    return y
-
-
 def functions(slopes: Any, dense: bool) -> tuple[Callable[..., None], Callable[..., None]]:
     """``forward(job, like)`` and ``backward(job, like)`` as
     :class:`regmax.kernels.cpu.rows.CompiledRows` takes them, from ``slopes``: (y, numbers) →
@@ -73,15 +68,23 @@ def functions(slopes: Any, dense: bool) -> tuple[Callable[..., None], Callable[.
         numbers = shifted(_numbers(simd.largest(theta)), NUMBERS)
         return 1.0 / slopes(larger(y, LEAST), numbers)[1]
 
+    @njit
+    def slope(y: Any, theta: Any) -> tuple[Any, Any]:
+        numbers = shifted(_numbers(simd.largest(theta)), NUMBERS)
+        g, h, _ = slopes(larger(y, LEAST), numbers)
+        return g, h
+
+    inverse, *root = _equation(slopes, dense)
     own = Description(
-        _nothing, _nothing, weight, one=_one, zero=_zero, root=_equation(slopes, dense),
+        inverse, slope, weight, one=_one, zero=_zero, root=root,
         widest=LONGEST if dense else 1024,
     )  # fmt: skip
     return mapping.functions(own, theta=True)
 
 
-def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
-    """``bound`` and ``solve`` of :func:`regmax.kernels.cpu.threshold.equation`."""
+def _equation(slopes: Any, dense: bool) -> tuple[Any, Any, Any]:
+    """p of y ≤ 1 in float64; ``bound`` and ``solve`` of
+    :func:`regmax.kernels.cpu.threshold.equation`."""
 
     @njit
     def table(u: Any, theta: Any) -> tuple[Any, Any]:
@@ -129,6 +132,14 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
             select(fits, rate * rate * h, 1.0 / h),
         )
         return select(before > 0.0, found, 0.0), select(before > 0.0, rate, 0.0)
+
+    @njit
+    def inverse(u: Any, theta: Any) -> tuple[Any, Any]:
+        numbers, edge = shifted(_numbers(simd.largest(theta)), NUMBERS), 0.0
+        if not dense:
+            edge = _at(theta, ZERO)
+        v, _ = step(u, simd.wide(table(narrow(u - edge), theta)[0]), numbers)
+        return step(u, v, numbers)
 
     @njit
     def start(z: Any, n: int, numbers: Any, tau: Any, whole: bool) -> Any:
@@ -278,4 +289,4 @@ def _equation(slopes: Any, dense: bool) -> tuple[Any, Any]:
             t = select(far, select(usable, trial, middle), t)
         _numbers(simd.largest(theta))[MISSED] = 1.0
 
-    return bound, solve
+    return inverse, bound, solve

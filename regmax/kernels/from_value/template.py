@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import softmax
 from ..base import Hyper
 from ..cpu import tsallis
+from ..cpu.between import Between, between
 from ..cpu.chain import chain
 from ..cpu.rows import CompiledRows, DirectRows
 from .compiled import Function
@@ -80,6 +81,10 @@ class Template:
         rows = chain(self.rows, step)
         dx, each = rows.backward(y, v, gamma * self.scale, given, part, hyper)
         return dx, None if each is None else each[0] / self.scale
+
+    def between(self, each: bool) -> Between:
+        """As of a :class:`~regmax.kernels.base.Kernel`, for y ≤ 1."""
+        return between(self.rows, each)
 
     def theta(self) -> tuple[Hyper, Callable[[], bool]]:
         """θ for a call, and whether it missed a row, which keeps alive what θ has addresses of."""

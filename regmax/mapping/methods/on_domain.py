@@ -16,15 +16,18 @@ from ...domains.sets import region_of
 from ...domains.transport import OfRows
 from ...kernels import Kernel, transforms, wrappers
 from ...kernels.clipped import add, clip
+from ...optimality.certificates import certify
 from ...optimality.jacobian import averaging, hyperparameter_product
+from ...optimality.problem import Problem
 from ...regularizers import threshold
 from ...regularizers.arguments import few
 from ...regularizers.curvature import Curvature
 from ...regularizers.errors import ConvergenceError, ConvergenceWarning, warn
-from ...regularizers.identity import unscaled
+from ...regularizers.identity import by_value, unscaled
 from ...regularizers.penalty import Penalized, penalty_of, proxed, smooth_part, who
 from ...regularizers.regularizer import Regularizer
 from ..rows import Rows, flat, numbered
+from . import from_value
 from .base import Method, Missed, method, reduced
 from .closed_form import Computed
 from .kernel import kernel_of, numbers_of
@@ -180,11 +183,18 @@ def computed(rows: Rows, settings: Settings) -> Forward:
         why = "the domain and the base are permutation-invariant; "
         omega, c = unscaled(omega.base, 1.0)
         z = z / c
+    bounds = bounds.detached()
+    if isinstance(bounds, Bounded) and settings.solver == "auto":
+        y = _by_value(replace(rows, omega=omega, x=z.double(), bounds=bounds), settings)
+        if y is not None:
+            path, why = f"{path}kernel from the value", f"{why}clip(p(z − τ)) of {who(omega)}"
+            if _certified(omega, z, rows.mask, bounds, y, settings):
+                return Forward(y.to(z.dtype), path, why)
+            settings, path = replace(settings, start=y.to(z.dtype)), f"{path}, then "
     solved = not omega.declares("inverse") or settings.solver != "auto"
     if isinstance(bounds, Projected) or solved:
-        found = on_domain(omega, z, rows.mask, bounds.detached(), settings)
+        found = on_domain(omega, z, rows.mask, bounds, settings)
         return replace(found, path=f"{path}{found.path}", why=f"{why}{found.why}")
-    bounds = bounds.detached()
     y = _by_kernel(omega, z, rows.mask, bounds)
     where = "in PyTorch" if y is None else "by its numba kernel"
     if y is None:
@@ -226,6 +236,41 @@ def _by_kernel(
         return None
     less[over] = y.double()
     return less.view(z.shape).to(z.dtype)
+
+
+def _by_value(rows: Rows, settings: Settings) -> Tensor | None:
+    """Π_Ω(x) between the bounds by the kernel of e, for Ω = Σ e(y_i) by its value; None where there
+    is none. It is not certified. Their γ is 1."""
+    bounds, omega, x = rows.bounds, rows.omega, rows.x
+    if not by_value(type(omega)) or not x.is_cpu or not isinstance(bounds, Bounded):  # type: ignore[arg-type]
+        return None
+    total = bounds.total
+    if total is None or bounds.at_most or bool((bounds.high.minimum(total) > 1).any()):
+        return None
+    made = from_value.of_rows(replace(rows, gamma=1.0, bounds=None), settings)
+    if made is None:
+        return None
+    fixed = made[0].made.fixed(list(omega.tensors(fixed=True).values()))
+    template = fixed.laid_out.template
+    if template is None:
+        return None
+    kernel, given = between(template, (bounds.low, bounds.high, total), x)
+    scale, (theta, _kept) = numbered(template.scale, x), template.theta()
+    on = None if rows.mask is None else flat(rows.mask).contiguous()
+    y = kernel.solve(flat(x), scale, theta, given, on)
+    if y is None:
+        return None
+    return y.view(x.shape)
+
+
+def _certified(
+    omega: Regularizer, z: Tensor, mask: Tensor | None, bounds: Bounded, y: Tensor,
+    settings: Settings,
+) -> bool:  # fmt: skip
+    with transforms.unhooked():
+        problem = Problem(omega, z.double(), mask, bounds=bounds.to(torch.float64))
+        bound = certify(problem.at(y), tested=True).error_bound
+    return bool((bound <= settings.tolerance(y.dtype)).all())
 
 
 def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forward:

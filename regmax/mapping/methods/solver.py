@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -144,7 +144,7 @@ def on_domain(
     """Π_Ω on another domain than the simplex, of a smooth Ω."""
     if z.numel() == 0:
         return Forward(z.clone(), "empty batch", "nothing to solve")
-    z = z.clamp(LOWEST, -LOWEST)
+    given, z = z, z.clamp(LOWEST, -LOWEST)
     problem = Problem(omega, z, mask, settings.start, settings.trace, bounds)
     tol = settings.tolerance(z.dtype)
     if isinstance(bounds, Projected):
@@ -160,6 +160,10 @@ def on_domain(
         found = solve(problem, solver, tol, settings.max_iter)
         checked_value(omega, simplex.inward(found.y), who(omega))
         check_convex(found.at, found.certificate.min_eigenvalue)
+        # a score that was raised counts where its weight is above the lower bound
+        moved = ((given < z) & (found.y > bounds.low)) | ((given > z) & (found.y < bounds.high))
+        known = found.certificate.error_bound.masked_fill(moved.any(-1), torch.inf)
+        found = replace(found, certificate=replace(found.certificate, error_bound=known))
         _check(problem, found, settings)
     _report_failure(found, None, tol, settings.on_failure)
     why = "asked for" if settings.solver != "auto" else "Newton steps between the bounds"
