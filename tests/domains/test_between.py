@@ -5,6 +5,7 @@ import torch
 
 import regmax
 from regmax import RegularizedMax, Simplex, kernels
+from regmax.kernels.from_value.kernel import NumbaKernel
 from regmax.regularizers.curvature import Diagonal
 from regmax.testing.inputs import VALUES, hard_values
 
@@ -190,6 +191,25 @@ def test_an_omega_by_its_value_agrees_with_its_inverse_in_pytorch(name, kind):
             assert (solution.error_bound < 1e-8).all()
         if kind != "between":  # where some caps are above 1
             assert solution.path.startswith("kernel from the value"), (values, d, solution)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_bound_of_such_an_answer_holds_for_points_beside_it(name, monkeypatch):
+    bound, given = NumbaKernel.between_bound, []
+    monkeypatch.setattr(NumbaKernel, "between_bound", lambda *t: given.append(t) or bound(*t))
+    for kind, d in (("a small cap", 40), ("subsets", 12), ("by row", 33)):
+        total, low, high = bounds(kind, 5, d, F64)
+        x = torch.randn(5, d, generator=torch.Generator().manual_seed(d), dtype=F64) * 3
+        best = RegularizedMax(OWN[name][0](), domain=Simplex(total, low, high))(x)
+        kernel, at, z, y, *limits = given[-1]
+        assert (bound(kernel, at, z, y, *limits) < 1e-11).all()
+        for size in (1e-12, 1e-9, 1e-6, 1e-3):
+            step = size * torch.randn(5, d, generator=torch.Generator().manual_seed(1), dtype=F64)
+            moved = torch.minimum(torch.maximum(y + step, limits[0]), limits[1])
+            moved = moved * limits[2] / moved.sum(-1, keepdim=True)
+            moved = torch.minimum(torch.maximum(moved, limits[0]), limits[1])
+            found = bound(kernel, at, z, moved, *limits)
+            assert (found >= 0.99 * (moved - best).norm(dim=-1)).all(), (kind, size, found)
 
 
 def test_an_omega_by_its_value_learns_and_takes_masks():

@@ -29,6 +29,8 @@ _VALUES = CompiledRows("regmax.kernels.from_value.rows", names=("sums",))
 _COUPLED = CompiledRows("regmax.kernels.from_value.coupled")
 
 
+_LEAST = 1e-30
+"""Where e is evaluated instead of at 0."""
 _MANY = 1 << 18
 """Entries of a call for which a template pays, whatever it takes to make it."""
 _GAMMA, _MASK, _OUT, _POINTS = 1, 2, 5, 16
@@ -155,6 +157,40 @@ class NumbaKernel:
                 return y, y.new_full((len(y),), bound)
         y, bounds = self._solved(x, gamma, given, mask)
         return y, torch.frombuffer(bounds, dtype=torch.float64)
+
+    def between_bound(
+        self, at: LaidOut, z: Tensor, y: Tensor, low: Tensor, high: Tensor, total: Tensor,
+        on: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """A bound on the distance of y to the maximiser of ⟨y, z⟩ − Σ e(y_i) over l ≤ y ≤ u, Σy =
+        ``total``, for which e' need only rise; +inf where there is none.
+
+        With z_i − e'(y_i) in [τ₁, τ₂] between the bounds, at most τ₂ at l and at least τ₁ at u, the
+        maximiser is between the y(τ) of the two (Blondel, Martins & Niculae 2019, Prop. 5).
+        """
+
+        def slopes(points: Tensor) -> Tensor:
+            flat = points.clamp(_LEAST, 1).reshape(-1)
+            found = torch.empty(3, len(flat), dtype=torch.float64, device="cpu")
+            self.slopes(len(flat), flat, at.numbers, at.vectors, len(flat), found)
+            return found.view(3, *points.shape)
+
+        low, high = (t if on is None else torch.where(on, t, 0) for t in (low, high))
+        up, down, eps = y >= high, y <= low.clamp_min(_LEAST), 4 * torch.finfo(y.dtype).eps
+        g, h, _ = slopes(y)
+        r, noise = z - g, eps * (z.abs() + g.abs())
+        first = torch.where(down, torch.inf, r - noise).amin(-1, keepdim=True)
+        last = torch.where(up, -torch.inf, r + noise).amax(-1, keepdim=True)
+        vertex, middle = first > last, ((first + last) / 2).nan_to_num(0)
+        first, last = torch.where(vertex, middle, first), torch.where(vertex, middle, last)
+        step = 2 * (last - first + noise) / h + eps * y
+        more = torch.where(down & (r + noise <= first), y, y + step)
+        less = torch.where(up & (r - noise >= last), y, y - step)
+        above = (more == y) | (more >= high) | (z - slopes(more)[0] <= first)
+        below = (less == y) | (less <= low.clamp_min(_LEAST)) | (z - slopes(less)[0] >= last)
+        each = torch.maximum(more.minimum(high) - y, y - less.maximum(low)) + _LEAST
+        bound = each.norm(dim=-1) + (y.sum(-1) - total.squeeze(-1)).abs()
+        return torch.where((above & below).all(-1), bound, torch.inf)
 
     def solve_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,

@@ -277,7 +277,7 @@ class FromValue(Kernel):
             return y, None
         if x.data_ptr() != rows.x.data_ptr():  # scores after a prox
             rows = replace(rows, x=x.view(rows.x.shape))
-        self._compared(rows, y)
+        self.compare(rows, y)
         path, why = "kernel from the value", f"its source is {self.made.kernel.path}"
         iterations = None
         if bool(missed.any()):
@@ -309,7 +309,7 @@ class FromValue(Kernel):
         if found is None:
             return None
         rows, self.rows = self.rows, None
-        self._compared(rows, found[0])
+        self.compare(rows, found[0])
         why = f"its source is {self.made.kernel.path}"
         self.result = Forward(found[0].view(rows.x.shape), "kernel from the value", why)
         return found[0], found[1]
@@ -325,7 +325,7 @@ class FromValue(Kernel):
         found: tuple[Tensor, Hyper | None] | None = self.made.kernel.backward_after(step, *given)
         return found
 
-    def _compared(self, rows: Rows, y: Tensor) -> None:
+    def compare(self, rows: Rows, y: Tensor) -> None:
         """Compare the value of Ω with the traced one, and remember it where they differ."""
         try:
             with transforms.unhooked():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +17,7 @@ from ...domains.sets import region_of
 from ...domains.transport import OfRows
 from ...kernels import Kernel, transforms, wrappers
 from ...kernels.clipped import add, clip
-from ...optimality.certificates import certify
 from ...optimality.jacobian import averaging, hyperparameter_product
-from ...optimality.problem import Problem
 from ...regularizers import threshold
 from ...regularizers.arguments import few
 from ...regularizers.curvature import Curvature
@@ -185,16 +184,16 @@ def computed(rows: Rows, settings: Settings) -> Forward:
         z = z / c
     bounds = bounds.detached()
     if isinstance(bounds, Bounded) and settings.solver == "auto":
-        y = _by_value(replace(rows, omega=omega, x=z.double(), bounds=bounds), settings)
-        if y is not None:
-            path, why = f"{path}kernel from the value", f"{why}clip(p(z − τ)) of {who(omega)}"
-            if _certified(omega, z, rows.mask, bounds, y, settings):
-                return Forward(y.to(z.dtype), path, why)
-            settings, path = replace(settings, start=y.to(z.dtype)), f"{path}, then "
+        own = _by_value(replace(rows, omega=omega, x=z.double(), bounds=bounds), settings)
+        if own is not None:
+            found, path = own[0].to(z.dtype), f"{path}kernel from the value"
+            if own[1]:
+                return Forward(found, path, f"{why}clip(p(z − τ)) of {who(omega)}")
+            settings, path = replace(settings, start=found), f"{path}, then "
     solved = not omega.declares("inverse") or settings.solver != "auto"
     if isinstance(bounds, Projected) or solved:
-        found = on_domain(omega, z, rows.mask, bounds, settings)
-        return replace(found, path=f"{path}{found.path}", why=f"{why}{found.why}")
+        result = on_domain(omega, z, rows.mask, bounds, settings)
+        return replace(result, path=f"{path}{result.path}", why=f"{why}{result.why}")
     y = _by_kernel(omega, z, rows.mask, bounds)
     where = "in PyTorch" if y is None else "by its numba kernel"
     if y is None:
@@ -238,9 +237,9 @@ def _by_kernel(
     return less.view(z.shape).to(z.dtype)
 
 
-def _by_value(rows: Rows, settings: Settings) -> Tensor | None:
-    """Π_Ω(x) between the bounds by the kernel of e, for Ω = Σ e(y_i) by its value; None where there
-    is none. It is not certified. Their γ is 1."""
+def _by_value(rows: Rows, settings: Settings) -> tuple[Tensor, bool] | None:
+    """Π_Ω(x) between the bounds by the kernel of e, for Ω = Σ e(y_i) by its value, and whether each
+    row is certified; None where there is none. Their γ is 1."""
     bounds, omega, x = rows.bounds, rows.omega, rows.x
     if not by_value(type(omega)) or not x.is_cpu or not isinstance(bounds, Bounded):  # type: ignore[arg-type]
         return None
@@ -250,27 +249,23 @@ def _by_value(rows: Rows, settings: Settings) -> Tensor | None:
     made = from_value.of_rows(replace(rows, gamma=1.0, bounds=None), settings)
     if made is None:
         return None
-    fixed = made[0].made.fixed(list(omega.tensors(fixed=True).values()))
-    template = fixed.laid_out.template
-    if template is None:
+    found = made[0].made
+    at = found.fixed(list(omega.tensors(fixed=True).values())).laid_out
+    if at.template is None:
         return None
-    kernel, given = between(template, (bounds.low, bounds.high, total), x)
-    scale, (theta, _kept) = numbered(template.scale, x), template.theta()
+    kernel, given = between(at.template, (bounds.low, bounds.high, total), x)
+    scale, (theta, _kept) = numbered(at.template.scale, x), at.template.theta()
     on = None if rows.mask is None else flat(rows.mask).contiguous()
     y = kernel.solve(flat(x), scale, theta, given, on)
     if y is None:
         return None
-    return y.view(x.shape)
-
-
-def _certified(
-    omega: Regularizer, z: Tensor, mask: Tensor | None, bounds: Bounded, y: Tensor,
-    settings: Settings,
-) -> bool:  # fmt: skip
-    with transforms.unhooked():
-        problem = Problem(omega, z.double(), mask, bounds=bounds.to(torch.float64))
-        bound = certify(problem.at(y), tested=True).error_bound
-    return bool((bound <= settings.tolerance(y.dtype)).all())
+    y = y.view(x.shape)
+    with contextlib.suppress(Missed):
+        made[0].compare(rows, y)
+        limits = bounds.low, bounds.high, total, rows.mask
+        bound = found.kernel.between_bound(at, x, y, *limits)
+        return y, bool((bound <= settings.tolerance(y.dtype)).all())
+    return None
 
 
 def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forward:
