@@ -17,7 +17,7 @@ from ..optimality.certificates import Certificate, certify
 from ..optimality.jacobian import averaging, tied_products
 from ..optimality.problem import Problem
 from ..optimality.projected import followed
-from ..regularizers import arguments
+from ..regularizers import arguments, serialize
 from ..regularizers.arguments import first
 from ..regularizers.errors import RegularizerError
 from ..regularizers.identity import refuse_hidden
@@ -348,7 +348,7 @@ def _found(rows: Rows, settings: Settings) -> Tensor:
         reason = not_recordable(rows.omega, settings, rows.bounds is not None)
         if reason is not None and transforms.compiling():
             raise NotImplementedError(reason)
-        if reason is not None and x.is_meta:
+        if x.is_meta and not (reason is None and serialize.has_text(rows.omega)):
             return torch.empty_like(x)
     try:
         return function.argmax(choose.unsolved(rows, settings), x, rows.mask, tensors, True)

@@ -93,7 +93,7 @@ def test_layer_and_all_gradients_are_those_of_numba_and_of_the_solver(
         return [y, *(torch.zeros(1) if g is None else g for g in grads)]
 
     solver, calls = from_value.by_solver, []
-    monkeypatch.setattr(from_value, "by_solver", lambda *a: calls.append(a) or solver(*a))
+    monkeypatch.setattr(from_value, "by_solver", lambda *a, **k: calls.append(a) or solver(*a, **k))
     found = results()
     (plan,) = (t for t in base.METHODS.values() if isinstance(t, traced.TracedValue))
     assert isinstance(plan.kernel, TritonKernel)

@@ -290,4 +290,6 @@ def test_a_kernel_that_is_imported_under_a_transform_outlives_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "regmax_gini._cpu", raising=False)
     lazy = kernels.Lazy(cpu="regmax_gini._cpu")
     torch.func.grad(lambda x: (x.sum(), lazy.get("cpu"))[0])(torch.ones(2))
-    assert lazy.get("cpu").theta.data_ptr()
+    x, one = torch.zeros(1, 2), torch.ones(1, dtype=torch.float64)
+    loss, _ = lazy.get("cpu").loss(x, torch.zeros(1, 1, dtype=torch.int64), one, ())
+    assert loss.item() == 0.25

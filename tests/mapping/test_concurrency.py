@@ -280,6 +280,8 @@ def test_a_graph_is_not_taken_for_another():
             layer.omega = omega
             assert torch.equal(compiled(X), layer(X))
     layer.omega = Separable(torch.ones(6, dtype=F64))
+    torch.testing.assert_close(compiled(X), layer(X), rtol=0, atol=1e-12)
+    layer.omega = Quadratic(torch.eye(6, dtype=F64))
     with pytest.raises(Exception, match=r"[Gg]raph break|skip|disable"):
         compiled(X)
 

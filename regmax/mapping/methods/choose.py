@@ -155,11 +155,11 @@ def recordable(omega: Regularizer, gamma: Any) -> tuple[Regularizer, Any]:
 def takes_scores(omega: Regularizer, x: Any, gamma: Any) -> tuple[Kernel | None, bool] | None:
     """The kernel that takes the scores x as the user gives them (None: that of e, in a graph), and
     whether they are under a transform or a tracer; None: they must be prepared."""
-    if isinstance(omega, Recorded):
+    tracing = transforms.tracing()
+    if tracing and isinstance(omega, Recorded):
         return (None, True) if hollow(x) else None
     if by_value(type(omega)):  # type: ignore[arg-type]
         return None
-    tracing = transforms.tracing()
     if transforms.baking() or not (type(x) in transforms.PLAIN or (tracing and hollow(x))):
         return None
     omega, gamma = unpenalized(omega), [gamma]
