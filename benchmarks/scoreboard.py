@@ -34,6 +34,7 @@ from regmax.testing.search import Case, fixed_cases, random_cases, show, shrunk
 
 from . import page
 
+PAGE = page.ROOT / "docs" / "compared.md"
 LIMIT = 60.0
 MOST = 64
 """Entries of a row at most: what fails is printed."""
@@ -46,7 +47,7 @@ SINGLE, FULL, HALF = (
 
 @dataclass(frozen=True)
 class Layer:
-    """``call`` is Python code of x, (rows, d), and a number a; it computes a ``kind`` of ``weights``.
+    """``call``: Python code of x, (rows, d), and a number a. ``kind``: which of ``weights`` it is.
 
     ``dtypes``; ``masks``, scores of −inf; ``learns``, a gradient in a: what the documentation, the
     tests or the maintainers of the package say it can do.
@@ -276,7 +277,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = list(dict.fromkeys(layer.package for layer in LAYERS))
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scoreboard", description=__doc__)
     parser.add_argument("packages", nargs="*", default=names, help="default: all")
-    parser.add_argument("--out", type=Path, metavar="PAGE", help="write into it; default: print")
+    parser.add_argument(
+        "--out", type=Path, default=PAGE, metavar="PAGE", help="default: %(default)s"
+    )
     given = parser.parse_args(arguments)
     here, left = {}, []
     for name in given.packages:
@@ -291,7 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = f"{datetime.datetime.now(datetime.UTC).date()}: {', '.join(here.values())}."
     text += f" Not run: {'; '.join(left)}." if left else ""
     text += f"\n\n{board(layers)}"
-    print(text) if given.out is None else page.write(given.out, "scoreboard", text)
+    page.write(given.out, "scoreboard", text)
+    print(given.out)
 
 
 if __name__ == "__main__":
