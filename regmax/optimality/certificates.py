@@ -24,8 +24,8 @@ STRAY = 1e-3
 """ρ_i < −STRAY (1 + |z_i|) at an entry > 0 is more than rounding of that entry explains."""
 
 
-FEW = 16
-"""A point is as good as one whose entries differ from its own by FEW ε²."""
+NEGLIGIBLE = 16
+"""A point is as good as one whose entries differ from its own by this number of ε²."""
 
 
 class _Residual(NamedTuple):
@@ -131,12 +131,13 @@ def _bounded(at: Point) -> Tensor | bool:
 
 
 def _raised(at: Point) -> _Residual:
-    """At y, or at a point as good as y where a tiny entry is too small for its logarithm."""
+    """The residual at y. Where it points up at a tiny entry, whose logarithm magnifies rounding, it
+    is that at a point as good as y, where this entry is larger."""
     p, eps = at.problem, torch.finfo(at.y.dtype).eps
     found = _residual(at)
     below = (found.point < eps**1.5) & (found.rho > found.rounding) & p.participants()
     if decisions.rare("tiny entries", below & p.legendre):
-        raised = found.point + FEW * eps**2 * below
+        raised = found.point + NEGLIGIBLE * eps**2 * below
         again = _residual(Point(p, raised))
         found = again._replace(off=again.off + found.off + (raised - found.point).norm(dim=-1))
     return found
