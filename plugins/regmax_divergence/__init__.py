@@ -45,9 +45,13 @@ class _FromPrior(regmax.Regularizer):
         return False  # q and c Σ y are those of the whole row
 
     def value(self, y: Tensor) -> Tensor:
-        each = (self.prior * self._f(y / self.prior)).sum(-1, keepdim=True)
+        each = self._each(y).sum(-1, keepdim=True)
         value: Tensor = each + self._c * (y.sum(-1, keepdim=True) - 1)
         return value.squeeze(-1)
+
+    def _each(self, y: Tensor) -> Tensor:
+        found: Tensor = self.prior * self._f(y / self.prior)
+        return found
 
     def grad(self, y: Tensor) -> Tensor:
         slope: Tensor = self._slope(y / self.prior)
@@ -94,9 +98,14 @@ class Divergence(_FromPrior):
             self.alpha, self._far, lambda alpha: 1 / (alpha - 1), lambda alpha: 0 * alpha
         )
 
+    def _each(self, y: Tensor) -> Tensor:
+        if isinstance(self.alpha, Tensor) or self.alpha != 1:
+            return super()._each(y)
+        prior = torch.as_tensor(self.prior, dtype=y.dtype, device=y.device)
+        found: Tensor = prior - y - torch.special.entr(y) - y * prior.log()
+        return found  # q is in a linear term alone
+
     def _f(self, t: Tensor) -> Any:
-        if not isinstance(self.alpha, Tensor) and self.alpha == 1:
-            return 1 - t - torch.special.entr(t)
         log = t.clamp_min(torch.finfo(t.dtype).tiny).log()
         limits = (
             lambda alpha: alpha >= 0.5,

@@ -72,8 +72,8 @@ class RowFunction:
 class Entrywise:
     """e, p, H, F and q, as PyTorch computes them. ``outside``: the tensors that are not attributes
     of Ω, and ``given`` their places; ``coupled``: whether there is an H or an F; ``kinked``:
-    whether derivatives of e may jump; ``steps``: the operations of e, ``outer`` those of its inputs
-    ``own``.
+    whether derivatives of e may jump; ``steps``: the operations of e, with this
+    ``result``, ``outer`` those of its inputs ``own``.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Entrywise:
         self.coupled, self.rest = form is not None or rest is not None, rest
         self.kinked = any(step.name in KINKED for step in steps)
         self.outside: list[Any] = list(outside.values())
-        self.steps, self.outer, self.own, self.given = steps, outer, inputs, list(outside)
+        self.steps, self.result, self.outer = steps, result, outer
+        self.own, self.given = inputs, list(outside)
         self._formed, self._d = form is not None, d
         results = [*inputs, *([] if form is None else [form]), *q]
         self._count = len(inputs)

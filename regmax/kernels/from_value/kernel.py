@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import math
@@ -20,6 +21,7 @@ from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
+from .shift import shifted
 from .tape import Unknown
 from .template import NEAR, Template, template_of
 
@@ -39,6 +41,11 @@ _BOUND, _SUMS = 5 + 2 * 6, (5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17)
 the bounds, the address and the stride of the sums, and the distance of two points are."""
 
 
+def _row(t: Tensor) -> Tensor:
+    """An input, of numbers for each row or for each entry, as rows."""
+    return t.view(-1, 1) if t.ndim == 1 else t
+
+
 @functools.lru_cache(maxsize=128)  # the others live as long as their kernels
 def _function(text: str) -> Function:
     return Function(text)
@@ -48,7 +55,9 @@ class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
     one per entry; H, what the source of F takes besides its inputs, and these. ``jobs``: of the
     functions of a kernel, for rows of any number. ``template``: what computes rows of Ω = Σ e with
-    one e."""
+    one e. ``shift``: w of :mod:`.shift`, by which scores move."""
+
+    shift: Tensor | None = None
 
     def __init__(
         self,
@@ -61,6 +70,20 @@ class LaidOut:
         self.numbers, self.vectors, self.form, self.convex = numbers, vectors, form, convex
         self.jobs: dict[int, Any] = {}
         self.template = template
+
+    def shifted_by(self, w: Tensor | None) -> LaidOut:
+        """The same with another w."""
+        if w is None:
+            return self
+        found = copy.copy(self)
+        found.shift = w
+        return found
+
+    def moved(self, x: Tensor, gamma: Tensor) -> Tensor:
+        """The scores of Σ e without its linear term."""
+        if self.shift is None:
+            return x
+        return x - (self.shift * gamma.view(-1, 1)).to(x.dtype)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -79,7 +102,13 @@ class NumbaKernel:
         vectors = [varies(t, d) for t in own]
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
-        if self.kinked or not self.alike:
+        # Σ e without ⟨w, y⟩, whose inputs are at these places
+        self._shifted = None if self.alike or entry.coupled else shifted(entry, vectors)
+        if self._shifted is not None:
+            entry, places, _ = self._shifted
+            own, vectors = [inputs[k] for k in places], [False] * len(places)
+        self._one = not (entry.coupled or any(vectors))  # for all entries of a row
+        if self.kinked or not self._one:
             self._rows.soon(torch.float64)
         constants: list[float] = []
         try:
@@ -87,7 +116,7 @@ class NumbaKernel:
         except Unknown:  # e has no translation, and its derivatives may have one
             constants.clear()
             text, self.sums = source.slopes(entry, vectors, constants, lanes=True), False
-        self.sums = self.sums and entry.rest is None
+        self.sums = self.sums and entry.rest is None and self._shifted is None
         self._constants = constants
         self._templates: dict[bool, CompiledRows | None] = {}
         self.slopes = _function(text)
@@ -104,7 +133,7 @@ class NumbaKernel:
             self._more, self._room = program.given, program.room
         self._tested: tuple[Tensor, bool] = none, False
         # the first call, which compares answers, takes the template
-        first = tuple(t.detach().double().reshape(-1) for t in inputs) if self.alike else ()
+        first = tuple(t.detach().double().reshape(-1) for t in own) if self._one else ()
         self._last: tuple[Tensor, LaidOut | None] = self._inputs.rows(first)[0], None
 
     @property
@@ -120,12 +149,14 @@ class NumbaKernel:
     def slopes_at(self, y: Tensor, theta: Hyper) -> tuple[Tensor, Tensor]:
         """∇Ω and ∇²Ω 1 of rows y > 0."""
         y, d = y.contiguous(), y.shape[1]
-        theta, form = self._parted(theta)
+        theta, form, shift = self._parted(theta)
         numbers, vectors = (t.expand(len(y), -1).contiguous() for t in self._inputs.rows(theta))
         out = y.new_empty(len(y), 3, d)
         for r in range(len(y)):
             self.slopes(d, y[r], numbers[r], vectors[r], d, out[r])
         slope, bent = out[:, 0], out[:, 1]
+        if shift is not None:
+            slope = slope + shift
         if form is not None:
             matrix = form[0, : d * d].view(d, d)
             slope, bent = slope + y @ matrix, bent + matrix.sum(-1)
@@ -151,6 +182,7 @@ class NumbaKernel:
         """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
         +inf: not solved."""
         given = self._of_call(theta, x, True)
+        x = given.moved(x, gamma)
         if given.template is not None and given.template.bound <= tol:
             y, bound = given.template.forward(x, gamma, mask)
             if bound <= tol:
@@ -218,22 +250,26 @@ class NumbaKernel:
     def _of_call(self, theta: Hyper, x: Tensor, forward: bool) -> LaidOut:
         """:meth:`laid_out` for rows x of one call. To look for a template takes longer than few
         rows: it is done for many entries, or where these numbers come again, in ``forward``."""
-        numbers, known = self._inputs.rows(theta if self.alike else ())[0], self._last
-        again = self.alike and torch.equal(numbers, known[0])
-        if again and known[1] is not None:
-            return known[1]
-        look = forward and (again or x.numel() >= _MANY)
-        found = self.laid_out(theta, x.shape[1], look)
-        if forward and self.alike:
-            self._last = numbers, found if look else None
-        return found
+        own, form, shift = self._parted(theta)
+        numbers, known = self._inputs.rows(own if self._one else ())[0], self._last
+        again = self._one and torch.equal(numbers, known[0])
+        found = known[1] if again else None
+        if found is None:
+            look = forward and (again or x.numel() >= _MANY)
+            found = self._of_parts(own, form, x.shape[1], look)
+            if forward and self._one:
+                self._last = numbers, found if look else None
+        return found.shifted_by(shift)
 
     def laid_out(self, theta: Hyper, d: int, look: bool = True) -> LaidOut:
         """θ for rows of d entries; ``look``: for a template."""
-        theta, form = self._parted(theta)
+        own, form, shift = self._parted(theta)
+        return self._of_parts(own, form, d, look).shifted_by(shift)
+
+    def _of_parts(self, theta: Hyper, form: Tensor | None, d: int, look: bool) -> LaidOut:
         numbers, vectors = self._inputs.rows(theta)
         template = None
-        if look and self.alike and not self.kinked and len(numbers) == 1:
+        if look and self._one and not self.kinked and len(numbers) == 1:
             template = template_of(self.slopes, numbers, self._implicit)
         return LaidOut(numbers, vectors, form, form is None or self._convex(form, d), template)
 
@@ -256,6 +292,7 @@ class NumbaKernel:
         """y, and the largest bound of :meth:`solve`. ``points``, (``count`` or more, d), gets some
         of the answers, evenly spaced, with ε² for zeros. The list has ``count`` pairs of numbers:
         Ω there, and the sum of the sizes of its terms, if the kernel has ``sums``."""
+        x = given.moved(x, gamma)
         if given.template is None:
             y, found = self._solved(x, gamma, given, None, points, count)
             return y, max(found[: len(x)]), found[len(x) :]
@@ -306,15 +343,18 @@ class NumbaKernel:
         """Where the code of F is."""
         return (0, 0) if self._program is None else tuple(f.address for f in self._program)  # type: ignore[return-value]
 
-    def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None]:
-        """The inputs of e; H, what the source of F takes besides its inputs, and these."""
+    def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None, Tensor | None]:
+        """The inputs of e; H, what the source of F takes besides its inputs, and these; w."""
+        if self._shifted is not None:
+            _, places, linear = self._shifted
+            return tuple(theta[k] for k in places), None, linear(*map(_row, theta))
         if self._rows is _SEPARABLE:
-            return theta, None
+            return theta, None, None
         form = theta[-1].contiguous()
         if self._program is not None:
             matrix, q = form[:, : self._d**2], form[:, self._d**2 :]
             form = torch.cat([matrix, self._more.expand(len(form), -1), q], -1)
-        return theta[:-1], form
+        return theta[:-1], form, None
 
     def _convex(self, form: Tensor, d: int) -> bool:
         """Whether H is positive semidefinite along Δ. Each row tests e."""
@@ -332,7 +372,20 @@ class NumbaKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
-        return self.backward_laid_out(y, v, gamma, self._of_call(theta, y, False), hyper)
+        dx, own = self.backward_laid_out(y, v, gamma, self._of_call(theta, y, False), hyper)
+        if own is None or self._shifted is None:
+            return dx, own
+        _, places, linear = self._shifted
+        with torch.enable_grad():  # w moves x by −γw
+            given = [_row(t).expand(len(y), -1).detach().requires_grad_() for t in theta]
+            w = -dx.double() * gamma.view(-1, 1)
+            each = torch.autograd.grad(linear(*given), given, w.expand_as(y), allow_unused=True)
+        found = [t.new_zeros(t.shape) if g is None else g for t, g in zip(given, each, strict=True)]
+        for k, g in zip(places, own, strict=True):
+            found[k] = found[k] + g.view(-1, 1)
+        return dx, tuple(
+            g.squeeze(-1) if t.ndim == 1 else g for g, t in zip(found, theta, strict=True)
+        )
 
     def backward_laid_out(
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False

@@ -256,14 +256,15 @@ def _by_value(rows: Rows, settings: Settings) -> tuple[Tensor, bool] | None:
     kernel, given = between(at.template, (bounds.low, bounds.high, total), x)
     scale, (theta, _kept) = numbered(at.template.scale, x), at.template.theta()
     on = None if rows.mask is None else flat(rows.mask).contiguous()
-    y = kernel.solve(flat(x), scale, theta, given, on)
+    z = at.moved(flat(x), numbered(1.0, x))
+    y = kernel.solve(z, scale, theta, given, on)
     if y is None:
         return None
-    y = y.view(x.shape)
+    y, z = y.view(x.shape), z.view(x.shape)
     with contextlib.suppress(Missed):
         made[0].compare(rows, y)
         limits = bounds.low, bounds.high, total, rows.mask
-        bound = found.kernel.between_bound(at, x, y, *limits)
+        bound = found.kernel.between_bound(at, z, y, *limits)
         return y, bool((bound <= settings.tolerance(y.dtype)).all())
     return None
 

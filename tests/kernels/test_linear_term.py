@@ -1,0 +1,121 @@
+"""A linear term of a value, ⟨w, y⟩, moves the scores: numbers of entries cost what shared ones
+cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import regmax
+from regmax.kernels import reference
+from regmax.kernels.from_value import entrywise
+from regmax.kernels.from_value.inputs import varies
+from regmax.kernels.from_value.shift import shifted
+
+D = 6
+Q = torch.tensor([0.3, 0.05, 0.2, 0.1, 0.25, 0.1], dtype=torch.float64)
+A = torch.tensor(1.7, dtype=torch.float64)
+
+MOVED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "xlogy": lambda y, q, a: torch.xlogy(y, y / q).sum(-1),
+    "log of a ratio": lambda y, q, a: (y * (y / q).log()).sum(-1),
+    "difference of logarithms": lambda y, q, a: (y * (y.log() - q.log())).sum(-1),
+    "kl_div": lambda y, q, a: torch.nn.functional.kl_div(q.log(), y, reduction="none").sum(-1),
+    "entr": lambda y, q, a: -(torch.special.entr(y) + torch.xlogy(y, q)).sum(-1),
+    "a number before it": lambda y, q, a: (a * y * (y / q).log()).sum(-1) + y.square().sum(-1) / 2,
+    "square of a difference": lambda y, q, a: (y - q).square().sum(-1) / 2 + a * (y**3).sum(-1),
+    "product of differences": lambda y, q, a: ((q - 2 * y) * (q - y)).sum(-1),
+    "linear": lambda y, q, a: (y**1.5).sum(-1) + (-y / q).sum(-1) + y @ q,
+}
+OTHER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "weights": lambda y, q: (q * y**2).sum(-1),
+    "logarithm of a sum": lambda y, q: (y * (y + q).log()).sum(-1),
+    "power of a difference": lambda y, q: ((y - q) ** 4).sum(-1),
+    "shared numbers": lambda y, q: (y**2 + 3 * y).sum(-1) + 0 * q.sum(),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_value_is_that_of_the_parts(name: str) -> None:
+    y = torch.linspace(0.05, 0.3, D, dtype=torch.float64).view(1, -1)
+    entry = entrywise(MOVED[name], y, [Q, A])
+    inputs = entry.inputs([Q, A])
+    found = shifted(entry, [varies(t, D) for t in inputs])
+    assert found is not None
+    rest, places, linear = found
+    assert not any(varies(inputs[k], D) for k in places)
+    at = y.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(entry(at, *inputs).sum(), at)
+    parts = rest(at, *(inputs[k] for k in places)) + linear(*inputs) * at
+    (got,) = torch.autograd.grad(parts.sum(), at)
+    torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_numbers_of_entries_stay(name: str) -> None:
+    y = torch.linspace(0.05, 0.3, D, dtype=torch.float64).view(1, -1)
+    entry = entrywise(OTHER[name], y, [Q])
+    assert shifted(entry, [varies(t, D) for t in entry.inputs([Q])]) is None
+
+
+class _Own(regmax.Regularizer):
+    def __init__(self, name: str, q: Tensor, a: Tensor) -> None:
+        self.name, self.q, self.a = name, q, a
+
+    def value(self, y: Tensor) -> Tensor:
+        return MOVED[self.name](y, self.q, self.a)
+
+
+@pytest.mark.parametrize("name", ["xlogy", "difference of logarithms", "kl_div", "entr"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_kl_is_a_shifted_softmax(name: str, dtype: torch.dtype, per_row: bool) -> None:
+    torch.manual_seed(0)
+    x = 3 * torch.randn(50, D, dtype=dtype)
+    q = torch.rand(50, D, dtype=torch.float64) + 0.01 if per_row else Q
+    layer = regmax.RegularizedMax(_Own(name, q, A), gamma=0.7)
+    for _ in range(3):  # the first calls compare answers and take other ways
+        at, own = x.clone().requires_grad_(), x.double().clone().requires_grad_()
+        v = torch.randn_like(x)
+        y, expected = layer(at), torch.softmax(own / 0.7 + q.log(), -1)
+        y.backward(v)
+        expected.backward(v.double())
+        near = 3e-7 if dtype == torch.float32 else 1e-14
+        torch.testing.assert_close(y.double(), expected.detach(), rtol=0, atol=near)
+        assert at.grad is not None
+        assert own.grad is not None
+        torch.testing.assert_close(at.grad.double(), own.grad, rtol=0, atol=10 * near)
+
+
+@pytest.mark.parametrize("name", ["a number before it", "square of a difference"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_gradients_of_both_parts(name: str, rows: int) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(4, D, dtype=torch.float64).requires_grad_()
+    q = (torch.rand(rows, D, dtype=torch.float64) + 0.1).requires_grad_()
+    a = A.clone().requires_grad_()
+    if rows == 1:
+        q = q.detach()[0].requires_grad_()
+
+    def call(x: Tensor, q: Tensor, a: Tensor) -> Tensor:
+        return regmax.RegularizedMax(_Own(name, q, a))(x)
+
+    with reference():
+        expected = torch.autograd.grad(call(x, q, a).square().sum(), (x, q, a))
+    got = torch.autograd.grad(call(x, q, a).square().sum(), (x, q, a))
+    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-8)
+    assert torch.autograd.gradcheck(call, (x, q, a), atol=1e-6)
+
+
+def test_linear_term_between_bounds() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(30, D, dtype=torch.float64)
+    layer = regmax.RegularizedMax(_Own("kl_div", Q, A), domain=regmax.Simplex(2.0, upper=0.6))
+    entropy = regmax.RegularizedMax(
+        regmax.regularizer("entropy"), domain=regmax.Simplex(2.0, upper=0.6)
+    )
+    torch.testing.assert_close(layer(x), entropy(x + Q.log()), rtol=0, atol=1e-8)
+    assert "kernel from the value" in str(layer.explain(x))
