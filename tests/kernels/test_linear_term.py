@@ -45,11 +45,10 @@ def test_value_is_that_of_the_parts(name: str) -> None:
     inputs = entry.inputs([Q, A])
     found = shifted(entry, [varies(t, D) for t in inputs])
     assert found is not None
-    rest, places, linear = found
-    assert not any(varies(inputs[k], D) for k in places)
+    assert not any(varies(inputs[k], D) for k in found.places)
     at = y.clone().requires_grad_()
     (expected,) = torch.autograd.grad(entry(at, *inputs).sum(), at)
-    parts = rest(at, *(inputs[k] for k in places)) + linear(*inputs) * at
+    parts = found.entry(at, *(inputs[k] for k in found.places)) + found.linear(*inputs) * at
     (got,) = torch.autograd.grad(parts.sum(), at)
     torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 

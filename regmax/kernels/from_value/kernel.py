@@ -41,11 +41,6 @@ _BOUND, _SUMS = 5 + 2 * 6, (5 + 2 * 15, 6 + 2 * 15, 5 + 2 * 17)
 the bounds, the address and the stride of the sums, and the distance of two points are."""
 
 
-def _row(t: Tensor) -> Tensor:
-    """An input, of numbers for each row or for each entry, as rows."""
-    return t.view(-1, 1) if t.ndim == 1 else t
-
-
 @functools.lru_cache(maxsize=128)  # the others live as long as their kernels
 def _function(text: str) -> Function:
     return Function(text)
@@ -105,8 +100,8 @@ class NumbaKernel:
         # Σ e without ⟨w, y⟩, whose inputs are at these places
         self._shifted = None if self.alike or entry.coupled else shifted(entry, vectors)
         if self._shifted is not None:
-            entry, places, _ = self._shifted
-            own, vectors = [inputs[k] for k in places], [False] * len(places)
+            entry, own = self._shifted.entry, [inputs[k] for k in self._shifted.places]
+            vectors = [False] * len(own)
         self._one = not (entry.coupled or any(vectors))  # for all entries of a row
         if self.kinked or not self._one:
             self._rows.soon(torch.float64)
@@ -346,8 +341,8 @@ class NumbaKernel:
     def _parted(self, theta: Hyper) -> tuple[Hyper, Tensor | None, Tensor | None]:
         """The inputs of e; H, what the source of F takes besides its inputs, and these; w."""
         if self._shifted is not None:
-            _, places, linear = self._shifted
-            return tuple(theta[k] for k in places), None, linear(*map(_row, theta))
+            own = tuple(theta[k] for k in self._shifted.places)
+            return own, None, self._shifted.w(theta)
         if self._rows is _SEPARABLE:
             return theta, None, None
         form = theta[-1].contiguous()
@@ -375,17 +370,7 @@ class NumbaKernel:
         dx, own = self.backward_laid_out(y, v, gamma, self._of_call(theta, y, False), hyper)
         if own is None or self._shifted is None:
             return dx, own
-        _, places, linear = self._shifted
-        with torch.enable_grad():  # w moves x by −γw
-            given = [_row(t).expand(len(y), -1).detach().requires_grad_() for t in theta]
-            w = -dx.double() * gamma.view(-1, 1)
-            each = torch.autograd.grad(linear(*given), given, w.expand_as(y), allow_unused=True)
-        found = [t.new_zeros(t.shape) if g is None else g for t, g in zip(given, each, strict=True)]
-        for k, g in zip(places, own, strict=True):
-            found[k] = found[k] + g.view(-1, 1)
-        return dx, tuple(
-            g.squeeze(-1) if t.ndim == 1 else g for g, t in zip(found, theta, strict=True)
-        )
+        return dx, self._shifted.gradients(theta, -dx.double() * gamma.view(-1, 1), own)
 
     def backward_laid_out(
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False

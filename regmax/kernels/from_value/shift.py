@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ..base import Hyper
 from .entry import Entrywise
 from .tape import Ref, Step, Unknown, function, needed
 
@@ -27,11 +28,38 @@ class _Sum(NamedTuple):
     c: Number | None
 
 
-def shifted(
-    entry: Entrywise, vectors: list[bool]
-) -> tuple[Entrywise, list[int], Callable[..., Tensor]] | None:
-    """e without its linear term, the places of its inputs, and w as a function of all inputs, where
-    e has no other number for each entry; None elsewhere. ``vectors``: which inputs have one."""
+class Shifted(NamedTuple):
+    """e without its linear term, the places of its inputs, and w as a function of all inputs."""
+
+    entry: Entrywise
+    places: list[int]
+    linear: Callable[..., Tensor]
+
+    def w(self, theta: Hyper) -> Tensor:
+        """w of all rows, or of each."""
+        return self.linear(*map(_row, theta))
+
+    def gradients(self, theta: Hyper, dx: Tensor, own: Hyper) -> Hyper:
+        """The gradients in all inputs, in each row, from −Jv and those in the inputs of ``entry``;
+        w moves x/γ by −w."""
+        with torch.enable_grad():
+            given = [_row(t).expand(len(dx), -1).detach().requires_grad_() for t in theta]
+            w = self.linear(*given)
+            each = torch.autograd.grad(w, given, dx.expand_as(w), allow_unused=True)
+        found = [t.new_zeros(t.shape) if g is None else g for t, g in zip(given, each, strict=True)]
+        for k, g in zip(self.places, own, strict=True):
+            found[k] = found[k] + g.view(-1, 1)
+        return tuple(g.squeeze(-1) if t.ndim == 1 else g for g, t in zip(found, theta, strict=True))
+
+
+def _row(t: Tensor) -> Tensor:
+    """An input, of numbers for each row or for each entry, as rows."""
+    return t.view(-1, 1) if t.ndim == 1 else t
+
+
+def shifted(entry: Entrywise, vectors: list[bool]) -> Shifted | None:
+    """The parts of an e that has numbers for each entry in a linear term alone; None elsewhere.
+    ``vectors``: which inputs have one for each entry."""
     walk = _Walk(vectors)
     try:
         for step in entry.steps:
@@ -57,7 +85,7 @@ def shifted(
     own = [Ref(k) for k in range(1, low)]
     rest = Entrywise(steps, found.f, [], own, None, len(own), {}, None, [], 0)
     call = function(needed(walk.steps, [found.w]), range(1, count + 1), [found.w])
-    return rest, places, lambda *inputs: call(*inputs)[0]
+    return Shifted(rest, places, lambda *inputs: call(*inputs)[0])
 
 
 class _Walk:
