@@ -172,11 +172,12 @@ class NumbaKernel:
         return _function(self._source)
 
     def solve(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = NEAR
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = NEAR,
+        look: bool = True,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
-        +inf: not solved."""
-        given = self._of_call(theta, x, True)
+        +inf: not solved. ``look``: for a template, which is compiled for each dtype and each e."""
+        given = self._of_call(theta, x, look)
         x = given.moved(x, gamma)
         if given.template is not None and given.template.bound <= tol:
             y, bound = given.template.forward(x, gamma, mask)

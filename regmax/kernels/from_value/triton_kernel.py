@@ -67,9 +67,11 @@ class TritonKernel:
         return g, h
 
     def solve(
-        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = 1e-8
-    ) -> tuple[Tensor, Tensor]:
-        """y, and a bound on the distance of each row to the maximiser; +inf: not solved."""
+        self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = 1e-8,
+        look: bool = True,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """y, and a bound on the distance of each row to the maximiser; +inf: not solved. There is
+        no template to ``look`` for."""
         check_device(x)
         arrays = (gamma, *self._inputs.rows(theta))
         y, bound = x.new_empty(x.shape), x.new_empty(len(x))

@@ -49,7 +49,7 @@ from .traced import (
 F64 = torch.float64
 QUIET = Settings(on_failure="ignore")
 _POINTS = 4
-"""Answers at which the value of Ω is compared with the traced one at every call."""
+"""Answers at which Ω is compared with the traced value at every call."""
 _TRIALS = 3
 """How often a kernel is made again where the solver could not tell."""
 _PLACES = "its value has other numbers for each row"
@@ -119,13 +119,12 @@ def of_rows(
         return None  # a tensor from outside is refused
     inputs, batched = found.inputs(tensors), key[1] is not None
     kernel = FromValue(found, settings, rows, key, inputs)
+    kernel.look = rows.dtype == F64 or not fresh
     if batched or any(t.requires_grad for t in inputs):
         return kernel, found.traced, [rows.gamma, *inputs]
-    kernel.theta = tuple(map(hyper, inputs))
-    fixed = found.fixed(tensors)
-    compiles = fresh and rows.dtype != F64 and hasattr(found.kernel, "laid_out")
-    if compiles and fixed.laid_out.template is not None:
-        fixed.laid_out.template.soon(torch.float32)  # for the next call: this one is in float64
+    kernel.theta, fixed = tuple(map(hyper, inputs)), found.fixed(tensors)
+    if not kernel.look and hasattr(found.kernel, "laid_out") and fixed.laid_out.template:
+        fixed.laid_out.template.soon(torch.float32)  # for the next call
     return kernel, fixed.omega, [rows.gamma]
 
 
@@ -171,11 +170,10 @@ def _key(
     omega, x = rows.omega, rows.x
     tensors = list(omega.tensors(fixed=True).values())
     kept: list[Any] = []
-    if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
+    given = settings.solver != "auto" or settings.trace is not None or settings.start is not None
+    if given or isinstance(omega, Penalized) or omega.declares("closed_form"):
         return None, kept, tensors
-    if isinstance(omega, Penalized) or omega.declares("closed_form") or not (asked() and x.numel()):
-        return None, kept, tensors
-    if x.device.type not in COMPILERS or x.dtype != torch.float64:
+    if x.device.type not in COMPILERS or x.dtype != F64 or not (asked() and x.numel()):
         return None, kept, tensors
     if plain and (transforms.dual_level() or transforms.under_transform((x, *tensors))):
         return None, kept, tensors
@@ -224,7 +222,7 @@ def _made(rows: Rows, kept: list[Any], batched: bool) -> TracedValue | str | Non
             kernel = made_by(entry, inputs, x.shape[-1])
             traced: Traced = type(type(omega).__name__, (Traced,), {})(entry, inputs)
             made = TracedValue(kernel, traced, kept, y, others, [])
-            return compared(made, inputs, rows, problem, by_reference(problem))
+            return compared(made, inputs, rows.dtype == F64, problem, by_reference(problem))
     except Unknown as error:
         return f"no kernel is made of its value: {error}"
     except RegularizerError:  # the solver says it of all rows
@@ -248,6 +246,8 @@ class FromValue(Kernel):
     raw = False
     theta: Hyper | None = None
     """The inputs, where nothing learns."""
+    look = True
+    """For a template: not at a first call in float32, which would compile it in float64."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class FromValue(Kernel):
         if self.made.traced.entry.coupled and len(theta[-1]) > 1:
             raise Missed  # an H for each row
         tol = self.settings.tolerance(F64)
-        y, bound = self.made.kernel.solve(x, gamma, theta, mask, tol)
+        y, bound = self.made.kernel.solve(x, gamma, theta, mask, tol, self.look)
         missed = ~(bound <= tol)
         rows, self.rows = self.rows, None  # y keeps the kernel: it must not keep the rows
         if rows is None:
@@ -278,8 +278,7 @@ class FromValue(Kernel):
         if x.data_ptr() != rows.x.data_ptr():  # scores after a prox
             rows = replace(rows, x=x.view(rows.x.shape))
         self.compare(rows, y)
-        path, why = "kernel from the value", f"its source is {self.made.kernel.path}"
-        iterations = None
+        path, iterations = "kernel from the value", None
         if bool(missed.any()):
             if self.made.traced.entry.kinked:
                 raise Missed  # these rows may be on kinks
@@ -288,6 +287,7 @@ class FromValue(Kernel):
             y = torch.where(missed.unsqueeze(-1), found.y.reshape(y.shape), y)
             path = f"{path}, then {found.path}"
             iterations = torch.where(missed.view(rows.x.shape[:-1]), found.solved.iterations, 0)
+        why = f"its source is {self.made.kernel.path}"
         self.result = Forward(y.view(rows.x.shape), path, why, iterations=iterations)
         return y, None
 
