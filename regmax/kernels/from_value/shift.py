@@ -201,7 +201,8 @@ class _Walk:
     def _emit(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """An operation; of numbers alone, its result."""
         if not any(isinstance(a, Ref) for a in args):
-            return float(op(*(torch.tensor(float(a), dtype=torch.float64) for a in args)))
+            given = [torch.tensor(float(a), dtype=torch.float64, device="cpu") for a in args]
+            return float(op(*given))
         if not isinstance(args[0], Ref) and op in (aten.add.Tensor, aten.mul.Tensor):
             args = args[::-1]
         self.next += 1
