@@ -75,10 +75,16 @@ class LaidOut:
         return found
 
     def moved(self, x: Tensor, gamma: Tensor) -> Tensor:
-        """The scores of Σ e without its linear term."""
+        """The scores of Σ e without its linear term, in float32 up to a constant of each row."""
         if self.shift is None:
             return x
-        return x - (self.shift * gamma.view(-1, 1)).to(x.dtype)
+        shift = self.shift * gamma.view(-1, 1)
+        if x.dtype == torch.float64:
+            return x - shift
+        # relative to the largest score, and w to its least: those that count lose no digits
+        top = x.amax(-1, keepdim=True)
+        x = x - torch.where(top > -torch.inf, top, 0)
+        return x.sub_((shift - shift.amin(-1, keepdim=True)).to(x.dtype))
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
