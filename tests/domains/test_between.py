@@ -1,10 +1,11 @@
 """The kernel between bounds against PyTorch, in float64."""
 
+import numpy as np
 import pytest
 import torch
 
 import regmax
-from regmax import RegularizedMax, Simplex, kernels
+from regmax import AtMost, Box, RegularizedMax, Simplex, kernels
 from regmax.kernels.from_value.kernel import NumbaKernel
 from regmax.regularizers.curvature import Diagonal
 from regmax.testing.inputs import VALUES, hard_values
@@ -147,7 +148,7 @@ class JensenInverse(Jensen):
         return Diagonal(1 / (y * (1 + y)))
 
     def inverse(self, u):
-        return 1 / torch.expm1((-u).clamp_min(0))
+        return 1 / torch.expm1(u.clamp_max(0).abs())  # not −0
 
 
 class Weighted(regmax.Regularizer):
@@ -238,3 +239,156 @@ def test_scores_too_far_apart_for_a_solver_get_no_bound():
     own = RegularizedMax(Cubic(), domain=domain).solve(x)
     assert own.error_bound < 1e-8
     assert own.y.tolist() == [[0.4, 0.4, own.y[0, 2].item(), 0.0]]
+
+
+# -- such an Ω without a fixed sum: its linear term counts ----------------------------------------
+
+
+class Tilted(regmax.Regularizer):
+    def value(self, y):
+        return (torch.xlogy(y, y) + 0.3 * y).sum(-1)
+
+
+class TiltedInverse(Tilted):
+    def grad(self, y):
+        return y.log() + 1.3
+
+    def curvature(self, y):
+        return Diagonal(1 / y)
+
+    def inverse(self, u):
+        return (u - 1.3).exp()
+
+
+class Power(regmax.Regularizer):
+    def value(self, y):
+        return (y.pow(1.5) / 1.5 - 0.2 * y).sum(-1)
+
+
+class PowerInverse(Power):
+    def inverse(self, u):
+        return (u + 0.2).clamp_min(0).square()
+
+
+FREE = OWN | {"tilted": (Tilted, TiltedInverse), "power": (Power, PowerInverse)}
+
+
+def free(kind, rows, d):
+    share = torch.rand(rows, d, generator=torch.Generator().manual_seed(d), dtype=F64)
+    return {
+        "box": Box(),
+        "box of entries": Box(0.3 * share, 0.3 + 0.7 * share),
+        "at most 1": AtMost(),
+        "at most, capped": AtMost(0.2 * d, 0.4),
+        "at most by row": AtMost(torch.linspace(0, 2, rows, dtype=F64).unsqueeze(-1), share),
+        "slack": AtMost(2.0 * d, 1.0),
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["box", "box of entries", "at most 1", "at most, capped", "at most by row", "slack"],
+)
+@pytest.mark.parametrize("name", FREE)
+def test_without_a_fixed_sum_it_agrees_with_its_inverse_in_pytorch(name, kind):
+    rows, (own, closed) = 5, FREE[name]
+    for values, d in zip(VALUES, (3, 16, 17, 40, 100, 7, 33, 200) * 3, strict=False):
+        x, domain = hard_values(values, rows, d, F64), free(kind, rows, d)
+        solution = RegularizedMax(own(), 0.7, domain=domain, on_failure="ignore").solve(x)
+        with kernels.reference():
+            expected = RegularizedMax(closed(), gamma=0.7, domain=domain)(x)
+        off = (solution.y - expected).abs().amax(-1)
+        assert (off <= torch.where(solution.error_bound < 1e-8, 1e-12, solution.error_bound)).all()
+        assert solution.path.startswith("kernel from the value"), (values, d, solution)
+        if "scales" not in values:
+            assert (solution.error_bound < 1e-8).all()
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_entries_next_to_0_and_at_bounds_are_exact(name):
+    """Against bisection in numbers of 64 bits or more."""
+    own, closed = FREE[name]
+    zero, one, half = (closed().grad(torch.full((1,), t, dtype=F64)) for t in (1e-300, 1.0, 0.5))
+    u = torch.cat(
+        [
+            torch.tensor([-1e12, -60.0, -1.0, 0.0, 1e-9, 0.1, 0.1, 0.5, 1e12], dtype=F64),
+            *(zero, zero - 1e-9, one, one + 1e-9, half),
+        ]
+    )
+    u = u.detach().clamp_min(-1e12)
+    y = RegularizedMax(own(), domain=Box(0.0, 0.9))(u)
+    slopes = {
+        "cubic": lambda t: t + t * t / 2,
+        "root": lambda t: np.sqrt(t) + t,
+        "jensen": lambda t: -np.log1p(1 / t),
+        "tilted": lambda t: np.log(t) + np.longdouble(1.3),
+        "power": lambda t: np.sqrt(t) - np.longdouble(0.2),
+    }[name]
+    wide = u.numpy().astype(np.longdouble)
+    low, high = np.full_like(wide, np.log(1e-300)), np.log(np.full_like(wide, 0.9))
+    for _ in range(120):
+        middle = (low + high) / 2
+        under = slopes(np.exp(middle)) < wide
+        low, high = np.where(under, middle, low), np.where(under, high, middle)
+    expected = np.where(low > np.log(1e-299), np.exp(high), 0).astype(np.float64)
+    expected = torch.from_numpy(np.where(slopes(0.9 + 0 * wide) <= wide, 0.9, expected))
+    assert torch.allclose(y, expected, rtol=1e-13, atol=1e-15)
+    assert ((y == 0) == (expected == 0)).all()
+    assert ((y == 0.9) == (expected == 0.9)).all()
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_its_bound_holds_for_points_beside_it_too(name, monkeypatch):
+    bound, given = NumbaKernel.between_bound, []
+    monkeypatch.setattr(NumbaKernel, "between_bound", lambda *t: given.append(t) or bound(*t))
+    x = torch.randn(5, 30, generator=torch.Generator().manual_seed(3), dtype=F64)
+    best = RegularizedMax(FREE[name][0](), domain=Box(0.05, 0.8))(x)
+    kernel, at, z, y, low, high, total, on = given[-1]
+    assert total is None
+    assert (bound(*given[-1]) < 1e-12).all()
+    for size in (1e-12, 1e-9, 1e-6, 1e-3):
+        step = size * torch.randn(5, 30, generator=torch.Generator().manual_seed(1), dtype=F64)
+        moved = torch.minimum(torch.maximum(y + step, low), high)
+        found = bound(kernel, at, z, moved, low, high, None, on)
+        assert (found >= 0.99 * (moved - best).norm(dim=-1)).all(), (size, found)
+
+
+def test_a_sum_next_to_its_limit_is_certified():
+    """On both sides of where the sum becomes active; τ is 0 but for rounding there."""
+    x = torch.randn(1, 40, generator=torch.Generator().manual_seed(0), dtype=F64)
+    whole = RegularizedMax(CubicInverse(), domain=Box())(x).sum().item()
+    for shift in (-1e-6, -1e-9, -1e-13, -1e-16, 0.0, 1e-16, 1e-13, 1e-9, 1e-6):
+        domain = AtMost(whole * (1 + shift), 1.0)
+        solution = RegularizedMax(Cubic(), domain=domain).solve(x)
+        with kernels.reference():
+            expected = RegularizedMax(CubicInverse(), domain=domain)(x)
+        assert (solution.y - expected).abs().max() < 1e-13, shift
+        assert solution.path == "kernel from the value"
+        assert solution.error_bound < 1e-8
+
+
+@pytest.mark.parametrize("kind", ["box", "at most"])
+def test_derivatives_without_a_fixed_sum(kind):
+    """In x, γ, θ, the bounds and k, against those of the Ω with an inverse."""
+    x = torch.randn(6, 12, generator=torch.Generator().manual_seed(4), dtype=F64)
+    mask = torch.ones(6, 12, dtype=torch.bool)
+    mask[1, 3:] = False
+    found = []
+    for omega in (Weighted(0.8), WeightedInverse(0.8)):
+        gamma, upper = torch.tensor(0.6, dtype=F64), torch.linspace(0.2, 0.9, 12, dtype=F64)
+        other = torch.full((12,), 0.1, dtype=F64) if kind == "box" else torch.tensor(2.0).double()
+        given = [t.clone().requires_grad_() for t in (x, gamma, upper, other)]
+        own, gamma, upper, other = given
+        domain = Box(other, upper) if kind == "box" else AtMost(other, upper)
+        y = RegularizedMax(omega, gamma=gamma, domain=domain)(own, mask)
+        found.append((y, *torch.autograd.grad(y.sin().sum(), (*given, omega.w))))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-10)
+    assert all(bool(t.any()) for t in found[0])
+
+
+def test_bounds_above_1_are_for_the_solver():
+    x = torch.linspace(-1, 3, 8, dtype=F64)
+    solution = RegularizedMax(Cubic(), domain=Box(0.0, 2.0)).solve(x)
+    assert solution.path.startswith("solver")
+    assert torch.allclose(solution.y, CubicInverse().inverse(x).clamp(0, 2), rtol=0, atol=1e-8)

@@ -27,6 +27,8 @@ NEAR = 1e-8
 """The distance to the maximiser that :mod:`.implicit` certifies."""
 FIRST, OCTAVES, DENSE = 1e-40, 60, 4096
 """The least y of a table; how often its numbers halve; and its most numbers where e'(0) = −∞."""
+STEPS, BISECTIONS, CLOSE = 32, 6, 1e-7
+"""The most steps to the inverse of e', how many of them are bisections, and the last one's size."""
 _MANY = 8
 """Jobs that are kept."""
 
@@ -219,18 +221,34 @@ def _slopes(slopes: Function, numbers: Tensor, y: Tensor) -> Tensor:
 
 
 def _inverted(slopes: Function, numbers: Tensor, u: Tensor) -> Tensor:
-    """y with e'(y) = u and d log y/du, side by side, by bisection and Newton's method on log y."""
-    low, high = torch.full_like(u, math.log(FIRST)), torch.full_like(u, 0.2)
-    s = (low + high) / 2
-    for k in range(24):
-        y = s.exp()
-        g, h, _ = _slopes(slopes, numbers, y)
-        low, high = torch.where(g < u, s, low), torch.where(g < u, high, s)
-        s = (low + high) / 2
-        if k > 7:
-            near = y.log() + (u - g) / (y * h)
-            s = torch.where((near > low) & (near < high), near, s)
-    y = s.exp()
-    h = _slopes(slopes, numbers, y)[1]
-    found = torch.stack((torch.where(s > math.log(FIRST) + 1e-6, y, 0), 1 / (y * h)), 1)
+    """y with e'(y) = u and d log y/du, side by side."""
+    y = inverse(slopes, numbers, u, FIRST)
+    h = _slopes(slopes, numbers, y.clamp_min(FIRST))[1]
+    found = torch.stack((y, 1 / (y * h)), 1)
     return found.nan_to_num(0, 0, 0).clamp(-1e30, 1e30).float()
+
+
+def inverse(slopes: Function, numbers: Tensor, u: Tensor, least: float) -> Tensor:
+    """y ≤ e^0.2 with e'(y) = u, 0 below ``least``: by bisection on log y, then by steps that are
+    exact where e' is a power of y, up to a constant."""
+    ends = u.new_tensor((math.log(least), 0.2))
+    first, last = _slopes(slopes, numbers, ends.exp())[0]
+    low, high = ends[0].expand_as(u), ends[1].expand_as(u)
+    s, zero, most = (low + high) / 2, u <= first, u >= last
+    for k in range(STEPS):
+        y = s.exp()
+        g, h, c = _slopes(slopes, numbers, y)
+        low, high = torch.where(g < u, s, low), torch.where(g < u, high, s)
+        if k < BISECTIONS:
+            s = (low + high) / 2
+            continue
+        # for e' = a + y^b: y (1 + bw)^(1/b)
+        w, b = (u - g) / (y * h), 1 + y * c / h
+        b = torch.where((b.abs() > 1e-6) & (b.abs() < 1e6), b, 1e-6)  # of numbers that overflow too
+        near = s + torch.log1p(b * w) / b
+        close = (near - s).abs() <= CLOSE
+        inside = close | (near > low) & (near < high)
+        s = torch.where(inside, near, (low + high) / 2)
+        if bool((close | zero | most).all()):
+            break
+    return torch.where(zero, 0, torch.where(most, ends[1], s).exp())

@@ -243,8 +243,8 @@ def _by_value(rows: Rows, settings: Settings) -> tuple[Tensor, bool] | None:
     bounds, omega, x = rows.bounds, rows.omega, rows.x
     if not by_value(type(omega)) or not x.is_cpu or not isinstance(bounds, Bounded):  # type: ignore[arg-type]
         return None
-    total = bounds.total
-    if total is None or bounds.at_most or bool((bounds.high.minimum(total) > 1).any()):
+    most = bounds.high if bounds.total is None else bounds.high.minimum(bounds.total)
+    if (omega.declares("inverse") and not bounds.fixed_total) or bool((most > 1).any()):
         return None
     made = from_value.of_rows(replace(rows, gamma=1.0, bounds=None), settings)
     if made is None:
@@ -253,20 +253,37 @@ def _by_value(rows: Rows, settings: Settings) -> tuple[Tensor, bool] | None:
     at = found.fixed(list(omega.tensors(fixed=True).values())).laid_out
     if at.template is None:
         return None
-    kernel, given = between(at.template, (bounds.low, bounds.high, total), x)
-    scale, (theta, _kept) = numbered(at.template.scale, x), at.template.theta()
-    on = None if rows.mask is None else flat(rows.mask).contiguous()
-    z = at.moved(flat(x), numbered(1.0, x))
-    y = kernel.solve(z, scale, theta, given, on)
-    if y is None:
-        return None
-    y, z = y.view(x.shape), z.view(x.shape)
     with contextlib.suppress(Missed):
+        z = at.moved(flat(x), numbered(1.0, x)).view(x.shape)
+        y, bound = _answer(found.kernel, at, z, bounds, rows.mask)
         made[0].compare(rows, y)
-        limits = bounds.low, bounds.high, total, rows.mask
-        bound = found.kernel.between_bound(at, z, y, *limits)
         return y, bool((bound <= settings.tolerance(y.dtype)).all())
     return None
+
+
+def _answer(
+    own: Any, at: Any, x: Tensor, bounds: Bounded, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Π_Ω(x) by the template of e, and a bound on the distance of each row to it."""
+    low, high, total = bounds.low, bounds.high, bounds.total
+    if not bounds.fixed_total:
+        less, bound = own.boxed(at, x, low, high, mask)
+        if total is None:
+            return less, bound
+        # τ = 0 where clip(p(z)) adds up to at most k, of which ``less`` may be on the other side
+        beyond = (add(less) - total).squeeze(-1)
+        doubt, over = (x.shape[-1] ** 0.5 * bound - beyond.abs()).clamp_min(0), beyond > 0
+        if bool(over.any()):
+            given = x[over], Bounded(low[over], high[over], total[over])
+            less[over], bound[over] = _answer(own, at, *given, mask if mask is None else mask[over])
+        return less, bound + doubt
+    kernel, given = between(at.template, (low, high, total), x)
+    scale, (theta, _kept) = numbered(at.template.scale, x), at.template.theta()
+    on = None if mask is None else flat(mask).contiguous()
+    y = kernel.solve(flat(x), scale, theta, given, on)
+    if y is None:
+        raise Missed
+    return y.view(x.shape), own.between_bound(at, x, y.view(x.shape), low, high, total, mask)
 
 
 def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forward:
