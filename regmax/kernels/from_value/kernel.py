@@ -14,17 +14,16 @@ from torch import Tensor
 
 from .. import simplex
 from ..base import Hyper
-from ..clipped import clip
 from ..cpu.rows import CompiledRows
 from ..sources import written
-from . import source
+from . import between, source
 from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
 from .shift import shifted
 from .tape import Unknown
-from .template import NEAR, Template, inverse, template_of
+from .template import NEAR, Template, template_of
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
@@ -32,10 +31,6 @@ _VALUES = CompiledRows("regmax.kernels.from_value.rows", names=("sums",))
 _COUPLED = CompiledRows("regmax.kernels.from_value.coupled")
 
 
-_LEAST = 1e-30
-"""Where e is evaluated instead of at 0."""
-_SMALLEST = 1e-300
-"""The least y > 0 of p."""
 _MANY = 1 << 18
 """Entries of a call for which a template pays, whatever it takes to make it."""
 _GAMMA, _MASK, _OUT, _POINTS = 1, 2, 5, 16
@@ -199,49 +194,12 @@ class NumbaKernel:
         self, at: LaidOut, z: Tensor, low: Tensor, high: Tensor, on: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """clip(p(z), l, u) of u ≤ 1, and its :meth:`between_bound`."""
-        p = inverse(self.slopes, at.numbers, z.reshape(-1), _SMALLEST).view(z.shape)
-        y = clip(p, low, high)
+        y = between.boxed(self.slopes, at.numbers, z, low, high)
         return y, self.between_bound(at, z, y, low, high, None, on)
 
-    def between_bound(
-        self, at: LaidOut, z: Tensor, y: Tensor, low: Tensor, high: Tensor, total: Tensor | None,
-        on: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        """A bound on the distance of y to the maximiser of ⟨y, z⟩ − Σ e(y_i) over l ≤ y ≤ u, Σy =
-        ``total``, for which e' need only rise; +inf where there is none. Without a total, τ = 0.
-
-        With z_i − e'(y_i) in [τ₁, τ₂] between the bounds, at most τ₂ at l and at least τ₁ at u, the
-        maximiser is between the y(τ) of the two (Blondel, Martins & Niculae 2019, Prop. 5).
-        """
-
-        def slopes(points: Tensor) -> Tensor:
-            flat = points.clamp(_LEAST, 1).reshape(-1)
-            found = torch.empty(3, len(flat), dtype=torch.float64, device="cpu")
-            self.slopes(len(flat), flat, at.numbers, at.vectors, len(flat), found)
-            return found.view(3, *points.shape)
-
-        low, high = (t if on is None else torch.where(on, t, 0) for t in (low, high))
-        up, down, eps = y >= high, y <= low.clamp_min(_LEAST), 4 * torch.finfo(y.dtype).eps
-        g, h, _ = slopes(y)
-        r, noise = z - g, eps * (z.abs() + g.abs())
-        first = torch.where(down, torch.inf, r - noise)
-        last = torch.where(up, -torch.inf, r + noise)
-        if total is None:
-            first, last = first.minimum(-noise), last.maximum(noise)
-        else:
-            first, last = first.amin(-1, keepdim=True), last.amax(-1, keepdim=True)
-            vertex, middle = first > last, ((first + last) / 2).nan_to_num(0)
-            first, last = torch.where(vertex, middle, first), torch.where(vertex, middle, last)
-        step = 2 * (last - first + noise) / h + eps * y
-        more = torch.where(down & (r + noise <= first), y, y + step)
-        less = torch.where(up & (r - noise >= last), y, y - step)
-        above = (more == y) | (more >= high) | (z - slopes(more)[0] <= first)
-        below = (less == y) | (less <= low.clamp_min(_LEAST)) | (z - slopes(less)[0] >= last)
-        each = torch.maximum(more.minimum(high) - y, y - less.maximum(low)) + _LEAST
-        bound = each.norm(dim=-1)
-        if total is not None:
-            bound = bound + (y.sum(-1) - total.squeeze(-1)).abs()
-        return torch.where((above & below).all(-1), bound, torch.inf)
+    def between_bound(self, at: LaidOut, *given: Any) -> Tensor:
+        """:func:`.between.bound`."""
+        return between.bound(self.slopes, at.numbers, *given)
 
     def solve_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,

@@ -16,19 +16,17 @@ from ..cpu import tsallis
 from ..cpu.between import Between, between
 from ..cpu.chain import chain
 from ..cpu.rows import CompiledRows, DirectRows
+from .between import inverse, slopes_of
 from .compiled import Function
 from .inputs import BIN, MISSED
 
 POINTS = torch.logspace(-12, 0, 64, dtype=torch.float64, device="cpu")
-_NONE = torch.zeros(1, 1, dtype=torch.float64, device="cpu")
 LARGEST = 50.0
 """The largest α of a power."""
 NEAR = 1e-8
 """The distance to the maximiser that :mod:`.implicit` certifies."""
 FIRST, OCTAVES, DENSE = 1e-40, 60, 4096
 """The least y of a table; how often its numbers halve; and its most numbers where e'(0) = −∞."""
-STEPS, BISECTIONS, CLOSE = 32, 6, 1e-7
-"""The most steps to the inverse of e', how many of them are bisections, and the last one's size."""
 _MANY = 8
 """Jobs that are kept."""
 
@@ -155,7 +153,7 @@ def template_of(
     """What computes rows for an e with these derivatives, at numbers that all rows share; ``rows``
     makes the kernel of one that is no power, given whether e'(0) = −∞."""
     points = torch.cat((POINTS, POINTS.new_tensor((1e-100,))))
-    found = _slopes(slopes, numbers, points)
+    found = slopes_of(slopes, numbers, points)
     power = (1 + points * found[2] / found[1]).tolist()
     bent = found[1].tolist()
     if not all(0 < h < 1e300 for h in bent[:-1]):
@@ -204,7 +202,7 @@ def _power(slopes: Function, numbers: Tensor, zero: float, one: float) -> Table 
 def _exponential(slopes: Function, numbers: Tensor, one: float) -> Table | None:
     """The same where e'(0) = −∞, for u at equal distances, and their first, distance and number."""
     points = torch.logspace(math.log10(FIRST), 0, 128, dtype=torch.float64, device="cpu")
-    g, h, _ = _slopes(slopes, numbers, points)
+    g, h, _ = slopes_of(slopes, numbers, points)
     width, base = (points * h).min().item() / 16, g[0].item()
     if not (width > 0 and one - base < width * DENSE):
         return None
@@ -213,42 +211,9 @@ def _exponential(slopes: Function, numbers: Tensor, one: float) -> Table | None:
     return _inverted(slopes, numbers, u), base, width, float(count)
 
 
-def _slopes(slopes: Function, numbers: Tensor, y: Tensor) -> Tensor:
-    """The first three derivatives of e."""
-    found = torch.empty(3, len(y), dtype=torch.float64, device="cpu")
-    slopes(len(y), y, numbers, _NONE, len(y), found)
-    return found
-
-
 def _inverted(slopes: Function, numbers: Tensor, u: Tensor) -> Tensor:
     """y with e'(y) = u and d log y/du, side by side."""
     y = inverse(slopes, numbers, u, FIRST)
-    h = _slopes(slopes, numbers, y.clamp_min(FIRST))[1]
+    h = slopes_of(slopes, numbers, y.clamp_min(FIRST))[1]
     found = torch.stack((y, 1 / (y * h)), 1)
     return found.nan_to_num(0, 0, 0).clamp(-1e30, 1e30).float()
-
-
-def inverse(slopes: Function, numbers: Tensor, u: Tensor, least: float) -> Tensor:
-    """y ≤ e^0.2 with e'(y) = u, 0 below ``least``: by bisection on log y, then by steps that are
-    exact where e' is a power of y, up to a constant."""
-    ends = u.new_tensor((math.log(least), 0.2))
-    first, last = _slopes(slopes, numbers, ends.exp())[0]
-    low, high = ends[0].expand_as(u), ends[1].expand_as(u)
-    s, zero, most = (low + high) / 2, u <= first, u >= last
-    for k in range(STEPS):
-        y = s.exp()
-        g, h, c = _slopes(slopes, numbers, y)
-        low, high = torch.where(g < u, s, low), torch.where(g < u, high, s)
-        if k < BISECTIONS:
-            s = (low + high) / 2
-            continue
-        # for e' = a + y^b: y (1 + bw)^(1/b)
-        w, b = (u - g) / (y * h), 1 + y * c / h
-        b = torch.where((b.abs() > 1e-6) & (b.abs() < 1e6), b, 1e-6)  # of numbers that overflow too
-        near = s + torch.log1p(b * w) / b
-        close = (near - s).abs() <= CLOSE
-        inside = close | (near > low) & (near < high)
-        s = torch.where(inside, near, (low + high) / 2)
-        if bool((close | zero | most).all()):
-            break
-    return torch.where(zero, 0, torch.where(most, ends[1], s).exp())
