@@ -261,6 +261,8 @@ def test_what_takes_no_domain_refuses_it():
             call()
     with pytest.raises(ValueError, match="simplex alone"):
         RegularizedMax(OMEGAS["gini"](), solver="fista", domain=Box())(x)
+    with pytest.raises(ValueError, match="a separable Ω alone"):
+        RegularizedMax(Coupled(), solver="newton", domain=Box())(x)
     with pytest.raises(TypeError, match="domain must be"):
         RegularizedMax(OMEGAS["gini"](), domain="box")
 
@@ -412,7 +414,7 @@ WIDE = {
 @pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
 @pytest.mark.parametrize("name", WIDE)
 def test_the_solver_takes_wide_scores_of_a_logarithm(name, scale):
-    """From the value of Ω alone; where y is at several caps, τ is where the first leaves its own."""
+    """From the value of Ω alone."""
     omega = definition(WIDE[name]())
     caps = (0.5 + torch.arange(8, dtype=F64) / 8).clamp_max(1)
     for domain in (
@@ -432,8 +434,21 @@ def test_the_solver_takes_wide_scores_of_a_logarithm(name, scale):
 
 
 @pytest.mark.parametrize("d", [8, 64])
-@pytest.mark.parametrize("name", ["entropy", "jensen_shannon"])
+@pytest.mark.parametrize("name", ["entropy", "jensen_shannon", "written"])
 def test_wide_scores_agree_in_the_cross_check(name, d):
-    omega, x = WIDE[name](), 10 * numbers(12, 6, d)
+    omega, x = WIDE[name](), 10 * numbers(12, 20, d)
     report = regmax.crosscheck(omega, x, ("generic",), domain=Simplex(3.0, 0.0, 1.0))
     assert report.ok, report
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_curvatures_beyond_the_square_root_of_the_largest_number_are_taken():
+    class Both(regmax.Regularizer):
+        def value(self, y):
+            total = 1 + y.sum(-1) / 2
+            steps = (y[..., 1:] - y[..., :-1]).square().sum(-1) / 2
+            return torch.special.xlogy(y, y).sum(-1) + torch.special.xlogy(total, total) + steps
+
+    x = 100 * torch.randn(10, 8, generator=torch.Generator().manual_seed(2), dtype=F64)
+    layer = RegularizedMax(Both(), domain=Simplex(3.0, 0.0, 1.0), on_failure="ignore")
+    assert (layer.solve(x).y >= 0).all()
