@@ -192,10 +192,16 @@ def _norm(j: Tensor) -> Tensor:
     return j.square().sum(-1).sum(-1).sqrt()
 
 
+def _finite(h: Tensor) -> Tensor:
+    """H with entries whose squares are finite: next to a bound a curvature may be any number."""
+    most = torch.finfo(h.dtype).max ** 0.5
+    return torch.nan_to_num(h).clamp(-most, most)
+
+
 def _projected(h: Tensor, normal: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
     """P H P and I − P, P the orthogonal projection on {w : ⟨normal, w⟩ = 0, w = 0 off S}."""
     q = normal / rowwise.norm(normal).clamp_min(torch.finfo(h.dtype).tiny)
-    h = torch.where(part.unsqueeze(-1) & part.unsqueeze(-2), torch.nan_to_num(h), 0)
+    h = torch.where(part.unsqueeze(-1) & part.unsqueeze(-2), _finite(h), 0)
     hq = rowwise.matvec(h, q)
     cross, outer = q.unsqueeze(-1) * hq.unsqueeze(-2), q.unsqueeze(-1) * q.unsqueeze(-2)
     h = h - (cross + cross.mT) + rowwise.dot(q, hq).unsqueeze(-1) * outer
@@ -214,7 +220,7 @@ def least_eigenvalue(h: Tensor, normal: Tensor, part: Tensor) -> Tensor:
 
 def _surely_least(h: Tensor, part: Tensor) -> Tensor:
     """The least eigenvalue along the tangent space, or 0 where rounding hides its sign."""
-    h = torch.nan_to_num(h)
+    h = _finite(h)
     low = least_eigenvalue(h, part.to(h.dtype), part)
     noise = 8 * torch.finfo(h.dtype).eps * part.sum(-1) * h.abs().sum(-1).amax(-1)
     return torch.where(low.abs() <= noise, 0, low)

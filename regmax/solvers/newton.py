@@ -3,12 +3,15 @@ otherwise."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ..domains import Bounded
 from ..kernels import decisions, simplex, transforms
+from ..kernels.clipped import add
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Point, Problem
 from .base import Solver, earliest, moved
@@ -18,9 +21,10 @@ from .fista import Descent
 class Newton(Solver):
     """Newton's method, for any smooth Ω.
 
-    For a separable Ω(y) = Σ g_i(y_i) it finds τ with Σ_i y_i(τ) = 1, where y_i(τ) maximises
-    y (z_i − τ) − g_i(y) over [0, 1], that is g_i'(y_i) = z_i − τ unless a bound is active.
-    (Blondel, Martins & Niculae 2019, Prop. 5.) A local power model inverts g_i':
+    For a separable Ω(y) = Σ g_i(y_i) it finds τ with Σ_i y_i(τ) = k, where y_i(τ) maximises
+    y (z_i − τ) − g_i(y) over [l_i, u_i], that is g_i'(y_i) = z_i − τ unless a bound is active; on
+    the simplex k = 1, l = 0, u = 1. (Blondel, Martins & Niculae 2019, Prop. 5.) τ = 0 without a
+    sum, and where Σy ≤ k leaves Σ_i y_i(0) as it is. A local power model inverts g_i':
     g_i''(t) ≈ g_i''(y_i) (t/y_i)^(b−1), with b from the last two points. It is exact for Σ y^α and
     Σ y log y. Its first derivative is right for every Ω, so it converges as Newton's method does.
     In the model τ is the root of a monotone function.
@@ -34,13 +38,16 @@ class Newton(Solver):
     """
 
     name: ClassVar[str] = "newton"
+    domains: ClassVar[bool] = True
     SOON: ClassVar[int] = 16
-    ROOT: ClassVar[int] = 10
+    ROOT: ClassVar[int] = 20
     GRADIENT: ClassVar[int] = 10
     STEPS: ClassVar[int] = 5
     PATIENCE: ClassVar[int] = 5
 
     def unsuitable(self, problem: Problem) -> str | None:
+        if problem.bounds is not None and not problem.separable:
+            return "it solves a separable Ω alone there"
         return "a penalty has no Hessian" if problem.structured else None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
@@ -51,7 +58,7 @@ class Newton(Solver):
         if problem.separable:
             root, done, iterations = _by_root(problem, min(self.ROOT, max_iter))
             spent = self.ROOT
-            if spent >= max_iter or decisions.all_of(done):
+            if problem.bounds is not None or spent >= max_iter or decisions.all_of(done):
                 return root, iterations
             y = torch.where(done.unsqueeze(-1), root, y)  # far from y* a wrong root is a bad start
         descent = None if problem.legendre else Descent(problem, y)
@@ -79,29 +86,35 @@ class Newton(Solver):
 
 def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     """y of a separable Ω, whether the row has converged, and its iterations."""
-    z, on = problem.z, problem.participants()
+    z, on, bounds = problem.z, problem.movable(), problem.bounds
+    assert bounds is None or isinstance(bounds, Bounded)
     info = torch.finfo(z.dtype)
     floor = info.eps**2
-    count = on.sum(-1, keepdim=True).to(z.dtype)
-    last = _on(on, torch.maximum(problem.initial() / 16, 1 / (16 * count)))
+    middle, low = problem.domain.middle(z), 0.0 if bounds is None else bounds.low
+    last = _on(on, low + torch.maximum(problem.initial() - low, middle - low) / 16)
     at = problem.first
-    if problem.mask is not None or problem.start is not None:
+    if problem.mask is not None or problem.start is not None or bounds is not None:
         at = problem.at(_on(on, at.y.clamp_min(floor)))
+        last = last.clamp_min(floor)
     (_, h0), (g, h), y = _slopes(problem.at(last)), _slopes(at), at.y
-    b = _exponent(last, y, h0, h, torch.ones_like(y))
-    settled = torch.zeros_like(count, dtype=torch.bool)
-    iterations = torch.zeros_like(count, dtype=torch.int64)
+    b, other = _exponent(last, y, h0, h, torch.ones_like(y)), None
+    settled = torch.zeros_like(y[..., :1], dtype=torch.bool)
+    iterations = torch.zeros_like(settled, dtype=torch.int64)
     tau, answer = None, y
     for k in range(1, limit + 1):
-        model = _Powers(z - g, y, h, b, problem.mask)
-        tau, new, found = model.root(tau, count)
-        new = simplex.normalize(new)
+        model = _Powers(problem, z - g, y, h, b, other)
+        tau, new, found = model.root(tau, middle)
+        new = problem.domain.inside(new)
+        if bounds is not None and bounds.at_most:
+            new = torch.where(tau > 0, replace(bounds, at_most=False).inside(new), new)
         lifted = new.clamp_min(floor)
-        change = torch.where(on, (lifted / y - 1).abs(), 0).amax(-1, keepdim=True)
+        # next to an upper bound, where Ω may be as steep as at 0, the change counts beside u − y
+        room = y if bounds is None else torch.minimum(y, bounds.high - y)
+        near = (lifted - y).abs() <= 100 * info.eps**0.5 * room + 2 * info.eps * y
         answer = torch.where(settled, answer, new)
         iterations = torch.where(settled, iterations, k)
         problem.observe(answer)
-        settled = settled | (found & (change <= 100 * info.eps**0.5))
+        settled = settled | (found & (near | ~on).all(-1, keepdim=True))
         if k == limit or (not transforms.waits(y) and bool(settled.all())):
             break
         last, h0 = y, h
@@ -110,11 +123,18 @@ def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         # if the model was exact, the residual of g' = z − τ is rounding
         residual = z - g - tau
         rounding = 16 * info.eps * (z.abs() + g.abs() + tau.abs())
-        fits = torch.where(y > floor, residual.abs(), residual) <= rounding
+        below = residual <= rounding
+        above = residual >= -rounding if bounds is None else (residual >= -rounding) | (y <= low)
+        if bounds is not None:
+            below = below | (y >= bounds.high)
+        fits = below & (above | (y <= floor))
         settled = settled | found & (fits | ~on).all(-1, keepdim=True)
         if problem.finished(settled, k):
             break
         b = _exponent(last, y, h0, h, b)
+        if bounds is not None:
+            before, left = _left(bounds.high, last), _left(bounds.high, y)
+            other = _exponent(before, left, h0, h, torch.ones_like(y))
     finite = torch.isfinite(answer).all(-1, keepdim=True)
     return (
         torch.where(finite, answer, y),
@@ -143,66 +163,127 @@ def _exponent(y0: Tensor, y1: Tensor, h0: Tensor, h1: Tensor, otherwise: Tensor)
     return torch.where(b.abs() < 1e-7, 1e-7, b)
 
 
-class _Powers:
-    """t_i(τ), the root of g_i'(y_i) + y_i h_i ((t/y_i)^b − 1)/b = z_i − τ, within [0, 1]."""
+def _left(high: Tensor, y: Tensor) -> Tensor:
+    """u − y, of the point at which Ω is evaluated where y = u."""
+    return torch.maximum(high - y, torch.finfo(y.dtype).eps / 2 * high)
 
-    def __init__(self, a: Tensor, y: Tensor, h: Tensor, b: Tensor, mask: Tensor | None) -> None:
+
+class _Powers:
+    """t_i(τ), the root of g_i'(y_i) + y_i h_i ((t/y_i)^b − 1)/b = z_i − τ, within [l_i, u_i].
+
+    Where b > STEEP the curvature grows towards u_i as by a pole there (log(1 − y)): the model is
+    then a power of u_i − t, with the exponent ``other``.
+    """
+
+    STEEP: ClassVar[float] = 3.0
+
+    def __init__(
+        self, problem: Problem, a: Tensor, y: Tensor, h: Tensor, b: Tensor, other: Tensor | None
+    ) -> None:
         info = torch.finfo(y.dtype)
-        self.a, self.logs, self.b, self.mask = a, y.log(), b, mask
-        self.scale = (y * h).clamp_min(info.tiny)
-        self.rate, self.root_of = b / self.scale, 1 / b
-        self.bend = 1 - b
+        self.domain, bounds, self.mask = problem.domain, problem.bounds, problem.mask
+        assert bounds is None or isinstance(bounds, Bounded)
+        self.bounds = bounds
+        self.low, self.high = y.new_zeros(()), y.new_ones(())
+        self.total = self.high
+        if bounds is not None:
+            self.low, self.high, self.mask = bounds.low, bounds.high, problem.movable()
+            self.total = self.total if bounds.total is None else bounds.total
+        self.turned, size = None, y
+        if other is not None:
+            self.turned = (b > self.STEEP) & problem.movable()
+            size = torch.where(self.turned, _left(self.high, y), y)
+            b = torch.where(self.turned, other, b)
+        self.a, self.logs, self.b = a, size.log(), b
+        self.scale = (size * h).clamp_min(info.tiny)
+        self.rate, self.root_of = b / self._signed(self.scale), 1 / b
+        self.bend = self._signed(1 - b)
         # t is set to 0 where it is within the rounding of a − τ, except at the largest a
-        noise = 8 * info.eps * a.abs().amax(-1, keepdim=True) * self.rate
-        masked = a if mask is None else a.masked_fill(~mask, -torch.inf)
+        noise = 8 * info.eps * a.abs().amax(-1, keepdim=True) * self.rate.abs()
+        masked = self._moving(a)
         below = masked < masked.amax(-1, keepdim=True)
         self.least = torch.where(below & (b > 0), noise - 1, -1)
-        if mask is not None:  # exp(−∞) = 0
-            self.logs = self.logs.masked_fill(~mask, -torch.inf)
+        self.logs = self._moving(self.logs)  # exp(−∞) = 0
+
+    def _moving(self, t: Tensor) -> Tensor:
+        """t, and −∞ at entries that do not move."""
+        return t if self.mask is None else t.masked_fill(~self.mask, -torch.inf)
+
+    def _turn(self, t: Tensor) -> Tensor:
+        """t, and u − t where the model is one of it."""
+        return t if self.turned is None else torch.where(self.turned, self.high - t, t)
+
+    def _signed(self, t: Tensor) -> Tensor:
+        return t if self.turned is None else torch.where(self.turned, -t, t)
 
     def at(self, tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """t, −dt/dτ and d²t/dτ²."""
         # below the range of the model log1p(−1) = −∞, and t is 0, or its maximum if b < 0
         rise = (self.a - tau) * self.rate
         rise = torch.where(rise <= self.least, -1, rise)
-        t = rise.log1p().mul_(self.root_of).add_(self.logs).exp_().clamp_max_(1)
-        inside = (rise > -1) & (t < 1)
+        size = rise.log1p().mul_(self.root_of).add_(self.logs).exp_()
+        t = self._turn(size).clamp_(self.low, self.high)
+        inside = (t > self.low) & (t < self.high)
         logarithmic = torch.where(inside, rise.add_(1).mul_(self.scale).reciprocal_(), 0)
-        slope = t * logarithmic
+        slope = self._turn(t) * logarithmic
         return t, slope, logarithmic.mul_(slope).mul_(self.bend)
 
-    def _threshold(self, t: Tensor) -> Tensor:
-        """The largest τ at which some t_i equals t."""
-        rise = self.scale * torch.expm1(self.b * (t.log() - self.logs)) * self.root_of
+    def _thresholds(self, t: Tensor) -> Tensor:
+        """The τ at which t_i equals t."""
+        rise = self.scale * torch.expm1(self.b * (self._turn(t).log() - self.logs)) * self.root_of
         info = torch.finfo(rise.dtype)
-        tau = torch.nan_to_num(self.a - rise, nan=0.0).clamp(info.min / 4, info.max / 4)
-        if self.mask is not None:
-            tau = tau.masked_fill(~self.mask, -torch.inf)
-        return tau.amax(-1, keepdim=True)
+        tau = torch.nan_to_num(self.a - self._signed(rise), nan=0.0)
+        return self._moving(tau.clamp(info.min / 4, info.max / 4))
 
-    def root(self, tau: Tensor | None, count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """τ with Σ t_i(τ) = 1, t(τ), and the rows in which it was found: Newton on (Σ t_i)^p inside
-        a bracket. p makes the second derivative of (Σ t_i)^p zero. Every second step tests whether
-        all rows are done; where this would wait, ten steps are taken."""
-        low, high = self._threshold(torch.ones_like(count)), self._threshold(1 / count)
+    def _bracket(self, middle: Tensor) -> tuple[Tensor, Tensor]:
+        """τ at which Σ t_i is at least k, and at most; ``middle`` is a point of D."""
+        high = self._thresholds(middle).amax(-1, keepdim=True)
+        if self.bounds is not None and self.bounds.total is None:
+            return torch.zeros_like(high), torch.zeros_like(high)
+        if self.bounds is not None and self.bounds.at_most:
+            less = add(self.at(torch.zeros_like(high))[0]) <= self.total
+            return torch.zeros_like(high), torch.where(less, 0, high.clamp_min(0))
+        # those entries that reach u first, until their sum is k
+        first = self.domain.best(self.ends) > self.low
+        low = torch.where(first, self.ends, torch.inf).amin(-1, keepdim=True)
+        return torch.minimum(low, high), high
+
+    def root(self, tau: Tensor | None, middle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """τ with Σ t_i(τ) = k, t(τ), and the rows in which it was found: Newton on (Σ t_i)^p inside
+        a bracket. p makes the second derivative of (Σ t_i)^p zero. Between bounds, Σ is over the
+        entries that τ moves and k what the others leave: if that is 0, τ is where the first of
+        these leaves u_i. Every second step tests whether all rows are done; where this would wait,
+        ten steps are taken."""
+        self.ends = self._thresholds(self.high)
+        low, high = self._bracket(middle)
         tau = high if tau is None else torch.minimum(torch.maximum(tau, low), high)
-        eps = torch.finfo(tau.dtype).eps
+        eps, goal = torch.finfo(tau.dtype).eps, self.total
         waits = transforms.waits(tau)
         for k in range(10 if waits else 80):
             t, slope, second = self.at(tau)
-            total = t.sum(-1, keepdim=True)
-            rest = total - t.amax(-1, keepdim=True)  # near a vertex these determine τ
-            above = total > 1
+            moving, free = t, torch.ones_like(tau, dtype=torch.bool)
+            if self.bounds is not None:
+                held = torch.where(slope > 0, 0, t)
+                moving, goal = t - held, self.total - add(held)
+                capped = (t >= self.high) & (self.ends > -torch.inf)
+                leaves = torch.where(capped, self.ends, torch.inf).amin(-1, keepdim=True)
+                free = (goal > 0) | (tau >= leaves) | leaves.isinf()
+            total = moving.sum(-1, keepdim=True)
+            rest = total - moving.amax(-1, keepdim=True)  # near a vertex these determine τ
+            above = total > goal
             low, high = torch.where(above, tau, low), torch.where(above, high, tau)
             slope, second = slope.sum(-1, keepdim=True), second.sum(-1, keepdim=True)
             power = (1 - total * second / slope.square()).clamp(-1, 1)
             power = torch.where(power.abs() > 1e-3, power, 1e-3)  # NaN as well
-            trial = tau - total * torch.expm1(-power * total.log()) / (power * slope)
+            trial = tau - total * torch.expm1(-power * (total / goal).log()) / (power * slope)
+            if self.bounds is not None:
+                trial = torch.where(goal > 0, trial, leaves)
             safe = (trial >= low) & (trial <= high)
             if k >= 10:  # Newton is slow where t is flat in τ
                 safe = safe & (k % 3 > 0)
-            rounding = 16 * eps * rest + 4 * eps + 2 * eps * tau.abs() * slope
-            done = ((total - 1).abs() <= rounding) | (high - low <= eps / 2 * high.abs())
+            rounding = 16 * eps * rest + 4 * eps * self.total + 2 * eps * tau.abs() * slope
+            done = ((total - goal).abs() <= rounding) & free
+            done = done | (high - low <= eps / 2 * high.abs())
             tau = torch.where(done, tau, torch.where(safe, trial, low + (high - low) / 2))
             if k % 2 and not waits and bool(done.all()):
                 break

@@ -214,7 +214,8 @@ def _judge(
 def _certified(problem: Problem, y: Tensor) -> Tensor:
     """A bound on ‖y − y*‖: the bound of a point of D near y, plus its distance to y."""
     near = problem.inside(y) if problem.bounds is None else problem.bounds.inside(y)
-    return _or_inf(certify(problem.at(near)).error_bound + (near - y).norm(dim=-1))
+    bound = certify(problem.at(near), tested=True).error_bound
+    return _or_inf(bound + (near - y).norm(dim=-1))
 
 
 def _or_inf(t: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
 from regmax import AtMost, Box, RegularizedMax, Simplex
+from regmax.testing.backends.generic import definition
 from regmax.testing.inputs import VALUES, hard_values
 
 F64 = torch.float64
@@ -259,7 +260,9 @@ def test_what_takes_no_domain_refuses_it():
         with pytest.raises(NotImplementedError, match="domain="):
             call()
     with pytest.raises(ValueError, match="simplex alone"):
-        RegularizedMax(OMEGAS["gini"](), solver="newton", domain=Box())(x)
+        RegularizedMax(OMEGAS["gini"](), solver="fista", domain=Box())(x)
+    with pytest.raises(ValueError, match="a separable Ω alone"):
+        RegularizedMax(Coupled(), solver="newton", domain=Box())(x)
     with pytest.raises(TypeError, match="domain must be"):
         RegularizedMax(OMEGAS["gini"](), domain="box")
 
@@ -391,3 +394,61 @@ def test_one_entry_that_takes_all_leaves_the_others_at_their_bounds(domain, scal
         assert solution.converged.all()
         ulps = 16 * torch.finfo(dtype).eps * max(1.0, scale if dtype == F64 else 1.0)
         assert torch.allclose(layer(x), solution.y, atol=ulps)
+
+
+class Written(regmax.Regularizer):
+    """Σ y log y + y²/2, by its value alone."""
+
+    def value(self, y):
+        return (torch.special.xlogy(y, y) + y * y / 2).sum(-1)
+
+
+WIDE = {
+    "entropy": OMEGAS["entropy"],
+    "jensen_shannon": lambda: regmax.regularizer("jensen_shannon"),
+    "fermi_dirac": lambda: regmax.regularizer("fermi_dirac"),
+    "written": Written,
+}
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("name", WIDE)
+def test_the_solver_takes_wide_scores_of_a_logarithm(name, scale):
+    """From the value of Ω alone."""
+    omega = definition(WIDE[name]())
+    caps = (0.5 + torch.arange(8, dtype=F64) / 8).clamp_max(1)
+    for domain in (
+        Simplex(3.0, 0.0, 1.0),
+        Simplex(2.5, 0.05, caps),
+        AtMost(3.0, 1.0),
+        Box(0.0, 1.0),
+    ):
+        x = scale * numbers(11, 20, 8)
+        x[10:] = scale * (2 * x[10:] / scale).round() / 2
+        found = RegularizedMax(omega, domain=domain, solver="newton").solve(x)
+        assert found.converged.all()
+        assert (found.iterations <= 12).all()
+        if name != "written":
+            y = RegularizedMax(WIDE[name](), domain=domain)(x)
+            assert torch.allclose(found.y, y, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("d", [8, 64])
+@pytest.mark.parametrize("name", ["entropy", "jensen_shannon", "written"])
+def test_wide_scores_agree_in_the_cross_check(name, d):
+    omega, x = WIDE[name](), 10 * numbers(12, 20, d)
+    report = regmax.crosscheck(omega, x, ("generic",), domain=Simplex(3.0, 0.0, 1.0))
+    assert report.ok, report
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_curvatures_beyond_the_square_root_of_the_largest_number_are_taken():
+    class Both(regmax.Regularizer):
+        def value(self, y):
+            total = 1 + y.sum(-1) / 2
+            steps = (y[..., 1:] - y[..., :-1]).square().sum(-1) / 2
+            return torch.special.xlogy(y, y).sum(-1) + torch.special.xlogy(total, total) + steps
+
+    x = 100 * torch.randn(10, 8, generator=torch.Generator().manual_seed(2), dtype=F64)
+    layer = RegularizedMax(Both(), domain=Simplex(3.0, 0.0, 1.0), on_failure="ignore")
+    assert (layer.solve(x).y >= 0).all()

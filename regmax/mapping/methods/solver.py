@@ -23,7 +23,7 @@ from ...regularizers.errors import ConvergenceError, ConvergenceWarning, Regular
 from ...regularizers.penalty import Penalized, who
 from ...regularizers.registry import registry
 from ...regularizers.regularizer import Regularizer, checked_value
-from ...solvers import Interior, Solved, Solver, choose, either, merged, solve
+from ...solvers import Solved, Solver, choose, either, merged, solve
 from ...solvers.augmented import augmented
 from ...solvers.kinks import SHORT, Tied, multiplied
 
@@ -149,15 +149,19 @@ def on_domain(
     tol = settings.tolerance(z.dtype)
     if isinstance(bounds, Projected):
         return _by_projection(problem, bounds, tol, settings)
-    solver = Interior() if settings.solver == "auto" else named_solver(settings.solver)
-    reason = solver.unsuitable(problem)
-    if not solver.domains:
-        reason = 'it solves on the simplex alone; solver="interior" takes domain='
-    if reason is not None:
-        raise ValueError(f"solver={solver.name!r} cannot take {who(omega)} with domain=: {reason}")
+    if settings.solver == "auto":
+        solvers, why = choose(problem)
+    else:
+        solvers, why = [named_solver(settings.solver)], "asked for"
+        solver, reason = solvers[0], solvers[0].unsuitable(problem)
+        if not solver.domains:
+            reason = 'it solves on the simplex alone; solver="interior" takes domain='
+        if reason is not None:
+            said = f"solver={solver.name!r} cannot take {who(omega)} with domain=: {reason}"
+            raise ValueError(said)
     with transforms.unhooked():
         checked_value(omega, simplex.inward(problem.initial()), who(omega))
-        found = solve(problem, solver, tol, settings.max_iter)
+        found = _in_turn(problem, solvers, tol, settings.max_iter)
         checked_value(omega, simplex.inward(found.y), who(omega))
         check_convex(found.at, found.certificate.min_eigenvalue)
         # a score that was raised counts where its weight is above the lower bound
@@ -166,7 +170,6 @@ def on_domain(
         found = replace(found, certificate=replace(found.certificate, error_bound=known))
         _check(problem, found, settings)
     _report_failure(found, None, tol, settings.on_failure)
-    why = "asked for" if settings.solver != "auto" else "Newton steps between the bounds"
     return Forward(found.y, found.path, why, found, found.iterations)
 
 
