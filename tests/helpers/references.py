@@ -300,20 +300,6 @@ def by_enumeration(z: Row, lam: float, penalty: str) -> Row:
     return best
 
 
-# -- Jacobians ---------------------------------------------------------------------------------
-
-
-def support_jacobian(s: Row) -> Row:
-    """diag(s) − ssᵀ/Σs (2019, Prop. 1); s is the support's indicator for sparsemax."""
-    return np.diag(s) - np.outer(s, s) / s.sum()
-
-
-def averaging(groups: Row) -> Row:
-    """1/|G| for each pair in the same group (2017, Prop. 3)."""
-    same = (groups[:, None] == groups[None, :]).astype(np.float64)
-    return same / same.sum(1, keepdims=True)
-
-
 def group_ids(z: Row, order: Row | None = None) -> Row:
     """Ids of runs of equal values along ``order``."""
     order = np.arange(len(z)) if order is None else order

@@ -13,7 +13,6 @@ import regmax
 from regmax.losses import FenchelYoungLoss, SoftmaxLoss
 
 INF, NAN = torch.inf, torch.nan
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, F64]
 
 
 @pytest.fixture(params=OMEGAS)

@@ -34,19 +34,6 @@ def omega(request):
     return omegas()[request.param]
 
 
-def test_max_is_a_maximum(omega):
-    layer = RegularizedMax(omega, gamma=0.8)
-    x = scores(4, 6)
-    best = layer.max(x)
-    torch.manual_seed(0)
-    for _ in range(30):
-        y = torch.distributions.Dirichlet(torch.full((4, 6), 0.7, dtype=F64)).sample()
-        y = 0.9 * y + 0.1 / 6
-        assert ((y * x).sum(-1) - 0.8 * omega.value(y) <= best + 1e-12).all()
-    shifted = layer.max(x + 100)
-    assert torch.allclose(shifted, best + 100, atol=1e-10)
-
-
 def test_explain_of_a_kernel_that_does_not_run():
     """A solver that the user chose needs no reason; the device is named where it is the reason."""
     text = RegularizedMax(regmax.regularizer("gini"), solver="newton").explain(torch.zeros(3))

@@ -304,20 +304,6 @@ def test_what_solve_says_is_what_it_does():
         RegularizedMax(regmax.regularizer("gini"), tol=1e-12, on_failure="raise").solve(x.float())
 
 
-def test_a_row_of_a_small_support_beside_one_of_all_entries():
-    """J of a coupled Ω: each row is cut to its own support."""
-    x, v = draw(6, 33, scale=0.001), draw(6, 33, seed=1)
-    x[1::2, ::2] = -torch.inf
-    coupled = omega_of(lambda y: square(y) + y.sum(-1).pow(3) + (y[..., 1] + y[..., 2]).pow(4))
-    x.requires_grad_()
-    y = RegularizedMax(coupled)(x)
-    assert bool((y[0] > 0).all())
-    (together,) = torch.autograd.grad(y, x, v)
-    for i in range(len(x)):
-        (alone,) = torch.autograd.grad(RegularizedMax(coupled)(x[i]), x, v[i])
-        torch.testing.assert_close(alone[i], together[i], atol=1e-14, rtol=0)
-
-
 class Single(Regularizer):
     """Computes in float32 inside."""
 
@@ -399,13 +385,6 @@ def test_its_derivatives():
     torch.autograd.gradgradcheck(mapping, (x, lam, gamma), fast_mode=True)
     expected = torch.func.jacrev(mapping)(x, lam, gamma)
     torch.testing.assert_close(torch.func.jacfwd(mapping)(x, lam, gamma), expected)
-
-
-@pytest.mark.parametrize("factor", [1.1, 0.9, 1 + 1e-4])
-def test_its_wrong_prox_is_refused_by_name(factor):
-    omega = regmax.regularizer("gini") + 0.5 * GroupNorm([2, 3], factor)
-    with pytest.raises(RegularizerError, match=r"GroupNorm\.prox and GroupNorm\.value"):
-        RegularizedMax(omega)(draw(6, 5))
 
 
 def test_where_it_has_a_kink_the_gradient_is_that_along_it():
