@@ -510,6 +510,14 @@ def test_a_change_that_no_attribute_shows_is_noticed(cls, changed, scale, rows, 
     assert scale < 1 or not torch.allclose(found[2], before[1])
 
 
+def test_a_number_that_becomes_one_to_learn_is_refused(monkeypatch):
+    layer, x = regmax.RegularizedMax(Distant()), torch.randn(3, 5, dtype=F64)
+    layer(x)
+    monkeypatch.setitem(STATE, "factor", torch.tensor(1.0, dtype=F64, requires_grad=True))
+    with pytest.raises(regmax.RegularizerError, match="not one of its attributes"):
+        layer(x)
+
+
 class Listed(regmax.Regularizer):
     """A reader of the numbers of ``b``: a list, or a tensor whose version does not tell."""
 

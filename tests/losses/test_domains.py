@@ -51,16 +51,6 @@ def test_gradients_are_y_minus_t_and_second_derivatives_are_finite_differences(n
         assert gradgradcheck(learned, given, atol=1e-4, fast_mode=True)
 
 
-def test_on_a_box_it_is_binary_cross_entropy():
-    x, t = scores(4, 6), multi_hot()
-    t[1] = 0
-    found = FenchelYoungLoss(regmax.regularizer("fermi_dirac"), domain=Box(), reduction="none")(
-        x, t
-    )
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="none").sum(-1)
-    assert (found - expected).abs().max() <= 1e-12
-
-
 class ByValue(regmax.Regularizer):
     def value(self, y):
         return (torch.xlogy(y, y) + torch.xlogy(1 - y, 1 - y)).sum(-1)
