@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mapping_checks import normal as scores
 from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
@@ -14,11 +15,6 @@ OMEGAS = {
     "tsallis": lambda: regmax.regularizer("tsallis", alpha=1.5),
     "pnorm": lambda: regmax.regularizer("pnorm", p=1.5),
 }
-
-
-def scores(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=F64)
 
 
 def multi_hot():

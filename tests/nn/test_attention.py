@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from mapping_checks import normal
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -25,11 +26,6 @@ F64 = torch.float64
 MAPPINGS = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
 EXACT = {"rtol": 0, "atol": 1e-13}
 L, S = 4, 6
-
-
-def normal(*shape, seed=0, **kwargs):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=F64).to(**kwargs)
 
 
 def qkv(heads=2, shared=None, dtype=F64, seed=0):

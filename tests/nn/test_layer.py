@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from mapping_checks import normal as scores
 from torch import nn
 
 import regmax
@@ -22,11 +23,6 @@ class Mixed(Regularizer):
 
 def omegas():
     return {**{n: regmax.regularizer(n) for n in NAMES}, "mixed": Mixed()}
-
-
-def scores(*shape, scale=1.0, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=generator, dtype=F64)
 
 
 @pytest.fixture(params=[*NAMES, "mixed"])

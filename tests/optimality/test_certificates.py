@@ -6,6 +6,8 @@ import warnings
 
 import pytest
 import torch
+from bad_omegas import omega_of, square
+from mapping_checks import normal as draw
 from torch import Tensor
 
 import regmax
@@ -24,19 +26,6 @@ from regmax.optimality.problem import Problem
 from regmax.solvers import Solver
 
 F64 = torch.float64
-
-
-def draw(*shape, scale=1.0, seed=0, dtype=F64):
-    generator = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(*shape, generator=generator, dtype=F64)).to(dtype)
-
-
-def omega_of(value, **properties):
-    return type("Mine", (Regularizer,), {"value": lambda self, y: value(y), **properties})()
-
-
-def square(y):
-    return y.square().sum(-1) / 2
 
 
 # -- bounds ----------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mapping_checks import normal as random
 from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
@@ -10,10 +11,6 @@ from regmax.regularizers import curvature
 from regmax.regularizers.curvature import Dense, Diagonal, DiagonalPlusRankOne, MatrixFree
 
 F64 = torch.float64
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 class Quadratic(Regularizer):

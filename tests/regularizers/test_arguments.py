@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bad_omegas import omega_of
 
 import regmax
 from regmax import PluginError, RegularizedMax, Regularizer, RegularizerError
@@ -210,10 +211,6 @@ def test_crosscheck_arguments():
     x[1] = -torch.inf
     with pytest.raises(ValueError, match=r"participant in every row"):
         regmax.crosscheck(GINI, x, ("generic",))
-
-
-def omega_of(function, **attributes):
-    return type("Mine", (Regularizer,), {"value": lambda self, y: function(y), **attributes})()
 
 
 def test_not_convex_away_from_the_barycentre():

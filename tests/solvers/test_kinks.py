@@ -5,6 +5,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from bad_omegas import omega_of
+from bad_omegas import square as gini
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,10 +17,6 @@ from regmax.regularizers.kinks import Augmented, Kinks
 from regmax.solvers.kinks import model, points
 
 F64 = torch.float64
-
-
-def gini(y: Tensor) -> Tensor:
-    return y.square().sum(-1) / 2
 
 
 def steps(y: Tensor) -> Tensor:
@@ -41,10 +39,6 @@ VALUES = {
     "squared alone": lambda y: gini(y) + torch.linalg.vector_norm(y - 0.1, torch.inf, -1) ** 2,
     "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 0.3 * y.max(-1).values,
 }
-
-
-def omega_of(value) -> Regularizer:
-    return type("Kinked", (Regularizer,), {"value": lambda self, y: value(y)})()
 
 
 def scores(rows: int, d: int, seed: int = 0) -> Tensor:

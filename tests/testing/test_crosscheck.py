@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from mapping_checks import normal as scores
 
 import regmax
 from regmax import Penalized, Regularizer, crosscheck
@@ -23,11 +24,6 @@ NAMES = ("entropy", "gini", "pnorm", "tsallis", "tv", "oscar")
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("cvxpylayers") is None, reason="cvxpylayers is not installed"
 )
-
-
-def scores(*shape, seed=0, dtype=F64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=F64).to(dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
