@@ -82,13 +82,6 @@ def test_what_an_ignored_row_holds_does_not_matter(name):
     assert (g[~keep] == 0).all()
 
 
-def test_one_class_costs_nothing(name):
-    loss, x = loss_of(name, 1, reduction="none", label_smoothing=0.2), normal(3, 1)
-    for t in (torch.zeros(3, dtype=torch.long), torch.ones(3, 1, dtype=F64)):
-        assert loss(x, t).abs().max() < 1e-12
-        assert (gradient(loss, x, t) == 0).all()
-
-
 # -- layout and size ---------------------------------------------------------------------------
 
 

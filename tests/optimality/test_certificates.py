@@ -243,6 +243,7 @@ class Counter(Regularizer):
 
 UNSTEADY = {
     "a state": (Counter(), "called again"),
+    "chance": (omega_of(lambda y: (1 + 0.1 * torch.rand(())) * square(y)), "called again"),
     "other rows": (omega_of(lambda y: square(y) + 0.3 * (y * y.roll(1, 0)).sum(-1)), "other rows"),
     "detached": (omega_of(lambda y: square(y) + square(y.detach())), "autograd does not see"),
     "a step": (omega_of(lambda y: square(y) + 0.2 * (y[..., 0] > 0.3)), "not convex"),

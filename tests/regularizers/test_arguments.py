@@ -213,13 +213,6 @@ def test_crosscheck_arguments():
         regmax.crosscheck(GINI, x, ("generic",))
 
 
-def test_not_convex_away_from_the_barycentre():
-    """Convex where the search starts, concave where it goes: told, not answered."""
-    omega = omega_of(lambda y: (y - 1 / 3).square().sum(-1) - 4.8 * (y - 1 / 3).pow(4).sum(-1))
-    with pytest.raises((RegularizerError, regmax.ConvergenceError), match=r"convex|tolerance"):
-        RegularizedMax(omega, on_failure="raise", max_iter=300)(4 * X)
-
-
 @pytest.mark.parametrize(
     ("function", "error", "match"),
     [
