@@ -193,17 +193,10 @@ class Subject(Tested):
 
     def hessian(self, y: Tensor) -> Tensor:
         """∇² of the smooth part at y (rows, d), by autograd through its value: (rows, d, d)."""
-        z = y.detach().requires_grad_()
-        with torch.enable_grad():
-            g = self.truth.grad(z)
-            columns = [
-                torch.autograd.grad(g[:, j].sum(), z, retain_graph=True, allow_unused=True)[0]
-                if g.requires_grad
-                else None
-                for j in range(y.shape[-1])
-            ]
-        zero = torch.zeros_like(y)
-        return torch.stack([zero if c is None else c for c in columns], -1).detach()
+        rows: Tensor = torch.autograd.functional.jacobian(
+            lambda z: self.truth.grad(z).sum(0), y.detach()
+        )
+        return rows.permute(1, 2, 0)
 
 
 def exact(s: Subject) -> bool:

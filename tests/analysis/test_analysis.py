@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from mapping_checks import normal as drawn
 
 import regmax
 import regmax.nn
@@ -14,10 +15,6 @@ from regmax.functional import entmax15, fusedmax, oscarmax, softmax
 
 F64 = torch.float64
 nan = math.nan
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def masked(*shape, seed=1):

@@ -2,17 +2,13 @@
 
 import pytest
 import torch
+from mapping_checks import normal as drawn
 
 import regmax
 from regmax import analysis
 from regmax.functional import entmax, sparsemax
 
-F64 = torch.float64
 FUSED = regmax.regularizer("tsallis") + 0.1 * regmax.penalty("tv")
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 class TestPath:

@@ -156,15 +156,6 @@ def test_derivatives_are_finite_differences(name):
             )
 
 
-def test_tensors_of_omega_get_their_gradients():
-    x, alpha = numbers(3, 4, 6).requires_grad_(), torch.full((4, 1), 1.4, dtype=F64)
-
-    def mapped(alpha):
-        return regmax.functional.entmax(x, alpha, domain=Simplex(2.0, upper=0.7))
-
-    assert gradcheck(mapped, (alpha.requires_grad_(),))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=str)
 @pytest.mark.parametrize("values", VALUES)
 @pytest.mark.parametrize("name", THRESHOLDS)

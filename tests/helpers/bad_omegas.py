@@ -5,8 +5,8 @@ import torch
 from regmax import Regularizer
 
 
-def omega_of(function):
-    return type("Mine", (Regularizer,), {"value": lambda self, y: function(y)})()
+def omega_of(function, **attributes):
+    return type("Mine", (Regularizer,), {"value": lambda self, y: function(y), **attributes})()
 
 
 def square(y):

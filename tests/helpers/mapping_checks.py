@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+def normal(
+    *shape: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = torch.float64
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+    return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
 
 def pattern(y: Tensor) -> tuple[list[bool], list[bool]]:

@@ -7,22 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import references
 import torch
-from mapping_checks import normal
 from torch import Tensor
-
-
-def check_printed(
-    f: Callable[..., Tensor],
-    reference: Callable[[references.Row], references.Row],
-    weights: Callable[[references.Row], references.Row],
-    gamma: float,
-) -> None:
-    """J = (diag(s) − ssᵀ/Σs)/γ with s = weights(y), and ∂y/∂γ = −J x/γ (2019, Prop. 1)."""
-    x, g = normal(7, seed=2), torch.tensor(gamma, dtype=torch.float64)
-    jx, jg = torch.autograd.functional.jacobian(lambda x, g: f(x, gamma=g), (x, g))
-    expected = references.support_jacobian(weights(references.rows(reference, x, gamma))) / gamma
-    np.testing.assert_allclose(jx.numpy(), expected, atol=1e-12)
-    np.testing.assert_allclose(jg.numpy(), -expected @ x.numpy() / gamma, atol=1e-12)
 
 
 def check_digits(

@@ -1,14 +1,12 @@
 """Π_Ω from its definition, in numpy, by algorithms that regmax does not use.
 
 Rows are 1-d arrays and z = x/γ. Roots are found by bisection in extended precision; the prox of
-total variation by its path in λ; small structured problems by trying every pattern.
+total variation by its path in λ.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import mpmath
 import numpy as np
@@ -232,86 +230,8 @@ def _floats(t: list[mpf]) -> Row:
     return np.array([float(k) for k in t])
 
 
-# -- every pattern: the definition alone, no theorem -------------------------------------------
-
-
 def tv_value(y: Row) -> float:
     return float(np.abs(np.diff(y)).sum())
-
-
-def oscar_value(y: Row) -> float:
-    return float(sum(max(abs(a), abs(b)) for a, b in itertools.combinations(y, 2)))
-
-
-def _tv_pieces(d: int) -> Iterator[tuple[list[list[int]], Row]]:
-    """(groups, gradient of R) for every pattern of jumps."""
-    for signs in itertools.product((-1, 0, 1), repeat=d - 1):
-        u, groups = np.zeros(d), [[0]]
-        for i, s in enumerate(signs):
-            u[i + 1] += s
-            u[i] -= s
-            if s == 0:
-                groups[-1].append(i + 1)
-            else:
-                groups.append([i + 1])
-        yield groups, u
-
-
-def _oscar_pieces(d: int) -> Iterator[tuple[list[list[int]], Row]]:
-    for order in itertools.permutations(range(d)):
-        u = np.empty(d)
-        u[list(order)] = d - 1 - np.arange(d)
-        for ties in itertools.product((False, True), repeat=d - 1):
-            groups = [[order[0]]]
-            for i, tied in zip(order[1:], ties, strict=True):
-                if tied:
-                    groups[-1].append(i)
-                else:
-                    groups.append([i])
-            yield groups, u
-
-
-def by_enumeration(z: Row, lam: float, penalty: str) -> Row:
-    """argmax over Δ of ⟨y, z⟩ − ½‖y‖² − λR(y), as the best feasible of all patterns' solutions.
-
-    Within a pattern (groups of ties, order, zeros) the problem is a projection on a subspace. The
-    solution of each pattern, where it lies in Δ, is a candidate; the maximiser is one of them.
-    """
-    z = z.astype(np.float64)
-    value, pieces = {"tv": (tv_value, _tv_pieces), "oscar": (oscar_value, _oscar_pieces)}[penalty]
-    best, top = None, -math.inf
-    for groups, u in pieces(len(z)):
-        means = np.array([(z - lam * u)[g].mean() for g in groups])
-        sizes = np.array([len(g) for g in groups])
-        for used in itertools.product((False, True), repeat=len(groups)):
-            on = np.array(used)
-            if not on.any():
-                continue
-            tau = ((means * sizes)[on].sum() - 1) / sizes[on].sum()
-            y = np.zeros(len(z))
-            for g, m, keep in zip(groups, means, used, strict=True):
-                y[g] = m - tau if keep else 0
-            if (y < 0).any():
-                continue
-            objective = y @ z - y @ y / 2 - lam * value(y)
-            if objective > top:
-                best, top = y, objective
-    assert best is not None
-    return best
-
-
-# -- Jacobians ---------------------------------------------------------------------------------
-
-
-def support_jacobian(s: Row) -> Row:
-    """diag(s) − ssᵀ/Σs (2019, Prop. 1); s is the support's indicator for sparsemax."""
-    return np.diag(s) - np.outer(s, s) / s.sum()
-
-
-def averaging(groups: Row) -> Row:
-    """1/|G| for each pair in the same group (2017, Prop. 3)."""
-    same = (groups[:, None] == groups[None, :]).astype(np.float64)
-    return same / same.sum(1, keepdims=True)
 
 
 def group_ids(z: Row, order: Row | None = None) -> Row:

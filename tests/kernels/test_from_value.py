@@ -311,31 +311,6 @@ class Weighted(regmax.Regularizer):
         return (w * y * y).sum(-1) + self.a.exp() * y.pow(1.5).sum(-1) + c * (y**3).sum(-1)
 
 
-@pytest.mark.parametrize("rows", [None, 5])
-@pytest.mark.parametrize("masked", [False, True])
-def test_layer_and_all_gradients_are_those_of_the_solver(rows, masked):
-    omega = Weighted(7, rows)
-    layer = regmax.RegularizedMax(omega, gamma=torch.tensor(0.7, dtype=F64, requires_grad=True))
-    x = torch.randn(5, 7, dtype=F64, requires_grad=True)
-    mask = torch.rand(5, 7) < 0.7 if masked else None
-    v = torch.randn(5, 7, dtype=F64)
-    wanted = [x, layer.gamma, *omega.parameters()]
-
-    def results():
-        y = layer(x, mask)
-        first = torch.autograd.grad(y, wanted, v, create_graph=True)
-        second = torch.autograd.grad(sum((g * g).sum() for g in first), wanted)
-        return [y, *first, *second]
-
-    found = results()
-    assert "kernel from the value" in layer.explain(x.detach(), mask)
-    with regmax.kernels.reference():
-        expected = results()
-    for got, right in zip(found, expected, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-9)
-    assert torch.equal(found[0] == 0, expected[0] == 0)
-
-
 class Quadratic(regmax.Regularizer):
     """½ yᵀQᵀQy/d and a sum over entries, with learnt tensors."""
 
@@ -533,6 +508,14 @@ def test_a_change_that_no_attribute_shows_is_noticed(cls, changed, scale, rows, 
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
     assert scale < 1 or not torch.allclose(found[1], before[0])
     assert scale < 1 or not torch.allclose(found[2], before[1])
+
+
+def test_a_number_that_becomes_one_to_learn_is_refused(monkeypatch):
+    layer, x = regmax.RegularizedMax(Distant()), torch.randn(3, 5, dtype=F64)
+    layer(x)
+    monkeypatch.setitem(STATE, "factor", torch.tensor(1.0, dtype=F64, requires_grad=True))
+    with pytest.raises(regmax.RegularizerError, match="not one of its attributes"):
+        layer(x)
 
 
 class Listed(regmax.Regularizer):

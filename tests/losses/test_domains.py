@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mapping_checks import normal as scores
 from torch.autograd import gradcheck, gradgradcheck
 
 import regmax
@@ -14,11 +15,6 @@ OMEGAS = {
     "tsallis": lambda: regmax.regularizer("tsallis", alpha=1.5),
     "pnorm": lambda: regmax.regularizer("pnorm", p=1.5),
 }
-
-
-def scores(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=F64)
 
 
 def multi_hot():
@@ -49,16 +45,6 @@ def test_gradients_are_y_minus_t_and_second_derivatives_are_finite_differences(n
     assert gradcheck(learned, given, atol=1e-5, fast_mode=True)
     if name != "pnorm":  # a solver
         assert gradgradcheck(learned, given, atol=1e-4, fast_mode=True)
-
-
-def test_on_a_box_it_is_binary_cross_entropy():
-    x, t = scores(4, 6), multi_hot()
-    t[1] = 0
-    found = FenchelYoungLoss(regmax.regularizer("fermi_dirac"), domain=Box(), reduction="none")(
-        x, t
-    )
-    expected = torch.nn.functional.binary_cross_entropy_with_logits(x, t, reduction="none").sum(-1)
-    assert (found - expected).abs().max() <= 1e-12
 
 
 class ByValue(regmax.Regularizer):

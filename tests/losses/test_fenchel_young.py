@@ -182,17 +182,6 @@ def test_values_and_gradients(name, d):
         )
 
 
-@pytest.mark.parametrize("name", OMEGAS)
-def test_zero_where_the_mapping_gives_the_target(name):
-    x, omega = normal(6, 5, seed=1), OMEGAS[name][0](5)
-    loss = FenchelYoungLoss(omega, 0.7, reduction="sum")
-    leaf = x.clone().requires_grad_()
-    value = loss(leaf, loss.mapping(x))
-    (g,) = torch.autograd.grad(value, leaf)
-    assert abs(value) < 1e-12
-    assert g.abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("d", [3, 300])
 @pytest.mark.parametrize("name", ["gini", "pnorm", "tsallis 1.3", "tsallis 3.0", "tv", "priced"])

@@ -94,18 +94,6 @@ def test_masks_and_shapes():
     assert none.shape == (0, 4)
 
 
-def test_learnt_hyperparameters_and_second_derivatives():
-    hidden, weight, target, bias = inputs(1.0)
-    alpha = torch.tensor(1.3, dtype=F64, requires_grad=True)
-    gamma = torch.tensor(0.7, dtype=F64, requires_grad=True)
-    omega = regmax.regularizer("tsallis", alpha=alpha)
-    given = (hidden, weight, target, bias)
-    loss = LinearFenchelYoungLoss(omega, gamma, chunk=4)(*given)
-    compare(loss, two_steps(omega, *given, gamma=gamma), (*leaves(given), alpha, gamma))
-    smooth = LinearFenchelYoungLoss(OMEGAS["softmax"], chunk=4)
-    assert torch.autograd.gradgradcheck(lambda h, w, b: smooth(h, w, target, b), leaves(given))
-
-
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_backward_twice_and_frozen_inputs(reduction):
     """The second backward finds no sums of forward, and computes the logits again."""

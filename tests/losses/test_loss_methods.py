@@ -1,11 +1,8 @@
 """Fenchel–Young losses: the methods of one loss agree, and transforms and compilers follow it."""
 
-import io
-
 import pytest
 import torch
 from loss_cases import (
-    F64,
     OMEGAS,
     close,
     distributions,
@@ -44,17 +41,3 @@ def test_an_index_out_of_range_is_nan_where_nobody_may_look():
     x, k = normal(3, 5), torch.tensor([1, 7, -2])
     value = vmap(SparsemaxLoss(reduction="none"))(x, k)
     assert torch.isnan(value).tolist() == [False, True, True]
-
-
-def test_export():
-    loss = SparsemaxLoss(label_smoothing=0.1, weight=torch.linspace(0.5, 1, 5, dtype=F64))
-    sample = (normal(4, 5), indices(4, 5))
-    batch = {0: torch.export.Dim("rows")}
-    program = torch.export.export(loss, sample, dynamic_shapes=(batch, batch))
-    file = io.BytesIO()
-    torch.export.save(program, file)
-    file.seek(0)
-    loaded = torch.export.load(file).module()
-    for n in (4, 7):
-        x, k = normal(n, 5, seed=n), indices(n, 5, seed=n)
-        close(loaded(x, k), loss(x, k))

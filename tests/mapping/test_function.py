@@ -249,24 +249,3 @@ def test_out_of_range_where_nobody_looks_is_nan(name):
         y = vmap(f)(torch.stack([good, *bad, good]))
         assert y[1:4].isnan().all(), key
         torch.testing.assert_close(y[[0, 4]], torch.stack([f(good)] * 2), rtol=0, atol=1e-15)
-
-
-def test_expressions_that_cannot_be_recorded_say_why():
-    x = normal(2, 3)
-    for omega, words in (
-        (
-            Cubic(torch.ones(3, dtype=F64)) + regmax.regularizer("gini"),
-            "cannot be recorded: it couples",
-        ),
-        (regmax.regularizer("entropy") + 0.3 * regmax.penalty("tv"), None),
-        (regmax.regularizer("entropy") + regmax.regularizer("gini"), None),
-    ):
-        torch._dynamo.reset()
-        layer = regmax.RegularizedMax(omega)
-        if words is None:  # by its formula, and by its value
-            program = torch.export.export(layer, (x,), strict=False)
-            torch.testing.assert_close(program.module()(x), layer(x))
-        else:
-            with pytest.raises(NotImplementedError, match=words):
-                torch.export.export(layer, (x,), strict=False)
-        torch.testing.assert_close(torch.compile(layer, backend="eager")(x), layer(x))

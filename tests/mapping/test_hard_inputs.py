@@ -179,14 +179,14 @@ def test_half_precision(mapping, dtype, d):
 
 @by_name([case for case in HARD_INPUTS if case.big])
 def test_big(mapping, case):
-    """Rows sum to one within 2 ulp·√d, and float32 keeps 1e-6 of what float64 finds."""
+    """Rows sum to one within 2 ulp·√d, and float32 keeps 2e-7 of what float64 finds."""
     f, _ = mapping
     x, mask = case.make(F32)
     y, wide = f(x, mask=mask), f(x.double(), mask=mask)
     slack = 2 * math.sqrt(x.shape[-1])
     assert (y.double().sum(-1) - 1).abs().max() <= slack * torch.finfo(F32).eps
     assert (wide.sum(-1) - 1).abs().max() <= slack * torch.finfo(F64).eps
-    torch.testing.assert_close(y.double(), wide, rtol=0, atol=1e-6)
+    torch.testing.assert_close(y.double(), wide, rtol=0, atol=2e-7)
 
 
 def test_certificates(mapping):

@@ -7,11 +7,12 @@ import re
 
 import pytest
 import torch
+from mapping_checks import normal
 from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import regmax
-from regmax.functional import entmax, entmax15, fusedmax
+from regmax.functional import entmax15
 from regmax.nn import (
     AdaptiveEntmax,
     MultiheadAttention,
@@ -25,11 +26,6 @@ F64 = torch.float64
 MAPPINGS = ("softmax", "sparsemax", "pnormmax", "entmax", "entmax15", "fusedmax", "oscarmax")
 EXACT = {"rtol": 0, "atol": 1e-13}
 L, S = 4, 6
-
-
-def normal(*shape, seed=0, **kwargs):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=F64).to(**kwargs)
 
 
 def qkv(heads=2, shared=None, dtype=F64, seed=0):
@@ -114,32 +110,6 @@ def test_queries_without_keys_give_zeros(name, kind):
     assert (out[..., 1, :] == 0).all()
     assert out[..., 0, :].all()
     assert all(g.isfinite().all() for g in gradients(out, inputs))
-
-
-@pytest.mark.parametrize("name", MAPPINGS)
-def test_causal(name):
-    q, k, _ = qkv()
-    weights = attention_weights(q, k, name, is_causal=True)
-    assert (weights.triu(1) == 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, L, dtype=F64), **EXACT)
-    seen = attention_weights(q[..., 2:3, :], k[..., :3, :], name)
-    torch.testing.assert_close(weights[..., 2:3, :3], seen, **EXACT)
-
-
-def test_neighbours_are_keys():
-    q, k = (t.detach() for t in qkv()[:2])
-    omega = regmax.regularizer("tv", lam=0.3)
-    weights = attention_weights(q, k, omega)
-    torch.testing.assert_close(weights, fusedmax(scores(q, k), lam=0.3), **EXACT)
-    assert (weights.diff(dim=-1) == 0).any()
-    # with the middle key left out, its neighbours are neighbours
-    keep = torch.tensor([0, 1, 3, 4, 5])
-    mask = torch.ones(S, dtype=torch.bool)
-    mask[2] = False
-    fewer = attention_weights(q, k[..., keep, :], omega)
-    torch.testing.assert_close(
-        attention_weights(q, k, omega, attn_mask=mask)[..., keep], fewer, **EXACT
-    )
 
 
 def test_dropout():
@@ -310,18 +280,6 @@ def test_sizes_of_zero_are_pytorchs(shapes, dtype):
 
 
 # -- what learns ----------------------------------------------------------------------------------
-
-
-def test_a_hyperparameter_per_head():
-    q, k, v = qkv()
-    alpha = torch.tensor([1.2, 1.8], dtype=F64).view(2, 1, 1).requires_grad_()
-    gamma = torch.tensor([0.5, 2.0], dtype=F64).view(2, 1, 1).requires_grad_()
-    ours = attention(q, k, v, regmax.regularizer("tsallis", alpha=alpha), gamma=gamma)
-    plain = entmax(scores(q, k), alpha=alpha, gamma=gamma) @ v
-    torch.testing.assert_close(ours, plain, **EXACT)
-    for a, b in zip(gradients(ours, [alpha, gamma]), gradients(plain, [alpha, gamma]), strict=True):
-        assert a.all()
-        torch.testing.assert_close(a, b, **EXACT)
 
 
 # -- chunks of queries, and sinks ------------------------------------------------------------------

@@ -109,14 +109,3 @@ def test_frozen_inputs_nan_and_queries_without_keys(taken):
         for n in (8, QUERIES)
     )
     torch.testing.assert_close(parts, whole)
-
-
-def test_second_derivatives():
-    learnt = [t[:1, :2, :12].detach().requires_grad_() for t in inputs(2, 2)]
-
-    def penalty(chunk):
-        out = attention(*learnt, "entmax15", chunk=chunk)
-        (dq,) = torch.autograd.grad(out.square().sum(), learnt[0], create_graph=True)
-        return torch.autograd.grad(dq.square().sum(), learnt)
-
-    torch.testing.assert_close(penalty(4), penalty(12), rtol=1e-12, atol=1e-12)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mapping_checks import normal as drawn
 from torch.autograd import forward_ad
 
 import regmax
@@ -25,10 +26,6 @@ class Cubic(regmax.Regularizer):
 
 
 OMEGAS["by value"] = Cubic()
-
-
-def drawn(*shape, seed=0, dtype=F64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def by_rows(layer, x, mask):

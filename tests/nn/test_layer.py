@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from mapping_checks import normal as scores
 from torch import nn
 
 import regmax
@@ -24,27 +25,9 @@ def omegas():
     return {**{n: regmax.regularizer(n) for n in NAMES}, "mixed": Mixed()}
 
 
-def scores(*shape, scale=1.0, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return scale * torch.randn(*shape, generator=generator, dtype=F64)
-
-
 @pytest.fixture(params=[*NAMES, "mixed"])
 def omega(request):
     return omegas()[request.param]
-
-
-def test_max_is_a_maximum(omega):
-    layer = RegularizedMax(omega, gamma=0.8)
-    x = scores(4, 6)
-    best = layer.max(x)
-    torch.manual_seed(0)
-    for _ in range(30):
-        y = torch.distributions.Dirichlet(torch.full((4, 6), 0.7, dtype=F64)).sample()
-        y = 0.9 * y + 0.1 / 6
-        assert ((y * x).sum(-1) - 0.8 * omega.value(y) <= best + 1e-12).all()
-    shifted = layer.max(x + 100)
-    assert torch.allclose(shifted, best + 100, atol=1e-10)
 
 
 def test_explain_of_a_kernel_that_does_not_run():

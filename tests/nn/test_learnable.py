@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mapping_checks import normal
 
 import regmax
 from regmax.functional import entmax
@@ -12,11 +13,6 @@ from regmax.nn import AdaptiveEntmax, Between, Learnable, MultiheadAttention, Po
 F64 = torch.float64
 EXACT = {"rtol": 0, "atol": 1e-12}
 N, L, S, E, H = 3, 4, 5, 8, 2
-
-
-def normal(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=F64)
 
 
 def layer_of(omega, gamma=1.0):

@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 from devices import DEVICES
+from mapping_checks import normal
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from regmax.nn import attention, attention_weights, matmul
@@ -16,10 +17,6 @@ F64 = torch.float64
 HALF = (torch.bfloat16, torch.float16)
 SCALES = (1, 300)
 N, HEADS, L, S, E = 2, 4, 24, 40, 32
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def left_of(mask):

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from mapping_checks import normal
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
@@ -23,11 +24,6 @@ OPTIONS = {
     "kdim": {"kdim": 6, "vdim": 7},
     "kdim and both": {"kdim": 6, "add_bias_kv": True, "add_zero_attn": True, "bias": False},
 }
-
-
-def normal(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=F64)
 
 
 def seeded(make):

@@ -6,6 +6,8 @@ import warnings
 
 import pytest
 import torch
+from bad_omegas import omega_of, square
+from mapping_checks import normal as draw
 from torch import Tensor
 
 import regmax
@@ -24,19 +26,6 @@ from regmax.optimality.problem import Problem
 from regmax.solvers import Solver
 
 F64 = torch.float64
-
-
-def draw(*shape, scale=1.0, seed=0, dtype=F64):
-    generator = torch.Generator().manual_seed(seed)
-    return (scale * torch.randn(*shape, generator=generator, dtype=F64)).to(dtype)
-
-
-def omega_of(value, **properties):
-    return type("Mine", (Regularizer,), {"value": lambda self, y: value(y), **properties})()
-
-
-def square(y):
-    return y.square().sum(-1) / 2
 
 
 # -- bounds ----------------------------------------------------------------------------------------
@@ -254,6 +243,7 @@ class Counter(Regularizer):
 
 UNSTEADY = {
     "a state": (Counter(), "called again"),
+    "chance": (omega_of(lambda y: (1 + 0.1 * torch.rand(())) * square(y)), "called again"),
     "other rows": (omega_of(lambda y: square(y) + 0.3 * (y * y.roll(1, 0)).sum(-1)), "other rows"),
     "detached": (omega_of(lambda y: square(y) + square(y.detach())), "autograd does not see"),
     "a step": (omega_of(lambda y: square(y) + 0.2 * (y[..., 0] > 0.3)), "not convex"),
@@ -302,20 +292,6 @@ def test_what_solve_says_is_what_it_does():
     RegularizedMax(kink, on_failure="raise").solve(x[sound])
     with pytest.raises(ConvergenceError, match="rows are not certified to 1e-12"):
         RegularizedMax(regmax.regularizer("gini"), tol=1e-12, on_failure="raise").solve(x.float())
-
-
-def test_a_row_of_a_small_support_beside_one_of_all_entries():
-    """J of a coupled Ω: each row is cut to its own support."""
-    x, v = draw(6, 33, scale=0.001), draw(6, 33, seed=1)
-    x[1::2, ::2] = -torch.inf
-    coupled = omega_of(lambda y: square(y) + y.sum(-1).pow(3) + (y[..., 1] + y[..., 2]).pow(4))
-    x.requires_grad_()
-    y = RegularizedMax(coupled)(x)
-    assert bool((y[0] > 0).all())
-    (together,) = torch.autograd.grad(y, x, v)
-    for i in range(len(x)):
-        (alone,) = torch.autograd.grad(RegularizedMax(coupled)(x[i]), x, v[i])
-        torch.testing.assert_close(alone[i], together[i], atol=1e-14, rtol=0)
 
 
 class Single(Regularizer):
@@ -399,13 +375,6 @@ def test_its_derivatives():
     torch.autograd.gradgradcheck(mapping, (x, lam, gamma), fast_mode=True)
     expected = torch.func.jacrev(mapping)(x, lam, gamma)
     torch.testing.assert_close(torch.func.jacfwd(mapping)(x, lam, gamma), expected)
-
-
-@pytest.mark.parametrize("factor", [1.1, 0.9, 1 + 1e-4])
-def test_its_wrong_prox_is_refused_by_name(factor):
-    omega = regmax.regularizer("gini") + 0.5 * GroupNorm([2, 3], factor)
-    with pytest.raises(RegularizerError, match=r"GroupNorm\.prox and GroupNorm\.value"):
-        RegularizedMax(omega)(draw(6, 5))
 
 
 def test_where_it_has_a_kink_the_gradient_is_that_along_it():

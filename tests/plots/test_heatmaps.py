@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mapping_checks import normal as drawn
 
 from regmax import plots
 from regmax.functional import fusedmax, oscarmax, softmax
@@ -20,10 +21,6 @@ ROWS = torch.tensor(
     ],
     dtype=F64,
 )
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def borders(axis):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import references
 import torch
 from mapping_checks import normal
-from precision_checks import check_printed
 
 import regmax
 from regmax.functional import softmax
@@ -68,11 +66,6 @@ def test_long_rows_of_float32(d: int) -> None:
             (expected,) = torch.autograd.grad(right, wide)
         torch.testing.assert_close(loss(rows, target).double(), right, rtol=1e-6, atol=0)
         torch.testing.assert_close(slope.double(), expected, rtol=2e-5, atol=1e-9)
-
-
-def test_jacobian() -> None:
-    """2019, Prop. 1 with α = 1: s = y."""
-    check_printed(softmax, references.entropy, lambda y: y, 0.6)
 
 
 def test_the_smooth_maximum_is_logsumexp() -> None:

@@ -32,31 +32,12 @@ def brute_value(w, y):
     return max(float(np.dot(w, p)) for p in itertools.permutations(y))
 
 
-def check_element(w, u, y, step):
-    """u ∈ step·∂R(y) up to a shift: its largest k entries add up to no more than those of step·w,
-    and ⟨u, y⟩ = step·R(y)."""
-    u = u - (u.sum() - step * sum(w)) / len(w)
-    tops = np.sort(u)[::-1].cumsum() - step * np.cumsum(w)
-    size = 1e-12 * (1 + step * np.abs(w).max() + np.abs(u).max())
-    assert tops.max() <= size
-    assert abs(u @ y - step * np.dot(w, np.sort(y)[::-1])) <= size * len(w) * (1 + np.abs(y).max())
-
-
 @pytest.mark.parametrize("w", ROWS, ids=str)
 def test_the_definition(w):
     penalty = owl(w)
     y = (2 * normal(4, 6, seed=1)).round() / 2
     for row, value in zip(y.tolist(), penalty.value(y).tolist(), strict=True):
         assert value == pytest.approx(brute_value(w, row))
-    for step in (0.0, 0.03, 0.4, 5.0):
-        for v in (y, normal(4, 6, seed=2)):
-            z = penalty.prox(v, step)
-            near = normal(4, 6, seed=3)
-            for point, u in ((z, v - z), (v, penalty.subgradient(v, near, step))):
-                for k in range(4):
-                    check_element(w, u[k].numpy(), point[k].numpy(), step)
-            again = penalty.subgradient(z, v - z, step) - (v - z)
-            assert (again - again.mean(-1, keepdim=True)).abs().max() < 1e-13
 
 
 def test_oscar_and_the_clique_are_ordered_weights():

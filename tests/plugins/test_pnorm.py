@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import precision_checks
 import pytest
@@ -12,15 +10,7 @@ import torch
 from mapping_checks import normal
 from torch import Tensor
 
-from regmax.functional import pnormmax, sparsemax
-
-
-def test_two_is_sparsemax() -> None:
-    x = normal(20, 9, seed=2)
-    torch.testing.assert_close(pnormmax(x, p=2), sparsemax(x), rtol=0, atol=1e-15)
-    near = pnormmax(x, p=torch.tensor(2 - 1e-9, dtype=torch.float64))
-    torch.testing.assert_close(near, sparsemax(x), rtol=0, atol=1e-7)
-
+from regmax.functional import pnormmax
 
 # -- against fifty digits ----------------------------------------------------------------------
 
@@ -35,14 +25,6 @@ def check_digits(x: Tensor, p: float, v: Tensor) -> None:
 def test_every_p(p: float) -> None:
     for k, scale in enumerate((p - 1, 3 * (p - 1), 0.5)):
         check_digits(normal(5, seed=40 + k) * scale, p, normal(5, seed=50 + k))
-
-
-def test_powers_and_scores_at_random() -> None:
-    for seed in range(5):
-        draw = random.Random(seed)
-        p = 1 + 10 ** draw.uniform(-4, 0)
-        x = normal(5, seed=seed) * (p - 1) ** draw.random() * 10 ** draw.uniform(-1, 0.5)
-        check_digits(x, p, normal(5, seed=seed + 1))
 
 
 @pytest.mark.parametrize("p", [1.5, 2 - 1e-3, 2 - 1e-7, 2.0])

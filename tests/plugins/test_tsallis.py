@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import random
-
 import numpy as np
 import precision_checks
 import pytest
@@ -17,37 +14,11 @@ import regmax
 from regmax.functional import entmax, entmax15, softmax, sparsemax
 
 
-def reference(x: Tensor, alpha: float, gamma: float = 1.0) -> references.Row:
-    return references.rows(functools.partial(references.tsallis, alpha=alpha), x, gamma)
-
-
 def test_its_special_cases() -> None:
     x = normal(30, 9, seed=2) * 2
     assert torch.equal(entmax15(x), entmax(x, alpha=1.5))
     torch.testing.assert_close(entmax(x, alpha=1.0), softmax(x), rtol=0, atol=1e-15)
     torch.testing.assert_close(entmax(x, alpha=2.0), sparsemax(x), rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("alpha", [1.0, 1.2, 1.5, 1.7, 2.0])
-def test_gradient_in_alpha(alpha: float) -> None:
-    """Correia et al. (2019), Prop. 1. With p the output, p̃ = p^(2−α)/Σp^(2−α), h = −p log p:
-
-    (p − p̃)/(α−1)² + (h − p̃ Σh)/(α−1),    and at α = 1    (h log p − p Σ h log p)/2.
-    """
-    x = normal(6, seed=5)
-    t = torch.tensor(alpha, dtype=torch.float64)
-    j = torch.autograd.functional.jacobian(lambda t: entmax(x, alpha=t), t).numpy()
-    p = reference(x, alpha)
-    on = p > 0
-    log = np.log(np.where(on, p, 1))
-    h = -p * log
-    share = np.where(on, np.exp((2 - alpha) * log), 0)
-    share /= share.sum()
-    if alpha == 1:
-        expected = (h * log - p * (h * log).sum()) / 2
-    else:
-        expected = (p - share) / (alpha - 1) ** 2 + (h - share * h.sum()) / (alpha - 1)
-    np.testing.assert_allclose(j, expected, atol=1e-12)
 
 
 # -- against as many digits as it takes --------------------------------------------------------
@@ -72,14 +43,6 @@ def test_every_alpha_around(around: float, sign: int) -> None:
     x, v = normal(5, seed=60) * 0.7, normal(5, seed=61)
     for k in (1, 3, 5, 6, 7, 9, 12) if sign else (0,):
         check_digits(x, around + sign * 10.0**-k, v)
-
-
-def test_alphas_and_scores_at_random() -> None:
-    for seed in range(6):
-        draw = random.Random(seed)
-        alpha = draw.choice([0.2 * 250 ** draw.random(), 1 + 10 ** draw.uniform(-8, 0)])
-        x = normal(6, seed=seed) * 10 ** draw.uniform(-3, 1)
-        check_digits(x, alpha, normal(6, seed=seed + 1))
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.9, 1 + 1e-9, 1.2, 1.49, 1.5, 1.99, 2.0, 2.001, 5.0, 20.0])
@@ -146,19 +109,8 @@ def test_one_alpha_per_row_on_both_sides_of_two(dtype: torch.dtype) -> None:
         torch.testing.assert_close(g[i], right, rtol=1e-13, atol=0)
 
 
-@pytest.mark.parametrize("alpha", [0.5, 1.5, 1.9, 1.999, 2.001, 5.0])
+@pytest.mark.parametrize("alpha", [0.5, 1.5, 1.9, 1.999, 2.0, 2.001, 5.0])
 def test_long_rows_in_float32(alpha: float) -> None:
     i = torch.arange(30_000)
     rows = [(i == 0) * 0.5, (i % 7) * 1e-3, normal(30_000), -i / 30_000, torch.zeros(30_000)]
     precision_checks.check_long_rows(lambda x: entmax(x, alpha=alpha), *rows)
-
-
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.3, 1.5, 2.0, 3.0])
-def test_jacobian(alpha: float) -> None:
-    """2019, Prop. 1: s = y^(2−α) on the support."""
-    precision_checks.check_printed(
-        functools.partial(entmax, alpha=alpha),
-        functools.partial(references.tsallis, alpha=alpha),
-        lambda y: np.where(y > 0, np.where(y > 0, y, 1) ** (2 - alpha), 0),
-        0.8,
-    )

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bad_omegas import omega_of
 
 import regmax
 from regmax import PluginError, RegularizedMax, Regularizer, RegularizerError
@@ -210,17 +211,6 @@ def test_crosscheck_arguments():
     x[1] = -torch.inf
     with pytest.raises(ValueError, match=r"participant in every row"):
         regmax.crosscheck(GINI, x, ("generic",))
-
-
-def omega_of(function, **attributes):
-    return type("Mine", (Regularizer,), {"value": lambda self, y: function(y), **attributes})()
-
-
-def test_not_convex_away_from_the_barycentre():
-    """Convex where the search starts, concave where it goes: told, not answered."""
-    omega = omega_of(lambda y: (y - 1 / 3).square().sum(-1) - 4.8 * (y - 1 / 3).pow(4).sum(-1))
-    with pytest.raises((RegularizerError, regmax.ConvergenceError), match=r"convex|tolerance"):
-        RegularizedMax(omega, on_failure="raise", max_iter=300)(4 * X)
 
 
 @pytest.mark.parametrize(

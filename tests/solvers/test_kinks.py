@@ -5,22 +5,18 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from posed import Kinks as Truth
-from posed import Smooth, pose
+from bad_omegas import omega_of
+from bad_omegas import square as gini
 from torch import Tensor
 from torch.nn import functional as F
 
 import regmax
-from regmax import RegularizedMax, Regularizer, functional, kernels
+from regmax import RegularizedMax, Regularizer, kernels
 from regmax.optimality.problem import Problem
 from regmax.regularizers.kinks import Augmented, Kinks
 from regmax.solvers.kinks import model, points
 
 F64 = torch.float64
-
-
-def gini(y: Tensor) -> Tensor:
-    return y.square().sum(-1) / 2
 
 
 def steps(y: Tensor) -> Tensor:
@@ -43,10 +39,6 @@ VALUES = {
     "squared alone": lambda y: gini(y) + torch.linalg.vector_norm(y - 0.1, torch.inf, -1) ** 2,
     "entropy": lambda y: torch.xlogy(y, y).sum(-1) + 0.3 * y.max(-1).values,
 }
-
-
-def omega_of(value) -> Regularizer:
-    return type("Kinked", (Regularizer,), {"value": lambda self, y: value(y)})()
 
 
 def scores(rows: int, d: int, seed: int = 0) -> Tensor:
@@ -88,23 +80,38 @@ def ordered(y: Tensor, lam: float) -> Tensor:
     return lam * (y.sort(-1, descending=True).values * steps(y).flip(-1)).sum(-1)
 
 
+BASES = {
+    "gini": gini,
+    "entropy": lambda y: torch.xlogy(y, y).sum(-1),
+    "tsallis": lambda y: y.pow(1.5).sum(-1) / 0.75,
+}
+
+
 @pytest.mark.parametrize("lam", [0.01, 0.2])
-@pytest.mark.parametrize("d", [2, 12])
 @pytest.mark.parametrize(
-    ("penalty", "known"), [(chain, "fusedmax"), (pairs, "oscarmax"), (ordered, "oscarmax")]
+    ("penalty", "known"), [(chain, "tv"), (pairs, "oscar"), (ordered, "oscar")]
 )
-def test_fusedmax_and_oscarmax_by_their_values(penalty, known, d, lam):
-    layer = RegularizedMax(omega_of(lambda y: gini(y) + penalty(y, lam)))
+@pytest.mark.parametrize(
+    ("base", "d"), [*((name, 2) for name in BASES), ("gini", 12), ("entropy", 12), ("tsallis", 6)]
+)
+def test_bases_and_penalties_by_their_values(base, penalty, known, d, lam):
+    """Each row is within its bound; and where it is certified, which some of Tsallis are not, it
+    has the zeros, the ties and the derivatives."""
+    value = omega_of(lambda y: BASES[base](y) + penalty(y, lam))
+    layer = RegularizedMax(value, on_failure="ignore")
+    exact = RegularizedMax(regmax.regularizer(base) + lam * regmax.penalty(known))
     x, v = scores(6, d), scores(6, d, 1)
     mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    solution, y = layer.solve(mine), getattr(functional, known)(theirs, lam=lam)
+    solution, y = layer.solve(mine), exact(theirs)
     assert ((solution.y - y).norm(dim=-1) <= solution.error_bound + 1e-14).all()
+    sure = solution.converged
+    assert sure.sum() >= (3 if base == "tsallis" else 6)
     for same in (lambda t: t == 0, lambda t: t.unsqueeze(-1) == t.unsqueeze(-2)):
-        assert torch.equal(same(solution.y), same(y))
+        assert torch.equal(same(solution.y)[sure], same(y)[sure])
     (got,), (expected,) = (
         torch.autograd.grad(t, s, v) for t, s in ((solution.y, mine), (y, theirs))
     )
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(got[sure], expected[sure], rtol=0, atol=1e-9)
 
 
 class Learnt(Regularizer):
@@ -280,51 +287,6 @@ def test_the_lagrangian_is_the_value_where_its_maxima_are_attained(name):
     slopes = [torch.autograd.functional.jacobian(f, y) for f in (omega.value, function)]
     torch.testing.assert_close(omega.value(y), function(y))
     torch.testing.assert_close(*slopes)
-
-
-def lines(a, b, lam):
-    return lambda y: lam * (y @ torch.tensor(a).mT - torch.tensor(b)).abs().sum(-1)
-
-
-def sorted_with(w):
-    return lambda y: (y.sort(-1, descending=True).values * torch.tensor(w)).sum(-1)
-
-
-SMOOTH = {
-    "gini": (Smooth(lambda y: y, lambda y: np.eye(len(y)), 1.0), gini),
-    "entropy": (
-        Smooth(lambda y: np.log(y) + 1, lambda y: np.diag(1 / y), 1.0, True),
-        lambda y: torch.xlogy(y, y).sum(-1),
-    ),
-    "tsallis": (
-        Smooth(lambda y: 2 * np.sqrt(y), lambda y: np.diag(1 / np.sqrt(y)), 1.0),
-        lambda y: y.pow(1.5).sum(-1) / 0.75,
-    ),
-}
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("name", SMOOTH)
-def test_the_truth_in_longest_floats(name, seed):
-    rng = np.random.default_rng(seed)
-    smooth, base = SMOOTH[name]
-    d, lam = int(rng.integers(2, 9)), float(rng.choice([0.05, 0.3, 1]))
-    a, at = rng.normal(size=(int(rng.integers(1, d + 1)), d)), rng.dirichlet(np.ones(d))
-    w = np.sort(rng.random(d))[::-1].copy() * lam
-    for kinks, term in (
-        (Truth(np.eye(d), at, np.full(d, lam)), lines(np.eye(d), at, lam)),
-        (Truth(a, a @ at, np.full(len(a), lam)), lines(a, a @ at, lam)),
-        (Truth(ordered=w), sorted_with(w)),
-    ):
-        row, v = pose(smooth, kinks, d, rng), rng.normal(size=d)
-        x = torch.tensor(row.x, requires_grad=True)
-        layer = RegularizedMax(omega_of(lambda y, term=term: base(y) + term(y)))
-        solution = layer.solve(x)
-        off = np.linalg.norm(solution.y.detach().numpy() - row.y.astype(float))
-        assert off <= solution.error_bound.item() + row.bound + 1e-15
-        if row.margin > 1e-6:
-            (got,) = torch.autograd.grad(solution.y, x, torch.tensor(v))
-            np.testing.assert_allclose(got.numpy(), row.product(v), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["total variation", "three largest", "squared", "entropy"])

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from mapping_checks import normal as scores
 
 import regmax
 from regmax import Penalized, Regularizer, crosscheck
@@ -25,35 +26,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def scores(*shape, seed=0, dtype=F64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=F64).to(dtype)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_built_ins_pass(name):
-    report = crosscheck(regmax.regularizer(name), scores(3, 7, seed=1), ALL)
-    assert report.ok, report.table()
-    assert report.culprits == []
-    assert report.skipped == []
+    x, mask = scores(4, 7, seed=1), torch.ones(4, 7, dtype=torch.bool)
+    x[0, 2] = -torch.inf
+    mask[1, 4] = mask[2, 0] = False
+    for gamma, against in ((0.5, ("generic", "cvxpylayers")), (2.0, ALL)):
+        report = crosscheck(regmax.regularizer(name), x, against, gamma=gamma, mask=mask)
+        assert report.ok, report.table()
+        assert report.culprits == []
+        assert report.skipped == []
     methods = {p.a for p in report.pairs} | {p.b for p in report.pairs}
     assert any("closed form" in r for r in methods)
     assert {"generic", "cvxpylayers DIFFCP", "cvxpy Clarabel"} <= methods
     n = len(methods)
     assert len(report.rows) == len(report.pairs) == n * (n - 1) // 2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_built_ins_pass_with_masks_and_gamma(name):
-    x = scores(3, 6, seed=2)
-    x[0, 2] = -torch.inf
-    mask = torch.ones(3, 6, dtype=torch.bool)
-    mask[1, 4] = mask[2, 0] = False
-    for gamma in (0.5, 2.0):
-        report = crosscheck(
-            regmax.regularizer(name), x, ("generic", "cvxpylayers"), gamma=gamma, mask=mask
-        )
-        assert report.ok, report.table()
 
 
 def test_per_row_hyperparameters():
@@ -67,105 +54,108 @@ def test_per_row_hyperparameters():
 # -- planted faults ----------------------------------------------------------------------------
 
 
-def nudged(cls, size=1e-5):
-    """``cls`` with a closed form that moves ``size`` from the largest entry to the next."""
+def nudged(y, size=1e-5):
+    """``size`` moved from the largest entry to the next."""
+    move = torch.tensor([-size, size], dtype=y.dtype).expand(*y.shape[:-1], 2)
+    return y.scatter_add(-1, y.topk(2, -1).indices, move)
 
-    class Nudged(cls):
-        def closed_form(self, x, gamma, mask=None):
-            y = super().closed_form(x, gamma, mask)
-            top = y.topk(2, -1).indices
-            move = torch.tensor([-size, size], dtype=y.dtype).expand(*y.shape[:-1], 2)
-            return y.scatter_add(-1, top, move)
 
-    return Nudged
+def formula(cls, change):
+    """``cls`` with a closed form that ``change`` makes of its own, x, γ and the mask."""
+
+    def closed_form(self, x, gamma, mask=None):
+        return change(lambda *given: cls.closed_form(self, *given), x, gamma, mask)
+
+    return type("Wrong", (cls,), {"closed_form": closed_form})()
+
+
+def lie(cls, **attributes):
+    return type("Wrong", (cls,), attributes)()
+
+
+def rare(own, x, gamma, mask):
+    y = own(x, gamma, mask).clone()
+    if len(y) > 5:
+        y[5] = y[5].roll(1)
+    return y
+
+
+def off_gradient(cls):
+    return lie(cls, grad=lambda self, y: cls.grad(self, y) + 1e-5 * y)
+
+
+def off_curvature(cls):
+    def curvature(self, y):
+        return cls.curvature(self, y).plus_diagonal(1e-2 * torch.arange(y.shape[-1]).to(y))
+
+    return lie(cls, curvature=curvature)
+
+
+def off_conjugate(size):
+    return lie(Entropy, conjugate=lambda self, *given: Entropy.conjugate(self, *given) + size)
 
 
 CONIC = {"cvxpylayers DIFFCP", "cvxpylayers MOREAU", "cvxpy Clarabel"}
+LARGEST = scores(3, 6, seed=1).argmax(-1, keepdim=True)
+WITHOUT_THE_LARGEST = torch.ones(3, 6, dtype=torch.bool).scatter_(-1, LARGEST, False)
+FORMULA, GENERIC = {"closed form"}, {"against": ("generic",)}
+FAULTS = {
+    "a closed form": (formula(Gini, lambda own, *at: nudged(own(*at))), FORMULA, {}),
+    "that of pnorm": (formula(PNorm, lambda own, *at: nudged(own(*at))), FORMULA, {}),
+    "one row of many": (formula(Gini, rare), FORMULA, {"rows": 8, **GENERIC}),
+    "no γ": (
+        formula(Gini, lambda own, x, gamma, mask: own(x, 1.0, mask)),
+        FORMULA,
+        {"gamma": 2.0, **GENERIC},
+    ),
+    "no mask": (
+        formula(Gini, lambda own, x, gamma, mask: own(x, gamma, None)),
+        FORMULA,
+        {"mask": WITHOUT_THE_LARGEST, **GENERIC},
+    ),
+    "NaN": (formula(Gini, lambda own, *at: own(*at) * torch.nan), FORMULA, GENERIC),
+    "infinities": (
+        formula(Gini, lambda own, x, *_: torch.full_like(x, torch.inf)),
+        FORMULA,
+        GENERIC,
+    ),
+    "a conjugate, 1e-5 more": (off_conjugate(1e-5), {"declared conjugate"}, {}),
+    "a conjugate, 1e-5 less": (off_conjugate(-1e-5), {"declared conjugate"}, {}),
+    "strong convexity": (
+        lie(Tsallis, strong_convexity=30.0),
+        {"declared strong_convexity"},
+        {"scale": 0.3, **GENERIC},
+    ),
+    "that of the norm": (
+        lie(PNorm, strong_convexity=30.0),
+        {"declared strong_convexity"},
+        {"scale": 0.3, **GENERIC},
+    ),
+}
 
 
-def blamed(report):
-    return set(report.culprits)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_blamed(name):
+    omega, blamed, given = FAULTS[name]
+    given = {"against": ALL, "rows": 3, "scale": 1.0, **given}
+    x = given.pop("scale") * scores(given.pop("rows"), 6, seed=1)
+    report = crosscheck(omega, x, **given)
+    assert not report.ok
+    assert set(report.culprits) == blamed, report.table()
+    json.loads(report.to_json())
 
 
 @pytest.mark.parametrize("cls", [Gini, PNorm])
-def test_a_wrong_closed_form(cls):
-    report = crosscheck(nudged(cls)(), scores(3, 7, seed=1), ALL)
+@pytest.mark.parametrize(
+    ("made", "blamed"),
+    [(off_gradient, "declared grad"), (off_curvature, "declared curvature")],
+)
+def test_a_wrong_derivative(cls, made, blamed):
+    """Solvers that take it are wrong too."""
+    report = crosscheck(made(cls), scores(3, 7, seed=1), ALL)
     assert not report.ok
-    assert blamed(report) == {"closed form"}, report.table()
-
-
-@pytest.mark.parametrize("cls", [Gini])
-def test_a_wrong_closed_form_in_one_row_of_many(cls):
-    class Rare(cls):
-        def closed_form(self, x, gamma, mask=None):
-            y = super().closed_form(x, gamma, mask).clone()
-            if len(y) > 5:
-                y[5] = y[5].roll(1)
-            return y
-
-    report = crosscheck(Rare(), scores(8, 5, seed=1), ("generic",))
-    assert not report.ok
-    assert blamed(report) == {"closed form"}
-
-
-def test_a_closed_form_that_ignores_gamma():
-    class NoGamma(Gini):
-        def closed_form(self, x, gamma, mask=None):
-            return super().closed_form(x, 1.0, mask)
-
-    report = crosscheck(NoGamma(), scores(3, 6, seed=1), ("generic",), gamma=2.0)
-    assert not report.ok
-    assert blamed(report) == {"closed form"}
-
-
-def test_a_closed_form_that_ignores_the_mask():
-    class NoMask(Gini):
-        def closed_form(self, x, gamma, mask=None):
-            return super().closed_form(x, gamma, None)
-
-    x = scores(3, 6, seed=1)
-    mask = torch.ones(3, 6, dtype=torch.bool)
-    mask.scatter_(-1, x.argmax(-1, keepdim=True), False)
-    report = crosscheck(NoMask(), x, ("generic",), mask=mask)
-    assert not report.ok
-    assert blamed(report) == {"closed form"}
-
-
-def test_a_closed_form_of_nan_or_infinities():
-    for bad in (torch.nan, torch.inf):
-
-        class Broken(Gini):
-            def closed_form(self, x, gamma, mask=None, bad=bad):
-                return torch.full_like(x, bad)
-
-        report = crosscheck(Broken(), scores(3, 6, seed=1), ("generic",))
-        assert not report.ok
-        assert blamed(report) == {"closed form"}
-        json.loads(report.to_json())
-
-
-@pytest.mark.parametrize("cls", [Gini, PNorm])
-def test_a_wrong_gradient(cls):
-    class Wrong(cls):
-        def grad(self, y):
-            return super().grad(y) + 1e-5 * y
-
-    report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
-    assert not report.ok
-    assert "declared grad" in blamed(report), report.table()
-    assert not blamed(report) & (CONIC | {"generic"})
-
-
-@pytest.mark.parametrize("cls", [Gini, PNorm])
-def test_a_wrong_curvature(cls):
-    class Wrong(cls):
-        def curvature(self, y):
-            return super().curvature(y).plus_diagonal(1e-2 * torch.arange(y.shape[-1]).to(y))
-
-    report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
-    assert not report.ok
-    assert "declared curvature" in blamed(report), report.table()
-    assert not blamed(report) & (CONIC | {"generic"})
+    assert blamed in report.culprits, report.table()
+    assert not {*report.culprits} & (CONIC | {"generic"})
 
 
 @pytest.mark.parametrize("name", ["entropy", "tv"])
@@ -181,48 +171,26 @@ def test_a_wrong_convex_program(name):
     report = crosscheck(Wrong(), scores(3, 6, seed=1), ALL)
     assert not report.ok
     methods = {p.a for p in report.pairs} | {p.b for p in report.pairs}
-    assert blamed(report) == CONIC & methods, report.table()
-
-
-@pytest.mark.parametrize("size", [1e-5, -1e-5])
-def test_a_wrong_conjugate(size):
-    class Wrong(Entropy):
-        def conjugate(self, x, gamma, mask=None):
-            return super().conjugate(x, gamma, mask) + size
-
-    report = crosscheck(Wrong(), scores(3, 7, seed=1), ALL)
-    assert not report.ok
-    assert blamed(report) == {"declared conjugate"}
-
-
-@pytest.mark.parametrize("cls", [Tsallis, PNorm])
-def test_a_wrong_strong_convexity(cls):
-    class Wrong(cls):
-        strong_convexity = 30.0
-
-    report = crosscheck(Wrong(), 0.3 * scores(3, 7, seed=1), ("generic",))
-    assert not report.ok
-    assert blamed(report) == {"declared strong_convexity"}, report.table()
+    assert {*report.culprits} == CONIC & methods, report.table()
 
 
 @pytest.mark.parametrize(
-    ("penalty", "how"),
-    [(ChainTV, "twice"), (OrderedPairs, "off")],
+    ("penalty", "change"),
+    [
+        (ChainTV, lambda own, v, step: own(v, 2 * step)),
+        (OrderedPairs, lambda own, v, step: own(v, step) * (1 + 1e-4)),
+    ],
 )
-def test_a_wrong_prox(penalty, how):
+def test_a_wrong_prox(penalty, change):
     class Wrong(penalty):
         def prox(self, v, step, mask=None):
-            if how == "twice":
-                return super().prox(v, 2 * step, mask)
-            z = super().prox(v, step, mask)
-            return z * (1 + 1e-4)
+            return change(super().prox, v, step)
 
     omega = Penalized(regmax.regularizer("gini"), Wrong(), 0.1)
     report = crosscheck(omega, scores(3, 6, seed=1), ALL)
     assert not report.ok
-    assert blamed(report), report.table()
-    assert not blamed(report) & CONIC, report.table()
-    assert any("prox" in b or b == "closed form" for b in blamed(report))
+    assert not {*report.culprits} & CONIC, report.table()
+    assert any("prox" in b or b == "closed form" for b in report.culprits)
 
 
 # -- convex programs as their authors write them --------------------------------------------------
@@ -294,7 +262,7 @@ def test_report():
 
 
 def test_report_of_a_failure():
-    report = crosscheck(nudged(Gini)(), scores(3, 6), ("generic",))
+    report = crosscheck(FAULTS["a closed form"][0], scores(3, 6), ("generic",))
     assert "DISAGREE" in report.table()
     assert "FAILED" in report.table()
     assert json.loads(report.to_json())["ok"] is False
