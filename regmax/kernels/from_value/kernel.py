@@ -244,6 +244,7 @@ class NumbaKernel:
         return self._of_parts(own, form, d, look).shifted_by(shift)
 
     def _of_parts(self, theta: Hyper, form: Tensor | None, d: int, look: bool) -> LaidOut:
+        """The same of the parts of θ, without w."""
         numbers, vectors = self._inputs.rows(theta)
         template = None
         if look and self._one and not self.kinked and len(numbers) == 1:

@@ -277,14 +277,14 @@ def _answer(
             given = x[over], Bounded(low[over], high[over], total[over])
             less[over], bound[over] = _answer(own, at, *given, mask if mask is None else mask[over])
         return less, bound + doubt
+    # relative to the largest score, large scores keep their digits
     x = x - (x if mask is None else x.masked_fill(~mask, -torch.inf)).amax(-1, keepdim=True)
-    kernel, given = between(at.template, (low, high, total), x)  # large scores keep their digits
+    kernel, given = between(at.template, (low, high, total), x)
     scale, (theta, _kept) = numbered(at.template.scale, x), at.template.theta()
     on = None if mask is None else flat(mask).contiguous()
-    if (found := kernel.solve(flat(x), scale, theta, given, on)) is None:
+    if (y := kernel.solve(flat(x), scale, theta, given, on)) is None:
         raise Missed
-    y = found.view(x.shape)
-    return y, own.between_bound(at, x, y, low, high, total, mask)
+    return y.view(x.shape), own.between_bound(at, x, y.view(x.shape), low, high, total, mask)
 
 
 def _plans(omega: OfRows, z: Tensor, bounds: Plans, settings: Settings) -> Forward:
