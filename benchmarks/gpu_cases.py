@@ -188,16 +188,6 @@ CASES: dict[str, Case] = {
     "entmax, α = 3": _many("entmax", (4096, 256), (2, 60), ours=_with("entmax", alpha=3.0)),
     "sparsemax, masked": _many("sparsemax", *SHORT, kind="masked"),
     "sparsemax, float64": _many("sparsemax", *SHORT, dtype="float64"),
-    "fusedmax, long rows": _many("fusedmax", (1024, 4096), (2, 2200), 4),
-    "oscarmax, long rows": _many(
-        "oscarmax", (1024, 4096), (2, 2200), 4, ours=_with("oscarmax", lam=2e-5)
-    ),
-    "fusedmax, long supports": _many(
-        "fusedmax", (1024, 4096), (2, 2200), 4, ours=_with("fusedmax", gamma=1e3, lam=1e-4)
-    ),
-    "oscarmax, long supports": _many(
-        "oscarmax", (1024, 4096), (2, 2200), 4, ours=_with("oscarmax", gamma=1e3, lam=1e-7)
-    ),
 }  # fmt: skip
 
 

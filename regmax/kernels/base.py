@@ -162,6 +162,9 @@ class Kernel(ABC):
     masked, with the largest participant 0, and no row is spoilt or empty."""
     distributions: ClassVar[bool] = False
     """Whether the losses take distributions as targets."""
+    longest: int | None = None
+    """The longest row that it takes; longer ones are computed as if there were no kernel. None: any
+    length."""
     attention: AttentionKernel | None = None
     """Attention with this Ω, if there is a kernel for it. It takes the same γ and θ."""
 

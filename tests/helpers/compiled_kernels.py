@@ -30,7 +30,7 @@ COUNTED = (
     ("tsallis", "float32", 1024, 1.5),
     ("tsallis", "float32", 32768, 1.5),
     ("pnorm", "float32", 1024, 1.5),
-    *((name, "float32", d, 0.1) for name in ("tv", "oscar") for d in (64, 8192)),
+    *((name, "float32", d, 0.1) for name in ("tv", "oscar") for d in (64, 2048)),
 )
 # losses: mapping, dtype, d, hyperparameter, ε (None: for distributions), whether there is a mask
 LOSSES = (

@@ -43,7 +43,7 @@ def triton_kernel(module: str, way: str) -> Any:
 
     kernel = importlib.import_module(module).KERNEL
     if isinstance(kernel, ChainKernel):
-        return ChainKernel(kernel.ranked, block=16 if way == "chunks" else None)
+        return ChainKernel(kernel.ranked, **({"longest": 16} if way == "chunks" else {}))
     return ThresholdKernel(*kernel.own, attention=kernel.attention is not None, **TRITON[way])
 
 

@@ -37,7 +37,7 @@ CASES = (
     ("tsallis", "float64", 4096, False, True),
     ("tsallis", "float16", 40000, True, True),
     ("pnorm", "float64", 40000, True, True),
-    ("tv", "float64", 5000, True, True),
+    ("tv", "float64", 2000, True, True),
     ("oscar", "float32", 1, True, True),
     ("from_value", "float64", 1, True, False),
     ("from_value", "float64", 4096, False, True),

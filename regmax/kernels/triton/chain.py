@@ -9,7 +9,7 @@ total variation has down = up = λ, the decreasing regression down = 0, up = ∞
 of groups. All arithmetic is float64.
 
 A row of at most ``LIMIT`` entries is in the registers of one program, which reads x and writes y
-once. Of a longer row the entries that can matter are packed first (:mod:`.long_chain`).
+once. Longer rows are PyTorch's: the prox of the penalty, then sparsemax.
 
 By rank, a row is sorted without its order: y_i is the value at the rank of x_i, found by bisection.
 Backward sorts y, and the pairs of a rank and an index, where ties stand together. The row's place
@@ -31,7 +31,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .long_chain import long_backward, long_forward
 from .rows import (
     check_device,
     guard,
@@ -46,12 +45,6 @@ from .scans import answer, products, ranked_products
 
 LIMIT = 2048
 """The longest row in the registers of a program."""
-SWEEP = 1024
-"""The entries of a block of a longer row."""
-STATE = 1 << 23
-"""Entries of the rows for which the memory of all programs has room, at most 17 bytes each."""
-PROGRAMS = 128
-"""The least number of programs for long rows: that memory grows with rows beyond STATE/PROGRAMS."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -112,7 +105,7 @@ def ranked_backward(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, g_pt
     gamma = per_row(gamma_ptr, gamma, row, gamma_step, rows)
     g_at = g_ptr + row * d
     v_at, sizes = v_ptr + row * v_stride, tl.where(row < rows, d, 0)
-    g, _, by_u = ranked_products(y, v_at, None, gamma, g_at, sizes, 0, 0.0)
+    g, by_u = ranked_products(y, v_at, gamma, g_at, sizes)
     tl.store(g_at + column, g, mask=inside)
     if HYPER:
         tl.store(dlam_ptr + row, -by_u, mask=row < rows)
@@ -126,52 +119,22 @@ def shape(d: int) -> dict[str, int]:
     return {"ROWS": max(1, 256 // block), "BLOCK": block, "num_warps": max(1, block // 256)}
 
 
-def _state(
-    x: Tensor, ranked: bool, block: int | None
-) -> tuple[int, tuple[Tensor, ...], dict[str, int]]:
-    """The number of programs for long rows, their memory (values, places, and to sort these), and
-    the shape of a block."""
-    rows, d = x.shape
-    programs = min(rows, max(STATE // d, PROGRAMS))
-    t = x.new_empty((programs, d), dtype=torch.float64)
-    index = t.new_empty(t.shape, dtype=torch.int32)
-    spare = torch.empty_like(index) if ranked else index
-    size = block or SWEEP
-    return programs, (t, index, spare), {"B": size, "num_warps": max(1, size // 128)}
-
-
 def forward(
-    x: Tensor,
-    gamma: Tensor | float,
-    lam: Tensor | float,
-    mask: Tensor | None,
-    ranked: bool,
-    block: int | None = None,
+    x: Tensor, gamma: Tensor | float, lam: Tensor | float, mask: Tensor | None, ranked: bool
 ) -> tuple[Tensor, Tensor | None]:
     """P_Δ of the chain's prox at x/γ, by rank (``ranked``: OSCAR) or by position (total variation,
-    which also returns the mask of participants). ``block`` replaces ``LIMIT`` and ``SWEEP``."""
+    which also returns the mask of participants)."""
     check_device(x)
     rows, d = x.shape
     y = torch.empty((rows, d), dtype=x.dtype, device=x.device)
     part = None if ranked else torch.empty((rows, d), dtype=torch.bool, device=x.device)
     if rows == 0:
         return y, part
-    hyper = (*parameter(gamma), *parameter(lam))
+    on, tile = x if mask is None else mask, shape(d)
     with guard(x):
-        if d <= (block or LIMIT):
-            on = x if mask is None else mask
-            tile = shape(d)
-            chain_forward[(-(-rows // tile["ROWS"]),)](
-                x, on, *hyper, y, y if part is None else part, rows, d, x.stride(0), on.stride(0),
-                HAS_MASK=mask is not None, RANKED=ranked, **tile,
-            )  # fmt: skip
-            return y, part
-        programs, (t, *places), tile = _state(x, ranked, block)
-        code = t.new_empty(t.shape, dtype=torch.int8)
-        on = x if mask is None else mask
-        long_forward[(programs,)](
-            x, on, *hyper, y, y if part is None else part, t, code, *places, rows, d, x.stride(0),
-            on.stride(0), HAS_MASK=mask is not None, RANKED=ranked, **tile,
+        chain_forward[(-(-rows // tile["ROWS"]),)](
+            x, on, *parameter(gamma), *parameter(lam), y, y if part is None else part, rows, d,
+            x.stride(0), on.stride(0), HAS_MASK=mask is not None, RANKED=ranked, **tile,
         )  # fmt: skip
     return y, part
 
@@ -183,7 +146,6 @@ def backward(
     part: Tensor | None,
     ranked: bool,
     hyper: bool,
-    block: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Jv/γ and, if ``hyper``, the gradient of λ per row; ``part``: the mask of participants (None:
     all)."""
@@ -194,26 +156,15 @@ def backward(
     if rows == 0:
         return g, dlam if hyper else None
     tile = shape(d)
-    grid = (-(-rows // tile["ROWS"]),)
-    if ranked:
-        part = None
-    on = y if part is None else part
-    flags = {"HAS_MASK": part is not None, "HYPER": hyper}
+    grid, numbers = (-(-rows // tile["ROWS"]),), parameter(gamma)
+    strides = (y.stride(0), v.stride(0))
     with guard(y):
-        if d > (block or LIMIT):
-            programs, memory, tile = _state(y, ranked, block)
-            long_backward[(programs,)](
-                y, v, *parameter(gamma), on, g, dlam, *memory, rows, d, y.stride(0), v.stride(0),
-                on.stride(0), RANKED=ranked, **flags, **tile,
-            )  # fmt: skip
-        elif ranked:
-            ranked_backward[grid](
-                y, v, *parameter(gamma), g, dlam, rows, d, y.stride(0), v.stride(0), HYPER=hyper,
-                **tile,
-            )  # fmt: skip
+        if ranked:
+            ranked_backward[grid](y, v, *numbers, g, dlam, rows, d, *strides, HYPER=hyper, **tile)
         else:
+            on = y if part is None else part
             chain_backward[grid](
-                y, v, *parameter(gamma), on, g, dlam, rows, d, y.stride(0), v.stride(0),
-                on.stride(0), **flags, **tile,
+                y, v, *numbers, on, g, dlam, rows, d, *strides, on.stride(0),
+                HAS_MASK=part is not None, HYPER=hyper, **tile,
             )  # fmt: skip
     return g, dlam if hyper else None

@@ -74,24 +74,23 @@ class ChainKernel(Kernel):
     """P_Δ of a prox on neighbours: by position (total variation) or, ``ranked``, by rank (OSCAR).
 
     Computes in float64 for every dtype. The caller rounds to half precision, so that rounding does
-    not merge groups. ``block``, for tests and tuning: the longest row in registers, and the entries
-    of a block of a longer one.
+    not merge groups. ``longest``, for tests and tuning: the longest row that it takes.
     """
 
     name = "triton"
     numbers = True
     dtypes = (torch.float32, torch.float64)
 
-    def __init__(self, ranked: bool, block: int | None = None) -> None:
-        self.ranked, self.block = ranked, block
+    def __init__(self, ranked: bool, longest: int = chain.LIMIT) -> None:
+        self.ranked, self.longest = ranked, longest
 
     def forward(
         self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        return chain.forward(x, gamma, theta[0], mask, self.ranked, self.block)
+        return chain.forward(x, gamma, theta[0], mask, self.ranked)
 
     def backward(
         self, y: Tensor, v: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
-        g, dlam = chain.backward(y, v, gamma, mask, self.ranked, hyper, self.block)
+        g, dlam = chain.backward(y, v, gamma, mask, self.ranked, hyper)
         return g, None if dlam is None else (dlam,)

@@ -102,9 +102,9 @@ def scaled(x, top, gamma, depth):
 
 
 @triton.jit
-def rank_of(x, ptr, sizes, most, ties):
-    """How many of ``sizes`` numbers in memory, the largest first, are larger than x, or equal where
-    ``ties``. The answers are less than ``most``."""
+def rank_of(x, ptr, sizes, most):
+    """How many of ``sizes`` numbers in memory, the largest first, are larger than x: less than
+    ``most``."""
     rank = tl.zeros(x.shape, tl.int32)
     step = 1
     while step < most:  # ends: step doubles
@@ -113,7 +113,7 @@ def rank_of(x, ptr, sizes, most, ties):
         step = step // 2
         at = rank + (step - 1)
         other = tl.load(ptr + at, mask=at < sizes, other=-float("inf"))
-        rank += tl.where((other > x) | ((other == x) & ties & (at < sizes)), step, 0)
+        rank += tl.where(other > x, step, 0)
     return rank
 
 
@@ -214,7 +214,7 @@ def answer(x, top, count, fine, gamma, lam, at, d, RANKED: tl.constexpr):
         inside = column < d
         tl.store(at + column, ordered, mask=inside)
         tl.debug_barrier()
-        rank = rank_of(x, at, d, BLOCK, False)
+        rank = rank_of(x, at, d, BLOCK)
         tl.debug_barrier()
         tl.store(at + column, y, mask=inside)
         tl.debug_barrier()
@@ -249,11 +249,10 @@ def by_rank(r, s, n, q, t, m):
 
 
 @triton.jit
-def ranked_products(y, v_at, index_at, gamma, at, d, others, rest):
-    """Jv/γ, the mean of v over the support, and ⟨w, u⟩, where the groups are the entries of one
-    value, and u is minus the mean rank. Entry i has v at ``index_at[i]``, or at i. ``others``
-    entries of a lower value in the support have the sum ``rest`` of v. ``at`` is memory for the d
-    entries of a row: it holds y in order, then the means in this order."""
+def ranked_products(y, v_at, gamma, at, d):
+    """Jv/γ and ⟨w, u⟩, where the groups are the entries of one value, and u is minus the mean rank.
+    ``at`` is memory for the d entries of a row: it holds y in order, then the means in this
+    order."""
     BLOCK: tl.constexpr = y.shape[1]
     column = tl.arange(0, BLOCK)[None, :]
     i = column + tl.zeros(y.shape, tl.int32)
@@ -261,23 +260,19 @@ def ranked_products(y, v_at, index_at, gamma, at, d, others, rest):
     support = y > 0
     tl.store(at + column, tl.sort(y, descending=True), mask=inside)
     tl.debug_barrier()
-    rank = rank_of(y, at, d, BLOCK, False)
+    rank = rank_of(y, at, d, BLOCK)
     tl.debug_barrier()
     size = tl.sum(support.to(tl.int32), 1, keep_dims=True)
     order = tl.sort(tl.where(inside, rank, BLOCK) * BLOCK + i)
-    place = order % BLOCK
-    if index_at is not None:
-        place = tl.load(index_at + place, mask=i < size, other=0)
-    v = tl.load(v_at + place, mask=i < size, other=0.0).to(tl.float64)
+    v = tl.load(v_at + order % BLOCK, mask=i < size, other=0.0).to(tl.float64)
     key, s, n = tl.associative_scan(
         (order // BLOCK, v, tl.zeros_like(i) + 1), 1, by_rank, reverse=True
     )  # fmt: skip
-    mean = (tl.sum(v, 1, keep_dims=True) + rest) / tl.maximum(size + others, 1)
-    w = s / n - mean
+    w = s / n - tl.sum(v, 1, keep_dims=True) / tl.maximum(size, 1)
     by_u = tl.where((key == i) & (i < size), w * (n * (i + 0.5 * (n - 1))), 0.0)
     g = quotient(w, gamma, 1.0 / gamma).to(at.dtype.element_ty)
     tl.store(at + column, g, mask=inside)
     tl.debug_barrier()
     g = tl.load(at + rank, mask=support, other=0.0)
     tl.debug_barrier()
-    return g, mean, -tl.sum(by_u, 1, keep_dims=True)
+    return g, -tl.sum(by_u, 1, keep_dims=True)

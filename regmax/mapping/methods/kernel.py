@@ -31,6 +31,8 @@ def kernel_of(omega: Regularizer, x: Tensor) -> Kernel | None:
     if not (asked() and omega.exact and trusted(type(omega), "kernel")):  # type: ignore[arg-type]
         return None
     found = omega.kernel(x)
+    if found is not None and found.longest is not None and x.shape[-1] > found.longest:
+        found = None
     if found is not None or not composes(omega):
         return found
     if type(omega).kernel is not Penalized.kernel:
