@@ -131,18 +131,22 @@ def of_rows(
     t, known = target.plain(skip), type(kernel)
     if known.loss is Kernel.loss or t is None or x.dtype not in kernel.dtypes:
         return None
-    if learns and known.loss_slopes is Kernel.loss_slopes:
+    by_y = learns and known.loss_slopes is Kernel.loss_slopes
+    if by_y and t.is_floating_point():
         return None
     on = None if mask is None else flat(mask)
     epsilon = target.epsilon or 0.0
-    found = loss_of(kernel, omega, x, flat(t), gamma, on, epsilon, learns)
+    found = loss_of(kernel, omega, x, flat(t), gamma, on, epsilon, learns and not by_y)
     if found is None:
         return None
     (value, dx, slopes), batch = found, x.shape[:-1]
     if slopes is not None:
         slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0).view(*batch, 2)
-    dx = dx.view(x.shape)
-    return value.view(batch), Solved(dx, dx, slopes=slopes)
+    value, dx = value.view(batch), dx.view(x.shape)
+    if not by_y:
+        return value, Solved(dx, dx, slopes=slopes)
+    away = target.spread_out(x.to(dx), mask).taken_from(torch.zeros_like(dx))
+    return value, Solved(dx, (dx - away).clamp_min_(0), plain=(dx != 0).any(-1))
 
 
 def from_its_value(

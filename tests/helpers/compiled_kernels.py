@@ -224,11 +224,8 @@ def counts() -> dict[str, dict[str, Any]]:
         target = torch.zeros(3, 1, dtype=torch.int64) if epsilon is not None else x
 
         def losses(noted: list[Any]) -> int:
-            _, dx = kernel.loss(x, target, gamma, theta, mask, epsilon or 0.0)  # noqa: B023
-            count = len(noted)
-            if number is None:  # noqa: B023
-                kernel.loss_slopes(dx, x, target, gamma, theta, mask, epsilon)  # noqa: B023
-            return count
+            kernel.loss(x, target, gamma, theta, mask, epsilon or 0.0)  # noqa: B023
+            return len(noted)
 
         name = f"{mapping} {dtype} {d} {'tensor' if number is None else number} loss"
         name += "" if epsilon is not None else " of distributions"

@@ -68,23 +68,27 @@ def by(way: str) -> Iterator[None]:
         yield
 
 
-def derivatives(f: Callable[..., Tensor], inputs: list[Tensor], v: Tensor) -> list[Tensor]:
-    """f(inputs), and the gradients of ⟨f, v⟩ in the inputs that are floating; on the CPU."""
-    given = [t.clone().requires_grad_() for t in inputs]
+def derivatives(
+    f: Callable[..., Tensor], inputs: list[Tensor], v: Tensor, learnt: bool = True
+) -> list[Tensor]:
+    """f(inputs), and the gradients of ⟨f, v⟩ in the inputs, unless ``learnt`` in the first alone;
+    on the CPU."""
+    given = [t.clone() for t in inputs]
+    wanted = [t.requires_grad_() for t in (given if learnt else given[:1])]
     y = f(*given)
     # an infinite loss has no gradient
     total = (torch.where(y.isfinite(), y, 0) * v.to(y)).sum()
-    found = torch.autograd.grad(total, given, materialize_grads=True)
+    found = torch.autograd.grad(total, wanted, materialize_grads=True)
     return [y.detach().cpu(), *(g.cpu() for g in found)]
 
 
 def found_and_right(
-    way: str, f: Callable[..., Tensor], inputs: list[Tensor], v: Tensor
+    way: str, f: Callable[..., Tensor], inputs: list[Tensor], v: Tensor, learnt: bool = True
 ) -> tuple[list[Tensor], list[Tensor]]:
     """What the kernel finds, and the closed form in float64. f takes tensors of any device."""
     with kernels.reference():
-        right = derivatives(f, [t.double() for t in inputs], v.double())
+        right = derivatives(f, [t.double() for t in inputs], v.double(), learnt)
     device = "cpu" if way == "cpu" else DEVICE
     with by(way):
-        found = derivatives(f, [t.to(device) for t in inputs], v.to(device))
+        found = derivatives(f, [t.to(device) for t in inputs], v.to(device), learnt)
     return found, right

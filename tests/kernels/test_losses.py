@@ -94,14 +94,15 @@ def check(way, kind, theta, dtype, target, sizes, settings, rows=range(16)):
     for d, size in sizes:
         (wide, k, mask), few = scores(d, size), list(rows)
         x, k, near = wide[few].to(dtype), k[few], (2e-11 if dtype == F64 else 4e-6) * (1 + d / 100)
-        for eps, on, per_row in settings:
+        learning = {"cpu": (True,), "registers": (False, True)}.get(way, (False,))
+        for (eps, on, per_row), learnt in itertools.product(settings, learning):
             t, on, mass = k, mask if on else None, torch.ones(len(x), dtype=F64)
             if target == "distributions":
                 t = distributions(wide.to(dtype), on)[few]
                 mass = t.double().sum(-1).clamp_min(1)
             given = [x, *numbers(theta, len(x), per_row)]
             f = loss(kind, t, None if on is None else on[few], label_smoothing=eps)
-            (value, *got), (right, *wanted) = found_and_right(way, f, given, 1 / mass)
+            (value, *got), (right, *wanted) = found_and_right(way, f, given, 1 / mass, learnt)
             assert not bool((value < 0).any())
             close = {"rtol": near, "atol": near, "equal_nan": True}
             torch.testing.assert_close(value.double() / mass, right / mass, **close)
@@ -154,7 +155,8 @@ def test_half_precision(way, case, dtype):
     for t in (k, soft):
         f = loss(kind, t)
         with by(way):
-            value, g, *_ = derivatives(f, [x.to(DEVICE), *numbers(theta, 1)], x.new_ones(len(x)))
+            given = [x.to(DEVICE), *numbers(theta, 1)]
+            value, g = derivatives(f, given, x.new_ones(len(x)), learnt=False)
         with kernels.reference():
             right, h, *_ = derivatives(f, [x.double(), *numbers(theta, 1)], torch.ones(len(x)))
         eps = torch.finfo(dtype).eps

@@ -11,7 +11,7 @@ which for powers e' = y^a/a or (y^a − 1)/a is v_i = [1 − cδ_i + e]₊^k, an
 
 solved by Newton's method on ℓ or log s inside a bracket, up to rounding. e corrects c by less than
 its last bit. The sums are over a tile in registers, or over the packed candidates of a row in
-memory: one block, or the front of each of its chunks.
+memory.
 
 Sources: Peters, Niculae & Martins (2019) for entmax; Gonçalves, Treviso & Martins (2025,
 AdaSplash) for a safeguarded Newton iteration per row on a GPU.
@@ -56,7 +56,7 @@ class Description:
     inverse: Any
     """(δ, c, e, n) → v, v^(1−a) and v^a; 0 where δ is infinite."""
     root: Any
-    """(held, n, count, active, own, CHUNK, CH, N) → c, e and Σv, as :func:`newton`."""
+    """(held, n, count, active, own, N) → c, e and Σv, as :func:`newton`."""
     logarithm: Any
     """(δ, c, e, n, Σv) → log y at the distance δ, and the distance to the threshold where it is
     below; float64."""
@@ -64,8 +64,7 @@ class Description:
     """(r, s, log y_k, near, a) → D(e_k, y)/γ from the sums r of y_i and s of y_i^(1+a) over i ≠ k.
     Where ``near``, log y_k is log(1 − r)."""
     terms: Any
-    """(t, a) → t log_a t and its derivative in a, log_a t = (t^a − 1)/a; of a ``norm``, t^p and
-    t^p log t."""
+    """(t, a) → t log_a t, log_a t = (t^a − 1)/a; of a ``norm``, t^p."""
     weight: Any
     """(y, log(y/y_r), a) → 1/e'' of y > 0, of ``relative`` ones over that of a reference y_r."""
     rate: Any
@@ -74,8 +73,6 @@ class Description:
     """θ − 1 where it is fixed."""
     covers: Callable[[float], bool] = _always
     """θ, a number → whether it is one of these."""
-    reduced: Any = None
-    """(r, δ of a part of a row, n, own) → a smaller r with no support beyond, for 0 < a ≤ 1."""
     beyond: Any = None
     """The description of rows with a > 1, which another launch computes."""
     norm: bool = False
@@ -158,22 +155,6 @@ def reach_of(n, OWN: tl.constexpr):
 
 
 @triton.jit
-def candidates(ptr, counts_ptr, s0, w0, count, chunks, top, gamma,
-               CHUNK: tl.constexpr, CH: tl.constexpr, N: tl.constexpr):  # fmt: skip
-    """δ of packed candidates: places w0.. of the chunks s0.., CH of them."""
-    j = tl.arange(0, N)[None, :]
-    if CH == 1:
-        w = w0 + j
-        x = tl.load(ptr + w, mask=w < count, other=-float("inf"))
-    else:
-        s = s0 + j // (N // CH)
-        w = w0 + j % (N // CH)
-        held = tl.load(counts_ptr + s, mask=s < chunks, other=0)
-        x = tl.load(ptr + s.to(tl.int64) * CHUNK + w, mask=w < held, other=-float("inf"))
-    return distance(x.to(top.dtype), top, gamma)
-
-
-@triton.jit
 def totals(u, v, w):
     """The sums of rows."""
     a = tl.sum(u, 1, keep_dims=True)
@@ -182,30 +163,29 @@ def totals(u, v, w):
 
 
 @triton.jit
-def stats(held, q, OF: tl.constexpr, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-          N: tl.constexpr, LEAST: tl.constexpr = False):  # fmt: skip
+def stats(held, q, OF: tl.constexpr, OWN: tl.constexpr, N: tl.constexpr,
+          LEAST: tl.constexpr = False):  # fmt: skip
     """Three sums of each row, minima if LEAST, by OF(δ, q, own). ``held``: the tile of δ, and if N:
-    where packed candidates lie in memory, how many at most in a chunk, the number of chunks, max x
-    and γ."""
+    where the packed candidates of a row lie in memory, how many they are, max x and γ."""
     if N == 0:
         return OF(held[0], q, OWN)
     else:
-        _, ptr, counts_ptr, most, chunks, top, gamma = held
+        _, ptr, count, top, gamma = held
         start = float("inf") if LEAST else 0.0
         a = tl.zeros_like(top) + start
         b = tl.zeros_like(top) + start
         c = tl.zeros_like(top) + start
-        for s0 in range(0, chunks, CH):
-            for w0 in range(0, most, N // CH):
-                tile = candidates(ptr, counts_ptr, s0, w0, most, chunks, top, gamma, CHUNK, CH, N)
-                da, db, dc = OF(tile, q, OWN)
-                if LEAST:
-                    a = tl.minimum(a, da)
-                    b = tl.minimum(b, db)
-                else:
-                    a += da
-                    b += db
-                    c += dc
+        for w in range(0, count, N):
+            at = w + tl.arange(0, N)[None, :]
+            x = tl.load(ptr + at, mask=at < count, other=-float("inf"))
+            da, db, dc = OF(distance(x.to(top.dtype), top, gamma), q, OWN)
+            if LEAST:
+                a = tl.minimum(a, da)
+                b = tl.minimum(b, db)
+            else:
+                a += da
+                b += db
+                c += dc
         return a, b, c
 
 
@@ -243,8 +223,7 @@ def base_slope(t, a, OWN: tl.constexpr):
 
 
 @triton.jit
-def newton(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-           N: tl.constexpr):  # fmt: skip
+def newton(held, n, count, active, OWN: tl.constexpr, N: tl.constexpr):
     """c, e and Σv of each row, ``count`` its participants. Only ``active`` rows are iterated."""
     a, k = n[0], n[1]
     zero = tl.zeros_like(k)
@@ -260,7 +239,7 @@ def newton(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: t
     # ends: turns < 200; each halves the width, so that the bracket is two neighbours before
     while (tl.max(active) > 0) & (turns < 200):
         q = (base_slope(t, a, OWN), zero, n)
-        sums = stats(held, q, power_sums, OWN, CHUNK, CH, N)
+        sums = stats(held, q, power_sums, OWN, N)
         f, slope, _ = equation(t, n, sums, OWN)
         low = tl.where((active > 0) & (f <= 0), t, low)
         high = tl.where((active > 0) & (f >= 0), t, high)
@@ -276,12 +255,12 @@ def newton(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: t
         active = moves.to(tl.int32)
         turns += 1
     c = base_slope(t, a, OWN)
-    sums = stats(held, (c, zero, n), power_sums, OWN, CHUNK, CH, N)
+    sums = stats(held, (c, zero, n), power_sums, OWN, N)
     f, _, by_e = equation(t, n, sums, OWN)
     # a last step of less than the last bit of c
     e = tl.where((by_e > 0) & (tl.abs(f) < 0.01), -f / tl.where(by_e > 0, by_e, 1.0), 0.0)
     e = tl.minimum(tl.maximum(e, -16 * eps), 16 * eps)
-    _, total, _ = stats(held, (c, e, n), power_sums, OWN, CHUNK, CH, N)
+    _, total, _ = stats(held, (c, e, n), power_sums, OWN, N)
     return c, e, total
 
 

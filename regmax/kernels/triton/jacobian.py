@@ -5,7 +5,7 @@ has a rank-one term. With w = Jv the gradients are w/γ and −⟨w, ∂∇Ω(y;
 with one read of both and one write. The entry of the largest s is subtracted from v, and from
 ∂∇Ω/∂θ, as ⟨w, 1⟩ = 0. This avoids cancellation, also for s_i of very different size.
 
-A row longer than the limit needs two launches: sums of chunks, each by its reference, and
+A program reads a row longer than the limit three times: for the reference, for the sums and for the
 products.
 
 Sources: Peters, Niculae & Martins (2019), Prop. 2; Correia, Niculae & Martins (2019), Prop. 1.
@@ -25,14 +25,12 @@ from torch import Tensor
 from .equation import Description, numbers
 from .rows import (
     check_device,
-    chunks_of,
     guard,
     limit_of,
     of_row,
     parameter,
     part_of,
     per_row,
-    power_of_2,
     shape_of,
 )
 
@@ -48,15 +46,21 @@ def load_pair(y_ptr, v_ptr, at, v_at, inside):
 
 
 @triton.jit
-def reference(y, v, a):
-    """y_r and v_r at the entry r where the curvature is least, the reference against cancellation:
-    the largest entry, or the smallest for α > 2; (1, 0) without a support."""
+def flattest(y, v, a):
+    """y_r and v_r at the entry r where the curvature is least: the largest entry, or the smallest
+    for α > 2. Without a support y_r is 0 or ∞."""
     on = y > 0
     large = tl.max(y, 1, keep_dims=True)
     small = tl.min(tl.where(on, y, float("inf")), 1, keep_dims=True)
-    ref = tl.where(large > 0, tl.where(a > 1, small, large), 1.0)
-    at = tl.max(tl.where(on & (y == ref), v, -float("inf")), 1, keep_dims=True)
-    return ref, tl.where(at == -float("inf"), 0.0, at)
+    ref = tl.where(a > 1, small, large)
+    return ref, tl.max(tl.where(on & (y == ref), v, -float("inf")), 1, keep_dims=True)
+
+
+@triton.jit
+def reference(ref, at):
+    """:func:`flattest` of a row, the reference against cancellation; (1, 0) without a support."""
+    some = (ref > 0) & (ref < float("inf"))
+    return tl.where(some, ref, 1.0), tl.where(at == -float("inf"), 0.0, at)
 
 
 @triton.jit
@@ -148,7 +152,8 @@ def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_
     y, v = load_pair(y_ptr, v_ptr, row * y_stride + column, row * v_stride + column, inside)
     scale = per_row(gamma_ptr, gamma, row, gamma_step, rows).to(y.dtype)
     _, n = numbers(per_row(theta_ptr, theta, row, theta_step, rows), y.dtype, OWN)
-    ref, v_ref = reference(y, v, n[0])
+    ref, at = flattest(y, v, n[0])
+    ref, v_ref = reference(ref, at)
     sums = jacobian_sums(y, v, ref, v_ref, n[0], OWN)
     w, by_theta = jacobian_product(y, v, ref, v_ref, n[0], sums, OWN, HYPER)
     stored(w, by_theta, sums, scale, g_ptr + row * d + column, dtheta_ptr + row, inside, row < rows,
@@ -156,75 +161,46 @@ def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_
 
 
 @triton.jit
-def part_pair(y_ptr, v_ptr, theta_ptr, theta, theta_step, chunks, d, y_stride, v_stride,
-              OWN: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """y and v of a program's chunk, a, the row, the chunk, and its columns."""
-    row, part, column = part_of(chunks, CHUNK)
-    y, v = load_pair(y_ptr, v_ptr, row * y_stride + column, row * v_stride + column, column < d)
-    _, n = numbers(of_row(theta_ptr, theta, row, theta_step), y.dtype, OWN)
-    return y, v, n[0], row, part, column
+def added(a, b):
+    found = (a[0] + b[0],)
+    for i in tl.static_range(1, len(a)):
+        found = found + (a[i] + b[i],)
+    return found
 
 
 @triton.jit
-def sum_chunks(y_ptr, v_ptr, theta_ptr, theta: tl.float64, theta_step, sums_ptr, d, chunks,
-               y_stride, v_stride, OWN: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """Each program computes the reference of a chunk, with y = 0 if it has no support, and the sums
-    by it."""
-    y, v, a, _, part, _ = part_pair(y_ptr, v_ptr, theta_ptr, theta, theta_step, chunks, d, y_stride,
-                                    v_stride, OWN, CHUNK)  # fmt: skip
-    out = sums_ptr + part * 8 + tl.zeros((1, 1), tl.int64)
-    ref, v_ref = tl.full((1, 1), 1.0, y.dtype), tl.zeros((1, 1), y.dtype)
-    if OWN.relative:
-        ref, v_ref = reference(y, v, a)
-        tl.store(out, tl.where(tl.max(y, 1, keep_dims=True) > 0, ref, 0.0))
-        tl.store(out + 1, v_ref)
-    sums = jacobian_sums(y, v, ref, v_ref, a, OWN)
-    for i in tl.static_range(len(sums)):
-        tl.store(out + 2 + i, sums[i])
-
-
-@triton.jit
-def gathered(sums_ptr, row, chunks, a, OWN: tl.constexpr, MAX: tl.constexpr):
-    """The reference and the sums of a row from those of its chunks; as numbers, since a tile would
-    be broadcast through shared memory."""
-    s = tl.arange(0, MAX)[None, :]
-    at, has = sums_ptr + (row * chunks + s) * 8, s < chunks
-    own, by_v = tl.load(at + 2, mask=has, other=0.0), tl.load(at + 3, mask=has, other=0.0)
-    if OWN.relative:
-        y, v = tl.load(at, mask=has, other=0.0), tl.load(at + 1, mask=has, other=0.0)
-        ref, v_ref = reference(y, v, a)
-        # a chunk without support has no sums
-        off = tl.log(tl.where(y > 0, y, ref)) - tl.log(ref)
-        v = tl.where(y > 0, v - v_ref, 0.0)
-        share = OWN.weight(y, off, a)
-        sums = (tl.sum(share * own), tl.sum(share * (by_v + v * own)))
-        if OWN.norm:
-            rho, rho_p = tl.exp(off), tl.exp((a + 1.0) * off)
-            own, by_v = tl.load(at + 4, mask=has, other=0.0), tl.load(at + 5, mask=has, other=0.0)
-            power, log = tl.load(at + 6, mask=has, other=0.0), tl.load(at + 7, mask=has, other=0.0)
-            firsts = (tl.sum(rho * own), tl.sum(rho * (by_v + v * own)))
-            powers = (tl.sum(rho_p * power), tl.sum(rho_p * (log + off * power)))
-            return tl.sum(ref), tl.sum(v_ref), sums + firsts + powers
-        else:
-            return tl.sum(ref), tl.sum(v_ref), sums
-    else:
-        return tl.zeros_like(a) + 1.0, tl.zeros_like(a), (tl.sum(own), tl.sum(by_v))
-
-
-@triton.jit
-def product_chunks(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
-                   theta: tl.float64, theta_step, sums_ptr, g_ptr, parts_ptr, d, chunks, y_stride,
-                   v_stride, OWN: tl.constexpr, HYPER: tl.constexpr, CHUNK: tl.constexpr,
-                   MAX: tl.constexpr):  # fmt: skip
-    """Each program computes Jv/γ of a chunk, and its part of the inner product."""
-    y, v, a, row, part, column = part_pair(y_ptr, v_ptr, theta_ptr, theta, theta_step, chunks, d,
-                                           y_stride, v_stride, OWN, CHUNK)  # fmt: skip
+def backward_streamed(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
+                      theta: tl.float64, theta_step, g_ptr, dtheta_ptr, d, y_stride, v_stride,
+                      OWN: tl.constexpr, HYPER: tl.constexpr, N: tl.constexpr):  # fmt: skip
+    """As ``backward_rows``, one row, N entries at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    y_at, v_at = y_ptr + row * y_stride, v_ptr + row * v_stride
+    column = tl.arange(0, N)[None, :]
+    y, v = load_pair(y_at, v_at, column, column, column < d)
     scale = of_row(gamma_ptr, gamma, row, gamma_step).to(y.dtype)
-    ref, v_ref, sums = gathered(sums_ptr, row, chunks, a, OWN, MAX)
-    w, by_theta = jacobian_product(y, v, ref, v_ref, a, sums, OWN, HYPER)
-    one = tl.zeros((1, 1), tl.int64)
-    stored(w, by_theta, sums, scale, g_ptr + row * d + column, parts_ptr + part + one, column < d,
-           one == 0, HYPER)  # fmt: skip
+    _, n = numbers(of_row(theta_ptr, theta, row, theta_step), y.dtype, OWN)
+    a = n[0]
+    ref, at = flattest(y, v, a)
+    if OWN.relative:  # else any number of the row will do
+        for w in range(N, d, N):
+            y, v = load_pair(y_at, v_at, w + column, w + column, w + column < d)
+            other, at_other = flattest(y, v, a)
+            flatter = tl.where(a > 1, other < ref, other > ref)
+            ref, at = tl.where(flatter, other, ref), tl.where(flatter, at_other, at)
+        y, v = load_pair(y_at, v_at, column, column, column < d)
+    ref, v_ref = reference(ref, at)
+    sums = jacobian_sums(y, v, ref, v_ref, a, OWN)
+    for w in range(N, d, N):
+        y, v = load_pair(y_at, v_at, w + column, w + column, w + column < d)
+        sums = added(sums, jacobian_sums(y, v, ref, v_ref, a, OWN))
+    one, total = tl.zeros((1, 1), tl.int64), tl.zeros((1, 1), tl.float64)
+    for w in range(0, d, N):
+        inside = w + column < d
+        y, v = load_pair(y_at, v_at, w + column, w + column, inside)
+        product, by_theta = jacobian_product(y, v, ref, v_ref, a, sums, OWN, HYPER)
+        total += by_theta.to(tl.float64)
+        stored(product, total, sums, scale, g_ptr + row * d + w + column, dtheta_ptr + row + one, inside,
+               one == 0, HYPER)  # fmt: skip
 
 
 def backward(
@@ -256,14 +232,8 @@ def backward(
                 HYPER=hyper, **shape,
             )  # fmt: skip
             return g, dtheta if hyper else None
-        chunk, chunks = chunks_of(d, limit)
-        size = {"OWN": own, "CHUNK": chunk, "num_warps": shape_of(chunk, wide)["num_warps"]}
-        sums = y.new_empty((rows, chunks, 8), dtype=torch.float64 if wide else torch.float32)
-        parts = y.new_empty((rows, chunks) if hyper else (1,), dtype=torch.float64)
-        grid = (rows * chunks,)
-        sum_chunks[grid](y, v, *by_theta, sums, d, chunks, *strides, **size)
-        product_chunks[grid](
-            y, v, *by_gamma, *by_theta, sums, g, parts, d, chunks, *strides, HYPER=hyper,
-            MAX=max(power_of_2(chunks), 16), **size,
+        backward_streamed[(rows,)](
+            y, v, *by_gamma, *by_theta, g, dtheta, d, *strides, OWN=own, HYPER=hyper,
+            **part_of(limit),
         )  # fmt: skip
-        return g, parts.sum(1) if hyper else None
+        return g, dtheta if hyper else None

@@ -21,8 +21,7 @@ entry, δ_i = (max x − x_i)/γ and log_a(t) = (t^a − 1)/a, log t at a = 0, t
 to some roundings of these terms. m is +∞ where the support of t is masked in part, and NaN where t
 is not a multiple of a distribution.
 
-The derivatives in γ and θ are those of γ(Ω(e_k) − Ω(y)) with y held fixed. One program computes
-them for a row, from y − t. See :mod:`regmax.kernels.cpu.loss_rows`.
+See :mod:`regmax.kernels.cpu.loss_rows`.
 """
 
 # ruff: noqa: RET505 (what is decided at compilation needs its own if and else)
@@ -31,15 +30,13 @@ them for a row, from y − t. See :mod:`regmax.kernels.cpu.loss_rows`.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base import Number
-from .equation import Description, log1p, numbers, shares
+from .equation import log1p, shares
 from .powers import expm1
-from .rows import guard, load_scores, of_row, parameter, power_of_2
+from .rows import load_scores
 
 NONE = tl.constexpr(0)
 VERTEX = tl.constexpr(1)
@@ -151,7 +148,7 @@ def sums_with(w, x, t, m, top, a, OWN: tl.constexpr):
     """Σ of the terms of t, Σ w, and Σ t (max x − x), float64; the tile holds mt."""
     on = (t > 0) & (x > -float("inf"))
     t = tl.where(on, t / usual(m).to(x.dtype), 0.0)
-    h, _ = OWN.terms(t, a)
+    h = OWN.terms(t, a)
     half = t * tl.where(t > 0, top.to(x.dtype) * 0.5 - x * 0.5, 0.0)  # the whole may overflow
     h = tl.sum(h, 1, keep_dims=True).to(tl.float64)
     s = tl.sum(w, 1, keep_dims=True).to(tl.float64)
@@ -230,76 +227,3 @@ def loss_of(sums, root, n, top, gamma, count, spoilt, k, score, m, epsilon, OWN:
         off = off_of(top, score)
         loss = vertex_loss(r, s, off / gamma, root, n, OWN)
     return of_state(loss, t, off, gamma, k, count, spoilt, score, epsilon, SMOOTH)
-
-
-@triton.jit
-def slopes_of_rows(dx_ptr, x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_ptr,
-                   theta: tl.float64, theta_step, k_ptr, out_ptr, epsilon: tl.float64, d, x_stride,
-                   mask_stride, OWN: tl.constexpr, HAS_MASK: tl.constexpr, SMOOTH: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
-    """The derivatives of the loss of a row in γ and θ; 0 for k < 0 and without participants."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)[None, :]
-    scale = of_row(gamma_ptr, gamma, row, gamma_step)
-    n, _ = numbers(of_row(theta_ptr, theta, row, theta_step), tl.float64, OWN)
-    a64 = n[0]
-    k = tl.load(k_ptr + row)
-    count = tl.zeros((), tl.int32)
-    if SMOOTH:
-        for start in range(0, d, BLOCK):
-            at = column + start
-            x = load_scores(x_ptr, mask_ptr, row * x_stride + at, row * mask_stride + at, at < d,
-                            HAS_MASK)  # fmt: skip
-            count += tl.sum((x > -float("inf")).to(tl.int32))
-    share = tl.full((), 0.0, tl.float64) + epsilon
-    each = share / tl.maximum(count, 1).to(tl.float64)
-    s = tl.zeros((), tl.float64)
-    t = s
-    for start in range(0, d, BLOCK):
-        at = column + start
-        y = tl.load(dx_ptr + row * d + at, mask=at < d, other=0.0)
-        a = a64.to(y.dtype)
-        y = tl.where(at == k, y + (1.0 - share).to(y.dtype), y)
-        if SMOOTH:
-            x = load_scores(x_ptr, mask_ptr, row * x_stride + at, row * mask_stride + at, at < d,
-                            HAS_MASK)  # fmt: skip
-            y = tl.where(x > -float("inf"), y + each.to(y.dtype), 0.0)
-        y = tl.where((y > 0) & (k >= 0), y, 0.0)
-        first, second = OWN.terms(y, a)
-        s += tl.sum(first).to(tl.float64)
-        t += tl.sum(second).to(tl.float64)
-    p = a64 + 1.0
-    if OWN.norm:
-        some = tl.where(s > 0, s, 1.0)
-        square = tl.exp(2.0 / p * tl.log(some))
-        by_gamma = tl.where(s > 0, 0.5 - 0.5 * square, 0.0)
-        by_theta = scale * square * (tl.log(some) / p - t / some) / p
-    else:
-        by_gamma, by_theta = -s / p, scale * (s / p - t) / p
-    tl.store(out_ptr + 2 * row, by_gamma)
-    tl.store(out_ptr + 2 * row + 1, by_theta)
-
-
-def slopes(
-    own: Description,
-    dx: Tensor,
-    x: Tensor,
-    k: Tensor,
-    gamma: Number,
-    theta: Number | None,
-    mask: Tensor | None,
-    epsilon: float,
-) -> Tensor:
-    """``Kernel.loss_slopes``."""
-    out = torch.empty((len(x), 2), dtype=torch.float64, device=x.device)
-    on = x if mask is None else mask
-    if len(x):
-        block = min(max(power_of_2(x.shape[1]), 16), 4096)
-        with guard(x):
-            slopes_of_rows[(len(x),)](
-                dx, x, on, *parameter(gamma), *parameter(theta), k.reshape(-1).contiguous(), out,
-                epsilon, x.shape[1], x.stride(0), on.stride(0), OWN=own,
-                HAS_MASK=mask is not None, SMOOTH=epsilon > 0, BLOCK=block,
-                num_warps=max(block // 512, 1),
-            )  # fmt: skip
-    return out

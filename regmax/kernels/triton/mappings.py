@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper, Kernel, Number, Numbers
-from . import chain, jacobian, losses, threshold
+from . import chain, jacobian, threshold
 from .attention_launch import ThresholdAttention
 from .equation import Description, described
 
@@ -49,15 +49,6 @@ class ThresholdKernel(Kernel):
         dx, found = threshold.forward(own, *given)
         assert found is not None
         return found, dx
-
-    def loss_slopes(
-        self, dx: Tensor, x: Tensor, target: Tensor, gamma: Number, theta: Numbers,
-        mask: Tensor | None, epsilon: float,
-    ) -> Tensor | None:  # fmt: skip
-        if target.is_floating_point():
-            return None
-        own, first = described(self.own, theta)
-        return losses.slopes(own, dx, x, target, gamma, first, mask, epsilon)
 
     def backward(
         self, y: Tensor, v: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None, hyper: bool

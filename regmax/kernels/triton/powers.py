@@ -135,20 +135,6 @@ def power_logarithm(delta, c, e, n, total):
 
 
 @triton.jit
-def power_reduced(reach, delta, n, OWN: tl.constexpr):
-    """By Newton's method on (Σ [a(r − δ)]₊^k)^a = 1, a k-norm and convex for k ≥ 1. It is at least
-    1 at r = 1/a, and the steps from there do not pass the root."""
-    a = n[0]
-    r = 1.0 / a
-    for _ in range(6):
-        v, t, _ = OWN.inverse(delta, 1.0 / r, 0.0, n)
-        total = tl.sum(v)
-        norm = tl.exp(a * tl.log(total))
-        r = r - (a * r * norm - 1.0) * total / (a * norm * tl.sum(t))
-    return tl.where((r > 0) & (r < reach), 1.001 * r, reach)
-
-
-@triton.jit
 def power_vertex(r, s, log_y, near, a):
     rest = tl.where(near, r, 1.0 - tl.exp(log_y))
     some = tl.where(a == 0, 1.0, a)
@@ -160,13 +146,12 @@ def power_vertex(r, s, log_y, near, a):
 def power_terms(t, a):
     log = logarithm_of(t)
     power = tl.where(a == 0, log, expm1(a * log) / tl.where(a == 0, 1.0, a))
-    return t * power, t * dphi(a * log) * (log * log)
+    return t * power
 
 
 @triton.jit
 def half_terms(t, a):
-    h = 2.0 * (t * tl.sqrt(t) - t)
-    return h, tl.zeros_like(h)  # θ is a number
+    return 2.0 * (t * tl.sqrt(t) - t)
 
 
 @triton.jit
@@ -200,8 +185,7 @@ def exp_inverse(delta, c, e, n):
 
 
 @triton.jit
-def exp_root(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-             N: tl.constexpr):  # fmt: skip
+def exp_root(held, n, count, active, OWN: tl.constexpr, N: tl.constexpr):
     total = tl.maximum(tl.sum(tl.exp(-held[0]), 1, keep_dims=True), 1.0)
     return n[0], n[0], total
 
@@ -236,37 +220,25 @@ def linear_sums(delta, q, OWN: tl.constexpr):
 
 
 @triton.jit
-def michelot(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-             N: tl.constexpr):  # fmt: skip
+def michelot(held, n, count, active, OWN: tl.constexpr, N: tl.constexpr):
     """T from above, so that supports only shrink: T ← (1 + Σ_S δ)/|S| until it no longer falls."""
     zero = tl.zeros_like(n[1])
     t = zero + 1.0
     # ends: t falls only if the support has shrunk, as equal supports have equal sums
     while tl.max(active) > 0:
-        size, total, _ = stats(held, (t, zero), linear_sums, OWN, CHUNK, CH, N)
+        size, total, _ = stats(held, (t, zero), linear_sums, OWN, N)
         following = divide(1.0 + total, tl.maximum(size, 1.0))
         falls = (following < t) & (active > 0)
         t = tl.where(falls, following, t)
         active = falls.to(tl.int32)
-    size, _, total = stats(held, (t, zero), linear_sums, OWN, CHUNK, CH, N)
+    size, _, total = stats(held, (t, zero), linear_sums, OWN, N)
     # the rounding error, less than the last bit of T
     e = (1.0 - total) / tl.maximum(size, 1.0)
-    _, _, total = stats(held, (t, e), linear_sums, OWN, CHUNK, CH, N)
+    _, _, total = stats(held, (t, e), linear_sums, OWN, N)
     size = tl.minimum(tl.maximum(1.0 / t, 1.0), 1e6)
     # no division where the sum is 1 up to rounding: 1/d stays 1/d
     close = tl.abs(total - 1.0) <= (2e-16 if t.dtype == tl.float64 else 1.2e-7) * tl.sqrt(size)
     return t, e, tl.where(close, 1.0, total)
-
-
-@triton.jit
-def linear_reduced(reach, delta, n, OWN: tl.constexpr):
-    """By some of Michelot's steps."""
-    r = tl.zeros_like(reach) + 1.0
-    for _ in range(6):
-        on = delta < r
-        total = tl.sum(tl.where(on, delta, 0.0))
-        r = (1.0 + total) / tl.sum(tl.where(on, 1.0, 0.0).to(delta.dtype))
-    return tl.minimum(1.001 * r, reach)
 
 
 @triton.jit
@@ -281,8 +253,7 @@ def linear_vertex(r, s, log_y, near, a):
 
 @triton.jit
 def linear_terms(t, a):
-    h = t * t - t
-    return h, tl.zeros_like(h)
+    return t * t - t
 
 
 @triton.jit
@@ -306,20 +277,17 @@ def norm_vertex(r, s, log_y, near, a):
 
 @triton.jit
 def norm_terms(t, a):
-    log = logarithm_of(t)
-    power = t * tl.exp(a * log)
-    return power, power * log
+    return t * tl.exp(a * logarithm_of(t))
 
 
 @triton.jit
 def half_norm_terms(t, a):
-    h = t * tl.sqrt(t)
-    return h, tl.zeros_like(h)
+    return t * tl.sqrt(t)
 
 
 POWER = Description(
     power_p, power_inverse, newton, power_logarithm, power_vertex, power_terms, power_weight,
-    power_rate, reduced=power_reduced, pack=1024,
+    power_rate, pack=1024,
 )  # fmt: skip
 """A number a < 1."""
 HALF = replace(
@@ -328,13 +296,13 @@ HALF = replace(
 )  # fmt: skip
 EXP = replace(
     POWER, p=exp_p, inverse=exp_inverse, root=exp_root, weight=exp_weight, a=0.0,
-    covers=lambda theta: theta == 1, reduced=None, scales=True, relative=False, limit=16384,
+    covers=lambda theta: theta == 1, scales=True, relative=False, limit=16384,
     pack=NEVER,
 )  # fmt: skip
 LINEAR = replace(
     POWER, p=linear_p, inverse=linear_inverse, root=michelot, logarithm=linear_logarithm,
     vertex=linear_vertex, terms=linear_terms, weight=linear_weight, a=1.0,
-    covers=lambda theta: theta == 2, reduced=linear_reduced, linear=True, relative=False,
+    covers=lambda theta: theta == 2, linear=True, relative=False,
     limit=16384, pack=NEVER,
 )  # fmt: skip
 STEEP = replace(
@@ -348,7 +316,7 @@ TSALLIS = EXP, HALF, LINEAR, STEEP, POWER, MIXED
 """θ = α. The last one takes a tensor."""
 NORMS = (
     LINEAR, *(
-        replace(own, norm=True, vertex=norm_vertex, terms=terms, reduced=None, beyond=None)
+        replace(own, norm=True, vertex=norm_vertex, terms=terms, beyond=None)
         for own, terms in ((HALF, half_norm_terms), (POWER, norm_terms), (MIXED, norm_terms))
     )
 )  # fmt: skip

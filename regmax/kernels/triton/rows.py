@@ -49,10 +49,9 @@ def power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def chunks_of(d: int, limit: int) -> tuple[int, int]:
-    """The entries of a chunk of a longer row, and how many chunks it has."""
-    chunk = min(8192, power_of_2(max(limit // 2, 16)))
-    return chunk, -(-d // chunk)
+def part_of(limit: int) -> dict[str, int]:
+    """How much of a longer row a program reads at a time, and its warps."""
+    return {"N": min(8192, power_of_2(max(limit // 2, 16))), "num_warps": 16}
 
 
 def guard(x: Tensor) -> AbstractContextManager[object]:
@@ -179,11 +178,3 @@ def of_row(ptr, value, row, step):
         return tl.full((), 0.0, tl.float64) + value
     else:
         return tl.load(ptr + row * step)
-
-
-@triton.jit
-def part_of(chunks, CHUNK: tl.constexpr):
-    """The row of a program, the number of its chunk in all rows, and the columns of the chunk."""
-    chunk = tl.program_id(0) % chunks
-    row = (tl.program_id(0) // chunks).to(tl.int64)
-    return row, row * chunks + chunk, (chunk * CHUNK + tl.arange(0, CHUNK))[None, :]

@@ -179,7 +179,7 @@ def projected(x, on, i, fine, d, down, up, slack, free):
     t = tl.where(on, t, -float("inf"))
     high = tl.max(t, 1, keep_dims=True)
     delta = tl.where(on, high - t, float("inf"))
-    c, e, total = michelot((delta,), (high, high), 1, fine.to(tl.int32), None, 1, 1, 0)
+    c, e, total = michelot((delta,), (high, high), 1, fine.to(tl.int32), None, 0)
     return shares(linear_inverse(delta, c, e, None)[0], total)
 
 

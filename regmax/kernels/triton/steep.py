@@ -67,8 +67,7 @@ def steep_sums(delta, q, OWN: tl.constexpr):
 
 
 @triton.jit
-def steep_root(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, CH: tl.constexpr,
-               N: tl.constexpr):  # fmt: skip
+def steep_root(held, n, count, active, OWN: tl.constexpr, N: tl.constexpr):
     """δ_k, log t^a and Σy.
 
     A distance θ is in the support iff Σ [a (θ − δ)]₊^(1/a) < 1; the largest such is found among
@@ -81,22 +80,22 @@ def steep_root(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, C
     # ends: two turns bring low and high half as near, until no distance is between them
     while tl.max(looking) > 0:
         middle = low + (high - low) / 2
-        above, below, _ = stats(held, (low, middle, high), next_ones, OWN, CHUNK, CH, N, True)
+        above, below, _ = stats(held, (low, middle, high), next_ones, OWN, N, True)
         some = above < float("inf")
         at = tl.where(some, above, middle)
-        total, _, _ = stats(held, (at, a), excess_sums, OWN, CHUNK, CH, N)
+        total, _, _ = stats(held, (at, a), excess_sums, OWN, N)
         fits = some & (total < 1)
         on = looking > 0
         low = tl.where(on & fits, at, low)
         high = tl.where(on & (fits == 0), at, high)
         looking = (on & (some | (below < float("inf")))).to(tl.int32)
-    total, size, _ = stats(held, (low, a), excess_sums, OWN, CHUNK, CH, N)
+    total, size, _ = stats(held, (low, a), excess_sums, OWN, N)
     size = tl.maximum(size, 1.0)
     least = tl.maximum((1.0 - total) / size, 1e-300)
     t = tl.maximum(1.0 / size, least)
     turns = 0
     while (tl.max(active) > 0) & (turns < 200):  # ends: turns < 200
-        total, rate, _ = stats(held, (low, a * tl.log(t), a), steep_sums, OWN, CHUNK, CH, N)
+        total, rate, _ = stats(held, (low, a * tl.log(t), a), steep_sums, OWN, N)
         f = total - 1.0
         following = tl.maximum(t - f / tl.maximum(rate, 1e-300), least)
         moves = (active > 0) & (tl.abs(f) > 4e-16) & (tl.abs(following - t) > 2e-16 * t)
@@ -104,7 +103,7 @@ def steep_root(held, n, count, active, OWN: tl.constexpr, CHUNK: tl.constexpr, C
         active = moves.to(tl.int32)
         turns += 1
     log_power = a * tl.log(t)
-    total, _, _ = stats(held, (low, log_power, a), steep_sums, OWN, CHUNK, CH, N)
+    total, _, _ = stats(held, (low, log_power, a), steep_sums, OWN, N)
     return low, log_power, total
 
 

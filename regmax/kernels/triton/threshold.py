@@ -1,4 +1,4 @@
-"""Threshold mappings in Triton: rows as tiles of one program, or as chunks of several.
+"""Threshold mappings in Triton: rows as tiles of a program, or read a part at a time.
 
 Without a penalty, y_i is a function of the distance of x_i to the row's maximum and of the root of
 one equation per row (:mod:`.equation`), and a description of Ω has both (:mod:`.powers`).
@@ -6,10 +6,9 @@ one equation per row (:mod:`.equation`), and a description of Ω has both (:mod:
 A short row is a line of a tile in registers. If powers are expensive, the entries of a longer row
 that can be in the support (δ below 1, or 1/a) are first packed to the front of the output row,
 which serves as scratch, and the equation is solved on these. In both cases x is read once and y is
-written once. Several programs pack a row of more than ``LIMIT`` entries, one solves it, and several
-read it again and write y (:mod:`.long_rows`), or one program reads it several times
-(:mod:`.streamed`). The host reads nothing back. γ and θ are arguments, as numbers or in memory, so
-that new values need no compilation but that of another description.
+written once. A program reads a row of more than ``limit`` entries several times, and packs it in the
+same way (:mod:`.streamed`). The host reads nothing back. γ and θ are arguments, as numbers or in
+memory, so that new values need no compilation but that of another description.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -23,17 +22,16 @@ import triton.language as tl
 from torch import Tensor
 
 from .equation import Description, numbers, reach_of
-from .long_rows import forward_chunks
 from .losses import NONE, aim_at, aim_of, loss_of, mass_of, score_of, target_of, written
 from .rows import (
     check_device,
-    chunks_of,
     distance,
     guard,
     limit_of,
     load_scores,
     packed,
     parameter,
+    part_of,
     per_row,
     shape_of,
     survey,
@@ -70,8 +68,8 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, thet
         most = packed(front, x, keep)
         tl.debug_barrier()
     active = ((spoilt == 0) & (count > 0) & (n64[0] <= 1)).to(tl.int32)
-    held = (delta, front, front, most, 1, top, scale)
-    root = OWN.root(held, n, count, active, OWN, BLOCK, 1, N)
+    held = (delta, front, most, top, scale)
+    root = OWN.root(held, n, count, active, OWN, N)
     aim = aim_at(k_ptr, row * k_stride, target, column, inside, x, AIM)
     m = mass_of(x, aim, AIM)
     score = score_of(x_at, mask_at, target, HAS_MASK, AIM)
@@ -123,24 +121,19 @@ def forward(
     shape = shape_of(d, wide, packs)
     if target is not None and shape["ROWS"] > 1:  # a warp has too few registers for the sums
         shape = {**shape, "num_warps": 2 * shape["num_warps"]}
-    by_rows = own.precise or (own.scales and d > limit)
+    whole = d <= limit and not own.precise
     with guard(x):
-        if by_rows:
-            pass
-        elif d <= limit:
+        if whole:
             forward_rows[(-(-rows // shape["ROWS"]),)](
                 x, on, *hyper, y, *wanted, rows, d, *strides, OWN=own, **flags, **shape,
                 N=128 * shape["num_warps"] if packs else 0,
             )  # fmt: skip
-        else:
-            forward_chunks(own, x, on, hyper, y, wanted, strides, flags, limit)
-        for each in (own if by_rows else None, own.beyond):
+        for each in (None if whole else own, own.beyond):
             if each is not None:
-                block = 1 if each.scales else shape["ROWS"]
-                warps = 16 if each.scales else min(max(shape["BLOCK"] // 512, 1), 8)
-                size = chunks_of(d, limit)[0] if each.scales else 64 * warps
-                streamed_rows[(-(-rows // block),)](
-                    x, on, *hyper, y, *wanted, rows, d, *strides, OWN=each, **flags, ROWS=block,
-                    N=size, num_warps=warps,
+                warps = min(max(shape["BLOCK"] // 512, 1), 8)
+                part = {"N": 64 * warps, "num_warps": warps} if each.precise else part_of(limit)
+                streamed_rows[(-(-rows // shape["ROWS"]),)](
+                    x, on, *hyper, y, *wanted, rows, d, *strides, OWN=each, **flags,
+                    ROWS=shape["ROWS"], **part,
                 )  # fmt: skip
     return y, losses
