@@ -150,7 +150,7 @@ def number(value):
 
 
 @triton.jit(do_not_specialize=["queries", "keys", "diagonal", "steps", "bands", "stacks"])
-def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, bands, stacks,
+def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, table_ptr, bands, stacks,
                       theta_ptr, theta: tl.float64, theta_step, gamma_ptr, gamma: tl.float64,
                       gamma_step, sink_ptr, sink: tl.float64, sink_step, seed_ptr,
                       drop: tl.float64, scale: tl.float64, out_ptr, mean_ptr, top_ptr,
@@ -160,7 +160,7 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
                       q_b, q_h, q_row, k_b, k_h, k_row, v_b, v_h, v_row, m_b, m_h, m_row, m_col,
                       OWN: tl.constexpr, CAUSAL: tl.constexpr, MASK: tl.constexpr,
                       PACKED: tl.constexpr, SINK: tl.constexpr, DROP: tl.constexpr,
-                      VARLEN: tl.constexpr, GRAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                      GRAD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                       BE: tl.constexpr, BV: tl.constexpr):  # fmt: skip
     """A block of queries of one head: its averages, and per row τ, S and the bound of the gap. τ is
     the largest score and the rest t, so that a large score costs no digits.
@@ -185,8 +185,6 @@ def attention_forward(q_ptr, k_ptr, v_ptr, mask_ptr, length_ptr, table_ptr, band
     mask_ptr += b * m_b + h * m_h
     active_ptr += (head * bands + band) * stacks
     end = last_key
-    if VARLEN:
-        end = tl.load(length_ptr + head)
     if CAUSAL:
         end = tl.maximum(tl.minimum(end, first + BM + diagonal), first_key)
     blocks = tl.cdiv(end - first_key, BN)

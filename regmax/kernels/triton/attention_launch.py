@@ -85,14 +85,13 @@ class ThresholdAttention(AttentionKernel):
             mean = torch.empty_like(out, dtype=torch.float32)
         rows = torch.empty((4, batch, heads, queries), dtype=torch.float32, device=q.device)
         active = torch.zeros((batch, heads, bands, stacks), dtype=torch.int8, device=q.device)
-        lengths = _lengths(mask)
         with guard(q):
             _launch(
                 attention_forward, bands * batch * heads, q, k, v, q if mask is None else mask,
-                q if lengths is None else lengths, table, bands, stacks,
+                table, bands, stacks,
                 *self._numbers(how, sink, gamma, theta), out, mean, *rows, active, TOLERANCE,
                 self.limit, *_sizes(q, k, v, how.diagonal), self.steps, *_strides(q, k, v, mask),
-                **flags, VARLEN=lengths is not None, GRAD=grad,
+                **flags, GRAD=grad,
             )  # fmt: skip
         return (out, *rows, mean, active)
 
@@ -228,17 +227,6 @@ def _packed(offsets: Offsets, rows: int, keys: int, device: torch.device) -> Blo
 def _dense(t: Tensor) -> Tensor:
     """t with adjacent numbers along its last dimension."""
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
-
-
-def _lengths(mask: Tensor | None) -> Tensor | None:
-    """How many keys there are up to the last that takes part, (B, H), where it is the same for all
-    queries: padding is not read."""
-    if mask is None or mask.dtype != torch.bool or (mask.stride(2) != 0 and mask.shape[2] > 1):
-        return None
-    one = mask[:, :, 0]
-    one = one[:, :1] if one.stride(1) == 0 else one
-    places = torch.arange(1, one.shape[-1] + 1, dtype=torch.int32, device=mask.device)
-    return (one * places).amax(-1).expand(mask.shape[:2]).contiguous()
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor, diagonal: int | None) -> tuple[int, ...]:

@@ -74,38 +74,26 @@ def chain_forward(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, lam
 @triton.jit(do_not_specialize=["rows"])
 def chain_backward(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, part_ptr, g_ptr,
                    dlam_ptr, rows, d, y_stride, v_stride, part_stride, HAS_MASK: tl.constexpr,
-                   HYPER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                   RANKED: tl.constexpr, HYPER: tl.constexpr, ROWS: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
     """Each program computes ROWS rows."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < d)
-    y = tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0).to(tl.float64)
-    on = inside
-    if HAS_MASK:
-        on = inside & (tl.load(part_ptr + row * part_stride + column, mask=inside, other=0) != 0)
-    v = tl.load(v_ptr + row * v_stride + column, mask=on & (y > 0), other=0.0).to(tl.float64)
-    w, by_u = products(y, v, on)
-    gamma = per_row(gamma_ptr, gamma, row, gamma_step, rows)
-    g = tl.where(y > 0, quotient(w, gamma, 1.0 / gamma), 0.0)
-    tl.store(g_ptr + row * d + column, g.to(g_ptr.dtype.element_ty), mask=inside)
-    if HYPER:
-        tl.store(dlam_ptr + row, -by_u, mask=row < rows)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def ranked_backward(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, g_ptr, dlam_ptr, rows,
-                    d, y_stride, v_stride, HYPER: tl.constexpr, ROWS: tl.constexpr,
-                    BLOCK: tl.constexpr):  # fmt: skip
-    """As ``chain_backward``, by rank."""
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64)
-    column = tl.arange(0, BLOCK)[None, :]
-    inside = (row < rows) & (column < d)
     y = tl.load(y_ptr + row * y_stride + column, mask=inside, other=0.0)
-    y = tl.where(y > 0, y, 0.0)
+    v_at, g_at = v_ptr + row * v_stride, g_ptr + row * d
     gamma = per_row(gamma_ptr, gamma, row, gamma_step, rows)
-    g_at = g_ptr + row * d
-    v_at, sizes = v_ptr + row * v_stride, tl.where(row < rows, d, 0)
-    g, by_u = ranked_products(y, v_at, gamma, g_at, sizes)
+    if RANKED:
+        y = tl.where(y > 0, y, 0.0)
+        g, by_u = ranked_products(y, v_at, gamma, g_at, tl.where(row < rows, d, 0))
+    else:
+        on = inside
+        if HAS_MASK:
+            at = part_ptr + row * part_stride + column
+            on = inside & (tl.load(at, mask=inside, other=0) != 0)
+        v = tl.load(v_at + column, mask=on & (y > 0), other=0.0).to(tl.float64)
+        w, by_u = products(y.to(tl.float64), v, on)
+        g = tl.where(y > 0, quotient(w, gamma, 1.0 / gamma), 0.0).to(g_ptr.dtype.element_ty)
     tl.store(g_at + column, g, mask=inside)
     if HYPER:
         tl.store(dlam_ptr + row, -by_u, mask=row < rows)
@@ -155,16 +143,10 @@ def backward(
     dlam = y.new_empty(rows if hyper else 1, dtype=torch.float64)
     if rows == 0:
         return g, dlam if hyper else None
-    tile = shape(d)
-    grid, numbers = (-(-rows // tile["ROWS"]),), parameter(gamma)
-    strides = (y.stride(0), v.stride(0))
+    on, tile = y if part is None else part, shape(d)
     with guard(y):
-        if ranked:
-            ranked_backward[grid](y, v, *numbers, g, dlam, rows, d, *strides, HYPER=hyper, **tile)
-        else:
-            on = y if part is None else part
-            chain_backward[grid](
-                y, v, *numbers, on, g, dlam, rows, d, *strides, on.stride(0),
-                HAS_MASK=part is not None, HYPER=hyper, **tile,
-            )  # fmt: skip
+        chain_backward[(-(-rows // tile["ROWS"]),)](
+            y, v, *parameter(gamma), on, g, dlam, rows, d, y.stride(0), v.stride(0), on.stride(0),
+            HAS_MASK=part is not None, RANKED=ranked, HYPER=hyper, **tile,
+        )  # fmt: skip
     return g, dlam if hyper else None

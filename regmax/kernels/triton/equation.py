@@ -47,8 +47,8 @@ def _always(theta: float) -> bool:
 class Description:
     """A mapping, for those hyperparameters θ that it ``covers``.
 
-    Functions of tiles or of numbers of rows, float32 or float64. n is (a, k, ``exact``), a and k in
-    the dtype of the others, and (c, e, Σv) what ``root`` found.
+    Functions of tiles or of numbers of rows, float32 or float64. n is (a, k), in the dtype of the
+    others, and (c, e, Σv) what ``root`` found.
     """
 
     p: Any
@@ -83,8 +83,6 @@ class Description:
     """Whether v is linear where positive."""
     relative: bool = True
     """Whether weights may be large."""
-    mixed: bool = False
-    """Whether v is a product where k is 1 or 2 in all rows of a tile."""
     precise: bool = False
     """Whether all is computed in float64 for float32 too, row by row."""
     limit: int = 8192
@@ -121,14 +119,6 @@ def log1p(x, u):
 
 
 @triton.jit
-def special(k):
-    """k if it is 1 or 2 in all rows of the tile, else 0."""
-    k = k + tl.zeros((1, 1), k.dtype)  # may be a scalar
-    low, high = tl.min(k), tl.max(k)
-    return tl.where(low == high, tl.where(low == 2, 2, tl.where(low == 1, 1, 0)), 0)
-
-
-@triton.jit
 def numbers(theta, dtype: tl.constexpr, OWN: tl.constexpr):
     """n of θ, float64, and the same with a and k in ``dtype``."""
     if OWN.a is None:
@@ -136,10 +126,7 @@ def numbers(theta, dtype: tl.constexpr, OWN: tl.constexpr):
     else:
         a = tl.zeros_like(theta) + OWN.a
     k = tl.where(a == 0, 0.0, 1.0 / tl.where(a == 0, 1.0, a))
-    exact = 0
-    if OWN.mixed:
-        exact = special(k)
-    return (a, k, exact), (a.to(dtype), k.to(dtype), exact)
+    return (a, k), (a.to(dtype), k.to(dtype))
 
 
 @triton.jit

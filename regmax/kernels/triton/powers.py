@@ -85,16 +85,11 @@ def power_p(u, n):
 
 
 @triton.jit
-def power_of(delta, c, e, k, base, on):
-    near = tl.where(on, tl.minimum(delta, BIG), 0.0)
-    x = tl.fma(tl.zeros_like(near) - c, near, tl.zeros_like(near) + e)
-    return power(x, -near, base, on, k)
-
-
-@triton.jit
 def power_inverse(delta, c, e, n):
     base, on = base_of(delta, c, e)
-    v, t = power_of(delta, c, e, n[1], base, on)
+    near = tl.where(on, tl.minimum(delta, BIG), 0.0)
+    x = tl.fma(tl.zeros_like(near) - c, near, tl.zeros_like(near) + e)
+    v, t = power(x, -near, base, on, n[1])
     return v, t, base
 
 
@@ -108,19 +103,6 @@ def half_p(u, n):
 def half_inverse(delta, c, e, n):
     base, _ = base_of(delta, c, e)
     return base * base, base, base
-
-
-@triton.jit
-def mixed_inverse(delta, c, e, n):
-    base, on = base_of(delta, c, e)
-    v = base
-    t = tl.where(on, 1.0, 0.0).to(delta.dtype)
-    if n[2] == 2:
-        t = base
-        v = base * base
-    elif n[2] == 0:
-        v, t = power_of(delta, c, e, n[1], base, on)
-    return v, t, base
 
 
 @triton.jit
@@ -310,14 +292,14 @@ STEEP = replace(
     covers=lambda alpha: alpha > 2, precise=True,
 )  # fmt: skip
 """a > 1."""
-MIXED = replace(POWER, inverse=mixed_inverse, beyond=STEEP, mixed=True)
+MIXED = replace(POWER, beyond=STEEP)
 """Any a, one for each row."""
 TSALLIS = EXP, HALF, LINEAR, STEEP, POWER, MIXED
 """θ = α. The last one takes a tensor."""
 NORMS = (
     LINEAR, *(
         replace(own, norm=True, vertex=norm_vertex, terms=terms, beyond=None)
-        for own, terms in ((HALF, half_norm_terms), (POWER, norm_terms), (MIXED, norm_terms))
+        for own, terms in ((HALF, half_norm_terms), (POWER, norm_terms))
     )
 )  # fmt: skip
 """θ = p."""
