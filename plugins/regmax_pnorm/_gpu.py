@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regmax.kernels.triton import powers
+from regmax.kernels.triton import norms
 from regmax.kernels.triton.mappings import ThresholdKernel
 
-KERNEL = ThresholdKernel(*powers.NORMS, attention=False)
+KERNEL = ThresholdKernel(*norms.NORMS, attention=False)

@@ -55,6 +55,12 @@ class Description:
     """(u, n) → p(u), p^(1−a), p^(1−2a) and p^a; 0 where u is −∞."""
     inverse: Any
     """(δ, c, e, n) → v, v^(1−a) and v^a; 0 where δ is infinite."""
+    reach: Any
+    """n → the largest δ in the support; a little more, for rounding."""
+    slope: Any
+    """(t, a) → c at t = ℓ or log s."""
+    equation: Any
+    """(t, n, (Σ v^(1−a), Σ v, Σ v^(1+a))) → f and f' of a row's equation, and ∂f/∂e."""
     root: Any
     """(held, n, count, active, own, N) → c, e and Σv, as :func:`newton`."""
     logarithm: Any
@@ -64,19 +70,23 @@ class Description:
     """(r, s, log y_k, near, a) → D(e_k, y)/γ from the sums r of y_i and s of y_i^(1+a) over i ≠ k.
     Where ``near``, log y_k is log(1 − r)."""
     terms: Any
-    """(t, a) → t log_a t, log_a t = (t^a − 1)/a; of a ``norm``, t^p."""
+    """(t, a) → what ``whole`` needs the sum of, over a distribution t."""
+    whole: Any
+    """(that sum, Σ y^(1+a), log of the largest y, a) → Ω(t) − Ω(y) + ⟨∇Ω(y), y⟩ − max ∇Ω(y)."""
     weight: Any
     """(y, log(y/y_r), a) → 1/e'' of y > 0, of ``relative`` ones over that of a reference y_r."""
     rate: Any
     """(log y, a) → ∂e'/∂θ, which may have a constant more."""
+    sums: Any
+    """(y, v, y_r, v_r, a, own) → the sums over a row that ``product`` needs."""
+    product: Any
+    """(y, v, y_r, v_r, a, sums, own, HYPER) → w = Jv, and ⟨w, ∂∇Ω(y)/∂θ⟩ if HYPER."""
     a: float | None = None
     """θ − 1 where it is fixed."""
     covers: Callable[[float], bool] = _always
     """θ, a number → whether it is one of these."""
     beyond: Any = None
     """The description of rows with a > 1, which another launch computes."""
-    norm: bool = False
-    """Whether Ω = ½(Σ y^p)^(2/p)."""
     scales: bool = False
     """Whether v is a function of δ alone."""
     linear: bool = False
@@ -130,18 +140,6 @@ def numbers(theta, dtype: tl.constexpr, OWN: tl.constexpr):
 
 
 @triton.jit
-def reach_of(n, OWN: tl.constexpr):
-    """The largest δ in the support; a little more than 1 or 1/a, for rounding."""
-    a, k = n[0], n[1]
-    if OWN.norm:
-        return tl.zeros_like(a) + 1.001
-    else:
-        # y_i ≤ e^(−δ_i) for a ≥ 0
-        reach = tl.where(a == 0, 800.0, tl.minimum(1.001 * k, 800.0))
-        return tl.where(a < 0, float("inf"), reach)
-
-
-@triton.jit
 def totals(u, v, w):
     """The sums of rows."""
     a = tl.sum(u, 1, keep_dims=True)
@@ -184,40 +182,12 @@ def power_sums(delta, q, OWN: tl.constexpr):
 
 
 @triton.jit
-def equation(t, n, sums, OWN: tl.constexpr):
-    """f and f' of a row's equation at t = ℓ or log s, and ∂f/∂e."""
-    a, k = n[0], n[1]
-    sums_t, sums_v, sums_w = sums
-    if OWN.norm:
-        p = a + 1.0
-        f = t + (p - 2.0) / p * tl.log(sums_w) + tl.log(sums_v)
-        by_e = k * ((p - 2.0) * sums_v / sums_w + sums_t / sums_v)
-        slope = 1.0 + k * ((p - 2.0) * (sums_v - sums_w) / sums_w + (sums_t - sums_v) / sums_v)
-    else:
-        f = t + tl.log(sums_v)
-        slope = sums_t / sums_v
-        by_e = k * slope
-    return f, slope, by_e
-
-
-@triton.jit
-def base_slope(t, a, OWN: tl.constexpr):
-    """c at ℓ or log s."""
-    if OWN.norm:
-        return tl.exp(-t)
-    else:
-        return a * tl.exp(-a * t)
-
-
-@triton.jit
 def newton(held, n, count, active, OWN: tl.constexpr, N: tl.constexpr):
     """c, e and Σv of each row, ``count`` its participants. Only ``active`` rows are iterated."""
     a, k = n[0], n[1]
     zero = tl.zeros_like(k)
     eps = 2.220446049250313e-16 if k.dtype == tl.float64 else 1.1920928955078125e-07
     low = -tl.log(tl.maximum(count, 1).to(k.dtype))
-    if OWN.norm:
-        low = low * (2.0 - 2.0 / (a + 1.0))
     low = low - 8.0 * eps * (1.0 - low)
     high = zero
     t = zero
@@ -225,9 +195,9 @@ def newton(held, n, count, active, OWN: tl.constexpr, N: tl.constexpr):
     turns = 0
     # ends: turns < 200; each halves the width, so that the bracket is two neighbours before
     while (tl.max(active) > 0) & (turns < 200):
-        q = (base_slope(t, a, OWN), zero, n)
+        q = (OWN.slope(t, a), zero, n)
         sums = stats(held, q, power_sums, OWN, N)
-        f, slope, _ = equation(t, n, sums, OWN)
+        f, slope, _ = OWN.equation(t, n, sums)
         low = tl.where((active > 0) & (f <= 0), t, low)
         high = tl.where((active > 0) & (f >= 0), t, high)
         step = -f / slope
@@ -241,9 +211,9 @@ def newton(held, n, count, active, OWN: tl.constexpr, N: tl.constexpr):
         t = tl.where(going, following, t)
         active = moves.to(tl.int32)
         turns += 1
-    c = base_slope(t, a, OWN)
+    c = OWN.slope(t, a)
     sums = stats(held, (c, zero, n), power_sums, OWN, N)
-    f, _, by_e = equation(t, n, sums, OWN)
+    f, _, by_e = OWN.equation(t, n, sums)
     # a last step of less than the last bit of c
     e = tl.where((by_e > 0) & (tl.abs(f) < 0.01), -f / tl.where(by_e > 0, by_e, 1.0), 0.0)
     e = tl.minimum(tl.maximum(e, -16 * eps), 16 * eps)

@@ -1,17 +1,16 @@
 """The Jacobian of threshold mappings in Triton: v ↦ Jv/γ and the gradients of α and p.
 
-With s = 1/h, h the diagonal of ∇²Ω(y), J = diag(s) − ssᵀ/Σs on the support; the p-norm's ∇²Ω also
-has a rank-one term. With w = Jv the gradients are w/γ and −⟨w, ∂∇Ω(y; θ)/∂θ⟩, from y and v alone,
-with one read of both and one write. The entry of the largest s is subtracted from v, and from
-∂∇Ω/∂θ, as ⟨w, 1⟩ = 0. This avoids cancellation, also for s_i of very different size.
+With s = 1/h, h the diagonal of ∇²Ω(y), J = diag(s) − ssᵀ/Σs on the support of a separable Ω; that
+of the p-norm is in :mod:`.norms`. With w = Jv the gradients are w/γ and −⟨w, ∂∇Ω(y; θ)/∂θ⟩, from y
+and v alone, with one read of both and one write. The entry of the largest s is subtracted from v,
+and from ∂∇Ω/∂θ, as ⟨w, 1⟩ = 0. This avoids cancellation, also for s_i of very different size.
 
-A program reads a row longer than the limit three times: for the reference, for the sums and for the
-products.
+A row longer than the limit is read three times: for the reference, the sums and the products.
 
 Sources: Peters, Niculae & Martins (2019), Prop. 2; Correia, Niculae & Martins (2019), Prop. 1.
 """
 
-# ruff: noqa: RET505 (what is decided at compilation needs its own if and else)
+
 # mypy: disable-error-code="import-not-found, import-untyped"
 # mypy: disable-error-code="no-untyped-call, no-untyped-def, untyped-decorator"
 
@@ -72,62 +71,26 @@ def weights(y, log_ref, a, OWN: tl.constexpr):
 
 
 @triton.jit
-def jacobian_sums(y, v, ref, v_ref, a, OWN: tl.constexpr):
-    """Σs and Σs(v − v_r); for the p-norm, with ρ = y/y_r, also Σρ, Σρ(v − v_r), Σρ^p and
-    Σρ^p log ρ."""
-    off, s = weights(y, tl.log(ref), a, OWN)
+def separable_sums(y, v, ref, v_ref, a, OWN: tl.constexpr):
+    """Σs and Σs(v − v_r)."""
+    _, s = weights(y, tl.log(ref), a, OWN)
     u = tl.where(y > 0, v - v_ref, 0.0)
-    total = tl.sum(s, 1, keep_dims=True)
-    by_v = tl.sum(s * u, 1, keep_dims=True)
-    if OWN.norm:
-        rho = tl.where(y > 0, tl.exp(off), 0.0)
-        rho_p = tl.where(y > 0, tl.exp((a + 1.0) * off), 0.0)
-        first = tl.sum(rho, 1, keep_dims=True)
-        first_v = tl.sum(rho * u, 1, keep_dims=True)
-        power = tl.sum(rho_p, 1, keep_dims=True)
-        return total, by_v, first, first_v, power, tl.sum(rho_p * off, 1, keep_dims=True)
-    else:
-        return total, by_v
+    return tl.sum(s, 1, keep_dims=True), tl.sum(s * u, 1, keep_dims=True)
 
 
 @triton.jit
-def jacobian_product(y, v, ref, v_ref, a, sums, OWN: tl.constexpr, HYPER: tl.constexpr):
-    """w = Jv, and ⟨w, ∂∇Ω(y)/∂θ⟩ (0 unless HYPER)."""
-    log_ref = tl.log(ref)
-    off, s = weights(y, log_ref, a, OWN)
-    on = y > 0
-    total = tl.where(sums[0] > 0, sums[0], 1.0)
-    u = tl.where(on, v - v_ref, 0.0) - sums[1] / total
-    by_theta = tl.zeros_like(total)
-    if OWN.norm:
-        # r = κρ = y/‖y‖; J = D − c D u uᵀD/(1 + c uᵀDu), D that of diag(r^(p−2)) (p−1),
-        # u = r^(p−1), c = 2 − p  (Sherman–Morrison)
-        p = a + 1.0
-        first, power = sums[2], tl.where(sums[4] > 0, sums[4], 1.0)
-        log_kappa = -tl.log(power) / p
-        mean_u = tl.exp(a * log_kappa) * first / total
-        to_v = tl.exp(log_kappa) / a * (sums[3] - sums[1] / total * first)
-        to_u = tl.maximum(1.0 - first / total * first / power, 0.0) / a
-        share = (2.0 - p) * to_v / (1.0 + (2.0 - p) * to_u)
-        log_r = tl.where(on, off + log_kappa, 0.0)
-        own_u = tl.exp(a * log_r)
-        w = s * (tl.exp((1.0 - a) * log_kappa) / a) * (u - share * (own_u - mean_u))
-        w = tl.where(on, w, 0.0)
-        if HYPER:
-            # ∇Ω(y) = ‖y‖ r^(p−1)
-            norm = ref * tl.exp(-log_kappa)
-            mean_log = (sums[5] / power + log_kappa) / p
-            slope = norm * own_u * ((2.0 - p) * mean_log + log_r)
-            at_ref = norm * tl.exp(a * log_kappa) * ((2.0 - p) * mean_log + log_kappa)
-            by_theta = tl.sum(w * (slope - at_ref), 1, keep_dims=True)
-    else:
-        if OWN.relative:
-            top = 700.0 if y.dtype == tl.float64 else 88.0
-            u = tl.exp(tl.minimum((1.0 - a) * log_ref, top)) * u
-        w = tl.where(on, s * u, 0.0)
-        if HYPER:
-            slope = OWN.rate(tl.log(tl.where(on, y, 1.0)), a) - OWN.rate(log_ref, a)
-            by_theta = tl.sum(tl.where(on, w * slope, 0.0), 1, keep_dims=True)
+def separable_product(y, v, ref, v_ref, a, sums, OWN: tl.constexpr, HYPER: tl.constexpr):
+    on, log_ref = y > 0, tl.log(ref)
+    _, s = weights(y, log_ref, a, OWN)
+    u = tl.where(on, v - v_ref, 0.0) - sums[1] / tl.where(sums[0] > 0, sums[0], 1.0)
+    if OWN.relative:
+        top = 700.0 if y.dtype == tl.float64 else 88.0
+        u = tl.exp(tl.minimum((1.0 - a) * log_ref, top)) * u
+    w = tl.where(on, s * u, 0.0)
+    by_theta = tl.zeros_like(ref)
+    if HYPER:
+        slope = OWN.rate(tl.log(tl.where(on, y, 1.0)), a) - OWN.rate(log_ref, a)
+        by_theta = tl.sum(tl.where(on, w * slope, 0.0), 1, keep_dims=True)
     return w, by_theta
 
 
@@ -154,8 +117,8 @@ def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_
     _, n = numbers(per_row(theta_ptr, theta, row, theta_step, rows), y.dtype, OWN)
     ref, at = flattest(y, v, n[0])
     ref, v_ref = reference(ref, at)
-    sums = jacobian_sums(y, v, ref, v_ref, n[0], OWN)
-    w, by_theta = jacobian_product(y, v, ref, v_ref, n[0], sums, OWN, HYPER)
+    sums = OWN.sums(y, v, ref, v_ref, n[0], OWN)
+    w, by_theta = OWN.product(y, v, ref, v_ref, n[0], sums, OWN, HYPER)
     stored(w, by_theta, sums, scale, g_ptr + row * d + column, dtheta_ptr + row, inside, row < rows,
            HYPER)  # fmt: skip
 
@@ -164,7 +127,7 @@ def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_
 def added(a, b):
     found = (a[0] + b[0],)
     for i in tl.static_range(1, len(a)):
-        found = found + (a[i] + b[i],)
+        found = found + (a[i] + b[i],)  # noqa: RUF005 (Triton unpacks no tuple)
     return found
 
 
@@ -189,18 +152,18 @@ def backward_streamed(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, th
             ref, at = tl.where(flatter, other, ref), tl.where(flatter, at_other, at)
         y, v = load_pair(y_at, v_at, column, column, column < d)
     ref, v_ref = reference(ref, at)
-    sums = jacobian_sums(y, v, ref, v_ref, a, OWN)
+    sums = OWN.sums(y, v, ref, v_ref, a, OWN)
     for w in range(N, d, N):
         y, v = load_pair(y_at, v_at, w + column, w + column, w + column < d)
-        sums = added(sums, jacobian_sums(y, v, ref, v_ref, a, OWN))
+        sums = added(sums, OWN.sums(y, v, ref, v_ref, a, OWN))
     one, total = tl.zeros((1, 1), tl.int64), tl.zeros((1, 1), tl.float64)
     for w in range(0, d, N):
         inside = w + column < d
         y, v = load_pair(y_at, v_at, w + column, w + column, inside)
-        product, by_theta = jacobian_product(y, v, ref, v_ref, a, sums, OWN, HYPER)
+        product, by_theta = OWN.product(y, v, ref, v_ref, a, sums, OWN, HYPER)
         total += by_theta.to(tl.float64)
-        stored(product, total, sums, scale, g_ptr + row * d + w + column, dtheta_ptr + row + one, inside,
-               one == 0, HYPER)  # fmt: skip
+        stored(product, total, sums, scale, g_ptr + row * d + w + column, dtheta_ptr + row + one,
+               inside, one == 0, HYPER)  # fmt: skip
 
 
 def backward(

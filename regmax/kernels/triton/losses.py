@@ -35,7 +35,6 @@ import triton.language as tl
 from torch import Tensor
 
 from .equation import log1p, shares
-from .powers import expm1
 from .rows import load_scores
 
 NONE = tl.constexpr(0)
@@ -197,14 +196,7 @@ def distribution_loss(h, s, q, m, gamma, root, n, OWN: tl.constexpr):
     """mL/γ from the sums of :func:`sums_with`."""
     a = n[0]
     log_y, _ = OWN.logarithm(tl.zeros_like(gamma), root[0], root[1], n, root[2])
-    if OWN.norm:
-        p = a + 1.0
-        log_norm = tl.log(s) / p
-        square = tl.exp(2.0 / p * tl.log(tl.where(h > 0, h, 1.0)))
-        loss = 0.5 * (square + tl.exp(2.0 * log_norm)) - tl.exp((1.0 - a) * log_norm + a * log_y)
-    else:
-        top = tl.where(a == 0, log_y, expm1(a * log_y) / tl.where(a == 0, 1.0, a))
-        loss = (h + tl.where(a == 0, 0.0, s - 1.0)) / (a + 1.0) - top
+    loss = OWN.whole(h, s, log_y, a)
     return usual(m) * tl.maximum(loss + q / gamma, 0.0)
 
 

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from .equation import NEVER, Description, log1p, newton, stats, totals
+from .jacobian import separable_product, separable_sums
 from .rows import BIG, LOWEST, divide
 from .steep import steep_inverse, steep_logarithm, steep_root
 
@@ -106,6 +107,25 @@ def half_inverse(delta, c, e, n):
 
 
 @triton.jit
+def power_reach(n):
+    a = n[0]
+    # y_i ≤ e^(−δ_i) for a ≥ 0
+    reach = tl.where(a == 0, 800.0, tl.minimum(1.001 * n[1], 800.0))
+    return tl.where(a < 0, float("inf"), reach)
+
+
+@triton.jit
+def power_slope(t, a):
+    return a * tl.exp(-a * t)
+
+
+@triton.jit
+def power_equation(t, n, sums):
+    slope = sums[0] / sums[1]
+    return t + tl.log(sums[1]), slope, n[1] * slope
+
+
+@triton.jit
 def power_logarithm(delta, c, e, n, total):
     a, k = n[0], n[1]
     base = 1.0 - c * delta + e
@@ -129,6 +149,12 @@ def power_terms(t, a):
     log = logarithm_of(t)
     power = tl.where(a == 0, log, expm1(a * log) / tl.where(a == 0, 1.0, a))
     return t * power
+
+
+@triton.jit
+def power_whole(h, s, log_y, a):
+    top = tl.where(a == 0, log_y, expm1(a * log_y) / tl.where(a == 0, 1.0, a))
+    return (h + tl.where(a == 0, 0.0, s - 1.0)) / (a + 1.0) - top
 
 
 @triton.jit
@@ -243,33 +269,10 @@ def linear_weight(y, off, a):
     return tl.zeros_like(y) + 1.0
 
 
-# p-norms
-
-
-@triton.jit
-def norm_vertex(r, s, log_y, near, a):
-    p = a + 1.0
-    share = tl.exp(-p * tl.where(near, log_y, 0.0))
-    log_rho = -log1p(s * share, 1.0 + s * share) / p
-    log_norm = tl.where(near, log_y - log_rho, tl.log(tl.exp(p * log_y) + s) / p)
-    log_rho = tl.where(near, log_rho, log_y - log_norm)
-    off = expm1(log_norm)
-    return 0.5 * off * off - (off + 1.0) * expm1(a * log_rho)
-
-
-@triton.jit
-def norm_terms(t, a):
-    return t * tl.exp(a * logarithm_of(t))
-
-
-@triton.jit
-def half_norm_terms(t, a):
-    return t * tl.sqrt(t)
-
-
 POWER = Description(
-    power_p, power_inverse, newton, power_logarithm, power_vertex, power_terms, power_weight,
-    power_rate, pack=1024,
+    power_p, power_inverse, power_reach, power_slope, power_equation, newton, power_logarithm,
+    power_vertex, power_terms, power_whole, power_weight, power_rate, separable_sums,
+    separable_product, pack=1024,
 )  # fmt: skip
 """A number a < 1."""
 HALF = replace(
@@ -296,10 +299,3 @@ MIXED = replace(POWER, beyond=STEEP)
 """Any a, one for each row."""
 TSALLIS = EXP, HALF, LINEAR, STEEP, POWER, MIXED
 """θ = α. The last one takes a tensor."""
-NORMS = (
-    LINEAR, *(
-        replace(own, norm=True, vertex=norm_vertex, terms=terms, beyond=None)
-        for own, terms in ((HALF, half_norm_terms), (POWER, norm_terms))
-    )
-)  # fmt: skip
-"""θ = p."""

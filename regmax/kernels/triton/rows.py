@@ -51,7 +51,8 @@ def power_of_2(n: int) -> int:
 
 def part_of(limit: int) -> dict[str, int]:
     """How much of a longer row a program reads at a time, and its warps."""
-    return {"N": min(8192, power_of_2(max(limit // 2, 16))), "num_warps": 16}
+    size = min(8192, power_of_2(max(limit // 2, 16)))
+    return {"N": size, "num_warps": max(1, size // 512)}
 
 
 def guard(x: Tensor) -> AbstractContextManager[object]:

@@ -2,7 +2,7 @@
 those with α > 2 (:mod:`.steep`). With targets, losses and their gradients.
 
 The first pass finds the maximum, and packs the entries within reach of the maximum so far
-(:func:`.equation.reach_of`) to the front of the output row, which serves as scratch: among them are
+(``reach``) to the front of the output row, which serves as scratch: among them are
 those within reach of the row's. The second writes y from the root. Softmax needs no candidates: its
 sum is updated as the maximum rises.
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .equation import numbers, reach_of
+from .equation import numbers
 from .losses import NONE, aim_at, loss_of, mass_of, score_of, target_of, written
 from .rows import distance, load_scores, of_row, packed, survey
 
@@ -57,7 +57,7 @@ def streamed_row(x_ptr, mask_ptr, y_ptr, k_ptr, loss_ptr, epsilon, row, k_stride
             kept = tl.where(count > 0, total * tl.exp(-distance(top, high, scale)), 0.0)
             total = kept + tl.sum(tl.exp(-delta), 1, keep_dims=True)
         else:
-            keep = (delta <= reach_of(n, OWN)) & (delta < float("inf"))
+            keep = (delta <= OWN.reach(n)) & (delta < float("inf"))
             held += packed(y_ptr + held, x, keep)
         top, count, spoilt = high, count + size, spoilt | wrong
     if OWN.scales:

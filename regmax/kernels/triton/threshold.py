@@ -6,9 +6,9 @@ one equation per row (:mod:`.equation`), and a description of Ω has both (:mod:
 A short row is a line of a tile in registers. If powers are expensive, the entries of a longer row
 that can be in the support (δ below 1, or 1/a) are first packed to the front of the output row,
 which serves as scratch, and the equation is solved on these. In both cases x is read once and y is
-written once. A program reads a row of more than ``limit`` entries several times, and packs it in the
-same way (:mod:`.streamed`). The host reads nothing back. γ and θ are arguments, as numbers or in
-memory, so that new values need no compilation but that of another description.
+written once. A row of more than ``limit`` entries is read twice, a part at a time, and packed in
+the same way (:mod:`.streamed`). The host reads nothing back. γ and θ are arguments, as numbers or
+in memory, so that new values need no compilation but that of another description.
 """
 
 # mypy: disable-error-code="import-not-found, import-untyped"
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .equation import Description, numbers, reach_of
+from .equation import Description, numbers
 from .losses import NONE, aim_at, aim_of, loss_of, mass_of, score_of, target_of, written
 from .rows import (
     check_device,
@@ -64,7 +64,7 @@ def forward_rows(x_ptr, mask_ptr, gamma_ptr, gamma: tl.float64, gamma_step, thet
     front = y_ptr + (tl.program_id(0) * ROWS).to(tl.int64) * d
     most = 0
     if N > 0:
-        keep = (delta <= reach_of(n64, OWN).to(delta.dtype)) & (delta < float("inf"))
+        keep = (delta <= OWN.reach(n64).to(delta.dtype)) & (delta < float("inf"))
         most = packed(front, x, keep)
         tl.debug_barrier()
     active = ((spoilt == 0) & (count > 0) & (n64[0] <= 1)).to(tl.int32)
