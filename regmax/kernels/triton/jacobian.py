@@ -127,7 +127,7 @@ def backward_rows(y_ptr, v_ptr, gamma_ptr, gamma: tl.float64, gamma_step, theta_
 def added(a, b):
     found = (a[0] + b[0],)
     for i in tl.static_range(1, len(a)):
-        found = found + (a[i] + b[i],)  # noqa: RUF005 (Triton unpacks no tuple)
+        found = found + (a[i] + b[i],)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
