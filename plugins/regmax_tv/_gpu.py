@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from regmax.kernels.triton.mappings import ChainKernel
+from regmax.kernels.triton.chain import ChainKernel
 
 KERNEL = ChainKernel(ranked=False)

@@ -39,7 +39,8 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 def triton_kernel(module: str, way: str) -> Any:
     """That of a plugin's module, by one of the ways."""
-    from regmax.kernels.triton.mappings import ChainKernel, ThresholdKernel
+    from regmax.kernels.triton.chain import ChainKernel
+    from regmax.kernels.triton.mappings import ThresholdKernel
 
     kernel = importlib.import_module(module).KERNEL
     if isinstance(kernel, ChainKernel):

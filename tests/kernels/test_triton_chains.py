@@ -18,7 +18,7 @@ import interpreted  # noqa: E402
 
 import regmax  # noqa: E402
 import regmax.functional as F  # noqa: E402
-from regmax.kernels.triton.mappings import ChainKernel  # noqa: E402
+from regmax.kernels.triton.chain import ChainKernel  # noqa: E402
 from regmax.mapping import function  # noqa: E402
 from regmax.mapping.methods.base import method  # noqa: E402
 

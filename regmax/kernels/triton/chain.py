@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..base import Hyper, Kernel, Number, Numbers
 from .rows import (
     check_device,
     guard,
@@ -107,46 +108,51 @@ def shape(d: int) -> dict[str, int]:
     return {"ROWS": max(1, 256 // block), "BLOCK": block, "num_warps": max(1, block // 256)}
 
 
-def forward(
-    x: Tensor, gamma: Tensor | float, lam: Tensor | float, mask: Tensor | None, ranked: bool
-) -> tuple[Tensor, Tensor | None]:
-    """P_Δ of the chain's prox at x/γ, by rank (``ranked``: OSCAR) or by position (total variation,
-    which also returns the mask of participants)."""
-    check_device(x)
-    rows, d = x.shape
-    y = torch.empty((rows, d), dtype=x.dtype, device=x.device)
-    part = None if ranked else torch.empty((rows, d), dtype=torch.bool, device=x.device)
-    if rows == 0:
+class ChainKernel(Kernel):
+    """P_Δ of a prox on neighbours: by position (total variation) or, ``ranked``, by rank (OSCAR).
+
+    Computes in float64 for every dtype. The caller rounds to half precision, so that rounding does
+    not merge groups. ``longest``, for tests and tuning: the longest row that it takes.
+    """
+
+    name = "triton"
+    numbers = True
+    dtypes = (torch.float32, torch.float64)
+
+    def __init__(self, ranked: bool, longest: int = LIMIT) -> None:
+        self.ranked, self.longest = ranked, longest
+
+    def forward(
+        self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        check_device(x)
+        rows, d = x.shape
+        y = torch.empty((rows, d), dtype=x.dtype, device=x.device)
+        part = None if self.ranked else torch.empty_like(y, dtype=torch.bool)
+        if rows == 0:
+            return y, part
+        on, tile = x if mask is None else mask, shape(d)
+        with guard(x):
+            chain_forward[(-(-rows // tile["ROWS"]),)](
+                x, on, *parameter(gamma), *parameter(theta[0]), y, y if part is None else part,
+                rows, d, x.stride(0), on.stride(0), HAS_MASK=mask is not None, RANKED=self.ranked,
+                **tile,
+            )  # fmt: skip
         return y, part
-    on, tile = x if mask is None else mask, shape(d)
-    with guard(x):
-        chain_forward[(-(-rows // tile["ROWS"]),)](
-            x, on, *parameter(gamma), *parameter(lam), y, y if part is None else part, rows, d,
-            x.stride(0), on.stride(0), HAS_MASK=mask is not None, RANKED=ranked, **tile,
-        )  # fmt: skip
-    return y, part
 
-
-def backward(
-    y: Tensor,
-    v: Tensor,
-    gamma: Tensor | float,
-    part: Tensor | None,
-    ranked: bool,
-    hyper: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """Jv/γ and, if ``hyper``, the gradient of λ per row; ``part``: the mask of participants (None:
-    all)."""
-    check_device(y)
-    rows, d = y.shape
-    g = torch.empty((rows, d), dtype=y.dtype, device=y.device)
-    dlam = y.new_empty(rows if hyper else 1, dtype=torch.float64)
-    if rows == 0:
-        return g, dlam if hyper else None
-    on, tile = y if part is None else part, shape(d)
-    with guard(y):
-        chain_backward[(-(-rows // tile["ROWS"]),)](
-            y, v, *parameter(gamma), on, g, dlam, rows, d, y.stride(0), v.stride(0), on.stride(0),
-            HAS_MASK=part is not None, RANKED=ranked, HYPER=hyper, **tile,
-        )  # fmt: skip
-    return g, dlam if hyper else None
+    def backward(
+        self, y: Tensor, v: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None, hyper: bool
+    ) -> tuple[Tensor, Hyper | None]:
+        check_device(y)
+        rows, d = y.shape
+        g = torch.empty((rows, d), dtype=y.dtype, device=y.device)
+        dlam = y.new_empty(rows if hyper else 1, dtype=torch.float64)
+        on, tile = y if mask is None else mask, shape(d)
+        if rows:
+            with guard(y):
+                chain_backward[(-(-rows // tile["ROWS"]),)](
+                    y, v, *parameter(gamma), on, g, dlam, rows, d, y.stride(0), v.stride(0),
+                    on.stride(0), HAS_MASK=mask is not None, RANKED=self.ranked, HYPER=hyper,
+                    **tile,
+                )  # fmt: skip
+        return g, (dlam,) if hyper else None

@@ -1,4 +1,4 @@
-"""The Triton kernels that regularizers offer: threshold mappings, and chains followed by P_Δ."""
+"""The Triton kernel that regularizers offer for threshold mappings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..base import Hyper, Kernel, Number, Numbers
-from . import chain, jacobian, threshold
+from . import jacobian, threshold
 from .attention_launch import ThresholdAttention
 from .equation import Description, described
 
@@ -59,29 +59,3 @@ class ThresholdKernel(Kernel):
         if dtheta is None:
             return g, () if hyper else None
         return g, (dtheta,)
-
-
-class ChainKernel(Kernel):
-    """P_Δ of a prox on neighbours: by position (total variation) or, ``ranked``, by rank (OSCAR).
-
-    Computes in float64 for every dtype. The caller rounds to half precision, so that rounding does
-    not merge groups. ``longest``, for tests and tuning: the longest row that it takes.
-    """
-
-    name = "triton"
-    numbers = True
-    dtypes = (torch.float32, torch.float64)
-
-    def __init__(self, ranked: bool, longest: int = chain.LIMIT) -> None:
-        self.ranked, self.longest = ranked, longest
-
-    def forward(
-        self, x: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return chain.forward(x, gamma, theta[0], mask, self.ranked)
-
-    def backward(
-        self, y: Tensor, v: Tensor, gamma: Number, theta: Numbers, mask: Tensor | None, hyper: bool
-    ) -> tuple[Tensor, Hyper | None]:
-        g, dlam = chain.backward(y, v, gamma, mask, self.ranked, hyper)
-        return g, None if dlam is None else (dlam,)
