@@ -20,7 +20,6 @@ from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from . import fenchel_young, on_domain, sharded
-from .by_kernel import reduced
 from .targets import Target, checked, divided, improper, is_index, times
 
 Reduction = Literal["mean", "sum", "none"]
@@ -133,15 +132,6 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
-        if mask is None and self.mapping.domain is None:
-            task = reduced(self, input, target, FenchelYoungLoss)
-            found = None if task is None else fenchel_young.reduced(task, input)
-            if found is not None:
-                return found
-        return self._general(input, target, mask)
-
-    def _general(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The loss of what :func:`regmax.losses.by_kernel.reduced` does not take."""
         domain = self.mapping.domain
         if domain is None and is_dtensor(input) and not transforms.transforming():
             if torch.compiler.is_dynamo_compiling():
@@ -168,9 +158,9 @@ class FenchelYoungLoss(nn.Module):
             return sharded.each(self, logits, dim, target, mask)
         if self.mapping.domain is not None:
             return self._on_domain(logits, dim, target, mask)
-        on = arguments.expanded(mask, logits)
+        mask = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
-        on = None if on is None else on.movedim(dim, -1)
+        on = None if mask is None else mask.movedim(dim, -1)
         weight = self._weight(x, x.shape[-1])
         index = skip = wrong = given = mass = None
         if is_index(target, logits, dim):
@@ -320,14 +310,13 @@ class FenchelYoungLoss(nn.Module):
     def _reduced(self, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Tensor:
         if self.reduction == "none":
             return rows
-        total = rows.sum()
-        if self.reduction == "sum":
-            return total
+        if self.reduction == "sum" or not rows.numel():
+            return rows.sum()
         if mass is None and skip is None:
-            return total / max(rows.numel(), 1)
+            return rows.mean()
         mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
         count = mass.sum() if skip is None else torch.where(skip, 0, mass).sum()
-        return total / torch.where(count > 0, count, 1)
+        return rows.sum() / torch.where(count > 0, count, 1)
 
     def __repr__(self) -> str:
         """A named loss shows its hyperparameters: ``EntmaxLoss(alpha=1.3, reduction='sum')``."""

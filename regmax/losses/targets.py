@@ -3,7 +3,6 @@ distribution, with or without label smoothing. Also Ω of large tensors, in bloc
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import asked, simplex, transforms
+from ..kernels import simplex, transforms
 from ..kernels.transforms import may_look
-from ..mapping.rows import flat
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Regularizer
 
@@ -213,27 +211,3 @@ def is_index(target: Any, input: Tensor, dim: int) -> bool:
             f"{tuple(target.shape)}"
         )
     return indices
-
-
-def packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tensor, Tensor] | None:
-    """The positive y_i and their x_i, (*batch, k) in float64, or None if k > d/8. With ``keep``,
-    None if k > d/2, as gradients of Ω cost more than its value."""
-    d = x.shape[-1]
-    if (
-        not x.numel()
-        or d < (16 if keep else 256)
-        or not (omega.ignores_zeros and asked() and transforms.may_look(x))
-    ):
-        return None
-    pack = _packer()
-    found = pack and pack(flat(y), flat(x), d // (2 if keep else 8))
-    return found and tuple(t.view(*x.shape[:-1], -1) for t in found)
-
-
-@functools.cache
-def _packer() -> Any:
-    try:
-        from ..kernels.cpu.support import packed
-    except ModuleNotFoundError:  # numba
-        return None
-    return packed
