@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..kernels import transforms
 from ..mapping import evaluate
 from ..mapping.maximum import smooth_max
@@ -30,6 +31,7 @@ from ..regularizers import arguments
 from ..regularizers.identity import may_hide, refuse_hidden
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
+from . import on_domain
 from .by_kernel import Solved, from_its_value, of_rows
 from .targets import F64, Target, in_blocks, omega_at, times
 
@@ -43,6 +45,7 @@ def losses(
     target: Target,
     skip: Tensor | None,
     settings: Settings,
+    domain: Domain | None = None,
 ) -> Tensor:
     """L_Ω(x; t) of the scores along ``dim``, with gradients: float64, of x's shape without ``dim``.
     The mask has the shape of x.
@@ -51,6 +54,8 @@ def losses(
     ``skip`` and in rows without participants, +inf if the target is masked, and NaN if a
     participant is NaN or +inf. Such rows have no gradient.
     """
+    if domain is not None:
+        return on_domain.losses(omega, x, gamma, dim, mask, target, skip, settings, domain)
     if isinstance(mask, Tensor) and torch.is_grad_enabled():
         mask = mask.clone()  # the caller may write to it before a second backward
     arguments.entries(x, dim, omega.entries, omega)

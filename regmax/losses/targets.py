@@ -192,10 +192,13 @@ def improper(t: Tensor) -> Tensor:
     return ~((t >= 0) & (t < torch.inf))
 
 
-def is_index(target: Any, input: Tensor, dim: int) -> bool:
-    """Whether the target holds indices, and not distributions. Refuses a wrong type or shape."""
+def is_index(target: Any, input: Tensor, dim: int, domain: bool = False) -> bool:
+    """Whether the target holds indices, and not distributions or points of a domain. Refuses a
+    wrong type or shape."""
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor; got {type(target).__name__}")
+    if domain and target.shape == input.shape:
+        return False
     indices = target.dtype in _INTEGERS
     if not indices and not target.is_floating_point():
         raise TypeError(
