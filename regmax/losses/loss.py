@@ -20,7 +20,7 @@ from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from . import fenchel_young, sharded
-from .targets import Target, checked, divided, improper, is_index, times
+from .targets import Target, checked, divided, improper, is_index, taking_part, times
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -143,12 +143,8 @@ class FenchelYoungLoss(nn.Module):
         logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
         target = dense("target", target, logits)
         with transforms.full_precision(logits.device.type):
-            loss = self._wide(logits, dim, target, mask)
+            loss = self._reduced(*self._each(logits, dim, target, mask))
         return loss.to(self._dtype(logits, target))
-
-    def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The loss in float64; the caller rounds it once."""
-        return self._reduced(*self._each(logits, dim, target, mask))
 
     def _each(
         self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
@@ -256,12 +252,7 @@ class FenchelYoungLoss(nn.Module):
             return Target(k, given), mass
         if weight is None and given is None:
             return Target(k, epsilon=epsilon), None
-        if on is not None or not may_look(x) or (x.numel() and not bool(x.amin() > -torch.inf)):
-            on = x != -torch.inf if on is None else on & (x != -torch.inf)
-            spread = on.to(_wide(x.dtype))
-        else:
-            spread = x.new_ones(x.shape[-1], dtype=_wide(x.dtype))
-            spread = spread.expand((1,) * (x.ndim - 1) + (-1,))
+        spread = taking_part(x, on, _wide(x.dtype))
         count = spread.sum(-1).clamp_min(1)
         spread = spread if weight is None else spread * weight
         total = spread.sum(-1)

@@ -42,10 +42,7 @@ class Target(NamedTuple):
         if self.epsilon is None:
             return self
         x = x.detach()
-        if mask is None and may_look(x) and x.numel() and bool(x.amin() > -torch.inf):
-            spread = x.new_ones((1,) * (x.ndim - 1) + (x.shape[-1],))
-        else:
-            spread = (x != -torch.inf if mask is None else mask & (x != -torch.inf)).to(x.dtype)
+        spread = taking_part(x, mask, x.dtype)
         spread = spread / spread.sum(-1, keepdim=True).clamp_min(1)
         share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
         return Target(self.vertex, self.given, spread, share)
@@ -106,6 +103,13 @@ class Target(NamedTuple):
             return first
         a = self.share.squeeze(-1)
         return a * first + (1 - a) * _mean_of_vertices(omega, like, on, self.spread)
+
+
+def taking_part(x: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """1 for each participant and 0 for others, (*batch, d), or (1, …, d) where all take part."""
+    if mask is None and may_look(x) and x.numel() and bool(x.amin() > -torch.inf):
+        return x.new_ones((1,) * (x.ndim - 1) + (x.shape[-1],), dtype=dtype)
+    return (x != -torch.inf if mask is None else mask & (x != -torch.inf)).to(dtype)
 
 
 def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
