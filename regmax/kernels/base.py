@@ -226,6 +226,23 @@ class Kernel(ABC):
         None: they are those of Ω(e_k) − Ω(y), by autograd."""
         return None
 
+    def reduced(
+        self,
+        x: Tensor,
+        target: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        epsilon: float,
+        ignored: int,
+        mean: bool,
+    ) -> tuple[Tensor, Tensor, int] | None:
+        """As :meth:`loss` for k (R,) or t (R, d), 0 where k is ``ignored``, and the number of the
+        other rows; if ``mean``, the gradients are divided by it. For the CPU.
+
+        None where an index is out of range or t has a negative, infinite or NaN entry, or where
+        :meth:`loss` computes the losses."""
+        return None
+
     def direct(
         self, dtype: torch.dtype, d: int, gamma: Tensor, theta: tuple[Tensor | None, ...]
     ) -> Direct | None:

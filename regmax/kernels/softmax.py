@@ -103,9 +103,9 @@ def _compiled() -> Kernel:
                 return super().forward(x, gamma, theta, mask)
             return CompiledLosses.forward(self, x, _tensor(gamma, x), (), mask)
 
-        def _run(self, task: Any, x: Tensor, target: Tensor, given: Any, *more: Any) -> None:
+        def _run(self, task: Any, x: Tensor, target: Tensor, given: Any, *more: Any) -> int:
             gamma, *others = given
-            super()._run(task, x, target, (_tensor(gamma, x), *others), *more)
+            return super()._run(task, x, target, (_tensor(gamma, x), *others), *more)
 
     return Compiled("regmax.kernels.cpu.exponential", theta=1.0, names=("forward",))
 

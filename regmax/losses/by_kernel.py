@@ -1,21 +1,26 @@
-"""Losses of rows by a kernel: one that Ω offers (:meth:`regmax.kernels.Kernel.loss`), or one from
-its value, which computes Ω(y) with y."""
+"""Losses by a kernel: of plain rows with their reduction, which is what a training step needs; and
+row by row.
+
+The kernel may be one that Ω offers (:meth:`regmax.kernels.Kernel.loss`), or one from its value,
+which computes Ω(y) with y.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..kernels import Kernel
-from ..mapping.methods import from_value
-from ..mapping.methods.base import Missed, laid_out
+from ..kernels import Kernel, transforms
+from ..mapping.methods import choose, from_value
+from ..mapping.methods.base import Method, Missed, laid_out
 from ..mapping.methods.kernel import numbers_of
 from ..mapping.methods.solver import Settings
 from ..mapping.methods.traced import Fixed
 from ..mapping.rows import HALF, aligned, flat
-from ..regularizers.identity import by_value
+from ..regularizers.identity import by_value, names_of
 from ..regularizers.regularizer import Regularizer
 from .targets import F64, Target, omega_at
 
@@ -37,6 +42,77 @@ class Solved(NamedTuple):
     """The augmented Lagrangian of Ω where y is on its kinks."""
     slopes: Tensor | None = None
     """The derivatives of the losses in γ and θ, (*batch, 2), if they are known."""
+
+
+class Reduced(NamedTuple):
+    """The loss of logits (N, C) and indices (N,) or distributions (N, C) of their dtype, with its
+    reduction. ``general`` computes it with operations that can be differentiated again."""
+
+    method: Method
+    target: Tensor
+    label_smoothing: float
+    ignore_index: int
+    reduction: str
+    general: Callable[..., Any]
+
+    def solve(
+        self, x: Tensor, gamma: float, tensors: Sequence[Tensor], learns: bool = False
+    ) -> tuple[Tensor | None, Solved]:
+        """The loss, and its gradient, that of the sum for the reduction "none"."""
+        kernel, mean = self.method.kernel, self.reduction == "mean"
+        x, target = flat(x), self.target
+        numbers = [laid_out(kernel, t, x) for t in self.method.numbers]
+        target = flat(target) if target.ndim == 2 else target
+        given = (numbers[0], tuple(numbers[1:]), self.label_smoothing, self.ignore_index, mean)
+        found = kernel.reduced(x, target, *given)
+        if found is None:
+            return None, Solved(None)
+        values, dx, count = found
+        if self.reduction == "none":
+            return values.to(x.dtype), Solved(dx)
+        total = values.sum().item() / (max(count, 1) if mean else 1)
+        return x.new_full((), total), Solved(dx)
+
+    def reference(self, x: Tensor, gamma: float, tensors: Sequence[Tensor]) -> Tensor:
+        """The same by operations that can be transformed and differentiated."""
+        omega, (gamma, *theta) = self.method.omega, self.method.numbers
+        omega = omega.with_tensors(dict(zip(names_of(omega), theta, strict=True)))
+        how = {k: getattr(self, k) for k in ("label_smoothing", "ignore_index", "reduction")}
+        found: Tensor = self.general(omega, gamma, **how)._general(x, self.target, None)
+        return found
+
+
+def reduced(module: Any, x: Tensor, target: Tensor, general: Callable[..., Any]) -> Reduced | None:
+    """The task of a :class:`regmax.FenchelYoungLoss`, or None where it takes more than this.
+    ``general`` makes a module of its arguments."""
+    plain = transforms.PLAIN
+    if torch.compiler.is_compiling() or type(x) not in plain or type(target) not in plain:
+        return None
+    if x.is_nested or target.is_nested:
+        return None
+    dense = target.dtype == x.dtype and not target.requires_grad
+    if x.ndim != 2 or not (dense or target.dtype == torch.int64):
+        return None
+    if target.shape != (x.shape if dense else x.shape[:1]):
+        return None
+    own, parts = module.__dict__, module._modules["mapping"].__dict__  # getattr takes longer
+    gamma, settings, omega = parts.get("gamma"), parts["settings"], parts["_modules"]["omega"]
+    if type(gamma) is not float or own["dim"] not in (1, -1) or "at" in own or "parts" in own:
+        return None
+    if own["_buffers"]["weight"] is not None or settings.solver != "auto" or settings.certify:
+        return None
+    method, learnt = choose.known_kernel(omega, x, gamma) or (None, ())
+    if method is None or learnt or (dense and not method.kernel.distributions):
+        return None
+    if not (target.is_cpu and target.layout == torch.strided and _held(x, target)):
+        return None
+    how = own["label_smoothing"], own["ignore_index"], own["reduction"]
+    return Reduced(method, target, *how, general)
+
+
+def _held(*tensors: Tensor) -> bool:
+    """Whether the tensors have memory."""
+    return all(t.data_ptr() or not t.numel() for t in tensors)
 
 
 def of_rows(

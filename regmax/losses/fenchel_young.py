@@ -32,7 +32,7 @@ from ..regularizers.identity import may_hide, refuse_hidden
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
 from . import on_domain
-from .by_kernel import Solved, from_its_value, of_rows
+from .by_kernel import Reduced, Solved, from_its_value, of_rows
 from .targets import F64, Target, in_blocks, omega_at, times
 
 
@@ -270,6 +270,14 @@ def _value(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
     return value
 
 
+def reduced(task: Reduced, x: Tensor) -> Tensor | None:
+    """The loss of a task with its reduction, with gradients; None where the kernel refuses it."""
+    if x.requires_grad and torch.is_grad_enabled():
+        found: Tensor | None = _Loss.apply(task, None, x, 0.0)  # type: ignore[no-untyped-call]
+        return found
+    return task.solve(x, 0.0, ())[0]
+
+
 class _Loss(torch.autograd.Function):
     """Forward computes the gradient in x, and backward returns it. A second backward solves again.
     Second derivatives are those of the reference implementation."""
@@ -277,16 +285,16 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        task: _Task,
+        task: _Task | Reduced,
         known: tuple[Tensor, Solved] | None,
         x: Tensor,
         gamma: Any,
         *tensors: Tensor,
-    ) -> Tensor:
+    ) -> Tensor | None:
         """``known``: what ``task.solve`` would return."""
         ctx.learns = any(ctx.needs_input_grad[3:])
         value, ctx.solved = known or task.solve(x, gamma, tensors, ctx.learns)
-        if ctx.learns and ctx.solved.slopes is None:
+        if isinstance(task, _Task) and ctx.learns and ctx.solved.slopes is None:
             task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
         ctx.task, ctx.gamma = task, None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
@@ -323,5 +331,7 @@ class _Loss(torch.autograd.Function):
 
 def _times(dx: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
     """g·dx of each row, in the memory of dx where it has this dtype."""
+    if g.ndim == 0 and dx.dtype == dtype and g.item() == 1:
+        return dx
     out = dx if dx.dtype == dtype else dx.new_empty(dx.shape, dtype=dtype)
     return torch.mul(dx, g.unsqueeze(-1).to(dx.dtype), out=out)

@@ -20,6 +20,7 @@ from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
 from . import fenchel_young, sharded
+from .by_kernel import reduced
 from .targets import Target, checked, divided, improper, is_index, taking_part, times
 
 Reduction = Literal["mean", "sum", "none"]
@@ -132,6 +133,15 @@ class FenchelYoungLoss(nn.Module):
     @outside_inference
     def forward(self, input: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """The loss of logits: a number, or one number per target with reduction "none"."""
+        if mask is None and self.mapping.domain is None:
+            task = reduced(self, input, target, FenchelYoungLoss)
+            found = None if task is None else fenchel_young.reduced(task, input)
+            if found is not None:
+                return found
+        return self._general(input, target, mask)
+
+    def _general(self, input: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+        """The loss of what :func:`regmax.losses.by_kernel.reduced` does not take."""
         domain = self.mapping.domain
         if domain is None and is_dtensor(input) and not transforms.transforming():
             if torch.compiler.is_dynamo_compiling():

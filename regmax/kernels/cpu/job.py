@@ -9,6 +9,9 @@ from __future__ import annotations
 ROWS, STEP = 1, 2
 """The positions in a job of the number of rows, and of how many to take at a time."""
 
+COUNT = 35
+"""The position of the result of a job of losses: the number of targets that count, or −1."""
+
 TASK = "regmax_task"
 """The name of a task in its object file."""
 STOPPED = 1 << 61

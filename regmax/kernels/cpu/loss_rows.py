@@ -32,20 +32,32 @@ import numpy as np
 from . import common, memory, simd
 from .divergence import POWERS, TINY, Divergence, outer
 from .jit import njit
-from .job import ROWS, STEP, STOPPED
+from .job import COUNT, ROWS, STEP, STOPPED
 from .simd import LANES
 
 GAMMA, THETA, MASK, Y, TARGET, VALUE, EPSILON = range(1, 8)
 """The arrays of a job after x."""
-NORM, GIVEN, CODE, DENSE = range(21, 29, 2)
+NORM, GIVEN, CODE, IGNORED, MEAN, DENSE, ALL = range(21, 35, 2)
 """The numbers after them: whether Ω is a norm, whether θ is a hyperparameter, the function that
-computes y, whether the targets are distributions."""
+computes y, the target that does not count, whether the gradient is that of the mean, whether the
+targets are distributions, the number of rows, of which a job may do a part."""
 ARRAYS = 5
 LENGTH = ARRAYS + 2 * (Y + 2)
 LEAST = 1.2e-38
 """Below it, y of float32 has few digits."""
 SOME = 1 << 15
 """Entries of which y and x fit in a core's cache."""
+
+
+@njit
+def _counted(job: Any) -> int:
+    """How many targets count; −1 if one of them is out of range."""
+    d, ignored, count, wrong = job[common.WIDTH], job[IGNORED], 0, 0
+    for r in range(job[ALL]):
+        k = common.rows_at(job, TARGET, r, job)[0]
+        count += int(k != ignored)
+        wrong += int(k != ignored and (k < 0 or k >= d))
+    return -1 if wrong > 0 else count
 
 
 @njit
@@ -127,12 +139,14 @@ def _distance(job: Any, r: int, like: Any, score: float) -> tuple[float, int]:
 
 
 @njit
-def _spread(job: Any, r: int, like: Any, each: float) -> None:
-    """y ← y − each at the participants."""
+def _spread(job: Any, r: int, like: Any, each: float, scale: float) -> None:
+    """y ← (y − each)·scale, where ``each`` is subtracted from the participants."""
     d, x, y = job[common.WIDTH], common.rows_at(job, 0, r, like), common.rows_at(job, Y, r, like)
     for i in range(0, d, LANES):
         v = common.piece(y, i, d, 0.0)
-        common.store_piece(y, i, d, simd.select(_takes_part(job, r, i, x), v - each, v))
+        if each > 0.0:
+            v = simd.select(_takes_part(job, r, i, x), v - each, v)
+        common.store_piece(y, i, d, v * scale)
 
 
 def functions(own: Divergence) -> tuple[Callable[..., None], Callable[..., None]]:
@@ -179,12 +193,12 @@ def _losses(own: Divergence) -> Callable[..., None]:
         return simd.largest(slope(simd.spread(none, top), theta))
 
     @njit
-    def of_vertex(job: Any, r: int, like: Any, room: Any) -> float:
-        """The loss of a row, and y ← y − t."""
+    def of_vertex(job: Any, r: int, like: Any, scale: float, room: Any) -> float:
+        """The loss of a row, and y ← (y − t)·scale."""
         d, theta = job[common.WIDTH], common.number_at(job, THETA, r)
         x, y = common.rows_at(job, 0, r, like), common.rows_at(job, Y, r, like)
         k = common.rows_at(job, TARGET, r, job)[0]
-        out = k < 0 or k >= d
+        out = k == job[IGNORED]
         spoilt = y[0] != y[0]
         if out or spoilt:
             common.fill(y, d, 0.0)
@@ -232,28 +246,33 @@ def _losses(own: Divergence) -> Callable[..., None]:
         if epsilon > 0.0:
             distance, size = _distance(job, r, like, score)
             loss += epsilon * distance
-            _spread(job, r, like, (1.0 - share) / size)
+            _spread(job, r, like, (1.0 - share) / size, scale)
+        elif scale != 1.0:
+            _spread(job, r, like, 0.0, scale)
         return loss
 
     @njit
-    def of_distribution(job: Any, r: int, like: Any, room: Any) -> float:
-        """The loss of a row, and y ← y − t, both times m; NaN and 0 where t is no distribution."""
+    def of_distribution(job: Any, r: int, like: Any, scale: float, room: Any) -> tuple[float, bool]:
+        """The loss of a row, and y ← (y − t)·scale, both times m; and whether t is a
+        distribution."""
         d, theta = job[common.WIDTH], common.number_at(job, THETA, r)
         x, y = common.rows_at(job, 0, r, like), common.rows_at(job, Y, r, like)
         t, spoilt = common.rows_at(job, TARGET, r, like), y[0] != y[0]
         mass, top, outside, proper = _survey(job, r, like)
         if not proper or mass == 0.0 or spoilt or top == 0.0 or outside:
             common.fill(y, d, 0.0)
-            if proper and (mass == 0.0 or (top == 0.0 and not spoilt)):
-                return 0.0
-            return np.inf if proper and not spoilt else np.nan
+            if not proper:
+                return np.nan, False
+            if mass == 0.0 or (top == 0.0 and not spoilt):
+                return 0.0, True
+            return np.nan if spoilt else np.inf, True
         f, n, big, loss = common.number_at(job, GAMMA, r), 1.0, 1.0, 0.0
         if job[NORM] != 0:
             n = (theta * sums_of(y, d, theta, 1.0, room)[1]) ** (1.0 / theta)
             big = (theta * sums_of(t, d, theta, mass, room)[1]) ** (1.0 / theta)
             loss, f = 0.5 * f * (big - n) ** 2, f * (theta - 1.0) * n
         least = LEAST if memory.size(y) == 4 else TINY
-        best, level = _score_of(x, y, d, top), np.nan
+        best, level, scale = _score_of(x, y, d, top), np.nan, scale * mass
         sums = _none(y)
         rest, log, needed = sums, sums, not simple(theta)
         for i in range(0, d, LANES):
@@ -261,7 +280,7 @@ def _losses(own: Divergence) -> Callable[..., None]:
             if simd.count((u > 0.0) | (v > 0.0)) == 0:
                 continue
             v = v / mass
-            common.store_piece(y, i, d, (u - v) * mass)
+            common.store_piece(y, i, d, (u - v) * scale)
             on, q = u > least, v * (1.0 / big)
             low = simd.select(on, simd.spread(v, 0.0), v) > 0.0
             count = simd.count(low)
@@ -276,9 +295,18 @@ def _losses(own: Divergence) -> Callable[..., None]:
                 each = simd.wide(v) * below(q, log, theta, f, level, off)
                 rest = rest + simd.select(low, each, 0.0)
         loss += f * big * max(simd.total(sums), 0.0) + simd.total(rest)
-        return mass * loss
+        return mass * loss, True
 
     def losses(job: Any, like: Any) -> None:
+        dense, count = job[DENSE] != 0, job[ALL]
+        if not dense:
+            count = _counted(job)
+            job[COUNT] = count
+        if count < 0:
+            return
+        scale = 1.0
+        if job[MEAN] != 0 and count > 0:
+            scale = 1.0 / count
         some, most = memory.empty(1, LENGTH, np.int64), max(SOME // job[common.WIDTH], 4)
         scratch = common.scratch_like(1, job[common.WIDTH], like)
         room = memory.row(scratch, 0)
@@ -295,10 +323,12 @@ def _losses(own: Divergence) -> Callable[..., None]:
                     memory.fetch_add(job, 2 * STOPPED)
                     break
                 for r in range(start, end):
-                    if job[DENSE] != 0:
-                        values[r] = of_distribution(job, r, like, room)
+                    if dense:
+                        values[r], proper = of_distribution(job, r, like, scale, room)
+                        if not proper:
+                            job[COUNT] = -1
                     else:
-                        values[r] = of_vertex(job, r, like, room)
+                        values[r] = of_vertex(job, r, like, scale, room)
             first, last = common.take(job)
         memory.keep((some, scratch))
 

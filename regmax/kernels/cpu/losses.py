@@ -17,6 +17,7 @@ from torch import Tensor
 from ..base import Hyper
 from .between import Between, Plans, between, plans
 from .chain import chain
+from .job import COUNT
 from .rows import PASSES, CompiledRows, result
 from .threads import over_rows
 
@@ -108,10 +109,7 @@ class CompiledLosses(CompiledRows):
             target = target.reshape(-1)
         elif epsilon > 0:
             return None
-        y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
-        code, task = self._tasks(self.rows(theta), x.dtype)
-        self._run(task, x, target, (gamma, theta, mask, epsilon), y, value, code)
-        return value, y
+        return self._losses(x, target, gamma, theta, mask, epsilon)[:2]
 
     def loss_slopes(
         self,
@@ -130,16 +128,45 @@ class CompiledLosses(CompiledRows):
         self._run(task, x, target, (gamma, theta, mask, epsilon), dx, slopes)
         return slopes
 
+    def reduced(
+        self,
+        x: Tensor,
+        target: Tensor,
+        gamma: Tensor,
+        theta: Hyper,
+        epsilon: float,
+        ignored: int,
+        mean: bool,
+    ) -> tuple[Tensor, Tensor, int] | None:
+        if target.is_floating_point() and epsilon > 0:
+            return None
+        found = self._losses(x, target, gamma, theta, None, epsilon, ignored, mean)
+        return found if found[2] >= 0 else None
+
+    def _losses(
+        self, x: Tensor, target: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None,
+        epsilon: float, ignored: int = -1, mean: bool = False,
+    ) -> tuple[Tensor, Tensor, int]:  # fmt: skip
+        """The losses of rows, their gradients, and how many targets count, −1 if one is out of
+        range."""
+        y, value = result(x), x.new_zeros(len(x), dtype=torch.float64)
+        code, task = self._tasks(self.rows(theta), x.dtype)
+        given = gamma, theta, mask, epsilon
+        return value, y, self._run(task, x, target, given, y, value, code, ignored, mean)
+
     def _run(
         self, task: tuple[Any, int], x: Tensor, target: Tensor,
-        given: tuple[Tensor, Hyper, Tensor | None, float], y: Tensor, value: Tensor, code: int = 0,
-    ) -> None:  # fmt: skip
-        """Run a job of :mod:`regmax.kernels.cpu.loss_rows`."""
+        given: tuple[Tensor, Hyper, Tensor | None, float], y: Tensor, value: Tensor,
+        code: int = 0, ignored: int = 0, mean: bool = False,
+    ) -> int:  # fmt: skip
+        """Run a job of :mod:`regmax.kernels.cpu.loss_rows`, and return its result."""
         (gamma, theta, mask, epsilon), dense = given, target.is_floating_point()
         smooth, target = ctypes.c_double(epsilon), target.to(x.dtype) if dense else target
         number = theta[0] if theta else x.new_full((1,), self.theta, dtype=torch.float64)
         job = self.job(
             *(x, gamma, number, mask, y, target, value, ctypes.addressof(smooth)),
-            *(self.norm, self.given, code, dense),
+            *(self.norm, self.given, code, ignored, mean, dense, len(x), len(x)),
         )
         over_rows(*task, job, self.grain)
+        count: int = job[COUNT]
+        return count
