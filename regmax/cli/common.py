@@ -75,12 +75,12 @@ def _show(line: str, out: TextIO) -> None:
 
 
 @contextmanager
-def working(what: str, stream: TextIO | None = None) -> Iterator[None]:
+def working(what: str) -> Iterator[None]:
     """Show ``what`` and the elapsed time on stderr while one long call runs.
 
     On a terminal it updates one line, else it prints new lines at growing intervals.
     """
-    out = stream or sys.stderr
+    out = sys.stderr
     rewrite = out.isatty()
     done = threading.Event()
 

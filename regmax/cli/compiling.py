@@ -26,7 +26,6 @@ from .scores import LONGEST
 DTYPES = (torch.float32, torch.float64)
 OTHERS = {
     "cpu.laplacian": ("float64", "potentials"),
-    "cpu.packing": ("float32 float64", "forward"),
     "cpu.sparse_sums": ("float32 float64", "forward backward"),
     "cpu.sparse_dots": ("float32 float64", "forward"),
     "from_value.rows": ("float32 float64", "sums"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..kernels import Kernel, transforms
 from ..mapping.methods import choose, from_value
 from ..mapping.methods.base import Method, Missed, laid_out
-from ..mapping.methods.kernel import loss as loss_of
+from ..mapping.methods.kernel import numbers_of
 from ..mapping.methods.solver import Settings
 from ..mapping.methods.traced import Fixed
 from ..mapping.rows import HALF, aligned, flat
@@ -33,9 +33,9 @@ class Solved(NamedTuple):
 
     dx: Any
     """y − t; 0 in rows without gradient."""
-    seen: Any = None
-    """Where Ω is evaluated: y, or its positive entries alone."""
+    y: Any = None
     on: Tensor | None = None
+    """The participants, None for all entries."""
     plain: Tensor | None = None
     """The rows that have a gradient, None for all."""
     tied: Any = None
@@ -54,10 +54,9 @@ class Reduced(NamedTuple):
     ignore_index: int
     reduction: str
     general: Callable[..., Any]
-    known: None = None
 
     def solve(
-        self, x: Tensor, gamma: float, tensors: Sequence[Tensor], keep: bool = False
+        self, x: Tensor, gamma: float, tensors: Sequence[Tensor], learns: bool = False
     ) -> tuple[Tensor | None, Solved]:
         """The loss, and its gradient, that of the sum for the reduction "none"."""
         kernel, mean = self.method.kernel, self.reduction == "mean"
@@ -134,19 +133,26 @@ def of_rows(
     by_y = learns and known.loss_slopes is Kernel.loss_slopes
     if by_y and t.is_floating_point():
         return None
-    on = None if mask is None else flat(mask)
-    epsilon = target.epsilon or 0.0
-    found = loss_of(kernel, omega, x, flat(t), gamma, on, epsilon, learns and not by_y)
+    if t.is_floating_point() and not kernel.distributions:
+        return None
+    gamma, *theta = [laid_out(kernel, item, x) for item in numbers_of(omega, gamma)]
+    rows, t, on = flat(x), flat(t), None if mask is None else flat(mask)
+    given = rows, t, gamma, tuple(theta), on, target.epsilon or 0.0
+    found = kernel.loss(*given)
     if found is None:
         return None
-    (value, dx, slopes), batch = found, x.shape[:-1]
-    if slopes is not None:
-        slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0).view(*batch, 2)
-    value, dx = value.view(batch), dx.view(x.shape)
-    if not by_y:
-        return value, Solved(dx, dx, slopes=slopes)
-    away = target.spread_out(x.to(dx), mask).taken_from(torch.zeros_like(dx))
-    return value, Solved(dx, (dx - away).clamp_min_(0), plain=(dx != 0).any(-1))
+    value, dx = found[0].view(x.shape[:-1]), found[1].view(x.shape)
+    if by_y:
+        away = target.spread_out(x.to(dx), mask).taken_from(torch.zeros_like(dx))
+        return value, Solved(dx, (dx - away).clamp_min_(0), plain=(dx != 0).any(-1))
+    slopes = None
+    if learns:
+        slopes = kernel.loss_slopes(found[1], *given)
+        if slopes is None:
+            return None
+        slopes = slopes.view(*x.shape[:-1], 2)
+        slopes = torch.where(value.isfinite().unsqueeze(-1), slopes, 0)
+    return value, Solved(dx, slopes=slopes)
 
 
 def from_its_value(

@@ -11,7 +11,6 @@ Transforms use it, and second derivatives differentiate it.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..domains import Domain
 from ..kernels import transforms
 from ..mapping import evaluate
 from ..mapping.maximum import smooth_max
@@ -28,11 +28,12 @@ from ..mapping.methods.solver import Forward, Settings
 from ..mapping.rows import HALF, Rows, aligned, computes, prepare
 from ..optimality.jacobian import alias
 from ..regularizers import arguments
-from ..regularizers.identity import refuse_hidden
+from ..regularizers.identity import may_hide, refuse_hidden
 from ..regularizers.penalty import smooth_part
 from ..regularizers.regularizer import Regularizer, frozen
+from . import on_domain
 from .by_kernel import Reduced, Solved, from_its_value, of_rows
-from .targets import F64, Target, in_blocks, omega_at, packed, times
+from .targets import F64, Target, in_blocks, omega_at, times
 
 
 def losses(
@@ -44,16 +45,20 @@ def losses(
     target: Target,
     skip: Tensor | None,
     settings: Settings,
+    domain: Domain | None = None,
 ) -> Tensor:
     """L_Ω(x; t) of the scores along ``dim``, with gradients: float64, of x's shape without ``dim``.
+    The mask has the shape of x.
 
     The rows of ``target`` and ``skip`` lie along the last dimension. The loss is 0 in rows of
     ``skip`` and in rows without participants, +inf if the target is masked, and NaN if a
     participant is NaN or +inf. Such rows have no gradient.
     """
+    if domain is not None:
+        return on_domain.losses(omega, x, gamma, dim, mask, target, skip, settings, domain)
     if isinstance(mask, Tensor) and torch.is_grad_enabled():
         mask = mask.clone()  # the caller may write to it before a second backward
-    x, dim, mask = arguments.rows(omega, x, dim, mask)
+    arguments.entries(x, dim, omega.entries, omega)
     like = x.new_empty((), dtype=torch.float32).expand(x.shape) if x.dtype in HALF else x
     gamma = arguments.per_row("gamma", gamma, arguments.POSITIVE, like, dim)
     omega, x = aligned(omega, like, dim), x.movedim(dim, -1)
@@ -70,11 +75,11 @@ def losses(
     ):
         return reference(omega, x, gamma, mask, target, skip, settings)
     task = _Task(frozen(omega), tuple(tensors), mask, target, skip, settings)
-    task = task._replace(known=task.by_known_kernel(omega, x, gamma))
+    known = task.by_known_kernel(omega, x, gamma)
     if not torch.is_grad_enabled():
-        return (task.known or task.solve(x, gamma, tuple(tensors.values())))[0]
-    out: Tensor = _Loss.apply(task, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
-    if task.known is None:
+        return (known or task.solve(x, gamma, tuple(tensors.values())))[0]
+    out: Tensor = _Loss.apply(task, known, x, gamma, *tensors.values())  # type: ignore[no-untyped-call]
+    if known is None and may_hide(omega):
         refuse_hidden(*_uniform(omega, x), mask)
     return out
 
@@ -121,19 +126,19 @@ def _of_maximum(
     x: Tensor, rows: Rows, y: Tensor, target: Target, skip: Tensor | None, result: Forward
 ) -> Tensor:
     """L_Ω(x; t) by max_Ω at y = Π_Ω(x), differentiable."""
-    target = Target(*(_in_dtype(t, rows.x.dtype) for t in target))
+    target = _in_dtype(target, rows.x.dtype)
     constant = _number(rows.gamma) * target.value(rows.omega, rows.x, rows.mask)
     linear = 2 * target.dot(_half(x, rows))
     rows = replace(rows, shift=torch.zeros_like(rows.shift))  # it cancels
     value = smooth_max(rows, y, result).to(F64) + constant - linear
     if rows.mask is not None:
         value = torch.where(target.inside(rows.mask), value, torch.inf)
-    spoilt, empty = (None if t is None else t.squeeze(-1) for t in (rows.spoilt, rows.empty))
-    return _filled(value, spoilt, empty, skip)
+    return _filled(rows, value, skip)
 
 
-def _in_dtype(t: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return t.to(dtype) if t is not None and t.is_floating_point() else t
+def _in_dtype(target: Target, dtype: torch.dtype) -> Target:
+    parts = (t.to(dtype) if t is not None and t.is_floating_point() else t for t in target)
+    return Target(*parts)
 
 
 def _half(x: Tensor, rows: Rows) -> Tensor:
@@ -148,14 +153,9 @@ def _number(gamma: Any) -> Any:
     return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
 
 
-def _filled(
-    value: Tensor, spoilt: Tensor | None, empty: Tensor | None, skip: Tensor | None
-) -> Tensor:
+def _filled(rows: Rows, value: Tensor, skip: Tensor | None) -> Tensor:
     """``value``, with NaN in spoilt rows and 0 in empty and skipped ones."""
-    if spoilt is not None:
-        value = torch.where(spoilt, torch.nan, value)
-    if empty is not None:
-        value = torch.where(empty, 0, value)
+    value = rows.restore_rows(value)
     return value if skip is None else torch.where(skip, 0, value)
 
 
@@ -168,17 +168,18 @@ class _Task(NamedTuple):
     target: Target
     skip: Tensor | None
     settings: Settings
-    known: tuple[Tensor, Solved] | None = None
-    """What :meth:`solve` would return, for one backward pass."""
 
-    def by_known_kernel(self, omega: Regularizer, x: Tensor, gamma: Any) -> Any:
+    def by_known_kernel(
+        self, omega: Regularizer, x: Tensor, gamma: Any
+    ) -> tuple[Tensor, Solved] | None:
         """As :meth:`solve`, by a kernel from the value of Ω, or None."""
         if self.mask is not None:
             return None
         found = from_its_value(omega, x, gamma, self.target, self.settings)
         if found is None:
             return None
-        return _filled(found[0], None, None, self.skip), self._solved(found[1], found[1], None)
+        value = found[0] if self.skip is None else torch.where(self.skip, 0, found[0])
+        return value, self._solved(found[1])
 
     def regularizer(self, tensors: Sequence[Tensor]) -> Regularizer:
         if not self.names:
@@ -190,93 +191,51 @@ class _Task(NamedTuple):
         return reference(omega, x, gamma, self.mask, self.target, self.skip, self.settings)
 
     def solve(
-        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool = False
+        self, x: Tensor, gamma: Any, tensors: Sequence[Tensor], learns: bool = False
     ) -> tuple[Tensor, Solved]:
-        """L and its gradient from one y. ``keep``: whether y is needed after this call."""
+        """L and its gradient from one y. ``learns``: with what its derivatives in γ and θ need."""
         omega, x = self.regularizer(tensors), x.detach()
         with torch.no_grad(), transforms.full_precision(x.device.type):
             by_value = _by_value(omega)
             kernel = None if by_value else kernel_of(omega, x)
-            if kernel is None or x.dtype not in kernel.dtypes:
-                x = _wide(x)
-            known = None
             if kernel is not None and self.settings.solver == "auto":
-                rest = (self.mask, self.target, self.skip, keep)
-                known = of_rows(kernel, omega, x, gamma, *rest)
-            if known is not None:
-                return known
+                taken = x if x.dtype in kernel.dtypes else _wide(x)
+                rest = self.mask, self.target, self.skip, learns
+                known = of_rows(kernel, omega, taken, gamma, *rest)
+                if known is not None:
+                    return known
             x = _wide(x)
+            dtype = x.dtype
             target, mass = self.target.spread_out(x, self.mask).normalised(x)
-            task = self._replace(target=target)
-            if by_value:
-                value, solved = task._solve_wide(omega, x, gamma)
-            else:
-                value, solved = task._solve(omega, x, gamma, tensors, keep)
-            if mass is not None:
-                solved = solved._replace(dx=solved.dx.mul_(mass.unsqueeze(-1)))
-            return times(mass, value), solved
+            rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
+            y, result = evaluate.argmax(rows, self.settings)
+            if by_value:  # in the dtype of the solver, and no rows apart
+                x, omega, gamma = x.to(rows.x.dtype), rows.omega, rows.gamma
+            given = x, y.to(x.dtype), rows.mask, rows.shift.to(x.dtype), *_in_dtype(target, x.dtype)
+            each = functools.partial(_value, omega, gamma)
+            value = each(*given) if by_value else in_blocks(each, given, omega, gamma)
+            inside = None if rows.mask is None else target.inside(rows.mask)
+            value = value if inside is None else torch.where(inside, value, torch.inf)
+            value = times(mass, _filled(rows, value, self.skip))
+            dx = target.taken_from(y.to(dtype, copy=True))
+            dx = dx if mass is None else dx.mul_(mass.unsqueeze(-1))
+            none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
+            solved = self._solved(dx, inside, *none)
+        if learns:
+            tied = result.tied and result.tied[0].augmented
+            solved = solved._replace(y=given[1], on=rows.mask, tied=tied)
+        return value, solved
 
-    def _solve(
-        self, omega: Regularizer, x: Tensor, gamma: Any, tensors: Sequence[Tensor], keep: bool
-    ) -> tuple[Tensor, Solved]:
-        """The same by y."""
-        target = self.target
-        y = evaluate.mapping(omega, x, gamma, -1, self.mask, self.settings)
-        few = packed(omega, x, y, keep) if target.given is None else None
-        own = y if kernel_of(omega, x) is not None else y.clone()  # a plugin may own it
-        finite = self._all_finite(x)
-        spoilt = some = inside = part = None
-        if not finite:
-            spoilt = torch.isnan(y[..., 0])
-        if few is None:
-            on, top = self._participants(x, finite)
-            if spoilt is not None:
-                some = ~spoilt if on is None else y.amax(-1) > 0
-                inside = None if on is None else target.inside(on)
-            seen, part = (y.clone() if keep and own is y else y), on
-            rows = (x, y, on, top, *target)
-            value = in_blocks(functools.partial(_dense, omega, gamma), rows, omega, gamma)
-            value = value + _number(gamma) * target.value(omega, y, on)
-        else:  # the support is enough
-            seen, xs = few
-            part = seen > 0
-            if spoilt is not None:
-                some, inside = part[..., 0], self._vertex_inside(x)
-            top = torch.where(part, xs, -torch.inf).amax(-1, keepdim=True)
-            wide = self.regularizer([t.to(F64) for t in tensors])
-            value = _gain(wide, gamma, xs - top, seen, part)
-            value = value + _number(gamma) * target.value(wide, seen, part)
-            value = value - self._linear(x, top)
-        dx = target.taken_from(own)
-        if inside is not None:
-            value = torch.where(inside, value, torch.inf)
-        empty = None if some is None or spoilt is None else ~(some | spoilt)
-        value = _filled(value, spoilt, empty, self.skip)
-        return value, self._solved(dx, seen, part, some, inside)
-
-    def _solved(
-        self, dx: Tensor, seen: Tensor, on: Tensor | None, *having: Tensor | None
-    ) -> Solved:
+    def _solved(self, dx: Tensor, *having: Tensor | None) -> Solved:
         """With 0 as the gradient of ignored rows and of those that one of ``having`` excludes."""
         kept = [t for t in having if t is not None]
         kept += [] if self.skip is None else [~self.skip]
         if not kept:
-            return Solved(dx, seen, on, None)
+            return Solved(dx)
         plain = functools.reduce(torch.logical_and, kept)
         if not (transforms.may_look(dx) and bool(plain.all())):
             dx = dx.masked_fill_(~plain.unsqueeze(-1), 0)
-        return Solved(dx, seen, on, plain)
-
-    def _solve_wide(self, omega: Regularizer, x: Tensor, gamma: Any) -> tuple[Tensor, Solved]:
-        """The same in the dtype of the solver."""
-        rows = prepare(omega, x, gamma, -1, self.mask, wide=solves(omega, self.settings))
-        y, result = evaluate.argmax(rows, self.settings)
-        value = _of_maximum(x, rows, y, self.target, self.skip, result)
-        inside = None if rows.mask is None else self.target.inside(rows.mask)
-        none = [None if t is None else ~t.squeeze(-1) for t in (rows.spoilt, rows.empty)]
-        dx = self.target.taken_from(y.to(x.dtype, copy=True))
-        solved = self._solved(dx, y, rows.mask, inside, *none)
-        return value, solved._replace(tied=result.tied and result.tied[0].augmented)
+        return Solved(dx, plain=plain)
 
     def constant(self, solved: Solved, gamma: Any, tensors: Sequence[Tensor]) -> Tensor:
         """γ(Ω(t) − Ω(y)), differentiable in γ and θ, or what has the same derivatives; 0 in rows
@@ -286,76 +245,35 @@ class _Task(NamedTuple):
             pairs = zip(solved.slopes.unbind(-1), map(_number, numbers), strict=False)
             total: Tensor = functools.reduce(torch.add, (slope * t for slope, t in pairs))
             return total
-        omega = self.regularizer(
-            [t.to(solved.seen.dtype) if t.is_floating_point() else t for t in tensors]
-        )
-        seen, plain = solved.seen, solved.plain
+        y, on, plain = solved.y, solved.on, solved.plain
+        omega = self.regularizer([t.to(y.dtype) if t.is_floating_point() else t for t in tensors])
         if plain is not None:
-            seen = torch.where(plain.unsqueeze(-1), seen, 1 / seen.shape[-1])
+            y = torch.where(plain.unsqueeze(-1), y, 1 / y.shape[-1])
         own = omega if solved.tied is None else solved.tied.lagrangian(omega)
-        target, mass = self.target.normalised(seen)
-        change = target.value(omega, seen, solved.on) - omega_at(own, seen, solved.on)
+        target, mass = self.target.normalised(y)
+        change = target.value(omega, y, on) - omega_at(own, y, on)
         change = times(mass, _number(gamma) * change)
         return (change if plain is None else torch.where(plain, change, 0)).to(F64)
 
-    def _all_finite(self, x: Tensor) -> bool:
-        """Whether it is known that all scores take part and are finite."""
-        if self.mask is not None or not (transforms.may_look(x) and x.numel()):
-            return False
-        low, high = x.aminmax()
-        return low.item() > -math.inf and high.item() < math.inf
 
-    def _participants(self, x: Tensor, finite: bool = False) -> tuple[Tensor | None, Tensor]:
-        """The participants, None for all entries, and their largest score, (*batch, 1)."""
-        look = self.mask is None and transforms.may_look(x)
-        if finite or (look and (not x.numel() or bool(x.amin() > -torch.inf))):
-            return None, x.amax(-1, keepdim=True)
-        on = x != -torch.inf
-        on = on if self.mask is None else self.mask & on
-        return on, torch.where(on, x, -torch.inf).amax(-1, keepdim=True)
-
-    def _vertex_inside(self, x: Tensor) -> Tensor:
-        """Whether the vertex of the target is a participant, (*batch)."""
-        k = self.target.vertex
-        assert k is not None
-        inside = x.gather(-1, k) != -torch.inf
-        return (inside if self.mask is None else inside & self.mask.gather(-1, k)).squeeze(-1)
-
-    def _linear(self, x: Tensor, top: Tensor) -> Tensor:
-        """⟨t, x − top⟩ for a vertex, smoothed or not."""
-        target = self.target
-        if target.spread is None and target.vertex is not None:
-            return (x.gather(-1, target.vertex) - top).squeeze(-1).to(F64)
-        rows = (x, self._participants(x)[0], top.to(x.dtype), *target)
-        return in_blocks(lambda x, on, top, *t: Target(*t).dot(_relative(x, on, top)), rows)
-
-
-def _dense(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
-    """max_Ω(x) − ⟨t, x⟩ of rows, from all of their entries."""
-    x, y, on, top, *target = rows
-    z = _relative(x, on, top)
-    return _gain(omega, gamma, z, y, on) - Target(*target).dot(z)
-
-
-def _relative(x: Tensor, on: Tensor | None, top: Tensor) -> Tensor:
+def _value(omega: Regularizer, gamma: Any, *rows: Any) -> Tensor:
+    """max_Ω(x) + γΩ(t) − ⟨t, x⟩ of rows, for y = Π_Ω(x)."""
+    x, y, on, top, *given = rows
+    target = Target(*given)
     z = (x - top).clamp_min_(torch.finfo(x.dtype).min)  # times an entry that is 0
-    return z if on is None else torch.where(on, z, 0)
-
-
-def _gain(omega: Regularizer, gamma: Any, z: Tensor, y: Tensor, on: Tensor | None) -> Tensor:
-    """max_Ω(z) at y = Π_Ω(z)."""
-    known: Tensor | None = omega.conjugate_at(z, y, gamma, on)
-    if known is not None:
-        return known.to(F64)
-    linear = (y * z).sum(-1)
-    value: Tensor = linear - _number(gamma) * omega_at(omega, y, on)
-    return value.to(F64)
+    z = z if on is None else torch.where(on, z, 0)
+    best = omega.conjugate_at(z, y, gamma, on)
+    if best is None:
+        best = (y * z).sum(-1) - _number(gamma) * omega_at(omega, y, on)
+    constant = _number(gamma) * target.value(omega, y, on)
+    value: Tensor = best.to(F64) - target.dot(z) + constant
+    return value
 
 
 def reduced(task: Reduced, x: Tensor) -> Tensor | None:
     """The loss of a task with its reduction, with gradients; None where the kernel refuses it."""
     if x.requires_grad and torch.is_grad_enabled():
-        found: Tensor | None = _Loss.apply(task, x, 0.0)  # type: ignore[no-untyped-call]
+        found: Tensor | None = _Loss.apply(task, None, x, 0.0)  # type: ignore[no-untyped-call]
         return found
     return task.solve(x, 0.0, ())[0]
 
@@ -366,26 +284,30 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, task: _Task | Reduced, x: Tensor, gamma: Any, *tensors: Tensor
+        ctx: Any,
+        task: _Task | Reduced,
+        known: tuple[Tensor, Solved] | None,
+        x: Tensor,
+        gamma: Any,
+        *tensors: Tensor,
     ) -> Tensor | None:
-        ctx.learns = any(ctx.needs_input_grad[2:])
-        value, ctx.solved = task.known or task.solve(x, gamma, tensors, keep=ctx.learns)
-        if isinstance(task, _Task):
-            if ctx.learns and ctx.solved.slopes is None:
-                task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
-            task = task._replace(known=None)
+        """``known``: what ``task.solve`` would return."""
+        ctx.learns = any(ctx.needs_input_grad[3:])
+        value, ctx.solved = known or task.solve(x, gamma, tensors, ctx.learns)
+        if isinstance(task, _Task) and ctx.learns and ctx.solved.slopes is None:
+            task = task._replace(target=task.target.spread_out(_wide(x), task.mask))
         ctx.task, ctx.gamma = task, None if isinstance(gamma, Tensor) else gamma
         ctx.save_for_backward(x, gamma if isinstance(gamma, Tensor) else None, *tensors)
         return value
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[1:]
+        inputs, wanted = list(ctx.saved_tensors), ctx.needs_input_grad[2:]
         once = type(g) is Tensor and transforms.plain() and not (g.is_meta or transforms.batched(g))
         again = torch.is_grad_enabled() or not once
         if not again and ctx.solved is None:
             gamma = inputs[1] if ctx.gamma is None else ctx.gamma
-            _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], keep=ctx.learns)
+            _, ctx.solved = ctx.task.solve(inputs[0], gamma, inputs[2:], ctx.learns)
         found: list[Any] = [None for _ in inputs]
         free = [i for i, wants in enumerate(wanted) if wants and (again or i > 0)]
         if free:
@@ -404,7 +326,7 @@ class _Loss(torch.autograd.Function):
         if wanted[0] and not again:
             found[0] = _times(ctx.solved.dx, g, inputs[0].dtype)
             ctx.solved = None  # the receiver of the gradient may write to its memory
-        return None, *found
+        return None, None, *found
 
 
 def _times(dx: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,9 +19,9 @@ from ..regularizers.arguments import first
 from ..regularizers.printing import called, show, unusual
 from ..regularizers.regularizer import Regularizer
 from ..solvers import Solver
-from . import fenchel_young, on_domain, sharded
+from . import fenchel_young, sharded
 from .by_kernel import reduced
-from .targets import Target, checked, divided, improper, is_index, times
+from .targets import Target, checked, divided, improper, is_index, taking_part, times
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -153,12 +153,8 @@ class FenchelYoungLoss(nn.Module):
         logits, dim = arguments.scores(dense("input", input), self.mapping._along(input), "input")
         target = dense("target", target, logits)
         with transforms.full_precision(logits.device.type):
-            loss = self._wide(logits, dim, target, mask)
+            loss = self._reduced(*self._each(logits, dim, target, mask))
         return loss.to(self._dtype(logits, target))
-
-    def _wide(self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None) -> Tensor:
-        """The loss in float64; the caller rounds it once."""
-        return self._reduced(*self._each(logits, dim, target, mask))
 
     def _each(
         self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
@@ -166,18 +162,24 @@ class FenchelYoungLoss(nn.Module):
         """The losses of the rows, the weights that the mean divides by, and the ignored rows."""
         if self.at is not None:
             return sharded.each(self, logits, dim, target, mask)
-        if self.mapping.domain is not None:
-            return self._on_domain(logits, dim, target, mask)
-        on = arguments.expanded(mask, logits)
+        mask = arguments.expanded(mask, logits)
         x = logits.movedim(dim, -1)
-        on = None if on is None else on.movedim(dim, -1)
+        on = None if mask is None else mask.movedim(dim, -1)
         weight = self._weight(x, x.shape[-1])
         index = skip = wrong = given = mass = None
-        if is_index(target, logits, dim):
+        domain = self.mapping.domain
+        if not is_index(target, logits, dim, domain is not None):
+            given = target.movedim(dim, -1)
+        if given is None:
             index, skip, wrong = self._index(target, x.shape[-1])
             mass = None if weight is None else taken(weight, index)
+        elif domain is not None:
+            if weight is not None:
+                raise ValueError(
+                    "a loss with a domain takes weight for targets of indices alone; got "
+                    f"{target.dtype}, {tuple(target.shape)}"
+                )
         else:
-            given = target.movedim(dim, -1)
             given = given if given.dtype in HALF else given.to(_wide(x.dtype))
             wrong = improper(given).any(-1) if self.parts else None
             given = given if self.parts else checked(given)
@@ -185,68 +187,27 @@ class FenchelYoungLoss(nn.Module):
             if self.label_smoothing > 0:
                 given, mass = divided(given.to(_wide(x.dtype)))
         t, scale = self._target(x, index, given, mass, on, weight)
-        rows = self._rows(logits, dim, mask, t, skip)
-        rows = times(scale, rows)
+        rows = times(scale, self._rows(logits, dim, mask, t, skip))
         if wrong is not None:
             rows = torch.where(wrong, torch.nan, rows)
         return rows, mass if given is None else None, skip
-
-    def _on_domain(
-        self, logits: Tensor, dim: int, target: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """:meth:`_each` on another domain than the simplex."""
-        skip = wrong = mass = None
-        if target.is_floating_point() or target.shape == logits.shape:
-            if target.shape != logits.shape:
-                is_index(target, logits, dim)
-            if self.weight is not None:
-                raise ValueError(
-                    "a loss with a domain takes weight for targets of indices alone; got "
-                    f"{target.dtype}, {tuple(target.shape)}"
-                )
-        else:
-            is_index(target, logits, dim)
-            target, skip, wrong = self._index(target, logits.shape[dim])
-            weight = self._weight(logits, logits.shape[dim])
-            mass = None if weight is None else taken(weight, target)
-        rows = times(mass, self._rows_on_domain(logits, dim, mask, target, skip))
-        rows = rows if skip is None else torch.where(skip, 0, rows)
-        return rows if wrong is None else torch.where(wrong, torch.nan, rows), mass, skip
 
     def _rows(
         self, x: Tensor, dim: int, mask: Tensor | None, target: Target, skip: Tensor | None
     ) -> Tensor:
         """L of each row, also under torch.compile."""
-        settings = self.mapping.settings
-        if not torch.compiler.is_dynamo_compiling():
-            return fenchel_young.losses(
-                self.omega, x, self.gamma, dim, mask, target, skip, settings
-            )
-        from . import dynamo  # loads the compiler
-
-        text, inside = dynamo.text_of(self.omega, settings)
-        if not text:
-            outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target, skip)
-            return outside
-        return dynamo.losses(text, x, self.gamma, dim, mask, *target, skip, *inside)
-
-    def _rows_on_domain(
-        self, x: Tensor, dim: int, mask: Tensor | None, target: Tensor, skip: Tensor | None
-    ) -> Tensor:
-        """L of each row, also under torch.compile."""
         settings, domain = self.mapping.settings, self.mapping.domain
-        assert domain is not None
         if not torch.compiler.is_dynamo_compiling():
-            given = dim, mask, target, settings, domain, skip
-            return on_domain.losses(self.omega, x, self.gamma, *given)
+            given = dim, mask, target, skip, settings, domain
+            return fenchel_young.losses(self.omega, x, self.gamma, *given)
         from . import dynamo  # loads the compiler
 
         text, inside = dynamo.text_of(self.omega, settings, domain)
         if not text:
-            outside: Tensor = dynamo.outside(self._rows_on_domain, x, dim, mask, target, skip)
+            outside: Tensor = dynamo.outside(self._rows, x, dim, mask, target, skip)
             return outside
-        recorded = x, self.gamma, dim, mask, target, skip, domains.told(domain)
-        return dynamo.on_domain(text, *recorded, *inside)
+        recorded = x, self.gamma, dim, mask, domains.told(domain), *target, skip
+        return dynamo.losses(text, *recorded, *inside)
 
     def _dtype(self, logits: Tensor, target: Tensor) -> torch.dtype:
         """Cross-entropy's dtype: float32 under autocast; distributions may widen it."""
@@ -301,12 +262,7 @@ class FenchelYoungLoss(nn.Module):
             return Target(k, given), mass
         if weight is None and given is None:
             return Target(k, epsilon=epsilon), None
-        if on is not None or not may_look(x) or (x.numel() and not bool(x.amin() > -torch.inf)):
-            on = x != -torch.inf if on is None else on & (x != -torch.inf)
-            spread = on.to(_wide(x.dtype))
-        else:
-            spread = x.new_ones(x.shape[-1], dtype=_wide(x.dtype))
-            spread = spread.expand((1,) * (x.ndim - 1) + (-1,))
+        spread = taking_part(x, on, _wide(x.dtype))
         count = spread.sum(-1).clamp_min(1)
         spread = spread if weight is None else spread * weight
         total = spread.sum(-1)
@@ -320,14 +276,13 @@ class FenchelYoungLoss(nn.Module):
     def _reduced(self, rows: Tensor, mass: Tensor | None, skip: Tensor | None) -> Tensor:
         if self.reduction == "none":
             return rows
-        total = rows.sum()
-        if self.reduction == "sum":
-            return total
+        if self.reduction == "sum" or not rows.numel():
+            return rows.sum()
         if mass is None and skip is None:
-            return total / max(rows.numel(), 1)
+            return rows.mean()
         mass = torch.ones_like(rows) if mass is None else mass.to(rows.dtype)
         count = mass.sum() if skip is None else torch.where(skip, 0, mass).sum()
-        return total / torch.where(count > 0, count, 1)
+        return rows.sum() / torch.where(count > 0, count, 1)
 
     def __repr__(self) -> str:
         """A named loss shows its hyperparameters: ``EntmaxLoss(alpha=1.3, reduction='sum')``."""

@@ -23,10 +23,9 @@ from ..mapping import evaluate
 from ..mapping.maximum import smooth_max
 from ..mapping.methods.solver import Settings
 from ..mapping.rows import prepare
-from ..regularizers import arguments
 from ..regularizers.arguments import first
 from ..regularizers.regularizer import Regularizer
-from .targets import F64, omega_at
+from .targets import F64, Target, omega_at
 
 
 def losses(
@@ -35,15 +34,14 @@ def losses(
     gamma: Any,
     dim: int,
     mask: Tensor | None,
-    target: Tensor,
+    target: Target,
+    skip: Tensor | None,
     settings: Settings,
     domain: Domain,
-    skip: Tensor | None = None,
 ) -> Tensor:
-    """L of each row along ``dim``, in float64. ``target``: points of D, of the shape of x, or
-    classes, valid indices of int64, of the shape of x without ``dim``. One outside of D is refused,
-    or NaN where it cannot be read. +inf if the target is not 0 at a masked entry; 0 in rows without
-    participants. Rows of ``skip`` may have any class.
+    """L of each row along ``dim``, in float64. A target outside of D is refused, or NaN where it
+    cannot be read. +inf if it is not 0 at a masked entry; 0 in rows without participants and in
+    those of ``skip``, which may have any class. The mask has the shape of x.
     """
     if is_dtensor(x):
         raise NotImplementedError(f"domain= takes plain tensors; got {type(x).__name__}")
@@ -53,18 +51,22 @@ def losses(
     rows = prepare(omega, x, gamma, dim, mask, True, domain)
     bounds = rows.bounds
     assert bounds is not None
-    c = target.unsqueeze(-1) if target.ndim < x.ndim else None
+    c = target.vertex
     if c is not None and not isinstance(bounds, Bounded):
         kind = "a point of the domain" if isinstance(bounds, Projected) else "a plan"
         raise ValueError(
             f"target must be {kind}, floating and of the shape of input; got indices of shape "
-            f"{tuple(target.shape)}"
+            f"{tuple(c.shape[:-1])}"
         )
-    if c is None:
-        t = rows.inner(target).to(rows.x)
-    else:
+    exact = F64
+    if c is not None:
         t = torch.zeros_like(rows.x).scatter(-1, c, 1)
-    on = None if rows.mask is None else arguments.expanded(mask, x)
+    else:
+        assert target.given is not None
+        t = rows.inner(target.given.movedim(-1, dim)).to(rows.x)
+        # as exact as the dtype of the target can be
+        exact = target.given.dtype if target.given.is_floating_point() else F64
+    on = None if rows.mask is None else mask
     hidden = torch.zeros_like(t[..., 0], dtype=torch.bool)
     if rows.mask is not None:
         out = ~rows.mask if on is None else ~rows.inner(on) | ~rows.mask
@@ -72,8 +74,6 @@ def losses(
         t = torch.where(rows.mask, t, 0)
     inner = None
     if c is None:
-        # as exact as the dtype of the target can be
-        exact = target.dtype if target.is_floating_point() else F64
         slack = 8 * torch.finfo(exact).eps * t.shape[-1] ** 0.5
         excess = bounds.excess(t.detach())
         if isinstance(bounds, Projected):
@@ -116,4 +116,5 @@ def losses(
         inside = replace(rows, bounds=inner.where(~(off | hidden), bounds))
         value = value - smooth_max(inside, *evaluate.argmax(inside, settings))
     value = torch.where(off, torch.nan, torch.where(hidden, torch.inf, value))
-    return rows.restore_rows(value).to(F64)
+    value = rows.restore_rows(value).to(F64)
+    return value if skip is None else torch.where(skip, 0, value)

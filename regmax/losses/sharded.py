@@ -178,8 +178,9 @@ def each(
     raw = shards.padded(logits, dim, -torch.inf).movedim(dim, -1).double()
     assert rows.mask is not None
     on = rows.mask & (raw.detach() != -torch.inf)
-    weight = _weight(module, raw, classes)
-    own_weight = None if weight is None else _of_classes(weight, at)
+    weight, own_weight = module._weight(raw, classes), None
+    if weight is not None:
+        own_weight = shards.padded(weight[at.first : at.first + at.size], -1, 0.0)
     skip = wrong = mass = None
     vertex = not target.is_floating_point()
     if vertex:
@@ -207,16 +208,6 @@ def each(
         value = torch.where(scale > 0, value * scale, 0)
     value = torch.where(off.isnan(), torch.nan, value)
     return value, mass if vertex else None, skip
-
-
-def _weight(module: Any, raw: Tensor, classes: int) -> Tensor | None:
-    weight: Tensor | None = module._weight(raw, classes)
-    return weight
-
-
-def _of_classes(weight: Tensor, at: Placed) -> Tensor:
-    """The weights of the classes of this device."""
-    return shards.padded(weight[at.first : at.first + at.size], -1, 0.0)
 
 
 def _smoothed(

@@ -3,7 +3,6 @@ distribution, with or without label smoothing. Also Ω of large tensors, in bloc
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import asked, simplex, transforms
+from ..kernels import simplex, transforms
 from ..kernels.transforms import may_look
-from ..mapping.rows import flat
 from ..regularizers.penalty import value_of
 from ..regularizers.regularizer import Regularizer
 
@@ -44,10 +42,7 @@ class Target(NamedTuple):
         if self.epsilon is None:
             return self
         x = x.detach()
-        if mask is None and may_look(x) and x.numel() and bool(x.amin() > -torch.inf):
-            spread = x.new_ones((1,) * (x.ndim - 1) + (x.shape[-1],))
-        else:
-            spread = (x != -torch.inf if mask is None else mask & (x != -torch.inf)).to(x.dtype)
+        spread = taking_part(x, mask, x.dtype)
         spread = spread / spread.sum(-1, keepdim=True).clamp_min(1)
         share = x.new_full((1,) * x.ndim, 1 - self.epsilon)
         return Target(self.vertex, self.given, spread, share)
@@ -108,6 +103,13 @@ class Target(NamedTuple):
             return first
         a = self.share.squeeze(-1)
         return a * first + (1 - a) * _mean_of_vertices(omega, like, on, self.spread)
+
+
+def taking_part(x: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """1 for each participant and 0 for others, (*batch, d), or (1, …, d) where all take part."""
+    if mask is None and may_look(x) and x.numel() and bool(x.amin() > -torch.inf):
+        return x.new_ones((1,) * (x.ndim - 1) + (x.shape[-1],), dtype=dtype)
+    return (x != -torch.inf if mask is None else mask & (x != -torch.inf)).to(dtype)
 
 
 def omega_at(omega: Regularizer, y: Tensor, on: Tensor | None) -> Tensor:
@@ -194,10 +196,13 @@ def improper(t: Tensor) -> Tensor:
     return ~((t >= 0) & (t < torch.inf))
 
 
-def is_index(target: Any, input: Tensor, dim: int) -> bool:
-    """Whether the target holds indices, and not distributions. Refuses a wrong type or shape."""
+def is_index(target: Any, input: Tensor, dim: int, domain: bool = False) -> bool:
+    """Whether the target holds indices, and not distributions or points of a domain. Refuses a
+    wrong type or shape."""
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor; got {type(target).__name__}")
+    if domain and target.shape == input.shape:
+        return False
     indices = target.dtype in _INTEGERS
     if not indices and not target.is_floating_point():
         raise TypeError(
@@ -213,27 +218,3 @@ def is_index(target: Any, input: Tensor, dim: int) -> bool:
             f"{tuple(target.shape)}"
         )
     return indices
-
-
-def packed(omega: Regularizer, x: Tensor, y: Tensor, keep: bool) -> tuple[Tensor, Tensor] | None:
-    """The positive y_i and their x_i, (*batch, k) in float64, or None if k > d/8. With ``keep``,
-    None if k > d/2, as gradients of Ω cost more than its value."""
-    d = x.shape[-1]
-    if (
-        not x.numel()
-        or d < (16 if keep else 256)
-        or not (omega.ignores_zeros and asked() and transforms.may_look(x))
-    ):
-        return None
-    pack = _packer()
-    found = pack and pack(flat(y), flat(x), d // (2 if keep else 8))
-    return found and tuple(t.view(*x.shape[:-1], -1) for t in found)
-
-
-@functools.cache
-def _packer() -> Any:
-    try:
-        from ..kernels.cpu.support import packed
-    except ModuleNotFoundError:  # numba
-        return None
-    return packed

@@ -538,6 +538,7 @@ class TestCommon:
 
     def test_working_clears_its_line_on_a_terminal(self, monkeypatch):
         out = Terminal()
-        with working("thinking", out):
+        monkeypatch.setattr(sys, "stderr", out)
+        with working("thinking"):
             time.sleep(1.2)
         assert out.getvalue() == "thinking: 1 s\r             \r"

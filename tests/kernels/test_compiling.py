@@ -256,15 +256,15 @@ class TestAnotherProcess:
     def test_each_file_is_made_once(self, tmp_path, monkeypatch):
         monkeypatch.setattr(compiling, "folders", lambda home: [tmp_path])
         monkeypatch.setattr(compiling, "CORES", 2)
-        packing = "regmax.kernels.cpu.packing", "forward", "float32"
+        dots = "regmax.kernels.cpu.sparse_dots", "forward", "float32"
         for _ in range(2):
-            compiling.soon(*packing)
+            compiling.soon(*dots)
         (other,) = (o for o in compiling._others.values() if str(o.places[0]) == str(tmp_path))
         monkeypatch.setattr(jit, "task", None)
-        assert compiling.address_of(*packing) > 0
+        assert compiling.address_of(*dots) > 0
         assert other.process.returncode == 0
         assert other not in compiling._others.values()
-        compiling.soon(*packing)
+        compiling.soon(*dots)
         assert other.file not in compiling._others
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -243,21 +243,6 @@ def keep_support(y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, blank: bool) 
 
 
 @njit
-def pack_support(
-    y: Any, v: Any, d: int, kept_y: Any, kept_v: Any, ys: Any, vs: Any, blank: bool
-) -> int:
-    """ys[:n], vs[:n] = y_i, v_i where y_i > 0, in order; padded with y = 1 and v = 0 to a whole
-    number of vectors."""
-    n = keep_support(y, v, d, kept_y, kept_v, blank)
-    simd.store(kept_y, n, simd.spread(simd.load(kept_y, 0), 1.0))
-    simd.store(kept_v, n, simd.spread(simd.load(kept_v, 0), 0.0))
-    for i in range(0, n, LANES):
-        simd.store(ys, i, simd.wide(simd.load(kept_y, i)))
-        simd.store(vs, i, simd.wide(simd.load(kept_v, i)))
-    return n
-
-
-@njit
 def place_support(y: Any, d: int, kept: Any, out: Any, blank: bool) -> None:
     """out_i = kept_1, kept_2, … where y_i > 0, else 0: the inverse of ``keep_support``."""
     full, n = d - d % LANES, 0

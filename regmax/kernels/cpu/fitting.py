@@ -31,7 +31,7 @@ def fits(version: str) -> bool:
         if not oldest <= tuple(map(int, re.findall(r"\d+", version)[:2])) < beyond:
             from .compiling import address_of
 
-            address_of("regmax.kernels.cpu.packing", "forward", "float32")
+            address_of("regmax.kernels.cpu.sparse_dots", "forward", "float32")
     except Exception as error:
         warnings.warn(
             f"numba {version} cannot compile the kernels, and PyTorch operations are used instead: "

@@ -20,8 +20,7 @@ from ...regularizers.identity import (
 )
 from ...regularizers.penalty import Penalized, Penalty
 from ...regularizers.regularizer import Regularizer
-from ..rows import constant, flat
-from .base import laid_out
+from ..rows import constant
 from .prox_then_base import ProxThenBase, PyTorchProx
 
 
@@ -137,29 +136,3 @@ def checked(omega: Regularizer, gamma: Any, x: Tensor) -> dict[str, Any]:
     return {
         name: arguments.per_row(name, t, accepted, x, x.ndim - 1) for name, t, accepted in items
     }
-
-
-# -- losses ----------------------------------------------------------------------------------------
-
-
-def loss(
-    kernel: Kernel,
-    omega: Regularizer,
-    x: Tensor,
-    target: Tensor,
-    gamma: Any,
-    mask: Tensor | None = None,
-    epsilon: float = 0.0,
-    learns: bool = False,
-) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """The losses of all rows of x, their gradients in x, and if it ``learns`` their derivatives in
-    γ and θ, by the kernel; None where it computes less."""
-    if target.is_floating_point() and not kernel.distributions:
-        return None
-    gamma, *theta = [laid_out(kernel, t, x) for t in numbers_of(omega, gamma)]
-    x = flat(x)
-    found = kernel.loss(x, target, gamma, tuple(theta), mask, epsilon)
-    if found is None or not learns:
-        return found and (*found, None)
-    slopes = kernel.loss_slopes(found[1], x, target, gamma, tuple(theta), mask, epsilon)
-    return None if slopes is None else (*found, slopes)
