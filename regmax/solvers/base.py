@@ -249,3 +249,13 @@ def moved(problem: Problem, y: Tensor, step: Tensor, support: Tensor) -> Tensor:
         logs = torch.where(support, inside.log() + step / inside, -torch.inf)
         return simplex.normalize(logs.softmax(-1))
     return simplex.normalize((y + step).clamp_min(0))
+
+
+def loss(problem: Problem, y: Tensor) -> Tensor:
+    """Ω(y) − ⟨y, z⟩, which a step lowers."""
+    return -problem.objective(y)
+
+
+def slack(value: Tensor) -> Tensor:
+    """A bound on the rounding error of an objective."""
+    return 64 * torch.finfo(value.dtype).eps * (1 + value.abs())

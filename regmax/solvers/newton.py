@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ..domains import Bounded
 from ..kernels import decisions, simplex, transforms
-from ..kernels.clipped import add
 from ..kernels.simplex import row_dot
 from ..optimality.problem import Point, Problem
-from .base import Solver, earliest, moved
+from .base import Solver, earliest, loss, moved, slack
 from .fista import Descent
+from .mirror import mirrored
+from .powers import Powers, below_cap, exponent, filled
 
 
 class Newton(Solver):
@@ -29,12 +30,14 @@ class Newton(Solver):
     Σ y log y. Its first derivative is right for every Ω, so it converges as Newton's method does.
     In the model τ is the root of a monotone function.
 
-    Otherwise, and in rows that this does not solve, the step is J (z − ∇Ω(y)), J the matrix of
-    Proposition 1, which backward reuses. If the slope of Ω is finite at 0, each iteration takes a
-    few FISTA steps, which change the support, and then Newton steps on that support with one
-    factorisation while they improve. A row keeps a Newton step only if its objective does not rise,
-    so it is never worse than with FISTA. If the slope is infinite, every entry stays positive. The
-    steps are then taken in y or in log y and shortened until the objective falls.
+    Between bounds a coupled Ω with an infinite slope at 0 takes its steps in scores
+    (:mod:`.mirror`). On the simplex, and in rows that the root does not solve, the step is
+    J (z − ∇Ω(y)), J the matrix of Proposition 1, which backward reuses. If the slope of Ω is finite
+    at 0, each iteration takes a few FISTA steps, which change the support, and then Newton steps on
+    that support with one factorisation while they improve. A row keeps a Newton step only if its
+    objective does not rise, so it is never worse than with FISTA. If the slope is infinite, every
+    entry stays positive. The steps are then taken in y or in log y and shortened until the
+    objective falls.
     """
 
     name: ClassVar[str] = "newton"
@@ -46,8 +49,8 @@ class Newton(Solver):
     PATIENCE: ClassVar[int] = 5
 
     def unsuitable(self, problem: Problem) -> str | None:
-        if problem.bounds is not None and not problem.separable:
-            return "it solves a separable Ω alone there"
+        if problem.bounds is not None and not (problem.separable or problem.legendre):
+            return "it solves a separable Ω alone there, or one with an infinite slope at 0"
         return "a penalty has no Hessian" if problem.structured else None
 
     def run(self, problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +58,8 @@ class Newton(Solver):
         problem.observe(y)
         done = torch.zeros_like(y[..., 0], dtype=torch.bool)
         iterations, spent = torch.zeros_like(done, dtype=torch.int64), 0
+        if problem.bounds is not None and not problem.separable:
+            return mirrored(problem, tol, max_iter)
         if problem.separable:
             root, done, iterations = _by_root(problem, min(self.ROOT, max_iter))
             spent = self.ROOT
@@ -63,7 +68,7 @@ class Newton(Solver):
             y = torch.where(done.unsqueeze(-1), root, y)  # far from y* a wrong root is a bad start
         descent = None if problem.legendre else Descent(problem, y)
         small, least = min(tol, 1e-6) / 10, max(1e-12, torch.finfo(y.dtype).eps)
-        value, idle = _value(problem, y), torch.zeros_like(iterations)
+        value, idle = loss(problem, y), torch.zeros_like(iterations)
         for k in range(1, max_iter - spent + 1):
             if descent is None:
                 new, left = _steps(problem, y, self.STEPS, done)
@@ -74,7 +79,7 @@ class Newton(Solver):
             y = torch.where(done.unsqueeze(-1), y, new)
             iterations = torch.where(done, iterations, spent + k)
             problem.observe(y)
-            now = _value(problem, y)
+            now = loss(problem, y)
             # the last bits of the objective are rounding: a row that no longer improves stops
             gains = now < value - least * (1 + value.abs())
             value, idle = now, torch.where(gains, 0, idle + 1)
@@ -91,18 +96,18 @@ def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     info = torch.finfo(z.dtype)
     floor = info.eps**2
     middle, low = problem.domain.middle(z), 0.0 if bounds is None else bounds.low
-    last = _on(on, low + torch.maximum(problem.initial() - low, middle - low) / 16)
+    last = filled(on, low + torch.maximum(problem.initial() - low, middle - low) / 16)
     at = problem.first
     if problem.mask is not None or problem.start is not None or bounds is not None:
-        at = problem.at(_on(on, at.y.clamp_min(floor)))
+        at = problem.at(filled(on, at.y.clamp_min(floor)))
         last = last.clamp_min(floor)
     (_, h0), (g, h), y = _slopes(problem.at(last)), _slopes(at), at.y
-    b, other = _exponent(last, y, h0, h, torch.ones_like(y)), None
+    b, other = exponent(last, y, h0, h, torch.ones_like(y)), None
     settled = torch.zeros_like(y[..., :1], dtype=torch.bool)
     iterations = torch.zeros_like(settled, dtype=torch.int64)
     tau, answer = None, y
     for k in range(1, limit + 1):
-        model = _Powers(problem, z - g, y, h, b, other)
+        model = Powers(problem, z - g, y, h, b, other)
         tau, new, found = model.root(tau, middle)
         new = problem.domain.inside(new)
         if bounds is not None and bounds.at_most:
@@ -118,7 +123,7 @@ def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         if k == limit or (not transforms.waits(y) and bool(settled.all())):
             break
         last, h0 = y, h
-        y = torch.where(settled, y, _on(on, lifted))
+        y = torch.where(settled, y, filled(on, lifted))
         g, h = _slopes(problem.at(y))
         # if the model was exact, the residual of g' = z − τ is rounding
         residual = z - g - tau
@@ -131,10 +136,10 @@ def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
         settled = settled | found & (fits | ~on).all(-1, keepdim=True)
         if problem.finished(settled, k):
             break
-        b = _exponent(last, y, h0, h, b)
+        b = exponent(last, y, h0, h, b)
         if bounds is not None:
-            before, left = _left(bounds.high, last), _left(bounds.high, y)
-            other = _exponent(before, left, h0, h, torch.ones_like(y))
+            before, left = below_cap(bounds.high, last), below_cap(bounds.high, y)
+            other = exponent(before, left, h0, h, torch.ones_like(y))
     finite = torch.isfinite(answer).all(-1, keepdim=True)
     return (
         torch.where(finite, answer, y),
@@ -143,155 +148,11 @@ def _by_root(problem: Problem, limit: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _on(on: Tensor, y: Tensor) -> Tensor:
-    """y at participants, and 1 (any positive number) at masked entries."""
-    return torch.where(on, y, 1)
-
-
 def _slopes(at: Point) -> tuple[Tensor, Tensor]:
     """g_i' and g_i'', the latter kept positive and finite."""
     gradient, h = at.diagonal
     info = torch.finfo(h.dtype)
     return gradient, torch.nan_to_num(h, nan=info.tiny).clamp(info.tiny, info.max)
-
-
-def _exponent(y0: Tensor, y1: Tensor, h0: Tensor, h1: Tensor, otherwise: Tensor) -> Tensor:
-    """b with g'' ∝ t^(b−1) through two points; ``otherwise`` if these are too close. |b| ≥ 1e-7."""
-    step = y1.log() - y0.log()
-    b = 1 + ((h1.log() - h0.log()) / step).clamp(-3, 20)
-    b = torch.where((step.abs() > 1e-3) & torch.isfinite(b), b, otherwise)
-    return torch.where(b.abs() < 1e-7, 1e-7, b)
-
-
-def _left(high: Tensor, y: Tensor) -> Tensor:
-    """u − y, of the point at which Ω is evaluated where y = u."""
-    return torch.maximum(high - y, torch.finfo(y.dtype).eps / 2 * high)
-
-
-class _Powers:
-    """t_i(τ), the root of g_i'(y_i) + y_i h_i ((t/y_i)^b − 1)/b = z_i − τ, within [l_i, u_i].
-
-    Where b > STEEP the curvature grows towards u_i as by a pole there (log(1 − y)): the model is
-    then a power of u_i − t, with the exponent ``other``.
-    """
-
-    STEEP: ClassVar[float] = 3.0
-
-    def __init__(
-        self, problem: Problem, a: Tensor, y: Tensor, h: Tensor, b: Tensor, other: Tensor | None
-    ) -> None:
-        info = torch.finfo(y.dtype)
-        self.domain, bounds, self.mask = problem.domain, problem.bounds, problem.mask
-        assert bounds is None or isinstance(bounds, Bounded)
-        self.bounds = bounds
-        self.low, self.high = y.new_zeros(()), y.new_ones(())
-        self.total = self.high
-        if bounds is not None:
-            self.low, self.high, self.mask = bounds.low, bounds.high, problem.movable()
-            self.total = self.total if bounds.total is None else bounds.total
-        self.turned, size = None, y
-        if other is not None:
-            self.turned = (b > self.STEEP) & problem.movable()
-            size = torch.where(self.turned, _left(self.high, y), y)
-            b = torch.where(self.turned, other, b)
-        self.a, self.logs, self.b = a, size.log(), b
-        self.scale = (size * h).clamp_min(info.tiny)
-        self.rate, self.root_of = b / self._signed(self.scale), 1 / b
-        self.bend = self._signed(1 - b)
-        # t is set to 0 where it is within the rounding of a − τ, except at the largest a
-        noise = 8 * info.eps * a.abs().amax(-1, keepdim=True) * self.rate.abs()
-        masked = self._moving(a)
-        below = masked < masked.amax(-1, keepdim=True)
-        self.least = torch.where(below & (b > 0), noise - 1, -1)
-        self.logs = self._moving(self.logs)  # exp(−∞) = 0
-
-    def _moving(self, t: Tensor) -> Tensor:
-        """t, and −∞ at entries that do not move."""
-        return t if self.mask is None else t.masked_fill(~self.mask, -torch.inf)
-
-    def _turn(self, t: Tensor) -> Tensor:
-        """t, and u − t where the model is one of it."""
-        return t if self.turned is None else torch.where(self.turned, self.high - t, t)
-
-    def _signed(self, t: Tensor) -> Tensor:
-        return t if self.turned is None else torch.where(self.turned, -t, t)
-
-    def at(self, tau: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """t, −dt/dτ and d²t/dτ²."""
-        # below the range of the model log1p(−1) = −∞, and t is 0, or its maximum if b < 0
-        rise = (self.a - tau) * self.rate
-        rise = torch.where(rise <= self.least, -1, rise)
-        size = rise.log1p().mul_(self.root_of).add_(self.logs).exp_()
-        t = self._turn(size).clamp_(self.low, self.high)
-        inside = (t > self.low) & (t < self.high)
-        logarithmic = torch.where(inside, rise.add_(1).mul_(self.scale).reciprocal_(), 0)
-        slope = self._turn(t) * logarithmic
-        return t, slope, logarithmic.mul_(slope).mul_(self.bend)
-
-    def _thresholds(self, t: Tensor) -> Tensor:
-        """The τ at which t_i equals t."""
-        rise = self.scale * torch.expm1(self.b * (self._turn(t).log() - self.logs)) * self.root_of
-        info = torch.finfo(rise.dtype)
-        tau = torch.nan_to_num(self.a - self._signed(rise), nan=0.0)
-        return self._moving(tau.clamp(info.min / 4, info.max / 4))
-
-    def _bracket(self, middle: Tensor) -> tuple[Tensor, Tensor]:
-        """τ at which Σ t_i is at least k, and at most; ``middle`` is a point of D."""
-        high = self._thresholds(middle).amax(-1, keepdim=True)
-        if self.bounds is not None and self.bounds.total is None:
-            return torch.zeros_like(high), torch.zeros_like(high)
-        if self.bounds is not None and self.bounds.at_most:
-            less = add(self.at(torch.zeros_like(high))[0]) <= self.total
-            return torch.zeros_like(high), torch.where(less, 0, high.clamp_min(0))
-        # those entries that reach u first, until their sum is k
-        first = self.domain.best(self.ends) > self.low
-        low = torch.where(first, self.ends, torch.inf).amin(-1, keepdim=True)
-        return torch.minimum(low, high), high
-
-    def root(self, tau: Tensor | None, middle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """τ with Σ t_i(τ) = k, t(τ), and the rows in which it was found: Newton on (Σ t_i)^p inside
-        a bracket. p makes the second derivative of (Σ t_i)^p zero. Between bounds, Σ is over the
-        entries that τ moves and k what the others leave: if that is 0, τ is where the first of
-        these leaves u_i. Every second step tests whether all rows are done; where this would wait,
-        ten steps are taken."""
-        self.ends = self._thresholds(self.high)
-        low, high = self._bracket(middle)
-        tau = high if tau is None else torch.minimum(torch.maximum(tau, low), high)
-        eps, goal = torch.finfo(tau.dtype).eps, self.total
-        waits = transforms.waits(tau)
-        for k in range(10 if waits else 80):
-            t, slope, second = self.at(tau)
-            moving, free = t, torch.ones_like(tau, dtype=torch.bool)
-            if self.bounds is not None:
-                held = torch.where(slope > 0, 0, t)
-                moving, goal = t - held, self.total - add(held)
-                capped = (t >= self.high) & (self.ends > -torch.inf)
-                leaves = torch.where(capped, self.ends, torch.inf).amin(-1, keepdim=True)
-                free = (goal > 0) | (tau >= leaves) | leaves.isinf()
-            total = moving.sum(-1, keepdim=True)
-            rest = total - moving.amax(-1, keepdim=True)  # near a vertex these determine τ
-            above = total > goal
-            low, high = torch.where(above, tau, low), torch.where(above, high, tau)
-            slope, second = slope.sum(-1, keepdim=True), second.sum(-1, keepdim=True)
-            power = (1 - total * second / slope.square()).clamp(-1, 1)
-            power = torch.where(power.abs() > 1e-3, power, 1e-3)  # NaN as well
-            trial = tau - total * torch.expm1(-power * (total / goal).log()) / (power * slope)
-            if self.bounds is not None:
-                trial = torch.where(goal > 0, trial, leaves)
-            safe = (trial >= low) & (trial <= high)
-            if k >= 10:  # Newton is slow where t is flat in τ
-                safe = safe & (k % 3 > 0)
-            rounding = 16 * eps * rest + 4 * eps * self.total + 2 * eps * tau.abs() * slope
-            done = ((total - goal).abs() <= rounding) & free
-            done = done | (high - low <= eps / 2 * high.abs())
-            tau = torch.where(done, tau, torch.where(safe, trial, low + (high - low) / 2))
-            if k % 2 and not waits and bool(done.all()):
-                break
-        return tau, t, done
-
-
-def _value(problem: Problem, y: Tensor) -> Tensor:
-    return -problem.objective(y)
 
 
 def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor, Tensor]:
@@ -307,15 +168,15 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
     support = at.support & ~done.unsqueeze(-1)
     inverse = at.inverse(support)
     step = inverse(problem.z - at.defined.gradient)
-    length, value = _length(problem, y, step), _value(problem, y)
+    length, value = _length(problem, y, step), loss(problem, y)
     left = torch.where(length <= 8 * eps, length, torch.inf)
     going = ~done & (length > 8 * eps)
     for k in range(most):
         new = moved(problem, y, step, support)
-        slope, now = problem.slope(new), _value(problem, new)
+        slope, now = problem.slope(new), loss(problem, new)
         following = inverse(slope)
         ahead = _length(problem, new, following)  # NaN where Ω has no slope there
-        good = going & (now <= value + _slack(value)) & (ahead <= 0.5 * length)
+        good = going & (now <= value + slack(value)) & (ahead <= 0.5 * length)
         good = good & ~_lost(problem, y, new, slope)
         failed = going & ~good
         if k == 0 and (transforms.waits(y) or bool(failed.any())):
@@ -330,11 +191,6 @@ def _steps(problem: Problem, y: Tensor, most: int, done: Tensor) -> tuple[Tensor
     return y, left
 
 
-def _slack(value: Tensor) -> Tensor:
-    """A bound on the rounding error of an objective."""
-    return 64 * torch.finfo(value.dtype).eps * (1 + value.abs())
-
-
 def _shortened(
     problem: Problem, y: Tensor, step: Tensor, support: Tensor, value: Tensor, where: Tensor
 ) -> Tensor:
@@ -343,19 +199,19 @@ def _shortened(
     search."""
     if not problem.legendre:
         new = _searched(problem, y, step, support, where)
-        falls = where & (_value(problem, new) < value - _slack(value))
+        falls = where & (loss(problem, new) < value - slack(value))
         return torch.where(falls.unsqueeze(-1), new, y)
     sizes = 0.25 ** torch.arange(6, dtype=y.dtype, device=y.device)
     for t in sizes.view(-1, *(1,) * y.ndim).split(6 if transforms.waits(y) else 1):
         new = moved(problem, y, t * step, support)
-        now = _value(problem, new)
+        now = loss(problem, new)
         plain = torch.where(support, torch.maximum(y + t * step, y / 100), 0)
         plain = simplex.normalize(plain)
-        other = _value(problem, plain)
+        other = loss(problem, plain)
         better = (other < now) | ~torch.isfinite(now)
         new = torch.where(better.unsqueeze(-1), plain, new)
         now = torch.where(better, other, now)
-        falls = where & (now < value - _slack(value))
+        falls = where & (now < value - slack(value))
         falls = falls & ~_lost(problem, y, new, problem.slope(new))
         longest = earliest(falls.unsqueeze(-1), new)
         y = torch.where(falls.any(0).unsqueeze(-1), longest, y)

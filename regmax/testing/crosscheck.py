@@ -267,9 +267,16 @@ def _center(problem: Problem, task: Task, answers: list[Answer], bounds: list[Te
         vjp = product(y)
         # the change of J v when y changes by its bound
         slack = 1e3 * torch.finfo(v.dtype).eps * (1 + v.norm(dim=-1))
+        highest = torch.ones_like(y)
+        if not (domain is None or isinstance(domain, Projected)):
+            highest = domain.high
+        highest = highest * (1 - torch.finfo(v.dtype).eps / 2)
         for sign in (-1, 1):
-            near = (y + sign * bound.unsqueeze(-1)).clamp_min(0)
-            if not isinstance(domain, Projected):
+            near = y + sign * bound.unsqueeze(-1)
+            if isinstance(domain, Projected):
+                near = near.clamp_min(0)
+            else:  # outside of D, Ω may have no curvature, or one of the wrong sign
+                near = torch.minimum(near.clamp_min(0), highest)
                 near = torch.where(support, near, problem.domain.settled(y, support))
             slack = slack + _or_inf((product(near) - vjp).norm(dim=-1))
     return _Center(y, bound, vjp, slack)

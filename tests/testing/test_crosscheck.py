@@ -8,7 +8,7 @@ import torch
 from mapping_checks import normal as scores
 
 import regmax
-from regmax import Penalized, Regularizer, crosscheck
+from regmax import AtMost, Box, Penalized, Regularizer, Simplex, crosscheck
 from regmax.testing.backends import Cvxpy, CvxpyLayers, Task
 from regmax_entropy import Entropy
 from regmax_gini import Gini
@@ -353,3 +353,26 @@ def test_a_point_off_the_simplex_is_bound_by_its_distance():
     assert not report.ok
     assert report.culprits == ["closed form"]
     assert report.pairs[0].bound_a > 1e-6
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0, 1000.0])
+@pytest.mark.parametrize("domain", [None, Simplex(3.0, upper=1.0), Box(), AtMost(4.0, 1.0)])
+def test_a_product_next_to_a_cap_is_judged_within_the_domain(domain, scale):
+    """y within its bound on both sides; above 1, log(1 − y) is none, and −1/(1 − y) < 0."""
+    omega = regmax.regularizer("fermi_dirac")
+    for seed, d in enumerate((5, 8, 12, 30)):
+        x = scale * scores(24, d, seed=seed)
+        x[1:3, 0], x[2, 0] = x[1:3, 1], torch.nextafter(x[2, 1], x[2, 2])  # ties, and one ulp
+        report = crosscheck(omega, x, ("generic",), domain=domain)
+        assert report.ok, report.table()
+        assert report.pairs[0].vjp_bound_a < 1e-10
+
+
+def test_a_wrong_product_next_to_a_cap_is_caught():
+    class Off(type(regmax.regularizer("fermi_dirac"))):
+        def curvature(self, y):
+            return super().curvature(y).scaled(1.01)
+
+    report = crosscheck(Off(), 3 * scores(6, 8), ("generic",), domain=Box())
+    assert report.pairs[0].wrong == ("closed form",)
+    assert report.pairs[0].vjp_bound_a > 1e-4

@@ -1,0 +1,105 @@
+"""Newton's method in scores, for a coupled Ω with an infinite slope at 0, between bounds.
+
+Ω = e + C, e = Σ e_i(y_i) with the slope of Ω next to 0: e_i'(t) = A_i (t^b_i − 1)/b_i, A_i log t
+where b_i = 0. y is the optimum if it is Π_e(a), the maximiser of ⟨y, a⟩ − e(y) over D, for the
+scores a = z − ∇C(y). Π_e has the digits of an entry of 1e-40 and the bounds of D exactly, and ∇C
+is finite at 0. With R = z − ∇C(y) − a and J of Proposition 1 on the face of y, Newton's step is
+
+    a + R − ∇²C(y) w,    w = J R,    which moves y by w,    ⟨∇Ω(y) − z, w⟩ = −⟨R, J R⟩ ≤ 0.
+
+It is halved until the objective does not rise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..domains import Bounded
+from ..kernels import transforms
+from ..optimality.certificates import certify
+from ..optimality.problem import Problem
+from .base import chosen, loss, slack
+from .powers import Powers, exponent, filled
+
+STEPS, HALVES, CHECK = 60, 12, 6
+"""The most steps, how often one is halved, and the steps between two certificates."""
+
+
+class _Separable:
+    """e of a problem, from the curvature of Ω at two points next to 0; ``known``: rows with one."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._on = problem, problem.movable()
+        self._middle = problem.domain.middle(problem.z)
+        eps = torch.finfo(problem.z.dtype).eps
+        far, near = (
+            filled(self._on, size * self._middle).clamp_min(eps**1.5) for size in (eps**0.5, eps)
+        )
+        h, h_near = problem.at(far).diagonal[1], problem.at(near).diagonal[1]
+        b = exponent(near, far, h_near, h, torch.ones_like(far))
+        self._b = torch.where(b > -1e-5, -1e-14, b)
+        a = near ** (1 - self._b) * h_near
+        fits = (a > 0) & (a < torch.inf)
+        self.known = (fits | ~self._on).all(-1)
+        self._a = torch.where(fits, a, 1)
+
+    def slope(self, y: Tensor) -> Tensor:
+        return self._a * torch.expm1(self._b * y.log()) / self._b
+
+    def second(self, y: Tensor) -> Tensor:
+        return self._a * y ** (self._b - 1)
+
+    def best(self, scores: Tensor) -> Tensor:
+        """Π_e."""
+        problem, bounds = self._problem, self._problem.bounds
+        model = Powers(problem, scores, torch.ones_like(scores), self._a, self._b, None)
+        tau, y, _ = model.root(None, self._middle)
+        y = problem.domain.inside(y)
+        if isinstance(bounds, Bounded) and bounds.at_most:
+            y = torch.where(tau > 0, replace(bounds, at_most=False).inside(y), y)
+        return y
+
+
+def mirrored(problem: Problem, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
+    """(y, iterations). A row in which no step lowers the objective stays as it is."""
+    e, z = _Separable(problem), problem.z
+    eps, on = torch.finfo(z.dtype).eps, problem.movable()
+    start = problem.at(problem.initial())
+    scores = z - (start.defined.gradient - e.slope(start.inward))
+    y = torch.where(e.known.unsqueeze(-1), e.best(scores), start.y)
+    value, done = loss(problem, y), ~e.known
+    problem.observe(y)
+    iterations = torch.zeros_like(done, dtype=torch.int64)
+    least = max(min(tol, 1e-6) / 10, 8 * eps)
+    noise = 1e-6 + 64 * eps * z.abs().amax(-1)
+    for k in range(1, min(STEPS, max_iter) + 1):
+        at = problem.at(y)
+        rest = z - (at.defined.gradient - e.slope(at.inward)) - scores
+        w = torch.nan_to_num(at.inverse(at.support)(rest))
+        change = rest - (at.defined.curvature.matvec(w) - e.second(at.inward) * w)
+        change = torch.nan_to_num(torch.where(on, change, 0))
+        last, before, t = y, scores, 1.0
+        searched, whole = ~done, torch.zeros_like(done)
+        for _ in range(HALVES):
+            ahead = before + t * change
+            new = e.best(ahead)
+            level = loss(problem, new)
+            good = searched & (level <= value + slack(value))
+            y, scores = chosen(good, new, y), chosen(good, ahead, scores)
+            value = torch.where(good, level, value)
+            whole, searched = whole | (good & (t == 1)), searched & ~good
+            if not transforms.waits(y) and not bool(searched.any()):
+                break
+            t = t / 2
+        iterations = torch.where(done, iterations, k)
+        problem.observe(y)
+        near = (y - last).abs().amax(-1) <= least
+        done = done | searched | (whole & near & ((scores - before).abs().amax(-1) <= noise))
+        if k % CHECK == 0:
+            done = done | (certify(problem.at(y)).error_bound <= tol)
+        if problem.finished(done, k):
+            break
+    return y, iterations
