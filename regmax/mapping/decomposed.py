@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..kernels import transforms
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import Penalized
+from ..regularizers.recorded import Recorded
 from ..regularizers.regularizer import Regularizer
 from .methods.closed_form import closed_form
 from .rows import prepare
@@ -72,6 +73,8 @@ def _formula(omega: Regularizer, x: Tensor, gamma: Tensor, mask: Tensor | None) 
     while isinstance(omega, Scaled):
         c: Any = omega.c
         omega, gamma = omega.base, gamma * transforms.number(c, x)
+    if isinstance(omega, Recorded):
+        return omega.in_graph(x / gamma, mask)
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return y
