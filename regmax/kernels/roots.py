@@ -18,10 +18,15 @@ State = tuple[Tensor, ...]
 
 
 def loop(
-    moving: Callable[..., Tensor], step: Callable[..., State], state: State, most: int
+    moving: Callable[..., Tensor],
+    step: Callable[..., State],
+    state: State,
+    most: int,
+    look: bool = True,
 ) -> State:
     """The state after ``step(*state)`` as often as ``moving(*state)`` holds for some row, at most
-    ``most`` times. A step keeps the shapes and dtypes, and the rows that do not move.
+    ``most`` times; always so often unless ``look``. A step keeps the shapes and dtypes, and the
+    rows that do not move.
 
     A graph holds the step once, as ``while_loop``; a step is then a function of plain tensors, and
     may use others from around it.
@@ -29,7 +34,7 @@ def loop(
     if transforms.tracing():
         return _in_graph(moving, step, state, most)
     for _ in range(most):
-        if not bool(moving(*state).any()):
+        if look and not bool(moving(*state).any()):
             break
         state = step(*state)
     return state
@@ -110,16 +115,15 @@ def increasing_root(
         f, slope = residual(t)
         low, high = torch.where(f <= 0, t, low), torch.where(f >= 0, t, high)
         trial = torch.minimum(torch.maximum(t - f / slope, low), high)
-        length = (trial - t).abs()
+        length, half, off = (trial - t).abs(), (high - low) / 2, f.abs()
         # at most half as long as the last step, and not NaN
         safe = length <= width / 2
-        middle = low + (high - low) / 2
-        settled = (f.abs() <= noise * eps) | ~torch.isfinite(f)
-        following = torch.where(safe, trial, torch.where(settled, t, middle))
-        width = torch.where(safe, length, (high - low) / 2)
-        moved = (following - t).abs()
-        done_now = done | settled | (moved <= eps * following.abs())
-        return torch.where(done, t, following), low, high, width, done_now
+        settled = (off <= noise * eps) | ~(off < torch.inf)
+        following = torch.where(safe, trial, torch.where(settled, t, low + half))
+        settled = done | settled | ((following - t).abs() <= eps * following.abs())
+        return (
+            torch.where(done, t, following), low, high, torch.where(safe, length, half), settled,
+        )  # fmt: skip
 
     done = torch.zeros_like(low, dtype=torch.bool)
     state: Any = t, low, high, 2 * (high - low), done

@@ -71,8 +71,11 @@ def solve(slopes: Slopes, z: Tensor, on: Tensor) -> Tensor:
         found = torch.where(inside, found, left + (right - left) / 2)
         sums, rates = _sum(alive, found), _sum(alive, rate)
         # Newton's method on (Σ y)^b, which is linear in τ for powers
-        power = (_sum(alive, b * rate) / rates).clamp(1e-6, 20)
-        change = -torch.expm1(-power * sums.log()) / power * sums / rates
+        power, log = (_sum(alive, b * rate) / rates).clamp(0, 20), sums.log()
+        bent = power * log
+        straight = bent.abs() < 1e-4  # in ONNX expm1 is exp less 1
+        curved = -torch.expm1(-bent) / torch.where(straight, 1, power)
+        change = torch.where(straight, log - bent * log / 2, curved) * sums / rates
         trial = torch.minimum(torch.maximum(tau + change, low), high)
         length = (trial - tau).abs()
         safe = length <= width / 2
