@@ -143,15 +143,15 @@ def _bracket(
     right = torch.maximum(left, right)
     breaks = torch.cat([left, clip(first, left, right), clip(last, left, right), right], -1)
     breaks = breaks.sort(-1).values
-    count = breaks.shape[-1]
+    d = breaks.shape[-1]
 
     def halved(below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
         k = (below + above) // 2
         more = add(clip(e.inverse(z - breaks.gather(-1, k)), low, high)) >= total
         return torch.where(more, k, below), torch.where(more, above, k)
 
-    ends = torch.zeros_like(left, dtype=torch.int64), torch.full_like(left, count - 1).long()
-    rounds = (count - 1).bit_length() if isinstance(count, int) else 63
+    ends = torch.zeros_like(left, dtype=torch.int64), torch.full_like(left, d - 1).long()
+    rounds = (d - 1).bit_length() if isinstance(d, int) else 63
     below, above = loop(lambda below, above: above > below + 1, halved, ends, rounds, _looks(z))
     return breaks.gather(-1, below), breaks.gather(-1, above), first, last
 

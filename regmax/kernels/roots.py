@@ -63,7 +63,8 @@ def _in_graph(
             return (turn + 1, *step(*rest[:count]))
 
     first = torch.zeros((), dtype=torch.int64, device=state[0].device)
-    end: State = while_loop_op(goes_on, body, (first, *state), outer)
+    call: Any = while_loop_op
+    end: State = call(goes_on, body, (first, *state), outer)
     return end[1:]
 
 

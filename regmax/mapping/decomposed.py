@@ -2,11 +2,12 @@
 
 ``torch.export`` records Π_Ω as one operator, which needs regmax at run time. The stages after it
 (``run_decompositions``, which ``torch.onnx.export`` and ExecuTorch call, and AOTInductor) trace the
-program again. There the operator is replaced by the PyTorch form of Ω: its closed form, or the prox
-of its penalty followed by that of its base.
+program again. There the operator is replaced by the PyTorch form of Ω: its closed form, the prox of
+its penalty followed by that of its base, or the equation of its value
+(:mod:`regmax.kernels.from_value.in_graph`).
 
 Such a form reads no number of a tensor and has no loop over the length of a row, which is dynamic.
-Roots take a fixed number of rounds (:mod:`regmax.kernels.roots`).
+Steps towards a root are one operation, ``while_loop`` (:func:`regmax.kernels.roots.loop`).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Te
     except Exception as error:  # a plugin's code may raise anything
         raise NotImplementedError(
             f"{omega} has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch "
-            "and run_decompositions need: it is given by its value alone, or its closed form or "
-            "prox reads numbers of tensors, or loops over the entries of a row. "
+            "and run_decompositions need: its closed form or prox reads numbers of tensors, or "
+            "loops over the entries of a row. "
             "run_decompositions({}) keeps the operator of regmax, for processes that import it"
         ) from error
 

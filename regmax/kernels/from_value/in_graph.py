@@ -158,6 +158,9 @@ class _Digits(TorchDispatchMode):
     """Numbers become tensors as in :func:`regmax.kernels.transforms.number`: the exporter for ONNX
     rounds those of operations to float32."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
