@@ -644,3 +644,15 @@ def test_an_omega_by_its_value_is_exported(strict, tmp_path):
 def test_a_value_that_cannot_be_recorded_says_why(cls, why):
     with torch.no_grad(), pytest.raises(NotImplementedError, match=why):
         exported(regmax.RegularizedMax(cls(1.0, 1.0)), torch.randn(3, 4))
+
+
+def test_dynamo_says_what_to_do_where_the_graph_breaks():
+    omega, x = Coupled(1.0, 1.0), torch.randn(3, 4)
+    layer, loss = regmax.RegularizedMax(omega), regmax.FenchelYoungLoss(omega)
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2))
+    for call in (layer, model, lambda x: loss(x, torch.tensor([0, 1, 2]))):
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(call, backend="eager")(x), call(x))
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match="compile without fullgraph"):
+            torch.compile(call, backend="eager", fullgraph=True)(x)
