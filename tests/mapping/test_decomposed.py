@@ -234,12 +234,12 @@ def entmax(alpha):
 
 
 ONNX = {
-    "entropy": (lambda dtype: regmax.regularizer("entropy"), 70),
+    "entropy": (lambda dtype: regmax.regularizer("entropy"), 50),
     "gini": (lambda dtype: regmax.regularizer("gini"), 90),
     "entmax15": (entmax(1.5), 120),
     "pnorm": (lambda dtype: regmax.regularizer("pnorm"), 180),
-    "tv": (lambda dtype: regmax.regularizer("tv"), 800),
-    "oscar": (lambda dtype: regmax.regularizer("oscar"), 400),
+    "tv": (lambda dtype: regmax.regularizer("tv"), 450),
+    "oscar": (lambda dtype: regmax.regularizer("oscar"), 180),
     "α < 1": (entmax(0.7), 200),
     "α < 2": (entmax(1.2), 200),
     "α > 2": (entmax(3.0), 270),
