@@ -10,12 +10,11 @@ makes the last two points lie on a line: one step for p linear (b = 1) or p = ex
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from . import simplex, transforms
+from .roots import State, loop
 
 MOST = 100
 """Steps on one equation: each halves the bracket at least every second time."""
@@ -74,7 +73,7 @@ def _with_total(e: Entries, z: Tensor, low: Tensor, high: Tensor, total: Tensor)
     y, tau = _near(e, z, low, high, total)
     noise = _noise(total, z)
     wrong = (add(y) - total).abs() > noise
-    if transforms.waits(wrong) or bool(wrong.any()):
+    if not transforms.may_look(wrong) or bool(wrong.any()):
         # where scores are so large that the two breaks of an entry are one number, from τ on
         y = torch.where(wrong, _near(e, z - tau, low, high, total)[0], y)
         # an inverse that rounds: what is missing goes to the entry with the most room
@@ -144,12 +143,16 @@ def _bracket(
     right = torch.maximum(left, right)
     breaks = torch.cat([left, clip(first, left, right), clip(last, left, right), right], -1)
     breaks = breaks.sort(-1).values
-    below = torch.zeros_like(count)
-    above = torch.full_like(count, breaks.shape[-1] - 1)
-    for _ in range(math.ceil(math.log2(breaks.shape[-1]))):
+    d = breaks.shape[-1]
+
+    def halved(below: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
         k = (below + above) // 2
         more = add(clip(e.inverse(z - breaks.gather(-1, k)), low, high)) >= total
-        below, above = torch.where(more, k, below), torch.where(more, above, k)
+        return torch.where(more, k, below), torch.where(more, above, k)
+
+    ends = torch.zeros_like(left, dtype=torch.int64), torch.full_like(left, d - 1).long()
+    rounds = (d - 1).bit_length() if isinstance(d, int) else 63
+    below, above = loop(lambda below, above: above > below + 1, halved, ends, rounds, _looks(z))
     return breaks.gather(-1, below), breaks.gather(-1, above), first, last
 
 
@@ -182,27 +185,33 @@ def _root(
         b = torch.where(torch.isfinite(b), b, otherwise).clamp(-4, 4)
         return torch.where(b.abs() > 1e-6, b, 1e-6)
 
+    def step(
+        delta: Tensor, low: Tensor, high: Tensor, width: Tensor, b: Tensor, s: Tensor, w: Tensor,
+        done: Tensor,
+    ) -> State:  # fmt: skip
+        low, high = torch.where(s >= aim, delta, low), torch.where(s <= aim, delta, high)
+        trial = delta - s / w * torch.expm1(b * (aim / s).log()) / b
+        length = (trial - delta).abs()
+        inside = (trial >= low) & (trial <= high)  # not NaN
+        quick = inside & (length <= width)
+        near = (length <= ulp + eps * delta.abs()) | ((s - aim).abs() <= eps * total)
+        middle = low + (high - low) / 2
+        following = torch.where(quick, trial, torch.where(near, delta, middle))
+        width = torch.where(quick, length, high - low) / 2
+        following = torch.where(done, delta, following)
+        done = done | near | (high - low <= eps * following.abs())
+        at, rate = sums(following)
+        b = torch.where(following == delta, b, power(at, rate, s, w, b))
+        return following, low, high, width, b, at, rate, done
+
     delta = (low + high) / 2 if start is None else torch.minimum(torch.maximum(start, low), high)
     s, w = sums(delta)
     b = power(s, w, *sums(low), power(s, w, *sums(high), torch.ones_like(s)))
     done = ~free.any(-1, keepdim=True)
-    width = high - low
-    for _ in range(MOST):
-        low, high = torch.where(s >= aim, delta, low), torch.where(s <= aim, delta, high)
-        trial = delta - s / w * torch.expm1(b * (aim / s).log()) / b
-        step = (trial - delta).abs()
-        inside = (trial >= low) & (trial <= high)  # not NaN
-        quick = inside & (step <= width)
-        near = (step <= ulp + eps * delta.abs()) | ((s - aim).abs() <= eps * total)
-        middle = low + (high - low) / 2
-        following = torch.where(quick, trial, torch.where(near, delta, middle))
-        width = torch.where(quick, step, high - low) / 2
-        last = delta
-        delta = torch.where(done, delta, following)
-        done = done | near | (high - low <= eps * delta.abs())
-        if not transforms.waits(done) and bool(done.all()):
-            break
-        s0, w0 = s, w
-        s, w = sums(delta)
-        b = torch.where(delta == last, b, power(s, w, s0, w0, b))
-    return delta
+    state = delta, low, high, high - low, b, s, w, done
+    return loop(lambda *state: ~state[-1], step, state, MOST, _looks(z))[0]
+
+
+def _looks(z: Tensor) -> bool:
+    """Whether to test which rows move: not where that is a synchronisation."""
+    return not transforms.waits(z)

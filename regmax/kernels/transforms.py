@@ -114,6 +114,8 @@ def number(t: float | Tensor, like: Tensor) -> Tensor:
     if isinstance(t, Tensor):
         return t.double()
     head = ctypes.c_float(t).value if tracing() else t
+    if head == 0 != t:  # below float32
+        return number(t * 2.0**120, like) * 2.0**-120
     if head == t or not math.isfinite(head):
         return like.new_full((), t, dtype=torch.float64)
     return like.new_full((), head, dtype=torch.float64) + number(t - head, like)

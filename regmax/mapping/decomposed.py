@@ -2,11 +2,12 @@
 
 ``torch.export`` records Π_Ω as one operator, which needs regmax at run time. The stages after it
 (``run_decompositions``, which ``torch.onnx.export`` and ExecuTorch call, and AOTInductor) trace the
-program again. There the operator is replaced by the PyTorch form of Ω: its closed form, or the prox
-of its penalty followed by that of its base.
+program again. There the operator is replaced by the PyTorch form of Ω: its closed form, the prox of
+its penalty followed by that of its base, or the equation of its value
+(:mod:`regmax.kernels.from_value.in_graph`).
 
 Such a form reads no number of a tensor and has no loop over the length of a row, which is dynamic.
-Roots take a fixed number of rounds (:mod:`regmax.kernels.roots`).
+Steps towards a root are one operation, ``while_loop`` (:func:`regmax.kernels.roots.loop`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from ..kernels import transforms
 from ..regularizers.expressions import Scaled
 from ..regularizers.penalty import Penalized
+from ..regularizers.recorded import Recorded
 from ..regularizers.regularizer import Regularizer
 from .methods.closed_form import closed_form
 from .rows import prepare
@@ -44,8 +46,8 @@ def argmax(omega: Regularizer, gamma: Any, x: Tensor, mask: Tensor | None) -> Te
     except Exception as error:  # a plugin's code may raise anything
         raise NotImplementedError(
             f"{omega} has no form in operations of ATen, which ONNX, AOTInductor, ExecuTorch "
-            "and run_decompositions need: it is given by its value alone, or its closed form or "
-            "prox reads numbers of tensors, or loops over the entries of a row. "
+            "and run_decompositions need: its closed form or prox reads numbers of tensors, or "
+            "loops over the entries of a row. "
             "run_decompositions({}) keeps the operator of regmax, for processes that import it"
         ) from error
 
@@ -72,6 +74,8 @@ def _formula(omega: Regularizer, x: Tensor, gamma: Tensor, mask: Tensor | None) 
     while isinstance(omega, Scaled):
         c: Any = omega.c
         omega, gamma = omega.base, gamma * transforms.number(c, x)
+    if isinstance(omega, Recorded):
+        return omega.in_graph(x / gamma, mask)
     y = closed_form(omega, x, gamma, mask)
     if y is not None:
         return y

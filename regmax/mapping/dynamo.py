@@ -9,6 +9,7 @@ time of ``import regmax``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -144,4 +145,11 @@ def _outside(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-outside: Callable[..., Any] = torch.compiler.disable(_outside)
+_WHY = (
+    "regmax computes this Ω, solver or domain outside of the graph: compile without fullgraph; "
+    "torch.export names the reason"
+)
+_OPTIONS: dict[str, Any] = (
+    {"reason": _WHY} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
+)  # older versions of PyTorch have none
+outside: Callable[..., Any] = torch.compiler.disable(_outside, **_OPTIONS)

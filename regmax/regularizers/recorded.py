@@ -44,6 +44,14 @@ class Recorded(Regularizer):
         total: Tensor = self.entry(y, *(getattr(self, name) for name in self.names)).sum(-1)
         return total
 
+    def in_graph(self, z: Tensor, mask: Tensor | None) -> Tensor:
+        """Π_Ω of z in operations of PyTorch."""
+        from ..kernels.from_value import in_graph
+
+        p = [getattr(self, name) for name in self.names]
+        on = torch.ones_like(z, dtype=torch.bool) if mask is None else mask
+        return in_graph.solve(in_graph.slopes(self.entry, p), z, on)
+
     def __str__(self) -> str:
         return self.of
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..kernels import transforms
 from ..kernels.clipped import Entries, clipped
-from ..kernels.roots import increasing_root
+from ..kernels.roots import increasing_root, loop
 from ..kernels.simplex import normalize
 
 Sums = Callable[..., tuple[Tensor, ...]]
@@ -55,29 +55,29 @@ class Separable(Entries):
 def closed_form(omega: Any, x: Tensor, gamma: Any, mask: Tensor | None) -> Tensor:
     """Π_Ω(x) in float64, because float32 sums of differences of nearby numbers are inaccurate; NaN
     where a hyperparameter is. The arguments are those of ``Regularizer.closed_form``."""
-    omega = wide(omega, x)
+    steep, omega = omega.steep, wide(omega, x)
     z = x.double() / transforms.number(gamma, x)
     z = z if mask is None else z.masked_fill(~mask, -torch.inf)
-    return entries(omega, z, torch.ones_like(z[..., :1])).to(x.dtype)
+    return entries(omega, z, torch.ones_like(z[..., :1]), steep).to(x.dtype)
 
 
-def entries(omega: Any, z: Tensor, total: Tensor) -> Tensor:
+def entries(omega: Any, z: Tensor, total: Tensor, steep: bool | Tensor) -> Tensor:
     """argmax ⟨y, z⟩ − Ω(y) over y ≥ 0 with Σy = ``total``, (*batch, 1), in float64; the largest
-    score of a row is 0."""
+    score of a row is 0. ``steep``: where e'' is 0 at 0."""
     on = z > -torch.inf
     if omega.grad(torch.ones_like(total)).shape[-1] > 1:
         z, high = torch.where(on, z, 0), total * on
         return total * normalize(
             clipped(Separable(omega), z, 0 * total, high, total, False) / total
         )
-    steep, count = omega.steep, on.sum(-1, keepdim=True)
+    count = on.sum(-1, keepdim=True)
     given = z, total / count, total
     if isinstance(steep, Tensor) and transforms.may_look(steep):
         steep = steep if bool(steep.any()) and not bool(steep.all()) else bool(steep.any())
     if steep is True:
-        given = _from_the_smallest(omega, z, count, total)
+        given = _from_the_smallest(omega, z, count, total, count > 0)
     elif steep is not False:
-        both = zip(_from_the_smallest(omega, z, count, total), given, strict=True)
+        both = zip(_from_the_smallest(omega, z, count, total, steep), given, strict=True)
         offset, low, high = (torch.where(steep, one, other) for one, other in both)
         given = offset, low, high
     offset, low, high = given
@@ -173,10 +173,11 @@ def _root(
 
 
 def _from_the_smallest(
-    omega: Any, z: Tensor, count: Tensor, total: Tensor
+    omega: Any, z: Tensor, count: Tensor, total: Tensor, steep: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The distances z − z_r for the smallest score z_r of the support, −∞ below it, and a bracket
-    of t: [(T − Σ p(z_i − z_r + e'(0)))/k, T/k] for k scores in the support and T = ``total``."""
+    of t: [(T − Σ p(z_i − z_r + e'(0)))/k, T/k] for k scores in the support and T = ``total``. Rows
+    that are not ``steep`` take part with k = 1."""
     ordered, bottom = z.sort(-1, descending=True).values, omega.grad(torch.zeros_like(z[..., :1]))
 
     def above_smallest(k: Tensor) -> Tensor:
@@ -185,12 +186,13 @@ def _from_the_smallest(
         found: Tensor = torch.where(above > 0, omega.inverse(above + bottom), 0)
         return found.sum(-1, keepdim=True)
 
-    size, beyond = torch.ones_like(count), count + 1
-    d = z.shape[-1]
-    for _ in range(d.bit_length() if isinstance(d, int) else 32):
+    def halved(size: Tensor, beyond: Tensor) -> tuple[Tensor, ...]:
         middle = (size + beyond) // 2
         fits = above_smallest(middle) < total
-        size, beyond = torch.where(fits, middle, size), torch.where(fits, beyond, middle)
+        return torch.where(fits, middle, size), torch.where(fits, beyond, middle)
+
+    ends = torch.ones_like(count), torch.where(steep, count + 1, 2)
+    size = loop(lambda size, beyond: beyond > size + 1, halved, ends, 63)[0]
     smallest = ordered.gather(-1, size - 1)
     inside = z >= smallest
     k = inside.sum(-1, keepdim=True).double()

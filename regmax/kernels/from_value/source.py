@@ -44,31 +44,31 @@ def slopes(
     Numbers of the source that are not inputs are added to ``constants``. ``value``: whether it
     gives e of −n entries where n is negative. ``lanes``: whether it may take sixteen entries at a
     time."""
-
-    def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-        found = [entry(t, *inputs)]
-        for _ in range(3):
-            found.append(derivative(found[-1], t))
-        return found if value else found[1:]
-
-    return _written("slopes", derivatives, vectors, constants, int(value), lanes)
+    return _written("slopes", derivatives(entry, value), vectors, constants, int(value), lanes)
 
 
 def module(entry: Entrywise, vectors: list[bool], constants: list[float], dense: bool) -> str:
     """The two functions of :func:`.implicit.functions` as a module."""
-
-    def derivatives(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-        found = [entry(t, *inputs)]
-        for _ in range(3):
-            found.append(derivative(found[-1], t))
-        return found[1:]
-
-    tape, results = _recorded(derivatives, vectors)
+    tape, results = recorded(derivatives(entry), vectors)
     writer = _Writer(tape, vectors, constants, True)
     lines = writer.lines(results)
     found = ", ".join(writer.broad_text(ref) for ref in results)
     body = [*writer.head, *lines, f"return {found}"]
     return _MODULE.format("\n".join(f"    {line}" for line in body), dense)
+
+
+def derivatives(
+    entry: Entrywise, value: bool = False
+) -> Callable[[Tensor, list[Tensor]], list[Tensor]]:
+    """e', e'' and e''' of t and the inputs, and if ``value`` e before them."""
+
+    def found(t: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+        each = [entry(t, *inputs)]
+        for _ in range(3):
+            each.append(derivative(each[-1], t))
+        return each if value else each[1:]
+
+    return found
 
 
 def partials(
@@ -102,7 +102,7 @@ def _written(
     lanes: bool,
 ) -> str:
     """``apart``: how many of the first results are written for −n entries instead."""
-    tape, results = _recorded(function, vectors)
+    tape, results = recorded(function, vectors)
     loops = [("n", results[apart:]), *([("-n", results[:apart])] if apart else [])]
     text = _Writer(tape, vectors, constants, False).written(name, loops)
     # LLVM calls these functions for one number; a power by exp and log would lose digits
@@ -112,7 +112,7 @@ def _written(
     return text
 
 
-def _recorded(
+def recorded(
     function: Callable[[Tensor, list[Tensor]], list[Tensor]], vectors: list[bool]
 ) -> tuple[Tape, list[Ref]]:
     """The operations of a function of t and the inputs, and its results."""

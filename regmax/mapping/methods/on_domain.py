@@ -159,7 +159,7 @@ class _OfPlans(threshold.Separable):
             found, tensors = method(kernel, self._base, numbers_of(self._base, self._c))
             return found.forward(z, None, tensors)[0]
         z = (z - z.amax(-1, keepdim=True)) / self._c
-        return threshold.entries(self._base, z, total)
+        return threshold.entries(self._base, z, total, self._base.steep)
 
 
 @torch.no_grad()
