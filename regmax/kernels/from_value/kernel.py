@@ -21,9 +21,10 @@ from .compiled import Function
 from .entry import Entrywise
 from .inputs import Inputs, varies
 from .loops import Program
-from .shift import shifted
+from .parts import moved, parted
 from .tape import Unknown
 from .template import NEAR, Template, template_of
+from .weighted import Weighted
 
 # a second thread pays where it saves more than it waits for a core that is busy
 _SEPARABLE = CompiledRows("regmax.kernels.from_value.separable", grain=1 << 15)
@@ -48,7 +49,7 @@ class LaidOut:
     """θ as compiled code takes it: the inputs of e that have one number per row and those that have
     one per entry; H, what the source of F takes besides its inputs, and these. ``jobs``: of the
     functions of a kernel, for rows of any number. ``template``: what computes rows of Ω = Σ e with
-    one e. ``shift``: w of :mod:`.shift`, by which scores move."""
+    one e. ``shift``: w of :mod:`.parts`, by which scores move."""
 
     shift: Tensor | None = None
 
@@ -74,15 +75,7 @@ class LaidOut:
 
     def moved(self, x: Tensor, gamma: Tensor) -> Tensor:
         """The scores of Σ e without its linear term, in float32 up to a constant of each row."""
-        if self.shift is None:
-            return x
-        shift = self.shift * gamma.view(-1, 1)
-        if x.dtype == torch.float64:
-            return x - shift
-        # relative to the largest score, and w to its least: those that count lose no digits
-        top = x.amax(-1, keepdim=True)
-        x = x - torch.where(top > -torch.inf, top, 0)
-        return x.sub_((shift - shift.amin(-1, keepdim=True)).to(x.dtype))
+        return moved(x, gamma, self.shift)
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -101,8 +94,12 @@ class NumbaKernel:
         vectors = [varies(t, d) for t in own]
         self.kinked = int(entry.kinked)
         self.alike = not (entry.coupled or any(vectors))
-        # Σ e without ⟨w, y⟩, whose inputs are at these places
-        self._shifted = None if self.alike or entry.coupled else shifted(entry, vectors)
+        parts = None if self.alike or entry.coupled else parted(entry, vectors)
+        # Σ e without ⟨w, y⟩
+        self._shifted = None if parts is None or parts.weighted else parts
+        self._weighted = None
+        if parts is not None and parts.weighted and not parts.entry.kinked:
+            self._weighted = Weighted(parts)
         if self._shifted is not None:
             entry, own = self._shifted.entry, [inputs[k] for k in self._shifted.places]
             vectors = [False] * len(own)
@@ -115,7 +112,7 @@ class NumbaKernel:
         except Unknown:  # e has no translation, and its derivatives may have one
             constants.clear()
             text, self.sums = source.slopes(entry, vectors, constants, lanes=True), False
-        self.sums = self.sums and entry.rest is None and self._shifted is None
+        self.sums = self.sums and entry.rest is None and parts is None
         self._constants = constants
         self._templates: dict[bool, CompiledRows | None] = {}
         self.slopes = _function(text)
@@ -249,6 +246,8 @@ class NumbaKernel:
         template = None
         if look and self._one and not self.kinked and len(numbers) == 1:
             template = template_of(self.slopes, numbers, self._implicit)
+        if self._weighted is not None:
+            template = self._weighted.template(theta, look)
         return LaidOut(numbers, vectors, form, form is None or self._convex(form, d), template)
 
     def _implicit(self, dense: bool) -> CompiledRows | None:
@@ -325,7 +324,7 @@ class NumbaKernel:
         """The inputs of e; H, what the source of F takes besides its inputs, and these; w."""
         if self._shifted is not None:
             own = tuple(theta[k] for k in self._shifted.places)
-            return own, None, self._shifted.w(theta)
+            return own, None, self._shifted.of(self._shifted.linear, theta)
         if self._rows is _SEPARABLE:
             return theta, None, None
         form = theta[-1].contiguous()
@@ -359,7 +358,7 @@ class NumbaKernel:
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False
     ) -> tuple[Tensor, Hyper | None]:
         """The same."""
-        if at.template is not None:
+        if at.template is not None and (at.template.alike or not hyper):
             dx = at.template.backward(y, v, gamma)
             return dx, self._partials_along(y, dx, gamma, at) if hyper else None
         given, d, form, dx = self._inputs, y.shape[1], at.form, torch.empty_like(y)

@@ -21,11 +21,11 @@ from ...optimality.problem import Problem
 from ...regularizers import curvature
 from ...regularizers.arguments import DTYPES
 from ...regularizers.errors import RegularizerError
-from ...regularizers.identity import by_value, state
+from ...regularizers.identity import state
 from ...regularizers.penalty import Penalized
 from ...regularizers.recorded import Recorded
 from ...regularizers.regularizer import Regularizer
-from ..rows import Rows, constant, prepare
+from ..rows import Rows, aligned, constant, prepare
 from .base import METHODS, Method, Missed, method, remember
 from .solver import Forward, Settings, by_solver, sampled
 from .traced import (
@@ -64,8 +64,6 @@ def method_of(
     :class:`Missed` where a row is not certified."""
     if type(x) not in transforms.PLAIN or not x.is_cpu or x.layout != torch.strided:
         return None
-    if not by_value(type(omega)):  # type: ignore[arg-type]
-        return None
     if not (omega.exact and asked() and transforms.plain()):
         return None
     if settings.solver != "auto" or settings.trace is not None or settings.start is not None:
@@ -75,6 +73,9 @@ def method_of(
     if omega.entries not in (None, x.shape[-1]) or x.dtype not in DTYPES or not gamma > 0:
         return None
     tensors: list[Tensor] = []
+    inside = omega.tensors(fixed=True).values()
+    if omega.hyperparameters or any(t.dtype == torch.float32 for t in inside):
+        omega = aligned(omega, x.new_empty(1, dtype=F64).expand(x.shape), x.ndim - 1)
     key = state(omega, [], tensors), None, x.shape[-1], x.device
     recording = torch.is_grad_enabled()
     if not all(unlearnt(t, recording) for t in tensors):
@@ -295,8 +296,7 @@ class FromValue(Kernel):
         self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, hyper: bool
     ) -> tuple[Tensor, Hyper | None]:
         theta = theta if self.theta is None else self.theta
-        found: tuple[Tensor, Hyper | None] = self.made.kernel.backward(y, v, gamma, theta, hyper)
-        return found
+        return self.made.kernel.backward(y, v, gamma, theta, hyper)  # type: ignore[no-any-return]
 
     def forward_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper, mask: Tensor | None
