@@ -1,11 +1,14 @@
 """Π_Ω of Ω = Σ a_i f(b_i y_i) where f is a power or an exponential: that of one f with weights,
 
-Σ m_i c_i f(y_i/m_i),    m = 1/b,  c = ab.
+    Σ m_i c_i f(y_i/m_i),    m = 1/b,  c = ab,
+
+by :mod:`regmax.kernels.cpu.weighted_rows`.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +37,8 @@ class Weighted:
         vectors = [False] * len(parts.places)
         self._slopes = Function(slopes(parts.entry, vectors, constants, lanes=True))
         self._inputs = Inputs(vectors, constants, torch.device("cpu"))
-        self._last: tuple[Tensor, Template | None] = torch.zeros(0), None
+        none = torch.zeros(0, dtype=torch.float64, device="cpu")
+        self._last: tuple[Tensor, Template | None] = none, None
 
     def template(self, theta: Hyper, look: bool) -> Template | None:
         """What computes rows for these inputs of e; None where f is another function. ``look``: for
@@ -50,7 +54,7 @@ class Weighted:
         if template is None:
             template = template_of(self._slopes, numbers, lambda dense: None)
             self._last = numbers, template
-        if not isinstance(template, Power | Exponential):
+        if not isinstance(template, Power | Exponential) or template.alpha > 2:
             return None
         a, b = (parts.of(part, theta) for part in (parts.factor, parts.scale))
         b = torch.ones_like(a) if b is None else b  # type: ignore[arg-type]
@@ -58,7 +62,7 @@ class Weighted:
         least, most = b.amin().item(), b.amax().item()
         if not (least > 0 and most < 1e150 and c.amin().item() > 0 and c.amax().item() < 1e150):
             return None
-        points = torch.logspace(0, max(torch.tensor(most).log10().item(), 0), 16).double()
+        points = torch.logspace(0, math.log10(max(most, 1)), 16, dtype=torch.float64, device="cpu")
         slope, bent, curved = slopes_of(self._slopes, numbers, points)
         alpha = template.alpha
         if not bool(((points * curved / bent - (alpha - 2)).abs() <= _SAME).all()):
@@ -86,19 +90,18 @@ class _Rows(Template):
     def __init__(
         self, base: Power | Exponential, sizes: Tensor, rates: Tensor, shift: Tensor | None
     ) -> None:
-        self._base, self._shift, self.bound = base, shift, base.bound
+        self.rows: Any = weighted(base.rows)
+        self.theta, self.scale, self.bound = base.theta, base.scale, base.bound  # type: ignore[method-assign]
         sizes, rates = torch.broadcast_tensors(sizes, rates)
-        self._weights = sizes.contiguous(), rates.contiguous()
+        self._weights, self._shift = (sizes.contiguous(), rates.contiguous()), shift
 
     def forward(self, x: Tensor, gamma: Tensor, mask: Tensor | None) -> tuple[Tensor, float]:
         z = x
         if self._shift is not None:  # where c is small, y magnifies the rounding of z
             z = moved(x.double(), gamma, self._shift)
-        y = weighted(self._base.rows).solve(z, *self._given(gamma), mask)
+        y = self.rows.solve(z, gamma * self.scale, self.theta()[0], self._weights, mask)
         return (x, math.inf) if y is None else (y.to(x.dtype), self.bound)
 
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
-        return weighted(self._base.rows).product(y, v, *self._given(gamma))
-
-    def _given(self, gamma: Tensor) -> tuple[Tensor, Hyper, tuple[Tensor, Tensor]]:
-        return gamma * self._base.scale, self._base.theta()[0], self._weights
+        found: Tensor = self.rows.product(y, v, gamma * self.scale, self.theta()[0], self._weights)
+        return found
