@@ -104,7 +104,7 @@ class NumbaKernel:
             entry, own = self._shifted.entry, [inputs[k] for k in self._shifted.places]
             vectors = [False] * len(own)
         self._one = not (entry.coupled or any(vectors))  # for all entries of a row
-        if self.kinked or not self._one:
+        if self.kinked or not (self._one or self._weighted):
             self._rows.soon(torch.float64)
         constants: list[float] = []
         try:
@@ -174,16 +174,17 @@ class NumbaKernel:
 
     def solve(
         self, x: Tensor, gamma: Tensor, theta: Hyper, mask: Tensor | None, tol: float = NEAR,
-        look: bool = True,
+        dtype: torch.dtype = torch.float64,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """y, and a bound on the distance of each row to the maximiser, ``tol`` if that is possible;
-        +inf: not solved. ``look``: for a template, which is compiled for each dtype and each e."""
-        given = self._of_call(theta, x, look)
+        +inf: not solved. ``dtype``: that of y by a template, whose rounding is not in the bound."""
+        given = self._of_call(theta, x, True)
         x = given.moved(x, gamma)
         if given.template is not None and given.template.bound <= tol:
-            y, bound = given.template.forward(x, gamma, mask)
+            alike = given.template.alike  # weights may magnify the rounding of x
+            y, bound = given.template.forward(x.to(dtype) if alike else x, gamma, mask)
             if bound <= tol:
-                return y, y.new_full((len(y),), bound)
+                return y.double(), x.new_full((len(y),), bound)
         y, bounds = self._solved(x, gamma, given, mask)
         return y, torch.frombuffer(bounds, dtype=torch.float64)
 
@@ -200,26 +201,27 @@ class NumbaKernel:
 
     def solve_after(
         self, step: str, x: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
-        mask: Tensor | None, tol: float,
+        mask: Tensor | None, tol: float, dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None] | None:  # fmt: skip
         """y of Ω + λR, and who takes part, None if all do; None where a row is not certified.
         ``step`` as in :func:`regmax.kernels.cpu.chain.chain`."""
         template = self._of_call(theta, x, True).template
         if template is None or template.bound > tol:
             return None
-        y, part, bound = template.forward_after(step, x, gamma, lam, mask)
-        return (y, part) if bound <= tol else None
+        y, part, bound = template.forward_after(step, x.to(dtype), gamma, lam, mask)
+        return (y.double(), part) if bound <= tol else None
 
     def backward_after(
         self, step: str, y: Tensor, v: Tensor, gamma: Tensor, lam: Tensor, theta: Hyper,
-        part: Tensor | None, hyper: bool,
+        part: Tensor | None, hyper: bool, dtype: torch.dtype,
     ) -> tuple[Tensor, Hyper | None] | None:  # fmt: skip
         """The gradients in x, and in λ and θ, of what :meth:`solve_after` computed."""
-        at = self._of_call(theta, y, False)
+        at, y, v = self._of_call(theta, y, False), y.to(dtype), v.to(dtype)
         if at.template is None:
             return None
         dx, dlam = at.template.backward_after(step, y, v, gamma, lam, part, hyper)
-        return dx, None if dlam is None else (dlam, *self._partials_along(y, dx, gamma, at))
+        each = None if dlam is None else (dlam, *self._partials_along(y, dx, gamma, at))
+        return dx.double(), each
 
     def _of_call(self, theta: Hyper, x: Tensor, forward: bool) -> LaidOut:
         """:meth:`laid_out` for rows x of one call. To look for a template takes longer than few
@@ -346,13 +348,19 @@ class NumbaKernel:
         return known
 
     def backward(
-        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool
-    ) -> tuple[Tensor, Hyper | None]:
-        """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`."""
-        dx, own = self.backward_laid_out(y, v, gamma, self._of_call(theta, y, False), hyper)
+        self, y: Tensor, v: Tensor, gamma: Tensor, theta: Hyper, hyper: bool,
+        dtype: torch.dtype = torch.float64,
+    ) -> tuple[Tensor, Hyper | None]:  # fmt: skip
+        """The gradients in x and θ, as of :class:`~regmax.kernels.base.Kernel`; ``dtype`` as for
+        :meth:`solve`."""
+        at = self._of_call(theta, y, False)
+        if at.template is not None:
+            y, v = y.to(dtype), v.to(dtype)
+        dx, own = self.backward_laid_out(y, v, gamma, at, hyper)
+        dx = dx.double()
         if own is None or self._shifted is None:
             return dx, own
-        return dx, self._shifted.gradients(theta, -dx.double() * gamma.view(-1, 1), own)
+        return dx, self._shifted.gradients(theta, -dx * gamma.view(-1, 1), own)
 
     def backward_laid_out(
         self, y: Tensor, v: Tensor, gamma: Tensor, at: LaidOut, hyper: bool = False

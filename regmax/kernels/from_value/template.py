@@ -50,10 +50,6 @@ class Template:
             y, _ = self.rows.forward(x, gamma * self.scale, theta, mask)
         return y, math.inf if missed() else self.bound
 
-    def soon(self, dtype: torch.dtype) -> None:
-        """Start to compile the functions for rows of this dtype, in other processes."""
-        self.rows.rows(self.theta()[0]).soon(dtype)
-
     def backward(self, y: Tensor, v: Tensor, gamma: Tensor) -> Tensor:
         """Jv/γ."""
         theta, _kept = self.theta()
